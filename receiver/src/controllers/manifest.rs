@@ -15,6 +15,7 @@ mod metrics;
 mod pods;
 mod ready;
 mod record;
+mod recovery;
 mod render;
 mod report;
 mod stage;
@@ -345,6 +346,7 @@ impl Reconcile<'_> {
                 facts.seen.remove(&object_key(object));
             }
         }
+        facts.recovered = memory.is_recovered().then_some(true);
         if self.has_successor {
             facts.default_object = DefaultObject::NotWanted;
             facts.blocked = Some(false);
@@ -517,6 +519,7 @@ fn facts<'a>(
         has_finalizers,
         rendered,
         inventory,
+        recovered: None,
         seen,
         established: is_complete.then_some(true),
         default_object: if is_pending { DefaultObject::Pending } else { DefaultObject::NotWanted },

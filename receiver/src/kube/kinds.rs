@@ -75,6 +75,11 @@ pub(crate) fn built_in(group: &str, kind: &str) -> Option<ServedKind<'static>> {
     built_in::of_kind(group, kind).next()
 }
 
+/// Kinds of Kubernetes itself, each in its preferred version.
+pub(crate) fn built_in_kinds() -> impl Iterator<Item = ServedKind<'static>> {
+    built_in::all().filter(|kind| built_in(kind.group, kind.kind).as_ref() == Some(kind))
+}
+
 /// Returns true for the response to a request for a kind that the API server does not serve: a 404 that names no object.
 pub(crate) fn is_unserved(error: &kube::Error) -> bool {
     let names_none = |status: &kube::core::Status| status.details.as_ref().is_none_or(|it| it.name.is_empty());

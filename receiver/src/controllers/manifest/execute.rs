@@ -20,11 +20,12 @@ use tokio::time::{Instant, sleep};
 use super::{
     Context, Error,
     blocking::{self, Blockers},
-    inventory::ObjectKey,
+    inventory::{Inventory, ObjectKey},
     memory::Memory,
     pods::PodSelection,
     ready::{self, MAX_PODS, Manager, Readiness, explain, manager_of, pod_selector},
     record::Record,
+    recovery,
     render::RenderedObject,
     step::{Action, DefaultObject, Facts, Seen},
 };
@@ -117,16 +118,11 @@ impl<'a> Execution<'a> {
     pub(super) async fn run(&mut self, action: Action<'a>) -> Result<(), Error> {
         match action {
             Action::AddFinalizers => self.add_finalizers().await?,
-            Action::Record(inventory) => {
-                let synced = inventory.write();
-                let state = self.record.manifest.status.as_ref().map(|status| status.state).unwrap_or_default();
-                let state = crate::controllers::status::known(state);
-                self.record.patch_status(&json!({"state": state, "synced": synced})).await?;
-                self.facts.inventory = inventory;
-            }
+            Action::Record(inventory) => self.record_inventory(inventory).await?,
             Action::Apply(objects) => self.apply(&objects).await,
             Action::AwaitDefinitions(objects) => self.await_definitions(&objects).await,
             Action::CreateDefault => self.create_default().await,
+            Action::Recover => self.recover().await?,
             Action::FindBlockers => self.find_blockers().await,
             Action::DeleteDefault => self.delete_default().await,
             Action::Delete(keys) => self.each(keys, &Operation::Delete(owner_of(&self.record.manifest))).await,
@@ -136,6 +132,43 @@ impl<'a> Execution<'a> {
                 self.has_left = true;
             }
             Action::End => {}
+        }
+        Ok(())
+    }
+
+    async fn record_inventory(&mut self, inventory: Inventory) -> Result<(), Error> {
+        let synced = inventory.write();
+        let state = self.record.manifest.status.as_ref().map(|status| status.state).unwrap_or_default();
+        let state = crate::controllers::status::known(state);
+        self.record.patch_status(&json!({"state": state, "synced": synced})).await?;
+        self.facts.inventory = inventory;
+        Ok(())
+    }
+
+    async fn recover(&mut self) -> Result<(), Error> {
+        let searched =
+            recovery::find(&self.client, &mut self.kinds, &self.record.manifest, &self.facts.inventory).await;
+        let found = match searched {
+            Ok(found) => found,
+            Err(error) => {
+                self.failures.push(Failure::new(error.to_string(), error.request()));
+                self.facts.recovered = Some(false);
+                return Ok(());
+            }
+        };
+        let mut inventory = self.facts.inventory.clone();
+        let lacking: Vec<_> = found.objects.iter().filter(|(key, _)| !inventory.contains(key)).collect();
+        if !lacking.is_empty() {
+            for (key, version) in &lacking {
+                inventory.grow(key, version);
+            }
+            let lacking = lacking.len();
+            tracing::warn!(manifest = %owner_of(&self.record.manifest), lacking, "The inventory lacked objects of the module");
+            self.record_inventory(inventory).await?;
+        }
+        self.facts.recovered = Some(true);
+        if !found.is_refused {
+            self.memory.recovered();
         }
         Ok(())
     }

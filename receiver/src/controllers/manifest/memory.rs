@@ -41,6 +41,8 @@ pub(super) struct Memory {
     waits: (u64, u32),
     /// The manager has not been ready since then.
     unready_since: Option<Instant>,
+    /// The inventory has all objects of the Manifest in the runtime.
+    is_recovered: bool,
 }
 
 impl Memory {
@@ -93,6 +95,16 @@ impl Memory {
 }
 
 impl Memory {
+    /// Records that the inventory has all objects of the Manifest in the runtime.
+    pub(super) const fn recovered(&mut self) {
+        self.is_recovered = true;
+    }
+
+    /// True if the runtime was searched for objects that the inventory lacks.
+    pub(super) const fn is_recovered(&self) -> bool {
+        self.is_recovered
+    }
+
     /// Records whether the manager is ready. Returns the time for which it has not been.
     pub(super) fn unready_for(&mut self, is_unready: bool) -> Duration {
         let now = Instant::now();

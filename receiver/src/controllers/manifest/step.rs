@@ -63,6 +63,9 @@ pub(super) struct Facts<'a> {
     pub(super) rendered: Option<&'a [RenderedObject]>,
     /// The inventory as recorded in the control plane.
     pub(super) inventory: Inventory,
+    /// Objects that belong to the Manifest, but that its inventory lacked, are in it; false if that could not be found
+    /// out, `None` before the search.
+    pub(super) recovered: Option<bool>,
     pub(super) seen: BTreeMap<ObjectKey, Seen>,
     /// The CRDs of the module are established; `None` before the first read.
     pub(super) established: Option<bool>,
@@ -84,6 +87,8 @@ pub(super) enum Action<'a> {
     AwaitDefinitions(Vec<&'a RenderedObject>),
     /// Creates the default module CR.
     CreateDefault,
+    /// Searches the runtime for objects of the Manifest that its inventory lacks, and records them.
+    Recover,
     /// Lists the user CRs of all kinds that the module manages.
     FindBlockers,
     /// Deletes the default module CR.
@@ -163,7 +168,20 @@ impl<'a> Facts<'a> {
         None
     }
 
+    /// Before the first decision on a deletion, the inventory must have all objects: a CRD that it lacks defines a kind of
+    /// user CRs, too.
+    fn recover(&self) -> Option<Action<'a>> {
+        match self.recovered {
+            None => Some(Action::Recover),
+            Some(false) => Some(Action::End),
+            Some(true) => None,
+        }
+    }
+
     fn remove(&self) -> Action<'a> {
+        if let Some(action) = self.recover() {
+            return action;
+        }
         match self.blocked {
             None => return Action::FindBlockers,
             Some(true) => return self.install(),
@@ -196,6 +214,9 @@ impl<'a> Facts<'a> {
     }
 
     fn release(&self) -> Action<'a> {
+        if let Some(action) = self.recover() {
+            return action;
+        }
         let unseen = self.inventory.keys().filter(|key| !key.is_shared_namespace() && !self.seen.contains_key(*key));
         let unseen: Vec<_> = unseen.cloned().collect();
         if !unseen.is_empty() {

@@ -275,6 +275,38 @@ async fn user_crs_block_the_removal_until_the_last_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn lost_inventory_is_rebuilt_before_anything_is_deleted() {
+    let mut fixture = Fixture::installed().await;
+    fixture.runtime.edit("samples/mine", |sample| *sample = object("example.test/v1", "Sample", "mine"));
+    fixture.runtime.edit("configmaps/theirs", |map| *map = object("v1", "ConfigMap", "theirs"));
+    let inventory = fixture.synced();
+    // Without a default CR only the CRD leads to the kind of the user CRs.
+    fixture.runtime.remove("samples/default");
+    fixture.edit(|manifest| {
+        manifest["status"]["synced"] = json!([]);
+        manifest["spec"]["resource"] = Value::Null;
+    });
+    fixture.delete_manifest();
+    fixture.runtime.refuse("GET roles", 500);
+    assert!(!fixture.reconcile().await.failed.is_empty());
+    assert_eq!(fixture.state().0, State::Deleting);
+    assert_eq!(fixture.runtime.writes(), Vec::<String>::new(), "the search was not complete");
+    fixture.runtime.refuse_nothing();
+    fixture.reconcile().await;
+    assert_eq!(fixture.synced(), inventory);
+    assert!(fixture.state().1.contains("Sample kyma-system/mine"), "the kind of a CRD that the inventory lacked");
+    assert!(fixture.runtime.writes().iter().all(|write| write.starts_with("PATCH")), "kept as rendered");
+    fixture.runtime.remove("samples/mine");
+    assert_eq!(fixture.reconcile().await, ended());
+    let calls = fixture.runtime.calls();
+    assert!(!calls.contains(&"GET roles".to_owned()), "once is enough: {calls:?}");
+    assert!(fixture.manifest().is_none());
+    let gone = ["deployments/d", "configmaps/a", "customresourcedefinitions/samples.example.test"];
+    assert!(gone.iter().all(|id| fixture.runtime.object(id).is_none()));
+    assert!(fixture.runtime.object("configmaps/theirs").is_some());
+}
+
+#[tokio::test(start_paused = true)]
 async fn objects_that_were_taken_over_or_are_not_ours_survive_the_removal() {
     let mut fixture = Fixture::installed().await;
     fixture.runtime.edit("configmaps/a", |map| {

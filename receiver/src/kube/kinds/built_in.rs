@@ -93,6 +93,11 @@ static BUILT_IN: &[ServedKind<'static>] = &[
     kind::<certificates::CertificateSigningRequest>(),
 ];
 
+/// All kinds in all versions.
+pub(super) fn all() -> impl Iterator<Item = ServedKind<'static>> {
+    BUILT_IN.iter().copied()
+}
+
 /// A kind in this version.
 pub(super) fn find(group: &str, version: &str, kind: &str) -> Option<ServedKind<'static>> {
     of_kind(group, kind).find(|it| it.version == version)

@@ -99,6 +99,29 @@ async fn a_receiver_killed_during_install_and_removal_completes_both() -> TestRe
 }
 
 #[tokio::test]
+async fn an_inventory_older_than_the_runtime_is_completed_before_the_removal() -> TestResult {
+    let modules = ModuleRuntime::start("older-inventory", &[("sample", &["1.0.0"])]).await?;
+    modules.setup.runtime.select(&["sample"]).await?;
+    modules.becomes("sample", "1.0.0", State::Ready).await?;
+    modules.create_sample("mine").await?;
+    // As after a restore of the control plane from a backup.
+    modules.setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
+    let manifest = modules.manifest("sample").await?;
+    let manifests =
+        Api::<Manifest>::namespaced(modules.setup.landscape.kcp().client().await?, modules.setup.landscape.namespace());
+    let account = json!([{"group": "", "version": "v1", "kind": "ServiceAccount", "name": "sample-manager",
+                          "namespace": SKR_NAMESPACE}]);
+    let older = Patch::Merge(json!({"status": {"synced": account}}));
+    manifests.patch_status(&manifest.name_any(), &PatchParams::default(), &older).await?;
+    modules.setup.runtime.select(&[]).await?;
+    modules.setup.landscape.start_receiver().await?;
+    modules.says("sample", State::Deleting, "Sample kyma-system/mine").await?;
+    modules.samples("v1alpha1", "Sample").await?.delete("mine", &DeleteParams::default()).await?;
+    modules.is_clean().await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_deleted_kyma_takes_its_modules_along() -> TestResult {
     let modules = ModuleRuntime::start("kyma-goes", &[("sample", &["1.0.0"])]).await?;
     modules.setup.runtime.select(&["sample"]).await?;

@@ -1,5 +1,5 @@
 //! Random schedules of `step` against a model of both clusters: edits, deletions, faults of every request, crashes after
-//! any action, upgrades, removals and listings again.
+//! any action, upgrades, removals, listings again, and restores of the control plane from an older backup.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -66,6 +66,10 @@ struct World {
     fault_in: Option<u8>,
     /// Remaining actions until the receiver is killed.
     crash_in: Option<u8>,
+    /// Backup of the control plane.
+    backup: Option<StoredManifest>,
+    /// The control plane was restored: until its removal, a Manifest may lack objects in its inventory.
+    is_restored: bool,
 }
 
 /// Change from outside, or a reconcile.
@@ -83,6 +87,8 @@ enum Event {
     UserDeletesDefault,
     Layer(bool),
     Serve(bool),
+    BackUp,
+    Restore,
 }
 
 fn key(kind: &str, name: &str) -> ObjectKey {
@@ -131,6 +137,8 @@ impl World {
             serves_extra: true,
             fault_in: None,
             crash_in: None,
+            backup: None,
+            is_restored: false,
         }
     }
 
@@ -211,6 +219,18 @@ impl World {
             Event::UserDeletesDefault => self.has_default = false,
             Event::Layer(available) => self.layer_is_available = available,
             Event::Serve(serves) => self.serves_extra = serves,
+            // The request that creates a Manifest contains its finalizers.
+            Event::BackUp => self.backup = self.manifest.clone().filter(|manifest| manifest.has_finalizers),
+            Event::Restore => {
+                let Some(backup) = self.backup.clone() else { return };
+                // Successive Manifests have one name, which is the owner of the objects.
+                for object in self.objects.values_mut().filter(|object| object.owner != Owner::Foreign) {
+                    object.owner = Owner::Manifest(backup.number);
+                }
+                self.creators.retain(|creator| *creator != backup.number);
+                self.manifest = Some(backup);
+                self.is_restored = true;
+            }
         }
     }
 
@@ -233,6 +253,7 @@ impl World {
             has_finalizers: manifest.has_finalizers,
             rendered: (self.layer_is_available && goal != Goal::Release).then_some(&rendered[..]),
             inventory: manifest.inventory.clone(),
+            recovered: None,
             seen: BTreeMap::new(),
             established: None,
             default_object: if is_pending { DefaultObject::Pending } else { DefaultObject::NotWanted },
@@ -296,6 +317,22 @@ impl World {
                     self.has_default = true;
                     DefaultObject::Done
                 };
+            }
+            Action::Recover => {
+                let is_found = !self.fails();
+                if is_found {
+                    let mut inventory = facts.inventory.clone();
+                    let is_ours = |object: &Object| object.owner == Owner::Manifest(number);
+                    for (key, _) in self.objects.iter().filter(|(_, object)| is_ours(object)) {
+                        inventory.grow(key, "v1");
+                    }
+                    if inventory != facts.inventory && self.fails() {
+                        return false;
+                    }
+                    self.manifest.iter_mut().for_each(|manifest| manifest.inventory = inventory.clone());
+                    facts.inventory = inventory;
+                }
+                facts.recovered = Some(is_found);
             }
             Action::FindBlockers => facts.blocked = Some(self.fails() || self.user_crs > 0),
             Action::DeleteDefault => {
@@ -363,7 +400,10 @@ impl World {
             }
             let Some(manifest) = &self.manifest else { panic!("{key} is left without a Manifest") };
             let is_recorded = manifest.inventory.contains(key);
-            assert!(manifest.number == number && is_recorded, "{key} of Manifest {number} is not in the inventory");
+            assert!(
+                manifest.number == number && (is_recorded || self.is_restored),
+                "{key} of Manifest {number} is not in the inventory"
+            );
         }
     }
 
@@ -396,6 +436,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::UserDeletesDefault),
         1 => any::<bool>().prop_map(Event::Layer),
         1 => any::<bool>().prop_map(Event::Serve),
+        1 => Just(Event::BackUp),
+        1 => Just(Event::Restore),
     ]
 }
 
@@ -416,7 +458,7 @@ proptest! {
                 let expected: BTreeSet<_> = versions()[manifest.version].iter().map(|(key, _)| key.clone()).collect();
                 let ours: BTreeSet<_> = world.ours().into_iter().filter(|key| !key.is_shared_namespace()).collect();
                 let expected: BTreeSet<_> = expected.into_iter().filter(|key| !key.is_shared_namespace()).collect();
-                prop_assert_eq!(ours, expected);
+                prop_assert!(ours.is_superset(&expected) && (ours == expected || world.is_restored), "{:?}", ours);
             }
             None => {
                 let left: Vec<_> = world.ours().into_iter().filter(|key| !key.is_shared_namespace()).collect();

@@ -1,0 +1,228 @@
+//! Objects in the runtime cluster that belong to a Manifest although its inventory lacks them: its status was lost, or the
+//! control plane was restored from a backup that is older than the runtime.
+
+use std::collections::BTreeSet;
+
+use futures::{StreamExt as _, stream};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ListParams, PartialObjectMeta},
+};
+use thiserror::Error;
+use tidewatch_shared::{
+    api::Manifest,
+    names::{annotation, field_manager, label},
+};
+
+use super::{
+    execute::owner_of,
+    inventory::{Inventory, ObjectKey},
+};
+use crate::kube::{
+    kinds::{Kinds, ServedKind, built_in_kinds, is_built_in, is_unserved},
+    runtime_access::{ListError, ListLimits, list_map},
+};
+
+/// Concurrent requests to one runtime cluster.
+const CONCURRENT_REQUESTS: usize = 4;
+/// Objects of one kind with our label at most, far more than modules have.
+const MAX_OBJECTS: usize = 5_000;
+/// Kinds that controllers create and no module contains.
+const NOT_IN_MODULES: [(&str, &str); 15] = [
+    ("", "Endpoints"),
+    ("", "Event"),
+    ("", "Node"),
+    ("", "Pod"),
+    ("", "PodTemplate"),
+    ("", "ReplicationController"),
+    ("apps", "ControllerRevision"),
+    ("apps", "ReplicaSet"),
+    ("certificates.k8s.io", "CertificateSigningRequest"),
+    ("discovery.k8s.io", "EndpointSlice"),
+    ("events.k8s.io", "Event"),
+    ("storage.k8s.io", "CSIDriver"),
+    ("storage.k8s.io", "CSINode"),
+    ("storage.k8s.io", "CSIStorageCapacity"),
+    ("storage.k8s.io", "VolumeAttachment"),
+];
+
+/// A search that failed: nothing may be deleted before it succeeds.
+#[derive(Debug, Error)]
+pub(super) enum RecoveryError {
+    /// Discovery of the version in which a kind is served.
+    #[error("find the kind {kind}")]
+    Kind {
+        /// Kind.
+        kind: String,
+        /// Cause.
+        source: kube::Error,
+    },
+    /// List of the objects of a kind.
+    #[error("list the objects of the kind {kind}")]
+    List {
+        /// Kind.
+        kind: String,
+        /// Cause.
+        source: kube::Error,
+    },
+}
+
+impl RecoveryError {
+    /// The failed request.
+    pub(super) const fn request(&self) -> &kube::Error {
+        match self {
+            Self::Kind { source, .. } | Self::List { source, .. } => source,
+        }
+    }
+}
+
+/// Result of a search.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Objects of the Manifest with their API versions.
+    pub(super) objects: Vec<(ObjectKey, String)>,
+    /// The runtime cluster refused to list a kind. Without the right to list it we can neither have written its objects
+    /// nor delete them, unless the right was revoked.
+    pub(super) is_refused: bool,
+}
+
+/// Lists the metadata of the objects with our label, of all kinds of Kubernetes that modules contain and of the custom
+/// kinds of the inventory, and selects those that belong to a Manifest.
+///
+/// # Errors
+/// A request failed, or there are more objects than any module has.
+pub(super) async fn find(
+    client: &Client,
+    kinds: &mut Kinds,
+    manifest: &Manifest,
+    inventory: &Inventory,
+) -> Result<Found, RecoveryError> {
+    let is_custom = |key: &&ObjectKey| !is_built_in(&key.group);
+    let custom: BTreeSet<_> =
+        inventory.keys().filter(is_custom).map(|key| (key.group.clone(), key.kind.clone())).collect();
+    let mut versions = Vec::new();
+    for (group, kind) in custom {
+        match kinds.locate(client, &group, &kind).await {
+            Ok(version) => versions.extend(version.map(|version| (group, version, kind))),
+            Err(source) => return Err(RecoveryError::Kind { kind, source }),
+        }
+    }
+    let is_possible = |kind: &ServedKind<'_>| !NOT_IN_MODULES.contains(&(kind.group, kind.kind));
+    let mut served: Vec<_> =
+        versions.iter().filter_map(|(group, version, kind)| kinds.served(group, version, kind)).collect();
+    for kind in built_in_kinds().filter(is_possible) {
+        served.push(kind);
+    }
+    let owner = owner_of(manifest);
+    let requests: Vec<_> = served.into_iter().map(|kind| list(client, kind, &owner)).collect();
+    let mut lists = stream::iter(requests).buffer_unordered(CONCURRENT_REQUESTS);
+    let mut found = Found::default();
+    while let Some(listed) = lists.next().await {
+        match listed? {
+            Some(objects) => found.objects.extend(objects),
+            None => found.is_refused = true,
+        }
+    }
+    Ok(found)
+}
+
+/// Lists the objects of one kind that belong to an owner; `None` if the runtime cluster refuses that.
+async fn list(
+    client: &Client,
+    kind: ServedKind<'_>,
+    owner: &str,
+) -> Result<Option<Vec<(ObjectKey, String)>>, RecoveryError> {
+    let api: Api<PartialObjectMeta> = kind.api(client, "");
+    let selection = ListParams::default().labels(&format!("{}={}", label::MANAGED_BY, label::MANAGED_BY_SKR));
+    let limits = ListLimits { objects: MAX_OBJECTS, ..ListLimits::default() };
+    let keep = |object: PartialObjectMeta| {
+        let key = ObjectKey {
+            group: kind.group.to_owned(),
+            kind: kind.kind.to_owned(),
+            namespace: object.namespace().unwrap_or_default(),
+            name: object.name_any(),
+        };
+        is_of(&object, owner).then(|| (key, kind.version.to_owned()))
+    };
+    match list_map(&api, &selection, &limits, keep).await {
+        Ok(objects) => Ok(Some(objects.into_iter().flatten().collect())),
+        Err(ListError::Page(kube::Error::Api(status))) if status.code == 403 => Ok(None),
+        Err(ListError::Page(error)) if is_unserved(&error) => Ok(Some(Vec::new())),
+        Err(ListError::Page(source)) => Err(RecoveryError::List { kind: kind.kind.to_owned(), source }),
+        Err(error) => {
+            let source = kube::Error::Service(error.into());
+            Err(RecoveryError::List { kind: kind.kind.to_owned(), source })
+        }
+    }
+}
+
+/// Returns true for an object that was applied for this owner. A copy that a user has made has the same labels and
+/// annotations, but not our field manager.
+fn is_of(object: &PartialObjectMeta, owner: &str) -> bool {
+    let is_ours = object.annotations().get(annotation::OWNED_BY).is_some_and(|owned_by| owned_by == owner);
+    let mut managers = object.managed_fields().iter().filter_map(|entry| entry.manager.as_deref());
+    is_ours && managers.any(|manager| manager == field_manager::MODULE)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{base::key::KymaKey, kube::kinds::KindCache, testing::FakeApiServer};
+
+    fn manifest() -> Manifest {
+        serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+            "metadata": {"name": "m", "namespace": "kcp-system"},
+            "spec": {"remote": true, "install": {"name": "i", "source": {}}}}))
+        .unwrap()
+    }
+
+    fn put(server: &FakeApiServer, id: &str, change: impl FnOnce(&mut Value)) {
+        server.edit(id, |object| {
+            object["metadata"] = json!({"namespace": "kyma-system", "labels": {label::MANAGED_BY: "kyma"},
+                "annotations": {annotation::OWNED_BY: "kcp-system/m"},
+                "managedFields": [{"manager": field_manager::MODULE, "operation": "Apply"}]});
+            change(object);
+        });
+    }
+
+    async fn search(server: &FakeApiServer, inventory: &Inventory) -> Result<(Vec<String>, bool), String> {
+        let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
+        let found = find(&server.client(), &mut kinds, &manifest(), inventory).await;
+        let found = found.map_err(|error| error.to_string())?;
+        let mut names: Vec<_> = found.objects.iter().map(|(key, version)| format!("{key} {version}")).collect();
+        names.sort();
+        Ok((names, found.is_refused))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_objects_that_we_applied_for_the_manifest_belong_to_it() {
+        let server = FakeApiServer::runtime();
+        put(&server, "configmaps/ours", |_| ());
+        put(&server, "clusterroles/ours", |object| object["metadata"]["namespace"] = Value::Null);
+        put(&server, "configmaps/other", |object| {
+            object["metadata"]["annotations"] = json!({annotation::OWNED_BY: "kcp-system/n"});
+        });
+        put(&server, "configmaps/copied", |object| {
+            object["metadata"]["managedFields"] = json!([{"manager": "kubectl", "operation": "Update"}]);
+        });
+        put(&server, "configmaps/released", |object| object["metadata"]["labels"] = json!({}));
+        put(&server, "pods/ours", |_| ());
+        let expected = ["ClusterRole ours v1", "ConfigMap kyma-system/ours v1"].map(str::to_owned).to_vec();
+        assert_eq!(search(&server, &Inventory::default()).await, Ok((expected, false)));
+        let calls = server.calls();
+        assert!(calls.iter().all(|call| call.starts_with("GET ")) && calls.len() < 40, "{calls:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_list_is_reported_and_a_failed_one_is_an_error() {
+        let server = FakeApiServer::runtime();
+        put(&server, "configmaps/ours", |_| ());
+        server.refuse("GET secrets", 403);
+        let (found, is_refused) = search(&server, &Inventory::default()).await.unwrap();
+        assert_eq!((found.len(), is_refused), (1, true));
+        server.refuse("GET secrets", 500);
+        assert_eq!(search(&server, &Inventory::default()).await, Err("list the objects of the kind Secret".to_owned()));
+    }
+}
