@@ -8,5 +8,6 @@ pub mod installer;
 pub mod kyma;
 pub mod manifest;
 pub(crate) mod pending_removal;
+pub(crate) mod requeues;
 pub mod status;
 pub mod watcher;

@@ -62,7 +62,8 @@ impl Counters {
         let registry = metrics.tidewatch();
         lease.register_in(registry);
         pki.register_in(registry);
-        let counters = Self::register(registry);
+        let mut counters = Self::register(registry);
+        counters.manifest.requeues = counters.kyma.requeues.clone();
         counters.gateway.register_in(registry.sub_registry_with_prefix("gateway"));
         counters.enrolment_port.register_in(registry.sub_registry_with_prefix("enrolment"));
         let incumbent = metrics.incumbent();

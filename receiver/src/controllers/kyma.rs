@@ -197,7 +197,7 @@ async fn run_within(ctx: &Context, key: &KymaKey, queued: &QueuedWork, time_limi
 /// Logs and counts a failure. Returns its class.
 fn log_failure(ctx: &Context, key: &KymaKey, error: &Error) -> ErrorClass {
     let class = error.class();
-    ctx.metrics.requeues.count(error.requeue_reason(), "unexpected");
+    ctx.metrics.requeues.unexpected(error.requeue_reason());
     if error.is_conflict() {
         debug!(kyma = %key, %error, "Conflict with a concurrent write, requeued");
     } else {

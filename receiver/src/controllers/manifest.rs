@@ -167,6 +167,7 @@ async fn run_within(ctx: &Context, key: &ManifestKey, queued: &QueuedWork, limit
         Err(_) => Err(Error::TooLong(limit)),
     };
     let outcome = result.unwrap_or_else(|error| {
+        ctx.metrics.requeues.unexpected("manifest_sync_state");
         let call = if let Error::ControlPlane(_, call) = &error { Some(call) } else { None };
         if call.is_some_and(object::is_conflict) {
             tracing::debug!(manifest = %key, %error, "Conflict with a concurrent write, requeued");
@@ -445,8 +446,12 @@ impl Reconcile<'_> {
             foreign_finalizers: &foreign,
         };
         let findings = findings(&execution.facts, &details);
+        let before = execution.record.manifest.status.as_ref().map(|status| status.state);
         if let Some(findings) = &findings {
             execution.record.write_status(findings).await?;
+            if findings.state == State::Ready && before != Some(State::Ready) {
+                self.ctx.metrics.requeues.intended("manifest_reconcile_finished");
+            }
         }
         if is_applied && execution.facts.goal == Goal::Install && !is_synced(&execution.record.manifest) {
             let reference = execution.record.manifest.spec.install.source["ref"].clone();
@@ -464,6 +469,9 @@ impl Reconcile<'_> {
     fn outcome(&self, execution: &mut Execution<'_>, findings: Option<&Findings>) -> ReconcileOutcome {
         let work = self.queued.work;
         if let Some(class) = execution.failures.iter().map(|failure| failure.class).min() {
+            let is_removal = execution.facts.goal == Goal::Remove;
+            let reason = if is_removal { "manifest_pre_delete" } else { "manifest_sync_resources" };
+            self.ctx.metrics.requeues.unexpected(reason);
             for failure in &execution.failures {
                 tracing::debug!(manifest = %self.key, failure = failure.line(), "A request of a Manifest's reconcile failed");
             }

@@ -42,7 +42,7 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result
     let access = (ctx.clients)(key).map(|(client, _)| client);
     record(ctx, &mut kyma, &left, access.as_ref().err()).await?;
     if begins {
-        ctx.metrics.requeues.count("kyma_deletion", "intended");
+        ctx.metrics.requeues.intended("kyma_deletion");
     }
     let removal = match access {
         Ok(client) if left.is_empty() => clean(ctx, key, &client, &kyma).await,

@@ -2,17 +2,14 @@
 
 use std::time::Duration;
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{
-        counter::Counter,
-        family::Family,
-        histogram::{Histogram, exponential_buckets},
-    },
+use prometheus_client::metrics::{
+    counter::Counter,
+    family::Family,
+    histogram::{Histogram, exponential_buckets},
 };
 use tidewatch_shared::{metric_set, metrics::OutcomeLabel, variant::VariantName as _};
 
-use crate::fleet::queue::ReconcileOutcome;
+use crate::{controllers::requeues::Requeues, fleet::queue::ReconcileOutcome};
 
 metric_set! {
     /// Outcomes and durations of Kyma reconciles.
@@ -38,32 +35,5 @@ impl Metrics {
         };
         self.reconciles.get_or_create(&OutcomeLabel { outcome }).inc();
         self.duration.observe(took.as_secs_f64());
-    }
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequeueLabels {
-    requeue_reason: &'static str,
-    requeue_type: &'static str,
-}
-
-metric_set! {
-    /// The incumbent's counter of requeues, with the reasons that exist here, for a registry without prefix.
-    #[derive(Debug)]
-    pub(crate) struct Requeues {
-        /// Requeued Kymas, by reason: unexpected after a failure, intended once per deletion of a Kyma.
-        requeues: Family<RequeueLabels, Counter> = "lifecycle_mgr_requeue_reason",
-    }
-}
-
-impl Requeues {
-    /// Number of counted requeues.
-    #[cfg(test)]
-    pub(super) fn counted(&self, requeue_reason: &'static str, requeue_type: &'static str) -> u64 {
-        self.requeues.get_or_create(&RequeueLabels { requeue_reason, requeue_type }).get()
-    }
-
-    pub(super) fn count(&self, requeue_reason: &'static str, requeue_type: &'static str) {
-        self.requeues.get_or_create(&RequeueLabels { requeue_reason, requeue_type }).inc();
     }
 }

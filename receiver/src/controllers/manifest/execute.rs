@@ -118,7 +118,15 @@ impl<'a> Execution<'a> {
     pub(super) async fn run(&mut self, action: Action<'a>) -> Result<(), Error> {
         match action {
             Action::AddFinalizers => self.add_finalizers().await?,
-            Action::Record(inventory) => self.record_inventory(inventory).await?,
+            Action::Record(inventory) => {
+                let requeues = &self.ctx.metrics.requeues;
+                if self.facts.inventory == Inventory::default() {
+                    // The request that creates a Manifest contains its finalizers.
+                    requeues.intended("manifest_add_finalizer");
+                }
+                requeues.intended("manifest_sync_resources_enqueue_required");
+                self.record_inventory(inventory).await?;
+            }
             Action::Apply(objects) => self.apply(&objects).await,
             Action::AwaitDefinitions(objects) => self.await_definitions(&objects).await,
             Action::CreateDefault => self.create_default().await,
@@ -322,6 +330,9 @@ impl<'a> Execution<'a> {
             Ok(None) => Ok(Seen::Absent),
             Err(failure) => Err(failure),
         };
+        if matches!(deleted, Ok(Seen::Terminating)) {
+            self.ctx.metrics.requeues.intended("manifest_pre_delete_enqueue_required");
+        }
         self.facts.default_object = match deleted {
             Ok(Seen::Absent) => DefaultObject::Done,
             Ok(_) => DefaultObject::Terminating,

@@ -275,6 +275,32 @@ async fn user_crs_block_the_removal_until_the_last_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn transitions_are_counted_with_the_incumbents_reasons() {
+    let mut fixture = Fixture::new();
+    let counted = |fixture: &Fixture| {
+        let reasons =
+            ["add_finalizer", "sync_resources_enqueue_required", "reconcile_finished", "pre_delete_enqueue_required"];
+        let requeues = fixture.ctx.metrics.requeues.clone();
+        reasons.map(|reason| requeues.counted(format!("manifest_{reason}").leak(), "intended"))
+    };
+    fixture.reconcile().await;
+    assert_eq!(counted(&fixture), [1, 1, 0, 0]);
+    fixture.make_available();
+    fixture.reconcile().await;
+    fixture.reconcile().await;
+    assert_eq!(counted(&fixture), [1, 1, 1, 0]);
+    fixture.runtime.edit("samples/default", |sample| sample["metadata"]["finalizers"] = json!(["f"]));
+    fixture.delete_manifest();
+    fixture.reconcile().await;
+    assert_eq!(counted(&fixture), [1, 1, 1, 1]);
+    let failed = |fixture: &Fixture| fixture.ctx.metrics.requeues.counted("manifest_pre_delete", "unexpected");
+    assert_eq!(failed(&fixture), 0);
+    fixture.runtime.refuse("GET samples", 500);
+    fixture.reconcile().await;
+    assert_eq!(failed(&fixture), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn lost_inventory_is_rebuilt_before_anything_is_deleted() {
     let mut fixture = Fixture::installed().await;
     fixture.runtime.edit("samples/mine", |sample| *sample = object("example.test/v1", "Sample", "mine"));
