@@ -6,7 +6,7 @@ use clap::Parser;
 use tidewatch_shared::{identity::TrustDomain, names};
 
 use crate::{
-    base::flags::seconds,
+    base::flags::{object_name, seconds},
     controllers::{catalog, event_path, installer},
     fleet::forward::UrlTemplate,
     ingress::{
@@ -41,6 +41,11 @@ pub struct Config {
     /// Concurrent reconciles of Kymas
     #[arg(long, env = "TIDEWATCH_CONCURRENCY", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub concurrency: u16,
+
+    /// Name of the modules' image pull secret, of type kubernetes.io/dockerconfigjson in the receiver's namespace. It is copied
+    /// to kyma-system in every runtime, and added to the Deployments and StatefulSets of the modules
+    #[arg(long, env = "TIDEWATCH_SKR_IMAGE_PULL_SECRET", value_name = "SECRET", value_parser = object_name)]
+    pub skr_image_pull_secret: Option<String>,
 
     /// Write nothing to any runtime; events stay accepted and unsettled
     #[arg(long, env = "TIDEWATCH_PAUSE")]

@@ -8,6 +8,7 @@ pub mod installer;
 pub mod kyma;
 pub mod manifest;
 pub(crate) mod pending_removal;
+pub mod pull_secret;
 pub(crate) mod requeues;
 pub mod status;
 pub mod watcher;

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use futures::{FutureExt as _, future::BoxFuture};
 use kube::Client;
-use tidewatch_shared::{api::Watcher, identity::Instance};
+use tidewatch_shared::{api::Watcher, identity::Instance, plan::Work};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -27,16 +27,17 @@ use crate::{
         event_path::EventPathController,
         installer::{
             self, Installer,
-            pull_secret::PullSecretWatch,
             upgrade::{self, UpgradeTask},
         },
-        kyma::{self, ComponentLayers},
+        kyma::{self, ComponentLayers, ModulePullSecret},
         manifest::{self, ModuleLayers, module_watches},
+        pull_secret::{PullSecretWatch, Purpose},
         watcher,
     },
     fleet::{
         forward,
         manifests::{self, ManifestQueue},
+        queue::WorkSet,
         table::{self, RuntimeTable},
     },
     ingress::{
@@ -119,7 +120,8 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
         None => None,
     };
     let (layers, module_layers) = builder.registry().await?;
-    let context = Arc::new(builder.context(installer, layers));
+    let pull_secret = builder.pull_secret().await?;
+    let context = Arc::new(builder.context(installer, layers, pull_secret));
     let manifest_context = Arc::new(builder.manifest_context(module_layers));
     let mut tasks = mem::take(&mut builder.tasks);
     tasks.push(access.run().boxed());
@@ -254,7 +256,24 @@ impl Builder<'_> {
         Ok((layers, modules))
     }
 
-    fn context(&self, installer: Option<Installer>, layers: Arc<ComponentLayers>) -> kyma::Context {
+    /// Reads the image pull secret of the modules, if there is one.
+    async fn pull_secret(&mut self) -> Result<Option<ModulePullSecret>> {
+        let Self { process: Process { config, .. }, client, components, counters, .. } = *self;
+        let Some(name) = &config.skr_image_pull_secret else { return Ok(None) };
+        let purpose = Purpose { work: WorkSet::of(&[Work::Kyma]), is_usable: counters.kyma.pull_secret.clone() };
+        let fleet = components.fleet.clone();
+        let opened = PullSecretWatch::open(client.clone(), &config.namespace, name, fleet, purpose).await;
+        let (watch, secret) = opened.context("read the image pull secret of the modules")?;
+        self.tasks.push(watch.run(self.synced.clone()).boxed());
+        Ok(Some(ModulePullSecret { name: name.clone(), secret }))
+    }
+
+    fn context(
+        &self,
+        installer: Option<Installer>,
+        layers: Arc<ComponentLayers>,
+        pull_secret: Option<ModulePullSecret>,
+    ) -> kyma::Context {
         let changes::Components { stores, access, catalog, plans, pause, takeover, .. } = self.components.clone();
         kyma::Context {
             kcp: self.client.clone(),
@@ -264,6 +283,7 @@ impl Builder<'_> {
             layers: Box::new(move |key, found| layers.layer(key, &found.component, &found.version)),
             plans,
             installer,
+            pull_secret,
             settings: kyma::Settings { pause, takeover, runtime_gone_after: self.process.config.runtime_gone_after },
             metrics: self.counters.kyma.clone(),
             budgets: WriteBudgets::new(self.counters.writes.clone()),
@@ -284,7 +304,11 @@ impl Builder<'_> {
             }),
             kinds,
             budgets: WriteBudgets::new(self.counters.writes.clone()),
-            settings: manifest::Settings { pause, takeover, pull_secret: None },
+            settings: manifest::Settings {
+                pause,
+                takeover,
+                pull_secret: self.process.config.skr_image_pull_secret.clone(),
+            },
             memories: manifest_memories,
             metrics: self.counters.manifest.clone(),
         }
@@ -305,8 +329,8 @@ impl Builder<'_> {
         let path = Box::new(move |key: &KymaKey| path_fleet.path(key, Instant::now()));
         let mut installer = Installer::new(settings, trust, path, handle, counters.installer.clone());
         let Some(name) = &config.installer.agent_image_pull_secret else { return Ok(installer) };
-        let metrics = counters.installer.clone();
-        let opened = PullSecretWatch::open(client.clone(), &config.namespace, name, fleet, metrics).await;
+        let purpose = Purpose { work: WorkSet::INSTALLER, is_usable: counters.installer.pull_secret.clone() };
+        let opened = PullSecretWatch::open(client.clone(), &config.namespace, name, fleet, purpose).await;
         let (watch, secret) = opened.context("read the image pull secret of agents")?;
         self.tasks.push(watch.run(self.synced.clone()).boxed());
         installer.pull_secret = secret;

@@ -64,6 +64,9 @@ impl Counters {
         pki.register_in(registry);
         let mut counters = Self::register(registry);
         counters.manifest.requeues = counters.kyma.requeues.clone();
+        for pull_secret in [&counters.installer.pull_secret, &counters.kyma.pull_secret] {
+            pull_secret.set(1);
+        }
         counters.gateway.register_in(registry.sub_registry_with_prefix("gateway"));
         counters.enrolment_port.register_in(registry.sub_registry_with_prefix("enrolment"));
         let incumbent = metrics.incumbent();

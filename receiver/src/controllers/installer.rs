@@ -14,7 +14,6 @@ mod error;
 mod flags;
 mod metrics;
 mod objects;
-pub mod pull_secret;
 mod rbac;
 mod readiness;
 mod removal;
@@ -45,7 +44,7 @@ use tidewatch_shared::{identity::RuntimeId, plan::Plan};
 use self::desired::DesiredObjects;
 use crate::{
     base::key::KymaKey,
-    controllers::pending_removal::PendingRemoval,
+    controllers::{pending_removal::PendingRemoval, pull_secret::PullSecret},
     fleet::PathState,
     kube::{WriteBudgets, object},
     pki::Trust,
@@ -66,7 +65,7 @@ pub struct Installer {
     path: EventPathOf,
     upgrade: upgrade::UpgradeHandle,
     /// Image pull secret, copied to every runtime as well.
-    pub(crate) pull_secret: pull_secret::PullSecret,
+    pub(crate) pull_secret: PullSecret,
     metrics: Metrics,
     /// Cache: runtimes with the same plan, roots and pull secret have the same objects, except for [`desired::Params`].
     desired: Mutex<VecDeque<Arc<DesiredObjects>>>,
@@ -93,7 +92,7 @@ impl Installer {
         upgrade: upgrade::UpgradeHandle,
         metrics: Metrics,
     ) -> Self {
-        let pull_secret = pull_secret::PullSecret::default();
+        let pull_secret = PullSecret::default();
         Self { settings, trust_source, path, upgrade, pull_secret, metrics, desired: Mutex::default() }
     }
 

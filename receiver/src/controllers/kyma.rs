@@ -22,6 +22,7 @@ mod metrics;
 mod module_status;
 mod modules;
 mod pending_writes;
+mod pull_secret;
 mod remote;
 mod selection;
 #[cfg(test)]
@@ -46,6 +47,7 @@ pub use component_layers::{ComponentLayers, install_source};
 pub use error::Error;
 pub use metrics::Metrics;
 pub use pending_writes::PendingWrites;
+pub use pull_secret::ModulePullSecret;
 
 pub(crate) use inputs::{Inputs, is_own_annotation};
 pub(crate) use layer::LayerLookup;
@@ -126,6 +128,8 @@ pub struct Context {
     pub(crate) plans: Plans,
     /// Installs the agent in runtime clusters, unless `None`.
     pub(crate) installer: Option<Installer>,
+    /// Image pull secret of the modules, if there is one.
+    pub(crate) pull_secret: Option<ModulePullSecret>,
     /// Settings of the reconcile.
     pub(crate) settings: Settings,
     /// Metrics of the reconcile.

@@ -7,6 +7,7 @@ use thiserror::Error;
 use tidewatch_shared::identity::TrustDomain;
 
 use super::{PublicUrl, upgrade};
+use crate::base::flags::object_name;
 
 /// Smallest memory limit of an agent, in MiB.
 const MIN_MEMORY_MIB: u32 = 64;
@@ -128,13 +129,6 @@ fn image(text: &str) -> Result<String, &'static str> {
 /// Returns whether a text can be an image reference: at most 512 printable ASCII characters without spaces.
 pub(super) fn is_image(text: &str) -> bool {
     (1..=512).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
-}
-
-/// Parses the name of an object, an RFC 1123 subdomain.
-fn object_name(text: &str) -> Result<String, &'static str> {
-    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
-    let fits = (1..=253).contains(&text.len()) && text.bytes().all(allowed);
-    fits.then(|| text.to_owned()).ok_or("not the name of an object")
 }
 
 #[cfg(test)]

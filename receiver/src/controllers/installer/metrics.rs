@@ -22,17 +22,13 @@ metric_set! {
         written: Family<KindLabel, Counter> = "installer_writes",
         /// Objects of agents' installations that could not be reconciled, by kind and class of the error.
         failed: Family<FailureLabels, Counter> = "installer_failures",
-        /// Validity of the image pull secret: 1 if it exists and is valid, 0 otherwise and without one.
-        pull_secret: Gauge = "installer_pull_secret_good",
+        /// Validity of the agents' image pull secret: 0 if one is configured that is missing or invalid, 1 otherwise.
+        pub(crate) pull_secret: Gauge = "installer_pull_secret_good",
         pub(crate) upgrade: upgrade::Metrics = ..,
     }
 }
 
 impl Metrics {
-    pub(super) fn pull_secret(&self, is_good: bool) {
-        self.pull_secret.set(is_good.into());
-    }
-
     pub(super) fn installed(&self, report: &Report) {
         for component in &report.written {
             self.written.get_or_create(&KindLabel { kind: component.kind().kind }).inc();

@@ -79,6 +79,15 @@ pub(super) async fn ensure(
             }
         }
     }
+    if let Some(secret) = &ctx.pull_secret
+        && let Some(content) = secret.content()
+        && verified.pull_secret.as_ref() != Some(&content)
+    {
+        let budget = ctx.budgets.of(key, Component::PullSecret, &secret.name, content.to_string());
+        if put_off(secret.ensure(client, &content, &budget).await)? {
+            verified.pull_secret = Some(content);
+        }
+    }
     if ctx.installer.is_some() {
         // The installation contains the plan.
         return Ok(());

@@ -151,6 +151,9 @@ async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Re
     if waits {
         return Ok(Some(PendingRemoval::of_objects(&held)));
     }
+    if let Some(secret) = &ctx.pull_secret {
+        secret.remove(client).await?;
+    }
     // Last, because the agent reports the preceding deletions.
     match &ctx.installer {
         Some(installer) => installer.remove(client).await.map_err(|failure| Error::Agent(failure.error)),

@@ -20,6 +20,7 @@ use crate::{
 pub(super) const READ_KYMA: &str = "read the Kyma in the control plane";
 pub(super) const MARK_KYMA: &str = "mark the Kyma in the control plane";
 pub(super) const LIST_SECRETS: &str = "list the access Secrets in the control plane";
+pub(super) const COPY_PULL_SECRET: &str = "copy the image pull secret of the modules to the runtime";
 pub(super) const DELETE_OURS: &str = "delete what is ours in the runtime";
 /// Operation on a Manifest.
 pub(super) const DELETE: &str = "delete";
@@ -168,6 +169,7 @@ impl Error {
             }
             Self::Manifest { doing: DELETE, .. } => "manifest_crs_cleanup",
             Self::Manifest { .. } => "manifest_reconciliation",
+            Self::Runtime(COPY_PULL_SECRET, _) => "image_pull_secret_sync",
             Self::Runtime(DELETE_OURS, _) | Self::Agent(_) => "remote_kyma_deletion",
             Self::Status(WriteStatusError::Runtime(_)) => "status_sync_to_remote",
             Self::Runtime(..) => "spec_replacement_from_remote",

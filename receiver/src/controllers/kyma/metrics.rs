@@ -5,6 +5,7 @@ use std::time::Duration;
 use prometheus_client::metrics::{
     counter::Counter,
     family::Family,
+    gauge::Gauge,
     histogram::{Histogram, exponential_buckets},
 };
 use tidewatch_shared::{metric_set, metrics::OutcomeLabel, variant::VariantName as _};
@@ -21,6 +22,8 @@ metric_set! {
         ///
         /// From 1 ms, two reads, to about half a minute, an unresponsive runtime cluster.
         duration: Histogram = "kyma_pass_duration_seconds" with Histogram::new(exponential_buckets(0.001, 2.0, 16)),
+        /// Validity of the modules' image pull secret: 0 if one is configured that is missing or invalid, 1 otherwise.
+        pub(crate) pull_secret: Gauge = "modules_pull_secret_good",
         pub(crate) requeues: Requeues = _,
     }
 }

@@ -4,6 +4,7 @@ mod contested;
 mod deletion;
 mod installer;
 mod leaving;
+mod pull_secret;
 mod registry;
 mod rollout;
 mod states;
@@ -25,8 +26,8 @@ use tidewatch_shared::{
 
 use super::{layer::ModuleLayer, *};
 use crate::{
-    controllers::catalog,
     controllers::status::SECRET_MISSING,
+    controllers::{catalog, pull_secret::PullSecret},
     fleet::queue::{Drift, Priority},
     oci::digest::Digest,
     testing::{FakeApiServer, Fault},
@@ -128,6 +129,7 @@ impl Bed {
             }),
             plans: Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap()),
             installer: None,
+            pull_secret: None,
             settings: Settings::default(),
             metrics: Metrics::default(),
             budgets: WriteBudgets::default(),

@@ -3,9 +3,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use serde_json::Value;
 use tidewatch_shared::names::AGENT_OBJECT;
 
 use crate::{base::key::KymaKey, controllers::installer::InstallationState, fleet::queue::Drift};
@@ -24,6 +25,8 @@ pub(super) struct Verified {
     pub(super) forms: BTreeMap<String, u64>,
     /// Plan revision in the agent's ConfigMap, where the receiver does not install agents.
     pub(super) plan: Option<String>,
+    /// Content of the image pull secret of the modules.
+    pub(super) pull_secret: Option<Arc<Value>>,
     /// State of the agent's installation.
     pub(super) installed: InstallationState,
 }
@@ -110,6 +113,7 @@ mod tests {
             crds: ["kymas.x".to_owned(), "others.x".to_owned()].into(),
             forms: BTreeMap::new(),
             plan: Some("1".into()),
+            pull_secret: None,
             installed: InstallationState::default(),
         }
     }

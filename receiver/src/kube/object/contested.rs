@@ -30,6 +30,8 @@ pub(crate) enum Component {
     Kyma,
     /// ConfigMap with the plan, where the receiver does not install agents.
     Plan,
+    /// Image pull secret of the modules.
+    PullSecret,
     /// Templates and release metas.
     Catalog,
     /// Objects of modules.

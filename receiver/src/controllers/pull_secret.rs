@@ -1,4 +1,4 @@
-//! Image pull secret of the agent: watched in KCP, and copied to every runtime when it changes.
+//! Image pull secrets of the agent and of the modules: watched in KCP, and copied to every runtime when they change.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use arc_swap::ArcSwapOption;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
+use prometheus_client::metrics::gauge::Gauge;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::Metrics;
 use crate::{
     fleet::{
         queue::{Priority, WorkSet},
@@ -33,15 +33,21 @@ pub struct PullSecret(Arc<ArcSwapOption<Value>>);
 
 impl PullSecret {
     /// Type and data of the Secret in a runtime.
-    pub(super) fn content(&self) -> Option<Arc<Value>> {
+    pub(crate) fn content(&self) -> Option<Arc<Value>> {
         self.0.load_full()
+    }
+
+    /// A secret with this content.
+    #[cfg(test)]
+    pub(crate) fn fixed(content: Value) -> Self {
+        Self(Arc::new(ArcSwapOption::from_pointee(content)))
     }
 
     /// Takes over the Secret of KCP and returns whether the content changed. A missing or invalid Secret changes
     /// nothing: the last valid content stays.
-    fn take(&self, secret: Option<&Secret>, metrics: &Metrics) -> bool {
+    fn take(&self, secret: Option<&Secret>, is_usable: &Gauge) -> bool {
         let taken = secret.ok_or("the Secret is missing").and_then(content);
-        metrics.pull_secret(taken.is_ok());
+        is_usable.set(taken.is_ok().into());
         match taken {
             Ok(content) => {
                 let changed = self.0.load().as_deref() != Some(&content);
@@ -70,17 +76,26 @@ fn content(secret: &Secret) -> Result<Value, &'static str> {
     Ok(json!({"type": TYPE, "data": {KEY: data}}))
 }
 
-/// Watch on the Secret in KCP.
+/// Watch on a Secret in KCP.
 pub struct PullSecretWatch {
     api: Api<Secret>,
     name: String,
     pull_secret: PullSecret,
     fleet: RuntimeTable,
-    metrics: Metrics,
+    purpose: Purpose,
+}
+
+/// Purpose of a pull secret.
+#[derive(Clone, Debug)]
+pub struct Purpose {
+    /// Work of every runtime after a change.
+    pub work: WorkSet,
+    /// 1 while the Secret is usable, 0 otherwise.
+    pub is_usable: Gauge,
 }
 
 impl PullSecretWatch {
-    /// Reads the Secret once, so that no agent is installed without it; it may also be created later.
+    /// Reads the Secret once, so that nothing is installed without it; it may also be created later.
     ///
     /// # Errors
     /// The control plane refused the request or did not respond.
@@ -89,11 +104,11 @@ impl PullSecretWatch {
         namespace: &str,
         name: &str,
         fleet: RuntimeTable,
-        metrics: Metrics,
+        purpose: Purpose,
     ) -> kube::Result<(Self, PullSecret)> {
         let (api, pull_secret) = (Api::<Secret>::namespaced(client, namespace), PullSecret::default());
-        pull_secret.take(object::get_by_list(&api, name).await?.as_ref(), &metrics);
-        Ok((Self { api, name: name.to_owned(), pull_secret: pull_secret.clone(), fleet, metrics }, pull_secret))
+        pull_secret.take(object::get_by_list(&api, name).await?.as_ref(), &purpose.is_usable);
+        Ok((Self { api, name: name.to_owned(), pull_secret: pull_secret.clone(), fleet, purpose }, pull_secret))
     }
 
     /// Runs until the watch ends, which it never does by itself.
@@ -101,12 +116,12 @@ impl PullSecretWatch {
         synced.cancelled().await;
         let mut secrets = object::watch(self.api, &self.name, "image pull secret");
         while let Some(secret) = secrets.next().await {
-            if self.pull_secret.take(secret.as_ref(), &self.metrics) {
-                tracing::info!("Image pull secret changed, every runtime is enqueued");
-                self.fleet.enqueue_all(WorkSet::INSTALLER, Priority::Catalog, RUNTIMES_PER_SECOND);
+            if self.pull_secret.take(secret.as_ref(), &self.purpose.is_usable) {
+                tracing::info!(secret = self.name, "Image pull secret changed, every runtime is enqueued");
+                self.fleet.enqueue_all(self.purpose.work, Priority::Catalog, RUNTIMES_PER_SECOND);
             }
         }
-        "watch of the image pull secret"
+        "watch of an image pull secret"
     }
 }
 
@@ -121,7 +136,7 @@ mod tests {
 
     #[test]
     fn invalid_secret_does_not_replace_the_last_valid_one() {
-        let (pull_secret, metrics) = (PullSecret::default(), Metrics::default());
+        let (pull_secret, metrics) = (PullSecret::default(), Gauge::default());
         assert!(!pull_secret.take(None, &metrics) && pull_secret.content().is_none());
         assert!(pull_secret.take(Some(&secret(TYPE, KEY, 3)), &metrics));
         let first = pull_secret.content().unwrap();

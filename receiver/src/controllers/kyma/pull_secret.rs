@@ -1,0 +1,67 @@
+//! Image pull secret of the modules: a copy of KCP's in each runtime cluster.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ApiResource, DynamicObject},
+};
+use serde_json::{Value, json};
+use tidewatch_shared::names::{SKR_NAMESPACE, field_manager, label};
+
+use super::{Error, error};
+use crate::{
+    controllers::pull_secret::PullSecret,
+    kube::object::{self, Ownership, Shape, Target, WriteBudget},
+};
+
+/// The Secret: its name in KCP and in the runtime clusters, and its content.
+#[derive(Clone, Debug)]
+pub struct ModulePullSecret {
+    /// Name.
+    pub name: String,
+    /// Content, as watched in KCP.
+    pub secret: PullSecret,
+}
+
+/// Type and data are ours as a whole. The type is immutable.
+const SHAPE: Shape = Shape { immutable: &["/type"], ..Shape::new(Ownership::Parts(&["/data"])) };
+
+impl ModulePullSecret {
+    /// The content to copy; `None` before KCP has a usable Secret.
+    pub(super) fn content(&self) -> Option<Arc<Value>> {
+        self.secret.content()
+    }
+
+    /// Applies the copy if it differs.
+    pub(super) async fn ensure(&self, client: &Client, content: &Value, budget: &WriteBudget<'_>) -> Result<(), Error> {
+        let mut desired = content.clone();
+        desired["apiVersion"] = "v1".into();
+        desired["kind"] = "Secret".into();
+        desired["metadata"] = json!({
+            "name": self.name, "namespace": SKR_NAMESPACE, "labels": {label::MANAGED_BY: label::MANAGED_BY_SKR}
+        });
+        let api = secrets(client);
+        let found = object::get(&api, &self.name).await.map_err(Error::runtime(error::COPY_PULL_SECRET))?;
+        let manager = field_manager::SYNC_CONTEXT;
+        let target = Target { name: &self.name, manager, shape: &SHAPE, desired: &desired, budget: Some(budget) };
+        let converged = target.converge(&api, found, &mut None).await;
+        converged.map(drop).map_err(Error::converge(error::COPY_PULL_SECRET, "the image pull secret of the modules"))
+    }
+
+    /// Deletes the copy.
+    pub(super) async fn remove(&self, client: &Client) -> Result<(), Error> {
+        let api = secrets(client);
+        let found = object::get_metadata(&api, &self.name).await.map_err(Error::runtime(error::DELETE_OURS))?;
+        let is_ours =
+            |found: &DynamicObject| found.labels().get(label::MANAGED_BY).is_some_and(|by| by == label::MANAGED_BY_SKR);
+        let Some(found) = found.filter(is_ours) else { return Ok(()) };
+        let deleted = object::delete(&api, &self.name, found.uid()).await;
+        deleted.map(drop).map_err(Error::runtime(error::DELETE_OURS))
+    }
+}
+
+fn secrets(client: &Client) -> Api<DynamicObject> {
+    Api::namespaced_with(client.clone(), SKR_NAMESPACE, &ApiResource::erase::<Secret>(&()))
+}

@@ -1,0 +1,63 @@
+//! Image pull secret of the modules.
+
+use super::*;
+
+fn content(auth: &str) -> Value {
+    json!({"type": "kubernetes.io/dockerconfigjson", "data": {".dockerconfigjson": auth}})
+}
+
+impl Bed {
+    fn set_pull_secret(&mut self, auth: &str) {
+        let secret = PullSecret::fixed(content(auth));
+        self.ctx.pull_secret = Some(ModulePullSecret { name: "pull".into(), secret });
+    }
+}
+
+#[tokio::test]
+async fn secret_is_copied_repaired_and_replaced_when_it_changes() {
+    let mut bed = Bed::settled().await;
+    bed.set_pull_secret("YQ==");
+    assert!(bed.kyma().await.failed.is_empty());
+    let copy = |bed: &Bed| bed.runtime.object("secrets/pull").unwrap();
+    let (data, labels) = (copy(&bed)["data"].clone(), copy(&bed)["metadata"]["labels"].clone());
+    assert_eq!(data, content("YQ==")["data"]);
+    assert_eq!(labels, json!({"operator.kyma-project.io/managed-by": "kyma"}));
+    bed.forget_calls();
+    bed.kyma().await;
+    assert_eq!(bed.runtime.calls(), ["GET kymas/default"], "an unchanged secret is not read again");
+    bed.runtime.edit("secrets/pull", |secret| secret["data"]["evil"] = json!("eA=="));
+    bed.reconcile(WorkSet::RUNTIME, Drift::All).await;
+    assert_eq!(copy(&bed)["data"], data);
+    bed.set_pull_secret("Yg==");
+    bed.kyma().await;
+    assert_eq!(copy(&bed)["data"], content("Yg==")["data"]);
+}
+
+#[tokio::test]
+async fn refused_secret_fails_the_reconcile_with_its_reason() {
+    let mut bed = Bed::settled().await;
+    bed.set_pull_secret("YQ==");
+    bed.runtime.refuse("WRITE secrets", 403);
+    assert!(!bed.kyma().await.failed.is_empty());
+    assert_eq!(bed.ctx.metrics.requeues.counted("image_pull_secret_sync", "unexpected"), 1);
+    bed.runtime.refuse_nothing();
+    assert!(bed.kyma().await.failed.is_empty());
+}
+
+#[tokio::test]
+async fn copy_goes_with_the_kyma_and_a_secret_of_the_user_stays() {
+    for is_ours in [true, false] {
+        let mut bed = Bed::settled().await;
+        bed.set_pull_secret("YQ==");
+        bed.kyma().await;
+        if !is_ours {
+            bed.runtime.edit("secrets/pull", |secret| secret["metadata"]["labels"] = json!({}));
+        }
+        bed.delete();
+        for _ in 0..10 {
+            bed.kyma().await;
+        }
+        assert!(bed.kcp.object("kymas/k").is_none_or(|kyma| kyma["metadata"]["finalizers"] == json!([])));
+        assert_eq!(bed.runtime.object("secrets/pull").is_none(), is_ours);
+    }
+}
