@@ -93,6 +93,39 @@ pub(super) const ALERTS: &[Alert] = &[
         remedy: "Follow the section of the False condition in [conditions](conditions.md).",
     },
     Alert {
+        name: "TidewatchModulesInError",
+        expression: "sum by (module_name) (lifecycle_mgr_module_state{state=\"Error\"}) > 0",
+        pending: "15m",
+        severity: "warning",
+        summary: "A module is in state Error in at least one runtime",
+        meaning: "Its objects cannot be applied, or its manager does not become ready. A module that was ready before keeps its objects.",
+        checks: "`status.modules[].message` of the Kyma names the object and the cause; `status.lastOperation` of the Manifest has the same \
+                 text. Many runtimes at once point to the version: its images, its webhooks, its rights.",
+        remedy: "Follow [troubleshooting](../modules.md#troubleshoot); move the channel to a version that works.",
+    },
+    Alert {
+        name: "TidewatchModuleRemovalBlocked",
+        expression: "sum by (module_name) (lifecycle_mgr_module_state{state=\"Deleting\"}) > 0",
+        pending: "24h",
+        severity: "warning",
+        summary: "The removal of a module has not ended for a day",
+        meaning: "The user's resources of its kinds, or finalizers of other controllers, block it. Meanwhile the module runs on and is \
+                  upgraded.",
+        checks: "`status.modules[].message` of the Kyma names them.",
+        remedy: "The user deletes these resources, or lists the module again. A finalizer is removed by its controller.",
+    },
+    Alert {
+        name: "TidewatchManifestsWait",
+        expression: "max(tidewatch_manifest_queue_oldest_seconds{priority=\"user\"}) > 60",
+        pending: "5m",
+        severity: "warning",
+        summary: "A changed Manifest has waited for a reconcile for more than a minute",
+        meaning: "All workers are busy, or the Manifest is in backoff after failures.",
+        checks: "`tidewatch_manifest_queue_manifests` by place, `tidewatch_manifest_pass_duration_seconds`, \
+                 `tidewatch_manifest_passes_total` by outcome.",
+        remedy: "Raise `--concurrency` and the CPU request, or repair the runtimes that fail or respond slowly.",
+    },
+    Alert {
         name: "TidewatchCatalogRemovalHeld",
         expression: "tidewatch_catalog_held_modules > 0",
         pending: "5m",
@@ -186,12 +219,12 @@ pub(super) const ALERTS: &[Alert] = &[
     },
     Alert {
         name: "TidewatchPullSecretUnusable",
-        expression: "tidewatch_installer_pull_secret_good == 0",
+        expression: "min(tidewatch_installer_pull_secret_good) == 0 or min(tidewatch_modules_pull_secret_good) == 0",
         pending: "15m",
         severity: "warning",
-        summary: "The image pull secret for runtimes is missing or invalid",
+        summary: "An image pull secret for runtimes is missing or invalid",
         meaning: "Runtimes keep the last valid one.",
-        checks: "The Secret that `--skr-image-pull-secret` names.",
+        checks: "The Secrets that `--agent-image-pull-secret` and `--skr-image-pull-secret` name.",
         remedy: "Restore the Secret; it must have the type `kubernetes.io/dockerconfigjson`.",
     },
     Alert {
