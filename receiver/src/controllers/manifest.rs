@@ -18,6 +18,7 @@ mod record;
 mod recovery;
 mod render;
 mod report;
+mod search;
 mod stage;
 mod status;
 mod step;

@@ -8,13 +8,15 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{ListParams, PartialObjectMeta},
 };
-use thiserror::Error;
 use tidewatch_shared::{
     api::{CustomResourcePolicy, Manifest},
     names::annotation,
 };
 
-use super::inventory::{Inventory, ObjectKey};
+use super::{
+    inventory::{Inventory, ObjectKey},
+    search::SearchError,
+};
 use crate::kube::{
     kinds::{Definition, Kinds, ServedKind, is_unserved},
     runtime_access::{ListError, ListLimits, list_map},
@@ -28,44 +30,6 @@ const MAX_COUNTED: usize = 500;
 const CONCURRENT_REQUESTS: usize = 4;
 /// Longest name of an object in Kubernetes, in characters; names come from a runtime's API server.
 const MAX_NAME_CHARS: usize = 253;
-
-/// A search for user CRs that failed. The removal stays blocked. The text is the operation.
-#[derive(Debug, Error)]
-pub(super) enum BlockingError {
-    /// Read of a CRD of the inventory.
-    #[error("read the CRD {name}")]
-    Definition {
-        /// Name of the CRD.
-        name: String,
-        /// Cause.
-        source: kube::Error,
-    },
-    /// Discovery of the version in which a kind is served.
-    #[error("find the kind {kind}")]
-    Kind {
-        /// Kind.
-        kind: String,
-        /// Cause.
-        source: kube::Error,
-    },
-    /// List of the objects of a kind.
-    #[error("list the objects of the kind {kind}")]
-    List {
-        /// Kind.
-        kind: String,
-        /// Cause.
-        source: kube::Error,
-    },
-}
-
-impl BlockingError {
-    /// The failed request.
-    pub(super) const fn request(&self) -> &kube::Error {
-        match self {
-            Self::Definition { source, .. } | Self::Kind { source, .. } | Self::List { source, .. } => source,
-        }
-    }
-}
 
 /// User CRs that block the removal of a module. The text names at most five of them, in an order that stays the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -164,7 +128,7 @@ pub(super) async fn find(
     manifest: &Manifest,
     inventory: &Inventory,
     associated: &[(String, String)],
-) -> Result<Blockers, BlockingError> {
+) -> Result<Blockers, SearchError> {
     let exempt = Exempt::of(manifest, inventory);
     let definitions = definitions(client, manifest, inventory).await?;
     let mut listed = list_defined(client, &definitions, &exempt).await?;
@@ -185,7 +149,7 @@ async fn definitions(
     client: &Client,
     manifest: &Manifest,
     inventory: &Inventory,
-) -> Result<Vec<Definition>, BlockingError> {
+) -> Result<Vec<Definition>, SearchError> {
     let names = inventory.entries().filter(|(key, _)| key.is_definition()).map(|(key, _)| key.name.clone());
     let requests: Vec<_> = names.map(|name| read_definition(client, name)).collect();
     let read = stream::iter(requests).buffered(CONCURRENT_REQUESTS).try_collect::<Vec<_>>().await?;
@@ -197,8 +161,8 @@ async fn definitions(
     Ok(read.into_iter().flatten().filter(is_ours).collect())
 }
 
-async fn read_definition(client: &Client, name: String) -> Result<Option<Definition>, BlockingError> {
-    Definition::read(client, &name).await.map_err(|source| BlockingError::Definition { name, source })
+async fn read_definition(client: &Client, name: String) -> Result<Option<Definition>, SearchError> {
+    Definition::read(client, &name).await.map_err(|source| SearchError::Definition { name, source })
 }
 
 /// Lists the objects of the kinds that CRDs define.
@@ -206,14 +170,14 @@ async fn list_defined(
     client: &Client,
     definitions: &[Definition],
     exempt: &Exempt<'_>,
-) -> Result<Vec<Listed>, BlockingError> {
+) -> Result<Vec<Listed>, SearchError> {
     let kinds = definitions.iter().filter_map(|definition| Some((definition, definition.preferred()?)));
     let requests: Vec<_> = kinds
         .map(|(definition, kind)| async move {
             match list(client, kind, exempt.count(&kind)).await {
                 Ok(listed) => Ok(listed),
                 Err(source) if is_unserved(&source) && !exists(client, definition).await? => Ok(Listed::default()),
-                Err(source) => Err(BlockingError::List { kind: kind.kind.to_owned(), source }),
+                Err(source) => Err(SearchError::List { kind: kind.kind.to_owned(), source }),
             }
         })
         .collect();
@@ -221,7 +185,7 @@ async fn list_defined(
 }
 
 /// Returns false if a CRD is gone by now, or if its kind was never served.
-async fn exists(client: &Client, definition: &Definition) -> Result<bool, BlockingError> {
+async fn exists(client: &Client, definition: &Definition) -> Result<bool, SearchError> {
     let name = definition.metadata.name.clone().unwrap_or_default();
     let current = read_definition(client, name).await?;
     Ok(current.is_some_and(|definition| definition.is_established()))
@@ -234,8 +198,8 @@ async fn list_located(
     group: &str,
     kind: &str,
     exempt: &Exempt<'_>,
-) -> Result<Option<Listed>, BlockingError> {
-    let failed = |source| BlockingError::List { kind: kind.to_owned(), source };
+) -> Result<Option<Listed>, SearchError> {
+    let failed = |source| SearchError::List { kind: kind.to_owned(), source };
     match list_in_any_version(client, kinds, group, kind, exempt).await? {
         // The known version may be out of date.
         Some(Err(error)) if is_unserved(&error) => {
@@ -252,9 +216,9 @@ async fn list_in_any_version(
     group: &str,
     kind: &str,
     exempt: &Exempt<'_>,
-) -> Result<Option<kube::Result<Listed>>, BlockingError> {
+) -> Result<Option<kube::Result<Listed>>, SearchError> {
     let version = kinds.locate(client, group, kind).await;
-    let version = version.map_err(|source| BlockingError::Kind { kind: kind.to_owned(), source })?;
+    let version = version.map_err(|source| SearchError::Kind { kind: kind.to_owned(), source })?;
     let Some(served) = version.and_then(|version| kinds.served(group, &version, kind)) else { return Ok(None) };
     Ok(Some(list(client, served, exempt.count(&served)).await))
 }

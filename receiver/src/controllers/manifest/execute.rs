@@ -40,9 +40,10 @@ use crate::{
 
 /// Requests to one runtime cluster for one Manifest at a time.
 const CONCURRENCY: usize = 4;
-/// Deadline of the CRDs of a module to be established, and the interval of the reads.
+/// Deadline of the CRDs of a module to be established, and the first and the longest interval of the reads; it doubles.
 const ESTABLISHED_DEADLINE: Duration = Duration::from_secs(10);
-const ESTABLISHED_INTERVAL: Duration = Duration::from_millis(100);
+const ESTABLISHED_INTERVAL: Duration = Duration::from_millis(20);
+const ESTABLISHED_MAX_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Fields that a module sets are ours; additions of others stay: operators write `caBundle`, replicas and conversion
 /// webhooks into their own objects.
@@ -251,7 +252,7 @@ impl<'a> Execution<'a> {
     }
 
     async fn await_definitions(&mut self, objects: &[&'a RenderedObject]) {
-        let deadline = Instant::now() + ESTABLISHED_DEADLINE;
+        let (deadline, mut interval) = (Instant::now() + ESTABLISHED_DEADLINE, ESTABLISHED_INTERVAL);
         let mut waiting: Vec<_> = objects.iter().filter(|object| !self.established.contains(&object.key)).collect();
         while !waiting.is_empty() && Instant::now() < deadline {
             let mut still = Vec::new();
@@ -269,7 +270,8 @@ impl<'a> Execution<'a> {
             }
             waiting = still;
             if !waiting.is_empty() {
-                sleep(ESTABLISHED_INTERVAL).await;
+                sleep(interval).await;
+                interval = (interval * 2).min(ESTABLISHED_MAX_INTERVAL);
             }
         }
         self.unestablished = waiting.iter().map(|object| object.key.name.clone()).collect();

@@ -8,7 +8,6 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{ListParams, PartialObjectMeta},
 };
-use thiserror::Error;
 use tidewatch_shared::{
     api::Manifest,
     names::{annotation, field_manager, label},
@@ -17,6 +16,7 @@ use tidewatch_shared::{
 use super::{
     execute::owner_of,
     inventory::{Inventory, ObjectKey},
+    search::SearchError,
 };
 use crate::kube::{
     kinds::{Kinds, ServedKind, built_in_kinds, is_built_in, is_unserved},
@@ -46,36 +46,6 @@ const NOT_IN_MODULES: [(&str, &str); 15] = [
     ("storage.k8s.io", "VolumeAttachment"),
 ];
 
-/// A search that failed: nothing may be deleted before it succeeds.
-#[derive(Debug, Error)]
-pub(super) enum RecoveryError {
-    /// Discovery of the version in which a kind is served.
-    #[error("find the kind {kind}")]
-    Kind {
-        /// Kind.
-        kind: String,
-        /// Cause.
-        source: kube::Error,
-    },
-    /// List of the objects of a kind.
-    #[error("list the objects of the kind {kind}")]
-    List {
-        /// Kind.
-        kind: String,
-        /// Cause.
-        source: kube::Error,
-    },
-}
-
-impl RecoveryError {
-    /// The failed request.
-    pub(super) const fn request(&self) -> &kube::Error {
-        match self {
-            Self::Kind { source, .. } | Self::List { source, .. } => source,
-        }
-    }
-}
-
 /// Result of a search.
 #[derive(Debug, Default)]
 pub(super) struct Found {
@@ -96,7 +66,7 @@ pub(super) async fn find(
     kinds: &mut Kinds,
     manifest: &Manifest,
     inventory: &Inventory,
-) -> Result<Found, RecoveryError> {
+) -> Result<Found, SearchError> {
     let is_custom = |key: &&ObjectKey| !is_built_in(&key.group);
     let custom: BTreeSet<_> =
         inventory.keys().filter(is_custom).map(|key| (key.group.clone(), key.kind.clone())).collect();
@@ -104,7 +74,7 @@ pub(super) async fn find(
     for (group, kind) in custom {
         match kinds.locate(client, &group, &kind).await {
             Ok(version) => versions.extend(version.map(|version| (group, version, kind))),
-            Err(source) => return Err(RecoveryError::Kind { kind, source }),
+            Err(source) => return Err(SearchError::Kind { kind, source }),
         }
     }
     let is_possible = |kind: &ServedKind<'_>| !NOT_IN_MODULES.contains(&(kind.group, kind.kind));
@@ -131,7 +101,7 @@ async fn list(
     client: &Client,
     kind: ServedKind<'_>,
     owner: &str,
-) -> Result<Option<Vec<(ObjectKey, String)>>, RecoveryError> {
+) -> Result<Option<Vec<(ObjectKey, String)>>, SearchError> {
     let api: Api<PartialObjectMeta> = kind.api(client, "");
     let selection = ListParams::default().labels(&format!("{}={}", label::MANAGED_BY, label::MANAGED_BY_SKR));
     let limits = ListLimits { objects: MAX_OBJECTS, ..ListLimits::default() };
@@ -148,10 +118,10 @@ async fn list(
         Ok(objects) => Ok(Some(objects.into_iter().flatten().collect())),
         Err(ListError::Page(kube::Error::Api(status))) if status.code == 403 => Ok(None),
         Err(ListError::Page(error)) if is_unserved(&error) => Ok(Some(Vec::new())),
-        Err(ListError::Page(source)) => Err(RecoveryError::List { kind: kind.kind.to_owned(), source }),
+        Err(ListError::Page(source)) => Err(SearchError::List { kind: kind.kind.to_owned(), source }),
         Err(error) => {
             let source = kube::Error::Service(error.into());
-            Err(RecoveryError::List { kind: kind.kind.to_owned(), source })
+            Err(SearchError::List { kind: kind.kind.to_owned(), source })
         }
     }
 }
