@@ -7,13 +7,13 @@ use k8s_openapi::{
     ByteString,
     api::{
         apps::v1::Deployment,
-        core::v1::{ConfigMap, Pod, ResourceQuota, Secret},
+        core::v1::{ConfigMap, Pod, Secret},
         networking::v1::NetworkPolicy,
     },
 };
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams},
 };
 use serde_json::json;
 use tidewatch_shared::{
@@ -32,7 +32,7 @@ use tokio::time::sleep;
 
 use crate::{
     installer::{OBJECTS, Object},
-    support::{Fleet, Member, TestResult, quick_options},
+    support::{Fleet, Member, QUOTA, TestResult, quick_options, refuse_pods},
     sync::sum,
 };
 
@@ -184,25 +184,13 @@ async fn an_exceeded_quota_is_reported_in_a_condition() -> TestResult {
     let fleet = Fleet::with_one_runtime("room", quick_options()).await?;
     let member = fleet.only();
     member.condition_becomes("SKRWebhook", "True", "Ready").await?;
-    let (quotas, pods) = (objects::<ResourceQuota>(member).await?, objects::<Pod>(member).await?);
-    let none = json!({"pods": "0"});
-    let quota = serde_json::from_value(json!({"metadata": {"name": "none"}, "spec": {"hard": none}}))?;
-    quotas.create(&PostParams::default(), &quota).await?;
-    // No quota controller runs here.
-    let counted = Patch::Merge(json!({"status": {"hard": none, "used": none}}));
-    quotas.patch_status("none", &PatchParams::default(), &counted).await?;
-    let probe = json!({"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "probe", "image": "probe"}]}});
-    let (probe, dry) = (serde_json::from_value(probe)?, PostParams { dry_run: true, ..PostParams::default() });
-    until("the quota to hold", async || {
-        let refused = pods.create(&dry, &probe).await.err();
-        Ok(refused.filter(|error| error.to_string().contains("exceeded quota")).map(drop))
-    })
-    .await?;
+    let pods = objects::<Pod>(member).await?;
+    let quotas = refuse_pods(&member.runtime.cluster().client().await?).await?;
     let agent = member.agent(None).await?;
     pods.delete(&agent.name, &DeleteParams::default()).await?;
     let words = member.condition_becomes("SKRWebhook", "False", "Quota").await?;
     assert!(words.contains("exceeded quota: none"), "{words}");
-    quotas.delete("none", &DeleteParams::default()).await?;
+    quotas.delete(QUOTA, &DeleteParams::default()).await?;
     member.condition_becomes("SKRWebhook", "True", "Ready").await?;
     member.path_proven().await?;
     Ok(())

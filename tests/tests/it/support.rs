@@ -8,10 +8,15 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use futures::future::join_all;
-use kube::{Api, api::ListParams};
+use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
+use kube::{
+    Api, Client,
+    api::{ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::json;
 use tidewatch_shared::{
     api::{Condition, Kyma, KymaStatus, Manifest, ModuleStatus},
-    names::label,
+    names::{SKR_NAMESPACE, label},
     variant::VariantName as _,
 };
 use tidewatch_tests::{
@@ -393,3 +398,26 @@ pub(crate) fn condition(status: &KymaStatus, type_: &str) -> Result<(bool, Strin
     let condition = status.condition(type_).with_context(|| format!("the condition {type_}"))?;
     Ok((condition.is_true(), condition.message.clone()))
 }
+
+/// Refuses all pods in the namespace of the modules by a ResourceQuota, until it is deleted.
+pub(crate) async fn refuse_pods(client: &Client) -> Result<Api<ResourceQuota>> {
+    let quotas = Api::<ResourceQuota>::namespaced(client.clone(), SKR_NAMESPACE);
+    let pods = Api::<Pod>::namespaced(client.clone(), SKR_NAMESPACE);
+    let none = json!({"pods": "0"});
+    let quota = serde_json::from_value(json!({"metadata": {"name": QUOTA}, "spec": {"hard": none}}))?;
+    quotas.create(&PostParams::default(), &quota).await?;
+    // No quota controller runs here.
+    let counted = Patch::Merge(json!({"status": {"hard": none, "used": none}}));
+    quotas.patch_status(QUOTA, &PatchParams::default(), &counted).await?;
+    let probe = json!({"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "probe", "image": "probe"}]}});
+    let (probe, dry) = (serde_json::from_value(probe)?, PostParams { dry_run: true, ..PostParams::default() });
+    until("the quota to hold", async || {
+        let refused = pods.create(&dry, &probe).await.err();
+        Ok(refused.filter(|error| error.to_string().contains("exceeded quota")).map(drop))
+    })
+    .await?;
+    Ok(quotas)
+}
+
+/// Name of the ResourceQuota of [`refuse_pods`].
+pub(crate) const QUOTA: &str = "none";

@@ -1,9 +1,10 @@
 //! Changes of a module's objects by users, which the agent reports.
 
-use k8s_openapi::api::core::v1::{Pod, ResourceQuota};
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 
 use super::*;
+use crate::support::{QUOTA, refuse_pods};
 
 #[tokio::test]
 async fn changes_of_a_modules_objects_are_reverted_when_they_are_reported() -> TestResult {
@@ -55,26 +56,13 @@ async fn a_manager_that_becomes_unavailable_is_shown_and_its_return_too() -> Tes
     modules.setup.runtime.select(&["sample"]).await?;
     modules.becomes("sample", "1.0.0", State::Ready).await?;
     let client = modules.client().await?;
-    let quotas = Api::<ResourceQuota>::namespaced(client.clone(), SKR_NAMESPACE);
+    let quotas = refuse_pods(&client).await?;
     let pods = Api::<Pod>::namespaced(client, SKR_NAMESPACE);
-    let none = json!({"pods": "0"});
-    let quota = serde_json::from_value(json!({"metadata": {"name": "none"}, "spec": {"hard": none}}))?;
-    quotas.create(&PostParams::default(), &quota).await?;
-    // No quota controller runs here.
-    let counted = Patch::Merge(json!({"status": {"hard": none, "used": none}}));
-    quotas.patch_status("none", &PatchParams::default(), &counted).await?;
-    let probe = json!({"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "probe", "image": "probe"}]}});
-    let (probe, dry) = (serde_json::from_value(probe)?, PostParams { dry_run: true, ..PostParams::default() });
-    until("the quota to hold", async || {
-        let refused = pods.create(&dry, &probe).await.err();
-        Ok(refused.filter(|error| error.to_string().contains("exceeded quota")).map(drop))
-    })
-    .await?;
     for pod in pods.list(&ListParams::default()).await?.items {
         pods.delete(&pod.name_any(), &DeleteParams::default()).await?;
     }
     modules.says("sample", State::Error, "a resource quota of the namespace refuses its pods: none").await?;
-    quotas.delete("none", &DeleteParams::default()).await?;
+    quotas.delete(QUOTA, &DeleteParams::default()).await?;
     modules.becomes("sample", "1.0.0", State::Ready).await?;
     Ok(())
 }
