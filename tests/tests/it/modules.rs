@@ -2,6 +2,7 @@
 //! (`acceptance.md` C1 8 to 21, C2 46 to 50).
 
 mod drift;
+mod faults;
 mod install;
 mod removal;
 mod upgrade;
