@@ -23,7 +23,9 @@ use crate::{
     progress::{Step, print_line},
 };
 
+pub(crate) use acts::{is_available, is_ready};
 pub use cli::main;
+pub(crate) use observe::{Observer, named};
 pub use timeline::Timeline;
 
 /// Namespace of the demo in KCP, the usual one.

@@ -13,6 +13,8 @@ mod fleet_setup;
 pub mod flood;
 mod idle;
 pub mod knee;
+pub mod modules;
+mod plain_modules;
 mod plain_path;
 mod plain_server_process;
 pub mod restart;

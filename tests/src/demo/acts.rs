@@ -212,12 +212,12 @@ async fn manager_of(
     Observer::establish(expectation, api, named(&format!("{module}-manager")), expected).await
 }
 
-fn is_available(manager: Option<&Deployment>) -> bool {
+pub(crate) fn is_available(manager: Option<&Deployment>) -> bool {
     let available = manager.and_then(|manager| manager.status.as_ref()?.available_replicas);
     available.is_some_and(|available| available > 0)
 }
 
-fn is_ready(kyma: &Kyma, module: &str, version: Option<&str>) -> bool {
+pub(crate) fn is_ready(kyma: &Kyma, module: &str, version: Option<&str>) -> bool {
     let status = kyma.status.iter().flat_map(|status| status.modules()).find(|status| status.name == module);
     status.is_some_and(|status| {
         status.state == State::Ready && version.is_none_or(|version| status.version.as_deref() == Some(version))

@@ -15,19 +15,19 @@ use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
 use crate::landscape::DEADLINE;
 
 /// Selects an object by its name.
-pub(super) fn named(name: &str) -> watcher::Config {
+pub(crate) fn named(name: &str) -> watcher::Config {
     watcher::Config::default().fields(&format!("metadata.name={name}"))
 }
 
 /// An established watch.
-pub(super) struct Observer {
+pub(crate) struct Observer {
     expectation: String,
     reached: JoinHandle<Option<SystemTime>>,
 }
 
 impl Observer {
     /// Watches the one object of a selector, and returns once the watch is established.
-    pub(super) async fn establish<K>(
+    pub(crate) async fn establish<K>(
         expectation: &str,
         api: Api<K>,
         selected: watcher::Config,
@@ -67,7 +67,7 @@ impl Observer {
     }
 
     /// Waits until the object reaches the expected state.
-    pub(super) async fn reached(self) -> Result<SystemTime> {
+    pub(crate) async fn reached(self) -> Result<SystemTime> {
         let reached = timeout(DEADLINE, self.reached).await;
         reached
             .with_context(|| format!("timed out after {DEADLINE:?} waiting for {}", self.expectation))??

@@ -6,7 +6,7 @@ use anyhow::bail;
 use clap::{Parser, Subcommand};
 
 use super::{
-    Figure, Settings, catalog, enrolment, event_path, fleet, flood, idle, knee, plain_server_process, restart,
+    Figure, Settings, catalog, enrolment, event_path, fleet, flood, idle, knee, modules, plain_server_process, restart,
     user_write,
 };
 use crate::{limits, progress, run_command};
@@ -48,6 +48,9 @@ enum Measurement {
     /// Time from a channel move in KCP until every runtime has it, projected to 5,000; requests to the runtimes for it,
     /// and while nothing changes; beside a bare apply to each, and beside the incumbent's way
     Catalog(catalog::Settings),
+    /// Time from a user's selection of a module to its last object, from its available manager to the ready module, and from
+    /// a registered runtime to its ready Kyma; requests per installed module; beside a plain client
+    Modules(modules::Settings),
     /// Latency of other runtimes while one runtime floods
     Flood(flood::Settings),
     /// The plain server of a floor, started by the measurement itself
@@ -91,6 +94,7 @@ async fn measure(arguments: Arguments) -> anyhow::Result<()> {
         Measurement::Restart(settings) => restart::measure(&settings, &mut emit).await?,
         Measurement::Enrolment(settings) => enrolment::measure(&settings, &mut emit).await?,
         Measurement::Catalog(settings) => catalog::measure(&settings, &mut emit).await?,
+        Measurement::Modules(settings) => modules::measure(&settings, &mut emit).await?,
         Measurement::Flood(settings) => flood::measure(&settings, &mut emit).await?,
         Measurement::PlainServer => plain_server_process::serve()?,
     }

@@ -1,0 +1,267 @@
+//! Modules: time from a user's selection to the last object, from an available manager to a ready module, and from a
+//! registered runtime to its ready Kyma; requests per installed module. Beside a plain client in the same run.
+
+use std::{sync::Arc, time::SystemTime};
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+use tidewatch_shared::{
+    api::{Kyma, Manifest, State},
+    names::{SKR_KYMA, SKR_NAMESPACE, annotation, label},
+};
+
+use super::{
+    Figure, api_calls,
+    figure::{median, millis, quantile},
+    plain_modules::{PLAIN, PlainClient, PlainStatuses},
+};
+use crate::{
+    bed::TestBed,
+    demo::{Observer, is_ready, named, stamps},
+    landscape::{Landscape, Options, Runtime, until},
+    modules::Module,
+    progress::Step,
+};
+
+/// The measured module, and its manager.
+const MODULE: &str = "sample";
+const VERSION: &str = "1.0.0";
+const MANAGER: &str = "sample-manager";
+/// Own requests to the runtime during one installation: the selection, list and watch of the Deployment, and its status.
+const OWN_REQUESTS: f64 = 4.0;
+
+/// Extent of the measurement.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Settings {
+    /// Installations of each, the product and the plain client
+    #[arg(long, default_value_t = 20)]
+    pub installs: u32,
+    /// Changes of a manager to available, of each
+    #[arg(long, default_value_t = 100)]
+    pub flips: u32,
+    /// New runtimes
+    #[arg(long, default_value_t = 3)]
+    pub runtimes: u32,
+}
+
+/// Runs the measurement and emits its figures.
+///
+/// # Errors
+/// When the setup cannot be started, or an expected state does not appear.
+pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
+    let setup = Setup::start().await?;
+    let step = Step::begin(format!("{} installations of each", settings.installs));
+    let installs = setup.installs(settings.installs).await?;
+    step.done();
+    installs.emit(emit);
+    let step = Step::begin(format!("{} changes of a manager to available, of each", settings.flips));
+    let [mut ours, mut plain] = setup.flips(settings.flips).await?;
+    step.done();
+    for (figure, q, bar) in [("module_ready_p50", 0.5, 100.0), ("module_ready_p99", 0.99, 300.0)] {
+        emit(&Figure::new(figure, quantile(&mut ours, q), "ms").at_most(bar).with_floor(quantile(&mut plain, q)));
+    }
+    let step = Step::begin(format!("{} new runtimes", settings.runtimes));
+    let mut times = setup.new_runtimes(settings.runtimes).await?;
+    step.done();
+    emit(&Figure::new("new_runtime_ready_max", quantile(&mut times, 1.0), "ms").at_most(5_000.0));
+    Ok(())
+}
+
+/// Samples of the installations, in milliseconds and requests.
+#[derive(Default)]
+struct Installs {
+    ours: Vec<f64>,
+    event_path: Vec<f64>,
+    plain: Vec<f64>,
+    requests: Vec<f64>,
+    plain_requests: Vec<f64>,
+}
+
+impl Installs {
+    fn emit(self, emit: &mut impl FnMut(&Figure)) {
+        let (ours, floor) = (median(self.ours), median(self.plain) + median(self.event_path));
+        emit(&Figure::new("module_applied_p50", ours, "ms").at_most(1_000.0).with_floor(floor));
+        emit(&Figure::new("module_applied_ratio", ours, "ms").ratio_at_most(floor, ours / floor, 1.5));
+        let (ours, plain) = (median(self.requests), median(self.plain_requests));
+        emit(&Figure::new("module_requests", ours, "requests").ratio_at_most(plain, ours / plain, 1.3));
+    }
+}
+
+/// KCP, one runtime without controllers, receiver and agent.
+struct Setup {
+    landscape: Arc<Landscape>,
+    runtime: Runtime,
+    bed: TestBed,
+}
+
+impl Setup {
+    async fn start() -> Result<Self> {
+        let bed = TestBed::start().await?;
+        let (kcp, cluster) = tokio::try_join!(bed.kcp(), bed.runtime("measured"))?;
+        let options = Options { stamps: true, ..Options::default() };
+        let landscape = Arc::new(Landscape::prepare(kcp, "kcp-system", options).await?);
+        landscape.write_sample(MODULE, VERSION, "1.1.0").await?;
+        landscape.start_receiver().await?;
+        let runtime = landscape.register(cluster).await?;
+        runtime.start_agent().await?;
+        until("the Kyma in the runtime", async || runtime.skr_kyma().await).await?;
+        Ok(Self { landscape, runtime, bed })
+    }
+
+    async fn installs(&self, number: u32) -> Result<Installs> {
+        let plain = PlainClient::new(self.runtime.cluster().client().await?, Module::read(MODULE, VERSION)?);
+        let mut installs = Installs::default();
+        // The first one warms up both: connections, the layer, the kinds of the runtime.
+        for round in 0..=number {
+            let (applied, accepted, requests) = self.install().await?;
+            self.remove().await?;
+            let (plain_applied, plain_requests) = self.install_plainly(&plain).await?;
+            if round > 0 {
+                installs.ours.push(applied);
+                installs.event_path.push(accepted);
+                installs.requests.push(requests);
+                installs.plain.push(plain_applied);
+                installs.plain_requests.push(plain_requests);
+            }
+        }
+        Ok(installs)
+    }
+
+    /// Returns the times until the last object and until the accepted event, and the requests to the runtime.
+    async fn install(&self) -> Result<(f64, f64, f64)> {
+        let (cluster, file) = (self.runtime.cluster(), self.landscape.stamp_file());
+        let before = api_calls::answered(cluster).await?;
+        let applied = self.manager_appears().await?;
+        let begun = SystemTime::now();
+        self.runtime.select(&[MODULE]).await?;
+        let applied = applied.reached().await?.duration_since(begun)?;
+        let stamp =
+            until("the accepted event", async || stamps::first(&file, self.runtime.id(), "kyma", begun)).await?;
+        let accepted = stamp.enqueued.duration_since(begun)?;
+        until("the applied layer", async || {
+            let manifest = self.manifest().await?.context("a Manifest")?;
+            let annotations = manifest.metadata.annotations.unwrap_or_default();
+            Ok(annotations.contains_key(annotation::SYNC_OCI_REF).then_some(()))
+        })
+        .await?;
+        self.set_available(MANAGER, true).await?;
+        until("the ready module", async || {
+            let kyma = self.runtime.kcp_kyma().await?.context("a Kyma")?;
+            ensure!(is_ready(&kyma, MODULE, None), "the module is not ready: {:?}", kyma.status);
+            Ok(Some(()))
+        })
+        .await?;
+        let requests = api_calls::answered(cluster).await? - before - OWN_REQUESTS;
+        Ok((millis(applied), millis(accepted), requests))
+    }
+
+    async fn remove(&self) -> Result<()> {
+        self.runtime.select(&[]).await?;
+        until("the Manifest to go", async || Ok(self.manifest().await?.is_none().then_some(()))).await
+    }
+
+    async fn install_plainly(&self, plain: &PlainClient) -> Result<(f64, f64)> {
+        let applied = self.manager_appears().await?;
+        let begun = SystemTime::now();
+        let requests = plain.install().await?;
+        let applied = applied.reached().await?.duration_since(begun)?;
+        plain.remove().await?;
+        Ok((millis(applied), f64::from(requests)))
+    }
+
+    /// Times from an available manager to a ready module in the runtime's Kyma: ours, and the plain client's.
+    async fn flips(&self, number: u32) -> Result<[Vec<f64>; 2]> {
+        let kcp = self.landscape.kcp().client().await?;
+        let plain = PlainStatuses::create(&kcp, &self.runtime.cluster().client().await?).await?;
+        let shown = plain.shown.clone();
+        let following = tokio::spawn(async move { plain.follow().await });
+        self.runtime.select(&[MODULE]).await?;
+        let mut times = [Vec::new(), Vec::new()];
+        until("the manager", async || Ok(self.deployments().await?.get_opt(MANAGER).await?)).await?;
+        let kymas = Api::<Kyma>::namespaced(self.runtime.user(), SKR_NAMESPACE);
+        let ours = |kyma: &Kyma| is_ready(kyma, MODULE, None);
+        let plain = |kyma: &Kyma| kyma.status.as_ref().is_some_and(|status| status.state() == State::Ready);
+        for round in 0..=number {
+            let ours = self.flip(MANAGER, &kymas, SKR_KYMA, ours).await?;
+            let plain = self.flip(PLAIN, &shown, PLAIN, plain).await?;
+            if round > 0 {
+                times[0].push(ours);
+                times[1].push(plain);
+            }
+        }
+        following.abort();
+        self.remove().await?;
+        Ok(times)
+    }
+
+    /// Makes a manager unavailable and available again. Returns the time from the latter to the state in a Kyma.
+    async fn flip(
+        &self,
+        manager: &str,
+        kymas: &Api<Kyma>,
+        name: &str,
+        is_ready: impl Fn(&Kyma) -> bool + Copy + Send + 'static,
+    ) -> Result<f64> {
+        self.set_available(manager, false).await?;
+        until("the module not to be ready", async || Ok((!is_ready(&kymas.get(name).await?)).then_some(()))).await?;
+        let ready = move |kyma: Option<&Kyma>| kyma.is_some_and(is_ready);
+        let ready = Observer::establish("the ready module", kymas.clone(), named(name), ready).await?;
+        let begun = SystemTime::now();
+        self.set_available(manager, true).await?;
+        Ok(millis(ready.reached().await?.duration_since(begun)?))
+    }
+
+    /// Times from the registration of a runtime to its ready Kyma in KCP.
+    async fn new_runtimes(&self, number: u32) -> Result<Vec<f64>> {
+        let mut times = Vec::new();
+        for n in 0..number {
+            let cluster = self.bed.runtime(&format!("new-{n}")).await?;
+            let kymas = Api::<Kyma>::namespaced(self.landscape.operator(), self.landscape.namespace());
+            let is_ready = |kyma: Option<&Kyma>| {
+                kyma.and_then(|kyma| kyma.status.as_ref()).is_some_and(|status| status.state() == State::Ready)
+            };
+            let ready = Observer::establish("the ready Kyma", kymas, named(cluster.name()), is_ready).await?;
+            let begun = SystemTime::now();
+            let _runtime = self.landscape.register(cluster).await?;
+            times.push(millis(ready.reached().await?.duration_since(begun)?));
+        }
+        Ok(times)
+    }
+
+    async fn deployments(&self) -> Result<Api<Deployment>> {
+        Ok(Api::namespaced(self.runtime.cluster().client().await?, SKR_NAMESPACE))
+    }
+
+    async fn manager_appears(&self) -> Result<Observer> {
+        let deployments = self.deployments().await?;
+        Observer::establish("the manager", deployments, named(MANAGER), |manager| manager.is_some()).await
+    }
+
+    /// Writes the status of a Deployment as its controller does, which does not run here.
+    async fn set_available(&self, name: &str, is_available: bool) -> Result<()> {
+        let deployments = self.deployments().await?;
+        let replicas = i32::from(is_available);
+        let condition = if is_available { "True" } else { "False" };
+        let status = json!({"status": {
+            "observedGeneration": deployments.get_metadata(name).await?.metadata.generation,
+            "replicas": 1, "updatedReplicas": 1, "readyReplicas": replicas, "availableReplicas": replicas,
+            "unavailableReplicas": 1 - replicas,
+            "conditions": [{"type": "Available", "status": condition},
+                           {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}],
+        }});
+        deployments.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await?;
+        Ok(())
+    }
+
+    async fn manifest(&self) -> Result<Option<Manifest>> {
+        let api = Api::<Manifest>::namespaced(self.landscape.operator(), self.landscape.namespace());
+        let selector = format!("{}={MODULE}", label::MODULE_NAME);
+        let config = kube::api::ListParams::default().labels(&selector);
+        Ok(api.list(&config).await?.items.pop())
+    }
+}

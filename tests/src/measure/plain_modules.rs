@@ -1,0 +1,167 @@
+//! Floor of the module measurements: a plain client that applies the same objects in the same stages, and writes the
+//! same statuses when a Deployment becomes available.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use futures::{StreamExt as _, future::try_join_all};
+use k8s_openapi::{
+    api::apps::v1::Deployment, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
+    runtime::{WatchStreamExt as _, watcher},
+};
+use serde_json::{Value, json};
+use tidewatch_shared::{
+    api::{Kyma, Manifest},
+    names::SKR_NAMESPACE,
+};
+use tokio::time::sleep;
+
+use crate::{
+    demo::{is_available, named},
+    landscape::until,
+    modules::Module,
+};
+
+/// Interval of the reads of a CRD that is not established yet.
+const ESTABLISHED_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The plain client in one runtime.
+pub(super) struct PlainClient {
+    client: Client,
+    module: Module,
+}
+
+impl PlainClient {
+    pub(super) fn new(client: Client, module: Module) -> Self {
+        Self { client, module }
+    }
+
+    /// Applies the objects in the stages CRDs, configuration, workloads, and creates the default CR. Returns the number of
+    /// requests.
+    pub(super) async fn install(&self) -> Result<u32> {
+        let (workloads, others): (Vec<_>, Vec<_>) = self.module.objects.iter().partition(|it| kind(it) == "Deployment");
+        let (definitions, configuration): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|it| kind(it) == "CustomResourceDefinition");
+        let mut requests = self.apply(&definitions).await?;
+        for definition in &definitions {
+            requests += self.established(&definition.name_any()).await?;
+        }
+        requests += self.apply(&configuration).await?;
+        requests += self.apply(&workloads).await?;
+        if let Some(object) = &self.module.default_cr {
+            self.api(object)?.create(&PostParams::default(), object).await?;
+            requests += 1;
+        }
+        Ok(requests)
+    }
+
+    async fn apply(&self, objects: &[&DynamicObject]) -> Result<u32> {
+        let params = PatchParams::apply("plain-client").force();
+        let requests = objects.iter().map(async |object| {
+            self.api(object)?.patch(&object.name_any(), &params, &Patch::Apply(object)).await?;
+            anyhow::Ok(())
+        });
+        Ok(u32::try_from(try_join_all(requests).await?.len())?)
+    }
+
+    async fn established(&self, name: &str) -> Result<u32> {
+        let api = Api::<CustomResourceDefinition>::all(self.client.clone());
+        for requests in 1.. {
+            let conditions = api.get(name).await?.status.and_then(|status| status.conditions).unwrap_or_default();
+            if conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True") {
+                return Ok(requests);
+            }
+            sleep(ESTABLISHED_INTERVAL).await;
+        }
+        Ok(0)
+    }
+
+    /// Deletes the objects and waits until they are gone.
+    pub(super) async fn remove(&self) -> Result<()> {
+        for object in self.module.default_cr.iter().chain(self.module.objects.iter().rev()) {
+            let api = self.api(object)?;
+            api.delete(&object.name_any(), &DeleteParams::default()).await?;
+            until(&format!("{} to go", object.name_any()), async || {
+                // With its CRD, a kind is gone as well.
+                Ok(api.get_opt(&object.name_any()).await?.is_none().then_some(()))
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    fn api(&self, object: &DynamicObject) -> Result<Api<DynamicObject>> {
+        let types = object.types.as_ref().context("a kind")?;
+        let kind = GroupVersionKind::try_from(types)?;
+        let resource = ApiResource::from_gvk(&kind);
+        Ok(match object.namespace() {
+            Some(namespace) => Api::namespaced_with(self.client.clone(), &namespace, &resource),
+            None => Api::all_with(self.client.clone(), &resource),
+        })
+    }
+}
+
+fn kind(object: &DynamicObject) -> &str {
+    object.types.as_ref().map_or("", |types| &types.kind)
+}
+
+/// Objects of the plain client whose statuses it writes: a Manifest and a Kyma in KCP, and a Kyma in the runtime.
+pub(super) struct PlainStatuses {
+    manifests: Api<Manifest>,
+    kymas: Api<Kyma>,
+    pub(super) shown: Api<Kyma>,
+    deployments: Api<Deployment>,
+}
+
+/// Name of the plain client's objects.
+pub(super) const PLAIN: &str = "plain-manager";
+
+impl PlainStatuses {
+    /// Creates the objects, in namespaces of their own.
+    pub(super) async fn create(kcp: &Client, runtime: &Client) -> Result<Self> {
+        let this = Self {
+            manifests: Api::namespaced(kcp.clone(), "default"),
+            kymas: Api::namespaced(kcp.clone(), "default"),
+            shown: Api::namespaced(runtime.clone(), "default"),
+            deployments: Api::namespaced(runtime.clone(), SKR_NAMESPACE),
+        };
+        let params = PostParams::default();
+        let manifest = json!({"metadata": {"name": PLAIN},
+            "spec": {"remote": true, "install": {"name": "plain", "source": {"type": "oci-dir"}}}});
+        this.manifests.create(&params, &serde_json::from_value(manifest)?).await?;
+        let kyma: Kyma = serde_json::from_value(json!({"metadata": {"name": PLAIN}, "spec": {"channel": "regular"}}))?;
+        this.kymas.create(&params, &kyma).await?;
+        this.shown.create(&params, &kyma).await?;
+        let labels = json!({"app": PLAIN});
+        let pod = json!({"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "plain"}]}});
+        let deployment = json!({"metadata": {"name": PLAIN},
+            "spec": {"selector": {"matchLabels": labels}, "template": pod}});
+        this.deployments.create(&params, &serde_json::from_value(deployment)?).await?;
+        Ok(this)
+    }
+
+    /// Watches the Deployment, and writes its state to the three statuses, until it is aborted.
+    pub(super) async fn follow(&self) -> Result<()> {
+        let mut events = watcher(self.deployments.clone(), named(PLAIN)).applied_objects().boxed();
+        while let Some(deployment) = events.next().await {
+            let state = if is_available(Some(&deployment?)) { "Ready" } else { "Processing" };
+            let status = json!({"status": {"state": state}});
+            write(&self.manifests, &status).await?;
+            write(&self.kymas, &status).await?;
+            write(&self.shown, &status).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn write<K>(api: &Api<K>, status: &Value) -> Result<()>
+where
+    K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    api.patch_status(PLAIN, &PatchParams::default(), &Patch::Merge(status)).await?;
+    Ok(())
+}
