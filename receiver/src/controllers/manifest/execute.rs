@@ -236,7 +236,9 @@ impl<'a> Execution<'a> {
         } else {
             None
         };
-        let budget = self.ctx.budgets.of(&self.kyma, Component::Module, &key.to_string(), body.to_string());
+        // A module that is removed and listed again has another Manifest.
+        let form = (self.record.manifest.uid(), body.to_string());
+        let budget = self.ctx.budgets.of(&self.kyma, Component::Module, &key.to_string(), form);
         let shape = if is_built_in(&key.group) { &TYPED } else { &CUSTOM };
         let target =
             Target { name: &key.name, manager: field_manager::MODULE, shape, desired: body, budget: Some(&budget) };

@@ -86,14 +86,19 @@ impl Fixture {
         let kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
             "metadata": {"name": "k", "namespace": NAMESPACE}, "spec": {"channel": "regular"}});
         fixture.kymas.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(kyma).unwrap()));
-        fixture.edit(|manifest| {
+        fixture.create_manifest();
+        fixture
+    }
+
+    /// Creates the Manifest like the reconcile of its Kyma.
+    fn create_manifest(&mut self) {
+        self.edit(|manifest| {
             *manifest = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
                 "metadata": {"name": "m", "namespace": NAMESPACE, "labels": {label::KYMA_NAME: "k"}},
                 "spec": {"remote": true, "version": "1.0.0",
                     "install": {"name": "raw-manifest", "source": {"repo": "r/component-descriptors", "name": "n", "ref": DIGEST, "type": "oci-ref"}},
                     "resource": {"apiVersion": "example.test/v1", "kind": "Sample", "metadata": {"name": "default", "namespace": "kyma-system"}}}});
         });
-        fixture
     }
 
     /// Changes the Manifest like the reconcile of its Kyma, or a user.
@@ -272,6 +277,21 @@ async fn user_crs_block_the_removal_until_the_last_is_gone() {
         ]
     );
     assert!(fixture.manifest().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn repeated_removal_and_installation_is_no_repair() {
+    let mut fixture = Fixture::new();
+    for _ in 0..20 {
+        fixture.reconcile().await;
+        fixture.make_available();
+        fixture.reconcile().await;
+        assert_eq!(fixture.state(), (State::Ready, "resources are ready".to_owned()));
+        fixture.delete_manifest();
+        assert_eq!(fixture.reconcile().await, ended());
+        assert!(fixture.manifest().is_none());
+        fixture.create_manifest();
+    }
 }
 
 #[tokio::test(start_paused = true)]
