@@ -115,3 +115,55 @@ impl Inventory {
         self.0.iter().map(|(key, entry)| (key, entry.version.as_str()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn key(name: &str) -> ObjectKey {
+        ObjectKey::of(
+            &json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": "ns"}}),
+        )
+    }
+
+    fn entries(inventory: &Inventory) -> Vec<(String, String)> {
+        inventory.entries().map(|(key, version)| (key.to_string(), version.to_owned())).collect()
+    }
+
+    #[test]
+    fn inventory_grows_by_new_objects_and_versions_and_shrinks_once() {
+        let mut inventory = Inventory::default();
+        assert!(inventory.grow(&key("a"), "v1") && !inventory.grow(&key("a"), "v1"));
+        assert!(inventory.grow(&key("b"), "v1") && inventory.grow(&key("a"), "v2"));
+        let expected = [("Deployment ns/a", "v2"), ("Deployment ns/b", "v1")];
+        assert_eq!(entries(&inventory), expected.map(|(key, version)| (key.to_owned(), version.to_owned())));
+        assert!(inventory.shrink(&key("a")) && !inventory.shrink(&key("a")));
+        assert!(inventory.contains(&key("b")) && !inventory.contains(&key("a")));
+    }
+
+    #[test]
+    fn status_is_read_and_written_without_loss() {
+        let synced = json!([
+            {"group": "", "version": "v1", "kind": "ConfigMap", "name": "m", "namespace": "ns"},
+            {"group": "apps", "version": "v1", "kind": "Deployment", "name": "d", "namespace": "ns"},
+            {"group": "rbac.authorization.k8s.io", "version": "v1", "kind": "ClusterRole", "name": "r", "namespace": ""}
+        ]);
+        let resources: Vec<Resource> = serde_json::from_value(synced).unwrap();
+        assert_eq!(Inventory::read(&resources).write(), resources);
+        let newer = Resource { version: "v2".into(), ..resources[1].clone() };
+        let both = Inventory::read(&[resources[1].clone(), newer.clone()]);
+        assert_eq!(both.write(), [newer], "one object, whatever its version");
+    }
+
+    #[test]
+    fn key_of_a_core_object_has_no_group() {
+        let key = ObjectKey::of(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SKR_NAMESPACE}}));
+        assert_eq!((&*key.group, &*key.to_string()), ("", &*format!("Namespace {SKR_NAMESPACE}")));
+        assert!(key.is_shared_namespace() && !key.is_definition());
+        let other = ObjectKey { name: "other".into(), ..key.clone() };
+        assert!(!other.is_shared_namespace());
+        assert_eq!(ObjectKey::of(&json!({})).to_string(), " ", "a malformed object is no panic");
+    }
+}

@@ -210,3 +210,85 @@ pub(super) fn hash(value: &(impl Hash + ?Sized)) -> u64 {
     value.hash(&mut hasher);
     hasher.finish()
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tidewatch_shared::event::Change;
+
+    use super::*;
+
+    fn manifest() -> ManifestKey {
+        ManifestKey::new("ns", "m")
+    }
+
+    #[test]
+    fn objects_are_compared_again_for_another_desired_form_and_for_a_verification() {
+        let memories = Memories::default();
+        let applied = |desired: Option<u64>, verify: bool| {
+            let mut memory = Memory::default();
+            memory.complete(1);
+            memories.keep(&manifest(), memory);
+            memories.take(&manifest(), desired, verify, Inventory::default()).is_complete()
+        };
+        assert!(applied(Some(1), false));
+        for (desired, verify) in [(Some(2), false), (None, false), (Some(1), true)] {
+            assert!(!applied(desired, verify), "{desired:?} {verify}");
+        }
+        // A reconcile that is killed half-way keeps nothing.
+        assert!(!memories.take(&manifest(), Some(1), false, Inventory::default()).is_complete());
+        let mut memory = Memory::default();
+        memory.complete(1);
+        memories.keep(&manifest(), memory);
+        memories.forget(&manifest());
+        assert!(!memories.take(&manifest(), Some(1), false, Inventory::default()).is_complete());
+    }
+
+    #[test]
+    fn report_of_our_own_version_is_an_echo_once() {
+        let report = |version: &str| Object {
+            subject: "/v1/configmaps/kyma-system/a".parse().unwrap(),
+            kind: "ConfigMap".to_owned(),
+            uid: String::new(),
+            resource_version: version.to_owned(),
+            generation: None,
+            change: Change::Spec,
+        };
+        let map =
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "kyma-system"}});
+        let mut memory = Memory::default();
+        assert!(!memory.is_echo(&report("7")));
+        memory.wrote(&ObjectKey::of(&map), "7");
+        assert!(memory.is_echo(&report("7")) && !memory.is_echo(&report("7")));
+        memory.wrote(&ObjectKey::of(&map), "7");
+        assert!(!memory.is_echo(&report("8")), "somebody wrote after us");
+        assert!(!memory.is_echo(&report("7")), "a later report is none of ours");
+    }
+
+    #[test]
+    fn rechecks_back_off_while_the_cause_stays_the_same() {
+        let memories = Memories::default();
+        let mut memory = Memory::default();
+        let mut longest = Duration::ZERO;
+        for times in 0..10 {
+            assert_eq!(memory.wait("waiting for a"), times);
+            let bound = RECHECK.saturating_mul(2u32.pow(times)).min(MAX_RECHECK);
+            let delay = memories.recheck(times);
+            assert!(delay >= bound / 2 && delay <= bound, "{times}: {delay:?}");
+            longest = longest.max(bound);
+        }
+        assert_eq!(longest, MAX_RECHECK);
+        assert_eq!(memory.wait("waiting for b"), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_of_an_unready_manager_begins_anew_once_it_was_ready() {
+        let mut memory = Memory::default();
+        assert_eq!(memory.unready_for(true), Duration::ZERO);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert_eq!(memory.unready_for(true), Duration::from_secs(5));
+        assert_eq!(memory.unready_for(false), Duration::ZERO);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert_eq!(memory.unready_for(true), Duration::ZERO);
+    }
+}

@@ -206,3 +206,6 @@ fn add_pull_secret(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -59,3 +59,73 @@ pub(super) fn defined_kind(object: &Value) -> Option<(String, String)> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     is_crd.then(|| Some((text(&object["spec"]["group"])?, text(&object["spec"]["names"]["kind"])?)))?
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tidewatch_shared::api::Resource;
+
+    use super::*;
+
+    fn key(group: &str, kind: &str, name: &str) -> ObjectKey {
+        ObjectKey { group: group.into(), kind: kind.into(), namespace: String::new(), name: name.into() }
+    }
+
+    #[test]
+    fn each_object_comes_after_those_that_it_needs() {
+        let defined = [("example.test".to_owned(), "Sample".to_owned())].into();
+        let stage = |group: &str, kind: &str| Stage::of(&key(group, kind, "n"), &defined);
+        for (expected, objects) in [
+            (Stage::Definitions, &[("", "Namespace"), ("apiextensions.k8s.io", "CustomResourceDefinition")][..]),
+            (Stage::Configuration, &[("", "Secret"), ("rbac.authorization.k8s.io", "Role"), ("other.test", "Sample")]),
+            (Stage::Workloads, &[("apps", "Deployment"), ("apps", "StatefulSet"), ("batch", "CronJob"), ("", "Pod")]),
+            (
+                Stage::Webhooks,
+                &[
+                    ("admissionregistration.k8s.io", "ValidatingWebhookConfiguration"),
+                    ("apiregistration.k8s.io", "APIService"),
+                ],
+            ),
+            (Stage::CustomResources, &[("example.test", "Sample")]),
+        ] {
+            for (group, kind) in objects {
+                assert_eq!(stage(group, kind), expected, "{group} {kind}");
+            }
+        }
+        let admission = stage("admissionregistration.k8s.io", "ValidatingAdmissionPolicy");
+        assert_eq!(admission, Stage::Configuration, "it calls no workload");
+    }
+
+    #[test]
+    fn recorded_object_is_of_the_stage_of_its_rendering() {
+        let entry = |group: &str, kind: &str, name: &str| Resource {
+            group: group.into(),
+            version: "v1".into(),
+            kind: kind.into(),
+            name: name.into(),
+            ..Resource::default()
+        };
+        let definition = entry("apiextensions.k8s.io", "CustomResourceDefinition", "samples.example.test");
+        let inventory = Inventory::read(&[definition, entry("apps", "Deployment", "d")]);
+        let recorded = |group: &str, kind: &str| Stage::recorded(&key(group, kind, "n"), &inventory);
+        assert_eq!(recorded("example.test", "Sample"), Stage::CustomResources);
+        assert_eq!(recorded("other.test", "Sample"), Stage::Configuration);
+        assert_eq!(recorded("apps", "Deployment"), Stage::Workloads);
+        assert_eq!(Stage::recorded(&key("example.test", "Sample", "n"), &Inventory::default()), Stage::Configuration);
+    }
+
+    #[test]
+    fn only_a_crd_defines_a_kind() {
+        let crd = |version: &str, kind: &str| {
+            json!({"apiVersion": format!("{version}/v1"), "kind": kind,
+                   "spec": {"group": "g", "names": {"kind": "K"}}})
+        };
+        let definition = crd("apiextensions.k8s.io", "CustomResourceDefinition");
+        assert_eq!(defined_kind(&definition), Some(("g".into(), "K".into())));
+        assert_eq!(defined_kind(&crd("example.test", "CustomResourceDefinition")), None);
+        assert_eq!(defined_kind(&crd("apiextensions.k8s.io", "Other")), None);
+        let mut nameless = definition;
+        nameless["spec"]["names"] = json!(null);
+        assert_eq!(defined_kind(&nameless), None);
+    }
+}
