@@ -14,7 +14,14 @@ const LAYERS: &[&[&str]] = &[
     &["pki"],
     &["fleet"],
     // Listeners and reconcilers never import each other.
-    &["ingress", "controllers::pending_removal", "controllers::forward", "controllers::watcher"],
+    &[
+        "ingress",
+        "controllers::pending_removal",
+        "controllers::pull_secret",
+        "controllers::requeues",
+        "controllers::forward",
+        "controllers::watcher",
+    ],
     &["controllers::ca_rotation", "controllers::installer"],
     &["controllers::status"],
     &["controllers::catalog"],
