@@ -160,3 +160,51 @@ pub(crate) fn layer_key(manifest: &Manifest) -> Result<LayerKey, String> {
     let folder = repo.trim_end_matches('/').rsplit('/').next().unwrap_or(repo);
     Ok(LayerKey { repository: format!("{folder}/{name}").into(), digests: [digest].into(), kind })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn key(source: Value) -> Result<LayerKey, String> {
+        let manifest = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+            "metadata": {"name": "m"}, "spec": {"remote": true, "install": {"name": "raw-manifest", "source": source}}});
+        layer_key(&serde_json::from_value(manifest).unwrap())
+    }
+
+    #[test]
+    fn layer_of_another_registry_is_looked_up_by_its_digest_in_the_own_one() {
+        let digest = Digest::of(b"layer").to_string();
+        let of = |repo: &str, kind: &str| {
+            key(json!({"repo": repo, "name": "kyma-project.io/module/keda", "ref": digest, "type": kind})).unwrap()
+        };
+        for repo in ["component-descriptors", "https://other.test/sub/component-descriptors/"] {
+            let found = of(repo, "oci-dir");
+            assert_eq!(&*found.repository, "component-descriptors/kyma-project.io/module/keda", "{repo}");
+            assert_eq!((&found.digests[..], found.kind), (&[Digest::of(b"layer")][..], LayerKind::Dir));
+        }
+        assert_eq!(of("component-descriptors", "oci-ref").kind, LayerKind::Plain);
+    }
+
+    #[test]
+    fn source_that_names_no_layer_is_an_error_with_its_member() {
+        let digest = Digest::of(b"layer").to_string();
+        let whole = json!({"repo": "r", "name": "n", "ref": digest, "type": "oci-dir"});
+        let error = |member: &str, value: Value| {
+            let mut source = whole.clone();
+            source[member] = value;
+            key(source).unwrap_err()
+        };
+        for member in ["repo", "name", "ref"] {
+            for value in [json!(null), json!(""), json!(7)] {
+                let expected = format!("the Manifest names no layer: spec.install.source.{member} is missing");
+                assert_eq!(error(member, value), expected);
+            }
+        }
+        assert!(error("ref", json!("1.0.0")).contains("does not name its layer by digest: 1.0.0"));
+        assert!(error("ref", json!("sha256:abc")).contains("does not name its layer by digest: sha256:abc"));
+        assert_eq!(error("type", json!("helm-chart")), "the layer has the unknown type helm-chart");
+        assert_eq!(error("type", json!(null)), "the layer has the unknown type \"\"");
+    }
+}
