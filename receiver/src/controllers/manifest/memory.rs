@@ -72,7 +72,7 @@ impl Memory {
         self.written.insert(hash(key), hash(version));
     }
 
-    /// Returns true once if a report is that of our own write, after which nobody else has written.
+    /// Returns true once if a report is that of our own write, after which no other writer has written.
     pub(super) fn is_echo(&mut self, object: &Object) -> bool {
         let (key, version) = (hash(&object_key(object)), hash(object.resource_version.as_str()));
         let is_echo = self.written.get(&key) == Some(&version);
@@ -261,7 +261,7 @@ mod tests {
         memory.wrote(&ObjectKey::of(&map), "7");
         assert!(memory.is_echo(&report("7")) && !memory.is_echo(&report("7")));
         memory.wrote(&ObjectKey::of(&map), "7");
-        assert!(!memory.is_echo(&report("8")), "somebody wrote after us");
+        assert!(!memory.is_echo(&report("8")), "another writer came after us");
         assert!(!memory.is_echo(&report("7")), "a later report is none of ours");
     }
 

@@ -55,7 +55,7 @@ impl WrittenManifests {
         }
     }
 
-    /// Drops our write once the watch has delivered it, or a version by somebody else.
+    /// Drops our write once the watch has delivered it, or a version of another writer.
     pub(super) fn observe(&self, key: &ManifestKey, delivered: &Manifest) {
         let mut all = self.lock();
         if all.get(key).is_some_and(|written| !written.has_replaced(delivered)) {
