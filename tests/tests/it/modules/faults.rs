@@ -1,6 +1,7 @@
 //! Faults in the middle of installations, upgrades and removals.
 
 use k8s_openapi::api::rbac::v1::RoleRef;
+use tidewatch_shared::api::ModuleReleaseMeta;
 
 use super::*;
 
@@ -20,6 +21,16 @@ impl ModuleRuntime {
         .await?;
         self.setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
         self.setup.landscape.start_receiver().await
+    }
+
+    /// Waits until the channel of a module names a version in the runtime's catalog.
+    async fn offers(&self, name: &str, version: &str) -> Result<()> {
+        let metas = Api::<ModuleReleaseMeta>::namespaced(self.setup.runtime.user(), SKR_NAMESPACE);
+        until(&format!("the channel of {name} to name {version}"), async || {
+            let meta = metas.get(name).await?;
+            Ok((meta.spec.version_of("regular") == Some(version)).then_some(()))
+        })
+        .await
     }
 
     /// Binds the account of the access Secret to another ClusterRole.
@@ -45,7 +56,9 @@ async fn a_receiver_killed_at_any_write_completes_installs_upgrades_and_removals
         modules.becomes("sample", "1.1.0", State::Ready).await?;
         modules.kill_after(removal, async || select(&[]).await).await?;
         modules.is_clean().await?;
+        // An installation that begins with the later version would refuse the earlier one.
         modules.point("sample", "1.0.0").await?;
+        modules.offers("sample", "1.0.0").await?;
     }
     // While the default module CR is created, which a new CRD delays.
     modules.kill_after(6, async || select(&["sample"]).await).await?;
