@@ -157,8 +157,14 @@ impl Load {
         setup
             .skr_status("the last selection of modules", |status| module(status, KEDA.0).is_some() == expected.selected)
             .await?;
-        // All events are settled, so the Manifests must be up to date.
-        assert_eq!(setup.manifests().await?.len(), usize::from(expected.selected), "Manifests of the last selection");
+        // The events are settled with the Kyma's reconcile; a Manifest may still wait for its component descriptor or for
+        // the removal of its predecessor.
+        until("the Manifests of the last selection", async || {
+            let manifests = setup.manifests().await?;
+            let deleting = manifests.iter().any(|manifest| manifest.metadata.deletion_timestamp.is_some());
+            Ok((!deleting && manifests.len() == usize::from(expected.selected)).then_some(()))
+        })
+        .await?;
         setup.in_sync().await?;
         setup.logs_are_clean().await
     }
