@@ -1,7 +1,9 @@
 //! Operator of the sample modules in `tests/modules`: brings every custom resource of one kind into a fixed state, and
 //! holds its deletion by a finalizer. It acts only while its pod runs.
 
-use std::{env, path::PathBuf, sync::Arc, time::Duration};
+mod webhook;
+
+use std::{env, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use clap::{ArgAction, Parser, ValueEnum};
@@ -15,6 +17,8 @@ use kube::{
     },
 };
 use serde_json::{Value, json};
+
+use crate::webhook::Webhook;
 
 const GROUP: &str = "operator.kyma-project.io";
 const FINALIZER: &str = "sample.kyma-project.io/finalizer";
@@ -66,6 +70,12 @@ struct Flags {
     /// Folder with the token of the service account
     #[arg(long, env = "SERVICE_ACCOUNT_DIR", default_value = "/var/run/secrets/kubernetes.io/serviceaccount")]
     service_account_dir: PathBuf,
+    /// Address of a validating webhook for the resources; without it, there is none
+    #[arg(long)]
+    webhook_address: Option<SocketAddr>,
+    /// Folder with certificate and key of the webhook, as in a Secret of the type kubernetes.io/tls
+    #[arg(long, default_value = "/etc/webhook")]
+    webhook_certificate_dir: PathBuf,
 }
 
 impl Flags {
@@ -140,6 +150,11 @@ async fn main() -> Result<()> {
     let flags = Flags::parse();
     // An error only means that one is installed already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    if let Some(address) = flags.webhook_address {
+        let webhook = Webhook::bind(address, &flags.webhook_certificate_dir).await.context("start the webhook")?;
+        // Ends with the program.
+        tokio::spawn(webhook.serve());
+    }
     let client = Client::try_from(config(&flags)?).context("make a client")?;
     let resource = flags.resource();
     let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
