@@ -64,6 +64,8 @@ pub struct Options {
     pub rollout_seconds: u32,
     /// Host of the registry of the modules, if it is not the landscape's own [`ArtefactServer`].
     pub registry: Option<String>,
+    /// Folder of the receiver's content store, if it is not in the landscape's own.
+    pub content_dir: Option<PathBuf>,
     /// Duration of the receiver's Lease without a renewal, in seconds. Long by default, so that a receiver that a test
     /// stops keeps the Lease; a killed one is succeeded at once, because the successor has the same holder identity.
     pub lease_seconds: u16,
@@ -82,6 +84,7 @@ impl Default for Options {
             log: "info,kube_client=error".to_owned(),
             rollout_seconds: 0,
             registry: None,
+            content_dir: None,
             lease_seconds: 60,
         }
     }
@@ -268,7 +271,7 @@ impl Landscape {
                 text(&"--oci-registry-host"),
                 text(&options.registry.clone().unwrap_or_else(|| self.artefacts.host())),
                 text(&"--oci-content-dir"),
-                path(&format!("{name}.content")),
+                options.content_dir.clone().map_or_else(|| path(&format!("{name}.content")), PathBuf::into_os_string),
             ])
             .args([text(&"--heartbeat-seconds"), text(&options.heartbeat_seconds)])
             .args([text(&"--module-upgrade-rollout-max-delay"), text(&options.rollout_seconds)])

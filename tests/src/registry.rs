@@ -133,6 +133,7 @@ pub struct Registry {
     dir: PathBuf,
     address: SocketAddr,
     tls: Option<Tls>,
+    program: Program,
     process: Process,
     _token_server: Option<TokenServer>,
 }
@@ -177,17 +178,18 @@ impl Registry {
             Config { dir: &dir, access: options.access, tls: tls.as_ref(), token_server: token_server.as_ref() };
         let ca = tls.as_ref().map(|tls| tls.ca.as_str());
         let mut tries = 1;
-        let (address, process) = loop {
+        let (address, program, process) = loop {
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free().map_err(RegistryError::Port)?));
             let path = config.write(address).map_err(|error| RegistryError::Files(dir.clone(), error))?;
             let client = RegistryClient::new(options.url(address), ca, options.login())?;
-            match run(name, &binary, &path, &client).await {
-                Ok(process) => break (address, process),
+            let program = program(name, &binary, &path);
+            match run(program.clone(), &client).await {
+                Ok(process) => break (address, program, process),
                 Err(error) if tries < PORT_TRIES && port_taken(&error) => tries += 1,
                 Err(error) => return Err(RegistryError::Start(error)),
             }
         };
-        Ok(Self { options, dir, address, tls, process, _token_server: token_server })
+        Ok(Self { options, dir, address, tls, program, process, _token_server: token_server })
     }
 
     /// Address on which it listens.
@@ -252,6 +254,17 @@ impl Registry {
         Ok(RegistryClient::new(self.url(), self.ca_pem(), login)?)
     }
 
+    /// Kills it if it runs, and starts it with the same address and content.
+    ///
+    /// # Errors
+    /// See [`RegistryError`].
+    pub async fn restart(&mut self) -> Result<(), RegistryError> {
+        self.process.kill();
+        let client = self.client()?;
+        self.process = run(self.program.clone(), &client).await.map_err(RegistryError::Start)?;
+        Ok(())
+    }
+
     /// Its process; the log has one line for each request.
     #[must_use]
     pub const fn process(&self) -> &Process {
@@ -259,12 +272,15 @@ impl Registry {
     }
 }
 
-/// Starts the process and waits until it serves the client.
-async fn run(name: &str, binary: &Path, config: &Path, client: &RegistryClient) -> Result<Process, ProcessError> {
-    let program = Program::new(format!("registry {name}"), binary, config.with_file_name("registry.log"))
+fn program(name: &str, binary: &Path, config: &Path) -> Program {
+    Program::new(format!("registry {name}"), binary, config.with_file_name("registry.log"))
         .arg("serve")
         .arg(config)
-        .env("OTEL_TRACES_EXPORTER", "none");
+        .env("OTEL_TRACES_EXPORTER", "none")
+}
+
+/// Starts the process and waits until it serves the client.
+async fn run(program: Program, client: &RegistryClient) -> Result<Process, ProcessError> {
     let process = Process::start(program)?;
     let serves = || async { client.check().await.map_err(|error: ClientError| error.to_string()) };
     process.until(READY, serves).await?;

@@ -127,7 +127,10 @@ impl Credentials {
 }
 
 /// A CA, and a server certificate with its key for loopback; all PEM.
-pub(crate) fn certificates(name: &str) -> Result<(String, String, String), rcgen::Error> {
+///
+/// # Errors
+/// No random numbers.
+pub fn certificates(name: &str) -> Result<(String, String, String), rcgen::Error> {
     let mut ca = CertificateParams::default();
     ca.distinguished_name.push(DnType::CommonName, format!("{name}-ca"));
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

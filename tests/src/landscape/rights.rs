@@ -42,6 +42,7 @@ pub(super) async fn grant_agent(runtime: &Cluster) -> Result<()> {
         {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": READ},
         // Kinds of the modules.
         {"apiGroups": ["rbac.authorization.k8s.io"], "resources": ["clusterroles", "clusterrolebindings"], "verbs": READ},
+        {"apiGroups": ["admissionregistration.k8s.io"], "resources": ["validatingwebhookconfigurations"], "verbs": READ},
     ]);
     apply(&Api::<ClusterRole>::all(client.clone()), AGENT, json!({"rules": planned})).await?;
     let subjects = json!([{"kind": "ServiceAccount", "name": AGENT, "namespace": SKR_NAMESPACE}]);

@@ -1,11 +1,17 @@
 //! The life of modules on real control planes: a registry, the sample modules and their operator, whose pods run
 //! (`acceptance.md` C1 8 to 21, C2 46 to 50).
 
+mod departure;
 mod drift;
 mod faults;
 mod install;
+mod registry_faults;
 mod removal;
+mod takeover;
 mod upgrade;
+mod webhook;
+
+use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::{
@@ -18,7 +24,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    api::{KymaStatus, Manifest, ModuleTemplate, State},
+    api::{Condition, KymaStatus, Manifest, ModuleTemplate, State},
     names::{SKR_NAMESPACE, annotation, label},
 };
 use tidewatch_tests::{
@@ -45,11 +51,18 @@ struct ModuleRuntime {
 impl ModuleRuntime {
     /// Starts it with versions of modules of `tests/modules`; the channel `regular` of each points to its first one.
     async fn start(name: &str, modules: &[(&str, &[&str])]) -> Result<Self> {
+        let this = Self::without_agent(name, modules, quick_options()).await?;
+        this.start_agent().await?;
+        Ok(this)
+    }
+
+    /// The same with options, and before the start of the agent.
+    async fn without_agent(name: &str, modules: &[(&str, &[&str])], options: Options) -> Result<Self> {
         tidewatch_tests::install_crypto();
-        let options = registry::Options { transport: Transport::Plain, access: Access::Anonymous };
-        let registry = Registry::start(bed::shared().await?, name, options).await?;
-        let options = Options { registry: Some(registry.host()), ..quick_options() };
-        let setup = SingleRuntime::isolated(Isolation::Kubelet, name, &[], options).await?;
+        let access = registry::Options { transport: Transport::Plain, access: Access::Anonymous };
+        let registry = Registry::start(bed::shared().await?, name, access).await?;
+        let options = Options { registry: Some(registry.host()), ..options };
+        let setup = SingleRuntime::isolated_without_agent(Isolation::Kubelet, name, &[], options).await?;
         let kubelet = Kubelet::start(setup.runtime.cluster(), kubelet::Options::default()).await?;
         let this = Self { kubelet, setup, registry };
         for (module, versions) in modules {
@@ -61,13 +74,23 @@ impl ModuleRuntime {
         Ok(this)
     }
 
-    /// Packs and pushes a version of a module with the operator's program, and applies its template.
+    /// Starts the agent, and waits until the receiver has reconciled the runtime's Kyma.
+    async fn start_agent(&self) -> Result<()> {
+        self.setup.runtime.start_agent().await?;
+        until("the Kyma in the runtime", async || self.setup.runtime.skr_kyma().await).await.map(drop)
+    }
+
+    /// Packs and pushes a version of a module, and applies its template.
     async fn publish(&self, module: &str, version: &str) -> Result<()> {
-        let output = tempfile::tempdir()?;
-        let (folder, host) = (folder(module, version), self.registry.host());
-        let paths = [&folder, output.path()].map(|path| path.to_string_lossy().into_owned());
+        self.publish_folder(&folder(module, version)).await
+    }
+
+    /// Packs and pushes the module in a folder with the operator's program, and applies its template.
+    async fn publish_folder(&self, folder: &Path) -> Result<()> {
+        let (output, host) = (tempfile::tempdir()?, self.registry.host());
+        let paths = [folder, output.path()].map(|path| path.to_string_lossy().into_owned());
         let packed = run("tidewatch", &["module", "pack", &paths[0], "--output", &paths[1], "--push", &host]).await?;
-        ensure!(packed.status.success(), "pack {module} {version}: {}", text(&packed.stderr));
+        ensure!(packed.status.success(), "pack {}: {}", folder.display(), text(&packed.stderr));
         let template = std::fs::read_to_string(output.path().join("moduletemplate.yaml"))?;
         let mut template: ModuleTemplate = serde_saphyr::from_str(&template)?;
         template.metadata.namespace = None;
@@ -147,6 +170,12 @@ impl ModuleRuntime {
         let sample = json!({"apiVersion": "operator.kyma-project.io/v1alpha1", "kind": "Sample",
             "metadata": {"name": name}, "spec": {"replicas": 1}});
         Ok(api.create(&PostParams::default(), &serde_json::from_value(sample)?).await?)
+    }
+
+    /// The Manifests of KCP, with all rights.
+    async fn manifests(&self) -> Result<Api<Manifest>> {
+        let landscape = &self.setup.landscape;
+        Ok(Api::namespaced(landscape.kcp().client().await?, landscape.namespace()))
     }
 
     /// The Manifest of a module.

@@ -90,7 +90,7 @@ async fn our_crds_replace_the_incumbents_in_place() -> TestResult {
 }
 
 /// Options of a receiver that selects the Kymas with our label, and waits until the incumbent has stopped writing.
-fn takeover_options() -> Options {
+pub(crate) fn takeover_options() -> Options {
     let receiver = vec![format!("--kyma-selector={}={}", OURS.0, OURS.1), "--takeover-quiet-seconds=10".to_owned()];
     Options { receiver, ..quick_options() }
 }
@@ -104,12 +104,12 @@ async fn mark(landscape: &Landscape, runtime: &Runtime, labels: Value) -> Result
 }
 
 /// Assigns a Kyma to our receiver.
-async fn take_over(landscape: &Landscape, runtime: &Runtime) -> Result<()> {
+pub(crate) async fn take_over(landscape: &Landscape, runtime: &Runtime) -> Result<()> {
     mark(landscape, runtime, json!({OURS.0: OURS.1, label::HAND_BACK: null})).await
 }
 
 /// Requests the hand-back of a Kyma, and waits until it is done.
-async fn request_hand_back(landscape: &Landscape, runtime: &Runtime) -> Result<()> {
+pub(crate) async fn request_hand_back(landscape: &Landscape, runtime: &Runtime) -> Result<()> {
     mark(landscape, runtime, json!({label::HAND_BACK: label::HAND_BACK_REQUESTED})).await?;
     hand_back_is_done(runtime).await
 }

@@ -84,22 +84,3 @@ async fn every_variant_of_the_sample_module_is_installed_and_removed() -> TestRe
     modules.leave().await?;
     Ok(())
 }
-
-#[tokio::test]
-async fn a_failing_registry_stops_neither_a_removal_nor_an_installed_module() -> TestResult {
-    let versions: &[(&str, &[&str])] = &[("sample", &["1.0.0"]), ("own-resource", &["1.0.0"])];
-    let modules = ModuleRuntime::start("registry-down", versions).await?;
-    modules.setup.runtime.select(&["sample"]).await?;
-    modules.becomes("sample", "1.0.0", State::Ready).await?;
-    modules.registry.process().kill();
-    modules.setup.runtime.select(&["own-resource", "sample"]).await?;
-    modules.says("own-resource", State::Error, "registry").await?;
-    let status = modules.setup.skr_status("the installed module", |status| module(status, "sample").is_some()).await?;
-    assert_eq!(module(&status, "sample").map(|it| it.state), Some(State::Ready));
-    // Neither does a new process without the layer in its content store.
-    modules.setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
-    modules.setup.landscape.start_receiver().await?;
-    modules.setup.runtime.select(&[]).await?;
-    modules.is_clean().await?;
-    Ok(())
-}

@@ -107,8 +107,7 @@ async fn an_inventory_older_than_the_runtime_is_completed_before_the_removal() -
     // As after a restore of the control plane from a backup.
     modules.setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
     let manifest = modules.manifest("sample").await?;
-    let manifests =
-        Api::<Manifest>::namespaced(modules.setup.landscape.kcp().client().await?, modules.setup.landscape.namespace());
+    let manifests = modules.manifests().await?;
     let account = json!([{"group": "", "version": "v1", "kind": "ServiceAccount", "name": "sample-manager",
                           "namespace": SKR_NAMESPACE}]);
     let older = Patch::Merge(json!({"status": {"synced": account}}));
