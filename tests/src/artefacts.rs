@@ -169,6 +169,17 @@ fn component_descriptor(component: &str, version: &str, layer: &Value) -> Value 
     })
 }
 
+/// Beginning of the names of wide modules, whose manifest has [`WIDE_OBJECTS`] objects with a Deployment among them.
+pub const WIDE: &str = "wide-";
+/// Number of objects in the manifest of a wide module.
+const WIDE_OBJECTS: usize = 15;
+
+/// Name of the Deployment of a wide module.
+#[must_use]
+pub fn manager(module: &str) -> String {
+    format!("{module}-manager")
+}
+
 /// The manifest of a sample module; of any other one, a ConfigMap that names the version, and the CRD of the module's own
 /// kind.
 fn layer(component: &str, version: &str) -> Vec<u8> {
@@ -176,10 +187,34 @@ fn layer(component: &str, version: &str) -> Vec<u8> {
     if let Ok(manifest) = fs::read(modules::folder(name, version).join("manifest.yaml")) {
         return tar("manifest.yaml", &manifest);
     }
-    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "kyma-system"},
-        "data": {"version": version}});
-    let group = module_group(name);
-    let crd = json!({
+    let mut objects = vec![config_map(name, version), definition(name)];
+    if name.starts_with(WIDE) {
+        objects.push(deployment(name, version));
+        objects.push(json!({"apiVersion": "v1", "kind": "ServiceAccount",
+            "metadata": {"name": manager(name), "namespace": "kyma-system"}}));
+        objects.extend((objects.len()..WIDE_OBJECTS).map(|number| config_map(&format!("{name}-{number}"), "any")));
+    }
+    let texts: Vec<_> = objects.iter().map(Value::to_string).collect();
+    tar("manifest.yaml", texts.join("\n---\n").as_bytes())
+}
+
+fn config_map(name: &str, version: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "kyma-system"},
+        "data": {"version": version}})
+}
+
+fn deployment(module: &str, version: &str) -> Value {
+    let (name, labels) = (manager(module), json!({"app": module}));
+    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": "kyma-system"},
+        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels},
+            "spec": {"serviceAccountName": name,
+                     "containers": [{"name": "manager", "image": format!("example.test/{module}:{version}")}]}}}})
+}
+
+/// CRD of a module's own kind.
+fn definition(module: &str) -> Value {
+    let group = module_group(module);
+    json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": format!("samples.{group}")},
         "spec": {
@@ -189,8 +224,7 @@ fn layer(component: &str, version: &str) -> Vec<u8> {
                 "type": "object", "x-kubernetes-preserve-unknown-fields": true,
             }}}],
         },
-    });
-    tar("manifest.yaml", format!("{map}\n---\n{crd}\n").as_bytes())
+    })
 }
 
 /// API group of the kind `Sample` of a module, which its layer defines.

@@ -10,7 +10,7 @@
 //!   fields that an applier drops stay, and lists are atomic;
 //! * nothing is validated, defaulted or authorised beyond the one token;
 //! * one version of each kind, no required namespaces, no garbage collection;
-//! * a definition is established at once.
+//! * a definition is established at once, and a Deployment is available.
 //!
 //! Texts that objects of many runtimes share (definitions, plans, catalogs) are stored once.
 

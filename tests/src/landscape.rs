@@ -347,6 +347,12 @@ impl Landscape {
         &self.trust_domain
     }
 
+    /// The registry of the modules, if no other one was set.
+    #[must_use]
+    pub fn artefacts(&self) -> &ArtefactServer {
+        &self.artefacts
+    }
+
     /// Host and port of the receiver's event port.
     #[must_use]
     pub fn authority(&self) -> String {

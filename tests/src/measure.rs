@@ -13,6 +13,7 @@ mod fleet_setup;
 pub mod flood;
 mod idle;
 pub mod knee;
+pub mod module_fleet;
 pub mod modules;
 mod plain_modules;
 mod plain_path;

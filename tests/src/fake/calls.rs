@@ -30,6 +30,13 @@ impl Calls {
         self.0.values().sum()
     }
 
+    /// Number of writes.
+    #[must_use]
+    pub fn writes(&self) -> u64 {
+        let is_write = |verb: &str| matches!(verb, "create" | "update" | "patch" | "delete");
+        self.0.iter().filter(|((verb, _), _)| is_write(verb)).map(|(_, count)| count).sum()
+    }
+
     /// The difference to earlier counts of the same runtime.
     #[must_use]
     pub fn since(mut self, before: &Self) -> Self {

@@ -339,6 +339,9 @@ impl Store {
             object["status"] =
                 json!({"conditions": [{"type": "Established", "status": "True"}], "storedVersions": stored});
         }
+        if (group, resource) == ("apps", "deployments") {
+            object["status"] = available(object);
+        }
         drop_nulls(object);
     }
 
@@ -348,6 +351,17 @@ impl Store {
         let rest = rest.strip_prefix('{').unwrap_or("}").to_owned();
         Stored { metadata: metadata.to_string().into(), rest: self.texts.share(rest) }
     }
+}
+
+/// Status of a Deployment whose pods run.
+fn available(deployment: &Value) -> Value {
+    let replicas = deployment["spec"]["replicas"].as_u64().unwrap_or(1);
+    json!({
+        "observedGeneration": deployment["metadata"]["generation"],
+        "replicas": replicas, "updatedReplicas": replicas, "readyReplicas": replicas, "availableReplicas": replicas,
+        "conditions": [{"type": "Available", "status": "True"},
+                       {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}],
+    })
 }
 
 /// Removes null members of the object and of its metadata.

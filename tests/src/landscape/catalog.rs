@@ -6,10 +6,16 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate};
+use tidewatch_shared::{
+    api::{ModuleReleaseMeta, ModuleTemplate},
+    names::SKR_NAMESPACE,
+};
 
 use super::Landscape;
-use crate::{artefacts::module_group, modules::Module};
+use crate::{
+    artefacts::{self, module_group},
+    modules::Module,
+};
 
 impl Landscape {
     /// Writes the template of one version of a module.
@@ -60,6 +66,20 @@ impl Landscape {
             api.patch(&format!("{module}-{version}"), &params, &Patch::Apply(&template)).await?;
         }
         self.write_channels(module, &[("regular", regular), ("fast", fast)]).await
+    }
+
+    /// Writes a version of a wide module, see [`artefacts::WIDE`], and points the channel `regular` to it.
+    ///
+    /// # Errors
+    /// When KCP refuses it.
+    pub async fn write_wide(&self, module: &str, version: &str) -> Result<()> {
+        let api = Api::<ModuleTemplate>::namespaced(self.operator(), &self.name);
+        let mut template = template(module, version);
+        template["spec"]["manager"] = json!({"group": "apps", "version": "v1", "kind": "Deployment",
+            "namespace": SKR_NAMESPACE, "name": artefacts::manager(module)});
+        let params = PatchParams::apply("operator").force();
+        api.patch(&format!("{module}-{version}"), &params, &Patch::Apply(&template)).await?;
+        self.write_channels(module, &[("regular", version)]).await
     }
 
     /// Deletes the template of one version.

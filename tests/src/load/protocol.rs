@@ -64,18 +64,24 @@ pub(super) struct Batch {
     pub(super) events: usize,
 }
 
+impl Watched {
+    /// A watch that has just been listed.
+    fn listed(planned: &PlannedWatch) -> Self {
+        Self {
+            planned: planned.clone(),
+            digest: Digest::ZERO,
+            waiting: BTreeSet::from([None]),
+            unsettled: BTreeMap::new(),
+        }
+    }
+}
+
 impl ProtocolState {
     /// The state of an agent that has just listed all watches of its plan. The seed is any number, different for each
     /// agent.
     #[must_use]
     pub fn new(runtime: RuntimeId, plan: &Plan, seed: u64) -> Self {
-        let watched = |planned: &PlannedWatch| Watched {
-            planned: planned.clone(),
-            digest: Digest::ZERO,
-            waiting: BTreeSet::from([None]),
-            unsettled: BTreeMap::new(),
-        };
-        let watches = plan.watches().iter().map(|planned| (planned.name.clone(), watched(planned))).collect();
+        let watches = plan.watches().iter().map(|planned| (planned.name.clone(), Watched::listed(planned))).collect();
         let mut this = Self {
             runtime,
             revision: plan.revision().to_owned(),
@@ -92,6 +98,20 @@ impl ProtocolState {
         };
         this.epoch = Epoch::new(this.draw());
         this
+    }
+
+    /// Follows another plan from now on: a watch that the plan adds is listed, and one that it lacks ends. Returns false if
+    /// the state follows this plan already.
+    pub fn follow(&mut self, plan: &Plan) -> bool {
+        if self.revision == plan.revision() {
+            return false;
+        }
+        plan.revision().clone_into(&mut self.revision);
+        self.watches.retain(|name, _| plan.watches().iter().any(|planned| planned.name == *name));
+        for planned in plan.watches() {
+            self.watches.entry(planned.name.clone()).or_insert_with(|| Watched::listed(planned));
+        }
+        true
     }
 
     /// The body of a first request with so many events of the watch `kyma` and no others.

@@ -6,8 +6,8 @@ use anyhow::bail;
 use clap::{Parser, Subcommand};
 
 use super::{
-    Figure, Settings, catalog, enrolment, event_path, fleet, flood, idle, knee, modules, plain_server_process, restart,
-    user_write,
+    Figure, Settings, catalog, enrolment, event_path, fleet, flood, idle, knee, module_fleet, modules,
+    plain_server_process, restart, user_write,
 };
 use crate::{limits, progress, run_command};
 
@@ -51,6 +51,8 @@ enum Measurement {
     /// Time from a user's selection of a module to its last object, from its available manager to the ready module, and from
     /// a registered runtime to its ready Kyma; requests per installed module; beside a plain client
     Modules(modules::Settings),
+    /// Installation and upgrade of modules in many runtimes; reconciles, restart, memory and calls with all Manifests present
+    ModuleFleet(module_fleet::Settings),
     /// Latency of other runtimes while one runtime floods
     Flood(flood::Settings),
     /// The plain server of a floor, started by the measurement itself
@@ -69,6 +71,7 @@ pub fn main() -> ExitCode {
             | Measurement::Restart(_)
             | Measurement::Enrolment(_)
             | Measurement::Catalog(_)
+            | Measurement::ModuleFleet(_)
             | Measurement::Flood(_)
     );
     if has_fleet {
@@ -95,6 +98,7 @@ async fn measure(arguments: Arguments) -> anyhow::Result<()> {
         Measurement::Enrolment(settings) => enrolment::measure(&settings, &mut emit).await?,
         Measurement::Catalog(settings) => catalog::measure(&settings, &mut emit).await?,
         Measurement::Modules(settings) => modules::measure(&settings, &mut emit).await?,
+        Measurement::ModuleFleet(settings) => module_fleet::measure(&settings, &mut emit).await?,
         Measurement::Flood(settings) => flood::measure(&settings, &mut emit).await?,
         Measurement::PlainServer => plain_server_process::serve()?,
     }
