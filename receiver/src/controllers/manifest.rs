@@ -84,8 +84,8 @@ use crate::{
 
 /// Actions of one reconcile, far more than any module needs: a bound on a defect.
 const MAX_ACTIONS: usize = 200;
-/// Time after which the agent watches the pods of a manager that is not ready. Most are ready before, without another
-/// plan.
+/// Time after which the pods of a manager that is not ready are read, and watched by the agent. Most managers are ready
+/// before.
 const WATCH_PODS_AFTER: Duration = Duration::from_secs(3);
 /// Delay until a Manifest whose Kyma is being taken over is looked at again.
 const TAKEOVER_RECHECK: Duration = Duration::from_secs(10);
@@ -431,7 +431,8 @@ impl Reconcile<'_> {
     ) -> Result<ReconcileOutcome, Error> {
         let is_applied = execution.facts.is_applied();
         let is_installed = execution.facts.goal == Goal::Install && execution.facts.objects_are_current();
-        let readiness = if is_installed { execution.readiness().await } else { None };
+        let unready = execution.memory.unready();
+        let readiness = if is_installed { execution.readiness(self.reads_pods(unready)).await } else { None };
         let foreign = if execution.has_left { execution.record.foreign_finalizers() } else { Vec::new() };
         if execution.has_left && foreign.is_empty() {
             self.ctx.forget(self.key);
@@ -497,9 +498,13 @@ impl Reconcile<'_> {
 impl Reconcile<'_> {
     /// Has the agent watch the pods of a manager that is not ready after a while, and until it is.
     fn watch_pods(&self, pods: Option<PodSelection>, unready: Duration) {
-        let memories = &self.ctx.memories;
-        let is_due = unready >= WATCH_PODS_AFTER || memories.pods(self.key).is_some();
-        memories.set_pods(self.key, &self.kyma, pods.filter(|_| is_due));
+        let pods = pods.filter(|_| self.reads_pods(unready));
+        self.ctx.memories.set_pods(self.key, &self.kyma, pods);
+    }
+
+    /// True once a manager was not ready for a while, and until it is.
+    fn reads_pods(&self, unready: Duration) -> bool {
+        unready >= WATCH_PODS_AFTER || self.ctx.memories.pods(self.key).is_some()
     }
 }
 

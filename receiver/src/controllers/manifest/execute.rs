@@ -379,15 +379,16 @@ impl<'a> Execution<'a> {
         Ok(version.and_then(|version| self.api(key, &version)))
     }
 
-    /// Reads the readiness of the module's manager; `None` if the request failed, which is recorded.
-    pub(super) async fn readiness(&mut self) -> Option<Readiness> {
+    /// Reads the readiness of the module's manager; `None` if the request failed, which is recorded. With `explains`, its
+    /// pods are read while it is not ready.
+    pub(super) async fn readiness(&mut self, explains: bool) -> Option<Readiness> {
         let rendered = self.facts.rendered.unwrap_or_default().iter();
         let rendered = rendered.map(|object| (&object.key, object.version.as_str()));
         let Some(Manager { key, version }) = manager_of(&self.record.manifest, rendered) else {
             return Some(Readiness::Ready);
         };
         let observed = match self.api_of(&key, &version).await {
-            Ok(Some(api)) => retain(observe(&self.client, &api, &key)).await,
+            Ok(Some(api)) => retain(observe(&self.client, &api, &key, explains)).await,
             Ok(None) => Ok((Readiness::absent(&key), None)),
             Err(error) => Err(error),
         };
@@ -487,11 +488,12 @@ pub(crate) fn finalizers(manages_default: bool) -> impl Iterator<Item = &'static
     [basic, labels].into_iter().chain(manages_default.then_some(default_object))
 }
 
-/// Reads an object, and its pods while it is not ready.
+/// Reads an object, and its pods if it has failed, or with `explains` if it is not ready.
 async fn observe(
     client: &Client,
     api: &Api<DynamicObject>,
     key: &ObjectKey,
+    explains: bool,
 ) -> kube::Result<(Readiness, Option<PodSelection>)> {
     let Some(live) = object::get(api, &key.name).await? else { return Ok((Readiness::absent(key), None)) };
     let now = Timestamp::now();
@@ -499,11 +501,15 @@ async fn observe(
     let Some(selector) = pod_selector(key, &live).filter(|_| readiness != Readiness::Ready) else {
         return Ok((readiness, None));
     };
+    let selection = PodSelection { namespace: key.namespace.clone(), selector };
+    if !explains && !matches!(readiness, Readiness::Failed(_)) {
+        return Ok((readiness, Some(selection)));
+    }
     let pods: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), &key.namespace, &ApiResource::erase::<Pod>(&()));
-    let pods = list_first(&pods, &ListParams::default().labels(&selector), MAX_PODS).await?;
+    let pods = list_first(&pods, &ListParams::default().labels(&selection.selector), MAX_PODS).await?;
     let readiness = explain(readiness, key, &live, &pods, now);
-    Ok((readiness, Some(PodSelection { namespace: key.namespace.clone(), selector })))
+    Ok((readiness, Some(selection)))
 }
 
 fn is_established(definition: &DynamicObject) -> bool {

@@ -105,11 +105,15 @@ impl Memory {
         self.is_recovered
     }
 
+    /// Time for which the manager was not ready at the last reconcile and since.
+    pub(super) fn unready(&self) -> Duration {
+        self.unready_since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     /// Records whether the manager is ready. Returns the time for which it has not been.
     pub(super) fn unready_for(&mut self, is_unready: bool) -> Duration {
-        let now = Instant::now();
-        self.unready_since = is_unready.then(|| self.unready_since.unwrap_or(now));
-        self.unready_since.map_or(Duration::ZERO, |since| now - since)
+        self.unready_since = is_unready.then(|| self.unready_since.unwrap_or_else(Instant::now));
+        self.unready()
     }
 }
 
