@@ -60,8 +60,11 @@ impl Landscape {
         for version in [regular, fast] {
             let Module { default_cr, manager, .. } = Module::read(module, version)?;
             let mut template = template(module, version);
-            template["spec"]["data"] = json!(default_cr);
-            template["spec"]["manager"] = json!(manager);
+            if let Some(spec) = template["spec"].as_object_mut() {
+                spec.remove("data");
+                spec.extend(default_cr.map(|default| ("data".to_owned(), json!(default))));
+                spec.insert("manager".to_owned(), json!(manager));
+            }
             let params = PatchParams::apply("operator").force();
             api.patch(&format!("{module}-{version}"), &params, &Patch::Apply(&template)).await?;
         }

@@ -32,8 +32,13 @@ use crate::{
 const MODULE: &str = "sample";
 const VERSION: &str = "1.0.0";
 const MANAGER: &str = "sample-manager";
-/// Own requests to the runtime during one installation: the selection, list and watch of the Deployment, and its status.
-const OWN_REQUESTS: f64 = 4.0;
+/// A module with the same kinds, installed as the second one.
+const SECOND: &str = "without-default";
+/// Own requests to the runtime during one installation of the product: the selection, list and watch of the Deployment, and
+/// read and write of its status.
+const OWN_REQUESTS: f64 = 5.0;
+/// The same of the plain client: list and watch of the Deployment.
+const OWN_PLAIN_REQUESTS: f64 = 2.0;
 
 /// Extent of the measurement.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -80,6 +85,8 @@ struct Installs {
     plain: Vec<f64>,
     requests: Vec<f64>,
     plain_requests: Vec<f64>,
+    second_requests: Vec<f64>,
+    plain_second_requests: Vec<f64>,
 }
 
 impl Installs {
@@ -87,8 +94,13 @@ impl Installs {
         let (ours, floor) = (median(self.ours), median(self.plain) + median(self.event_path));
         emit(&Figure::new("module_applied_p50", ours, "ms").at_most(1_000.0).with_floor(floor));
         emit(&Figure::new("module_applied_ratio", ours, "ms").ratio_at_most(floor, ours / floor, 1.5));
-        let (ours, plain) = (median(self.requests), median(self.plain_requests));
-        emit(&Figure::new("module_requests", ours, "requests").ratio_at_most(plain, ours / plain, 1.3));
+        for (figure, ours, plain) in [
+            ("module_requests", self.requests, self.plain_requests),
+            ("module_requests_of_known_kinds", self.second_requests, self.plain_second_requests),
+        ] {
+            let (ours, plain) = (median(ours), median(plain));
+            emit(&Figure::new(figure, ours, "requests").ratio_at_most(plain, ours / plain, 1.3));
+        }
     }
 }
 
@@ -106,6 +118,7 @@ impl Setup {
         let options = Options { stamps: true, ..Options::default() };
         let landscape = Arc::new(Landscape::prepare(kcp, "kcp-system", options).await?);
         landscape.write_sample(MODULE, VERSION, "1.1.0").await?;
+        landscape.write_sample(SECOND, VERSION, VERSION).await?;
         landscape.start_receiver().await?;
         let runtime = landscape.register(cluster).await?;
         runtime.start_agent().await?;
@@ -114,45 +127,53 @@ impl Setup {
     }
 
     async fn installs(&self, number: u32) -> Result<Installs> {
-        let plain = PlainClient::new(self.runtime.cluster().client().await?, Module::read(MODULE, VERSION)?);
+        let client = self.runtime.cluster().client().await?;
+        let plain = PlainClient::new(client.clone(), Module::read(MODULE, VERSION)?);
+        let plain_second = PlainClient::new(client, Module::read(SECOND, VERSION)?);
         let mut installs = Installs::default();
         // The first one warms up both: connections, the layer, the kinds of the runtime.
         for round in 0..=number {
-            let (applied, accepted, requests) = self.install().await?;
+            let (applied, accepted, requests) = self.install(&[MODULE]).await?;
+            let (_, _, second_requests) = self.install(&[MODULE, SECOND]).await?;
             self.remove().await?;
-            let (plain_applied, plain_requests) = self.install_plainly(&plain).await?;
+            let (plain_applied, plain_requests) = self.install_plainly(&plain, MODULE).await?;
+            let (_, plain_second_requests) = self.install_plainly(&plain_second, SECOND).await?;
             if round > 0 {
                 installs.ours.push(applied);
                 installs.event_path.push(accepted);
                 installs.requests.push(requests);
                 installs.plain.push(plain_applied);
                 installs.plain_requests.push(plain_requests);
+                installs.second_requests.push(second_requests);
+                installs.plain_second_requests.push(plain_second_requests);
             }
         }
         Ok(installs)
     }
 
-    /// Returns the times until the last object and until the accepted event, and the requests to the runtime.
-    async fn install(&self) -> Result<(f64, f64, f64)> {
+    /// Selects modules of which only the last is not installed. Returns the times until its last object and until the
+    /// accepted event, and the requests to the runtime until it is ready.
+    async fn install(&self, modules: &[&str]) -> Result<(f64, f64, f64)> {
+        let module = *modules.last().context("a module")?;
         let (cluster, file) = (self.runtime.cluster(), self.landscape.stamp_file());
         let before = api_calls::answered(cluster).await?;
-        let applied = self.manager_appears().await?;
+        let applied = self.manager_appears(module).await?;
         let begun = SystemTime::now();
-        self.runtime.select(&[MODULE]).await?;
+        self.runtime.select(modules).await?;
         let applied = applied.reached().await?.duration_since(begun)?;
         let stamp =
             until("the accepted event", async || stamps::first(&file, self.runtime.id(), "kyma", begun)).await?;
         let accepted = stamp.enqueued.duration_since(begun)?;
         until("the applied layer", async || {
-            let manifest = self.manifest().await?.context("a Manifest")?;
+            let manifest = self.manifest(module).await?.context("a Manifest")?;
             let annotations = manifest.metadata.annotations.unwrap_or_default();
             Ok(annotations.contains_key(annotation::SYNC_OCI_REF).then_some(()))
         })
         .await?;
-        self.set_available(MANAGER, true).await?;
+        self.set_available(&manager(module), true).await?;
         until("the ready module", async || {
             let kyma = self.runtime.kcp_kyma().await?.context("a Kyma")?;
-            ensure!(is_ready(&kyma, MODULE, None), "the module is not ready: {:?}", kyma.status);
+            ensure!(is_ready(&kyma, module, None), "the module is not ready: {:?}", kyma.status);
             Ok(Some(()))
         })
         .await?;
@@ -162,16 +183,24 @@ impl Setup {
 
     async fn remove(&self) -> Result<()> {
         self.runtime.select(&[]).await?;
-        until("the Manifest to go", async || Ok(self.manifest().await?.is_none().then_some(()))).await
+        until("the Manifests to go", async || {
+            let left = [self.manifest(MODULE).await?, self.manifest(SECOND).await?];
+            Ok(left.iter().all(Option::is_none).then_some(()))
+        })
+        .await
     }
 
-    async fn install_plainly(&self, plain: &PlainClient) -> Result<(f64, f64)> {
-        let applied = self.manager_appears().await?;
+    /// As [`Self::install`], by the plain client, which removes the module afterwards.
+    async fn install_plainly(&self, plain: &PlainClient, module: &str) -> Result<(f64, f64)> {
+        let cluster = self.runtime.cluster();
+        let before = api_calls::answered(cluster).await?;
+        let applied = self.manager_appears(module).await?;
         let begun = SystemTime::now();
-        let requests = plain.install().await?;
+        plain.install().await?;
         let applied = applied.reached().await?.duration_since(begun)?;
+        let requests = api_calls::answered(cluster).await? - before - OWN_PLAIN_REQUESTS;
         plain.remove().await?;
-        Ok((millis(applied), f64::from(requests)))
+        Ok((millis(applied), requests))
     }
 
     /// Times from an available manager to a ready module in the runtime's Kyma: ours, and the plain client's.
@@ -237,9 +266,9 @@ impl Setup {
         Ok(Api::namespaced(self.runtime.cluster().client().await?, SKR_NAMESPACE))
     }
 
-    async fn manager_appears(&self) -> Result<Observer> {
+    async fn manager_appears(&self, module: &str) -> Result<Observer> {
         let deployments = self.deployments().await?;
-        Observer::establish("the manager", deployments, named(MANAGER), |manager| manager.is_some()).await
+        Observer::establish("the manager", deployments, named(&manager(module)), |manager| manager.is_some()).await
     }
 
     /// Writes the status of a Deployment as its controller does, which does not run here.
@@ -258,10 +287,15 @@ impl Setup {
         Ok(())
     }
 
-    async fn manifest(&self) -> Result<Option<Manifest>> {
+    async fn manifest(&self, module: &str) -> Result<Option<Manifest>> {
         let api = Api::<Manifest>::namespaced(self.landscape.operator(), self.landscape.namespace());
-        let selector = format!("{}={MODULE}", label::MODULE_NAME);
+        let selector = format!("{}={module}", label::MODULE_NAME);
         let config = kube::api::ListParams::default().labels(&selector);
         Ok(api.list(&config).await?.items.pop())
     }
+}
+
+/// Name of the Deployment of a sample module.
+fn manager(module: &str) -> String {
+    format!("{module}-manager")
 }

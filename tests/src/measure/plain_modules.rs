@@ -40,44 +40,41 @@ impl PlainClient {
         Self { client, module }
     }
 
-    /// Applies the objects in the stages CRDs, configuration, workloads, and creates the default CR. Returns the number of
-    /// requests.
-    pub(super) async fn install(&self) -> Result<u32> {
+    /// Applies the objects in the stages CRDs, configuration, workloads, and creates the default CR.
+    pub(super) async fn install(&self) -> Result<()> {
         let (workloads, others): (Vec<_>, Vec<_>) = self.module.objects.iter().partition(|it| kind(it) == "Deployment");
         let (definitions, configuration): (Vec<_>, Vec<_>) =
             others.into_iter().partition(|it| kind(it) == "CustomResourceDefinition");
-        let mut requests = self.apply(&definitions).await?;
+        self.apply(&definitions).await?;
         for definition in &definitions {
-            requests += self.established(&definition.name_any()).await?;
+            self.established(&definition.name_any()).await?;
         }
-        requests += self.apply(&configuration).await?;
-        requests += self.apply(&workloads).await?;
+        self.apply(&configuration).await?;
+        self.apply(&workloads).await?;
         if let Some(object) = &self.module.default_cr {
             self.api(object)?.create(&PostParams::default(), object).await?;
-            requests += 1;
         }
-        Ok(requests)
+        Ok(())
     }
 
-    async fn apply(&self, objects: &[&DynamicObject]) -> Result<u32> {
+    async fn apply(&self, objects: &[&DynamicObject]) -> Result<()> {
         let params = PatchParams::apply("plain-client").force();
         let requests = objects.iter().map(async |object| {
             self.api(object)?.patch(&object.name_any(), &params, &Patch::Apply(object)).await?;
             anyhow::Ok(())
         });
-        Ok(u32::try_from(try_join_all(requests).await?.len())?)
+        try_join_all(requests).await.map(drop)
     }
 
-    async fn established(&self, name: &str) -> Result<u32> {
+    async fn established(&self, name: &str) -> Result<()> {
         let api = Api::<CustomResourceDefinition>::all(self.client.clone());
-        for requests in 1.. {
+        loop {
             let conditions = api.get(name).await?.status.and_then(|status| status.conditions).unwrap_or_default();
             if conditions.iter().any(|condition| condition.type_ == "Established" && condition.status == "True") {
-                return Ok(requests);
+                return Ok(());
             }
             sleep(ESTABLISHED_INTERVAL).await;
         }
-        Ok(0)
     }
 
     /// Deletes the objects and waits until they are gone.
