@@ -29,8 +29,7 @@ pub(crate) fn resolved(module: &WantedModule, found: &Resolved, manifest: Option
     let template = &found.template;
     let state = manifest.map_or(State::Processing, state_of);
     let deprecation = status.version.as_deref().and_then(|running| deprecated(&found.meta, running));
-    let is_cause = |manifest: &&Manifest| state != State::Ready && !is_layer_outdated(manifest);
-    let operation = manifest.filter(is_cause).and_then(operation_of);
+    let operation = manifest.filter(|manifest| recorded_state(manifest) != State::Ready).and_then(operation_of);
     ModuleStatus {
         // It works, but its version is deprecated.
         state: if deprecation.is_some() && state == State::Ready { State::Warning } else { state },
@@ -100,11 +99,15 @@ fn state_of(manifest: &Manifest) -> State {
     if manifest.metadata.deletion_timestamp.is_some() {
         return State::Deleting;
     }
-    match known(manifest.status.as_ref().map(|status| status.state).unwrap_or_default()) {
+    match recorded_state(manifest) {
         // The state is that of the previous version.
         State::Ready if is_layer_outdated(manifest) => State::Processing,
         state => state,
     }
+}
+
+fn recorded_state(manifest: &Manifest) -> State {
+    known(manifest.status.as_ref().map(|status| status.state).unwrap_or_default())
 }
 
 /// Returns true if the applied layer is not the one that the Manifest names: an upgrade has begun.
@@ -231,6 +234,16 @@ mod tests {
             let status = resolved(&wanted(true), &found(), Some(&manifest));
             assert_eq!((status.state, status.message), (shown, None), "{applied:?}");
         }
+    }
+
+    #[test]
+    fn failed_upgrade_names_its_cause() {
+        let operation = "failed to apply Deployment kyma-system/keda: forbidden";
+        let mut manifest = manifest(json!({"state": "Error", "lastOperation": {"operation": operation}}));
+        manifest.spec.install.source["ref"] = json!("new");
+        manifest.annotations_mut().insert(annotation::SYNC_OCI_REF.into(), "old".into());
+        let status = resolved(&wanted(true), &found(), Some(&manifest));
+        assert_eq!((status.state, status.message.as_deref()), (State::Error, Some(operation)));
     }
 
     #[test]

@@ -69,7 +69,7 @@ async fn a_receiver_killed_at_any_write_completes_installs_upgrades_and_removals
 
 #[tokio::test]
 async fn revoked_rights_are_shown_and_the_work_continues_when_they_return() -> TestResult {
-    let modules = ModuleRuntime::start("revoked", &[("sample", &["1.0.0"])]).await?;
+    let modules = ModuleRuntime::start("revoked", &[("sample", &["1.0.0", "2.0.0"])]).await?;
     let groups =
         ["", "operator.kyma-project.io", "apiextensions.k8s.io", "rbac.authorization.k8s.io", "coordination.k8s.io"];
     let role = json!({"metadata": {"name": "without-workloads"},
@@ -81,6 +81,12 @@ async fn revoked_rights_are_shown_and_the_work_continues_when_they_return() -> T
     modules.says("sample", State::Error, "apply Deployment kyma-system/sample-manager").await?;
     modules.bind_control_plane("cluster-admin").await?;
     modules.becomes("sample", "1.0.0", State::Ready).await?;
+
+    modules.bind_control_plane("without-workloads").await?;
+    modules.point("sample", "2.0.0").await?;
+    modules.says("sample", State::Error, "apply Deployment kyma-system/sample-manager").await?;
+    modules.bind_control_plane("cluster-admin").await?;
+    modules.becomes("sample", "2.0.0", State::Ready).await?;
 
     modules.bind_control_plane("without-workloads").await?;
     modules.setup.runtime.select(&[]).await?;
