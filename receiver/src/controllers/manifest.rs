@@ -430,7 +430,9 @@ impl Reconcile<'_> {
         desired: Option<u64>,
     ) -> Result<ReconcileOutcome, Error> {
         let is_applied = execution.facts.is_applied();
-        let is_installed = execution.facts.goal == Goal::Install && execution.facts.objects_are_current();
+        let facts = &execution.facts;
+        let is_installed =
+            facts.goal == Goal::Install && (facts.objects_are_current() || facts.only_custom_resources_failed());
         let unready = execution.memory.unready();
         let readiness = if is_installed { execution.readiness(self.reads_pods(unready)).await } else { None };
         let foreign = if execution.has_left { execution.record.foreign_finalizers() } else { Vec::new() };

@@ -33,7 +33,7 @@ pub(super) struct Details<'a> {
     pub(super) blockers: Option<String>,
     /// CRDs that are not established.
     pub(super) unestablished: &'a [String],
-    /// Readiness of the manager, once all objects are applied.
+    /// Readiness of the manager, once all objects but the module's own custom resources are applied.
     pub(super) readiness: Option<Readiness>,
     /// Finalizers of other controllers, once ours are removed.
     pub(super) foreign_finalizers: &'a [String],
@@ -73,8 +73,9 @@ fn installing(facts: &Facts<'_>, details: &Details<'_>) -> Option<(State, String
         Some(Readiness::Progressing(reason)) => Some(format!("waiting for resources to become ready: {reason}")),
         _ => None,
     };
-    // The module's own webhook may refuse its default CR until the manager is ready.
-    if let (DefaultObject::Failed, Some(progress)) = (facts.default_object, &progress) {
+    // The module's own webhook may refuse its custom resources until the manager is ready.
+    let may_wait = facts.default_object == DefaultObject::Failed || facts.only_custom_resources_failed();
+    if let (true, Some(progress)) = (may_wait, &progress) {
         return Some((State::Processing, progress.clone()));
     }
     if let Some(failure) = failures(details) {

@@ -232,6 +232,14 @@ impl<'a> Facts<'a> {
         self.rendered.is_some_and(|rendered| rendered.iter().all(is_current))
     }
 
+    /// True if some custom resources of the module's own kinds failed, and no other object: the module's webhook may refuse
+    /// them until its manager runs.
+    pub(super) fn only_custom_resources_failed(&self) -> bool {
+        let is_failed = |object: &&RenderedObject| self.seen.get(&object.key) == Some(&Seen::Failed);
+        let mut failed = self.rendered.unwrap_or_default().iter().filter(is_failed).peekable();
+        failed.peek().is_some() && failed.all(|object| object.stage == Stage::CustomResources)
+    }
+
     /// True if all rendered objects and the default module CR exist, and no others of the inventory.
     pub(super) fn is_applied(&self) -> bool {
         let is_default_done = matches!(self.default_object, DefaultObject::NotWanted | DefaultObject::Done);

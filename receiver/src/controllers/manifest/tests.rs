@@ -429,6 +429,28 @@ async fn refused_object_stops_later_stages_and_is_reported() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn refused_custom_resource_waits_for_the_manager_that_serves_its_webhook() {
+    let mut fixture = Fixture::new();
+    let mut with_own = objects();
+    with_own.push(object("example.test/v1", "Sample", "own"));
+    fixture.set_layer(LayerObjects::Ready(Arc::new(with_own)));
+    fixture.runtime.refuse("WRITE samples/own", 500);
+    fixture.reconcile().await;
+    let (state, operation) = fixture.state();
+    assert_eq!(state, State::Processing, "{operation}");
+    assert!(operation.starts_with("waiting for resources to become ready: Deployment kyma-system/d"), "{operation}");
+    // The manager is ready, so the refusal has another cause.
+    fixture.make_available();
+    fixture.reconcile().await;
+    let (state, operation) = fixture.state();
+    assert_eq!(state, State::Error);
+    assert!(operation.starts_with("failed to apply Sample kyma-system/own"), "{operation}");
+    fixture.runtime.refuse_nothing();
+    fixture.reconcile().await;
+    assert_eq!(fixture.state().0, State::Ready);
+}
+
+#[tokio::test(start_paused = true)]
 async fn kinds_that_are_not_served_wait_and_are_named() {
     let mut fixture = Fixture::new();
     let mut with_foreign = objects();
