@@ -169,7 +169,7 @@ fn component_descriptor(component: &str, version: &str, layer: &Value) -> Value 
     })
 }
 
-/// Beginning of the names of wide modules, whose manifest has [`WIDE_OBJECTS`] objects with a Deployment among them.
+/// Beginning of the names of wide modules: their manifest has [`WIDE_OBJECTS`] objects, a Deployment among them.
 pub const WIDE: &str = "wide-";
 /// Number of objects in the manifest of a wide module.
 const WIDE_OBJECTS: usize = 15;

@@ -50,7 +50,7 @@ use crate::{
     pki::Trust,
 };
 
-/// Plans whose desired objects are cached. Runtimes with the same kinds in their modules share a plan.
+/// Plans with cached desired objects. Runtimes with the same kinds in their modules share a plan.
 const MAX_PLANS: usize = 32;
 
 /// Returns the current trust bundles.

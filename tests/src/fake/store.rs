@@ -353,7 +353,7 @@ impl Store {
     }
 }
 
-/// Status of a Deployment whose pods run.
+/// Status of a Deployment with running pods.
 fn available(deployment: &Value) -> Value {
     let replicas = deployment["spec"]["replicas"].as_u64().unwrap_or(1);
     json!({

@@ -106,7 +106,7 @@ fn kind(object: &DynamicObject) -> &str {
     object.types.as_ref().map_or("", |types| &types.kind)
 }
 
-/// Objects of the plain client whose statuses it writes: a Manifest and a Kyma in KCP, and a Kyma in the runtime.
+/// Objects of the plain client with the statuses that it writes: a Manifest and a Kyma in KCP, and a Kyma in the runtime.
 pub(super) struct PlainStatuses {
     manifests: Api<Manifest>,
     kymas: Api<Kyma>,

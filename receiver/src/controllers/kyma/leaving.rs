@@ -1,5 +1,5 @@
 //! Upgrades of Manifests that are being deleted. The user's resources may block that for a long time, and the module
-//! serves them meanwhile: it follows its channel, or the selection of a user who lists it again. Pure.
+//! serves them meanwhile: it follows its channel, or the user's new selection. Pure.
 
 use kube::ResourceExt as _;
 use serde_json::json;
@@ -28,7 +28,7 @@ pub(super) enum Upgrade {
     Write(Box<Desired>),
 }
 
-/// Returns the module whose version a Manifest follows while it is being deleted; `None` if it stays as it is.
+/// Returns the module that a Manifest follows while it is being deleted; `None` if it stays as it is.
 pub(super) fn followed(manifest: &Manifest, wanted: &[WantedModule]) -> Option<WantedModule> {
     if manifest.metadata.deletion_timestamp.is_none() || is_unmanaged(manifest) {
         return None;

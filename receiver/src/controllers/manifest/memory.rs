@@ -176,7 +176,7 @@ impl Memories {
         self.pods.set(key, kyma, pods);
     }
 
-    /// Waits for the next Kyma whose runtime needs another plan, since the pods to watch have changed.
+    /// Waits for the next Kyma with other pods to watch: its runtime needs another plan.
     pub(crate) async fn next_replanned(&self) -> KymaKey {
         self.pods.next_changed().await
     }

@@ -29,7 +29,7 @@ pub(super) struct PodSelections {
 #[derive(Debug, Default)]
 struct State {
     selections: HashMap<ManifestKey, PodSelection>,
-    /// Kymas whose selections have changed.
+    /// Kymas with changed selections.
     changed: BTreeSet<KymaKey>,
 }
 
@@ -57,7 +57,7 @@ impl PodSelections {
         self.lock().selections.remove(manifest);
     }
 
-    /// Waits for the next Kyma whose selections have changed.
+    /// Waits for the next Kyma with changed selections.
     pub(super) async fn next_changed(&self) -> KymaKey {
         loop {
             let changed = self.changed.notified();

@@ -103,7 +103,7 @@ mod tests {
         KymaKey::new("ns", name)
     }
 
-    /// A report of the Kyma `k`, whose generation tells it from others.
+    /// A report of the Kyma `k`, distinguished by its generation.
     fn report(settling: &mut Settling, generation: u64, manifests: &[&str]) {
         let plan = Arc::new(Plan::new("r".into(), Vec::new()).unwrap());
         let snapshot = Runtime::new(Arc::new(PlanIndex::new(plan)), false, Instant::now()).snapshot();

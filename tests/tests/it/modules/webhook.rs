@@ -1,4 +1,4 @@
-//! Modules whose operator serves a webhook for their own resources.
+//! Modules with a webhook for their own resources, which their operator serves.
 
 use std::fs;
 

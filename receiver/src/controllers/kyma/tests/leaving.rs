@@ -1,4 +1,4 @@
-//! Upgrades of Manifests whose removal is blocked.
+//! Upgrades of Manifests with a blocked removal.
 
 use super::*;
 

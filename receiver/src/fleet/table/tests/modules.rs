@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A table with a Kyma whose only watch is one on module objects.
+/// A table with a Kyma that has only a watch on module objects.
 fn table() -> RuntimeTable {
     let watch = json!({"name": "w", "version": "v1", "resource": "things", "field": "spec", "manager": "m",
                        "work": ["manifest"]});
