@@ -55,8 +55,8 @@ pub struct Settings {
     /// Modules of each runtime
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(2..=26))]
     pub modules: u8,
-    /// Reconciles of Kymas with each number of runtimes
-    #[arg(long, default_value_t = 500)]
+    /// Kymas that are reconciled with each number of runtimes; at most as many as the smallest number
+    #[arg(long, default_value_t = 100)]
     pub reconciles: usize,
     /// Runtimes in which a module is removed, installed and upgraded after the restart
     #[arg(long, default_value_t = 200)]
@@ -75,6 +75,8 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
         !settings.runtimes.is_empty() && settings.runtimes.is_sorted(),
         "ascending numbers of runtimes are required"
     );
+    let smallest = settings.runtimes.first().copied().unwrap_or_default();
+    ensure!(settings.reconciles <= smallest, "at most {smallest} Kymas can be reconciled");
     let mut measured = ModuleFleet::start(settings).await?;
     let mut first = None;
     for runtimes in &settings.runtimes {
@@ -160,9 +162,16 @@ impl ModuleFleet {
         self.setup.landscape.write_wide(&self.modules[0], &self.version).await
     }
 
-    /// CPU time of one Kyma reconcile that a change of its labels causes, in milliseconds.
+    /// CPU time of one Kyma reconcile that a change of its labels causes, in milliseconds. Each opens a connection to its
+    /// runtime.
     async fn reconciles(&self, of: usize) -> Result<f64> {
         let fleet = &self.setup.fleet;
+        until_within("the receiver to close its connections to the runtimes", WAIT_LIMIT, async || {
+            let open = fleet.fake().connections();
+            ensure!(open == 0, "{open} connections are open");
+            Ok(Some(()))
+        })
+        .await?;
         let idle = self.idle_cpu().await?;
         let step = Step::begin(format!("{of} reconciles of Kymas among {}", fleet.members().len()));
         let (kymas, params) = (
@@ -171,14 +180,10 @@ impl ModuleFleet {
         );
         let done = metric(&self.setup.metrics().await?, RECONCILES);
         let (begun, cpu) = (Instant::now(), self.setup.receiver_cpu().await?);
-        for round in 0..of.div_ceil(fleet.members().len()) {
-            let mark = json!({"metadata": {"labels": {"measured": format!("{}-{round}", fleet.members().len())}}});
-            let mark = Patch::Merge(mark);
-            let marked = fleet.members().iter().take(of - round * fleet.members().len());
-            let marked = marked.map(|member| kymas.patch(member.name(), &params, &mark));
-            stream::iter(marked).buffer_unordered(CONCURRENT_WRITES).try_for_each(async |_| Ok(())).await?;
-            fleet.at_rest(WAIT_LIMIT).await?;
-        }
+        let mark = Patch::Merge(json!({"metadata": {"labels": {"measured": fleet.members().len().to_string()}}}));
+        let marked = fleet.members().iter().take(of).map(|member| kymas.patch(member.name(), &params, &mark));
+        stream::iter(marked).buffer_unordered(CONCURRENT_WRITES).try_for_each(async |_| Ok(())).await?;
+        fleet.at_rest(WAIT_LIMIT).await?;
         let done = metric(&self.setup.metrics().await?, RECONCILES) - done;
         let cpu = self.setup.receiver_cpu().await? - cpu - idle * begun.elapsed().as_secs_f64();
         step.done();
