@@ -18,6 +18,7 @@ mod module_release_meta;
 mod module_template;
 mod parts;
 mod schema;
+mod shared;
 mod state;
 mod watcher;
 
@@ -30,6 +31,7 @@ pub use self::{
         Condition, ConditionStatus, CustomResourcePolicy, Gvk, LastOperation, Manager, Other, PartialMeta,
         TrackingObject,
     },
+    shared::Shared,
     state::State,
     watcher::{Gateway, ServiceInfo, WatchField, WatchableGvr, Watcher, WatcherSpec, WatcherStatus},
 };

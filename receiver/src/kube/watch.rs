@@ -1,5 +1,7 @@
 //! Watch of one kind of KCP: a reflector that keeps a cache, reports each change, and tolerates invalid objects.
 
+mod common_parts;
+
 use std::{borrow::Cow, collections::HashSet, fmt::Debug, sync::Arc};
 
 use futures::StreamExt;
@@ -14,6 +16,8 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{metrics::KindLabel, names::GROUP};
+
+pub(crate) use common_parts::CommonParts;
 
 use super::Metrics;
 use crate::{
@@ -94,11 +98,15 @@ where
     kind
 }
 
+/// Reduces the memory of an object before it is stored.
+pub(crate) type Compact<K> = Box<dyn FnMut(&mut K) + Send>;
+
 /// Cache of one kind with its write and read halves.
 pub(crate) struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
     pub(crate) kind: &'static str,
     pub(crate) writer: Writer<K>,
     pub(crate) reader: Store<K>,
+    pub(crate) compact: Compact<K>,
     /// Held until the first list is complete.
     pub(crate) gate: Option<SyncGuard>,
     pub(crate) metrics: Metrics,
@@ -144,10 +152,11 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Cache<K> {
 
     /// Returns the object; for an invalid one its last valid state, because an error in an object must not look like
     /// its deletion. An invalid object is logged, counted, and reported by an Event if it is of Kyma's API group.
-    fn last_valid(&self, object: DeserializeGuard<K>) -> Option<K> {
+    fn last_valid(&mut self, object: DeserializeGuard<K>) -> Option<K> {
         match object.0 {
             Ok(mut object) => {
                 object.meta_mut().managed_fields = None;
+                (self.compact)(&mut object);
                 Some(object)
             }
             Err(invalid) => {
@@ -189,8 +198,15 @@ mod tests {
         let mut registry = Registry::default();
         let (metrics, events) = (Metrics::register(&mut registry), recorder::Metrics::register(&mut registry));
         let (writer, recorder) = (Writer::<ModuleTemplate>::default(), EventRecorder::new(events));
-        let mut cache =
-            Cache { kind: "moduletemplates", reader: writer.as_reader(), writer, gate: None, metrics, recorder };
+        let mut cache = Cache {
+            kind: "moduletemplates",
+            reader: writer.as_reader(),
+            writer,
+            compact: Box::new(|_| ()),
+            gate: None,
+            metrics,
+            recorder,
+        };
         let mut seen = Vec::new();
         let mut handler = |change: Change<'_, ModuleTemplate>| {
             if let Change::Applied(template) = change {
@@ -224,7 +240,15 @@ mod tests {
         let mut caches = ["moduletemplates", "modulereleasemetas"].map(|kind| {
             let (writer, gate) = (Writer::<ModuleTemplate>::default(), Some(gate.guard(kind)));
             let recorder = EventRecorder::new(events.clone());
-            Cache { kind, reader: writer.as_reader(), writer, gate, metrics: metrics.clone(), recorder }
+            Cache {
+                kind,
+                reader: writer.as_reader(),
+                writer,
+                compact: Box::new(|_| ()),
+                gate,
+                metrics: metrics.clone(),
+                recorder,
+            }
         });
         drop(gate);
         let is_open = || opened.load(Ordering::Relaxed);

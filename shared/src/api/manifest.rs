@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::{
     parts::{self, Condition, CustomResourcePolicy, LastOperation, Manager, Other},
     schema,
+    shared::Shared,
     state::State,
 };
 
@@ -44,7 +45,7 @@ pub struct ManifestSpec {
     /// resource is the default module CR.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::nullable_embedded_object")]
-    pub resource: Option<Value>,
+    pub resource: Option<Shared<Value>>,
     /// localizedImages is the list of image references that replace the original references in the resources of the
     /// module, for runtimes that pull from another registry.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,13 +72,13 @@ impl ManifestSpec {
     /// The default module CR; `None` if absent or null.
     #[must_use]
     pub fn resource(&self) -> Option<&Value> {
-        self.resource.as_ref().filter(|resource| !resource.is_null())
+        self.resource.as_deref().filter(|resource| !resource.is_null())
     }
 }
 
 /// Distinguishes null from absent: the API server stores both.
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
-    Value::deserialize(deserializer).map(Some)
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Shared<Value>>, D::Error> {
+    Shared::deserialize(deserializer).map(Some)
 }
 
 /// install specifies the layer that contains the resources of the module.
@@ -88,7 +89,7 @@ pub struct Install {
     pub name: String,
     /// source is the location of the layer: repo, name, ref and type.
     #[schemars(schema_with = "schema::any_object")]
-    pub source: Value,
+    pub source: Shared<Value>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
@@ -151,7 +152,7 @@ pub struct ManifestStatus {
     /// synced is the list of objects that were applied to the runtime.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
-    pub synced: Option<Vec<Resource>>,
+    pub synced: Option<Shared<Vec<Resource>>>,
     /// lastOperation is the most recent operation on the Manifest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_operation: Option<LastOperation>,
@@ -171,12 +172,12 @@ impl ManifestStatus {
     /// The objects that were applied to the runtime; empty if absent.
     #[must_use]
     pub fn synced(&self) -> &[Resource] {
-        self.synced.as_deref().unwrap_or_default()
+        self.synced.as_ref().map(|synced| synced.as_slice()).unwrap_or_default()
     }
 }
 
 /// Resource identifies an object that was applied to the runtime.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Resource {
     /// group is the API group of the object. Empty for the core group.

@@ -374,7 +374,7 @@ mod tests {
         let mut foreign = is.clone();
         foreign.metadata.owner_references = None;
         let mut replaced = is.clone();
-        replaced.spec.resource = Some(json!({"kind": "Evil"}));
+        replaced.spec.resource = Some(json!({"kind": "Evil"}).into());
         let mut added = is.clone();
         added.spec.localized_images = Some(vec!["evil".into()]);
         for changed in [older, other_channel, tampered, foreign, replaced, added] {

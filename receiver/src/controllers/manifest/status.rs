@@ -75,7 +75,7 @@ pub(super) fn compute(manifest: &Manifest, findings: &Findings, now: &Time) -> M
     ManifestStatus {
         state: findings.state,
         conditions: Some(conditions),
-        synced: Some(findings.inventory.write()),
+        synced: Some(findings.inventory.write().into()),
         last_operation: Some(unchanged.unwrap_or_else(last)),
         other: old.other,
     }
