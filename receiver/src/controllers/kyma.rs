@@ -55,7 +55,7 @@ pub(crate) use layer::LayerLookup;
 use self::{
     lookup::{Resolved, Sources},
     modules::Decisions,
-    selection::Selections,
+    selection::{Selections, Shown},
     validate::{Validated, WantedModule, validate},
     verified_cache::{Verified, VerifiedCache},
 };
@@ -73,7 +73,7 @@ use crate::{
         catalog::{Catalog, CatalogReconcile},
         installer::{Installer, Readiness, Report, was_ready},
         pending_removal::RemovalBackoff,
-        status::{Findings, StatusWriter, write_runtime},
+        status::{Findings, ShownStatus, StatusWriter, update_runtime, write_runtime},
     },
     fleet::{
         queue::{QueuedWork, ReconcileOutcome, WorkSet},
@@ -268,7 +268,7 @@ async fn run_active(
     let reconciled = match prepared {
         Ok(()) if reconcile.runtime.is_some() => reconcile.modules().await,
         Ok(()) if works.both(WorkSet::STATUS).is_empty() => Ok(()),
-        Ok(()) => reconcile.module_states(shown.as_deref()).await,
+        Ok(()) => reconcile.module_states(shown.selection.as_deref()).await,
         failed => failed,
     };
     if let Err(error) = reconciled {
@@ -282,10 +282,10 @@ async fn run_active(
     if !reconcile.outcome.follow_up.is_empty() && others.is_empty() {
         return Ok(reconcile.outcome);
     }
-    reconcile.record().await?;
-    if let Some(shown) = reconcile.shown_selection(shown) {
-        ctx.caches.selections.keep(key, shown);
-    }
+    let Shown { selection, runtime } = shown;
+    let runtime = reconcile.record(runtime).await?;
+    let selection = reconcile.shown_selection(selection);
+    ctx.caches.selections.keep(key, Shown { selection, runtime });
     let Reconcile { kyma, outcome, awaits_registry, .. } = reconcile;
     inputs::note(ctx, &kyma, &inputs, outcome.ended, awaits_registry).await;
     Ok(outcome)
@@ -462,8 +462,9 @@ impl Reconcile<'_> {
         Ok(())
     }
 
-    /// Writes the findings to both Kymas, each only if its status differs.
-    async fn record(&mut self) -> Result<(), Error> {
+    /// Writes the findings to both Kymas, each only if its status differs. Returns the runtime cluster's Kyma with its
+    /// status, given as the last reconcile left it.
+    async fn record(&mut self, last: Option<ShownStatus>) -> Result<Option<ShownStatus>, Error> {
         let status = self.ctx.status();
         if self.findings.covers_modules() {
             status.write(&mut self.kyma, &self.findings).await?;
@@ -472,8 +473,8 @@ impl Reconcile<'_> {
         }
         match &self.runtime {
             Some((client, runtime)) => Ok(write_runtime(client, runtime, &self.kyma).await?),
-            None if self.kyma.status != self.before => self.show().await,
-            None => Ok(()),
+            None if self.kyma.status != self.before => self.show(last).await,
+            None => Ok(last),
         }
     }
 
@@ -488,15 +489,23 @@ impl Reconcile<'_> {
         Ok(())
     }
 
-    /// Writes a changed status to the runtime cluster's Kyma, which the reconcile had no need to read until now.
-    async fn show(&self) -> Result<(), Error> {
+    /// Writes a changed status to the runtime cluster's Kyma, which the reconcile had no need to read until now. It is read
+    /// only if it was changed since the last reconcile.
+    async fn show(&self, last: Option<ShownStatus>) -> Result<Option<ShownStatus>, Error> {
         // Without access there is no Kyma to write to.
-        if let (Ok((client, _)), Some(Readiness::Ready) | None) =
+        let (Ok((client, _)), Some(Readiness::Ready) | None) =
             ((self.ctx.clients)(self.key), &self.findings.conditions.access)
-            && let Some(runtime) = fetch::runtime_kyma(&client).await?
+        else {
+            return Ok(None);
+        };
+        if let Some(last) = last
+            && let Some(shown) = update_runtime(&client, &last, &self.kyma).await?
         {
-            write_runtime(&client, &runtime, &self.kyma).await?;
+            return Ok(Some(shown));
         }
-        Ok(())
+        match fetch::runtime_kyma(&client).await? {
+            Some(runtime) => Ok(write_runtime(&client, &runtime, &self.kyma).await?),
+            None => Ok(None),
+        }
     }
 }

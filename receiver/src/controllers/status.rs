@@ -3,6 +3,8 @@
 mod condition;
 mod write;
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 use tidewatch_shared::{
@@ -12,7 +14,7 @@ use tidewatch_shared::{
 
 pub(crate) use condition::{Conditions, SECRET_MISSING, unreachable_since};
 pub use write::WriteStatusError;
-pub(crate) use write::{StatusWriter, write_runtime};
+pub(crate) use write::{ShownStatus, StatusWriter, update_runtime, write_runtime};
 
 use crate::{base::foreign_text, controllers::installer::Readiness};
 
@@ -142,12 +144,20 @@ pub(crate) fn for_runtime(mut status: KymaStatus) -> KymaStatus {
 
 /// Returns true if two statuses are equal except for values that API servers add or omit.
 pub(crate) fn same(a: &KymaStatus, b: &KymaStatus) -> bool {
-    let essence = |status: &KymaStatus| {
-        let mut value = serde_json::to_value(status).ok()?;
-        strip(&mut value);
-        Some(value)
-    };
     essence(a) == essence(b)
+}
+
+/// Hash of a status within this process, equal for statuses that are the [`same`].
+pub(crate) fn fingerprint(status: &KymaStatus) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    essence(status).map(|value| value.to_string()).hash(&mut hasher);
+    hasher.finish()
+}
+
+fn essence(status: &KymaStatus) -> Option<Value> {
+    let mut value = serde_json::to_value(status).ok()?;
+    strip(&mut value);
+    Some(value)
 }
 
 /// Removes the members that equal an absent one. Returns true if the value itself equals an absent one.

@@ -1,5 +1,5 @@
-//! Remembers the selection whose modules the status of a Kyma shows, so that a change of a Manifest updates that status
-//! without reading the runtime cluster.
+//! Remembers the selection whose modules the status of a Kyma shows, and the version of the runtime cluster's Kyma, so that
+//! a change of a Manifest updates both statuses without reading the runtime cluster.
 
 use std::{
     collections::HashMap,
@@ -14,22 +14,33 @@ use tidewatch_shared::{
 };
 
 use super::{Error, Reconcile, inputs, modules::Decisions, validate::validate};
-use crate::{base::key::KymaKey, fleet::queue::WorkSet};
+use crate::{base::key::KymaKey, controllers::status::ShownStatus, fleet::queue::WorkSet};
 
-/// Hash of the selection by Kyma, after a reconcile of its modules without a failure; removed with its Kyma.
+/// State of both statuses after a reconcile.
 #[derive(Debug, Default)]
-pub(super) struct Selections(Mutex<HashMap<KymaKey, String>>);
+pub(super) struct Shown {
+    /// Hash of the selection whose modules they show; `None` if they show a failure.
+    pub(super) selection: Option<String>,
+    /// The Kyma in the runtime cluster; `None` if it is to be read before the next write.
+    pub(super) runtime: Option<ShownStatus>,
+}
+
+/// State of both statuses by Kyma, after a reconcile without a failure of a request; removed with its Kyma.
+#[derive(Debug, Default)]
+pub(super) struct Selections(Mutex<HashMap<KymaKey, Shown>>);
 
 impl Selections {
     /// Takes the entry of a Kyma. A successful reconcile puts an entry back; after a failed or aborted one the status
     /// of the modules requires a full reconcile.
-    pub(super) fn take(&self, key: &KymaKey) -> Option<String> {
-        self.lock().remove(key)
+    pub(super) fn take(&self, key: &KymaKey) -> Shown {
+        self.lock().remove(key).unwrap_or_default()
     }
 
     /// Stores the entry after a reconcile.
-    pub(super) fn keep(&self, key: &KymaKey, selection: String) {
-        self.lock().insert(key.clone(), selection);
+    pub(super) fn keep(&self, key: &KymaKey, shown: Shown) {
+        if shown.selection.is_some() || shown.runtime.is_some() {
+            self.lock().insert(key.clone(), shown);
+        }
     }
 
     /// Drops the entry of a Kyma.
@@ -37,7 +48,7 @@ impl Selections {
         self.lock().remove(key);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, String>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, Shown>> {
         // Each change is a single insertion or removal: a panic of another thread leaves no partial state.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -4,9 +4,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{
     Api, Client, ResourceExt,
-    api::{Patch, PatchParams, PostParams},
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use thiserror::Error;
 use tidewatch_shared::{
     api::{Kyma, KymaStatus},
@@ -16,8 +16,9 @@ use tidewatch_shared::{
 use super::{
     Findings, compute, compute_conditions,
     condition::{Conditions, is_anothers, is_ours_alone, without_installer},
-    for_runtime, same,
+    fingerprint, for_runtime, same,
 };
+use crate::kube::object;
 
 /// A status could not be written.
 #[derive(Debug, Error)]
@@ -102,19 +103,125 @@ impl StatusWriter {
     }
 }
 
+/// A Kyma in a runtime cluster with the status that it shows, as last read or written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ShownStatus {
+    uid: String,
+    resource_version: String,
+    /// Hash of the status.
+    status: u64,
+}
+
+impl ShownStatus {
+    /// `None` for a status with members that [`replacing`] does not cover.
+    fn of(metadata: &ObjectMeta, status: &KymaStatus) -> Option<Self> {
+        if !status.other.is_empty() {
+            return None;
+        }
+        let (uid, resource_version) = (metadata.uid.clone()?, metadata.resource_version.clone()?);
+        Some(Self { uid, resource_version, status: fingerprint(status) })
+    }
+}
+
 /// Writes the status of the KCP Kyma to the runtime cluster's Kyma if that differs. A Kyma that the user is deleting is
-/// left unchanged.
-pub(crate) async fn write_runtime(client: &Client, runtime: &Kyma, kcp: &Kyma) -> Result<(), WriteStatusError> {
+/// left unchanged. Returns the Kyma with its status; `None` if it does not show that of the KCP Kyma.
+pub(crate) async fn write_runtime(
+    client: &Client,
+    runtime: &Kyma,
+    kcp: &Kyma,
+) -> Result<Option<ShownStatus>, WriteStatusError> {
     let new = for_runtime(kcp.status.clone().unwrap_or_default());
     let old = runtime.status.clone().unwrap_or_default();
-    if same(&old, &new) || runtime.metadata.deletion_timestamp.is_some() {
-        return Ok(());
+    if runtime.metadata.deletion_timestamp.is_some() {
+        return Ok(None);
+    }
+    if same(&old, &new) {
+        return Ok(ShownStatus::of(&runtime.metadata, &new));
     }
     let mut shown = runtime.clone();
     shown.metadata.managed_fields = None;
-    shown.status = Some(new);
+    shown.status = Some(new.clone());
     let params = PostParams { field_manager: Some(field_manager::LIFECYCLE.to_owned()), ..PostParams::default() };
-    let api: Api<Kyma> = Api::namespaced(client.clone(), SKR_NAMESPACE);
-    let written = api.replace_status(SKR_KYMA, &params, &shown).await;
-    written.map_err(WriteStatusError::Runtime).map(drop)
+    let written = in_runtime(client).replace_status(SKR_KYMA, &params, &shown).await;
+    let written = written.map_err(WriteStatusError::Runtime)?;
+    Ok(ShownStatus::of(&written.metadata, &new))
+}
+
+/// As [`write_runtime`], without a read of the Kyma. Returns `None` if it was changed since, or is gone.
+pub(crate) async fn update_runtime(
+    client: &Client,
+    shown: &ShownStatus,
+    kcp: &Kyma,
+) -> Result<Option<ShownStatus>, WriteStatusError> {
+    let new = for_runtime(kcp.status.clone().unwrap_or_default());
+    if fingerprint(&new) == shown.status {
+        return Ok(Some(shown.clone()));
+    }
+    let ShownStatus { uid, resource_version, .. } = shown;
+    let patch = json!({"metadata": {"uid": uid, "resourceVersion": resource_version}, "status": replacing(&new)});
+    let params = PatchParams { field_manager: Some(field_manager::LIFECYCLE.to_owned()), ..PatchParams::default() };
+    let written = in_runtime(client).patch_status(SKR_KYMA, &params, &Patch::Merge(&patch)).await;
+    match object::if_exists(written, SKR_KYMA) {
+        Ok(written) => Ok(written.and_then(|written| ShownStatus::of(&written.metadata, &new))),
+        // Another uid is invalid if the resourceVersion is equal by chance.
+        Err(kube::Error::Api(status)) if matches!(status.code, 409 | 422) => Ok(None),
+        Err(error) => Err(WriteStatusError::Runtime(error)),
+    }
+}
+
+/// Members of a merge patch that replaces the whole status: absent ones are removed.
+fn replacing(status: &KymaStatus) -> Value {
+    let KymaStatus { state, conditions, modules, active_channel, last_operation, other: _ } = status;
+    json!({"state": state, "conditions": conditions, "modules": modules, "activeChannel": active_channel,
+        "lastOperation": last_operation})
+}
+
+fn in_runtime(client: &Client) -> Api<Kyma> {
+    Api::namespaced(client.clone(), SKR_NAMESPACE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::FakeApiServer;
+
+    fn kyma(status: Value) -> Kyma {
+        serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+            "metadata": {"name": SKR_KYMA, "namespace": SKR_NAMESPACE}, "spec": {"channel": "regular"}, "status": status}))
+        .unwrap()
+    }
+
+    #[test]
+    fn patch_replaces_every_member() {
+        let full = json!({"state": "Ready", "conditions": [], "modules": [], "activeChannel": "regular",
+            "lastOperation": {"operation": "o"}});
+        let full = serde_json::from_value(full).unwrap();
+        let Value::Object(members) = serde_json::to_value(&full).unwrap() else { panic!("no object") };
+        let patch = replacing(&KymaStatus::default());
+        assert!(members.keys().all(|name| patch[name].is_null()), "{patch}");
+        assert_eq!(replacing(&full)["activeChannel"], "regular");
+    }
+
+    #[tokio::test]
+    async fn known_version_is_patched_without_a_read_until_another_writer_changes_it() {
+        let server = FakeApiServer::default();
+        let client = server.client();
+        let show = |text: &str| kyma(json!({"state": "Ready", "lastOperation": {"operation": text}}));
+        server.edit("kymas/default", |stored| {
+            *stored = json!(kyma(json!({"state": "Processing", "modules": [{"name": "m", "state": "Processing"}]})))
+        });
+        let runtime: Kyma = serde_json::from_value(server.object("kymas/default").unwrap()).unwrap();
+        let first = write_runtime(&client, &runtime, &show("1")).await.unwrap().unwrap();
+        server.calls();
+        assert_eq!(update_runtime(&client, &first, &show("1")).await.unwrap().as_ref(), Some(&first));
+        assert_eq!(server.calls(), Vec::<String>::new(), "nothing differs");
+        let second = update_runtime(&client, &first, &show("2")).await.unwrap().unwrap();
+        assert_eq!(server.calls(), ["PATCH kymas/default/status"]);
+        let status = server.object("kymas/default").unwrap()["status"].clone();
+        assert_eq!(status, json!({"state": "Ready", "lastOperation": {"operation": "2"}}));
+        server.edit("kymas/default", |stored| stored["spec"]["channel"] = json!("fast"));
+        assert_eq!(update_runtime(&client, &second, &show("3")).await.unwrap(), None);
+        server.remove("kymas/default");
+        assert_eq!(update_runtime(&client, &second, &show("3")).await.unwrap(), None);
+    }
 }

@@ -19,7 +19,7 @@ fn requested() -> ReconcileOutcome {
 }
 
 #[tokio::test]
-async fn changed_state_of_a_manifest_reaches_both_statuses_with_one_read_and_one_write_each() {
+async fn changed_state_of_a_manifest_reaches_both_statuses_with_one_write_each() {
     let mut bed = Bed::with_keda().await;
     let (_, manifest) = bed.manifest().unwrap();
     let manifest: Manifest = serde_json::from_value(manifest).unwrap();
@@ -30,7 +30,7 @@ async fn changed_state_of_a_manifest_reaches_both_statuses_with_one_read_and_one
         bed.report(state);
         assert_eq!(bed.states().await, ReconcileOutcome::ended(WorkSet::STATUS));
         assert_eq!(bed.kcp.calls(), ["GET kymas/k", "PATCH kymas/k/status"]);
-        assert_eq!(bed.runtime.calls(), ["GET kymas/default", "PUT kymas/default/status"]);
+        assert_eq!(bed.runtime.calls(), ["PATCH kymas/default/status"]);
         for status in [bed.status(), bed.shown()] {
             assert_eq!((&status["state"], &status["modules"][0]["state"]), (&json!(state), &json!(state)));
         }
@@ -38,6 +38,20 @@ async fn changed_state_of_a_manifest_reaches_both_statuses_with_one_read_and_one
         assert_eq!(bed.states().await, ReconcileOutcome::ended(WorkSet::STATUS));
         assert_eq!((bed.kcp.calls(), bed.runtime.calls()), (vec!["GET kymas/k".to_owned()], vec![]));
     }
+}
+
+#[tokio::test]
+async fn kyma_that_its_user_changed_is_read_before_its_status_is_written() {
+    let mut bed = Bed::with_keda().await;
+    bed.runtime.edit("kymas/default", |kyma| kyma["metadata"]["labels"]["mine"] = "x".into());
+    bed.report("Ready");
+    assert_eq!(bed.states().await, ReconcileOutcome::ended(WorkSet::STATUS));
+    let expected = ["PATCH kymas/default/status", "GET kymas/default", "PUT kymas/default/status"];
+    assert_eq!(bed.runtime.calls(), expected);
+    assert_eq!(bed.shown()["state"], "Ready");
+    bed.report("Error");
+    bed.states().await;
+    assert_eq!(bed.runtime.calls(), ["PATCH kymas/default/status"]);
 }
 
 #[tokio::test]
@@ -76,7 +90,7 @@ async fn failure_of_the_kyma_stays_until_a_full_reconcile() {
 async fn status_that_did_not_reach_the_runtime_is_written_by_the_next_full_reconcile() {
     let mut bed = Bed::with_keda().await;
     bed.report("Ready");
-    bed.runtime.refuse("PUT kymas/default/status", 503);
+    bed.runtime.refuse("PATCH kymas/default/status", 503);
     assert_eq!(bed.states().await.failed, WorkSet::STATUS);
     bed.runtime.refuse_nothing();
     assert_eq!(bed.states().await, requested());
