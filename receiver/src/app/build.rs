@@ -111,7 +111,8 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     };
     let forward = forward::Client::new(config.forward_url_template.clone());
     let v2 = builder.v2(forward.clone())?;
-    let changes::Components { stores, fleet, access, recorder, manifest_queue, .. } = components.clone();
+    let changes::Components { stores, fleet, access, recorder, manifest_queue, manifest_memories, .. } =
+        components.clone();
     let (rotation, rotations) =
         CaRotation::new(tls_state.clone(), client.clone(), &config.namespace, &config.pki, fleet.clone(), pki.clone());
     let event_path = builder.event_path(rotations.clone(), installs.is_some());
@@ -129,7 +130,7 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     tasks.push(rotation.run(synced.clone()).boxed());
     tasks.push(recorder.run(client.clone()).boxed());
     tasks.push(manifest_queue.clone().observe_ages().boxed());
-    tasks.push(module_reports::run(fleet, manifest_queue, stores.manifests).boxed());
+    tasks.push(module_reports::run(fleet, manifest_queue, stores.manifests, manifest_memories).boxed());
     let (issuer, namespace) = (builder.certificate_issuer(), config.namespace.clone());
     Ok(Receiver {
         gateway: builder.gateway(issuer.clone()),

@@ -12,6 +12,7 @@ mod inventory;
 mod layers;
 mod memory;
 mod metrics;
+mod own_writes;
 mod pods;
 mod ready;
 mod record;
@@ -27,7 +28,11 @@ mod tests;
 mod watches;
 mod written;
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::future::BoxFuture;
 use kube::{Client, ResourceExt as _, runtime::reflector::ObjectRef};
@@ -50,10 +55,11 @@ pub(crate) use watches::module_watches;
 use self::{
     drift::object_key,
     execute::{Execution, Failure, wanted_finalizers},
-    inventory::Inventory,
+    inventory::{Inventory, ObjectKey},
     layers::layer_key,
-    memory::hash,
+    memory::{Desired, hash},
     pods::PodSelection,
+    ready::manager_of,
     record::Record,
     render::{RenderSettings, RenderedObject, Scope, render},
     report::{Details, findings},
@@ -338,13 +344,17 @@ impl Reconcile<'_> {
         let inventory = inventory_of(&record.manifest);
         let desired = objects.as_ref().map(|_| {
             let Manifest { metadata, spec, .. } = &record.manifest;
-            hash(&(&metadata.uid, metadata.generation, spec.install.source.to_string(), self.revision))
+            Desired {
+                target: hash(&(&metadata.uid, self.revision)),
+                objects: hash(&(metadata.generation, spec.install.source.to_string())),
+            }
         });
         let verify = self.queued.drift == Drift::All;
         let mut memory = self.ctx.memories.take(self.key, desired, verify, inventory.clone());
-        let mut facts = facts(goal, &record.manifest, objects.as_deref(), inventory, memory.is_complete());
+        let current = memory.retain(objects.as_deref().unwrap_or_default());
+        let mut facts = facts(goal, &record.manifest, objects.as_deref(), inventory, &current);
         if let Drift::Objects(objects) = &self.queued.drift {
-            for object in objects.iter().filter(|object| !memory.is_echo(object)) {
+            for object in objects {
                 facts.seen.remove(&object_key(object));
             }
         }
@@ -353,8 +363,11 @@ impl Reconcile<'_> {
             facts.default_object = DefaultObject::NotWanted;
             facts.blocked = Some(false);
         }
+        let rendered = objects.iter().flatten().map(|object| (&object.key, object.version.as_str()));
+        let manager = manager_of(&record.manifest, rendered);
         let mut execution = Execution {
             ctx: self.ctx,
+            key: self.key,
             kyma: self.kyma.clone(),
             client: self.client.clone(),
             record,
@@ -366,6 +379,8 @@ impl Reconcile<'_> {
             unestablished: Vec::new(),
             established: BTreeSet::new(),
             has_left: false,
+            manager,
+            live_manager: None,
             pods: None,
         };
         for _ in 0..MAX_ACTIONS {
@@ -427,7 +442,7 @@ impl Reconcile<'_> {
         self,
         mut execution: Execution<'_>,
         fault: Option<String>,
-        desired: Option<u64>,
+        desired: Option<Desired>,
     ) -> Result<ReconcileOutcome, Error> {
         let is_applied = execution.facts.is_applied();
         let facts = &execution.facts;
@@ -463,7 +478,7 @@ impl Reconcile<'_> {
             execution.record.patch_metadata("record the applied layer of the Manifest", members).await?;
         }
         if let Some(desired) = desired.filter(|_| is_applied) {
-            execution.memory.complete(desired);
+            execution.memory.complete(desired, execution.facts.rendered.unwrap_or_default());
         }
         let outcome = self.outcome(&mut execution, findings.as_ref());
         self.ctx.memories.keep(self.key, execution.memory);
@@ -516,16 +531,18 @@ fn kind_of(object: &Value) -> Option<(&str, &str, &str)> {
     Some((group, version, object["kind"].as_str()?))
 }
 
-/// Facts at the begin of a reconcile. If everything was applied before, nothing is applied again.
+/// Facts at the begin of a reconcile. Objects that an earlier one applied are `current`, and not applied again.
 fn facts<'a>(
     goal: Goal,
     manifest: &Manifest,
     rendered: Option<&'a [RenderedObject]>,
     inventory: Inventory,
-    is_complete: bool,
+    current: &[&ObjectKey],
 ) -> Facts<'a> {
-    let objects = rendered.unwrap_or_default().iter();
-    let seen = objects.filter(|_| is_complete).map(|object| (object.key.clone(), Seen::Current)).collect();
+    let seen: BTreeMap<_, _> = current.iter().map(|key| ((*key).clone(), Seen::Current)).collect();
+    let mut definitions = rendered.unwrap_or_default().iter().filter(|object| object.key.is_definition());
+    // They were established when the earlier reconcile ended.
+    let established = definitions.all(|object| seen.contains_key(&object.key)).then_some(true);
     let is_created = status::is_default_created(manifest);
     let is_pending = manages_default(manifest) && (goal == Goal::Remove || !is_created);
     let has_finalizers =
@@ -537,7 +554,7 @@ fn facts<'a>(
         inventory,
         recovered: None,
         seen,
-        established: is_complete.then_some(true),
+        established,
         default_object: if is_pending { DefaultObject::Pending } else { DefaultObject::NotWanted },
         blocked: None,
     }

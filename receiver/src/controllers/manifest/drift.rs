@@ -1,41 +1,48 @@
 //! Changes that the agent reported: the Manifests that they affect, and the objects to read again. Pure.
 
-use kube::ResourceExt as _;
 use tidewatch_shared::{
     api::Manifest,
     event::{Change, Object},
 };
 
-use super::{inventory::ObjectKey, inventory_of, report::is_blocked};
+use super::{Memories, inventory::ObjectKey, inventory_of, report::is_blocked};
 use crate::{
     base::key::KymaKey,
     fleet::{manifests::ManifestKey, queue::Drift},
 };
 
 /// Selects the Manifests of a runtime that changes in it affect, each with the objects to read again: none if only the
-/// status of its objects changed.
-pub(crate) fn affected<'a>(manifests: impl Iterator<Item = &'a Manifest>, drift: &Drift) -> Vec<(ManifestKey, Drift)> {
-    let key = |manifest: &Manifest| KymaKey::new(manifest.namespace().unwrap_or_default(), manifest.name_any());
-    let of_manifest = |manifest: &Manifest| match drift {
-        Drift::None => None,
-        Drift::All => Some(Drift::All),
-        Drift::Objects(objects) => objects_of(manifest, objects),
+/// status of its objects changed. A report of our own write affects none.
+pub(crate) fn affected<'a>(
+    manifests: impl Iterator<Item = &'a Manifest>,
+    drift: &Drift,
+    memories: &Memories,
+) -> Vec<(ManifestKey, Drift)> {
+    let of_manifest = |manifest: &Manifest| {
+        let key = KymaKey::of(manifest);
+        let drift = match drift {
+            Drift::None => return None,
+            Drift::All => Drift::All,
+            Drift::Objects(objects) => objects_of(manifest, objects, |object| memories.is_echo(&key, object))?,
+        };
+        Some((key, drift))
     };
-    manifests.filter_map(|manifest| Some((key(manifest), of_manifest(manifest)?))).collect()
+    manifests.filter_map(of_manifest).collect()
 }
 
 /// Returns the objects of a Manifest to read again; `None` if no change concerns it.
-fn objects_of(manifest: &Manifest, objects: &[Object]) -> Option<Drift> {
+fn objects_of(manifest: &Manifest, objects: &[Object], is_echo: impl Fn(&Object) -> bool) -> Option<Drift> {
     let inventory = inventory_of(manifest);
-    let is_own = |object: &&Object| inventory.contains(&object_key(object));
-    let own: Vec<_> = objects.iter().filter(is_own).collect();
+    let is_own = |object: &Object| inventory.contains(&object_key(object));
     let is_concerned = |object: &Object| {
-        is_manager(manifest, object) || is_pod_of_manager(manifest, object) || blocks(manifest, object)
+        is_own(object)
+            || is_manager(manifest, object)
+            || is_pod_of_manager(manifest, object)
+            || blocks(manifest, object)
     };
-    if own.is_empty() && !objects.iter().any(is_concerned) {
-        return None;
-    }
-    let changed: Vec<_> = own.into_iter().filter(|object| object.change != Change::Status).cloned().collect();
+    let mut news = objects.iter().filter(|object| is_concerned(object) && !is_echo(object)).peekable();
+    news.peek()?;
+    let changed: Vec<_> = news.filter(|object| is_own(object) && object.change != Change::Status).cloned().collect();
     Some(if changed.is_empty() { Drift::None } else { Drift::Objects(changed) })
 }
 
@@ -113,7 +120,10 @@ mod tests {
     }
 
     fn names(manifests: &[Manifest], drift: &Drift) -> Vec<(String, Drift)> {
-        affected(manifests.iter(), drift).into_iter().map(|(key, drift)| (key.name.clone(), drift)).collect()
+        affected(manifests.iter(), drift, &Memories::default())
+            .into_iter()
+            .map(|(key, drift)| (key.name.clone(), drift))
+            .collect()
     }
 
     #[test]

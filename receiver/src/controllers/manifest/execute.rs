@@ -23,7 +23,7 @@ use super::{
     inventory::{Inventory, ObjectKey},
     memory::Memory,
     pods::PodSelection,
-    ready::{self, MAX_PODS, Manager, Readiness, explain, manager_of, pod_selector},
+    ready::{self, MAX_PODS, Manager, Readiness, explain, pod_selector},
     record::Record,
     recovery,
     render::RenderedObject,
@@ -31,6 +31,7 @@ use super::{
 };
 use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
+    fleet::manifests::ManifestKey,
     kube::{
         kinds::{Kinds, is_built_in, is_unserved},
         object::{self, Component, Converged, Ownership, Shape, Target},
@@ -80,17 +81,18 @@ impl Failure {
 
 /// Result of the apply of one object.
 struct Applied {
+    /// The manager of the module, as in the last response.
+    manager: Option<DynamicObject>,
     /// Form in which the API server stores the object, if that differs from the rendered one.
     accepted: Option<u64>,
     /// The object is an established CRD.
     is_established: bool,
-    /// Version of the object, if this reconcile wrote it.
-    written: Option<String>,
 }
 
 /// One reconcile of one Manifest.
 pub(super) struct Execution<'a> {
     pub(super) ctx: &'a Context,
+    pub(super) key: &'a ManifestKey,
     /// Kyma of the Manifest.
     pub(super) kyma: KymaKey,
     pub(super) client: Client,
@@ -107,6 +109,10 @@ pub(super) struct Execution<'a> {
     pub(super) established: BTreeSet<ObjectKey>,
     /// The Manifest has no finalizer of ours left.
     pub(super) has_left: bool,
+    /// Object whose readiness is that of the module.
+    pub(super) manager: Option<Manager>,
+    /// The manager as in the last response, if this reconcile compared it.
+    pub(super) live_manager: Option<DynamicObject>,
     /// Pods of the manager while it is not ready.
     pub(super) pods: Option<PodSelection>,
 }
@@ -203,11 +209,9 @@ impl<'a> Execution<'a> {
         let applied: Vec<_> = stream::iter(requests).buffered(CONCURRENCY).collect().await;
         for (object, applied) in objects.iter().zip(applied) {
             let seen = match applied {
-                Ok(Applied { accepted, is_established, written }) => {
+                Ok(Applied { manager, accepted, is_established }) => {
                     self.memory.accept(&object.key, accepted);
-                    if let Some(version) = written {
-                        self.memory.wrote(&object.key, &version);
-                    }
+                    self.live_manager = manager.or(self.live_manager.take());
                     if is_established {
                         self.established.insert(object.key.clone());
                     }
@@ -244,11 +248,14 @@ impl<'a> Execution<'a> {
             Target { name: &key.name, manager: field_manager::MODULE, shape, desired: body, budget: Some(&budget) };
         let mut accepted = self.memory.accepted(key);
         match target.converge(&api, found, &mut accepted).await {
-            Ok(Converged { object, written, .. }) => Ok(Applied {
-                accepted,
-                is_established: key.is_definition() && is_established(&object),
-                written: object.resource_version().filter(|_| written),
-            }),
+            Ok(Converged { object, written, .. }) => {
+                if let Some(version) = object.resource_version().filter(|_| written) {
+                    self.ctx.memories.wrote_object(&self.key, key, &version);
+                }
+                let is_established = key.is_definition() && is_established(&object);
+                let is_manager = self.manager.as_ref().is_some_and(|manager| manager.key == *key);
+                Ok(Applied { manager: is_manager.then_some(object), accepted, is_established })
+            }
             Err(error) => Err(error.request().map_or_else(|| contested(operation()), |error| failed(&error))),
         }
     }
@@ -382,13 +389,12 @@ impl<'a> Execution<'a> {
     /// Reads the readiness of the module's manager; `None` if the request failed, which is recorded. With `explains`, its
     /// pods are read while it is not ready.
     pub(super) async fn readiness(&mut self, explains: bool) -> Option<Readiness> {
-        let rendered = self.facts.rendered.unwrap_or_default().iter();
-        let rendered = rendered.map(|object| (&object.key, object.version.as_str()));
-        let Some(Manager { key, version }) = manager_of(&self.record.manifest, rendered) else {
-            return Some(Readiness::Ready);
-        };
+        let Some(Manager { key, version }) = self.manager.take() else { return Some(Readiness::Ready) };
         let observed = match self.api_of(&key, &version).await {
-            Ok(Some(api)) => retain(observe(&self.client, &api, &key, explains)).await,
+            Ok(Some(api)) => {
+                let found = self.live_manager.take();
+                retain(observe(&self.client, &api, &key, found, explains)).await
+            }
             Ok(None) => Ok((Readiness::absent(&key), None)),
             Err(error) => Err(error),
         };
@@ -488,14 +494,17 @@ pub(crate) fn finalizers(manages_default: bool) -> impl Iterator<Item = &'static
     [basic, labels].into_iter().chain(manages_default.then_some(default_object))
 }
 
-/// Reads an object, and its pods if it has failed, or with `explains` if it is not ready.
+/// Reads an object unless this reconcile has `found` it, and its pods if it has failed, or with `explains` if it is not
+/// ready.
 async fn observe(
     client: &Client,
     api: &Api<DynamicObject>,
     key: &ObjectKey,
+    found: Option<DynamicObject>,
     explains: bool,
 ) -> kube::Result<(Readiness, Option<PodSelection>)> {
-    let Some(live) = object::get(api, &key.name).await? else { return Ok((Readiness::absent(key), None)) };
+    let live = if found.is_some() { found } else { object::get(api, &key.name).await? };
+    let Some(live) = live else { return Ok((Readiness::absent(key), None)) };
     let now = Timestamp::now();
     let readiness = ready::readiness(key, &live, now);
     let Some(selector) = pod_selector(key, &live).filter(|_| readiness != Readiness::Ready) else {

@@ -11,9 +11,10 @@ use tidewatch_shared::{api::Manifest, event::Object};
 use tokio::time::Instant;
 
 use super::{
-    drift::object_key,
     inventory::{Inventory, ObjectKey},
+    own_writes::OwnWrites,
     pods::{PodSelection, PodSelections},
+    render::RenderedObject,
     written::WrittenManifests,
 };
 use crate::{
@@ -26,17 +27,33 @@ const RECHECK: Duration = Duration::from_secs(1);
 /// Longest delay; changes in KCP and of the layer cause a reconcile at once.
 const MAX_RECHECK: Duration = Duration::from_secs(60);
 
+/// Desired objects of a Manifest, as hashes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Desired {
+    /// Identity of the Manifest and of the client of the runtime.
+    pub(super) target: u64,
+    /// Inputs of the rendering.
+    pub(super) objects: u64,
+}
+
+/// Objects that were applied completely, and are not to be compared again.
+#[derive(Clone, Debug)]
+struct Applied {
+    target: u64,
+    /// The desired objects; `None` once others are desired, which are not applied completely.
+    desired: Option<u64>,
+    /// Hashes of the objects with their bodies, ascending.
+    objects: Box<[u64]>,
+}
+
 /// Memory of one Manifest during a reconcile.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Memory {
-    /// Hash of the desired objects that were applied completely, and are not to be compared again.
-    applied: Option<u64>,
+    applied: Option<Applied>,
     /// Objects of the inventory when the reconcile began: they may exist.
     recorded: Inventory,
     /// Forms in which the runtime's API server stores objects otherwise than desired, by hash of their keys.
     accepted: BTreeMap<u64, u64>,
-    /// Versions that the API server returned for our writes, by hash of the keys, until the agent reports them.
-    written: BTreeMap<u64, u64>,
     /// Cause of the wait, as a hash, and the number of reconciles that found it.
     waits: (u64, u32),
     /// The manager has not been ready since then.
@@ -46,9 +63,23 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// True if all objects were applied before, and are not to be compared.
-    pub(super) const fn is_complete(&self) -> bool {
-        self.applied.is_some()
+    /// Returns the keys of the objects that an earlier reconcile applied exactly so, and that are not to be compared again:
+    /// all of them if nothing else is desired now, otherwise those that the change leaves as they are. All others are
+    /// forgotten.
+    pub(super) fn retain<'a>(&mut self, rendered: &'a [RenderedObject]) -> Vec<&'a ObjectKey> {
+        let Some(applied) = &mut self.applied else { return Vec::new() };
+        if applied.desired.is_some() {
+            return rendered.iter().map(|object| &object.key).collect();
+        }
+        let is_known = |object: &u64| applied.objects.binary_search(object).is_ok();
+        let (keys, mut objects): (Vec<_>, Vec<_>) = rendered
+            .iter()
+            .map(|object| (&object.key, object_hash(object)))
+            .filter(|(_, object)| is_known(object))
+            .unzip();
+        objects.sort_unstable();
+        applied.objects = objects.into();
+        keys
     }
 
     /// True if the object was applied in an earlier reconcile, so that it has to be read.
@@ -67,22 +98,15 @@ impl Memory {
         }
     }
 
-    /// Records the version that a write returned.
-    pub(super) fn wrote(&mut self, key: &ObjectKey, version: &str) {
-        self.written.insert(hash(key), hash(version));
-    }
-
-    /// Returns true once if a report is that of our own write, after which no other writer has written.
-    pub(super) fn is_echo(&mut self, object: &Object) -> bool {
-        let (key, version) = (hash(&object_key(object)), hash(object.resource_version.as_str()));
-        let is_echo = self.written.get(&key) == Some(&version);
-        self.written.remove(&key);
-        is_echo
-    }
-
     /// Records that all desired objects are applied.
-    pub(super) const fn complete(&mut self, desired: u64) {
-        self.applied = Some(desired);
+    pub(super) fn complete(&mut self, desired: Desired, rendered: &[RenderedObject]) {
+        if self.applied.as_ref().is_some_and(|applied| applied.desired == Some(desired.objects)) {
+            return;
+        }
+        let mut objects: Vec<_> = rendered.iter().map(object_hash).collect();
+        objects.sort_unstable();
+        let Desired { target, objects: desired } = desired;
+        self.applied = Some(Applied { target, desired: Some(desired), objects: objects.into() });
     }
 
     /// Records a wait for this cause. Returns the number of earlier reconciles that found the same one.
@@ -122,6 +146,7 @@ impl Memory {
 pub struct Memories {
     state: Arc<Mutex<State>>,
     written: WrittenManifests,
+    own_writes: OwnWrites,
     pods: PodSelections,
 }
 
@@ -135,20 +160,30 @@ impl Default for Memories {
     fn default() -> Self {
         let random = Random::new(RandomState::new().hash_one(0));
         let state = Arc::new(Mutex::new(State { by_manifest: HashMap::new(), random }));
-        Self { state, written: WrittenManifests::default(), pods: PodSelections::default() }
+        let (written, own_writes, pods) = Default::default();
+        Self { state, written, own_writes, pods }
     }
 }
 
 impl Memories {
-    /// Takes the memory of a Manifest. Objects that were applied for another `desired` are to be compared, and all of
-    /// them if `verify` is set. Without [`Self::keep`], the next reconcile compares.
-    pub(super) fn take(&self, key: &ManifestKey, desired: Option<u64>, verify: bool, recorded: Inventory) -> Memory {
+    /// Takes the memory of a Manifest. Objects that were applied for other `desired` ones are to be compared unless they
+    /// stay the same, and all of them for another target or if `verify` is set. Without [`Self::keep`], the next reconcile
+    /// compares.
+    pub(super) fn take(
+        &self,
+        key: &ManifestKey,
+        desired: Option<Desired>,
+        verify: bool,
+        recorded: Inventory,
+    ) -> Memory {
         let mut memory = self.lock().by_manifest.remove(key).unwrap_or_default();
-        if verify || desired.is_none() || memory.applied != desired {
-            memory.applied = None;
+        let target = desired.filter(|_| !verify).map(|desired| desired.target);
+        memory.applied = memory.applied.filter(|applied| Some(applied.target) == target);
+        if let (Some(applied), Some(desired)) = (&mut memory.applied, desired) {
+            applied.desired = applied.desired.filter(|applied| *applied == desired.objects);
         }
         if verify {
-            memory.written.clear();
+            self.own_writes.forget(key);
         }
         memory.recorded = recorded;
         memory
@@ -163,6 +198,7 @@ impl Memories {
     pub(crate) fn forget(&self, key: &ManifestKey) {
         self.lock().by_manifest.remove(key);
         self.written.forget(key);
+        self.own_writes.forget(key);
         self.pods.forget(key);
     }
 
@@ -179,6 +215,16 @@ impl Memories {
     /// Waits for the next Kyma with other pods to watch: its runtime needs another plan.
     pub(crate) async fn next_replanned(&self) -> KymaKey {
         self.pods.next_changed().await
+    }
+
+    /// Records the version of an object that a write returned.
+    pub(super) fn wrote_object(&self, key: &ManifestKey, object: &ObjectKey, version: &str) {
+        self.own_writes.wrote(key, object, version);
+    }
+
+    /// Returns true once if a report is that of our own write, after which no other writer has written.
+    pub(super) fn is_echo(&self, key: &ManifestKey, object: &Object) -> bool {
+        self.own_writes.is_echo(key, object)
     }
 
     /// Returns a Manifest as our last write returned it, if the cache has not got that far.
@@ -208,6 +254,10 @@ impl Memories {
     }
 }
 
+fn object_hash(object: &RenderedObject) -> u64 {
+    hash(&(&object.key, &object.version, object.body.to_string()))
+}
+
 /// Hash within this process.
 pub(super) fn hash(value: &(impl Hash + ?Sized)) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -218,55 +268,92 @@ pub(super) fn hash(value: &(impl Hash + ?Sized)) -> u64 {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tidewatch_shared::event::Change;
 
     use super::*;
+    use crate::controllers::manifest::stage::Stage;
 
     fn manifest() -> ManifestKey {
         ManifestKey::new("ns", "m")
     }
 
-    #[test]
-    fn objects_are_compared_again_for_another_desired_form_and_for_a_verification() {
-        let memories = Memories::default();
-        let applied = |desired: Option<u64>, verify: bool| {
-            let mut memory = Memory::default();
-            memory.complete(1);
-            memories.keep(&manifest(), memory);
-            memories.take(&manifest(), desired, verify, Inventory::default()).is_complete()
-        };
-        assert!(applied(Some(1), false));
-        for (desired, verify) in [(Some(2), false), (None, false), (Some(1), true)] {
-            assert!(!applied(desired, verify), "{desired:?} {verify}");
+    fn rendered(name: &str, data: &str) -> RenderedObject {
+        let body = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"k": data},
+            "metadata": {"name": name, "namespace": "kyma-system"}});
+        RenderedObject {
+            key: ObjectKey::of(&body),
+            version: "v1".to_owned(),
+            stage: Stage::Configuration,
+            served: true,
+            body,
         }
-        // A reconcile that is killed half-way keeps nothing.
-        assert!(!memories.take(&manifest(), Some(1), false, Inventory::default()).is_complete());
+    }
+
+    fn desired(target: u64, objects: u64) -> Desired {
+        Desired { target, objects }
+    }
+
+    /// Names of the objects that are not compared after [`desired`] `(1, 1)` was applied with these objects.
+    fn retained(
+        before: &[RenderedObject],
+        now: Option<Desired>,
+        verify: bool,
+        after: &[RenderedObject],
+    ) -> Vec<String> {
+        let memories = Memories::default();
         let mut memory = Memory::default();
-        memory.complete(1);
+        memory.complete(desired(1, 1), before);
         memories.keep(&manifest(), memory);
-        memories.forget(&manifest());
-        assert!(!memories.take(&manifest(), Some(1), false, Inventory::default()).is_complete());
+        let mut memory = memories.take(&manifest(), now, verify, Inventory::default());
+        memory.retain(after).into_iter().map(|key| key.name.clone()).collect()
     }
 
     #[test]
-    fn report_of_our_own_version_is_an_echo_once() {
-        let report = |version: &str| Object {
-            subject: "/v1/configmaps/kyma-system/a".parse().unwrap(),
-            kind: "ConfigMap".to_owned(),
-            uid: String::new(),
-            resource_version: version.to_owned(),
-            generation: None,
-            change: Change::Spec,
-        };
-        let map =
-            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "kyma-system"}});
+    fn objects_are_compared_again_for_another_target_and_for_a_verification() {
+        let objects = [rendered("a", "1"), rendered("b", "1")];
+        assert_eq!(retained(&objects, Some(desired(1, 1)), false, &objects), ["a", "b"]);
+        for (now, verify) in [(Some(desired(2, 1)), false), (None, false), (Some(desired(1, 1)), true)] {
+            assert_eq!(retained(&objects, now, verify, &objects), Vec::<String>::new(), "{now:?} {verify}");
+        }
+        let memories = Memories::default();
+        // A reconcile that is killed half-way keeps nothing, and a Manifest that is gone leaves nothing.
+        for is_kept in [false, true] {
+            let mut memory = memories.take(&manifest(), Some(desired(1, 1)), false, Inventory::default());
+            assert_eq!(memory.retain(&objects), Vec::<&ObjectKey>::new(), "{is_kept}");
+            memory.complete(desired(1, 1), &objects);
+            if is_kept {
+                memories.keep(&manifest(), memory);
+                memories.forget(&manifest());
+            }
+        }
+        let mut memory = memories.take(&manifest(), Some(desired(1, 1)), false, Inventory::default());
+        assert_eq!(memory.retain(&objects), Vec::<&ObjectKey>::new());
+    }
+
+    #[test]
+    fn change_of_the_desired_objects_retains_those_that_stay_the_same() {
+        let before = [rendered("a", "1"), rendered("b", "1"), rendered("dropped", "1")];
+        let after = [rendered("a", "1"), rendered("b", "2"), rendered("new", "1")];
+        assert_eq!(retained(&before, Some(desired(1, 2)), false, &after), ["a"]);
+    }
+
+    #[test]
+    fn change_that_was_not_completed_is_not_forgotten_by_its_reversal() {
+        let (before, after) = ([rendered("a", "1"), rendered("b", "1")], [rendered("a", "1"), rendered("b", "2")]);
+        let memories = Memories::default();
         let mut memory = Memory::default();
-        assert!(!memory.is_echo(&report("7")));
-        memory.wrote(&ObjectKey::of(&map), "7");
-        assert!(memory.is_echo(&report("7")) && !memory.is_echo(&report("7")));
-        memory.wrote(&ObjectKey::of(&map), "7");
-        assert!(!memory.is_echo(&report("8")), "another writer came after us");
-        assert!(!memory.is_echo(&report("7")), "a later report is none of ours");
+        memory.complete(desired(1, 1), &before);
+        memories.keep(&manifest(), memory);
+        let mut memory = memories.take(&manifest(), Some(desired(1, 2)), false, Inventory::default());
+        memory.retain(&after);
+        // It failed after the write of `b`.
+        memories.keep(&manifest(), memory);
+        let mut memory = memories.take(&manifest(), Some(desired(1, 1)), false, Inventory::default());
+        let names: Vec<_> = memory.retain(&before).into_iter().map(|key| key.name.as_str()).collect();
+        assert_eq!(names, ["a"]);
+        memory.complete(desired(1, 1), &before);
+        memories.keep(&manifest(), memory);
+        let mut memory = memories.take(&manifest(), Some(desired(1, 1)), false, Inventory::default());
+        assert_eq!(memory.retain(&before).len(), 2);
     }
 
     #[test]

@@ -181,15 +181,16 @@ async fn module_is_installed_in_stages_and_becomes_ready_with_its_manager() {
     let mut fixture = Fixture::new();
     let outcome = fixture.reconcile().await;
     assert!(outcome.failed.is_empty() && outcome.requeue_after.is_some(), "{outcome:?}");
-    let writes = fixture.runtime.writes();
+    let calls = fixture.runtime.calls();
     assert_eq!(
-        writes,
+        calls,
         [
             "PATCH customresourcedefinitions/samples.example.test",
             "PATCH configmaps/a",
             "PATCH deployments/d",
             "POST samples",
-        ]
+        ],
+        "the response to the apply shows the manager"
     );
     let (state, operation) = fixture.state();
     assert_eq!(state, State::Processing, "{operation}");
@@ -246,8 +247,10 @@ async fn upgrade_prunes_dropped_objects_and_never_touches_the_default_cr() {
     fixture.set_layer(LayerObjects::Ready(Arc::new(next)));
     fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
     assert_eq!(fixture.reconcile().await, ended());
-    let writes = fixture.runtime.writes();
-    assert_eq!(writes, ["PATCH configmaps/b", "PATCH deployments/d", "DELETE configmaps/a"]);
+    let calls = fixture.runtime.calls();
+    let expected =
+        ["PATCH configmaps/b", "GET deployments/d", "PATCH deployments/d", "GET configmaps/a", "DELETE configmaps/a"];
+    assert_eq!(calls, expected, "the CRD stays the same, and is not read");
     assert!(!fixture.synced().contains(&"ConfigMap kyma-system/a".to_owned()));
     assert_eq!(fixture.manifest().unwrap().annotations()[annotation::SYNC_OCI_REF], NEXT);
     assert!(fixture.runtime.object("samples/default").is_none(), "the user deleted it");

@@ -1,0 +1,81 @@
+//! Versions of the objects that our writes produced, until the agent reports them: the reconcile that wrote an object has
+//! compared the response, so that its report requires no further one.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tidewatch_shared::event::Object;
+
+use super::{drift::object_key, inventory::ObjectKey, memory::hash};
+use crate::fleet::manifests::ManifestKey;
+
+/// Hashes of the resourceVersions by hashes of the keys, by Manifest; bounded by the objects of the modules. Clones
+/// share one state.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OwnWrites(Arc<Mutex<HashMap<ManifestKey, BTreeMap<u64, u64>>>>);
+
+impl OwnWrites {
+    /// Records the version that a write returned.
+    pub(super) fn wrote(&self, manifest: &ManifestKey, key: &ObjectKey, version: &str) {
+        self.lock().entry(manifest.clone()).or_default().insert(hash(key), hash(version));
+    }
+
+    /// Returns true once if a report is that of our own write, after which no other writer has written.
+    pub(super) fn is_echo(&self, manifest: &ManifestKey, object: &Object) -> bool {
+        let (key, version) = (hash(&object_key(object)), hash(object.resource_version.as_str()));
+        let mut all = self.lock();
+        let Some(written) = all.get_mut(manifest) else { return false };
+        let is_echo = written.remove(&key) == Some(version);
+        if written.is_empty() {
+            all.remove(manifest);
+        }
+        is_echo
+    }
+
+    /// Drops the versions of a Manifest that is gone, or whose objects are all read again.
+    pub(super) fn forget(&self, manifest: &ManifestKey) {
+        self.lock().remove(manifest);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ManifestKey, BTreeMap<u64, u64>>> {
+        // No change panics half-way.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tidewatch_shared::event::Change;
+
+    use super::*;
+    use crate::base::key::KymaKey;
+
+    #[test]
+    fn report_of_our_own_version_is_an_echo_once() {
+        let report = |version: &str| Object {
+            subject: "/v1/configmaps/kyma-system/a".parse().unwrap(),
+            kind: "ConfigMap".to_owned(),
+            uid: String::new(),
+            resource_version: version.to_owned(),
+            generation: None,
+            change: Change::Spec,
+        };
+        let map =
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "kyma-system"}});
+        let (writes, manifest, key) = (OwnWrites::default(), KymaKey::new("ns", "m"), ObjectKey::of(&map));
+        assert!(!writes.is_echo(&manifest, &report("7")));
+        writes.wrote(&manifest, &key, "7");
+        assert!(!writes.is_echo(&KymaKey::new("ns", "other"), &report("7")));
+        assert!(writes.is_echo(&manifest, &report("7")) && !writes.is_echo(&manifest, &report("7")));
+        assert!(writes.lock().is_empty());
+        writes.wrote(&manifest, &key, "7");
+        assert!(!writes.is_echo(&manifest, &report("8")), "another writer came after us");
+        assert!(!writes.is_echo(&manifest, &report("7")), "a later report is none of ours");
+        writes.wrote(&manifest, &key, "7");
+        writes.forget(&manifest);
+        assert!(!writes.is_echo(&manifest, &report("7")));
+    }
+}
