@@ -2,9 +2,12 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use tidewatch_shared::plan::{Plan, PlannedWatch};
+use tidewatch_shared::{
+    event::{Change, Object, Subject},
+    plan::{Plan, PlannedWatch},
+};
 
-use crate::fleet::queue::WorkSet;
+use crate::fleet::queue::{Drift, WorkSet};
 
 /// Plan with its watches by name, shared by all runtimes with that plan.
 #[derive(Debug)]
@@ -23,5 +26,27 @@ impl PlanIndex {
     /// Work of a watch; `None` if the plan has no such watch.
     pub(super) fn work(&self, watch: &str) -> Option<WorkSet> {
         self.work.get(watch).copied()
+    }
+
+    /// Drift of any object of a watch. Only the reconciles of Manifests distinguish it from that of any object at all.
+    pub(super) fn drift(&self, watch: &str) -> Drift {
+        let planned = self.plan.watches().iter().find(|planned| planned.name == watch);
+        let is_of_modules = |planned: &&PlannedWatch| self.work(&planned.name) == Some(WorkSet::MANIFEST);
+        planned.filter(is_of_modules).map_or(Drift::All, |planned| {
+            Drift::of(Object {
+                subject: Subject {
+                    group: planned.group.clone(),
+                    version: planned.version.clone(),
+                    resource: planned.resource.clone(),
+                    namespace: String::new(),
+                    name: String::new(),
+                },
+                kind: String::new(),
+                uid: String::new(),
+                resource_version: String::new(),
+                generation: None,
+                change: Change::Spec,
+            })
+        })
     }
 }

@@ -373,7 +373,7 @@ impl EventsRecord {
         if !work.is_empty() {
             let drift = match &event.payload {
                 Payload::Object(object) => Drift::of(object.clone()),
-                Payload::Watch | Payload::Unnamed { .. } => Drift::All,
+                Payload::Watch | Payload::Unnamed { .. } => planned.drift(&event.watch),
             };
             enqueue(&mut self.queued, work, drift);
         }
@@ -384,8 +384,10 @@ impl EventsRecord {
 }
 
 fn enqueue_differing(watches: &[String], planned: &PlanIndex, queued: &mut Option<QueuedWork>) {
-    for work in watches.iter().filter_map(|watch| planned.work(watch)) {
-        enqueue(queued, work, Drift::All);
+    for watch in watches {
+        if let Some(work) = planned.work(watch) {
+            enqueue(queued, work, planned.drift(watch));
+        }
     }
 }
 

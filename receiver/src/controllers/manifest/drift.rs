@@ -1,14 +1,20 @@
 //! Changes that the agent reported: the Manifests that they affect, and the objects to read again. Pure.
 
 use tidewatch_shared::{
-    api::Manifest,
-    event::{Change, Object},
+    api::{Manifest, State},
+    event::{Change, Object, Subject},
 };
 
-use super::{Memories, inventory::ObjectKey, inventory_of, report::is_blocked};
+use super::{
+    Memories,
+    inventory::{Inventory, ObjectKey},
+    inventory_of,
+    report::is_blocked,
+};
 use crate::{
     base::key::KymaKey,
     fleet::{manifests::ManifestKey, queue::Drift},
+    kube::kinds::built_in,
 };
 
 /// Selects the Manifests of a runtime that changes in it affect, each with the objects to read again: none if only the
@@ -33,17 +39,60 @@ pub(crate) fn affected<'a>(
 /// Returns the objects of a Manifest to read again; `None` if no change concerns it.
 fn objects_of(manifest: &Manifest, objects: &[Object], is_echo: impl Fn(&Object) -> bool) -> Option<Drift> {
     let inventory = inventory_of(manifest);
-    let is_own = |object: &Object| inventory.contains(&object_key(object));
-    let is_concerned = |object: &Object| {
-        is_own(object)
-            || is_manager(manifest, object)
-            || is_pod_of_manager(manifest, object)
-            || blocks(manifest, object)
+    let (mut is_concerned, mut drift) = (false, Drift::None);
+    for object in objects {
+        if object.subject.name.is_empty() {
+            let own = of_resource(&inventory, object);
+            is_concerned |= own != Drift::None || concerns_resource(manifest, &inventory, object);
+            drift.merge(own);
+            continue;
+        }
+        let is_own = inventory.contains(&object_key(object));
+        let is_other = || {
+            is_manager(manifest, object)
+                || is_pod_of_manager(manifest, &inventory, object)
+                || blocks(manifest, &inventory, &object.subject)
+        };
+        if (is_own || is_other()) && !is_echo(object) {
+            is_concerned = true;
+            if is_own && object.change != Change::Status {
+                drift.merge(Drift::of(object.clone()));
+            }
+        }
+    }
+    is_concerned.then_some(drift)
+}
+
+/// The objects of a Manifest of a resource of which any object may have changed.
+fn of_resource(inventory: &Inventory, changed: &Object) -> Drift {
+    let Subject { group, resource, .. } = &changed.subject;
+    let mut drift = Drift::None;
+    for (key, version) in inventory.entries().filter(|(key, _)| key.group == *group) {
+        match built_in(group, &key.kind) {
+            Some(kind) if kind.plural == resource => {
+                let ObjectKey { group, kind, namespace, name } = key.clone();
+                let (version, resource) = (version.to_owned(), resource.clone());
+                let subject = Subject { group, version, resource, namespace, name };
+                drift.merge(Drift::of(Object { subject, kind, ..changed.clone() }));
+            }
+            Some(_) => {}
+            // The plural of its kind is not known here.
+            None => return Drift::All,
+        }
+    }
+    drift
+}
+
+/// True if the readiness or the removal of a Manifest may depend on such a resource.
+fn concerns_resource(manifest: &Manifest, inventory: &Inventory, Object { subject, .. }: &Object) -> bool {
+    let is_of = |group: &str, kind: &str| {
+        group == subject.group && built_in(group, kind).is_none_or(|kind| kind.plural == subject.resource)
     };
-    let mut news = objects.iter().filter(|object| is_concerned(object) && !is_echo(object)).peekable();
-    news.peek()?;
-    let changed: Vec<_> = news.filter(|object| is_own(object) && object.change != Change::Status).cloned().collect();
-    Some(if changed.is_empty() { Drift::None } else { Drift::Objects(changed) })
+    let is_ready = manifest.status.as_ref().is_some_and(|status| status.state == State::Ready);
+    let is_pods = subject.group.is_empty() && subject.resource == "pods";
+    (is_pods && !is_ready)
+        || manifest.spec.manager.as_ref().is_some_and(|manager| is_of(&manager.group, &manager.kind))
+        || blocks(manifest, inventory, subject)
 }
 
 /// Identity of a reported object.
@@ -65,9 +114,8 @@ fn is_manager(manifest: &Manifest, object: &Object) -> bool {
 }
 
 /// True for an object that may be a pod of the manager: the names of such pods begin with that of their workload.
-fn is_pod_of_manager(manifest: &Manifest, object: &Object) -> bool {
+fn is_pod_of_manager(manifest: &Manifest, inventory: &Inventory, object: &Object) -> bool {
     let is_pod = object.subject.group.is_empty() && object.kind == "Pod";
-    let inventory = inventory_of(manifest);
     let mut workloads = inventory.keys().filter(|key| key.namespace == object.subject.namespace);
     let is_of = |name: &str| object.subject.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'));
     is_pod
@@ -80,9 +128,9 @@ fn is_workload(key: &ObjectKey) -> bool {
 }
 
 /// True for a resource of a kind that the module defines, while such resources block its removal.
-fn blocks(manifest: &Manifest, object: &Object) -> bool {
-    let definition = format!("{}.{}", object.subject.resource, object.subject.group);
-    is_blocked(manifest) && inventory_of(manifest).keys().any(|key| key.is_definition() && key.name == definition)
+fn blocks(manifest: &Manifest, inventory: &Inventory, subject: &Subject) -> bool {
+    let definition = format!("{}.{}", subject.resource, subject.group);
+    is_blocked(manifest) && inventory.keys().any(|key| key.is_definition() && key.name == definition)
 }
 
 #[cfg(test)]
@@ -106,6 +154,12 @@ mod tests {
             "status": {"state": "Ready", "synced": synced}});
         change(&mut manifest);
         serde_json::from_value(manifest).unwrap()
+    }
+
+    fn blocked(manifest: &mut Value) {
+        manifest["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        let operation = "waiting for module crs deletion: Sample default/mine";
+        manifest["status"]["lastOperation"] = json!({"operation": operation});
     }
 
     fn object(subject: &str, kind: &str, change: Change) -> Object {
@@ -147,6 +201,37 @@ mod tests {
     }
 
     #[test]
+    fn whole_resource_affects_the_objects_of_its_kind() {
+        let manifests = [manifest("a", |_| ()), manifest("b", |manifest| manifest["status"]["synced"] = json!([]))];
+        let of = |subject: &str| names(&manifests, &Drift::of(object(subject, "", Change::Spec)));
+        let map = object("/v1/configmaps/kyma-system/a", "ConfigMap", Change::Spec);
+        assert_eq!(of("/v1/configmaps//"), [("a".to_owned(), Drift::of(map))]);
+        for other in ["/v1/services//", "apps/v1/statefulsets//", "a.test/v1/samples//"] {
+            assert_eq!(of(other), [], "{other}");
+        }
+        let manifests =
+            [manifest("a", |_| ()), manifest("b", |manifest| manifest["status"]["state"] = json!("Processing"))];
+        let pods = Drift::of(object("/v1/pods//", "", Change::Spec));
+        assert_eq!(names(&manifests, &pods), [("b".to_owned(), Drift::None)], "its manager is not ready");
+    }
+
+    #[test]
+    fn whole_resource_that_the_manager_or_a_blocked_removal_depends_on_wakes() {
+        let elsewhere = json!({"group": "apps", "version": "v1", "kind": "StatefulSet", "name": "elsewhere"});
+        let manifests = [manifest("a", |manifest| manifest["spec"]["manager"] = elsewhere)];
+        let of = |subject: &str| Drift::of(object(subject, "", Change::Spec));
+        assert_eq!(names(&manifests, &of("apps/v1/statefulsets//")), [("a".to_owned(), Drift::None)]);
+        assert_eq!(names(&manifests, &of("apps/v1/daemonsets//")), []);
+        let manifests = [manifest("a", blocked), manifest("b", |_| ())];
+        assert_eq!(names(&manifests, &of("a.test/*/samples//")), [("a".to_owned(), Drift::None)]);
+        // The plural of a kind that is not of Kubernetes itself is not known.
+        let own =
+            json!({"group": "a.test", "version": "v1", "kind": "Sample", "namespace": "kyma-system", "name": "own"});
+        let manifests = [manifest("a", |manifest| manifest["status"]["synced"] = json!([own]))];
+        assert_eq!(names(&manifests, &of("a.test/*/samples//")), [("a".to_owned(), Drift::All)]);
+    }
+
+    #[test]
     fn changed_status_wakes_without_a_comparison() {
         let manifests = [manifest("a", |_| ())];
         let status = object("apps/v1/deployments/kyma-system/a", "Deployment", Change::Status);
@@ -174,11 +259,6 @@ mod tests {
 
     #[test]
     fn user_resource_affects_the_manifest_whose_removal_it_blocks() {
-        let blocked = |manifest: &mut Value| {
-            manifest["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-            let operation = "waiting for module crs deletion: Sample default/mine";
-            manifest["status"]["lastOperation"] = json!({"operation": operation});
-        };
         let mine = || Drift::of(object("a.test/v1/samples/default/mine", "Sample", Change::Deleted));
         assert_eq!(names(&[manifest("a", blocked)], &mine()), [("a".to_owned(), Drift::None)]);
         assert_eq!(names(&[manifest("a", |_| ()), manifest("b", blocked)], &mine()), []);

@@ -250,7 +250,7 @@ impl<'a> Execution<'a> {
         match target.converge(&api, found, &mut accepted).await {
             Ok(Converged { object, written, .. }) => {
                 if let Some(version) = object.resource_version().filter(|_| written) {
-                    self.ctx.memories.wrote_object(&self.key, key, &version);
+                    self.ctx.memories.wrote_object(self.key, key, &version);
                 }
                 let is_established = key.is_definition() && is_established(&object);
                 let is_manager = self.manager.as_ref().is_some_and(|manager| manager.key == *key);

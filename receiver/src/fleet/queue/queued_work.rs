@@ -26,7 +26,8 @@ pub enum Drift {
     /// No object.
     #[default]
     None,
-    /// These objects, at most [`MAX_DRIFTED_OBJECTS`], each once, as last reported.
+    /// These objects, at most [`MAX_DRIFTED_OBJECTS`], each once, as last reported. In a report of a module's objects, one
+    /// without a name stands for all of its resource.
     Objects(Vec<Object>),
     /// Any object may have changed.
     All,
