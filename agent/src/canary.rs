@@ -26,9 +26,10 @@ use crate::{
 
 /// Longest time between a renewal and its delivery by the watch.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest distance between relists, in consecutive failures: the relists follow 1, 2, 4 … 64 failures and then every
-/// 64th.
+/// Largest distance between relists, in consecutive faults: the relists follow 1, 2, 4 … 64 faults and then every 64th.
 const MAX_REBUILD_INTERVAL: u32 = 64;
+/// Renewals at once after one that a list returned; then the next one waits for its interval.
+const MAX_REPEATED: u32 = 3;
 
 /// State shared by the watch of the Lease and its renewals; clones share it.
 #[derive(Clone, Default)]
@@ -50,6 +51,8 @@ struct State {
     highest: u64,
     /// Newest resourceVersion that the watch of the Lease has delivered.
     watched: u64,
+    /// resourceVersion of the last list of the Lease.
+    listed: u64,
     /// resourceVersion of the last renewal that was answered.
     renewed: u64,
     /// Last time at which the watch was found to have delivered the renewal.
@@ -102,6 +105,16 @@ impl CanaryState {
         self.0.seen.notify_waiters();
     }
 
+    /// Records the resourceVersion of a list of the Lease. It proves nothing about the watch.
+    fn listed(&self, version: &str) {
+        let Ok(version) = version.parse() else { return };
+        self.with(|state| {
+            state.listed = version;
+            state.highest = state.highest.max(version);
+        });
+        self.0.seen.notify_waiters();
+    }
+
     /// Records an answered renewal. `before` is the bound from before its request: a resourceVersion observed since
     /// then may be newer than the renewal. True if resourceVersions went back.
     fn renewed(&self, version: u64, before: u64, now: Instant) -> bool {
@@ -110,7 +123,7 @@ impl CanaryState {
             let backwards = version < before;
             if backwards {
                 // Versions observed before belong to a discarded history.
-                (state.highest, state.watched) = (version, 0);
+                (state.highest, state.watched, state.listed) = (version, 0, 0);
             }
             state.highest = state.highest.max(version);
             state.renewed = version;
@@ -122,16 +135,46 @@ impl CanaryState {
         })
     }
 
-    async fn await_echo(&self, version: u64) {
+    /// Waits until the watch has delivered a renewal, or a list has.
+    async fn await_echo(&self, version: u64) -> Echo {
         loop {
             let seen = self.0.seen.notified();
             tokio::pin!(seen);
             seen.as_mut().enable();
-            if self.with(|state| state.watched >= version) {
-                return;
+            let (watched, listed) = self.with(|state| (state.watched, state.listed));
+            if watched >= version {
+                return Echo::Delivered;
+            }
+            if listed >= version {
+                return Echo::Listed;
             }
             seen.await;
         }
+    }
+}
+
+/// Result of a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Echo {
+    /// The watch delivered it, or a later version.
+    Delivered,
+    /// A list returned it, so that the watch, which continues behind the list, never will.
+    Listed,
+    /// The watch did not deliver it in time.
+    Missing,
+}
+
+/// Consecutive renewals that indicate the same fault. The relists that they order are spaced.
+#[derive(Debug, Default)]
+struct Faults(u32);
+
+impl Faults {
+    /// Records a renewal. Returns true if every watch is to relist.
+    fn record(&mut self, is_fault: bool) -> bool {
+        self.0 = if is_fault { self.0.saturating_add(1) } else { 0 };
+        let Self(number) = *self;
+        number.is_power_of_two() && number < MAX_REBUILD_INTERVAL
+            || number > 0 && number.is_multiple_of(MAX_REBUILD_INTERVAL)
     }
 }
 
@@ -163,7 +206,7 @@ impl Sink for LeaseWatch {
     }
 
     fn complete(&mut self, version: &str) {
-        self.canary_state.watched(version, Instant::now());
+        self.canary_state.listed(version);
     }
 
     fn present(&mut self, item: Named) {
@@ -204,19 +247,27 @@ pub(crate) struct LeaseRenewer {
 impl LeaseRenewer {
     /// Renews the Lease until cancelled.
     pub(crate) async fn run(mut self) {
-        let mut failures = 0;
+        let (mut undelivered, mut backwards, mut repeated) = (Faults::default(), Faults::default(), 0);
         loop {
             let (begun, before) = (Instant::now(), self.canary_state.begin_renewal());
             let renewed = self.renew().await;
             let missing = renewed.as_ref().is_err_and(|error| error.status() == Some(StatusCode::NOT_FOUND));
             self.canary_state.with(|state| state.missing = missing);
             match renewed {
-                Ok(version) => failures = self.await_renewal(version, before, failures).await,
+                Ok(version) => {
+                    let echo = self.await_renewal(version, before, &mut undelivered, &mut backwards).await;
+                    // Another renewal shows at once whether the watch works.
+                    if echo == Echo::Listed && repeated < MAX_REPEATED {
+                        repeated += 1;
+                        continue;
+                    }
+                }
                 Err(error) => {
                     self.metrics.canary_failed.inc();
                     tracing::warn!(error = error_chain(&error), "Failed to renew the canary Lease");
                 }
             }
+            repeated = 0;
             self.wait_for_interval(begun).await;
         }
     }
@@ -233,24 +284,18 @@ impl LeaseRenewer {
         }
     }
 
-    /// Waits for the delivery of a renewal and orders relists where needed; returns the number of consecutive renewals
-    /// that were not delivered.
-    async fn await_renewal(&self, version: u64, before: u64, failures: u32) -> u32 {
-        if self.canary_state.renewed(version, before, Instant::now()) {
+    /// Waits for the delivery of a renewal, and orders relists where needed.
+    async fn await_renewal(&self, version: u64, before: u64, undelivered: &mut Faults, backwards: &mut Faults) -> Echo {
+        if backwards.record(self.canary_state.renewed(version, before, Instant::now())) {
             tracing::warn!(version, "Resource versions went back; relisting every watch");
             self.order_rebuild();
         }
-        if timeout(ECHO_TIMEOUT, self.canary_state.await_echo(version)).await.is_ok() {
-            return 0;
-        }
-        let failures = failures.saturating_add(1);
-        if failures.is_power_of_two() && failures < MAX_REBUILD_INTERVAL
-            || failures.is_multiple_of(MAX_REBUILD_INTERVAL)
-        {
-            tracing::warn!(failures, "Canary renewal was not delivered; relisting every watch");
+        let echo = timeout(ECHO_TIMEOUT, self.canary_state.await_echo(version)).await.unwrap_or(Echo::Missing);
+        if echo != Echo::Listed && undelivered.record(echo == Echo::Missing) {
+            tracing::warn!(version, "Canary renewal was not delivered; relisting every watch");
             self.order_rebuild();
         }
-        failures
+        echo
     }
 
     fn order_rebuild(&self) {
@@ -292,7 +337,7 @@ mod tests {
         assert_eq!(canary_state.canary(start), None);
         assert!(timeout(ECHO_TIMEOUT, canary_state.await_echo(7)).await.is_err());
         canary_state.watched("7", start);
-        canary_state.await_echo(7).await;
+        assert_eq!(canary_state.await_echo(7).await, Echo::Delivered);
         assert_eq!(canary_state.canary(start + ECHO_TIMEOUT), Some(Canary { age_seconds: 10 }));
         canary_state.watched("9", start);
         canary_state.renewed(9, 9, start + ECHO_TIMEOUT);
@@ -343,24 +388,54 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn restored_etcd_and_undelivered_renewals_order_a_rebuild() {
+    async fn restored_etcd_and_undelivered_renewals_order_spaced_rebuilds() {
         let renewer = renewer(&watch::Sender::new(Duration::from_secs(30)));
         let (canary_state, ordered) = (renewer.canary_state.clone(), renewer.rebuild.subscribe());
+        let (mut undelivered, mut backwards) = (Faults::default(), Faults::default());
         canary_state.watched("50", Instant::now());
         let before = canary_state.begin_renewal();
         let await_echo = async { canary_state.watched("41", Instant::now()) };
-        let (failures, ()) = tokio::join!(renewer.await_renewal(40, before, 0), await_echo);
-        assert_eq!((failures, *ordered.borrow()), (0, 1), "the resourceVersion decreased");
-        let mut failures = 0;
+        let (echo, ()) = tokio::join!(renewer.await_renewal(40, before, &mut undelivered, &mut backwards), await_echo);
+        assert_eq!((echo, *ordered.borrow()), (Echo::Delivered, 1), "the resourceVersion decreased");
         for orders in [2, 3, 3, 4, 4] {
-            failures = renewer.await_renewal(60, canary_state.begin_renewal(), failures).await;
-            assert_eq!(*ordered.borrow(), orders, "{failures} renewals not delivered");
+            let before = canary_state.begin_renewal();
+            let echo = renewer.await_renewal(60, before, &mut undelivered, &mut backwards).await;
+            assert_eq!((echo, *ordered.borrow()), (Echo::Missing, orders), "{undelivered:?}");
         }
         canary_state.watched("60", Instant::now());
-        assert_eq!(
-            (renewer.await_renewal(60, canary_state.begin_renewal(), failures).await, *ordered.borrow()),
-            (0, 4)
-        );
+        let before = canary_state.begin_renewal();
+        let echo = renewer.await_renewal(60, before, &mut undelivered, &mut backwards).await;
+        assert_eq!((echo, *ordered.borrow()), (Echo::Delivered, 4));
+        // A watch that cannot be listed keeps its watermark of the discarded history.
+        let watermark = canary_state.watermarks().register();
+        watermark.seen("90");
+        for orders in [5, 6, 6, 7, 7, 7, 7, 8] {
+            let before = canary_state.begin_renewal();
+            renewer.await_renewal(60, before, &mut undelivered, &mut backwards).await;
+            assert_eq!(*ordered.borrow(), orders, "{backwards:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lists_prove_nothing_about_a_mute_watch() {
+        let renewer = renewer(&watch::Sender::new(Duration::from_secs(30)));
+        let (canary_state, ordered) = (renewer.canary_state.clone(), renewer.rebuild.subscribe());
+        let mut lease = LeaseWatch { namespace: String::new(), canary_state: canary_state.clone() };
+        let (mut undelivered, mut backwards) = (Faults::default(), Faults::default());
+        let mut renew = async |before: u64, version: u64| {
+            renewer.await_renewal(version, before, &mut undelivered, &mut backwards).await
+        };
+        let before = canary_state.begin_renewal();
+        lease.complete("7");
+        assert_eq!(renew(before, 6).await, Echo::Listed);
+        assert_eq!((renew(7, 8).await, *ordered.borrow()), (Echo::Missing, 1));
+        // The relist that it ordered.
+        lease.complete("9");
+        assert_eq!((renew(9, 10).await, *ordered.borrow()), (Echo::Missing, 2));
+        assert_eq!(canary_state.canary(Instant::now()), None);
+        lease.bookmark("10");
+        assert_eq!(renew(10, 10).await, Echo::Delivered);
+        assert!(canary_state.canary(Instant::now()).is_some());
     }
 
     #[tokio::test(start_paused = true)]

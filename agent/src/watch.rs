@@ -49,8 +49,12 @@ use wire::Lines;
 
 /// Number of objects per page.
 const PAGE: usize = 50;
-/// Maximum size of a page in bytes. If 50 objects exceed it, the page size is halved.
+/// Maximum size of a page in bytes. If 50 objects exceed it, the page size is halved, for the rest of the list or until
+/// [`GOOD_PAGES`] pages in a row did not exceed it.
 const PAGE_BYTES: usize = 2 << 20;
+/// Number of pages after which a halved page size is doubled. Otherwise a few large objects at the begin of a list could
+/// make it last longer than the API server keeps its version.
+const GOOD_PAGES: u32 = 4;
 /// Range of the `timeoutSeconds` of a watch, in seconds: the server closes the watch after that time and the agent
 /// reopens it.
 const WATCH_SECONDS: (u64, u64) = (180, 290);
@@ -140,7 +144,8 @@ struct ListWatch<S> {
     backoff: Backoff,
     /// Backoff of watches that deliver lines and end early; kept apart from failures, because such a server is working.
     reopens: Backoff,
-    page: usize,
+    /// A single object exceeded the limit of a page in the last list.
+    too_large: bool,
     /// The last list timed out, e.g. because of the conversion webhook of one kind.
     slow: bool,
     /// Lookups that missed the kind.
@@ -153,9 +158,9 @@ struct ListWatch<S> {
 pub(crate) async fn run<S: Sink>(client: ApiClient, shared: WatchContext, sink: S) {
     let reader = Reader::new(sink, shared.watermarks.register());
     let [backoff, reopens] = [(); 2].map(|()| Backoff::new(BACKOFF));
-    let (absence, page) = (Absence::default(), PAGE);
-    let mut watching =
-        ListWatch { client, shared, reader, backoff, reopens, page, slow: false, absence, missing: false };
+    let absence = Absence::default();
+    let (too_large, slow, missing) = (false, false, false);
+    let mut watching = ListWatch { client, shared, reader, backoff, reopens, too_large, slow, absence, missing };
     let mut why = "start";
     loop {
         watching.shared.rebuild.mark_unchanged();
@@ -181,15 +186,20 @@ impl<S: Sink> ListWatch<S> {
     async fn list(&mut self) -> Result<(Target, String), ApiError> {
         let target = self.reader.sink.target(&self.client).await?;
         self.reader.sink.begin();
-        let mut token = String::new();
+        let (mut token, mut size, mut good) = (String::new(), if self.too_large { 1 } else { PAGE }, 0);
+        self.too_large = false;
         loop {
-            let page = match self.page(&target, &token).await {
-                Err(ApiError::TooLarge { .. }) if self.page > 1 => {
-                    self.page = self.page.div_ceil(2).min(self.page - 1);
+            let page = match self.page(&target, &token, size).await {
+                Err(ApiError::TooLarge { .. }) if size > 1 => {
+                    (size, good) = (size.div_ceil(2).min(size - 1), 0);
                     continue;
                 }
-                page => page?,
+                page => page.inspect_err(|error| self.too_large = matches!(error, ApiError::TooLarge { .. }))?,
             };
+            good += 1;
+            if good == GOOD_PAGES {
+                (size, good) = ((size * 2).min(PAGE), 0);
+            }
             match self.reader.page(page, &token)? {
                 ListProgress::Complete(version) => return Ok((target, version)),
                 ListProgress::More(next) => token = next,
@@ -197,11 +207,11 @@ impl<S: Sink> ListWatch<S> {
         }
     }
 
-    async fn page(&self, target: &Target, token: &str) -> Result<Page<S::Item>, ApiError> {
+    async fn page(&self, target: &Target, token: &str, size: usize) -> Result<Page<S::Item>, ApiError> {
         // The semaphore is never closed; if it were, the page would be read without a permit.
         let pages = if self.slow { &self.shared.slow } else { &self.shared.pages };
         let _permit = pages.acquire().await.ok();
-        let bytes = self.client.get(&target.list(self.page, token), target.list_accept(), PAGE_BYTES).await?;
+        let bytes = self.client.get(&target.list(size, token), target.list_accept(), PAGE_BYTES).await?;
         Page::read(&bytes)
     }
 
@@ -247,12 +257,13 @@ impl<S: Sink> ListWatch<S> {
                 Ok(WatchEnd::Expired) => return "gone",
                 Ok(WatchEnd::Backwards) => return "backwards",
                 Err(error) if error.is_gone() => return "gone",
+                Err(error) if is_temporary(&error) => self.wait_after_watch(&error, wait).await,
                 Err(error) => {
                     unusable += u32::from(!received && error.was_answered());
                     let refused = error.status().is_some_and(|status| status.is_client_error());
                     self.wait_after_watch(&error, wait).await;
-                    if refused && error.retry_after().is_none() {
-                        // Forbidden or no longer served: discovery has to run again, as part of a list.
+                    if refused {
+                        // No longer served: discovery has to run again, as part of a list.
                         return "refused";
                     }
                     if unusable >= UNUSABLE_LIMIT {
@@ -352,8 +363,14 @@ impl<S: Sink> ListWatch<S> {
         self.report(error);
         // A `Retry-After` of zero is ignored, because it would cause a hot loop.
         let delay = error.retry_after().filter(|delay| !delay.is_zero()).map(|delay| delay.min(RETRY_AFTER_CAP));
-        let time = delay.map_or_else(|| self.backoff_time(wait), |delay| delay + random::up_to(delay / SPREAD));
-        self.wait(time).await;
+        match delay {
+            // An ordered relist waits for it as well.
+            Some(delay) => sleep(delay + random::up_to(delay / SPREAD)).await,
+            None => {
+                let time = self.backoff_time(wait);
+                self.wait(time).await;
+            }
+        }
     }
 
     fn backoff_time(&mut self, wait: Wait) -> Duration {
@@ -375,6 +392,14 @@ impl<S: Sink> ListWatch<S> {
             Ok(()) = rebuild.changed() => {}
         }
     }
+}
+
+/// True for a response that does not concern the resourceVersion: denied, overloaded or failing. The watch is tried again at
+/// the same version, because a list would cost such a server more; a restored etcd is detected by the canary.
+fn is_temporary(error: &ApiError) -> bool {
+    let Some(status) = error.status() else { return false };
+    let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+    is_denied || status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() || error.retry_after().is_some()
 }
 
 /// Kind of a delay, which determines its limit.

@@ -270,16 +270,57 @@ async fn refusals_are_reported_and_followed_by_a_relist() {
     let records = records(vec![
         Call("limit", Reply::Status(404)),
         Call("limit", page("10", "", &[])),
-        Call("watch", Reply::Status(403)),
+        Call("watch", Reply::Status(400)),
         Call("limit", page("20", "", &[])),
     ])
     .await;
-    let (missing, forbidden) =
-        ("failed: the API server responded with 404 Not Found", "failed: the API server responded with 403 Forbidden");
-    assert_eq!(
-        records,
-        ["begin", missing, "begin", "page ", "complete 10", forbidden, "begin", "page ", "complete 20"]
+    let (missing, bad) = (
+        "failed: the API server responded with 404 Not Found",
+        "failed: the API server responded with 400 Bad Request",
     );
+    assert_eq!(records, ["begin", missing, "begin", "page ", "complete 10", bad, "begin", "page ", "complete 20"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn watch_that_is_denied_or_overloaded_for_long_resumes_at_the_same_version() {
+    for reply in [|| Reply::Status(401), || Reply::Status(403), || Reply::Status(500), || Reply::Later("7")] {
+        let mut calls = vec![Call("limit", page("10", "", &[]))];
+        calls.extend((0..UNUSABLE_LIMIT * 4).map(|_| Call("resourceVersion=10", reply())));
+        calls.push(Call("resourceVersion=10", Reply::Lines(vec![line("ADDED", "11", "a")])));
+        let records = records(calls).await;
+        assert_eq!(records.iter().filter(|text| text.starts_with("failed")).count(), 4 * UNUSABLE_LIMIT as usize);
+        let records: Vec<_> = records.into_iter().filter(|text| !text.starts_with("failed")).collect();
+        assert_eq!(records, ["begin", "page ", "complete 10", "present a"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ordered_rebuild_respects_a_retry_after() {
+    let mut harness = start(vec![
+        Call("limit", page("10", "", &[])),
+        Call("resourceVersion=10", Reply::Later("60")),
+        Call("limit", page("20", "", &[])),
+    ]);
+    while !harness.records.recv().await.unwrap().starts_with("failed") {}
+    let refused = Instant::now();
+    harness.rebuild.send_modify(|count| *count += 1);
+    assert_eq!(harness.records.recv().await.unwrap(), "begin");
+    assert!(refused.elapsed() >= Duration::from_secs(60), "{:?}", refused.elapsed());
+    harness.running.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn page_size_recovers_from_a_few_large_objects() {
+    let mut calls = vec![Call("limit=50", Reply::Large), Call("limit=25", Reply::Large)];
+    let tokens: Vec<&'static str> = vec!["1", "2", "3", "4", "5", "6", "7", "8"];
+    calls.extend(tokens[..4].iter().map(|token| Call("limit=13", page("10", token, &["a"]))));
+    calls.extend(tokens[4..].iter().map(|token| Call("limit=26", page("10", token, &["a"]))));
+    calls.push(Call("limit=50", page("10", "", &["a"])));
+    calls.push(Call("resourceVersion=10", Reply::Lines(vec![gone()])));
+    calls.push(Call("limit=50", page("20", "", &[])));
+    let records = records(calls).await;
+    assert!(!records.iter().any(|text| text.contains("instead of")), "{records:?}");
+    assert_eq!(records.last().map(String::as_str), Some("complete 20"));
 }
 
 #[tokio::test(start_paused = true)]
