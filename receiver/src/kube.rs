@@ -11,6 +11,11 @@ pub mod recorder;
 pub mod runtime_access;
 pub(crate) mod watch;
 pub(crate) mod workload;
+mod write_meter;
 
 pub use metrics::Metrics;
 pub use object::{WriteBudgets, WriteMetrics};
+
+#[cfg(test)]
+pub(crate) use write_meter::charge;
+pub(crate) use write_meter::metered;

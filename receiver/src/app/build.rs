@@ -35,7 +35,7 @@ use crate::{
         watcher,
     },
     fleet::{
-        forward,
+        WriteShares, forward,
         manifests::{self, ManifestQueue},
         queue::WorkSet,
         table::{self, RuntimeTable},
@@ -82,6 +82,7 @@ pub(super) struct Receiver {
     pub(super) tasks: Vec<Task>,
     pub(super) context: Arc<kyma::Context>,
     pub(super) manifest_context: Arc<manifest::Context>,
+    pub(super) write_shares: WriteShares,
     pub(super) metrics: Metrics,
 }
 
@@ -143,6 +144,7 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
         tasks,
         context,
         manifest_context,
+        write_shares: WriteShares::new(counters.write_shares),
         metrics,
     })
 }

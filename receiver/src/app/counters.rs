@@ -8,7 +8,7 @@ use tidewatch_shared::{api::Kyma, metric_set, metrics::MetricDescription};
 use crate::{
     app::{changes, open_files},
     controllers::{catalog, event_path, installer, kyma, manifest},
-    fleet::{manifests, table},
+    fleet::{self, manifests, table},
     ingress::{
         enrolment,
         gateway::{self, v2},
@@ -23,6 +23,7 @@ metric_set! {
     pub(super) struct Counters {
         pub(super) fleet: table::Metrics = ..,
         pub(super) manifests: manifests::Metrics = ..,
+        pub(super) write_shares: fleet::WriteShareMetrics = ..,
         pub(super) access: runtime_access::Metrics = ..,
         pub(super) catalog: catalog::Metrics = ..,
         pub(super) kcp: crate::kube::Metrics = ..,

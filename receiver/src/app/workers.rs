@@ -5,17 +5,19 @@ use std::{panic::AssertUnwindSafe, sync::Arc};
 use anyhow::{Error, anyhow};
 use futures::FutureExt as _;
 use tidewatch_shared::plan::Work;
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
     controllers::{kyma, manifest},
     fleet::{
+        WriteShares,
         manifests::{ManifestJob, ManifestQueue},
         queue::{Drift, Priority, QueuedWork, ReconcileOutcome},
         table::{Job, RuntimeTable},
     },
+    kube::metered,
 };
 
 /// A queue and the reconcile of its jobs.
@@ -31,6 +33,9 @@ pub(super) trait Controller: Send + Sync + 'static {
 
     /// Key, work and cancellation of a job.
     fn describe(job: &Self::Job) -> (&KymaKey, &QueuedWork, &CancellationToken);
+
+    /// Kyma of the runtime whose share of the writes to the control plane a job uses.
+    fn kyma(job: &Self::Job) -> &KymaKey;
 
     /// Reconciles a job. Failures are part of the outcome.
     fn reconcile(&self, job: &Self::Job) -> impl Future<Output = ReconcileOutcome> + Send;
@@ -60,6 +65,10 @@ impl Controller for Kymas {
 
     fn describe(job: &Job) -> (&KymaKey, &QueuedWork, &CancellationToken) {
         (&job.key, &job.queued, &job.start.cancellation)
+    }
+
+    fn kyma(job: &Job) -> &KymaKey {
+        &job.key
     }
 
     fn reconcile(&self, job: &Job) -> impl Future<Output = ReconcileOutcome> + Send {
@@ -95,6 +104,10 @@ impl Controller for Manifests {
         (&job.key, &job.queued, &job.cancellation)
     }
 
+    fn kyma(job: &ManifestJob) -> &KymaKey {
+        &job.kyma
+    }
+
     fn reconcile(&self, job: &ManifestJob) -> impl Future<Output = ReconcileOutcome> + Send {
         manifest::reconcile(&self.context, job)
     }
@@ -117,9 +130,17 @@ fn verify_modules(manifests: &ManifestQueue, kyma: &KymaKey, queued: &QueuedWork
 
 /// Worker tasks; at shutdown each ends after its current reconcile.
 #[derive(Default)]
-pub(super) struct Workers(JoinSet<()>);
+pub(super) struct Workers {
+    tasks: JoinSet<()>,
+    shares: WriteShares,
+}
 
 impl Workers {
+    /// Creates workers that keep to the shares of the runtimes in the writes to the control plane.
+    pub(super) fn new(shares: WriteShares) -> Self {
+        Self { shares, ..Self::default() }
+    }
+
     /// Starts workers of a controller. They wait for `synced`.
     pub(super) fn start(
         &mut self,
@@ -130,11 +151,12 @@ impl Workers {
     ) {
         let controller = Arc::new(controller);
         for _ in 0..count {
-            let (controller, synced, shutdown) = (controller.clone(), synced.clone(), shutdown.clone());
-            self.0.spawn(async move {
+            let (controller, shares) = (controller.clone(), self.shares.clone());
+            let (synced, shutdown) = (synced.clone(), shutdown.clone());
+            self.tasks.spawn(async move {
                 // An object missing from a cache that is not synced would look deleted.
                 if shutdown.run_until_cancelled(synced.cancelled()).await.is_some() {
-                    work(&*controller, shutdown).await;
+                    work(&*controller, &shares, shutdown).await;
                 }
             });
         }
@@ -142,7 +164,7 @@ impl Workers {
 
     /// Waits for a worker that ends unexpectedly, and returns the cause.
     pub(super) async fn failed(&mut self) -> Error {
-        match self.0.join_next().await {
+        match self.tasks.join_next().await {
             Some(Err(error)) => Error::new(error).context("a worker failed"),
             Some(Ok(())) | None => anyhow!("a worker ended unexpectedly"),
         }
@@ -150,14 +172,20 @@ impl Workers {
 
     /// Waits until all workers have ended.
     pub(super) async fn drained(&mut self) {
-        while self.0.join_next().await.is_some() {}
+        while self.tasks.join_next().await.is_some() {}
     }
 }
 
-async fn work<C: Controller>(controller: &C, shutdown: CancellationToken) {
+async fn work<C: Controller>(controller: &C, shares: &WriteShares, shutdown: CancellationToken) {
     while let Some(job) = shutdown.run_until_cancelled(controller.next()).await {
-        let outcome = run(controller, &job).await;
-        controller.done(job, outcome);
+        // On the heap: the futures of a reconcile are large, and nesting them would multiply their size on the stack.
+        let (outcome, cost) = metered(Box::pin(run(controller, &job))).await;
+        let rest = shares.charge(C::kyma(&job), cost, Instant::now());
+        if let Some(rest) = rest {
+            let (key, seconds) = (C::describe(&job).0, rest.as_secs());
+            tracing::warn!(kind = C::KIND, key = %key, seconds, "Runtime has used up its share of the writes to the control plane");
+        }
+        controller.done(job, ReconcileOutcome { rest, ..outcome });
     }
 }
 

@@ -21,6 +21,7 @@ use tower::{
     timeout::{Timeout, TimeoutLayer},
 };
 
+use super::write_meter;
 use crate::{base::limits::REQUEST_DEADLINE, kube::leader::WriteFence};
 
 /// Deadline for opening a connection to KCP, TLS handshake included.
@@ -97,6 +98,7 @@ fn client_within(config: &Config, fence: &WriteFence, head: Duration) -> Result<
         .layer(config.extra_headers_layer()?)
         // Innermost, because obtaining a token takes time in which the fence may close.
         .layer(fence.layer::<Body>())
+        .layer(write_meter::layer())
         .service(client);
     Ok(Client::new(service, config.default_namespace.clone()))
 }

@@ -6,13 +6,17 @@ use futures::FutureExt as _;
 use tidewatch_shared::metrics::Registry;
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::*;
-use crate::fleet::{
-    manifests::{self, ManifestJob},
-    queue::WorkSet,
+use crate::{
+    fleet::{
+        BURST, PER_SECOND,
+        manifests::{self, ManifestJob},
+        queue::WorkSet,
+    },
+    kube::charge,
 };
 
 /// Step of a reconcile, with the name of its Manifest.
@@ -39,6 +43,10 @@ impl Controller for Fake {
 
     fn describe(job: &ManifestJob) -> (&KymaKey, &QueuedWork, &CancellationToken) {
         (&job.key, &job.queued, &job.cancellation)
+    }
+
+    fn kyma(job: &ManifestJob) -> &KymaKey {
+        &job.kyma
     }
 
     async fn reconcile(&self, job: &ManifestJob) -> ReconcileOutcome {
@@ -122,6 +130,81 @@ async fn removed_manifest_ends_its_reconcile_at_once_and_is_forgotten() {
     let forgotten = Seen::Forgotten("hangs".to_owned());
     assert_eq!([fixture.next().await, fixture.next().await], [forgotten, begun("works")]);
     fixture.end().await;
+}
+
+/// Reconciles whose runtimes change again before each ends, and cause large writes, if their names begin with `hostile`.
+/// Sends the name and the cost of each.
+struct Toggled {
+    queue: ManifestQueue,
+    costs: UnboundedSender<(String, u64)>,
+}
+
+impl Controller for Toggled {
+    const KIND: &'static str = "Manifest";
+
+    type Job = ManifestJob;
+
+    fn next(&self) -> impl Future<Output = ManifestJob> + Send {
+        self.queue.next()
+    }
+
+    fn describe(job: &ManifestJob) -> (&KymaKey, &QueuedWork, &CancellationToken) {
+        (&job.key, &job.queued, &job.cancellation)
+    }
+
+    fn kyma(job: &ManifestJob) -> &KymaKey {
+        &job.kyma
+    }
+
+    async fn reconcile(&self, job: &ManifestJob) -> ReconcileOutcome {
+        sleep(Duration::from_millis(20)).await;
+        let is_hostile = job.key.name.starts_with("hostile");
+        // Half a MiB, and a small status.
+        let cost = if is_hostile { 128 } else { 2 };
+        charge(cost);
+        if is_hostile {
+            self.queue.enqueue(&job.key, Priority::User, false);
+        }
+        self.costs.send((job.key.name.clone(), cost)).unwrap();
+        ReconcileOutcome::ended(job.queued.work)
+    }
+
+    fn forget(&self, _: &ManifestJob) {}
+
+    fn done(&self, job: ManifestJob, outcome: ReconcileOutcome) {
+        self.queue.done(job, outcome);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn thirty_hostile_runtimes_cause_no_more_writes_than_their_shares_and_delay_no_other() {
+    const MINUTES: u64 = 30;
+    let name = |kind: &str, n: u64| format!("{kind}-{n}");
+    let hostile: Vec<_> = (0..30).map(|n| name("hostile", n)).collect();
+    let good: Vec<_> = (0..100).map(|n| name("good", n)).collect();
+    let names: Vec<_> = hostile.iter().chain(&good).map(String::as_str).collect();
+    let (queue, (costs, mut seen)) = (queue(&names), unbounded_channel());
+    let (mut workers, shutdown, synced) = (Workers::default(), CancellationToken::new(), CancellationToken::new());
+    synced.cancel();
+    workers.start(Toggled { queue: queue.clone(), costs }, 16, &synced, &shutdown);
+    hostile.iter().for_each(|name| queue.enqueue(&key(name), Priority::User, false));
+    let mut total = 0;
+    for minute in 0..MINUTES {
+        good.iter().for_each(|name| queue.enqueue(&key(name), Priority::User, false));
+        sleep(Duration::from_secs(60)).await;
+        let mut reconciled = 0;
+        while let Ok((name, cost)) = seen.try_recv() {
+            match name.starts_with("hostile") {
+                true => total += cost,
+                false => reconciled += 1,
+            }
+        }
+        assert_eq!(reconciled, good.len(), "minute {minute}");
+    }
+    let allowed = 30 * (BURST + MINUTES * 60 * PER_SECOND + 128);
+    assert!(total <= allowed && total > allowed / 2, "{total} of {allowed}");
+    shutdown.cancel();
+    workers.drained().await;
 }
 
 #[test]

@@ -16,6 +16,10 @@ const MAX_MODULES: usize = 500;
 /// runtime cluster's API server may violate the CRD.
 const MAX_NAME: usize = 253;
 
+/// Maximal length of all modules' names, channels and versions together, in bytes: they are written to KCP several times
+/// with each change.
+const MAX_NAMES: usize = 32 << 10;
+
 /// The reason to reject a whole spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum InvalidKymaError {
@@ -28,6 +32,9 @@ pub(crate) enum InvalidKymaError {
     /// A name, channel or version longer than [`MAX_NAME`].
     #[error("invalid Kyma: a module's name, channel or version has more than {MAX_NAME} characters")]
     TooLong,
+    /// More than [`MAX_NAMES`] bytes of names, channels and versions.
+    #[error("invalid Kyma: the names, channels and versions of the modules have more than {MAX_NAMES} bytes")]
+    TooLarge,
 }
 
 /// The reason to reject one module's entry.
@@ -93,8 +100,11 @@ pub(crate) fn validate(spec: &KymaSpec) -> Result<Validated, InvalidKymaError> {
     }
     let names = entries.iter();
     let names = names.flat_map(|entry| [Some(&entry.name), entry.channel.as_ref(), entry.version.as_ref()]).flatten();
-    if names.chain([&spec.channel]).any(|name| name.len() > MAX_NAME) {
+    if names.clone().chain([&spec.channel]).any(|name| name.len() > MAX_NAME) {
         return Err(InvalidKymaError::TooLong);
+    }
+    if names.map(String::len).sum::<usize>() > MAX_NAMES {
+        return Err(InvalidKymaError::TooLarge);
     }
     let mut modules = BTreeMap::new();
     for entry in entries {
@@ -172,5 +182,7 @@ mod tests {
         assert_eq!(check(json!({"channel": "fast", "modules": many})), Err(InvalidKymaError::TooMany));
         let long = "m".repeat(MAX_NAME + 1);
         assert_eq!(check(json!({"channel": "fast", "modules": [{"name": long}]})), Err(InvalidKymaError::TooLong));
+        let long: Vec<Value> = (0..430).map(|n| json!({"name": format!("{n:0100}")})).collect();
+        assert_eq!(check(json!({"channel": "fast", "modules": long})), Err(InvalidKymaError::TooLarge));
     }
 }

@@ -23,6 +23,9 @@ pub struct ReconcileOutcome {
     pub requeue_after: Option<Duration>,
     /// Work beyond its own that the reconcile found necessary: enqueued at once, at the same priority.
     pub follow_up: WorkSet,
+    /// Delay of any further reconcile, of a user's change too: the runtime has used up its share of the writes to the
+    /// control plane.
+    pub rest: Option<Duration>,
     /// Delay until the Kyma's rollout slot, when it is reconciled even if other work failed.
     pub rollout_after: Option<Duration>,
 }

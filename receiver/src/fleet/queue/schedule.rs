@@ -273,7 +273,9 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         let deferred = outcome.deferred.both(taken.work).minus(outcome.failed);
         entry.park(taken, taken.work.minus(outcome.ended | outcome.failed | deferred));
         self.defer(key, taken, deferred, outcome, now);
-        let backoff = self.entries.get_mut(key)?.back_off(taken, outcome, &mut self.random, now);
+        let entry = self.entries.get_mut(key)?;
+        entry.rest = outcome.rest.map(|rest| now + rest);
+        let backoff = entry.back_off(taken, outcome, &mut self.random, now);
         if let (None, Some(after)) = (backoff, outcome.requeue_after) {
             let work = QueuedWork::new(outcome.ended.both(taken.work), Priority::Verification);
             self.enqueue_after(key, DelayReason::Requeue, now + after, work, now);
@@ -353,7 +355,8 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         let Some(entry) = self.entries.get_mut(key) else { return };
         entry.queue_due(now);
         let lane = entry.group.as_ref().map_or(entry.lane, |group| self.groups.lane(group));
-        let until = entry.backoff.map(|(until, _)| until).filter(|until| *until > now);
+        let backoff = entry.backoff.map(|(until, _)| until);
+        let until = backoff.into_iter().chain(entry.rest).max().filter(|until| *until > now);
         let position = match (&entry.queued, until) {
             _ if entry.running.is_some() => Position::Idle,
             (Some(queued), None) => Position::Ready(lane, queued.priority, self.tickets),

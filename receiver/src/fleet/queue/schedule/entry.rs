@@ -56,6 +56,8 @@ pub(super) struct Entry<G> {
     pub(super) failures: u32,
     /// End of the backoff, and the time of the failure.
     pub(super) backoff: Option<(Instant, Instant)>,
+    /// End of the delay of any further reconcile ([`ReconcileOutcome::rest`]).
+    pub(super) rest: Option<Instant>,
     /// Time since which it has been ready.
     pub(super) since: Option<Instant>,
     /// At most one per reason.
@@ -85,6 +87,7 @@ impl<G> Default for Entry<G> {
             lane: Lane::default(),
             failures: 0,
             backoff: None,
+            rest: None,
             since: None,
             delays: Vec::new(),
             deferred: (WorkSet::EMPTY, 0),

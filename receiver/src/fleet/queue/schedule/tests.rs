@@ -28,6 +28,23 @@ fn keys(queue: &mut Queue<u32>, now: Instant) -> Vec<u32> {
 }
 
 #[test]
+fn rest_delays_a_users_change_too_and_ends() {
+    let (mut queue, start) = (Queue::<&str>::new(4, 0), Instant::now());
+    queue.insert("a");
+    queue.enqueue(&"a", QueuedWork::new(kyma(), Priority::User), start);
+    let (key, taken) = queue.take(start).unwrap();
+    let outcome = ReconcileOutcome { rest: Some(30 * S), ..ReconcileOutcome::ended(kyma()) };
+    queue.finish(&key, &taken, &outcome, start);
+    queue.enqueue(&"a", QueuedWork::new(kyma(), Priority::User), start);
+    assert!(queue.take(start + 29 * S).is_none());
+    assert_eq!(queue.earliest(), Some(start + 30 * S));
+    let (key, taken) = queue.take(start + 30 * S).unwrap();
+    queue.finish(&key, &taken, &ReconcileOutcome::ended(kyma()), start + 30 * S);
+    queue.enqueue(&"a", QueuedWork::new(kyma(), Priority::User), start + 30 * S);
+    assert!(queue.take(start + 30 * S).is_some());
+}
+
+#[test]
 fn work_enqueued_during_a_reconcile_follows_it() {
     let (mut queue, now) = queue(1, 4);
     queue.enqueue(&0, queued(Priority::User), now);
