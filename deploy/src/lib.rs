@@ -43,7 +43,7 @@ pub fn generated() -> Result<Vec<(Folder, Vec<File>)>> {
         (Folder::within("admission"), admission()?),
         (Folder::within("base"), base()?),
         (Folder::within("overlays/cert-manager"), cert_manager()?),
-        (Folder::within("../docs/reference"), vec![metrics(), flags(), custom_resources()]),
+        (Folder { shared: true, ..Folder::within("../docs/reference") }, vec![metrics(), flags(), custom_resources()]),
         (Folder { shared: true, ..Folder::within("../docs/operations") }, vec![alerts::page()]),
     ])
 }
