@@ -14,7 +14,7 @@ use tidewatch_shared::{
 
 pub(crate) use condition::{Conditions, SECRET_MISSING, unreachable_since};
 pub use write::WriteStatusError;
-pub(crate) use write::{ShownStatus, StatusWriter, update_runtime, write_runtime};
+pub(crate) use write::{ShownStatus, StatusWriter, in_runtime, update_runtime, write_runtime};
 
 use crate::{base::foreign_text, controllers::installer::Readiness};
 

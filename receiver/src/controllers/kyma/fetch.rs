@@ -10,7 +10,7 @@ use kube::{
 };
 use tidewatch_shared::{
     api::{Kyma, Manifest},
-    names::{SKR_KYMA, SKR_NAMESPACE, label},
+    names::{SKR_KYMA, label},
 };
 
 use super::{Context, Error, error};
@@ -18,6 +18,8 @@ use crate::{
     base::{key::KymaKey, takeover},
     kube::object,
 };
+
+pub(super) use crate::controllers::status::in_runtime;
 
 const LIST_MANIFESTS: &str = "list the Manifests in the control plane";
 
@@ -27,11 +29,6 @@ where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
 {
     Api::namespaced(ctx.kcp.clone(), namespace)
-}
-
-/// The Kymas of a runtime cluster.
-pub(super) fn in_runtime(client: &Client) -> Api<Kyma> {
-    Api::namespaced(client.clone(), SKR_NAMESPACE)
 }
 
 /// The Kyma in KCP if this receiver manages it; the cache may lag behind a hand-back.

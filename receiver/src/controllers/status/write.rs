@@ -176,7 +176,8 @@ fn replacing(status: &KymaStatus) -> Value {
         "lastOperation": last_operation})
 }
 
-fn in_runtime(client: &Client) -> Api<Kyma> {
+/// The Kymas of a runtime cluster.
+pub(crate) fn in_runtime(client: &Client) -> Api<Kyma> {
     Api::namespaced(client.clone(), SKR_NAMESPACE)
 }
 
