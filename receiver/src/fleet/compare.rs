@@ -86,6 +86,19 @@ impl Compare {
         }
     }
 
+    /// Requests a watch whose events up to this sequence may be lost here, although they were accepted.
+    pub(super) fn request(&mut self, watch: &str, above: u64) {
+        let expected = self.watches.entry(watch);
+        if !matches!(expected, Expected::Requested { by: None, .. }) {
+            *expected = Expected::Requested { reason: ResendReason::Unknown, above, by: None };
+        }
+    }
+
+    /// True if a `watch.changed` of the watch is requested and not accepted yet.
+    pub(super) fn is_requested(&self, watch: &str) -> bool {
+        matches!(self.watches.get(watch), Some(Expected::Requested { .. }))
+    }
+
     /// Withdraws requests for watches that left the plan: no agent would answer them.
     pub(super) fn replan(&mut self, planned: impl Fn(&str) -> bool) {
         self.unset(|name, expected| matches!(expected, Expected::Requested { .. }) && !planned(name));

@@ -151,6 +151,14 @@ impl Ledger {
         self.watches.iter().filter(waits).map(|(name, _)| name.as_str())
     }
 
+    /// Requests the objects of a forwarded watch whose queue was dropped: events that were accepted for it may not have
+    /// reached the manager. Until the agent has sent them, the watch settles nothing.
+    pub(super) fn request_forward(&mut self, watch: &str) {
+        if let Some(watermarks) = self.watches.get(watch) {
+            self.compare.request(watch, watermarks.last.max(self.sequences.accepted()));
+        }
+    }
+
     /// Advances the watermarks after work ended. `accepted` and `plan_at_start` are those of the reconcile's start.
     pub(super) fn ended(&mut self, work: WorkSet, accepted: u64, plan_at_start: &PlanIndex, current: &PlanIndex) {
         for (name, watermarks) in self.watches.iter_mut() {
@@ -167,6 +175,9 @@ impl Ledger {
         plan_at_start: &PlanIndex,
         current: &PlanIndex,
     ) {
+        if work.contains(Work::Forward) && self.compare.is_requested(watch) {
+            return;
+        }
         if let Some(watermarks) = self.watches.get_mut(watch) {
             watermarks.advance(work, accepted, plan_at_start.work(watch), current.work(watch));
         }
@@ -185,13 +196,11 @@ impl Ledger {
         self.compare.replan(|name| current.work(name).is_some());
     }
 
-    /// Settled watermark per watch with a recorded event. A watch that left the plan counts as settled as far as it was
-    /// recorded; events refused since then are for the agent to send again.
+    /// Settled watermark per planned watch with a recorded event. The agent drops the events of a watch that has left
+    /// the plan with that watch; if the watch returns before, they still count.
     pub(super) fn settled(&self, planned: &PlanIndex) -> Settled {
         let settled = |(name, watermarks): (&String, &Watermarks)| {
-            let settled =
-                planned.work(name).map_or(watermarks.last.min(self.sequences.accepted()), |_| watermarks.settled);
-            (settled > 0).then(|| (name.clone(), settled))
+            (watermarks.settled > 0 && planned.work(name).is_some()).then(|| (name.clone(), watermarks.settled))
         };
         self.watches.iter().filter_map(settled).collect()
     }

@@ -191,13 +191,24 @@ impl Runtime {
         if self.planned.plan == planned.plan {
             return WorkSet::EMPTY;
         }
-        (self.planned, self.since) = (planned, now);
+        let before = std::mem::replace(&mut self.planned, planned);
+        self.since = now;
+        let is_new = |name: &str| !before.work(name).is_some_and(|work| work.contains(Work::Forward));
+        self.request_forwards(is_new);
         let mut missing = WorkSet::EMPTY;
         for (_, ledger) in &mut self.epochs {
             ledger.replan(&self.planned);
             missing |= ledger.missing(&self.planned, 0);
         }
         missing.minus(FORWARD)
+    }
+
+    /// Requests the objects of the forwarded watches whose events were dropped because their routes were gone.
+    pub(crate) fn request_forwards(&mut self, is_selected: impl Fn(&str) -> bool) {
+        let watches = self.planned.plan.watches().iter().filter(|watch| watch.work.contains(&Work::Forward));
+        for watch in watches.filter(|watch| is_selected(&watch.name)) {
+            self.epochs.iter_mut().for_each(|(_, ledger)| ledger.request_forward(&watch.name));
+        }
     }
 
     /// Records a request, of which it keeps watermarks only; the caller enqueues the resulting work in the same step.

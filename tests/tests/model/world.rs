@@ -74,8 +74,6 @@ pub(crate) struct World {
     written_plan: (PlanId, u64),
     /// Revision of the plan in KCP.
     plan_revision: u64,
-    /// Per watch: the tick at which it last left the plan.
-    left_plan_at: [u64; WATCH_COUNT],
     /// Per watch: the tick at which the work that it triggers last changed.
     works_changed_at: [u64; WATCH_COUNT],
     /// Per epoch and watch: the events that no response has reported as settled yet.
@@ -108,7 +106,6 @@ impl World {
             plan,
             written_plan: (plan, 0),
             plan_revision: 0,
-            left_plan_at: [0; WATCH_COUNT],
             works_changed_at: [0; WATCH_COUNT],
             unsettled: BTreeMap::new(),
             highest_sent: BTreeMap::new(),
@@ -274,8 +271,7 @@ impl World {
             let Some(sent) = self.unsettled.get_mut(&(epoch, at)) else { continue };
             let later = sent.split_off(&(sequence + 1));
             let settled = std::mem::replace(sent, later);
-            for (sequence, (tick, target)) in settled.into_iter().filter(|(_, (tick, _))| *tick > self.left_plan_at[at])
-            {
+            for (sequence, (tick, target)) in settled {
                 // The watch may have triggered less work when the event was sent.
                 let works =
                     if self.works_changed_at[at] >= tick { WATCHES[at].common_works() } else { self.plan.works(at) };
@@ -331,14 +327,10 @@ impl World {
     /// covered.
     fn check_pending(&self) -> CheckResult {
         let is_open = |at: &usize| {
-            let reported = self
-                .agent
-                .last_reported(*at)
-                .filter(|reported| *reported > self.left_plan_at[*at].max(self.works_changed_at[*at]));
+            let reported = self.agent.last_reported(*at).filter(|reported| *reported > self.works_changed_at[*at]);
             let reconciles = self.plan.works(*at).iter().filter(|work| **work != Work::Forward);
             let behind = |reported| reconciles.clone().any(|work| self.records.began(*work, *at) < reported);
-            let objects =
-                self.agent.reported_objects(*at).into_iter().filter(|(_, object)| object.tick > self.left_plan_at[*at]);
+            let objects = self.agent.reported_objects(*at).into_iter();
             // An object that was created and deleted need not be reported to a manager that never observed it.
             let never_delivered =
                 |name: Name, object: ReportedObject| object.deleted && self.records.delivered(*at, name).is_none();
@@ -381,11 +373,10 @@ impl World {
         if !slow {
             receiver.set_synced();
         }
-        // The product verifies all runtimes at every start. The model does so only in the two cases that depend on it,
-        // so that elsewhere the events of the agent alone must suffice. First, an event that was settled because its
-        // watch left the plan: the record that no work was done for it is lost with the process. Second, state
-        // overwritten by a late write when the receiver that would have reconciled again has crashed too.
-        if self.left_plan_at.iter().any(|left| *left > 0) || !self.late_writes.is_empty() {
+        // The product verifies all runtimes at every start. The model does so only in the case that depends on it, so that
+        // elsewhere the events of the agent alone must suffice: state overwritten by a late write when the receiver that
+        // would have reconciled again has crashed too.
+        if !self.late_writes.is_empty() {
             receiver.verify();
         }
         let late_write = std::mem::replace(&mut self.receivers[at], receiver).crash();
@@ -396,9 +387,6 @@ impl World {
     fn change_plan(&mut self, plan: PlanId) {
         self.plan_revision += 1;
         for at in 0..WATCHES.len() {
-            if self.plan.has(at) && !plan.has(at) {
-                self.left_plan_at[at] = self.tick;
-            }
             if self.plan.works(at) != plan.works(at) {
                 self.works_changed_at[at] = self.tick;
             }
@@ -459,8 +447,7 @@ impl World {
             let objects = self.agent.reported_objects(at);
             let listed = snapshot[at].keys().all(|name| objects.contains_key(name));
             prop_assert!(listed || !WATCHES[at].is_forwarded(), "an object that was never reported to its manager");
-            // Events that were settled when the watch left the plan are not sent again.
-            for (name, object) in objects.into_iter().filter(|(_, object)| object.tick > self.left_plan_at[at]) {
+            for (name, object) in objects {
                 let delivered = self.records.delivered(at, name);
                 prop_assert_eq!(
                     delivered,

@@ -1,5 +1,5 @@
-//! Simulation of forwarding with a model agent, lost responses, failing managers, small queues, and restarts of both
-//! sides. The agent never forgets an object that its manager has not seen in its current state; without further faults
+//! Simulation of forwarding with a model agent, lost responses, failing managers, small queues, routes that disappear
+//! and return, and restarts of both sides. The agent never forgets an object that its manager has not seen in its current state; without further faults
 //! the managers have seen all objects and nothing is left.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -170,7 +170,7 @@ enum Step {
         delivered: bool,
         again: bool,
     },
-    /// Response to a heartbeat: settled watermarks only.
+    /// Response to a heartbeat: settled watermarks, and watches to send again.
     Heartbeat,
     /// Takes a delivery; with `early` the manager reads the object at once.
     Take {
@@ -179,6 +179,8 @@ enum Step {
     End(usize, u8),
     RestartAgent,
     RestartReceiver,
+    /// The Watcher is replaced, or is invalid for a moment; the agent does not notice.
+    FlapRoute,
 }
 
 fn steps() -> impl Strategy<Value = Step> {
@@ -192,6 +194,7 @@ fn steps() -> impl Strategy<Value = Step> {
         6 => (0..8usize, 0..8u8).prop_map(|(at, how)| Step::End(at, how)),
         1 => Just(Step::RestartAgent),
         1 => Just(Step::RestartReceiver),
+        1 => Just(Step::FlapRoute),
     ]
 }
 
@@ -237,6 +240,10 @@ impl Simulation {
                 self.fleet = receiver(self.instances, self.limits);
                 self.deliveries.clear();
             }
+            Step::FlapRoute => {
+                self.fleet.set_routes([].into_iter().collect());
+                self.fleet.set_routes(routes());
+            }
         }
     }
 
@@ -272,6 +279,12 @@ impl Simulation {
         }
         let settled = self.post(self.agent.epoch, Vec::new()).settled.get(WATCH).copied();
         self.agent.settle(settled.unwrap_or(0));
+        let epochs = self.fleet.views().remove(0).epochs;
+        let mine = epochs.iter().find(|view| view.epoch == Epoch::new(self.agent.epoch));
+        if mine.is_some_and(|view| view.resend.iter().any(|watch| watch == WATCH)) {
+            self.agent.relist_pending = true;
+            self.agent.waiting = (0..OBJECTS).collect();
+        }
     }
 
     fn end(&mut self, at: usize, how: u8) {
@@ -369,6 +382,24 @@ async fn forwarded_event_is_due_at_once_and_settled_on_delivery() {
     fleet.forwarded(&delivery, DeliveryOutcome::Delivered);
     assert_eq!(fleet.events(batch(agent.epoch, Vec::new())).unwrap().settled[WATCH], 2);
     assert!(fleet.next().now_or_never().is_none(), "no reconcile is queued");
+}
+
+#[tokio::test]
+async fn returning_route_requests_what_was_dropped_with_it() {
+    let mut simulation = Simulation::new(OBJECTS);
+    simulation.agent.relist_pending = false;
+    simulation.agent.waiting = BTreeSet::from([0]);
+    simulation.send(true, true, false);
+    simulation.apply(Step::FlapRoute);
+    // An object that changes later must not settle the one that was dropped.
+    simulation.apply(Step::Change(1));
+    simulation.send(true, true, false);
+    let delivery = simulation.fleet.next_delivery().await;
+    assert_eq!(delivery.event.name, "o1");
+    simulation.fleet.forwarded(&delivery, DeliveryOutcome::Delivered);
+    assert!(simulation.post(simulation.agent.epoch, Vec::new()).settled.is_empty());
+    simulation.settle();
+    assert_eq!(simulation.fleet.views()[0].epochs[0].resend, Vec::<String>::new());
 }
 
 #[tokio::test]

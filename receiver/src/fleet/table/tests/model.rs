@@ -33,8 +33,6 @@ struct Simulation {
     epochs: u64,
     tick: u64,
     now: Instant,
-    /// Tick at which `b` last left the receiver's plan, which settles everything sent before.
-    left: u64,
     with_b: bool,
     requests: Vec<Request>,
     responses: Vec<Response>,
@@ -117,7 +115,6 @@ impl Simulation {
             epochs: 1,
             tick: 0,
             now: Instant::now(),
-            left: 0,
             with_b: true,
             requests: Vec::new(),
             responses: Vec::new(),
@@ -137,12 +134,7 @@ impl Simulation {
         self.state = State::new(settings(self.instance));
         self.state.synced = true;
         self.state.place(KEY(), Some("r-1".parse().unwrap()), plan_of(self.with_b), self.now);
-        // A real start verifies everything. Here only events that settled by leaving the plan need it, because with the
-        // process the knowledge is lost that they were never reconciled; all others must be restored by the agent
-        // alone.
-        if self.left > 0 {
-            self.state.queue.enqueue(&KEY(), QueuedWork::new(WorkSet::ALL_KNOWN, Priority::Verification), self.now);
-        }
+        // A real start verifies everything. Here the events of the agent alone must suffice.
     }
 
     fn epoch(&mut self) -> u64 {
@@ -209,9 +201,6 @@ impl Simulation {
         let response = self.responses.remove(at);
         let epoch = self.epoch();
         for forgotten in self.agent.receive(response, epoch) {
-            if forgotten.watch == "b" && forgotten.tick <= self.left {
-                continue;
-            }
             for work in work_of(forgotten.watch) {
                 let observed = self.observed.get(&(*work, forgotten.watch)).copied().unwrap_or(0);
                 assert!(observed >= forgotten.version, "{work:?} never saw {} {}", forgotten.watch, forgotten.version);
@@ -256,9 +245,6 @@ impl Simulation {
     }
 
     fn plan_receiver(&mut self, with_b: bool) {
-        if self.with_b && !with_b {
-            self.left = self.tick;
-        }
         self.with_b = with_b;
         self.state.place(KEY(), Some("r-1".parse().unwrap()), plan_of(with_b), self.now);
     }

@@ -28,7 +28,6 @@ pub(super) struct Sent {
     /// Version of the watch at the time of sending.
     pub(super) version: u64,
     pub(super) accepted: bool,
-    pub(super) tick: u64,
 }
 
 #[derive(Clone)]
@@ -120,7 +119,7 @@ impl Agent {
             let delta = self.send(world, watch, subject);
             self.sequence += 1;
             let version = world.versions.get(watch).copied().unwrap_or(0);
-            self.sent.insert(self.sequence, Sent { watch, subject, delta, version, accepted: false, tick });
+            self.sent.insert(self.sequence, Sent { watch, subject, delta, version, accepted: false });
         }
         let events: Vec<_> =
             self.sent.iter().filter(|(_, sent)| !sent.accepted).map(|(n, sent)| self.event(*n, sent)).collect();
