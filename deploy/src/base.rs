@@ -27,6 +27,10 @@ const NONROOT: u32 = 65_532;
 const EVENTS: u16 = 8443;
 const ENROLMENT: u16 = 8444;
 const METRICS: u16 = 8080;
+/// Port of the probes alone.
+const PROBES: u16 = 8081;
+/// Label of the namespaces whose pods may read the metrics, by the convention of Kubebuilder.
+const METRICS_LABEL: (&str, &str) = ("metrics", "enabled");
 
 /// Renders the files of `deploy/base`.
 ///
@@ -150,7 +154,7 @@ fn settings() -> Value {
 /// graceful shutdown of the first. There is no PodDisruptionBudget: with one of two replicas ready by design, any
 /// effective budget would block draining the node of the active replica.
 fn deployment() -> Value {
-    let probe = |path: &str| json!({"httpGet": {"path": path, "port": "metrics"}});
+    let probe = |path: &str| json!({"httpGet": {"path": path, "port": "probes"}});
     let container = json!({
         "name": "receiver",
         "image": NAME,
@@ -158,6 +162,7 @@ fn deployment() -> Value {
         "env": [
             {"name": "TIDEWATCH_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
             {"name": "TIDEWATCH_LEASE_PLACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+            {"name": "TIDEWATCH_PROBE_ADDRESS", "value": format!("0.0.0.0:{PROBES}")},
             {"name": "TIDEWATCH_OCI_CONTENT_DIR", "value": CONTENT_DIR},
         ],
         "volumeMounts": [{"name": "content", "mountPath": CONTENT_DIR}],
@@ -165,6 +170,7 @@ fn deployment() -> Value {
             {"name": "events", "containerPort": EVENTS},
             {"name": "enrolment", "containerPort": ENROLMENT},
             {"name": "metrics", "containerPort": METRICS},
+            {"name": "probes", "containerPort": PROBES},
         ],
         "livenessProbe": probe("/healthz"),
         "readinessProbe": probe("/readyz"),
@@ -213,7 +219,8 @@ fn service() -> Value {
     named("v1", "Service", json!({"spec": spec}))
 }
 
-/// Ingress: agents from any address, metrics from pods of KCP. Egress: DNS, and TCP to any address, because runtimes'
+/// Ingress: agents from any address, metrics from pods of the namespaces with [`METRICS_LABEL`]; the kubelet reaches the
+/// probes under any policy. Egress: DNS, and TCP to any address, because runtimes'
 /// API servers have no fixed addresses.
 fn network_policy() -> Value {
     let tcp = |port: u16| json!({"protocol": "TCP", "port": port});
@@ -223,7 +230,7 @@ fn network_policy() -> Value {
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [
             {"ports": [tcp(EVENTS), tcp(ENROLMENT)]},
-            {"from": [{"namespaceSelector": {}}], "ports": [tcp(METRICS)]},
+            {"from": [{"namespaceSelector": {"matchLabels": {METRICS_LABEL.0: METRICS_LABEL.1}}}], "ports": [tcp(METRICS)]},
         ],
         "egress": [{"ports": dns}, {"ports": [{"protocol": "TCP"}]}],
     });

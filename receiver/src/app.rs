@@ -176,19 +176,24 @@ async fn start_status_listeners(
     tasks: &mut JoinSet<&'static str>,
 ) -> Result<()> {
     let Process { config, metrics, readiness, fleet, .. } = process;
-    let probes = probes::bind(config.metrics_address, metrics.clone(), readiness.clone()).await?;
+    let page = probes::bind(config.metrics_address, metrics.clone(), readiness.clone()).await?;
+    let probes = match config.probe_address {
+        Some(address) => Some(probes::bind_probes(address, readiness.clone()).await?),
+        None => None,
+    };
     let admin = admin::bind(&config.admin, tls, kcp, fleet.clone()).await?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         pid = process::id(),
-        metrics_address = %probes.address(),
+        metrics_address = %page.address(),
         admin_address = %admin.address(),
         namespace = config.namespace,
         lease = config.lease.lease_name,
         lease_seconds = config.lease.lease_duration.as_secs(),
         "Receiver started"
     );
-    for (name, server) in [("probes", probes), ("admin listener", admin)] {
+    let servers = [("metrics", Some(page)), ("probes", probes), ("admin listener", Some(admin))];
+    for (name, server) in servers.into_iter().filter_map(|(name, server)| Some((name, server?))) {
         let stop = stop.clone();
         tasks.spawn(async move {
             server.run(stop).await;

@@ -90,6 +90,11 @@ pub struct Config {
     )]
     pub metrics_address: SocketAddr,
 
+    /// Listen address of the probes alone, so that scrapers cannot keep the kubelet from them: plain HTTP; unset, only
+    /// the metrics address serves them
+    #[arg(long, env = "TIDEWATCH_PROBE_ADDRESS", value_name = "IP:PORT", help_heading = "Metrics and probes")]
+    pub probe_address: Option<SocketAddr>,
+
     /// Admin listener.
     #[command(flatten)]
     pub admin: admin::Flags,

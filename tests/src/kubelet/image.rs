@@ -29,7 +29,11 @@ const PRODUCT_IMAGES: [ProductImage; 3] = [
     },
     ProductImage {
         binary: "tidewatch-receiver",
-        listeners: &[("TIDEWATCH_METRICS_ADDRESS", 8080), ("TIDEWATCH_ADMIN_ADDRESS", 8085)],
+        listeners: &[
+            ("TIDEWATCH_METRICS_ADDRESS", 8080),
+            ("TIDEWATCH_PROBE_ADDRESS", 8081),
+            ("TIDEWATCH_ADMIN_ADDRESS", 8085),
+        ],
         env: &[],
         broken: None,
     },
