@@ -33,6 +33,11 @@ pub struct RotateCa {
     #[arg(long, value_name = "SECONDS")]
     pub force_after: Option<u32>,
 
+    /// Replace all roots at once because a key was stolen: certificates of the old roots are refused from then on, and
+    /// every agent enrols again. Event paths are unproven meanwhile; no change is lost
+    #[arg(long, conflicts_with = "force_after")]
+    pub compromised: bool,
+
     /// Begin the rotation and do not wait for its end
     #[arg(long)]
     pub no_wait: bool,
@@ -50,7 +55,7 @@ impl RotateCa {
     pub(crate) fn run(&self) -> Result<u8> {
         block_on(async {
             let client = self.admin.connect().await?;
-            let order = RotationRequest { force_after_seconds: self.force_after };
+            let order = RotationRequest { force_after_seconds: self.force_after, compromised: self.compromised };
             let response = client.post(ROTATE_PATH, &order).await;
             let response = response.with_context(|| format!("request a rotation: {client}"))?;
             let RotationResponse { target } = serde_json::from_slice(&response).context("parse the response")?;

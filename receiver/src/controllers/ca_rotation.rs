@@ -252,10 +252,13 @@ impl CaRotation {
                 }
                 continue;
             }
-            if secret.state.is_rotating() {
+            if secret.state.is_rotating() && !request.compromised {
                 return self.join(&secret, request).await;
             }
-            let transition = self.next_transition(&secret.state, &[], true);
+            let transition = match request.compromised {
+                true => Transition::Replace,
+                false => self.next_transition(&secret.state, &[], true),
+            };
             let state = self.advance(&secret, transition, Some(request)).await?.ok_or(RotationError::Write)?;
             return Ok(RotationResponse { target: state.target().id.clone() });
         }

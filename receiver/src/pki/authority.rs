@@ -12,7 +12,7 @@ use tidewatch_shared::{
 };
 use tokio::sync::watch;
 
-use super::{Ca, CertManager, PkiError, SigningRequest, TrustBundle};
+use super::{BACKDATE, Ca, CertManager, PkiError, SigningRequest, TrustBundle};
 
 /// Trust anchors of both sides and the current issuer; replaced as a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +23,15 @@ pub struct Trust {
     pub clients: TrustBundle,
     /// Key that signs new leaves; `None` with another issuer, since its key is unknown.
     pub issuer: Option<KeyId>,
+}
+
+impl Trust {
+    /// True if this receiver accepts leaves that name this issuing key. The built-in CA signs leaves with a root; with
+    /// another issuer an intermediate authority may sign, and the handshake alone decides.
+    #[must_use]
+    pub fn accepts(&self, authority: Option<&KeyId>) -> bool {
+        self.issuer.is_none() || authority.is_some_and(|authority| self.clients.has_authority(authority))
+    }
 }
 
 /// An issued certificate.
@@ -90,6 +99,15 @@ pub(super) enum Issuer {
 }
 
 impl Authority {
+    /// Time by which notBefore of an issued certificate precedes its issuance.
+    #[must_use]
+    pub fn backdate(&self) -> Duration {
+        match self.0.issuer {
+            Issuer::Builtin(_) => BACKDATE,
+            Issuer::CertManager(_) => Duration::ZERO,
+        }
+    }
+
     pub(super) fn new(
         issuer: Issuer,
         domain: TrustDomain,

@@ -66,6 +66,10 @@ pub struct RotationRequest {
     /// See [`RotationProgress::force_after_seconds`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub force_after_seconds: Option<u32>,
+    /// Replaces all roots at once instead: their certificates are worth nothing from then on, and every runtime enrols
+    /// again.
+    #[serde(default)]
+    pub compromised: bool,
 }
 
 /// Response to a [`RotationRequest`].

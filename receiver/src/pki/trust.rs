@@ -2,13 +2,18 @@
 
 use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
-use tidewatch_shared::{certificate, tls};
+use tidewatch_shared::{
+    certificate::{self, KeyId},
+    tls,
+};
 
 /// Roots that agents and this receiver trust.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrustBundle {
     roots: Vec<CertificateDer<'static>>,
     revision: String,
+    /// Subject key identifiers of the roots that have one.
+    authorities: Vec<KeyId>,
 }
 
 impl TrustBundle {
@@ -18,7 +23,8 @@ impl TrustBundle {
         roots.sort_by(|a, b| a.as_ref().cmp(b.as_ref()));
         roots.dedup();
         let revision = certificate::trust_revision(&roots);
-        Self { roots, revision }
+        let authorities = roots.iter().filter_map(|root| KeyId::of_subject(root).ok().flatten()).collect();
+        Self { roots, revision, authorities }
     }
 
     /// Reads a bundle from PEM.
@@ -41,6 +47,12 @@ impl TrustBundle {
     #[must_use]
     pub fn revision(&self) -> &str {
         &self.revision
+    }
+
+    /// True if one of the roots has this key.
+    #[must_use]
+    pub fn has_authority(&self, authority: &KeyId) -> bool {
+        self.authorities.contains(authority)
     }
 
     /// The roots, in a fixed order.

@@ -104,7 +104,7 @@ impl World {
     }
 
     async fn request(&mut self, force_after_seconds: Option<u32>) -> Result<RotationResponse, RotationError> {
-        let requested = self.rotation.request(RotationRequest { force_after_seconds }).await;
+        let requested = self.rotation.request(RotationRequest { force_after_seconds, compromised: false }).await;
         self.watch();
         requested
     }
