@@ -1,9 +1,9 @@
 //! The messages of certificate enrolment and renewal.
 //!
-//! Both use the same request and response. They differ in the proof of identity: a projected service account token on
-//! the enrolment port; on the event port the certificate that is being renewed and the signature of the request.
+//! Both use the same response and prove the identity by a projected service account token: on the enrolment port in the
+//! header, on the event port as a member of the request, which the certificate that is being renewed signs.
 
-use std::str::FromStr;
+use std::{borrow::Cow, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -53,9 +53,61 @@ pub struct CertificateRequest {
 #[derive(Serialize, Deserialize)]
 struct Wire<'a> {
     #[serde(borrow)]
-    runtime: std::borrow::Cow<'a, str>,
+    runtime: Cow<'a, str>,
     #[serde(borrow)]
-    request: std::borrow::Cow<'a, str>,
+    request: Cow<'a, str>,
+    /// Of a renewal only.
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    token: Option<Cow<'a, str>>,
+}
+
+/// The request that renews a certificate. The token proves that the sender still is the agent's pod in its runtime;
+/// the certificate alone would let a stolen one be renewed for ever.
+pub struct RenewalRequest {
+    /// The request for the new certificate.
+    pub certificate: CertificateRequest,
+    /// The projected token of the agent's pod; `None` from agents that renew with their certificate alone, which a
+    /// receiver refuses.
+    pub token: Option<String>,
+}
+
+impl RenewalRequest {
+    /// Parses the body of a request.
+    ///
+    /// # Errors
+    /// [`ParseEnrolmentError`].
+    pub fn parse(body: &[u8]) -> Result<Self, ParseEnrolmentError> {
+        let mut wire: Wire<'_> = parse(body, MAX_REQUEST_BYTES)?;
+        let token = wire.token.take().map(Cow::into_owned);
+        if let Some(token) = &token {
+            require("the token", token)?;
+        }
+        Ok(Self { certificate: wire.try_into()?, token })
+    }
+
+    /// Writes the body of a request.
+    ///
+    /// # Errors
+    /// [`ParseEnrolmentError::TooLarge`]; requests that an agent builds do not fail otherwise.
+    pub fn to_json(&self) -> Result<Vec<u8>, ParseEnrolmentError> {
+        let token = self.token.as_deref().map(Cow::from);
+        to_json(&Wire { token, ..Wire::from(&self.certificate) })
+    }
+}
+
+impl<'a> From<&'a CertificateRequest> for Wire<'a> {
+    fn from(CertificateRequest { runtime, request }: &'a CertificateRequest) -> Self {
+        Self { runtime: runtime.as_str().into(), request: (&**request).into(), token: None }
+    }
+}
+
+impl TryFrom<Wire<'_>> for CertificateRequest {
+    type Error = ParseEnrolmentError;
+
+    fn try_from(Wire { runtime, request, .. }: Wire<'_>) -> Result<Self, Self::Error> {
+        require("the certificate request", &request)?;
+        Ok(Self { runtime: RuntimeId::from_str(&runtime)?, request: request.into_owned() })
+    }
 }
 
 impl CertificateRequest {
@@ -64,9 +116,7 @@ impl CertificateRequest {
     /// # Errors
     /// [`ParseEnrolmentError`].
     pub fn parse(body: &[u8]) -> Result<Self, ParseEnrolmentError> {
-        let Wire { runtime, request } = parse(body, MAX_REQUEST_BYTES)?;
-        require("the certificate request", &request)?;
-        Ok(Self { runtime: RuntimeId::from_str(&runtime)?, request: request.into_owned() })
+        parse::<Wire<'_>>(body, MAX_REQUEST_BYTES)?.try_into()
     }
 
     /// Writes the body of a request.
@@ -74,9 +124,7 @@ impl CertificateRequest {
     /// # Errors
     /// [`ParseEnrolmentError::TooLarge`]; requests that an agent builds do not fail otherwise.
     pub fn to_json(&self) -> Result<Vec<u8>, ParseEnrolmentError> {
-        let body =
-            serde_json::to_vec(&Wire { runtime: self.runtime.as_str().into(), request: (&*self.request).into() })?;
-        if body.len() > MAX_REQUEST_BYTES { Err(ParseEnrolmentError::TooLarge(MAX_REQUEST_BYTES)) } else { Ok(body) }
+        to_json(&Wire::from(self))
     }
 }
 
@@ -136,6 +184,11 @@ fn parse<'a, T: Deserialize<'a>>(body: &'a [u8], limit: usize) -> Result<T, Pars
     Ok(serde_json::from_slice(body)?)
 }
 
+fn to_json(wire: &Wire<'_>) -> Result<Vec<u8>, ParseEnrolmentError> {
+    let body = serde_json::to_vec(wire)?;
+    if body.len() > MAX_REQUEST_BYTES { Err(ParseEnrolmentError::TooLarge(MAX_REQUEST_BYTES)) } else { Ok(body) }
+}
+
 fn require(name: &'static str, text: &str) -> Result<(), ParseEnrolmentError> {
     if text.trim().is_empty() { Err(ParseEnrolmentError::Empty(name)) } else { Ok(()) }
 }
@@ -150,6 +203,20 @@ mod tests {
         assert_eq!(CertificateRequest::parse(&request.to_json().unwrap()).unwrap(), request);
         let more = br#"{"runtime": "r-1", "request": "-----BEGIN\n", "later": {"a": 1}}"#;
         assert_eq!(CertificateRequest::parse(more).unwrap(), request);
+    }
+
+    #[test]
+    fn a_renewal_carries_the_token() {
+        let certificate = CertificateRequest { runtime: "r-1".parse().unwrap(), request: "-----BEGIN\n".to_owned() };
+        for token in [None, Some("a.b.c".to_owned())] {
+            let renewal = RenewalRequest { certificate: certificate.clone(), token };
+            let read = RenewalRequest::parse(&renewal.to_json().unwrap()).unwrap();
+            assert_eq!((read.certificate, read.token), (renewal.certificate, renewal.token));
+        }
+        assert!(RenewalRequest::parse(br#"{"runtime": "r-1", "request": "x", "token": ""}"#).is_err());
+        assert!(RenewalRequest::parse(br#"{"runtime": "r-1", "request": "", "token": "a.b.c"}"#).is_err());
+        let renewal = RenewalRequest { certificate, token: Some("x".repeat(MAX_REQUEST_BYTES)) };
+        assert!(matches!(renewal.to_json(), Err(ParseEnrolmentError::TooLarge(MAX_REQUEST_BYTES))));
     }
 
     #[test]

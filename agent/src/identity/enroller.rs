@@ -1,5 +1,5 @@
-//! Identity of the agent's own: requested with a token, renewed with the current certificate, stored in the agent's
-//! Secret.
+//! Identity of the agent's own: requested with a token, renewed with the current certificate and a token, stored in the
+//! agent's Secret.
 //!
 //! A certificate is written to the Secret before it is used, so that the next agent process starts with the one that
 //! the receiver saw last. It is used even if the write fails: the Secret then holds an older identity that is still
@@ -230,7 +230,7 @@ impl Enroller {
         let request = async {
             match step {
                 Step::Enrol => issue::enrol(settings, domain, token, dial, metrics).await,
-                _ => issue::renew(settings, domain, link).await,
+                _ => issue::renew(settings, domain, token, link).await,
             }
         };
         let outcome = tokio::select! {

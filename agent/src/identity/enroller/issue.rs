@@ -8,11 +8,10 @@ use std::{
 };
 
 use aws_lc_rs::error::Unspecified;
-use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use thiserror::Error;
 use tidewatch_shared::{
-    enrolment::{CertificateRequest, CertificateResponse, MAX_TOKEN_BYTES, ParseEnrolmentError},
+    enrolment::{CertificateRequest, CertificateResponse, MAX_TOKEN_BYTES, ParseEnrolmentError, RenewalRequest},
     identity::TrustDomain,
     problem::Problem,
     tls::{self, TlsConfigError},
@@ -117,30 +116,33 @@ pub(super) async fn enrol(
     let authorization = authorization(token)?;
     let roots = tls::roots(&tls::certificates(&settings.bundle)?)?;
     let tls = clock::with_wall_clock(tls::client_without_client_auth(roots)?);
-    let (generate, body) = body(settings, domain)?;
+    let (generate, certificate) = request(settings, domain)?;
+    let body = certificate.to_json().map_err(CertificateError::Write)?.into();
     let begun = Instant::now();
     let response = receiver::enrol(dial, tls, &settings.enrolment, authorization, body).await;
     metrics.requested(Route::Enrolment, RequestOutcome::of(&response), begun.elapsed());
     read(&response?, generate)
 }
 
-/// Requests a certificate with the current identity, through the link.
+/// Requests a certificate with the current identity and the token, through the link.
 pub(super) async fn renew(
     settings: &Settings,
     domain: &TrustDomain,
+    token: &Path,
     link: &LinkHandle,
 ) -> Result<IssuedCertificate, CertificateError> {
-    let (generate, body) = body(settings, domain)?;
+    let (generate, certificate) = request(settings, domain)?;
+    let renewal = RenewalRequest { certificate, token: Some(read_token(token)?) };
+    let body = renewal.to_json().map_err(CertificateError::Write)?.into();
     let renewed = timeout(RENEWAL_TIMEOUT, link.request_renewal(body)).await;
     let response = renewed.ok().flatten().ok_or(CertificateError::TimedOut)??;
     read(&response, generate)
 }
 
-fn body(settings: &Settings, domain: &TrustDomain) -> Result<(KeyAndRequest, Bytes), CertificateError> {
+fn request(settings: &Settings, domain: &TrustDomain) -> Result<(KeyAndRequest, CertificateRequest), CertificateError> {
     let generate = request::generate(&settings.runtime, domain).map_err(CertificateError::KeyAndRequest)?;
-    let wire = CertificateRequest { runtime: settings.runtime.clone(), request: generate.request.clone() };
-    let body = wire.to_json().map_err(CertificateError::Write)?.into();
-    Ok((generate, body))
+    let certificate = CertificateRequest { runtime: settings.runtime.clone(), request: generate.request.clone() };
+    Ok((generate, certificate))
 }
 
 fn read(response: &BufferedResponse, generate: KeyAndRequest) -> Result<IssuedCertificate, CertificateError> {
@@ -167,19 +169,25 @@ fn refusal(response: &BufferedResponse) -> CertificateError {
     }
 }
 
-/// Value of the `Authorization` header. The token is read from the file each time, because the kubelet renews it.
+/// Value of the `Authorization` header.
 fn authorization(token: &Path) -> Result<HeaderValue, CertificateError> {
-    let mut value = b"Bearer ".to_vec();
-    let limit = MAX_TOKEN_BYTES as u64 + 1;
-    let read =
-        File::open(token).and_then(|file| file.take(limit).read_to_end(&mut value)).map_err(CertificateError::Token)?;
-    value.truncate(value.trim_ascii_end().len());
-    if read > MAX_TOKEN_BYTES || value.len() <= b"Bearer ".len() {
-        return Err(CertificateError::NoToken);
-    }
-    let mut value = HeaderValue::from_maybe_shared(Bytes::from(value)).map_err(|_| CertificateError::NoToken)?;
+    let value = format!("Bearer {}", read_token(token)?);
+    let mut value = HeaderValue::try_from(value).map_err(|_| CertificateError::NoToken)?;
     value.set_sensitive(true);
     Ok(value)
+}
+
+/// Reads the token. The file is read each time, because the kubelet renews it.
+fn read_token(path: &Path) -> Result<String, CertificateError> {
+    let mut token = Vec::new();
+    let limit = MAX_TOKEN_BYTES as u64 + 1;
+    let read =
+        File::open(path).and_then(|file| file.take(limit).read_to_end(&mut token)).map_err(CertificateError::Token)?;
+    token.truncate(token.trim_ascii_end().len());
+    if read > MAX_TOKEN_BYTES || token.is_empty() || !token.iter().all(u8::is_ascii_graphic) {
+        return Err(CertificateError::NoToken);
+    }
+    String::from_utf8(token).map_err(|_| CertificateError::NoToken)
 }
 
 #[cfg(test)]
