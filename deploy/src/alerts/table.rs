@@ -218,6 +218,20 @@ pub(super) const ALERTS: &[Alert] = &[
         remedy: "Restore the CA or the enrolment port, as the error names it.",
     },
     Alert {
+        name: "TidewatchCertificateMisused",
+        expression: "sum by (reason) (increase(tidewatch_enrolment_certificates_refused_total[1h])) > 0",
+        pending: "0m",
+        severity: "warning",
+        summary: "A runtime's certificate was used by another process",
+        meaning: "`fork`: two agent processes spoke for one runtime. `token`: a renewal came from outside the agent's pod, \
+                  as after an access Secret points to another cluster. The certificate is refused; the agent in its pod \
+                  enrols again.",
+        checks: "Logs of the receiver name runtime and fingerprint. Is a second agent running in the runtime, or a node \
+                 cut off? Was the access Secret replaced? Otherwise a key was copied.",
+        remedy: "If a key was copied, find out how; nothing else needs to be revoked: see \
+                 [CA](ca.md#revocation).",
+    },
+    Alert {
         name: "TidewatchPullSecretUnusable",
         expression: "min(tidewatch_installer_pull_secret_good) == 0 or min(tidewatch_modules_pull_secret_good) == 0",
         pending: "15m",

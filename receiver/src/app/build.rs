@@ -1,6 +1,6 @@
 //! Builds all components of the active receiver from the configuration, without starting them.
 
-use std::{collections::BTreeSet, mem, path::Path, sync::Arc};
+use std::{collections::BTreeSet, mem, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
@@ -132,11 +132,11 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     tasks.push(recorder.run(client.clone()).boxed());
     tasks.push(manifest_queue.clone().observe_ages().boxed());
     tasks.push(module_reports::run(fleet, manifest_queue, stores.manifests, manifest_memories).boxed());
-    let (issuer, namespace) = (builder.certificate_issuer(), config.namespace.clone());
+    let (enrolments, namespace) = (builder.enrolments(), config.namespace.clone());
     Ok(Receiver {
-        gateway: builder.gateway(issuer.clone()),
+        gateway: builder.gateway(enrolments.clone()),
         v2,
-        enrolment: issuer.map(|issuer| builder.enrolment(issuer)),
+        enrolment: enrolments.map(|enrolments| builder.enrolment(enrolments)),
         rotations,
         forward,
         watches: changes::Watches { client, namespace, components, writers, metrics: counters.kcp },
@@ -152,7 +152,8 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
 /// Creates the components that changes of KCP reach. With `installs`, the plan also has the watches that the agents'
 /// installation needs.
 fn components(process: &Process, stores: Stores, installs: bool, counters: &Counters) -> Result<changes::Components> {
-    let Process { config, fence, instance, .. } = process;
+    let Process { config, fence, instance, tls_state, .. } = process;
+    let backdate = tls_state.authority.as_ref().map_or(Duration::ZERO, pki::Authority::backdate);
     let settings = table::Settings {
         heartbeat: config.heartbeat,
         max_heartbeats_per_second: config.path.max_heartbeats_per_second,
@@ -199,7 +200,7 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
         pause: Pause::new(config.pause),
         takeover: Takeover::new(&config.kyma_selector, config.takeover_quiet),
         v2_allowed: v2::V2AllowList::default(),
-        revocations: Revocations::new(counters.enrolment.clone()),
+        revocations: Revocations::new(counters.enrolment.clone(), backdate),
         manifest_queue,
         manifest_memories,
         kinds: KindCache::default(),
@@ -340,23 +341,24 @@ impl Builder<'_> {
         Ok(installer)
     }
 
-    /// Issuer of the runtimes' certificates, if this receiver issues them.
-    fn certificate_issuer(&self) -> Option<CertificateIssuer> {
-        let changes::Components { fleet, revocations, .. } = self.components;
-        let metrics = &self.counters.enrolment;
-        let issues = |authority: &pki::Authority| {
-            CertificateIssuer::new(authority.clone(), fleet.clone(), revocations.clone(), metrics.clone())
-        };
-        self.process.tls_state.authority.as_ref().map(issues)
+    /// Enrols runtimes and renews their certificates, if this receiver issues them.
+    fn enrolments(&self) -> Option<EnrolmentService> {
+        // Clients of the runtimes review the tokens.
+        let changes::Components { fleet, revocations, access, .. } = self.components.clone();
+        let metrics = self.counters.enrolment.clone();
+        let authority = self.process.tls_state.authority.clone()?;
+        let issuer = CertificateIssuer::new(authority, fleet, revocations, metrics.clone());
+        Some(EnrolmentService::new(&self.process.config.enrolment, issuer, access, metrics))
     }
 
-    fn gateway(&self, issuer: Option<CertificateIssuer>) -> Binding<V3Handler<RuntimeTable>> {
+    fn gateway(&self, enrolments: Option<EnrolmentService>) -> Binding<V3Handler<RuntimeTable>> {
         let Self { process: Process { config, tls_state, .. }, components, counters, .. } = self;
         let settings = gateway::Settings {
             heartbeat_interval: components.fleet.heartbeat_interval(),
             proxy: tls_state.proxy.clone(),
             revocations: components.revocations.clone(),
-            issuer,
+            trust: Some(tls_state.trust()),
+            enrolments,
             max_connections: self.connections.of(gateway::MAX_CONNECTIONS),
             ..gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone())
         };
@@ -384,14 +386,11 @@ impl Builder<'_> {
         Ok(Some(binding))
     }
 
-    fn enrolment(&self, issuer: CertificateIssuer) -> Binding<EnrolmentHandler> {
-        let Self { process: Process { config, tls_state, .. }, components, counters, .. } = self;
+    fn enrolment(&self, enrolments: EnrolmentService) -> Binding<EnrolmentHandler> {
+        let Self { process: Process { config, tls_state, .. }, counters, .. } = self;
         let settings = enrol::settings(config.enrolment.enrolment_address, config.trust_domain.clone());
         let max_connections = self.connections.of(settings.max_connections);
         let settings = gateway::Settings { max_connections, ..settings };
-        // Clients of the runtimes review the tokens.
-        let (access, metrics) = (components.access.clone(), counters.enrolment.clone());
-        let enrolments = EnrolmentService::new(&config.enrolment, issuer, access, metrics);
         let metrics = counters.enrolment_port.clone();
         let handler = move |settings: &_| EnrolmentHandler::new(settings, enrolments, metrics);
         // The TLS configuration of this port requests no client certificate.

@@ -1,7 +1,7 @@
-//! Certificates for agents: enrolment by a token that the runtime's own API server verifies, renewal authenticated by
-//! the current certificate, and revocation of certificates and runtimes.
+//! Certificates for agents: enrolment by a token that the runtime's own API server verifies, renewal by such a token
+//! and the current certificate, and revocation of certificates and runtimes.
 //!
-//! An enrolment passes these checks; the first failure ends it. Unauthenticated requests cost the runtime nothing: its
+//! An enrolment and a renewal pass these checks; the first failure ends it. Unauthenticated requests cost the runtime nothing: its
 //! keys are fetched at most once a minute, and a token is reviewed only if one of those keys signed it.
 //!
 //! 1. the request: route, length, one bearer token, JSON (`gateway`)
@@ -12,6 +12,10 @@
 //! 6. the certificate request is signed by its own key, which is on P-256, and is not for a CA
 //! 7. the TokenReview of that runtime's API server (`review`)
 //! 8. the certificate is issued and logged
+//!
+//! A renewal needs the token because a certificate is no proof of being the agent: a stolen one could be renewed for
+//! ever, and the agent of a cluster that a Kyma has left would keep speaking for it. A token that the runtime rejects
+//! ends the certificate that was to be renewed.
 //!
 //! The same request with the same token may be repeated, for example because the response was lost, or by an attacker
 //! that read both. It is served again: the certificate has the same runtime and the same key, and is useless without
@@ -36,7 +40,10 @@ use std::{
 use clap::Args;
 use kube::Client;
 use thiserror::Error;
-use tidewatch_shared::enrolment::{CertificateRequest, CertificateResponse};
+use tidewatch_shared::{
+    certificate::Leaf,
+    enrolment::{CertificateRequest, CertificateResponse, RenewalRequest},
+};
 use tokio::{
     runtime::Handle,
     sync::Semaphore,
@@ -47,7 +54,7 @@ use tokio_util::task::AbortOnDropHandle;
 pub use issuer::{CertificateIssuer, IssuanceKind};
 pub use jwks::{KeySet, MAX_BYTES as MAX_KEY_SET_BYTES, ParseKeySetError};
 pub use metrics::Metrics;
-pub use revocations::{CONFIG_MAP, Revocations};
+pub use revocations::{CONFIG_MAP, LeafId, LeafRefusal, Revocations};
 pub use token::{Token, TokenError};
 
 use crate::{
@@ -95,6 +102,9 @@ pub enum EnrolmentError {
     /// The token is invalid.
     #[error(transparent)]
     Token(#[from] TokenError),
+    /// A renewal without a token.
+    #[error("the renewal has no token")]
+    Unattested,
     /// The token cannot be reviewed: the runtime has no usable kubeconfig.
     #[error("this receiver has no access to the runtime")]
     NoAccess,
@@ -194,11 +204,38 @@ impl EnrolmentService {
         request: &CertificateRequest,
         address: Option<IpAddr>,
     ) -> Result<CertificateResponse, EnrolmentError> {
+        self.attest(token, request, IssuanceKind::Enrolment, address).await
+    }
+
+    /// Serves a renewal of a runtime that its current certificate authenticates. Ends within half a minute. A token
+    /// that is not one of the runtime's agent ends that certificate.
+    ///
+    /// # Errors
+    /// [`EnrolmentError`].
+    pub async fn renew(&self, request: &RenewalRequest, leaf: &Leaf) -> Result<CertificateResponse, EnrolmentError> {
+        let token = request.token.as_deref().ok_or(EnrolmentError::Unattested)?;
+        let result = self.attest(token, &request.certificate, IssuanceKind::Renewal, None).await;
+        if let Err(EnrolmentError::Token(error)) = &result
+            && error.is_foreign()
+        {
+            let (runtime, fingerprint) = (&request.certificate.runtime, leaf.fingerprint.clone());
+            self.0.issuer.revocations().refuse_leaf(runtime, fingerprint, leaf.not_after, LeafRefusal::Token);
+        }
+        result
+    }
+
+    async fn attest(
+        &self,
+        token: &str,
+        request: &CertificateRequest,
+        kind: IssuanceKind,
+        address: Option<IpAddr>,
+    ) -> Result<CertificateResponse, EnrolmentError> {
         // Checks without any call are made on the current executor.
         let kyma = self.0.issuer.kyma(&request.runtime)?;
         Token::read(token, jiff::Timestamp::now().as_second())?;
         let (this, token, request) = (self.clone(), token.to_owned(), request.clone());
-        let evaluation = self.0.handle.spawn(async move { this.evaluate(kyma, &token, &request, address).await });
+        let evaluation = self.0.handle.spawn(async move { this.evaluate(kyma, &token, &request, kind, address).await });
         AbortOnDropHandle::new(evaluation).await.unwrap_or_else(|error| {
             tracing::error!(%error, "The task of an enrolment failed");
             Err(EnrolmentError::Unreachable)
@@ -210,6 +247,7 @@ impl EnrolmentService {
         kyma: KymaKey,
         token: &str,
         request: &CertificateRequest,
+        kind: IssuanceKind,
         address: Option<IpAddr>,
     ) -> Result<CertificateResponse, EnrolmentError> {
         let Inner { issuer, runtimes, keys, calls, .. } = &*self.0;
@@ -225,7 +263,7 @@ impl EnrolmentService {
         if !is_same {
             return Err(EnrolmentError::Unreachable);
         }
-        issuer.issue(&request.runtime, &signing_request, IssuanceKind::Enrolment, address).await
+        issuer.issue(&request.runtime, &signing_request, kind, address).await
     }
 }
 

@@ -29,6 +29,7 @@ mod head_deadline;
 mod intake;
 mod lifecycle;
 mod limited_stream;
+mod lineage;
 mod listen;
 mod load_shedder;
 mod metrics;
@@ -46,7 +47,7 @@ use rustls::ServerConfig;
 use tidewatch_shared::{event::MAX_BODY_BYTES, identity::TrustDomain};
 use tokio::{
     net::TcpListener,
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::{
@@ -57,9 +58,10 @@ use tokio_util::{
 use crate::{
     fleet::table::HeartbeatInterval,
     ingress::{
-        enrolment::{CertificateIssuer, Revocations},
+        enrolment::{EnrolmentService, Revocations},
         http::{ListenError, listen},
     },
+    pki::Trust,
 };
 
 pub use authority::{OwnAuthority, ParseAuthorityError};
@@ -126,8 +128,10 @@ pub struct Settings {
     pub proxy: Option<crate::pki::Proxy>,
     /// Revoked runtimes and certificates.
     pub revocations: Revocations,
-    /// Issuer of renewed certificates. Without it the renewal route does not exist.
-    pub issuer: Option<CertificateIssuer>,
+    /// Roots of the client certificates. Connections with a certificate of a removed root are closed.
+    pub trust: Option<watch::Receiver<Arc<Trust>>>,
+    /// Renews certificates. Without it the renewal route does not exist.
+    pub enrolments: Option<EnrolmentService>,
 }
 
 impl Settings {
@@ -156,7 +160,8 @@ impl Settings {
             lag_limit: Duration::from_secs(1),
             proxy: None,
             revocations: Revocations::default(),
-            issuer: None,
+            trust: None,
+            enrolments: None,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Issues certificates to runtimes that a token or a certificate has authenticated, and logs each.
+//! Issues certificates to runtimes that a token has authenticated, and logs each.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ const RUNTIMES: usize = 50_000;
 pub enum IssuanceKind {
     /// Authenticated by a token.
     Enrolment,
-    /// Authenticated by the certificate that is renewed.
+    /// Authenticated by a token and the certificate that is renewed.
     Renewal,
 }
 
@@ -54,23 +54,15 @@ impl CertificateIssuer {
         Self(Arc::new(Inner { authority, fleet, revocations, rate_limiter, metrics }))
     }
 
-    /// Serves a renewal of a runtime that its current certificate authenticates.
-    ///
-    /// # Errors
-    /// [`EnrolmentError`].
-    pub async fn renew(&self, runtime: &RuntimeId, request: &str) -> Result<CertificateResponse, EnrolmentError> {
-        self.kyma(runtime)?;
-        self.count(runtime)?;
-        // Names and usages in the request are ignored; one for a CA is refused.
-        let request = SigningRequest::from_pem(request.as_bytes())?;
-        self.issue(runtime, &request, IssuanceKind::Renewal, None).await
-    }
-
     /// Current roots for agents to trust.
     #[must_use]
     pub fn trust(&self) -> TrustResponse {
         let trust = self.0.authority.trust().borrow().clone();
         TrustResponse { trust_bundle: trust.agents.to_pem(), trust_revision: trust.agents.revision().to_owned() }
+    }
+
+    pub(super) fn revocations(&self) -> &Revocations {
+        &self.0.revocations
     }
 
     /// The Kyma of a runtime that is not revoked.

@@ -32,7 +32,11 @@ metric_set! {
         failed: Family<ReasonLabel, Counter> = "enrolment_certificates_failed",
         /// Calls to runtimes for their token keys and for token reviews, by outcome.
         calls: Family<CallLabel, Counter> = "enrolment_runtime_calls",
-        /// Entries of the revocation list: leaf, runtime, or malformed, which revokes nothing.
+        /// Certificates refused by the receiver itself, by reason: two agent processes use it (fork), or a renewal
+        /// carried a token that is not that of the runtime's agent (token).
+        leaves_refused: Family<ReasonLabel, Counter> = "enrolment_certificates_refused",
+        /// Entries of the revocation list: leaf, runtime, or malformed, which revokes nothing, or the whole runtime if
+        /// only its time is malformed.
         revocations: Family<ListLabel, Gauge> = "enrolment_revocations",
     }
 }
@@ -48,6 +52,10 @@ impl Metrics {
 
     pub(super) fn called(&self, call: &'static str, outcome: &'static str) {
         self.calls.get_or_create(&CallLabel { call, outcome }).inc();
+    }
+
+    pub(super) fn refused_leaf(&self, reason: &'static str) {
+        self.leaves_refused.get_or_create(&ReasonLabel { reason }).inc();
     }
 
     pub(super) fn revoked(&self, leaves: usize, runtimes: usize, malformed: usize) {

@@ -92,8 +92,6 @@ async fn request_for_a_ca_is_refused_without_a_token_review() {
     let refused = bed.enrolments.enrol(&bed.first.token(), &certificate_request, None).await;
     assert_eq!(refused, Err(EnrolmentError::Request(ParseRequestError::Authority)));
     assert_eq!(bed.first.call_counts(), (1, 0), "its keys, and not its word");
-    let renewal = bed.enrolments.certificate_issuer().renew(&certificate_request.runtime, &request).await;
-    assert_eq!(renewal, Err(EnrolmentError::Request(ParseRequestError::Authority)));
     assert_eq!((bed.count_issued(IssuanceKind::Enrolment), bed.count_issued(IssuanceKind::Renewal)), (0, 0));
 }
 
@@ -221,10 +219,7 @@ async fn only_unrevoked_runtimes_of_exactly_one_kyma_are_served() {
     bed.revocations.set(Some(&serde_json::from_value(map).unwrap()));
     let token = bed.first.token();
     assert_eq!(bed.enrolments.enrol(&token, &honest_request("r-1"), None).await, Err(EnrolmentError::Revoked));
-    assert_eq!(
-        bed.certificate_issuer.renew(&"r-1".parse().unwrap(), &honest_request("r-1").request).await,
-        Err(EnrolmentError::Revoked)
-    );
+    assert_eq!(renew(&bed, honest_request("r-1"), bed.first.token()).await.err(), Some(EnrolmentError::Revoked));
     bed.revocations.set(None);
     bed.enrolments.enrol(&token, &honest_request("r-1"), None).await.unwrap();
     place(&bed.fleet, "k-3", "r-1");
@@ -259,15 +254,44 @@ async fn new_cluster_invalidates_tokens_of_the_old_one() {
     assert_eq!(bed.count_issued(IssuanceKind::Enrolment), 2);
 }
 
+async fn renew(
+    bed: &TestBed,
+    certificate: CertificateRequest,
+    token: String,
+) -> Result<CertificateResponse, EnrolmentError> {
+    let enrolled = bed.enrolments.enrol(&bed.second.token(), &honest_request("r-2"), None).await.unwrap();
+    let leaf = Leaf { fingerprint: "f".to_owned(), ..read(&enrolled).leaf };
+    bed.enrolments.renew(&RenewalRequest { certificate, token: Some(token) }, &leaf).await
+}
+
 #[tokio::test]
 async fn renewal_is_served_for_the_same_and_for_a_new_key() {
     let bed = TestBed::new();
-    let (runtime, pair) = ("r-1".parse().unwrap(), KeyPair::generate().unwrap());
+    let pair = KeyPair::generate().unwrap();
     for request in [request_for(&pair, |_| {}), request_for(&pair, |_| {}), honest_request("r-1").request] {
-        let answer = bed.certificate_issuer.renew(&runtime, &request).await.unwrap();
-        assert_eq!(read(&answer).runtime, runtime);
+        let request = CertificateRequest { runtime: "r-1".parse().unwrap(), request };
+        let answer = renew(&bed, request, bed.first.token()).await.unwrap();
+        assert_eq!(read(&answer).runtime.as_str(), "r-1");
     }
-    assert_eq!((bed.count_issued(IssuanceKind::Renewal), bed.first.call_counts()), (3, (0, 0)));
+    assert_eq!((bed.count_issued(IssuanceKind::Renewal), bed.first.call_counts()), (3, (1, 3)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewal_ends_the_certificate_only_if_its_token_is_certainly_foreign() {
+    let (runtime, leaf) = ("r-1".parse().unwrap(), LeafId { fingerprint: "f", not_before: 0 });
+    for (is_refused, arrange) in [
+        (false, (|bed, _| bed.first.set_behavior(Behavior::Failing(500))) as fn(&TestBed, &mut String)),
+        (false, |bed, _| bed.first.set_behavior(Behavior::Hung)),
+        (false, |_, token| token.truncate(10)),
+        (true, |bed, _| bed.first.set_review(json!({"authenticated": false}))),
+        (true, |bed, token| *token = bed.second.token()),
+    ] {
+        let bed = TestBed::new();
+        let mut token = bed.first.token();
+        arrange(&bed, &mut token);
+        assert!(renew(&bed, honest_request("r-1"), token).await.is_err());
+        assert_eq!(bed.revocations.covers_leaf(&runtime, leaf), is_refused);
+    }
 }
 
 #[tokio::test(start_paused = true)]

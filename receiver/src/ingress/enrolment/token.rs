@@ -62,6 +62,17 @@ pub enum TokenError {
     Other,
 }
 
+impl TokenError {
+    /// True if the token is not one of the runtime's agent: its sender holds a certificate that it should not have. An
+    /// expired or unreadable token proves nothing.
+    pub(super) const fn is_foreign(self) -> bool {
+        match self {
+            Self::Account | Self::Unbound | Self::Key | Self::Signature | Self::Unauthenticated | Self::Other => true,
+            Self::Missing | Self::Malformed | Self::Algorithm | Self::Audience | Self::Expired | Self::NotYet => false,
+        }
+    }
+}
+
 /// Signature algorithm of a token (RFC 7518, section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString)]
 #[strum(serialize_all = "UPPERCASE")]

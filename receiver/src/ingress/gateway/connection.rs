@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    future::pending,
     hash::{BuildHasher, RandomState},
     net::SocketAddr,
     pin::Pin,
@@ -22,7 +23,7 @@ use hyper_util::{
 use rustls::ServerConfig;
 use tidewatch_shared::identity::RuntimeId;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -30,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Now, Settings,
-    connection_limiter::{Closing, ConnectionLimiter},
+    connection_limiter::{ClientLeaf, Closing, ConnectionLimiter},
     frame_limiter::FrameLimiter,
     handshakes,
     head_deadline::HeadDeadline,
@@ -41,6 +42,7 @@ use super::{
     refusal::{HttpResponse, http_date},
     service::{Owner, Service},
 };
+use crate::pki::{Trust, TrustBundle};
 
 /// HTTP/2 flow-control window of a stream in bytes: the protocol's minimum. Received bytes are read at once and then
 /// count against the budget of all bodies, so a connection can occupy at most its window in addition.
@@ -101,14 +103,41 @@ impl ConnectionLimits {
         Self { streams: 1_024, window: 1 << 20, header_table: 4 << 10, frames: 50_000, head_fields: 100 };
 }
 
-/// Closes connections of revoked certificates, and of revoked or unknown runtimes, after each change, forever.
+/// Closes connections of revoked certificates, of revoked or unknown runtimes, and of removed roots, after each change,
+/// forever.
 pub(super) async fn close_revoked<S: Service>(context: Arc<Context<S>>) {
-    let Context { service, connections, settings: Settings { revocations, .. }, .. } = &*context;
-    let mut changes = revocations.watch();
-    while changes.changed().await.is_ok() {
-        connections.close(|runtime, leaf| revocations.covers_leaf(runtime, leaf) || service.is_unknown(runtime));
+    let Context { service, connections, settings: Settings { revocations, trust, .. }, .. } = &*context;
+    let (mut changes, mut trust) = (revocations.watch(), trust.clone());
+    let mut known = trust.as_ref().map(|trust| trust.borrow().clients.clone());
+    loop {
+        tokio::select! {
+            changed = changes.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+                let is_revoked = |runtime: &_, leaf: &ClientLeaf| revocations.covers_leaf(runtime, leaf.id());
+                connections.close(|runtime, leaf| is_revoked(runtime, leaf) || service.is_unknown(runtime));
+            }
+            roots = roots_changed(trust.as_mut()) => {
+                let is_removed = |root: &_| !roots.roots().contains(root);
+                if known.is_some_and(|known| known.roots().iter().any(is_removed)) {
+                    // A certificate of an intermediate authority is verified again when its agent reconnects.
+                    connections.close(|_, leaf| !leaf.authority.as_ref().is_some_and(|key| roots.has_authority(key)));
+                }
+                known = Some(roots);
+            }
+        }
         sleep(REVOCATION_PAUSE).await;
     }
+}
+
+/// Waits until the roots of the client certificates change; forever where they never do.
+async fn roots_changed(trust: Option<&mut watch::Receiver<Arc<Trust>>>) -> TrustBundle {
+    let Some(trust) = trust else { return pending().await };
+    if trust.changed().await.is_err() {
+        return pending().await;
+    }
+    trust.borrow_and_update().clients.clone()
 }
 
 /// Serves one connection until it ends, and counts it.

@@ -7,8 +7,39 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tidewatch_shared::identity::RuntimeId;
+use tidewatch_shared::{
+    certificate::{KeyId, Leaf},
+    identity::RuntimeId,
+    v2::Caller,
+};
 use tokio::sync::SetOnce;
+
+use crate::ingress::enrolment::LeafId;
+
+/// Properties of a connection's client certificate that decide whether it may stay open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientLeaf {
+    fingerprint: String,
+    not_before: i64,
+    /// Key that issued it, if the certificate names one.
+    pub(super) authority: Option<KeyId>,
+}
+
+impl ClientLeaf {
+    pub(super) fn of(leaf: &Leaf) -> Self {
+        let Leaf { fingerprint, not_before, authority, .. } = leaf;
+        Self { fingerprint: fingerprint.clone(), not_before: *not_before, authority: authority.clone() }
+    }
+
+    /// Contract v2 has roots of its own, which are verified in the handshake alone.
+    pub(super) fn of_caller(caller: &Caller) -> Self {
+        Self { fingerprint: caller.fingerprint.clone(), not_before: caller.not_before, authority: None }
+    }
+
+    pub(super) fn id(&self) -> LeafId<'_> {
+        LeafId { fingerprint: &self.fingerprint, not_before: self.not_before }
+    }
+}
 
 /// Open connections by runtime. Bounded by the number of connections.
 #[derive(Default)]
@@ -22,8 +53,7 @@ struct Table {
 
 struct OpenConnection {
     number: u64,
-    /// Fingerprint of its client certificate.
-    leaf: String,
+    leaf: ClientLeaf,
     closing: Closing,
 }
 
@@ -40,16 +70,16 @@ pub(super) struct ConnectionSlot {
 }
 
 impl ConnectionLimiter {
-    /// Registers a connection with the fingerprint of its certificate, and evicts the oldest one of the runtime beyond
+    /// Registers a connection with its certificate, and evicts the oldest one of the runtime beyond
     /// `max`.
-    pub(super) fn acquire(self: &Arc<Self>, runtime: &RuntimeId, leaf: &str, max: usize) -> ConnectionSlot {
+    pub(super) fn acquire(self: &Arc<Self>, runtime: &RuntimeId, leaf: ClientLeaf, max: usize) -> ConnectionSlot {
         let mut table = self.lock();
         table.next += 1;
         let (number, closing) = (table.next, Closing::default());
         let open = table.connections.entry(runtime.clone()).or_default();
         // Nearly always the only one.
         open.reserve_exact(1);
-        open.push_back(OpenConnection { number, leaf: leaf.to_owned(), closing: closing.clone() });
+        open.push_back(OpenConnection { number, leaf, closing: closing.clone() });
         if open.len() > max.max(1)
             && let Some(oldest) = open.pop_front()
         {
@@ -58,8 +88,8 @@ impl ConnectionLimiter {
         ConnectionSlot { limiter: self.clone(), runtime: runtime.clone(), number, closing }
     }
 
-    /// Closes the connections that the predicate selects by runtime and certificate fingerprint.
-    pub(super) fn close(&self, is_revoked: impl Fn(&RuntimeId, &str) -> bool) {
+    /// Closes the connections that the predicate selects by runtime and certificate.
+    pub(super) fn close(&self, is_revoked: impl Fn(&RuntimeId, &ClientLeaf) -> bool) {
         for (runtime, open) in &self.lock().connections {
             for connection in open.iter().filter(|connection| is_revoked(runtime, &connection.leaf)) {
                 let _ = connection.closing.set("out");
@@ -100,20 +130,24 @@ impl Drop for ConnectionSlot {
 mod tests {
     use super::*;
 
+    fn leaf(name: &str) -> ClientLeaf {
+        ClientLeaf { fingerprint: name.to_owned(), not_before: 0, authority: None }
+    }
+
     #[test]
     fn oldest_connection_is_evicted_and_released_slots_are_forgotten() {
         let limiter = Arc::<ConnectionLimiter>::default();
         let (a, b) = ("r-1".parse().unwrap(), "r-2".parse().unwrap());
         let is_evicted = |slot: &ConnectionSlot| slot.closing.get() == Some(&"crowded");
-        let first = limiter.acquire(&a, "x", 2);
-        let second = limiter.acquire(&a, "x", 2);
-        let other = limiter.acquire(&b, "x", 2);
+        let first = limiter.acquire(&a, leaf("x"), 2);
+        let second = limiter.acquire(&a, leaf("x"), 2);
+        let other = limiter.acquire(&b, leaf("x"), 2);
         assert!(!is_evicted(&first));
-        let third = limiter.acquire(&a, "x", 2);
+        let third = limiter.acquire(&a, leaf("x"), 2);
         assert!(is_evicted(&first) && !is_evicted(&second) && !is_evicted(&other));
         drop(first);
         drop(third);
-        let fourth = limiter.acquire(&a, "x", 2);
+        let fourth = limiter.acquire(&a, leaf("x"), 2);
         assert!(!is_evicted(&second), "a released slot is free");
         assert!(!second.release() && fourth.release(), "the last release is reported");
         drop(other);
@@ -124,9 +158,9 @@ mod tests {
     fn revoked_connections_are_selected_by_runtime_and_by_certificate() {
         let limiter = Arc::<ConnectionLimiter>::default();
         let (a, b) = ("r-1".parse().unwrap(), "r-2".parse().unwrap());
-        let [old, new, other] = [(&a, "x"), (&a, "y"), (&b, "z")].map(|(id, leaf)| limiter.acquire(id, leaf, 4));
+        let [old, new, other] = [(&a, "x"), (&a, "y"), (&b, "z")].map(|(id, name)| limiter.acquire(id, leaf(name), 4));
         let revoked = || [&old, &new, &other].map(|slot| slot.closing.get() == Some(&"out"));
-        limiter.close(|_, leaf| leaf == "x");
+        limiter.close(|_, leaf| leaf.fingerprint == "x");
         assert_eq!(revoked(), [true, false, false]);
         limiter.close(|runtime, _| *runtime == b);
         assert_eq!(revoked(), [true, false, true]);

@@ -9,7 +9,7 @@ use http_body::Body;
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
     certificate::{ReadCertificateError, RuntimeCertificate},
-    enrolment::{self, CertificateRequest},
+    enrolment::{self, RenewalRequest},
     event::{ParseBatchError, parse_batch},
     heartbeat::Heartbeat,
     identity::{RuntimeId, TrustDomain},
@@ -21,8 +21,10 @@ use tokio::time::Instant;
 use super::{
     Now, Settings,
     authority::OwnAuthority,
+    connection_limiter::ClientLeaf,
     head::{Head, Route},
     intake::Intake,
+    lineage::{Fork, UsedLeaf},
     metrics::{Metrics, ReasonLabel},
     proxy::ForwardedClients,
     refusal::{HttpResponse, Refusal, json},
@@ -31,7 +33,7 @@ use super::{
 };
 use crate::{
     fleet::{EventBatch, Verified},
-    ingress::enrolment::CertificateIssuer,
+    ingress::enrolment::{EnrolmentService, LeafRefusal},
 };
 
 /// Client of a connection, identified once by its certificate.
@@ -62,7 +64,7 @@ pub struct V3Handler<I> {
     clients: Option<ForwardedClients>,
     authorities: Vec<OwnAuthority>,
     /// Present where certificates are renewed.
-    issuer: Option<CertificateIssuer>,
+    enrolments: Option<EnrolmentService>,
     metrics: Metrics,
 }
 
@@ -78,8 +80,8 @@ pub(super) struct Admitted<'a> {
 /// Result of a verified request.
 pub(super) enum Processed<'a> {
     Response(HttpResponse),
-    /// A certificate request in PEM, which the issuer signs asynchronously.
-    Renewal(&'a CertificateIssuer, String),
+    /// A renewal, which the runtime and the issuer answer asynchronously.
+    Renewal(&'a EnrolmentService, RenewalRequest),
 }
 
 impl<I: Intake> V3Handler<I> {
@@ -91,7 +93,7 @@ impl<I: Intake> V3Handler<I> {
             domain: settings.domain.clone(),
             clients: settings.proxy.clone().map(|proxy| ForwardedClients::new(proxy, settings.domain.clone())),
             authorities: settings.authorities.clone(),
-            issuer: settings.issuer.clone(),
+            enrolments: settings.enrolments.clone(),
             metrics,
         }
     }
@@ -108,12 +110,15 @@ impl<I: Intake> V3Handler<I> {
         if now.unix < leaf.not_before || now.unix > leaf.not_after {
             return Err(Refusal::Certificate);
         }
-        if self.port.revocations.covers_leaf(&certificate.runtime, &leaf.fingerprint) {
+        if self.port.revocations.covers_leaf(&certificate.runtime, leaf.into()) {
             return Err(Refusal::Revoked);
+        }
+        if !self.port.trusts(leaf.authority.as_ref()) {
+            return Err(Refusal::Certificate);
         }
         let permit = self.port.limiter.acquire(&certificate.runtime, now)?;
         let head = Head::read(parts, &self.authorities, self.port.max_body)?;
-        if head.route == Route::Certificates && self.issuer.is_none() {
+        if head.route == Route::Certificates && self.enrolments.is_none() {
             return Err(Refusal::Route);
         }
         Ok(Admitted { certificate, head, permit, begun: now.instant })
@@ -130,6 +135,12 @@ impl<I: Intake> V3Handler<I> {
         self.port.metrics.body_bytes.inc_by(body.len() as u64);
         let verified = signature::verify(&head.signed(body), &certificate.leaf, now.unix)?;
         permit.use_nonce(&verified, now)?;
+        if let Err(Fork(leaves)) = permit.observe(&verified, &certificate.leaf, now) {
+            for UsedLeaf { fingerprint, not_after } in leaves {
+                self.port.revocations.refuse_leaf(&certificate.runtime, fingerprint, not_after, LeafRefusal::Fork);
+            }
+            return Err(Refusal::Revoked);
+        }
         match head.route {
             Route::Events => self.events(certificate, verified, body, *begun).map(Processed::Response),
             Route::Heartbeat => self.heartbeat(certificate, verified, body, now).map(Processed::Response),
@@ -139,11 +150,11 @@ impl<I: Intake> V3Handler<I> {
 
     /// Parses a renewal. A runtime can renew its own certificate only.
     fn renewal(&self, certificate: &RuntimeCertificate, body: &[u8]) -> Result<Processed<'_>, Refusal> {
-        let request = CertificateRequest::parse(body).map_err(|_| Refusal::Malformed)?;
-        if request.runtime != certificate.runtime {
+        let request = RenewalRequest::parse(body).map_err(|_| Refusal::Malformed)?;
+        if request.certificate.runtime != certificate.runtime {
             return Err(Refusal::Source);
         }
-        Ok(Processed::Renewal(self.issuer.as_ref().ok_or(Refusal::Route)?, request.request))
+        Ok(Processed::Renewal(self.enrolments.as_ref().ok_or(Refusal::Route)?, request))
     }
 
     fn events(
@@ -226,7 +237,7 @@ impl<I: Intake> Service for V3Handler<I> {
 
     fn owner<'a>(&self, peer: &'a Peer) -> Owner<'a> {
         match peer {
-            Peer::Runtime(certificate) => Owner::Runtime(&certificate.runtime, &certificate.leaf.fingerprint),
+            Peer::Runtime(certificate) => Owner::Runtime(&certificate.runtime, ClientLeaf::of(&certificate.leaf)),
             Peer::Proxy => Owner::Shared,
             Peer::Unidentified(_) | Peer::NotProxy => Owner::Unidentified,
         }
@@ -262,12 +273,12 @@ impl<I: Intake> Service for V3Handler<I> {
         let body = self.port.read_body(body, limit, &mut charge.bytes).await?;
         drop(charge);
         let processed = self.process_body(&admitted, &body.bytes, Now::read())?;
-        // Releases its share of the budget before the issuer is awaited.
+        // Releases its share of the budget before runtime and issuer are awaited.
         drop(body);
         match processed {
             Processed::Response(response) => Ok(response),
-            Processed::Renewal(issuer, request) => {
-                let response = issuer.renew(&certificate.runtime, &request).await?;
+            Processed::Renewal(enrolments, request) => {
+                let response = enrolments.renew(&request, &certificate.leaf).await?;
                 Ok(json(StatusCode::OK, enrolment::CONTENT_TYPE, &response))
             }
         }

@@ -368,6 +368,10 @@ fn enrolment_problem(error: EnrolmentError) -> ProblemSpec {
             forbidden(token.as_str(), "the token is not that of a pod of the agent")
         }
         E::Token(token) => unauthorized(token.as_str(), "the token is missing, invalid, or meant for another audience"),
+        // Agents enrol after this refusal.
+        E::Unattested => {
+            unauthorized("token-absent", "a renewal needs the token of the agent's pod").kind(Kind::Certificate)
+        }
         E::NoAccess => unavailable("no-access", "the receiver has no access to the runtime", dependency),
         E::Unreachable => unavailable("unreachable", "the runtime could not review the token", dependency),
         E::Rate(wait) => too_many("certificates-rate", "this runtime requests too many certificates", Exact(wait)),

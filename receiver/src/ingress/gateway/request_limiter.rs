@@ -6,10 +6,15 @@ use std::{
     time::Duration,
 };
 
-use tidewatch_shared::{identity::RuntimeId, signature::VerifiedSignature};
+use tidewatch_shared::{certificate::Leaf, identity::RuntimeId, signature::VerifiedSignature};
 use tokio::time::Instant;
 
-use super::{Now, refusal::Refusal, replay::ReplayWindows};
+use super::{
+    Now,
+    lineage::{Fork, Lineage},
+    refusal::Refusal,
+    replay::ReplayWindows,
+};
 
 /// Minimum interval between searches of the whole table for inactive runtimes.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
@@ -74,6 +79,7 @@ struct RuntimeState {
     paid: Instant,
     in_flight: u32,
     nonces: ReplayWindows,
+    lineage: Lineage,
     breaker: CircuitBreaker,
 }
 
@@ -127,6 +133,7 @@ impl RequestLimiter {
             paid: now.instant,
             in_flight: 0,
             nonces: ReplayWindows::default(),
+            lineage: Lineage::default(),
             breaker: CircuitBreaker::default(),
         });
         if let Some(until) = state.breaker.blocked_until(now.instant) {
@@ -192,6 +199,12 @@ impl RequestPermit<'_> {
         let used = self.limiter.update(&self.runtime, |state| state.nonces.take(verified, now.unix));
         // A runtime with a request in flight is never swept.
         used.ok_or(Refusal::Internal)?
+    }
+
+    /// Observes the epoch of a request whose nonce was used for the first time.
+    pub(super) fn observe(&self, verified: &VerifiedSignature, leaf: &Leaf, now: Now) -> Result<(), Fork> {
+        let observe = |state: &mut RuntimeState| state.lineage.observe(verified.nonce.epoch, leaf, now.instant);
+        self.limiter.update(&self.runtime, observe).unwrap_or(Ok(()))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     net::SocketAddr,
     pin::{Pin, pin},
+    sync::Arc,
     time::Duration,
 };
 
@@ -10,17 +11,21 @@ use bytes::Bytes;
 use http::{Request, request::Parts};
 use http_body::Body;
 use rustls_pki_types::CertificateDer;
-use tidewatch_shared::identity::RuntimeId;
-use tokio::time::{Instant, timeout};
+use tidewatch_shared::{certificate::KeyId, identity::RuntimeId};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 
 use super::{
     Now, PortMetrics, Settings,
     body::{BodyBudget, BufferedBody, discard},
+    connection_limiter::ClientLeaf,
     load_shedder::LoadShedder,
     refusal::{HttpResponse, Refusal},
     request_limiter::RequestLimiter,
 };
-use crate::ingress::enrolment::Revocations;
+use crate::{ingress::enrolment::Revocations, pki::Trust};
 
 /// Handler of a port's requests. Connections and the steps of a request are the same on every port; authentication and
 /// processing differ.
@@ -95,10 +100,10 @@ pub trait Service: Sized + Send + Sync + 'static {
 }
 
 /// Owner of a connection, which decides its limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner<'a> {
-    /// A single runtime, with the fingerprint of its client certificate. The number of its connections is limited.
-    Runtime(&'a RuntimeId, &'a str),
+    /// A single runtime, with its client certificate. The number of its connections is limited.
+    Runtime(&'a RuntimeId, ClientLeaf),
     /// A proxy on behalf of many runtimes. The number of connections is not limited.
     Shared,
     /// A client without a certificate, or with one that is refused with its first request.
@@ -113,6 +118,8 @@ pub struct Port {
     budget: BodyBudget,
     pub(super) limiter: RequestLimiter,
     pub(super) revocations: Revocations,
+    /// Roots of the client certificates; `None` where the handshake alone decides.
+    trust: Option<watch::Receiver<Arc<Trust>>>,
     pub(super) shedder: LoadShedder,
     pub(super) metrics: PortMetrics,
 }
@@ -125,9 +132,15 @@ impl Port {
             budget: BodyBudget::new(settings.body_budget),
             limiter: RequestLimiter::new(settings.limits),
             revocations: settings.revocations.clone(),
+            trust: settings.trust.clone(),
             shedder: LoadShedder::new(settings.lag_limit),
             metrics,
         }
+    }
+
+    /// True if a certificate of this issuing key is still trusted: the roots may have changed since the handshake.
+    pub(super) fn trusts(&self, authority: Option<&KeyId>) -> bool {
+        self.trust.as_ref().is_none_or(|trust| trust.borrow().accepts(authority))
     }
 
     /// Reads a body of at most `limit` bytes within its deadline and the budget of all bodies. Adds all received bytes

@@ -255,7 +255,6 @@ pub(crate) fn place(fleet: &RuntimeTable, kyma: &str, runtime: &str) {
 /// An enrolment service with its environment: two Kymas, `k-1` with the runtime `r-1` and `k-2` with `r-2`.
 pub(crate) struct TestBed {
     pub(crate) enrolments: EnrolmentService,
-    pub(crate) certificate_issuer: CertificateIssuer,
     pub(crate) fleet: RuntimeTable,
     pub(crate) runtime_clients: FakeRuntimeClients,
     pub(crate) revocations: Revocations,
@@ -282,14 +281,14 @@ impl TestBed {
         fleet.set_synced();
         let ca = Ca::generate("test root", unix_now(), CA_VALIDITY).unwrap();
         let authority = fixed_authority(ca, domain(), RUNTIME_VALIDITY);
-        let revocations = Revocations::new(metrics.clone());
+        let revocations = Revocations::new(metrics.clone(), Duration::ZERO);
         let certificate_issuer = CertificateIssuer::new(authority, fleet.clone(), revocations.clone(), metrics.clone());
         let flags = Flags {
             enrolment_address: "127.0.0.1:0".parse().unwrap(),
             enrolment_limit_by_address: by_address.map(|most| most.try_into().unwrap()),
         };
-        let enrolments = EnrolmentService::new(&flags, certificate_issuer.clone(), runtime_clients.clone(), metrics);
-        Self { enrolments, certificate_issuer, fleet, runtime_clients, revocations, registry, first, second }
+        let enrolments = EnrolmentService::new(&flags, certificate_issuer, runtime_clients.clone(), metrics);
+        Self { enrolments, fleet, runtime_clients, revocations, registry, first, second }
     }
 
     /// Number of certificates issued, from the metrics.

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::ingress::enrolment::Revocations;
+use crate::{ingress::enrolment::Revocations, pki::Trust};
 
 #[tokio::test]
 async fn connection_of_a_revoked_certificate_is_closed_and_a_new_one_refused() {
@@ -44,6 +44,35 @@ async fn connection_of_a_revoked_certificate_is_closed_and_a_new_one_refused() {
         drop(third);
         gateway.stop().await;
     }
+}
+
+/// An agent that stays connected must not outlive its root.
+#[tokio::test]
+async fn connection_of_a_removed_root_is_closed() {
+    let next = ca(unix_now());
+    let trust_of = |clients: TrustBundle, issuer: &Ca| {
+        let issuer = issuer.key_id().cloned();
+        Arc::new(Trust { agents: clients.clone(), clients, issuer })
+    };
+    let mut sender = None;
+    let gateway = TestGateway::with(None, |settings, ca| {
+        let (trust, receiver) = watch::channel(trust_of(ca.trust_bundle(), ca));
+        settings.trust = Some(receiver);
+        sender = Some(trust);
+    })
+    .await;
+    let trust = sender.unwrap();
+    let agent = gateway.agent("r-1");
+    let mut connection = gateway.open(&agent, true).await;
+    gateway.send_accepted(&mut connection, &agent, 1).await;
+    trust.send_replace(trust_of(gateway.ca.trust_bundle().with(&next.trust_bundle()), &next));
+    gateway.send_accepted(&mut connection, &agent, 2).await;
+    trust.send_replace(trust_of(next.trust_bundle(), &next));
+    connection.ends().await;
+    // The handshake of this test still accepts the old root.
+    let mut again = gateway.open(&agent, true).await;
+    assert_eq!(again.send(gateway.request(&agent, 3, true)).await.unwrap().status().as_u16(), 401);
+    gateway.stop().await;
 }
 
 #[tokio::test]

@@ -20,11 +20,16 @@ use super::{
 };
 use crate::{
     fleet::table::PlacementError,
-    ingress::gateway::{
-        self, Now, Settings, head,
-        refusal::{HttpResponse, Refusal},
-        request_limiter::BodyCharge,
-        service::{self, Owner, Port, Service},
+    ingress::{
+        enrolment::LeafId,
+        gateway::{
+            self, Now, Settings,
+            connection_limiter::ClientLeaf,
+            head,
+            refusal::{HttpResponse, Refusal},
+            request_limiter::BodyCharge,
+            service::{self, Owner, Port, Service},
+        },
     },
 };
 
@@ -110,7 +115,7 @@ impl<T: V2Intake> Service for V2Handler<T> {
 
     fn owner<'a>(&self, peer: &'a Peer) -> Owner<'a> {
         match peer {
-            Peer::Runtime(caller) => Owner::Runtime(&caller.runtime, &caller.fingerprint),
+            Peer::Runtime(caller) => Owner::Runtime(&caller.runtime, ClientLeaf::of_caller(caller)),
             Peer::Proxy => Owner::Shared,
             Peer::Rejected(_) => Owner::Unidentified,
         }
@@ -133,7 +138,8 @@ impl<T: V2Intake> Service for V2Handler<T> {
         now: Now,
     ) -> Result<HttpResponse, Refusal> {
         let manager = v2::manager_of(parts.uri.path()).ok_or(Refusal::Route)?;
-        if self.port.revocations.covers_leaf(&caller.runtime, &caller.fingerprint) {
+        let leaf = LeafId { fingerprint: &caller.fingerprint, not_before: caller.not_before };
+        if self.port.revocations.covers_leaf(&caller.runtime, leaf) {
             return Err(Refusal::Revoked);
         }
         let event = self.event(manager, caller, body, now).await?;
