@@ -13,7 +13,7 @@ use aws_lc_rs::{
     signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair},
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
-use rustls_pki_types::PrivatePkcs8KeyDer;
+use rustls_pki_types::PrivateKeyDer;
 use thiserror::Error;
 
 pub use verify::{SignedRequest, VerifiedSignature, VerifyError, verify};
@@ -37,9 +37,12 @@ const ALGORITHM: &str = "ecdsa-p256-sha256";
 /// The error of signing a request.
 #[derive(Debug, Error)]
 pub enum SignError {
-    /// The key is not PKCS#8 of a P-256 key.
-    #[error("the key is not a P-256 key in PKCS#8")]
+    /// The key is not a P-256 key in PKCS#8 or SEC1.
+    #[error("the key is not a P-256 key in PKCS#8 or SEC1")]
     Key,
+    /// The key is an RSA key.
+    #[error("the key is an RSA key in PKCS#1; signatures need a P-256 key in PKCS#8 or SEC1")]
+    Rsa,
     /// The crypto library failed.
     #[error("the request could not be signed")]
     Make,
@@ -89,9 +92,12 @@ impl Signer {
     /// Creates a signer from a leaf's key and the leaf's fingerprint ([`crate::certificate::fingerprint`]).
     ///
     /// # Errors
-    /// [`SignError::Key`].
-    pub fn new(key: &PrivatePkcs8KeyDer<'_>, fingerprint: String) -> Result<Self, SignError> {
-        let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, key.secret_pkcs8_der())
+    /// [`SignError::Key`] and [`SignError::Rsa`].
+    pub fn new(key: &PrivateKeyDer<'_>, fingerprint: String) -> Result<Self, SignError> {
+        if matches!(key, PrivateKeyDer::Pkcs1(_)) {
+            return Err(SignError::Rsa);
+        }
+        let key = EcdsaKeyPair::from_private_key_der(&ECDSA_P256_SHA256_FIXED_SIGNING, key.secret_der())
             .map_err(|_| SignError::Key)?;
         Ok(Self { key, fingerprint, random: SystemRandom::new() })
     }

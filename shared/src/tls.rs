@@ -11,7 +11,7 @@ use rustls::{
     server::{NoClientAuth, NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
     version::TLS13,
 };
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use thiserror::Error;
 
 /// The error of building a configuration.
@@ -21,7 +21,7 @@ pub enum TlsConfigError {
     #[error("the certificates are not readable PEM")]
     Certificates(#[source] rustls_pki_types::pem::Error),
     /// The key is not valid PEM.
-    #[error("the key is not readable PKCS#8 PEM")]
+    #[error("the key is not readable PEM of PKCS#8, PKCS#1 or SEC1")]
     Key(#[source] rustls_pki_types::pem::Error),
     /// The chain or the trust bundle contains no certificate.
     #[error("{0} is empty")]
@@ -42,8 +42,8 @@ pub enum TlsConfigError {
 pub struct Identity {
     /// The certificates, leaf first.
     pub chain: Vec<CertificateDer<'static>>,
-    /// The private key of the leaf, PKCS#8.
-    pub key: PrivatePkcs8KeyDer<'static>,
+    /// The private key of the leaf: PKCS#8, PKCS#1 (RFC 8017) or SEC1 (RFC 5915).
+    pub key: PrivateKeyDer<'static>,
 }
 
 impl Identity {
@@ -56,11 +56,7 @@ impl Identity {
         if chain.is_empty() {
             return Err(TlsConfigError::Empty("the certificate chain"));
         }
-        Ok(Self { chain, key: PrivatePkcs8KeyDer::from_pem_slice(key).map_err(TlsConfigError::Key)? })
-    }
-
-    fn key(&self) -> PrivateKeyDer<'static> {
-        PrivateKeyDer::Pkcs8(self.key.clone_key())
+        Ok(Self { chain, key: PrivateKeyDer::from_pem_slice(key).map_err(TlsConfigError::Key)? })
     }
 }
 
@@ -103,7 +99,7 @@ pub fn provider() -> Arc<CryptoProvider> {
 /// # Errors
 /// [`TlsConfigError`].
 pub fn client(identity: &Identity, roots: RootCertStore) -> Result<ClientConfig, TlsConfigError> {
-    client_config(roots, Some((identity.chain.clone(), identity.key()))).map_err(TlsConfigError::Pair)
+    client_config(roots, Some((identity.chain.clone(), identity.key.clone_key()))).map_err(TlsConfigError::Pair)
 }
 
 /// A client configuration without client certificate, for requests that authenticate with a token.
@@ -184,7 +180,7 @@ fn server_config(
         .with_protocol_versions(&[&TLS13])
         .map_err(TlsConfigError::Pair)?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(identity.chain.clone(), identity.key())
+        .with_single_cert(identity.chain.clone(), identity.key.clone_key())
         .map_err(TlsConfigError::Pair)?;
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});

@@ -128,7 +128,7 @@ pub struct TlsFlags {
     /// CA issues one
     #[arg(long, env = "TIDEWATCH_TLS_CERT", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// PEM file with the key of --tls-cert, in PKCS#8, reloaded on change
+    /// PEM file with the key of --tls-cert, in PKCS#8, PKCS#1 or SEC1, reloaded on change
     #[arg(long, env = "TIDEWATCH_TLS_KEY", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
     /// PEM file with the roots of the agents' certificates, which another issuer provides: the receiver issues none

@@ -110,7 +110,7 @@ mod tests {
     };
     use base64::{Engine, engine::general_purpose::STANDARD};
     use rcgen::{CertificateParams, KeyPair};
-    use rustls_pki_types::PrivatePkcs8KeyDer;
+    use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
     use super::*;
     use crate::{
@@ -127,7 +127,7 @@ mod tests {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::default().self_signed(&key).unwrap();
         let leaf = Leaf::read(certificate.der()).unwrap();
-        let der = PrivatePkcs8KeyDer::from(key.serialize_der());
+        let der = PrivatePkcs8KeyDer::from(key.serialize_der()).into();
         (Signer::new(&der, leaf.fingerprint.clone()).unwrap(), leaf)
     }
 
@@ -160,6 +160,32 @@ mod tests {
         assert_eq!(check(&headers, MESSAGE, b"body", &stranger, NOW), Err(VerifyError::KeyId));
         let impostor = Leaf { public_key: stranger.public_key, ..leaf };
         assert_eq!(check(&headers, MESSAGE, b"body", &impostor, NOW), Err(VerifyError::Signature));
+    }
+
+    #[test]
+    fn keys_sign_in_each_of_their_forms_and_rsa_is_named() {
+        use aws_lc_rs::{
+            encoding::{AsDer, EcPrivateKeyRfc5915Der},
+            signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair},
+        };
+
+        let key = KeyPair::generate().unwrap();
+        let leaf = Leaf::read(CertificateParams::default().self_signed(&key).unwrap().der()).unwrap();
+        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &key.serialize_der()).unwrap();
+        let sec1 = AsDer::<EcPrivateKeyRfc5915Der<'_>>::as_der(&pair.private_key()).unwrap();
+        let pem = format!(
+            "-----BEGIN EC PRIVATE KEY-----\n{}\n-----END EC PRIVATE KEY-----\n",
+            STANDARD.encode(sec1.as_ref())
+        );
+        let certificate = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n";
+        for form in [pem, key.serialize_pem()] {
+            let identity = crate::tls::Identity::from_pem(certificate.as_bytes(), form.as_bytes()).unwrap();
+            let signer = Signer::new(&identity.key, leaf.fingerprint.clone()).unwrap();
+            let headers = signer.sign(&MESSAGE, b"body", NONCE, NOW).unwrap();
+            assert!(check(&headers, MESSAGE, b"body", &leaf, NOW).is_ok());
+        }
+        let rsa = PrivateKeyDer::Pkcs1(vec![0].into());
+        assert!(matches!(Signer::new(&rsa, String::new()), Err(crate::signature::SignError::Rsa)));
     }
 
     #[test]

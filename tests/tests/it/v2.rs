@@ -71,7 +71,7 @@ impl Incumbent {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
         let key = rsa()?;
         let leaf = params.signed_by(&key, &self.issuer)?.der().clone();
-        Ok(Identity { chain: vec![leaf], key: key.serialize_der().into() })
+        Ok(Identity { chain: vec![leaf], key: key.into() })
     }
 }
 

@@ -21,7 +21,7 @@ use rustls::{
     ClientConfig,
     version::{TLS12, TLS13},
 };
-use rustls_pki_types::{PrivateKeyDer, ServerName};
+use rustls_pki_types::ServerName;
 use serde_json::Value;
 use tidewatch_shared::{
     identity::RuntimeId,
@@ -279,7 +279,7 @@ async fn handshake_without_a_valid_certificate_fails() {
         .with_protocol_versions(&[&TLS12])
         .unwrap()
         .with_root_certificates(roots())
-        .with_client_auth_cert(good.chain.clone(), PrivateKeyDer::Pkcs8(good.key.clone_key()))
+        .with_client_auth_cert(good.chain.clone(), good.key.clone_key())
         .unwrap();
     let server = gateway.ca.make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap();
     let another_alpn = |mut config: ClientConfig| {

@@ -27,7 +27,7 @@ pub struct Flags {
     #[arg(long, env = "TIDEWATCH_V2_TLS_CERT", requires = "v2_tls_key")]
     pub v2_tls_cert: Option<PathBuf>,
 
-    /// PEM file with the key of --v2-tls-cert, in PKCS#8
+    /// PEM file with the key of --v2-tls-cert, in PKCS#8, PKCS#1 or SEC1
     #[arg(long, env = "TIDEWATCH_V2_TLS_KEY", requires = "v2_tls_cert")]
     pub v2_tls_key: Option<PathBuf>,
 

@@ -105,7 +105,7 @@ impl Root {
     /// A leaf of a runtime with its key.
     fn identity(&self, name: &str) -> Identity {
         let key = KeyPair::generate().unwrap();
-        Identity { chain: vec![self.signed(&key, name, None, 2090)], key: key.serialize_der().into() }
+        Identity { chain: vec![self.signed(&key, name, None, 2090)], key: key.into() }
     }
 
     fn signed(&self, key: &KeyPair, name: &str, uri: Option<&str>, last_year: i32) -> CertificateDer<'static> {

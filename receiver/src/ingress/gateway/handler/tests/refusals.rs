@@ -45,7 +45,7 @@ fn leaf(uris: &[&str], name: &str, usage: &[ExtendedKeyUsagePurpose], years: (i3
     (params.not_before, params.not_after) = (date_time_ymd(years.0, 1, 1), date_time_ymd(years.1, 1, 1));
     let key = KeyPair::generate().unwrap();
     let chain = vec![params.self_signed(&key).unwrap().der().clone()];
-    let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+    let key = PrivatePkcs8KeyDer::from(key.serialize_der()).into();
     Agent::with(Identity { chain, key }, "r-1".parse().unwrap())
 }
 
