@@ -100,13 +100,19 @@ impl Counts {
     }
 
     fn exceeds_max_failures(&self, max_failures: Share) -> bool {
-        self.failing >= max_failures.ceiling_of(self.upgraded)
+        self.failing >= self.failures_to_halt(max_failures)
+    }
+
+    /// Failing runtimes that halt the upgrade: a share, and at least three, or all if fewer are upgraded. A single
+    /// runtime must not be able to halt the upgrade of a fleet.
+    fn failures_to_halt(&self, max_failures: Share) -> usize {
+        max_failures.ceiling_of(self.upgraded).max(self.upgraded.clamp(1, MIN_FAILURES))
     }
 
     /// Returns whether the pending runtimes could still change the decision: there are as many as may fail, or none is
     /// proven.
     fn is_undecided(&self, max_failures: Share) -> bool {
-        self.pending > 0 && (self.proven == 0 || self.pending >= max_failures.ceiling_of(self.upgraded))
+        self.pending > 0 && (self.proven == 0 || self.pending >= self.failures_to_halt(max_failures))
     }
 
     /// Returns whether upgraded runtimes fail more often than the others.
@@ -115,6 +121,9 @@ impl Counts {
         self.failing * others > self.failing_before * self.upgraded || others == 0
     }
 }
+
+/// Failing runtimes that halt an upgrade, at least.
+const MIN_FAILURES: usize = 3;
 
 /// Returns the next state of the upgrade; `None` if it does not change.
 pub(super) fn step(state: &UpgradeState, fleet: &Fleet, criteria: Criteria<'_>) -> Option<UpgradeState> {
