@@ -33,6 +33,9 @@ pub(super) struct KymaPlacer {
     lock: Arc<Mutex<()>>,
 }
 
+/// Runtimes per second that get a changed plan. Waiting changes of users go first in any case.
+const PLANS_PER_SECOND: u32 = 200;
+
 impl KymaPlacer {
     pub(super) fn new(fleet: RuntimeTable, plans: Plans, kymas: Store<Kyma>) -> Self {
         Self { fleet, plans, kymas, lock: Arc::default() }
@@ -59,11 +62,13 @@ impl KymaPlacer {
         self.plans.set_base(plan);
         // A Kyma that changes during this loop is in the cache already, or its event waits for the lock and is placed
         // afterwards.
+        let mut keys = Vec::new();
         for kyma in self.kymas.state() {
             let key = KymaKey::of(kyma.as_ref());
             self.place_locked(key.clone(), &kyma);
-            self.fleet.enqueue(&key, WorkSet::of(&[Work::Kyma]), Priority::Catalog);
+            keys.push(key);
         }
+        self.fleet.enqueue_paced(keys, WorkSet::of(&[Work::Kyma]), PLANS_PER_SECOND);
     }
 
     /// Replaces the plan of one runtime after a change of its Manifests, and enqueues it; an equal plan changes nothing.
