@@ -7,9 +7,6 @@ use tidewatch_shared::{
 
 use crate::base::short_map::ShortMap;
 
-/// Maximum length of a watch name in bytes, as plans limit it; longer names are not from a plan.
-const MAX_NAME: usize = 253;
-
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Expected {
     /// The next digest becomes the expectation.
@@ -109,9 +106,10 @@ impl Compare {
         self.pending.as_ref().is_some_and(|pending| pending.sequence > accepted)
     }
 
-    /// Stores the digests of a heartbeat, replacing earlier ones, until [`Self::check`] can compare them.
-    pub(super) fn set_pending(&mut self, heartbeat: &Heartbeat) {
-        let named = heartbeat.watches.iter().filter(|watch| watch.name.len() <= MAX_NAME).take(MAX_WATCHES);
+    /// Stores the digests of a heartbeat, replacing earlier ones, until [`Self::check`] can compare them. Names that are
+    /// not planned are ignored: an agent may invent any number of them.
+    pub(super) fn set_pending(&mut self, heartbeat: &Heartbeat, planned: impl Fn(&str) -> bool) {
+        let named = heartbeat.watches.iter().filter(|watch| planned(&watch.name)).take(MAX_WATCHES);
         let digests = named.filter_map(|watch| Some((watch.name.clone(), watch.digest?))).collect();
         self.pending = Some(PendingDigests { sequence: heartbeat.sequence, digests });
     }
@@ -181,7 +179,7 @@ mod tests {
 
     /// Compares one heartbeat at the accepted sequence.
     fn compare_heartbeat(compare: &mut Compare, sequence: u64, digest: u128) -> Vec<String> {
-        compare.set_pending(&heartbeat(sequence, &[("w", digest)]));
+        compare.set_pending(&heartbeat(sequence, &[("w", digest)]), |_| true);
         compare.check(sequence, true, |_| true)
     }
 
@@ -218,17 +216,17 @@ mod tests {
     fn heartbeat_ahead_waits_and_one_behind_is_dropped() {
         let mut compare = Compare::default();
         compare_heartbeat(&mut compare, 1, 10);
-        compare.set_pending(&heartbeat(4, &[("w", 13)]));
-        compare.set_pending(&heartbeat(3, &[("w", 12)]));
+        compare.set_pending(&heartbeat(4, &[("w", 13)]), |_| true);
+        compare.set_pending(&heartbeat(3, &[("w", 12)]), |_| true);
         for (sequence, delta) in [(2, 1), (3, 1)] {
             compare.apply_delta("w", Digest::new(delta));
             assert!(compare.check(sequence, true, |_| true).is_empty());
         }
         assert!(compare.pending.is_none(), "the newest heartbeat was compared");
-        compare.set_pending(&heartbeat(2, &[("w", 77)]));
+        compare.set_pending(&heartbeat(2, &[("w", 77)]), |_| true);
         assert!(compare.check(3, true, |_| true).is_empty());
         assert!(compare.pending.is_none(), "behind");
-        compare.set_pending(&heartbeat(3, &[("w", 77)]));
+        compare.set_pending(&heartbeat(3, &[("w", 77)]), |_| true);
         assert!(compare.check(3, false, |_| true).is_empty(), "not while there is a gap");
     }
 
@@ -236,7 +234,7 @@ mod tests {
     fn unplanned_watch_is_compared_but_never_requested() {
         let mut compare = Compare::default();
         compare_heartbeat(&mut compare, 1, 10);
-        compare.set_pending(&heartbeat(1, &[("w", 11)]));
+        compare.set_pending(&heartbeat(1, &[("w", 11)]), |_| true);
         assert!(compare.check(1, true, |_| false).is_empty());
         assert!(compare_heartbeat(&mut compare, 1, 11).is_empty());
         compare.reset();
@@ -263,7 +261,8 @@ mod tests {
         let mut compare = Compare::default();
         for round in 0..5u64 {
             let names: Vec<_> = (0..MAX_WATCHES).map(|n| format!("{round}-{n}")).collect();
-            compare.set_pending(&heartbeat(1, &names.iter().map(|name| (name.as_str(), 1)).collect::<Vec<_>>()));
+            compare
+                .set_pending(&heartbeat(1, &names.iter().map(|name| (name.as_str(), 1)).collect::<Vec<_>>()), |_| true);
             compare.check(1, true, |_| true);
             assert!(compare.watches.len() <= 2 * MAX_WATCHES);
         }

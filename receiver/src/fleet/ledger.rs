@@ -225,7 +225,7 @@ impl Ledger {
         if heartbeat.sequence > accepted && (self.sequences.is_empty() || (placed_late && stalled)) {
             self.compare.request_unknown(heartbeat, |name| planned.work(name).is_some());
         }
-        self.compare.set_pending(heartbeat);
+        self.compare.set_pending(heartbeat, |name| planned.work(name).is_some());
         self.check(planned)
     }
 
