@@ -233,7 +233,10 @@ impl EnrolmentService {
     ) -> Result<CertificateResponse, EnrolmentError> {
         // Checks without any call are made on the current executor.
         let kyma = self.0.issuer.kyma(&request.runtime)?;
-        Token::read(token, jiff::Timestamp::now().as_second())?;
+        let read = Token::read(token, jiff::Timestamp::now().as_second())?;
+        if let Some(verified) = self.0.keys.verify_cached(&*self.0.runtimes, &kyma, &read) {
+            verified?;
+        }
         let (this, token, request) = (self.clone(), token.to_owned(), request.clone());
         let evaluation = self.0.handle.spawn(async move { this.evaluate(kyma, &token, &request, kind, address).await });
         AbortOnDropHandle::new(evaluation).await.unwrap_or_else(|error| {

@@ -13,10 +13,12 @@ use super::token::{Algorithm, Token, TokenError};
 pub const MAX_BYTES: usize = 64 << 10;
 /// Keys of one set; an API server has the signing key and those that it still accepts.
 const MAX_KEYS: usize = 32;
-/// Longest RSA modulus in bytes: 8,192 bits.
-const MAX_MODULUS: usize = 1_024;
-/// Longest RSA exponent in bytes. Longer ones only cost time.
-const MAX_EXPONENT: usize = 4;
+/// Keys of one id; more only cost time, since each is tried.
+const MAX_KEYS_PER_ID: usize = 2;
+/// Longest RSA modulus in bytes: 4,096 bits. A verification with 8,192 bits takes four times as long.
+const MAX_MODULUS: usize = 512;
+/// The only RSA exponent in use, 65537, big-endian. Longer ones only cost time.
+const EXPONENT: [u8; 3] = [1, 0, 1];
 /// Length of a coordinate on P-256 in bytes.
 const COORDINATE: usize = 32;
 
@@ -40,10 +42,8 @@ pub struct KeySet(Vec<(String, Key)>);
 
 #[derive(Debug)]
 enum Key {
-    Rsa {
-        modulus: Vec<u8>,
-        exponent: Vec<u8>,
-    },
+    /// A modulus; the exponent is [`EXPONENT`].
+    Rsa(Vec<u8>),
     /// An uncompressed point.
     P256(Vec<u8>),
 }
@@ -85,8 +85,14 @@ impl KeySet {
         if keys.len() > MAX_KEYS {
             return Err(ParseKeySetError::TooMany);
         }
-        let usable = |jwk: Jwk| Key::of(&jwk).map(|key| (jwk.kid, key));
-        Ok(Self(keys.into_iter().filter_map(usable).collect()))
+        let mut usable: Vec<(String, Key)> = Vec::new();
+        for jwk in keys {
+            let Some(key) = Key::of(&jwk) else { continue };
+            if usable.iter().filter(|(kid, _)| *kid == jwk.kid).count() < MAX_KEYS_PER_ID {
+                usable.push((jwk.kid, key));
+            }
+        }
+        Ok(Self(usable))
     }
 
     /// True if the set has a key with this id.
@@ -117,12 +123,13 @@ impl Key {
         let bytes = |text: &str| URL_SAFE_NO_PAD.decode(text).ok();
         match (&*jwk.kty, &*jwk.crv) {
             ("RSA", _) => {
-                let number = |text, most| {
+                let number = |text| {
                     let bytes = bytes(text)?;
                     let first = bytes.iter().position(|byte| *byte != 0)?;
-                    Some(bytes[first..].to_vec()).filter(|number| number.len() <= most)
+                    Some(bytes[first..].to_vec())
                 };
-                Some(Self::Rsa { modulus: number(&jwk.n, MAX_MODULUS)?, exponent: number(&jwk.e, MAX_EXPONENT)? })
+                let (modulus, exponent) = (number(&jwk.n)?, number(&jwk.e)?);
+                (modulus.len() <= MAX_MODULUS && exponent == EXPONENT).then_some(Self::Rsa(modulus))
             }
             ("EC", "P-256") => {
                 let (x, y) = (bytes(&jwk.x)?, bytes(&jwk.y)?);
@@ -136,13 +143,13 @@ impl Key {
     fn verifies(&self, token: &Token<'_>) -> bool {
         let signed = token.signed.as_bytes();
         match (self, token.algorithm) {
-            (Self::Rsa { modulus, exponent }, Algorithm::Rs256) => RsaPublicKeyComponents { n: modulus, e: exponent }
+            (Self::Rsa(modulus), Algorithm::Rs256) => RsaPublicKeyComponents { n: &modulus[..], e: &EXPONENT[..] }
                 .verify(&RSA_PKCS1_2048_8192_SHA256, signed, &token.signature)
                 .is_ok(),
             (Self::P256(point), Algorithm::Es256) => {
                 UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, point).verify(signed, &token.signature).is_ok()
             }
-            (Self::Rsa { .. } | Self::P256(_), _) => false,
+            (Self::Rsa(_) | Self::P256(_), _) => false,
         }
     }
 }
@@ -187,6 +194,15 @@ mod tests {
         let odd = odd.into_iter().chain([json!({"kty": "RSA", "kid": "a", "n": "AAAA", "e": "AQAB"})]);
         assert!(!parse(json!({"keys": odd.collect::<Vec<_>>()})).unwrap().has("a"));
         assert!(parse(json!({"keys": [good]})).unwrap().has("a"));
+        let large = |bytes: usize, e: &str| {
+            let n = URL_SAFE_NO_PAD.encode(vec![0xff; bytes]);
+            json!({"kty": "RSA", "kid": "a", "n": n, "e": e})
+        };
+        assert!(parse(json!({"keys": [large(512, "AQAB")]})).unwrap().has("a"));
+        for costly in [large(1_024, "AQAB"), large(512, "_____w"), large(512, "Aw")] {
+            assert!(!parse(json!({"keys": [costly]})).unwrap().has("a"));
+        }
+        assert_eq!(parse(json!({"keys": vec![large(512, "AQAB"); MAX_KEYS]})).unwrap().0.len(), MAX_KEYS_PER_ID);
         assert!(matches!(parse(json!({"keys": vec![good; MAX_KEYS + 1]})), Err(ParseKeySetError::TooMany)));
         assert!(matches!(KeySet::parse(&vec![b' '; MAX_BYTES + 1]), Err(ParseKeySetError::TooLarge)));
         assert!(matches!(parse(json!([])), Err(ParseKeySetError::Json(_))));

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::{
     CALL_DEADLINE, EnrolmentError, RuntimeCalls, RuntimeClients,
     jwks::{KeySet, MAX_BYTES, ParseKeySetError},
-    token::Token,
+    token::{Token, TokenError},
 };
 use crate::{base::key::KymaKey, kube::runtime_access::describe};
 
@@ -86,6 +86,21 @@ impl KeyCache {
         }
         keys.verify(token)?;
         Ok((client, revision))
+    }
+
+    /// Verifies a token if its key is cached, on the executor of the caller: forged tokens with a known key id must not
+    /// reach the executor of the reconciles. `None` if the key has to be fetched.
+    pub(super) fn verify_cached(
+        &self,
+        runtimes: &dyn RuntimeClients,
+        kyma: &KymaKey,
+        token: &Token<'_>,
+    ) -> Option<Result<(), TokenError>> {
+        let (_, revision) = runtimes.client(kyma).ok()?;
+        let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let keys = entries.get(kyma).filter(|entry| entry.revision == revision)?.keys();
+        drop(entries);
+        keys.has(&token.kid).then(|| keys.verify(token))
     }
 
     fn entry(&self, kyma: &KymaKey, revision: u64) -> Arc<Entry> {
