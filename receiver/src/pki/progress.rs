@@ -68,7 +68,7 @@ pub struct RotationRequest {
     pub force_after_seconds: Option<u32>,
     /// Replaces all roots at once instead: their certificates are worth nothing from then on, and every runtime enrols
     /// again.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub compromised: bool,
 }
 

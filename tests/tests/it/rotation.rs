@@ -385,7 +385,7 @@ async fn is_straggler(member: &Member) -> Result<bool> {
 }
 
 #[tokio::test]
-async fn a_lost_ca_is_replaced_and_all_agents_enrol_again() -> TestResult {
+async fn a_lost_or_compromised_ca_is_replaced_and_all_agents_enrol_again() -> TestResult {
     let fleet = Fleet::with_one_runtime("lost-ca", quick_options()).await?;
     let (landscape, member) = (&fleet.landscape, fleet.only());
     let before = roots(member).await?;
@@ -407,5 +407,16 @@ async fn a_lost_ca_is_replaced_and_all_agents_enrol_again() -> TestResult {
     until("the old roots in the runtime", async || Ok((roots(member).await? == before).then_some(()))).await?;
     member.delivers(&[]).await?;
     member.path_proven().await?;
+
+    let renewed = renewals(landscape, member).await?;
+    let output = rotate(landscape, &["--compromised"]).await?;
+    assert!(output.contains("no rotation is under way"), "{output}");
+    until("the roots in the runtime to be replaced", async || {
+        Ok((!roots(member).await?.contains(before.trim())).then_some(()))
+    })
+    .await?;
+    member.delivers(&["keda"]).await?;
+    member.path_proven().await?;
+    assert_eq!(renewals(landscape, member).await?, renewed, "a certificate of the old root was renewed");
     Ok(())
 }

@@ -33,7 +33,7 @@ impl World {
         let names = vec!["localhost".parse().unwrap()];
         let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
         let metrics = Metrics::default();
-        let (tls_state, reloader) = TlsState::open(setup, kcp.client(), metrics.clone()).await.unwrap();
+        let (tls_state, reloader) = TlsState::open(setup, kcp.client(), kcp.client(), metrics.clone()).await.unwrap();
         let mut registry = crate::telemetry::Metrics::new();
         let hub_metrics = table::Metrics::register(registry.tidewatch());
         let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), hub_metrics, Instant::now());
@@ -217,6 +217,25 @@ async fn force_after_can_be_set_on_a_running_rotation() {
     world.request(Some(0)).await.unwrap();
     for phase in [PhaseName::Reissue, PhaseName::Retire, PhaseName::Steady] {
         assert_eq!(world.reconcile().await, phase);
+    }
+}
+
+#[tokio::test]
+async fn compromised_roots_are_replaced_at_once_in_each_phase() {
+    let mut world = World::new(FakeKcp::default()).await;
+    for is_rotating in [false, true] {
+        if is_rotating {
+            world.request(None).await.unwrap();
+            assert_eq!(world.reconcile().await, PhaseName::Spread);
+        }
+        let known = world.tls_state.trust().borrow().clients.clone();
+        let request = RotationRequest { force_after_seconds: None, compromised: true };
+        let target = world.rotation.request(request).await.unwrap().target;
+        world.watch();
+        let state = world.kcp.ca_state();
+        assert_eq!((state.name(), &state.target().id), (PhaseName::Steady, &target));
+        let trust = world.tls_state.trust().borrow().clone();
+        assert!(trust.accepts(Some(&target)) && trust.clients.roots().iter().all(|root| !known.roots().contains(root)));
     }
 }
 
