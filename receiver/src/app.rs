@@ -119,7 +119,9 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     // Opened before the Lease is acquired, so that defects of files or of the CA show at start and not at a take-over.
     // The first receiver creates the CA.
     let pki = pki::Metrics::default();
-    let (tls_state, reloader) = build::tls_state(&config, client.clone(), pki.clone()).await?;
+    let fenced = crate::kube::client::client(&access, &fence).context("build the client of cert-manager")?;
+    let (tls_state, reloader) = build::tls_state(&config, client.clone(), fenced, pki.clone()).await?;
+    build::check_v2_files(&config, &pki)?;
     // The Lease has a client of its own, which neither the fence nor other requests hold up.
     let own = crate::kube::client::lease_client(access).context("build the client of the Lease")?;
     let mut elector = LeaderElector::new(own, &config.namespace, &config.lease, instance, fence.clone(), lease.clone());

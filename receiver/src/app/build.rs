@@ -374,7 +374,7 @@ impl Builder<'_> {
             return Ok(None);
         }
         let changes::Components { fleet, plans, v2_allowed, revocations, .. } = components.clone();
-        let files = v2::TlsFiles::open(flags, config.tls.tls_cert.as_ref(), config.tls.tls_key.as_ref(), pki.clone())?;
+        let files = v2_files(config, pki)?;
         let settings = v2::settings(flags.v2_address, config.trust_domain.clone());
         let max_connections = self.connections.of(settings.max_connections);
         let settings = gateway::Settings { revocations, max_connections, ..settings };
@@ -410,6 +410,7 @@ pub(super) async fn kube_config(kubeconfig: Option<&Path>) -> Result<kube::Confi
 pub(super) async fn tls_state(
     config: &Config,
     client: Client,
+    fenced: Client,
     metrics: pki::Metrics,
 ) -> Result<(TlsState, CertificateReloader)> {
     let installer = [&config.installer.receiver_url, &config.installer.enrolment_url];
@@ -428,7 +429,23 @@ pub(super) async fn tls_state(
         domain: &config.trust_domain,
         namespace: &config.namespace,
     };
-    TlsState::open(setup, client, metrics).await.context("prepare the certificates")
+    TlsState::open(setup, client, fenced, metrics).await.context("prepare the certificates")
+}
+
+/// Checks the files of contract v2, which the active receiver opens: a standby must not fail when it takes over.
+///
+/// # Errors
+/// A file is missing or unusable.
+pub(super) fn check_v2_files(config: &Config, metrics: &pki::Metrics) -> Result<()> {
+    if config.v2.v2 {
+        v2_files(config, metrics)?;
+    }
+    Ok(())
+}
+
+fn v2_files(config: &Config, metrics: &pki::Metrics) -> Result<v2::TlsFiles, v2::TlsFilesError> {
+    let (certificate, key) = (config.tls.tls_cert.as_ref(), config.tls.tls_key.as_ref());
+    v2::TlsFiles::open(&config.v2, certificate, key, metrics.clone())
 }
 
 /// Random instance of this process, drawn at every start.

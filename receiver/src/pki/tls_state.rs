@@ -71,13 +71,14 @@ pub struct TlsState {
 impl TlsState {
     /// Reads the files, and reads or creates the CA's Secret. Fails unless all of it is usable. The client must be able
     /// to write before this receiver is active: of several replicas that start at once one creates the Secret, and all
-    /// use it.
+    /// use it. `fenced` writes the requests to cert-manager, which only the active receiver may make.
     ///
     /// # Errors
     /// Flags that contradict each other; files or a Secret that are unusable.
     pub async fn open(
         setup: Setup<'_>,
         client: Client,
+        fenced: Client,
         metrics: Metrics,
     ) -> anyhow::Result<(Self, CertificateReloader)> {
         let Setup { flags, tls, names, domain, namespace } = setup;
@@ -101,7 +102,7 @@ impl TlsState {
         let issuer = match (&sources.clients, state) {
             (ClientRoots::Builtin, Some(state)) => Some(Issuer::Builtin(ArcSwap::new(state.issuing().ca.clone()))),
             (ClientRoots::CertManager { kind, name, .. }, _) => {
-                Some(Issuer::CertManager(Box::new(CertManager::new(client, namespace, kind, name))))
+                Some(Issuer::CertManager(Box::new(CertManager::new(fenced, namespace, kind, name))))
             }
             _ => None,
         };
