@@ -17,6 +17,10 @@ use super::refusal::Refusal;
 /// Bytes per permit of the [`BodyBudget`]: a semaphore has fewer permits than a budget may have bytes.
 const UNIT: usize = 1 << 10;
 
+/// Bytes of a body that is small. Heartbeats and nearly all requests of events are; only one larger body of a runtime is
+/// in memory at a time, so that a hundred runtimes that hold bodies back leave room for all others.
+pub(super) const SMALL_BODY: usize = 64 << 10;
+
 /// Bytes of a refused body that are discarded at most: above the limit of a body, so that a client that barely exceeds
 /// it gets its response.
 const MAX_DISCARD_BYTES: usize = 2 * MAX_BODY_BYTES;
@@ -78,13 +82,15 @@ impl BodyBudget {
     }
 
     /// Reads a body of at most `limit` bytes. Adds all received bytes to `received`, also on errors. The caller sets
-    /// the deadline.
+    /// the deadline. `begin_large` is called once, before the body exceeds [`SMALL_BODY`].
     pub(super) async fn read<B: Body<Data = Bytes>>(
         &self,
         mut body: Pin<&mut B>,
         limit: usize,
         received: &mut usize,
+        begin_large: impl FnOnce() -> Result<(), Refusal>,
     ) -> Result<BufferedBody, Refusal> {
+        let mut begin_large = Some(begin_large);
         let mut buffered = BufferedBody { bytes: Vec::new(), share: None };
         while let Some(frame) = body.frame().await {
             let Ok(data) = frame.map_err(|_| Refusal::BodyAborted)?.into_data() else {
@@ -94,6 +100,11 @@ impl BodyBudget {
             *received = received.saturating_add(data.len());
             if data.len() > limit - buffered.bytes.len() {
                 return Err(Refusal::TooLarge(limit));
+            }
+            if buffered.bytes.len() + data.len() > SMALL_BODY
+                && let Some(begin) = begin_large.take()
+            {
+                begin()?;
             }
             self.reserve(&mut buffered, data.len())?;
             buffered.bytes.extend_from_slice(&data);
@@ -129,7 +140,7 @@ mod tests {
         let frames: Vec<_> =
             pieces.iter().map(|length| Ok::<_, std::io::Error>(Frame::data(vec![7; *length].into()))).collect();
         let mut received = 0;
-        let result = budget.read(pin!(StreamBody::new(stream::iter(frames))), limit, &mut received).await;
+        let result = budget.read(pin!(StreamBody::new(stream::iter(frames))), limit, &mut received, || Ok(())).await;
         assert!(result.is_err() || received == pieces.iter().sum::<usize>(), "all bytes were counted");
         result
     }
@@ -147,10 +158,10 @@ mod tests {
         let (budget, mut received) = (BodyBudget::new(1 << 20), 0);
         let piece = || Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(&[0; 60])));
         let stuck = pin!(StreamBody::new(stream::iter([piece(), piece()]).chain(stream::pending())));
-        assert!(budget.read(stuck, 200, &mut received).now_or_never().is_none());
+        assert!(budget.read(stuck, 200, &mut received, || Ok(())).now_or_never().is_none());
         assert_eq!(received, 120);
         let long = pin!(StreamBody::new(stream::iter([piece(), piece()])));
-        assert_eq!(budget.read(long, 100, &mut received).await.err(), Some(Refusal::TooLarge(100)));
+        assert_eq!(budget.read(long, 100, &mut received, || Ok(())).await.err(), Some(Refusal::TooLarge(100)));
         assert_eq!(received, 240, "excess bytes count as well");
     }
 

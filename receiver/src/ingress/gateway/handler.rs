@@ -270,7 +270,7 @@ impl<I: Intake> Service for V3Handler<I> {
         }
         let mut charge = BodyCharge { permit: &admitted.permit, bytes: 0 };
         let limit = admitted.head.route.max_body(self.port.max_body);
-        let body = self.port.read_body(body, limit, &mut charge.bytes).await?;
+        let body = self.port.read_body(body, limit, &mut charge.bytes, Some(&admitted.permit)).await?;
         drop(charge);
         let processed = self.process_body(&admitted, &body.bytes, Now::read())?;
         // Releases its share of the budget before runtime and issuer are awaited.

@@ -2,6 +2,7 @@
 //! each gets the next free return slot plus jitter, so that they return one by one.
 
 use std::{
+    collections::HashMap,
     hash::{BuildHasher, RandomState},
     sync::{
         Mutex, PoisonError,
@@ -10,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use tidewatch_shared::identity::RuntimeId;
 use tokio::time::Instant;
 
 use super::{
@@ -22,14 +24,16 @@ const SLOT: Duration = Duration::from_millis(2);
 /// Upper bound of a staggered wait.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 
+/// Slots within [`MAX_WAIT`], beyond which past ones are forgotten.
+const MAX_SLOTS: usize = (MAX_WAIT.as_millis() / SLOT.as_millis()) as usize;
+
 /// Sheds requests while the executor lags, and spreads the return of refused clients.
 pub(super) struct LoadShedder {
     limit: Duration,
     /// Last two measurements of the executor's lag. A single high one may stem from a process that was paused and has
     /// caught up.
     lag: Mutex<[Duration; 2]>,
-    /// Last return slot assigned.
-    last_slot: Mutex<Option<Instant>>,
+    slots: Mutex<ReturnSlots>,
     random: RandomState,
     draws: AtomicU64,
 }
@@ -40,7 +44,7 @@ impl LoadShedder {
         Self {
             limit,
             lag: Mutex::default(),
-            last_slot: Mutex::default(),
+            slots: Mutex::default(),
             random: RandomState::new(),
             draws: AtomicU64::new(0),
         }
@@ -59,14 +63,15 @@ impl LoadShedder {
         lag > self.limit && self.draw() < shed_share(lag, self.limit, route)
     }
 
-    /// Returns the `Retry-After` of a refusal, if it has one.
-    pub(super) fn retry_after(&self, refusal: Refusal, now: Instant) -> Option<Duration> {
+    /// Returns the `Retry-After` of a refusal, if it has one. A runtime has one return slot, however often it is refused
+    /// before.
+    pub(super) fn retry_after(&self, refusal: Refusal, runtime: Option<&RuntimeId>, now: Instant) -> Option<Duration> {
         match refusal.problem().retry? {
             RetryAfter::Exact(wait) => Some(wait),
             RetryAfter::Jittered(wait) => Some(jittered(wait, self.draw())),
             RetryAfter::Staggered(min) => {
-                let mut last_slot = self.last_slot.lock().unwrap_or_else(PoisonError::into_inner);
-                Some(staggered(&mut last_slot, now, min, self.draw()))
+                let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+                Some(slots.wait(runtime, now, min, self.draw()))
             }
         }
     }
@@ -75,6 +80,32 @@ impl LoadShedder {
     fn draw(&self) -> f64 {
         let bits = self.random.hash_one(self.draws.fetch_add(1, Ordering::Relaxed));
         f64::from(u32::try_from(bits >> 32).unwrap_or(0)) / f64::from(u32::MAX)
+    }
+}
+
+/// Assigned return slots.
+#[derive(Default)]
+struct ReturnSlots {
+    last: Option<Instant>,
+    /// Slots of runtimes. Those to come lie within [`MAX_WAIT`], which bounds their number.
+    runtimes: HashMap<RuntimeId, Instant>,
+}
+
+impl ReturnSlots {
+    fn wait(&mut self, runtime: Option<&RuntimeId>, now: Instant, min: Duration, draw: f64) -> Duration {
+        let known = runtime.and_then(|runtime| self.runtimes.get(runtime)).filter(|slot| **slot > now);
+        if let Some(slot) = known {
+            return min + (*slot - now) + min.mul_f64(draw);
+        }
+        let before = self.last;
+        let wait = staggered(&mut self.last, now, min, draw);
+        if let (Some(runtime), Some(slot)) = (runtime, self.last.filter(|_| self.last != before)) {
+            if self.runtimes.len() >= MAX_SLOTS {
+                self.runtimes.retain(|_, slot| *slot > now);
+            }
+            self.runtimes.insert(runtime.clone(), slot);
+        }
+        wait
     }
 }
 
@@ -120,6 +151,22 @@ mod tests {
     }
 
     #[test]
+    fn runtimes_that_ignore_their_wait_delay_no_other() {
+        let (mut slots, now, min) = (ReturnSlots::default(), Instant::now(), Duration::from_secs(2));
+        let id = |n: usize| format!("r-{n}").parse::<RuntimeId>().unwrap();
+        for _ in 0..10_000 {
+            for runtime in (0..30).map(id) {
+                assert!(slots.wait(Some(&runtime), now, min, 0.0) <= min + SLOT * 30);
+            }
+        }
+        assert_eq!(slots.wait(Some(&id(30)), now, min, 0.0), min + SLOT * 31);
+        for runtime in (0..100_000).map(id) {
+            slots.wait(Some(&runtime), now, min, 0.5);
+        }
+        assert!(slots.runtimes.len() <= MAX_SLOTS);
+    }
+
+    #[test]
     fn staggered_waits_are_bounded() {
         let (mut last_slot, now) = (None, Instant::now());
         for client in 0..100_000_u32 {
@@ -155,10 +202,10 @@ mod tests {
         let shedder = LoadShedder::new(Duration::from_secs(1));
         let now = Instant::now();
         let refusal = Refusal::Placement(crate::fleet::table::PlacementError::Unknown);
-        let waits: Vec<_> = (0..32).filter_map(|_| shedder.retry_after(refusal, now)).collect();
+        let waits: Vec<_> = (0..32).filter_map(|_| shedder.retry_after(refusal, None, now)).collect();
         assert!(waits.iter().all(|wait| *wait <= Duration::from_secs(300)) && waits.len() == 32);
         assert!(waits.iter().any(|wait| *wait != waits[0]));
-        assert_eq!(shedder.retry_after(Refusal::Rate(SLOT), now), Some(SLOT), "a single runtime's wait is exact");
-        assert_eq!(shedder.retry_after(Refusal::Replay, now), None);
+        assert_eq!(shedder.retry_after(Refusal::Rate(SLOT), None, now), Some(SLOT), "a single runtime's wait is exact");
+        assert_eq!(shedder.retry_after(Refusal::Replay, None, now), None);
     }
 }

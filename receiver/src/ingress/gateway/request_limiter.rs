@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -80,6 +83,8 @@ struct RuntimeState {
     in_flight: u32,
     nonces: ReplayWindows,
     lineage: Lineage,
+    /// A request with a large body is in flight.
+    has_large_body: bool,
     breaker: CircuitBreaker,
 }
 
@@ -116,6 +121,8 @@ impl CircuitBreaker {
 pub(super) struct RequestPermit<'a> {
     limiter: &'a RequestLimiter,
     runtime: RuntimeId,
+    /// It holds the runtime's place for a large body.
+    has_large_body: AtomicBool,
 }
 
 impl RequestLimiter {
@@ -134,6 +141,7 @@ impl RequestLimiter {
             in_flight: 0,
             nonces: ReplayWindows::default(),
             lineage: Lineage::default(),
+            has_large_body: false,
             breaker: CircuitBreaker::default(),
         });
         if let Some(until) = state.breaker.blocked_until(now.instant) {
@@ -150,7 +158,7 @@ impl RequestLimiter {
         state.paid = state.paid.max(now.instant) + self.cost(1);
         state.in_flight += 1;
         drop(table);
-        Ok(RequestPermit { limiter: self, runtime: runtime.clone() })
+        Ok(RequestPermit { limiter: self, runtime: runtime.clone(), has_large_body: AtomicBool::new(false) })
     }
 
     /// Blocks a runtime that flooded a connection with frames.
@@ -201,6 +209,16 @@ impl RequestPermit<'_> {
         used.ok_or(Refusal::Internal)?
     }
 
+    /// Takes the runtime's place for a large body, of which an agent needs one: it has one request of events in flight.
+    pub(super) fn begin_large_body(&self) -> Result<(), Refusal> {
+        let is_taken = self.limiter.update(&self.runtime, |state| std::mem::replace(&mut state.has_large_body, true));
+        if is_taken.unwrap_or(true) {
+            return Err(Refusal::Concurrency);
+        }
+        self.has_large_body.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Observes the epoch of a request whose nonce was used for the first time.
     pub(super) fn observe(&self, verified: &VerifiedSignature, leaf: &Leaf, now: Now) -> Result<(), Fork> {
         let observe = |state: &mut RuntimeState| state.lineage.observe(verified.nonce.epoch, leaf, now.instant);
@@ -223,7 +241,11 @@ impl Drop for BodyCharge<'_> {
 
 impl Drop for RequestPermit<'_> {
     fn drop(&mut self) {
-        self.limiter.update(&self.runtime, |state| state.in_flight = state.in_flight.saturating_sub(1));
+        let had_large_body = self.has_large_body.load(Ordering::Relaxed);
+        self.limiter.update(&self.runtime, |state| {
+            state.in_flight = state.in_flight.saturating_sub(1);
+            state.has_large_body &= !had_large_body;
+        });
     }
 }
 

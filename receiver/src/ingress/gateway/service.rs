@@ -23,7 +23,7 @@ use super::{
     connection_limiter::ClientLeaf,
     load_shedder::LoadShedder,
     refusal::{HttpResponse, Refusal},
-    request_limiter::RequestLimiter,
+    request_limiter::{RequestLimiter, RequestPermit},
 };
 use crate::{ingress::enrolment::Revocations, pki::Trust};
 
@@ -75,9 +75,9 @@ pub trait Service: Sized + Send + Sync + 'static {
     /// Records a refusal; `client` is present if the request was authenticated.
     fn record(&self, path: &str, client: Option<&Self::Client>, refusal: Refusal);
 
-    /// Returns the response to a request that was refused at `now`.
-    fn refuse(&self, refusal: Refusal, now: Now) -> HttpResponse {
-        refusal.response_with_wait(now.unix, self.port().shedder.retry_after(refusal, now.instant))
+    /// Returns the response to a request that was refused at `now`, of this runtime if it was authenticated.
+    fn refuse(&self, refusal: Refusal, runtime: Option<&RuntimeId>, now: Now) -> HttpResponse {
+        refusal.response_with_wait(now.unix, self.port().shedder.retry_after(refusal, runtime, now.instant))
     }
 
     /// Handles one request. The flag is true if the connection must close after the response.
@@ -144,14 +144,18 @@ impl Port {
     }
 
     /// Reads a body of at most `limit` bytes within its deadline and the budget of all bodies. Adds all received bytes
-    /// to `received`, also on errors.
+    /// to `received`, also on errors. A runtime can have one large body at a time.
     pub(super) async fn read_body<B: Body<Data = Bytes>>(
         &self,
         body: Pin<&mut B>,
         limit: usize,
         received: &mut usize,
+        permit: Option<&RequestPermit<'_>>,
     ) -> Result<BufferedBody, Refusal> {
-        let reading = self.budget.read(body, limit, received);
+        let reading = self.budget.read(body, limit, received, || match permit {
+            Some(permit) => permit.begin_large_body(),
+            None => Ok(()),
+        });
         timeout(self.body_deadline, reading).await.map_err(|_| Refusal::BodyTimeout)?
     }
 }
@@ -196,5 +200,6 @@ pub(super) async fn handle<S: Service, B: Body<Data = Bytes> + Send>(
         // Frees the connection for another client.
         Owner::Unidentified => true,
     };
-    (service.refuse(refusal, ended), is_last || rest.must_close)
+    let runtime = client.and_then(|client| S::charged(client, refusal));
+    (service.refuse(refusal, runtime, ended), is_last || rest.must_close)
 }

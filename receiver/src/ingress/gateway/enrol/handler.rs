@@ -118,7 +118,7 @@ impl Service for EnrolmentHandler {
                 let token = self.admit(&parts.headers, *source)?;
                 // The client is not authenticated yet, so no runtime can be charged: the budget and the limit of
                 // connections apply.
-                let body = self.port.read_body(body, self.port.max_body, &mut 0).await?;
+                let body = self.port.read_body(body, self.port.max_body, &mut 0, None).await?;
                 self.port.metrics.body_bytes.inc_by(body.bytes.len() as u64);
                 let request = CertificateRequest::parse(&body.bytes).map_err(|_| Refusal::Malformed)?;
                 drop(body);

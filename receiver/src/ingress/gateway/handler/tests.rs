@@ -134,6 +134,46 @@ async fn received_body_bytes_are_charged_however_the_body_ends() {
     costs(endless, Some(Refusal::TooLarge(1 << 20))).await;
 }
 
+/// Thirty-two runtimes fill every byte that they may hold; the requests of all others are served.
+#[tokio::test(start_paused = true)]
+async fn bodies_held_back_leave_room_for_other_runtimes() {
+    use futures::{FutureExt, StreamExt, stream};
+    use http_body::Frame;
+    use http_body_util::StreamBody;
+
+    const MIB: Bytes = Bytes::from_static(&[b' '; 1 << 20]);
+    let fixture = Fixture::new();
+    let hostile: Vec<_> = (0..32).map(|n| Agent::new(&fixture.ca, &format!("hostile-{n}"), NOW)).collect();
+    let certificates: Vec<_> = hostile
+        .iter()
+        .map(|agent| match Peer::read(&agent.identity.chain[0], &domain()) {
+            Peer::Runtime(certificate) => certificate,
+            _ => panic!("a runtime"),
+        })
+        .collect();
+    let requests: Vec<_> = (0..32 * 4)
+        .map(|n| (hostile[n / 4].sign(&RequestSpec::events(b"[]", n as u64)).into_parts().0, &certificates[n / 4]))
+        .collect();
+    let mut held = Vec::new();
+    for (parts, certificate) in &requests {
+        let frames = stream::iter([MIB]).chain(stream::pending()).map(|data| Ok::<_, Infallible>(Frame::data(data)));
+        let (mut body, handler) = (Box::pin(StreamBody::new(frames)), &fixture.handler);
+        let mut processing = Box::pin(async move { handler.process(parts, body.as_mut(), certificate, at(NOW)).await });
+        match (&mut processing).now_or_never() {
+            Some(refused) => assert_eq!(refused.err(), Some(Refusal::Concurrency)),
+            None => held.push(processing),
+        }
+    }
+    assert_eq!(held.len(), 32, "one large body of each runtime");
+    let (certificate, batch) = (fixture.peer(), fixture.agent.batch().to_string().into_bytes());
+    let Peer::Runtime(certificate) = certificate else { panic!("a runtime") };
+    let (parts, body) = fixture.agent.sign(&RequestSpec::events(&batch, 1)).into_parts();
+    let body = pin!(http_body_util::Full::from(body));
+    let served = fixture.handler.process(&parts, body, &certificate, at(NOW)).await;
+    // Its signature is of another time than the wall clock's.
+    assert!(!matches!(served.err(), Some(Refusal::Busy | Refusal::Concurrency)));
+}
+
 #[test]
 fn invalid_heads_are_refused() {
     let fixture = Fixture::new();

@@ -83,7 +83,7 @@ impl<T: V2Intake> V2Handler<T> {
             return Err(if is_early { PlacementError::NotSynced.into() } else { Refusal::Manager });
         }
         let mut charge = BodyCharge { permit: &permit, bytes: 0 };
-        let body = self.port.read_body(body, self.port.max_body, &mut charge.bytes).await?;
+        let body = self.port.read_body(body, self.port.max_body, &mut charge.bytes, Some(&permit)).await?;
         Event::parse(&body.bytes).map_err(|_| Refusal::Malformed)
     }
 
@@ -166,7 +166,7 @@ impl<T: V2Intake> Service for V2Handler<T> {
         tracing::debug!(route = ROUTE, reason = refusal.label(), "Request refused");
     }
 
-    fn refuse(&self, refusal: Refusal, now: Now) -> HttpResponse {
+    fn refuse(&self, refusal: Refusal, _: Option<&RuntimeId>, now: Now) -> HttpResponse {
         refusal.response_as_unavailable(now.unix)
     }
 
