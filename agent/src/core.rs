@@ -204,6 +204,11 @@ impl Core {
         self.with(|state| state.alive(id, now));
     }
 
+    /// True if the watch has too many objects to track each.
+    pub(crate) fn is_coarse(&self, id: WatchId) -> bool {
+        self.with(|state| state.watched(id).is_some_and(|watched| watched.index.is_coarse()))
+    }
+
     /// Sets the error of a watch; `None` clears it.
     pub(crate) fn set_error(&self, id: WatchId, error: Option<String>) {
         self.with_wake(|state| {
@@ -426,11 +431,15 @@ impl State {
         let (forward, lost) = (watched.forward, watched.lost);
         let is_reported = watched.index.is_complete() || forward;
         let gone = watched.index.finish_list();
-        watched.lost &= watched.index.is_coarse();
+        let is_coarse = watched.index.is_coarse();
+        watched.lost &= is_coarse;
         watched.listed = Some(now);
         watched.alive = Some(now);
         watched.attempted = true;
         watched.error = None;
+        if !is_coarse {
+            self.outbox.end_coarse(&name);
+        }
         for object in gone.into_iter().filter(|_| is_reported) {
             let update = Update::Object { seen: object.seen, change: Change::Deleted, part: Digest::ZERO };
             self.outbox.mark(&name, &object.key, update, object.before, at);

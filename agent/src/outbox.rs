@@ -315,6 +315,9 @@ impl Outbox {
             let id = EventId { epoch: self.epoch_state.epoch, sequence: self.epoch_state.sequence };
             let text = in_flight::encode(&self.runtime, id, name, &dirty_set.info, &key, &waiting, delta);
             let is_watch = key.is_empty();
+            if is_watch {
+                dirty_set.space_coarse(now);
+            }
             events.push(SequencedEvent {
                 sequence: id.sequence,
                 watch: name.clone(),

@@ -115,6 +115,10 @@ pub(crate) trait Sink {
     }
     /// Reports that a watch is open.
     fn opened(&mut self) {}
+    /// True if a watch that ends should be followed by a list, because single objects are not tracked.
+    fn needs_list(&mut self) -> bool {
+        false
+    }
 }
 
 /// State shared by all loops.
@@ -253,6 +257,7 @@ impl<S: Sink> ListWatch<S> {
                     self.wait_after(&ApiError::Silent, Wait::Failure).await;
                     return "silent";
                 }
+                Ok(WatchEnd::Reopen) if self.reader.sink.needs_list() => return "coarse",
                 Ok(WatchEnd::Reopen | WatchEnd::Silent) => {}
                 Ok(WatchEnd::Expired) => return "gone",
                 Ok(WatchEnd::Backwards) => return "backwards",

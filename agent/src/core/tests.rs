@@ -387,10 +387,19 @@ fn watch_above_its_limit_goes_coarse_and_others_stay_exact() {
     assert_eq!(deliver(&core), [""]);
     let watch = core.plain_heartbeat().watches.remove(0);
     assert!(watch.coarse && watch.digest.is_none());
-    core.present(id, "ns/a", seen(9, 9), Instant::now());
-    assert_eq!(deliver(&core), [""]);
+    // Each of its events is a reconcile, so its changes wait for each other.
+    let now = Instant::now();
+    for version in 10..1_000_i64 {
+        core.present(id, "ns/a", seen(version.unsigned_abs(), version), now);
+        assert_eq!(deliver(&core), [""; 0]);
+    }
+    let due = core.due(now).unwrap();
+    assert!((now + Duration::from_secs(29)..now + Duration::from_secs(61)).contains(&due));
+    assert_eq!(send_batch_at(&core, due, true, None), [""]);
+    assert_eq!(core.due(due), None);
     list(&core, id, &["a"]);
     assert!(!core.plain_heartbeat().watches[0].coarse);
+    assert_eq!(deliver(&core), [""], "an exact watch does not wait");
 }
 
 #[test]

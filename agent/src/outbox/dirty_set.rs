@@ -21,6 +21,8 @@ use crate::{
 pub(super) const WATCH_KEY: &str = "";
 /// Longest delay before the next retry of a watch that the receiver refuses as unknown.
 const UNKNOWN_WATCH_CAP: Duration = Duration::from_secs(300);
+/// Least time between two events of a coarse watch; up to as much again is added at random.
+const COARSE_SPACING: Duration = Duration::from_secs(30);
 
 /// Subject of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +127,10 @@ pub(super) struct DirtySet {
     cursor: Arc<str>,
     hold: Option<Instant>,
     refusals: u32,
+    /// Single objects are not tracked; every change makes the whole watch dirty.
+    is_coarse: bool,
+    /// Earliest next event while it is coarse.
+    spacing: Option<Instant>,
 }
 
 impl DirtySet {
@@ -139,6 +145,8 @@ impl DirtySet {
             cursor: WATCH_KEY.into(),
             hold: None,
             refusals: 0,
+            is_coarse: false,
+            spacing: None,
         }
     }
 
@@ -169,7 +177,7 @@ impl DirtySet {
 
     /// Earliest time at which an event may be sent; `None` when none waits.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        (!self.waiting.is_empty()).then(|| self.hold.map_or(now, |hold| hold.max(now)))
+        (!self.waiting.is_empty()).then(|| now.max(self.hold.unwrap_or(now)).max(self.spacing.unwrap_or(now)))
     }
 
     /// Digest delta between the index and everything sent.
@@ -376,9 +384,23 @@ impl DirtySet {
         DroppedObjects { any: self.dirty() < before, unnamed }
     }
 
-    /// Drops all entries except that of the watch itself, without a sweep, because the names of the objects are no
-    /// longer known. True if an entry was dropped.
+    /// Notes that the watch was taken for a request. Each of these events is a reconcile, and a coarse watch has one for
+    /// every change.
+    pub(super) fn space_coarse(&mut self, now: Instant) {
+        if self.is_coarse {
+            self.spacing = Some(now + COARSE_SPACING + random::up_to(COARSE_SPACING));
+        }
+    }
+
+    /// Notes that a complete list has filled the index again.
+    pub(super) fn end_coarse(&mut self) {
+        (self.is_coarse, self.spacing) = (false, None);
+    }
+
+    /// Drops all entries except that of the watch itself, without a sweep, because the watch is coarse now and the names
+    /// of its objects are no longer known. True if an entry was dropped.
     pub(super) fn drop_all_objects(&mut self, at: i64) -> bool {
+        self.is_coarse = true;
         let forgotten = self.drop_objects(0, at);
         self.sweep.end();
         forgotten.any

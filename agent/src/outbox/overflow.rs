@@ -59,6 +59,13 @@ impl Outbox {
         if forgotten.unnamed { self.mark_unnamed(watch, at) } else { self.mark_watch(watch, at) }
     }
 
+    /// Notes that a watch is not coarse any more.
+    pub(crate) fn end_coarse(&mut self, watch: &str) {
+        if let Some(dirty_set) = self.watches.get_mut(watch) {
+            dirty_set.end_coarse();
+        }
+    }
+
     /// Replaces all entries of single objects by one `watch.changed`, unnamed for a forwarded watch, because the names
     /// of the objects are no longer known.
     pub(crate) fn go_coarse(&mut self, watch: &str, at: i64) {

@@ -1,6 +1,6 @@
 //! Watch defined by the plan: metadata only, its changes go to the core.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tidewatch_shared::{names::AGENT_OBJECT, plan::PlannedWatch};
 use tokio::{sync::watch, time::Instant};
@@ -11,6 +11,11 @@ use crate::{
     kubernetes::{ApiClient, ApiError},
     telemetry::error_chain,
 };
+
+/// Wait before the first list of a watch that went coarse; it doubles with each list that finds too many objects.
+const COARSE_LIST: Duration = Duration::from_secs(10 * 60);
+/// Upper bound of that wait.
+const COARSE_LIST_CAP: Duration = Duration::from_secs(6 * 3_600);
 
 /// Sink of one watch of the plan.
 pub(crate) struct PlannedSink {
@@ -27,6 +32,37 @@ pub(crate) struct PlannedSink {
     definition: watch::Receiver<()>,
     /// The watch is on CRDs.
     defines: bool,
+    /// Lists of a coarse watch, which may find few enough objects to track.
+    coarse_lists: CoarseLists,
+}
+
+/// Times of the lists of a coarse watch, with doubling waits: they cost as much as the objects are many.
+#[derive(Debug, Default)]
+struct CoarseLists {
+    due: Option<Instant>,
+    fruitless: u32,
+}
+
+impl CoarseLists {
+    /// Notes a complete list.
+    fn listed(&mut self, is_coarse: bool, now: Instant) {
+        self.fruitless = if is_coarse { self.fruitless.saturating_add(1) } else { 0 };
+        self.due = is_coarse.then(|| now + self.wait());
+    }
+
+    /// True if a list is due; the first call since the watch went coarse begins its wait.
+    fn is_due(&mut self, is_coarse: bool, now: Instant) -> bool {
+        if !is_coarse {
+            *self = Self::default();
+            return false;
+        }
+        let wait = self.wait();
+        *self.due.get_or_insert(now + wait) <= now
+    }
+
+    fn wait(&self) -> Duration {
+        COARSE_LIST.saturating_mul(1 << self.fruitless.min(16)).min(COARSE_LIST_CAP)
+    }
 }
 
 impl PlannedSink {
@@ -37,7 +73,8 @@ impl PlannedSink {
         let own = leases.then(|| format!("{namespace}/{AGENT_OBJECT}").into());
         let definition = discovery.definitions.subscribe(&planned);
         let defines = planned.group == "apiextensions.k8s.io" && planned.resource == "customresourcedefinitions";
-        Self { id, planned, core, own, logged: None, discovery, definition, defines }
+        let coarse_lists = CoarseLists::default();
+        Self { id, planned, core, own, logged: None, discovery, definition, defines, coarse_lists }
     }
 
     /// Announces an object of the watch on CRDs.
@@ -76,7 +113,9 @@ impl Sink for PlannedSink {
     }
 
     fn complete(&mut self, _version: &str) {
-        self.core.list_complete(self.id, Instant::now());
+        let now = Instant::now();
+        self.core.list_complete(self.id, now);
+        self.coarse_lists.listed(self.core.is_coarse(self.id), now);
     }
 
     fn present(&mut self, item: Object) {
@@ -126,5 +165,33 @@ impl Sink for PlannedSink {
     fn opened(&mut self) {
         self.logged = None;
         self.core.set_error(self.id, None);
+    }
+
+    fn needs_list(&mut self) -> bool {
+        self.coarse_lists.is_due(self.core.is_coarse(self.id), Instant::now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coarse_watch_is_listed_with_growing_waits_until_it_is_not() {
+        let (mut lists, begun) = (CoarseLists::default(), Instant::now());
+        let mut now = begun;
+        assert!(!lists.is_due(false, now) && !lists.is_due(true, now));
+        for wait in [COARSE_LIST, COARSE_LIST * 2, COARSE_LIST * 4] {
+            assert!(!lists.is_due(true, now + wait - Duration::from_secs(1)));
+            now += wait;
+            assert!(lists.is_due(true, now));
+            lists.listed(true, now);
+        }
+        for _ in 0..100 {
+            lists.listed(true, now);
+        }
+        assert!(lists.is_due(true, now + COARSE_LIST_CAP));
+        lists.listed(false, now);
+        assert!(!lists.is_due(true, now + COARSE_LIST_CAP), "a new wait begins");
     }
 }

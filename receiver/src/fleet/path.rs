@@ -147,6 +147,8 @@ pub(crate) struct LastHeartbeat {
     pub(crate) parked: u64,
     /// Watches of kinds that the runtime does not serve; they are no flaw of the path.
     pub(crate) not_served: usize,
+    /// Watches with too many objects to report each change by its object.
+    pub(crate) coarse: usize,
     pub(crate) agent_version: String,
     pub(crate) certificate_not_after: String,
     /// `certificate_not_after` in Unix seconds, if it is a valid time.
@@ -167,6 +169,7 @@ impl LastHeartbeat {
             waiting: heartbeat.waiting,
             parked: heartbeat.parked,
             not_served: heartbeat.watches.iter().filter(|watch| watch.not_served).count(),
+            coarse: heartbeat.watches.iter().filter(|watch| watch.coarse).count(),
             agent_version: truncate(&heartbeat.agent_version),
             certificate_not_after: truncate(&heartbeat.certificate.not_after),
             certificate_ends: unix(&heartbeat.certificate.not_after),
@@ -290,6 +293,7 @@ mod tests {
             waiting: 0,
             parked: 0,
             not_served: 0,
+            coarse: 0,
             agent_version: String::new(),
             certificate_not_after: String::new(),
             certificate_ends: None,

@@ -67,6 +67,9 @@ metric_set! {
         agents_parked: Gauge = "fleet_agents_parked",
         /// Earliest end of the certificate of an agent with current heartbeats; 0 if none is known.
         certificates_end: Gauge = "fleet_first_certificate_end_timestamp_seconds",
+        /// Watches that agents with current heartbeats report as coarse: they have more objects than the agent tracks,
+        /// and every change makes the whole watch dirty, at most twice a minute.
+        coarse: Gauge = "fleet_watches_coarse",
         /// Agents with current heartbeats that report a failing certificate renewal.
         renewals_failing: Gauge = "fleet_renewals_failing",
         /// Reconciles, by result.
@@ -129,6 +132,8 @@ pub(super) struct FleetTotals {
     ends: Option<i64>,
     /// Agents that cannot renew their certificates.
     renewals_failing: BTreeSet<KymaKey>,
+    /// Coarse watches.
+    coarse: usize,
 }
 
 impl FleetTotals {
@@ -139,6 +144,7 @@ impl FleetTotals {
             self.waiting = self.waiting.saturating_add(last_heartbeat.waiting);
             self.parked = self.parked.saturating_add(last_heartbeat.parked);
             self.ends = self.ends.into_iter().chain(last_heartbeat.certificate_ends).min();
+            self.coarse = self.coarse.saturating_add(last_heartbeat.coarse);
             self.renewals_failing.extend(last_heartbeat.renewal_failed_since.map(|_| key.clone()));
         }
     }
@@ -178,6 +184,7 @@ impl Metrics {
         self.agents_parked.set(i64::try_from(totals.parked).unwrap_or(i64::MAX));
         self.certificates_end.set(totals.ends.unwrap_or(0));
         self.renewals_failing.set(i64::try_from(totals.renewals_failing.len()).unwrap_or(i64::MAX));
+        self.coarse.set(i64::try_from(totals.coarse).unwrap_or(i64::MAX));
         self.incumbent.set(&totals.renewals_failing);
     }
 

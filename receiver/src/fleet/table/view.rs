@@ -52,6 +52,9 @@ pub struct RuntimeView {
     /// Watches of kinds that the runtime's API server does not serve, at the last heartbeat.
     #[serde(default)]
     pub not_served: usize,
+    /// Watches with too many objects to report each change by its object, at the last heartbeat.
+    #[serde(default)]
+    pub coarse: usize,
     /// Events received above a gap, in the epochs below.
     pub gaps: u64,
     /// Events received more than once, in the epochs below.
@@ -157,6 +160,7 @@ impl RuntimeSummary {
             waiting: heartbeat.map_or(0, |heartbeat| heartbeat.waiting),
             parked: heartbeat.map_or(0, |heartbeat| heartbeat.parked),
             not_served: heartbeat.map_or(0, |heartbeat| heartbeat.not_served),
+            coarse: heartbeat.map_or(0, |heartbeat| heartbeat.coarse),
             gaps: epochs.iter().map(|epoch| epoch.gaps).sum(),
             duplicates: epochs.iter().map(|epoch| epoch.duplicates).sum(),
             unsettled: unsettled.iter().collect(),

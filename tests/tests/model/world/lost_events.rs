@@ -1,6 +1,6 @@
 //! Directed scenarios that random actions rarely reach: an event is lost in one specific way and recovered.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use proptest::{prop_assert, prop_assert_eq};
 
@@ -12,6 +12,9 @@ use crate::{
     cluster::{Mutation, NAMES, Name, PlanId, WATCHES, Watch},
     receiver::ManagerResponse,
 };
+
+/// Longest time between two events of a coarse watch.
+const COARSE_SPACING: Duration = Duration::from_secs(61);
 
 impl World {
     /// Starts from a converged world: the receiver loses an accepted deletion that another manager has not received
@@ -29,18 +32,18 @@ impl World {
         self.tick += 1;
         self.mutate(OTHER, name, Mutation::Delete);
         self.drain_watches().await?;
-        self.exchange(Action::SendEvents)?;
+        self.exchange(Action::SendEvents).await?;
         self.receive_response(0)?;
         self.tick += 1;
         self.receivers[0].replace_kyma(Arc::new(self.plan.plan(self.plan_revision)));
         self.mutate(OTHER, other, Mutation::Spec);
         self.drain_watches().await?;
-        self.exchange(Action::SendEvents)?;
+        self.exchange(Action::SendEvents).await?;
         self.tick += 1;
         while self.begin_delivery(0) {
             self.receivers[0].end_delivery(0, ManagerResponse::Accepted, &mut self.records);
         }
-        self.exchange(Action::SendHeartbeat)?;
+        self.exchange(Action::SendHeartbeat).await?;
         // The heartbeat response arrives before the events response.
         self.receive_response(1)?;
         self.receive_response(0)?;
@@ -48,11 +51,16 @@ impl World {
     }
 
     /// Sends and delivers one request; its response is then in flight.
-    fn exchange(&mut self, action: Action) -> CheckResult {
+    async fn exchange(&mut self, action: Action) -> CheckResult {
         if matches!(action, Action::SendHeartbeat) {
             self.send_heartbeat()
         } else {
-            self.send_events()
+            self.send_events();
+        }
+        if self.requests.is_empty() {
+            // The events of a coarse watch are spaced.
+            tokio::time::advance(COARSE_SPACING).await;
+            self.send_events();
         }
         prop_assert_eq!(self.requests.len(), 1, "nothing was sent");
         self.deliver(0, 0, false, RequestFault::None)
