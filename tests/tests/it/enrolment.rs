@@ -260,20 +260,21 @@ async fn a_certificate_is_renewed_until_it_is_revoked() -> TestResult {
     let token = token(runtime, &agent, true, TOKEN_AUDIENCE).await?;
     let (contract_client, certificate) = settings.contract_client(&stage.landscape, &token).await?;
 
-    let renewal_request =
-        |runtime: &str| -> Result<Value> { Ok(json!({"runtime": runtime, "request": request("another")?.0})) };
-    let renewal =
-        contract_client.sign(CERTIFICATES_PATH, "application/json", &renewal_request(runtime.id().as_str())?, 1)?;
-    let renewed = contract_client.send(&renewal).await?;
+    let renewal = |runtime: &str, counter: u64| -> Result<_> {
+        let body = json!({"runtime": runtime, "request": request("another")?.0, "token": token});
+        contract_client.sign(CERTIFICATES_PATH, "application/json", &body, counter)
+    };
+    let renewed = contract_client.send(&renewal(runtime.id().as_str(), 1)?).await?;
     assert_eq!(renewed.status(), 200);
     let answer = CertificateResponse::parse(renewed.body().to_string().as_bytes())?;
     let leaf = tls::certificates(answer.chain.as_bytes())?.remove(0);
     assert_eq!(&RuntimeCertificate::read(&leaf, stage.landscape.trust_domain())?.runtime, runtime.id());
-    let impostor =
-        contract_client.sign(CERTIFICATES_PATH, "application/json", &renewal_request("another-runtime")?, 2)?;
-    assert_eq!(contract_client.send(&impostor).await?.status(), 403);
+    assert_eq!(contract_client.send(&renewal("another-runtime", 2)?).await?.status(), 403);
+    let alone = json!({"runtime": runtime.id().as_str(), "request": request("another")?.0});
+    let alone = contract_client.sign(CERTIFICATES_PATH, "application/json", &alone, 3)?;
+    assert_ne!(contract_client.send(&alone).await?.status(), 200, "a certificate alone does not renew itself");
 
-    assert_eq!(contract_client.send(&contract_client.event(1, 3)?).await?.status(), 202);
+    assert_eq!(contract_client.send(&contract_client.event(1, 4)?).await?.status(), 202);
     stage.revoke(&[&certificate.leaf.fingerprint, "-malformed-"]).await?;
     let mut counter = 10;
     let mut refused = async |contract_client: &ContractClient| {

@@ -122,24 +122,29 @@ async fn an_agent_with_a_wrong_receiver_address_recovers() -> TestResult {
     Ok(())
 }
 
-/// The agent is frozen before it is deleted, so no event of the deletion reaches the receiver.
+/// The agent is frozen before it is deleted, so no event of the deletion reaches the receiver. A pass of the installation
+/// that still was queued may restore the Deployment first; then its next agent disappears.
 #[tokio::test]
 async fn an_agent_that_disappears_without_an_event_is_missed() -> TestResult {
+    const ROUNDS: usize = 5;
     let fleet = Fleet::with_one_runtime("silence", rare_heartbeats()).await?;
     let member = fleet.only();
     let (deployments, pods) = (objects::<Deployment>(member).await?, objects::<Pod>(member).await?);
-    let agent = member.agent(None).await?;
-    member.kubelet.freeze(&agent)?;
-    deployments.delete(AGENT_DEPLOYMENT, &DeleteParams::default()).await?;
-    let force = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
-    pods.delete(&agent.name, &force).await?;
-    let began = Instant::now();
-    member.agent(agent.pid()).await?;
-    member.path_proven().await?;
-    member.delivers(&["keda"]).await?;
-    print_line(&format!("an agent that disappeared: proven again after {:.1} s", began.elapsed().as_secs_f64()));
-    assert!(missed_by_connection(&fleet).await? > 0, "the agent was not missed");
-    Ok(())
+    let mut agent = member.agent(None).await?;
+    for _ in 0..ROUNDS {
+        member.kubelet.freeze(&agent)?;
+        deployments.delete(AGENT_DEPLOYMENT, &DeleteParams::default()).await?;
+        let force = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+        pods.delete(&agent.name, &force).await?;
+        let began = Instant::now();
+        agent = member.agent(agent.pid()).await?;
+        member.path_proven().await?;
+        print_line(&format!("an agent that disappeared: proven again after {:.1} s", began.elapsed().as_secs_f64()));
+        if missed_by_connection(&fleet).await? > 0 {
+            return Ok(member.delivers(&["keda"]).await?);
+        }
+    }
+    panic!("none of {ROUNDS} agents was missed");
 }
 
 /// The agent's packets are dropped before the network policies are deleted, so no event of that reaches the receiver.
