@@ -24,6 +24,7 @@ mod lane;
 mod metrics;
 mod outbox;
 mod route;
+mod shares;
 mod watch_queue;
 
 use std::time::Duration;

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{DeliveryOutcome, outbox::QueueKey, watch_queue::LanePosition};
+use super::{DeliveryOutcome, outbox::QueueKey, shares::Shares, watch_queue::LanePosition};
 use crate::base::random::Random;
 
 /// Concurrent requests to one healthy service.
@@ -61,8 +61,8 @@ pub(super) struct Lane {
     /// Queues with parked events only, by the earliest retry.
     delayed: BTreeMap<(Instant, u64), QueueKey>,
     tickets: u64,
-    /// Objects in all queues of the lane.
-    pub(super) objects: usize,
+    /// Objects in all queues of the lane, by runtime.
+    pub(super) shares: Shares,
     /// Objects that the service refused and that await a retry.
     pub(super) parked: usize,
     pub(super) in_flight: usize,
@@ -130,7 +130,7 @@ impl Lane {
     pub(super) fn clear(&mut self) {
         self.queue.clear();
         self.delayed.clear();
-        (self.objects, self.parked) = (0, 0);
+        (self.shares, self.parked) = (Shares::default(), 0);
     }
 
     /// Completes a request. `refusing` is the status of an event that was refused too often. Returns true if the health

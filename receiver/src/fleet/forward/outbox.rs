@@ -26,9 +26,9 @@ pub(crate) type QueueKey = (RuntimeId, Arc<str>);
 /// Capacity of the outbox.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Objects for one service.
+    /// Objects for one service; a runtime may hold a sixteenth of the free places.
     pub(crate) per_service: usize,
-    /// Objects of one watch of one runtime, so that a single runtime cannot fill a service's share.
+    /// Objects of one watch of one runtime.
     pub(crate) per_watch: usize,
     /// Objects refused by one service that await a retry. Beyond it the service is treated as failing.
     pub(crate) parked: usize,
@@ -123,7 +123,7 @@ impl<S> Outbox<S> {
                 queue.reset_refusals();
             }
             if let Some(lane) = routes.of(&key.1).and_then(|target| self.lanes.get_mut(target)) {
-                lane.objects += queue.len();
+                lane.shares.change(&key.0, 0, queue.len());
                 lane.parked += queue.parked();
                 reposition(lane, key, queue);
             }
@@ -140,10 +140,10 @@ impl<S> Outbox<S> {
         let target = self.routes.of(&key.1).ok_or(NoRoomError)?;
         let lane = self.lanes.get_mut(target).ok_or(NoRoomError)?;
         let (objects, known) = self.queues.get(key).map_or((0, false), |queue| (queue.len(), queue.contains(&event)));
-        if !known && (objects >= self.limits.per_watch || lane.objects >= self.limits.per_service) {
+        if !known && (objects >= self.limits.per_watch || !lane.shares.admits(&key.0, self.limits.per_service)) {
             return Err(NoRoomError);
         }
-        lane.objects += usize::from(!known);
+        lane.shares.change(&key.0, 0, usize::from(!known));
         let queue = get_or_create(&mut self.queues, &mut self.generations, key, leaf);
         queue.put(event);
         reposition(lane, key, queue);
@@ -210,7 +210,7 @@ impl<S> Outbox<S> {
             let Some(queue) = self.queues.remove(&key) else { continue };
             self.blocked.remove(&key);
             if let Some(lane) = self.routes.of(&key.1).and_then(|target| self.lanes.get_mut(target)) {
-                lane.objects -= queue.len();
+                lane.shares.change(runtime, queue.len(), 0);
                 lane.parked -= queue.parked();
                 lane.forget(&key);
             }
@@ -276,7 +276,7 @@ impl<S> Outbox<S> {
                 // A refusal by a former service does not count against the current one.
                 DeliveryOutcome::Refused(_) | DeliveryOutcome::Failed(_) => queue.retry(&delivery.event),
             }
-            lane.objects = lane.objects + queue.len() - objects;
+            lane.shares.change(&delivery.key.0, objects, queue.len());
             lane.parked = lane.parked + queue.parked() - parked;
             reposition(lane, &delivery.key, queue);
         }
@@ -298,7 +298,7 @@ impl<S> Outbox<S> {
 
     /// Number of objects queued for the target or in flight to it.
     pub(crate) fn objects(&self, target: &Target) -> usize {
-        self.lanes.get(target).map_or(0, |lane| lane.objects)
+        self.lanes.get(target).map_or(0, |lane| lane.shares.total())
     }
 
     /// Health of the service of each forwarded watch.

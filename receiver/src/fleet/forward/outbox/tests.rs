@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::fleet::forward::Service;
 
-const LIMITS: Limits = Limits { per_service: 8, per_watch: 4, parked: 2 };
+const LIMITS: Limits = Limits { per_service: 80, per_watch: 4, parked: 2 };
 
 /// An outbox and its settlements; the watermark is the number of accepted events.
 struct Harness {
@@ -288,7 +288,11 @@ fn runtimes_are_served_round_robin_within_their_limits() {
     for (runtime, name) in [("r2", "2"), ("r2", "3"), ("r3", "1")] {
         harness.put(runtime, "a", name).unwrap();
     }
+    for runtime in 10..82 {
+        harness.put(&format!("r{runtime}"), "a", "1").unwrap();
+    }
     assert_eq!(harness.put("r4", "a", "1"), Err(NoRoomError), "the service has a limit as well");
+    assert_eq!(harness.put("r2", "a", "4"), Err(NoRoomError));
 }
 
 #[test]
