@@ -4,6 +4,7 @@
 pub mod error_class;
 pub(crate) mod flags;
 pub(crate) mod foreign_text;
+pub(crate) mod frame_limiter;
 pub mod key;
 pub mod labels;
 pub mod limits;

@@ -1,6 +1,7 @@
-//! Rate limit of HTTP/2 frames without body bytes. SETTINGS, PING, PRIORITY, WINDOW_UPDATE, RST_STREAM, CONTINUATION
-//! and empty DATA cost the receiver work and the sender nine bytes, and the HTTP library may refuse HEADERS by itself:
-//! the rate limit of requests would stop none of them. A client's requests need a fraction of the rate.
+//! Rate limit of HTTP/2 frames with few or no body bytes, for either side of a connection. SETTINGS, PING, PRIORITY,
+//! WINDOW_UPDATE, RST_STREAM, CONTINUATION and tiny DATA cost the receiver work and the sender a few bytes, and the
+//! HTTP library may refuse HEADERS by itself: limits of requests and of response bytes would stop none of them. Requests
+//! and responses need a fraction of the rate.
 
 use std::time::Duration;
 
@@ -10,6 +11,8 @@ use tokio::time::Instant;
 const PREFACE: usize = 24;
 /// Length of a frame header (RFC 9113, section 4.1).
 const HEADER: usize = 9;
+/// Payload of DATA in bytes, padding included, below which a frame counts unless it ends its stream.
+const TINY: usize = 64;
 const DATA: u8 = 0;
 /// Flag of DATA.
 const END_STREAM: u8 = 1;
@@ -23,7 +26,7 @@ struct FrameScanner {
 }
 
 impl FrameScanner {
-    /// Counts the frames without body bytes that have their header's end within these bytes.
+    /// Counts the frames with few or no body bytes that have their header's end within these bytes.
     fn light_frames(&mut self, mut bytes: &[u8]) -> u32 {
         let mut light = 0_u32;
         while !bytes.is_empty() {
@@ -38,7 +41,7 @@ impl FrameScanner {
                 let [a, b, c, kind, flags, ..] = self.header;
                 self.have = 0;
                 self.skip = u32::from_be_bytes([0, a, b, c]) as usize;
-                let is_body = kind == DATA && (self.skip > 0 || flags & END_STREAM != 0);
+                let is_body = kind == DATA && (self.skip >= TINY || flags & END_STREAM != 0);
                 light += u32::from(!is_body);
             }
         }
@@ -47,7 +50,7 @@ impl FrameScanner {
 }
 
 /// Rate limit of one connection (GCRA).
-pub(super) struct FrameLimiter {
+pub(crate) struct FrameLimiter {
     scanner: FrameScanner,
     cost: Duration,
     burst: Duration,
@@ -56,15 +59,24 @@ pub(super) struct FrameLimiter {
 }
 
 impl FrameLimiter {
-    /// Admits this many frames per second, and twice as many in a burst.
-    pub(super) fn new(per_second: u32) -> Self {
+    /// Limits the frames of a client: this many per second, and twice as many in a burst.
+    pub(crate) fn of_client(per_second: u32) -> Self {
+        Self::new(per_second, PREFACE)
+    }
+
+    /// Limits the frames of a server, which sends no preface.
+    pub(crate) fn of_server(per_second: u32) -> Self {
+        Self::new(per_second, 0)
+    }
+
+    fn new(per_second: u32, preface: usize) -> Self {
         let cost = Duration::from_secs(1) / per_second.max(1);
-        let scanner = FrameScanner { skip: PREFACE, header: [0; HEADER], have: 0 };
+        let scanner = FrameScanner { skip: preface, header: [0; HEADER], have: 0 };
         Self { scanner, cost, burst: cost * per_second.max(1) * 2, paid: None }
     }
 
     /// True if the frames in these bytes are within the rate.
-    pub(super) fn admits(&mut self, bytes: &[u8], now: Instant) -> bool {
+    pub(crate) fn admits(&mut self, bytes: &[u8], now: Instant) -> bool {
         let light = self.scanner.light_frames(bytes);
         if light == 0 {
             return true;
@@ -101,14 +113,23 @@ mod tests {
 
     #[test]
     fn rate_and_burst_are_admitted_and_body_frames_are_free() {
-        let (mut limiter, start) = (FrameLimiter::new(10), Instant::now());
+        let (mut limiter, start) = (FrameLimiter::of_client(10), Instant::now());
         assert!(limiter.admits(&client_frames(), start));
         for _ in 0..14 {
             assert!(limiter.admits(&frame(6, 0, 8), start));
         }
         assert!(!limiter.admits(&frame(6, 0, 8), start), "the twenty-first");
-        assert!(limiter.admits(&frame(0, 0, 9), start), "body bytes are limited elsewhere");
+        assert!(!limiter.admits(&frame(0, 0, TINY - 1), start), "a body in tiny pieces");
+        assert!(limiter.admits(&frame(0, 0, TINY), start), "body bytes are limited elsewhere");
+        assert!(limiter.admits(&frame(0, END_STREAM, 9), start), "one for each stream");
         assert!(limiter.admits(&frame(6, 0, 8), start + Duration::from_millis(300)));
+    }
+
+    #[test]
+    fn frames_of_a_server_have_no_preface() {
+        let (mut limiter, start) = (FrameLimiter::of_server(1), Instant::now());
+        assert!(limiter.admits(&frame(4, 0, 12), start) && limiter.admits(&frame(6, 0, 8), start));
+        assert!(!limiter.admits(&frame(6, 0, 8), start));
     }
 
     proptest! {

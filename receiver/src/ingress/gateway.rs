@@ -21,7 +21,6 @@ mod body;
 mod connection;
 mod connection_limiter;
 pub mod enrol;
-mod frame_limiter;
 mod handler;
 mod handshakes;
 mod head;

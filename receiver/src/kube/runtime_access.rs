@@ -13,6 +13,7 @@ mod classify;
 mod client;
 mod connector;
 pub mod kubeconfig;
+mod limited_stream;
 mod limits;
 mod list;
 mod metrics;

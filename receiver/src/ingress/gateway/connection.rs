@@ -32,7 +32,6 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Now, Settings,
     connection_limiter::{ClientLeaf, Closing, ConnectionLimiter},
-    frame_limiter::FrameLimiter,
     handshakes,
     head_deadline::HeadDeadline,
     lifecycle::{ConnectionLifecycle, Liveness, TrackedBody},
@@ -42,7 +41,10 @@ use super::{
     refusal::{HttpResponse, http_date},
     service::{Owner, Service},
 };
-use crate::pki::{Trust, TrustBundle};
+use crate::{
+    base::frame_limiter::FrameLimiter,
+    pki::{Trust, TrustBundle},
+};
 
 /// HTTP/2 flow-control window of a stream in bytes: the protocol's minimum. Received bytes are read at once and then
 /// count against the budget of all bodies, so a connection can occupy at most its window in addition.
@@ -233,7 +235,7 @@ async fn serve_requests<S: Service>(
     let now = Instant::now();
     let lifecycle = Arc::new(ConnectionLifecycle::new(settings, is_http2, now, jitter.hash_one(now)));
     let limit = match is_http2 {
-        true => ReadLimit::Frames(FrameLimiter::new(limits.frames)),
+        true => ReadLimit::Frames(FrameLimiter::of_client(limits.frames)),
         false => ReadLimit::Head(HeadDeadline::new(lifecycle.clone(), settings.head_deadline)),
     };
     let (stream, fault) = LimitedStream::new(stream, limit, settings.response_deadline);

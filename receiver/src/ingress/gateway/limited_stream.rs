@@ -1,5 +1,5 @@
 //! A byte stream with limits that HTTP libraries leave open: written bytes must be taken within a deadline, HTTP/2
-//! frames have a rate (`frame_limiter`), and an HTTP/1.1 head has a deadline (`head_deadline`).
+//! frames have a rate ([`FrameLimiter`]), and an HTTP/1.1 head has a deadline (`head_deadline`).
 
 use std::{
     io::{self, IoSlice},
@@ -14,7 +14,8 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use super::{frame_limiter::FrameLimiter, head_deadline::HeadDeadline};
+use super::head_deadline::HeadDeadline;
+use crate::base::frame_limiter::FrameLimiter;
 
 /// Label of too many frames.
 pub(super) const FLOOD: &str = "flood";
@@ -158,7 +159,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn stalled_reader_ends_the_connection_and_a_slow_one_does_not() {
         let (ours, mut theirs) = duplex(10);
-        let limit = ReadLimit::Frames(FrameLimiter::new(1));
+        let limit = ReadLimit::Frames(FrameLimiter::of_client(1));
         let (mut stream, fault) = LimitedStream::new(ours, limit, Duration::from_secs(10));
         let reader = tokio::spawn(async move {
             let mut bytes = [0; 5];
@@ -178,7 +179,7 @@ mod tests {
     async fn too_many_frames_end_the_connection() {
         let (ours, mut theirs) = duplex(1 << 16);
         let (mut stream, fault) =
-            LimitedStream::new(ours, ReadLimit::Frames(FrameLimiter::new(1)), Duration::from_secs(10));
+            LimitedStream::new(ours, ReadLimit::Frames(FrameLimiter::of_client(1)), Duration::from_secs(10));
         theirs.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
         theirs.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0].repeat(3)).await.unwrap();
         let error = stream.read_exact(&mut [0; 51]).await.unwrap_err();
@@ -267,8 +268,13 @@ mod tests {
             (K::NetworkUnreachable, Some("timeout")),
             (K::ConnectionReset, None),
         ] {
-            let stream =
-                || LimitedStream::new(Failing(kind), ReadLimit::Frames(FrameLimiter::new(1)), Duration::from_secs(10));
+            let stream = || {
+                LimitedStream::new(
+                    Failing(kind),
+                    ReadLimit::Frames(FrameLimiter::of_client(1)),
+                    Duration::from_secs(10),
+                )
+            };
             let ((mut read, of_reads), (mut written, of_writes)) = (stream(), stream());
             assert_eq!(read.read_u8().await.unwrap_err().kind(), kind);
             assert_eq!(written.write_u8(1).await.unwrap_err().kind(), kind);

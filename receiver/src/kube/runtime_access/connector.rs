@@ -13,7 +13,7 @@ use std::{
 
 use futures::FutureExt as _;
 use http::Uri;
-use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::connect::{HttpConnector, dns::Name},
     rt::TokioIo,
@@ -22,13 +22,14 @@ use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use thiserror::Error;
 use tidewatch_shared::{metrics::ReasonLabel, variant::VariantName as _};
-use tokio::{net::TcpStream, sync::Semaphore, task::spawn_blocking, time::timeout};
+use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
 use tower::{BoxError, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 
 use super::{
     Metrics,
     addresses::{AddressRules, ForbiddenAddressError},
     kubeconfig::literal,
+    limited_stream::LimitedStream,
 };
 
 /// Limit of addresses of one name that are tried; thousands would make one connect take for ever.
@@ -110,7 +111,7 @@ pub(super) enum Protocols {
 }
 
 /// Connector to one runtime.
-pub(super) type Connector = BoxCloneSyncService<Uri, MaybeHttpsStream<TokioIo<TcpStream>>, BoxError>;
+pub(super) type Connector = BoxCloneSyncService<Uri, TokioIo<LimitedStream>, BoxError>;
 
 /// Builds a connector; `deadline` covers name resolution, TCP and TLS together.
 pub(super) fn build(
@@ -139,10 +140,11 @@ pub(super) fn build(
     Connector::new(service_fn(move |to: Uri| {
         // An IP address in the URL never reaches the resolver.
         let checked = literal(&to).map_or(Ok(()), |address| guard.check(address)).map_err(BoxError::from);
-        let connecting = https.clone().oneshot(to).boxed();
+        let (connecting, metrics) = (https.clone().oneshot(to).boxed(), guard.metrics.clone());
         async move {
             checked?;
-            timeout(deadline, connecting).await.map_err(|_| ConnectError::Timeout(deadline))?
+            let stream = timeout(deadline, connecting).await.map_err(|_| ConnectError::Timeout(deadline))??;
+            Ok(TokioIo::new(LimitedStream::new(stream, metrics)))
         }
     }))
 }

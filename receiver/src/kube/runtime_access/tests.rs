@@ -10,6 +10,7 @@ use futures::{StreamExt, stream};
 use http::{HeaderMap, Version, header};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
+use tidewatch_shared::metrics::ReasonLabel;
 
 use self::test_bed::{ApiServer, Party, chunks, secret, text};
 use super::{addresses::ForbiddenReason, *};
@@ -47,6 +48,21 @@ async fn recording(client: Option<&Party>, protocols: &[&[u8]]) -> (ApiServer, S
         text(200, MAP)
     });
     (server.await, seen)
+}
+
+#[tokio::test]
+async fn flood_of_frames_ends_the_connection() {
+    let ping = [&[0, 0, 8, 6, 0, 0, 0, 0, 0][..], &[7; 8]].concat();
+    let settings = vec![0, 0, 0, 4, 0, 0, 0, 0, 0];
+    for frame in [ping, settings] {
+        let server = ApiServer::flooding(frame.repeat(100)).await;
+        let metrics = Metrics::default();
+        let access = RuntimeAccess::new(local(), metrics.clone());
+        access.set_secrets(&key(), &[secret("1", server.kubeconfig("127.0.0.1", "token: sesame"))]);
+        let error = get(access.client(&key()).unwrap()).await.unwrap_err();
+        assert_eq!(classify(&error), ErrorClass::Transport, "{error:?}");
+        assert!(metrics.refused.get_or_create(&ReasonLabel { reason: "frames" }).get() > 0, "{frame:?}: {error:?}");
+    }
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ use rcgen::{CertificateParams, KeyPair};
 use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
 use tidewatch_shared::tls;
 use tokio::{
+    io::AsyncWriteExt,
     net::{TcpListener, TcpStream},
     task::JoinSet,
 };
@@ -68,6 +69,20 @@ impl ApiServer {
         protocols: &[&[u8]],
         answer: impl Fn(&Request<Incoming>) -> Reply + Send + Sync + 'static,
     ) -> Self {
+        let answer = Arc::new(answer);
+        Self::accept(client, protocols, |listener, acceptor| serve(listener, acceptor, answer)).await
+    }
+
+    /// As [`Self::start`], with an HTTP/2 server that sends these bytes on each connection again and again.
+    pub(in crate::kube::runtime_access) async fn flooding(frames: Vec<u8>) -> Self {
+        Self::accept(None, &[b"h2"], |listener, acceptor| flood(listener, acceptor, frames)).await
+    }
+
+    async fn accept<F: Future<Output = ()> + Send + 'static>(
+        client: Option<&Party>,
+        protocols: &[&[u8]],
+        serve: impl FnOnce(TcpListener, TlsAcceptor) -> F,
+    ) -> Self {
         let party = Party::new("runtime");
         let builder =
             ServerConfig::builder_with_provider(tls::provider()).with_safe_default_protocol_versions().unwrap();
@@ -84,7 +99,7 @@ impl ApiServer {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut tasks = JoinSet::new();
-        tasks.spawn(serve(listener, TlsAcceptor::from(Arc::new(config)), Arc::new(answer)));
+        tasks.spawn(serve(listener, TlsAcceptor::from(Arc::new(config))));
         Self { address, party, _tasks: tasks }
     }
 
@@ -124,6 +139,17 @@ where
             // Clients that give up end their connection with an error here.
             let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(tls), service).await;
         });
+    }
+}
+
+/// Sends the frames after SETTINGS until the client closes the connection; then accepts the next one.
+async fn flood(listener: TcpListener, acceptor: TlsAcceptor, frames: Vec<u8>) {
+    while let Ok((tcp, _)) = listener.accept().await {
+        let Ok(mut tls) = acceptor.accept(tcp).await else { continue };
+        let mut sent = tls.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await;
+        while sent.is_ok() {
+            sent = tls.write_all(&frames).await;
+        }
     }
 }
 
