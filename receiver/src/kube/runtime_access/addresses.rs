@@ -106,9 +106,12 @@ pub enum ForbiddenReason {
     /// A group of hosts.
     #[error("it is a multicast address")]
     Multicast,
-    /// Broadcast, or reserved for future use.
+    /// Broadcast, deprecated, or reserved for future use.
     #[error("it is a reserved address")]
     Reserved,
+    /// A translation or a tunnel whose end cannot be read from the address with certainty.
+    #[error("it is an address of a translation or a tunnel")]
+    Tunnel,
     /// Metadata services of clouds, which issue credentials without authentication.
     #[error("it is an address of a cloud's metadata service")]
     Metadata,
@@ -145,6 +148,9 @@ const FORBIDDEN: &[(Cidr, ForbiddenReason)] = &[
     (Cidr::v4(224, 0, 0, 0, 4), ForbiddenReason::Multicast),
     (Cidr::v6(0xff00 << 112, 8), ForbiddenReason::Multicast),
     (Cidr::v4(240, 0, 0, 0, 4), ForbiddenReason::Reserved),
+    (Cidr::v6(0xfec0 << 112, 10), ForbiddenReason::Reserved), // site-local, RFC 3879
+    (Cidr::v6(0x0064_ff9b_0001 << 80, 48), ForbiddenReason::Tunnel), // local NAT64, RFC 8215
+    (Cidr::v6(0x2001_0000 << 96, 32), ForbiddenReason::Tunnel), // Teredo, RFC 4380
 ];
 
 /// Rules for addresses. An allowed network takes precedence over a denied one, because it is the narrower, deliberate
@@ -264,6 +270,12 @@ mod tests {
             ("224.0.0.1", ForbiddenReason::Multicast),
             ("ff02::1", ForbiddenReason::Multicast),
             ("255.255.255.255", ForbiddenReason::Reserved),
+            ("fec0::1", ForbiddenReason::Reserved),
+            ("feff::1", ForbiddenReason::Reserved),
+            ("64:ff9b:1::127.0.0.1", ForbiddenReason::Tunnel),
+            ("64:ff9b:1:fffe::a00:1", ForbiddenReason::Tunnel),
+            ("2001::1", ForbiddenReason::Tunnel),
+            ("2001:0:4136:e378:8000:63bf:80ff:fffe", ForbiddenReason::Tunnel),
             ("10.96.0.1", ForbiddenReason::Denied),
             ("::ffff:10.111.0.1", ForbiddenReason::Denied),
             ("fd00:1::1", ForbiddenReason::Denied),
@@ -274,9 +286,16 @@ mod tests {
                 "{address}"
             );
         }
-        for address in
-            ["10.0.0.1", "192.168.1.1", "172.16.0.1", "203.0.113.9", "2001:db8::1", "fd00:2::1", "::ffff:10.0.0.1"]
-        {
+        for address in [
+            "10.0.0.1",
+            "192.168.1.1",
+            "172.16.0.1",
+            "203.0.113.9",
+            "2001:db8::1",
+            "fd00:2::1",
+            "::ffff:10.0.0.1",
+            "2001:1::1",
+        ] {
             assert_eq!(rules.check(ip(address)), Ok(()), "{address}");
         }
     }
