@@ -81,6 +81,16 @@ pub(super) fn rank(target: &str, runtime: &RuntimeId) -> u64 {
     u64::from_be_bytes(first)
 }
 
+/// Repository of an image reference: without tag and digest.
+fn repository(image: &str) -> &str {
+    let tagged = image.split_once('@').map_or(image, |(tagged, _)| tagged);
+    match tagged.rsplit_once(':') {
+        // A colon before a slash belongs to the registry's port.
+        Some((repository, tag)) if !tag.contains('/') => repository,
+        _ => tagged,
+    }
+}
+
 impl UpgradeState {
     /// State if nothing is stored: the images of the runtimes are unknown.
     pub(super) fn unknown(target: &str, now: i64) -> Self {
@@ -110,6 +120,19 @@ impl UpgradeState {
             return Self { since: now, ..Self::done(target) };
         }
         Self::ongoing(target.into(), previous, now)
+    }
+
+    /// Drops images of other repositories than that of the configured image, and returns whether there were any. Who may
+    /// edit the ConfigMap must not thereby choose programs for the runtimes. Without a previous image each runtime keeps
+    /// its own.
+    pub(super) fn restrict_to_repository_of(&mut self, configured: &str) -> bool {
+        let is_foreign = |image: &Image| repository(image) != repository(configured);
+        if is_foreign(&self.target) {
+            *self = Self::ongoing(configured.into(), None, self.since);
+            return true;
+        }
+        let Some(ongoing) = &mut self.ongoing else { return false };
+        ongoing.previous.take_if(|previous| is_foreign(previous)).is_some()
     }
 
     /// Returns the state after a step at `now`.
@@ -237,6 +260,37 @@ pub(super) mod tests {
                 (ImageDecision::Use("a".into()), None),
                 "no runtime keeps the halted image"
             );
+        }
+    }
+
+    #[test]
+    fn images_of_other_repositories_are_dropped() {
+        let (ours, moved) = ("registry.example.com:5000/agent:2", "registry.example.com:5000/agent");
+        for (image, expected) in [
+            (ours, moved),
+            (moved, moved),
+            ("registry.example.com:5000/agent:2@sha256:ab", moved),
+            ("a", "a"),
+            ("a:1", "a"),
+        ] {
+            assert_eq!(repository(image), expected);
+        }
+        let state = |target: &str, previous: Option<&str>| {
+            let ongoing = Ongoing { previous: previous.map(Image::from), stage: None, halted: None };
+            UpgradeState { target: target.into(), since: 7, ongoing: Some(ongoing) }
+        };
+        let older = "registry.example.com:5000/agent@sha256:ab";
+        let evil = "registry.example.com:5000/evil/agent:2";
+        for (mut stored, restricted) in [
+            (UpgradeState::done(older), None),
+            (state(ours, Some(older)), None),
+            (state(ours, Some(evil)), Some(state(ours, None))),
+            (UpgradeState { since: 7, ..UpgradeState::done(evil) }, Some(state(ours, None))),
+            (state(evil, Some(older)), Some(state(ours, None))),
+        ] {
+            let before = stored.clone();
+            assert_eq!(stored.restrict_to_repository_of(ours), restricted.is_some());
+            assert_eq!(stored, restricted.unwrap_or(before));
         }
     }
 

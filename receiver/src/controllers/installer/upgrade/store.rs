@@ -33,10 +33,17 @@ pub(super) enum Snapshot {
 }
 
 impl Snapshot {
-    pub(super) fn of(map: Option<&ConfigMap>) -> Self {
+    /// Reads the ConfigMap of a receiver that is configured with this image.
+    pub(super) fn of(map: Option<&ConfigMap>, image: &str) -> Self {
         let Some(map) = map else { return Self::Absent };
         match UpgradeState::from_data(map.data.as_ref().unwrap_or(&BTreeMap::new())) {
-            Ok(state) => {
+            Ok(mut state) => {
+                if state.restrict_to_repository_of(image) {
+                    tracing::warn!(
+                        image,
+                        "ConfigMap {CONFIG_MAP} names an image of another repository than --agent-image, which is ignored"
+                    );
+                }
                 let metadata = ObjectMeta { managed_fields: None, ..map.metadata.clone() };
                 Self::Valid { state, metadata: Box::new(metadata) }
             }
@@ -71,8 +78,8 @@ impl Snapshot {
 }
 
 /// Reads the ConfigMap.
-pub(super) async fn read(maps: &Api<ConfigMap>) -> Result<Snapshot, StoreError> {
-    Ok(Snapshot::of(object::get_by_list(maps, CONFIG_MAP).await?.as_ref()))
+pub(super) async fn read(maps: &Api<ConfigMap>, image: &str) -> Result<Snapshot, StoreError> {
+    Ok(Snapshot::of(object::get_by_list(maps, CONFIG_MAP).await?.as_ref(), image))
 }
 
 /// Replaces the state that was read, or creates the ConfigMap. Returns `false` on a conflict.

@@ -96,7 +96,7 @@ impl UpgradeTask {
         dependencies: Dependencies,
     ) -> Result<(Self, UpgradeHandle), StoreError> {
         let maps = Api::namespaced(client, namespace);
-        let snapshot = store::read(&maps).await?;
+        let snapshot = store::read(&maps, image).await?;
         let handle = UpgradeHandle::new(match &snapshot {
             Snapshot::Valid { state, .. } => state.clone(),
             Snapshot::Absent | Snapshot::Invalid => UpgradeState::unknown(image, Timestamp::now().as_second()),
@@ -154,7 +154,7 @@ impl UpgradeTask {
 
     /// Takes over the ConfigMap from the watch.
     fn observe(&mut self, map: Option<&ConfigMap>) {
-        let snapshot = Snapshot::of(map);
+        let snapshot = Snapshot::of(map, &self.image);
         if let Snapshot::Valid { state, metadata } = &snapshot
             && **self.handle.state.load() != *state
         {

@@ -174,22 +174,22 @@ fn count_with(has: &[String], image: &str) -> usize {
 async fn first_image_goes_to_all_runtimes_and_the_next_one_in_stages() {
     let mut bed = Bed::new(9);
     let mut has = all_with(9, "");
-    let mut upgrade = bed.start_receiver("a").await;
+    let mut upgrade = bed.start_receiver("x:a").await;
     bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!((has.clone(), bed.kcp.data("stage").as_deref()), (all_with(9, "a"), Some("done")));
+    assert_eq!((has.clone(), bed.kcp.data("stage").as_deref()), (all_with(9, "x:a"), Some("done")));
     let version = bed.kcp.version();
     bed.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!(bed.kcp.version(), version, "an idle task writes nothing");
 
-    let mut upgrade = bed.start_receiver("b").await;
+    let mut upgrade = bed.start_receiver("x:b").await;
     let mut seen = vec![0];
     for _ in 0..60 {
         bed.advance(&mut upgrade, &mut has).await;
-        let upgraded = count_with(&has, "b");
+        let upgraded = count_with(&has, "x:b");
         if seen.last() != Some(&upgraded) {
             seen.push(upgraded);
             // The successor of a killed receiver keeps the order.
-            upgrade = bed.start_receiver("b").await;
+            upgrade = bed.start_receiver("x:b").await;
         }
     }
     assert_eq!(seen, [0, 1, 4, 9]);
@@ -199,45 +199,45 @@ async fn first_image_goes_to_all_runtimes_and_the_next_one_in_stages() {
 #[tokio::test(start_paused = true)]
 async fn bad_image_halts_and_reverts_without_stages() {
     let mut bed = Bed::new(9);
-    bed.bad = Some("b");
-    let mut has = all_with(9, "a");
-    let mut upgrade = bed.start_receiver("a").await;
+    bed.bad = Some("x:b");
+    let mut has = all_with(9, "x:a");
+    let mut upgrade = bed.start_receiver("x:a").await;
     bed.run_to_end(&mut upgrade, &mut has).await;
     for _ in 0..2 {
-        let mut upgrade = bed.start_receiver("b").await;
+        let mut upgrade = bed.start_receiver("x:b").await;
         bed.run_to_end(&mut upgrade, &mut has).await;
-        assert_eq!((count_with(&has, "b"), bed.kcp.data("halted").is_some()), (1, true));
+        assert_eq!((count_with(&has, "x:b"), bed.kcp.data("halted").is_some()), (1, true));
     }
-    let mut upgrade = bed.start_receiver("a").await;
+    let mut upgrade = bed.start_receiver("x:a").await;
     bed.advance(&mut upgrade, &mut has).await;
     bed.advance(&mut upgrade, &mut has).await;
-    assert_eq!((has.clone(), bed.kcp.data("halted")), (all_with(9, "a"), None));
+    assert_eq!((has.clone(), bed.kcp.data("halted")), (all_with(9, "x:a"), None));
 
-    let mut upgrade = bed.start_receiver("b").await;
+    let mut upgrade = bed.start_receiver("x:b").await;
     bed.run_to_end(&mut upgrade, &mut has).await;
     let confirm = |image: &str| {
         bed.kcp.edit(|map| map["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: image}));
     };
     confirm("another");
     bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!(count_with(&has, "b"), 1, "a confirmation applies to one image");
+    assert_eq!(count_with(&has, "x:b"), 1, "a confirmation applies to one image");
     let confirm = |image: &str| {
         bed.kcp.edit(|map| map["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: image}));
     };
-    confirm("b");
+    confirm("x:b");
     bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!(count_with(&has, "b"), 9);
+    assert_eq!(count_with(&has, "x:b"), 9);
 }
 
 #[tokio::test(start_paused = true)]
 async fn paused_runtimes_are_excluded() {
     let mut bed = Bed::new(3);
-    let mut has = all_with(3, "a");
-    let mut upgrade = bed.start_receiver("a").await;
+    let mut has = all_with(3, "x:a");
+    let mut upgrade = bed.start_receiver("x:a").await;
     bed.run_to_end(&mut upgrade, &mut has).await;
     let paused = json!({label::PAUSE: "true"});
     (0..3).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, paused.clone()))));
-    let mut upgrade = bed.start_receiver("b").await;
+    let mut upgrade = bed.start_receiver("x:b").await;
     bed.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!(bed.kcp.data("stage").as_deref(), Some("0"), "no runtime counts");
     bed.kymas.apply_watcher_event(&Event::Apply(kyma(1, json!({}))));
@@ -248,12 +248,12 @@ async fn paused_runtimes_are_excluded() {
 #[tokio::test(start_paused = true)]
 async fn deadline_restarts_after_a_pause() {
     let mut bed = Bed::new(9);
-    let mut has = all_with(9, "a");
-    let mut upgrade = bed.start_receiver("a").await;
+    let mut has = all_with(9, "x:a");
+    let mut upgrade = bed.start_receiver("x:a").await;
     bed.run_to_end(&mut upgrade, &mut has).await;
-    let mut upgrade = bed.start_receiver("b").await;
-    bed.bad = Some("b");
-    while count_with(&has, "b") == 0 {
+    let mut upgrade = bed.start_receiver("x:b").await;
+    bed.bad = Some("x:b");
+    while count_with(&has, "x:b") == 0 {
         bed.advance(&mut upgrade, &mut has).await;
     }
     bed.advance(&mut upgrade, &mut has).await;
@@ -266,42 +266,66 @@ async fn deadline_restarts_after_a_pause() {
     assert_eq!(bed.kcp.data("halted"), None);
     (0..9).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({})))));
     bed.advance(&mut upgrade, &mut has).await;
-    assert_eq!((count_with(&has, "b"), bed.kcp.data("halted")), (1, None), "it has its time anew");
+    assert_eq!((count_with(&has, "x:b"), bed.kcp.data("halted")), (1, None), "it has its time anew");
     bed.bad = None;
     bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!((count_with(&has, "b"), bed.kcp.data("stage").as_deref()), (9, Some("done")));
+    assert_eq!((count_with(&has, "x:b"), bed.kcp.data("stage").as_deref()), (9, Some("done")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn image_of_another_repository_reaches_no_runtime() {
+    let mut bed = Bed::new(9);
+    let mut has = all_with(9, "x:a");
+    let mut upgrade = bed.start_receiver("x:a").await;
+    bed.run_to_end(&mut upgrade, &mut has).await;
+    for data in [
+        json!({"target": "evil:b", "stage": "done", "since": "2026-11-01T00:00:00Z"}),
+        json!({"target": "x:a", "previous": "evil:b", "stage": "0", "since": "2026-11-01T00:00:00Z"}),
+    ] {
+        bed.kcp.edit(|map| map["data"] = data);
+        upgrade.observe(bed.kcp.map().as_ref());
+        for n in 0..9 {
+            let image = match upgrade.handle.image_for(&id(n)) {
+                ImageDecision::Use(image) | ImageDecision::KeepOr(image) => image,
+            };
+            assert_eq!(&*image, "x:a");
+        }
+        bed.run_to_end(&mut upgrade, &mut has).await;
+        assert_eq!((bed.kcp.data("target").as_deref(), bed.kcp.data("stage").as_deref()), (Some("x:a"), Some("done")));
+        assert_eq!(has, all_with(9, "x:a"));
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn config_map_is_recreated_but_never_overwritten_blindly() {
     let mut bed = Bed::new(3);
-    let mut has = all_with(3, "a");
-    let mut upgrade = bed.start_receiver("a").await;
+    let mut has = all_with(3, "x:a");
+    let mut upgrade = bed.start_receiver("x:a").await;
     bed.run_to_end(&mut upgrade, &mut has).await;
     bed.kcp.0.remove(MAP);
     upgrade.observe(None);
     bed.advance(&mut upgrade, &mut has).await;
-    assert_eq!(bed.kcp.data("target").as_deref(), Some("a"));
+    assert_eq!(bed.kcp.data("target").as_deref(), Some("x:a"));
 
-    bed.kcp.edit(|map| map["data"] = json!({"target": "b"}));
+    bed.kcp.edit(|map| map["data"] = json!({"target": "x:b"}));
     let version = bed.kcp.version();
-    let mut upgrade = bed.start_receiver("b").await;
+    let mut upgrade = bed.start_receiver("x:b").await;
     bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!((bed.kcp.version(), has.clone()), (version, all_with(3, "a")), "each runtime keeps its image");
+    assert_eq!((bed.kcp.version(), has.clone()), (version, all_with(3, "x:a")), "each runtime keeps its image");
     bed.kcp.0.remove(MAP);
     upgrade.observe(None);
     bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!((has.clone(), bed.kcp.data("stage").as_deref()), (all_with(3, "b"), Some("done")));
+    assert_eq!((has.clone(), bed.kcp.data("stage").as_deref()), (all_with(3, "x:b"), Some("done")));
 
     // The ConfigMap changed after this receiver read it.
-    let mut upgrade = bed.start_receiver("c").await;
+    let mut upgrade = bed.start_receiver("x:c").await;
     bed.kcp.edit(|map| map["metadata"]["labels"] = json!({"a": "b"}));
     let version = bed.kcp.version();
     bed.counter += 1;
     upgrade.tick(Instant::now()).await;
-    assert_eq!((bed.kcp.version(), bed.kcp.data("target").as_deref()), (version, Some("b")));
+    assert_eq!((bed.kcp.version(), bed.kcp.data("target").as_deref()), (version, Some("x:b")));
     bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!(bed.kcp.data("target").as_deref(), Some("c"));
+    assert_eq!(bed.kcp.data("target").as_deref(), Some("x:c"));
 }
 
 /// Number of ticks until the next evaluation.
@@ -312,22 +336,22 @@ fn ticks(upgrade: &mut UpgradeTask) -> Option<u32> {
 #[tokio::test(start_paused = true)]
 async fn idle_task_ticks_seldom_until_the_config_map_changes() {
     let mut bed = Bed::new(3);
-    bed.bad = Some("b");
-    let mut has = all_with(3, "a");
-    let mut upgrade = bed.start_receiver("a").await;
+    bed.bad = Some("x:b");
+    let mut has = all_with(3, "x:a");
+    let mut upgrade = bed.start_receiver("x:a").await;
     bed.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE_TICKS)), "it is over");
 
-    let mut upgrade = bed.start_receiver("b").await;
+    let mut upgrade = bed.start_receiver("x:b").await;
     assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(1)), "a new image");
     bed.run_to_end(&mut upgrade, &mut has).await;
     assert!(bed.kcp.data("halted").is_some());
     assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE_TICKS)), "it has halted");
-    bed.kcp.edit(|map| map["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: "b"}));
+    bed.kcp.edit(|map| map["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: "x:b"}));
     upgrade.observe(bed.kcp.map().as_ref());
     assert_eq!(ticks(&mut upgrade), Some(1), "it is confirmed");
 
-    bed.kcp.edit(|map| map["data"] = json!({"target": "b"}));
+    bed.kcp.edit(|map| map["data"] = json!({"target": "x:b"}));
     upgrade.observe(bed.kcp.map().as_ref());
     assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE_TICKS)), "it cannot be read");
     upgrade.observe(None);
@@ -337,7 +361,7 @@ async fn idle_task_ticks_seldom_until_the_config_map_changes() {
 #[tokio::test(start_paused = true)]
 async fn deleted_runtimes_are_forgotten() {
     let mut bed = Bed::new(2);
-    let mut upgrade = bed.start_receiver("a").await;
+    let mut upgrade = bed.start_receiver("x:a").await;
     upgrade.enqueued.extend([key(0), key(1)]);
     bed.fleet.remove(&key(0));
     upgrade.tick(Instant::now()).await;
