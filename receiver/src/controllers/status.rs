@@ -21,6 +21,9 @@ use crate::{base::foreign_text, controllers::installer::Readiness};
 /// Maximum length in characters of a text that can quote the runtime: of a condition's message, of the last operation,
 /// and of a module's message.
 const MAX_TEXT_CHARS: usize = 1_024;
+/// Precedes the text of an error of the control plane's API server. It names accounts and objects there, so the status in
+/// the runtime cluster ends before it.
+pub(crate) const CONTROL_PLANE_CAUSE: &str = "; the control plane reports: ";
 /// Last operation of a Kyma that is being deleted, while it has modules.
 pub(crate) const WAITING_FOR_MODULES: &str = "waiting for modules to be deleted";
 /// Last operation of a Kyma that is being deleted, after its modules.
@@ -126,20 +129,30 @@ fn last_operation(old: &KymaStatus, state: State, operation: &str, now: &Time) -
 }
 
 /// The status in the form of the runtime cluster's Kyma: templates are in its own namespace, Manifests do not exist
-/// there.
+/// there, and texts of the control plane's API server are not for its users.
 pub(crate) fn for_runtime(mut status: KymaStatus) -> KymaStatus {
+    if let Some(operation) = &mut status.last_operation {
+        withhold_control_plane_cause(&mut operation.operation);
+    }
     // They change without a reconcile, and would be outdated there most of the time.
     status
         .conditions
         .iter_mut()
         .for_each(|conditions| conditions.retain(|condition| !condition::is_anothers(condition)));
     for module in status.modules.iter_mut().flatten() {
+        module.message.as_mut().map(withhold_control_plane_cause);
         module.manifest = None;
         if let Some(metadata) = module.template.as_mut().and_then(|template| template.metadata.as_mut()) {
             metadata.namespace = Some(SKR_NAMESPACE.to_owned());
         }
     }
     status
+}
+
+fn withhold_control_plane_cause(text: &mut String) {
+    if let Some(end) = text.find(CONTROL_PLANE_CAUSE) {
+        text.truncate(end);
+    }
 }
 
 /// Returns true if two statuses are equal except for values that API servers add or omit.
@@ -349,6 +362,19 @@ mod tests {
     fn blocking_objects_change_no_state() {
         let status = first(&Findings { waits: Some("waiting for x".into()), ..findings(&[State::Ready]) });
         assert_eq!((status.state(), operation(&status).0), (State::Ready, "waiting for x"));
+    }
+
+    #[test]
+    fn causes_in_the_control_plane_stay_there() {
+        let cause = "User \"system:serviceaccount:kcp-system:receiver\" cannot patch (403 Forbidden)";
+        let failure = Some(format!("failed to apply the Manifest{CONTROL_PLANE_CAUSE}{cause}"));
+        let not_ready = Readiness::Not { reason: "SecretMissing", message: String::new() };
+        let conditions = Conditions { access: Some(not_ready), ..Conditions::default() };
+        let status = first(&Findings { failure, conditions, ..findings(&[State::Ready]) });
+        let texts =
+            |status: &KymaStatus| [operation(status).0.to_owned(), status.modules()[0].message.clone().unwrap()];
+        assert!(texts(&status).iter().all(|text| text.contains("serviceaccount")), "{status:?}");
+        assert_eq!(texts(&for_runtime(status)), ["failed to apply the Manifest"; 2]);
     }
 
     #[test]

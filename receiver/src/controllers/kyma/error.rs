@@ -10,7 +10,7 @@ use crate::{
     controllers::{
         catalog::{CatalogError, SyncError},
         installer::{self, Readiness},
-        status::WriteStatusError,
+        status::{CONTROL_PLANE_CAUSE, WriteStatusError},
         watcher::ApplyError,
     },
     kube::object::{self, WriteError},
@@ -234,9 +234,10 @@ impl Error {
         if let Self::Agent(error) = self {
             return error.line();
         }
-        match self.runtime_call().or(self.kcp_call()) {
-            Some(call) => format!("failed to {self}: {}", describe(call)),
-            None => self.to_string(),
+        match (self.runtime_call(), self.kcp_call()) {
+            (Some(call), _) => format!("failed to {self}: {}", describe(call)),
+            (None, Some(call)) => format!("failed to {self}{CONTROL_PLANE_CAUSE}{}", describe(call)),
+            (None, None) => self.to_string(),
         }
     }
 }
