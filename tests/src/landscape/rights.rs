@@ -40,6 +40,7 @@ pub(super) async fn grant_agent(runtime: &Cluster) -> Result<()> {
     let planned = json!([
         {"apiGroups": [GROUP], "resources": ["*"], "verbs": READ},
         {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": READ},
+        {"apiGroups": [""], "resources": ["namespaces"], "resourceNames": [SKR_NAMESPACE], "verbs": READ},
         // Kinds of the modules.
         {"apiGroups": ["rbac.authorization.k8s.io"], "resources": ["clusterroles", "clusterrolebindings"], "verbs": READ},
         {"apiGroups": ["admissionregistration.k8s.io"], "resources": ["validatingwebhookconfigurations"], "verbs": READ},

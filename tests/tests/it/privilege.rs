@@ -62,7 +62,8 @@ enum Symptom {
 }
 
 /// Rights of the agent in all namespaces.
-const AGENT_CLUSTER_RIGHTS: [NeededRight; 4] = [
+const AGENT_CLUSTER_RIGHTS: [NeededRight; 5] = [
+    (("", "namespaces", "kyma-system", WATCH_VERBS), Symptom::WatchRefused("namespace")),
     (("apiextensions.k8s.io", "customresourcedefinitions", "", WATCH_VERBS), Symptom::WatchRefused("crds")),
     (
         (RBAC, "clusterrolebindings", "tidewatch-agent", WATCH_VERBS),

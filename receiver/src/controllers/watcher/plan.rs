@@ -79,6 +79,16 @@ fn builtin_watches() -> Vec<PlannedWatch> {
             work: BTreeSet::from([Work::Kyma, Work::Manifest]),
             ..base("crds", "customresourcedefinitions", Work::Kyma)
         },
+        // Selected by name as well. Namespaces have no generation, so a change of their status cannot be distinguished.
+        PlannedWatch {
+            group: String::new(),
+            version: "v1".to_owned(),
+            namespace: None,
+            label_selector: String::new(),
+            field_selector: format!("metadata.name={SKR_NAMESPACE}"),
+            field: Field::Status,
+            ..base("namespace", "namespaces", Work::Kyma)
+        },
     ]
 }
 
@@ -209,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn builtin_watches_cover_kyma_catalog_and_crds() {
+    fn builtin_watches_cover_kyma_catalog_crds_and_namespace() {
         let (plan, rejected) = planned(&[]);
         assert!(rejected.is_empty());
         let summary: Vec<_> = plan
@@ -234,9 +244,10 @@ mod tests {
                 ("catalog/moduletemplates", "moduletemplates", system, ours, ""),
                 ("catalog/modulereleasemetas", "modulereleasemetas", system, ours, ""),
                 ("crds", "customresourcedefinitions", None, ours, ""),
+                ("namespace", "namespaces", None, "", "metadata.name=kyma-system"),
             ]
         );
-        assert!(plan.watches().iter().all(|watch| watch.field == Field::Spec && watch.manager == "lifecycle-manager"));
+        assert!(plan.watches().iter().all(|watch| watch.manager == "lifecycle-manager"));
         Plan::parse(&serde_json::to_string(&plan).unwrap()).unwrap();
     }
 
@@ -346,7 +357,7 @@ mod tests {
         let many: Vec<_> = (0..=MAX_WATCHES).map(|n| watcher(&format!("w{n:04}"), |_| ())).collect();
         let (full, rejected) = planned(&many);
         assert_eq!(full.watches().len(), MAX_WATCHES);
-        assert_eq!(rejected.len(), 5);
+        assert_eq!(rejected.len(), builtin_watches().len() + 1);
         let mut turned = many.clone();
         turned.reverse();
         assert_eq!(planned(&turned).0, full);
