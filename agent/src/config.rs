@@ -43,7 +43,7 @@ pub struct Config {
     )]
     pub identity_dir: Option<PathBuf>,
 
-    /// File with the enrolment token (audience `tidewatch`), read again for each request
+    /// File with the enrolment token (audience `spiffe://<trust domain>/tidewatch`), read again for each request
     #[arg(long, env = "TIDEWATCH_TOKEN_FILE", value_name = "FILE", conflicts_with_all = ["identity_dir", "receiver_url"])]
     pub token_file: Option<PathBuf>,
 

@@ -173,7 +173,8 @@ pub struct Config {
     #[command(flatten)]
     pub enrolment: enrolment::Flags,
 
-    /// Trust domain of the runtimes' certificates
+    /// Trust domain of the runtimes' certificates, other than those of other control planes, since certificates and tokens
+    /// of one domain are valid in it alone
     #[arg(
         long,
         env = "TIDEWATCH_TRUST_DOMAIN",

@@ -63,6 +63,13 @@ impl TrustDomain {
         format!("spiffe://{self}/runtime/{runtime}")
     }
 
+    /// The audience of the service account tokens by which agents enrol at this control plane. No API server accepts it,
+    /// nor does a control plane of another trust domain.
+    #[must_use]
+    pub fn token_audience(&self) -> String {
+        format!("spiffe://{self}/tidewatch")
+    }
+
     /// The runtime that a URI of this trust domain identifies; `None` for any other URI.
     #[must_use]
     pub fn runtime_of(&self, uri: &str) -> Option<RuntimeId> {

@@ -47,8 +47,6 @@ pub const CATALOG_INVENTORY: &str = "tidewatch-catalog";
 pub const RELEASES: &str = "tidewatch-releases";
 /// Image pull Secret of the agent in a runtime, if its registry requires one (Tidewatch).
 pub const AGENT_PULL_SECRET: &str = "tidewatch-agent-pull";
-/// Audience of the service account token for enrolment.
-pub const TOKEN_AUDIENCE: &str = "tidewatch";
 
 /// Key of the kubeconfig in an access Secret.
 pub const KUBECONFIG_KEY: &str = "config";

@@ -138,10 +138,10 @@ pub fn heartbeat(data: &[u8]) {
 /// A token for enrolment: bounded, of the JWT form, and valid for a limited time only.
 pub fn token(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    if Token::read(text, seeds::NOW).is_ok() {
+    if Token::read(text, seeds::AUDIENCE, seeds::NOW).is_ok() {
         let is_form = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
         assert!(text.len() <= MAX_TOKEN_BYTES && text.bytes().all(is_form) && text.matches('.').count() == 2);
-        assert!(Token::read(text, i64::MAX).is_err(), "a token never expires");
+        assert!(Token::read(text, seeds::AUDIENCE, i64::MAX).is_err(), "a token never expires");
     }
 }
 
@@ -150,7 +150,7 @@ pub fn token_keys(data: &[u8]) {
     static UNSIGNED: LazyLock<String> = LazyLock::new(seeds::token);
     let Ok(keys) = KeySet::parse(data) else { return };
     assert!(data.len() <= MAX_KEY_SET_BYTES);
-    let token = Token::read(&UNSIGNED, seeds::NOW).expect("the seed is a token");
+    let token = Token::read(&UNSIGNED, seeds::AUDIENCE, seeds::NOW).expect("the seed is a token");
     assert!(keys.verify(&token).is_err(), "a key verified an unsigned token");
 }
 

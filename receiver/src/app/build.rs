@@ -347,8 +347,9 @@ impl Builder<'_> {
         let changes::Components { fleet, revocations, access, .. } = self.components.clone();
         let metrics = self.counters.enrolment.clone();
         let authority = self.process.tls_state.authority.clone()?;
+        let config = &self.process.config;
         let issuer = CertificateIssuer::new(authority, fleet, revocations, metrics.clone());
-        Some(EnrolmentService::new(&self.process.config.enrolment, issuer, access, metrics))
+        Some(EnrolmentService::new(&config.enrolment, &config.trust_domain, issuer, access, metrics))
     }
 
     fn gateway(&self, enrolments: Option<EnrolmentService>) -> Binding<V3Handler<RuntimeTable>> {

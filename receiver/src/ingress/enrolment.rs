@@ -43,6 +43,7 @@ use thiserror::Error;
 use tidewatch_shared::{
     certificate::Leaf,
     enrolment::{CertificateRequest, CertificateResponse, RenewalRequest},
+    identity::TrustDomain,
 };
 use tokio::{
     runtime::Handle,
@@ -153,15 +154,23 @@ struct Inner {
     keys: KeyCache,
     calls: RuntimeCalls,
     addresses: Option<RateLimiter<IpAddr>>,
+    /// Audience of the tokens.
+    audience: String,
     /// Executor of the calls to runtimes: the first call spawns the task that serves the runtime's client from then on,
     /// which must not run on the threads of a port that any client can flood.
     handle: Handle,
 }
 
 impl EnrolmentService {
-    /// Creates the service. `issuer` issues; calls to `runtimes` run on the current tokio executor.
+    /// Creates the service of a trust domain. `issuer` issues; calls to `runtimes` run on the current tokio executor.
     #[must_use]
-    pub fn new(flags: &Flags, issuer: CertificateIssuer, runtimes: impl RuntimeClients, metrics: Metrics) -> Self {
+    pub fn new(
+        flags: &Flags,
+        domain: &TrustDomain,
+        issuer: CertificateIssuer,
+        runtimes: impl RuntimeClients,
+        metrics: Metrics,
+    ) -> Self {
         let addresses = flags.enrolment_limit_by_address.map(|most| {
             RateLimiter::new(Duration::from_secs(60) / most.get(), ADDRESS_BURST.min(most.get()), MAX_ADDRESSES)
         });
@@ -171,6 +180,7 @@ impl EnrolmentService {
             keys: KeyCache::default(),
             calls: RuntimeCalls { slots: Semaphore::new(MAX_CONCURRENT_CALLS), metrics },
             addresses,
+            audience: domain.token_audience(),
             handle: Handle::current(),
         }))
     }
@@ -233,7 +243,7 @@ impl EnrolmentService {
     ) -> Result<CertificateResponse, EnrolmentError> {
         // Checks without any call are made on the current executor.
         let kyma = self.0.issuer.kyma(&request.runtime)?;
-        let read = Token::read(token, jiff::Timestamp::now().as_second())?;
+        let read = Token::read(token, &self.0.audience, jiff::Timestamp::now().as_second())?;
         if let Some(verified) = self.0.keys.verify_cached(&*self.0.runtimes, &kyma, &read) {
             verified?;
         }
@@ -253,13 +263,13 @@ impl EnrolmentService {
         kind: IssuanceKind,
         address: Option<IpAddr>,
     ) -> Result<CertificateResponse, EnrolmentError> {
-        let Inner { issuer, runtimes, keys, calls, .. } = &*self.0;
-        let read = Token::read(token, jiff::Timestamp::now().as_second())?;
+        let Inner { issuer, runtimes, keys, calls, audience, .. } = &*self.0;
+        let read = Token::read(token, audience, jiff::Timestamp::now().as_second())?;
         let (client, revision) = keys.verify(&**runtimes, &kyma, &read, calls).await?;
         issuer.count(&request.runtime)?;
         // Before the token review, because a request that cannot be served is not worth a call to the runtime.
         let signing_request = SigningRequest::from_pem(request.request.as_bytes())?;
-        review::review(&kyma, client, token, &read.pod, calls).await?;
+        review::review(&kyma, client, (token, audience), &read.pod, calls).await?;
         // The review counts only if the Kyma and its cluster are still the same.
         let is_same = issuer.kyma(&request.runtime)? == kyma
             && runtimes.client(&kyma).is_ok_and(|(_, current)| current == revision);

@@ -12,7 +12,7 @@ use aws_lc_rs::{
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::StatusCode;
 use serde_json::{Value, json};
-use tidewatch_shared::names::{AGENT_OBJECT, SKR_NAMESPACE, TOKEN_AUDIENCE};
+use tidewatch_shared::names::{AGENT_OBJECT, SKR_NAMESPACE};
 
 use crate::landscape::now;
 
@@ -22,6 +22,8 @@ const KEYS: &str = "/openid/v1/jwks";
 const REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const KEY: &str = "fake";
 const POD: &str = "00000000-0000-4000-8000-00000000000a";
+/// Audience of a receiver with the default trust domain.
+const AUDIENCE: &str = "spiffe://kyma.local/tidewatch";
 /// Lifetime of a token in seconds, the kubelet's default.
 const VALIDITY_SECONDS: i64 = 3_600;
 
@@ -38,7 +40,7 @@ impl Issuer {
     pub(super) fn token(&self) -> Result<String, Unspecified> {
         let now = now();
         let claims = json!({
-            "aud": [TOKEN_AUDIENCE], "exp": now + VALIDITY_SECONDS, "iat": now, "nbf": now,
+            "aud": [AUDIENCE], "exp": now + VALIDITY_SECONDS, "iat": now, "nbf": now,
             "iss": "https://kubernetes.default.svc", "sub": user(),
             "kubernetes.io": {
                 "namespace": SKR_NAMESPACE, "serviceaccount": {"name": AGENT_OBJECT, "uid": POD},
@@ -70,11 +72,10 @@ impl Issuer {
 
     fn review(&self, review: &Value) -> Value {
         let spec = &review["spec"];
-        let has_audience =
-            spec["audiences"].as_array().is_some_and(|wanted| wanted.iter().any(|one| one == TOKEN_AUDIENCE));
+        let has_audience = spec["audiences"].as_array().is_some_and(|wanted| wanted.iter().any(|one| one == AUDIENCE));
         let is_valid = has_audience && spec["token"].as_str().is_some_and(|token| self.has_signed(token));
         let status = if is_valid {
-            json!({"authenticated": true, "audiences": [TOKEN_AUDIENCE],
+            json!({"authenticated": true, "audiences": [AUDIENCE],
                 "user": {"username": user(), "extra": {"authentication.kubernetes.io/pod-uid": [POD]}}})
         } else {
             json!({"authenticated": false, "error": "the token is not good"})
@@ -116,10 +117,10 @@ mod tests {
     fn issuer_accepts_only_its_own_tokens() {
         let (one, other) = (Issuer::new().expect("a key"), Issuer::new().expect("a key"));
         let token = one.token().expect("a token");
-        assert_eq!(reviewed(&one, &token, TOKEN_AUDIENCE), json!(true));
-        assert_eq!(reviewed(&other, &token, TOKEN_AUDIENCE), json!(false));
+        assert_eq!(reviewed(&one, &token, AUDIENCE), json!(true));
+        assert_eq!(reviewed(&other, &token, AUDIENCE), json!(false));
         assert_eq!(reviewed(&one, &token, "another"), json!(false));
-        assert_eq!(reviewed(&one, "x.y.z", TOKEN_AUDIENCE), json!(false));
+        assert_eq!(reviewed(&one, "x.y.z", AUDIENCE), json!(false));
         assert_ne!(one.keys(), other.keys());
         assert!(one.answer("/api/v1/namespaces", b"").is_none());
     }

@@ -21,6 +21,8 @@ pub(super) use module::{COMPONENT, COMPONENT_VERSION, DESCRIPTOR_MEDIA_TYPE};
 
 /// Time of the known signature, in Unix seconds.
 pub(super) const NOW: i64 = 1_800_000_000;
+/// Audience of the seeds' tokens.
+pub(super) const AUDIENCE: &str = "spiffe://kyma.local/tidewatch";
 /// Body that the known signature covers.
 pub(super) const BODY: &[u8] = b"[]";
 /// Placeholder for every credential in a seed.
@@ -118,7 +120,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
 pub(super) fn token() -> String {
     use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
     let claims = json!({
-        "aud": ["tidewatch"], "exp": NOW + 3_600, "iat": NOW, "nbf": NOW, "iss": "https://kubernetes.default.svc",
+        "aud": [AUDIENCE], "exp": NOW + 3_600, "iat": NOW, "nbf": NOW, "iss": "https://kubernetes.default.svc",
         "kubernetes.io": {"namespace": "kyma-system", "pod": {"name": "p", "uid": "u"},
                           "serviceaccount": {"name": "tidewatch-agent", "uid": "s"}},
     });

@@ -213,7 +213,7 @@ fn parsers_accept_the_seeds() {
     for seed in seeds("kubeconfig") {
         assert!(RuntimeKubeconfig::parse(&seed).is_ok(), "{}", String::from_utf8_lossy(&seed));
     }
-    assert!(Token::read(&text("token", 0), seeds::NOW).is_ok());
+    assert!(Token::read(&text("token", 0), seeds::AUDIENCE, seeds::NOW).is_ok());
     let keys = KeySet::parse(&seeds("token_keys")[0]).unwrap();
     assert!(keys.has("k"), "a key that cannot be used is left out");
     let request = CertificateRequest::parse(&seeds("certificate_request")[0]).unwrap();

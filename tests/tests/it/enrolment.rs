@@ -25,8 +25,8 @@ use tidewatch_receiver::pki::PemIdentity;
 use tidewatch_shared::{
     certificate::{RuntimeCertificate, trust_revision},
     enrolment::{CERTIFICATES_PATH, CertificateRequest, CertificateResponse},
-    identity::RuntimeId,
-    names::{AGENT_OBJECT, ENROLMENT_URL_KEY, RUNTIME_ID_KEY, SKR_NAMESPACE, TOKEN_AUDIENCE, TRUST_BUNDLE_KEY},
+    identity::{RuntimeId, TrustDomain},
+    names::{AGENT_OBJECT, ENROLMENT_URL_KEY, RUNTIME_ID_KEY, SKR_NAMESPACE, TRUST_BUNDLE_KEY},
     tls,
 };
 use tidewatch_tests::{
@@ -195,7 +195,8 @@ async fn an_agent_is_authenticated_by_its_own_api_server() -> TestResult {
     let [first, second] = &stage.runtimes[..] else { panic!("two runtimes") };
     let (settings, other) = tokio::try_join!(Settings::of(first), Settings::of(second))?;
     let agent = pod(first, SKR_NAMESPACE, AGENT_OBJECT, "agent").await?;
-    let good = token(first, &agent, true, TOKEN_AUDIENCE).await?;
+    let audience = stage.landscape.trust_domain().token_audience();
+    let good = token(first, &agent, true, &audience).await?;
 
     let (status, answer, key) = settings.enrol(&good).await?;
     assert_eq!(status, 200, "{answer}");
@@ -209,16 +210,18 @@ async fn an_agent_is_authenticated_by_its_own_api_server() -> TestResult {
     let stranger = pod(first, SKR_NAMESPACE, "stranger", "stranger").await?;
     let namesake = pod(first, "default", AGENT_OBJECT, "namesake").await?;
     let deleted = pod(first, SKR_NAMESPACE, AGENT_OBJECT, "gone").await?;
-    let token_of_deleted = token(first, &deleted, true, TOKEN_AUDIENCE).await?;
+    let token_of_deleted = token(first, &deleted, true, &audience).await?;
     let pods = Api::<Pod>::namespaced(first.cluster().client().await?, SKR_NAMESPACE);
     pods.delete("gone", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await?;
     let token_of_second = pod(second, SKR_NAMESPACE, AGENT_OBJECT, "agent").await?;
-    let token_of_second = token(second, &token_of_second, true, TOKEN_AUDIENCE).await?;
+    let token_of_second = token(second, &token_of_second, true, &audience).await?;
+    let another = "another.example".parse::<TrustDomain>()?.token_audience();
     for (case, token, status, reason) in [
-        ("unbound", token(first, &agent, false, TOKEN_AUDIENCE).await?, 403, "token-unbound"),
-        ("another account", token(first, &stranger, true, TOKEN_AUDIENCE).await?, 403, "token-account"),
-        ("another namespace", token(first, &namesake, true, TOKEN_AUDIENCE).await?, 403, "token-account"),
+        ("unbound", token(first, &agent, false, &audience).await?, 403, "token-unbound"),
+        ("another account", token(first, &stranger, true, &audience).await?, 403, "token-account"),
+        ("another namespace", token(first, &namesake, true, &audience).await?, 403, "token-account"),
         ("another audience", token(first, &agent, true, "").await?, 401, "token-audience"),
+        ("another trust domain", token(first, &agent, true, &another).await?, 401, "token-audience"),
         ("another cluster", token_of_second.clone(), 401, "token-key"),
     ] {
         let before = stage.refusals(reason).await?;
@@ -257,7 +260,8 @@ async fn a_certificate_is_renewed_until_it_is_revoked() -> TestResult {
     let runtime = &stage.runtimes[0];
     let settings = Settings::of(runtime).await?;
     let agent = pod(runtime, SKR_NAMESPACE, AGENT_OBJECT, "agent").await?;
-    let token = token(runtime, &agent, true, TOKEN_AUDIENCE).await?;
+    let audience = stage.landscape.trust_domain().token_audience();
+    let token = token(runtime, &agent, true, &audience).await?;
     let (contract_client, certificate) = settings.contract_client(&stage.landscape, &token).await?;
 
     let renewal = |runtime: &str, counter: u64| -> Result<_> {

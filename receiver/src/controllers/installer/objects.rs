@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 use strum::VariantArray as _;
 use tidewatch_shared::{
+    identity::TrustDomain,
     names::{
         AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_OBJECT, AGENT_PRIORITY_CLASS, AGENT_PULL_SECRET, ENROLMENT_URL_KEY,
-        PLAN_KEY, RECEIVER_URL_KEY, SKR_NAMESPACE, TOKEN_AUDIENCE, TRUST_BUNDLE_KEY, label,
+        PLAN_KEY, RECEIVER_URL_KEY, SKR_NAMESPACE, TRUST_BUNDLE_KEY, label,
     },
     plan::Plan,
 };
@@ -182,7 +183,7 @@ fn pod(settings: &Settings) -> Value {
             "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": GROUP, "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container(settings)],
-        "volumes": [service_account_volume(), enrolment_token_volume()],
+        "volumes": [service_account_volume(), enrolment_token_volume(&settings.trust_domain)],
     });
     if settings.pull_secret.is_some() {
         pod["imagePullSecrets"] = json!([{ "name": AGENT_PULL_SECRET }]);
@@ -235,10 +236,10 @@ fn service_account_volume() -> Value {
     ]}})
 }
 
-/// Token by which the receiver identifies an enrolling agent; its audience is not accepted by any API server.
-fn enrolment_token_volume() -> Value {
+/// Token by which the receiver identifies an enrolling agent.
+fn enrolment_token_volume(domain: &TrustDomain) -> Value {
     json!({"name": "token", "projected": {"defaultMode": 420, "sources": [
-        {"serviceAccountToken": {"path": "token", "audience": TOKEN_AUDIENCE, "expirationSeconds": ENROLMENT_TOKEN_SECONDS}},
+        {"serviceAccountToken": {"path": "token", "audience": domain.token_audience(), "expirationSeconds": ENROLMENT_TOKEN_SECONDS}},
     ]}})
 }
 
@@ -337,7 +338,7 @@ mod tests {
                 {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]}},
         ]}});
         let token = json!({"name": "token", "projected": {"defaultMode": 420, "sources": [
-            {"serviceAccountToken": {"path": "token", "audience": "tidewatch", "expirationSeconds": 3600}},
+            {"serviceAccountToken": {"path": "token", "audience": "spiffe://kyma.local/tidewatch", "expirationSeconds": 3600}},
         ]}});
         let pod = json!({
             "serviceAccountName": "tidewatch-agent", "serviceAccount": "tidewatch-agent",

@@ -159,7 +159,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::ingress::enrolment::tests::testing::{Issuer, NOW, claims};
+    use crate::ingress::enrolment::tests::testing::{AUDIENCE, Issuer, NOW, claims};
 
     #[test]
     fn each_algorithm_verifies_only_with_its_own_key() {
@@ -167,18 +167,22 @@ mod tests {
         let set = KeySet::parse(Issuer::set(&issuers).to_string().as_bytes()).unwrap();
         for (issuer, algorithm) in issuers.iter().zip([Algorithm::Rs256, Algorithm::Es256]) {
             let text = issuer.sign(&claims(NOW));
-            let token = Token::read(&text, NOW).unwrap();
+            let token = Token::read(&text, AUDIENCE, NOW).unwrap();
             assert_eq!((token.algorithm, set.verify(&token)), (algorithm, Ok(())));
-            let mut tampered = Token::read(&text, NOW).unwrap();
+            let mut tampered = Token::read(&text, AUDIENCE, NOW).unwrap();
             tampered.signature[5] ^= 1;
             assert_eq!(set.verify(&tampered), Err(TokenError::Signature));
         }
         let impostor = Issuer::rsa("a").sign(&claims(NOW));
-        assert_eq!(set.verify(&Token::read(&impostor, NOW).unwrap()), Err(TokenError::Signature));
+        assert_eq!(set.verify(&Token::read(&impostor, AUDIENCE, NOW).unwrap()), Err(TokenError::Signature));
         let renamed = Issuer::rsa("b").sign(&claims(NOW));
-        assert_eq!(set.verify(&Token::read(&renamed, NOW).unwrap()), Err(TokenError::Signature), "another algorithm");
+        assert_eq!(
+            set.verify(&Token::read(&renamed, AUDIENCE, NOW).unwrap()),
+            Err(TokenError::Signature),
+            "another algorithm"
+        );
         let unknown = Issuer::p256("c").sign(&claims(NOW));
-        assert_eq!(set.verify(&Token::read(&unknown, NOW).unwrap()), Err(TokenError::Key));
+        assert_eq!(set.verify(&Token::read(&unknown, AUDIENCE, NOW).unwrap()), Err(TokenError::Key));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::{Api, Client, api::PostParams};
-use tidewatch_shared::names::{AGENT_OBJECT, SKR_NAMESPACE, TOKEN_AUDIENCE};
+use tidewatch_shared::names::{AGENT_OBJECT, SKR_NAMESPACE};
 
 use super::{CALL_DEADLINE, EnrolmentError, RuntimeCalls, token::TokenError};
 use crate::{base::key::KymaKey, kube::runtime_access::describe};
@@ -14,15 +14,15 @@ const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 pub(super) async fn review(
     kyma: &KymaKey,
     client: Client,
-    token: &str,
+    (token, audience): (&str, &str),
     pod: &str,
     calls: &RuntimeCalls,
 ) -> Result<(), EnrolmentError> {
-    let spec = TokenReviewSpec { token: Some(token.to_owned()), audiences: Some(vec![TOKEN_AUDIENCE.to_owned()]) };
+    let spec = TokenReviewSpec { token: Some(token.to_owned()), audiences: Some(vec![audience.to_owned()]) };
     let review = TokenReview { spec, ..TokenReview::default() };
     let (reviews, params) = (Api::<TokenReview>::all(client), PostParams::default());
     let error = match calls.make("review", reviews.create(&params, &review)).await {
-        Some(Ok(review)) => return Ok(evaluate(review.status.unwrap_or_default(), pod)?),
+        Some(Ok(review)) => return Ok(evaluate(review.status.unwrap_or_default(), audience, pod)?),
         Some(Err(error)) => describe(&error),
         None => format!("the runtime did not respond within {CALL_DEADLINE:?}"),
     };
@@ -30,8 +30,8 @@ pub(super) async fn review(
     Err(EnrolmentError::Unreachable)
 }
 
-fn evaluate(status: TokenReviewStatus, pod: &str) -> Result<(), TokenError> {
-    let is_for_us = status.audiences.unwrap_or_default().iter().any(|audience| audience == TOKEN_AUDIENCE);
+fn evaluate(status: TokenReviewStatus, audience: &str, pod: &str) -> Result<(), TokenError> {
+    let is_for_us = status.audiences.unwrap_or_default().iter().any(|named| named == audience);
     let Some(user) = status.user.filter(|_| status.authenticated == Some(true) && is_for_us) else {
         return Err(TokenError::Unauthenticated);
     };
@@ -46,12 +46,13 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::ingress::enrolment::tests::testing::AUDIENCE;
 
     fn evaluated(change: impl FnOnce(&mut Value)) -> Result<(), TokenError> {
-        let mut status = json!({"authenticated": true, "audiences": ["tidewatch"], "user": {
+        let mut status = json!({"authenticated": true, "audiences": [AUDIENCE], "user": {
             "username": "system:serviceaccount:kyma-system:tidewatch-agent", "extra": {POD_UID: ["u"]}}});
         change(&mut status);
-        evaluate(serde_json::from_value(status).unwrap(), "u")
+        evaluate(serde_json::from_value(status).unwrap(), AUDIENCE, "u")
     }
 
     #[test]
@@ -72,6 +73,6 @@ mod tests {
             let evaluated = evaluated(|status| *status.pointer_mut(path).unwrap() = value.clone());
             assert_eq!(evaluated, Err(expected), "{path}: {value}");
         }
-        assert_eq!(evaluate(TokenReviewStatus::default(), "u"), Err(Unauthenticated));
+        assert_eq!(evaluate(TokenReviewStatus::default(), AUDIENCE, "u"), Err(Unauthenticated));
     }
 }

@@ -185,7 +185,10 @@ async fn token_review_is_decisive() {
     let bed = TestBed::new();
     for (review, expected) in [
         (json!({"authenticated": false, "error": "pod is gone"}), TokenError::Unauthenticated),
-        (json!({"authenticated": true, "audiences": ["tidewatch"], "user": {"username": "admin"}}), TokenError::Other),
+        (
+            json!({"authenticated": true, "audiences": ["spiffe://kyma.local/tidewatch"], "user": {"username": "admin"}}),
+            TokenError::Other,
+        ),
     ] {
         bed.first.set_review(review);
         let refused = bed.enrolments.enrol(&bed.first.token(), &honest_request("r-1"), None).await;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use thiserror::Error;
 use tidewatch_shared::{
     enrolment::MAX_TOKEN_BYTES,
-    names::{AGENT_OBJECT, SKR_NAMESPACE, TOKEN_AUDIENCE},
+    names::{AGENT_OBJECT, SKR_NAMESPACE},
 };
 
 /// Tolerated clock difference between an API server and this receiver, in seconds.
@@ -138,11 +138,11 @@ struct Bound {
 }
 
 impl<'a> Token<'a> {
-    /// Parses a token and checks its claims at a time in Unix seconds.
+    /// Parses a token and checks its claims for an audience, at a time in Unix seconds.
     ///
     /// # Errors
     /// [`TokenError`].
-    pub fn read(text: &'a str, now: i64) -> Result<Self, TokenError> {
+    pub fn read(text: &'a str, audience: &str, now: i64) -> Result<Self, TokenError> {
         if text.len() > MAX_TOKEN_BYTES {
             return Err(TokenError::Malformed);
         }
@@ -158,15 +158,15 @@ impl<'a> Token<'a> {
         {
             return Err(TokenError::Malformed);
         }
-        let pod = part::<Claims>(claims)?.evaluate(now)?;
+        let pod = part::<Claims>(claims)?.evaluate(audience, now)?;
         Ok(Self { algorithm, kid: header.kid, signed, signature, pod })
     }
 }
 
 impl Claims {
     /// Returns the UID of the pod if all claims are valid.
-    fn evaluate(self, now: i64) -> Result<String, TokenError> {
-        let is_ours = |audience: &String| audience == TOKEN_AUDIENCE;
+    fn evaluate(self, audience: &str, now: i64) -> Result<String, TokenError> {
+        let is_ours = |named: &String| named == audience;
         let is_for_us = match &self.aud {
             Audience::One(audience) => is_ours(audience),
             Audience::Many(audiences) => audiences.len() <= MAX_AUDIENCES && audiences.iter().any(is_ours),
@@ -200,7 +200,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::ingress::enrolment::tests::testing::{NOW, claims};
+    use crate::ingress::enrolment::tests::testing::{AUDIENCE, NOW, claims};
 
     fn token(header: &Value, claims: &Value) -> String {
         let [header, claims] = [header, claims].map(|part| URL_SAFE_NO_PAD.encode(part.to_string()));
@@ -215,17 +215,17 @@ mod tests {
         let mut claims = claims(NOW);
         let (parent, member) = path.rsplit_once('/').unwrap();
         claims.pointer_mut(parent).unwrap()[member] = value;
-        Token::read(&token(&header(), &claims), NOW).map(|token| token.pod)
+        Token::read(&token(&header(), &claims), AUDIENCE, NOW).map(|token| token.pod)
     }
 
     #[test]
     fn agent_token_is_accepted() {
         let text = token(&header(), &claims(NOW));
-        let read = Token::read(&text, NOW).unwrap();
+        let read = Token::read(&text, AUDIENCE, NOW).unwrap();
         assert_eq!((read.algorithm, &*read.kid, &*read.pod), (Algorithm::Rs256, "k", "pod-uid"));
         assert_eq!((read.signed, &*read.signature), (text.strip_suffix(".AAAA").unwrap(), &[0, 0, 0][..]));
-        assert!(with("/aud", json!("tidewatch")).is_ok());
-        assert!(with("/aud", json!(["other", "tidewatch"])).is_ok());
+        assert!(with("/aud", json!(AUDIENCE)).is_ok());
+        assert!(with("/aud", json!(["other", AUDIENCE])).is_ok());
         assert!(with("/nbf", Value::Null).is_ok());
     }
 
@@ -235,7 +235,7 @@ mod tests {
         for (path, value, expected) in [
             ("/aud", json!(["https://kubernetes.default.svc"]), I::Audience),
             ("/aud", json!([]), I::Audience),
-            ("/aud", json!(vec!["tidewatch"; 17]), I::Audience),
+            ("/aud", json!(vec![AUDIENCE; 17]), I::Audience),
             ("/aud", json!(1), I::Malformed),
             ("/exp", json!(NOW - 60), I::Expired),
             ("/exp", json!("later"), I::Malformed),
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn malformed_tokens_are_refused() {
         use TokenError as I;
-        let read = |text: &str| Token::read(text, NOW).err();
+        let read = |text: &str| Token::read(text, AUDIENCE, NOW).err();
         for algorithm in ["none", "HS256", "RS512", "ES384", "rs256", ""] {
             assert_eq!(read(&token(&json!({"alg": algorithm, "kid": "k"}), &claims(NOW))), Some(I::Algorithm));
         }
@@ -288,10 +288,10 @@ mod tests {
     proptest! {
         #[test]
         fn parsing_never_panics(text in "[A-Za-z0-9_.-]{0,300}", header in "[ -~]{0,80}", claims in "[ -~]{0,200}") {
-            prop_assert!(Token::read(&text, NOW).is_err());
+            prop_assert!(Token::read(&text, AUDIENCE, NOW).is_err());
             let [header, claims] = [header, claims].map(|part| URL_SAFE_NO_PAD.encode(part));
             let text = format!("{header}.{claims}.AAAA");
-            prop_assert!(Token::read(&text, NOW).is_err());
+            prop_assert!(Token::read(&text, AUDIENCE, NOW).is_err());
         }
     }
 }

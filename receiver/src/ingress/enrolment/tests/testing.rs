@@ -39,6 +39,8 @@ use crate::{
 };
 
 pub(crate) const NOW: i64 = 1_800_000_000;
+/// Audience of the agents' tokens in [`domain`].
+pub(crate) const AUDIENCE: &str = "spiffe://kyma.local/tidewatch";
 
 pub(crate) fn unix_now() -> i64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
@@ -52,7 +54,7 @@ pub(crate) fn domain() -> TrustDomain {
 /// Claims of the agent's token, as Kubernetes writes them.
 pub(crate) fn claims(now: i64) -> Value {
     json!({
-        "aud": ["tidewatch"], "exp": now + 3_600, "iat": now, "nbf": now, "iss": "https://kubernetes.default.svc",
+        "aud": [AUDIENCE], "exp": now + 3_600, "iat": now, "nbf": now, "iss": "https://kubernetes.default.svc",
         "jti": "j", "sub": "system:serviceaccount:kyma-system:tidewatch-agent",
         "kubernetes.io": {
             "namespace": "kyma-system", "node": {"name": "n", "uid": "node-uid"},
@@ -150,7 +152,7 @@ struct State {
 
 impl FakeRuntime {
     pub(crate) fn new(issuer: Issuer) -> Self {
-        let review = json!({"authenticated": true, "audiences": ["tidewatch"], "user": {
+        let review = json!({"authenticated": true, "audiences": [AUDIENCE], "user": {
             "username": "system:serviceaccount:kyma-system:tidewatch-agent",
             "extra": {"authentication.kubernetes.io/pod-uid": ["pod-uid"]}}});
         let (issuer, behavior) = (Arc::new(issuer), Behavior::Well);
@@ -203,7 +205,7 @@ impl FakeRuntime {
         if is_review {
             state.call_counts.1 += 1;
             let spec = &serde_json::from_slice::<Value>(body).unwrap()["spec"];
-            assert_eq!(spec["audiences"], json!(["tidewatch"]));
+            assert_eq!(spec["audiences"], json!([AUDIENCE]));
             assert!(spec["token"].as_str().is_some_and(|token| token.contains('.')));
         } else {
             assert_eq!(path, keys::PATH);
@@ -287,7 +289,7 @@ impl TestBed {
             enrolment_address: "127.0.0.1:0".parse().unwrap(),
             enrolment_limit_by_address: by_address.map(|most| most.try_into().unwrap()),
         };
-        let enrolments = EnrolmentService::new(&flags, certificate_issuer, runtime_clients.clone(), metrics);
+        let enrolments = EnrolmentService::new(&flags, &domain(), certificate_issuer, runtime_clients.clone(), metrics);
         Self { enrolments, fleet, runtime_clients, revocations, registry, first, second }
     }
 

@@ -150,9 +150,9 @@ async fn invalid_tokens_are_refused() {
     port.is_refused(request(&port.enrolment.first.token(), &honest_request("r-2")), 401, "token-key").await;
     port.enrolment.first.set_review(json!({"authenticated": false}));
     port.is_refused(request(&port.enrolment.first.token(), &honest_request("r-1")), 401, "token-unauthenticated").await;
-    port.enrolment
-        .first
-        .set_review(json!({"authenticated": true, "audiences": ["tidewatch"], "user": {"username": "x"}}));
+    port.enrolment.first.set_review(
+        json!({"authenticated": true, "audiences": ["spiffe://kyma.local/tidewatch"], "user": {"username": "x"}}),
+    );
     port.is_refused(request(&port.enrolment.first.token(), &honest_request("r-1")), 403, "token-other").await;
 }
 
