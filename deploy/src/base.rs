@@ -4,7 +4,7 @@
 use anyhow::Result;
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde_json::{Value, json};
-use tidewatch_receiver::rights;
+use tidewatch_receiver::{pki::CA_SECRET, rights};
 use tidewatch_shared::names::KCP_NAMESPACE;
 
 use crate::{
@@ -16,6 +16,8 @@ use crate::{
 const NAME: &str = "tidewatch-receiver";
 /// Placeholder for the host name of the receiver.
 const HOST: &str = "tidewatch.example.com";
+/// Namespace of the CA in the overlay that separates it.
+const CA_NAMESPACE: &str = "tidewatch-ca";
 /// Secret of the receiver's certificate, if cert-manager issues it, and its mount path.
 const SERVER_SECRET: &str = "tidewatch-receiver-tls";
 const SERVER_DIR: &str = "/etc/tidewatch/server";
@@ -40,6 +42,7 @@ pub fn base() -> Result<Vec<File>> {
     let [role, role_binding] = role(NAME, rights::rules());
     let objects = [
         ("settings", settings()),
+        ("casecret", ca_secret(KCP_NAMESPACE)),
         ("serviceaccount", named("v1", "ServiceAccount", json!({}))),
         ("role", role),
         ("rolebinding", role_binding),
@@ -97,6 +100,46 @@ pub fn cert_manager() -> Result<Vec<File>> {
     .collect()
 }
 
+/// Renders the files of `deploy/overlays/ca-namespace`: the CA stands in a namespace of its own, apart from the access
+/// Secrets.
+///
+/// # Errors
+/// An object cannot be serialized.
+pub fn ca_namespace() -> Result<Vec<File>> {
+    let mut namespace = named("v1", "Namespace", json!({}));
+    namespace["metadata"]["name"] = json!(CA_NAMESPACE);
+    let [mut role, mut role_binding] = role(&format!("{NAME}-ca"), rights::ca_rules());
+    for object in [&mut role, &mut role_binding] {
+        object["metadata"]["namespace"] = json!(CA_NAMESPACE);
+    }
+    let settings = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME, "namespace": KCP_NAMESPACE},
+        "data": {"TIDEWATCH_CA_NAMESPACE": CA_NAMESPACE}});
+    let resources =
+        ["../../base", "namespace.yaml", "casecret.yaml", "role.yaml", "rolebinding.yaml"].map(str::to_owned);
+    let mut kustomization = kustomization(&resources);
+    kustomization["patches"] = json!([{"path": "settings.yaml"}]);
+    [
+        ("namespace", namespace),
+        ("casecret", ca_secret(CA_NAMESPACE)),
+        ("role", role),
+        ("rolebinding", role_binding),
+        ("settings", settings),
+        ("kustomization", kustomization),
+    ]
+    .iter()
+    .map(|(name, value)| object(name, value))
+    .collect()
+}
+
+/// The empty Secret of the built-in CA, which the receiver fills: it has no right to create Secrets. Applying it again
+/// does not touch the content.
+fn ca_secret(namespace: &str) -> Value {
+    let mut secret = named("v1", "Secret", json!({}));
+    secret["metadata"]["name"] = json!(CA_SECRET);
+    secret["metadata"]["namespace"] = json!(namespace);
+    secret
+}
+
 /// The Certificate of the receiver, which reloads it after renewal without a restart.
 fn certificate() -> Value {
     let spec = json!({
@@ -137,7 +180,7 @@ fn role(name: &str, rules: Vec<PolicyRule>) -> [Value; 2] {
     })
 }
 
-/// The settings that are specific to a control plane, with placeholders for host names.
+/// The settings that are specific to a control plane, with placeholders for host names and networks.
 fn settings() -> Value {
     let url = |port| format!("https://{HOST}:{port}");
     let data = json!({
@@ -146,6 +189,10 @@ fn settings() -> Value {
         "TIDEWATCH_ENROLMENT_URL": url(ENROLMENT),
         "TIDEWATCH_AGENT_IMAGE": format!("registry.example.com/tidewatch-agent:{}", env!("CARGO_PKG_VERSION")),
         "TIDEWATCH_OCI_REGISTRY_HOST": "registry.example.com",
+        // Networks of the control plane's nodes, pods and Services: a kubeconfig must not lead the receiver there.
+        "TIDEWATCH_DENY_RUNTIME_ADDRESSES": "192.0.2.0/24,2001:db8::/32",
+        // The Service preserves the source addresses of clients.
+        "TIDEWATCH_ENROLMENT_LIMIT_BY_ADDRESS": "300",
     });
     named("v1", "ConfigMap", json!({"data": data}))
 }

@@ -26,7 +26,7 @@ use anyhow::Result;
 
 pub use self::{
     admission::admission,
-    base::{base, cert_manager},
+    base::{base, ca_namespace, cert_manager},
     folder::{Difference, Folder},
     page::metrics,
     reference::{custom_resources, flags},
@@ -42,6 +42,7 @@ pub fn generated() -> Result<Vec<(Folder, Vec<File>)>> {
         (Folder::within("crds"), crds()?),
         (Folder::within("admission"), admission()?),
         (Folder::within("base"), base()?),
+        (Folder::within("overlays/ca-namespace"), ca_namespace()?),
         (Folder::within("overlays/cert-manager"), cert_manager()?),
         (Folder { shared: true, ..Folder::within("../docs/reference") }, vec![metrics(), flags(), custom_resources()]),
         (Folder { shared: true, ..Folder::within("../docs/operations") }, vec![alerts::page()]),

@@ -1,12 +1,15 @@
 //! Permissions of the receiver's account in KCP: one table, from which the deployment's Role is generated and which the
 //! test environment grants, so that the tests prove these permissions sufficient.
 //!
-//! All of them are in the receiver's own namespace. `--admin-auth` also needs the ClusterRole `system:auth-delegator`.
+//! All of them are in the receiver's own namespace, except for [`ca_rules`]. `--admin-auth` also needs the ClusterRole `system:auth-delegator`.
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use tidewatch_shared::names::{GROUP, RELEASES};
 
-use crate::{base::pause, controllers::installer::upgrade, ingress::enrolment, pki::CA_SECRET};
+use crate::{
+    base::pause, controllers::installer::upgrade, ingress::enrolment, kube::leader::DEFAULT_NAME as LEASE,
+    pki::CA_SECRET,
+};
 
 /// Verbs of a watched cache.
 const LIST_WATCH: &[&str] = &["list", "watch"];
@@ -30,19 +33,25 @@ pub fn rules() -> Vec<PolicyRule> {
         ),
         // Access Secrets have arbitrary names.
         rule("", &["secrets"], &[], LIST_WATCH),
-        // Create cannot be restricted by name.
-        rule("", &["secrets"], &[], &["create"]),
+        // No right to create: it would include Secrets with tokens of other accounts.
         rule("", &["secrets"], &[CA_SECRET], &["get", "update"]),
         rule("", &["configmaps"], &[pause::CONFIG_MAP, enrolment::CONFIG_MAP], LIST_WATCH),
         // Persists the accepted releases of the catalog.
         rule("", &["configmaps"], &[RELEASES], &["list", "watch", "patch"]),
-        // For the ConfigMaps of the accepted releases and of the agents' upgrade.
+        // For the ConfigMaps of the accepted releases and of the agents' upgrade. Create cannot be restricted by name.
         rule("", &["configmaps"], &[], &["create"]),
         rule("", &["configmaps"], &[upgrade::CONFIG_MAP], &["list", "watch", "update"]),
-        // Under any name, because `--lease-name` chooses it.
-        rule("coordination.k8s.io", &["leases"], &[], &["get", "create", "update"]),
+        // Another name of `--lease-name` needs another rule.
+        rule("coordination.k8s.io", &["leases"], &[LEASE], &["get", "update"]),
+        rule("coordination.k8s.io", &["leases"], &[], &["create"]),
         rule("events.k8s.io", &["events"], &[], &["create", "patch"]),
     ]
+}
+
+/// Rules in the namespace of the CA, if `--ca-namespace` names one.
+#[must_use]
+pub fn ca_rules() -> Vec<PolicyRule> {
+    vec![rule("", &["secrets"], &[CA_SECRET], &["get", "list", "watch", "update"])]
 }
 
 /// Additional rules of a receiver whose certificates cert-manager issues (`--issuer cert-manager:…`).

@@ -193,8 +193,8 @@ pub(super) const ALERTS: &[Alert] = &[
         severity: "critical",
         summary: "The Secret of the built-in CA is missing or invalid",
         meaning: "The receiver keeps the last valid CA in memory; a restart would not find it.",
-        checks: "`kubectl -n kcp-system get secret tidewatch-ca`; `tidewatch_pki_ca_secret_refused_total` by reason.",
-        remedy: "Restore the Secret: see [CA](ca.md).",
+        checks: "`kubectl -n kcp-system get secret tidewatch-ca` (or in `--ca-namespace`); `tidewatch_pki_ca_secret_refused_total` by reason.",
+        remedy: "Restore the Secret, or create an empty one, which the receiver fills: see [CA](ca.md).",
     },
     Alert {
         name: "TidewatchCARotationStragglers",

@@ -77,6 +77,27 @@ fn the_receiver_accepts_the_settings_of_the_installation() {
 }
 
 #[test]
+fn the_ca_can_stand_in_a_namespace_of_its_own() {
+    let (base, overlay) = (base().unwrap(), ca_namespace().unwrap());
+    let mut variables = variables(&base);
+    variables.extend(
+        read(&overlay, "settings")["data"]
+            .as_object()
+            .unwrap()
+            .iter()
+            .map(|(key, value)| (key.clone(), value.as_str().unwrap().to_owned())),
+    );
+    let namespace = receiver(&variables).unwrap().pki.ca_namespace.unwrap();
+    for name in ["casecret", "role", "rolebinding"] {
+        assert_eq!(read(&overlay, name)["metadata"]["namespace"], namespace.as_str(), "{name}");
+    }
+    assert_eq!(read(&overlay, "rolebinding")["subjects"][0]["namespace"], KCP_NAMESPACE);
+    for secret in [read(&overlay, "casecret"), read(&base, "casecret")] {
+        assert!(secret.get("data").is_none(), "applying it again must not touch the content");
+    }
+}
+
+#[test]
 fn misspelled_settings_are_rejected() {
     for name in both().keys() {
         let mut variables = both();

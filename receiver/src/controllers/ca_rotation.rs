@@ -78,7 +78,7 @@ impl CaRotation {
         let (progress, progress_receiver) = watch::channel(None);
         let (stragglers, straggler_receiver) = watch::channel(None);
         let rotation = Self {
-            store: Store::new(client, namespace),
+            store: Store::new(client, flags.ca_namespace(namespace)),
             flags: flags.clone(),
             requests,
             progress,
@@ -218,7 +218,7 @@ impl CaRotation {
         RotationError::Write
     }
 
-    /// Creates a new CA after [`RECREATE_DELAY`]. No replica can renew certificates of the lost CA, so all runtimes enrol again.
+    /// Stores a new CA after [`RECREATE_DELAY`]. No replica can renew certificates of the lost CA, so all runtimes enrol again.
     async fn replace_lost(&mut self) {
         self.publish_secret_state(SecretState::Lost);
         let now = Instant::now();
@@ -230,7 +230,7 @@ impl CaRotation {
         let root = generate_root(self.flags.ca_validity, unix).map_err(|error| self.record_failure(&error));
         let Ok(root) = root else { return };
         let state = CaState::steady(root, unix);
-        let created = timeout(WRITE_TIMEOUT, self.store.create(&state)).await;
+        let created = timeout(WRITE_TIMEOUT, self.store.fill(&state)).await;
         if let Ok(outcome) = self.record_write(created) {
             self.lost_since = None;
             tracing::warn!(outcome, target = %state.target().id, "The CA was lost; a new one takes its place");

@@ -22,13 +22,16 @@ pub use elector::{LeaderElector, LeadershipLostError};
 pub use fence::{NotLeaderError, WriteFence};
 pub use metrics::Metrics;
 
+/// Default name of the Lease.
+pub const DEFAULT_NAME: &str = "tidewatch-receiver";
+
 /// Flags of the leader election.
 #[derive(Clone, Debug, Args)]
 #[group(skip)]
 #[command(next_help_heading = "Lease")]
 pub struct Flags {
     /// Name of the Lease in the receiver's namespace
-    #[arg(long, env = "TIDEWATCH_LEASE_NAME", default_value = "tidewatch-receiver")]
+    #[arg(long, env = "TIDEWATCH_LEASE_NAME", default_value = DEFAULT_NAME)]
     pub lease_name: String,
 
     /// Duration of the Lease in seconds; another replica takes over from a killed receiver only after it

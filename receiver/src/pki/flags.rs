@@ -32,6 +32,11 @@ pub struct Flags {
     #[arg(long, env = "TIDEWATCH_SERVER_NAMES", value_delimiter = ',')]
     pub server_names: Vec<super::ServerName>,
 
+    /// Namespace of the Secret with the built-in CA, other than the receiver's, so that who may read the access Secrets
+    /// cannot read the CA
+    #[arg(long, env = "TIDEWATCH_CA_NAMESPACE", value_name = "NAMESPACE")]
+    pub ca_namespace: Option<String>,
+
     /// Validity of a runtime's certificate, in seconds
     #[arg(long = "certificate-validity-seconds", env = "TIDEWATCH_CERTIFICATE_VALIDITY_SECONDS", default_value = "86400", value_name = "SECONDS", value_parser = seconds(5..=31_536_000))]
     pub certificate_validity: Duration,
@@ -51,6 +56,13 @@ pub struct Flags {
     /// Maximum number of agents per second that are requested to renew a certificate whose issuer was replaced
     #[arg(long, env = "TIDEWATCH_RENEWALS_PER_SECOND", default_value = "20")]
     pub renewals_per_second: NonZeroU32,
+}
+
+impl Flags {
+    /// Namespace of the CA's Secret of a receiver in `own`.
+    pub(crate) fn ca_namespace<'a>(&'a self, own: &'a str) -> &'a str {
+        self.ca_namespace.as_deref().unwrap_or(own)
+    }
 }
 
 /// Issuer of the runtimes' certificates.

@@ -12,7 +12,7 @@ use super::{
     FILE_POLL_INTERVAL, LastGood, PemIdentity, PkiError, ServerName, TlsState,
     ca_state::CaState,
     sources::{self, FileContents, SourceError, Sources},
-    store::{CA_SECRET, CaSecret, Store},
+    store::{CA_SECRET, CaSecret, Store, is_empty},
     tls_state::CaSecretStatus,
 };
 use crate::kube::object;
@@ -78,8 +78,10 @@ impl CertificateReloader {
 
     /// Applies the Secret as the watch returned it.
     pub(crate) fn apply_secret(&mut self, secret: Option<&Secret>, now: i64) {
-        let Some(secret) = secret else {
-            tracing::error!("The Secret {CA_SECRET} is gone; its last content stays in use until there is another");
+        let Some(secret) = secret.filter(|secret| !is_empty(secret)) else {
+            tracing::error!(
+                "The Secret {CA_SECRET} is gone or empty; its last content stays in use until there is another"
+            );
             return self.tls_state.set_secret_status(CaSecretStatus::Lost);
         };
         match CaSecret::of(secret) {

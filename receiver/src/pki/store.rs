@@ -1,4 +1,5 @@
-//! The CA's Secret in KCP: created by the first replica, replaced only at the resourceVersion that was read.
+//! The CA's Secret in KCP: filled by the first replica, replaced only at the resourceVersion that was read. It is a part
+//! of the installation, since the right to create Secrets would include those with tokens of other accounts.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ use super::{
     ca_state::{CaState, CaStateError},
 };
 
-/// Name of the Secret that holds the built-in CA, in the receiver's namespace.
+/// Name of the Secret that holds the built-in CA.
 pub const CA_SECRET: &str = "tidewatch-ca";
 
 /// Failure to read or write the Secret.
@@ -29,9 +30,12 @@ pub enum CaSecretError {
     /// Generating a root for a new Secret failed.
     #[error("a root could not be generated")]
     Generate(#[from] PkiError),
-    /// The Secret was deleted repeatedly between a create and a read.
-    #[error("the Secret {CA_SECRET} is deleted repeatedly")]
+    /// The Secret was deleted or changed repeatedly between a read and a write.
+    #[error("the Secret {CA_SECRET} is deleted or changed repeatedly")]
     Unsteady,
+    /// There is none, and this receiver has no right to create it.
+    #[error("the Secret {CA_SECRET} is missing: create an empty one, which the receiver fills")]
+    Missing(#[source] Box<kube::Error>),
 }
 
 impl From<kube::Error> for CaSecretError {
@@ -67,7 +71,12 @@ pub(crate) struct Store {
     pub(super) api: Api<Secret>,
 }
 
-/// Limit of alternations between a create that found a Secret and a read that found none.
+/// True for a Secret as it is installed, without content.
+pub(super) fn is_empty(secret: &Secret) -> bool {
+    secret.data.as_ref().is_none_or(BTreeMap::is_empty)
+}
+
+/// Limit of alternations between a write that found a CA and a read that found none.
 const ATTEMPTS: usize = 5;
 
 impl Store {
@@ -75,17 +84,17 @@ impl Store {
         Self { api: Api::namespaced(client, namespace) }
     }
 
-    /// Returns the stored state, or creates the Secret with a new one. Of several replicas that start at once one
-    /// creates it, and all use it.
-    pub(crate) async fn read_or_create(
+    /// Returns the stored state, or stores a new one. Of several replicas that start at once one stores it, and all use
+    /// it.
+    pub(crate) async fn read_or_fill(
         &self,
         make: impl Fn() -> Result<CaState, PkiError>,
     ) -> Result<CaSecret, CaSecretError> {
         for _ in 0..ATTEMPTS {
-            if let Some(secret) = self.api.get_opt(CA_SECRET).await? {
+            if let Some(secret) = self.api.get_opt(CA_SECRET).await?.filter(|secret| !is_empty(secret)) {
                 return Ok(CaSecret::of(&secret)?);
             }
-            if let Some(secret) = self.create(&make()?).await? {
+            if let Some(secret) = self.fill(&make()?).await? {
                 tracing::info!(root = %secret.state.target().id, "CA created");
                 return Ok(secret);
             }
@@ -93,12 +102,26 @@ impl Store {
         Err(CaSecretError::Unsteady)
     }
 
-    /// Creates the Secret; `None` when one exists.
-    pub(crate) async fn create(&self, state: &CaState) -> Result<Option<CaSecret>, CaSecretError> {
-        let metadata = ObjectMeta { name: Some(CA_SECRET.to_owned()), ..ObjectMeta::default() };
-        match self.api.create(&PostParams::default(), &manifest(state, metadata)).await {
+    /// Stores a state in the empty Secret, or creates the Secret where the account may; `None` when there is a CA.
+    pub(crate) async fn fill(&self, state: &CaState) -> Result<Option<CaSecret>, CaSecretError> {
+        let params = PostParams::default();
+        let written = match self.api.get_opt(CA_SECRET).await? {
+            Some(secret) if !is_empty(&secret) => return Ok(None),
+            Some(secret) => {
+                let metadata = ObjectMeta { managed_fields: None, ..secret.metadata };
+                self.api.replace(CA_SECRET, &params, &manifest(state, metadata)).await
+            }
+            None => {
+                let metadata = ObjectMeta { name: Some(CA_SECRET.to_owned()), ..ObjectMeta::default() };
+                match self.api.create(&params, &manifest(state, metadata)).await {
+                    Err(error) if is_forbidden(&error) => return Err(CaSecretError::Missing(Box::new(error))),
+                    created => created,
+                }
+            }
+        };
+        match written {
             Ok(secret) => Ok(Some(CaSecret::of(&secret)?)),
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
@@ -112,6 +135,10 @@ impl Store {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+fn is_forbidden(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 403)
 }
 
 fn manifest(state: &CaState, metadata: ObjectMeta) -> Secret {

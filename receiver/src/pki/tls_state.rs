@@ -69,8 +69,8 @@ pub struct TlsState {
 }
 
 impl TlsState {
-    /// Reads the files, and reads or creates the CA's Secret. Fails unless all of it is usable. The client must be able
-    /// to write before this receiver is active: of several replicas that start at once one creates the Secret, and all
+    /// Reads the files, and reads or fills the CA's Secret. Fails unless all of it is usable. The client must be able
+    /// to write before this receiver is active: of several replicas that start at once one fills the Secret, and all
     /// use it. `fenced` writes the requests to cert-manager, which only the active receiver may make.
     ///
     /// # Errors
@@ -86,9 +86,9 @@ impl TlsState {
         let now = jiff::Timestamp::now().as_second();
         let (mut store, mut secret) = (None, None);
         if sources.clients == ClientRoots::Builtin {
-            let new_store = Store::new(client.clone(), namespace);
+            let new_store = Store::new(client.clone(), flags.ca_namespace(namespace));
             let read =
-                new_store.read_or_create(|| Ok(CaState::steady(generate_root(flags.ca_validity, now)?, now))).await;
+                new_store.read_or_fill(|| Ok(CaState::steady(generate_root(flags.ca_validity, now)?, now))).await;
             secret = Some(replace_expired(&new_store, read.context("open the CA")?, flags.ca_validity, now).await?);
             store = Some(new_store);
         }
@@ -207,7 +207,7 @@ async fn replace_expired(
         let new = CaState::steady(generate_root(validity, now)?, now);
         secret = match store.replace(&secret, &new).await? {
             Some(secret) => secret,
-            None => store.read_or_create(|| Ok(new.clone())).await?,
+            None => store.read_or_fill(|| Ok(new.clone())).await?,
         };
     }
     Ok(secret)

@@ -1,14 +1,17 @@
 //! Accounts of the product's processes, with the minimal rights.
 
 use anyhow::Result;
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
+use k8s_openapi::api::{
+    core::v1::Secret,
+    rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding},
+};
 use kube::{
     Api, Resource,
     api::{DeleteParams, Patch, PatchParams},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use tidewatch_receiver::rights;
+use tidewatch_receiver::{pki::CA_SECRET, rights};
 use tidewatch_shared::names::{AGENT_OBJECT, GROUP, SKR_NAMESPACE};
 
 use crate::control_plane::Cluster;
@@ -26,6 +29,8 @@ const READ: [&str; 3] = ["get", "list", "watch"];
 pub(super) async fn grant_receiver(kcp: &Cluster, namespace: &str) -> Result<()> {
     let client = kcp.client().await?;
     apply(&Api::<Role>::namespaced(client.clone(), namespace), RECEIVER, json!({"rules": rights::rules()})).await?;
+    // Empty, as an installation contains it.
+    apply(&Api::<Secret>::namespaced(client.clone(), namespace), CA_SECRET, json!({})).await?;
     let binding = json!({
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": RECEIVER},
         "subjects": [{"kind": "ServiceAccount", "name": RECEIVER, "namespace": namespace}],

@@ -52,13 +52,20 @@ pub(crate) fn needs_operator(object: &DynamicObject) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_api_server_accepts_all_manifests() {
     let kcp = bed::shared().await.unwrap().kcp().await.unwrap();
-    kcp.ensure_namespace(KCP_NAMESPACE).await.unwrap();
+    // A dry run creates no namespace.
+    for namespace in [KCP_NAMESPACE, "tidewatch-ca"] {
+        kcp.ensure_namespace(namespace).await.unwrap();
+    }
     let client = kcp.client().await.unwrap();
     const INSTALLED: [&str; 7] =
         ["Deployment", "Service", "Role", "NetworkPolicy", "PodMonitor", "PrometheusRule", "CustomResourceDefinition"];
     const REFUSING: [&str; 2] = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"];
-    for (folder, wanted) in [("base", &INSTALLED[..]), ("overlays/cert-manager", &INSTALLED), ("admission", &REFUSING)]
-    {
+    for (folder, wanted) in [
+        ("base", &INSTALLED[..]),
+        ("overlays/ca-namespace", &INSTALLED),
+        ("overlays/cert-manager", &INSTALLED),
+        ("admission", &REFUSING),
+    ] {
         let objects = render(folder).await;
         let kinds: BTreeSet<_> = objects.iter().map(kind).collect();
         for wanted in wanted {

@@ -99,7 +99,7 @@ const AGENT_NAMESPACE_RIGHTS: [NeededRight; 12] = [
 
 /// Rights of the receiver in its namespace of KCP, each with its reason. Each `list` and `watch` serves a reflector,
 /// and readiness waits for all of them; the module of tests that uses a verb is in parentheses.
-const RECEIVER_RIGHTS: [(Right<'static>, &str); 17] = [
+const RECEIVER_RIGHTS: [(Right<'static>, &str); 18] = [
     (
         (GROUP, "kymas", "", "get list patch watch"),
         "get: every reconcile begins with a quorum read; patch: finalizer (kyma)",
@@ -114,8 +114,11 @@ const RECEIVER_RIGHTS: [(Right<'static>, &str); 17] = [
     ((GROUP, "moduletemplates", "", "list watch"), "a cache"),
     ((GROUP, "watchers", "", "list patch watch"), "patch: covered below"),
     ((GROUP, "watchers/status", "", "patch"), "state of a Watcher (watches)"),
-    (("", "secrets", "", "create list watch"), "access Secrets, of any name; create: the CA (bootstrap)"),
-    (("", "secrets", "tidewatch-ca", "get update"), "get: at each start (bootstrap); update: a rotation (rotation)"),
+    (("", "secrets", "", "list watch"), "access Secrets, of any name"),
+    (
+        ("", "secrets", "tidewatch-ca", "get update"),
+        "get: at each start; update: the first start (bootstrap), a rotation (rotation)",
+    ),
     (("", "configmaps", "tidewatch", "list watch"), "the pause of all runtimes (path)"),
     (("", "configmaps", "tidewatch-revocations", "list watch"), "revoked certificates and runtimes (enrolment)"),
     (
@@ -130,7 +133,8 @@ const RECEIVER_RIGHTS: [(Right<'static>, &str); 17] = [
         ("", "configmaps", "tidewatch-agent-upgrade", "list update watch"),
         "state of an agent upgrade, from stage to stage (upgrade)",
     ),
-    (("coordination.k8s.io", "leases", "", "create get update"), "leader election, with a Lease of any name (active)"),
+    (("coordination.k8s.io", "leases", "", "create"), "leader election: create cannot be limited by name (active)"),
+    (("coordination.k8s.io", "leases", "tidewatch-receiver", "get update"), "leader election (active)"),
     (("events.k8s.io", "events", "", "create patch"), "Events (record); patch: series of repeated Events"),
 ];
 

@@ -11,7 +11,10 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::{Api, ResourceExt as _, api::DeleteParams};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DeleteParams, ObjectMeta, PostParams},
+};
 use serde_json::{Value, json};
 use tidewatch_receiver::pki::CA_SECRET;
 use tidewatch_shared::{
@@ -391,9 +394,14 @@ async fn a_lost_or_compromised_ca_is_replaced_and_all_agents_enrol_again() -> Te
     let before = roots(member).await?;
     let lost = secrets(landscape).await?.get(CA_SECRET).await?;
     secrets(landscape).await?.delete(CA_SECRET, &DeleteParams::default()).await?;
+    let empty = Secret {
+        metadata: ObjectMeta { name: Some(CA_SECRET.to_owned()), ..ObjectMeta::default() },
+        ..Secret::default()
+    };
+    secrets(landscape).await?.create(&PostParams::default(), &empty).await?;
     until("another CA", async || {
         let now = secrets(landscape).await?.get_opt(CA_SECRET).await?;
-        Ok(now.filter(|now| now.uid() != lost.uid()).map(drop))
+        Ok(now.filter(|now| now.uid() != lost.uid() && now.data.is_some()).map(drop))
     })
     .await?;
     until("the new roots in the runtime", async || Ok((roots(member).await? != before).then_some(()))).await?;
@@ -403,7 +411,7 @@ async fn a_lost_or_compromised_ca_is_replaced_and_all_agents_enrol_again() -> Te
     // Restore the CA from its backup.
     let mut now = secrets(landscape).await?.get(CA_SECRET).await?;
     now.data.clone_from(&lost.data);
-    secrets(landscape).await?.replace(CA_SECRET, &kube::api::PostParams::default(), &now).await?;
+    secrets(landscape).await?.replace(CA_SECRET, &PostParams::default(), &now).await?;
     until("the old roots in the runtime", async || Ok((roots(member).await? == before).then_some(()))).await?;
     member.delivers(&[]).await?;
     member.path_proven().await?;
