@@ -21,6 +21,7 @@ pub mod image;
 mod page;
 mod reference;
 mod render;
+pub mod sbom;
 
 use anyhow::Result;
 

@@ -1,14 +1,18 @@
 //! `cargo images`: builds the programs, and writes the container images of agent and receiver as OCI layouts without a
-//! container daemon.
+//! container daemon, each with its software bill of materials beside it.
 
 use std::{
-    env,
+    env, fs,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use tidewatch_deploy::image::{self, Executable};
+use serde_json::Value;
+use tidewatch_deploy::{
+    image::{self, Executable},
+    sbom,
+};
 
 /// A program to build.
 struct Build {
@@ -43,6 +47,9 @@ fn main() -> Result<()> {
         let to = out.join(name);
         let digest = image::write(name, env!("CARGO_PKG_VERSION"), &executables, &to)?;
         eprintln!("{} {digest}", to.display());
+        let to = out.join(format!("{name}.cdx.json"));
+        fs::write(&to, bill_of_materials(name, programs)?).with_context(|| format!("cannot write {}", to.display()))?;
+        eprintln!("{}", to.display());
     }
     Ok(())
 }
@@ -57,6 +64,22 @@ impl Build {
         ensure!(build.status().context("cannot run cargo")?.success(), "{package} could not be built");
         Ok(Executable { name: binary, path: target.join(profile).join(binary) })
     }
+
+    fn metadata(&self) -> Result<Value> {
+        let folder = self.package.strip_prefix("tidewatch-").unwrap_or(self.package);
+        sbom::metadata(&workspace().join(folder).join("Cargo.toml"), self.features)
+    }
+}
+
+/// The CycloneDX document of an image, as text.
+fn bill_of_materials(image: &str, programs: &[Build]) -> Result<String> {
+    let metadata = programs.iter().map(Build::metadata).collect::<Result<Vec<_>>>()?;
+    let described = programs.iter().zip(&metadata);
+    let described: Vec<_> =
+        described.map(|(program, metadata)| sbom::Program { package: program.package, metadata }).collect();
+    let lock = fs::read_to_string(workspace().join("Cargo.lock")).context("cannot read Cargo.lock")?;
+    let document = sbom::document(image, env!("CARGO_PKG_VERSION"), &described, &lock)?;
+    Ok(serde_json::to_string_pretty(&document)? + "\n")
 }
 
 fn workspace() -> &'static Path {
