@@ -4,10 +4,10 @@
 //! be replaced independently. An event names an object without its state: the consumer reads the current state itself.
 
 mod forwarded;
+mod wire;
 
 use rustls_pki_types::CertificateDer;
 use serde::Serialize;
-use serde_json::{Map, Value};
 use thiserror::Error;
 
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
     identity::RuntimeId,
 };
 
+use self::wire::{Wire, is_field};
 pub use forwarded::{ReadForwardedError, forwarded_header, parse_forwarded};
 
 /// Content type of a body.
@@ -51,24 +52,25 @@ pub struct Event {
 }
 
 impl Event {
-    /// Parses a body. Like the incumbent's decoder, it matches member names case-insensitively, treats absent members
-    /// as empty, and ignores unknown members.
+    /// Parses a body. Like the incumbent's decoder, it matches member names case-insensitively, treats absent members and
+    /// null as empty, ignores unknown members, and lets a later member overwrite an earlier one of the same name.
     ///
     /// # Errors
     /// [`ParseEventError`].
     pub fn parse(body: &[u8]) -> Result<Self, ParseEventError> {
-        let Value::Object(body) = serde_json::from_slice(body)? else {
+        let Wire::Object(body) = serde_json::from_slice(body)? else {
             return Err(ParseEventError::Shape("the root"));
         };
-        let watched = object(&body, "watched")?;
-        let kind = object(&body, "watchedGvk")?;
-        Ok(Self {
-            namespace: text(&watched, "namespace")?,
-            name: text(&watched, "name")?,
-            group: text(&kind, "group")?,
-            version: text(&kind, "version")?,
-            kind: text(&kind, "kind")?,
-        })
+        let mut event = Self::default();
+        let Self { namespace, name, group, version, kind } = &mut event;
+        for (key, value) in body {
+            if is_field(&key, "watched") {
+                assign("watched", value, &mut [("namespace", namespace), ("name", name)])?;
+            } else if is_field(&key, "watchedgvk") {
+                assign("watchedGvk", value, &mut [("group", group), ("version", version), ("kind", kind)])?;
+            }
+        }
+        Ok(event)
     }
 
     /// Writes the body byte by byte as the incumbent's agent does: capitalised members of `watched`, in this order, and
@@ -110,26 +112,22 @@ impl Event {
     }
 }
 
-/// The member of an object with this case-insensitive name; the last one if there are several.
-fn member<'a>(object: &'a Map<String, Value>, name: &str) -> &'a Value {
-    let mut found = object.iter().filter(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value);
-    found.next_back().unwrap_or(&Value::Null)
-}
-
-fn object(parent: &Map<String, Value>, name: &'static str) -> Result<Map<String, Value>, ParseEventError> {
-    match member(parent, name) {
-        Value::Object(object) => Ok(object.clone()),
-        Value::Null => Ok(Map::new()),
-        _ => Err(ParseEventError::Shape(name)),
+/// Assigns the members of an object to fields.
+fn assign(name: &'static str, value: Wire, fields: &mut [(&'static str, &mut String)]) -> Result<(), ParseEventError> {
+    let members = match value {
+        Wire::Object(members) => members,
+        Wire::Null => return Ok(()),
+        _ => return Err(ParseEventError::Shape(name)),
+    };
+    for (key, value) in members {
+        let Some((name, field)) = fields.iter_mut().find(|(name, _)| is_field(&key, name)) else { continue };
+        match value {
+            Wire::Text(text) => **field = text,
+            Wire::Null => {}
+            _ => return Err(ParseEventError::Shape(name)),
+        }
     }
-}
-
-fn text(parent: &Map<String, Value>, name: &'static str) -> Result<String, ParseEventError> {
-    match member(parent, name) {
-        Value::String(text) => Ok(text.clone()),
-        Value::Null => Ok(String::new()),
-        _ => Err(ParseEventError::Shape(name)),
-    }
+    Ok(())
 }
 
 /// True if a text is valid as the manager in a path: 1 to 253 letters, digits, '-', '.' or '_', and not dots alone.

@@ -49,6 +49,30 @@ fn a_written_event_equals_the_incumbents() {
 }
 
 #[test]
+fn repeated_members_are_read_like_the_incumbents_decoder_does() {
+    let parse =
+        |body: &str| Event::parse(body.as_bytes()).map(|event| [event.namespace, event.name, event.kind].join("/"));
+    for (body, expected) in [
+        (r#"{"watched": {"Name": "a", "name": "b"}}"#, "/b/"),
+        (r#"{"watched": {"name": "b", "Name": "a"}}"#, "/a/"),
+        (r#"{"watched": {"name": "a", "name": null}}"#, "/a/"),
+        (r#"{"watched": {"namespace": "n", "name": "a"}, "WATCHED": {"name": "b"}, "watched": null}"#, "n/b/"),
+        (r#"{"watchedGvk": {"\u212aind": "K"}, "other": {"name": 1}}"#, "//K"),
+    ] {
+        assert_eq!(parse(body).unwrap(), expected, "{body}");
+    }
+    for (body, named) in [
+        (r#"{"watched": {"name": 1, "name": "a"}}"#, "name"),
+        (r#"{"watched": [], "watched": {}}"#, "watched"),
+        ("[]", "the root"),
+        (r#"{"watched": {"name": "a"}"#, "not JSON"),
+    ] {
+        let error = parse(body).unwrap_err().to_string();
+        assert!(error.contains(named), "{body}: {error}");
+    }
+}
+
+#[test]
 fn headers_are_parsed_like_the_incumbents_listener_does() {
     let headers: Vec<Header> = serde_json::from_str(include_str!("../../../tests/golden/v2/forwarded.json")).unwrap();
     let leaf = leaf(&["r-1"]);
