@@ -17,10 +17,11 @@ use k8s_openapi::{
 use kube::{
     Api, ResourceExt as _,
     api::{Patch, PatchParams, PostParams},
+    core::{ApiResource, DynamicObject, GroupVersionKind},
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    api::{Kyma, State, crds::runtime_crds},
+    api::{Kyma, ModuleTemplate, State, crds::runtime_crds},
     names::{AGENT_DEPLOYMENT, AGENT_OBJECT, IDENTITY_SECRET, SKR_NAMESPACE, annotation, finalizer, label},
 };
 use tidewatch_tests::{
@@ -63,6 +64,10 @@ async fn install_incumbents_crds(name: &str) -> Result<()> {
             Ok(stored.contains(&"v1beta1".to_owned()).then_some(()))
         })
         .await?;
+        if crd.spec.names.kind == "ModuleTemplate" {
+            cluster.ensure_namespace(SKR_NAMESPACE).await?;
+            stored_in_v1beta1(&cluster).await?.create(&PostParams::default(), &older_template()?).await?;
+        }
         let versions = json!({"spec": {"versions": old.spec.versions.iter().map(|version| {
             let mut version = version.clone();
             (version.storage, version.served) = (version.name == "v1beta2", version.name == "v1beta2");
@@ -71,6 +76,19 @@ async fn install_incumbents_crds(name: &str) -> Result<()> {
         api.patch(&created.name_any(), &PatchParams::default(), &Patch::Merge(versions)).await?;
     }
     Ok(())
+}
+
+/// A ModuleTemplate of the runtime's user.
+fn older_template() -> Result<DynamicObject> {
+    let template = json!({"apiVersion": "operator.kyma-project.io/v1beta1", "kind": "ModuleTemplate",
+        "metadata": {"name": "older", "annotations": {"user": "text"}}, "spec": {"descriptor": {}}});
+    Ok(serde_json::from_value(template)?)
+}
+
+async fn stored_in_v1beta1(cluster: &Cluster) -> Result<Api<DynamicObject>> {
+    let kind = GroupVersionKind::gvk("operator.kyma-project.io", "v1beta1", "ModuleTemplate");
+    let client = cluster.client_as(ClusterUser::Other).await?;
+    Ok(Api::namespaced_with(client, SKR_NAMESPACE, &ApiResource::from_gvk(&kind)))
 }
 
 #[tokio::test]
@@ -86,6 +104,8 @@ async fn our_crds_replace_the_incumbents_in_place() -> TestResult {
         let stored = there.status.and_then(|status| status.stored_versions);
         assert_eq!(stored, Some(vec!["v1beta2".to_owned()]), "{}", crd.name_any());
     }
+    let templates = Api::<ModuleTemplate>::namespaced(setup.runtime.user(), SKR_NAMESPACE);
+    assert_eq!(templates.get("older").await?.annotations()["user"], "text", "no object is lost");
     Ok(())
 }
 

@@ -1,11 +1,13 @@
 //! Our CRDs in a runtime cluster: equal to ours in all fields, and established before use.
 
+mod stored_versions;
+
 use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client, ResourceExt,
-    api::{ApiResource, DynamicObject, Patch, PatchParams},
+    api::{ApiResource, DynamicObject},
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
@@ -107,7 +109,7 @@ pub(super) async fn ensure(
                 return Err(contested());
             }
             if let Some(found) = &found {
-                leave_old_versions(&api, found).await.map_err(Error::crd("apply", wanted))?;
+                stored_versions::leave_others(client, &api, wanted, found).await?;
             }
             let converged = target.converge(&api, None, &mut accepted).await;
             let failed = |error: WriteError| error.request().map_or_else(contested, Error::crd("apply", wanted));
@@ -119,18 +121,6 @@ pub(super) async fn ensure(
         None => forms.remove(&wanted.name),
     };
     established(&api, wanted, current).await
-}
-
-/// The API server rejects a CRD that lacks a version listed in `status.storedVersions`.
-async fn leave_old_versions(api: &Api<DynamicObject>, found: &DynamicObject) -> kube::Result<()> {
-    let stored: Vec<String> =
-        serde_json::from_value(found.data["status"]["storedVersions"].clone()).unwrap_or_default();
-    let Some(kept) = crds::stored_versions_after_takeover(&stored) else { return Ok(()) };
-    let patch = json!({
-        "metadata": {"resourceVersion": found.resource_version().unwrap_or_default()}, "status": {"storedVersions": kept}
-    });
-    let params = PatchParams { field_manager: Some(field_manager::LIFECYCLE.to_owned()), ..PatchParams::default() };
-    api.patch_status(&found.name_any(), &params, &Patch::Merge(patch)).await.map(drop)
 }
 
 async fn established(api: &Api<DynamicObject>, wanted: &Wanted, mut current: DynamicObject) -> Result<(), Error> {

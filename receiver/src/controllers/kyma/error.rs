@@ -14,7 +14,7 @@ use crate::{
         watcher::ApplyError,
     },
     kube::object::{self, WriteError},
-    kube::runtime_access::{RuntimeAccessError, classify, describe, forbidden_address},
+    kube::runtime_access::{ListError, RuntimeAccessError, classify, describe, forbidden_address},
 };
 
 pub(super) const READ_KYMA: &str = "read the Kyma in the control plane";
@@ -57,6 +57,9 @@ pub enum Error {
         /// Cause.
         source: kube::Error,
     },
+    /// The objects of one of our CRDs, which are written again in our version, could not be listed.
+    #[error("list the objects of the CRD {0} in the runtime")]
+    CrdObjects(String, #[source] ListError),
     /// A CRD was not established in time.
     #[error("the CRD {0} is not established in the runtime")]
     NotEstablished(String),
@@ -133,9 +136,10 @@ impl Error {
     /// The failed request to the runtime cluster.
     fn runtime_call(&self) -> Option<&kube::Error> {
         match self {
-            Self::Runtime(_, source) | Self::Crd { source, .. } | Self::Status(WriteStatusError::Runtime(source)) => {
-                Some(source)
-            }
+            Self::Runtime(_, source)
+            | Self::Crd { source, .. }
+            | Self::CrdObjects(_, ListError::Page(source))
+            | Self::Status(WriteStatusError::Runtime(source)) => Some(source),
             Self::Plan(error) => error.call(),
             Self::Agent(error) => error.call(),
             _ => None,
@@ -175,6 +179,7 @@ impl Error {
             Self::Runtime(..) => "spec_replacement_from_remote",
             Self::Contested(_) => "spec_replacement_from_remote",
             Self::Crd { .. }
+            | Self::CrdObjects(..)
             | Self::NotEstablished(_)
             | Self::CrdTerminating(_)
             | Self::CrdContested(_)

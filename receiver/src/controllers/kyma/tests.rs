@@ -445,18 +445,31 @@ async fn deleted_crd_is_reported_and_recreated_once_it_is_gone() {
 }
 
 #[tokio::test]
-async fn old_stored_versions_are_dropped_before_the_incumbents_crd_is_replaced() {
-    let mut bed = Bed::new();
+async fn objects_are_rewritten_before_the_incumbents_versions_are_dropped() {
+    let mut bed = Bed::settled().await;
     let id = "customresourcedefinitions/kymas.operator.kyma-project.io";
     bed.runtime.edit(id, |crd| {
-        *crd = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": {"name": "kymas.operator.kyma-project.io"},
-            "spec": {"versions": [{"name": "v1beta1"}, {"name": "v1beta2"}]}, "status": {"storedVersions": ["v1beta1", "v1beta2"]}});
+        let ours = crd["spec"]["versions"][0].take();
+        let version = |name: &str, storage: bool| {
+            let mut version = ours.clone();
+            (version["name"], version["storage"]) = (name.into(), storage.into());
+            version
+        };
+        crd["spec"]["versions"] = json!([version("v1beta1", true), version("v1beta2", false)]);
+        crd["status"]["storedVersions"] = json!(["v1beta1", "v1beta2"]);
     });
-    bed.kyma().await;
-    let calls: Vec<_> = bed.runtime.calls().into_iter().filter(|call| call.contains(id)).collect();
-    assert_eq!(calls, [format!("GET {id}"), format!("PATCH {id}/status"), format!("PATCH {id}")]);
-    assert_eq!(bed.runtime.object(id).unwrap()["status"]["storedVersions"], json!(["v1beta2"]));
+    bed.forget_calls();
+    let works = WorkSet::of(&[Work::Kyma]);
+    let seen = drift("apiextensions.k8s.io/v1/customresourcedefinitions//kymas.operator.kyma-project.io");
+    assert_eq!(bed.reconcile(works, seen).await, ReconcileOutcome::ended(works));
+    let calls = bed.runtime.calls();
+    let position = |call: &str| calls.iter().position(|it| *it == call).unwrap_or_else(|| panic!("{call}: {calls:?}"));
+    let order =
+        ["GET ID", "PATCH ID", "PATCH kymas/default", "PATCH ID/status"].map(|call| position(&call.replace("ID", id)));
+    assert!(order.is_sorted(), "{calls:?}");
+    let crd = bed.runtime.object(id).unwrap();
+    assert_eq!(crd["status"]["storedVersions"], json!(["v1beta2"]));
+    assert_eq!(crd["spec"]["versions"].as_array().map(Vec::len), Some(1), "ours is applied");
 }
 
 #[tokio::test]
