@@ -55,8 +55,8 @@ pub struct Config {
     #[arg(long, env = "TIDEWATCH_NAMESPACE", default_value = SKR_NAMESPACE, value_parser = parse_namespace)]
     pub namespace: String,
 
-    /// Address of metrics and probes; port 0 selects a free port
-    #[arg(long, env = "TIDEWATCH_METRICS_ADDRESS", default_value = "0.0.0.0:2112", value_name = "IP:PORT")]
+    /// Address of metrics and probes; `[::]` serves IPv4 as well, port 0 selects a free port
+    #[arg(long, env = "TIDEWATCH_METRICS_ADDRESS", default_value = "[::]:2112", value_name = "IP:PORT")]
     pub metrics_address: SocketAddr,
 
     /// Loopback address of the admin listener, which serves `status`; port 0 selects a free port

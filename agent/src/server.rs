@@ -1,6 +1,8 @@
 //! HTTP servers: metrics and probes (`/metrics`, `/healthz`, `/readyz`) on one port, and the status on the loopback
 //! admin listener.
 
+mod bind;
+
 use std::{
     convert::Infallible,
     io,
@@ -80,7 +82,7 @@ impl Server {
         canary_state: CanaryState,
         identity_status: IdentityStatus,
     ) -> io::Result<(Self, SocketAddr)> {
-        let listener = TcpListener::bind(address).await?;
+        let listener = bind::bind(address)?;
         let bound = listener.local_addr()?;
         let registry = metrics.registry();
         let state = Arc::new(ServerState { registry, metrics, readiness, core, canary_state, identity_status });
@@ -92,7 +94,7 @@ impl Server {
     /// # Errors
     /// The address cannot be bound.
     pub(crate) async fn admin(&self, address: SocketAddr) -> io::Result<(Self, SocketAddr)> {
-        let listener = TcpListener::bind(address).await?;
+        let listener = bind::bind(address)?;
         let bound = listener.local_addr()?;
         Ok((Self { listener, state: self.state.clone(), endpoints: ServerState::admin }, bound))
     }
