@@ -55,11 +55,11 @@ pub struct Config {
     #[command(flatten)]
     pub lease: leader::Flags,
 
-    /// Listen address for agents: mTLS only
+    /// Listen address for agents: mTLS only; here and in all listen addresses, `[::]` serves IPv4 as well
     #[arg(
         long,
         env = "TIDEWATCH_EVENT_ADDRESS",
-        default_value = "0.0.0.0:8443",
+        default_value = "[::]:8443",
         value_name = "IP:PORT",
         help_heading = "Event port"
     )]
@@ -84,7 +84,7 @@ pub struct Config {
     #[arg(
         long,
         env = "TIDEWATCH_METRICS_ADDRESS",
-        default_value = "0.0.0.0:8080",
+        default_value = "[::]:8080",
         value_name = "IP:PORT",
         help_heading = "Metrics and probes"
     )]

@@ -82,7 +82,7 @@ const MAX_ADDRESSES: usize = 50_000;
 #[command(next_help_heading = "Enrolment")]
 pub struct Flags {
     /// Listen address for enrolment, if this receiver issues the agents' certificates: TLS without client certificates
-    #[arg(long, env = "TIDEWATCH_ENROLMENT_ADDRESS", default_value = "0.0.0.0:8444")]
+    #[arg(long, env = "TIDEWATCH_ENROLMENT_ADDRESS", default_value = "[::]:8444")]
     pub enrolment_address: SocketAddr,
 
     /// Maximum number of enrolments per minute of one address, or /64 network with IPv6; unset where a load balancer or

@@ -199,7 +199,7 @@ impl<S: Service> Gateway<S> {
         tls: Arc<ArcSwap<ServerConfig>>,
         service: impl FnOnce(&Settings) -> S,
     ) -> Result<Self, ListenError> {
-        let (listener, address) = listen(settings.address).await?;
+        let (listener, address) = listen(settings.address)?;
         Ok(Self::with_listener(listener, address, settings, tls, service))
     }
 }

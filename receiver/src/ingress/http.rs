@@ -1,5 +1,7 @@
 //! Small HTTP/1.1 servers: a bounded number of connections, one request per connection, deadlines, TLS on request.
 
+mod bind;
+
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
@@ -73,7 +75,7 @@ impl HttpServer {
     where
         F: Future<Output = HttpResponse> + Send + 'static,
     {
-        let (listener, address) = listen(address).await?;
+        let (listener, address) = listen(address)?;
         Ok(Self { listener, address, limits, tls, handler: Arc::new(move |request| Box::pin(handler(request))) })
     }
 
@@ -111,9 +113,9 @@ impl HttpServer {
 }
 
 /// Binds the address, with port 0 any free port, and returns the listener with the bound address.
-pub(super) async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ListenError> {
+pub(super) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ListenError> {
     let failed = |source| ListenError { address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let listener = bind::bind(address).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))
 }

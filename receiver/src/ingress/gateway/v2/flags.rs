@@ -16,7 +16,7 @@ pub struct Flags {
     pub v2: bool,
 
     /// Listen address for the incumbent's agents: mTLS only
-    #[arg(long, env = "TIDEWATCH_V2_ADDRESS", default_value = "0.0.0.0:8083")]
+    #[arg(long, env = "TIDEWATCH_V2_ADDRESS", default_value = "[::]:8083")]
     pub v2_address: SocketAddr,
 
     /// PEM file with the roots of the incumbent's agents' certificates, trusted on this port only
