@@ -209,7 +209,7 @@ fn deployment() -> Value {
         "env": [
             {"name": "TIDEWATCH_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
             {"name": "TIDEWATCH_LEASE_PLACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
-            {"name": "TIDEWATCH_PROBE_ADDRESS", "value": format!("0.0.0.0:{PROBES}")},
+            {"name": "TIDEWATCH_PROBE_ADDRESS", "value": format!("[::]:{PROBES}")},
             {"name": "TIDEWATCH_OCI_CONTENT_DIR", "value": CONTENT_DIR},
         ],
         "volumeMounts": [{"name": "content", "mountPath": CONTENT_DIR}],
