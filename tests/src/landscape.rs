@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeSet,
     fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::{Arc, Mutex as Lock, PoisonError},
 };
@@ -66,6 +67,9 @@ pub struct Options {
     pub registry: Option<String>,
     /// Folder of the receiver's content store, if it is not in the landscape's own.
     pub content_dir: Option<PathBuf>,
+    /// Loopback address that the receiver and the agents listen on and connect to: `::1` for IPv6 alone. Not with
+    /// [`Options::proxied`], and not for agents that run in a [`crate::kubelet::Kubelet`].
+    pub loopback: IpAddr,
     /// Duration of the receiver's Lease without a renewal, in seconds. Long by default, so that a receiver that a test
     /// stops keeps the Lease; a killed one is succeeded at once, because the successor has the same holder identity.
     pub lease_seconds: u16,
@@ -85,6 +89,7 @@ impl Default for Options {
             rollout_seconds: 0,
             registry: None,
             content_dir: None,
+            loopback: Ipv4Addr::LOCALHOST.into(),
             lease_seconds: 60,
         }
     }
@@ -175,7 +180,8 @@ impl Landscape {
         let dir = kcp.dir().join("landscapes").join(name);
         fs::create_dir_all(&dir).context("make the landscape's folder")?;
         let ca = Ca::generate("test bed", now(), pki::CA_VALIDITY)?;
-        let server = ca.make_server(&["127.0.0.1".parse()?, "localhost".parse()?], now(), pki::SERVER_VALIDITY)?;
+        let server =
+            ca.make_server(&["127.0.0.1".parse()?, "::1".parse()?, "localhost".parse()?], now(), pki::SERVER_VALIDITY)?;
         for (file, text) in
             [("tls.crt", &server.chain), ("tls.key", &server.key), ("ca.crt", &ca.trust_bundle().to_pem())]
         {
@@ -258,7 +264,7 @@ impl Landscape {
         fs::write(&kubeconfig, self.kcp.kubeconfig_at(&kcp, &token))?;
         let path = |file: &str| self.dir.join(file).into_os_string();
         let text = |text: &dyn ToString| text.to_string().into();
-        let local = |port: u16| format!("127.0.0.1:{port}");
+        let local = |port: u16| self.at(port);
         let mut program = Program::new(name, self.binaries.receiver()?, self.dir.join(format!("{name}.log")))
             .env("RUST_LOG", options.log.clone())
             .args([text(&"--kubeconfig"), kubeconfig.into_os_string(), text(&"--namespace"), text(&self.name)])
@@ -296,8 +302,8 @@ impl Landscape {
         if options.stamps {
             program = program.args([text(&"--stamp-file"), path("stamps")]);
         }
-        let process = ProductProcess::start(program, ([127, 0, 0, 1], probes).into())?;
-        Ok(process.with_admin(([127, 0, 0, 1], admin).into()))
+        let process = ProductProcess::start(program, self.at(probes))?;
+        Ok(process.with_admin(self.at(admin)))
     }
 
     /// Access to the receiver's process, to kill, stop or inspect it.
@@ -356,7 +362,7 @@ impl Landscape {
     /// Host and port of the receiver's event port.
     #[must_use]
     pub fn authority(&self) -> String {
-        format!("127.0.0.1:{}", self.event_port)
+        self.at(self.event_port).to_string()
     }
 
     /// The receiver's event port.
@@ -374,7 +380,7 @@ impl Landscape {
     /// Host and port to which agents connect: those of another port, or of the proxy, if there is one.
     #[must_use]
     pub fn agents_authority(&self) -> String {
-        let port = self.options.agents_port.map(|port| format!("127.0.0.1:{port}"));
+        let port = self.options.agents_port.map(|port| self.at(port).to_string());
         let agents_proxy = self.agents_proxy.as_ref().map(|agents_proxy| agents_proxy.address().to_string());
         port.or(agents_proxy).unwrap_or_else(|| self.authority())
     }
@@ -389,6 +395,11 @@ impl Landscape {
     #[must_use]
     pub fn kcp_proxy(&self) -> Option<&Proxy> {
         self.kcp_proxy.as_ref()
+    }
+
+    /// A port of [`Options::loopback`].
+    fn at(&self, port: u16) -> SocketAddr {
+        (self.options.loopback, port).into()
     }
 
     fn authorities(&self) -> String {

@@ -100,12 +100,12 @@ impl Runtime {
             .args([text(&"--receiver-url"), text(&format_args!("https://{}", landscape.agents_authority()))])
             .args([text(&"--identity-dir"), self.dir.clone().into_os_string()])
             .args([text(&"--trust-domain"), text(&landscape.trust_domain)])
-            .args([text(&"--metrics-address"), text(&format_args!("127.0.0.1:{probes}"))])
-            .args([text(&"--admin-address"), text(&format_args!("127.0.0.1:{admin}"))])
+            .args([text(&"--metrics-address"), text(&landscape.at(probes))])
+            .args([text(&"--admin-address"), text(&landscape.at(admin))])
             .args([text(&"--heartbeat-seconds"), text(&landscape.options.heartbeat_seconds)])
             .args(landscape.options.agent.clone());
-        let process = ProductProcess::start(program, ([127, 0, 0, 1], probes).into())?;
-        let process = process.with_admin(([127, 0, 0, 1], admin).into());
+        let process = ProductProcess::start(program, landscape.at(probes))?;
+        let process = process.with_admin(landscape.at(admin));
         process.ready(DEADLINE).await?;
         *agent = Some(process);
         Ok(())

@@ -16,6 +16,7 @@ mod faults;
 mod forward;
 mod install;
 mod installer;
+mod ipv6;
 mod issuer;
 mod kubelet;
 mod kyma;
