@@ -72,7 +72,7 @@ pub(super) struct Ledger {
     pub(super) sequences: SequenceTracker,
     watches: ShortMap<String, Watermarks>,
     pub(super) compare: Compare,
-    /// Newest `created` of the epoch's signatures, Unix seconds.
+    /// Creation time of the epoch's newest signature, in seconds of the receiver's monotonic clock.
     pub(super) newest: i64,
     /// Position of the epoch in the order of arrival; breaks ties of `newest`.
     pub(super) order: u64,

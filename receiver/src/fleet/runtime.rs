@@ -335,7 +335,7 @@ impl Runtime {
         self.epochs.iter().map(|(epoch, ledger)| ledger.view(*epoch, &self.planned)).collect()
     }
 
-    /// Ledger of the epoch that a signature of this time names.
+    /// Ledger of the epoch that a signature of this time names; see [`Ledger::newest`].
     fn ledger(&mut self, epoch: Epoch, created: i64) -> &mut Ledger {
         let at = self.epochs.iter().position(|(known, _)| *known == epoch).unwrap_or_else(|| {
             self.order += 1;

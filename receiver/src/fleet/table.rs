@@ -12,6 +12,7 @@ mod job;
 mod metrics;
 mod modules;
 mod runtime_trust;
+mod signature_clock;
 mod silence;
 mod stamps;
 mod state;
@@ -181,16 +182,16 @@ impl RuntimeTable {
     }
 
     /// Records a verified request of events and enqueues their work, in one step. Events of another epoch than the signature's
-    /// are refused as malformed.
+    /// are refused as malformed. `now_unix` is the current time in Unix seconds.
     ///
     /// # Errors
     /// [`PlacementError`]; nothing was recorded.
-    pub fn events(&self, batch: Verified<EventBatch>) -> Result<EventsResponse, PlacementError> {
+    pub fn events(&self, batch: Verified<EventBatch>, now_unix: i64) -> Result<EventsResponse, PlacementError> {
         // The first event represents the request.
         let first = batch.payload.events.iter().flatten().next();
         let seen = first.and_then(|event| event.time.as_deref()?.parse::<Timestamp>().ok());
         let result = self.with(|state, now| {
-            let reply = state.events(batch, now)?;
+            let reply = state.events(batch, now_unix, now)?;
             self.record_outbox_changes(state, &reply.forwarded);
             Ok(reply)
         });
@@ -224,7 +225,7 @@ impl RuntimeTable {
         heartbeat: Verified<Heartbeat>,
         now_unix: i64,
     ) -> Result<HeartbeatResponse, PlacementError> {
-        let result = self.with(|state, now| state.heartbeat(&heartbeat, now));
+        let result = self.with(|state, now| state.heartbeat(&heartbeat, now_unix, now));
         let HeartbeatReply { record, plan_revision, trust_revision, renew } = self.count_error(result)?;
         self.0.metrics.renewals.inc_by(renew.into());
         self.0.metrics.heartbeat(&record);

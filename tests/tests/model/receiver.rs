@@ -16,7 +16,7 @@ use tidewatch_receiver::{
 use tidewatch_shared::{
     identity::{Epoch, Instance, RuntimeId},
     plan::{Plan, Work},
-    signature::{Nonce, VerifiedSignature},
+    signature::{Nonce, VerifiedSignature, WINDOW_SECONDS},
 };
 use tokio::time::Instant;
 
@@ -283,17 +283,22 @@ impl Receiver {
         self.paused = WorkSet::EMPTY;
     }
 
-    pub(crate) fn handle(&self, request: Request) -> Response {
+    /// Handles a request at a time of the receivers' wall clock, in Unix seconds.
+    pub(crate) fn handle(&self, request: Request, now: i64) -> Response {
         let Request { id, created, body } = request;
+        if created > now + WINDOW_SECONDS {
+            // The clock was set back. The gateway refuses the signature, and the agent signs with the new time.
+            return Response::Unauthorized;
+        }
         match body {
             Body::Events(events) => {
                 let batch = verified(id.epoch, created, EventBatch { events, traceparent: None });
-                let response = self.fleet.events(batch.with_leaf(vec![0x30].into()));
+                let response = self.fleet.events(batch.with_leaf(vec![0x30].into()), now);
                 response.map_or(Response::Unavailable, Response::Events)
             }
             Body::Heartbeat(heartbeat) => {
                 let heartbeat = verified(id.epoch, created, *heartbeat);
-                self.fleet.heartbeat(heartbeat, created).map_or(Response::Unavailable, Response::Heartbeat)
+                self.fleet.heartbeat(heartbeat, now).map_or(Response::Unavailable, Response::Heartbeat)
             }
         }
     }

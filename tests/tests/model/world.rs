@@ -19,7 +19,7 @@ use tidewatch_shared::{
     identity::Epoch,
     plan::Work,
 };
-use tokio::time;
+use tokio::time::{self, Instant};
 
 use crate::{
     agent::{Agent, Body, LARGE_CAP, ReportedObject, Request, RequestId, Response, SMALL_CAP},
@@ -32,6 +32,11 @@ use actions::{Action, RequestFault};
 const ROUNDS: usize = 12;
 /// Longer than any wait of either side.
 const LONG: Duration = Duration::from_secs(3_600);
+
+/// Time that each action takes.
+const ACTION_TIME: Duration = Duration::from_millis(250);
+/// Unix time at the start.
+const UNIX_START: i64 = 1_700_000_000;
 
 pub(crate) type CheckResult = Result<(), TestCaseError>;
 
@@ -64,6 +69,9 @@ pub(crate) struct World {
     /// Counts the starts of agent and receivers.
     incarnations: u64,
     tick: u64,
+    started: Instant,
+    /// Sum of the steps of the receivers' wall clock, in seconds.
+    clock_step: i64,
     requests: Vec<Request>,
     responses: Vec<(RequestId, Response)>,
     late_writes: Vec<LateWrite>,
@@ -99,6 +107,8 @@ impl World {
             receivers: Vec::new(),
             incarnations: 0,
             tick: 0,
+            started: Instant::now(),
+            clock_step: 0,
             requests: Vec::new(),
             responses: Vec::new(),
             late_writes: Vec::new(),
@@ -126,13 +136,15 @@ impl World {
         Receiver::start(self.incarnations, Arc::new(self.plan.plan(self.plan_revision)), self.metrics.fleet.clone())
     }
 
-    fn created(&self) -> i64 {
-        // Signatures have a resolution of seconds, so two incarnations of an agent may share a timestamp.
-        i64::try_from(self.tick / 4).unwrap()
+    /// Wall clock of the receivers in Unix seconds, which the agent follows. Signatures have a resolution of seconds, so
+    /// two incarnations of an agent may share a timestamp.
+    fn unix(&self) -> i64 {
+        UNIX_START + i64::try_from(self.started.elapsed().as_secs()).unwrap() + self.clock_step
     }
 
     pub(crate) async fn apply(&mut self, action: Action) -> CheckResult {
         self.tick += 1;
+        time::advance(ACTION_TIME).await;
         match action {
             Action::Mutate(resource, name, mutation) => self.mutate(resource, name, mutation),
             Action::ToggleStatusSubresource => {
@@ -176,6 +188,7 @@ impl World {
             Action::ChangePlan(plan) => self.change_plan(PlanId(plan)),
             Action::WritePlan => self.written_plan = (self.plan, self.plan_revision),
             Action::ApplyPlan => self.apply_plan(),
+            Action::StepClock(seconds) => self.clock_step += i64::from(seconds),
             Action::Wait(seconds) => time::advance(Duration::from_secs(seconds.into())).await,
         }
         self.check_pending()
@@ -187,7 +200,7 @@ impl World {
     }
 
     fn send_events(&mut self) {
-        let created = self.created();
+        let created = self.unix();
         let Some(request) = self.agent.events_request(created) else { return };
         if let Body::Events(events) = &request.body {
             for event in events.iter().map(|event| event.as_ref().unwrap()) {
@@ -209,7 +222,7 @@ impl World {
     }
 
     fn send_heartbeat(&mut self) {
-        let heartbeat = self.agent.heartbeat_request(self.created());
+        let heartbeat = self.agent.heartbeat_request(self.unix());
         self.requests.push(heartbeat);
     }
 
@@ -240,7 +253,7 @@ impl World {
         let response = match fault {
             RequestFault::Rejected => Response::Rejected,
             RequestFault::Unauthorized => Response::Unauthorized,
-            _ => self.receivers[instance].handle(request),
+            _ => self.receivers[instance].handle(request, self.unix()),
         };
         match &response {
             Response::Events(response) => self.check_settled(id.epoch, response.since, &response.settled)?,

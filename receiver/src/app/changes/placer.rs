@@ -147,7 +147,7 @@ mod tests {
     fn accepts_events(fleet: &RuntimeTable, runtime: &str) -> Result<(), PlacementError> {
         let runtime: RuntimeId = runtime.parse().unwrap();
         let batch = EventBatch { events: Vec::new(), traceparent: None };
-        fleet.events(Verified::unchecked(&runtime, Epoch::new(1), 1, batch)).map(drop)
+        fleet.events(Verified::unchecked(&runtime, Epoch::new(1), 1, batch), 1).map(drop)
     }
 
     #[test]

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    PlacementError, Settings, job::ReconcileStart, modules::ModuleReports, silence::Incomplete, stamps::Stamps,
-    traces::PendingTraces, trust::TrustAnnouncer,
+    PlacementError, Settings, job::ReconcileStart, modules::ModuleReports, signature_clock::SignatureClock,
+    silence::Incomplete, stamps::Stamps, traces::PendingTraces, trust::TrustAnnouncer,
 };
 use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
@@ -84,6 +84,7 @@ pub(super) struct State {
     pub(super) incomplete: HashMap<KymaKey, Incomplete>,
     /// Indexes of the plans in use, by revision; most runtimes share a few plans.
     planned: HashMap<String, Weak<PlanIndex>>,
+    signature_clock: SignatureClock,
     generations: u64,
 }
 
@@ -103,6 +104,7 @@ impl State {
             lost_connections: HashMap::new(),
             incomplete: HashMap::new(),
             planned: HashMap::new(),
+            signature_clock: SignatureClock::default(),
             generations: 0,
         }
     }
@@ -167,9 +169,15 @@ impl State {
         Ok((key, is_new))
     }
 
-    pub(super) fn events(&mut self, batch: Verified<EventBatch>, now: Instant) -> Result<EventsReply, PlacementError> {
+    pub(super) fn events(
+        &mut self,
+        batch: Verified<EventBatch>,
+        now_unix: i64,
+        now: Instant,
+    ) -> Result<EventsReply, PlacementError> {
         let Verified { runtime: id, signature, payload: EventBatch { events, traceparent }, leaf, .. } = batch;
-        let (epoch, created) = (signature.nonce.epoch, signature.created);
+        let epoch = signature.nonce.epoch;
+        let created = self.signature_clock.convert(signature.created, now_unix, now);
         let (key, interval) = (self.key_of(&id)?, self.interval());
         let stamped = self.stamps.capture(events.iter().flatten());
         let entry = self.kymas.get_mut(&key).ok_or(PlacementError::Unknown)?;
@@ -192,14 +200,16 @@ impl State {
     pub(super) fn heartbeat(
         &mut self,
         heartbeat: &Verified<Heartbeat>,
+        now_unix: i64,
         now: Instant,
     ) -> Result<HeartbeatReply, PlacementError> {
         let Verified { runtime: id, signature, payload: heartbeat, authority, .. } = heartbeat;
+        let created = self.signature_clock.convert(signature.created, now_unix, now);
         let (key, interval) = (self.key_of(id)?, self.interval());
         let entry = self.kymas.get_mut(&key).ok_or(PlacementError::Unknown)?;
         let was_away = entry.reported_path == Some(PathState::Unproven(Unproven::Away));
         entry.runtime.request_received(Contract::V3, interval, now);
-        let mut record = entry.runtime.heartbeat(heartbeat, signature.created, now);
+        let mut record = entry.runtime.heartbeat(heartbeat, created, now);
         if was_away {
             // The agent is back: work that waits for the next probe is due now.
             entry.reported_path = None;

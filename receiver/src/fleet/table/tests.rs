@@ -69,7 +69,7 @@ fn send(fleet: &RuntimeTable, n: u32, sequence: u64) -> Result<EventsResponse, P
         traceparent: None,
     };
     let batch = EventBatch { events: vec![Ok(event)], traceparent: None };
-    fleet.events(Verified::unchecked(&id(n), EPOCH, 1, batch))
+    fleet.events(Verified::unchecked(&id(n), EPOCH, 1, batch), 1_700_000_000)
 }
 
 fn send_heartbeat(fleet: &RuntimeTable, n: u32, counter: u64) -> HeartbeatResponse {
@@ -548,4 +548,30 @@ async fn earliest_rollout_delay_applies() {
     assert_eq!((start.elapsed().as_secs(), job.queued.work), (40, WorkSet::of(&[Work::Kyma])));
     fleet.done(job, ReconcileOutcome::ended(work()));
     assert!(fleet.next().now_or_never().is_none());
+}
+
+/// Agent version of the last counted heartbeat, after one of an epoch with a signature created at a time of the
+/// receiver's wall clock, which also is its current time.
+fn version_after_heartbeat(fleet: &RuntimeTable, epoch: u64, unix: i64) -> String {
+    let (epoch, version) = (Epoch::new(epoch), format!("of epoch {epoch}"));
+    let heartbeat = json!({
+        "epoch": epoch, "sequence": 0, "counter": 1, "waiting": 0, "parked": 0, "agentVersion": version,
+        "certificate": {"notAfter": "", "fingerprint": ""}, "watches": [],
+    });
+    let heartbeat = serde_json::from_value(heartbeat).unwrap();
+    fleet.heartbeat(Verified::unchecked(&id(0), epoch, unix, heartbeat), unix).unwrap();
+    fleet.views().remove(0).agent_version.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn restarted_agent_counts_although_the_receivers_clock_was_set_back() {
+    let fleet = table_with(4, 1);
+    let before = 1_700_000_000;
+    for epoch in 1..=4 {
+        assert_eq!(version_after_heartbeat(&fleet, epoch, before), format!("of epoch {epoch}"));
+    }
+    time::advance(Duration::from_secs(10)).await;
+    assert_eq!(version_after_heartbeat(&fleet, 5, before + 10 - 3_600), "of epoch 5", "heartbeat counts");
+    let epochs = fleet.views().remove(0).epochs;
+    assert!(epochs.iter().any(|view| view.epoch == Epoch::new(5)), "its ledger is kept");
 }

@@ -142,7 +142,7 @@ impl<I: Intake> V3Handler<I> {
             return Err(Refusal::Revoked);
         }
         match head.route {
-            Route::Events => self.events(certificate, verified, body, *begun).map(Processed::Response),
+            Route::Events => self.events(certificate, verified, body, *begun, now).map(Processed::Response),
             Route::Heartbeat => self.heartbeat(certificate, verified, body, now).map(Processed::Response),
             Route::Certificates => self.renewal(certificate, body),
         }
@@ -163,6 +163,7 @@ impl<I: Intake> V3Handler<I> {
         verified: signature::VerifiedSignature,
         body: &[u8],
         begun: Instant,
+        now: Now,
     ) -> Result<HttpResponse, Refusal> {
         let epoch = verified.nonce.epoch;
         let events = parse_batch(body)?;
@@ -187,7 +188,7 @@ impl<I: Intake> V3Handler<I> {
         );
         let traceparent = span.as_ref().map(trace::Span::traceparent);
         let batch = Verified::new(certificate.runtime.clone(), verified, EventBatch { events, traceparent });
-        let response = self.intake.events(batch.with_leaf(certificate.leaf.der.clone()))?;
+        let response = self.intake.events(batch.with_leaf(certificate.leaf.der.clone()), now.unix)?;
         self.metrics.events.inc_by(count);
         for refused in &response.refused {
             self.metrics.events_refused.get_or_create(&ReasonLabel { reason: refused.reason.as_str() }).inc();

@@ -14,11 +14,11 @@ use crate::fleet::{
 
 /// Consumer of verified input. It is synchronous: a request awaits nothing between verification and response.
 pub trait Intake: Send + Sync + 'static {
-    /// Records events and enqueues their work, in one step.
+    /// Records events at a time in Unix seconds and enqueues their work, in one step.
     ///
     /// # Errors
     /// [`PlacementError`].
-    fn events(&self, batch: Verified<EventBatch>) -> Result<EventsResponse, PlacementError>;
+    fn events(&self, batch: Verified<EventBatch>, now: i64) -> Result<EventsResponse, PlacementError>;
 
     /// Records a heartbeat at a time in Unix seconds. Its epoch is that of the signature's nonce.
     ///
@@ -37,8 +37,8 @@ pub trait Intake: Send + Sync + 'static {
 }
 
 impl Intake for RuntimeTable {
-    fn events(&self, batch: Verified<EventBatch>) -> Result<EventsResponse, PlacementError> {
-        Self::events(self, batch)
+    fn events(&self, batch: Verified<EventBatch>, now: i64) -> Result<EventsResponse, PlacementError> {
+        Self::events(self, batch, now)
     }
 
     fn heartbeat(&self, heartbeat: Verified<Heartbeat>, now: i64) -> Result<HeartbeatResponse, PlacementError> {

@@ -117,7 +117,7 @@ impl ReceiverPeer {
     fn events(&self) -> bool {
         let Some(batch) = self.core.batch(self.now) else { return false };
         let events = verified(batch.epoch, EventBatch { events: read(&batch), traceparent: None });
-        let response = self.fleet.events(events.with_leaf(vec![0x30].into())).expect("the runtime is known");
+        let response = self.fleet.events(events.with_leaf(vec![0x30].into()), NOW).expect("the runtime is known");
         self.core.apply_response(self.now, batch.epoch, &response);
         true
     }

@@ -56,6 +56,8 @@ pub(crate) enum Action {
     WritePlan,
     /// Makes the agent read the plan.
     ApplyPlan,
+    /// Steps the wall clock of the receivers, in seconds.
+    StepClock(i16),
     Wait(u16),
 }
 
@@ -141,6 +143,7 @@ pub(crate) fn any_action(instances: usize) -> impl Strategy<Value = Action> {
         1 => instance.clone().prop_map(Action::Unpause),
         1 => instance.clone().prop_map(Action::SetSynced),
         1 => instance.clone().prop_map(Action::ReplaceKyma),
+        1 => (-4_000i16..4_000).prop_map(Action::StepClock),
         3 => (1u16..400).prop_map(Action::Wait),
     ];
     prop_oneof![
@@ -185,6 +188,7 @@ pub(crate) fn exchange_action(instances: usize) -> impl Strategy<Value = Action>
         1 => instance.clone().prop_map(Action::SetSynced),
         1 => instance.prop_map(Action::ReplaceKyma),
         1 => Just(Action::ApplyLateWrite),
+        1 => (-4_000i16..4_000).prop_map(Action::StepClock),
         2 => (1u16..40).prop_map(Action::Wait),
     ]
 }

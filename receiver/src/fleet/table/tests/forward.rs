@@ -269,7 +269,7 @@ impl Simulation {
     }
 
     fn post(&self, epoch: u64, events: Vec<Received>) -> EventsResponse {
-        self.fleet.events(batch(epoch, events)).unwrap()
+        self.fleet.events(batch(epoch, events), 1).unwrap()
     }
 
     fn heartbeat(&mut self) {
@@ -375,12 +375,12 @@ async fn forwarded_event_is_due_at_once_and_settled_on_delivery() {
     });
     tokio::task::yield_now().await;
     let events = agent.request().unwrap();
-    let response = fleet.events(batch(agent.epoch, events)).unwrap();
+    let response = fleet.events(batch(agent.epoch, events), 1).unwrap();
     assert!(response.refused.is_empty() && response.settled.is_empty());
     let delivery = waiter.await.unwrap();
     assert_eq!((delivery.runtime(), delivery.watch(), &*delivery.event.kind), (&id(0), WATCH, "Thing"));
     fleet.forwarded(&delivery, DeliveryOutcome::Delivered);
-    assert_eq!(fleet.events(batch(agent.epoch, Vec::new())).unwrap().settled[WATCH], 2);
+    assert_eq!(fleet.events(batch(agent.epoch, Vec::new()), 1).unwrap().settled[WATCH], 2);
     assert!(fleet.next().now_or_never().is_none(), "no reconcile is queued");
 }
 
@@ -408,7 +408,7 @@ async fn removed_target_has_no_metrics() {
     let fleet = counted(&mut registry, 1, Limits::default());
     let mut agent = Agent::default();
     agent.restart();
-    fleet.events(batch(agent.epoch, agent.request().unwrap())).unwrap();
+    fleet.events(batch(agent.epoch, agent.request().unwrap()), 1).unwrap();
     let delivery = fleet.next_delivery().await;
     let is_counted = || registry.encode().unwrap().contains(r#"manager="m""#);
     assert!(is_counted());
@@ -425,6 +425,6 @@ fn without_a_certificate_nothing_is_forwarded() {
     let mut agent = Agent::default();
     agent.restart();
     let batch = EventBatch { events: agent.request().unwrap(), traceparent: None };
-    let response = fleet.events(Verified::unchecked(&id(0), Epoch::new(agent.epoch), 1, batch)).unwrap();
+    let response = fleet.events(Verified::unchecked(&id(0), Epoch::new(agent.epoch), 1, batch), 1).unwrap();
     assert_eq!(response.refused.len(), BATCH);
 }

@@ -32,6 +32,7 @@ struct Simulation {
     instance: u64,
     epochs: u64,
     tick: u64,
+    started: Instant,
     now: Instant,
     with_b: bool,
     requests: Vec<Request>,
@@ -114,6 +115,7 @@ impl Simulation {
             instance: 0,
             epochs: 1,
             tick: 0,
+            started: Instant::now(),
             now: Instant::now(),
             with_b: true,
             requests: Vec::new(),
@@ -137,6 +139,11 @@ impl Simulation {
         // A real start verifies everything. Here the events of the agent alone must suffice.
     }
 
+    /// Wall clock of the receiver, without steps.
+    fn unix(&self) -> i64 {
+        self.now.saturating_duration_since(self.started).as_secs().try_into().unwrap()
+    }
+
     fn epoch(&mut self) -> u64 {
         self.epochs += 1;
         self.epochs
@@ -154,10 +161,11 @@ impl Simulation {
     fn deliver(&mut self, request: Request) {
         let id: RuntimeId = "r-1".parse().unwrap();
         let Request { epoch, created, accepted, number, body } = request;
+        let now_unix = self.unix();
         let response = match body {
             Body::Events(events) => {
                 let batch = Verified::unchecked(&id, epoch, created, EventBatch { events, traceparent: None });
-                let recorded = self.state.events(batch, self.now).unwrap().recorded;
+                let recorded = self.state.events(batch, now_unix, self.now).unwrap().recorded;
                 self.differing += recorded.counts.differing;
                 let run = Some((recorded.accepted, recorded.since));
                 Response {
@@ -174,7 +182,7 @@ impl Simulation {
             Body::Heartbeat(heartbeat) => {
                 let heartbeat = self
                     .state
-                    .heartbeat(&Verified::unchecked(&id, epoch, created, *heartbeat), self.now)
+                    .heartbeat(&Verified::unchecked(&id, epoch, created, *heartbeat), now_unix, self.now)
                     .unwrap()
                     .record;
                 self.differing += heartbeat.differing;

@@ -70,7 +70,7 @@ async fn trace_continues_from_the_request_through_the_queue_to_the_reconcile() {
     };
     let traceparent = Some(format!("00-{TRACE}-{PARENT}-01"));
     let batch = EventBatch { events: vec![Ok(event)], traceparent };
-    fleet.events(Verified::unchecked(&id(0), EPOCH, 1, batch)).unwrap();
+    fleet.events(Verified::unchecked(&id(0), EPOCH, 1, batch), 1).unwrap();
     let job = fleet.next().await;
     let traceparent = job.traceparent.as_deref().unwrap();
     assert!(traceparent.starts_with(&format!("00-{TRACE}-")) && !traceparent.contains(PARENT), "{traceparent}");

@@ -189,7 +189,7 @@ impl Intake for RecordingIntake {
         self.unknown.lock().unwrap().contains(runtime)
     }
 
-    fn events(&self, batch: Verified<EventBatch>) -> Result<EventsResponse, PlacementError> {
+    fn events(&self, batch: Verified<EventBatch>, _: i64) -> Result<EventsResponse, PlacementError> {
         self.record(batch.runtime(), batch.payload().events.len())?;
         Ok(EventsResponse {
             instance: Instance::new(1),
