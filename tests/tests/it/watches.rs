@@ -29,6 +29,8 @@ use crate::{
 /// Timeout of a single request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
+/// Watches of every plan without the agent's installation: Kyma, two kinds of the catalog, CRDs, namespace.
+const BUILT_IN: u64 = 5;
 const GROUP: &str = "tests.example";
 const WIDGETS: (&str, &str, &str) = (GROUP, "*", "widgets");
 
@@ -239,7 +241,7 @@ async fn adding_and_removing_watchers_interrupts_no_other() -> TestResult {
         setup.landscape.delete_watcher("second").await?;
         until("the watch to be stopped", async || {
             let page = setup.agent_page().await?;
-            Ok((crate::sync::sum(&page, "tidewatch_agent_watches", &[]) == 5).then_some(()))
+            Ok((crate::sync::sum(&page, "tidewatch_agent_watches", &[]) == BUILT_IN + 1).then_some(()))
         })
         .await?;
     }
@@ -285,8 +287,8 @@ async fn an_unservable_watcher_is_reported_and_stops_no_other() -> TestResult {
         assert!(message.contains(word), "{watcher}: {message}");
     }
     assert!(status("load", "Ready").await?.contains("gateway"));
-    // The plan has only servable watches: the four built-in ones, and the valid Watcher's.
-    assert_eq!(crate::sync::sum(&setup.agent_page().await?, "tidewatch_agent_watches", &[]), 5);
+    // The plan has only servable watches: the built-in ones, and the valid Watcher's.
+    assert_eq!(crate::sync::sum(&setup.agent_page().await?, "tidewatch_agent_watches", &[]), BUILT_IN + 1);
     Load::run(&setup, 48, PAUSE).await?;
 
     // A corrected Watcher is served at once.
