@@ -2,8 +2,8 @@
 //!
 //! Both derive from the caches of KCP, so no reconcile waits for them. `event_diff` compares the previous state of an
 //! object with the current one, `event_queue` holds the resulting Events; both are pure. `publish` writes one Event
-//! after another, rate limited; an Event that finds the queue full is counted and dropped, since the status contains it
-//! too. `states` computes its gauges at scrape.
+//! after another, rate limited; an Event that finds the queue full, or the share of its object used up, is counted and
+//! dropped, since the status contains it too. `states` computes its gauges at scrape.
 
 mod event_diff;
 mod event_queue;
@@ -126,8 +126,12 @@ impl EventRecorder {
         if events.is_empty() {
             return;
         }
-        let dropped = events.into_iter().map(|event| state.queue.post(event)).filter(|posted| !posted).count();
-        self.0.metrics.dropped(dropped);
+        let now = Instant::now();
+        for event in events {
+            if let Err(reason) = state.queue.post(event, now) {
+                self.0.metrics.dropped(reason);
+            }
+        }
         self.0.metrics.waiting(state.queue.pending.len());
         drop(state);
         self.0.posted.notify_one();

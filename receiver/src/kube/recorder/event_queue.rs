@@ -1,4 +1,5 @@
-//! Bounded queue of Events. Equal Events within half an hour become one Event with a series count.
+//! Bounded queue of Events, in which each object has a share. Equal Events within half an hour become one Event with a
+//! series count.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -8,10 +9,17 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::event_diff::PendingEvent;
+use super::event_diff::{PendingEvent, Regarding};
 
 /// Maximum number of pending Events.
 const CAPACITY: usize = 1_000;
+/// Events of one object that are accepted at once, enough for a Kyma with all its modules. A user can select 500 modules, and
+/// cause an Event for each; thirty such users do not fill the queue.
+const BURST: u32 = 32;
+/// Interval of the Events of one object beyond them: 100 objects then take the whole rate of the writes.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// Objects without debt are forgotten when there are this many, or twice as many as after the last time.
+const PRUNE_AT: usize = 1_024;
 /// Maximum number of written Events that are remembered for a series.
 const MAX_REMEMBERED: usize = 4_096;
 /// Longest interval between two equal Events of one series; API servers delete Events after an hour by default.
@@ -26,6 +34,23 @@ pub(super) struct EventQueue {
     hasher: RandomState,
     /// Number of the last write.
     number: u64,
+    shares: Shares,
+}
+
+/// Time at which all Events of an object so far are paid for (GCRA's theoretical arrival time).
+#[derive(Default)]
+struct Shares {
+    paid: HashMap<u64, Instant>,
+    prune_at: usize,
+}
+
+/// Reason for which an Event is not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DropReason {
+    /// The queue is full.
+    Full,
+    /// The object has used up its share.
+    Share,
 }
 
 struct Published {
@@ -46,13 +71,19 @@ pub(super) struct EventWrite {
 }
 
 impl EventQueue {
-    /// Appends an Event; returns false if the queue is full, and drops it.
-    pub(super) fn post(&mut self, event: PendingEvent) -> bool {
-        let has_room = self.pending.len() < CAPACITY;
-        if has_room {
-            self.pending.push_back(event);
+    /// Appends an Event, or drops it.
+    ///
+    /// # Errors
+    /// [`DropReason`].
+    pub(super) fn post(&mut self, event: PendingEvent, now: Instant) -> Result<(), DropReason> {
+        if self.pending.len() >= CAPACITY {
+            return Err(DropReason::Full);
         }
-        has_room
+        if !self.shares.charge(self.hasher.hash_one(share_key(&event.regarding)), now) {
+            return Err(DropReason::Share);
+        }
+        self.pending.push_back(event);
+        Ok(())
     }
 
     /// Removes the first Event and returns its write.
@@ -83,4 +114,25 @@ impl EventQueue {
     pub(super) fn forget(&mut self, event: &PendingEvent) {
         self.published.remove(&self.hasher.hash_one(event));
     }
+}
+
+impl Shares {
+    /// Charges one Event of an object; returns false if its share is used up.
+    fn charge(&mut self, object: u64, now: Instant) -> bool {
+        if self.paid.len() >= self.prune_at.max(PRUNE_AT) {
+            self.paid.retain(|_, paid| *paid > now);
+            self.prune_at = self.paid.len().saturating_mul(2);
+        }
+        let paid = self.paid.entry(object).or_insert(now);
+        let is_allowed = paid.saturating_duration_since(now) <= INTERVAL * (BURST - 1);
+        if is_allowed {
+            *paid = (*paid).max(now) + INTERVAL;
+        }
+        is_allowed
+    }
+}
+
+/// The object without its uid: one that is deleted and created again has no new share.
+fn share_key(Regarding { kind, namespace, name, uid: _ }: &Regarding) -> (&str, &str, &str) {
+    (kind, namespace, name)
 }

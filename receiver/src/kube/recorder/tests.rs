@@ -10,7 +10,7 @@ use kube::{
 use serde_json::{Value, json};
 use tidewatch_shared::metrics::Registry;
 
-use super::*;
+use super::{event_queue::DropReason, *};
 
 const KEY: (&str, &str) = ("kcp-system", "k");
 
@@ -180,8 +180,15 @@ fn queue_is_bounded_and_joins_equal_events_into_a_series() {
         let ready = kyma(json!({"state": "Error"}));
         PendingEvent { reason, ..event_diff::of_kyma(None, &KymaSnapshot::of(&ready), &ready).pop().unwrap() }
     };
-    let posted = (0..1_001).filter(|_| queue.post(pending("a"))).count();
-    assert_eq!((posted, queue.pending.len()), (1_000, 1_000));
+    let about = |number: u32| {
+        let mut event = pending("a");
+        event.regarding.name = format!("k-{number}");
+        event
+    };
+    let full: Vec<_> = (0..1_001).filter_map(|number| queue.post(about(number), now).err()).collect();
+    assert_eq!((full, queue.pending.len()), (vec![DropReason::Full], 1_000));
+    queue.pending.clear();
+    (0..5).for_each(|_| queue.post(pending("a"), now).unwrap());
     assert_eq!(queue.next(now).unwrap().series, None);
     queue.published(&pending("a"), "e".into(), now);
     assert_eq!(queue.next(after(1)).unwrap().series, Some(("e".into(), 2)));
@@ -190,7 +197,30 @@ fn queue_is_bounded_and_joins_equal_events_into_a_series() {
     queue.published(&pending("a"), "f".into(), after(3_600));
     queue.forget(&pending("a"));
     assert_eq!(queue.next(after(3_601)).unwrap().series, None);
-    assert!(queue.post(pending("b")));
+    assert_eq!(queue.post(pending("b"), after(3_601)), Ok(()));
+}
+
+/// Thirty users toggle 430 modules, and each module in error is an Event; those of a hundred other Kymas are kept.
+#[test]
+fn objects_with_many_events_leave_room_for_those_of_others() {
+    let (mut queue, start) = (EventQueue::default(), Instant::now());
+    let event = |name: String, note: u32| {
+        let error = kyma(json!({"state": "Error"}));
+        let mut event = event_diff::of_kyma(None, &KymaSnapshot::of(&error), &error).pop().unwrap();
+        (event.regarding.name, event.note) = (name, note.to_string());
+        event
+    };
+    for second in 0..60 {
+        let now = start + Duration::from_secs(second);
+        for hostile in 0..30 {
+            (0..430).for_each(|note| _ = queue.post(event(format!("hostile-{hostile}"), note), now));
+        }
+        for other in (0..100).filter(|other| other % 10 == second % 10) {
+            assert_eq!(queue.post(event(format!("other-{other}"), 0), now), Ok(()), "second {second}");
+        }
+        // The rate at which Events are written.
+        (0..20).for_each(|_| _ = queue.next(now));
+    }
 }
 
 /// Responds to one request, and returns its method, path and body.
