@@ -6,5 +6,6 @@ pub mod enrolment;
 pub mod gateway;
 mod http;
 pub mod probes;
+mod source;
 
 pub use self::http::{HttpServer, ListenError};

@@ -31,7 +31,7 @@ mod revocations;
 mod token;
 
 use std::{
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     num::NonZeroU32,
     sync::Arc,
     time::Duration,
@@ -61,6 +61,7 @@ pub use token::{Token, TokenError};
 use crate::{
     base::key::KymaKey,
     fleet::table::PlacementError,
+    ingress::source::network,
     kube::runtime_access::{RuntimeAccess, RuntimeAccessError},
     pki::{ParseRequestError, SigningRequest},
 };
@@ -297,14 +298,6 @@ impl RuntimeCalls {
         let result = result.await.ok();
         self.metrics.called(name, if matches!(result, Some(Ok(_))) { "answered" } else { "failed" });
         result
-    }
-}
-
-/// The addresses of one customer: one of IPv4, a /64 of IPv6.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(address) => IpAddr::V4(address),
-        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
     }
 }
 

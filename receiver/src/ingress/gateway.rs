@@ -22,6 +22,7 @@ mod connection;
 mod connection_limiter;
 pub mod enrol;
 mod handler;
+mod handshake_places;
 mod handshakes;
 mod head;
 mod head_deadline;
@@ -63,6 +64,8 @@ use crate::{
     pki::Trust,
 };
 
+use handshake_places::HandshakePlaces;
+
 pub use authority::{OwnAuthority, ParseAuthorityError};
 pub use handler::V3Handler;
 pub use intake::Intake;
@@ -90,7 +93,7 @@ pub struct Settings {
     pub domain: TrustDomain,
     /// Open connections at most, handshakes included. Further ones wait in the kernel's backlog.
     pub max_connections: usize,
-    /// Concurrent handshakes at most. Further ones wait in the kernel's backlog.
+    /// Concurrent handshakes at most, shared among the addresses of clients; see `handshake_places`.
     pub max_handshakes: usize,
     /// Time from accept to the end of the handshake; reduced when more than half of `max_handshakes` are in progress.
     pub handshake_deadline: Duration,
@@ -217,9 +220,12 @@ impl<S: Service, L: Listen> Gateway<S, L> {
             *authority = authority.at(address.port());
         }
         let service = service(&settings);
+        let slots = settings.max_connections.clamp(1, Semaphore::MAX_PERMITS);
         let context = connection::Context {
             metrics: service.port().metrics.clone(),
             service,
+            slots: Arc::new(Semaphore::new(slots)),
+            handshake_places: HandshakePlaces::new(settings.max_handshakes),
             settings,
             drain: CancellationToken::new(),
             kill: CancellationToken::new(),
@@ -241,19 +247,14 @@ impl<S: Service, L: Listen> Gateway<S, L> {
     pub async fn run(self, shutdown: CancellationToken) {
         let Self { listener, tls, context, .. } = self;
         let tasks = TaskTracker::new();
-        let slots = |max: usize| Arc::new(Semaphore::new(max.clamp(1, Semaphore::MAX_PERMITS)));
-        let (connections, handshakes) =
-            (slots(context.settings.max_connections), slots(context.settings.max_handshakes));
         let _lag = AbortOnDropHandle::new(tokio::spawn(measure_lag(context.clone())));
         let _revoked = AbortOnDropHandle::new(tokio::spawn(connection::close_revoked(context.clone())));
-        while let Some((tcp, connection, handshake)) =
-            accept(&listener, &connections, &handshakes, &context.metrics, &shutdown).await
-        {
+        while let Some((tcp, slot)) = accept(&listener, &context.slots, &context.metrics, &shutdown).await {
             let (context, config) = (context.clone(), tls.load_full());
             tasks.spawn(async move {
-                let _connection = connection;
+                let _slot = slot;
                 let source = L::source(&tcp);
-                connection::run(context, (tcp, source), config, handshake).await;
+                connection::run(context, (tcp, source), config).await;
             });
         }
         // From here on no new connections; open ones get GOAWAY, or `Connection: close` with the pending response.
@@ -279,21 +280,19 @@ async fn measure_lag<S: Service>(context: Arc<connection::Context<S>>) {
     }
 }
 
-/// Accepts the next connection; `None` at shutdown. Acquires its slots first, so that no accepted connection waits
-/// unserved.
+/// Accepts the next connection; `None` at shutdown. Acquires its slot first, so that further connections wait in the
+/// kernel's backlog.
 async fn accept<L: Listen>(
     listener: &L,
-    connections: &Arc<Semaphore>,
-    handshakes: &Arc<Semaphore>,
+    slots: &Arc<Semaphore>,
     metrics: &PortMetrics,
     shutdown: &CancellationToken,
-) -> Option<(L::Stream, OwnedSemaphorePermit, OwnedSemaphorePermit)> {
+) -> Option<(L::Stream, OwnedSemaphorePermit)> {
     let accept = async {
-        let connection = acquire(connections, "connections", metrics).await?;
-        let handshake = acquire(handshakes, "handshakes", metrics).await?;
+        let slot = acquire(slots, "connections", metrics).await?;
         loop {
             match listener.next().await {
-                Ok(stream) => return Some((stream, connection, handshake)),
+                Ok(stream) => return Some((stream, slot)),
                 Err(error) => {
                     metrics.accepts_failed.inc();
                     tracing::warn!(%error, "Could not accept a connection");

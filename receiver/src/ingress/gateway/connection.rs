@@ -23,7 +23,7 @@ use hyper_util::{
 use rustls::ServerConfig;
 use tidewatch_shared::identity::RuntimeId;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{Semaphore, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Now, Settings,
     connection_limiter::{ClientLeaf, Closing, ConnectionLimiter},
+    handshake_places::HandshakePlaces,
     handshakes,
     head_deadline::HeadDeadline,
     lifecycle::{ConnectionLifecycle, Liveness, TrackedBody},
@@ -77,6 +78,9 @@ pub(super) struct Context<S> {
     /// Spreads the maximum ages.
     pub(super) jitter: RandomState,
     pub(super) connections: Arc<ConnectionLimiter>,
+    /// Connections that the port may accept.
+    pub(super) slots: Arc<Semaphore>,
+    pub(super) handshake_places: HandshakePlaces,
     /// Handshake steps that may run concurrently.
     pub(super) handshake_steps: Arc<Semaphore>,
 }
@@ -147,7 +151,6 @@ pub(super) async fn run<S: Service>(
     context: Arc<Context<S>>,
     (tcp, source): (impl Stream, Option<SocketAddr>),
     config: Arc<ServerConfig>,
-    slot: OwnedSemaphorePermit,
 ) {
     let metrics = &context.metrics;
     metrics.connections.inc();
@@ -157,7 +160,7 @@ pub(super) async fn run<S: Service>(
     let stream = tokio::select! {
         () = context.drain.cancelled() => return,
         // Boxed: as part of the connection's own future it would occupy memory for the life of the connection.
-        result = Box::pin(handshake(&context, tcp, config, slot)) => result,
+        result = Box::pin(handshake(&context, tcp, source, config)) => result,
     };
     match stream {
         Ok(stream) => {
@@ -171,23 +174,29 @@ pub(super) async fn run<S: Service>(
     }
 }
 
-/// Performs the handshake within its deadline, and releases its slot. The error is a metric label.
+/// Waits for a place and performs the handshake, each within its deadline. The error is a metric label.
 async fn handshake<S: Service, T: Stream>(
     context: &Context<S>,
     tcp: T,
+    source: Option<SocketAddr>,
     config: Arc<ServerConfig>,
-    slot: OwnedSemaphorePermit,
 ) -> Result<Box<TlsStream<T>>, &'static str> {
     let Settings { handshake_deadline, max_handshakes, .. } = context.settings;
-    let free = slot.semaphore().available_permits();
-    let deadline = handshakes::adaptive_deadline(handshake_deadline, free, max_handshakes);
+    let (source, free) = (source.map(|source| source.ip()), context.slots.available_permits());
+    context.metrics.handshakes_waiting.inc();
+    let waiting = OnDrop(|| {
+        context.metrics.handshakes_waiting.dec();
+    });
+    let place = context.handshake_places.acquire(source, free, handshake_deadline).await?;
+    drop(waiting);
+    let deadline = handshakes::adaptive_deadline(handshake_deadline, place.left, max_handshakes);
     context.metrics.handshakes.inc();
     let _begun = OnDrop(|| {
         context.metrics.handshakes.dec();
     });
     let accept = handshakes::with_permits(context.handshake_steps.clone(), TlsAcceptor::from(config).accept(tcp));
     let result = timeout(deadline, accept).await;
-    drop(slot);
+    drop(place);
     result.map_err(|_| "timeout")?.map(Box::new).map_err(|error| handshake_failure(&error))
 }
 

@@ -20,8 +20,9 @@ pub(super) async fn with_permits<F: Future>(permits: Arc<Semaphore>, future: F) 
     .await
 }
 
-/// Returns the deadline of a handshake by the number of free slots: the full deadline while at least half of them are
-/// free, then linearly down to a fifth when none is, so that stalled handshakes free their slots sooner under load.
+/// Returns the deadline of a handshake by the number of places that are free for its network: the full deadline while at
+/// least half of all places are, then linearly down to a fifth when none is, so that stalled handshakes free their places
+/// sooner under load.
 pub(super) fn adaptive_deadline(deadline: Duration, free: usize, slots: usize) -> Duration {
     let half = (slots / 2).max(1);
     let share = free.min(half) as f64 / half as f64;

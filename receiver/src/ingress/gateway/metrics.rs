@@ -40,6 +40,8 @@ metric_set! {
         pub(super) connections: Gauge = "connections",
         /// TLS handshakes in progress.
         pub(super) handshakes: Gauge = "handshakes",
+        /// Connections that wait for a TLS handshake, because their address or network holds its share of them.
+        pub(super) handshakes_waiting: Gauge = "handshakes_waiting",
         /// Ended connections, by reason.
         pub(super) connections_ended: Family<ReasonLabel, Counter> = "connections_ended",
         /// Failed TLS handshakes, by reason.

@@ -7,6 +7,7 @@ use super::{
     },
     *,
 };
+use tokio::net::TcpSocket;
 
 const SHORT: Duration = Duration::from_millis(100);
 /// Maximum frame size in bytes, unless the reader allows more (RFC 9113, section 4.2).
@@ -193,7 +194,44 @@ async fn stalled_handshake_frees_its_slot() {
     let mut sender = timeout(PATIENCE, gateway.http2(&agent)).await.unwrap();
     gateway.serves(&mut sender, &agent, 1).await;
     assert_eq!(gateway.metrics.handshakes_failed.get_or_create(&metrics::ReasonLabel { reason: "timeout" }).get(), 1);
-    assert!(gateway.metrics.accepts_paused.get_or_create(&metrics::ReasonLabel { reason: "handshakes" }).get() >= 1);
+    gateway.stop().await;
+}
+
+#[tokio::test]
+async fn silent_connections_of_one_address_delay_no_other() {
+    const PLACES: usize = 32;
+    // Silent connections keep their places until the test has ended.
+    let gateway = TestGateway::start(|settings| {
+        (settings.max_handshakes, settings.handshake_deadline) = (PLACES, 20 * PATIENCE);
+    })
+    .await;
+    let from = async |source: [u8; 4]| {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((source, 0).into()).unwrap();
+        socket.connect(gateway.address).await.unwrap()
+    };
+    let mut silent = Vec::new();
+    for _ in 0..4 * PLACES {
+        silent.push(from([127, 0, 0, 2]).await);
+    }
+    let taken = i64::try_from(PLACES / 2).unwrap();
+    timeout(PATIENCE, async {
+        while (gateway.metrics.handshakes.get(), gateway.metrics.handshakes_waiting.get()) != (taken, 7 * taken) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("the silent connections take half of the places, and the others wait");
+    for n in 1..=100 {
+        let agent = gateway.agent(&format!("r-{n}"));
+        let connector = TlsConnector::from(Arc::new(gateway.client(&agent.identity)));
+        let name = ServerName::try_from("kcp.test").unwrap();
+        let stream = timeout(PATIENCE, connector.connect(name, from([127, 0, 1, n]).await)).await.unwrap().unwrap();
+        let (mut sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        gateway.serves(&mut sender, &agent, 1).await;
+    }
+    drop(silent);
     gateway.stop().await;
 }
 
