@@ -85,6 +85,13 @@ pub(super) struct Context<S> {
     pub(super) handshake_steps: Arc<Semaphore>,
 }
 
+impl<S: Service> Context<S> {
+    pub(super) fn observe_lag(&self, lag: Duration) {
+        self.metrics.lag.set(lag.as_secs_f64());
+        self.service.port().shedder.observe(lag);
+    }
+}
+
 /// Limits of one connection.
 struct ConnectionLimits {
     /// Concurrent HTTP/2 streams: more than the requests in flight of a runtime may be, so that excess requests get a

@@ -2,6 +2,7 @@
 
 mod abuse;
 mod ends;
+mod idle;
 mod large_heads;
 mod proxied;
 mod raw;
