@@ -1,6 +1,9 @@
 //! A small pseudo-random generator for jitter: deterministic for a seed, and not for secrets.
 
-use std::time::Duration;
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    time::Duration,
+};
 
 /// xorshift64*.
 #[derive(Clone, Debug)]
@@ -32,4 +35,11 @@ impl Random {
     pub(crate) fn backoff(&mut self, first: Duration, cap: Duration, failures: u32) -> Duration {
         self.jitter(first.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1))).min(cap))
     }
+}
+
+/// Rotates items by a random number, so that the same one is not always first.
+pub(crate) fn rotate<T>(items: &mut [T]) {
+    let mut random = Random::new(RandomState::new().hash_one(()));
+    let first = random.up_to(u64::try_from(items.len()).unwrap_or(u64::MAX));
+    items.rotate_left(usize::try_from(first).unwrap_or(0).min(items.len()));
 }

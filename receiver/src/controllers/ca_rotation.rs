@@ -143,7 +143,8 @@ impl CaRotation {
             }
             CaSecretStatus::Good(secret) => {
                 self.lost_since = None;
-                let followers = self.fleet.runtime_trust();
+                // A steady CA waits for no runtime.
+                let followers = if secret.state.is_rotating() { self.fleet.runtime_trust() } else { Vec::new() };
                 self.publish_progress(&secret.state, SecretState::Good, &followers);
                 if Instant::now() >= self.not_before && !self.is_write_pending(secret) {
                     let transition = self.next_transition(&secret.state, &followers, false);
@@ -298,7 +299,7 @@ impl CaRotation {
             target_not_after: target.ca.not_after(),
             force_after_seconds: state.force_after,
             secret,
-            runtimes: followers.len(),
+            runtimes: self.fleet.runtimes(),
             waiting_for,
             stragglers,
         })));

@@ -33,7 +33,7 @@ use super::{
     queue::{DelayReason, Drift, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
 };
 use crate::{
-    base::key::KymaKey,
+    base::{key::KymaKey, random::rotate},
     oci::registry::{Change, LayerKey},
 };
 
@@ -158,8 +158,9 @@ impl ManifestQueue {
 
     /// Enqueues a reconcile of these Manifests, this many per second; Manifests that already wait keep their turn. Unknown
     /// Manifests are ignored.
-    pub fn enqueue_paced(&self, keys: Vec<ManifestKey>, per_second: u32) {
-        self.with(|state, now| state.queue.enqueue_paced(keys, &work(Priority::Catalog, false), per_second, now));
+    pub fn enqueue_paced(&self, mut keys: Vec<ManifestKey>, per_second: u32) {
+        rotate(&mut keys);
+        self.with(|state, now| state.queue.enqueue_paced(&keys, &work(Priority::Catalog, false), per_second, now));
     }
 
     /// Resumes all paused work at once, each at its own priority.

@@ -9,6 +9,7 @@ mod enqueue;
 mod forward;
 mod heartbeat_interval;
 mod job;
+mod kymas;
 mod metrics;
 mod modules;
 mod runtime_trust;
@@ -36,7 +37,10 @@ use tidewatch_shared::{
     plan::Plan,
     variant::VariantName as _,
 };
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Notify, broadcast},
+    time::Instant,
+};
 
 pub use heartbeat_interval::HeartbeatInterval;
 pub use job::Job;
@@ -110,8 +114,15 @@ struct Inner {
     notify: Notify,
     forward: forward::Wakeups,
     reports: modules::ReportAdded,
+    departures: broadcast::Sender<RuntimeId>,
     state: Mutex<State>,
+    /// Number of times that the lock was acquired.
+    #[cfg(test)]
+    locked: std::sync::atomic::AtomicUsize,
 }
+
+/// Departures that a slow subscriber may be behind; beyond it, it has to look at all runtimes.
+const DEPARTURES: usize = 256;
 
 impl RuntimeTable {
     /// Creates an empty runtime table; `started` is the start of this process.
@@ -126,7 +137,10 @@ impl RuntimeTable {
             notify: Notify::new(),
             forward: forward::Wakeups::default(),
             reports: modules::ReportAdded::default(),
+            departures: broadcast::Sender::new(DEPARTURES),
             state: Mutex::new(state),
+            #[cfg(test)]
+            locked: Default::default(),
         }))
     }
 
@@ -271,6 +285,18 @@ impl RuntimeTable {
         self.kyma_of(runtime) == Err(PlacementError::Unknown)
     }
 
+    /// Reports each runtime id that no Kyma has any more, from now on.
+    #[must_use]
+    pub fn departures(&self) -> broadcast::Receiver<RuntimeId> {
+        self.0.departures.subscribe()
+    }
+
+    /// Number of runtimes with a Kyma.
+    #[must_use]
+    pub fn runtimes(&self) -> usize {
+        self.lock().runtimes.len()
+    }
+
     /// Sets the trust bundle and issuer that heartbeats announce from now on.
     pub fn announce_trust(&self, announcement: TrustAnnouncement) {
         self.lock().trust.announcement = Some(announcement);
@@ -346,7 +372,12 @@ impl RuntimeTable {
         self.0.metrics.queue(&state.queue);
         self.0.interval.set(state.interval());
         let is_reported = std::mem::take(&mut state.reports.has_new);
+        let departed = std::mem::take(&mut state.departed);
         drop(state);
+        for runtime in departed {
+            // Without an open port there is no receiver.
+            let _ = self.0.departures.send(runtime);
+        }
         if is_reported {
             self.0.reports.0.notify_one();
         }
@@ -357,6 +388,8 @@ impl RuntimeTable {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
+        #[cfg(test)]
+        self.0.locked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         // A panic cannot leave a partial change that a later event or reconcile would not repair.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

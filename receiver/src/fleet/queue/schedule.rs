@@ -170,29 +170,28 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
 
     /// Resumes all paused work, each at its own priority.
     pub(crate) fn unpark_all(&mut self, now: Instant) {
-        self.entries.values_mut().for_each(|entry| entry.enqueued_meanwhile |= entry.running.is_some());
-        let parked = self.entries.iter().filter(|(_, entry)| entry.parked.is_some());
-        let parked: Vec<_> = parked.map(|(key, _)| key.clone()).collect();
-        for key in parked {
-            let queued = self.entries.get_mut(&key).and_then(|entry| entry.parked.take());
-            queued.into_iter().for_each(|queued| self.enqueue(&key, queued, now));
+        let keys: Vec<_> = self.entries.keys().cloned().collect();
+        self.unpark(&keys, now);
+    }
+
+    /// Resumes the paused work of these keys; see [`Self::unpark_all`].
+    pub(crate) fn unpark(&mut self, keys: &[K], now: Instant) {
+        for key in keys {
+            let Some(entry) = self.entries.get_mut(key) else { continue };
+            entry.enqueued_meanwhile |= entry.running.is_some();
+            if let Some(queued) = entry.parked.take() {
+                self.enqueue(key, queued, now);
+            }
         }
     }
 
     /// Enqueues work of these keys, this many per second; keys that already wait keep their turn.
-    pub(crate) fn enqueue_paced(&mut self, mut keys: Vec<K>, queued: &QueuedWork, per_second: u32, now: Instant) {
-        if keys.is_empty() {
-            return;
-        }
+    pub(crate) fn enqueue_paced(&mut self, keys: &[K], queued: &QueuedWork, per_second: u32, now: Instant) {
         let step = Duration::from_secs(1) / per_second.max(1);
-        // A random rotation, so that the same key is not always first.
-        let first = self.random.up_to(u64::try_from(keys.len()).unwrap_or(u64::MAX));
-        let first = usize::try_from(first).unwrap_or(0).min(keys.len());
-        keys.rotate_left(first);
         let mut at = self.paced.filter(|at| *at > now).unwrap_or(now);
         for key in keys {
-            let is_waiting = self.is_delayed(&key, DelayReason::Paced);
-            self.enqueue_after(&key, DelayReason::Paced, at, queued.clone(), now);
+            let is_waiting = self.is_delayed(key, DelayReason::Paced);
+            self.enqueue_after(key, DelayReason::Paced, at, queued.clone(), now);
             if !is_waiting {
                 at += step;
             }

@@ -6,7 +6,7 @@ use tidewatch_shared::plan::Work;
 
 use super::RuntimeTable;
 use crate::{
-    base::key::KymaKey,
+    base::{key::KymaKey, random::rotate},
     fleet::queue::{DelayReason, Drift, Priority, QueuedWork, WorkSet},
 };
 
@@ -43,16 +43,16 @@ impl RuntimeTable {
 
     /// Resumes all paused work at once, each at its own priority.
     pub fn unpause(&self) {
-        self.with(|state, now| state.queue.unpark_all(now));
+        self.in_chunks(|state, keys, now| state.queue.unpark(keys, now));
     }
 
     /// Enqueues work of every Kyma, spread to about this many Kymas per second.
     pub fn enqueue_all(&self, work: WorkSet, priority: Priority, per_second: u32) {
-        self.with(|state, now| {
-            let count = u32::try_from(state.kymas.len()).unwrap_or(u32::MAX);
-            // As many as one second takes need not wait.
-            let spread = Duration::from_secs((count / per_second.max(1)).into());
-            for key in state.kymas.keys() {
+        let count = u32::try_from(self.lock().kymas.len()).unwrap_or(u32::MAX);
+        // As many as one second takes need not wait.
+        let spread = Duration::from_secs((count / per_second.max(1)).into());
+        self.in_chunks(|state, keys, now| {
+            for key in keys {
                 let at = now + state.queue.jitter(spread);
                 state.queue.enqueue_after(key, DelayReason::Spread, at, QueuedWork::new(work, priority), now);
             }
@@ -61,9 +61,10 @@ impl RuntimeTable {
 
     /// Enqueues work of these Kymas after a change in KCP, this many per second; Kymas that already wait keep their
     /// turn. Unknown Kymas are ignored.
-    pub fn enqueue_paced(&self, keys: Vec<KymaKey>, work: WorkSet, per_second: u32) {
+    pub fn enqueue_paced(&self, mut keys: Vec<KymaKey>, work: WorkSet, per_second: u32) {
         let queued = QueuedWork::new(work, Priority::Catalog);
-        self.with(|state, now| state.queue.enqueue_paced(keys, &queued, per_second, now));
+        rotate(&mut keys);
+        self.each_in_chunks(keys, |state, keys, now| state.queue.enqueue_paced(&keys, &queued, per_second, now));
     }
 
     /// Enqueues a reconcile of a Kyma after a delay, for the rollout of a version. The earliest of several delays

@@ -90,17 +90,23 @@ impl RuntimeTable {
         let mut state = self.lock();
         let before = state.outbox.routes().clone();
         state.outbox.set_routes(routes.clone());
-        // The queues of these watches were dropped with their former routes. If their plans did not change meanwhile,
-        // no agent lists them again by itself.
-        let returned = |watch: &str| before.of(watch).is_none() && routes.of(watch).is_some();
-        if routes.iter().any(|(watch, _)| returned(watch)) {
-            state.kymas.values_mut().for_each(|entry| entry.runtime.request_forwards(returned));
-        }
         self.update_target_metrics(&state);
         for target in before.targets().filter(|target| routes.targets().all(|still| still != *target)) {
             self.0.metrics.forward.forget(target);
         }
         drop(state);
+        // The queues of these watches were dropped with their former routes. If their plans did not change meanwhile,
+        // no agent lists them again by itself.
+        let returned = |watch: &str| before.of(watch).is_none() && routes.of(watch).is_some();
+        if routes.iter().any(|(watch, _)| returned(watch)) {
+            self.in_chunks(|state, keys, _| {
+                for key in keys {
+                    if let Some(entry) = state.kymas.get_mut(key) {
+                        entry.runtime.request_forwards(returned);
+                    }
+                }
+            });
+        }
         self.0.forward.due.notify_one();
     }
 

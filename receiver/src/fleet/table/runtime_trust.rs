@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use tidewatch_shared::{certificate::KeyId, identity::RuntimeId};
-use tokio::time::Instant;
-
 use super::RuntimeTable;
 use crate::{base::key::KymaKey, fleet::PathState};
+use tidewatch_shared::{certificate::KeyId, identity::RuntimeId};
 
 /// Certificate and trust bundle of a runtime, by its last heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,20 +25,21 @@ pub struct RuntimeTrust {
 }
 
 impl RuntimeTable {
-    /// Trust state of each served runtime, in no order.
+    /// Trust state of each served runtime, in the order of their Kymas.
     #[must_use]
     pub fn runtime_trust(&self) -> Vec<RuntimeTrust> {
-        let now = Instant::now();
-        let state = self.lock();
-        let thresholds = state.thresholds(self.0.started);
-        let trust = state.served().map(|(key, id, runtime)| RuntimeTrust {
-            kyma: key.clone(),
-            runtime: id.clone(),
-            path: runtime.path(thresholds, now),
-            trust_revision: runtime.trust_revision.clone(),
-            authority: runtime.authority.clone(),
-            silent: now.saturating_duration_since(runtime.last_request),
+        let mut trust = Vec::new();
+        self.in_chunks(|state, keys, now| {
+            let thresholds = state.thresholds(self.0.started);
+            trust.extend(state.served(keys).map(|(key, id, runtime)| RuntimeTrust {
+                kyma: key.clone(),
+                runtime: id.clone(),
+                path: runtime.path(thresholds, now),
+                trust_revision: runtime.trust_revision.clone(),
+                authority: runtime.authority.clone(),
+                silent: now.saturating_duration_since(runtime.last_request),
+            }));
         });
-        trust.collect()
+        trust
     }
 }

@@ -6,7 +6,7 @@ use tidewatch_shared::identity::RuntimeId;
 use tokio::time::Instant;
 
 use super::{RuntimeTable, state::State};
-use crate::base::key::KymaKey;
+use crate::{base::key::KymaKey, fleet::PathState};
 
 /// An agent with a missing object of its own.
 #[derive(Default)]
@@ -22,27 +22,38 @@ impl RuntimeTable {
     pub fn connection_lost(&self, runtime: &RuntimeId, since: Instant) {
         let mut state = self.lock();
         if let Ok(key) = state.key_of(runtime) {
-            // A connection used later may have been lost earlier.
-            let last = state.lost_connections.entry(key).or_insert(since);
-            *last = since.max(*last);
+            state.lose_connection(key, since);
         }
     }
 
     /// Kymas with a connection lost for this long and no request since; each lost connection is reported once.
     #[must_use]
     pub fn lost(&self, after: Duration) -> Vec<KymaKey> {
-        let now = Instant::now();
-        let State { kymas, lost_connections, .. } = &mut *self.lock();
+        let connections = std::mem::take(&mut self.lock().lost_connections);
         let mut lost = Vec::new();
-        lost_connections.retain(|key, at| {
-            let is_silent = kymas.get(key).is_some_and(|entry| entry.runtime.last_request <= *at);
-            let waits = is_silent && now < *at + after;
-            if is_silent && !waits {
-                lost.push(key.clone());
+        self.each_in_chunks(connections, |state, connections, now| {
+            for (key, at) in connections {
+                let is_silent = state.kymas.get(&key).is_some_and(|entry| entry.runtime.last_request <= at);
+                if is_silent && now >= at + after {
+                    lost.push(key);
+                } else if is_silent {
+                    state.lose_connection(key, at);
+                }
             }
-            waits
         });
         lost
+    }
+
+    /// Returns whether the installation of an agent that was suspect since this time still needs a repair: it has sent
+    /// no request since, or reports a missing object, or its path is not proven although it sends heartbeats.
+    #[must_use]
+    pub fn needs_repair(&self, key: &KymaKey, suspect_since: Instant) -> bool {
+        let state = self.lock();
+        let Some(entry) = state.kymas.get(key) else { return false };
+        let path = entry.runtime.path(state.thresholds(self.0.started), Instant::now());
+        let is_silent = entry.runtime.last_request <= suspect_since;
+        let has_flaw = matches!(path, PathState::Unproven(_)) && path.receives_heartbeats();
+        is_silent || has_flaw || state.incomplete.contains_key(key)
     }
 
     /// Kymas with agents that reported, since the last call that returned them, that an object of their installation is
@@ -58,5 +69,13 @@ impl RuntimeTable {
             }
         }
         taken
+    }
+}
+
+impl State {
+    fn lose_connection(&mut self, key: KymaKey, since: Instant) {
+        // A connection used later may have been lost earlier.
+        let last = self.lost_connections.entry(key).or_insert(since);
+        *last = since.max(*last);
     }
 }

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    PlacementError, Settings, job::ReconcileStart, modules::ModuleReports, signature_clock::SignatureClock,
-    silence::Incomplete, stamps::Stamps, traces::PendingTraces, trust::TrustAnnouncer,
+    PlacementError, Settings, job::ReconcileStart, kymas::Kymas, modules::ModuleReports,
+    signature_clock::SignatureClock, silence::Incomplete, stamps::Stamps, traces::PendingTraces, trust::TrustAnnouncer,
 };
 use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
@@ -68,9 +68,11 @@ pub(super) struct Entry {
 pub(super) struct State {
     pub(super) synced: bool,
     pub(super) settings: Settings,
-    pub(super) kymas: HashMap<KymaKey, Entry>,
+    pub(super) kymas: Kymas,
     /// Index by runtime id; almost always one Kyma each.
     pub(super) runtimes: HashMap<RuntimeId, Vec<KymaKey>>,
+    /// Runtime ids that lost their last Kyma in the current step.
+    pub(super) departed: Vec<RuntimeId>,
     pub(super) queue: Queue<KymaKey>,
     pub(super) outbox: Outbox<Snapshot>,
     /// Changes of module objects.
@@ -93,8 +95,9 @@ impl State {
         Self {
             synced: false,
             settings,
-            kymas: HashMap::new(),
+            kymas: Kymas::default(),
             runtimes: HashMap::new(),
+            departed: Vec::new(),
             queue: Queue::new(settings.slots, settings.seed),
             outbox: Outbox::new(forward::Limits::default(), settings.seed),
             reports: ModuleReports::default(),
@@ -289,9 +292,13 @@ impl State {
         settled
     }
 
-    /// Kymas with an unambiguous runtime id.
-    pub(super) fn served(&self) -> impl Iterator<Item = (&KymaKey, &RuntimeId, &Runtime)> {
-        let served = self.kymas.iter().filter(|(_, entry)| !self.is_ambiguous(entry));
+    /// Those of these Kymas that have an unambiguous runtime id.
+    pub(super) fn served<'a>(
+        &'a self,
+        keys: &'a [KymaKey],
+    ) -> impl Iterator<Item = (&'a KymaKey, &'a RuntimeId, &'a Runtime)> {
+        let served = keys.iter().filter_map(|key| Some((key, self.kymas.get(key)?)));
+        let served = served.filter(|(_, entry)| !self.is_ambiguous(entry));
         served.filter_map(|(key, entry)| Some((key, entry.id.as_ref()?, &entry.runtime)))
     }
 
@@ -316,8 +323,9 @@ impl State {
         if let Some(keys) = self.runtimes.get_mut(id) {
             keys.retain(|known| known != key);
             if keys.is_empty() {
-                self.runtimes.remove(id);
+                self.departed.push(id.clone());
                 self.outbox.forget(id);
+                self.runtimes.remove(id);
             }
         }
     }

@@ -96,6 +96,21 @@ fn work() -> WorkSet {
 }
 
 #[tokio::test(start_paused = true)]
+async fn only_a_runtime_id_without_a_kyma_departs() {
+    let fleet = table_with(4, 5_000);
+    let mut departures = fleet.departures();
+    (0..5_000).for_each(|n| fleet.place(key(n), Some(id(n)), plan("2")));
+    assert!(departures.is_empty(), "other labels changed");
+    fleet.place(key(7), Some(id(6)), plan("2"));
+    assert_eq!((departures.try_recv(), departures.is_empty()), (Ok(id(7)), true));
+    fleet.remove(&key(6));
+    assert!(departures.is_empty(), "another Kyma has the runtime id");
+    fleet.remove(&key(7));
+    fleet.place(key(8), None, plan("2"));
+    assert_eq!((departures.try_recv(), departures.try_recv()), (Ok(id(6)), Ok(id(8))));
+}
+
+#[tokio::test(start_paused = true)]
 async fn accepted_event_is_settled_when_its_reconcile_ends() {
     let fleet = table_with(4, 1);
     let answer = send(&fleet, 0, 1).unwrap();

@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 use tidewatch_shared::{api::ConditionStatus, identity::RuntimeId, plan::Work, variant::VariantName as _};
 use tokio::time::Instant;
 
-use super::{RuntimeTable, metrics::FleetTotals, rfc3339};
+use super::{RuntimeTable, metrics::FleetTotals, rfc3339, state::State};
 use crate::{
     base::key::KymaKey,
-    fleet::{Contract, EpochView, LastHeartbeat, PathState, Unproven, queue::WorkSet},
+    fleet::{Contract, EpochView, LastHeartbeat, PathState, PathThresholds, Unproven, queue::WorkSet},
 };
 
 /// Summary of one Kyma and its runtime; serialized, a runtime of the admin API's report.
@@ -185,71 +185,74 @@ impl RuntimeTable {
     /// change with time alone. Supports one caller, about once per second.
     #[must_use]
     pub fn changed_paths(&self) -> Vec<(KymaKey, PathState)> {
-        let now = Instant::now();
         let (mut totals, mut changed) = (FleetTotals::default(), Vec::new());
-        let mut state = self.lock();
-        let thresholds = state.thresholds(self.0.started);
-        for (key, entry) in &mut state.kymas {
-            let path = entry.runtime.path(thresholds, now);
-            totals.add(key, &path, entry.runtime.last_heartbeat.as_ref());
-            if entry.reported_path.as_ref() != Some(&path) {
-                entry.reported_path = Some(path.clone());
-                changed.push((key.clone(), path));
+        self.in_chunks(|state, keys, now| {
+            let thresholds = state.thresholds(self.0.started);
+            for key in keys {
+                let Some(entry) = state.kymas.get_mut(key) else { continue };
+                let path = entry.runtime.path(thresholds, now);
+                totals.add(key, &path, entry.runtime.last_heartbeat.as_ref());
+                if entry.reported_path.as_ref() != Some(&path) {
+                    entry.reported_path = Some(path.clone());
+                    changed.push((key.clone(), path));
+                }
             }
-        }
-        self.0.metrics.observe_ages(&state.queue, now);
-        drop(state);
+        });
+        self.0.metrics.observe_ages(&self.lock().queue, Instant::now());
         self.0.metrics.set_totals(&totals);
         changed
     }
 
-    /// Path state of each served runtime, in no order.
+    /// Path state of each served runtime, in the order of their Kymas.
     #[must_use]
     pub(crate) fn path_reports(&self) -> Vec<PathReport> {
-        let now = Instant::now();
-        let state = self.lock();
-        let thresholds = state.thresholds(self.0.started);
-        let reports = state.served().map(|(key, id, runtime)| PathReport {
-            kyma: key.clone(),
-            runtime: id.clone(),
-            path: runtime.path(thresholds, now),
-            last_heartbeat: runtime.last_heartbeat.as_ref().map(|heartbeat| heartbeat.at),
+        let mut reports = Vec::new();
+        self.in_chunks(|state, keys, now| {
+            let thresholds = state.thresholds(self.0.started);
+            reports.extend(state.served(keys).map(|(key, id, runtime)| PathReport {
+                kyma: key.clone(),
+                runtime: id.clone(),
+                path: runtime.path(thresholds, now),
+                last_heartbeat: runtime.last_heartbeat.as_ref().map(|heartbeat| heartbeat.at),
+            }));
         });
-        reports.collect()
+        reports
     }
 
-    /// Summary of each Kyma, in no order.
+    /// Summary of each Kyma, in the order of their keys.
     #[must_use]
     pub fn views(&self) -> Vec<RuntimeView> {
-        let now = Instant::now();
-        self.summaries(now).into_iter().map(|summary| summary.into_view(now)).collect()
-    }
-
-    fn summaries(&self, now: Instant) -> Vec<RuntimeSummary> {
-        let state = self.lock();
-        let thresholds = state.thresholds(self.0.started);
-        let summaries = state.kymas.iter().map(|(key, entry)| {
-            let (runtime, queue) = (&entry.runtime, &state.queue);
-            let heartbeat = runtime.last_heartbeat.as_ref();
-            RuntimeSummary {
-                key: key.clone(),
-                id: entry.id.clone(),
-                ambiguous: state.is_ambiguous(entry),
-                path: runtime.path(thresholds, now),
-                contract: runtime.contract,
-                heartbeat: heartbeat.cloned(),
-                interval: runtime.interval(thresholds),
-                plan_is_current: heartbeat.and_then(|heartbeat| heartbeat.plan_revision.as_deref())
-                    == Some(runtime.plan_revision()),
-                queued: queue.queued(key),
-                paused: queue.parked(key),
-                in_progress: queue.in_progress(key),
-                failures: queue.failures(key),
-                epochs: runtime.epochs(),
-            }
+        let mut summaries = Vec::new();
+        self.in_chunks(|state, keys, now| {
+            let thresholds = state.thresholds(self.0.started);
+            summaries.extend(keys.iter().filter_map(|key| summary(state, key, thresholds, now)));
         });
-        summaries.collect()
+        let now = Instant::now();
+        summaries.into_iter().map(|summary| summary.into_view(now)).collect()
     }
+}
+
+/// Copies the data of a Kyma.
+fn summary(state: &State, key: &KymaKey, thresholds: PathThresholds, now: Instant) -> Option<RuntimeSummary> {
+    let entry = state.kymas.get(key)?;
+    let (runtime, queue) = (&entry.runtime, &state.queue);
+    let heartbeat = runtime.last_heartbeat.as_ref();
+    Some(RuntimeSummary {
+        key: key.clone(),
+        id: entry.id.clone(),
+        ambiguous: state.is_ambiguous(entry),
+        path: runtime.path(thresholds, now),
+        contract: runtime.contract,
+        heartbeat: heartbeat.cloned(),
+        interval: runtime.interval(thresholds),
+        plan_is_current: heartbeat.and_then(|heartbeat| heartbeat.plan_revision.as_deref())
+            == Some(runtime.plan_revision()),
+        queued: queue.queued(key),
+        paused: queue.parked(key),
+        in_progress: queue.in_progress(key),
+        failures: queue.failures(key),
+        epochs: runtime.epochs(),
+    })
 }
 
 #[cfg(test)]

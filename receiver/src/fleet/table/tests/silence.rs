@@ -80,3 +80,31 @@ async fn incomplete_agent_is_reported_and_repaired() {
     let job = fleet.next().await;
     assert_eq!((job.queued.work, &job.queued.drift), (WorkSet::INSTALLER, &Drift::All));
 }
+
+#[tokio::test(start_paused = true)]
+async fn repair_is_needed_until_the_agent_is_back() {
+    let fleet = table_with(4, 3);
+    (0..2).for_each(|n| drop(send_heartbeat(&fleet, n, 1)));
+    time::advance(AFTER * 30).await;
+    let suspect_since = time::Instant::now();
+    let needing = || (0..3).filter(|n| fleet.needs_repair(&key(*n), suspect_since)).collect::<Vec<_>>();
+    assert_eq!(needing(), [0, 1, 2]);
+    time::advance(AFTER).await;
+    send(&fleet, 0, 1).unwrap();
+    assert_eq!(needing(), [1, 2], "a request proves the connection");
+    send_heartbeat_of(&fleet, 1, 2, &json!([{"name": "w", "objects": 1, "error": "forbidden"}]));
+    assert_eq!(needing(), [1, 2], "a watch fails");
+    send_heartbeat(&fleet, 1, 3);
+    assert_eq!(needing(), [2]);
+    fleet.remove(&key(2));
+    assert_eq!(needing(), [] as [u32; 0]);
+}
+
+fn send_heartbeat_of(fleet: &RuntimeTable, n: u32, counter: u64, watches: &serde_json::Value) {
+    let heartbeat = json!({
+        "epoch": EPOCH, "sequence": 1, "counter": counter, "waiting": 0, "parked": 0, "agentVersion": "1", "planRevision": "1",
+        "certificate": {"notAfter": "", "fingerprint": ""}, "canary": {"ageSeconds": 1}, "watches": watches,
+    });
+    let heartbeat = serde_json::from_value(heartbeat).unwrap();
+    fleet.heartbeat(Verified::unchecked(&id(n), EPOCH, 1, heartbeat), 1_700_000_000).unwrap();
+}
