@@ -145,10 +145,6 @@ impl EventHandlers {
                         // Its Secrets may have been applied before it.
                         components.set_secrets(&key, &owners);
                     }
-                    if is_relabelled {
-                        // The runtime id may have changed: connections of the previous runtime are closed.
-                        components.revocations.notify_changed();
-                    }
                     if initial {
                         // Unchanged since the previous process; enqueued in order of priority when all caches are
                         // synced.
@@ -168,7 +164,6 @@ impl EventHandlers {
                     placer.remove(&key);
                     components.manifest_queue.cancel_kyma(&key);
                     components.takeover.deselected(&key);
-                    components.revocations.notify_changed();
                     components.v2_allowed.remove(&key);
                     components.access.remove(&key);
                     components.catalog.forget(&key);

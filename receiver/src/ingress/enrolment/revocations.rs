@@ -70,7 +70,7 @@ struct Inner {
     refusing: Mutex<()>,
     /// Time by which notBefore of an issued certificate precedes its issuance.
     backdate: Duration,
-    /// Counts events that may end a connection: a change of the list, and Kymas that are gone.
+    /// Counts the changes.
     changes: watch::Sender<u64>,
     metrics: Metrics,
 }
@@ -171,12 +171,11 @@ impl Revocations {
         self.0.list.load().runtimes.get(runtime) == Some(&Scope::All)
     }
 
-    /// Notifies that a Kyma is gone, or has another runtime id, so that connections are checked again.
-    pub fn notify_changed(&self) {
+    fn notify_changed(&self) {
         self.0.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Changes whenever connections may have to end.
+    /// Changes whenever certificates were revoked or restored.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.0.changes.subscribe()

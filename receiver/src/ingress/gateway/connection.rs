@@ -23,7 +23,11 @@ use hyper_util::{
 use rustls::ServerConfig;
 use tidewatch_shared::identity::RuntimeId;
 use tokio::{
-    sync::{Semaphore, watch},
+    sync::{
+        Semaphore,
+        broadcast::{self, error::RecvError},
+        watch,
+    },
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -31,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Now, Settings,
-    connection_limiter::{ClientLeaf, Closing, ConnectionLimiter},
+    connection_limiter::{Closing, ConnectionLimiter},
     handshake_places::HandshakePlaces,
     handshakes,
     head_deadline::HeadDeadline,
@@ -116,11 +120,11 @@ impl ConnectionLimits {
         Self { streams: 1_024, window: 1 << 20, header_table: 4 << 10, frames: 50_000, head_fields: 100 };
 }
 
-/// Closes connections of revoked certificates, of revoked or unknown runtimes, and of removed roots, after each change,
+/// Closes connections of revoked certificates, of revoked or departed runtimes, and of removed roots, after each change,
 /// forever.
 pub(super) async fn close_revoked<S: Service>(context: Arc<Context<S>>) {
     let Context { service, connections, settings: Settings { revocations, trust, .. }, .. } = &*context;
-    let (mut changes, mut trust) = (revocations.watch(), trust.clone());
+    let (mut changes, mut trust, mut departures) = (revocations.watch(), trust.clone(), service.departures());
     let mut known = trust.as_ref().map(|trust| trust.borrow().clients.clone());
     loop {
         tokio::select! {
@@ -128,8 +132,13 @@ pub(super) async fn close_revoked<S: Service>(context: Arc<Context<S>>) {
                 if changed.is_err() {
                     return;
                 }
-                let is_revoked = |runtime: &_, leaf: &ClientLeaf| revocations.covers_leaf(runtime, leaf.id());
-                connections.close(|runtime, leaf| is_revoked(runtime, leaf) || service.is_unknown(runtime));
+                connections.close(|runtime, leaf| revocations.covers_leaf(runtime, leaf.id()));
+            }
+            departed = next_departure(departures.as_mut()) => {
+                close_departed(service, connections, departed.as_ref());
+                if departed.is_some() {
+                    continue;
+                }
             }
             roots = roots_changed(trust.as_mut()) => {
                 let is_removed = |root: &_| !roots.roots().contains(root);
@@ -141,6 +150,24 @@ pub(super) async fn close_revoked<S: Service>(context: Arc<Context<S>>) {
             }
         }
         sleep(REVOCATION_PAUSE).await;
+    }
+}
+
+/// Waits for the next runtime without a Kyma. `None` stands for any: more departed than the channel keeps.
+async fn next_departure(departures: Option<&mut broadcast::Receiver<RuntimeId>>) -> Option<RuntimeId> {
+    let Some(departures) = departures else { return pending().await };
+    match departures.recv().await {
+        Ok(runtime) => Some(runtime),
+        Err(RecvError::Lagged(_)) => None,
+        Err(RecvError::Closed) => pending().await,
+    }
+}
+
+/// Closes the connections of a departed runtime, unless it has a Kyma again; `None` looks at all runtimes.
+fn close_departed<S: Service>(service: &S, connections: &ConnectionLimiter, departed: Option<&RuntimeId>) {
+    let runtimes = departed.map_or_else(|| connections.runtimes(), |runtime| vec![runtime.clone()]);
+    for runtime in runtimes.into_iter().filter(|runtime| service.is_unknown(runtime)) {
+        connections.close_of(&runtime);
     }
 }
 
@@ -446,7 +473,31 @@ impl<F: FnMut()> Drop for OnDrop<F> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::refusal::Refusal, *};
+    use super::{
+        super::{
+            connection_limiter::ClientLeaf,
+            handler::V3Handler,
+            refusal::Refusal,
+            tests::testing::{RecordingIntake, metrics, settings},
+        },
+        *,
+    };
+
+    #[test]
+    fn departure_of_one_runtime_asks_about_no_other() {
+        let (intake, connections) = (RecordingIntake::default(), Arc::<ConnectionLimiter>::default());
+        let service = V3Handler::new(&settings(), intake.clone(), metrics());
+        let id = |n: usize| format!("r-{n}").parse::<RuntimeId>().unwrap();
+        let open: Vec<_> = (0..5_000).map(|n| connections.acquire(&id(n), ClientLeaf::default(), 4)).collect();
+        let closed = || open.iter().filter(|slot| slot.closing.get() == Some(&"out")).count();
+        close_departed(&service, &connections, Some(&id(1)));
+        assert_eq!((intake.asked(), closed()), (1, 0), "it has a Kyma again");
+        intake.unknown.lock().unwrap().extend([id(1), id(2)]);
+        close_departed(&service, &connections, Some(&id(1)));
+        assert_eq!((intake.asked(), closed()), (2, 1));
+        close_departed(&service, &connections, None);
+        assert_eq!((intake.asked(), closed()), (5_002, 2));
+    }
 
     #[test]
     fn response_has_a_date_and_its_fields_are_never_indexed() {

@@ -18,6 +18,7 @@ use crate::ingress::enrolment::LeafId;
 
 /// Properties of a connection's client certificate that decide whether it may stay open.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(test, derive(Default))]
 pub struct ClientLeaf {
     fingerprint: String,
     not_before: i64,
@@ -95,6 +96,18 @@ impl ConnectionLimiter {
                 let _ = connection.closing.set("out");
             }
         }
+    }
+
+    /// Closes the connections of one runtime.
+    pub(super) fn close_of(&self, runtime: &RuntimeId) {
+        for connection in self.lock().connections.get(runtime).into_iter().flatten() {
+            let _ = connection.closing.set("out");
+        }
+    }
+
+    /// Runtimes with open connections.
+    pub(super) fn runtimes(&self) -> Vec<RuntimeId> {
+        self.lock().connections.keys().cloned().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {

@@ -16,7 +16,7 @@ use tidewatch_shared::{
     signature, trace,
     variant::VariantName as _,
 };
-use tokio::time::Instant;
+use tokio::{sync::broadcast, time::Instant};
 
 use super::{
     Now, Settings,
@@ -297,6 +297,10 @@ impl<I: Intake> Service for V3Handler<I> {
 
     fn is_unknown(&self, runtime: &RuntimeId) -> bool {
         self.intake.is_unknown(runtime)
+    }
+
+    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
+        self.intake.departures()
     }
 
     fn connection_lost(&self, runtime: &RuntimeId, since: Instant) {

@@ -5,7 +5,7 @@ use tidewatch_shared::{
     heartbeat::Heartbeat,
     identity::RuntimeId,
 };
-use tokio::time::Instant;
+use tokio::{sync::broadcast, time::Instant};
 
 use crate::fleet::{
     EventBatch, Verified,
@@ -34,6 +34,11 @@ pub trait Intake: Send + Sync + 'static {
     fn is_unknown(&self, _: &RuntimeId) -> bool {
         false
     }
+
+    /// Reports each runtime id that no Kyma has any more; `None` if none ever is.
+    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
+        None
+    }
 }
 
 impl Intake for RuntimeTable {
@@ -51,5 +56,9 @@ impl Intake for RuntimeTable {
 
     fn is_unknown(&self, runtime: &RuntimeId) -> bool {
         Self::is_unknown(self, runtime)
+    }
+
+    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
+        Some(Self::departures(self))
     }
 }

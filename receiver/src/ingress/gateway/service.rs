@@ -13,7 +13,7 @@ use http_body::Body;
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{certificate::KeyId, identity::RuntimeId};
 use tokio::{
-    sync::watch,
+    sync::{broadcast, watch},
     time::{Instant, timeout},
 };
 
@@ -92,6 +92,11 @@ pub trait Service: Sized + Send + Sync + 'static {
     /// True if definitely no Kyma has that runtime id; then its connections close.
     fn is_unknown(&self, _: &RuntimeId) -> bool {
         false
+    }
+
+    /// Reports each runtime id that no Kyma has any more; `None` if none ever is.
+    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
+        None
     }
 
     /// Reports that a runtime closed or lost its last connection at this time, or that the next heartbeat over one is

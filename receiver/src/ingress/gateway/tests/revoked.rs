@@ -109,14 +109,12 @@ async fn tarpitted_connection_is_closed_when_its_certificate_is_revoked() {
 #[tokio::test]
 async fn connections_of_a_deleted_kyma_are_closed() {
     for is_http2 in [true, false] {
-        let revocations = Revocations::default();
-        let gateway = TestGateway::start(|settings| settings.revocations = revocations.clone()).await;
+        let gateway = TestGateway::start(|_| {}).await;
         let (agent, other) = (gateway.agent("r-1"), gateway.agent("r-2"));
         let [mut first, mut second] = [gateway.open(&agent, is_http2).await, gateway.open(&other, is_http2).await];
         gateway.send_accepted(&mut first, &agent, 1).await;
         gateway.send_accepted(&mut second, &other, 1).await;
-        gateway.intake.unknown.lock().unwrap().push(agent.runtime.clone());
-        revocations.notify_changed();
+        gateway.intake.depart(&agent.runtime);
         first.ends().await;
         gateway.send_accepted(&mut second, &other, 2).await;
         drop(second);

@@ -21,7 +21,7 @@ use tidewatch_shared::{
     signature::{CONTENT_DIGEST, Headers, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, Signer},
     tls::Identity,
 };
-use tokio::time::Instant;
+use tokio::{sync::broadcast, time::Instant};
 
 use crate::ingress::gateway::{Intake, Metrics, Now, Settings};
 use crate::{
@@ -161,6 +161,18 @@ pub(in crate::ingress::gateway) struct RecordingIntake {
     pub(in crate::ingress::gateway) unplaced: Option<PlacementError>,
     pub(in crate::ingress::gateway) unknown: Arc<Mutex<Vec<RuntimeId>>>,
     pub(in crate::ingress::gateway) lost_connections: Arc<AtomicUsize>,
+    pub(in crate::ingress::gateway) asked: Arc<AtomicUsize>,
+    pub(in crate::ingress::gateway) departures: Departures,
+}
+
+/// Sender of departed runtimes.
+#[derive(Clone)]
+pub(in crate::ingress::gateway) struct Departures(broadcast::Sender<RuntimeId>);
+
+impl Default for Departures {
+    fn default() -> Self {
+        Self(broadcast::Sender::new(16))
+    }
 }
 
 impl RecordingIntake {
@@ -171,6 +183,17 @@ impl RecordingIntake {
 
     pub(in crate::ingress::gateway) fn count(&self) -> usize {
         self.received.lock().unwrap().len()
+    }
+
+    /// Number of times that the gateway asked whether a runtime is unknown.
+    pub(in crate::ingress::gateway) fn asked(&self) -> usize {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// Reports that a runtime has no Kyma any more.
+    pub(in crate::ingress::gateway) fn depart(&self, runtime: &RuntimeId) {
+        self.unknown.lock().unwrap().push(runtime.clone());
+        self.departures.0.send(runtime.clone()).unwrap();
     }
 
     /// Number of lost connections reported.
@@ -185,7 +208,12 @@ impl Intake for RecordingIntake {
         self.lost_connections.fetch_add(1, Ordering::Relaxed);
     }
 
+    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
+        Some(self.departures.0.subscribe())
+    }
+
     fn is_unknown(&self, runtime: &RuntimeId) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         self.unknown.lock().unwrap().contains(runtime)
     }
 

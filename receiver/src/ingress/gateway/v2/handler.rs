@@ -11,7 +11,7 @@ use tidewatch_shared::{
     identity::RuntimeId,
     v2::{self, Caller, Event},
 };
-use tokio::time::Instant;
+use tokio::{sync::broadcast, time::Instant};
 
 use super::{
     Metrics,
@@ -180,5 +180,9 @@ impl<T: V2Intake> Service for V2Handler<T> {
 
     fn is_unknown(&self, runtime: &RuntimeId) -> bool {
         self.intake.is_unknown(runtime)
+    }
+
+    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
+        self.intake.departures()
     }
 }

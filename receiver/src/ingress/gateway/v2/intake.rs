@@ -12,6 +12,7 @@ use tidewatch_shared::{
     names::{OWN_MANAGER, label},
     v2::{Caller, Event},
 };
+use tokio::sync::broadcast;
 
 use crate::{
     base::{key::KymaKey, plans::Plans},
@@ -43,6 +44,11 @@ pub trait V2Intake: Send + Sync + 'static {
     /// True if definitely no Kyma has that runtime id; then its connections close.
     fn is_unknown(&self, _: &RuntimeId) -> bool {
         false
+    }
+
+    /// Reports each runtime id that no Kyma has any more; `None` if none ever is.
+    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
+        None
     }
 }
 
@@ -176,6 +182,10 @@ impl V2Intake for V2Adapter {
 
     fn is_unknown(&self, runtime: &RuntimeId) -> bool {
         self.fleet.is_unknown(runtime)
+    }
+
+    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
+        Some(self.fleet.departures())
     }
 }
 
