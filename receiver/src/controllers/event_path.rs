@@ -13,7 +13,7 @@ mod write;
 mod write_backoff;
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -62,8 +62,6 @@ const SILENCE_DETECTED_WITHIN: Duration = Duration::from_secs(30);
 const _: () = assert!(
     CONNECTION_LOST_AFTER.as_secs() + LOST_AFTER.as_secs() + TICK.as_secs() < SILENCE_DETECTED_WITHIN.as_secs()
 );
-/// Maximum number of written conditions per second, over all Kymas.
-const WRITES_PER_SECOND: u32 = 20;
 /// Condition of the installation of the agent.
 const INSTALLED: &str = "SKRWebhook";
 /// Maximum number of concurrent writes of conditions.
@@ -81,6 +79,10 @@ pub struct Flags {
     /// Maximum number of polls and verifications per second, over all runtimes
     #[arg(long, env = "TIDEWATCH_FALLBACK_POLLS_PER_SECOND", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub fallback_polls_per_second: u32,
+
+    /// Maximum number of conditions of event paths written to Kymas per second, over all Kymas
+    #[arg(long, env = "TIDEWATCH_CONDITION_WRITES_PER_SECOND", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub condition_writes_per_second: u32,
 
     /// Average interval in seconds between two verifications of a runtime whose event path is proven, since no watch
     /// reports a revoked permission
@@ -144,16 +146,16 @@ impl EventPathController {
                 self.metrics.transitioned(&path);
                 tracing::info!(kyma = %key, path = path.as_str(), "Event path changed");
                 state.scheduler.path_changed(&key, &path, now);
-                self.path_changed(&mut state, &key, &path);
+                self.path_changed(&mut state, &key, &path, now);
                 state.paths.insert(key, path);
             }
             let kymas = self.stores.kymas.state();
             state.forget_deleted(&kymas);
             if self.installs {
-                state.suspects.extend(self.fleet.lost(LOST_AFTER));
+                state.suspects.extend(self.fleet.lost(LOST_AFTER).into_iter().map(|key| (key, now)));
             }
             // Also without an installer: a manually installed agent gets its Lease from this receiver.
-            state.suspects.extend(self.fleet.incomplete(REFUSED_AGAIN));
+            state.suspects.extend(self.fleet.incomplete(REFUSED_AGAIN).into_iter().map(|key| (key, now)));
             self.repair_installations(&mut state, now);
             self.poll(&mut state, now);
             self.write_conditions(&mut state, &kymas, now).await;
@@ -162,13 +164,13 @@ impl EventPathController {
 
     /// Verifies the installation after the loss of a path, which the agent may be unable to report, and after the proof
     /// of a path, for which an installation may wait.
-    fn path_changed(&self, state: &mut LoopState, key: &KymaKey, path: &PathState) {
+    fn path_changed(&self, state: &mut LoopState, key: &KymaKey, path: &PathState, now: Instant) {
         if !self.installs {
             return;
         }
         match path {
             PathState::Unproven(flaw) if !matches!(flaw, Unproven::Away | Unproven::LegacyAgent) => {
-                state.suspects.insert(key.clone());
+                state.suspects.insert(key.clone(), now);
             }
             PathState::Proven => {
                 let is_installed = |kyma: Arc<Kyma>| condition::shown(&kyma, INSTALLED).is_some_and(Condition::is_true);
@@ -196,14 +198,11 @@ impl EventPathController {
 
     /// Enqueues verifications of the installations of suspect agents, within the rate of all polls.
     fn repair_installations(&self, state: &mut LoopState, now: Instant) {
-        let limit = state.polls.take(state.suspects.len(), now);
-        for _ in 0..limit {
-            let Some(key) = state.suspects.pop_first() else { break };
-            if self.may_reconcile(&key) {
-                tracing::info!(kyma = %key, "Agent is silent or lacks an object, its installation is verified");
-                self.metrics.repairs.inc();
-                self.fleet.repair(&key);
-            }
+        let needs_repair = |key: &KymaKey, since| self.may_reconcile(key) && self.fleet.needs_repair(key, since);
+        for key in state.take_repairs(needs_repair, now) {
+            tracing::info!(kyma = %key, "Agent is silent or lacks an object, its installation is verified");
+            self.metrics.repairs.inc();
+            self.fleet.repair(&key);
         }
     }
 
@@ -264,10 +263,12 @@ impl EventPathController {
 /// State of the loop, bounded by the number of Kymas.
 struct LoopState {
     paths: HashMap<KymaKey, PathState>,
-    /// Kymas with an agent that may be broken.
-    suspects: BTreeSet<KymaKey>,
+    /// Kymas with an agent that may be broken, and since when.
+    suspects: BTreeMap<KymaKey, Instant>,
     scheduler: PollScheduler,
     polls: TokenBucket,
+    /// An odd token is reserved for a poll.
+    polls_first: bool,
     write_backoff: WriteBackoff,
     writes: TokenBucket,
 }
@@ -276,12 +277,33 @@ impl LoopState {
     fn new(flags: &Flags, now: Instant) -> Self {
         Self {
             paths: HashMap::new(),
-            suspects: BTreeSet::new(),
+            suspects: BTreeMap::new(),
             scheduler: PollScheduler::new(flags.fallback_poll_interval, flags.verification_interval),
             polls: TokenBucket::new(flags.fallback_polls_per_second, now),
+            polls_first: false,
             write_backoff: WriteBackoff::default(),
-            writes: TokenBucket::new(WRITES_PER_SECOND, now),
+            writes: TokenBucket::new(flags.condition_writes_per_second, now),
         }
+    }
+
+    /// Takes the suspects to repair now, within the rate of all polls. Suspects that need no repair any more use none of
+    /// it, and due polls get half of it.
+    fn take_repairs(&mut self, needs_repair: impl Fn(&KymaKey, Instant) -> bool, now: Instant) -> Vec<KymaKey> {
+        let available = self.polls.take(usize::MAX, now);
+        // Where the rate is one per second, repairs and polls take turns.
+        self.polls_first = !self.polls_first;
+        let half = (available + usize::from(self.polls_first)) / 2;
+        let limit = available - self.scheduler.count_due(now, half);
+        let mut repairs = Vec::new();
+        while repairs.len() < limit
+            && let Some((key, since)) = self.suspects.pop_first()
+        {
+            if needs_repair(&key, since) {
+                repairs.push(key);
+            }
+        }
+        self.polls.put_back(available - repairs.len());
+        repairs
     }
 
     fn forget_deleted(&mut self, kymas: &[Arc<Kyma>]) {
@@ -294,8 +316,68 @@ impl LoopState {
             .collect();
         let is_present = |key: &KymaKey| present.contains(&(key.namespace.as_str(), key.name.as_str()));
         self.paths.retain(|key, _| is_present(key));
-        self.suspects.retain(is_present);
+        self.suspects.retain(|key, _| is_present(key));
         self.scheduler.retain(is_present);
         self.write_backoff.retain(is_present);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::Unproven;
+
+    const S: Duration = Duration::from_secs(1);
+    const FLEET: u32 = 5_000;
+
+    fn key(n: u32) -> KymaKey {
+        KymaKey::new("ns", format!("k{n}"))
+    }
+
+    /// State after all paths were lost so long ago that each Kyma is due for a poll.
+    fn after_loss(start: Instant) -> LoopState {
+        let flags = Flags {
+            fallback_poll_interval: 300 * S,
+            fallback_polls_per_second: 20,
+            condition_writes_per_second: 20,
+            verification_interval: 21_600 * S,
+            restart_spread: 300 * S,
+            away_after: 7_200 * S,
+            max_heartbeats_per_second: 200,
+        };
+        let mut state = LoopState::new(&flags, start);
+        for key in (0..FLEET).map(key) {
+            state.scheduler.path_changed(&key, &PathState::Unproven(Unproven::NoHeartbeat), start);
+            state.suspects.insert(key, start);
+        }
+        state
+    }
+
+    #[test]
+    fn agents_that_came_back_use_no_part_of_the_rate_of_polls() {
+        let start = Instant::now();
+        let (mut state, now) = (after_loss(start), start + 301 * S);
+        // All but one reconnected after a failure of the load balancer.
+        let repairs = state.take_repairs(|silent, _| *silent == key(7), now);
+        assert_eq!((repairs, state.suspects.len()), (vec![key(7)], 0));
+        let limit = state.polls.take(usize::MAX, now);
+        assert_eq!(state.scheduler.due(now, limit).len(), 19);
+    }
+
+    #[test]
+    fn repairs_and_due_polls_share_the_rate() {
+        let start = Instant::now();
+        let (mut state, now) = (after_loss(start), start + 301 * S);
+        let (mut repairs, mut polls) = (0, 0);
+        for second in 0..100 {
+            let now = now + S * second;
+            repairs += state.take_repairs(|_, _| true, now).len();
+            let limit = state.polls.take(usize::MAX, now);
+            polls += state.scheduler.due(now, limit).len();
+        }
+        assert_eq!((repairs, polls), (1_000, 1_000));
+        let mut state = after_loss(start);
+        let before_any_is_due = start;
+        assert!(state.take_repairs(|_, _| true, before_any_is_due).len() >= 19, "unused polls leave their part");
     }
 }

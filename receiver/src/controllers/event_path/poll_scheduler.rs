@@ -76,6 +76,11 @@ impl PollScheduler {
         taken
     }
 
+    /// Number of due entries, counted up to `limit`.
+    pub(super) fn count_due(&self, now: Instant, limit: usize) -> usize {
+        self.due.iter().take(limit).take_while(|(at, _)| *at <= now).count()
+    }
+
     /// Retains only these Kymas.
     pub(super) fn retain(&mut self, keep: impl Fn(&KymaKey) -> bool) {
         self.slots.retain(|key, _| keep(key));
