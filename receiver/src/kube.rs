@@ -2,6 +2,7 @@
 //! and write fence, the recorder of Events, clients of runtime clusters, the kinds
 //! that these serve, and the status of their workloads.
 
+mod body_deadline;
 pub mod client;
 pub(crate) mod kinds;
 pub mod leader;

@@ -282,6 +282,20 @@ pub(super) const ALERTS: &[Alert] = &[
         remedy: "Restore the API server, or apply `deploy/base` again.",
     },
     Alert {
+        name: "TidewatchCacheStale",
+        expression: "max by (kind) (tidewatch_kcp_cache_age_seconds) > 360",
+        pending: "1m",
+        severity: "critical",
+        summary: "The cache of a kind of the control plane is stale",
+        meaning: "For six minutes the API server has confirmed this kind neither by a list nor by a watch: changes of it have no effect. \
+                  The receiver is not ready until it is confirmed again; agents keep their events.",
+        checks: "`/readyz` and the Event `CacheStale` on the Lease name the kind; the receiver's log has the errors of its lists, \
+                 `tidewatch_kcp_watch_failures_total` their number. `kubectl get <kind> -w` through the same address shows whether the API \
+                 server answers.",
+        remedy: "Restore the API server, its etcd or the network path; then the receiver recovers by itself. If only the receiver is \
+                 affected, restart its pod, and report the defect with its log.",
+    },
+    Alert {
         name: "TidewatchEventPortOverloaded",
         expression: "tidewatch_gateway_lag_seconds > 0.5",
         pending: "10m",

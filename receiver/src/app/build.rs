@@ -132,14 +132,15 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     tasks.push(recorder.run(client.clone()).boxed());
     tasks.push(manifest_queue.clone().observe_ages().boxed());
     tasks.push(module_reports::run(fleet, manifest_queue, stores.manifests, manifest_memories).boxed());
-    let (enrolments, namespace) = (builder.enrolments(), config.namespace.clone());
+    let (enrolments, namespace, lease) =
+        (builder.enrolments(), config.namespace.clone(), config.lease.lease_name.clone());
     Ok(Receiver {
         gateway: builder.gateway(enrolments.clone()),
         v2,
         enrolment: enrolments.map(|enrolments| builder.enrolment(enrolments)),
         rotations,
         forward,
-        watches: changes::Watches { client, namespace, components, writers, metrics: counters.kcp },
+        watches: changes::Watches { client, namespace, lease, components, writers, metrics: counters.kcp },
         synced,
         tasks,
         context,

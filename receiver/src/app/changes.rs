@@ -36,7 +36,11 @@ pub use handlers::Components;
 use crate::{
     base::{pause::CONFIG_MAP, stores::Stores},
     ingress::enrolment,
-    kube::{Metrics, recorder::EventRecorder, watch},
+    kube::{
+        Metrics,
+        recorder::{EventRecorder, Regarding},
+        watch,
+    },
     telemetry::Readiness,
 };
 
@@ -70,8 +74,10 @@ pub fn stores() -> (Stores, Writers) {
 pub struct Watches {
     /// Client of KCP.
     pub client: Client,
-    /// Namespace of all watched objects.
+    /// Namespace of all watched objects and of the receiver's Lease.
     pub namespace: String,
+    /// Name of the receiver's Lease, which Events about the caches regard.
+    pub lease: String,
     /// Components that react to changes.
     pub components: Components,
     /// Write halves of the caches.
@@ -84,7 +90,7 @@ impl Watches {
     /// Spawns one watch per kind, the task of the Watchers, and the debouncer of the catalog. Each watch is pending in
     /// `readiness` until its first list is complete; `synced` is cancelled when all lists and the first plan are.
     pub fn start(self, readiness: &Readiness, synced: CancellationToken, tasks: &mut JoinSet<&'static str>) {
-        let Self { client, namespace, components, writers, metrics } = self;
+        let Self { client, namespace, lease, components, writers, metrics } = self;
         let recorder = components.recorder.clone();
         let debouncer = Arc::new(debounce::CatalogDebouncer::default());
         let handlers = handlers::EventHandlers::new(components.clone(), debouncer.clone());
@@ -96,8 +102,17 @@ impl Watches {
                 synced.cancel();
             }
         });
-        let mut start =
-            WatchStarter { client: client.clone(), namespace: namespace.clone(), metrics, recorder, gate, tasks };
+        let lease = Regarding::lease(&namespace, &lease);
+        let monitor = watch::CacheMonitor::new(readiness, metrics.clone(), recorder.clone(), lease);
+        let mut start = WatchStarter {
+            client: client.clone(),
+            namespace: namespace.clone(),
+            metrics,
+            recorder,
+            gate,
+            monitor,
+            tasks,
+        };
         let Writers { kymas, templates, release_metas, manifests, watchers, secrets } = writers;
         let everything = watcher::Config::default;
         let named = |name| everything().fields(&format!("metadata.name={name}"));
@@ -116,7 +131,8 @@ impl Watches {
         let share = Box::new(move |manifest: &mut Manifest| parts.share(manifest));
         start.watch_compactly("manifests", (manifests, share), everything(), handlers.manifests());
         start.watch("kymas", kymas, everything().labels(&components.takeover.query()), handlers.kymas());
-        let WatchStarter { gate, tasks, .. } = start;
+        let WatchStarter { gate, monitor, tasks, .. } = start;
+        tasks.spawn(monitor.run());
         let targets = (components.clone(), handlers.placer.clone());
         tasks.spawn(placer::follow(handlers.placer.clone(), components.manifest_memories.clone()));
         let (changed, planned) = (handlers.watchers_changed.clone(), gate.guard("plan"));
@@ -132,6 +148,7 @@ struct WatchStarter<'a> {
     metrics: Metrics,
     recorder: EventRecorder,
     gate: watch::SyncGate,
+    monitor: watch::CacheMonitor,
     tasks: &'a mut JoinSet<&'static str>,
 }
 
@@ -170,10 +187,12 @@ impl WatchStarter<'_> {
             + Sync
             + 'static,
     {
-        let api: Api<DeserializeGuard<K>> = Api::namespaced(self.client.clone(), &self.namespace);
+        let freshness = watch::Freshness::new();
+        self.monitor.add(kind, freshness.clone());
+        let api: Api<DeserializeGuard<K>> = Api::namespaced(freshness.observe(self.client.clone()), &self.namespace);
         let (gate, metrics, recorder) = (self.gate.guard(kind), self.metrics.clone(), self.recorder.clone());
         let reader = writer.as_reader();
-        let cache = watch::Cache { kind, reader, writer, compact, gate: Some(gate), metrics, recorder };
+        let cache = watch::Cache { kind, reader, writer, compact, gate: Some(gate), freshness, metrics, recorder };
         self.tasks.spawn(watch::run(api, config, cache, handler));
     }
 }

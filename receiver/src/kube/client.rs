@@ -21,7 +21,7 @@ use tower::{
     timeout::{Timeout, TimeoutLayer},
 };
 
-use super::write_meter;
+use super::{body_deadline, write_meter};
 use crate::{base::limits::REQUEST_DEADLINE, kube::leader::WriteFence};
 
 /// Deadline for opening a connection to KCP, TLS handshake included.
@@ -33,6 +33,8 @@ const PING: Duration = Duration::from_secs(10);
 /// unacknowledged.
 const PROBE: Duration = Duration::from_secs(10);
 const PROBES: u32 = 2;
+/// Deadline of a response's body, watches excepted: time for a page of 500 large objects over a slow network.
+const BODY: Duration = Duration::from_secs(60);
 
 /// Configuration of a client of KCP: from the kubeconfig, or from `default` without one. Requests are not retried by
 /// the client.
@@ -61,11 +63,12 @@ pub async fn config(kubeconfig: Option<&Path>, default: impl Future<Output = Res
 /// # Errors
 /// The configuration cannot be used, or requires a proxy.
 pub(crate) fn client(config: &Config, fence: &WriteFence) -> Result<Client> {
-    client_within(config, fence, REQUEST_DEADLINE)
+    client_within(config, fence, (REQUEST_DEADLINE, BODY))
 }
 
-/// `head` is the deadline of the response's head, also for watches. A stalled body is ended by the pings.
-fn client_within(config: &Config, fence: &WriteFence, head: Duration) -> Result<Client> {
+/// `head` is the deadline of the response's head, also for watches; `body` that of its body, from then on. The body of a
+/// watch on a lost connection is ended by the pings, and a silent one by the watcher.
+fn client_within(config: &Config, fence: &WriteFence, (head, body): (Duration, Duration)) -> Result<Client> {
     ensure!(config.proxy_url.is_none(), "the control plane cannot be reached through a proxy");
     let mut http = HttpConnector::new();
     http.enforce_http(false);
@@ -92,6 +95,7 @@ fn client_within(config: &Config, fence: &WriteFence, head: Duration) -> Result<
         .http2_keep_alive_timeout(PING)
         .build(connector);
     let service = ServiceBuilder::new()
+        .layer(body_deadline::layer(body))
         .layer(TimeoutLayer::new(head))
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
@@ -114,17 +118,52 @@ pub(crate) fn lease_client(config: Config) -> Result<Client> {
 
 #[cfg(test)]
 mod tests {
+    use futures::StreamExt as _;
     use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::Api;
-    use tokio::net::TcpListener;
+    use kube::{
+        Api,
+        api::{ListParams, WatchEvent, WatchParams},
+    };
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::{TcpListener, TcpStream},
+    };
 
     use super::*;
 
     /// Client of a server that accepts connections and never responds.
     async fn silent_server(head: Duration, fence: &WriteFence) -> (Api<ConfigMap>, TcpListener) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        (api(&listener, fence, (head, BODY)), listener)
+    }
+
+    fn api(listener: &TcpListener, fence: &WriteFence, deadlines: (Duration, Duration)) -> Api<ConfigMap> {
         let config = Config::new(format!("http://{}", listener.local_addr().unwrap()).parse().unwrap());
-        (Api::namespaced(client_within(&config, fence, head).unwrap(), "kcp-system"), listener)
+        Api::namespaced(client_within(&config, fence, deadlines).unwrap(), "kcp-system")
+    }
+
+    /// Answers a request with a head and the beginning of a body.
+    async fn answer(listener: &TcpListener, body: &str) -> TcpStream {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let _ = stream.read(&mut [0; 4_096]).await.unwrap();
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n";
+        stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        stream
+    }
+
+    #[tokio::test]
+    async fn list_that_stands_still_ends_and_a_silent_watch_goes_on() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let maps = api(&listener, &WriteFence::default(), (REQUEST_DEADLINE, Duration::from_millis(50)));
+        let (parameters, list) = (WatchParams::default(), ListParams::default());
+        let (watch, mut watched) = tokio::join!(maps.watch(&parameters, "1"), answer(&listener, ""));
+        let mut watch = watch.unwrap().boxed();
+        let (list, _stalled) = tokio::join!(maps.list(&list), answer(&listener, r#"{"items":["#));
+        let error = anyhow::Error::new(list.unwrap_err());
+        assert!(format!("{error:#}").contains("not complete within 0.05 s"), "{error:#}");
+        let event = r#"{"type":"ADDED","object":{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"a"}}}"#;
+        watched.write_all(format!("{event}\n").as_bytes()).await.unwrap();
+        assert!(matches!(watch.next().await, Some(Ok(WatchEvent::Added(_)))));
     }
 
     #[tokio::test]

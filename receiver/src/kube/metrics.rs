@@ -1,5 +1,7 @@
 //! Metrics of the watches of KCP.
 
+use std::sync::atomic::AtomicU64;
+
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
 use tidewatch_shared::{metric_set, metrics::KindLabel};
 
@@ -12,5 +14,8 @@ metric_set! {
         pub(super) unreadable: Family<KindLabel, Counter> = "kcp_unreadable_objects",
         /// Failures of watches, by kind.
         pub(super) failed: Family<KindLabel, Counter> = "kcp_watch_failures",
+        /// Time since the API server last confirmed that the cache is current, by a list, an event, a bookmark or the
+        /// orderly end of a watch, by kind. Above 360 s the cache is stale and the receiver not ready.
+        pub(super) age: Family<KindLabel, Gauge<f64, AtomicU64>> = "kcp_cache_age_seconds",
     }
 }

@@ -1,6 +1,7 @@
 //! Watch of one kind of KCP: a reflector that keeps a cache, reports each change, and tolerates invalid objects.
 
 mod common_parts;
+mod freshness;
 
 use std::{borrow::Cow, collections::HashSet, fmt::Debug, sync::Arc};
 
@@ -18,6 +19,7 @@ use serde::de::DeserializeOwned;
 use tidewatch_shared::{metrics::KindLabel, names::GROUP};
 
 pub(crate) use common_parts::CommonParts;
+pub(crate) use freshness::{CacheMonitor, Freshness};
 
 use super::Metrics;
 use crate::{
@@ -109,6 +111,8 @@ pub(crate) struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
     pub(crate) compact: Compact<K>,
     /// Held until the first list is complete.
     pub(crate) gate: Option<SyncGuard>,
+    /// Confirmed by each complete list; its client's watches confirm it as well.
+    pub(crate) freshness: Freshness,
     pub(crate) metrics: Metrics,
     pub(crate) recorder: EventRecorder,
 }
@@ -147,6 +151,7 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Cache<K> {
         let deleted = before.iter().filter(|object| !present.contains(&object.to_object_ref(())));
         deleted.for_each(|object| handler(Change::Deleted(object)));
         handler(Change::Listed);
+        self.freshness.confirm();
         self.gate = None;
     }
 
@@ -204,6 +209,7 @@ mod tests {
             writer,
             compact: Box::new(|_| ()),
             gate: None,
+            freshness: Freshness::new(),
             metrics,
             recorder,
         };
@@ -246,6 +252,7 @@ mod tests {
                 writer,
                 compact: Box::new(|_| ()),
                 gate,
+                freshness: Freshness::new(),
                 metrics: metrics.clone(),
                 recorder,
             }

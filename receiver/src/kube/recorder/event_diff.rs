@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 
 use kube::{Resource, ResourceExt};
-use tidewatch_shared::api::{Condition, ConditionStatus, Kyma, State, Watcher};
+use tidewatch_shared::{
+    api::{Condition, ConditionStatus, Kyma, State, Watcher},
+    names::{GROUP, VERSION},
+};
 
 use super::states;
 
-/// The only kind that Events regard outside of Kyma's API group.
+/// Kinds that Events regard outside of Kyma's API group.
 pub(super) const CONFIG_MAP: &str = "ConfigMap";
+const LEASE: &str = "Lease";
 
 /// Object that an Event regards.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +21,21 @@ pub(crate) struct Regarding {
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
+}
+
+impl Regarding {
+    /// The Lease of the receiver, for Events about the receiver itself.
+    pub(crate) fn lease(namespace: &str, name: &str) -> Self {
+        Self { kind: LEASE, namespace: namespace.to_owned(), name: name.to_owned(), uid: String::new() }
+    }
+
+    pub(super) fn api_version(&self) -> String {
+        match self.kind {
+            CONFIG_MAP => "v1".to_owned(),
+            LEASE => "coordination.k8s.io/v1".to_owned(),
+            _ => format!("{GROUP}/{VERSION}"),
+        }
+    }
 }
 
 /// Event that is not written yet.

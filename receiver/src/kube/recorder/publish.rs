@@ -12,12 +12,11 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use tidewatch_shared::names::{GROUP, VERSION};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::{
     EventRecorder,
-    event_diff::{CONFIG_MAP, PendingEvent, Regarding},
+    event_diff::{PendingEvent, Regarding},
     event_queue::EventWrite,
 };
 
@@ -95,7 +94,7 @@ fn event(pending: &PendingEvent, number: i64, now: MicroTime) -> Event {
         type_: Some(if *warning { "Warning" } else { "Normal" }.to_owned()),
         note: Some(truncate(note, MAX_NOTE).to_owned()),
         regarding: Some(ObjectReference {
-            api_version: Some(if *kind == CONFIG_MAP { "v1".to_owned() } else { format!("{GROUP}/{VERSION}") }),
+            api_version: Some(pending.regarding.api_version()),
             kind: Some((*kind).to_owned()),
             namespace: Some(namespace.clone()),
             name: Some(name.clone()),
