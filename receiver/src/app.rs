@@ -45,9 +45,6 @@ use workers::{Kymas, Manifests, Workers};
 
 pub use counters::described as metrics;
 
-/// Threads of the gateway: requests take microseconds and never wait for reconciles, so two threads serve the largest
-/// control plane.
-const GATEWAY_THREADS: usize = 2;
 /// After a signal, time for running reconciles and open connections to end.
 const DRAIN: Duration = Duration::from_secs(20);
 /// At the end, time for responses of the probes and the admin listener, and for blocking tasks of each executor.
@@ -61,7 +58,7 @@ pub fn run(config: Config) -> Result<()> {
     telemetry::init_logs(&config.log)?;
     let open_files = OpenFiles::raise();
     // Separate executors, so that reconciles never delay responses, and CPU time is attributable by thread name.
-    let gateway = executor("gateway", GATEWAY_THREADS)?;
+    let gateway = executor("gateway", config.capacity.threads())?;
     let threads = thread::available_parallelism().map_or(2, usize::from);
     let reconcile = executor("reconcile", threads)?;
     let enrolment = executor("enrolment", 1)?;
@@ -246,6 +243,7 @@ async fn run_active(process: Process, executors: Executors<'_>, signals: &mut Si
         enrolment_address = enrolment_address.map(tracing::field::display),
         kyma_selector = config.kyma_selector,
         concurrency = config.concurrency,
+        event_threads = config.capacity.threads(),
         heartbeat_seconds = config.heartbeat.as_secs(),
         paused = config.pause,
         "Receiver is active"

@@ -11,7 +11,7 @@ use crate::{
     fleet::forward::UrlTemplate,
     ingress::{
         admin, enrolment,
-        gateway::{OwnAuthority, v2},
+        gateway::{self, OwnAuthority, v2},
     },
     kube::{leader, runtime_access::Cidr},
     oci, pki,
@@ -75,6 +75,10 @@ pub struct Config {
         help_heading = "Event port"
     )]
     pub authority: Vec<OwnAuthority>,
+
+    /// Capacity of the event port.
+    #[command(flatten)]
+    pub capacity: gateway::Flags,
 
     /// TLS of the event port.
     #[command(flatten)]
@@ -255,6 +259,31 @@ mod tests {
             ["--lease-seconds", "301"],
             ["--heartbeat-seconds", "1.5"],
             ["--away-seconds", "1h"],
+        ] {
+            assert!(parse(&bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn capacities_have_defaults_and_limits() {
+        let parse = |flags: &[&str]| Config::try_parse_from([&REQUIRED[..], flags].concat());
+        let config = parse(&[]).unwrap();
+        let connections = [
+            config.capacity.event_max_connections,
+            config.v2.v2_max_connections,
+            config.enrolment.enrolment_max_connections,
+        ];
+        assert_eq!((connections, config.path.condition_writes_per_second), ([20_000, 20_000, 4_096], 20));
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        assert_eq!(config.capacity.threads(), cores.max(2), "the threads follow the cores");
+        let steps = |threads: &str| parse(&["--event-threads", threads]).unwrap().capacity.handshake_steps();
+        assert_eq!((steps("1"), steps("2"), steps("8")), (1, 1, 4));
+        for bad in [
+            ["--event-threads", "0"],
+            ["--event-max-connections", "0"],
+            ["--v2-max-connections", "1000001"],
+            ["--enrolment-max-connections", "-1"],
+            ["--condition-writes-per-second", "0"],
         ] {
             assert!(parse(&bad).is_err(), "{bad:?}");
         }

@@ -98,9 +98,9 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     let installs = config.installer.settings(&config.trust_domain);
     let components = components(process, stores, installs.is_some(), &counters)?;
     let synced = CancellationToken::new();
-    let mut listeners = vec![gateway::MAX_CONNECTIONS];
-    listeners.extend(config.v2.v2.then_some(gateway::MAX_CONNECTIONS));
-    listeners.extend(tls_state.authority.as_ref().map(|_| enrol::MAX_CONNECTIONS));
+    let mut listeners = vec![config.capacity.event_max_connections];
+    listeners.extend(config.v2.v2.then_some(config.v2.v2_max_connections));
+    listeners.extend(tls_state.authority.as_ref().map(|_| config.enrolment.enrolment_max_connections));
     let mut builder = Builder {
         process,
         connections: process.open_files.divide(&listeners, &counters.open_files),
@@ -361,7 +361,8 @@ impl Builder<'_> {
             revocations: components.revocations.clone(),
             trust: Some(tls_state.trust()),
             enrolments,
-            max_connections: self.connections.of(gateway::MAX_CONNECTIONS),
+            max_connections: self.connections.of(config.capacity.event_max_connections),
+            handshake_steps: config.capacity.handshake_steps(),
             ..gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone())
         };
         let (fleet, metrics) = (components.fleet.clone(), counters.gateway.clone());
@@ -378,8 +379,9 @@ impl Builder<'_> {
         let changes::Components { fleet, plans, v2_allowed, revocations, .. } = components.clone();
         let files = v2_files(config, pki)?;
         let settings = v2::settings(flags.v2_address, config.trust_domain.clone());
-        let max_connections = self.connections.of(settings.max_connections);
-        let settings = gateway::Settings { revocations, max_connections, ..settings };
+        let max_connections = self.connections.of(flags.v2_max_connections);
+        let handshake_steps = config.capacity.handshake_steps();
+        let settings = gateway::Settings { revocations, max_connections, handshake_steps, ..settings };
         let adapter = V2Adapter::new(fleet, plans, v2_allowed, forward);
         let (callers, metrics, shared) = (files.callers.clone(), counters.v2.clone(), counters.gateway.port.clone());
         let handler = move |settings: &_| V2Handler::new(settings, callers, adapter, metrics, shared);
@@ -391,7 +393,7 @@ impl Builder<'_> {
     fn enrolment(&self, enrolments: EnrolmentService) -> Binding<EnrolmentHandler> {
         let Self { process: Process { config, tls_state, .. }, counters, .. } = self;
         let settings = enrol::settings(config.enrolment.enrolment_address, config.trust_domain.clone());
-        let max_connections = self.connections.of(settings.max_connections);
+        let max_connections = self.connections.of(config.enrolment.enrolment_max_connections);
         let settings = gateway::Settings { max_connections, ..settings };
         let metrics = counters.enrolment_port.clone();
         let handler = move |settings: &_| EnrolmentHandler::new(settings, enrolments, metrics);

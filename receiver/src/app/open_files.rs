@@ -49,8 +49,8 @@ impl OpenFiles {
 
     /// Divides the limit among listeners that each accept at most so many connections. If it is too low, all of them get
     /// the same fraction, so that connections of agents never use up the descriptors of the Lease and of reconciles.
-    pub(super) fn divide(self, connections: &[usize], metrics: &Metrics) -> ConnectionShare {
-        let accepted: u64 = connections.iter().map(|max| *max as u64).sum();
+    pub(super) fn divide(self, connections: &[u32], metrics: &Metrics) -> ConnectionShare {
+        let accepted: u64 = connections.iter().copied().map(u64::from).sum();
         metrics.limit.set(self.limit.map_or(0, |limit| i64::try_from(limit).unwrap_or(i64::MAX)));
         let share = ConnectionShare::new(self.limit, accepted);
         if let Some(limit) = self.limit.filter(|_| share.granted < accepted) {
@@ -83,12 +83,12 @@ impl ConnectionShare {
     }
 
     /// Connections at most of a listener that would accept `max`; at least one.
-    pub(super) fn of(self, max: usize) -> usize {
+    pub(super) fn of(self, max: u32) -> u32 {
         if self.granted >= self.wanted {
             return max;
         }
-        let scaled = u128::from(self.granted) * max as u128 / u128::from(self.wanted);
-        usize::try_from(scaled).unwrap_or(max).clamp(1, max.max(1))
+        let scaled = u128::from(self.granted) * u128::from(max) / u128::from(self.wanted);
+        u32::try_from(scaled).unwrap_or(max).clamp(1, max.max(1))
     }
 }
 
@@ -96,8 +96,8 @@ impl ConnectionShare {
 mod tests {
     use super::*;
 
-    const EVENTS: usize = 20_000;
-    const ENROLMENT: usize = 4_096;
+    const EVENTS: u32 = 20_000;
+    const ENROLMENT: u32 = 4_096;
     const WANTED: u64 = (EVENTS + ENROLMENT) as u64;
 
     #[test]
@@ -112,7 +112,7 @@ mod tests {
     fn a_low_limit_is_divided_and_leaves_descriptors_for_the_receiver_itself() {
         for limit in [64, 1_024, 4_096, 20_000, WANTED + OWN - 1] {
             let share = ConnectionShare::new(Some(limit), WANTED);
-            let accepted = (share.of(EVENTS) + share.of(ENROLMENT)) as u64;
+            let accepted = u64::from(share.of(EVENTS) + share.of(ENROLMENT));
             assert!(accepted + OWN.min(limit / OWN_SHARE) <= limit, "{limit}: {accepted} connections");
             assert!(
                 accepted + 2 >= limit * 3 / 4 || accepted + 2 + OWN >= limit,

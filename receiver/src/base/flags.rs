@@ -15,3 +15,8 @@ pub(crate) fn object_name(text: &str) -> Result<String, &'static str> {
 pub(crate) fn seconds(range: RangeInclusive<i64>) -> impl TypedValueParser<Value = Duration> {
     clap::value_parser!(u32).range(range).map(|seconds| Duration::from_secs(seconds.into()))
 }
+
+/// Parser of a maximum number of connections.
+pub(crate) fn connections() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=1_000_000)
+}

@@ -59,7 +59,7 @@ pub use revocations::{CONFIG_MAP, LeafId, LeafRefusal, Revocations};
 pub use token::{Token, TokenError};
 
 use crate::{
-    base::key::KymaKey,
+    base::{flags::connections, key::KymaKey},
     fleet::table::PlacementError,
     ingress::source::network,
     kube::runtime_access::{RuntimeAccess, RuntimeAccessError},
@@ -68,6 +68,8 @@ use crate::{
 use keys::KeyCache;
 use rate_limiter::RateLimiter;
 
+/// Open connections of the enrolment port by default.
+pub const MAX_CONNECTIONS: u32 = 4_096;
 /// Concurrent calls to runtimes for keys and token reviews.
 const MAX_CONCURRENT_CALLS: usize = 256;
 /// Timeout of a call to a runtime, from the wait for its slot to the last byte of the response.
@@ -85,6 +87,11 @@ pub struct Flags {
     /// Listen address for enrolment, if this receiver issues the agents' certificates: TLS without client certificates
     #[arg(long, env = "TIDEWATCH_ENROLMENT_ADDRESS", default_value = "[::]:8444")]
     pub enrolment_address: SocketAddr,
+
+    /// Maximum number of open connections of the enrolment port, fewer under a low limit of open files; further ones wait
+    /// in the kernel's backlog
+    #[arg(long, env = "TIDEWATCH_ENROLMENT_MAX_CONNECTIONS", value_name = "CONNECTIONS", default_value_t = MAX_CONNECTIONS, value_parser = connections())]
+    pub enrolment_max_connections: u32,
 
     /// Maximum number of enrolments per minute of one address, or /64 network with IPv6; unset where a load balancer or
     /// NAT hides the source address, since one client could lock out all others

@@ -40,9 +40,10 @@ mod request_limiter;
 mod service;
 pub mod v2;
 
-use std::{hash::RandomState, net::SocketAddr, sync::Arc, time::Duration};
+use std::{hash::RandomState, net::SocketAddr, sync::Arc, thread, time::Duration};
 
 use arc_swap::ArcSwap;
+use clap::Args;
 use rustls::ServerConfig;
 use tidewatch_shared::{event::MAX_BODY_BYTES, identity::TrustDomain};
 use tokio::{
@@ -56,6 +57,7 @@ use tokio_util::{
 };
 
 use crate::{
+    base::flags::connections,
     fleet::table::HeartbeatInterval,
     ingress::{
         enrolment::{EnrolmentService, Revocations},
@@ -80,7 +82,41 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const LAG_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Default of [`Settings::max_connections`].
-pub const MAX_CONNECTIONS: usize = 20_000;
+pub const MAX_CONNECTIONS: u32 = 20_000;
+
+/// Threads that serve the ports of the gateway at least, so that handshakes and requests do not wait for each other.
+const MIN_THREADS: usize = 2;
+
+/// Flags of the event port's capacity.
+#[derive(Clone, Copy, Debug, Args)]
+#[group(id = "event-capacity")]
+#[command(next_help_heading = "Event port")]
+pub struct Flags {
+    /// Threads that serve the event port and that of contract v2; unset, as many as the process has cores, and at least
+    /// two
+    #[arg(long, env = "TIDEWATCH_EVENT_THREADS", value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..=1_024))]
+    pub event_threads: Option<u16>,
+
+    /// Maximum number of open connections of the event port, fewer under a low limit of open files; further ones wait in
+    /// the kernel's backlog
+    #[arg(long, env = "TIDEWATCH_EVENT_MAX_CONNECTIONS", value_name = "CONNECTIONS", default_value_t = MAX_CONNECTIONS, value_parser = connections())]
+    pub event_max_connections: u32,
+}
+
+impl Flags {
+    /// Threads of the gateway's executor.
+    #[must_use]
+    pub fn threads(self) -> usize {
+        let cores = || thread::available_parallelism().map_or(MIN_THREADS, usize::from).max(MIN_THREADS);
+        self.event_threads.map_or_else(cores, usize::from)
+    }
+
+    /// Steps of handshakes that may run concurrently on each port: half of the threads.
+    #[must_use]
+    pub fn handshake_steps(self) -> usize {
+        (self.threads() / 2).max(1)
+    }
+}
 
 /// Limits and deadlines of one gateway port.
 #[derive(Clone)]
@@ -92,7 +128,10 @@ pub struct Settings {
     /// Trust domain of the runtimes' certificates.
     pub domain: TrustDomain,
     /// Open connections at most, handshakes included. Further ones wait in the kernel's backlog.
-    pub max_connections: usize,
+    pub max_connections: u32,
+    /// Steps of handshakes that may run concurrently: fewer than the threads that serve, so that requests have the
+    /// others.
+    pub handshake_steps: usize,
     /// Concurrent handshakes at most, shared among the addresses of clients; see `handshake_places`.
     pub max_handshakes: usize,
     /// Time from accept to the end of the handshake; reduced when more than half of `max_handshakes` are in progress.
@@ -145,6 +184,7 @@ impl Settings {
             authorities,
             domain,
             max_connections: MAX_CONNECTIONS,
+            handshake_steps: 1,
             max_handshakes: 1_024,
             handshake_deadline: Duration::from_secs(5),
             head_deadline: Duration::from_secs(10),
@@ -220,18 +260,18 @@ impl<S: Service, L: Listen> Gateway<S, L> {
             *authority = authority.at(address.port());
         }
         let service = service(&settings);
-        let slots = settings.max_connections.clamp(1, Semaphore::MAX_PERMITS);
+        let slots = usize::try_from(settings.max_connections).unwrap_or(usize::MAX).clamp(1, Semaphore::MAX_PERMITS);
         let context = connection::Context {
             metrics: service.port().metrics.clone(),
             service,
             slots: Arc::new(Semaphore::new(slots)),
             handshake_places: HandshakePlaces::new(settings.max_handshakes),
+            handshake_steps: Arc::new(Semaphore::new(settings.handshake_steps.max(1))),
             settings,
             drain: CancellationToken::new(),
             kill: CancellationToken::new(),
             jitter: RandomState::new(),
             connections: Arc::default(),
-            handshake_steps: Arc::new(Semaphore::new(handshakes::MAX_STEPS)),
         };
         Self { listener, address, tls, context: Arc::new(context) }
     }

@@ -11,12 +11,10 @@ use tidewatch_shared::{enrolment::MAX_REQUEST_BYTES, identity::TrustDomain};
 pub use handler::EnrolmentHandler;
 
 use super::Settings;
+use crate::ingress::enrolment::MAX_CONNECTIONS;
 
 /// Bytes of a request's head at most: a token and the other fields.
 const MAX_HEAD_BYTES: u32 = 16 << 10;
-
-/// Open connections at most, see [`Settings::max_connections`].
-pub const MAX_CONNECTIONS: usize = 4_096;
 
 /// Returns the settings of this port. Connections are short: an agent enrols once and then uses the event port. If all
 /// agents of a large fleet connect at once, excess connections wait in the kernel's backlog, or are retried with jitter

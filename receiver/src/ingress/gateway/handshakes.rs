@@ -6,9 +6,6 @@ use std::{future::poll_fn, pin::pin, sync::Arc, task::ready, time::Duration};
 use tokio::sync::Semaphore;
 use tokio_util::sync::PollSemaphore;
 
-/// Handshake steps that may run concurrently: fewer than the threads that serve, so that requests have the others.
-pub(super) const MAX_STEPS: usize = 1;
-
 /// Drives a future and holds a permit during each poll, so that at most as many polls run concurrently as there are
 /// permits. A future that waits for its peer holds none; a stalled peer therefore delays no other.
 pub(super) async fn with_permits<F: Future>(permits: Arc<Semaphore>, future: F) -> F::Output {

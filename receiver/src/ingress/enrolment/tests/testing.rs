@@ -287,6 +287,7 @@ impl TestBed {
         let certificate_issuer = CertificateIssuer::new(authority, fleet.clone(), revocations.clone(), metrics.clone());
         let flags = Flags {
             enrolment_address: "127.0.0.1:0".parse().unwrap(),
+            enrolment_max_connections: 64,
             enrolment_limit_by_address: by_address.map(|most| most.try_into().unwrap()),
         };
         let enrolments = EnrolmentService::new(&flags, &domain(), certificate_issuer, runtime_clients.clone(), metrics);

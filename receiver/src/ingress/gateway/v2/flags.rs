@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
 
-use crate::pki::ProxyIdentity;
+use crate::{base::flags::connections, ingress::gateway::MAX_CONNECTIONS, pki::ProxyIdentity};
 
 /// Flags of contract v2.
 #[derive(Clone, Debug, Args)]
@@ -18,6 +18,11 @@ pub struct Flags {
     /// Listen address for the incumbent's agents: mTLS only
     #[arg(long, env = "TIDEWATCH_V2_ADDRESS", default_value = "[::]:8083")]
     pub v2_address: SocketAddr,
+
+    /// Maximum number of open connections of this port, fewer under a low limit of open files; further ones wait in the
+    /// kernel's backlog
+    #[arg(long, env = "TIDEWATCH_V2_MAX_CONNECTIONS", value_name = "CONNECTIONS", default_value_t = MAX_CONNECTIONS, value_parser = connections())]
+    pub v2_max_connections: u32,
 
     /// PEM file with the roots of the incumbent's agents' certificates, trusted on this port only
     #[arg(long, env = "TIDEWATCH_V2_CLIENT_CA")]

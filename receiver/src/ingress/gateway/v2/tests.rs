@@ -325,6 +325,7 @@ impl Certificates for Folder {
     fn open(&self, proxy: Option<ProxyIdentity>, metrics: &pki::Metrics) -> TlsFiles {
         let path = |name| Some(self.0.join(name));
         let flags = Flags {
+            v2_max_connections: 64,
             v2: true,
             v2_address: "127.0.0.1:0".parse().unwrap(),
             v2_client_ca: path("clients"),
