@@ -2,6 +2,7 @@
 //! maps. No IO.
 
 pub mod error_class;
+pub mod error_levels;
 pub(crate) mod flags;
 pub(crate) mod foreign_text;
 pub(crate) mod frame_limiter;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use tidewatch_receiver::{app, config::Config};
+use tidewatch_receiver::{app, base::error_levels, config::Config};
 
 /// Returns memory of finished bursts (thousands of handshakes and reconciles) to the system, which the default
 /// allocator keeps.
@@ -19,7 +19,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Written to stderr directly, because logging itself may be the cause.
-            eprintln!("tidewatch-receiver: {error:#}");
+            eprintln!("tidewatch-receiver: {}", error_levels::line(error.as_ref()));
             ExitCode::FAILURE
         }
     }

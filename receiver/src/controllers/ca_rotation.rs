@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use decide::{RotationPolicy, Transition};
 
 use crate::{
+    base::error_levels,
     fleet::{
         queue::{Priority, WorkSet},
         table::{RuntimeTable, RuntimeTrust, TrustAnnouncement},
@@ -215,7 +216,11 @@ impl CaRotation {
     fn record_failure(&mut self, error: &(dyn std::error::Error + 'static)) -> RotationError {
         self.metrics.wrote("failed");
         self.not_before = Instant::now() + RETRY_DELAY;
-        tracing::warn!(error, "The rotation of the CA could not be carried on; it is tried again");
+        tracing::warn!(
+            error = error_levels::own(error),
+            cause = error_levels::cause(error),
+            "The rotation of the CA could not be carried on; it is tried again"
+        );
         RotationError::Write
     }
 

@@ -36,6 +36,7 @@ use self::{
 };
 use crate::{
     base::{
+        error_levels,
         flags::seconds,
         key::KymaKey,
         limits::CONNECTION_LOST_AFTER,
@@ -253,7 +254,7 @@ impl EventPathController {
                 continue;
             }
             if let Err(error) = result {
-                tracing::warn!(kyma = %key, condition = change.kind(), error = &error as &dyn std::error::Error, "Condition could not be written");
+                tracing::warn!(kyma = %key, condition = change.kind(), error = error_levels::own(&error), cause = error_levels::cause(&error), "Condition could not be written");
             }
             state.write_backoff.record(key, &change, now);
         }

@@ -30,7 +30,7 @@ mod tests;
 mod validate;
 mod verified_cache;
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use kube::{Client, ResourceExt};
 use tidewatch_shared::{
@@ -71,7 +71,7 @@ use crate::{
     },
     controllers::{
         catalog::{Catalog, CatalogReconcile},
-        installer::{Installer, Readiness, Report, was_ready},
+        installer::{Component, Installer, Readiness, Report, was_ready},
         pending_removal::RemovalBackoff,
         status::{Findings, ShownStatus, StatusWriter, update_runtime, write_runtime},
     },
@@ -291,6 +291,11 @@ async fn run_active(
     Ok(outcome)
 }
 
+/// Names of components, for a log line.
+fn names(components: &BTreeSet<Component>) -> String {
+    components.iter().map(|component| component.as_str()).collect::<Vec<_>>().join(", ")
+}
+
 /// Returns true if the last reconcile failed on the runtime cluster itself: then state and modules report that failure, and only a
 /// reconcile of the modules resolves it.
 fn failed_on_runtime(kyma: &Kyma) -> bool {
@@ -373,11 +378,12 @@ impl Reconcile<'_> {
         let report = installer.install(client, key, &id, &plan, installed, &ctx.budgets).await;
         let Report { failures, written, blocked } = &report;
         if !written.is_empty() {
-            debug!(kyma = %key, ?written, "Agent installation repaired");
+            let written = names(written);
+            debug!(kyma = %key, written, "Agent installation repaired");
         }
         for failure in failures {
             let cause = failure.error.call().map(describe);
-            warn!(kyma = %key, error = %failure.error, cause, ?blocked, "Agent is not installed as desired");
+            warn!(kyma = %key, error = %failure.error, cause, blocked = names(blocked), "Agent is not installed as desired");
         }
         let (readiness, look) = installer.readiness(client, key, &self.kyma, &report, installed).await;
         self.findings.conditions.webhook = readiness;

@@ -244,8 +244,8 @@ impl RuntimeTable {
         self.0.metrics.renewals.inc_by(renew.into());
         self.0.metrics.heartbeat(&record);
         if record.differing > 0 {
-            let (runtime, differing, resend) = (heartbeat.runtime(), record.differing, &record.resend);
-            tracing::warn!(%runtime, differing, ?resend, "Digests of watches differ");
+            let (runtime, differing, resend) = (heartbeat.runtime(), record.differing, record.resend.join(", "));
+            tracing::warn!(%runtime, differing, resend, "Digests of watches differ");
         }
         Ok(HeartbeatResponse {
             instance: self.0.instance,

@@ -9,6 +9,7 @@ mod write;
 
 use std::fmt::{Debug, Display};
 
+use crate::base::error_levels;
 use futures::{StreamExt as _, future, stream::BoxStream};
 use kube::{
     Api, Resource, ResourceExt,
@@ -69,7 +70,11 @@ where
 {
     let logged = move |change: watcher::Result<Option<K>>| {
         let warn = |error: &watcher::Error| {
-            tracing::warn!(error = error as &dyn std::error::Error, "Watch of the {description} failed");
+            tracing::warn!(
+                error = error_levels::own(error),
+                cause = error_levels::cause(error),
+                "Watch of the {description} failed"
+            );
         };
         future::ready(change.inspect_err(warn).ok())
     };

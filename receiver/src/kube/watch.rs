@@ -23,6 +23,7 @@ pub(crate) use freshness::{CacheMonitor, Freshness};
 
 use super::Metrics;
 use crate::{
+    base::error_levels,
     kube::recorder::{EventRecorder, Regarding},
     telemetry::{Pending, Readiness},
 };
@@ -93,7 +94,12 @@ where
             Ok(event) => cache.apply(event, &mut handler),
             Err(error) => {
                 cache.metrics.failed.get_or_create(&KindLabel { kind }).inc();
-                tracing::warn!(kind, error = &error as &dyn std::error::Error, "Watch failed");
+                tracing::warn!(
+                    kind,
+                    error = error_levels::own(&error),
+                    cause = error_levels::cause(&error),
+                    "Watch failed"
+                );
             }
         }
     }

@@ -10,7 +10,6 @@ mod tags;
 mod tests;
 
 use std::{
-    error::Error,
     io,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -20,6 +19,7 @@ use bytes::Bytes;
 use tokio::task::spawn_blocking;
 
 use super::{digest::Digest, metrics::Metrics};
+use crate::base::error_levels;
 use folder::{Folder, Found};
 use tags::Tags;
 
@@ -61,8 +61,7 @@ impl Store {
             }
             Err(error) => {
                 metrics.store_failed("open");
-                let error = &error as &dyn Error;
-                tracing::warn!(error, path = %directory.display(), "Content folder cannot be used, contents stay in memory");
+                tracing::warn!(error = error_levels::own(&error), cause = error_levels::cause(&error), path = %directory.display(), "Content folder cannot be used, contents stay in memory");
                 (None, Tags::default())
             }
         };
@@ -153,8 +152,12 @@ impl Store {
     fn failed(&self, state: &mut State, reason: &'static str, error: &io::Error) {
         self.metrics.store_failed(reason);
         if !std::mem::replace(&mut state.failing, true) {
-            let error = error as &dyn Error;
-            tracing::warn!(error, reason, "Content folder failed, contents stay in memory");
+            tracing::warn!(
+                error = error_levels::own(error),
+                cause = error_levels::cause(error),
+                reason,
+                "Content folder failed, contents stay in memory"
+            );
         }
     }
 

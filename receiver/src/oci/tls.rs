@@ -32,6 +32,7 @@ use tokio::net::TcpStream;
 use tower::{BoxError, Service, ServiceExt as _, timeout::Timeout, util::BoxCloneSyncService};
 
 use super::fetch::Transport;
+use crate::base::error_levels;
 
 /// Lifetime of an idle pooled connection.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -73,8 +74,11 @@ pub fn roots(ca_file: Option<&PathBuf>) -> Result<RootCertStore, TlsError> {
     let mut store = RootCertStore::empty();
     let system = rustls_native_certs::load_native_certs();
     for error in &system.errors {
-        let error = error as &dyn std::error::Error;
-        tracing::warn!(error, "System root certificates cannot be read");
+        tracing::warn!(
+            error = error_levels::own(error),
+            cause = error_levels::cause(error),
+            "System root certificates cannot be read"
+        );
     }
     let (_, ignored) = store.add_parsable_certificates(system.certs);
     if ignored > 0 {

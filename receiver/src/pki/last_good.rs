@@ -1,8 +1,9 @@
 //! Files that are polled: valid content is taken into use, otherwise the last good content stays. Each fault is logged once.
 
-use std::{error::Error, mem, time::Duration};
+use std::{mem, time::Duration};
 
 use super::Metrics;
+use crate::base::error_levels;
 
 /// Interval between two reads of the files.
 pub(crate) const FILE_POLL_INTERVAL: Duration = Duration::from_secs(5);
@@ -29,7 +30,7 @@ impl<C: PartialEq> LastGood<C> {
     }
 
     /// Returns content that is neither in use nor rejected already, for the caller to try.
-    pub(crate) fn changed<E: Error + 'static>(&mut self, read: Result<C, E>) -> Option<C> {
+    pub(crate) fn changed<E: std::error::Error + 'static>(&mut self, read: Result<C, E>) -> Option<C> {
         match read {
             Ok(contents) => {
                 self.unreadable = false;
@@ -38,7 +39,12 @@ impl<C: PartialEq> LastGood<C> {
             // While the symlink of a mounted volume is being swapped, reads fail; the next poll succeeds.
             Err(error) => {
                 if !mem::replace(&mut self.unreadable, true) {
-                    tracing::warn!(error = &error as &dyn Error, "{} are not readable", self.label);
+                    tracing::warn!(
+                        error = error_levels::own(&error),
+                        cause = error_levels::cause(&error),
+                        "{} are not readable",
+                        self.label
+                    );
                 }
                 None
             }

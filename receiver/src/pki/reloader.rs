@@ -15,7 +15,7 @@ use super::{
     store::{CA_SECRET, CaSecret, Store, is_empty},
     tls_state::CaSecretStatus,
 };
-use crate::kube::object;
+use crate::{base::error_levels, kube::object};
 
 /// Interval between two checks of the leaf's age.
 const AGE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -90,8 +90,11 @@ impl CertificateReloader {
                 let version = secret.metadata.resource_version.clone();
                 if self.rejected != version || version.is_none() {
                     self.tls_state.metrics.refused(&error);
-                    let error = &error as &dyn std::error::Error;
-                    tracing::error!(error, "The Secret {CA_SECRET} is refused; its last good content stays in use");
+                    tracing::error!(
+                        error = error_levels::own(&error),
+                        cause = error_levels::cause(&error),
+                        "The Secret {CA_SECRET} is refused; its last good content stays in use"
+                    );
                     self.rejected = version;
                 }
                 self.tls_state.set_secret_status(CaSecretStatus::Refused);

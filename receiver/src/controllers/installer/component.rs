@@ -12,7 +12,7 @@ use tidewatch_shared::names::{
 
 /// One object of an installation. The order is the order of creation: rights before the plan that needs them, and the
 /// Deployment after everything that its pod needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, VariantArray)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, VariantArray, strum::IntoStaticStr)]
 pub enum Component {
     /// The incumbent's webhook configuration, empty, where it is requested.
     Webhooks,

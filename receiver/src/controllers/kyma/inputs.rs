@@ -21,7 +21,7 @@ use tidewatch_shared::{
 };
 
 use super::{Context, crd, fetch};
-use crate::fleet::queue::WorkSet;
+use crate::{base::error_levels, fleet::queue::WorkSet};
 
 /// Part of the hash before the first reconcile has ended.
 const NEVER: &str = "-";
@@ -87,7 +87,12 @@ pub(super) async fn note(ctx: &Context, kyma: &Kyma, inputs: &Inputs, ended: Wor
     let metadata = json!({"uid": kyma.uid(), "annotations": {annotation::INPUTS: noted}});
     let patch = Patch::Merge(json!({"metadata": metadata}));
     if let Err(error) = api.patch_metadata(&kyma.name_any(), &params, &patch).await {
-        tracing::debug!(kyma = kyma.name_any(), error = &error as &dyn std::error::Error, "The inputs were not noted");
+        tracing::debug!(
+            kyma = kyma.name_any(),
+            error = error_levels::own(&error),
+            cause = error_levels::cause(&error),
+            "The inputs were not noted"
+        );
     }
 }
 

@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::ingress::bearer::bearer;
+use crate::{base::error_levels, ingress::bearer::bearer};
 
 /// Permission that a request needs: a verb on a `nonResourceURL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +85,11 @@ impl TokenReviewer {
                 authorization
             }
             Ok(Err(error)) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "Token review failed");
+                tracing::warn!(
+                    error = error_levels::own(&error),
+                    cause = error_levels::cause(&error),
+                    "Token review failed"
+                );
                 Authorization::Unavailable
             }
             Err(_) => {

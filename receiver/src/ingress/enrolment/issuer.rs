@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{EnrolmentError, Metrics, Revocations, rate_limiter::RateLimiter};
 use crate::{
-    base::key::KymaKey,
+    base::{error_levels, key::KymaKey},
     fleet::table::RuntimeTable,
     pki::{Authority, IssueError, SigningRequest},
 };
@@ -88,7 +88,7 @@ impl CertificateIssuer {
         let by = by.as_str();
         let issued = authority.issue(runtime, request).await.map_err(|error| {
             metrics.failed(error.as_str());
-            tracing::warn!(%runtime, by, error = &error as &dyn std::error::Error, "A certificate was not issued");
+            tracing::warn!(%runtime, by, error = error_levels::own(&error), cause = error_levels::cause(&error), "A certificate was not issued");
             // Only this one is a fault of the request, which retrying would not mend.
             if matches!(error, IssueError::Names) { EnrolmentError::RequestNames } else { EnrolmentError::Issuer }
         })?;

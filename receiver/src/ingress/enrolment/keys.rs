@@ -20,7 +20,10 @@ use super::{
     jwks::{KeySet, MAX_BYTES, ParseKeySetError},
     token::{Token, TokenError},
 };
-use crate::{base::key::KymaKey, kube::runtime_access::describe};
+use crate::{
+    base::{error_levels, key::KymaKey},
+    kube::runtime_access::describe,
+};
 
 /// Path of the key set of an API server.
 pub(super) const PATH: &str = "/openid/v1/jwks";
@@ -150,7 +153,7 @@ impl KeyCache {
                     next: Some((Instant::now() + wait, false)),
                     failures: fetch_state.failures.saturating_add(1),
                 };
-                tracing::warn!(%kyma, error = &error as &dyn std::error::Error, "The keys of a runtime's tokens could not be read");
+                tracing::warn!(%kyma, error = error_levels::own(&error), cause = error_levels::cause(&error), "The keys of a runtime's tokens could not be read");
                 Err(EnrolmentError::Unreachable)
             }
         }

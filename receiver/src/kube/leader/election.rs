@@ -22,7 +22,8 @@ pub(super) struct LeaseRecord {
 }
 
 /// Next step of a candidate: it writes its identity into the Lease that was read, or creates it, unless it waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(super) enum Decision {
     /// The Lease has no holder.
     Free,

@@ -13,7 +13,7 @@ use k8s_openapi::{
 };
 use kube::{Api, Client, api::PostParams};
 use thiserror::Error;
-use tidewatch_shared::{identity::Instance, metrics::OutcomeLabel};
+use tidewatch_shared::{identity::Instance, metrics::OutcomeLabel, variant::VariantName as _};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::{
@@ -21,6 +21,7 @@ use super::{
     election::{Decision, Election, LeaseRecord},
     fence::WriteFence,
 };
+use crate::base::error_levels;
 
 /// Attempts to release the Lease: one, and one more for each own write that may have come in between.
 const RELEASE_ATTEMPTS: usize = 3;
@@ -137,7 +138,7 @@ impl LeaderElector {
         }
         self.lease = Some(lease);
         self.metrics.active.set(1);
-        tracing::info!(identity = self.election.identity, reason = ?decision, "This receiver is active");
+        tracing::info!(identity = self.election.identity, reason = decision.as_str(), "This receiver is active");
         Ok(AcquireOutcome::Ours)
     }
 
@@ -268,7 +269,11 @@ impl LeaderElector {
 
     fn record_failure(&mut self, error: &LeaseError) {
         if !std::mem::replace(&mut self.failing, true) {
-            tracing::warn!(error = error as &dyn std::error::Error, "The lease could not be read or written");
+            tracing::warn!(
+                error = error_levels::own(error),
+                cause = error_levels::cause(error),
+                "The lease could not be read or written"
+            );
         }
     }
 }

@@ -19,6 +19,7 @@ use super::{
     event_diff::{PendingEvent, Regarding},
     event_queue::EventWrite,
 };
+use crate::base::error_levels;
 
 /// Interval between two writes: the rate limit of 20 per second bounds the load of many simultaneous changes on KCP.
 const PACE: Duration = Duration::from_millis(50);
@@ -53,7 +54,11 @@ pub(super) async fn run(recorder: &EventRecorder, client: &Client) -> &'static s
             Ok(Err(error)) => {
                 state.queue.forget(&write.event);
                 drop(state);
-                tracing::debug!(error = &error as &dyn std::error::Error, "Event write failed");
+                tracing::debug!(
+                    error = error_levels::own(&error),
+                    cause = error_levels::cause(&error),
+                    "Event write failed"
+                );
             }
             Err(_) => state.queue.forget(&write.event),
         }

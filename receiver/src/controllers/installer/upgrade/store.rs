@@ -11,7 +11,7 @@ use thiserror::Error;
 use tidewatch_shared::names::annotation;
 
 use super::UpgradeState;
-use crate::kube::object;
+use crate::{base::error_levels, kube::object};
 
 /// Name of the ConfigMap in the receiver's namespace.
 pub const CONFIG_MAP: &str = "tidewatch-agent-upgrade";
@@ -48,9 +48,9 @@ impl Snapshot {
                 Self::Valid { state, metadata: Box::new(metadata) }
             }
             Err(error) => {
-                let error = &error as &dyn std::error::Error;
                 tracing::error!(
-                    error,
+                    error = error_levels::own(&error),
+                    cause = error_levels::cause(&error),
                     "ConfigMap {CONFIG_MAP} is invalid, agents keep their images until it is corrected or deleted"
                 );
                 Self::Invalid

@@ -23,6 +23,7 @@ use super::{
 };
 use crate::{
     base::{
+        error_levels,
         key::KymaKey,
         labels::is_true,
         pause::Pause,
@@ -299,7 +300,11 @@ impl UpgradeTask {
     /// Delays the next write, and returns the outcome of this one.
     fn failed(&mut self, error: &(dyn std::error::Error + 'static)) -> &'static str {
         self.not_before = Instant::now() + RETRY;
-        tracing::warn!(error, "Agent upgrade state could not be written, the write is retried");
+        tracing::warn!(
+            error = error_levels::own(error),
+            cause = error_levels::cause(error),
+            "Agent upgrade state could not be written, the write is retried"
+        );
         "failed"
     }
 }

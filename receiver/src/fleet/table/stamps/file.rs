@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use crate::base::error_levels;
 use tidewatch_shared::{
     event::{Event, Payload},
     identity::RuntimeId,
@@ -73,7 +74,11 @@ impl Stamps {
         let total = dropped.clone();
         thread::Builder::new().name("stamps".to_owned()).spawn(move || {
             if let Err(error) = write(BufWriter::new(file), &receiver, &total) {
-                tracing::warn!(error = &error as &dyn std::error::Error, "Stamp file could not be written");
+                tracing::warn!(
+                    error = error_levels::own(&error),
+                    cause = error_levels::cause(&error),
+                    "Stamp file could not be written"
+                );
             }
         })?;
         Ok(Self(Some(Writer { sender, dropped })))
