@@ -38,6 +38,7 @@ use tokio::net::TcpListener;
 
 mod calls;
 mod cluster;
+mod hostile;
 mod merge;
 mod path;
 mod select;

@@ -3,12 +3,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use aws_lc_rs::error::Unspecified;
+use bytes::Bytes;
 use http::{Method, StatusCode};
 use serde_json::Value;
 use tokio::sync::Notify;
 
 use super::{
     calls::Calls,
+    hostile::{self, HostileOwner},
     store::{Store, TextPool},
     tokens::{self, Issuer},
 };
@@ -23,12 +25,19 @@ struct Inner {
     changed: Notify,
     /// Made with the first token, because most runtimes of most tests issue none.
     issuer: OnceLock<Issuer>,
+    hostile: OnceLock<HostileOwner>,
 }
 
 impl FakeCluster {
     pub(super) fn new(texts: Arc<TextPool>) -> Self {
         let (store, calls) = (Mutex::new(Store::new(texts)), Mutex::default());
-        Self(Arc::new(Inner { store, calls, changed: Notify::new(), issuer: OnceLock::new() }))
+        Self(Arc::new(Inner {
+            store,
+            calls,
+            changed: Notify::new(),
+            issuer: OnceLock::new(),
+            hostile: OnceLock::new(),
+        }))
     }
 
     /// Changes an object as its user, or creates it (from `null`). The key is `<group>/<plural>/<namespace>/<name>`
@@ -73,12 +82,47 @@ impl FakeCluster {
         self.issuer()?.token()
     }
 
+    /// Makes the runtime hostile from now on: of its responses to reads some are overlong lists of tiny elements, and its
+    /// token keys are as costly to verify as a receiver accepts. See [`FakeCluster::contest`] as well.
+    ///
+    /// # Errors
+    /// When no random bytes are available.
+    pub fn turn_hostile(&self) -> Result<(), Unspecified> {
+        let owner = HostileOwner::new()?;
+        // Of two owners made concurrently, one is kept.
+        let _ = self.0.hostile.set(owner);
+        Ok(())
+    }
+
+    /// Changes all objects but the Kyma as a controller does that competes with the receiver, and holds them by a
+    /// finalizer; those that still bear its change are left alone. Returns the number of changed objects.
+    #[must_use]
+    pub fn contest(&self) -> usize {
+        self.write(hostile::contest)
+    }
+
+    /// A token that looks like one of [`FakeCluster::token`], with a random signature of one of the hostile keys.
+    ///
+    /// # Errors
+    /// When no random bytes are available.
+    pub fn forged_token(number: usize) -> Result<String, Unspecified> {
+        hostile::forged_token(number)
+    }
+
+    /// The response of a hostile runtime to a read of objects, if it is not the real one.
+    pub(super) fn hostile_response(&self) -> Option<Bytes> {
+        self.0.hostile.get()?.response()
+    }
+
     /// The response to a request for token keys or a token review; `None` for other paths.
     pub(super) fn answer_token_request(&self, path: &str, body: &[u8]) -> Option<(StatusCode, Value)> {
         if !tokens::is_token_path(path) {
             return None;
         }
-        self.issuer().ok()?.answer(path, body)
+        match self.0.hostile.get() {
+            Some(owner) if path == tokens::KEYS => Some((StatusCode::OK, owner.keys().clone())),
+            _ => self.issuer().ok()?.answer(path, body),
+        }
     }
 
     fn issuer(&self) -> Result<&Issuer, Unspecified> {
@@ -102,7 +146,7 @@ impl FakeCluster {
     }
 
     /// Notified at each write.
-    pub(super) fn changed(&self) -> &Notify {
+    pub(crate) fn changed(&self) -> &Notify {
         &self.0.changed
     }
 }

@@ -92,6 +92,12 @@ fn objects(cluster: FakeCluster, at: &Objects<'_>, parts: &Parts, body: &[u8]) -
         return not_served();
     }
     let query = Query::of(parts);
+    if parts.method == Method::GET
+        && query.get("watch") != "true"
+        && let Some(response) = cluster.hostile_response()
+    {
+        return reply(StatusCode::OK, response);
+    }
     let only_metadata = wants_metadata(&parts.headers);
     let manager = query.get("fieldManager");
     let object = || serde_json::from_slice::<Value>(body).ok().filter(Value::is_object);
@@ -213,7 +219,7 @@ fn discover(store: &Store, group: &str, version: &str) -> Answer {
 }
 
 /// Built-in kinds, as far as the product uses them.
-const BUILTIN: [(&str, &str, &str); 8] = [
+const BUILTIN: [(&str, &str, &str); 15] = [
     ("", "namespaces", "Namespace"),
     ("", "configmaps", "ConfigMap"),
     ("", "secrets", "Secret"),
@@ -222,6 +228,13 @@ const BUILTIN: [(&str, &str, &str); 8] = [
     ("apps", "deployments", "Deployment"),
     ("coordination.k8s.io", "leases", "Lease"),
     ("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition"),
+    ("rbac.authorization.k8s.io", "roles", "Role"),
+    ("rbac.authorization.k8s.io", "rolebindings", "RoleBinding"),
+    ("rbac.authorization.k8s.io", "clusterroles", "ClusterRole"),
+    ("rbac.authorization.k8s.io", "clusterrolebindings", "ClusterRoleBinding"),
+    ("networking.k8s.io", "networkpolicies", "NetworkPolicy"),
+    ("scheduling.k8s.io", "priorityclasses", "PriorityClass"),
+    ("admissionregistration.k8s.io", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration"),
 ];
 
 fn builtin(group: &str) -> bool {
@@ -265,9 +278,9 @@ fn decode(text: &str) -> String {
     percent_encoding::percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned()
 }
 
-fn reply(status: StatusCode, text: String) -> Answer {
+fn reply(status: StatusCode, text: impl Into<Bytes>) -> Answer {
     let answer = Response::builder().status(status).header(header::CONTENT_TYPE, "application/json");
-    answer.body(Full::new(Bytes::from(text)).boxed_unsync()).unwrap_or_default()
+    answer.body(Full::new(text.into()).boxed_unsync()).unwrap_or_default()
 }
 
 fn failure(status: StatusCode, reason: &str, name: &str) -> Answer {

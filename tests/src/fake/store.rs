@@ -59,6 +59,11 @@ impl Stored {
         serde_json::from_str(&self.text(false)).unwrap_or_default()
     }
 
+    /// Returns true if the object's JSON contains this text outside its metadata.
+    pub(super) fn contains(&self, text: &str) -> bool {
+        self.rest.contains(text)
+    }
+
     /// The object's JSON, or that of its metadata alone as `PartialObjectMetadata`.
     pub(super) fn text(&self, only_metadata: bool) -> String {
         let Self { metadata, rest } = self;
@@ -327,8 +332,9 @@ impl Store {
                 metadata["creationTimestamp"] = "2026-01-01T00:00:00Z".into();
             }
         }
-        // Of the built-in kinds served here, only definitions and workloads have a generation.
-        let counted = group.contains('.') && group != "coordination.k8s.io" || group == "apps";
+        // Leases, RBAC and kinds of the core group have no generation.
+        let uncounted = ["", "coordination.k8s.io", "rbac.authorization.k8s.io"];
+        let counted = !uncounted.contains(&group);
         if counted && known.is_none_or(|known| known["spec"] != object["spec"]) {
             let generation = object["metadata"]["generation"].as_u64().unwrap_or_default() + 1;
             object["metadata"]["generation"] = generation.into();

@@ -17,7 +17,7 @@ use tidewatch_shared::names::{AGENT_OBJECT, SKR_NAMESPACE};
 use crate::landscape::now;
 
 /// Path of an API server's token keys.
-const KEYS: &str = "/openid/v1/jwks";
+pub(super) const KEYS: &str = "/openid/v1/jwks";
 /// Path of token reviews.
 const REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const KEY: &str = "fake";
@@ -38,18 +38,7 @@ impl Issuer {
 
     /// A projected token of the agent for the receiver's audience, valid for an hour.
     pub(super) fn token(&self) -> Result<String, Unspecified> {
-        let now = now();
-        let claims = json!({
-            "aud": [AUDIENCE], "exp": now + VALIDITY_SECONDS, "iat": now, "nbf": now,
-            "iss": "https://kubernetes.default.svc", "sub": user(),
-            "kubernetes.io": {
-                "namespace": SKR_NAMESPACE, "serviceaccount": {"name": AGENT_OBJECT, "uid": POD},
-                "pod": {"name": AGENT_OBJECT, "uid": POD},
-            },
-        });
-        let header = json!({"alg": "ES256", "kid": KEY, "typ": "JWT"});
-        let [header, claims] = [header, claims].map(|part| BASE64_URL_SAFE_NO_PAD.encode(part.to_string()));
-        let signed = format!("{header}.{claims}");
+        let signed = compact(&json!({"alg": "ES256", "kid": KEY, "typ": "JWT"}), &claims());
         let signature = self.0.sign(&SystemRandom::new(), signed.as_bytes())?;
         Ok(format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature)))
     }
@@ -91,6 +80,24 @@ impl Issuer {
         let public = UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, self.0.public_key().as_ref());
         claims["exp"].as_i64().is_some_and(|end| end > now()) && public.verify(signed.as_bytes(), &signature).is_ok()
     }
+}
+
+/// Claims of a projected token of the agent that is valid from now on.
+pub(super) fn claims() -> Value {
+    let now = now();
+    json!({
+        "aud": [AUDIENCE], "exp": now + VALIDITY_SECONDS, "iat": now, "nbf": now,
+        "iss": "https://kubernetes.default.svc", "sub": user(),
+        "kubernetes.io": {
+            "namespace": SKR_NAMESPACE, "serviceaccount": {"name": AGENT_OBJECT, "uid": POD},
+            "pod": {"name": AGENT_OBJECT, "uid": POD},
+        },
+    })
+}
+
+/// Header and claims as they are signed (RFC 7515, section 5.1).
+pub(super) fn compact(header: &Value, claims: &Value) -> String {
+    [header, claims].map(|part| BASE64_URL_SAFE_NO_PAD.encode(part.to_string())).join(".")
 }
 
 /// Returns true for the paths of token keys and reviews.
