@@ -6,22 +6,30 @@
 //! * [`SimulatedFleet`] registers any number of agents at a landscape's KCP, with runtimes on a [`crate::fake::FakeApiServer`],
 //!   and runs them.
 //! * [`Flooder`] sends at a fixed rate without waiting for answers.
+//! * [`Attacks`] are those of hostile runtimes, and [`toggle_module`] is the user of a well-behaved one.
+//! * [`Coexistence`] lets both act at the same time.
 //! * [`PlainServer`] only reads, hashes and verifies, as the floor of a measurement, or refuses every request.
 //!
 //! A simulated agent has no runtime to watch: its objects are numbers, and their digests are drawn at random.
 
 mod agent;
 mod client;
+mod coexistence;
 mod enrolment;
 mod fleet;
 mod flood;
+mod hostile;
 mod plain_server;
 mod protocol;
+mod user;
 
 pub use agent::{Agent, AgentHandle, RequestOutcome};
 pub use client::{BufferedResponse, RequestError, SignedClient};
+pub use coexistence::{Coexistence, CoexistenceReport};
 pub use enrolment::{EnrolmentClient, EnrolmentEndpoint, IssuedIdentity};
 pub use fleet::{FleetCounters, FleetMember, SimulatedFleet, queue, until_within};
 pub use flood::{Flood, FloodReport, Flooder};
+pub use hostile::{Attack, Attacks};
 pub use plain_server::{PlainServer, ServerMode, THREADS};
 pub use protocol::ProtocolState;
+pub use user::{ChangeTimes, toggle_module};

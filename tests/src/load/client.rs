@@ -1,11 +1,13 @@
 //! The connection of one simulated agent, and its signed requests.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::ready, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
+use futures::{StreamExt as _, stream};
 use http::{HeaderValue, Request, StatusCode, header};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body::{Body, Frame};
+use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, pki_types::ServerName};
@@ -175,6 +177,24 @@ impl SignedClient {
         timeout(DEADLINE, dial(address, &self.http2)).await.unwrap_or(Err(RequestError::Deadline))
     }
 
+    /// Sends a signed request on a connection of its own without the last byte of its body, and waits until the receiver
+    /// answers or closes the connection.
+    ///
+    /// # Errors
+    /// [`RequestError`], as a rule [`RequestError::Http`] once the receiver has closed the connection.
+    pub async fn hold_body(&self, path: &str, body: Bytes, nonce: Nonce) -> Result<StatusCode, RequestError> {
+        let request = self.sign(path, "application/cloudevents-batch+json", body.clone(), nonce)?;
+        let length = body.len();
+        let incomplete = stream::once(ready(Ok::<_, Infallible>(Frame::data(body.slice(..length.saturating_sub(1))))));
+        let (mut head, _) = request.into_parts();
+        head.headers.insert(header::CONTENT_LENGTH, length.into());
+        let request = Request::from_parts(head, StreamBody::new(incomplete.chain(stream::pending())));
+        let mut sender =
+            timeout(DEADLINE, connect(self.address, &self.tls)).await.unwrap_or(Err(RequestError::Deadline))?;
+        sender.ready().await.map_err(RequestError::Http)?;
+        Ok(sender.send_request(request).await.map_err(RequestError::Http)?.status())
+    }
+
     async fn exchange(&mut self, request: Request<Full<Bytes>>) -> Result<BufferedResponse, RequestError> {
         // A connection that the receiver closed after its last response never becomes ready again.
         let ready = match &mut self.sender {
@@ -207,10 +227,10 @@ async fn dial(address: SocketAddr, tls: &TlsConnector) -> Result<TlsStream<TcpSt
     tls.connect(ServerName::from(address.ip()), tcp).await.map_err(RequestError::Connect)
 }
 
-pub(super) async fn connect(
-    address: SocketAddr,
-    tls: &TlsConnector,
-) -> Result<http1::SendRequest<Full<Bytes>>, RequestError> {
+pub(super) async fn connect<B>(address: SocketAddr, tls: &TlsConnector) -> Result<http1::SendRequest<B>, RequestError>
+where
+    B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
+{
     let stream = dial(address, tls).await?;
     let (sender, connection) =
         http1::Builder::new().max_buf_size(BUFFER).handshake(TokioIo::new(stream)).await.map_err(RequestError::Http)?;

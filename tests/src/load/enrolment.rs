@@ -100,12 +100,26 @@ impl EnrolmentClient {
         }
     }
 
+    /// Requests a certificate with a token of a random signature. Returns the status, which the receiver decides by the token
+    /// keys of the runtime.
+    ///
+    /// # Errors
+    /// When no request can be made, or the receiver does not answer.
+    pub async fn forge(&self, key: &KeyPair, number: usize) -> Result<StatusCode> {
+        let token = FakeCluster::forged_token(number).ok().context("draw a signature")?;
+        let sent = self.send(self.request_with(key, &token)?);
+        Ok(timeout(DEADLINE, sent).await.unwrap_or(Err(RequestError::Deadline))?.status)
+    }
+
     /// Builds a request with a freshly signed token, as new as the kubelet's token file of an agent.
     fn request(&self, key: &KeyPair) -> Result<Request<Full<Bytes>>> {
+        self.request_with(key, &self.cluster.token().ok().context("sign a token")?)
+    }
+
+    fn request_with(&self, key: &KeyPair, token: &str) -> Result<Request<Full<Bytes>>> {
         // Names in the CSR would be ignored.
         let request = CertificateParams::new(Vec::<String>::new())?.serialize_request(key)?.pem()?;
         let body = CertificateRequest { runtime: self.runtime.clone(), request }.to_json()?;
-        let token = self.cluster.token().ok().context("sign a token")?;
         let request = Request::post(CERTIFICATES_PATH)
             .header(header::HOST, self.endpoint.address.to_string())
             .header(header::CONTENT_TYPE, CONTENT_TYPE)

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    net::SocketAddr,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -150,8 +151,7 @@ impl FleetMember {
 
     /// Selects these modules as the user of the runtime does, and lets the agent observe the change.
     pub fn select(&self, modules: &[&str]) {
-        let modules: Vec<_> = modules.iter().map(|name| json!({"name": name})).collect();
-        self.cluster.edit(KYMA, |kyma| kyma["spec"]["modules"] = modules.into());
+        select(&self.cluster, modules);
         self.handle.update(|state| state.mark("kyma", 0));
     }
 
@@ -254,6 +254,20 @@ impl SimulatedFleet {
         }
     }
 
+    /// Lets all agents that do not run yet enrol at once, and waits for their certificates. They do not run afterwards either.
+    ///
+    /// # Errors
+    /// As [`EnrolmentClient::enrol`], for any agent.
+    pub async fn certify(&mut self, endpoint: &EnrolmentEndpoint) -> Result<()> {
+        let clients = (0..self.members.len()).map(|number| self.enrolment_client(number, endpoint, false));
+        let clients: Vec<_> = clients.collect();
+        let enrolled = clients.iter().zip(&mut self.members).filter_map(|(client, member)| {
+            let agent = member.agent.as_mut()?;
+            Some(async move { agent.set_identity(client.enrol().await?) })
+        });
+        stream::iter(enrolled).buffer_unordered(CONCURRENT_WRITES).try_collect::<()>().await.context("enrol the agents")
+    }
+
     /// Lets all agents enrol once more, all at the same time; they keep running with their previous identity.
     pub fn enrol_again(&mut self, endpoint: &EnrolmentEndpoint) {
         for number in 0..self.members.len() {
@@ -266,7 +280,12 @@ impl SimulatedFleet {
         }
     }
 
-    fn enrolment_client(&self, number: usize, endpoint: &EnrolmentEndpoint, is_backed_off: bool) -> EnrolmentClient {
+    pub(super) fn enrolment_client(
+        &self,
+        number: usize,
+        endpoint: &EnrolmentEndpoint,
+        is_backed_off: bool,
+    ) -> EnrolmentClient {
         let FleetMember { id, cluster, handle, .. } = &self.members[number];
         EnrolmentClient {
             runtime: id.clone(),
@@ -287,6 +306,14 @@ impl SimulatedFleet {
     /// See [`SimulatedFleet::members`].
     pub fn members_mut(&mut self) -> &mut [FleetMember] {
         &mut self.members
+    }
+
+    /// Address of the receiver's event port.
+    ///
+    /// # Errors
+    /// When the landscape has no usable one.
+    pub fn receiver(&self) -> Result<SocketAddr> {
+        Ok(self.landscape.authority().parse()?)
     }
 
     /// The API server of all its runtimes.
@@ -396,6 +423,12 @@ pub async fn until_within<T>(
         }
         sleep(PAUSE).await;
     }
+}
+
+/// Selects these modules in the runtime's Kyma.
+pub(super) fn select(cluster: &FakeCluster, modules: &[&str]) {
+    let modules: Vec<_> = modules.iter().map(|name| json!({"name": name})).collect();
+    cluster.edit(KYMA, |kyma| kyma["spec"]["modules"] = modules.into());
 }
 
 fn kyma(name: &str, id: &RuntimeId, is_paused: bool) -> Value {

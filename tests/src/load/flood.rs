@@ -30,10 +30,14 @@ use crate::product::cpu_by_thread;
 
 /// Concurrent connections, the most that one runtime may have.
 const CONNECTIONS: u32 = 4;
-/// Interval at which each connection sends the requests that are due.
+/// Shortest interval at which each connection sends the requests that are due.
 const TICK: Duration = Duration::from_millis(5);
-/// Requests that became due longer ago, while the connection was blocked, are not made up for.
-const CATCH_UP: Duration = Duration::from_millis(100);
+/// Longest such interval, for low rates: a thread that wakes up for each single request costs more than the requests.
+const LONG_TICK: Duration = Duration::from_millis(200);
+/// Requests that each interval has at least, below the longest one.
+const TICK_REQUESTS: f64 = 20.0;
+/// Requests that became due this long before the last interval, while the connection was blocked, are not made up for.
+const CATCH_UP: Duration = Duration::from_millis(95);
 /// A connection that takes no bytes for so long is replaced by a new one.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
 /// Pause after a connection that could not be opened.
@@ -189,13 +193,18 @@ impl RequestClock {
         Self { begun: Instant::now(), per_second, counted: 0 }
     }
 
+    /// Interval of the calls.
+    fn tick(&self) -> Duration {
+        Duration::from_secs_f64(TICK_REQUESTS / self.per_second.max(1.0)).clamp(TICK, LONG_TICK)
+    }
+
     /// Requests since the last call, and how many of them are recent enough to be sent.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of requests")]
     fn take(&mut self) -> (u64, u64) {
         let all = (self.begun.elapsed().as_secs_f64() * self.per_second) as u64;
         let due = all - self.counted;
         self.counted = all;
-        (due, due.min((CATCH_UP.as_secs_f64() * self.per_second) as u64))
+        (due, due.min(((self.tick() + CATCH_UP).as_secs_f64() * self.per_second) as u64))
     }
 }
 
@@ -206,7 +215,7 @@ async fn send_requests(
     due: &mut RequestClock,
     counts: &Counts,
 ) -> bool {
-    let mut ticks = interval(TICK);
+    let mut ticks = interval(due.tick());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut bytes, mut stream) = (preface(), 1);
     loop {

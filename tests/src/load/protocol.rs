@@ -130,6 +130,11 @@ impl ProtocolState {
         }
     }
 
+    /// Marks all watches as changed in ways that no event of an object names, as after a list.
+    pub fn mark_lists(&mut self) {
+        self.watches.values_mut().for_each(|watched| _ = watched.waiting.insert(None));
+    }
+
     /// Returns true if events are pending or in flight.
     #[must_use]
     pub fn has_pending(&self) -> bool {
