@@ -11,6 +11,7 @@ mod figure;
 pub mod fleet;
 mod fleet_setup;
 pub mod flood;
+pub mod hostile;
 mod idle;
 pub mod knee;
 pub mod module_fleet;

@@ -6,10 +6,10 @@ use anyhow::bail;
 use clap::{Parser, Subcommand};
 
 use super::{
-    Figure, Settings, catalog, enrolment, event_path, fleet, flood, idle, knee, module_fleet, modules,
+    Figure, Settings, catalog, enrolment, event_path, fleet, flood, hostile, idle, knee, module_fleet, modules,
     plain_server_process, restart, user_write,
 };
-use crate::{limits, progress, run_command};
+use crate::{limits, load::Coexistence, progress, run_command};
 
 /// Measures the whole system on a real KCP; measurements with thousands of runtimes use fake API servers for them.
 /// Fails when a figure misses its bar.
@@ -55,6 +55,8 @@ enum Measurement {
     ModuleFleet(module_fleet::Settings),
     /// Latency of other runtimes while one runtime floods
     Flood(flood::Settings),
+    /// Latency of well-behaved runtimes, writes to KCP and the receiver's memory while hostile runtimes attack it
+    Hostile(Coexistence),
     /// The plain server of a floor, started by the measurement itself
     #[command(name = plain_server_process::COMMAND, hide = true)]
     PlainServer,
@@ -73,6 +75,7 @@ pub fn main() -> ExitCode {
             | Measurement::Catalog(_)
             | Measurement::ModuleFleet(_)
             | Measurement::Flood(_)
+            | Measurement::Hostile(_)
     );
     if has_fleet {
         limits::raise_open_files();
@@ -100,6 +103,7 @@ async fn measure(arguments: Arguments) -> anyhow::Result<()> {
         Measurement::Modules(settings) => modules::measure(&settings, &mut emit).await?,
         Measurement::ModuleFleet(settings) => module_fleet::measure(&settings, &mut emit).await?,
         Measurement::Flood(settings) => flood::measure(&settings, &mut emit).await?,
+        Measurement::Hostile(settings) => hostile::measure(&settings, &mut emit).await?,
         Measurement::PlainServer => plain_server_process::serve()?,
     }
     if let Some(error) = failed {

@@ -43,6 +43,14 @@ impl FleetSetup {
         Self::on(bed, landscape).await
     }
 
+    /// As [`FleetSetup::start`], with a receiver that issues the certificates of agents and installs them.
+    pub(super) async fn start_complete() -> Result<Self> {
+        let options = Options { log: "warn".to_owned(), ..Options::default() };
+        let bed = TestBed::start().await?;
+        let landscape = Landscape::start_issuing(bed.kcp().await?, "kcp-system", options).await?;
+        Self::on(bed, landscape).await
+    }
+
     async fn on(bed: TestBed, landscape: Landscape) -> Result<Self> {
         let landscape = Arc::new(landscape);
         landscape.write_module(MODULE, "1.0.0", "1.1.0").await?;

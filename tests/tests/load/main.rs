@@ -2,6 +2,7 @@
 //! a time, so that no other work distorts the measurements.
 
 mod agent;
+mod hostile;
 mod receiver;
 
 use std::sync::Arc;

@@ -15,7 +15,7 @@ const MODULE: &str = "template-operator";
 const EVENTS: u64 = 100_000;
 
 /// Returns the value of a metric by its name, including its labels.
-fn metric(page: &str, name: &str) -> Option<f64> {
+pub(crate) fn metric(page: &str, name: &str) -> Option<f64> {
     page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
 

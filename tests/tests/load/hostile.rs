@@ -1,0 +1,56 @@
+//! Thirty hostile runtimes of each kind next to a hundred well-behaved ones.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use tidewatch_tests::{
+    bed,
+    landscape::{Landscape, Options},
+    load::{Coexistence, SimulatedFleet},
+};
+
+use crate::{exclusive, receiver::metric};
+
+const MODULE: &str = "template-operator";
+/// Memory limit of the receiver's container in `deploy/base/deployment.yaml`, in KiB.
+const MEMORY_LIMIT_KIB: u64 = 2 << 20;
+
+/// All changes of the well-behaved runtimes arrive, or `run` fails; the limits are reached, and none is exceeded.
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_runtimes_harm_no_other_runtime_and_stay_within_their_shares() -> Result<()> {
+    let _guard = exclusive().await;
+    let options = Options { log: "warn".to_owned(), ..Options::default() };
+    let landscape = Landscape::start_issuing(bed::shared().await?.kcp().await?, "fleet-hostile", options).await?;
+    let landscape = Arc::new(landscape);
+    landscape.write_module(MODULE, "1.0.0", "1.1.0").await?;
+    let mut fleet = SimulatedFleet::new(landscape.clone()).await?;
+    let scenario = Coexistence { others: 100, hostile: 30, changes: 4, pause: 8 };
+    let report = scenario.run(&landscape, &mut fleet, MODULE).await?;
+
+    let made = scenario.others * usize::try_from(scenario.changes)?;
+    assert_eq!(report.attacked.shown.len(), made, "changes that the runtimes show");
+    assert!(report.peak_rss_kib <= MEMORY_LIMIT_KIB, "the receiver took {} KiB", report.peak_rss_kib);
+    assert!(
+        f64::from(report.hostile_writes) <= report.allowed_writes,
+        "{} writes to KCP for the hostile runtimes, which may cause {}",
+        report.hostile_writes,
+        report.allowed_writes
+    );
+    // Without the attacks the assertions above would prove nothing.
+    for (attack, series) in REACHED {
+        let count = metric(&report.metrics, series).unwrap_or_default();
+        assert!(count > 0.0, "{attack}: {series} is {count}");
+    }
+    Ok(())
+}
+
+/// Attacks and the refusals that show that they happened.
+const REACHED: [(&str, &str); 4] = [
+    ("repeated requests", r#"tidewatch_gateway_requests_refused_total{route="events",reason="replay"}"#),
+    ("bodies held open", r#"tidewatch_gateway_requests_refused_total{route="events",reason="slow"}"#),
+    ("lists of tiny elements", r#"tidewatch_runtime_answers_refused_total{reason="too_large"}"#),
+    (
+        "costly token keys",
+        r#"tidewatch_enrolment_requests_refused_total{route="certificates",reason="token-signature"}"#,
+    ),
+];
