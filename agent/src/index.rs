@@ -2,8 +2,8 @@
 //!
 //! Classifies changes from metadata alone: `created`, `spec` (the generation differs), `metadata` (the hash of labels,
 //! annotations, finalizers, deletion timestamp and owner references differs), `status` (only the resourceVersion
-//! differs), `deleted`. A value counts as changed when it differs, not when it grows, because a restored etcd goes
-//! backwards.
+//! differs), `deleted`. Where the generation does not tell a change of the spec, `spec` takes the place of `status`. A
+//! value counts as changed when it differs, not when it grows, because a restored etcd goes backwards.
 
 mod object;
 
@@ -31,10 +31,14 @@ pub(crate) struct ChangeRule {
 }
 
 impl ChangeRule {
-    /// True if a new resourceVersion alone counts as a change. For objects without a generation there is no other
-    /// signal.
+    /// True if a new resourceVersion alone counts as a change.
     fn counts_version(self, seen: &ObjectState) -> bool {
-        self.field == Field::Status || self.every_version || seen.generation.is_none()
+        self.field == Field::Status || self.is_blind(seen)
+    }
+
+    /// True if the spec may change with the resourceVersion alone, such as the data of a ConfigMap.
+    fn is_blind(self, seen: &ObjectState) -> bool {
+        self.every_version || seen.generation.is_none()
     }
 }
 
@@ -163,6 +167,7 @@ impl Index {
         let Some(change) = entry.seen.compare(&seen) else {
             return Applied::Unchanged;
         };
+        let change = if change == Change::Status && self.rule.is_blind(&seen) { Change::Spec } else { change };
         let old = std::mem::replace(&mut entry.seen, seen.clone());
         if change == Change::Status && self.state == State::Complete && !self.rule.counts_version(&seen) {
             return Applied::Unchanged;

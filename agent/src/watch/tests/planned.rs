@@ -321,7 +321,7 @@ async fn every_version_counts_without_a_meaningful_generation() {
         let rest = vec![list(10, &[object("a", 9, generation)]), Reply::Silence(changes)];
         let harness = things(vec![Reply::Json(json!({"resources": resources}))], rest);
         let seen = harness.expect_accepted(&["things created z"]).await;
-        assert_eq!(seen.contains(&"things status a".to_owned()), counts, "{resources} {generation} {seen:?}");
+        assert_eq!(seen.contains(&"things spec a".to_owned()), counts, "{resources} {generation} {seen:?}");
     }
 }
 
@@ -471,7 +471,7 @@ async fn renewals_of_the_agents_own_lease_are_not_reported() {
         ("/coordination.k8s.io/v1", vec![resources]),
     ];
     let harness = start(routes, plan("1", &[planned("leases", "coordination.k8s.io")]));
-    let seen = harness.expect_accepted(&["leases whole", "leases status tidewatch-agent"]).await;
+    let seen = harness.expect_accepted(&["leases whole", "leases spec tidewatch-agent"]).await;
     assert_eq!(seen.len(), 2, "{seen:?}");
     assert_eq!(harness.core.figures().objects, 1);
 }
