@@ -217,9 +217,7 @@ impl App {
             Server::bind(self.config.metrics_address, metrics, readiness, core, canary_state, identity_status).await;
         let (server, address) = bound.map_err(RunError::Bind)?;
         let (admin, admin_address) = server.admin(self.config.admin_address).await.map_err(RunError::Bind)?;
-        let Config { namespace, trust_domain, heartbeat_seconds, max_objects, .. } = &self.config;
-        tracing::info!(metrics_address = %address, %admin_address, identity = ?self.config.origin(), namespace,
-            %trust_domain, heartbeat_seconds, max_objects, version = env!("CARGO_PKG_VERSION"), "Started");
+        self.config.announce(address, admin_address);
         if let Some(path) = &self.config.address_file {
             let written = std::fs::write(path, address.to_string());
             written.map_err(|error| RunError::AddressFile { path: path.clone(), error })?;

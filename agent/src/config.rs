@@ -2,8 +2,10 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::{Parser, ValueEnum};
-use tidewatch_shared::{identity::TrustDomain, names::SKR_NAMESPACE};
+use clap::{ArgGroup, Parser, ValueEnum};
+use strum::IntoStaticStr;
+use tidewatch_shared::{identity::TrustDomain, names::SKR_NAMESPACE, variant::VariantName as _};
+use tracing::field::{DisplayValue, display};
 
 pub use crate::receiver::{Endpoint, ParseEndpointError};
 
@@ -15,6 +17,7 @@ const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// Reports changes in this cluster to the Kyma control plane
 #[derive(Clone, Debug, Parser)]
 #[command(name = "tidewatch-agent", version)]
+#[command(group(ArgGroup::new("identity").args(["token_file", "identity_dir"]).required(true)))]
 pub struct Config {
     /// Kubeconfig, in JSON, of the cluster to watch; defaults to the pod's service account
     #[arg(long, env = "TIDEWATCH_KUBECONFIG", value_name = "FILE")]
@@ -24,7 +27,7 @@ pub struct Config {
     #[arg(long, env = "TIDEWATCH_SERVICE_ACCOUNT_DIR", default_value = SERVICE_ACCOUNT, value_name = "FOLDER")]
     pub service_account_dir: PathBuf,
 
-    /// Receiver, https://host:port, for an identity from files; otherwise taken from the agent's ConfigMap
+    /// Receiver, https://host:port, for an identity from files; an agent that enrols finds it in its ConfigMap
     #[arg(long, env = "TIDEWATCH_RECEIVER_URL", value_name = "URL", requires = "identity_dir")]
     pub receiver_url: Option<Endpoint>,
 
@@ -32,18 +35,17 @@ pub struct Config {
     #[arg(long, env = "TIDEWATCH_CONTRACT", default_value = "v3")]
     pub contract: Contract,
 
-    /// Directory with tls.crt, tls.key and ca.crt; without it the agent enrols
+    /// Directory with tls.crt, tls.key and ca.crt that another component renews, instead of an enrolment
     #[arg(
         long,
         env = "TIDEWATCH_IDENTITY_DIR",
         value_name = "FOLDER",
         requires = "receiver_url",
-        required_if_eq("contract", "v2"),
-        required_unless_present = "token_file"
+        required_if_eq("contract", "v2")
     )]
     pub identity_dir: Option<PathBuf>,
 
-    /// File with the enrolment token (audience `spiffe://<trust domain>/tidewatch`), read again for each request
+    /// File with the token to enrol with (audience `spiffe://<trust domain>/tidewatch`), read again for each request
     #[arg(long, env = "TIDEWATCH_TOKEN_FILE", value_name = "FILE", conflicts_with_all = ["identity_dir", "receiver_url"])]
     pub token_file: Option<PathBuf>,
 
@@ -110,8 +112,9 @@ pub enum IdentityOrigin {
     },
 }
 
-/// Contract between agent and receiver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+/// Contract between agent and receiver; the name of a variant is its value in flags and logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Contract {
     /// The incumbent's: one unsigned request per event, no heartbeats.
     V2,
@@ -129,6 +132,26 @@ impl Config {
             (None, None, Some(token)) if self.contract == Contract::V3 => Some(IdentityOrigin::Enrolment { token }),
             _ => None,
         }
+    }
+
+    /// Logs the start of the agent with its configuration and the bound addresses.
+    pub(crate) fn announce(&self, metrics_address: SocketAddr, admin_address: SocketAddr) {
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| display(path.display().to_string()));
+        let receiver: Option<DisplayValue<_>> = self.receiver_url.as_ref().map(|url| display(url.authority()));
+        tracing::info!(
+            %metrics_address,
+            %admin_address,
+            contract = self.contract.as_str(),
+            token_file = path(&self.token_file),
+            identity_dir = path(&self.identity_dir),
+            receiver,
+            namespace = self.namespace,
+            trust_domain = %self.trust_domain,
+            heartbeat_seconds = self.heartbeat_seconds,
+            max_objects = self.max_objects,
+            version = env!("CARGO_PKG_VERSION"),
+            "Started"
+        );
     }
 
     /// [`Config::heartbeat_seconds`] as a duration.
@@ -153,7 +176,13 @@ fn parse_namespace(text: &str) -> Result<String, &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io,
+        sync::{Arc, Mutex},
+    };
+
     use clap::CommandFactory;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -179,6 +208,45 @@ mod tests {
         }
     }
 
+    /// Bytes written by a logger.
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn start_line(more: &[&str]) -> Value {
+        let (written, config) = (Written::default(), parse(more).unwrap());
+        let writer = written.clone();
+        let logger = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || writer.clone()).finish();
+        let [metrics, admin] = ["[::]:1", "127.0.0.1:2"].map(|address| address.parse().unwrap());
+        tracing::subscriber::with_default(logger, || config.announce(metrics, admin));
+        serde_json::from_slice(&written.0.lock().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn start_is_logged_with_one_field_for_each_flag() {
+        let line = start_line(&["--contract", "v2"]);
+        for (field, value) in [
+            ("message", json!("Started")),
+            ("contract", json!("v2")),
+            ("identity_dir", json!("/identity")),
+            ("receiver", json!("kcp:1")),
+            ("token_file", Value::Null),
+            ("metrics_address", json!("[::]:1")),
+            ("max_objects", json!(20_000)),
+        ] {
+            assert_eq!(line[field], value, "{field}: {line}");
+        }
+    }
+
     #[test]
     fn identity_comes_from_files_or_enrolment_and_incomplete_flags_are_refused() {
         let parse = |more: &[&str]| Config::try_parse_from([&["agent"], more].concat());
@@ -188,7 +256,8 @@ mod tests {
         assert_eq!(own.origin(), Some(IdentityOrigin::Enrolment { token: "/token".into() }));
         assert_eq!(own.service_account_dir, PathBuf::from(SERVICE_ACCOUNT));
         for (halves, missing) in [
-            (&[][..], "--identity-dir"),
+            (&[][..], "<--token-file <FILE>|--identity-dir <FOLDER>>"),
+            (&["--contract", "v2"], "--identity-dir"),
             (&["--receiver-url", "https://kcp:1"], "--identity-dir"),
             (&["--identity-dir", "/identity"], "--receiver-url"),
             (&["--token-file", "/token", "--receiver-url", "https://kcp:1"], "cannot be used"),

@@ -20,6 +20,7 @@ use tidewatch_shared::{
     exchange::{EVENTS_PATH, EventsResponse, HEARTBEAT_PATH, HeartbeatResponse},
     heartbeat::{CertificateState, EVIDENCE_INTERVALS},
     identity::Epoch,
+    variant::VariantName as _,
 };
 use tokio::{
     sync::watch,
@@ -278,7 +279,8 @@ impl Link {
 
     fn refused(&mut self, client: &Client, route: Route, epoch: Epoch, response: &BufferedResponse, now: Instant) {
         let action = classify_refusal(response, clock::unix_seconds());
-        tracing::warn!(status = response.status.as_u16(), ?action, "Request refused by the receiver");
+        let (status, retry_after_seconds) = (response.status.as_u16(), action.retry_after().map(|wait| wait.as_secs()));
+        tracing::warn!(status, action = action.as_str(), retry_after_seconds, "Request refused by the receiver");
         match action {
             RefusalAction::Split if route == Route::Events => {
                 if self.core.refused_whole(now, epoch) {

@@ -21,7 +21,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let code = error.downcast_ref().map_or(1, app::RunError::exit_code);
-            tracing::error!(error = format!("{error:#}"), code, "Agent terminated");
+            tracing::error!(error = telemetry::error_chain(error.as_ref()), code, "Agent terminated");
             ExitCode::from(code)
         }
     }

@@ -56,9 +56,10 @@ impl PlanSource {
                 Ok(())
             }
             Err(error) => {
-                tracing::error!(error = %error, "Settings refused, keeping the last valid ones");
+                let error = error_chain(&error);
+                tracing::error!(error, "Settings refused, keeping the last valid ones");
                 self.metrics.settings_refused.inc();
-                Err(error.to_string())
+                Err(error)
             }
         }
     }
@@ -191,7 +192,8 @@ mod tests {
         assert_eq!(source.consumer.metrics.settings_refused.get(), 1);
         let PlanState { plan, error } = followed.borrow_and_update().clone();
         assert_eq!(plan.unwrap().revision(), "2", "each is judged by itself");
-        assert!(error.unwrap().starts_with("receiver-url: "));
+        let form = "the receiver's address does not have the form https://host:port";
+        assert_eq!(error.unwrap(), format!("receiver-url is not valid: {form}"));
         source.present(with("https://kcp:1", "2"));
         assert!(!current.has_changed().unwrap() && followed.borrow().error.is_none());
         source.present(with("https://kcp:3", "2"));

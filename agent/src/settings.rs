@@ -31,17 +31,17 @@ pub struct Settings {
 /// The current settings; `None` before the first valid ones.
 pub(crate) type CurrentSettings = watch::Receiver<Option<Arc<Settings>>>;
 
-/// Errors of settings. They do not echo values, because the text is part of heartbeats.
+/// Errors of settings. They and their sources do not echo values, because the text is part of heartbeats.
 #[derive(Debug, Error)]
 pub(crate) enum ParseSettingsError {
     #[error("the ConfigMap has no {0}")]
     Missing(&'static str),
-    #[error("{0}: {1}")]
-    Endpoint(&'static str, ParseEndpointError),
-    #[error("{RUNTIME_ID_KEY}: {0}")]
-    Runtime(ParseIdentityError),
-    #[error("{TRUST_BUNDLE_KEY}: {0}")]
-    Bundle(TlsConfigError),
+    #[error("{0} is not valid")]
+    Endpoint(&'static str, #[source] ParseEndpointError),
+    #[error("{RUNTIME_ID_KEY} is not valid")]
+    Runtime(#[source] ParseIdentityError),
+    #[error("{TRUST_BUNDLE_KEY} is not valid")]
+    Bundle(#[source] TlsConfigError),
     #[error("{TRUST_BUNDLE_KEY} exceeds {BUNDLE_BYTES} bytes")]
     TooLarge,
 }

@@ -2,6 +2,7 @@
 //! current identity, and forwards the receiver's demands concerning the certificate.
 
 use bytes::Bytes;
+use strum::IntoStaticStr;
 use tokio::sync::{mpsc, oneshot};
 
 use super::IdentityStatus;
@@ -30,8 +31,9 @@ impl RenewalOrder {
     }
 }
 
-/// Demand of the receiver concerning a certificate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Demand of the receiver concerning a certificate; the name of a variant is its value in logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum CertificateNotice {
     /// Renew it.
     Renew,

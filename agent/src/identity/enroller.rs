@@ -11,7 +11,10 @@ mod issue;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use thiserror::Error;
-use tidewatch_shared::identity::{RuntimeId, TrustDomain};
+use tidewatch_shared::{
+    identity::{RuntimeId, TrustDomain},
+    variant::VariantName as _,
+};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until, timeout},
@@ -326,7 +329,7 @@ impl Enroller {
         };
         // A demand concerning a certificate that is no longer in use is already satisfied.
         if self.active.as_ref().is_some_and(|active| active.fingerprint == fingerprint) {
-            tracing::info!(?notice, "Receiver demands another certificate");
+            tracing::info!(notice = notice.as_str(), "Receiver demands another certificate");
             let now = Instant::now();
             match notice {
                 CertificateNotice::Renew => self.schedule.renewal_requested(now + random::up_to(RENEWAL_SPREAD)),

@@ -16,7 +16,10 @@ use super::{
     access::{Access, ClientSetupError, Content},
     client::{Body, Transport},
 };
-use crate::connection::{self, BoxError, Connection, ConnectionSettings};
+use crate::{
+    connection::{self, BoxError, Connection, ConnectionSettings},
+    telemetry::error_chain,
+};
 
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Receive windows: the bytes a peer may send before they are read, and so the memory it may occupy.
@@ -50,10 +53,14 @@ impl Https {
             match self.access.bundle.read() {
                 Ok(bundle) if bundle != current.bundle => match client(&self.access, &bundle) {
                     Ok(http) => *current = Current { bundle, http },
-                    Err(error) => tracing::error!(error = %error, "Trust bundle of the API server refused"),
+                    Err(error) => {
+                        tracing::error!(error = error_chain(&error), "Trust bundle of the API server refused")
+                    }
                 },
                 Ok(_) => {}
-                Err(error) => tracing::error!(error = %error, "Failed to read the trust bundle of the API server"),
+                Err(error) => {
+                    tracing::error!(error = error_chain(&error), "Failed to read the trust bundle of the API server");
+                }
             }
         }
         current.http.clone()

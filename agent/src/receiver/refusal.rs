@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, StatusCode, header};
 use jiff::fmt::rfc2822;
+use strum::IntoStaticStr;
 use tidewatch_shared::problem::{Kind, Problem};
 
 use super::client::BufferedResponse;
 use crate::outbox::AnnouncedLimits;
 
-/// Reaction to a refusal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Reaction to a refusal; the name of a variant is its value in logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum RefusalAction {
     /// Send fewer events at once; a single one is replaced by a `watch.changed`, or parked.
     Split,
@@ -29,6 +31,16 @@ pub enum RefusalAction {
     RetryAfter(Duration),
     /// Retry with exponential backoff.
     BackOff,
+}
+
+impl RefusalAction {
+    /// Delay that the receiver requested.
+    pub(crate) const fn retry_after(self) -> Option<Duration> {
+        match self {
+            Self::RetryAfter(wait) => Some(wait),
+            _ => None,
+        }
+    }
 }
 
 /// Classifies an unsuccessful response; `now` is local time in Unix seconds.
