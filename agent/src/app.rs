@@ -25,8 +25,8 @@ use crate::{
     config::{Config, Contract, Endpoint, IdentityOrigin},
     core::Core,
     identity::{
-        Credentials, CurrentCredentials, Enroller, EnrollerHandle, EnrollerParts, EnrollerStop, FileReloader,
-        IdentityStatus, SecretWatch, SecretWriter, renewal_channel,
+        Credentials, CurrentCredentials, Enroller, EnrollerHandle, EnrollerParts, FileReloader, IdentityStatus,
+        IdentityStop, SecretWatch, SecretWriter, renewal_channel,
     },
     kubernetes::{ApiClient, ClientPool},
     link::{Link, LinkParts, V2Sender},
@@ -71,7 +71,7 @@ pub enum RunError {
     NoIdentity,
     /// The agent can no longer maintain its own identity.
     #[error(transparent)]
-    Identity(#[from] EnrollerStop),
+    Identity(#[from] IdentityStop),
     /// A task that must not end has returned.
     #[error("task {0} ended unexpectedly")]
     TaskEnded(&'static str),
@@ -85,7 +85,7 @@ impl RunError {
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Identity(EnrollerStop::OtherRuntime { .. }) => 3,
+            Self::Identity(IdentityStop::OtherRuntime { .. } | IdentityStop::OtherCertificate { .. }) => 3,
             _ => 1,
         }
     }
@@ -251,7 +251,7 @@ impl App {
         let (identity_status, pending, metrics) =
             (self.identity_status.clone(), self.readiness.guard("identity"), self.metrics.clone());
         let (reloader, credentials) = FileReloader::new(folder, credentials_builder, identity_status, pending, metrics);
-        self.spawn_critical("identity", reloader.run());
+        self.tasks.spawn(async { reloader.run().await.into() });
         IdentityHandles { credentials, renewals: None, settings: None }
     }
 
@@ -357,5 +357,22 @@ impl App {
             task.await;
             RunError::TaskEnded(name)
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_runtime_needs_only_a_restart() {
+        let (current, new): (RuntimeId, RuntimeId) = ("r-1".parse().unwrap(), "r-2".parse().unwrap());
+        for (stop, code) in [
+            (IdentityStop::OtherRuntime { current: current.clone(), new: new.clone() }, 3),
+            (IdentityStop::OtherCertificate { current, new }, 3),
+            (IdentityStop::ChannelClosed, 1),
+        ] {
+            assert_eq!(RunError::from(stop).exit_code(), code);
+        }
     }
 }

@@ -29,7 +29,6 @@ use tidewatch_shared::{
 use tokio::{sync::watch, time::sleep};
 
 pub(crate) use channel::{CertificateNotice, EnrollerHandle, RenewalOrder, renewal_channel};
-pub use enroller::EnrollerStop;
 pub(crate) use enroller::{Enroller, EnrollerParts};
 pub(crate) use secret::{SecretWatch, SecretWriter, Stored};
 pub(crate) use status::IdentityStatus;
@@ -85,6 +84,31 @@ pub enum CredentialsError {
         /// Runtime that the certificate names.
         new: RuntimeId,
     },
+}
+
+/// Reason for which the task of the identity ends, and with it the process.
+#[derive(Debug, PartialEq, Eq, Error)]
+pub enum IdentityStop {
+    /// The ConfigMap names another runtime. Digests, sequences and the core's index belong to one runtime, so the process
+    /// must restart.
+    #[error("restart required: this agent reports for runtime {current}, but its ConfigMap now names {new}")]
+    OtherRuntime {
+        /// Runtime that the agent serves.
+        current: RuntimeId,
+        /// Runtime that the ConfigMap names.
+        new: RuntimeId,
+    },
+    /// The certificate in the folder names another runtime; the process must restart for the same reason.
+    #[error("restart required: this agent reports for runtime {current}, but its certificate now names {new}")]
+    OtherCertificate {
+        /// Runtime that the agent serves.
+        current: RuntimeId,
+        /// Runtime that the certificate names.
+        new: RuntimeId,
+    },
+    /// The watch of the ConfigMap or of the Secret has ended.
+    #[error("task identity ended unexpectedly")]
+    ChannelClosed,
 }
 
 /// Key, chain and trust bundle, in PEM.
@@ -219,18 +243,23 @@ impl<S: Source> FileReloader<S> {
         (reloader, current)
     }
 
-    /// Polls until cancelled.
-    pub(crate) async fn run(mut self) {
+    /// Polls until the agent has to restart.
+    pub(crate) async fn run(mut self) -> IdentityStop {
         loop {
-            self.refresh(clock::unix_seconds());
+            if let Err(stop) = self.refresh(clock::unix_seconds()) {
+                return stop;
+            }
             sleep(POLL).await;
         }
     }
 
-    /// Reads once, at a time in Unix seconds.
-    fn refresh(&mut self, now: i64) {
+    /// Reads once, at a time in Unix seconds. An error if the agent has to restart.
+    fn refresh(&mut self, now: i64) -> Result<(), IdentityStop> {
         match self.fresh(now) {
             Ok(None) => {}
+            Err(CredentialsError::OtherRuntime { current, new }) => {
+                return Err(IdentityStop::OtherCertificate { current, new });
+            }
             Ok(Some(credentials)) => {
                 credentials.announce(IdentitySource::Files, &self.identity_status, &self.metrics);
                 self.failing = false;
@@ -245,6 +274,7 @@ impl<S: Source> FileReloader<S> {
                 );
             }
         }
+        Ok(())
     }
 
     /// Credentials from new material; `None` if nothing has changed since the last read.

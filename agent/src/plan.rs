@@ -27,6 +27,10 @@ pub(crate) struct PlanSource {
     settings: Option<watch::Sender<Option<Arc<Settings>>>>,
     /// Readiness guard until the first valid plan.
     pending: Option<Guard>,
+    /// Error of the content read last.
+    content_error: Option<String>,
+    /// Error of reading, until the watch is open or listed again.
+    read_error: Option<String>,
     metrics: Metrics,
 }
 
@@ -39,7 +43,8 @@ impl PlanSource {
         pending: Guard,
         metrics: Metrics,
     ) -> Single<Self> {
-        Single::new(Self { namespace, publish, settings, pending: Some(pending), metrics })
+        let (content_error, read_error) = (None, None);
+        Single::new(Self { namespace, publish, settings, pending: Some(pending), content_error, read_error, metrics })
     }
 
     fn read_settings(&self, map: &ConfigMap) -> Result<(), String> {
@@ -64,8 +69,11 @@ impl PlanSource {
         }
     }
 
-    /// Publishes only if plan or error changed.
-    fn follow(&self, plan: Option<Plan>, error: Option<String>) {
+    /// Publishes only if plan or error changed. The error is a reason for which the newest plan may not be in force.
+    fn follow(&self, plan: Option<Plan>) {
+        let errors: Vec<&str> =
+            [&self.read_error, &self.content_error].into_iter().flatten().map(|error| &**error).collect();
+        let error = (!errors.is_empty()).then(|| errors.join("; "));
         self.publish.send_if_modified(|current| {
             let other = plan.filter(|plan| current.plan.as_deref() != Some(plan));
             let changed = other.is_some() || current.error != error;
@@ -90,7 +98,7 @@ impl SingleObject for PlanSource {
         let settings = self.read_settings(&map);
         let text = map.data.as_ref().and_then(|data| data.get(PLAN_KEY));
         let text = text.ok_or_else(|| format!("the ConfigMap has no {PLAN_KEY}"));
-        // The error has the position in the JSON, but not the content, so heartbeats do not echo the ConfigMap.
+        // Without its source, which may contain parts of the JSON: heartbeats do not echo the ConfigMap.
         let plan = text.and_then(|text| Plan::parse(text).map_err(|error| error.to_string()));
         let mut refused = Vec::new();
         match &plan {
@@ -102,22 +110,38 @@ impl SingleObject for PlanSource {
             }
         }
         refused.extend(settings.err());
-        self.follow(plan.ok(), (!refused.is_empty()).then(|| refused.join("; ")));
+        self.read_error = None;
+        self.content_error = (!refused.is_empty()).then(|| refused.join("; "));
+        self.follow(plan.ok());
     }
 
     /// Not counted as a refusal: at the first start of an agent the plan may not be written yet.
     fn missing(&mut self) {
         tracing::warn!("ConfigMap with the plan is missing, keeping the last valid plan");
-        self.follow(None, Some("there is no ConfigMap".to_owned()));
+        self.read_error = None;
+        self.content_error = Some("there is no ConfigMap".to_owned());
+        self.follow(None);
     }
 
-    fn failed(&self, error: &ApiError) {
-        tracing::warn!(error = error_chain(error), "Failed to read the ConfigMap with the plan");
+    fn failed(&mut self, error: &ApiError) {
+        let text = format!("the ConfigMap cannot be read: {error}");
+        // A permanent failure, such as a missing right, is logged once and not at each retry.
+        if self.read_error.replace(text.clone()) != Some(text) {
+            tracing::warn!(error = error_chain(error), "Failed to read the ConfigMap with the plan");
+            self.follow(None);
+        }
+    }
+
+    fn opened(&mut self) {
+        if self.read_error.take().is_some() {
+            self.follow(None);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use http::StatusCode;
     use serde_json::json;
 
     use super::*;
@@ -172,6 +196,27 @@ mod tests {
             assert_eq!(followed.borrow().error.as_deref(), error);
         }
         assert!(followed.borrow().plan.is_some());
+    }
+
+    #[test]
+    fn failure_to_read_is_reported_until_the_watch_is_open_again() {
+        let (mut source, mut followed, _readiness) = source(None);
+        let forbidden = ApiError::Status { status: StatusCode::FORBIDDEN, retry_after: None };
+        let mut error = || followed.borrow_and_update().error.clone();
+        source.failed(&forbidden);
+        let text = "the ConfigMap cannot be read: the API server responded with 403 Forbidden";
+        assert_eq!(error().as_deref(), Some(text));
+        source.opened();
+        assert_eq!(error(), None);
+        // An error of the content stays beside it.
+        source.present(map(None));
+        source.failed(&forbidden);
+        assert_eq!(error().unwrap(), format!("{text}; the ConfigMap has no plan.json"));
+        source.opened();
+        assert_eq!(error().as_deref(), Some("the ConfigMap has no plan.json"));
+        source.failed(&ApiError::Deadline);
+        source.present(map(Some(GOOD)));
+        assert_eq!(error(), None);
     }
 
     #[test]

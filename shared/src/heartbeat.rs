@@ -33,7 +33,8 @@ pub struct Heartbeat {
     pub parked: u64,
     /// The revision of the plan that the agent applies; `None` before it has read one.
     pub plan_revision: Option<String>,
-    /// The error for which the newest plan or settings were rejected; `None` if both were accepted.
+    /// The error for which the newest plan or settings were rejected or could not be read; `None` if both were read and
+    /// accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan_error: Option<String>,
     /// The version of the agent.

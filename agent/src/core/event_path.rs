@@ -46,12 +46,14 @@ impl EventPath {
             return Self::broken("NoHeartbeat", None);
         }
         if response.plan_revision.is_some() && runtime.plan_revision != response.plan_revision {
-            let refused = runtime.plan_error.as_ref();
-            return Self::broken("OldPlan", refused.map(|error| format!("the agent refuses the plan: {error}")));
+            return Self::broken("OldPlan", runtime.plan_error.as_deref().map(not_applied));
         }
         if let Some((watch, error)) = failing(&runtime.watches) {
             let message = error.map_or_else(|| format!("{watch} is not listed"), |error| format!("{watch}: {error}"));
             return Self::broken("FailingWatch", Some(message));
+        }
+        if let Some(error) = &runtime.plan_error {
+            return Self::broken("OldPlan", Some(not_applied(error)));
         }
         if let Some(watch) = response.resend.iter().flatten().next() {
             return Self::broken("Diverged", Some(watch.clone()));
@@ -78,6 +80,10 @@ impl EventPath {
         let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
         format!("{state}, {reason}{message}")
     }
+}
+
+fn not_applied(error: &str) -> String {
+    format!("the agent cannot apply the newest plan or settings: {error}")
 }
 
 #[cfg(test)]
@@ -145,7 +151,15 @@ mod tests {
         let old = |snapshot: &mut Runtime| snapshot.plan_revision = None;
         assert_eq!(evaluate(|snapshot| (old(snapshot), fails(snapshot)).0, Some(0)), "False, OldPlan");
         let refused = |snapshot: &mut Runtime| (old(snapshot), snapshot.plan_error = Some("no".into())).0;
-        assert_eq!(evaluate(refused, Some(0)), "False, OldPlan: the agent refuses the plan: no");
+        let message = "False, OldPlan: the agent cannot apply the newest plan or settings: no";
+        assert_eq!(evaluate(refused, Some(0)), message);
+        // The plan is the newest, but the agent would not learn of another one.
+        let blind = |snapshot: &mut Runtime| snapshot.plan_error = Some("no".into());
+        assert_eq!(evaluate(blind, Some(0)), message);
+        assert_eq!(
+            evaluate(|snapshot| (blind(snapshot), fails(snapshot)).0, Some(0)),
+            "False, FailingWatch: pods: 403"
+        );
         let silent = |snapshot: &mut Runtime| snapshot.heartbeat.as_mut().unwrap().seconds_ago = 91;
         assert_eq!(evaluate(|snapshot| (silent(snapshot), old(snapshot)).0, Some(0)), "False, NoHeartbeat");
     }

@@ -30,7 +30,7 @@ pub struct Runtime {
     pub heartbeat: Option<LastHeartbeat>,
     /// Revision of the plan in force.
     pub plan_revision: Option<String>,
-    /// Error of the newest plan or settings.
+    /// Error of the newest plan or settings, or of reading them.
     pub plan_error: Option<String>,
     /// Events waiting to be sent.
     pub waiting: usize,

@@ -10,19 +10,15 @@ mod issue;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use thiserror::Error;
-use tidewatch_shared::{
-    identity::{RuntimeId, TrustDomain},
-    variant::VariantName as _,
-};
+use tidewatch_shared::{identity::TrustDomain, variant::VariantName as _};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until, timeout},
 };
 
 use super::{
-    Credentials, CredentialsError, CurrentCredentials, IdentitySource, IdentityStatus, KeyMaterial, SecretWriter,
-    Stored,
+    Credentials, CredentialsError, CurrentCredentials, IdentitySource, IdentityStatus, IdentityStop, KeyMaterial,
+    SecretWriter, Stored,
     channel::{CertificateNotice, LinkHandle},
     schedule::{Schedule, Step},
     secret::Content,
@@ -67,23 +63,6 @@ pub(crate) struct EnrollerParts {
     pub(crate) metrics: Metrics,
 }
 
-/// Reason for which an enroller ends.
-#[derive(Debug, PartialEq, Eq, Error)]
-pub enum EnrollerStop {
-    /// The ConfigMap names another runtime. Digests, sequences and the core's index belong to one runtime, so the process
-    /// must restart.
-    #[error("restart required: this agent reports for runtime {current}, but its ConfigMap now names {new}")]
-    OtherRuntime {
-        /// Runtime that the agent serves.
-        current: RuntimeId,
-        /// Runtime that the ConfigMap names.
-        new: RuntimeId,
-    },
-    /// The watch of the ConfigMap or of the Secret has ended.
-    #[error("task identity ended unexpectedly")]
-    ChannelClosed,
-}
-
 /// Identity in use.
 struct ActiveIdentity {
     chain: Vec<u8>,
@@ -115,16 +94,16 @@ impl Enroller {
     }
 
     /// Runs until the agent has to restart.
-    pub(crate) async fn run(mut self) -> EnrollerStop {
+    pub(crate) async fn run(mut self) -> IdentityStop {
         let first = self.tools.settings.wait_for(Option::is_some).await.ok().and_then(|settings| settings.clone());
-        let Some(mut settings) = first else { return EnrollerStop::ChannelClosed };
+        let Some(mut settings) = first else { return IdentityStop::ChannelClosed };
         // If the Secret cannot be read in time, the agent proceeds without a stored identity.
         let read = |stored: &Stored| matches!(stored, Stored::Present(_) | Stored::Missing);
         let _ = timeout(SECRET_TIMEOUT, self.tools.stored.wait_for(read)).await;
         loop {
             if let Some(newest) = self.tools.settings.borrow_and_update().clone() {
                 if newest.runtime != settings.runtime {
-                    return EnrollerStop::OtherRuntime {
+                    return IdentityStop::OtherRuntime {
                         current: settings.runtime.clone(),
                         new: newest.runtime.clone(),
                     };
@@ -142,7 +121,7 @@ impl Enroller {
                 Step::Store => self.store().await,
                 Step::Wait(until) => {
                     if self.wait(until).await.is_err() {
-                        return EnrollerStop::ChannelClosed;
+                        return IdentityStop::ChannelClosed;
                     }
                 }
             }

@@ -112,7 +112,7 @@ impl SingleObject for SecretWatch {
         self.publish.send_replace(Stored::Missing);
     }
 
-    fn failed(&self, error: &ApiError) {
+    fn failed(&mut self, error: &ApiError) {
         // The last known content stays in effect.
         tracing::warn!(error = error_chain(error), "Failed to read the agent's Secret");
     }

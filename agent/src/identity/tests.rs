@@ -123,12 +123,12 @@ fn only_complete_and_valid_material_replaces_the_last_valid_one() {
         Metrics::default(),
     );
     let fingerprint = || current.borrow().as_ref().map(|now| now.certificate.fingerprint.clone());
-    reloader.refresh(NOW);
+    reloader.refresh(NOW).unwrap();
     assert_eq!((fingerprint(), readiness.pending()), (None, vec!["identity"]));
 
     let good = ca.runtime("r-1");
     reloader.source.0 = Some(good.clone());
-    reloader.refresh(NOW);
+    reloader.refresh(NOW).unwrap();
     let first = fingerprint();
     assert!(first.is_some() && readiness.pending().is_empty());
 
@@ -138,20 +138,38 @@ fn only_complete_and_valid_material_replaces_the_last_valid_one() {
         KeyMaterial { bundle: Vec::new(), ..good.clone() },
         KeyMaterial { chain: b"garbage".to_vec(), ..good.clone() },
         KeyMaterial { chain: ca.server().0, ..good.clone() },
-        ca.runtime("r-2"),
         ca.runtime_until("r-1", 2_020),
     ] {
         reloader.source.0 = Some(bad);
-        reloader.refresh(NOW);
+        reloader.refresh(NOW).unwrap();
         assert_eq!(fingerprint(), first);
     }
     reloader.source.0 = None;
-    reloader.refresh(NOW);
+    reloader.refresh(NOW).unwrap();
     assert_eq!(fingerprint(), first);
 
     reloader.source.0 = Some(other);
-    reloader.refresh(NOW);
+    reloader.refresh(NOW).unwrap();
     assert_ne!(fingerprint(), first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_of_another_runtime_end_the_agent() {
+    let (ca, readiness, folder) = (TestCa::new(), Readiness::default(), tempfile::tempdir().unwrap());
+    let write = |material: &KeyMaterial| {
+        let files = [("tls.crt", &material.chain), ("tls.key", &material.key), ("ca.crt", &material.bundle)];
+        files.map(|(name, content)| std::fs::write(folder.path().join(name), content).unwrap());
+    };
+    write(&ca.runtime("r-1"));
+    let make = Credentials::v3("kyma.local".parse().unwrap(), receiver());
+    let (guard, status) = (readiness.guard("identity"), IdentityStatus::default());
+    let (reloader, mut current) = FileReloader::new(folder.path().to_owned(), make, status, guard, Metrics::default());
+    let running = tokio::spawn(reloader.run());
+    current.wait_for(Option::is_some).await.unwrap();
+    write(&ca.runtime("r-2"));
+    let (current, new) = ("r-1".parse().unwrap(), "r-2".parse().unwrap());
+    let stop = tokio::time::timeout(POLL * 2, running).await.expect("the reloader ends").unwrap();
+    assert_eq!(stop, IdentityStop::OtherCertificate { current, new });
 }
 
 #[test]
@@ -163,11 +181,11 @@ fn certificate_expired_by_a_wrong_clock_is_valid_once_the_clock_is_corrected() {
         FileReloader::new(source, make, IdentityStatus::default(), readiness.guard("identity"), metrics.clone());
     let wrong = 4_000_000_000;
     for _ in 0..3 {
-        reloader.refresh(wrong);
+        reloader.refresh(wrong).unwrap();
     }
     assert!(current.borrow().is_none());
     assert_eq!(metrics.identity_refused.get(), 1, "reported once");
-    reloader.refresh(NOW);
+    reloader.refresh(NOW).unwrap();
     assert!(current.borrow().is_some());
 }
 

@@ -19,7 +19,9 @@ pub(crate) trait SingleObject {
     /// Reports that the object does not exist.
     fn missing(&mut self);
     /// Reports that the list or the watch failed; it will be retried.
-    fn failed(&self, error: &ApiError);
+    fn failed(&mut self, error: &ApiError);
+    /// Reports that the watch is open, so that what was read is current.
+    fn opened(&mut self) {}
 }
 
 /// Sink that selects one object.
@@ -75,5 +77,9 @@ impl<S: SingleObject> Sink for Single<S> {
 
     fn failed(&mut self, error: &ApiError) {
         self.consumer.failed(error);
+    }
+
+    fn opened(&mut self) {
+        self.consumer.opened();
     }
 }

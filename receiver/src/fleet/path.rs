@@ -38,10 +38,10 @@ pub enum Unproven {
     Away,
     /// The agent uses contract v2, which has no heartbeat.
     LegacyAgent,
-    /// The agent follows another plan than the current one.
+    /// The agent follows another plan than the current one, or could not apply another plan or other settings.
     OldPlan {
-        /// The agent's reason to refuse the current plan, at most 256 characters.
-        refused: Option<String>,
+        /// The agent's error of reading or applying its plan or settings, at most 256 characters.
+        error: Option<String>,
     },
     /// A watch is not established.
     FailingWatch {
@@ -179,7 +179,8 @@ impl LastHeartbeat {
 
     /// Returns true if the agent itself reports that nothing is missing.
     pub(super) fn is_healthy(&self, plan_revision: &str) -> bool {
-        self.canary.is_some() && self.failing.is_none() && self.plan_revision.as_deref() == Some(plan_revision)
+        let follows_plan = self.plan_error.is_none() && self.plan_revision.as_deref() == Some(plan_revision);
+        self.canary.is_some() && self.failing.is_none() && follows_plan
     }
 
     /// Current age of the canary; `None` if it never returned.
@@ -231,10 +232,13 @@ impl Evidence<'_> {
             return Some(self.classify_silence(now));
         };
         if last_heartbeat.plan_revision.as_deref() != Some(self.plan_revision) {
-            return Some(Unproven::OldPlan { refused: last_heartbeat.plan_error.clone() });
+            return Some(Unproven::OldPlan { error: last_heartbeat.plan_error.clone() });
         }
         if let Some((watch, error)) = last_heartbeat.failing.clone() {
             return Some(Unproven::FailingWatch { watch, error });
+        }
+        if let Some(error) = last_heartbeat.plan_error.clone() {
+            return Some(Unproven::OldPlan { error: Some(error) });
         }
         if let Some(watch) = self.diverged {
             return Some(Unproven::Diverged { watch: watch.to_owned() });
@@ -336,10 +340,18 @@ mod tests {
             last_heartbeat
         };
         for (last_heartbeat, flaw) in [
-            (flawed(|p| p.plan_revision = Some("r1".into())), Unproven::OldPlan { refused: None }),
+            (flawed(|p| p.plan_revision = Some("r1".into())), Unproven::OldPlan { error: None }),
             (
                 flawed(|p| (p.plan_revision, p.plan_error) = (None, Some("no".into()))),
-                Unproven::OldPlan { refused: Some("no".into()) },
+                Unproven::OldPlan { error: Some("no".into()) },
+            ),
+            (flawed(|p| p.plan_error = Some("no".into())), Unproven::OldPlan { error: Some("no".into()) }),
+            (
+                flawed(|p| {
+                    p.plan_error = Some("no".into());
+                    p.failing = Some(("w".into(), Some("403".into())));
+                }),
+                Unproven::FailingWatch { watch: "w".into(), error: Some("403".into()) },
             ),
             (
                 flawed(|p| p.failing = Some(("w".into(), Some("403".into())))),
@@ -432,7 +444,7 @@ mod tests {
     fn condition_shows_the_use_of_v3() {
         use Unproven::{Away, Diverged, FailingWatch, LegacyAgent, NoHeartbeat, OldPlan, StaleCanary};
         let last_request = [
-            OldPlan { refused: None },
+            OldPlan { error: None },
             FailingWatch { watch: String::new(), error: None },
             Diverged { watch: String::new() },
             StaleCanary { came_back: false },
@@ -452,7 +464,7 @@ mod tests {
             Unproven::NoHeartbeat,
             Unproven::Away,
             Unproven::LegacyAgent,
-            Unproven::OldPlan { refused: None },
+            Unproven::OldPlan { error: None },
             Unproven::FailingWatch { watch: String::new(), error: None },
             Unproven::Diverged { watch: String::new() },
             Unproven::StaleCanary { came_back: true },

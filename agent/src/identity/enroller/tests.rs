@@ -298,7 +298,7 @@ async fn receiver_and_bundle_change_at_run_time_and_another_runtime_ends_the_age
     assert_eq!((&third.receiver, &third.certificate), (&first.receiver, &first.certificate));
     harness.configure(|settings| settings.runtime = "r-2".parse().unwrap());
     let (current, new) = ("r-1".parse().unwrap(), "r-2".parse().unwrap());
-    assert_eq!((&mut enroller.running).await.unwrap(), EnrollerStop::OtherRuntime { current, new });
+    assert_eq!((&mut enroller.running).await.unwrap(), IdentityStop::OtherRuntime { current, new });
     assert_eq!(harness.requests().len(), 1);
 }
 

@@ -73,8 +73,10 @@ fn message(flaw: &Unproven) -> String {
                 .to_owned()
         }
         Unproven::LegacyAgent => "the agent speaks the old contract, which cannot prove that events arrive".to_owned(),
-        Unproven::OldPlan { refused: None } => "the agent does not follow the newest plan yet".to_owned(),
-        Unproven::OldPlan { refused: Some(error) } => format!("the agent refused the newest plan: {error}"),
+        Unproven::OldPlan { error: None } => "the agent does not follow the newest plan yet".to_owned(),
+        Unproven::OldPlan { error: Some(error) } => {
+            format!("the agent cannot apply the newest plan or settings: {error}")
+        }
         Unproven::FailingWatch { watch, error: None } => format!("the watch {watch:?} is not listed yet"),
         Unproven::FailingWatch { watch, error: Some(error) } => format!("the watch {watch:?} fails: {error}"),
         Unproven::Diverged { watch } => {
@@ -169,7 +171,7 @@ mod tests {
             assert_eq!(event_path(Some(&path), || false, &shown), None, "already written");
             assert_eq!(event_path(Some(&PathState::Unknown), || false, &shown), None, "the current condition stays");
             assert!(
-                event_path(Some(&PathState::Unproven(Unproven::OldPlan { refused: None })), || false, &shown).is_some()
+                event_path(Some(&PathState::Unproven(Unproven::OldPlan { error: None })), || false, &shown).is_some()
             );
         }
     }
@@ -177,7 +179,7 @@ mod tests {
     #[test]
     fn message_of_a_silent_agent_states_its_use_of_v3() {
         for (flaw, has_suffix) in
-            [(Unproven::NoHeartbeat, true), (Unproven::Away, true), (Unproven::OldPlan { refused: None }, false)]
+            [(Unproven::NoHeartbeat, true), (Unproven::Away, true), (Unproven::OldPlan { error: None }, false)]
         {
             let path = PathState::Unproven(flaw);
             let change = event_path(Some(&path), || true, &kyma(json!([]))).unwrap();

@@ -98,7 +98,9 @@ impl From<&PathState> for PathView {
 fn message(path: &PathState) -> Option<String> {
     let PathState::Unproven(flaw) = path else { return None };
     match flaw {
-        Unproven::OldPlan { refused } => refused.as_ref().map(|error| format!("the agent refuses the plan: {error}")),
+        Unproven::OldPlan { error } => {
+            error.as_ref().map(|error| format!("the agent cannot apply the newest plan or settings: {error}"))
+        }
         Unproven::FailingWatch { watch, error: Some(error) } => Some(format!("{watch}: {error}")),
         Unproven::FailingWatch { watch, error: None } => Some(format!("{watch} is not listed")),
         Unproven::Diverged { watch } => Some(watch.clone()),
@@ -270,7 +272,7 @@ mod tests {
             (PathState::Unproven(Unproven::NoHeartbeat), "False"),
             (PathState::Unproven(Unproven::Away), "Unknown"),
             (PathState::Unproven(Unproven::LegacyAgent), "Unknown"),
-            (PathState::Unproven(Unproven::OldPlan { refused: None }), "False"),
+            (PathState::Unproven(Unproven::OldPlan { error: None }), "False"),
             (PathState::Unproven(Unproven::FailingWatch { watch: watch(), error: None }), "False"),
             (PathState::Unproven(Unproven::Diverged { watch: watch() }), "False"),
             (PathState::Unproven(Unproven::StaleCanary { came_back: true }), "False"),

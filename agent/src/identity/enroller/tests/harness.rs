@@ -258,7 +258,7 @@ pub(crate) struct RunningEnroller {
     pub(crate) identity_status: IdentityStatus,
     pub(crate) readiness: Readiness,
     pub(crate) metrics: Metrics,
-    pub(crate) running: JoinHandle<EnrollerStop>,
+    pub(crate) running: JoinHandle<IdentityStop>,
 }
 
 impl Drop for Harness {
