@@ -30,7 +30,7 @@ use crate::{
     },
     kubernetes::{ApiClient, ClientPool},
     link::{Link, LinkParts, V2Sender},
-    plan::PlanSource,
+    plan::{PlanFile, PlanSource},
     random,
     receiver::Dialer,
     server::Server,
@@ -141,7 +141,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), RunError
     let core = core.get_or_init(|| {
         let Config { max_objects, max_objects_total, .. } = app.config;
         let [cap, total] = [max_objects, max_objects_total].map(|most| usize::try_from(most).unwrap_or(usize::MAX));
-        Core::new(runtime.clone(), cap, app.metrics.clone()).bounded(total)
+        Core::new(runtime.clone(), cap, app.metrics.clone()).bounded(total).paced(app.config.v2_resends_per_second)
     });
     let interval = watch::Sender::new(app.config.heartbeat());
     app.watch(core, plans, &runtime, interval.subscribe());
@@ -233,9 +233,13 @@ impl App {
         let (publish, plans) = watch::channel(PlanState::default());
         let (publish_settings, settings) = watch::channel(None);
         let publish_settings = matches!(origin, IdentityOrigin::Enrolment { .. }).then_some(publish_settings);
-        let source =
-            PlanSource::new(self.config.namespace.clone(), publish, publish_settings, pending, self.metrics.clone());
-        self.spawn_critical("plan", watches::run(self.api_client.clone(), self.shared.clone(), source));
+        let (namespace, metrics) = (self.config.namespace.clone(), self.metrics.clone());
+        if let Some(path) = self.config.plan_file.clone() {
+            self.spawn_critical("plan", PlanFile::new(path, publish, pending, metrics).run());
+        } else {
+            let source = PlanSource::new(namespace, publish, publish_settings, pending, metrics);
+            self.spawn_critical("plan", watches::run(self.api_client.clone(), self.shared.clone(), source));
+        }
         let identity = match origin {
             IdentityOrigin::Files { folder, receiver } => self.identity_from_files(folder, receiver),
             IdentityOrigin::Enrolment { token } => self.enrol(token, settings),

@@ -1,6 +1,6 @@
 //! Configuration from flags and environment, read once at start.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, num::NonZeroU32, path::PathBuf, time::Duration};
 
 use clap::{ArgGroup, Parser, ValueEnum};
 use strum::IntoStaticStr;
@@ -48,6 +48,15 @@ pub struct Config {
     /// File with the token to enrol with (audience `spiffe://<trust domain>/tidewatch`), read again for each request
     #[arg(long, env = "TIDEWATCH_TOKEN_FILE", value_name = "FILE", conflicts_with_all = ["identity_dir", "receiver_url"])]
     pub token_file: Option<PathBuf>,
+
+    /// File with the plan, in JSON, for contract v2 without a receiver of Tidewatch; otherwise taken from the agent's
+    /// ConfigMap
+    #[arg(long, env = "TIDEWATCH_PLAN_FILE", value_name = "FILE", requires = "identity_dir")]
+    pub plan_file: Option<PathBuf>,
+
+    /// Objects per second that are sent again without a change, in contract v2, after each start and each list
+    #[arg(long, env = "TIDEWATCH_V2_RESENDS_PER_SECOND", default_value = "20", value_name = "NUMBER")]
+    pub v2_resends_per_second: NonZeroU32,
 
     /// Trust domain of the certificates
     #[arg(long, env = "TIDEWATCH_TRUST_DOMAIN", default_value = "kyma.local", value_name = "DOMAIN")]
@@ -134,6 +143,12 @@ impl Config {
         }
     }
 
+    /// Error of a combination of flags that the parser does not know; `None` if there is none.
+    pub(crate) fn conflict(&self) -> Option<&'static str> {
+        let is_plan_unread = self.plan_file.is_some() && self.contract == Contract::V3;
+        is_plan_unread.then_some("--plan-file needs --contract v2: in v3 the receiver writes the plan")
+    }
+
     /// Logs the start of the agent with its configuration and the bound addresses.
     pub(crate) fn announce(&self, metrics_address: SocketAddr, admin_address: SocketAddr) {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| display(path.display().to_string()));
@@ -145,6 +160,7 @@ impl Config {
             token_file = path(&self.token_file),
             identity_dir = path(&self.identity_dir),
             receiver,
+            plan_file = path(&self.plan_file),
             namespace = self.namespace,
             trust_domain = %self.trust_domain,
             heartbeat_seconds = self.heartbeat_seconds,

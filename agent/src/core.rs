@@ -7,6 +7,7 @@ mod event_path;
 mod evidence;
 mod heartbeat;
 mod not_served;
+mod pace;
 mod single;
 mod snapshot;
 
@@ -43,6 +44,7 @@ pub use event_path::{ConditionStatus, EventPath};
 pub(crate) use evidence::Evidence;
 use heartbeat::HeartbeatLog;
 pub use heartbeat::LastHeartbeat;
+use pace::Pace;
 pub use snapshot::Runtime;
 
 /// Identifies one run of a watch loop. Calls with the ID of a stopped loop have no effect, even if a watch of the same
@@ -98,6 +100,8 @@ struct State {
     cap: usize,
     /// Limit of objects of all watches, and of unsettled events of all watches.
     total: usize,
+    /// Pace of sweeps under contract v2; `None` for no limit.
+    pace: Option<Pace>,
     ids: u64,
     plan_revision: Option<String>,
     plan_error: Option<String>,
@@ -111,8 +115,8 @@ impl Core {
         let outbox = Outbox::new(runtime, Box::new(random::bits), metrics);
         let watches = BTreeMap::new();
         let total = usize::MAX;
-        let (plan_revision, plan_error, heartbeats) = Default::default();
-        let state = State { outbox, watches, hasher, cap, total, ids: 0, plan_revision, plan_error, heartbeats };
+        let (pace, plan_revision, plan_error, heartbeats) = Default::default();
+        let state = State { outbox, watches, hasher, cap, total, pace, ids: 0, plan_revision, plan_error, heartbeats };
         Self(Arc::new(Shared { state: Mutex::new(state), wake: Notify::new() }))
     }
 

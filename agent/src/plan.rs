@@ -1,5 +1,8 @@
 //! Watches the ConfigMap `tidewatch-agent`, which contains the plan and the settings. Each is accepted or refused as a
-//! whole; the last valid one stays in force, and the heartbeat reports the error.
+//! whole; the last valid one stays in force, and the heartbeat reports the error. Under contract v2 the plan may come
+//! from a file instead, see [`PlanFile`].
+
+mod file;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -16,13 +19,33 @@ use crate::{
     watch::{Named, PlanState, Single, SingleObject, Target},
 };
 
+pub(crate) use file::PlanFile;
+
 /// The ConfigMap.
 type ConfigMap = Named<BTreeMap<String, String>>;
+
+/// Publishes the plan.
+struct PlanSender(watch::Sender<PlanState>);
+
+impl PlanSender {
+    /// Publishes only if plan or error changed; without a plan the last one stays.
+    fn follow(&self, plan: Option<Plan>, error: Option<String>) {
+        self.0.send_if_modified(|current| {
+            let other = plan.filter(|plan| current.plan.as_deref() != Some(plan));
+            let changed = other.is_some() || current.error != error;
+            if let Some(other) = other {
+                current.plan = Some(Arc::new(other));
+            }
+            current.error = error;
+            changed
+        });
+    }
+}
 
 /// Parses plan and settings, and publishes the valid ones.
 pub(crate) struct PlanSource {
     namespace: String,
-    publish: watch::Sender<PlanState>,
+    publish: PlanSender,
     /// Publishes the settings; `None` if flags and files take their place.
     settings: Option<watch::Sender<Option<Arc<Settings>>>>,
     /// Readiness guard until the first valid plan.
@@ -44,6 +67,7 @@ impl PlanSource {
         metrics: Metrics,
     ) -> Single<Self> {
         let (content_error, read_error) = (None, None);
+        let publish = PlanSender(publish);
         Single::new(Self { namespace, publish, settings, pending: Some(pending), content_error, read_error, metrics })
     }
 
@@ -69,20 +93,11 @@ impl PlanSource {
         }
     }
 
-    /// Publishes only if plan or error changed. The error is a reason for which the newest plan may not be in force.
+    /// Publishes a valid plan, and the reasons for which the newest one may not be in force.
     fn follow(&self, plan: Option<Plan>) {
-        let errors: Vec<&str> =
+        let errors: Vec<_> =
             [&self.read_error, &self.content_error].into_iter().flatten().map(|error| &**error).collect();
-        let error = (!errors.is_empty()).then(|| errors.join("; "));
-        self.publish.send_if_modified(|current| {
-            let other = plan.filter(|plan| current.plan.as_deref() != Some(plan));
-            let changed = other.is_some() || current.error != error;
-            if let Some(other) = other {
-                current.plan = Some(Arc::new(other));
-            }
-            current.error = error;
-            changed
-        });
+        self.publish.follow(plan, (!errors.is_empty()).then(|| errors.join("; ")));
     }
 }
 

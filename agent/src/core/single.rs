@@ -13,9 +13,9 @@ impl Core {
     pub(crate) fn single_due(&self, now: Instant, not_before: NotBefore<'_>) -> Option<Instant> {
         self.with(|state| {
             if state.outbox.single_due(now, not_before).is_none_or(|due| due > now) {
-                state.sweep();
+                state.sweep_paced(now);
             }
-            state.outbox.single_due(now, not_before)
+            state.outbox.single_due(now, not_before).into_iter().chain(state.sweep_due(now)).min()
         })
     }
 
@@ -23,7 +23,7 @@ impl Core {
     pub(crate) fn single(&self, now: Instant, not_before: NotBefore<'_>) -> Option<SingleEvent> {
         self.with(|state| {
             loop {
-                state.sweep();
+                state.sweep_paced(now);
                 let State { outbox, watches, .. } = state;
                 let coarse = |watch: &str| watches.get(watch).is_some_and(|watched| watched.index.is_coarse());
                 match outbox.single(now, not_before, &coarse)? {

@@ -158,7 +158,7 @@ async fn files_of_another_runtime_end_the_agent() {
     let (ca, readiness, folder) = (TestCa::new(), Readiness::default(), tempfile::tempdir().unwrap());
     let write = |material: &KeyMaterial| {
         let files = [("tls.crt", &material.chain), ("tls.key", &material.key), ("ca.crt", &material.bundle)];
-        files.map(|(name, content)| std::fs::write(folder.path().join(name), content).unwrap());
+        files.iter().for_each(|(name, content)| std::fs::write(folder.path().join(name), content).unwrap());
     };
     write(&ca.runtime("r-1"));
     let make = Credentials::v3("kyma.local".parse().unwrap(), receiver());

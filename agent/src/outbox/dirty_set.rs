@@ -167,6 +167,10 @@ impl DirtySet {
         self.waiting.len() + self.sent.len() + self.parked.len()
     }
 
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     pub(super) fn has_watch_waiting(&self) -> bool {
         self.waiting.contains_key(WATCH_KEY)
     }
