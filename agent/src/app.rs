@@ -138,11 +138,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), RunError
     };
     let Some(runtime) = runtime else { return Err(RunError::TaskEnded("identity")) };
     tracing::info!(%runtime, "Runtime identified");
-    let core = core.get_or_init(|| {
-        let Config { max_objects, max_objects_total, .. } = app.config;
-        let [cap, total] = [max_objects, max_objects_total].map(|most| usize::try_from(most).unwrap_or(usize::MAX));
-        Core::new(runtime.clone(), cap, app.metrics.clone()).bounded(total).paced(app.config.v2_resends_per_second)
-    });
+    let core = core.get_or_init(|| app.config.core(runtime.clone(), app.metrics.clone()));
     let interval = watch::Sender::new(app.config.heartbeat());
     app.watch(core, plans, &runtime, interval.subscribe());
     let mut link = app.start_link(core, identity, interval, receiver, &stop);

@@ -4,10 +4,15 @@ use std::{net::SocketAddr, num::NonZeroU32, path::PathBuf, time::Duration};
 
 use clap::{ArgGroup, Parser, ValueEnum};
 use strum::IntoStaticStr;
-use tidewatch_shared::{identity::TrustDomain, names::SKR_NAMESPACE, variant::VariantName as _};
+use tidewatch_shared::{
+    identity::{RuntimeId, TrustDomain},
+    names::SKR_NAMESPACE,
+    variant::VariantName as _,
+};
 use tracing::field::{DisplayValue, display};
 
 pub use crate::receiver::{Endpoint, ParseEndpointError};
+use crate::{core::Core, telemetry::Metrics};
 
 /// Default address of the admin listener.
 pub const DEFAULT_ADMIN_ADDRESS: &str = "127.0.0.1:2113";
@@ -90,6 +95,11 @@ pub struct Config {
     #[arg(long, env = "TIDEWATCH_MAX_OBJECTS_TOTAL", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1_000..=10_000_000))]
     pub max_objects_total: u32,
 
+    /// Memory in MiB of the index of objects and of the events that are not settled, half for each, above which the watch
+    /// that needs the most reports changes without names; the default fits a container limit of 64 MiB
+    #[arg(long, env = "TIDEWATCH_MAX_STATE_MIB", default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub max_state_mib: u32,
+
     /// Seconds added to the clock, for tests of wrong clocks
     #[arg(long, default_value_t = 0, hide = true, allow_negative_numbers = true)]
     pub clock_offset_seconds: i64,
@@ -165,9 +175,19 @@ impl Config {
             trust_domain = %self.trust_domain,
             heartbeat_seconds = self.heartbeat_seconds,
             max_objects = self.max_objects,
+            max_state_mib = self.max_state_mib,
             version = env!("CARGO_PKG_VERSION"),
             "Started"
         );
+    }
+
+    /// An empty core for a runtime, within the configured limits.
+    #[must_use]
+    pub fn core(&self, runtime: RuntimeId, metrics: Metrics) -> Core {
+        let limits = [self.max_objects, self.max_objects_total, self.max_state_mib];
+        let [cap, total, mebibytes] = limits.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
+        let core = Core::new(runtime, cap, metrics).bounded(total).within(mebibytes.saturating_mul(1 << 20));
+        core.paced(self.v2_resends_per_second)
     }
 
     /// [`Config::heartbeat_seconds`] as a duration.

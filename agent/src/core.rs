@@ -100,6 +100,8 @@ struct State {
     cap: usize,
     /// Limit of objects of all watches, and of unsettled events of all watches.
     total: usize,
+    /// Limit of the memory of all objects, and of that of all unsettled events, in bytes.
+    bytes: usize,
     /// Pace of sweeps under contract v2; `None` for no limit.
     pace: Option<Pace>,
     ids: u64,
@@ -114,9 +116,10 @@ impl Core {
         let hasher = Arc::new(ObjectHasher::new(&runtime));
         let outbox = Outbox::new(runtime, Box::new(random::bits), metrics);
         let watches = BTreeMap::new();
-        let total = usize::MAX;
+        let (total, bytes) = (usize::MAX, usize::MAX);
         let (pace, plan_revision, plan_error, heartbeats) = Default::default();
-        let state = State { outbox, watches, hasher, cap, total, pace, ids: 0, plan_revision, plan_error, heartbeats };
+        let state =
+            State { outbox, watches, hasher, cap, total, bytes, pace, ids: 0, plan_revision, plan_error, heartbeats };
         Self(Arc::new(Shared { state: Mutex::new(state), wake: Notify::new() }))
     }
 
@@ -125,6 +128,14 @@ impl Core {
     #[must_use]
     pub fn bounded(self, total: usize) -> Self {
         self.with(|state| state.total = total);
+        self
+    }
+
+    /// Bounds the memory of the objects and the unsettled events of all watches, in bytes; each may take half of it.
+    /// Beyond the limit the watch that needs the most goes coarse, or its events collapse.
+    #[must_use]
+    pub fn within(self, bytes: usize) -> Self {
+        self.with(|state| state.bytes = bytes / 2);
         self
     }
 
@@ -311,7 +322,8 @@ impl Core {
                 watches: watches.len(),
                 failing: watches.clone().filter(|watched| watched.error.is_some()).count(),
                 coarse: watches.clone().filter(|watched| watched.index.is_coarse()).count(),
-                objects: watches.map(|watched| watched.index.len()).sum(),
+                objects: watches.clone().map(|watched| watched.index.len()).sum(),
+                state_bytes: outbox.bytes() + watches.map(|watched| watched.index.bytes()).sum::<usize>(),
             }
         })
     }
@@ -401,7 +413,7 @@ impl State {
                     }
                     self.bound_events(&name, at);
                 }
-                moved.change != Change::Created || self.bound_objects(&name, at)
+                self.bound_objects(&name, at)
             }
             Applied::Unchanged => true,
             Applied::Coarse => {
@@ -447,8 +459,8 @@ impl State {
         for object in gone.into_iter().filter(|_| is_reported) {
             let update = Update::Object { seen: object.seen, change: Change::Deleted, part: Digest::ZERO };
             self.outbox.mark(&name, &object.key, update, object.before, at);
+            self.bound_events(&name, at);
         }
-        self.bound_events(&name, at);
         if forward {
             self.outbox.resend_all(&name, at);
         }

@@ -21,6 +21,8 @@ use tidewatch_shared::{
 
 pub use object::{ObjectState, Uid, Version};
 
+use crate::memory::{allocation, tree_entry};
+
 /// Rule by which a watch counts changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChangeRule {
@@ -87,6 +89,8 @@ pub(crate) struct Index {
     rule: ChangeRule,
     cap: usize,
     objects: BTreeMap<Box<str>, Entry>,
+    /// Memory of the objects at most.
+    bytes: usize,
     digest: Digest,
     round: u32,
     state: State,
@@ -107,7 +111,8 @@ enum State {
 impl Index {
     /// Creates an empty index; above `cap` objects it becomes coarse.
     pub(crate) const fn new(hasher: Arc<ObjectHasher>, rule: ChangeRule, cap: usize) -> Self {
-        Self { hasher, rule, cap, objects: BTreeMap::new(), digest: Digest::ZERO, round: 0, state: State::Partial }
+        let (bytes, digest, round, state) = (0, Digest::ZERO, 0, State::Partial);
+        Self { hasher, rule, cap, objects: BTreeMap::new(), bytes, digest, round, state }
     }
 
     /// True if it has been listed completely and kept up to date since.
@@ -128,6 +133,15 @@ impl Index {
     /// Number of objects held.
     pub(crate) fn len(&self) -> usize {
         self.objects.len()
+    }
+
+    /// Memory of all objects at most, in bytes.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn cost(key: &str, seen: &ObjectState) -> usize {
+        tree_entry::<Box<str>, Entry>() + allocation(key.len()) + seen.heap()
     }
 
     /// Digest of all objects; `None` unless the index is complete.
@@ -169,6 +183,7 @@ impl Index {
         };
         let change = if change == Change::Status && self.rule.is_blind(&seen) { Change::Spec } else { change };
         let old = std::mem::replace(&mut entry.seen, seen.clone());
+        self.bytes = self.bytes - old.heap() + seen.heap();
         if change == Change::Status && self.state == State::Complete && !self.rule.counts_version(&seen) {
             return Applied::Unchanged;
         }
@@ -184,6 +199,7 @@ impl Index {
         }
         let after = self.part(key, &seen);
         self.digest += after;
+        self.bytes += Self::cost(key, &seen);
         self.objects.insert(key.into(), Entry { seen, round: self.round });
         Applied::Changed(ObjectChange { change: Change::Created, before: Digest::ZERO, after })
     }
@@ -192,7 +208,7 @@ impl Index {
     pub(crate) fn go_coarse(&mut self) {
         self.state = State::Coarse;
         self.objects = BTreeMap::new();
-        self.digest = Digest::ZERO;
+        (self.bytes, self.digest) = (0, Digest::ZERO);
     }
 
     /// Removes an object that was deleted or has left the selection.
@@ -205,6 +221,7 @@ impl Index {
         };
         let before = self.part(key, &entry.seen);
         self.digest -= before;
+        self.bytes -= Self::cost(key, &entry.seen);
         Applied::Changed(ObjectChange { change: Change::Deleted, before, after: Digest::ZERO })
     }
 
@@ -224,6 +241,7 @@ impl Index {
         let gone = |(key, seen): (Box<str>, ObjectState)| {
             let before = self.part(&key, &seen);
             self.digest -= before;
+            self.bytes -= Self::cost(&key, &seen);
             RemovedObject { key, seen, before }
         };
         missing.into_iter().map(gone).collect()

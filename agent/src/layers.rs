@@ -6,8 +6,8 @@ use tidewatch_shared::testing::upward_imports;
 
 /// Top-level modules, lowest layer first.
 const LAYERS: &[&[&str]] = &[
-    // Clock, random numbers, logs and counters.
-    &["clock", "random", "layers"],
+    // Clock, random numbers, estimates of memory, logs and counters.
+    &["clock", "random", "memory", "layers"],
     &["backoff", "telemetry", "connection"],
     // The API server's client, and the state of one watch.
     &["kubernetes", "index"],

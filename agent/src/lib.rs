@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `clock` | wall clock |
 //! | `random` | random numbers |
+//! | `memory` | upper bounds of heap memory (pure) |
 //! | `backoff` | exponential backoff with jitter (pure) |
 //! | [`telemetry`] | logs, metrics, readiness |
 //! | `connection` | HTTP over one connection, to the receiver and to the API server |
@@ -56,6 +57,7 @@ mod kubernetes;
 #[cfg(test)]
 mod layers;
 pub mod link;
+mod memory;
 mod outbox;
 mod plan;
 mod random;

@@ -17,6 +17,7 @@
 mod dirty_set;
 mod epoch;
 mod in_flight;
+mod keyed;
 mod limits;
 mod overflow;
 mod refusal;
@@ -185,9 +186,14 @@ impl Outbox {
         self.watches.values().map(DirtySet::dirty).sum()
     }
 
-    /// Watch with the most dirty objects.
+    /// Memory of the dirty objects of all watches at most, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.watches.values().map(DirtySet::bytes).sum()
+    }
+
+    /// Watch whose dirty objects need the most memory.
     pub(crate) fn dirtiest(&self) -> Option<Arc<str>> {
-        self.watches.iter().max_by_key(|(_, dirty_set)| dirty_set.dirty()).map(|(name, _)| name.clone())
+        self.watches.iter().max_by_key(|(_, dirty_set)| dirty_set.bytes()).map(|(name, _)| name.clone())
     }
 
     /// Retries everything that is parked or delayed, because another plan is in effect.

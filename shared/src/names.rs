@@ -35,6 +35,8 @@ pub const PRIVATE_KEY_KEY: &str = "tls.key";
 pub const AGENT_DEPLOYMENT: &str = "skr-webhook";
 /// Container of the agent in its Deployment; the name is the incumbent's.
 pub const AGENT_CONTAINER: &str = "server";
+/// The least memory limit of that container, in MiB. The agent's default limits fit it.
+pub const AGENT_MEMORY_MIB: u32 = 64;
 /// Service of the agent's metrics in a runtime; the name is the incumbent's.
 pub const AGENT_METRICS_SERVICE: &str = "skr-webhook-metrics";
 /// PriorityClass of the agent in a runtime; the name is the incumbent's.

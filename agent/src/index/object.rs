@@ -4,6 +4,8 @@ use std::{fmt, num::NonZeroI64};
 
 use tidewatch_shared::{event::Change, hex};
 
+use crate::memory::allocation;
+
 /// Last observed state of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectState {
@@ -18,6 +20,13 @@ pub struct ObjectState {
 }
 
 impl ObjectState {
+    /// Heap memory beside the 56 bytes, in bytes.
+    pub(crate) fn heap(&self) -> usize {
+        let uid = if let Uid::Text(text) = &self.uid { text.len() } else { 0 };
+        let version = if let Version::Text(text) = &self.version { text.len() } else { 0 };
+        allocation(uid) + allocation(version)
+    }
+
     /// Classifies the change to `new`; `None` for the same state. A different uid is a different object of the same
     /// name.
     pub(crate) fn compare(&self, new: &Self) -> Option<Change> {

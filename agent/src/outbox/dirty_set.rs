@@ -10,9 +10,15 @@ use std::{
 use tidewatch_shared::{digest::Digest, event::Change, variant::VariantName as _};
 use tokio::time::Instant;
 
-use super::{WatchInfo, single::Attempts, sweep::Sweep};
+use super::{
+    WatchInfo,
+    keyed::{Held, Keyed},
+    single::Attempts,
+    sweep::Sweep,
+};
 use crate::{
     index::{Index, ObjectState},
+    memory::tree_entry,
     random,
 };
 
@@ -78,6 +84,15 @@ impl Entry {
     }
 }
 
+impl Held for Entry {
+    fn heap(&self) -> usize {
+        match &self.update {
+            Update::Watch | Update::Unnamed => 0,
+            Update::Object { seen, .. } => seen.heap(),
+        }
+    }
+}
+
 /// Result of dropping the entries of single objects on overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DroppedObjects {
@@ -110,17 +125,30 @@ struct Sent {
     waiting: Entry,
 }
 
+impl Held for Parked {
+    fn heap(&self) -> usize {
+        self.waiting.heap()
+    }
+}
+
+impl Held for Sent {
+    /// With the entry of the index by sequence.
+    fn heap(&self) -> usize {
+        self.waiting.heap() + tree_entry::<u64, Arc<str>>()
+    }
+}
+
 /// Dirty set of one watch: entries that wait, are parked, or are sent and not settled.
 #[derive(Debug)]
 pub(super) struct DirtySet {
     pub(super) info: WatchInfo,
-    waiting: BTreeMap<Arc<str>, Entry>,
+    waiting: Keyed<Entry>,
     /// The newest event of each key that is in flight or accepted, until it is settled.
-    sent: BTreeMap<Arc<str>, Sent>,
+    sent: Keyed<Sent>,
     /// Index of `sent` by sequence.
     order: BTreeMap<u64, Arc<str>>,
     /// Refused entries; disjoint from `waiting`.
-    parked: BTreeMap<Arc<str>, Parked>,
+    parked: Keyed<Parked>,
     /// Enqueues every existing object as capacity permits, see [`Self::sweep`].
     pub(super) sweep: Sweep,
     /// Key that was taken last; the next one is its successor, so that no key starves.
@@ -137,10 +165,10 @@ impl DirtySet {
     pub(super) fn new(info: WatchInfo) -> Self {
         Self {
             info,
-            waiting: BTreeMap::new(),
-            sent: BTreeMap::new(),
+            waiting: Keyed::default(),
+            sent: Keyed::default(),
             order: BTreeMap::new(),
-            parked: BTreeMap::new(),
+            parked: Keyed::default(),
             sweep: Sweep::default(),
             cursor: WATCH_KEY.into(),
             hold: None,
@@ -165,6 +193,11 @@ impl DirtySet {
 
     pub(super) fn dirty(&self) -> usize {
         self.waiting.len() + self.sent.len() + self.parked.len()
+    }
+
+    /// Memory of all entries at most, in bytes.
+    pub(super) const fn bytes(&self) -> usize {
+        self.waiting.bytes() + self.sent.bytes() + self.parked.bytes()
     }
 
     pub(super) fn has_waiting(&self) -> bool {
@@ -197,41 +230,37 @@ impl DirtySet {
         self.waiting.values().chain(self.parked.values().map(|parked| &parked.waiting))
     }
 
-    /// Entry of a key that is parked or waiting.
-    fn unsent_entry(&mut self, key: &str) -> Option<&mut Entry> {
-        match self.parked.get_mut(key) {
-            Some(parked) => Some(&mut parked.waiting),
-            None => self.waiting.get_mut(key),
+    /// Changes the entry of a key that is parked or waiting. False if there is none.
+    fn change_unsent(&mut self, key: &str, work: impl FnOnce(&mut Entry)) -> bool {
+        if self.parked.contains_key(key) {
+            self.parked.change(key, |parked| work(&mut parked.waiting)).is_some()
+        } else {
+            self.waiting.change(key, work).is_some()
         }
     }
 
     /// See [`super::Outbox::mark`]. `before` is the object's contribution to the digest before this change. True if the
     /// change was merged into an event that had not been sent.
     pub(super) fn mark(&mut self, key: &str, update: Update, before: Digest, at: i64) -> bool {
-        match self.unsent_entry(key) {
-            Some(waiting) => {
-                waiting.update = merge(&waiting.update, update);
-                true
-            }
-            None => {
-                self.waiting.insert(key.into(), Entry::new(update, before, at));
-                false
-            }
+        if self.parked.contains_key(key) || self.waiting.contains_key(key) {
+            return self.change_unsent(key, |waiting| waiting.update = merge(&waiting.update, update));
         }
+        self.waiting.insert(key.into(), Entry::new(update, before, at));
+        false
     }
 
     /// Records that the object just enqueued was created while the watch was running.
     pub(super) fn mark_unannounced(&mut self, key: &str) {
-        if let Some(waiting) = self.waiting.get_mut(key).filter(|_| !self.sent.contains_key(key)) {
-            waiting.unannounced = true;
+        if !self.sent.contains_key(key) {
+            self.waiting.change(key, |waiting| waiting.unannounced = true);
         }
     }
 
     /// Enqueues the next objects of the sweep, at most `room`.
     pub(super) fn sweep(&mut self, room: usize, index: &Index) {
         for (key, entry) in self.sweep.take(room, index) {
-            if !self.parked.contains_key(&key) {
-                self.waiting.entry(key).or_insert(entry);
+            if !self.parked.contains_key(&key) && !self.waiting.contains_key(&key) {
+                self.waiting.insert(key, entry);
             }
         }
     }
@@ -261,9 +290,15 @@ impl DirtySet {
         self.sent.insert(key, Sent { sequence, waiting });
     }
 
-    /// Entry of exactly this event, if it is sent and not settled.
-    pub(super) fn unsettled_entry(&mut self, key: &str, sequence: u64) -> Option<&mut Entry> {
-        self.sent.get_mut(key).filter(|sent| sent.sequence == sequence).map(|sent| &mut sent.waiting)
+    /// Changes the entry of exactly this event, if it is sent and not settled.
+    pub(super) fn change_unsettled<R>(
+        &mut self,
+        key: &str,
+        sequence: u64,
+        work: impl FnOnce(&mut Entry) -> R,
+    ) -> Option<R> {
+        self.sent.get(key).filter(|sent| sent.sequence == sequence)?;
+        self.sent.change(key, |sent| work(&mut sent.waiting))
     }
 
     /// Lowest sequence that is sent and not settled.
@@ -285,7 +320,7 @@ impl DirtySet {
     /// Enqueues everything that is sent and not settled again, for a new epoch.
     pub(super) fn requeue_all(&mut self) {
         self.order.clear();
-        for (key, sent) in std::mem::take(&mut self.sent) {
+        for (key, sent) in self.sent.take() {
             self.restore(key, sent.waiting);
         }
     }
@@ -318,16 +353,14 @@ impl DirtySet {
     /// Enqueues a sent entry again. A newer state that already waits wins; its delta remains relative to the last state
     /// sent.
     fn restore(&mut self, key: Arc<str>, old: Entry) {
-        match self.unsent_entry(&key) {
-            Some(newer) => {
-                newer.update = merge(&old.update, newer.update.clone());
-                newer.since = old.since;
-                newer.unannounced = false;
-                newer.attempts = old.attempts;
-            }
-            None => {
-                self.waiting.insert(key, old);
-            }
+        let is_newer = self.change_unsent(&key, |newer| {
+            newer.update = merge(&old.update, newer.update.clone());
+            newer.since = old.since;
+            newer.unannounced = false;
+            newer.attempts = old.attempts;
+        });
+        if !is_newer {
+            self.waiting.insert(key, old);
         }
     }
 
@@ -349,13 +382,13 @@ impl DirtySet {
     /// Enqueues everything that is parked and ends the delay.
     pub(super) fn release(&mut self) {
         self.clear_hold();
-        self.waiting.extend(std::mem::take(&mut self.parked).into_iter().map(|(key, parked)| (key, parked.waiting)));
+        self.waiting.extend(self.parked.take().into_iter().map(|(key, parked)| (key, parked.waiting)));
     }
 
     /// Enqueues the events that were parked for a limited time. The delay of the watch stays.
     pub(super) fn unpark(&mut self) {
-        let parked = self.parked.extract_if(.., |_, parked| parked.parking == Parking::Temporary);
-        self.waiting.extend(parked.map(|(key, parked)| (key, parked.waiting)));
+        let parked = self.parked.extract(|parked| parked.parking == Parking::Temporary);
+        self.waiting.extend(parked.into_iter().map(|(key, parked)| (key, parked.waiting)));
     }
 
     /// Drops deletions of objects of which no event has ever been sent. True if at most `enough` entries of objects are

@@ -146,14 +146,14 @@ impl Outbox {
     fn requeue_single(&mut self, manager: &str, refusals: u8) -> bool {
         let Some(SingleInFlight { watch, key, sequence }) = self.singles.remove(manager) else { return false };
         let Some(dirty_set) = self.watches.get_mut(&watch) else { return false };
-        let Some(Attempts { again, refusals: before }) =
-            dirty_set.unsettled_entry(&key, sequence).map(|waiting| &mut waiting.attempts)
-        else {
-            return false;
-        };
-        (*again, *before) = (true, before.saturating_add(refusals));
+        let refusals = dirty_set.change_unsettled(&key, sequence, |waiting| {
+            let before = waiting.attempts.refusals;
+            waiting.attempts = Attempts { again: true, refusals: before.saturating_add(refusals) };
+            waiting.attempts.refusals
+        });
+        let Some(refusals) = refusals else { return false };
         // In v2, an invalid event cannot be distinguished from a misconfigured listener.
-        let is_parked = *before >= TRIES;
+        let is_parked = refusals >= TRIES;
         if is_parked {
             dirty_set.park(&key, sequence, Parking::Temporary);
         } else {

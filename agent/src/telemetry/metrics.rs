@@ -125,6 +125,8 @@ pub struct Stats {
     pub coarse: usize,
     /// Objects in the index.
     pub objects: usize,
+    /// Memory of index and outbox at most, in bytes.
+    pub state_bytes: usize,
 }
 
 metric_set! {
@@ -196,6 +198,8 @@ metric_set! {
         coarse: Gauge = "watches_coarse",
         /// Objects in the index.
         objects: Gauge = "objects",
+        /// Upper bound of the memory of index and outbox, in bytes; `--max-state-mib` limits it.
+        state_bytes: Gauge = "state_bytes",
         incumbent: Incumbent = _,
     }
 }
@@ -316,7 +320,7 @@ impl Metrics {
         for (watch, count) in objects {
             self.watch_objects.get_or_create(&WatchLabel { watch }).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
-        let Stats { waiting, parked, unsettled, watches, failing, coarse, objects } = figures;
+        let Stats { waiting, parked, unsettled, watches, failing, coarse, objects, state_bytes } = figures;
         for (gauge, value) in [
             (&self.waiting, waiting),
             (&self.parked, parked),
@@ -325,6 +329,7 @@ impl Metrics {
             (&self.failing, failing),
             (&self.coarse, coarse),
             (&self.objects, objects),
+            (&self.state_bytes, state_bytes),
         ] {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         }

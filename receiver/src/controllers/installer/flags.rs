@@ -4,13 +4,10 @@ use std::{fmt, str::FromStr};
 
 use clap::Args;
 use thiserror::Error;
-use tidewatch_shared::identity::TrustDomain;
+use tidewatch_shared::{identity::TrustDomain, names::AGENT_MEMORY_MIB};
 
 use super::{PublicUrl, upgrade};
 use crate::base::flags::object_name;
-
-/// Smallest memory limit of an agent, in MiB.
-const MIN_MEMORY_MIB: u32 = 64;
 
 /// Flags for the installation of agents.
 #[derive(Clone, Debug, Args)]
@@ -97,7 +94,7 @@ pub enum ParseMemoryLimitError {
     #[error("not a whole number of Mi or Gi")]
     Quantity,
     /// Less than an agent needs.
-    #[error("an agent needs {MIN_MEMORY_MIB}Mi or more")]
+    #[error("an agent needs {AGENT_MEMORY_MIB}Mi or more")]
     TooLittle,
 }
 
@@ -117,7 +114,7 @@ impl FromStr for MemoryLimit {
     fn from_str(text: &str) -> Result<Self, ParseMemoryLimitError> {
         let in_unit = |suffix: &str, unit: u32| text.strip_suffix(suffix)?.parse::<u32>().ok()?.checked_mul(unit);
         let mebibytes = in_unit("Mi", 1).or_else(|| in_unit("Gi", 1_024)).ok_or(ParseMemoryLimitError::Quantity)?;
-        if mebibytes < MIN_MEMORY_MIB { Err(ParseMemoryLimitError::TooLittle) } else { Ok(Self(mebibytes)) }
+        if mebibytes < AGENT_MEMORY_MIB { Err(ParseMemoryLimitError::TooLittle) } else { Ok(Self(mebibytes)) }
     }
 }
 
