@@ -44,6 +44,9 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// List pages read concurrently by all watches.
 const CONCURRENT_PAGES: usize = 2;
 
+/// Large watch lines buffered concurrently by all watches.
+const CONCURRENT_LARGE_LINES: usize = 2;
+
 /// Errors that prevent the agent from starting, or end it.
 #[derive(Debug, Error)]
 pub enum RunError {
@@ -183,6 +186,7 @@ impl App {
         let (metrics, canary_state, rebuild) = (Metrics::default(), CanaryState::default(), watch::Sender::new(0));
         let shared = WatchContext {
             pages: Arc::new(Semaphore::new(CONCURRENT_PAGES)),
+            large_lines: Arc::new(Semaphore::new(CONCURRENT_LARGE_LINES)),
             slow: Arc::new(Semaphore::new(1)),
             rebuild: rebuild.subscribe(),
             watermarks: canary_state.watermarks(),

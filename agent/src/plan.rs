@@ -4,7 +4,7 @@
 
 mod file;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use tidewatch_shared::{
     names::{AGENT_OBJECT, PLAN_KEY},
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::{
     kubernetes::ApiError,
-    settings::Settings,
+    settings::{ConfigData, Settings},
     telemetry::{Guard, Metrics, error_chain},
     watch::{Named, PlanState, Single, SingleObject, Target},
 };
@@ -22,7 +22,7 @@ use crate::{
 pub(crate) use file::PlanFile;
 
 /// The ConfigMap.
-type ConfigMap = Named<BTreeMap<String, String>>;
+type ConfigMap = Named<ConfigData>;
 
 /// Publishes the plan.
 struct PlanSender(watch::Sender<PlanState>);
@@ -73,7 +73,7 @@ impl PlanSource {
 
     fn read_settings(&self, map: &ConfigMap) -> Result<(), String> {
         let Some(publish) = &self.settings else { return Ok(()) };
-        match Settings::parse(map.data.as_ref()) {
+        match Settings::parse(map.data.as_deref()) {
             Ok(settings) => {
                 publish.send_if_modified(|current| {
                     let changed = current.as_deref() != Some(&settings);
@@ -102,7 +102,7 @@ impl PlanSource {
 }
 
 impl SingleObject for PlanSource {
-    type Data = BTreeMap<String, String>;
+    type Data = ConfigData;
     const NAME: &str = AGENT_OBJECT;
 
     fn collection(&self) -> Target {

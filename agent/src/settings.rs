@@ -1,11 +1,15 @@
 //! Settings that accompany the plan in the ConfigMap: addresses of the receiver, trust bundle and runtime ID. Pure.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, fmt, ops::Deref, sync::Arc};
 
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, Visitor},
+};
 use thiserror::Error;
 use tidewatch_shared::{
     identity::{ParseIdentityError, RuntimeId},
-    names::{ENROLMENT_URL_KEY, RECEIVER_URL_KEY, RUNTIME_ID_KEY, TRUST_BUNDLE_KEY},
+    names::{ENROLMENT_URL_KEY, PLAN_KEY, RECEIVER_URL_KEY, RUNTIME_ID_KEY, TRUST_BUNDLE_KEY},
     tls::{self, TlsConfigError},
 };
 use tokio::sync::watch;
@@ -30,6 +34,45 @@ pub struct Settings {
 
 /// The current settings; `None` before the first valid ones.
 pub(crate) type CurrentSettings = watch::Receiver<Option<Arc<Settings>>>;
+
+/// Data of the ConfigMap, without unknown keys: a ConfigMap may have them by the hundred thousand.
+#[derive(Debug, Default)]
+pub(crate) struct ConfigData(BTreeMap<String, String>);
+
+impl Deref for ConfigData {
+    type Target = BTreeMap<String, String>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for ConfigData {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        const KEYS: [&str; 5] = [PLAN_KEY, RECEIVER_URL_KEY, ENROLMENT_URL_KEY, RUNTIME_ID_KEY, TRUST_BUNDLE_KEY];
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = ConfigData;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a map of strings")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<ConfigData, A::Error> {
+                let mut data = ConfigData::default();
+                while let Some(key) = entries.next_key::<String>()? {
+                    if KEYS.contains(&&*key) {
+                        data.0.insert(key, entries.next_value()?);
+                    } else {
+                        entries.next_value::<IgnoredAny>()?;
+                    }
+                }
+                Ok(data)
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}
 
 /// Errors of settings. They and their sources do not echo values, because the text is part of heartbeats.
 #[derive(Debug, Error)]
@@ -87,6 +130,12 @@ pub(crate) mod tests {
         ]
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .into()
+    }
+
+    #[test]
+    fn only_known_keys_of_the_configmap_are_kept() {
+        let data: ConfigData = serde_json::from_str(r#"{"a":"b","runtime-id":"r-1","c":{}}"#).unwrap();
+        assert_eq!(*data, BTreeMap::from([(RUNTIME_ID_KEY.to_owned(), "r-1".to_owned())]));
     }
 
     #[test]

@@ -126,6 +126,8 @@ pub(crate) trait Sink {
 pub(crate) struct WatchContext {
     /// Permits for reading pages: two at a time, because pages with managed fields dominate the memory of an agent.
     pub(crate) pages: Arc<Semaphore>,
+    /// Permits for watch lines above 16 KiB while they are incomplete.
+    pub(crate) large_lines: Arc<Semaphore>,
     /// Single permit of the loops with a timed-out last list, so that they delay only each other.
     pub(crate) slow: Arc<Semaphore>,
     /// Number of relists ordered for all watches.
@@ -294,7 +296,7 @@ impl<S: Sink> ListWatch<S> {
         let body = self.client.open(&target.watch(version, seconds), target.item_accept()).await?;
         self.missing = false;
         self.reader.sink.opened();
-        let mut lines = Lines::new(body);
+        let mut lines = Lines::new(body, self.shared.large_lines.clone());
         loop {
             let Ok(line) = timeout(SILENCE, lines.next()).await else {
                 self.shared.metrics.silent.inc();

@@ -2,7 +2,12 @@
 
 mod documents;
 
-use serde::{Deserialize, de::Error as _};
+use std::fmt;
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, SeqAccess, Visitor},
+};
 use tidewatch_shared::plan::PlannedWatch;
 
 use super::{Definitions, target::group_version};
@@ -53,7 +58,32 @@ struct Resource {
     #[serde(default)]
     kind: String,
     /// Absent only in responses of servers that are not built with the Kubernetes libraries: then the verbs are unknown.
-    verbs: Option<Vec<String>>,
+    verbs: Option<Verbs>,
+}
+
+/// True if [`REQUIRED_VERBS`] are among the verbs of a resource, which are not kept.
+struct Verbs(bool);
+
+impl<'de> Deserialize<'de> for Verbs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List;
+        impl<'de> Visitor<'de> for List {
+            type Value = Verbs;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a list of verbs")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut verbs: A) -> Result<Verbs, A::Error> {
+                let mut missing = REQUIRED_VERBS.to_vec();
+                while let Some(verb) = verbs.next_element::<String>()? {
+                    missing.retain(|required| *required != verb);
+                }
+                Ok(Verbs(missing.is_empty()))
+            }
+        }
+        deserializer.deserialize_seq(List)
+    }
 }
 
 /// Lookups of kinds for all watches; clones share them.
@@ -126,8 +156,7 @@ pub(crate) fn find_resource(
     if version.len().max(served.kind.len()) > NAME {
         return Err(ApiError::Parse(serde_json::Error::custom("version or kind is too long")));
     }
-    let supports = |verbs: Vec<String>| REQUIRED_VERBS.iter().all(|verb| verbs.iter().any(|served| served == verb));
-    let is_watchable = served.verbs.is_none_or(supports);
+    let is_watchable = served.verbs.is_none_or(|Verbs(is_watchable)| is_watchable);
     Ok(Some(ServedResource { version, kind: served.kind, has_status, is_watchable }))
 }
 

@@ -1,6 +1,9 @@
-//! Decoding of object metadata; all other fields, above all managed fields, are skipped while parsing.
+//! Decoding of object metadata; all other fields, above all managed fields, are skipped while parsing. Each object is
+//! reduced to what the index keeps before the next one is decoded.
 
-use std::{collections::BTreeMap, num::NonZeroI64};
+mod kept;
+
+use std::num::NonZeroI64;
 
 use aws_lc_rs::digest::{Context, SHA256};
 use serde::{
@@ -9,6 +12,9 @@ use serde::{
 };
 
 use crate::index::ObjectState;
+#[cfg(test)]
+use kept::KEPT;
+use kept::{Hashed, List, Map, field};
 
 /// Maximum length of a namespace in bytes; a DNS label is shorter.
 const NAMESPACE: usize = 253;
@@ -22,7 +28,16 @@ pub(super) const VERSION: usize = 128;
 
 /// An object of a metadata-only watch.
 #[derive(Debug, Deserialize)]
+#[serde(from = "WireObject")]
 pub(crate) struct Object {
+    /// `<namespace>/<name>`.
+    key: Box<str>,
+    seen: ObjectState,
+    resource_version: Box<str>,
+}
+
+#[derive(Deserialize)]
+struct WireObject {
     metadata: Metadata,
 }
 
@@ -34,7 +49,7 @@ pub(crate) trait Versioned {
 
 impl Versioned for Object {
     fn version(&self) -> &str {
-        &self.metadata.resource_version
+        &self.resource_version
     }
 }
 
@@ -64,7 +79,7 @@ pub(crate) struct NamedMetadata {
     pub(crate) version: String,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Metadata {
     #[serde(deserialize_with = "at_most::<NAMESPACE, _>")]
@@ -76,14 +91,14 @@ struct Metadata {
     #[serde(deserialize_with = "at_most::<VERSION, _>")]
     resource_version: String,
     generation: i64,
-    labels: Option<BTreeMap<String, String>>,
-    annotations: Option<BTreeMap<String, String>>,
-    finalizers: Option<Vec<String>>,
+    labels: Map,
+    annotations: Map,
+    finalizers: List<String>,
     deletion_timestamp: Option<String>,
-    owner_references: Option<Vec<Owner>>,
+    owner_references: List<Owner>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Owner {
     api_version: String,
@@ -106,50 +121,48 @@ fn at_most<'de, const BYTES: usize, D: Deserializer<'de>>(deserializer: D) -> Re
 impl Object {
     /// Key `<namespace>/<name>` and the state that the index keeps.
     pub(crate) fn into_state(self) -> (Box<str>, ObjectState) {
-        let Metadata { namespace, name, uid, resource_version, generation, .. } = &self.metadata;
+        (self.key, self.seen)
+    }
+}
+
+impl From<WireObject> for Object {
+    fn from(WireObject { mut metadata }: WireObject) -> Self {
+        let [namespace, name, uid, resource_version] =
+            [&mut metadata.namespace, &mut metadata.name, &mut metadata.uid, &mut metadata.resource_version]
+                .map(std::mem::take);
         let seen = ObjectState {
             uid: uid.as_str().into(),
             version: resource_version.as_str().into(),
-            generation: NonZeroI64::new(*generation),
-            metadata: self.metadata.hash(),
+            generation: NonZeroI64::new(metadata.generation),
+            metadata: metadata.hash(),
         };
-        (format!("{namespace}/{name}").into(), seen)
+        Self { key: format!("{namespace}/{name}").into(), seen, resource_version: resource_version.into() }
     }
 }
 
 impl Metadata {
     /// First 64 bits of a SHA-256. That is enough, because the author of a collision hides only changes of their own
     /// objects.
-    fn hash(&self) -> u64 {
+    fn hash(self) -> u64 {
         let Self { labels, annotations, finalizers, deletion_timestamp, owner_references, .. } = self;
         let mut context = Context::new(&SHA256);
-        for map in [labels, annotations] {
-            let map = map.iter().flatten();
-            count(&mut context, map.clone().count());
-            map.for_each(|(key, value)| [key, value].into_iter().for_each(|text| field(&mut context, text)));
-        }
-        let finalizers = finalizers.iter().flatten();
-        count(&mut context, finalizers.clone().count());
-        finalizers.for_each(|finalizer| field(&mut context, finalizer));
+        labels.add_to(&mut context);
+        annotations.add_to(&mut context);
+        kept::number(&mut context, finalizers.len());
+        finalizers.add_to(&mut context);
         field(&mut context, deletion_timestamp.as_deref().unwrap_or_default());
-        for Owner { api_version, kind, name, uid, controller, block_owner_deletion } in
-            owner_references.iter().flatten()
-        {
-            [api_version, kind, name, uid].into_iter().for_each(|text| field(&mut context, text));
-            context.update(&[controller, block_owner_deletion].map(|flag| flag.map_or(2, u8::from)));
-        }
+        owner_references.add_to(&mut context);
         let digest = context.finish();
         digest.as_ref()[..8].iter().fold(0, |hash, byte| (hash << 8) | u64::from(*byte))
     }
 }
 
-fn count(context: &mut Context, count: usize) {
-    context.update(&(count as u64).to_be_bytes());
-}
-
-fn field(context: &mut Context, text: &str) {
-    count(context, text.len());
-    context.update(text.as_bytes());
+impl Hashed for Owner {
+    fn add_to(&self, context: &mut Context) {
+        let Self { api_version, kind, name, uid, controller, block_owner_deletion } = self;
+        [api_version, kind, name, uid].into_iter().for_each(|text| field(context, text));
+        context.update(&[controller, block_owner_deletion].map(|flag| flag.map_or(2, u8::from)));
+    }
 }
 
 #[cfg(test)]
@@ -177,6 +190,33 @@ mod tests {
         let (key, read) = seen(object());
         assert_eq!((&*key, read.generation, read.version), ("ns/a", NonZeroI64::new(2), Version::Number(7)));
         assert_eq!(&*seen(json!({"metadata": {"name": "node"}})).0, "/node");
+    }
+
+    #[test]
+    fn decoded_object_is_small_whatever_its_metadata() {
+        assert!(size_of::<Object>() <= 96, "{}", size_of::<Object>());
+    }
+
+    #[test]
+    fn every_entry_counts_also_beyond_those_that_are_kept() {
+        let with = |member: &str, entries: Value| {
+            let mut object = object();
+            object["metadata"][member] = entries;
+            seen(object).1.metadata
+        };
+        let map = |last: &str| {
+            let entries = (0..KEPT + 9).map(|n| (format!("k{n:05}"), json!(if n == KEPT + 8 { last } else { "" })));
+            Value::Object(entries.collect())
+        };
+        assert_eq!(with("labels", map("a")), with("labels", map("a")));
+        assert_ne!(with("labels", map("a")), with("labels", map("b")));
+        let list =
+            |last: &str| json!((0..KEPT + 9).map(|n| if n == KEPT + 8 { last } else { "f" }).collect::<Vec<_>>());
+        assert_ne!(with("finalizers", list("a")), with("finalizers", list("b")));
+        let owners = |last: &str| {
+            json!((0..KEPT + 9).map(|n| json!({"uid": if n == KEPT + 8 { last } else { "o" }})).collect::<Vec<_>>())
+        };
+        assert_ne!(with("ownerReferences", owners("a")), with("ownerReferences", owners("b")));
     }
 
     #[test]

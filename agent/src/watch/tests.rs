@@ -172,6 +172,7 @@ struct Harness {
 
 fn shared(rebuild: watch::Receiver<u64>) -> WatchContext {
     WatchContext {
+        large_lines: Arc::new(Semaphore::new(2)),
         pages: Arc::new(Semaphore::new(1)),
         slow: Arc::new(Semaphore::new(1)),
         rebuild,

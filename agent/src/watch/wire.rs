@@ -1,13 +1,22 @@
 //! Decoding of list pages and watch lines, with size limits and without retaining unused fields.
 
+use std::{fmt, marker::PhantomData, sync::Arc};
+
 use http::StatusCode;
 use http_body_util::BodyExt;
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _, SeqAccess, Visitor},
+};
 use serde_json::value::RawValue;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::object::VERSION;
 use crate::kubernetes::{ApiError, Body};
 
+/// Maximum number of objects in one page. Servers that ignore the requested number return more of them, but 2 MiB hold fewer
+/// real ones; of empty ones they could hold a hundred thousand.
+const ITEMS: usize = 10_000;
 /// Maximum size of one watch line in bytes: an object is at most 1.5 MiB in etcd, managed fields included.
 const LINE_BYTES: usize = 2 << 20;
 /// Capacity in bytes above which an empty buffer is freed, after a large line has grown it.
@@ -17,13 +26,36 @@ const KEPT_BYTES: usize = 16 << 10;
 #[derive(Debug, Deserialize)]
 pub(crate) struct Page<T> {
     pub(super) metadata: PageMeta,
-    #[serde(default = "Vec::new", deserialize_with = "null_is_empty", bound(deserialize = "T: Deserialize<'de>"))]
+    #[serde(default = "Vec::new", deserialize_with = "items", bound(deserialize = "T: Deserialize<'de>"))]
     pub(super) items: Vec<T>,
 }
 
-/// Reads `null` as an empty list, because some servers encode no items so.
-fn null_is_empty<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
-    Option::<Vec<T>>::deserialize(deserializer).map(Option::unwrap_or_default)
+/// Reads at most [`ITEMS`] items. `null` is an empty list, because some servers encode no items so.
+fn items<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    struct Items<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Items<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("a list of objects")
+        }
+
+        fn visit_unit<E>(self) -> Result<Vec<T>, E> {
+            Ok(Vec::new())
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+            let mut items = Vec::new();
+            while let Some(item) = list.next_element()? {
+                if items.len() == ITEMS {
+                    return Err(A::Error::custom(format_args!("page with more than {ITEMS} objects")));
+                }
+                items.push(item);
+            }
+            Ok(items)
+        }
+    }
+    deserializer.deserialize_any(Items(PhantomData))
 }
 
 #[derive(Debug, Deserialize)]
@@ -122,6 +154,10 @@ impl<'a> Line<'a> {
 pub(super) struct Lines {
     body: Body,
     buffer: LineBuffer,
+    /// Permits of all watches to buffer a line above [`KEPT_BYTES`]; API servers may send such lines to all of them at the
+    /// same time.
+    large: Arc<Semaphore>,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 /// Bytes received so far, split into lines.
@@ -135,14 +171,20 @@ pub(crate) struct LineBuffer {
 }
 
 impl Lines {
-    pub(super) fn new(body: Body) -> Self {
-        Self { body, buffer: LineBuffer::default() }
+    pub(super) fn new(body: Body, large: Arc<Semaphore>) -> Self {
+        Self { body, buffer: LineBuffer::default(), large, permit: None }
     }
 
     /// The next line without its end; `None` at the end of the body. A last line without a line end is incomplete and
     /// is dropped.
     pub(super) async fn next(&mut self) -> Result<Option<&[u8]>, ApiError> {
         while !self.buffer.has_line() {
+            if self.buffer.bytes.len() <= KEPT_BYTES {
+                self.permit = None;
+            } else if self.permit.is_none() {
+                // The semaphore is never closed; if it were, the line would be read without a permit.
+                self.permit = self.large.clone().acquire_owned().await.ok();
+            }
             let Some(frame) = self.body.frame().await else { return Ok(None) };
             let Ok(data) = frame.map_err(ApiError::Body)?.into_data() else { continue };
             self.buffer.push(&data)?;
@@ -195,18 +237,60 @@ impl LineBuffer {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use bytes::Bytes;
-    use http_body_util::Full;
+    use futures::stream;
+    use http_body::Frame;
+    use http_body_util::{Full, StreamBody};
+    use tokio::{sync::mpsc, time::timeout};
 
     use super::*;
+    use crate::watch::object::Object;
 
     fn body(bytes: impl Into<Bytes>) -> Body {
         Full::from(bytes.into()).map_err(Into::into).boxed_unsync()
     }
 
+    fn lines(body: Body) -> Lines {
+        Lines::new(body, Arc::new(Semaphore::new(1)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn large_lines_of_all_watches_take_turns() {
+        let large = Arc::new(Semaphore::new(2));
+        let open = || {
+            let (send, receive) = mpsc::unbounded_channel::<Bytes>();
+            let frames = stream::unfold(receive, async |mut receive| {
+                let frame = receive.recv().await?;
+                Some((Ok(Frame::data(frame)), receive))
+            });
+            (send, Lines::new(StreamBody::new(frames).boxed_unsync(), large.clone()))
+        };
+        let arrives = async |lines: &mut Lines| {
+            let line = timeout(Duration::from_secs(1), lines.next()).await.ok()?;
+            line.unwrap().map(<[u8]>::len)
+        };
+        let [mut first, mut second, mut third] = [(); 3].map(|()| open());
+        let part = Bytes::from(vec![b'x'; KEPT_BYTES + 1]);
+        for (send, lines) in [&mut first, &mut second, &mut third] {
+            send.send(part.clone()).unwrap();
+            assert_eq!(arrives(lines).await, None);
+            send.send(Bytes::from_static(b"x\n")).unwrap();
+        }
+        assert_eq!(arrives(&mut third.1).await, None, "two lines of others are incomplete");
+        for (_, lines) in [&mut first, &mut second] {
+            assert_eq!(arrives(lines).await, Some(KEPT_BYTES + 2));
+        }
+        assert_eq!(arrives(&mut third.1).await, None, "their permits last until they wait for the next line");
+        first.0.send(Bytes::from_static(b"small\n")).unwrap();
+        assert_eq!(arrives(&mut first.1).await, Some(5));
+        assert_eq!(arrives(&mut third.1).await, Some(KEPT_BYTES + 2));
+    }
+
     #[tokio::test]
     async fn lines_end_where_they_end_and_not_where_frames_do() {
-        let mut lines = Lines::new(body("{\"a\":1}\n\n{}\nhalf"));
+        let mut lines = lines(body("{\"a\":1}\n\n{}\nhalf"));
         assert_eq!(lines.next().await.unwrap().unwrap(), b"{\"a\":1}");
         assert_eq!(lines.next().await.unwrap().unwrap(), b"");
         assert_eq!(lines.next().await.unwrap().unwrap(), b"{}");
@@ -215,8 +299,18 @@ mod tests {
 
     #[tokio::test]
     async fn line_size_is_limited() {
-        let mut lines = Lines::new(body(vec![b'x'; LINE_BYTES + 1]));
+        let mut lines = lines(body(vec![b'x'; LINE_BYTES + 1]));
         assert!(matches!(lines.next().await, Err(ApiError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn number_of_objects_in_a_page_is_limited() {
+        let page = |items: usize| {
+            let items = vec!["{\"metadata\":{}}"; items].join(",");
+            Page::<Object>::read(format!(r#"{{"metadata":{{"resourceVersion":"7"}},"items":[{items}]}}"#).as_bytes())
+        };
+        assert_eq!(page(ITEMS).unwrap().items.len(), ITEMS);
+        assert!(matches!(page(ITEMS + 1), Err(ApiError::Parse(_))));
     }
 
     #[test]

@@ -9,10 +9,10 @@ use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use crate::kubernetes::{Accept, ApiClient, ApiError};
 
-/// Maximum size of a document in bytes. A group with thousands of custom kinds stays far below.
-pub(super) const LIMIT: usize = 2 << 20;
+/// Maximum size of a document in bytes. A group with a thousand custom kinds stays far below.
+pub(super) const LIMIT: usize = 1 << 20;
 /// Number of documents that are requested and held at a time.
-const CONCURRENT: usize = 4;
+const CONCURRENT: usize = 2;
 
 /// A document; `None` if the API server responded with 404.
 type Document = Option<Arc<[u8]>>;
