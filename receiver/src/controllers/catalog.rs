@@ -47,7 +47,7 @@ pub use metrics::{Metrics, Operation};
 pub use sync::Synced;
 
 pub(crate) use controller::{CatalogError, CatalogReconcile};
-pub(crate) use rollout::RolloutSlot;
+pub(crate) use rollout::{RolloutSlot, VersionSource};
 
 use self::{
     inventory::Inventory,
@@ -97,8 +97,8 @@ struct KcpState {
 }
 
 impl KcpState {
-    fn channel_target(&self, module: &str, channel: &str) -> Option<&ChannelTarget> {
-        self.ledger.accepted.as_ref()?.get(module)?.channels.get(channel)
+    fn target(&self, module: &str, source: VersionSource<'_>) -> Option<&ChannelTarget> {
+        self.ledger.accepted.as_ref()?.get(module)?.target(source)
     }
 }
 
@@ -230,28 +230,34 @@ impl Catalog {
         lock(&self.0.kcp).held.clone()
     }
 
-    /// Accepted target of a module's channel.
+    /// Accepted target of a module's channel or mandatory version.
     #[must_use]
-    pub fn channel_target(&self, module: &str, channel: &str) -> Option<ChannelTarget> {
-        lock(&self.0.kcp).channel_target(module, channel).cloned()
+    pub fn target(&self, module: &str, source: VersionSource<'_>) -> Option<ChannelTarget> {
+        lock(&self.0.kcp).target(module, source).cloned()
     }
 
-    /// Roll-out slot in which a Kyma gets the version that a module's channel points to in KCP's caches.
-    pub(crate) fn rollout_slot(&self, kyma_uid: &str, module: &str, channel: &str, version: &str) -> RolloutSlot {
+    /// Roll-out slot in which a Kyma gets the version that a module's release meta points to in KCP's caches.
+    pub(crate) fn rollout_slot(
+        &self,
+        kyma_uid: &str,
+        module: &str,
+        source: VersionSource<'_>,
+        version: &str,
+    ) -> RolloutSlot {
         let kcp = lock(&self.0.kcp);
-        let target = kcp.channel_target(module, channel);
+        let target = kcp.target(module, source);
         if target.is_none() && kcp.undecided.contains(module) {
-            // The channel may be new: the time since when it points there is recorded with the decision.
+            // The source may be new: the time since when it points there is recorded with the decision.
             return RolloutSlot::Undecided;
         }
         RolloutSlot::of((kyma_uid, module, version), target, self.rollout_window(), Timestamp::now())
     }
 
-    /// Delay of a Kyma after a channel moved just now, counted from the move.
+    /// Delay of a Kyma after a channel or mandatory version moved just now, counted from the move.
     #[must_use]
-    pub fn rollout_delay(&self, kyma_uid: &str, module: &str, channel: &str) -> Duration {
-        // A channel without an accepted target still gets a stable delay of its own.
-        let to = self.channel_target(module, channel).map_or_else(|| channel.to_owned(), |target| target.version);
+    pub fn rollout_delay(&self, kyma_uid: &str, module: &str, source: VersionSource<'_>) -> Duration {
+        // A source without an accepted target still gets a stable delay of its own.
+        let to = self.target(module, source).map_or_else(|| source.as_str().to_owned(), |target| target.version);
         rollout::delay(kyma_uid, module, &to, self.rollout_window())
     }
 

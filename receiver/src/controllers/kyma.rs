@@ -447,7 +447,7 @@ impl Reconcile<'_> {
             kyma_labels: kyma.labels(),
             catalog: &catalog,
             held: &|module| ctx.catalog.is_held(module),
-            turn: &|module, channel, version| ctx.catalog.rollout_slot(&uid, module, channel, version),
+            turn: &|module, source, version| ctx.catalog.rollout_slot(&uid, module, source, version),
         };
         let owned = fetch::owned_manifests(ctx, self.key, kyma).await?;
         Ok(modules::decide(kyma, wanted, &owned, &sources, &|found| (ctx.layers)(self.key, found)))

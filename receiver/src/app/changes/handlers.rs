@@ -23,7 +23,7 @@ use super::{
 use crate::{
     base::{key::KymaKey, pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
     controllers::{
-        catalog::{Catalog, CatalogUpdate},
+        catalog::{Catalog, CatalogUpdate, VersionSource},
         kyma::PendingWrites,
         manifest::Memories,
     },
@@ -275,7 +275,7 @@ impl Components {
         let Affected { users, followers } = affected;
         self.fleet.enqueue_paced(users.into_iter().collect(), WorkSet::of(&[Work::Kyma]), per_second);
         for Follower { key, uid, module, channel } in followers {
-            self.fleet.roll_out(&key, self.catalog.rollout_delay(&uid, &module, &channel));
+            self.fleet.roll_out(&key, self.catalog.rollout_delay(&uid, &module, VersionSource::Channel(&channel)));
         }
     }
 

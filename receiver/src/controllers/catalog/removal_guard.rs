@@ -19,7 +19,7 @@ use tidewatch_shared::{
     names::{RELEASES, annotation, label},
 };
 
-use super::{selector::Selector, visibility::Admission};
+use super::{rollout::VersionSource, selector::Selector, visibility::Admission};
 use crate::base::labels::is_true;
 
 /// Maximum number of runtimes that may lose something without the percentage limit.
@@ -38,6 +38,10 @@ pub struct ModuleState {
     /// persisted by a receiver that did not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub component: Option<String>,
+    /// Version that every runtime gets, if the module is mandatory and its release meta is not being deleted. A missing
+    /// template is no loss: the installed version stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mandatory: Option<ChannelTarget>,
     /// Channels with an existing template, by name.
     pub channels: BTreeMap<String, ChannelTarget>,
     /// Installable versions: those with a template, whether a channel points to them or not. Empty in a state persisted
@@ -71,7 +75,7 @@ pub enum Audience {
     Excluded,
 }
 
-/// Version that a channel points to, and its visibility.
+/// Version that a channel or the field `mandatory` points to, and its visibility.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChannelTarget {
     /// Target version.
@@ -105,7 +109,21 @@ impl ModuleState {
             Some((entry.channel.clone(), ChannelTarget { version: entry.version.clone(), labels, since: None }))
         };
         let channels = meta.spec.channels().iter().filter_map(target).collect();
-        Self { audience, component: meta.spec.ocm_component_name.clone(), channels, versions }
+        let mandatory = meta.spec.mandatory.as_ref().filter(|_| meta.metadata.deletion_timestamp.is_none());
+        let mandatory = mandatory.map(|mandatory| ChannelTarget {
+            version: mandatory.version.clone(),
+            labels: VisibilityLabels::default(),
+            since: None,
+        });
+        Self { audience, component: meta.spec.ocm_component_name.clone(), mandatory, channels, versions }
+    }
+
+    /// Version that a field of the release meta points to.
+    pub(super) fn target(&self, source: VersionSource<'_>) -> Option<&ChannelTarget> {
+        match source {
+            VersionSource::Channel(channel) => self.channels.get(channel),
+            VersionSource::Mandatory => self.mandatory.as_ref(),
+        }
     }
 
     /// Channels that an admitted Kyma with these labels sees, and its visible versions, which require a visible
@@ -122,8 +140,9 @@ impl ModuleState {
     /// if it is new, or had no template or no release meta for a while: its followers still run the version it pointed
     /// to before. A Kyma without an installed version does not wait for its roll-out slot.
     fn carry_over_times(&mut self, before: Option<&Self>, now: i64) {
-        for (channel, target) in &mut self.channels {
-            let before = before.and_then(|before| before.channels.get(channel));
+        let channels = self.channels.iter_mut().map(|(channel, target)| (VersionSource::Channel(channel), target));
+        for (source, target) in channels.chain(self.mandatory.iter_mut().map(|to| (VersionSource::Mandatory, to))) {
+            let before = before.and_then(|before| before.target(source));
             let same = before.filter(|before| before.version == target.version);
             target.since = same.map_or(Some(now), |before| before.since);
         }
@@ -131,7 +150,7 @@ impl ModuleState {
 
     fn without_times(&self) -> Self {
         let mut state = self.clone();
-        state.channels.values_mut().for_each(|target| target.since = None);
+        state.channels.values_mut().chain(&mut state.mandatory).for_each(|target| target.since = None);
         state
     }
 }
@@ -160,11 +179,13 @@ impl Audience {
 }
 
 /// Returns a predicate on a Kyma's labels: whether the change takes a channel or version of the module from it, or
-/// replaces its component. The
-/// comparison is done once per combination of visibility labels, since there are thousands of Kymas.
+/// uninstalls a mandatory module, or replaces its component. The comparison is done once per combination of visibility
+/// labels, since there are thousands of Kymas.
 fn loses_access(before: &ModuleState, now: &ModuleState) -> impl Fn(&BTreeMap<String, String>) -> bool + use<> {
     let (admitted, admits) = (before.audience.admits(), now.audience.admits());
     let is_replaced = before.component.is_some() && before.component != now.component;
+    // Every Kyma has a mandatory module.
+    let everywhere = before.mandatory.is_some() && (now.mandatory.is_none() || is_replaced);
     let loss = |labels| {
         let ((channels, versions), later) = (before.visible_to(labels), now.visible_to(labels));
         // The loss of a Kyma that is no longer admitted, and of one that still is.
@@ -176,7 +197,7 @@ fn loses_access(before: &ModuleState, now: &ModuleState) -> impl Fn(&BTreeMap<St
     move |labels| {
         let VisibilityLabels { beta, internal } = VisibilityLabels::of(Some(labels));
         let (all, some) = losses[usize::from(beta)][usize::from(internal)];
-        all && admitted(labels) && (some || !admits(labels))
+        everywhere || (all && admitted(labels) && (some || !admits(labels)))
     }
 }
 
@@ -232,8 +253,8 @@ pub fn evaluate<'a>(
     for (module, state) in &mut next {
         state.carry_over_times(before.get(module), policy.now);
     }
-    let (channels, versions) = Default::default();
-    let removed = ModuleState { audience: Audience::Excluded, component: None, channels, versions };
+    let (mandatory, channels, versions) = Default::default();
+    let removed = ModuleState { audience: Audience::Excluded, component: None, mandatory, channels, versions };
     let is_changed = |(module, state): &(&String, &ModuleState)| {
         next.get(*module).is_none_or(|next| next.without_times() != state.without_times())
     };
@@ -292,7 +313,11 @@ mod tests {
     fn state(audience: Audience, channels: &[(&str, ChannelTarget)]) -> ModuleState {
         let channels: BTreeMap<_, _> = channels.iter().map(|(name, to)| ((*name).to_owned(), to.clone())).collect();
         let versions = channels.values().map(|to| (to.version.clone(), to.labels)).collect();
-        ModuleState { audience, component: Some("example.com/module".to_owned()), channels, versions }
+        ModuleState { audience, component: Some("example.com/module".to_owned()), mandatory: None, channels, versions }
+    }
+
+    fn mandatory(version: &str) -> ModuleState {
+        ModuleState { mandatory: Some(target(version, false)), ..state(Audience::Excluded, &[]) }
     }
 
     fn releases(modules: &[(&str, ModuleState)]) -> Releases {
@@ -404,6 +429,44 @@ mod tests {
         assert_eq!(held(Some("example.com/a"), Some("example.com/a")), None);
         assert_eq!(held(None, Some("example.com/a")), None, "an older receiver recorded no component");
         assert_eq!(held(None, None), None);
+    }
+
+    #[test]
+    fn removal_of_a_mandatory_module_concerns_every_kyma_and_its_upgrade_none() {
+        let with = |state: ModuleState| releases(&[("a", state)]);
+        let before = with(mandatory("1"));
+        let held = |next: Releases| {
+            let decision = evaluate(Some(&before), next, &kymas(100, 10), policy(None));
+            decision.held.map(|held| (held.runtimes, held.modules.len()))
+        };
+        let component = |name: &str| ModuleState { component: Some(name.to_owned()), ..mandatory("1") };
+        for (next, expected) in [
+            (Releases::new(), Some((100, 1))),
+            (with(state(Audience::Excluded, &[])), Some((100, 1))),
+            (with(module(&[("regular", target("1", false))])), Some((100, 1))),
+            (with(component("example.com/other")), Some((100, 1))),
+            (before.clone(), None),
+            (with(mandatory("2")), None),
+            (with(mandatory("0")), None),
+        ] {
+            assert_eq!(held(next.clone()), expected, "{next:?}");
+        }
+        let none = evaluate(Some(&Releases::new()), before.clone(), &kymas(100, 0), policy(None));
+        assert_eq!((none.held, none.accepted["a"].mandatory.as_ref().unwrap().since), (None, Some(100)));
+        let text = serde_json::to_string(&before).unwrap();
+        assert_eq!(serde_json::from_str::<Releases>(&text).unwrap(), before);
+    }
+
+    #[test]
+    fn mandatory_version_records_when_it_moved() {
+        let mut before = releases(&[("a", mandatory("1"))]);
+        before.get_mut("a").unwrap().mandatory.as_mut().unwrap().since = Some(7);
+        let since = |version: &str| {
+            let next = releases(&[("a", mandatory(version))]);
+            let decision = evaluate(Some(&before), next, &kymas(100, 0), policy(None));
+            decision.accepted["a"].target(VersionSource::Mandatory).unwrap().since
+        };
+        assert_eq!((since("1"), since("2")), (Some(7), Some(100)));
     }
 
     #[test]

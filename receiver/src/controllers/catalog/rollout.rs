@@ -1,4 +1,5 @@
-//! Roll-out of a moved channel: each Kyma that follows it gets the new version after a stable, jittered delay. Pure.
+//! Roll-out of a moved channel, or of a mandatory version: each Kyma that follows it gets the new version after a stable,
+//! jittered delay. Pure.
 
 use std::time::Duration;
 
@@ -6,6 +7,25 @@ use aws_lc_rs::digest;
 use jiff::Timestamp;
 
 use super::removal_guard::ChannelTarget;
+
+/// Field of a release meta that points to a version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VersionSource<'a> {
+    /// Channel of this name.
+    Channel(&'a str),
+    /// Version of a mandatory module.
+    Mandatory,
+}
+
+impl VersionSource<'_> {
+    /// Name of the channel, or of the field.
+    pub(super) const fn as_str(&self) -> &str {
+        match self {
+            Self::Channel(channel) => channel,
+            Self::Mandatory => "mandatory",
+        }
+    }
+}
 
 /// Slot of one Kyma in a roll-out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +41,7 @@ pub(crate) enum RolloutSlot {
 
 impl RolloutSlot {
     /// Computes the slot of a Kyma (its uid) for a module and the version that the release meta points to; `accepted`
-    /// is the channel's accepted target.
+    /// is the accepted target of the channel or mandatory version.
     pub(super) fn of(
         (kyma_uid, module, version): (&str, &str, &str),
         accepted: Option<&ChannelTarget>,

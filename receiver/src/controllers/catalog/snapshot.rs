@@ -81,6 +81,12 @@ pub enum OmissionReason {
         /// Version without a template.
         version: String,
     },
+    /// The version of a mandatory module has no template; runtimes keep the installed version.
+    #[error("runtimes keep the installed version: there is no template of the mandatory version {version}")]
+    UnknownMandatoryVersion {
+        /// Version without a template.
+        version: String,
+    },
     /// The object cannot be written to a runtime, with the reason; see [`desired::UnfitObjectError`].
     #[error("it is left out: {0}")]
     Unfit(String),
@@ -91,7 +97,10 @@ impl OmissionReason {
     const fn omits_object(&self) -> bool {
         match self {
             Self::Name { .. } | Self::Nameless | Self::Unfit(_) => true,
-            Self::Selector(_) | Self::NotRestricted | Self::UnknownVersion { .. } => false,
+            Self::Selector(_)
+            | Self::NotRestricted
+            | Self::UnknownVersion { .. }
+            | Self::UnknownMandatoryVersion { .. } => false,
         }
     }
 }
@@ -154,6 +163,12 @@ impl Snapshot {
     #[must_use]
     pub fn release_meta(&self, module: &str) -> Option<(&Arc<ModuleReleaseMeta>, &Admission)> {
         self.metas.get(module).map(|meta| (&meta.object, &meta.admission))
+    }
+
+    /// Modules with a valid release meta that makes them mandatory, including those being deleted.
+    pub fn mandatory(&self) -> impl Iterator<Item = (&str, &Arc<ModuleReleaseMeta>)> {
+        let mandatory = self.metas.iter().filter(|(_, meta)| meta.object.spec.mandatory.is_some());
+        mandatory.map(|(module, meta)| (module.as_str(), &meta.object))
     }
 
     /// Valid template by name.
@@ -305,6 +320,10 @@ fn accept_release_meta(
             omit(OmissionReason::UnknownVersion { channel: entry.channel.clone(), version: entry.version.clone() });
         }
     }
+    let mandatory = object.spec.mandatory.iter().map(|mandatory| &mandatory.version);
+    for version in mandatory.filter(|version| !templates.contains_key(&template_name(&name, version))) {
+        omit(OmissionReason::UnknownMandatoryVersion { version: version.clone() });
+    }
     Some(Meta { object, admission, body })
 }
 
@@ -385,6 +404,7 @@ mod tests {
                     {"channel": "regular", "version": "1.0.0"}, {"channel": "fast", "version": "1.1.0"}]}),
                 ),
                 meta("b", json!({"moduleName": "c", "channels": []})),
+                meta("m", json!({"moduleName": "m", "mandatory": {"version": "1.0.0"}})),
                 meta("n", json!({"moduleName": "n", "channels": [], "kymaSelector": {}})),
                 meta("s", bad),
             ],
@@ -398,6 +418,7 @@ mod tests {
             ("moduletemplates/wrong", "name"),
             ("modulereleasemetas/a", "unknown-version"),
             ("modulereleasemetas/b", "name"),
+            ("modulereleasemetas/m", "unknown-mandatory-version"),
             ("modulereleasemetas/n", "not-restricted"),
             ("modulereleasemetas/s", "selector"),
         ];

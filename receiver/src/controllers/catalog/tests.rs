@@ -516,7 +516,8 @@ async fn change_affects_only_classes_that_see_it() {
 #[test]
 fn slot_of_a_new_channel_is_undecided_until_the_refresh() {
     let mut fixture = Fixture::new();
-    let slot = |fixture: &Fixture| fixture.catalog.rollout_slot("uid", "alpha", "rapid", "2.0.0");
+    let slot =
+        |fixture: &Fixture| fixture.catalog.rollout_slot("uid", "alpha", VersionSource::Channel("rapid"), "2.0.0");
     assert_eq!(slot(&fixture), RolloutSlot::Now, "the channel does not exist");
     fixture.catalog.mark_undecided("omega");
     assert_eq!(slot(&fixture), RolloutSlot::Now, "another module changed");
@@ -535,7 +536,8 @@ fn each_follower_of_a_moved_channel_has_its_own_delay() {
     let window = fixture.catalog.flags().module_upgrade_rollout_max_delay;
     // The second channel has no template yet.
     for channel in ["regular", "nowhere"] {
-        let [one, other] = ["uid", "other"].map(|uid| fixture.catalog.rollout_delay(uid, "alpha", channel));
+        let [one, other] =
+            ["uid", "other"].map(|uid| fixture.catalog.rollout_delay(uid, "alpha", VersionSource::Channel(channel)));
         assert!(one != other && one.max(other) < window, "{one:?} {other:?}");
     }
 }

@@ -12,7 +12,7 @@ use tidewatch_shared::{
 use crate::{
     base::{key::KymaKey, plans::Plans, stores::Stores},
     controllers::{
-        catalog::{Catalog, RolloutSlot, removal_guard::ChannelTarget},
+        catalog::{Catalog, RolloutSlot, VersionSource, removal_guard::ChannelTarget},
         kyma::Inputs,
     },
     fleet::{
@@ -58,11 +58,12 @@ fn rollout_delay(catalog: &Catalog, kyma: &Kyma) -> Option<Duration> {
     let uid = kyma.uid().unwrap_or_default();
     let rest = |module: &ModuleStatus| {
         let channel = module.channel.as_deref()?;
-        let ChannelTarget { version, since, .. } = catalog.channel_target(&module.name, channel)?;
+        let source = VersionSource::Channel(channel);
+        let ChannelTarget { version, since, .. } = catalog.target(&module.name, source)?;
         if module.version.as_ref() == Some(&version) || since.is_none() {
             return None;
         }
-        match catalog.rollout_slot(&uid, &module.name, channel, &version) {
+        match catalog.rollout_slot(&uid, &module.name, source, &version) {
             RolloutSlot::Now => Some(Duration::ZERO),
             RolloutSlot::After(rest) => Some(rest),
             RolloutSlot::Undecided => None,

@@ -17,7 +17,7 @@ use super::validate::{Follow, InvalidModuleError, WantedModule};
 use crate::{
     base::labels::is_true,
     controllers::catalog::{
-        RolloutSlot,
+        RolloutSlot, VersionSource,
         desired::Kind,
         snapshot::{OmissionReason, Snapshot},
         visibility::{Admission, HidingRule, template_name},
@@ -131,8 +131,8 @@ pub(crate) struct Sources<'a> {
     pub(crate) catalog: &'a Snapshot,
     /// Returns true if the removal of a module waits for a confirmation.
     pub(crate) held: &'a (dyn Fn(&str) -> bool + Sync),
-    /// Returns the Kyma's rollout slot for a module, channel and version.
-    pub(crate) turn: &'a (dyn Fn(&str, &str, &str) -> RolloutSlot + Sync),
+    /// Returns the Kyma's rollout slot for a module, the source of its version, and that version.
+    pub(crate) turn: &'a (dyn Fn(&str, VersionSource<'_>, &str) -> RolloutSlot + Sync),
 }
 
 /// The installed version that stays because the rollout slot for the channel's new version has not come, with the time
@@ -148,7 +148,7 @@ pub(crate) fn not_yet(
     if installed.channel != *channel || installed.version == target {
         return None;
     }
-    let turn = (sources.turn)(&module.name, channel, &target);
+    let turn = (sources.turn)(&module.name, VersionSource::Channel(channel), &target);
     if turn == RolloutSlot::Now {
         return None;
     }
@@ -475,8 +475,9 @@ mod tests {
         let at = |follows: Follow, (channel, version): (&str, &str), turn: RolloutSlot, beta: &'static str| {
             let (labels, meta) = (BTreeMap::new(), Arc::new(meta(regular())));
             let catalog = Snapshot::new(templates(beta), [meta], &BTreeSet::new(), BTreeSet::new());
-            let asked = |module: &str, channel: &str, version: &str| {
-                assert_eq!((module, channel, version), ("template-operator", "regular", "1.2.3"));
+            let asked = |module: &str, source: VersionSource<'_>, version: &str| {
+                let expected = ("template-operator", VersionSource::Channel("regular"), "1.2.3");
+                assert_eq!((module, source, version), expected);
                 turn
             };
             let sources = Sources {
