@@ -6,6 +6,7 @@ pub mod event_path;
 pub mod forward;
 pub mod installer;
 pub mod kyma;
+pub mod mandatory;
 pub mod manifest;
 pub(crate) mod pending_removal;
 pub mod pull_secret;

@@ -25,7 +25,7 @@ const LAYERS: &[&[&str]] = &[
     &["controllers::ca_rotation", "controllers::installer"],
     &["controllers::status"],
     &["controllers::catalog"],
-    &["controllers::manifest"],
+    &["controllers::mandatory", "controllers::manifest"],
     &["controllers::kyma"],
     &["controllers::event_path"],
     &["config", "rights"],

@@ -21,7 +21,9 @@ pub fn rules() -> Vec<PolicyRule> {
         // Writes finalizer, labels and annotations.
         rule(GROUP, &["kymas"], &[], &["get", "list", "watch", "patch"]),
         rule(GROUP, &["kymas/status", "manifests/status", "watchers/status"], &[], &["patch"]),
-        rule(GROUP, &["moduletemplates", "modulereleasemetas"], &[], LIST_WATCH),
+        rule(GROUP, &["moduletemplates"], &[], LIST_WATCH),
+        // Sets and removes the finalizer of mandatory modules.
+        rule(GROUP, &["modulereleasemetas"], &[], &["list", "watch", "patch"]),
         // Removes the incumbent's finalizer from deleted Watchers.
         rule(GROUP, &["watchers"], &[], &["list", "watch", "patch"]),
         rule(

@@ -158,6 +158,8 @@ pub mod finalizer {
     pub const KYMA: &str = "operator.kyma-project.io/Kyma";
     /// On a Watcher.
     pub const WATCHER: &str = "operator.kyma-project.io/watcher";
+    /// On the ModuleReleaseMeta of a mandatory module, until the module is gone from all runtimes.
+    pub const MANDATORY_MODULE: &str = "operator.kyma-project.io/mandatory-module";
     /// On a Manifest: while objects of the module may exist, while they carry our label, and while a default module CR
     /// is managed.
     pub const MANIFEST: [&str; 3] =

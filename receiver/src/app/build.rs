@@ -30,6 +30,7 @@ use crate::{
             upgrade::{self, UpgradeTask},
         },
         kyma::{self, ComponentLayers, ModulePullSecret},
+        mandatory::{self, MandatoryModules},
         manifest::{self, ModuleLayers, module_watches},
         pull_secret::{PullSecretWatch, Purpose},
         watcher,
@@ -129,6 +130,15 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     tasks.push(access.run().boxed());
     tasks.push(event_path.run(synced.clone()).boxed());
     tasks.push(rotation.run(synced.clone()).boxed());
+    let finalizers = mandatory::Finalizers::new(
+        client.clone(),
+        &config.namespace,
+        stores.clone(),
+        components.catalog.clone(),
+        recorder.clone(),
+        components.mandatory.clone(),
+    );
+    tasks.push(finalizers.run(synced.clone()).boxed());
     tasks.push(recorder.run(client.clone()).boxed());
     tasks.push(manifest_queue.clone().observe_ages().boxed());
     tasks.push(module_reports::run(fleet, manifest_queue, stores.manifests, manifest_memories).boxed());
@@ -206,6 +216,7 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
         manifest_memories,
         kinds: KindCache::default(),
         manifest_writes: kyma::PendingWrites::default(),
+        mandatory: MandatoryModules::default(),
         recorder: EventRecorder::new(counters.recorder.clone()),
     })
 }

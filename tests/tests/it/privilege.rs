@@ -110,7 +110,10 @@ const RECEIVER_RIGHTS: [(Right<'static>, &str); 18] = [
         "create, delete: covered below; patch: every apply; update: removes what others add to a spec, in no test of landscapes",
     ),
     ((GROUP, "manifests/status", "", "patch"), "state and inventory of a module (modules)"),
-    ((GROUP, "modulereleasemetas", "", "list watch"), "a cache"),
+    (
+        (GROUP, "modulereleasemetas", "", "list patch watch"),
+        "a cache; patch: finalizer of a mandatory module (modules::mandatory)",
+    ),
     ((GROUP, "moduletemplates", "", "list watch"), "a cache"),
     ((GROUP, "watchers", "", "list patch watch"), "patch: covered below"),
     ((GROUP, "watchers/status", "", "patch"), "state of a Watcher (watches)"),

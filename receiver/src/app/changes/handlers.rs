@@ -25,6 +25,7 @@ use crate::{
     controllers::{
         catalog::{Catalog, CatalogUpdate, VersionSource},
         kyma::PendingWrites,
+        mandatory::MandatoryModules,
         manifest::Memories,
     },
     fleet::{
@@ -67,6 +68,8 @@ pub struct Components {
     pub(crate) kinds: KindCache,
     /// Writes of Manifests that the watch has not reported yet.
     pub manifest_writes: PendingWrites,
+    /// Wakes the task of the finalizers of mandatory modules.
+    pub mandatory: MandatoryModules,
     /// Recorder of Kubernetes Events about Kymas, Watchers and the catalog.
     pub recorder: EventRecorder,
 }
@@ -195,6 +198,7 @@ impl EventHandlers {
         let (components, debouncer) = (self.components.clone(), self.debouncer.clone());
         let mut fingerprints = Fingerprints::new();
         move |change| {
+            components.mandatory.notify_changed();
             let of = |meta: &ModuleReleaseMeta| ReleaseFingerprint::of(meta, components.catalog.restricted_modules());
             let Some((meta, old)) = fingerprints.observe(&change, of) else { return };
             let now = of(meta);
@@ -206,8 +210,17 @@ impl EventHandlers {
 
     pub(super) fn manifests(&self) -> impl FnMut(Change<'_, Manifest>) + Send + 'static + use<> {
         let (placer, components) = (self.placer.clone(), self.components.clone());
+        let mandatory = components.mandatory.clone();
         let Components { stores, fleet, manifest_queue, manifest_memories, manifest_writes, .. } = components;
-        manifests::handler(stores.manifests, fleet, manifest_queue, manifest_memories, manifest_writes, placer)
+        let mut handler =
+            manifests::handler(stores.manifests, fleet, manifest_queue, manifest_memories, manifest_writes, placer);
+        move |change| {
+            let is_gone = matches!(change, Change::Deleted(_));
+            handler(change);
+            if is_gone {
+                mandatory.notify_changed();
+            }
+        }
     }
 
     pub(super) fn secrets(&self) -> impl FnMut(Change<'_, Secret>) + Send + 'static + use<> {
@@ -264,6 +277,7 @@ impl Components {
     /// `namespace` is that of the catalog in KCP.
     pub(super) fn apply_catalog_update(&self, namespace: &str, update: &CatalogUpdate, mut affected: Affected) {
         let per_second = self.catalog.flags().catalog_sync_rate;
+        self.mandatory.notify_changed();
         self.recorder.publish(update.events(namespace));
         let kymas = self.stores.kymas.state();
         let viewers = kymas.iter().filter(|kyma| update.affects(kyma.labels()));

@@ -1,0 +1,198 @@
+//! Finalizer of the release metas of mandatory modules: it is set before the first runtime gets the module, and removed
+//! after the module is gone from every runtime. The Kyma reconcile installs and removes the module.
+
+mod action;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ListParams, Patch, PatchParams},
+};
+use serde_json::json;
+use tidewatch_shared::{
+    api::{Manifest, ModuleReleaseMeta},
+    names::{field_manager, finalizer, label},
+};
+use tokio::{
+    sync::Notify,
+    time::{self, Instant},
+};
+use tokio_util::sync::CancellationToken;
+
+use self::action::{Action, Use, action, is_wanted};
+use super::catalog::Catalog;
+use crate::{
+    base::{labels::is_true, stores::Stores},
+    kube::{
+        recorder::{EventRecorder, PendingEvent, Regarding},
+        runtime_access::describe,
+    },
+};
+
+/// Delay from the first change until all changes received so far are acted on together.
+const DEBOUNCE: Duration = Duration::from_millis(300);
+/// Delay of the next attempt after a failed request, or while KCP has a Manifest that the cache lacks.
+const RETRY: Duration = Duration::from_secs(15);
+
+/// Reports changes to the task of the finalizers. Clones share one state.
+#[derive(Clone, Default)]
+pub struct MandatoryModules(Arc<Notify>);
+
+impl MandatoryModules {
+    /// Reports that a release meta changed, that a Manifest was deleted, or that the removal guard has decided.
+    pub(crate) fn notify_changed(&self) {
+        self.0.notify_one();
+    }
+}
+
+/// Task of the finalizers.
+pub struct Finalizers {
+    client: Client,
+    namespace: String,
+    stores: Stores,
+    catalog: Catalog,
+    recorder: EventRecorder,
+    changes: MandatoryModules,
+    /// By the uid of the release meta; bounded by the release metas.
+    removals: HashMap<String, Removal>,
+}
+
+/// Removal of a module from all runtimes.
+#[derive(Clone, Copy)]
+struct Removal {
+    observed: Instant,
+    /// An Event has reported it.
+    is_reported: bool,
+}
+
+impl Finalizers {
+    /// `client` and `namespace` are those of KCP.
+    #[must_use]
+    pub fn new(
+        client: Client,
+        namespace: &str,
+        stores: Stores,
+        catalog: Catalog,
+        recorder: EventRecorder,
+        changes: MandatoryModules,
+    ) -> Self {
+        let namespace = namespace.to_owned();
+        Self { client, namespace, stores, catalog, recorder, changes, removals: HashMap::new() }
+    }
+
+    /// Runs forever, once all caches are synced: a Manifest missing from the cache would look removed.
+    pub async fn run(mut self, synced: CancellationToken) -> &'static str {
+        synced.cancelled().await;
+        let changes = self.changes.0.clone();
+        loop {
+            let again = self.reconcile().await;
+            let changed = async {
+                changes.notified().await;
+                time::sleep(DEBOUNCE).await;
+            };
+            match again {
+                // A change or the delay, whichever comes first.
+                Some(delay) => drop(time::timeout(delay, changed).await),
+                None => changed.await,
+            }
+        }
+    }
+
+    /// Reconciles the finalizers of all release metas. Returns the delay until the next reconcile without a change.
+    async fn reconcile(&mut self) -> Option<Duration> {
+        let metas = self.stores.release_metas.state();
+        let is_leaving = |uid: &String| metas.iter().any(|meta| meta.uid().as_ref() == Some(uid) && !is_wanted(meta));
+        self.removals.retain(|uid, _| is_leaving(uid));
+        let mut again: Option<Duration> = None;
+        for meta in &metas {
+            let delay = self.reconcile_one(meta).await;
+            again = again.into_iter().chain(delay).min();
+        }
+        again
+    }
+
+    async fn reconcile_one(&mut self, meta: &ModuleReleaseMeta) -> Option<Duration> {
+        let action = action(meta, self.use_of(meta));
+        let mut finalizers = meta.finalizers().to_vec();
+        match action {
+            Action::None => return None,
+            Action::Wait(rest) => return Some(rest),
+            Action::Add => finalizers.push(finalizer::MANDATORY_MODULE.to_owned()),
+            Action::Remove => finalizers.retain(|name| name != finalizer::MANDATORY_MODULE),
+        }
+        let result = if action == Action::Remove
+            && self.has_manifest(meta).await.unwrap_or_else(|error| {
+                self.failed(meta, "list the Manifests of the module", &error);
+                true
+            }) {
+            return Some(RETRY);
+        } else {
+            self.patch(meta, finalizers).await
+        };
+        match result {
+            Ok(()) => None,
+            Err(error) => {
+                self.failed(meta, "set or remove the finalizer of the ModuleReleaseMeta", &error);
+                Some(RETRY)
+            }
+        }
+    }
+
+    /// Use of the module of a release meta. Reports the begin of a removal once.
+    fn use_of(&mut self, meta: &ModuleReleaseMeta) -> Use {
+        let (module, is_held) = (meta.name_any(), self.catalog.is_held(&meta.name_any()));
+        if is_wanted(meta) || !action::is_protected(meta) {
+            return Use { has_manifests: true, is_held, leaving_for: Duration::ZERO };
+        }
+        let manifests = self.stores.manifests.of_module(&module);
+        let manifests = manifests.iter().filter(|manifest| is_of(meta, manifest.as_ref())).count();
+        let started = Removal { observed: Instant::now(), is_reported: false };
+        let removal = self.removals.entry(meta.uid().unwrap_or_default()).or_insert(started);
+        let leaving_for = removal.observed.elapsed();
+        if manifests > 0 && !is_held && !removal.is_reported {
+            removal.is_reported = true;
+            tracing::info!(module, manifests, "Mandatory module is being removed from the runtimes");
+            let note = format!("the module is being removed from {manifests} runtimes; the finalizer stays until then");
+            self.publish(meta, "MandatoryModuleRemoval", false, note);
+        }
+        Use { has_manifests: manifests > 0, is_held, leaving_for }
+    }
+
+    /// Returns true if KCP has a Manifest that holds the finalizer, by a quorum read.
+    async fn has_manifest(&self, meta: &ModuleReleaseMeta) -> kube::Result<bool> {
+        let api = Api::<Manifest>::namespaced(self.client.clone(), &self.namespace);
+        let of_module = ListParams::default().labels(&format!("{}={}", label::MODULE_NAME, meta.name_any()));
+        Ok(api.list_metadata(&of_module).await?.items.iter().any(|manifest| is_of(meta, manifest)))
+    }
+
+    /// Replaces the finalizers; fails with a conflict if the release meta was written since the cache received it.
+    async fn patch(&self, meta: &ModuleReleaseMeta, finalizers: Vec<String>) -> kube::Result<()> {
+        let api = Api::<ModuleReleaseMeta>::namespaced(self.client.clone(), &self.namespace);
+        let metadata = json!({"resourceVersion": meta.resource_version(), "finalizers": finalizers});
+        let params = PatchParams::apply(field_manager::LIFECYCLE_OPERATOR);
+        api.patch_metadata(&meta.name_any(), &params, &Patch::Merge(json!({"metadata": metadata}))).await.map(drop)
+    }
+
+    fn failed(&self, meta: &ModuleReleaseMeta, doing: &str, error: &kube::Error) {
+        let cause = describe(error);
+        tracing::warn!(module = meta.name_any(), doing, cause, "Finalizer of a mandatory module is not as desired");
+        // The incumbent's reason.
+        let reason = "SettingMandatoryModuleTemplateFinalizerError";
+        self.publish(meta, reason, true, format!("failed to {doing}: {cause}"));
+    }
+
+    fn publish(&self, meta: &ModuleReleaseMeta, reason: &'static str, warning: bool, note: String) {
+        let (namespace, name, uid) = (self.namespace.clone(), meta.name_any(), meta.uid().unwrap_or_default());
+        let regarding = Regarding { kind: "ModuleReleaseMeta", namespace, name, uid };
+        self.recorder.publish(vec![PendingEvent { regarding, warning, reason, note }]);
+    }
+}
+
+/// Returns true if a Manifest of the module holds the finalizer: every one of a mandatory module. One that is optional by
+/// now may also have Manifests of users who select it.
+fn is_of(meta: &ModuleReleaseMeta, manifest: &impl kube::ResourceExt) -> bool {
+    meta.spec.mandatory.is_some() || is_true(Some(manifest.labels()), label::MANDATORY_MODULE)
+}
