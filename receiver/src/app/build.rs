@@ -95,7 +95,7 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     let client =
         crate::kube::client::client(&client, &process.fence).context("build the client of the control plane")?;
     let (stores, writers) = changes::stores();
-    let counters = Counters::register_all(&mut metrics, lease, pki, stores.kymas.clone());
+    let counters = Counters::register_all(&mut metrics, lease, pki, stores.clone());
     let installs = config.installer.settings(&config.trust_domain);
     let components = components(process, stores, installs.is_some(), &counters)?;
     let synced = CancellationToken::new();

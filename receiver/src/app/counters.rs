@@ -1,12 +1,12 @@
 //! Registration of all metrics of the active receiver, in one place, so that the reference in the docs describes those
 //! that run.
 
-use kube::runtime::reflector::Store;
 use prometheus_client::metrics::gauge::Gauge;
-use tidewatch_shared::{api::Kyma, metric_set, metrics::MetricDescription};
+use tidewatch_shared::{metric_set, metrics::MetricDescription};
 
 use crate::{
     app::{changes, open_files},
+    base::stores::Stores,
     controllers::{catalog, event_path, installer, kyma, manifest},
     fleet::{self, manifests, table},
     ingress::{
@@ -58,7 +58,7 @@ impl Counters {
         metrics: &mut Metrics,
         lease: &leader::Metrics,
         pki: &pki::Metrics,
-        kymas: Store<Kyma>,
+        stores: Stores,
     ) -> Self {
         let registry = metrics.tidewatch();
         lease.register_in(registry);
@@ -71,7 +71,7 @@ impl Counters {
         counters.gateway.register_in(registry.sub_registry_with_prefix("gateway"));
         counters.enrolment_port.register_in(registry.sub_registry_with_prefix("enrolment"));
         let incumbent = metrics.incumbent();
-        recorder::register_states(incumbent, kymas);
+        recorder::register_states(incumbent, stores);
         pki.incumbent.register_in(incumbent);
         counters.incumbent.register_in(incumbent);
         counters.kyma.requeues.register_in(incumbent);
@@ -85,6 +85,6 @@ impl Counters {
 #[must_use]
 pub fn described() -> Vec<MetricDescription> {
     let (mut metrics, (stores, _)) = (Metrics::new(), changes::stores());
-    Counters::register_all(&mut metrics, &leader::Metrics::default(), &pki::Metrics::default(), stores.kymas);
+    Counters::register_all(&mut metrics, &leader::Metrics::default(), &pki::Metrics::default(), stores);
     metrics.described()
 }

@@ -11,7 +11,7 @@ use kube::{
 };
 use tidewatch_shared::{api::Manifest, names::label};
 
-use super::key::KymaKey;
+use super::{key::KymaKey, labels::is_true};
 
 /// Cache and index. Clones share them. The watch updates the cache first and the index directly afterwards; a read
 /// verifies each object that the index names, so an index that is behind yields no Manifest of another Kyma.
@@ -75,6 +75,12 @@ impl Manifests {
     pub fn of_module(&self, module: &str) -> Vec<Arc<Manifest>> {
         let of_module = |manifest: &Manifest| manifest.labels().get(label::MODULE_NAME).is_some_and(|of| of == module);
         self.cache.state_filter(of_module)
+    }
+
+    /// Returns the Manifests with this label set to `true`. Scans the cache, so only for metrics.
+    #[must_use]
+    pub fn with_label(&self, key: &str) -> Vec<Arc<Manifest>> {
+        self.cache.state_filter(|manifest| is_true(Some(manifest.labels()), key))
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Index> {

@@ -3,30 +3,37 @@
 
 use std::fmt;
 
-use kube::{ResourceExt, runtime::reflector::Store};
+use kube::ResourceExt;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder},
     metrics::{MetricType, gauge::ConstGauge},
 };
 use tidewatch_shared::{
-    api::{Kyma, State},
+    api::{Kyma, Manifest, State},
     metrics::{MetricDescription, Registry},
     names::{annotation, label},
     variant::VariantName as _,
 };
 
+use crate::base::stores::Stores;
+
 const KYMAS: &str = "lifecycle_mgr_kyma_state";
 const KYMAS_HELP: &str = "State of each Kyma: 1 for its current state, 0 for the others";
 const MODULES: &str = "lifecycle_mgr_module_state";
 const MODULES_HELP: &str = "State of each module of each Kyma: 1 for its current state, 0 for the others";
+const MANDATORY: &str = "lifecycle_mgr_mandatory_modules";
+const MANDATORY_HELP: &str = "Number of mandatory modules, without those whose release meta is being deleted";
+const MANDATORY_STATE: &str = "lifecycle_mgr_mandatory_module_state";
+const MANDATORY_STATE_HELP: &str =
+    "State of each mandatory module in each runtime: 1 for its current state, 0 for the others";
 
-/// States of modules. Kymas have all but the last, `Unmanaged`.
+/// States of modules. Kymas and mandatory modules have all but the last, `Unmanaged`.
 const STATES: [State; 6] =
     [State::Ready, State::Processing, State::Error, State::Deleting, State::Warning, State::Unmanaged];
 
 /// Registers the gauges in a registry without a prefix.
-pub fn register(registry: &mut Registry, kymas: Store<Kyma>) {
+pub fn register(registry: &mut Registry, stores: Stores) {
     let gauge = |name: &str, labels: &[&str], help: &str| MetricDescription {
         name: name.to_owned(),
         kind: "gauge",
@@ -36,8 +43,10 @@ pub fn register(registry: &mut Registry, kymas: Store<Kyma>) {
     let described = vec![
         gauge(KYMAS, &["kyma_name", "state", "shoot", "instance_id"], KYMAS_HELP),
         gauge(MODULES, &["module_name", "kyma_name", "state", "shoot", "instance_id"], MODULES_HELP),
+        gauge(MANDATORY, &[], MANDATORY_HELP),
+        gauge(MANDATORY_STATE, &["kyma_name", "module_name", "state"], MANDATORY_STATE_HELP),
     ];
-    registry.collect(described, Box::new(StateCollector(kymas)));
+    registry.collect(described, Box::new(StateCollector(stores)));
 }
 
 /// Shoot and instance of a Kyma; `None` if it lacks either, as in the incumbent, which has no metrics of such a Kyma.
@@ -48,12 +57,17 @@ pub(super) fn labels(kyma: &Kyma) -> Option<(&str, &str)> {
     (domain.contains('.') && !shoot.is_empty()).then_some((shoot, instance))
 }
 
-#[derive(Debug)]
-struct StateCollector(Store<Kyma>);
+struct StateCollector(Stores);
+
+impl fmt::Debug for StateCollector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StateCollector").finish_non_exhaustive()
+    }
+}
 
 impl Collector for StateCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let kymas = self.0.state();
+        let kymas = self.0.kymas.state();
         let labelled = || kymas.iter().filter_map(|kyma| Some((kyma.name_any(), labels(kyma)?, kyma.status.as_ref()?)));
         let mut gauge = encoder.encode_descriptor(KYMAS, KYMAS_HELP, None, MetricType::Gauge)?;
         for (name, (shoot, instance), status) in labelled() {
@@ -70,8 +84,31 @@ impl Collector for StateCollector {
                 encode_states(&mut gauge, &STATES, module.state, of)?;
             }
         }
+        self.encode_mandatory(&mut encoder)
+    }
+}
+
+impl StateCollector {
+    fn encode_mandatory(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let metas = self.0.release_metas.state();
+        let mandatory =
+            metas.iter().filter(|meta| meta.spec.mandatory.is_some() && meta.metadata.deletion_timestamp.is_none());
+        let count = i64::try_from(mandatory.count()).unwrap_or(i64::MAX);
+        let gauge = encoder.encode_descriptor(MANDATORY, MANDATORY_HELP, None, MetricType::Gauge)?;
+        ConstGauge::new(count).encode(gauge)?;
+        let mut gauge = encoder.encode_descriptor(MANDATORY_STATE, MANDATORY_STATE_HELP, None, MetricType::Gauge)?;
+        for manifest in self.0.manifests.with_label(label::MANDATORY_MODULE) {
+            let of = |key| manifest.labels().get(key).map(String::as_str);
+            let (Some(kyma), Some(module)) = (of(label::KYMA_NAME), of(label::MODULE_NAME)) else { continue };
+            let labels = |state| [("kyma_name", kyma), ("module_name", module), ("state", state)];
+            encode_states(&mut gauge, &STATES[..5], state_of(&manifest), labels)?;
+        }
         Ok(())
     }
+}
+
+fn state_of(manifest: &Manifest) -> State {
+    manifest.status.as_ref().map(|status| status.state).unwrap_or_default()
 }
 
 /// Encodes one sample per state, and none for an object without a state.

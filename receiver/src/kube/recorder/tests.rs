@@ -5,12 +5,20 @@ use std::time::Duration;
 use http_body_util::BodyExt as _;
 use kube::{
     client::Body,
-    runtime::{reflector::store::Writer, watcher::Event},
+    runtime::{
+        reflector::{self, store::Writer},
+        watcher::Event,
+    },
 };
 use serde_json::{Value, json};
-use tidewatch_shared::metrics::Registry;
+use tidewatch_shared::{
+    api::{Manifest, ModuleReleaseMeta},
+    metrics::Registry,
+    names::label,
+};
 
 use super::{event_queue::DropReason, *};
+use crate::base::stores::Stores;
 
 const KEY: (&str, &str) = ("kcp-system", "k");
 
@@ -275,7 +283,7 @@ async fn event_is_created_counted_and_recreated_after_its_deletion() {
 #[test]
 fn states_match_the_incumbents_metrics_and_vanish_with_the_kyma() {
     let (mut registry, mut writer) = (Registry::default(), Writer::<Kyma>::default());
-    register_states(&mut registry, writer.as_reader());
+    register_states(&mut registry, Stores { kymas: writer.as_reader(), ..stores() });
     let labelled = kyma(json!({"state": "Warning", "modules": [module("keda", "Unmanaged", None)]}));
     let mut unlabelled = labelled.clone();
     unlabelled.metadata.name = Some("unlabelled".into());
@@ -284,7 +292,7 @@ fn states_match_the_incumbents_metrics_and_vanish_with_the_kyma() {
     writer.apply_watcher_event(&Event::Apply(unlabelled));
     let page = registry.encode().unwrap();
     let samples: Vec<_> = page.lines().filter(|line| !line.starts_with('#')).collect();
-    assert_eq!(samples.len(), 5 + 6, "{page}");
+    assert_eq!(samples.len(), 5 + 6 + 1, "{page}");
     for line in [
         r#"lifecycle_mgr_kyma_state{kyma_name="k",state="Warning",shoot="shoot-1",instance_id="i-1"} 1"#,
         r#"lifecycle_mgr_kyma_state{kyma_name="k",state="Ready",shoot="shoot-1",instance_id="i-1"} 0"#,
@@ -294,4 +302,72 @@ fn states_match_the_incumbents_metrics_and_vanish_with_the_kyma() {
     }
     writer.apply_watcher_event(&Event::Delete(labelled));
     assert!(!registry.encode().unwrap().contains("kyma_name"));
+}
+
+/// Empty caches.
+fn stores() -> Stores {
+    Stores {
+        kymas: reflector::store().0,
+        templates: reflector::store().0,
+        release_metas: reflector::store().0,
+        manifests: reflector::store().0.into(),
+        watchers: reflector::store().0,
+        secrets: reflector::store().0,
+    }
+}
+
+#[test]
+fn mandatory_modules_have_the_incumbents_metrics_and_they_vanish_with_their_objects() {
+    let (mut registry, mut metas, mut manifests) =
+        (Registry::default(), Writer::<ModuleReleaseMeta>::default(), Writer::<Manifest>::default());
+    let (release_metas, cache) = (metas.as_reader(), manifests.as_reader().into());
+    register_states(&mut registry, Stores { release_metas, manifests: cache, ..stores() });
+    let object = |kind: &str, name: &str, spec: Value| {
+        json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": kind,
+            "metadata": {"name": name, "namespace": "kcp-system"}, "spec": spec})
+    };
+    let meta = |name: &str, change: &dyn Fn(&mut Value)| -> ModuleReleaseMeta {
+        let spec = json!({"moduleName": name, "mandatory": {"version": "1.0.0"}});
+        let mut meta = object("ModuleReleaseMeta", name, spec);
+        change(&mut meta);
+        serde_json::from_value(meta).unwrap()
+    };
+    let manifest = |kyma: &str, state: &str, mandatory: &str| -> Manifest {
+        let spec = json!({"remote": true, "install": {"name": "raw-manifest", "source": {}}});
+        let mut manifest = object("Manifest", &format!("{kyma}-{mandatory}"), spec);
+        manifest["metadata"]["labels"] = json!({
+            label::KYMA_NAME: kyma, label::MODULE_NAME: "warden", label::MANDATORY_MODULE: mandatory
+        });
+        manifest["status"] = json!({"state": state});
+        serde_json::from_value(manifest).unwrap()
+    };
+    let deleting = meta("leaving", &|meta| meta["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
+    let optional = meta("keda", &|meta| meta["spec"] = json!({"moduleName": "keda", "channels": []}));
+    let warden = meta("warden", &|_| ());
+    for meta in [warden.clone(), deleting, optional] {
+        metas.apply_watcher_event(&Event::Apply(meta));
+    }
+    let ready = manifest("k", "Ready", "true");
+    for manifest in [ready.clone(), manifest("selected", "Ready", "false"), manifest("new", "", "true")] {
+        manifests.apply_watcher_event(&Event::Apply(manifest));
+    }
+    let page = registry.encode().unwrap();
+    let samples: Vec<_> = page.lines().filter(|line| line.contains("_mandatory_") && !line.starts_with('#')).collect();
+    let state = |state: &str, value: u8| {
+        format!(r#"lifecycle_mgr_mandatory_module_state{{kyma_name="k",module_name="warden",state="{state}"}} {value}"#)
+    };
+    let expected = [
+        "lifecycle_mgr_mandatory_modules 1".to_owned(),
+        state("Ready", 1),
+        state("Processing", 0),
+        state("Error", 0),
+        state("Deleting", 0),
+        state("Warning", 0),
+    ];
+    assert_eq!(samples, expected);
+    metas.apply_watcher_event(&Event::Delete(warden));
+    manifests.apply_watcher_event(&Event::Delete(ready));
+    let page = registry.encode().unwrap();
+    let samples: Vec<_> = page.lines().filter(|line| line.contains("_mandatory_") && !line.starts_with('#')).collect();
+    assert_eq!(samples, ["lifecycle_mgr_mandatory_modules 0"]);
 }
