@@ -132,10 +132,8 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     tasks.push(rotation.run(synced.clone()).boxed());
     let finalizers = mandatory::Finalizers::new(
         client.clone(),
-        &config.namespace,
         stores.clone(),
         components.catalog.clone(),
-        recorder.clone(),
         components.mandatory.clone(),
     );
     tasks.push(finalizers.run(synced.clone()).boxed());
@@ -201,6 +199,7 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
     let additional =
         move |key: &KymaKey| module_watches(manifests.of_kyma(key, None).iter().map(AsRef::as_ref), &memories);
     let plans = Plans::new(plan, Box::new(additional), watcher::extend);
+    let recorder = EventRecorder::new(counters.recorder.clone());
     Ok(changes::Components {
         stores,
         fleet,
@@ -216,8 +215,8 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
         manifest_memories,
         kinds: KindCache::default(),
         manifest_writes: kyma::PendingWrites::default(),
-        mandatory: MandatoryModules::default(),
-        recorder: EventRecorder::new(counters.recorder.clone()),
+        mandatory: MandatoryModules::new(&config.namespace, recorder.clone()),
+        recorder,
     })
 }
 
@@ -290,7 +289,8 @@ impl Builder<'_> {
         layers: Arc<ComponentLayers>,
         pull_secret: Option<ModulePullSecret>,
     ) -> kyma::Context {
-        let changes::Components { stores, access, catalog, plans, pause, takeover, .. } = self.components.clone();
+        let changes::Components { stores, access, catalog, plans, pause, takeover, mandatory, .. } =
+            self.components.clone();
         kyma::Context {
             kcp: self.client.clone(),
             stores,
@@ -299,6 +299,7 @@ impl Builder<'_> {
             layers: Box::new(move |key, found| layers.layer(key, &found.component, &found.version)),
             plans,
             installer,
+            mandatory,
             pull_secret,
             settings: kyma::Settings { pause, takeover, runtime_gone_after: self.process.config.runtime_gone_after },
             metrics: self.counters.kyma.clone(),

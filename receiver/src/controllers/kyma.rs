@@ -18,6 +18,7 @@ mod layer;
 mod leave;
 mod leaving;
 mod lookup;
+mod mandatory;
 mod metrics;
 mod module_status;
 mod modules;
@@ -30,11 +31,11 @@ mod tests;
 mod validate;
 mod verified_cache;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use kube::{Client, ResourceExt};
 use tidewatch_shared::{
-    api::{ConditionStatus, Kyma, KymaStatus},
+    api::{ConditionStatus, Kyma, KymaStatus, Manifest},
     identity::RuntimeId,
     names::label,
     plan::Work,
@@ -51,9 +52,11 @@ pub use pull_secret::ModulePullSecret;
 
 pub(crate) use inputs::{Inputs, is_own_annotation};
 pub(crate) use layer::LayerLookup;
+pub(crate) use mandatory::{due_after as mandatory_due_after, is_mandatory};
 
 use self::{
     lookup::{Resolved, Sources},
+    mandatory::Owned,
     modules::Decisions,
     selection::{Selections, Shown},
     validate::{Validated, WantedModule, validate},
@@ -70,8 +73,9 @@ use crate::{
         takeover::{self, Takeover},
     },
     controllers::{
-        catalog::{Catalog, CatalogReconcile},
+        catalog::{Catalog, CatalogReconcile, snapshot::Snapshot},
         installer::{Component, Installer, Readiness, Report, was_ready},
+        mandatory::MandatoryModules,
         pending_removal::RemovalBackoff,
         status::{Findings, ShownStatus, StatusWriter, update_runtime, write_runtime},
     },
@@ -112,6 +116,15 @@ type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), RuntimeAccessError>
 /// Returns the layer of a resolved module. The Kyma is reconciled again when a layer that is not ready changes.
 type Layers = Box<dyn Fn(&KymaKey, &Resolved) -> LayerLookup + Send + Sync>;
 
+/// Decides on modules, given the Kyma, the modules, their Manifests, the sources of a lookup, and the layers.
+type Decide = for<'w> fn(
+    &Kyma,
+    &'w [WantedModule],
+    &[Arc<Manifest>],
+    &Sources<'_>,
+    &dyn Fn(&Resolved) -> LayerLookup,
+) -> Decisions<'w>;
+
 /// The dependencies of a reconcile.
 pub struct Context {
     /// Client of KCP.
@@ -128,6 +141,8 @@ pub struct Context {
     pub(crate) plans: Plans,
     /// Installs the agent in runtime clusters, unless `None`.
     pub(crate) installer: Option<Installer>,
+    /// Faults of mandatory modules.
+    pub(crate) mandatory: MandatoryModules,
     /// Image pull secret of the modules, if there is one.
     pub(crate) pull_secret: Option<ModulePullSecret>,
     /// Settings of the reconcile.
@@ -423,41 +438,77 @@ impl Reconcile<'_> {
         Ok(())
     }
 
-    /// Applies the Manifests that the runtime cluster's Kyma selects.
+    /// Applies the Manifests of the mandatory modules, and those that the runtime cluster's Kyma selects.
     async fn modules(&mut self) -> Result<(), Error> {
         let Some((_, runtime)) = &self.runtime else { return Ok(()) };
-        let wanted = match validate(&runtime.spec) {
-            Ok(wanted) => wanted,
+        let selection = validate(&runtime.spec);
+        let (catalog, owned) = self.owned(selection.as_ref().ok()).await?;
+        self.mandatory_modules(&catalog, &owned.mandatory).await;
+        match selection {
+            Ok(wanted) => {
+                let decisions = self.decide(modules::decide, &wanted.modules, &owned.selected, &catalog);
+                self.apply(&wanted, decisions).await
+            }
             Err(invalid) => {
                 self.findings.failure = Some(invalid.to_string());
-                return Ok(());
+                Ok(())
             }
-        };
-        let decisions = self.decide(&wanted.modules).await?;
-        self.apply(&wanted, decisions).await
+        }
     }
 
-    /// Decides on the selected modules.
-    async fn decide<'w>(&self, wanted: &'w [WantedModule]) -> Result<Decisions<'w>, Error> {
+    /// Applies the Manifests of the mandatory modules. Their failure is in no status, and stops no other work.
+    async fn mandatory_modules(&mut self, catalog: &Snapshot, owned: &[Arc<Manifest>]) {
+        let Self { ctx, key, .. } = *self;
+        let wanted = mandatory::wanted(catalog, owned);
+        let decisions = self.decide(mandatory::decide, &wanted, owned, catalog);
+        self.wait_for(&decisions);
+        for (module, fault) in mandatory::faults(&decisions) {
+            ctx.mandatory.report(module, fault);
+        }
+        if let Err(error) = apply::apply(ctx, key, &self.kyma, decisions, &KymaStatus::default()).await {
+            self.failed(WorkSet::of(&[Work::Kyma]), log_failure(ctx, key, &error));
+        }
+    }
+
+    /// The Manifests of the Kyma, divided by the catalog at this moment.
+    async fn owned(&self, selection: Option<&Validated>) -> Result<(Arc<Snapshot>, Owned), Error> {
+        let Self { ctx, key, kyma, .. } = self;
+        let manifests = fetch::owned_manifests(ctx, key, kyma).await?;
+        let catalog = ctx.catalog.snapshot(&ctx.stores);
+        let owned = Owned::divide(manifests, &catalog, selection);
+        Ok((catalog, owned))
+    }
+
+    /// Decides on modules by one of the functions `decide`.
+    fn decide<'w>(
+        &self,
+        decide: Decide,
+        wanted: &'w [WantedModule],
+        owned: &[Arc<Manifest>],
+        catalog: &Snapshot,
+    ) -> Decisions<'w> {
         let Self { ctx, kyma, .. } = self;
-        let namespace = kyma.namespace().unwrap_or_default();
-        let (catalog, uid) = (ctx.catalog.snapshot(&ctx.stores), kyma.uid().unwrap_or_default());
+        let (namespace, uid) = (kyma.namespace().unwrap_or_default(), kyma.uid().unwrap_or_default());
         let sources = Sources {
             namespace: &namespace,
             kyma_labels: kyma.labels(),
-            catalog: &catalog,
+            catalog,
             held: &|module| ctx.catalog.is_held(module),
             turn: &|module, source, version| ctx.catalog.rollout_slot(&uid, module, source, version),
         };
-        let owned = fetch::owned_manifests(ctx, self.key, kyma).await?;
-        Ok(modules::decide(kyma, wanted, &owned, &sources, &|found| (ctx.layers)(self.key, found)))
+        decide(kyma, wanted, owned, &sources, &|found| (ctx.layers)(self.key, found))
+    }
+
+    /// Records the roll-outs and the registry's responses that modules wait for.
+    fn wait_for(&mut self, decisions: &Decisions<'_>) {
+        self.outcome.rollout_after = self.outcome.rollout_after.into_iter().chain(decisions.turn).min();
+        self.awaits_registry |= decisions.awaits_registry();
     }
 
     /// Applies the decisions, and records the resulting statuses of the modules.
     async fn apply(&mut self, wanted: &Validated, decisions: Decisions<'_>) -> Result<(), Error> {
+        self.wait_for(&decisions);
         let Self { ctx, kyma, .. } = self;
-        self.outcome.rollout_after = decisions.turn;
-        self.awaits_registry = decisions.awaits_registry();
         if decisions.is_pending() {
             // Parked until the descriptor is known or failed: the events that it would settle stay unsettled.
             self.outcome.ended = self.outcome.ended.minus(WorkSet::of(&[Work::Kyma]));

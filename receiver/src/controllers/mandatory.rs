@@ -5,7 +5,11 @@ mod action;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use kube::{
     Api, Client, ResourceExt as _,
@@ -32,30 +36,70 @@ use crate::{
     },
 };
 
+pub(crate) use action::is_installable;
+
 /// Delay from the first change until all changes received so far are acted on together.
 const DEBOUNCE: Duration = Duration::from_millis(300);
 /// Delay of the next attempt after a failed request, or while KCP has a Manifest that the cache lacks.
 const RETRY: Duration = Duration::from_secs(15);
 
-/// Reports changes to the task of the finalizers. Clones share one state.
-#[derive(Clone, Default)]
-pub struct MandatoryModules(Arc<Notify>);
+/// Wakes the task of the finalizers, and reports faults of mandatory modules, which are in no status. Clones share one
+/// state.
+#[derive(Clone)]
+pub struct MandatoryModules(Arc<Shared>);
+
+struct Shared {
+    namespace: String,
+    recorder: EventRecorder,
+    changed: Notify,
+    /// By module; bounded by the modules.
+    faults: Mutex<BTreeMap<String, String>>,
+}
 
 impl MandatoryModules {
+    /// `namespace` is that of the release metas in KCP.
+    #[must_use]
+    pub fn new(namespace: &str, recorder: EventRecorder) -> Self {
+        let (namespace, changed, faults) = (namespace.to_owned(), Notify::new(), Mutex::default());
+        Self(Arc::new(Shared { namespace, recorder, changed, faults }))
+    }
+
     /// Reports that a release meta changed, that a Manifest was deleted, or that the removal guard has decided.
     pub(crate) fn notify_changed(&self) {
-        self.0.notify_one();
+        self.0.changed.notify_one();
+    }
+
+    /// Reports that a module cannot be installed, with the fault, or that it can. Each change is logged and becomes an
+    /// Event of its release meta once, whichever runtime it was observed for.
+    pub(crate) fn report(&self, module: &str, fault: Option<String>) {
+        // Each change is a single insertion or removal.
+        let mut faults = self.0.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        if faults.get(module) == fault.as_ref() {
+            return;
+        }
+        match fault {
+            Some(fault) => {
+                tracing::warn!(module, fault, "Mandatory module cannot be installed");
+                let (kind, namespace) = ("ModuleReleaseMeta", self.0.namespace.clone());
+                let regarding = Regarding { kind, namespace, name: module.to_owned(), uid: String::new() };
+                let (reason, note) = ("MandatoryModuleFailed", fault.clone());
+                self.0.recorder.publish(vec![PendingEvent { regarding, warning: true, reason, note }]);
+                faults.insert(module.to_owned(), fault);
+            }
+            None => {
+                tracing::info!(module, "Mandatory module can be installed again");
+                faults.remove(module);
+            }
+        }
     }
 }
 
 /// Task of the finalizers.
 pub struct Finalizers {
     client: Client,
-    namespace: String,
     stores: Stores,
     catalog: Catalog,
-    recorder: EventRecorder,
-    changes: MandatoryModules,
+    modules: MandatoryModules,
     /// By the uid of the release meta; bounded by the release metas.
     removals: HashMap<String, Removal>,
 }
@@ -69,28 +113,20 @@ struct Removal {
 }
 
 impl Finalizers {
-    /// `client` and `namespace` are those of KCP.
+    /// `client` is that of KCP.
     #[must_use]
-    pub fn new(
-        client: Client,
-        namespace: &str,
-        stores: Stores,
-        catalog: Catalog,
-        recorder: EventRecorder,
-        changes: MandatoryModules,
-    ) -> Self {
-        let namespace = namespace.to_owned();
-        Self { client, namespace, stores, catalog, recorder, changes, removals: HashMap::new() }
+    pub fn new(client: Client, stores: Stores, catalog: Catalog, modules: MandatoryModules) -> Self {
+        Self { client, stores, catalog, modules, removals: HashMap::new() }
     }
 
     /// Runs forever, once all caches are synced: a Manifest missing from the cache would look removed.
     pub async fn run(mut self, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
-        let changes = self.changes.0.clone();
+        let modules = self.modules.0.clone();
         loop {
             let again = self.reconcile().await;
             let changed = async {
-                changes.notified().await;
+                modules.changed.notified().await;
                 time::sleep(DEBOUNCE).await;
             };
             match again {
@@ -163,14 +199,14 @@ impl Finalizers {
 
     /// Returns true if KCP has a Manifest that holds the finalizer, by a quorum read.
     async fn has_manifest(&self, meta: &ModuleReleaseMeta) -> kube::Result<bool> {
-        let api = Api::<Manifest>::namespaced(self.client.clone(), &self.namespace);
+        let api = Api::<Manifest>::namespaced(self.client.clone(), &self.modules.0.namespace);
         let of_module = ListParams::default().labels(&format!("{}={}", label::MODULE_NAME, meta.name_any()));
         Ok(api.list_metadata(&of_module).await?.items.iter().any(|manifest| is_of(meta, manifest)))
     }
 
     /// Replaces the finalizers; fails with a conflict if the release meta was written since the cache received it.
     async fn patch(&self, meta: &ModuleReleaseMeta, finalizers: Vec<String>) -> kube::Result<()> {
-        let api = Api::<ModuleReleaseMeta>::namespaced(self.client.clone(), &self.namespace);
+        let api = Api::<ModuleReleaseMeta>::namespaced(self.client.clone(), &self.modules.0.namespace);
         let metadata = json!({"resourceVersion": meta.resource_version(), "finalizers": finalizers});
         let params = PatchParams::apply(field_manager::LIFECYCLE_OPERATOR);
         api.patch_metadata(&meta.name_any(), &params, &Patch::Merge(json!({"metadata": metadata}))).await.map(drop)
@@ -185,9 +221,10 @@ impl Finalizers {
     }
 
     fn publish(&self, meta: &ModuleReleaseMeta, reason: &'static str, warning: bool, note: String) {
-        let (namespace, name, uid) = (self.namespace.clone(), meta.name_any(), meta.uid().unwrap_or_default());
+        let Shared { namespace, recorder, .. } = &*self.modules.0;
+        let (namespace, name, uid) = (namespace.clone(), meta.name_any(), meta.uid().unwrap_or_default());
         let regarding = Regarding { kind: "ModuleReleaseMeta", namespace, name, uid };
-        self.recorder.publish(vec![PendingEvent { regarding, warning, reason, note }]);
+        recorder.publish(vec![PendingEvent { regarding, warning, reason, note }]);
     }
 }
 

@@ -1,37 +1,44 @@
 //! Kymas that a change of KCP affects.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use kube::ResourceExt;
+use tidewatch_shared::api::Kyma;
 
 use super::{
-    fingerprint::ReleaseFingerprint,
+    fingerprint::{MandatoryFingerprint, ReleaseFingerprint},
     users::{Follows, User, Users},
 };
-use crate::base::key::KymaKey;
+use crate::{base::key::KymaKey, controllers::catalog::VersionSource};
 
 /// Kymas that a change of the catalog affects.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Affected {
     /// Kymas to reconcile at once.
     pub(super) users: BTreeSet<KymaKey>,
-    /// Followers of a moved channel of a module; each is reconciled after its own roll-out delay.
+    /// Followers of a moved channel of a module, or of a moved mandatory version; each is reconciled after its own roll-out delay.
     pub(super) followers: BTreeSet<Follower>,
 }
 
-/// A Kyma that follows a channel of a module.
+/// A Kyma that follows a channel of a module, or has a mandatory module.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Follower {
     pub(super) key: KymaKey,
     pub(super) uid: String,
     pub(super) module: String,
-    pub(super) channel: String,
+    /// `None` if the module is mandatory.
+    channel: Option<String>,
 }
 
 impl Follower {
-    fn of(user: &User, module: &str, channel: &str) -> Self {
-        let uid = user.kyma.uid().unwrap_or_default();
-        Self { key: user.key(), uid, module: module.to_owned(), channel: channel.to_owned() }
+    fn of(kyma: &Kyma, module: &str, channel: Option<&str>) -> Self {
+        let (key, uid) = (KymaKey::of(kyma), kyma.uid().unwrap_or_default());
+        Self { key, uid, module: module.to_owned(), channel: channel.map(str::to_owned) }
+    }
+
+    /// Source of the version that the Kyma follows.
+    pub(super) fn source(&self) -> VersionSource<'_> {
+        self.channel.as_deref().map_or(VersionSource::Mandatory, VersionSource::Channel)
     }
 }
 
@@ -54,7 +61,7 @@ pub(super) fn release(users: &Users, now: Option<&ReleaseFingerprint>, old: Opti
         let is_waiting = match user.follows() {
             Follows::Channel(channel) => {
                 if channels.contains(channel) {
-                    affected.followers.insert(Follower::of(user, &users.module, channel));
+                    affected.followers.insert(Follower::of(&user.kyma, &users.module, Some(channel)));
                 }
                 false
             }
@@ -68,11 +75,34 @@ pub(super) fn release(users: &Users, now: Option<&ReleaseFingerprint>, old: Opti
     affected
 }
 
+/// Kymas that a changed release meta of a mandatory module affects: all. A moved version is rolled out; anything else
+/// takes effect at once, as the begin and the end of the installation do.
+pub(super) fn mandatory(
+    kymas: &[Arc<Kyma>],
+    module: &str,
+    now: Option<&MandatoryFingerprint>,
+    old: Option<&MandatoryFingerprint>,
+) -> Affected {
+    match (now, old) {
+        (now, old) if now == old => Affected::default(),
+        (Some(now), Some(old)) if now.component == old.component => {
+            let followers = kymas.iter().map(|kyma| Follower::of(kyma, module, None)).collect();
+            Affected { followers, ..Affected::default() }
+        }
+        _ => every(kymas),
+    }
+}
+
+/// All Kymas.
+pub(super) fn every(kymas: &[Arc<Kyma>]) -> Affected {
+    Affected { users: kymas.iter().map(|kyma| KymaKey::of(kyma.as_ref())).collect(), ..Affected::default() }
+}
+
 /// Kymas that the end of a held removal affects: all users of the module, which may lose it or a part of it now. A
 /// channel that moved during the hold counts as moved now.
 pub(super) fn hold_ended(users: &Users) -> Affected {
     let follower = |user: &User| match user.follows() {
-        Follows::Channel(channel) => Some(Follower::of(user, &users.module, channel)),
+        Follows::Channel(channel) => Some(Follower::of(&user.kyma, &users.module, Some(channel))),
         Follows::Version | Follows::Unresolved => None,
     };
     Affected { followers: users.all.iter().filter_map(follower).collect(), ..all(users) }
@@ -92,10 +122,11 @@ pub(super) fn template(users: &Users, version: &str, target: impl Fn(&str) -> Op
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use serde_json::{Value, json};
-    use tidewatch_shared::api::{Kyma, Manifest, ModuleReleaseMeta};
+    use tidewatch_shared::{
+        api::{Manifest, ModuleReleaseMeta},
+        names::finalizer,
+    };
 
     use super::*;
 
@@ -170,6 +201,39 @@ mod tests {
         let old = release_with(&UNCHANGED, |_| ());
         let affected = release(&users_of("keda"), now, Some(&old));
         assert_eq!(names(&affected), (users.to_vec(), followers.to_vec()));
+    }
+
+    #[test]
+    fn mandatory_module_affects_every_kyma_and_its_version_is_rolled_out() {
+        let kymas = ["a", "b"].map(|name| kyma_with(name, &json!({"name": "keda"})));
+        let release = |change: &dyn Fn(&mut Value)| {
+            release_with(&[], |meta| {
+                meta["metadata"]["finalizers"] = json!([finalizer::MANDATORY_MODULE]);
+                meta["spec"] =
+                    json!({"moduleName": "keda", "ocmComponentName": "a.io/b", "mandatory": {"version": "1.0.0"}});
+                change(meta);
+            })
+            .mandatory
+        };
+        let same = release(&|_| ());
+        let newer = release(&|meta| meta["spec"]["mandatory"]["version"] = json!("1.1.0"));
+        let renamed = release(&|meta| meta["spec"]["ocmComponentName"] = json!("a.io/c"));
+        let unprotected = release(&|meta| meta["metadata"]["finalizers"] = json!([]));
+        let deleting = release(&|meta| meta["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
+        assert_eq!((&unprotected, &deleting), (&None, &None));
+        let (none, both): (&[&str], &[&str]) = (&[], &["a", "b"]);
+        for (now, old, users, followers) in [
+            (&same, &same, none, none),
+            (&newer, &same, none, both),
+            (&renamed, &same, both, none),
+            (&same, &None, both, none),
+            (&None, &same, both, none),
+            (&None, &None, none, none),
+        ] {
+            let affected = mandatory(&kymas, "keda", now.as_ref(), old.as_ref());
+            assert_eq!(names(&affected), (users.to_vec(), followers.to_vec()), "{now:?} {old:?}");
+            assert!(affected.followers.iter().all(|follower| follower.source() == VersionSource::Mandatory));
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::{
     controllers::{
         catalog::visibility::{Admission, HidingRule},
         kyma::is_own_annotation,
+        mandatory::is_installable,
     },
     kube::watch::Change,
 };
@@ -168,6 +169,22 @@ pub(super) struct ReleaseFingerprint {
     admission: Admission,
     /// Component name, versions and mandatory flag of the module.
     pub(super) rest: Hash,
+    /// `None` if runtimes are not to have the module as a mandatory one.
+    pub(super) mandatory: Option<MandatoryFingerprint>,
+}
+
+/// Fingerprint of a mandatory module that can be installed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct MandatoryFingerprint {
+    pub(super) version: String,
+    pub(super) component: Option<String>,
+}
+
+impl MandatoryFingerprint {
+    fn of(meta: &ModuleReleaseMeta) -> Option<Self> {
+        let mandatory = meta.spec.mandatory.as_ref().filter(|_| is_installable(meta))?;
+        Some(Self { version: mandatory.version.clone(), component: meta.spec.ocm_component_name.clone() })
+    }
 }
 
 impl ReleaseFingerprint {
@@ -176,7 +193,8 @@ impl ReleaseFingerprint {
         let channels = meta.spec.channels.iter().flatten();
         let channels = channels.map(|entry| (entry.channel.clone(), entry.version.clone())).collect();
         let rest = hash(&(&meta.spec.ocm_component_name, &meta.spec.versions, &meta.spec.mandatory));
-        Self { object: ObjectFingerprint::of(meta), channels, admission: Admission::of(meta, restricted), rest }
+        let (admission, mandatory) = (Admission::of(meta, restricted), MandatoryFingerprint::of(meta));
+        Self { object: ObjectFingerprint::of(meta), channels, admission, rest, mandatory }
     }
 
     /// Returns true if the admission of a Kyma with these labels, or the reason for its exclusion, differs.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::ResourceExt;
+use kube::{ResourceExt, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
     api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher},
     plan::{PlannedWatch, Work},
@@ -23,9 +23,9 @@ use super::{
 use crate::{
     base::{key::KymaKey, pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
     controllers::{
-        catalog::{Catalog, CatalogUpdate, VersionSource},
+        catalog::{Catalog, CatalogUpdate},
         kyma::PendingWrites,
-        mandatory::MandatoryModules,
+        mandatory::{MandatoryModules, is_installable},
         manifest::Memories,
     },
     fleet::{
@@ -190,7 +190,14 @@ impl EventHandlers {
             let version = name.strip_prefix(&module).and_then(|rest| rest.strip_prefix('-')).unwrap_or_default();
             let namespace = template.namespace().unwrap_or_default();
             let target = |channel: &str| users::target(stores, &namespace, &module, channel);
-            debouncer.record(affected::template(&Users::of(stores, &module), version, target));
+            let mut affected = affected::template(&Users::of(stores, &module), version, target);
+            let meta = stores.release_metas.get(&ObjectRef::new(&module).within(&namespace));
+            let mandatory =
+                meta.as_ref().filter(|meta| is_installable(meta)).and_then(|meta| meta.spec.mandatory.as_ref());
+            if mandatory.is_some_and(|mandatory| mandatory.version == version) {
+                affected.add(affected::every(&stores.kymas.state()));
+            }
+            debouncer.record(affected);
         }
     }
 
@@ -203,8 +210,17 @@ impl EventHandlers {
             let Some((meta, old)) = fingerprints.observe(&change, of) else { return };
             let now = of(meta);
             components.catalog.mark_undecided(&meta.name_any());
-            let users = Users::of(&components.stores, &meta.name_any());
-            debouncer.record(affected::release(&users, Some(&now), old.as_ref()));
+            let module = meta.name_any();
+            let users = Users::of(&components.stores, &module);
+            let mut affected = affected::release(&users, Some(&now), old.as_ref());
+            let before = old.as_ref().and_then(|old| old.mandatory.as_ref());
+            affected.add(affected::mandatory(
+                &components.stores.kymas.state(),
+                &module,
+                now.mandatory.as_ref(),
+                before,
+            ));
+            debouncer.record(affected);
         }
     }
 
@@ -284,12 +300,15 @@ impl Components {
         let viewers: Vec<_> = viewers.map(|kyma| KymaKey::of(kyma.as_ref())).collect();
         self.catalog.metrics().count_enqueued(viewers.len());
         self.fleet.enqueue_paced(viewers, WorkSet::of(&[Work::Catalog]), per_second);
-        let ended = update.no_longer_held.iter().map(|module| Users::of(&self.stores, module));
-        ended.for_each(|users| affected.add(affected::hold_ended(&users)));
+        for module in &update.no_longer_held {
+            affected.add(affected::hold_ended(&Users::of(&self.stores, module)));
+            affected.users.append(&mut users::of_mandatory(&self.stores, module));
+        }
         let Affected { users, followers } = affected;
         self.fleet.enqueue_paced(users.into_iter().collect(), WorkSet::of(&[Work::Kyma]), per_second);
-        for Follower { key, uid, module, channel } in followers {
-            self.fleet.roll_out(&key, self.catalog.rollout_delay(&uid, &module, VersionSource::Channel(&channel)));
+        for follower in followers {
+            let Follower { key, uid, module, .. } = &follower;
+            self.fleet.roll_out(key, self.catalog.rollout_delay(uid, module, follower.source()));
         }
     }
 

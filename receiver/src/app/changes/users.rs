@@ -1,6 +1,10 @@
 //! Users of a module: Kymas that select it by their last accepted spec, or have a Manifest of it.
 
-use std::{borrow::Cow, collections::HashMap, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
 use serde::Deserialize;
@@ -9,7 +13,10 @@ use tidewatch_shared::{
     names::{annotation, label},
 };
 
-use crate::base::{key::KymaKey, labels::is_true, stores::Stores};
+use crate::{
+    base::{key::KymaKey, stores::Stores},
+    controllers::kyma::is_mandatory,
+};
 
 /// Source of a module's version in the spec of a Kyma.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +68,7 @@ impl Users {
     pub(super) fn among(kymas: &[Arc<Kyma>], manifests: &[Arc<Manifest>], module: &str) -> Self {
         let mut installed: HashMap<KymaKey, Installed> = manifests
             .iter()
-            .filter(|manifest| !is_true(Some(manifest.labels()), label::MANDATORY_MODULE))
+            .filter(|manifest| !is_mandatory(manifest))
             .filter_map(|manifest| Some((kyma_of(manifest)?, Installed::of(manifest))))
             .collect();
         let users = kymas.iter().filter_map(|kyma| {
@@ -117,9 +124,16 @@ pub(super) fn target(stores: &Stores, namespace: &str, module: &str, channel: &s
     channels.find(|entry| entry.channel == channel).map(|entry| entry.version.clone())
 }
 
+/// Kyma that the label of a Manifest names.
 fn kyma_of(manifest: &Manifest) -> Option<KymaKey> {
     let kyma = manifest.labels().get(label::KYMA_NAME)?;
     Some(KymaKey::new(manifest.namespace().unwrap_or_default(), kyma))
+}
+
+/// Kymas with a Manifest of a module that is mandatory, or was.
+pub(super) fn of_mandatory(stores: &Stores, module: &str) -> BTreeSet<KymaKey> {
+    let manifests = stores.manifests.of_module(module);
+    manifests.iter().filter(|manifest| is_mandatory(manifest)).filter_map(|manifest| kyma_of(manifest)).collect()
 }
 
 /// Members of a spec that select modules: a change of the catalog parses them of every user, so nothing else.

@@ -13,7 +13,7 @@ use crate::{
     base::{key::KymaKey, plans::Plans, stores::Stores},
     controllers::{
         catalog::{Catalog, RolloutSlot, VersionSource, removal_guard::ChannelTarget},
-        kyma::Inputs,
+        kyma::{Inputs, mandatory_due_after},
     },
     fleet::{
         queue::{Priority, WorkSet},
@@ -23,13 +23,20 @@ use crate::{
 
 /// Enqueues every Kyma of the synced caches, immediately or within `spread`.
 pub(super) fn enqueue_all(spread: Duration, stores: &Stores, plans: &Plans, catalog: &Catalog, fleet: &RuntimeTable) {
-    let (mut first, mut later, mut moved) = (0u32, 0u32, Vec::new());
+    let (mut first, mut later, mut moved, mut lacking) = (0u32, 0u32, Vec::new(), Vec::new());
+    let snapshot = catalog.snapshot(stores);
     for kyma in stores.kymas.state() {
         let namespace = kyma.namespace().unwrap_or_default();
         let key = KymaKey::new(&namespace, kyma.name_any());
         let inputs = Inputs::of(&kyma, &plans.of(&key), &catalog.fingerprint(kyma.labels(), stores));
         if let Some(rest) = rollout_delay(catalog, &kyma) {
             fleet.roll_out(&key, rest);
+        }
+        let manifests = stores.manifests.of_kyma(&key, kyma.metadata.uid.as_deref());
+        match mandatory_due_after(&kyma, &manifests, catalog, &snapshot) {
+            Some(Duration::ZERO) => lacking.push(key.clone()),
+            Some(rest) => fleet.roll_out(&key, rest),
+            None => {}
         }
         let state = |name: &str| {
             let manifest = stores.manifests.get(&KymaKey::new(&namespace, name))?;
@@ -47,9 +54,17 @@ pub(super) fn enqueue_all(spread: Duration, stores: &Stores, plans: &Plans, cata
             }
         }
     }
-    let moved_catalogs = moved.len();
+    let (moved_catalogs, mandatory_modules) = (moved.len(), lacking.len());
     fleet.enqueue_paced(moved, WorkSet::of(&[Work::Catalog]), catalog.flags().catalog_sync_rate);
-    tracing::info!(first, later, moved_catalogs, spread_seconds = spread.as_secs(), "Kymas enqueued at start");
+    fleet.enqueue_paced(lacking, WorkSet::of(&[Work::Kyma]), catalog.flags().catalog_sync_rate);
+    tracing::info!(
+        first,
+        later,
+        moved_catalogs,
+        mandatory_modules,
+        spread_seconds = spread.as_secs(),
+        "Kymas enqueued at start"
+    );
 }
 
 /// Delay until the first pending roll-out reaches this Kyma, zero if it is overdue. Earlier reconciles keep the

@@ -1,7 +1,7 @@
 //! Applies and deletes the Manifests of a Kyma in KCP.
 
 use futures::{StreamExt, stream};
-use kube::{Api, ResourceExt, api::ApiResource};
+use kube::{Api, ResourceExt, api::ApiResource, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
     api::{Kyma, KymaStatus, Manifest, ModuleStatus},
     names::label,
@@ -12,8 +12,10 @@ use super::{
     build::Desired,
     error, fetch, module_status,
     modules::{Decision, Decisions},
+    validate::Follow,
 };
 use crate::base::key::KymaKey;
+use crate::controllers::mandatory::is_installable;
 use crate::kube::object;
 
 /// Manifests of one Kyma that are written concurrently.
@@ -75,7 +77,8 @@ async fn write<'a>(
     key: &KymaKey,
     decision: Decision<'a>,
 ) -> Result<(Decision<'a>, Option<Manifest>), Error> {
-    let Some(desired) = &decision.write else {
+    let desired = decision.write.as_ref().filter(|_| !is_outdated(ctx, key, &decision));
+    let Some(desired) = desired else {
         let manifest = decision.manifest.as_deref().cloned();
         return Ok((decision, manifest));
     };
@@ -83,6 +86,17 @@ async fn write<'a>(
     let written = put(ctx, desired).await?;
     ctx.caches.pending_writes.is(key, &written);
     Ok((decision, Some(written)))
+}
+
+/// Returns true for the creation of a Manifest whose mandatory module is not to be installed any more. Its release meta
+/// may go as soon as the requests of this moment have ended.
+fn is_outdated(ctx: &Context, key: &KymaKey, decision: &Decision<'_>) -> bool {
+    let Decision { module, manifest, .. } = decision;
+    if module.follows != Ok(Follow::Mandatory) || manifest.is_some() {
+        return false;
+    }
+    let meta = ctx.stores.release_metas.get(&ObjectRef::new(&module.name).within(&key.namespace));
+    !meta.is_some_and(|meta| is_installable(&meta))
 }
 
 async fn remove(

@@ -8,7 +8,11 @@ use tidewatch_shared::{
     names::{GROUP, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
 };
 
-use super::{layer::ModuleLayer, lookup::Resolved, validate::WantedModule};
+use super::{
+    layer::ModuleLayer,
+    lookup::Resolved,
+    validate::{Follow, WantedModule},
+};
 use crate::{
     controllers::manifest::finalizers,
     kube::object::{Ownership, Shape, Target},
@@ -28,9 +32,9 @@ pub(crate) struct Desired {
     pub(crate) body: Value,
 }
 
-/// What a module installs is ours as a whole, and so is the label of its channel.
+/// What a module installs is ours as a whole, and so are the labels of its channel and of mandatory modules.
 const SHAPE: Shape = Shape {
-    owns_label: |name| name == label::CHANNEL,
+    owns_label: |name| name == label::CHANNEL || name == label::MANDATORY_MODULE,
     ..Shape::new(Ownership::Parts(&["/spec/resource", "/spec/manager", "/spec/localizedImages"]))
 };
 
@@ -109,6 +113,9 @@ fn labels(kyma: &Kyma, module: &WantedModule, resolved: &Resolved) -> Value {
         label::KYMA_NAME: kyma.name_any(),
         label::MODULE_NAME: module.name,
     });
+    if module.follows == Ok(Follow::Mandatory) {
+        labels[label::MANDATORY_MODULE] = "true".into();
+    }
     if let Some(channel) = &resolved.channel {
         labels[label::CHANNEL] = channel.as_str().into();
     }
@@ -150,7 +157,6 @@ mod tests {
     use tidewatch_shared::{api::CustomResourcePolicy as Policy, names::finalizer};
 
     use super::*;
-    use crate::controllers::kyma::validate::Follow;
 
     #[test]
     fn the_hash_is_fnv_1() {
@@ -174,21 +180,24 @@ mod tests {
     }
 
     fn check(template: Value, managed: bool) -> Value {
+        check_of(template, managed, Follow::Channel("fast".into()))
+    }
+
+    fn check_of(template: Value, managed: bool, follows: Follow) -> Value {
         let kyma = serde_json::from_value(json!({
             "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
             "metadata": {"name": "k", "namespace": "kcp-system", "uid": "u-1"}, "spec": {"channel": "fast"}
         }))
         .unwrap();
-        let module = WantedModule {
-            name: "keda".into(),
-            follows: Ok(Follow::Channel("fast".into())),
-            managed,
-            policy: Policy::Ignore,
+        let channel = match &follows {
+            Follow::Channel(channel) => Some(channel.clone()),
+            Follow::Version(_) | Follow::Mandatory => None,
         };
+        let module = WantedModule { name: "keda".into(), follows: Ok(follows), managed, policy: Policy::Ignore };
         let template: ModuleTemplate = serde_json::from_value(template).unwrap();
         let resolved = Resolved {
             template: Arc::new(template),
-            channel: Some("fast".into()),
+            channel,
             meta: Default::default(),
             version: "1.2.3".into(),
             component: "kyma-project.io/module/keda".into(),
@@ -235,6 +244,21 @@ mod tests {
                 "localizedImages": ["r.io/i:1"]
             })
         );
+    }
+
+    #[test]
+    fn a_mandatory_module_has_its_label_and_no_channel() {
+        let (mandatory, selected) =
+            (check_of(template(json!({})), true, Follow::Mandatory), check(template(json!({})), true));
+        let labels = json!({
+            "operator.kyma-project.io/managed-by": "lifecycle-manager", "operator.kyma-project.io/kyma-name": "k",
+            "operator.kyma-project.io/module-name": "keda", "operator.kyma-project.io/mandatory-module": "true"
+        });
+        assert_eq!(mandatory["metadata"]["labels"], labels);
+        for member in ["name", "annotations", "ownerReferences", "finalizers"] {
+            assert_eq!(mandatory["metadata"][member], selected["metadata"][member], "{member}");
+        }
+        assert_eq!(mandatory["spec"], selected["spec"]);
     }
 
     #[test]

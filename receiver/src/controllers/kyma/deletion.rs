@@ -16,7 +16,7 @@ use tidewatch_shared::{
 };
 use tracing::info;
 
-use super::{Context, Error, apply, base, crd, error, fetch, leave, module_status};
+use super::{Context, Error, apply, base, crd, error, fetch, is_mandatory, leave, module_status};
 use crate::{
     base::key::KymaKey,
     controllers::{
@@ -44,11 +44,12 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result
     if begins {
         ctx.metrics.requeues.intended("kyma_deletion");
     }
+    let waits = || PendingRemoval::after(REMIND, mandatory_blockers(&left));
     let removal = match access {
         Ok(client) if left.is_empty() => clean(ctx, key, &client, &kyma).await,
-        Ok(client) => show(&client, &kyma).await.map(|()| Some(PendingRemoval::after(REMIND, None))),
+        Ok(client) => show(&client, &kyma).await.map(|()| Some(waits())),
         Err(RuntimeAccessError::Missing) => without_runtime(ctx, key, &kyma, &left).await,
-        Err(_) if !left.is_empty() => Ok(Some(PendingRemoval::after(REMIND, None))),
+        Err(_) if !left.is_empty() => Ok(Some(waits())),
         Err(unusable) => Err(Error::Access(unusable)),
     };
     let pending = leave::after(ctx, &mut kyma, removal).await?;
@@ -87,15 +88,36 @@ async fn record(
     };
     // Keeps the last blocking reason; the step that reported it removes it.
     let said = old.last_operation.as_ref().filter(|_| old.state() == State::Deleting);
-    let waits = said.map(|said| said.operation.clone()).filter(|said| !left.is_empty() || said != WAITING_FOR_MODULES);
+    let said = said.map(|said| said.operation.clone());
+    let said = said.filter(|said| !left.is_empty() || !said.starts_with(WAITING_FOR_MODULES));
+    let waits = said.or_else(|| mandatory_blockers(left));
+    let selected = left.iter().filter(|manifest| !is_mandatory(manifest));
     let findings = Findings {
-        modules: Some(left.iter().map(|manifest| module_status::removed(manifest, before(manifest))).collect()),
+        modules: Some(selected.map(|manifest| module_status::removed(manifest, before(manifest))).collect()),
         conditions: Conditions { access, ..Conditions::default() },
         waits,
         deleting: true,
         ..Findings::default()
     };
     Ok(ctx.status().write(kyma, &findings).await?)
+}
+
+/// The modules that a deletion waits for if all of them are mandatory: they are in no status, but users may have to delete
+/// their resources.
+fn mandatory_blockers(left: &[Manifest]) -> Option<String> {
+    if left.is_empty() || !left.iter().all(is_mandatory) {
+        return None;
+    }
+    let reason = |manifest: &Manifest| {
+        let module = manifest.labels().get(label::MODULE_NAME).cloned().unwrap_or_else(|| manifest.name_any());
+        match module_status::operation_of(manifest) {
+            Some(operation) => format!("{module} ({operation})"),
+            None => module,
+        }
+    };
+    let mut reasons: Vec<_> = left.iter().map(reason).collect();
+    reasons.sort_unstable();
+    Some(format!("{WAITING_FOR_MODULES}: {}", reasons.join(", ")))
 }
 
 /// Writes the same status to the runtime cluster's Kyma if that still exists.

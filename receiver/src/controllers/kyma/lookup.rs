@@ -1,7 +1,7 @@
 //! Resolves a selected module to the template to install: release meta → channel → version → template.
 //!
-//! A module that follows a channel keeps its installed version until the Kyma's rollout slot for the version that the
-//! channel now names, whatever else triggered the reconcile.
+//! A module that follows a channel, or is mandatory, keeps its installed version until the Kyma's rollout slot for the version that the
+//! release meta now names, whatever else triggered the reconcile.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -16,11 +16,14 @@ use tidewatch_shared::{
 use super::validate::{Follow, InvalidModuleError, WantedModule};
 use crate::{
     base::labels::is_true,
-    controllers::catalog::{
-        RolloutSlot, VersionSource,
-        desired::Kind,
-        snapshot::{OmissionReason, Snapshot},
-        visibility::{Admission, HidingRule, template_name},
+    controllers::{
+        catalog::{
+            RolloutSlot, VersionSource,
+            desired::Kind,
+            snapshot::{OmissionReason, Snapshot},
+            visibility::{Admission, HidingRule, template_name},
+        },
+        mandatory::is_installable,
     },
 };
 
@@ -79,6 +82,13 @@ pub(crate) enum LookupError {
         /// Name of the channel.
         channel: String,
     },
+    /// The module of a mandatory Manifest is not mandatory any more, or its release meta is being deleted: an installed one
+    /// is removed.
+    #[error("the module {0} is not mandatory any more")]
+    NotMandatory(String),
+    /// The release meta of a mandatory module has no finalizer yet, without which it could be gone before its Manifests.
+    #[error("the ModuleReleaseMeta of {0} has no finalizer yet")]
+    NoFinalizer(String),
     /// The version is lower than the installed one.
     #[error(
         "module template update not allowed: ignore channel skew (from {from} to {to}), as a higher version ({installed}) of the \
@@ -95,6 +105,13 @@ pub(crate) enum LookupError {
     /// A version is not a semantic version, so that a downgrade cannot be excluded.
     #[error("module template update not allowed: could not handle channel skew as {0} contains invalid version")]
     UnknownVersion(&'static str),
+}
+
+impl LookupError {
+    /// Returns true if an installed module is removed, unless the removal guard holds that.
+    pub(crate) const fn ends_installation(&self) -> bool {
+        matches!(self, Self::NotAllowed(_) | Self::NotMandatory(_))
+    }
 }
 
 /// A resolved module.
@@ -135,20 +152,25 @@ pub(crate) struct Sources<'a> {
     pub(crate) turn: &'a (dyn Fn(&str, VersionSource<'_>, &str) -> RolloutSlot + Sync),
 }
 
-/// The installed version that stays because the rollout slot for the channel's new version has not come, with the time
+/// The installed version that stays because the rollout slot for the new version has not come, with the time
 /// until then. `None` if the user changed the selection, or the installed version is no longer available.
 pub(crate) fn not_yet(
     sources: &Sources<'_>,
     module: &WantedModule,
     installed: Option<&Installed>,
 ) -> Option<(Resolved, RolloutSlot)> {
-    let (Ok(follows @ Follow::Channel(channel)), Some(installed)) = (&module.follows, installed) else { return None };
+    let (Ok(follows), Some(installed)) = (&module.follows, installed) else { return None };
+    let source = match follows {
+        Follow::Channel(channel) if installed.channel == *channel => VersionSource::Channel(channel),
+        Follow::Mandatory => VersionSource::Mandatory,
+        Follow::Channel(_) | Follow::Version(_) => return None,
+    };
     let (meta, _) = sources.catalog.release_meta(&module.name)?;
-    let target = version_of(meta, &module.name, channel).ok()?;
-    if installed.channel != *channel || installed.version == target {
+    let target = target(meta, &module.name, follows).ok()?;
+    if installed.version == target {
         return None;
     }
-    let turn = (sources.turn)(&module.name, VersionSource::Channel(channel), &target);
+    let turn = (sources.turn)(&module.name, source, &target);
     if turn == RolloutSlot::Now {
         return None;
     }
@@ -164,12 +186,9 @@ pub(crate) fn resolve(
 ) -> Result<Resolved, LookupError> {
     let follows = module.follows.as_ref().map_err(Clone::clone)?;
     let (meta, _) = release_meta(sources, &module.name)?;
-    let version = match follows {
-        Follow::Channel(channel) => version_of(meta, &module.name, channel)?,
-        Follow::Version(version) => version.clone(),
-    };
+    let version = target(meta, &module.name, follows)?;
     let found = at_version(sources, &module.name, follows, version)?;
-    if let Some(installed) = installed {
+    if let Some(installed) = installed.filter(|_| *follows != Follow::Mandatory) {
         not_a_downgrade(installed, follows.as_str(), &found.version)?;
     }
     Ok(found)
@@ -203,13 +222,28 @@ fn at_version(sources: &Sources<'_>, module: &str, follows: &Follow, version: St
     let template = template.ok_or_else(|| {
         left_out(sources, Kind::Template, &name).unwrap_or_else(|| LookupError::NoTemplate(name.clone()))
     })?;
-    allowed(sources.kyma_labels, admission, template, follows.as_str())?;
+    if *follows != Follow::Mandatory {
+        allowed(sources.kyma_labels, admission, template, follows.as_str())?;
+    }
     let channel = match follows {
         Follow::Channel(channel) => Some(channel.clone()),
-        Follow::Version(_) => None,
+        Follow::Version(_) | Follow::Mandatory => None,
     };
     let (template, meta) = (Arc::clone(template), Arc::clone(meta));
     Ok(Resolved { template, channel, version, component, meta })
+}
+
+/// Version that a module follows.
+fn target(meta: &ModuleReleaseMeta, module: &str, follows: &Follow) -> Result<String, LookupError> {
+    match (follows, &meta.spec.mandatory) {
+        (Follow::Channel(channel), _) => version_of(meta, module, channel),
+        (Follow::Version(version), _) => Ok(version.clone()),
+        (Follow::Mandatory, Some(mandatory)) if is_installable(meta) => Ok(mandatory.version.clone()),
+        (Follow::Mandatory, Some(_)) if meta.metadata.deletion_timestamp.is_none() => {
+            Err(LookupError::NoFinalizer(module.to_owned()))
+        }
+        (Follow::Mandatory, _) => Err(LookupError::NotMandatory(module.to_owned())),
+    }
 }
 
 fn version_of(meta: &ModuleReleaseMeta, module: &str, channel: &str) -> Result<String, LookupError> {

@@ -116,7 +116,7 @@ fn is_layer_outdated(manifest: &Manifest) -> bool {
 }
 
 /// Cause of a Manifest's state, in one sentence.
-fn operation_of(manifest: &Manifest) -> Option<String> {
+pub(super) fn operation_of(manifest: &Manifest) -> Option<String> {
     let last = manifest.status.as_ref()?.last_operation.as_ref()?;
     Some(last.operation.clone()).filter(|operation| !operation.is_empty())
 }

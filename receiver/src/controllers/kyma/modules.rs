@@ -24,10 +24,10 @@ use crate::{
     kube::object::{self, Repair},
 };
 
-/// The decision on one selected module.
+/// The decision on one selected or mandatory module.
 #[derive(Debug)]
 pub(super) struct Decision<'a> {
-    /// Selected module.
+    /// The module.
     pub(super) module: &'a WantedModule,
     /// Result of the lookup.
     pub(super) found: Result<Resolved, LookupError>,
@@ -42,7 +42,7 @@ pub(super) struct Decision<'a> {
 /// The decisions on all modules of one Kyma.
 #[derive(Debug)]
 pub(super) struct Decisions<'a> {
-    /// Selected modules by name.
+    /// Selected or mandatory modules by name.
     pub(super) wanted: Vec<Decision<'a>>,
     /// Manifests of deselected modules, those being deleted included.
     pub(super) unwanted: Vec<Arc<Manifest>>,
@@ -67,7 +67,8 @@ impl Decisions<'_> {
     }
 }
 
-/// Decides on all modules. `layer` returns the layer of a component's version.
+/// Decides on these modules; `owned` are the Manifests of them and of deselected ones. `layer` returns the layer of a
+/// component's version.
 pub(super) fn decide<'a>(
     kyma: &Kyma,
     wanted: &'a [WantedModule],
@@ -75,7 +76,6 @@ pub(super) fn decide<'a>(
     sources: &Sources<'_>,
     layer: &dyn Fn(&Resolved) -> LayerLookup,
 ) -> Decisions<'a> {
-    let owned: Vec<_> = owned.iter().filter(|manifest| !is_mandatory(manifest)).map(Arc::clone).collect();
     let (mut decisions, mut turn, mut kept) = (Vec::new(), None, Kept::default());
     for module in wanted {
         let manifest = owned.iter().find(|manifest| module_of(manifest) == Some(&module.name));
@@ -84,12 +84,12 @@ pub(super) fn decide<'a>(
         turn = sooner(turn, its);
         let decision = found.and_then(|found| {
             let is_held = (sources.held)(&module.name);
-            resolved(kyma, module, found, &owned, is_held, layer).inspect(|decision| kept.resolved(module, decision))
+            resolved(kyma, module, found, owned, is_held, layer).inspect(|decision| kept.resolved(module, decision))
         });
         decisions.push(decision.unwrap_or_else(|error| {
-            // An excluded Kyma loses the module unless the removal guard holds that; any other error keeps the
-            // installed version.
-            if !matches!(error, LookupError::NotAllowed(_)) || (sources.held)(&module.name) {
+            // Unless the removal guard holds that, an excluded Kyma loses the module; any other error keeps the installed
+            // version.
+            if !error.ends_installation() || (sources.held)(&module.name) {
                 kept.unresolved.insert(&module.name);
             }
             Decision { module, found: Err(error), manifest: manifest.cloned(), write: None, pending: false }
@@ -97,7 +97,7 @@ pub(super) fn decide<'a>(
     }
     let unwanted = owned.iter().filter(|manifest| !kept.keeps(manifest)).map(Arc::clone).collect();
     let (mut upgrades, mut awaits_upgrade) = (Vec::new(), false);
-    for manifest in &owned {
+    for manifest in owned {
         let Some(module) = leaving::followed(manifest, wanted) else { continue };
         let (found, its) = find(sources, &module, installed_of(manifest).as_ref());
         turn = sooner(turn, its);
@@ -220,10 +220,6 @@ fn installed_of(manifest: &Manifest) -> Option<Installed> {
 
 pub(super) fn module_of(manifest: &Manifest) -> Option<&str> {
     manifest.labels().get(label::MODULE_NAME).map(String::as_str)
-}
-
-fn is_mandatory(manifest: &Manifest) -> bool {
-    manifest.labels().get(label::MANDATORY_MODULE).is_some_and(|value| value == "true")
 }
 
 #[cfg(test)]
@@ -479,9 +475,6 @@ mod tests {
         let mut nameless = of_a.clone();
         nameless.labels_mut().remove(label::MODULE_NAME);
         assert_eq!(check(&[c], std::slice::from_ref(&nameless)).1, Vec::<String>::new(), "it may be that of c");
-        let mut mandatory = of_a;
-        mandatory.labels_mut().insert(label::MANDATORY_MODULE.into(), "true".into());
-        assert_eq!(check(&[], &[mandatory]).1, Vec::<String>::new());
     }
 
     #[test]

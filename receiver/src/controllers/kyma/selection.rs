@@ -13,7 +13,11 @@ use tidewatch_shared::{
     plan::Work,
 };
 
-use super::{Error, Reconcile, inputs, modules::Decisions, validate::validate};
+use super::{
+    Error, Reconcile, inputs, mandatory,
+    modules::{self, Decisions},
+    validate::validate,
+};
 use crate::{base::key::KymaKey, controllers::status::ShownStatus, fleet::queue::WorkSet};
 
 /// State of both statuses after a reconcile.
@@ -80,8 +84,12 @@ impl Reconcile<'_> {
         let selection = shown.and_then(|shown| accepted(&self.kyma, shown));
         let wanted = selection.and_then(|spec| validate(&spec).ok());
         if let Some(wanted) = wanted {
-            let decisions = self.decide(&wanted.modules).await?;
-            if is_settled(&decisions) {
+            let (catalog, owned) = self.owned(Some(&wanted)).await?;
+            let mandatory = mandatory::wanted(&catalog, &owned.mandatory);
+            let of_mandatory = self.decide(mandatory::decide, &mandatory, &owned.mandatory, &catalog);
+            let decisions = self.decide(modules::decide, &wanted.modules, &owned.selected, &catalog);
+            if is_settled(&decisions) && is_settled(&of_mandatory) {
+                self.wait_for(&of_mandatory);
                 return self.apply(&wanted, decisions).await;
             }
         }

@@ -4,6 +4,7 @@ mod contested;
 mod deletion;
 mod installer;
 mod leaving;
+mod mandatory;
 mod pull_secret;
 mod registry;
 mod rollout;
@@ -29,6 +30,7 @@ use crate::{
     controllers::status::SECRET_MISSING,
     controllers::{catalog, pull_secret::PullSecret},
     fleet::queue::{Drift, Priority},
+    kube::recorder::{self, EventRecorder},
     oci::digest::Digest,
     testing::{FakeApiServer, Fault},
 };
@@ -129,6 +131,7 @@ impl Bed {
             }),
             plans: Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap()),
             installer: None,
+            mandatory: MandatoryModules::new("kcp-system", EventRecorder::new(recorder::Metrics::default())),
             pull_secret: None,
             settings: Settings::default(),
             metrics: Metrics::default(),
@@ -159,6 +162,12 @@ impl Bed {
     /// Sets the availability of every component descriptor; `None` for all readable.
     fn set_layers(&self, unavailable: Option<LayerLookup>) {
         *self.unavailable.lock().unwrap() = unavailable;
+    }
+
+    /// Replaces the release metas of KCP.
+    fn set_release_metas(&mut self, metas: Store<ModuleReleaseMeta>) {
+        self.ctx.stores.release_metas = metas;
+        let _ = self.ctx.catalog.refresh(&self.ctx.stores);
     }
 
     /// Replaces the templates of KCP.

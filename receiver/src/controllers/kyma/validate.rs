@@ -55,6 +55,8 @@ pub(crate) enum Follow {
     Channel(String),
     /// This fixed version.
     Version(String),
+    /// The version that the release meta makes mandatory; users cannot select it.
+    Mandatory,
 }
 
 impl Follow {
@@ -62,6 +64,7 @@ impl Follow {
     pub(crate) fn as_str(&self) -> &str {
         match self {
             Self::Channel(text) | Self::Version(text) => text,
+            Self::Mandatory => "mandatory",
         }
     }
 }

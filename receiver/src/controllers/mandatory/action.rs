@@ -40,6 +40,11 @@ pub(super) fn is_wanted(meta: &ModuleReleaseMeta) -> bool {
     meta.spec.mandatory.is_some() && meta.metadata.deletion_timestamp.is_none()
 }
 
+/// Returns true if runtimes get the module: its release meta has the finalizer, and so outlives every installation.
+pub(crate) fn is_installable(meta: &ModuleReleaseMeta) -> bool {
+    is_wanted(meta) && is_protected(meta)
+}
+
 /// Returns true if the release meta has the finalizer.
 pub(super) fn is_protected(meta: &ModuleReleaseMeta) -> bool {
     meta.finalizers().iter().any(|name| name == finalizer::MANDATORY_MODULE)

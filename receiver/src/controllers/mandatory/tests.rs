@@ -57,8 +57,8 @@ impl Bed {
         };
         let catalog = Catalog::new(catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default());
         let recorder = EventRecorder::new(recorder::Metrics::default());
-        let changes = MandatoryModules::default();
-        let finalizers = Finalizers::new(kcp.client(), "kcp-system", stores, catalog.clone(), recorder, changes);
+        let modules = MandatoryModules::new("kcp-system", recorder);
+        let finalizers = Finalizers::new(kcp.client(), stores, catalog.clone(), modules);
         Self { kcp, metas, manifests, catalog, finalizers }
     }
 

@@ -1,0 +1,144 @@
+//! Mandatory modules of a Kyma: every runtime has them, whatever its user selects, and they are in no status. Pure.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use kube::ResourceExt as _;
+use tidewatch_shared::{
+    api::{CustomResourcePolicy, Kyma, Manifest},
+    names::label,
+};
+
+use super::{
+    layer::LayerLookup,
+    lookup::{LookupError, Resolved, Sources},
+    modules::{self, Decisions, module_of},
+    validate::{Follow, Validated, WantedModule},
+};
+use crate::{
+    base::labels::is_true,
+    controllers::{
+        catalog::{Catalog, RolloutSlot, VersionSource, snapshot::Snapshot, visibility::template_name},
+        mandatory::is_installable,
+    },
+};
+
+/// The Manifests of a Kyma, by the rules that decide on them.
+#[derive(Debug, Default)]
+pub(super) struct Owned {
+    /// Of modules that users select, or have selected.
+    pub(super) selected: Vec<Arc<Manifest>>,
+    /// Of mandatory modules, and of those that were.
+    pub(super) mandatory: Vec<Arc<Manifest>>,
+}
+
+impl Owned {
+    /// Divides the Manifests of a Kyma. `selection` is `None` if the user's selection is invalid, and so unknown.
+    pub(super) fn divide(manifests: Vec<Arc<Manifest>>, catalog: &Snapshot, selection: Option<&Validated>) -> Self {
+        let may_select = |module: &str| {
+            selection.is_none_or(|selection| selection.modules.iter().any(|selected| selected.name == module))
+        };
+        let (mandatory, selected) = manifests.into_iter().partition(|manifest| {
+            let module = module_of(manifest);
+            let meta = module.and_then(|module| catalog.release_meta(module));
+            match meta.map(|(meta, _)| meta.spec.mandatory.is_some()) {
+                Some(true) => true,
+                // A module that became optional passes to the user who selects it.
+                Some(false) => is_mandatory(manifest) && !module.is_some_and(may_select),
+                None => is_mandatory(manifest),
+            }
+        });
+        Self { selected, mandatory }
+    }
+}
+
+/// The modules to decide on: those that are mandatory, and those that were when their Manifest was written.
+pub(super) fn wanted(catalog: &Snapshot, owned: &[Arc<Manifest>]) -> Vec<WantedModule> {
+    let installed = owned.iter().filter_map(|manifest| module_of(manifest));
+    let names: BTreeSet<_> = catalog.mandatory().map(|(module, _)| module).chain(installed).collect();
+    let module = |name: &str| WantedModule {
+        name: name.to_owned(),
+        follows: Ok(Follow::Mandatory),
+        managed: true,
+        policy: CustomResourcePolicy::CreateAndDelete,
+    };
+    names.into_iter().map(module).collect()
+}
+
+/// Decides on the mandatory modules.
+pub(super) fn decide<'a>(
+    kyma: &Kyma,
+    wanted: &'a [WantedModule],
+    owned: &[Arc<Manifest>],
+    sources: &Sources<'_>,
+    layer: &dyn Fn(&Resolved) -> LayerLookup,
+) -> Decisions<'a> {
+    let mut decisions = modules::decide(kyma, wanted, owned, sources, layer);
+    // The module of a Manifest without the label is unknown, and so whether it is still mandatory.
+    decisions.unwanted.retain(|manifest| module_of(manifest).is_some());
+    decisions
+}
+
+/// Faults of the modules that cannot be installed, for an operator; `None` for one whose current version can.
+pub(super) fn faults<'a>(decisions: &'a Decisions<'_>) -> impl Iterator<Item = (&'a str, Option<String>)> {
+    decisions.wanted.iter().filter_map(|decision| {
+        let fault = match &decision.found {
+            Ok(found) => {
+                let mandatory = found.meta.spec.mandatory.as_ref();
+                // The version before, which a Kyma has until its rollout slot, proves nothing.
+                let is_current = mandatory.is_some_and(|mandatory| mandatory.version == found.version);
+                (is_current && !decision.pending).then_some(None)?
+            }
+            // Reported by the catalog.
+            Err(LookupError::NoTemplate(_) | LookupError::LeftOut { .. }) => return None,
+            // Passing states.
+            Err(LookupError::NotMandatory(_) | LookupError::NoFinalizer(_)) => return None,
+            Err(error) => Some(error.to_string()),
+        };
+        Some((decision.module.name.as_str(), fault))
+    })
+}
+
+/// Time until a Kyma with these Manifests is to be reconciled because of its mandatory modules, zero if it lacks one, has
+/// one too many, or is overdue in a roll-out. For a start: changes of a running process are observed.
+pub(crate) fn due_after(
+    kyma: &Kyma,
+    manifests: &[Arc<Manifest>],
+    catalog: &Catalog,
+    snapshot: &Snapshot,
+) -> Option<Duration> {
+    let uid = kyma.uid().unwrap_or_default();
+    let of =
+        |module: &str| manifests.iter().find(|manifest| is_mandatory(manifest) && module_of(manifest) == Some(module));
+    let wanted = snapshot.mandatory().filter_map(|(module, meta)| {
+        let version = meta.spec.mandatory.as_ref().filter(|_| is_installable(meta)).map(|it| it.version.as_str())?;
+        snapshot.template(&template_name(module, version))?;
+        match of(module) {
+            None => Some(Duration::ZERO),
+            Some(manifest) if manifest.spec.version.as_deref() == Some(version) => None,
+            Some(_) => match catalog.rollout_slot(&uid, module, VersionSource::Mandatory, version) {
+                RolloutSlot::Now => Some(Duration::ZERO),
+                RolloutSlot::After(rest) => Some(rest),
+                RolloutSlot::Undecided => None,
+            },
+        }
+    });
+    let surplus = manifests.iter().filter(|manifest| {
+        let meta = module_of(manifest).and_then(|module| snapshot.release_meta(module));
+        let is_over = |meta: &tidewatch_shared::api::ModuleReleaseMeta| {
+            meta.spec.mandatory.is_none() || meta.metadata.deletion_timestamp.is_some()
+        };
+        is_mandatory(manifest)
+            && manifest.metadata.deletion_timestamp.is_none()
+            && meta.is_some_and(|(meta, _)| is_over(meta))
+            && !module_of(manifest).is_some_and(|module| catalog.is_held(module))
+    });
+    wanted.chain(surplus.map(|_| Duration::ZERO)).min()
+}
+
+/// Returns true for a Manifest with the label of mandatory modules.
+pub(crate) fn is_mandatory(manifest: &Manifest) -> bool {
+    is_true(Some(manifest.labels()), label::MANDATORY_MODULE)
+}
+
+#[cfg(test)]
+mod tests;

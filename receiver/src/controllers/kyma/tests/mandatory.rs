@@ -1,0 +1,180 @@
+//! Mandatory modules beside the user's selection.
+
+use tidewatch_shared::names::{finalizer, label};
+
+use super::*;
+
+fn keda() -> Value {
+    let spec = json!({"moduleName": "keda", "ocmComponentName": "kyma-project.io/module/keda",
+        "channels": [{"channel": "regular", "version": "1.0.0"}]});
+    of_kyma_group("ModuleReleaseMeta", "keda", spec)
+}
+
+/// The release meta of the mandatory module `warden`.
+fn warden() -> Value {
+    let spec = json!({"moduleName": "warden", "ocmComponentName": "kyma-project.io/module/warden",
+        "mandatory": {"version": "1.0.0"}});
+    let mut meta = of_kyma_group("ModuleReleaseMeta", "warden", spec);
+    meta["metadata"]["finalizers"] = json!([finalizer::MANDATORY_MODULE]);
+    meta
+}
+
+fn deleting(mut meta: Value) -> Value {
+    meta["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    meta
+}
+
+impl Bed {
+    /// A fixture whose first reconcile has ended, and where `warden` is mandatory since.
+    async fn with_mandatory() -> Self {
+        let mut bed = Self::settled().await;
+        let template = |module: &str| {
+            let spec = json!({"moduleName": module, "version": "1.0.0", "descriptor": {}});
+            of_kyma_group("ModuleTemplate", &format!("{module}-1.0.0"), spec)
+        };
+        bed.ctx.stores.templates = filled::<ModuleTemplate>(&[template("keda"), template("warden")]).0;
+        bed.set_metas(&[keda(), warden()]);
+        bed
+    }
+
+    fn set_metas(&mut self, metas: &[Value]) {
+        self.set_release_metas(filled::<ModuleReleaseMeta>(metas).0);
+    }
+
+    /// Id and content of the Manifest of a module.
+    fn manifest_of(&self, module: &str) -> Option<(String, Value)> {
+        let found = self.kcp.all("manifests").into_iter();
+        let mut found = found.filter(|found| found["metadata"]["labels"][label::MODULE_NAME] == module);
+        found.next().map(|found| (format!("manifests/{}", found["metadata"]["name"].as_str().unwrap()), found))
+    }
+}
+
+#[tokio::test]
+async fn mandatory_module_is_installed_and_in_no_status_or_catalog() {
+    let mut bed = Bed::with_mandatory().await;
+    let works = WorkSet::of(&[Work::Kyma, Work::Catalog]);
+    assert_eq!(bed.reconcile(works, Drift::None).await, ReconcileOutcome::ended(works));
+    let (id, manifest) = bed.manifest_of("warden").unwrap();
+    let labels = json!({
+        label::MANAGED_BY: "lifecycle-manager", label::KYMA_NAME: "k", label::MODULE_NAME: "warden",
+        label::MANDATORY_MODULE: "true"
+    });
+    assert_eq!(manifest["metadata"]["labels"], labels);
+    assert_eq!(manifest["metadata"]["ownerReferences"][0]["kind"], "Kyma");
+    assert_eq!(
+        (&manifest["spec"]["version"], &manifest["spec"]["customResourcePolicy"]),
+        (&json!("1.0.0"), &json!("CreateAndDelete"))
+    );
+    let is_shown = |bed: &Bed| {
+        let texts = [bed.status(), bed.shown()].map(|status| status.to_string());
+        texts.iter().any(|text| text.contains("warden"))
+    };
+    assert!(!is_shown(&bed));
+    assert_eq!((&bed.status()["state"], &bed.shown()["state"]), (&json!("Ready"), &json!("Ready")));
+    assert!(bed.runtime.objects().keys().all(|id| !id.contains("warden")));
+    bed.forget_calls();
+    bed.reconcile(works, Drift::None).await;
+    assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
+
+    bed.kcp.edit(&id, |manifest| manifest["status"] = json!({"state": "Error"}));
+    bed.kyma().await;
+    assert_eq!((&bed.status()["state"], is_shown(&bed)), (&json!("Ready"), false), "its state is not the Kyma's");
+}
+
+#[tokio::test]
+async fn skipped_kyma_gets_no_mandatory_module() {
+    let mut bed = Bed::with_mandatory().await;
+    let set = |bed: &Bed, value: Value| {
+        bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"][label::SKIP_RECONCILIATION] = value)
+    };
+    set(&bed, json!("true"));
+    bed.kyma().await;
+    assert_eq!(bed.manifest_of("warden"), None);
+    set(&bed, json!("false"));
+    bed.kyma().await;
+    assert!(bed.manifest_of("warden").is_some());
+}
+
+#[tokio::test]
+async fn mandatory_modules_and_the_selection_do_not_affect_each_other() {
+    let mut bed = Bed::with_mandatory().await;
+    let kyma = WorkSet::of(&[Work::Kyma]);
+    bed.enable();
+    let name = build::name("k", "kyma-project.io/module/warden", "warden");
+    bed.kcp.refuse(&format!("PATCH manifests/{name}"), 500);
+    let outcome = bed.kyma().await;
+    assert_eq!((outcome.failed, outcome.ended), (kyma, WorkSet::EMPTY), "it is tried again");
+    assert_eq!(bed.manifest_of("warden"), None);
+    assert!(bed.manifest_of("keda").is_some());
+    assert_eq!((&bed.status()["state"], &bed.status()["modules"][0]["name"]), (&json!("Processing"), &json!("keda")));
+    bed.kcp.refuse_nothing();
+    bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["channel"] = json!("none"));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(kyma));
+    assert_eq!(bed.status()["state"], "Error");
+    assert!(bed.manifest_of("warden").is_some(), "an invalid selection holds up no mandatory module");
+    bed.kyma().await;
+    assert!(!bed.manifest_of("keda").unwrap().1["metadata"]["deletionTimestamp"].is_string());
+}
+
+#[tokio::test]
+async fn edited_mandatory_manifest_is_reset_by_a_full_reconcile() {
+    let mut bed = Bed::with_mandatory().await;
+    bed.kyma().await;
+    let (id, manifest) = bed.manifest_of("warden").unwrap();
+    assert!(bed.reconcile(WorkSet::STATUS, Drift::None).await.follow_up.is_empty());
+    bed.kcp.edit(&id, |manifest| manifest["spec"]["version"] = json!("0.0.1"));
+    let kyma = WorkSet::of(&[Work::Kyma]);
+    assert_eq!(bed.reconcile(WorkSet::STATUS, Drift::None).await.follow_up, kyma);
+    bed.kyma().await;
+    assert_eq!(bed.manifest_of("warden").unwrap().1["spec"], manifest["spec"]);
+}
+
+#[tokio::test]
+async fn no_manifest_is_created_after_the_release_meta_began_to_go() {
+    let mut bed = Bed::with_mandatory().await;
+    // The catalog has not been computed again yet.
+    bed.ctx.stores.release_metas = filled::<ModuleReleaseMeta>(&[keda(), deleting(warden())]).0;
+    bed.kyma().await;
+    assert_eq!(bed.manifest_of("warden"), None);
+}
+
+#[tokio::test]
+async fn deleted_release_meta_uninstalls_the_module() {
+    let mut bed = Bed::with_mandatory().await;
+    bed.kyma().await;
+    let (id, _) = bed.manifest_of("warden").unwrap();
+    bed.set_metas(&[keda(), deleting(warden())]);
+    bed.ctx.catalog.mark_undecided("warden");
+    bed.kyma().await;
+    let is_deleting = |bed: &Bed| bed.kcp.object(&id).unwrap()["metadata"]["deletionTimestamp"].is_string();
+    assert!(!is_deleting(&bed), "the guard has not decided");
+    let _ = bed.ctx.catalog.refresh(&bed.ctx.stores);
+    bed.kyma().await;
+    assert!(is_deleting(&bed));
+    assert_eq!(bed.status()["state"], "Ready");
+}
+
+#[tokio::test]
+async fn deletion_of_a_kyma_waits_for_its_mandatory_modules_and_names_them() {
+    let mut bed = Bed::with_mandatory().await;
+    bed.kyma().await;
+    let (id, _) = bed.manifest_of("warden").unwrap();
+    let operation = "waiting for module crs deletion: Warden kyma-system/mine";
+    bed.kcp.edit(&id, |manifest| {
+        manifest["status"] = json!({"state": "Deleting", "lastOperation": {"operation": operation}})
+    });
+    bed.delete();
+    bed.kyma().await;
+    assert!(bed.kcp.object(&id).unwrap()["metadata"]["deletionTimestamp"].is_string());
+    let said = format!("waiting for modules to be deleted: warden ({operation})");
+    for status in [bed.status(), bed.shown()] {
+        assert_eq!((&status["state"], &status["lastOperation"]["operation"]), (&json!("Deleting"), &json!(said)));
+        assert!(status["modules"].as_array().is_none_or(Vec::is_empty), "{status}");
+    }
+    bed.forget_calls();
+    bed.kyma().await;
+    assert_eq!(bed.kcp.writes(), Vec::<String>::new());
+    bed.kcp.remove(&id);
+    bed.kyma().await;
+    assert_eq!(bed.status()["lastOperation"]["operation"], "waiting for the objects in the runtime to be deleted");
+}
