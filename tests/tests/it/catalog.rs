@@ -2,7 +2,7 @@
 
 mod commands;
 mod differences;
-mod guard;
+pub(crate) mod guard;
 mod inherited;
 mod mistakes;
 mod rollout;
@@ -117,7 +117,7 @@ async fn metric_becomes(setup: &SingleRuntime, sample: &str, value: u64) -> Resu
 }
 
 /// Waits for an Event with this reason about an object in KCP, and returns its note.
-async fn event_note(setup: &SingleRuntime, reason: &str, (kind, name): (&str, &str)) -> Result<String> {
+pub(crate) async fn event_note(setup: &SingleRuntime, reason: &str, (kind, name): (&str, &str)) -> Result<String> {
     let events = Api::<Event>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     until(&format!("the Event {reason} of {name}"), async || {
         let events = events.list(&Default::default()).await?.items;

@@ -4,7 +4,7 @@
 use super::*;
 
 /// Creates four more Kymas, enough for the guard to apply. They count although their runtimes cannot be reached.
-async fn create_more_kymas(setup: &SingleRuntime) -> Result<()> {
+pub(crate) async fn create_more_kymas(setup: &SingleRuntime) -> Result<()> {
     for n in 0..4 {
         let kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
             "metadata": {"name": format!("more-{n}")}, "spec": {"channel": "regular"}});
@@ -21,7 +21,7 @@ async fn create_more_kymas(setup: &SingleRuntime) -> Result<()> {
 }
 
 /// Waits until a removal is held back, and returns its record in KCP.
-async fn removal_is_held(setup: &SingleRuntime) -> Result<Value> {
+pub(crate) async fn removal_is_held(setup: &SingleRuntime) -> Result<Value> {
     let releases = Api::<ConfigMap>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     let held = until("the removal to be held", async || {
         let data = releases.get(RELEASES).await?.data.unwrap_or_default();
@@ -31,7 +31,7 @@ async fn removal_is_held(setup: &SingleRuntime) -> Result<Value> {
 }
 
 /// Confirms a change as the operator does.
-async fn confirm(setup: &SingleRuntime, change: &str) -> Result<()> {
+pub(crate) async fn confirm(setup: &SingleRuntime, change: &str) -> Result<()> {
     let releases = Api::<ConfigMap>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     let confirmed = Patch::Merge(json!({"metadata": {"annotations": {annotation::CONFIRM: change}}}));
     releases.patch(RELEASES, &PatchParams::default(), &confirmed).await?;
