@@ -3,7 +3,10 @@
 use anyhow::Result;
 use clap::Args;
 use jiff::{Timestamp, tz::TimeZone};
-use tidewatch_receiver::controllers::catalog::check::{self, CheckOptions, Report};
+use tidewatch_receiver::controllers::catalog::{
+    check::{self, CheckOptions, Report},
+    visibility::restricted_modules,
+};
 
 use super::files;
 use crate::{exit, output};
@@ -48,7 +51,7 @@ impl Check {
         let mut sources = files::read(self.files.iter().chain(&self.against))?;
         let against = sources.split_off(self.files.len());
         let options = CheckOptions {
-            restricted: self.restricted_default_modules.as_ref().map(|modules| modules.iter().cloned().collect()),
+            restricted: self.restricted_default_modules.as_ref().map(restricted_modules),
             today: Timestamp::now().to_zoned(TimeZone::UTC).date(),
             whole: self.whole,
         };

@@ -13,7 +13,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tidewatch_receiver::{
     base::takeover::Takeover,
-    controllers::catalog::{check::Objects, preview::Live},
+    controllers::catalog::{check::Objects, preview::Live, visibility::restricted_modules},
     kube::runtime_access::list_all,
 };
 use tidewatch_shared::{
@@ -38,7 +38,7 @@ pub struct LiveFlags {
 
 impl LiveFlags {
     pub(super) fn restricted(&self) -> BTreeSet<String> {
-        self.restricted_default_modules.iter().cloned().collect()
+        restricted_modules(&self.restricted_default_modules)
     }
 
     /// Reads the input of a preview.

@@ -189,7 +189,7 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
         fence: fence.clone(),
         ..Default::default()
     };
-    let restricted_modules = config.restricted_default_modules.iter().cloned().collect();
+    let restricted_modules = catalog::visibility::restricted_modules(&config.restricted_default_modules);
     let catalog = catalog::Settings { restricted_modules, flags: config.catalog.clone() };
     let installed = if installs { installer::watches() } else { Vec::new() };
     let (plan, ..) = watcher::plan::<Arc<Watcher>>(installed.clone(), &[]);

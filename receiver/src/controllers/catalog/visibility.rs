@@ -151,6 +151,13 @@ impl Admission {
     }
 }
 
+/// Modules that a comma-separated list names, as `--restricted-default-modules` does; spaces around a name do not count.
+#[must_use]
+pub fn restricted_modules<T: AsRef<str>>(names: impl IntoIterator<Item = T>) -> BTreeSet<String> {
+    let names = names.into_iter().map(|name| name.as_ref().trim().to_owned());
+    names.filter(|name| !name.is_empty()).collect()
+}
+
 /// Name of the template of a module's version, to which channels resolve.
 #[must_use]
 pub fn template_name(module: &str, version: &str) -> String {
@@ -232,6 +239,13 @@ mod tests {
             assert_eq!(sees(false), seen, "{bits:04b}");
             assert!(!sees(true), "mandatory {bits:04b}");
         }
+    }
+
+    #[test]
+    fn spaces_in_the_list_of_restricted_modules_do_not_count() {
+        // A name that does not match would leave its module open to all Kymas.
+        assert_eq!(restricted_modules(["a", " b", "c ", "", " "]), ["a", "b", "c"].map(str::to_owned).into());
+        assert_eq!(restricted_modules([""]), BTreeSet::new());
     }
 
     #[test]

@@ -223,7 +223,7 @@ fn at_version(sources: &Sources<'_>, module: &str, follows: &Follow, version: St
         left_out(sources, Kind::Template, &name).unwrap_or_else(|| LookupError::NoTemplate(name.clone()))
     })?;
     if *follows != Follow::Mandatory {
-        allowed(sources.kyma_labels, admission, template, follows.as_str())?;
+        allowed(sources.kyma_labels, (meta, admission), template, follows.as_str())?;
     }
     let channel = match follows {
         Follow::Channel(channel) => Some(channel.clone()),
@@ -258,9 +258,12 @@ fn version_of(meta: &ModuleReleaseMeta, module: &str, channel: &str) -> Result<S
     found.ok_or_else(|| LookupError::NoSuchChannel { channel: channel.to_owned(), module: module.to_owned() })
 }
 
+/// Text for a Kyma that a restricted module does not select.
+const NOT_SELECTED: &str = ": restricted module not allowed for this Kyma";
+
 fn allowed(
     kyma_labels: &BTreeMap<String, String>,
-    admission: &Admission,
+    (meta, admission): (&ModuleReleaseMeta, &Admission),
     template: &ModuleTemplate,
     channel: &str,
 ) -> Result<(), LookupError> {
@@ -279,13 +282,17 @@ fn allowed(
     match admission {
         Admission::All => Ok(()),
         Admission::Selected(selector) if selector.matches(kyma_labels) => Ok(()),
-        Admission::Selected(_) => refused(": restricted module not allowed for this Kyma"),
+        Admission::Selected(_) => refused(NOT_SELECTED),
         Admission::Excluded(HidingRule::Mandatory) => mandatory(),
-        Admission::Excluded(HidingRule::MalformedSelector(_)) => refused(": the kymaSelector is not valid"),
+        Admission::Excluded(HidingRule::MalformedSelector(_)) => {
+            refused(": failed to parse kymaSelector on ModuleReleaseMeta")
+        }
         Admission::Excluded(HidingRule::SelectorWithoutRestriction) => {
             refused(": module has kymaSelector but is not in restricted modules list")
         }
-        // The incumbent's text for an absent or empty selector names no rule.
+        // An empty selector selects no Kyma.
+        Admission::Excluded(_) if meta.spec.kyma_selector.is_some() => refused(NOT_SELECTED),
+        // The incumbent's text for an absent selector names no rule.
         Admission::Excluded(_) => refused(""),
     }
 }
@@ -412,6 +419,18 @@ mod tests {
         assert!(fixed("1.2.3", newer).unwrap_err().contains("(from fast to 1.2.3)"));
     }
 
+    const NOT_SELECTED_TEXT: &str = "module template not allowed: restricted module not allowed for this Kyma";
+
+    fn with_selector(selector: Value) -> Value {
+        json!({"channels": [{"channel": "regular", "version": "1.2.3"}], "kymaSelector": selector})
+    }
+
+    #[test]
+    fn absent_selector_of_a_restricted_module_names_no_rule() {
+        let refused = check(Case { restricted: true, ..Case::default() });
+        assert_eq!(refused.unwrap_err(), "module template not allowed");
+    }
+
     #[test]
     fn lookup_errors_have_the_incumbents_messages() {
         let selector = json!({"channels": [{"channel": "regular", "version": "1.2.3"}], "kymaSelector": {"matchLabels": {"a": "b"}}});
@@ -448,7 +467,15 @@ mod tests {
                 Case { meta: Some(json!({"mandatory": {"version": "1.2.3"}})), ..Case::default() },
                 "no templates were found",
             ),
-            (Case { restricted: true, ..Case::default() }, "module template not allowed"),
+            (Case { meta: Some(with_selector(json!({}))), restricted: true, ..Case::default() }, NOT_SELECTED_TEXT),
+            (
+                Case {
+                    meta: Some(with_selector(json!({"matchExpressions": [{"key": "a", "operator": "Like"}]}))),
+                    restricted: true,
+                    ..Case::default()
+                },
+                "module template not allowed: failed to parse kymaSelector on ModuleReleaseMeta",
+            ),
             (
                 Case { meta: Some(selector.clone()), restricted: true, ..Case::default() },
                 "module template not allowed: restricted module not allowed for this Kyma",

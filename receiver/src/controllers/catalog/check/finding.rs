@@ -67,9 +67,9 @@ pub enum Code {
     TooLarge,
     /// The object is of another kind and not checked.
     OtherKind,
-    /// The selector has no requirement.
+    /// The selector has no requirement, or a restricted module has none.
     SelectsNobody,
-    /// The release meta has a selector although the module is not restricted.
+    /// The release meta has a selector although the module is not restricted, or is mandatory.
     NotRestricted,
     /// The release meta has no channel.
     NoChannel,

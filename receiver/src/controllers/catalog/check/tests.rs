@@ -327,12 +327,12 @@ fn changed_component_is_reported() {
 
 #[test]
 fn new_objects_are_checked_against_the_existing_ones() {
+    let open = || CheckOptions { restricted: None, ..options() };
     let before = || source("before", &catalog("1.0.0", Some("1.1.0")));
-    let whole =
-        |files: &[Source], whole| check(files, Some(&[before()]), &CheckOptions { whole, ..options() }).unwrap();
+    let whole = |files: &[Source], whole| check(files, Some(&[before()]), &CheckOptions { whole, ..open() }).unwrap();
     let meta = catalog("2.0.0", None).lines().last().unwrap().to_owned();
     let alone = source("now", &meta);
-    assert_eq!(codes(&check(slice::from_ref(&alone), None, &options()).unwrap()), [("unknown-version", 1)]);
+    assert_eq!(codes(&check(slice::from_ref(&alone), None, &open()).unwrap()), [("unknown-version", 1)]);
     assert_eq!(
         codes(&whole(slice::from_ref(&alone), false)),
         [("channel-removed", 1)],
@@ -350,6 +350,36 @@ fn selector_of_an_unrestricted_module_is_reported() {
     let found = |restricted| codes(&check(&files, None, &CheckOptions { restricted, ..options() }).unwrap());
     assert_eq!(found(Some(BTreeSet::new())), [("not-restricted", 49)]);
     assert_eq!(found(None), [], "the restricted modules are unknown");
+}
+
+#[test]
+fn selector_without_effect_or_missing_is_reported() {
+    let keda = Some(BTreeSet::from(["keda".to_owned()]));
+    let found = |change: Value, restricted: Option<BTreeSet<String>>| {
+        let files = [source("a", &format!("{}\n---\n{}", template("keda", "1.0.0", json!({})), meta(change)))];
+        let report = check(&files, None, &CheckOptions { restricted, ..options() }).unwrap();
+        let of_selectors = [Code::SelectsNobody, Code::NotRestricted];
+        let found = report.findings.into_iter().filter(|finding| of_selectors.contains(&finding.code));
+        found.map(|finding| (finding.code, finding.path, finding.message)).collect::<Vec<_>>()
+    };
+    let nobody = (
+        Code::SelectsNobody,
+        "spec.moduleName".to_owned(),
+        "no Kyma sees the module: it is restricted, and has no kymaSelector".to_owned(),
+    );
+    assert_eq!(found(json!({}), keda.clone()), [nobody]);
+    assert_eq!(found(json!({}), None), []);
+    assert_eq!(found(json!({"kymaSelector": {"matchLabels": {"a": "b"}}}), keda.clone()), []);
+    let mandatory =
+        json!({"channels": null, "mandatory": {"version": "1.0.0"}, "kymaSelector": {"matchLabels": {"a": "b"}}});
+    let ignored = (
+        Code::NotRestricted,
+        "spec.kymaSelector".to_owned(),
+        "every runtime has a mandatory module: its selector has no effect".to_owned(),
+    );
+    for restricted in [None, keda, Some(BTreeSet::new())] {
+        assert_eq!(found(mandatory.clone(), restricted), std::slice::from_ref(&ignored));
+    }
 }
 
 #[test]

@@ -114,8 +114,22 @@ fn check_channels(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'
 }
 
 fn check_selector(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'_>, findings: &mut Vec<Finding>) {
-    let Some(selector) = &meta.spec.kyma_selector else { return };
+    let restricted = context.options.restricted.as_ref();
+    let is_restricted = restricted.map(|restricted| restricted.contains(&meta.spec.module_name));
     let path = [Key("spec"), Key("kymaSelector")];
+    let Some(selector) = &meta.spec.kyma_selector else {
+        if is_restricted == Some(true) && meta.spec.mandatory.is_none() {
+            let message = "no Kyma sees the module: it is restricted, and has no kymaSelector";
+            let finding = object.finding(&[Key("spec"), Key("moduleName")], Code::SelectsNobody, message);
+            findings.push(finding.suggest("add a kymaSelector that names what those have who may see it"));
+        }
+        return;
+    };
+    if meta.spec.mandatory.is_some() && meta.spec.channels.is_none() {
+        let message = "every runtime has a mandatory module: its selector has no effect";
+        findings.push(object.finding(&path, Code::NotRestricted, message).suggest("remove the selector"));
+        return;
+    }
     match Selector::parse(selector) {
         Err(error) => {
             let message = format!("it cannot be read, so no Kyma sees the module: {error}");
@@ -138,8 +152,7 @@ fn check_selector(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'
         }
         Ok(_) => {}
     }
-    let restricted = context.options.restricted.as_ref();
-    if restricted.is_some_and(|restricted| !restricted.contains(&meta.spec.module_name)) {
+    if is_restricted == Some(false) {
         let message = "no Kyma sees the module: it has a selector, but is not restricted";
         let finding = object.finding(&path, Code::NotRestricted, message);
         findings.push(finding.suggest("remove the selector, or name the module in --restricted-default-modules"));
