@@ -8,6 +8,7 @@ mod install;
 mod mandatory;
 mod registry_faults;
 mod removal;
+mod restricted;
 mod takeover;
 mod upgrade;
 mod webhook;
