@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
 use tidewatch_shared::{
-    api::{CustomResourcePolicy, Kyma, Manifest},
+    api::{CustomResourcePolicy, Kyma, Manifest, ModuleReleaseMeta},
     names::label,
 };
 
@@ -124,9 +124,8 @@ pub(crate) fn due_after(
     });
     let surplus = manifests.iter().filter(|manifest| {
         let meta = module_of(manifest).and_then(|module| snapshot.release_meta(module));
-        let is_over = |meta: &tidewatch_shared::api::ModuleReleaseMeta| {
-            meta.spec.mandatory.is_none() || meta.metadata.deletion_timestamp.is_some()
-        };
+        let is_over =
+            |meta: &ModuleReleaseMeta| meta.spec.mandatory.is_none() || meta.metadata.deletion_timestamp.is_some();
         is_mandatory(manifest)
             && manifest.metadata.deletion_timestamp.is_none()
             && meta.is_some_and(|(meta, _)| is_over(meta))

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate},
+    api::ModuleTemplate,
     names::{annotation, finalizer},
 };
 

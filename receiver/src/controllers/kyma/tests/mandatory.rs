@@ -178,3 +178,25 @@ async fn deletion_of_a_kyma_waits_for_its_mandatory_modules_and_names_them() {
     bed.kyma().await;
     assert_eq!(bed.status()["lastOperation"]["operation"], "waiting for the objects in the runtime to be deleted");
 }
+
+#[tokio::test]
+async fn optional_module_passes_to_the_user_who_selects_it() {
+    let mut bed = Bed::with_mandatory().await;
+    bed.kyma().await;
+    let (id, manifest) = bed.manifest_of("warden").unwrap();
+    let mut optional = warden();
+    optional["spec"]["mandatory"] = Value::Null;
+    optional["spec"]["channels"] = json!([]);
+    bed.set_metas(&[keda(), optional]);
+    // With a fixed version the two Manifests differ in the label alone.
+    let selected = json!([{"name": "warden", "version": "1.0.0", "managed": true}]);
+    bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = selected);
+    bed.kyma().await;
+    let now = bed.kcp.object(&id).unwrap();
+    assert_eq!(now["metadata"]["uid"], manifest["metadata"]["uid"]);
+    assert_eq!(now["metadata"]["labels"].get(label::MANDATORY_MODULE), None);
+    assert_eq!(bed.status()["modules"][0]["name"], "warden");
+    bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([]));
+    bed.kyma().await;
+    assert!(bed.kcp.object(&id).unwrap()["metadata"]["deletionTimestamp"].is_string());
+}
