@@ -104,6 +104,18 @@ pub(super) const ALERTS: &[Alert] = &[
         remedy: "Follow [troubleshooting](../modules.md#troubleshoot); move the channel to a version that works.",
     },
     Alert {
+        name: "TidewatchMandatoryModulesInError",
+        expression: "sum by (module_name) (lifecycle_mgr_mandatory_module_state{state=\"Error\"}) > 0",
+        pending: "15m",
+        severity: "warning",
+        summary: "A mandatory module is in state Error in at least one runtime",
+        meaning: "Its objects cannot be applied, or its manager does not become ready. No Kyma shows mandatory modules.",
+        checks: "`status.lastOperation` of the Manifests with the label `operator.kyma-project.io/mandatory-module=true` names the object and \
+                 the cause.",
+        remedy: "Follow [troubleshooting](../modules.md#troubleshoot); set `spec.mandatory.version` of the release meta to a version that \
+                 works, which may be a lower one.",
+    },
+    Alert {
         name: "TidewatchModuleRemovalBlocked",
         expression: "sum by (module_name) (lifecycle_mgr_module_state{state=\"Deleting\"}) > 0",
         pending: "24h",
