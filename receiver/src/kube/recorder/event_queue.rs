@@ -12,9 +12,9 @@ use tokio::time::Instant;
 use super::event_diff::{PendingEvent, Regarding};
 
 /// Maximum number of pending Events.
-const CAPACITY: usize = 1_000;
+const CAPACITY: usize = 2_000;
 /// Events of one object that are accepted at once, enough for a Kyma with all its modules. A user can select 500 modules, and
-/// cause an Event for each; thirty such users do not fill the queue.
+/// cause an Event for each; thirty such users fill half of the queue.
 const BURST: u32 = 32;
 /// Interval of the Events of one object beyond them: 100 objects then take the whole rate of the writes.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -76,11 +76,11 @@ impl EventQueue {
     /// # Errors
     /// [`DropReason`].
     pub(super) fn post(&mut self, event: PendingEvent, now: Instant) -> Result<(), DropReason> {
-        if self.pending.len() >= CAPACITY {
-            return Err(DropReason::Full);
-        }
         if !self.shares.charge(self.hasher.hash_one(share_key(&event.regarding)), now) {
             return Err(DropReason::Share);
+        }
+        if self.pending.len() >= CAPACITY {
+            return Err(DropReason::Full);
         }
         self.pending.push_back(event);
         Ok(())

@@ -193,8 +193,8 @@ fn queue_is_bounded_and_joins_equal_events_into_a_series() {
         event.regarding.name = format!("k-{number}");
         event
     };
-    let full: Vec<_> = (0..1_001).filter_map(|number| queue.post(about(number), now).err()).collect();
-    assert_eq!((full, queue.pending.len()), (vec![DropReason::Full], 1_000));
+    let full: Vec<_> = (0..2_001).filter_map(|number| queue.post(about(number), now).err()).collect();
+    assert_eq!((full, queue.pending.len()), (vec![DropReason::Full], 2_000));
     queue.pending.clear();
     (0..5).for_each(|_| queue.post(pending("a"), now).unwrap());
     assert_eq!(queue.next(now).unwrap().series, None);
