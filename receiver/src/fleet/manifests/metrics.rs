@@ -27,6 +27,9 @@ metric_set! {
         manifests_by_place: OnceLock<[Gauge; 6]> = _,
         /// Enqueues of Manifests that merged into work already queued.
         coalesced: Counter = "manifest_queue_coalesced",
+        /// Reconciles after which their runtime shares the workers of slow runtimes, because its reconciles have taken more
+        /// than its share of time.
+        busy: Counter = "manifest_queue_busy",
         /// Waiting time of the Manifest that has been ready longest, by priority.
         oldest: Family<PriorityLabel, Gauge<f64, AtomicU64>> = "manifest_queue_oldest_seconds",
     }
@@ -40,6 +43,7 @@ impl Metrics {
             self.oldest.get_or_create(&PriorityLabel { priority: priority.as_str() }).set(age);
         }
         self.coalesced.inner().store(queue.coalesced(), Ordering::Relaxed);
+        self.busy.inner().store(queue.busy(), Ordering::Relaxed);
     }
 
     pub(super) fn reconciled(&self, outcome: &ReconcileOutcome) {

@@ -77,6 +77,8 @@ pub(crate) struct Queue<K, G = K> {
     slow_slots: usize,
     /// Enqueues that merged into work already queued.
     coalesced: u64,
+    /// Reconciles after which their runtime had used up its share of time.
+    busy: u64,
     /// Time of the next key of [`Self::enqueue_paced`].
     paced: Option<Instant>,
     random: Random,
@@ -101,6 +103,7 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
             slow_running: 0,
             slow_slots: (slots / 4).max(1),
             coalesced: 0,
+            busy: 0,
             paced: None,
             random: Random::new(seed),
         }
@@ -264,9 +267,13 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         if is_gone {
             self.entries.remove(key);
         }
-        let is_slow = now.saturating_duration_since(since) >= SLOW || outcome.class == Some(ErrorClass::Transport);
+        let spent = now.saturating_duration_since(since);
+        let is_slow = spent >= SLOW || outcome.class == Some(ErrorClass::Transport);
+        // A slow reconcile has its own rule, and a runtime leaves the lane as soon as it is fast again.
+        let is_busy = !is_slow && self.charge(key, group.as_ref(), spent, now);
+        self.busy += u64::from(is_busy);
         let is_answered = outcome.class.is_some() || !(outcome.failed | outcome.ended).is_empty();
-        let lane = is_slow.then_some(Lane::Slow).or_else(|| is_answered.then_some(Lane::Normal));
+        let lane = (is_slow || is_busy).then_some(Lane::Slow).or_else(|| is_answered.then_some(Lane::Normal));
         self.release(key, group.as_ref(), lane, now);
         let entry = self.entries.get_mut(key)?;
         let deferred = outcome.deferred.both(taken.work).minus(outcome.failed);
@@ -288,6 +295,14 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         }
         self.arrange(key, now);
         backoff
+    }
+
+    /// Adds a reconcile to the busy time of its runtime. Returns true if the runtime has used up its share.
+    fn charge(&mut self, key: &K, group: Option<&G>, spent: Duration, now: Instant) -> bool {
+        match group {
+            Some(group) => self.groups.charge(group, spent, now),
+            None => self.entries.get_mut(key).is_some_and(|entry| entry.busy.charge(spent, now)),
+        }
     }
 
     /// Frees the slot of a reconcile that ended, for the entries of its group that wait for one, and sets the lane of its

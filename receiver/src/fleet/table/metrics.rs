@@ -80,6 +80,9 @@ metric_set! {
         kymas_by_place: OnceLock<[Gauge; 5]> = _,
         /// Enqueues that merged into work already queued.
         coalesced: Counter = "queue_coalesced",
+        /// Reconciles after which their runtime shares the workers of slow runtimes, because its reconciles have taken more
+        /// than its share of time.
+        busy: Counter = "queue_busy",
         /// Waiting time of the Kyma that has been ready longest, by priority.
         oldest: Family<PriorityLabel, Gauge<f64, AtomicU64>> = "queue_oldest_seconds",
         pub(super) forward: forward::Metrics = ..,
@@ -195,6 +198,7 @@ impl Metrics {
             self.oldest.get_or_create(&PriorityLabel { priority: priority.as_str() }).set(age);
         }
         self.coalesced.inner().store(queue.coalesced(), Ordering::Relaxed);
+        self.busy.inner().store(queue.busy(), Ordering::Relaxed);
     }
 
     pub(super) fn reconciled(&self, outcome: &ReconcileOutcome) {

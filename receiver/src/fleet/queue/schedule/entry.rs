@@ -10,13 +10,32 @@ use crate::{
     fleet::queue::{Priority, QueuedWork, ReconcileOutcome, WorkSet, merge_into},
 };
 
-/// Lane of a runtime. Runtimes that the last reconcile could not reach, or that were slow, wait in a lane of their own,
-/// so that they cannot occupy all slots.
+/// Time that the reconciles of a runtime may take at once, many times that of the installation of all modules.
+pub(super) const BUSY: Duration = Duration::from_secs(20);
+/// Beyond it, they may take one second in so many, without pause.
+pub(super) const SHARE_DIVISOR: u32 = 10;
+
+/// Lane of a runtime. Runtimes that the last reconcile could not reach, that were slow, or whose reconciles take more than
+/// their share of time, wait in a lane of their own, so that they cannot occupy all slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Lane {
     #[default]
     Normal,
     Slow,
+}
+
+/// Time that the reconciles of a runtime have taken beyond its share of a worker (GCRA): the time at which all of it is
+/// worked off.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct BusyTime(Option<Instant>);
+
+impl BusyTime {
+    /// Adds a reconcile. Returns true if the runtime has used up its share.
+    pub(super) fn charge(&mut self, spent: Duration, now: Instant) -> bool {
+        let worked_off = self.0.unwrap_or(now).max(now) + spent * SHARE_DIVISOR;
+        self.0 = Some(worked_off);
+        worked_off.saturating_duration_since(now) > BUSY * SHARE_DIVISOR
+    }
 }
 
 /// Position of an entry, kept so that it can be removed directly.
@@ -53,6 +72,8 @@ pub(super) struct Entry<G> {
     pub(super) gone: bool,
     /// Lane of an entry without group.
     pub(super) lane: Lane,
+    /// Busy time of an entry without group.
+    pub(super) busy: BusyTime,
     pub(super) failures: u32,
     /// End of the backoff, and the time of the failure.
     pub(super) backoff: Option<(Instant, Instant)>,
@@ -85,6 +106,7 @@ impl<G> Default for Entry<G> {
             enqueued_meanwhile: false,
             gone: false,
             lane: Lane::default(),
+            busy: BusyTime::default(),
             failures: 0,
             backoff: None,
             rest: None,

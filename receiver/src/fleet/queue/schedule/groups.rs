@@ -3,9 +3,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     hash::Hash,
+    time::Duration,
 };
 
-use super::entry::Lane;
+use tokio::time::Instant;
+
+use super::entry::{BusyTime, Lane};
 use crate::fleet::queue::Priority;
 
 /// Groups by key. A group exists while it has a member or a reconcile in progress.
@@ -23,6 +26,8 @@ pub(super) struct Groups<G, K> {
 struct Group<K> {
     /// Lane of all its entries, which share a runtime.
     lane: Lane,
+    /// Of the reconciles of all its entries.
+    busy: BusyTime,
     members: BTreeSet<K>,
     running: usize,
     ready: BTreeMap<(Priority, u64), K>,
@@ -34,6 +39,7 @@ impl<K> Default for Group<K> {
     fn default() -> Self {
         Self {
             lane: Lane::default(),
+            busy: BusyTime::default(),
             members: BTreeSet::new(),
             running: 0,
             ready: BTreeMap::new(),
@@ -79,6 +85,11 @@ impl<G: Clone + Eq + Hash, K: Clone + Ord> Groups<G, K> {
 
     pub(super) fn lane(&self, group: &G) -> Lane {
         self.groups.get(group).map_or(Lane::Normal, |group| group.lane)
+    }
+
+    /// Adds a reconcile to the busy time of a group. Returns true if the group has used up its share.
+    pub(super) fn charge(&mut self, group: &G, spent: Duration, now: Instant) -> bool {
+        self.groups.get_mut(group).is_some_and(|group| group.busy.charge(spent, now))
     }
 
     /// Sets the lane. Returns the entries with a position in the previous lane.

@@ -46,6 +46,11 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         self.coalesced
     }
 
+    /// Reconciles after which their runtime had used up its share of time.
+    pub(crate) const fn busy(&self) -> u64 {
+        self.busy
+    }
+
     /// Time since which the longest waiting entry of a priority has been ready, with or without a free slot.
     pub(crate) fn oldest(&self, priority: Priority) -> Option<Instant> {
         let first = self.ready.iter().filter_map(|lane| Some(lane[priority as usize].first_key_value()?.1));

@@ -183,6 +183,42 @@ fn unreachable_runtimes_get_a_quarter_of_the_slots() {
     assert_eq!(keys(&mut queue, now), [slow], "a success leaves the lane");
 }
 
+/// Thirty users change their Kymas all the time, and each reconcile takes a second. A hundred others change theirs every six
+/// seconds; they wait only while the former have not used up their shares.
+#[test]
+fn busy_runtimes_do_not_make_others_wait() {
+    const STEP: Duration = Duration::from_millis(100);
+    let (slots, hostile, others) = (16, 30, 100);
+    let (mut queue, start) = queue(hostile + others, slots);
+    let (mut running, mut waits) = (Vec::<(Instant, u32, QueuedWork)>::new(), Vec::new());
+    let mut since: HashMap<u32, Instant> = HashMap::new();
+    for step in 0..1_800 {
+        let now = start + STEP * step;
+        let (ended, rest) = running.into_iter().partition(|(end, ..)| *end <= now);
+        running = rest;
+        for (_, key, job) in ended {
+            queue.finish(&key, &job, &ReconcileOutcome::ended(job.work), now);
+        }
+        (0..hostile).for_each(|key| queue.enqueue(&key, queued(Priority::User), now));
+        for key in (hostile..hostile + others).filter(|key| key % 60 == step % 60) {
+            queue.enqueue(&key, queued(Priority::User), now);
+            since.insert(key, now);
+        }
+        while running.len() < usize::try_from(slots).unwrap() {
+            let Some((key, job)) = queue.take(now) else { break };
+            let duration = if key < hostile { S } else { STEP };
+            running.push((now + duration, key, job));
+            if let Some(began) = since.remove(&key) {
+                waits.push((step, now - began));
+            }
+        }
+    }
+    // 30 users use up 600 s with 16 workers in less than 50 s.
+    let late: Vec<_> = waits.iter().filter(|(step, wait)| *step > 600 && *wait > 2 * STEP).collect();
+    assert!(waits.len() > 2_900 && late.is_empty(), "{} changes, {} of them late: {late:?}", waits.len(), late.len());
+    assert!(queue.busy() > 0);
+}
+
 #[test]
 fn slow_runtimes_get_a_quarter_of_the_slots_and_a_longer_time_limit() {
     let (mut queue, start) = queue(20, 8);
