@@ -14,6 +14,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
+use rustix::process::setpriority_process;
 use tidewatch_shared::{
     exchange::EVENTS_PATH,
     identity::Epoch,
@@ -44,6 +45,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
 const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
 /// Name of its thread.
 const THREAD: &str = "flood";
+/// Nice value (setpriority(2)).
+const LOWEST_PRIORITY: i32 = 19;
 const CONTENT_TYPE: &str = "application/cloudevents-batch+json";
 
 const DATA: u8 = 0;
@@ -122,10 +125,27 @@ impl Flooder {
     /// # Errors
     /// When no thread can be started.
     pub fn open(&self, address: SocketAddr, per_second: u32) -> Result<Flood> {
+        self.open_at(address, per_second, 0)
+    }
+
+    /// As [`Flooder::open`], in the time that all other processes leave: many flooding clients would otherwise measure the
+    /// machine that they share with the receiver.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn open_in_background(&self, address: SocketAddr, per_second: u32) -> Result<Flood> {
+        self.open_at(address, per_second, LOWEST_PRIORITY)
+    }
+
+    fn open_at(&self, address: SocketAddr, per_second: u32, nice: i32) -> Result<Flood> {
         let mut builder = runtime::Builder::new_multi_thread();
         let runtime = builder
             .worker_threads(1)
             .thread_name(THREAD)
+            .on_thread_start(move || {
+                // On Linux that of the calling thread alone. Lowering it needs no privilege.
+                let _ = setpriority_process(None, nice);
+            })
             .enable_all()
             .build()
             .context("start the thread of the flood")?;

@@ -68,7 +68,7 @@ impl Attacks {
     ) -> Result<()> {
         let agent = fleet.members_mut()[member].take_agent().context("the agent runs already")?;
         match attack {
-            Attack::Flood => self.floods.push(Flooder::new(agent)?.open(fleet.receiver()?, FLOOD_RATE)?),
+            Attack::Flood => self.floods.push(Flooder::new(agent)?.open_in_background(fleet.receiver()?, FLOOD_RATE)?),
             Attack::HeldBodies => self.hold_bodies(agent),
             Attack::Runtime => {
                 let client = fleet.enrolment_client(member, endpoint, false);
