@@ -204,7 +204,7 @@ fn busy_runtimes_do_not_make_others_wait() {
             queue.enqueue(&key, queued(Priority::User), now);
             since.insert(key, now);
         }
-        while running.len() < usize::try_from(slots).unwrap() {
+        while running.len() < slots {
             let Some((key, job)) = queue.take(now) else { break };
             let duration = if key < hostile { S } else { STEP };
             running.push((now + duration, key, job));
