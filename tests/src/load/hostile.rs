@@ -33,8 +33,8 @@ const UNKNOWN_MODULES: usize = 430;
 /// Length of their names, for selections just below the receiver's limit of 32 KiB, and far above it.
 const NAME_LENGTHS: [usize; 2] = [70, 250];
 
-/// What one hostile runtime does. Each attack would hinder the others if one runtime made them all: a runtime that floods is
-/// no longer served.
+/// Attack of one hostile runtime. Each would hinder the others if one runtime made them all: a runtime that floods is no
+/// longer served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
     /// Its agent sends above its rate over four connections, and ignores each `Retry-After`.
