@@ -1,5 +1,5 @@
-//! Shared test fixtures: a fake API server, a client of one that is a function, a fake OCI registry, and a temporary
-//! folder.
+//! Shared test fixtures: a fake API server, a client of one that is a function, contents of a cache, a fake OCI registry, and
+//! a temporary folder.
 
 mod api_server;
 pub(crate) mod registry;
@@ -9,9 +9,31 @@ use std::{convert::Infallible, fs, future, path::PathBuf, sync::Arc};
 use bytes::Bytes;
 use http::{Request, StatusCode, request::Parts};
 use http_body_util::{BodyExt as _, Full};
-use kube::{Client, client::Body};
+use kube::{
+    Client,
+    client::Body,
+    runtime::{
+        reflector::{Lookup, store::Writer},
+        watcher::Event,
+    },
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 pub(crate) use self::api_server::{FakeApiServer, Fault, Response};
+
+/// Replaces the content of a cache by these objects, as a completed list does.
+pub(crate) fn fill<K>(writer: &mut Writer<K>, objects: &[Value])
+where
+    K: Lookup + Clone + DeserializeOwned + 'static,
+    K::DynamicType: Default + Clone + Eq + std::hash::Hash,
+{
+    writer.apply_watcher_event(&Event::Init);
+    for object in objects {
+        writer.apply_watcher_event(&Event::InitApply(serde_json::from_value(object.clone()).unwrap()));
+    }
+    writer.apply_watcher_event(&Event::InitDone);
+}
 
 /// Client of a server that computes each response from the request's head and body; `None` never responds.
 pub(crate) fn client<A, T>(namespace: &str, answer: A) -> Client

@@ -13,10 +13,7 @@ mod takeover;
 
 use std::sync::{Arc, Mutex};
 
-use kube::runtime::{
-    reflector::{self, Lookup, Store, store::Writer},
-    watcher::Event,
-};
+use kube::runtime::reflector::{self, Lookup, Store, store::Writer};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tidewatch_shared::{
@@ -32,7 +29,7 @@ use crate::{
     fleet::queue::{Drift, Priority},
     kube::recorder::{self, EventRecorder},
     oci::digest::Digest,
-    testing::{FakeApiServer, Fault},
+    testing::{FakeApiServer, Fault, fill},
 };
 
 /// Time limit of a reconcile in these tests.
@@ -71,18 +68,6 @@ where
     let (reader, mut writer) = store();
     fill(&mut writer, objects);
     (reader, writer)
-}
-
-fn fill<K>(writer: &mut Writer<K>, objects: &[Value])
-where
-    K: Lookup + Clone + DeserializeOwned + 'static,
-    K::DynamicType: Default + Clone + Eq + std::hash::Hash,
-{
-    writer.apply_watcher_event(&Event::Init);
-    for object in objects {
-        writer.apply_watcher_event(&Event::InitApply(serde_json::from_value(object.clone()).unwrap()));
-    }
-    writer.apply_watcher_event(&Event::InitDone);
 }
 
 fn of_kyma_group(kind: &str, name: &str, spec: Value) -> Value {

@@ -1,14 +1,15 @@
 //! The task against a fake KCP.
 
-use kube::runtime::{
-    reflector::{self, Lookup, store::Writer},
-    watcher::Event,
-};
-use serde::de::DeserializeOwned;
+use kube::runtime::reflector::{self, store::Writer};
 use serde_json::Value;
 
 use super::*;
-use crate::{controllers::catalog, kube::WriteBudgets, kube::recorder, testing::FakeApiServer};
+use crate::{
+    controllers::catalog,
+    kube::WriteBudgets,
+    kube::recorder,
+    testing::{FakeApiServer, fill},
+};
 
 const META: &str = "modulereleasemetas/warden";
 const MANIFEST: &str = "manifests/k-warden-1";
@@ -20,18 +21,6 @@ struct Bed {
     manifests: Writer<Manifest>,
     catalog: Catalog,
     finalizers: Finalizers,
-}
-
-fn fill<K>(writer: &mut Writer<K>, objects: &[Value])
-where
-    K: Lookup + Clone + DeserializeOwned + 'static,
-    K::DynamicType: Default + Clone + Eq + std::hash::Hash,
-{
-    writer.apply_watcher_event(&Event::Init);
-    for object in objects {
-        writer.apply_watcher_event(&Event::InitApply(serde_json::from_value(object.clone()).unwrap()));
-    }
-    writer.apply_watcher_event(&Event::InitDone);
 }
 
 fn object(kind: &str, labels: &Value, spec: &Value) -> Value {
