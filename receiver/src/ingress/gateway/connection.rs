@@ -336,7 +336,7 @@ fn report_end<S: Service>(service: &S, runtime: &RuntimeId, reason: &'static str
     let limiter = &service.port().limiter;
     match reason {
         FLOOD => limiter.block(runtime, Instant::now()),
-        BROKEN => limiter.strike(runtime, Instant::now()),
+        BROKEN => limiter.count_broken_connection(runtime, Instant::now()),
         _ => {}
     }
     if may_be_lost && [PEER, "timeout", "incomplete", BROKEN].contains(&reason) {

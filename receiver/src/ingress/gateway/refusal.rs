@@ -246,6 +246,28 @@ impl Refusal {
         )
     }
 
+    /// True if the admitted request itself is at fault, and not a limit, the network or the receiver's state.
+    pub(super) const fn is_invalid_request(self) -> bool {
+        matches!(
+            self,
+            Self::Route
+                | Self::Method
+                | Self::GetOnly
+                | Self::Query
+                | Self::Encoding
+                | Self::TransferEncoding
+                | Self::Host
+                | Self::Authority
+                | Self::ContentType
+                | Self::TooLarge(_)
+                | Self::TooManyEvents(_)
+                | Self::Signature(_)
+                | Self::Replay
+                | Self::Malformed
+                | Self::Source
+        )
+    }
+
     /// Adds a charge made since the refusal to the wait, so that a client that honours `Retry-After` is admitted.
     pub(super) const fn extended_by(self, cost: Duration) -> Self {
         if let Self::Rate(wait) = self { Self::Rate(wait.saturating_add(cost)) } else { self }

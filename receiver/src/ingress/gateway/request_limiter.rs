@@ -24,6 +24,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Strikes for a broken connection, for example one that the HTTP library closed for abuse.
 const STRIKES_PER_BROKEN_CONNECTION: u32 = 10;
+/// Strikes for an invalid request. It was admitted, which cancelled one.
+const STRIKES_PER_INVALID_REQUEST: u32 = 2;
 /// Duration of a first block.
 const MIN_BLOCK: Duration = Duration::from_secs(1);
 /// Upper bound of a block.
@@ -32,8 +34,8 @@ const MAX_BLOCK: Duration = Duration::from_secs(60);
 /// Limits of one runtime.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Sustained requests per second. An agent has one events request in flight, so an object that changes constantly
-    /// causes a few hundred per second.
+    /// Sustained requests per second. An agent has one events request in flight, and sends what changed meanwhile
+    /// with the next one, so objects that change constantly are delayed by a rate, not lost.
     pub per_second: u32,
     /// Requests in a burst after a pause.
     pub burst: u32,
@@ -44,8 +46,8 @@ pub struct Limits {
     /// Connections; beyond it the oldest one closes. An agent has one, and a second one while it renews its
     /// certificate.
     pub connections: usize,
-    /// Refusals for rate or concurrency before the runtime is blocked for a while; each admitted request cancels one. A
-    /// client that honours `Retry-After` never has more than a few.
+    /// Refusals for rate, concurrency or an invalid request before the runtime is blocked for a while; each valid
+    /// request cancels one. A client that honours `Retry-After` never has more than a few.
     pub strikes: u32,
     /// Runtimes in the table. Beyond it, new ones are refused until another one is inactive and swept.
     pub runtimes: usize,
@@ -54,7 +56,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            per_second: 200,
+            per_second: 50,
             burst: 400,
             bytes_per_request: 16 << 10,
             in_flight: 4,
@@ -88,7 +90,7 @@ struct RuntimeState {
     breaker: CircuitBreaker,
 }
 
-/// Blocks a runtime that ignores `Retry-After`.
+/// Blocks a runtime that ignores `Retry-After`, or sends invalid requests.
 #[derive(Debug, Default)]
 struct CircuitBreaker {
     strikes: u32,
@@ -167,9 +169,18 @@ impl RequestLimiter {
     }
 
     /// Counts a broken connection towards a block.
-    pub(super) fn strike(&self, runtime: &RuntimeId, now: Instant) {
+    pub(super) fn count_broken_connection(&self, runtime: &RuntimeId, now: Instant) {
+        self.strike(runtime, STRIKES_PER_BROKEN_CONNECTION, now);
+    }
+
+    /// Counts an invalid request towards a block: it costs as much as a valid one, and agents do not send it.
+    pub(super) fn count_invalid_request(&self, runtime: &RuntimeId, now: Instant) {
+        self.strike(runtime, STRIKES_PER_INVALID_REQUEST, now);
+    }
+
+    fn strike(&self, runtime: &RuntimeId, count: u32, now: Instant) {
         let max = self.limits.strikes;
-        self.update(runtime, |state| state.breaker.strike(STRIKES_PER_BROKEN_CONNECTION, max, now));
+        self.update(runtime, |state| state.breaker.strike(count, max, now));
     }
 
     /// Returns the end of the runtime's block, if it is blocked.

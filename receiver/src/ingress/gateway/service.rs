@@ -165,8 +165,8 @@ impl Port {
     }
 }
 
-/// Counts, authenticates and processes one request; after a refusal discards the rest of its body and charges it. The
-/// flag is true if the connection must close after the response.
+/// Counts, authenticates and processes one request; after a refusal discards the rest of its body and charges its
+/// runtime. The flag is true if the connection must close after the response.
 pub(super) async fn handle<S: Service, B: Body<Data = Bytes> + Send>(
     service: &S,
     request: Request<B>,
@@ -191,11 +191,15 @@ pub(super) async fn handle<S: Service, B: Body<Data = Bytes> + Send>(
         Err(refusal) => refusal,
     };
     let client = client.as_ref().ok();
+    let runtime = client.and_then(|client| S::charged(client, refusal));
     let rest = discard(&parts, body, announced, refusal == Refusal::BodyTimeout).await;
-    if rest.bytes > 0
-        && let Some(runtime) = client.and_then(|client| S::charged(client, refusal))
-    {
-        refusal = refusal.extended_by(port.limiter.charge(runtime, rest.bytes, Now::read()));
+    if let Some(runtime) = runtime {
+        if rest.bytes > 0 {
+            refusal = refusal.extended_by(port.limiter.charge(runtime, rest.bytes, Now::read()));
+        }
+        if refusal.is_invalid_request() {
+            port.limiter.count_invalid_request(runtime, ended.instant);
+        }
     }
     service.record(parts.uri.path(), client, refusal);
     let is_last = match service.owner(peer) {
@@ -205,6 +209,5 @@ pub(super) async fn handle<S: Service, B: Body<Data = Bytes> + Send>(
         // Frees the connection for another client.
         Owner::Unidentified => true,
     };
-    let runtime = client.and_then(|client| S::charged(client, refusal));
     (service.refuse(refusal, runtime, ended), is_last || rest.must_close)
 }

@@ -39,11 +39,15 @@ const MAX_HEAD_BYTES: u32 = 48 << 10;
 /// Connections of one runtime at most: the incumbent may open one for each event while an older one is in use.
 const MAX_RUNTIME_CONNECTIONS: usize = 64;
 
+/// Sustained requests per second of one runtime: the incumbent sends one for each event, and no request costs a
+/// verification.
+const REQUESTS_PER_SECOND: u32 = 200;
+
 /// Returns the settings of this port: the gateway's defaults with the limits of v2. The trust domain is unused.
 #[must_use]
 pub fn settings(address: SocketAddr, domain: TrustDomain) -> Settings {
     let settings = Settings::new(address, Vec::new(), domain);
-    let limits = Limits { connections: MAX_RUNTIME_CONNECTIONS, ..settings.limits };
+    let limits = Limits { connections: MAX_RUNTIME_CONNECTIONS, per_second: REQUESTS_PER_SECOND, ..settings.limits };
     Settings { max_body: MAX_BODY_BYTES, max_head: MAX_HEAD_BYTES, limits, ..settings }
 }
 

@@ -376,3 +376,34 @@ async fn lagging_receiver_sheds_some_requests_and_serves_others() {
     let refused = metrics.port.refused.get_or_create(&RefusalLabels { route: "events", reason: "late" }).get();
     assert!(refused > 50 && intake.count() > 10, "{refused} {}", intake.count());
 }
+
+/// Requests within the rate of a runtime, each of which costs the receiver a verification.
+#[tokio::test]
+async fn runtime_that_repeats_invalid_requests_is_blocked() {
+    type Make = fn(&Agent, u64) -> Sent;
+    let cases: [(&str, Make); 4] = [
+        ("replay", |agent, _| changed(agent, 1, |_| {})),
+        ("digest", |agent, counter| changed(agent, counter, set(CONTENT_DIGEST, "sha-256=:AAAA:"))),
+        ("malformed", |agent, counter| signed(agent, counter, &json!({}))),
+        ("method", |agent, counter| changed(agent, counter, |request| *request.method_mut() = Method::GET)),
+    ];
+    for (name, make) in cases {
+        let agent = good();
+        let mut settings = settings();
+        settings.limits.strikes = 10;
+        let handler = V3Handler::new(&settings, RecordingIntake::default(), metrics());
+        let peer = Peer::read(&agent.identity.chain[0], &domain());
+        for counter in 1..=9 {
+            assert_ne!(handler.handle(make(&agent, counter), &peer).await.0.status(), 429, "{name}: {counter}");
+            let valid = handler.handle(changed(&agent, 100 + counter, |_| {}), &peer).await.0;
+            assert_eq!(valid.status(), 202, "{name}: a few of them do no harm between valid ones");
+        }
+        let mut sent = 0;
+        while handler.handle(make(&agent, 200), &peer).await.0.status() != 429 {
+            sent += 1;
+            assert!(sent < 20, "{name}: never blocked");
+        }
+        let (response, must_close) = handler.handle(changed(&agent, 300, |_| {}), &peer).await;
+        assert_eq!((response.status().as_u16(), must_close), (429, true), "{name}");
+    }
+}
