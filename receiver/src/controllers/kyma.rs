@@ -514,7 +514,11 @@ impl Reconcile<'_> {
             self.outcome.ended = self.outcome.ended.minus(WorkSet::of(&[Work::Kyma]));
         }
         let old = kyma.status.clone().unwrap_or_default();
-        self.findings.modules = Some(apply::apply(ctx, self.key, kyma, decisions, &old).await?);
+        let mut statuses = apply::apply(ctx, self.key, kyma, decisions, &old).await?;
+        if let Some(refused) = module_status::limit_refused(&mut statuses) {
+            self.findings.failure.get_or_insert(refused);
+        }
+        self.findings.modules = Some(statuses);
         self.findings.channel = Some(wanted.channel.clone());
         Ok(())
     }

@@ -13,6 +13,10 @@ use super::{
 };
 use crate::controllers::{manifest::is_synced, status::known};
 
+/// Maximal number of modules in a status that cannot be installed. An API server needs as much time for a status with
+/// hundreds of entries as for many small writes.
+const MAX_REFUSED: usize = 50;
+
 /// The status of a resolved module. `manifest` is its current Manifest; without one the module is not installed yet.
 pub(crate) fn resolved(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>) -> ModuleStatus {
     let status = ModuleStatus {
@@ -63,6 +67,22 @@ pub(crate) fn unresolved(
         manifest: manifest.map(|manifest| tracking("Manifest", manifest)),
         ..old
     }
+}
+
+/// Removes all but the first entries of modules that are in state Error and not installed, in their order. Returns the
+/// text that reports the removed ones.
+pub(crate) fn limit_refused(statuses: &mut Vec<ModuleStatus>) -> Option<String> {
+    let mut refused = 0_usize;
+    statuses.retain(|status| {
+        let is_refused = status.state == State::Error && status.manifest.is_none();
+        refused += usize::from(is_refused);
+        !is_refused || refused <= MAX_REFUSED
+    });
+    (refused > MAX_REFUSED).then(|| {
+        format!(
+            "{refused} of the selected modules cannot be installed; the status shows the first {MAX_REFUSED} of them"
+        )
+    })
 }
 
 /// The status of a deselected module as long as its Manifest exists.

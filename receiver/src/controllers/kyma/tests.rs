@@ -376,6 +376,34 @@ async fn unknown_module_is_a_user_error_and_ends_the_work() {
     assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
 }
 
+/// A status with hundreds of entries costs the control plane as much as many small writes.
+#[tokio::test]
+async fn status_shows_the_first_of_many_unknown_modules() {
+    let mut bed = Bed::with_keda().await;
+    let unknown = |from: usize| (from..430).map(|n| json!({"name": format!("a{n:03}")}));
+    let keda = json!({"name": "keda"});
+    let select = |bed: &mut Bed, from| {
+        bed.runtime.edit("kymas/default", |kyma| {
+            kyma["spec"]["modules"] = unknown(from).chain([keda.clone()]).collect();
+        });
+    };
+    select(&mut bed, 0);
+    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
+    let text = "430 of the selected modules cannot be installed; the status shows the first 50 of them";
+    for status in [bed.status(), bed.shown()] {
+        let modules = status["modules"].as_array().unwrap().clone();
+        assert_eq!((modules.len(), &modules[0]["name"], &modules[50]["name"]), (51, &json!("a000"), &json!("keda")));
+        assert_eq!((&status["state"], &status["lastOperation"]["operation"]), (&json!("Error"), &json!(text)));
+    }
+    bed.forget_calls();
+    bed.kyma().await;
+    assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
+    select(&mut bed, 380);
+    bed.kyma().await;
+    assert_eq!(bed.status()["modules"].as_array().unwrap().len(), 51);
+    assert_eq!(bed.status()["lastOperation"]["operation"], "waiting for all modules to become ready");
+}
+
 #[tokio::test]
 async fn deleted_kyma_is_recreated_with_the_users_spec_and_a_reset_restores_the_defaults() {
     let mut bed = Bed::with_keda().await;
