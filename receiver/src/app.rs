@@ -232,7 +232,7 @@ async fn run_active(process: Process, executors: Executors<'_>, signals: &mut Si
     tasks.spawn(forward::run(fleet.clone(), built.forward, shutdown.clone()));
     // The caches are pending now.
     standby.done();
-    let mut workers = Workers::new(built.write_shares);
+    let mut workers = Workers::new(built.shares);
     let kymas = Kymas { context: built.context, fleet: fleet.clone(), manifests: manifest_queue.clone() };
     workers.start(kymas, config.concurrency, &built.synced, &shutdown);
     let manifests = Manifests { context: built.manifest_context, queue: manifest_queue };

@@ -15,19 +15,19 @@ pub mod queue;
 mod report;
 mod runtime;
 mod sequences;
+mod shares;
 pub mod table;
 mod verified;
-mod write_shares;
 
 pub use ledger::EpochView;
 pub use path::{Contract, PathState, Unproven};
 pub use report::{ModuleReport, ReportTicket};
+pub use shares::ShareMetrics;
 pub use verified::{EventBatch, Verified};
-pub use write_shares::WriteShareMetrics;
 
 pub(crate) use path::{Inherited, LastHeartbeat, PathThresholds, USED_V3_SUFFIX, condition_shows_v3};
 pub(crate) use plan_index::PlanIndex;
 pub(crate) use runtime::{EventsRecord, ForwardedEvent, HeartbeatRecord, HeartbeatStatus, Runtime, Snapshot};
-pub(crate) use write_shares::WriteShares;
 #[cfg(test)]
-pub(crate) use write_shares::{BURST, PER_SECOND};
+pub(crate) use shares::WRITES;
+pub(crate) use shares::{Cost, Shares};

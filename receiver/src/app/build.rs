@@ -36,7 +36,7 @@ use crate::{
         watcher,
     },
     fleet::{
-        WriteShares, forward,
+        Shares, forward,
         manifests::{self, ManifestQueue},
         queue::WorkSet,
         table::{self, RuntimeTable},
@@ -83,7 +83,7 @@ pub(super) struct Receiver {
     pub(super) tasks: Vec<Task>,
     pub(super) context: Arc<kyma::Context>,
     pub(super) manifest_context: Arc<manifest::Context>,
-    pub(super) write_shares: WriteShares,
+    pub(super) shares: Shares,
     pub(super) metrics: Metrics,
 }
 
@@ -153,7 +153,7 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
         tasks,
         context,
         manifest_context,
-        write_shares: WriteShares::new(counters.write_shares),
+        shares: Shares::new(counters.shares),
         metrics,
     })
 }

@@ -23,7 +23,7 @@ metric_set! {
     pub(super) struct Counters {
         pub(super) fleet: table::Metrics = ..,
         pub(super) manifests: manifests::Metrics = ..,
-        pub(super) write_shares: fleet::WriteShareMetrics = ..,
+        pub(super) shares: fleet::ShareMetrics = ..,
         pub(super) access: runtime_access::Metrics = ..,
         pub(super) catalog: catalog::Metrics = ..,
         pub(super) kcp: crate::kube::Metrics = ..,

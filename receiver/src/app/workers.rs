@@ -12,9 +12,9 @@ use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
     controllers::{kyma, manifest},
     fleet::{
-        WriteShares,
+        Cost, Shares,
         manifests::{ManifestJob, ManifestQueue},
-        queue::{Drift, Priority, QueuedWork, ReconcileOutcome},
+        queue::{Drift, Priority, QueuedWork, ReconcileOutcome, WorkSet},
         table::{Job, RuntimeTable},
     },
     kube::metered,
@@ -34,8 +34,11 @@ pub(super) trait Controller: Send + Sync + 'static {
     /// Key, work and cancellation of a job.
     fn describe(job: &Self::Job) -> (&KymaKey, &QueuedWork, &CancellationToken);
 
-    /// Kyma of the runtime whose share of the writes to the control plane a job uses.
+    /// Kyma of the runtime whose shares a job uses.
     fn kyma(job: &Self::Job) -> &KymaKey;
+
+    /// True if the job uses the runtime's share of the reconciles.
+    fn counts_as_reconcile(job: &Self::Job) -> bool;
 
     /// Reconciles a job. Failures are part of the outcome.
     fn reconcile(&self, job: &Self::Job) -> impl Future<Output = ReconcileOutcome> + Send;
@@ -69,6 +72,10 @@ impl Controller for Kymas {
 
     fn kyma(job: &Job) -> &KymaKey {
         &job.key
+    }
+
+    fn counts_as_reconcile(job: &Job) -> bool {
+        !job.queued.work.minus(WorkSet::STATUS).is_empty()
     }
 
     fn reconcile(&self, job: &Job) -> impl Future<Output = ReconcileOutcome> + Send {
@@ -108,6 +115,10 @@ impl Controller for Manifests {
         &job.kyma
     }
 
+    fn counts_as_reconcile(_: &ManifestJob) -> bool {
+        false
+    }
+
     fn reconcile(&self, job: &ManifestJob) -> impl Future<Output = ReconcileOutcome> + Send {
         manifest::reconcile(&self.context, job)
     }
@@ -132,12 +143,12 @@ fn verify_modules(manifests: &ManifestQueue, kyma: &KymaKey, queued: &QueuedWork
 #[derive(Default)]
 pub(super) struct Workers {
     tasks: JoinSet<()>,
-    shares: WriteShares,
+    shares: Shares,
 }
 
 impl Workers {
-    /// Creates workers that keep to the shares of the runtimes in the writes to the control plane.
-    pub(super) fn new(shares: WriteShares) -> Self {
+    /// Creates workers that keep to the shares of the runtimes.
+    pub(super) fn new(shares: Shares) -> Self {
         Self { shares, ..Self::default() }
     }
 
@@ -176,16 +187,21 @@ impl Workers {
     }
 }
 
-async fn work<C: Controller>(controller: &C, shares: &WriteShares, shutdown: CancellationToken) {
+async fn work<C: Controller>(controller: &C, shares: &Shares, shutdown: CancellationToken) {
     while let Some(job) = shutdown.run_until_cancelled(controller.next()).await {
         // On the heap: the futures of a reconcile are large, and nesting them would multiply their size on the stack.
-        let (outcome, cost) = metered(Box::pin(run(controller, &job))).await;
-        let rest = shares.charge(C::kyma(&job), cost, Instant::now());
-        if let Some(rest) = rest {
-            let (key, seconds) = (C::describe(&job).0, rest.as_secs());
-            tracing::warn!(kind = C::KIND, key = %key, seconds, "Runtime has used up its share of the writes to the control plane");
+        let (outcome, writes) = metered(Box::pin(run(controller, &job))).await;
+        let cost = Cost { writes, counts_as_reconcile: C::counts_as_reconcile(&job) };
+        let delay = shares.charge(C::kyma(&job), cost, Instant::now());
+        if let Some(delay) = delay {
+            let (key, seconds) = (C::describe(&job).0, delay.rest.as_secs());
+            if delay.is_for_writes {
+                tracing::warn!(kind = C::KIND, key = %key, seconds, "Runtime has used up its share of the writes to the control plane");
+            } else {
+                tracing::debug!(kind = C::KIND, key = %key, seconds, "Runtime has used up its share of the reconciles");
+            }
         }
-        controller.done(job, ReconcileOutcome { rest, ..outcome });
+        controller.done(job, ReconcileOutcome { rest: delay.map(|delay| delay.rest), ..outcome });
     }
 }
 
