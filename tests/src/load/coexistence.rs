@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use clap::ValueEnum as _;
 use futures::future::try_join_all;
 use tidewatch_shared::{
     names::{AGENT_OBJECT, SKR_NAMESPACE, TRUST_BUNDLE_KEY},
@@ -16,25 +17,29 @@ use super::{
 };
 use crate::{landscape::Landscape, progress::Step};
 
-/// Attacks, each made by runtimes of its own.
-const ATTACKS: [Attack; 3] = [Attack::Flood, Attack::HeldBodies, Attack::Runtime];
 /// Writes to KCP that a runtime may cause at once, and per second (`docs/reference/limits.md`).
 const WRITES: (f64, f64) = (1_000.0, 4.0);
 /// Deadline of the registration.
 const DEADLINE: Duration = Duration::from_secs(600);
 
 /// Extent of the scenario.
-#[derive(Clone, Copy, Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct Coexistence {
     /// Well-behaved runtimes
     #[arg(long, default_value_t = 100)]
     pub others: usize,
-    /// Hostile runtimes of each kind: floods, bodies held open, hostile API servers and users
+    /// Hostile runtimes for each attack
     #[arg(long, default_value_t = 30)]
     pub hostile: usize,
+    /// Attacks, each made by runtimes of its own
+    #[arg(long = "attack", value_enum, default_values_t = Attack::value_variants().to_vec())]
+    pub attacks: Vec<Attack>,
     /// Changes of each well-behaved runtime without attacks, and as many with attacks
     #[arg(long, default_value_t = 15)]
     pub changes: u32,
+    /// Changes of each well-behaved runtime before those, while the attacks use up what a runtime may do at once
+    #[arg(long, default_value_t = 7)]
+    pub onset: u32,
     /// Seconds between two changes of one runtime
     #[arg(long, default_value_t = 6)]
     pub pause: u32,
@@ -45,7 +50,9 @@ pub struct Coexistence {
 pub struct CoexistenceReport {
     /// Changes without attacks.
     pub alone: ChangeTimes,
-    /// Changes with attacks.
+    /// Changes from the beginning of the attacks.
+    pub onset: ChangeTimes,
+    /// Changes with attacks, after those.
     pub attacked: ChangeTimes,
     /// Duration of the attacks in seconds.
     pub seconds: f64,
@@ -73,7 +80,7 @@ impl Coexistence {
         fleet: &mut SimulatedFleet,
         module: &str,
     ) -> Result<CoexistenceReport> {
-        let (others, hostile) = (self.others, self.hostile * ATTACKS.len());
+        let (others, hostile) = (self.others, self.hostile * self.attacks.len());
         let step = Step::begin(format!("registering {} runtimes", others + hostile));
         fleet.grow(others + hostile).await?;
         fleet.served(DEADLINE).await?;
@@ -84,18 +91,19 @@ impl Coexistence {
         let mut agents: Vec<_> =
             fleet.members_mut().iter_mut().take(others).filter_map(FleetMember::take_agent).collect();
         let step = Step::begin(format!("changes of {others} runtimes alone"));
-        let alone = self.change_all(fleet, &mut agents, module).await?;
+        let alone = self.change_all(fleet, &mut agents, module, self.changes).await?;
         step.done();
         let pid = async || landscape.with_receiver(async |receiver| receiver.process().pid()).await;
         let (begun, mark, process) = (Instant::now(), landscape.kcp().audit_mark()?, pid().await?);
         let mut attacks = Attacks::default();
-        for (kind, attack) in ATTACKS.into_iter().enumerate() {
+        for (kind, attack) in self.attacks.iter().enumerate() {
             for number in 0..self.hostile {
-                attacks.begin(attack, fleet, others + kind * self.hostile + number, &endpoint, module)?;
+                attacks.begin(*attack, fleet, others + kind * self.hostile + number, &endpoint, module)?;
             }
         }
         let step = Step::begin(format!("changes of {others} runtimes next to {hostile} hostile ones"));
-        let attacked = self.change_all(fleet, &mut agents, module).await?;
+        let onset = self.change_all(fleet, &mut agents, module, self.onset).await?;
+        let attacked = self.change_all(fleet, &mut agents, module, self.changes).await?;
         step.done();
         let (seconds, writes) = (begun.elapsed().as_secs_f64(), landscape.kcp().writes_since(mark)?);
         let (memory, page) = landscape
@@ -111,6 +119,7 @@ impl Coexistence {
         let (at_once, per_second) = WRITES;
         Ok(CoexistenceReport {
             alone,
+            onset,
             attacked,
             seconds,
             writes: u32::try_from(writes.len())?,
@@ -121,13 +130,19 @@ impl Coexistence {
         })
     }
 
-    async fn change_all(&self, fleet: &SimulatedFleet, agents: &mut [Agent], module: &str) -> Result<ChangeTimes> {
+    async fn change_all(
+        &self,
+        fleet: &SimulatedFleet,
+        agents: &mut [Agent],
+        module: &str,
+        changes: u32,
+    ) -> Result<ChangeTimes> {
         let pause = Duration::from_secs(self.pause.into());
         // Spread over the pause: so many users do not act at the same moment.
         let offset = pause / u32::try_from(self.others.max(1))?;
         let users = fleet.members().iter().zip(agents).zip(0_u32..).map(|((member, agent), number)| async move {
             sleep(offset * number).await;
-            toggle_module(member, agent, module, self.changes, pause).await
+            toggle_module(member, agent, module, changes, pause).await
         });
         let mut all = ChangeTimes::default();
         try_join_all(users).await?.into_iter().for_each(|times| all.extend(times));

@@ -35,7 +35,7 @@ const NAME_LENGTHS: [usize; 2] = [70, 250];
 
 /// Attack of one hostile runtime. Each would hinder the others if one runtime made them all: a runtime that floods is no
 /// longer served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Attack {
     /// Its agent sends above its rate over four connections, and ignores each `Retry-After`.
     Flood,

@@ -31,7 +31,12 @@ pub async fn measure(settings: &Coexistence, emit: &mut impl FnMut(&Figure)) -> 
         emit(&Figure::new(names[0], half.0, "ms").with_floor(half.1));
         emit(&Figure::new(names[1], most.0, "ms").ratio_at_most(most.1, most.0 / most.1, 1.5));
     }
-    let repeated = f64::from(u32::try_from(report.attacked.repeated)?);
+    for (name, times) in
+        [("hostile_onset_accepted_p99", &report.onset.accepted), ("hostile_onset_settled_p99", &report.onset.shown)]
+    {
+        emit(&Figure::new(name, at_quantile(times, 0.99), "ms"));
+    }
+    let repeated = f64::from(u32::try_from(report.onset.repeated + report.attacked.repeated)?);
     emit(&Figure::new("hostile_repeated_requests", repeated, "requests"));
     emit(&Figure::new("hostile_kcp_writes", f64::from(report.writes) / report.seconds, "writes/s"));
     let caused = f64::from(report.hostile_writes) / report.seconds;

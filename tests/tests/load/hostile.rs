@@ -6,7 +6,7 @@ use anyhow::Result;
 use tidewatch_tests::{
     bed,
     landscape::{Landscape, Options},
-    load::{Coexistence, SimulatedFleet},
+    load::{Attack, Coexistence, SimulatedFleet},
 };
 
 use crate::{exclusive, receiver::metric};
@@ -24,11 +24,14 @@ async fn hostile_runtimes_harm_no_other_runtime_and_stay_within_their_shares() -
     let landscape = Arc::new(landscape);
     landscape.write_module(MODULE, "1.0.0", "1.1.0").await?;
     let mut fleet = SimulatedFleet::new(landscape.clone()).await?;
-    let scenario = Coexistence { others: 100, hostile: 30, changes: 4, pause: 8 };
+    let attacks = vec![Attack::Flood, Attack::HeldBodies, Attack::Runtime];
+    let scenario = Coexistence { others: 100, hostile: 30, attacks, onset: 2, changes: 2, pause: 8 };
     let report = scenario.run(&landscape, &mut fleet, MODULE).await?;
 
-    let made = scenario.others * usize::try_from(scenario.changes)?;
-    assert_eq!(report.attacked.shown.len(), made, "changes that the runtimes show");
+    for (changes, times) in [(scenario.onset, &report.onset), (scenario.changes, &report.attacked)] {
+        let made = scenario.others * usize::try_from(changes)?;
+        assert_eq!(times.shown.len(), made, "changes that the runtimes show");
+    }
     assert!(report.peak_rss_kib <= MEMORY_LIMIT_KIB, "the receiver took {} KiB", report.peak_rss_kib);
     assert!(
         f64::from(report.hostile_writes) <= report.allowed_writes,
