@@ -17,6 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &[
         "ingress",
         "controllers::pending_removal",
+        "controllers::module_secrets",
         "controllers::pull_secret",
         "controllers::requeues",
         "controllers::forward",

@@ -136,6 +136,8 @@ pub mod annotation {
     pub const OCM_COMPONENT_NAME: &str = "operator.kyma-project.io/ocm-component-name";
     /// `true` on a ModuleTemplate with a cluster-scoped default module CR.
     pub const CLUSTER_SCOPED: &str = "operator.kyma-project.io/is-cluster-scoped";
+    /// `true` on a Secret of the module `deployer` that gets the data of the Secret of the same name in KCP.
+    pub const INJECT_DATA: &str = "operator.kyma-project.io/inject-data-from-kcp";
     /// `true` on a Manifest of a module that was set to `managed: false`.
     pub const UNMANAGED: &str = "operator.kyma-project.io/is-unmanaged";
     /// On the KCP Kyma, the domain of the runtime; its first label is the shoot in the incumbent's metrics.

@@ -32,6 +32,7 @@ use crate::{
         kyma::{self, ComponentLayers, ModulePullSecret},
         mandatory::{self, MandatoryModules},
         manifest::{self, ModuleLayers, module_watches},
+        module_secrets::{self, ModuleSecrets},
         pull_secret::{PullSecretWatch, Purpose},
         watcher,
     },
@@ -125,7 +126,8 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     let (layers, module_layers) = builder.registry().await?;
     let pull_secret = builder.pull_secret().await?;
     let context = Arc::new(builder.context(installer, layers, pull_secret));
-    let manifest_context = Arc::new(builder.manifest_context(module_layers));
+    let secrets = builder.module_secrets();
+    let manifest_context = Arc::new(builder.manifest_context(module_layers, secrets));
     let mut tasks = mem::take(&mut builder.tasks);
     tasks.push(access.run().boxed());
     tasks.push(event_path.run(synced.clone()).boxed());
@@ -308,7 +310,18 @@ impl Builder<'_> {
         }
     }
 
-    fn manifest_context(&self, layers: Arc<ModuleLayers>) -> manifest::Context {
+    /// Watches the Secrets of KCP, if the module that gets their data is restricted to selected Kymas.
+    fn module_secrets(&mut self) -> Option<ModuleSecrets> {
+        let changes::Components { stores, catalog, manifest_queue, .. } = self.components.clone();
+        if !catalog.restricted_modules().contains(module_secrets::MODULE) {
+            return None;
+        }
+        let secrets = ModuleSecrets::new(self.client.clone(), &self.process.config.namespace);
+        self.tasks.push(secrets.clone().run(stores.manifests, manifest_queue, self.synced.clone()).boxed());
+        Some(secrets)
+    }
+
+    fn manifest_context(&self, layers: Arc<ModuleLayers>, secrets: Option<ModuleSecrets>) -> manifest::Context {
         let changes::Components { stores, access, pause, takeover, kinds, manifest_memories, .. } =
             self.components.clone();
         manifest::Context {
@@ -320,6 +333,7 @@ impl Builder<'_> {
                 async move { layers.objects(key, layer).await }.boxed()
             }),
             kinds,
+            secrets,
             budgets: WriteBudgets::new(self.counters.writes.clone()),
             settings: manifest::Settings {
                 pause,

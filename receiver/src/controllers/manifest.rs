@@ -62,7 +62,7 @@ use self::{
     ready::manager_of,
     record::Record,
     render::{RenderSettings, RenderedObject, Scope, render},
-    report::{Details, findings},
+    report::{Details, Fault, findings},
     status::Findings,
     step::{Action, DefaultObject, Facts, Goal, Seen, step},
 };
@@ -75,6 +75,7 @@ use crate::{
         stores::Stores,
         takeover::{self, Takeover},
     },
+    controllers::module_secrets::{InjectError, ModuleSecrets, SecretData},
     fleet::{
         manifests::{ManifestJob, ManifestKey},
         queue::{Drift, QueuedWork, ReconcileOutcome},
@@ -125,6 +126,8 @@ pub struct Context {
     pub(crate) layers: Layers,
     /// Kinds that the runtime clusters serve.
     pub(crate) kinds: KindCache,
+    /// Secrets of KCP whose data the module `deployer` gets, if it is a restricted module.
+    pub(crate) secrets: Option<ModuleSecrets>,
     /// Budgets of the repairs in runtime clusters.
     pub(crate) budgets: WriteBudgets,
     /// Settings of the reconcile.
@@ -330,9 +333,10 @@ struct Reconcile<'a> {
 struct Rendering {
     /// `None` while the layer is not available.
     objects: Option<Vec<RenderedObject>>,
-    /// Fault of the layer, one sentence.
-    fault: Option<String>,
-    /// Failed discovery of the kinds.
+    /// Hash of the data of KCP in them.
+    secrets: u64,
+    fault: Option<Fault>,
+    /// Failed request that rendering needs.
     failure: Option<Failure>,
     kinds: Kinds,
 }
@@ -340,13 +344,13 @@ struct Rendering {
 impl Reconcile<'_> {
     async fn run(self, record: Record) -> Result<ReconcileOutcome, Error> {
         let goal = goal_of(&record.manifest);
-        let Rendering { objects, fault, failure, kinds } = self.render(&record.manifest, goal).await;
+        let Rendering { objects, secrets, fault, failure, kinds } = self.render(&record.manifest, goal).await;
         let inventory = inventory_of(&record.manifest);
         let desired = objects.as_ref().map(|_| {
             let Manifest { metadata, spec, .. } = &record.manifest;
             Desired {
                 target: hash(&(&metadata.uid, self.revision)),
-                objects: hash(&(metadata.generation, spec.install.source.to_string())),
+                objects: hash(&(metadata.generation, spec.install.source.to_string(), secrets)),
             }
         });
         let verify = self.queued.drift == Drift::All;
@@ -399,6 +403,7 @@ impl Reconcile<'_> {
     async fn render(&self, manifest: &Manifest, goal: Goal) -> Rendering {
         let mut rendering = Rendering {
             objects: None,
+            secrets: 0,
             fault: None,
             failure: None,
             kinds: self.ctx.kinds.of(&self.kyma, self.revision),
@@ -414,7 +419,7 @@ impl Reconcile<'_> {
             LayerObjects::Ready(objects) => objects,
             LayerObjects::Pending => return rendering,
             LayerObjects::Failed(error) => {
-                rendering.fault = Some(error);
+                rendering.fault = Some(Fault::Layer(error));
                 return rendering;
             }
         };
@@ -423,6 +428,22 @@ impl Reconcile<'_> {
             rendering.failure = Some(Failure::new("find the kinds that the runtime serves".to_owned(), &error));
             return rendering;
         }
+        let secrets = match &self.ctx.secrets {
+            Some(secrets) => secrets.data(manifest, &objects).await,
+            None => Ok(SecretData::default()),
+        };
+        let secrets = match secrets {
+            Ok(secrets) => secrets,
+            Err(InjectError::Request(name, error)) => {
+                rendering.failure = Some(Failure::new(format!("read the Secret {name} in the control plane"), &error));
+                return rendering;
+            }
+            Err(error) => {
+                rendering.fault = Some(Fault::Rendering(error.to_string()));
+                return rendering;
+            }
+        };
+        rendering.secrets = hash(&json!(secrets).to_string());
         let pull_secret = self.ctx.settings.pull_secret.as_deref();
         let kinds = &rendering.kinds;
         let scope = |group: &str, version: &str, kind: &str| match kinds.served(group, version, kind) {
@@ -430,9 +451,9 @@ impl Reconcile<'_> {
             Some(_) => Scope::Cluster,
             None => Scope::NotServed,
         };
-        match render(&objects, &RenderSettings { manifest, pull_secret, scope: &scope }) {
+        match render(&objects, &RenderSettings { manifest, pull_secret, secrets: &secrets, scope: &scope }) {
             Ok(objects) => rendering.objects = Some(objects),
-            Err(error) => rendering.fault = Some(error.to_string()),
+            Err(error) => rendering.fault = Some(Fault::Rendering(error.to_string())),
         }
         rendering
     }
@@ -441,7 +462,7 @@ impl Reconcile<'_> {
     async fn finish(
         self,
         mut execution: Execution<'_>,
-        fault: Option<String>,
+        fault: Option<Fault>,
         desired: Option<Desired>,
     ) -> Result<ReconcileOutcome, Error> {
         let is_applied = execution.facts.is_applied();
@@ -457,7 +478,7 @@ impl Reconcile<'_> {
         }
         let details = Details {
             manifest: &execution.record.manifest,
-            fault: fault.as_deref(),
+            fault: fault.as_ref(),
             failures: &execution.failures,
             blockers: execution.blockers.as_ref().filter(|blockers| !blockers.is_empty()).map(ToString::to_string),
             unestablished: &execution.unestablished,

@@ -11,6 +11,7 @@ use tidewatch_shared::{
 };
 
 use super::{
+    super::module_secrets::{self, SecretData},
     image::Localizer,
     inventory::{ObjectKey, split_api_version},
     stage::{Stage, defined_kind},
@@ -61,6 +62,8 @@ pub(super) struct RenderSettings<'a> {
     pub(super) manifest: &'a Manifest,
     /// Name of the image pull secret in the runtime cluster, if there is one.
     pub(super) pull_secret: Option<&'a str>,
+    /// Data of Secrets in KCP, for Secrets of the layer.
+    pub(super) secrets: &'a SecretData,
     /// Returns the scope of a kind by group, version and kind, those of the module's own CRDs included.
     pub(super) scope: &'a dyn Fn(&str, &str, &str) -> Scope,
 }
@@ -103,6 +106,7 @@ fn render_one(
     defined: &BTreeSet<(String, String)>,
 ) -> Result<RenderedObject, RenderError> {
     let mut body = object.clone();
+    module_secrets::inject(&mut body, settings.secrets);
     let given = ObjectKey::of(&body);
     let version = split_api_version(body["apiVersion"].as_str().unwrap_or_default()).1.to_owned();
     let scope = (settings.scope)(&given.group, &version, &given.kind);

@@ -23,11 +23,19 @@ pub(crate) fn is_blocked(manifest: &Manifest) -> bool {
     manifest.metadata.deletion_timestamp.is_some() && last.is_some_and(|last| last.operation.starts_with(BLOCKED))
 }
 
+/// Reason why there are no rendered objects, one sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The layer is not available or malformed.
+    Layer(String),
+    /// Its objects cannot be rendered with the settings and Secrets of KCP.
+    Rendering(String),
+}
+
 /// Results besides the facts.
 pub(super) struct Details<'a> {
     pub(super) manifest: &'a Manifest,
-    /// Fault of the layer, one sentence.
-    pub(super) fault: Option<&'a str>,
+    pub(super) fault: Option<&'a Fault>,
     pub(super) failures: &'a [Failure],
     /// User CRs that block the removal, as one list.
     pub(super) blockers: Option<String>,
@@ -62,9 +70,10 @@ fn installing(facts: &Facts<'_>, details: &Details<'_>) -> Option<(State, String
     let current = known(details.manifest.status.as_ref().map(|status| status.state).unwrap_or_default());
     let Some(rendered) = facts.rendered else {
         return match details.fault {
+            Some(Fault::Rendering(fault)) => Some((State::Error, fault.clone())),
             // What was applied completely stays as it is without the registry.
             _ if super::is_synced(details.manifest) => None,
-            Some(fault) => Some((State::Error, fault.to_owned())),
+            Some(Fault::Layer(fault)) => Some((State::Error, fault.clone())),
             None if details.manifest.status.is_some() => None,
             None => Some((State::Processing, "waiting for the layer of the module".to_owned())),
         };

@@ -2,6 +2,7 @@
 
 mod model;
 mod reported;
+mod secrets;
 mod successor;
 
 use std::{sync::Arc, time::Duration};
@@ -77,6 +78,7 @@ impl Fixture {
                 async move { found }.boxed()
             }),
             kinds: KindCache::default(),
+            secrets: None,
             budgets: WriteBudgets::default(),
             settings: Settings::default(),
             memories: Memories::default(),

@@ -17,7 +17,8 @@ fn scope(group: &str, _: &str, kind: &str) -> Scope {
 }
 
 fn rendered(objects: &[Value], manifest: &Manifest, pull_secret: Option<&str>) -> Vec<RenderedObject> {
-    render(objects, &RenderSettings { manifest, pull_secret, scope: &scope }).unwrap()
+    let secrets = SecretData::new();
+    render(objects, &RenderSettings { manifest, pull_secret, secrets: &secrets, scope: &scope }).unwrap()
 }
 
 fn only(object: Value) -> RenderedObject {
@@ -123,7 +124,9 @@ fn pull_secret_is_added_to_workloads_and_named_to_the_manager() {
 fn malformed_objects_are_refused_with_their_name() {
     let check = |object: &Value| {
         let manifest = manifest(|_| ());
-        let settings = RenderSettings { manifest: &manifest, pull_secret: Some("pull"), scope: &scope };
+        let secrets = SecretData::new();
+        let settings =
+            RenderSettings { manifest: &manifest, pull_secret: Some("pull"), secrets: &secrets, scope: &scope };
         render(std::slice::from_ref(object), &settings).unwrap_err().to_string()
     };
     let map = |metadata: Value| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});

@@ -1,0 +1,194 @@
+//! Secrets of KCP whose data the module `deployer` gets: a Secret of the module with the annotation
+//! `operator.kyma-project.io/inject-data-from-kcp` is written with the data of the Secret of the same name in KCP.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use futures::{StreamExt as _, TryStreamExt as _};
+use k8s_openapi::{ByteString, api::core::v1::Secret};
+use kube::{
+    Api, Client, ResourceExt as _,
+    core::PartialObjectMeta,
+    runtime::{WatchStreamExt as _, watcher},
+};
+use serde_json::{Value, json};
+use thiserror::Error;
+use tidewatch_shared::{
+    api::Manifest,
+    names::{annotation, label},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    base::{error_levels, manifests::Manifests},
+    fleet::manifests::{ManifestKey, ManifestQueue},
+    kube::object,
+};
+
+/// The only module whose Secrets get data of KCP.
+pub const MODULE: &str = "deployer";
+/// Secrets of one layer that get data: each is read with every reconcile of the Manifest.
+const MAX_SECRETS: usize = 16;
+/// Names of Secrets whose changes are told from those of others, far more than all versions of the module need.
+const MAX_NAMES: usize = 1_000;
+/// Manifests enqueued per second after a change.
+const MANIFESTS_PER_SECOND: u32 = 50;
+
+/// Reads the Secrets of KCP. Clones share one state.
+#[derive(Clone)]
+pub struct ModuleSecrets {
+    api: Api<Secret>,
+    namespace: String,
+    /// Names of the Secrets that were read or sought.
+    names: Arc<Mutex<BTreeSet<String>>>,
+}
+
+/// Data by the name of the Secret.
+pub(crate) type SecretData = BTreeMap<String, BTreeMap<String, ByteString>>;
+
+/// A Secret of the module cannot be written. The texts are those of the incumbent.
+#[derive(Debug, Error)]
+pub(crate) enum InjectError {
+    /// KCP has no Secret of this name in this namespace.
+    #[error(
+        "inject-data-from-kcp transform failed: failed to fetch kcp secret {0:?}: failed to get secret {0}-{1}: secrets {0:?} not found"
+    )]
+    NotFound(String, String),
+    /// The Secret does not name the module that may read it.
+    #[error(
+        "inject-data-from-kcp transform failed: kcp source secret is missing the required {key} label: secret={0}",
+        key = label::MODULE_NAME
+    )]
+    NoLabel(String),
+    /// The Secret is that of another module.
+    #[error(
+        "inject-data-from-kcp transform failed: kcp source secret {key} label does not match the manifest module: secret={0} expected={MODULE} actual={1}",
+        key = label::MODULE_NAME
+    )]
+    OtherModule(String, String),
+    /// The layer has more than [`MAX_SECRETS`] such Secrets.
+    #[error(
+        "inject-data-from-kcp transform failed: the module has more than {MAX_SECRETS} secrets with the annotation"
+    )]
+    TooMany,
+    /// The request to KCP failed.
+    #[error("read the Secret {0} in the control plane")]
+    Request(String, #[source] kube::Error),
+}
+
+impl ModuleSecrets {
+    /// Reads Secrets of this namespace of KCP.
+    #[must_use]
+    pub fn new(client: Client, namespace: &str) -> Self {
+        Self { api: Api::namespaced(client, namespace), namespace: namespace.to_owned(), names: Arc::default() }
+    }
+
+    /// Returns the data for the annotated Secrets among the objects of a layer.
+    pub(crate) async fn data(&self, manifest: &Manifest, objects: &[Value]) -> Result<SecretData, InjectError> {
+        let mut data = SecretData::new();
+        if !is_of_module(manifest) {
+            return Ok(data);
+        }
+        for name in objects.iter().filter(|object| takes_data(object)).filter_map(|it| it["metadata"]["name"].as_str())
+        {
+            if data.len() >= MAX_SECRETS {
+                return Err(InjectError::TooMany);
+            }
+            // Before it is read, so that no change is missed.
+            self.remember(name);
+            data.insert(name.to_owned(), self.read(name).await?);
+        }
+        Ok(data)
+    }
+
+    async fn read(&self, name: &str) -> Result<BTreeMap<String, ByteString>, InjectError> {
+        let found = object::get_by_list(&self.api, name).await;
+        let found = found.map_err(|error| InjectError::Request(name.to_owned(), error))?;
+        let secret = found.ok_or_else(|| InjectError::NotFound(name.to_owned(), self.namespace.clone()))?;
+        match secret.labels().get(label::MODULE_NAME).map(String::as_str) {
+            None => Err(InjectError::NoLabel(name.to_owned())),
+            Some(MODULE) => Ok(secret.data.unwrap_or_default()),
+            Some(other) => Err(InjectError::OtherModule(name.to_owned(), other.to_owned())),
+        }
+    }
+
+    fn remember(&self, name: &str) {
+        let mut names = self.names();
+        if names.len() < MAX_NAMES && !names.contains(name) {
+            names.insert(name.to_owned());
+        }
+    }
+
+    /// True for a Secret whose data a Manifest may have, or may wait for.
+    fn is_relevant(&self, name: &str) -> bool {
+        let names = self.names();
+        names.len() >= MAX_NAMES || names.contains(name)
+    }
+
+    fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        // No change panics half-way.
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enqueues the Manifests of the module after each change of a relevant Secret, and after each list. It keeps no
+    /// content. Runs until the watch ends, which it never does by itself.
+    pub async fn run(self, manifests: Manifests, queue: ManifestQueue, synced: CancellationToken) -> &'static str {
+        synced.cancelled().await;
+        let api = Api::<PartialObjectMeta<Secret>>::namespaced(self.api.clone().into_client(), &self.namespace);
+        let changes = watcher(api, watcher::Config::default()).default_backoff().inspect_err(|error| {
+            tracing::warn!(
+                error = error_levels::own(error),
+                cause = error_levels::cause(error),
+                "Watch of the Secrets of the module deployer failed"
+            );
+        });
+        let mut changes = pin!(changes);
+        while let Some(change) = changes.next().await {
+            let is_relevant = match change {
+                Ok(watcher::Event::Apply(secret) | watcher::Event::Delete(secret)) => {
+                    self.is_relevant(&secret.name_any())
+                }
+                Ok(watcher::Event::InitDone) => true,
+                Ok(watcher::Event::Init | watcher::Event::InitApply(_)) | Err(_) => false,
+            };
+            if is_relevant {
+                queue.enqueue_paced(keys(&manifests), MANIFESTS_PER_SECOND);
+            }
+        }
+        "watch of the Secrets of the module deployer"
+    }
+}
+
+/// True for the Manifests of the module.
+fn is_of_module(manifest: &Manifest) -> bool {
+    manifest.labels().get(label::MODULE_NAME).is_some_and(|module| module == MODULE)
+}
+
+fn keys(manifests: &Manifests) -> Vec<ManifestKey> {
+    let of_module = manifests.of_module(MODULE);
+    of_module.iter().map(|it| ManifestKey::new(it.namespace().unwrap_or_default(), it.name_any())).collect()
+}
+
+/// Replaces the data of a Secret with the annotation.
+pub(crate) fn inject(object: &mut Value, data: &SecretData) {
+    if !takes_data(object) {
+        return;
+    }
+    let Some(data) = object["metadata"]["name"].as_str().and_then(|name| data.get(name)) else { return };
+    let data = json!(data);
+    if let Some(members) = object.as_object_mut() {
+        // The API server would write it over the data.
+        members.remove("stringData");
+        members.insert("data".to_owned(), data);
+    }
+}
+
+/// True for a Secret with the annotation.
+fn takes_data(object: &Value) -> bool {
+    object["apiVersion"] == "v1"
+        && object["kind"] == "Secret"
+        && object["metadata"]["annotations"][annotation::INJECT_DATA] == "true"
+}
