@@ -1,5 +1,5 @@
-//! Shared types of all layers: keys, pause, take-over, caches of the control plane, error classes, limits and small
-//! maps. No IO.
+//! Shared types of all layers: keys, pause, take-over, caches of the control plane, content of polled files, error classes,
+//! limits and small maps. No IO.
 
 pub mod error_class;
 pub mod error_levels;
@@ -8,6 +8,7 @@ pub(crate) mod foreign_text;
 pub(crate) mod frame_limiter;
 pub mod key;
 pub mod labels;
+pub(crate) mod last_good;
 pub mod limits;
 pub mod manifests;
 pub mod pause;

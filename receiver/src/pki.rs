@@ -18,7 +18,6 @@ mod ca;
 pub(crate) mod ca_state;
 mod cert_manager;
 mod flags;
-mod last_good;
 mod metrics;
 pub(crate) mod progress;
 mod proxy;
@@ -58,7 +57,6 @@ pub use stragglers::{FollowState, Stragglers};
 pub use tls_state::{Setup, TlsState};
 pub use trust::TrustBundle;
 
-pub(crate) use last_good::{FILE_POLL_INTERVAL, LastGood};
 pub(crate) use proxy::Verifier;
 
 /// Leaves are valid from this long before they are issued, which tolerates clocks that are behind.

@@ -9,13 +9,19 @@ use tidewatch_shared::certificate::KeyId;
 use tokio::time::{self, MissedTickBehavior};
 
 use super::{
-    FILE_POLL_INTERVAL, LastGood, PemIdentity, PkiError, ServerName, TlsState,
+    PemIdentity, PkiError, ServerName, TlsState,
     ca_state::CaState,
     sources::{self, FileContents, SourceError, Sources},
     store::{CA_SECRET, CaSecret, Store, is_empty},
     tls_state::CaSecretStatus,
 };
-use crate::{base::error_levels, kube::object};
+use crate::{
+    base::{
+        error_levels,
+        last_good::{FILE_POLL_INTERVAL, LastGood},
+    },
+    kube::object,
+};
 
 /// Interval between two checks of the leaf's age.
 const AGE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -174,7 +180,8 @@ impl CertificateReloader {
                 ensure!(snapshot.identity.not_after().is_none_or(|end| end > now), SourceError::Expired);
                 Ok(self.tls_state.publish(&snapshot, state)?)
             });
-        self.files.record(contents, published, &self.tls_state.metrics);
+        self.tls_state.metrics.reloaded(published.is_ok());
+        self.files.record(contents, published);
     }
 }
 

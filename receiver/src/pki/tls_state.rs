@@ -10,14 +10,15 @@ use tidewatch_shared::{certificate::KeyId, identity::TrustDomain, tls::TlsConfig
 use tokio::sync::watch;
 
 use super::{
-    Authority, Ca, CertManager, CertificateReloader, Flags, LastGood, Metrics, PkiError, Proxy, ProxyIdentity,
-    ServerName, TlsFlags, Trust,
+    Authority, Ca, CertManager, CertificateReloader, Flags, Metrics, PkiError, Proxy, ProxyIdentity, ServerName,
+    TlsFlags, Trust,
     authority::Issuer,
     ca_state::{CaState, Root},
     reloader::ServerLeaf,
     sources::{ClientRoots, Sources, TlsSnapshot},
     store::{CaSecret, Store},
 };
+use crate::base::last_good::LastGood;
 
 /// Common name in the certificate of a root.
 const ROOT_NAME: &str = "Tidewatch CA";

@@ -9,7 +9,10 @@ use tidewatch_shared::tls::{Identity, TlsConfigError};
 use tokio::time::{self, MissedTickBehavior};
 
 use super::{CallerVerifier, Flags, Proxy};
-use crate::pki::{self, FILE_POLL_INTERVAL, LastGood, ProxyIdentity, ServerIdentity, TrustBundle};
+use crate::{
+    base::last_good::{FILE_POLL_INTERVAL, LastGood},
+    pki::{self, ProxyIdentity, ServerIdentity, TrustBundle},
+};
 
 /// Error of loading the TLS files.
 #[derive(Debug, Error)]
@@ -97,7 +100,8 @@ impl TlsFiles {
     pub(super) fn reload(&mut self, now: i64) {
         let Some(contents) = self.files.changed(self.paths.read()) else { return };
         let result = self.apply(&contents, now);
-        self.files.record(contents, result.map_err(anyhow::Error::new), &self.metrics);
+        self.metrics.reloaded(result.is_ok());
+        self.files.record(contents, result.map_err(anyhow::Error::new));
     }
 
     fn apply(&self, contents: &Files<Vec<u8>>, now: i64) -> Result<(), TlsFilesError> {

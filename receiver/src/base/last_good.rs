@@ -2,8 +2,7 @@
 
 use std::{mem, time::Duration};
 
-use super::Metrics;
-use crate::base::error_levels;
+use super::error_levels;
 
 /// Interval between two reads of the files.
 pub(crate) const FILE_POLL_INTERVAL: Duration = Duration::from_secs(5);
@@ -52,8 +51,7 @@ impl<C: PartialEq> LastGood<C> {
     }
 
     /// Records the result of trying changed content.
-    pub(crate) fn record(&mut self, contents: C, result: anyhow::Result<()>, metrics: &Metrics) {
-        metrics.reloaded(result.is_ok());
+    pub(crate) fn record(&mut self, contents: C, result: anyhow::Result<()>) {
         match result {
             Ok(()) => (self.in_use, self.rejected) = (contents, None),
             Err(error) => {
