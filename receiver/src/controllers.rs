@@ -14,3 +14,4 @@ pub mod pull_secret;
 pub(crate) mod requeues;
 pub mod status;
 pub mod watcher;
+pub mod windows;

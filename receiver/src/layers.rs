@@ -22,6 +22,7 @@ const LAYERS: &[&[&str]] = &[
         "controllers::requeues",
         "controllers::forward",
         "controllers::watcher",
+        "controllers::windows",
     ],
     &["controllers::ca_rotation", "controllers::installer"],
     &["controllers::status"],

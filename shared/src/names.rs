@@ -108,12 +108,18 @@ pub mod label {
     pub const BETA: &str = "operator.kyma-project.io/beta";
     /// The id of the runtime, equal to the common name of its agent's certificate.
     pub const RUNTIME_ID: &str = "kyma-project.io/runtime-id";
-    /// Account id, copied to the Kyma in the runtime.
+    /// Account id, copied to the Kyma in the runtime; selects its maintenance windows.
     pub const GLOBAL_ACCOUNT_ID: &str = "kyma-project.io/global-account-id";
     /// Account id, copied to the Kyma in the runtime.
     pub const SUBACCOUNT_ID: &str = "kyma-project.io/subaccount-id";
     /// Id of the service instance, a label of the incumbent's metrics.
     pub const INSTANCE_ID: &str = "kyma-project.io/instance-id";
+    /// Plan of the runtime, which selects its maintenance windows.
+    pub const BROKER_PLAN_NAME: &str = "kyma-project.io/broker-plan-name";
+    /// Region of the runtime's infrastructure, which selects its maintenance windows.
+    pub const REGION: &str = "kyma-project.io/region";
+    /// Region of the platform that the runtime belongs to, which selects its maintenance windows.
+    pub const PLATFORM_REGION: &str = "kyma-project.io/platform-region";
     /// Istio's injection label on the runtime's namespace.
     pub const ISTIO_INJECTION: &str = "istio-injection";
     /// Warden's validation label on the runtime's namespace.
