@@ -7,7 +7,7 @@ use tidewatch_shared::{identity::TrustDomain, names};
 
 use crate::{
     base::flags::{object_name, seconds},
-    controllers::{catalog, event_path, installer},
+    controllers::{catalog, event_path, installer, windows},
     fleet::forward::UrlTemplate,
     ingress::{
         admin, enrolment,
@@ -134,6 +134,10 @@ pub struct Config {
     /// Roll-out of catalog changes.
     #[command(flatten)]
     pub catalog: catalog::Flags,
+
+    /// Maintenance windows.
+    #[command(flatten)]
+    pub windows: windows::Flags,
 
     /// Networks in which runtimes' API servers are permitted although they are refused by default, in CIDR notation
     #[arg(

@@ -7,7 +7,7 @@ use tidewatch_shared::{metric_set, metrics::MetricDescription};
 use crate::{
     app::{changes, open_files},
     base::stores::Stores,
-    controllers::{catalog, event_path, installer, kyma, manifest},
+    controllers::{catalog, event_path, installer, kyma, manifest, windows},
     fleet::{self, manifests, table},
     ingress::{
         enrolment,
@@ -31,6 +31,7 @@ metric_set! {
         pub(super) event_path: event_path::Metrics = ..,
         pub(super) kyma: kyma::Metrics = ..,
         pub(super) manifest: manifest::Metrics = ..,
+        pub(super) windows: windows::Metrics = ..,
         pub(super) oci: oci::metrics::Metrics = ..,
         pub(super) open_files: open_files::Metrics = ..,
         pub(super) installer: installer::Metrics = ..,
@@ -75,6 +76,7 @@ impl Counters {
         pki.incumbent.register_in(incumbent);
         counters.incumbent.register_in(incumbent);
         counters.kyma.requeues.register_in(incumbent);
+        counters.windows.incumbent.register_in(incumbent);
         counters.fleet.incumbent.register_in(incumbent);
         counters.v2.register_in(incumbent.sub_registry_with_prefix("watcher_listener"));
         counters

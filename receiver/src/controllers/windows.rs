@@ -1,6 +1,135 @@
 //! Maintenance windows: the times at which upgrades of modules that require a downtime may begin.
 //!
-//! `parse` reads the policy of the incumbent's format, and `policy` decides by it for one runtime and one time; both are pure.
+//! `parse` reads the policy of the incumbent's format, `policy` decides by it for one runtime and one time, and `clock` finds
+//! steps of the wall clock; all are pure. `file` follows the file of the policy. [`MaintenanceWindows`] holds the last good
+//! policy, and the Kymas that wait for a window: these are reconciled when the policy or the wall clock changes, and each at
+//! the start of its window.
 
+mod clock;
+mod file;
+mod flags;
+mod metrics;
 mod parse;
 mod policy;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use arc_swap::ArcSwapOption;
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use tidewatch_shared::api::{Kyma, ModuleStatus};
+
+pub use file::PolicyFile;
+pub use flags::Flags;
+pub use metrics::Metrics;
+
+pub(crate) use policy::{NoWindowError, WindowState};
+
+use self::policy::Policy;
+use crate::base::key::KymaKey;
+
+/// First words of the message of a module whose window cannot be determined: the incumbent's.
+pub(crate) const UNKNOWN: &str = "failed to determine if maintenance window is active";
+
+/// The policy in use, and the Kymas with a module that waits. Clones share one state.
+#[derive(Clone)]
+pub struct MaintenanceWindows(Arc<Shared>);
+
+struct Shared {
+    policy: ArcSwapOption<Policy>,
+    /// Time that an open window must last at least, in seconds.
+    min_left: i64,
+    /// At most one entry for each Kyma.
+    waiting: Mutex<HashMap<KymaKey, WindowState>>,
+    metrics: Metrics,
+}
+
+impl MaintenanceWindows {
+    /// Creates windows without a policy.
+    #[must_use]
+    pub fn new(min_left: Duration, metrics: Metrics) -> Self {
+        let min_left = i64::try_from(min_left.as_secs()).unwrap_or(i64::MAX);
+        Self(Arc::new(Shared { policy: ArcSwapOption::empty(), min_left, waiting: Mutex::default(), metrics }))
+    }
+
+    /// Windows by a policy in the file's format, with a minimum of 20 minutes.
+    #[cfg(test)]
+    pub(crate) fn with_policy(policy: &serde_json::Value) -> Self {
+        let this = Self::new(Duration::from_secs(1_200), Metrics::default());
+        this.set_policy(policy);
+        this
+    }
+
+    /// Replaces the policy.
+    #[cfg(test)]
+    pub(crate) fn set_policy(&self, policy: &serde_json::Value) {
+        self.set(parse::policy(policy.to_string().as_bytes()).unwrap());
+    }
+
+    /// Window of a Kyma, always open if it skips maintenance windows.
+    pub(crate) fn state(&self, kyma: &Kyma, now: Timestamp) -> WindowState {
+        if kyma.spec.skip_maintenance_windows.unwrap_or_default() {
+            return WindowState::Open;
+        }
+        match &*self.0.policy.load() {
+            Some(policy) => policy.state(kyma.labels(), self.0.min_left, now),
+            None => WindowState::Unknown(NoWindowError::NoPolicy),
+        }
+    }
+
+    /// Window of a Kyma with a module that needs one. Unless it is open, the Kyma counts as waiting from now on.
+    pub(crate) fn await_window(&self, key: &KymaKey, kyma: &Kyma, now: Timestamp) -> WindowState {
+        // The lock is held meanwhile: the change of the policy that this decision misses finds the Kyma waiting.
+        let mut waiting = self.lock();
+        let state = self.state(kyma, now);
+        if state == WindowState::Open {
+            waiting.remove(key);
+        } else {
+            waiting.insert(key.clone(), state);
+        }
+        self.0.metrics.waiting(waiting.values());
+        state
+    }
+
+    /// Window that the modules of a Kyma wait for according to its status, for a start of the receiver. The Kyma counts as
+    /// waiting.
+    pub(crate) fn resume(&self, key: &KymaKey, kyma: &Kyma, now: Timestamp) -> Option<WindowState> {
+        let is_shown = kyma.status.iter().flat_map(|status| status.modules()).any(is_waiting);
+        is_shown.then(|| self.await_window(key, kyma, now))
+    }
+
+    /// Records that no module of the Kyma waits for a window.
+    pub(crate) fn forget(&self, key: &KymaKey) {
+        let mut waiting = self.lock();
+        if waiting.remove(key).is_some() {
+            self.0.metrics.waiting(waiting.values());
+        }
+    }
+
+    /// The Kymas that wait.
+    fn waiting(&self) -> Vec<KymaKey> {
+        self.lock().keys().cloned().collect()
+    }
+
+    /// Takes a policy into use.
+    fn set(&self, policy: Policy) {
+        self.0.policy.store(Some(Arc::new(policy)));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, WindowState>> {
+        // Each change is a single insertion or removal: a panic of another thread leaves no partial state.
+        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns true if a module waits for a window, or for a policy that has one.
+fn is_waiting(module: &ModuleStatus) -> bool {
+    module.maintenance == Some(true) || module.message.as_ref().is_some_and(|message| message.starts_with(UNKNOWN))
+}
+
+#[cfg(test)]
+mod tests;

@@ -117,6 +117,12 @@ impl EventRecorder {
         self.publish(vec![PendingEvent { regarding, warning: halted, reason, note }]);
     }
 
+    /// Notes of the Events that wait to be written.
+    #[cfg(test)]
+    pub(crate) fn pending_notes(&self) -> Vec<String> {
+        self.lock().queue.pending.iter().map(|event| event.note.clone()).collect()
+    }
+
     /// Writes posted Events, forever.
     pub async fn run(self, client: Client) -> &'static str {
         publish::run(&self, &client).await

@@ -1,0 +1,142 @@
+//! Follows the file of the policy: valid content is taken into use, otherwise the last good policy stays.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::PathBuf,
+};
+
+use jiff::Timestamp;
+use thiserror::Error;
+use tidewatch_shared::plan::Work;
+use tokio::time::{self, Instant, MissedTickBehavior};
+
+use super::{MaintenanceWindows, clock::WallClock, parse};
+use crate::{
+    base::last_good::{FILE_POLL_INTERVAL, LastGood},
+    fleet::{queue::WorkSet, table::RuntimeTable},
+    kube::recorder::{EventRecorder, PendingEvent, Regarding},
+};
+
+/// Reason for which the file is not taken into use.
+#[derive(Debug, Error)]
+enum PolicyFileError {
+    /// The file is not readable.
+    #[error("read {path}")]
+    Read {
+        /// Path of the file.
+        path: PathBuf,
+        /// Error of the read.
+        source: io::Error,
+    },
+    /// The file was read before, and does not exist any more.
+    #[error("{0} is gone")]
+    Gone(PathBuf),
+    /// The content is not a valid policy.
+    #[error("{path}")]
+    Policy {
+        /// Path of the file.
+        path: PathBuf,
+        /// The mistake.
+        source: parse::PolicyError,
+    },
+}
+
+/// The file of the policy.
+pub struct PolicyFile {
+    path: PathBuf,
+    windows: MaintenanceWindows,
+    /// Content of the file; `None` if it has not existed yet.
+    contents: LastGood<Option<Vec<u8>>>,
+    recorder: EventRecorder,
+    lease: Regarding,
+    clock: WallClock,
+}
+
+impl PolicyFile {
+    /// Reads the file for the first time; it may also be created later, or be invalid: an upgrade that requires a downtime
+    /// then waits. `namespace` and `lease` name the receiver's Lease, which Events about the file regard.
+    #[must_use]
+    pub fn open(
+        path: PathBuf,
+        windows: MaintenanceWindows,
+        recorder: EventRecorder,
+        (namespace, lease): (&str, &str),
+    ) -> Self {
+        let contents = LastGood::new("Maintenance windows", None);
+        let (lease, clock) = (Regarding::lease(namespace, lease), WallClock::default());
+        let mut file = Self { path, windows, contents, recorder, lease, clock };
+        if !file.reload() {
+            let path = file.path.display();
+            tracing::info!(%path, "No policy of maintenance windows is in use");
+        }
+        file
+    }
+
+    /// Polls the file and the wall clock forever. The Kymas that wait for a window are enqueued, up to `per_second`, when the
+    /// policy or the wall clock changes.
+    pub async fn run(mut self, fleet: RuntimeTable, per_second: u32) -> &'static str {
+        let mut poll = time::interval(FILE_POLL_INTERVAL);
+        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            poll.tick().await;
+            let has_stepped = self.clock.has_stepped(Timestamp::now(), Instant::now());
+            if self.reload() || has_stepped {
+                let waiting = self.windows.waiting();
+                tracing::info!(has_stepped, kymas = waiting.len(), "Maintenance windows are determined again");
+                fleet.enqueue_paced(waiting, WorkSet::of(&[Work::Kyma]), per_second);
+            }
+        }
+    }
+
+    /// Reads the file, and takes it into use if it has changed and is valid. Returns true if it did.
+    pub(super) fn reload(&mut self) -> bool {
+        let read = self.read();
+        let exists = read.as_ref().is_ok_and(Option::is_some);
+        let mut is_current = read.as_ref().is_ok_and(|contents| contents == self.contents.in_use());
+        let changed = self.contents.changed(read);
+        let is_taken = changed.is_some_and(|contents| {
+            let applied = self.apply(contents.as_deref()).map_err(anyhow::Error::new);
+            if let Err(error) = &applied {
+                self.report(error);
+            }
+            is_current = applied.is_ok();
+            self.contents.record(contents, applied);
+            is_current
+        });
+        self.windows.0.metrics.read(exists, is_current);
+        is_taken
+    }
+
+    /// Reads at most one byte more than a policy may have. `None` if the file does not exist.
+    fn read(&self) -> Result<Option<Vec<u8>>, PolicyFileError> {
+        let limit = u64::try_from(parse::MAX_BYTES).unwrap_or(u64::MAX).saturating_add(1);
+        let mut contents = Vec::new();
+        let read = File::open(&self.path).and_then(|file| file.take(limit).read_to_end(&mut contents));
+        match read {
+            Ok(_) => Ok(Some(contents)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(PolicyFileError::Read { path: self.path.clone(), source }),
+        }
+    }
+
+    fn apply(&self, contents: Option<&[u8]>) -> Result<(), PolicyFileError> {
+        let path = || self.path.clone();
+        let contents = contents.ok_or_else(|| PolicyFileError::Gone(path()))?;
+        let policy = parse::policy(contents).map_err(|source| PolicyFileError::Policy { path: path(), source })?;
+        tracing::info!(path = %self.path.display(), rules = policy.rules.len(), "Maintenance windows are in use");
+        self.windows.set(policy);
+        Ok(())
+    }
+
+    /// Posts an Event about a file that is not taken into use.
+    fn report(&self, error: &anyhow::Error) {
+        let note = format!("the maintenance windows are refused, the last good ones stay: {error:#}");
+        let regarding = self.lease.clone();
+        let reason = "MaintenanceWindowsRefused";
+        self.recorder.publish(vec![PendingEvent { regarding, warning: true, reason, note }]);
+    }
+}
+
+#[cfg(test)]
+mod tests;
