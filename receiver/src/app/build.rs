@@ -35,6 +35,7 @@ use crate::{
         module_secrets::{self, ModuleSecrets},
         pull_secret::{PullSecretWatch, Purpose},
         watcher,
+        windows::{MaintenanceWindows, PolicyFile},
     },
     fleet::{
         Shares, forward,
@@ -118,14 +119,15 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
         components.clone();
     let (rotation, rotations) =
         CaRotation::new(tls_state.clone(), client.clone(), &config.namespace, &config.pki, fleet.clone(), pki.clone());
-    let event_path = builder.event_path(rotations.clone(), installs.is_some());
+    let windows = builder.windows();
+    let event_path = builder.event_path(rotations.clone(), windows.clone(), installs.is_some());
     let installer = match installs {
         Some(settings) => Some(builder.installer(settings).await?),
         None => None,
     };
     let (layers, module_layers) = builder.registry().await?;
     let pull_secret = builder.pull_secret().await?;
-    let context = Arc::new(builder.context(installer, layers, pull_secret));
+    let context = Arc::new(builder.context(installer, layers, pull_secret, windows));
     let secrets = builder.module_secrets();
     let manifest_context = Arc::new(builder.manifest_context(module_layers, secrets));
     let mut tasks = mem::take(&mut builder.tasks);
@@ -235,7 +237,12 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn event_path(&self, rotations: RotationHandle, installs: bool) -> EventPathController {
+    fn event_path(
+        &self,
+        rotations: RotationHandle,
+        windows: MaintenanceWindows,
+        installs: bool,
+    ) -> EventPathController {
         let changes::Components { stores, fleet, catalog, plans, pause, takeover, .. } = self.components.clone();
         EventPathController {
             flags: self.process.config.path.clone(),
@@ -246,6 +253,7 @@ impl Builder<'_> {
             plans,
             pause,
             takeover,
+            windows,
             rotations,
             installs,
             metrics: self.counters.event_path.clone(),
@@ -285,11 +293,24 @@ impl Builder<'_> {
         Ok(Some(ModulePullSecret { name: name.clone(), secret }))
     }
 
+    /// Reads the policy of the maintenance windows, if there is one.
+    fn windows(&mut self) -> MaintenanceWindows {
+        let Self { process: Process { config, .. }, components, counters, .. } = *self;
+        let flags = &config.windows;
+        let windows = MaintenanceWindows::new(flags.min_maintenance_window_size, counters.windows.clone());
+        let (path, recorder) = (flags.maintenance_window_policy.clone(), components.recorder.clone());
+        let lease = (config.namespace.as_str(), config.lease.lease_name.as_str());
+        let file = PolicyFile::open(path, windows.clone(), recorder, lease);
+        self.tasks.push(file.run(components.fleet.clone(), config.catalog.catalog_sync_rate).boxed());
+        windows
+    }
+
     fn context(
         &self,
         installer: Option<Installer>,
         layers: Arc<ComponentLayers>,
         pull_secret: Option<ModulePullSecret>,
+        windows: MaintenanceWindows,
     ) -> kyma::Context {
         let changes::Components { stores, access, catalog, plans, pause, takeover, mandatory, .. } =
             self.components.clone();
@@ -302,6 +323,7 @@ impl Builder<'_> {
             plans,
             installer,
             mandatory,
+            windows,
             pull_secret,
             settings: kyma::Settings { pause, takeover, runtime_gone_after: self.process.config.runtime_gone_after },
             metrics: self.counters.kyma.clone(),

@@ -45,7 +45,7 @@ use crate::{
         stores::Stores,
         takeover::{self, Takeover},
     },
-    controllers::{catalog::Catalog, kyma::REFUSED_AGAIN},
+    controllers::{catalog::Catalog, kyma::REFUSED_AGAIN, windows::MaintenanceWindows},
     fleet::{
         PathState, Unproven,
         queue::{Priority, WorkSet},
@@ -123,6 +123,8 @@ pub struct EventPathController {
     pub pause: Pause,
     /// Kymas that belong to this receiver.
     pub takeover: Takeover,
+    /// Maintenance windows that Kymas wait for.
+    pub windows: MaintenanceWindows,
     /// Stragglers of a CA rotation.
     pub rotations: RotationHandle,
     /// Set if agents are installed, and so repaired when they are silent.
@@ -137,7 +139,7 @@ impl EventPathController {
         synced.cancelled().await;
         let Self { stores, catalog, fleet, .. } = &self;
         let spread = self.flags.restart_spread;
-        restart::enqueue_all(spread, stores, &self.plans, catalog, fleet);
+        restart::enqueue_all(spread, stores, &self.plans, catalog, &self.windows, fleet);
         let mut state = LoopState::new(&self.flags, Instant::now());
         let mut tick = time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);

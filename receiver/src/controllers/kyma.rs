@@ -1,7 +1,7 @@
 //! The reconcile of one Kyma: fetch → validate → build → apply → status, and its removal.
 //!
 //! A reconcile reads the Kyma in KCP and in its runtime cluster, and any object that `verified_cache` does not hold as
-//! verified. It writes only differences. The decisions of `validate`, `lookup`, `build`, `modules` and `status` are
+//! verified. It writes only differences. The decisions of `validate`, `lookup`, `window`, `build`, `modules` and `status` are
 //! pure.
 
 mod apply;
@@ -30,9 +30,11 @@ mod selection;
 mod tests;
 mod validate;
 mod verified_cache;
+mod window;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use jiff::Timestamp;
 use kube::{Client, ResourceExt};
 use tidewatch_shared::{
     api::{ConditionStatus, Kyma, KymaStatus, Manifest},
@@ -78,6 +80,7 @@ use crate::{
         mandatory::MandatoryModules,
         pending_removal::RemovalBackoff,
         status::{Findings, ShownStatus, StatusWriter, update_runtime, write_runtime},
+        windows::{MaintenanceWindows, WindowState},
     },
     fleet::{
         queue::{QueuedWork, ReconcileOutcome, WorkSet},
@@ -143,6 +146,8 @@ pub struct Context {
     pub(crate) installer: Option<Installer>,
     /// Faults of mandatory modules.
     pub(crate) mandatory: MandatoryModules,
+    /// Times of the upgrades that require a downtime.
+    pub(crate) windows: MaintenanceWindows,
     /// Image pull secret of the modules, if there is one.
     pub(crate) pull_secret: Option<ModulePullSecret>,
     /// Settings of the reconcile.
@@ -183,6 +188,7 @@ impl Context {
         self.caches.selections.forget(key);
         self.caches.removals.forget(key);
         self.catalog.forget(key);
+        self.windows.forget(key);
     }
 }
 
@@ -275,7 +281,8 @@ async fn run_active(
     let before = kyma.status.clone();
     let shown = ctx.caches.selections.take(key);
     let (outcome, findings) = (ReconcileOutcome::ended(works), Findings::default());
-    let mut reconcile = Reconcile { ctx, key, kyma, before, runtime: None, outcome, findings, awaits_registry: false };
+    let mut reconcile =
+        Reconcile { ctx, key, kyma, before, runtime: None, outcome, findings, awaits_registry: false, window: None };
     let prepared = if others.is_empty() { Ok(()) } else { reconcile.prepare(queued, others).await };
     if catalog && prepared.is_ok() {
         reconcile.catalog(queued).await?;
@@ -301,8 +308,8 @@ async fn run_active(
     let runtime = reconcile.record(runtime).await?;
     let selection = reconcile.shown_selection(selection);
     ctx.caches.selections.keep(key, Shown { selection, runtime });
-    let Reconcile { kyma, outcome, awaits_registry, .. } = reconcile;
-    inputs::note(ctx, &kyma, &inputs, outcome.ended, awaits_registry).await;
+    let Reconcile { kyma, outcome, awaits_registry, window, .. } = reconcile;
+    inputs::note(ctx, &kyma, &inputs.with_window(window), outcome.ended, awaits_registry).await;
     Ok(outcome)
 }
 
@@ -336,6 +343,8 @@ struct Reconcile<'a> {
     findings: Findings,
     /// A module waits for the registry.
     awaits_registry: bool,
+    /// Maintenance window that a module waits for.
+    window: Option<WindowState>,
 }
 
 impl Reconcile<'_> {
@@ -495,6 +504,7 @@ impl Reconcile<'_> {
             catalog,
             held: &|module| ctx.catalog.is_held(module),
             turn: &|module, source, version| ctx.catalog.rollout_slot(&uid, module, source, version),
+            window: &|| ctx.windows.await_window(self.key, kyma, Timestamp::now()),
         };
         decide(kyma, wanted, owned, &sources, &|found| (ctx.layers)(self.key, found))
     }
@@ -505,9 +515,22 @@ impl Reconcile<'_> {
         self.awaits_registry |= decisions.awaits_registry();
     }
 
+    /// Records the maintenance window that modules wait for; the Kyma is reconciled at its start.
+    fn wait_for_window(&mut self, decisions: &Decisions<'_>) {
+        self.window = decisions.window;
+        match decisions.window {
+            Some(window) => {
+                let after = window.delay(Timestamp::now());
+                self.outcome.rollout_after = self.outcome.rollout_after.into_iter().chain(after).min();
+            }
+            None => self.ctx.windows.forget(self.key),
+        }
+    }
+
     /// Applies the decisions, and records the resulting statuses of the modules.
     async fn apply(&mut self, wanted: &Validated, decisions: Decisions<'_>) -> Result<(), Error> {
         self.wait_for(&decisions);
+        self.wait_for_window(&decisions);
         let Self { ctx, kyma, .. } = self;
         if decisions.is_pending() {
             // Parked until the descriptor is known or failed: the events that it would settle stay unsettled.

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use kube::ResourceExt;
 use tidewatch_shared::{
     api::{Kyma, ModuleStatus, State},
@@ -14,6 +15,7 @@ use crate::{
     controllers::{
         catalog::{Catalog, RolloutSlot, VersionSource, removal_guard::ChannelTarget},
         kyma::{Inputs, mandatory_due_after},
+        windows::MaintenanceWindows,
     },
     fleet::{
         queue::{Priority, WorkSet},
@@ -22,13 +24,26 @@ use crate::{
 };
 
 /// Enqueues every Kyma of the synced caches, immediately or within `spread`.
-pub(super) fn enqueue_all(spread: Duration, stores: &Stores, plans: &Plans, catalog: &Catalog, fleet: &RuntimeTable) {
+pub(super) fn enqueue_all(
+    spread: Duration,
+    stores: &Stores,
+    plans: &Plans,
+    catalog: &Catalog,
+    windows: &MaintenanceWindows,
+    fleet: &RuntimeTable,
+) {
     let (mut first, mut later, mut moved, mut lacking) = (0u32, 0u32, Vec::new(), Vec::new());
     let snapshot = catalog.snapshot(stores);
     for kyma in stores.kymas.state() {
         let namespace = kyma.namespace().unwrap_or_default();
         let key = KymaKey::new(&namespace, kyma.name_any());
-        let inputs = Inputs::of(&kyma, &plans.of(&key), &catalog.fingerprint(kyma.labels(), stores));
+        let now = Timestamp::now();
+        let window = windows.resume(&key, &kyma, now);
+        if let Some(rest) = window.and_then(|window| window.delay(now)) {
+            fleet.roll_out(&key, rest);
+        }
+        let inputs =
+            Inputs::of(&kyma, &plans.of(&key), &catalog.fingerprint(kyma.labels(), stores)).with_window(window);
         if let Some(rest) = rollout_delay(catalog, &kyma) {
             fleet.roll_out(&key, rest);
         }
@@ -79,6 +94,8 @@ fn rollout_delay(catalog: &Catalog, kyma: &Kyma) -> Option<Duration> {
             return None;
         }
         match catalog.rollout_slot(&uid, &module.name, source, &version) {
+            // Waits for its maintenance window.
+            RolloutSlot::Now if module.maintenance == Some(true) => None,
             RolloutSlot::Now => Some(Duration::ZERO),
             RolloutSlot::After(rest) => Some(rest),
             RolloutSlot::Undecided => None,
@@ -113,7 +130,7 @@ fn urgency(kyma: &Kyma, inputs: &Inputs, manifest: impl Fn(&str) -> Option<State
 mod tests {
     use std::sync::Arc;
 
-    use jiff::Timestamp;
+    use jiff::SignedDuration;
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::runtime::{
         reflector::{self, store::Writer},
@@ -130,6 +147,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
+    use crate::controllers::windows::WindowState;
 
     fn plan() -> Plan {
         Plan::new("r".into(), Vec::new()).unwrap()
@@ -190,6 +208,7 @@ mod tests {
     struct Bed {
         stores: Stores,
         catalog: Catalog,
+        windows: MaintenanceWindows,
         fleet: RuntimeTable,
         key: KymaKey,
     }
@@ -260,15 +279,15 @@ mod tests {
         let key = KymaKey::new("kcp-system", "k");
         fleet.place(key.clone(), Some("r-1".parse().unwrap()), Arc::new(plan()));
         fleet.set_synced();
-        Bed { stores, catalog, fleet, key }
+        Bed { stores, catalog, windows: MaintenanceWindows::with_policy(&json!({})), fleet, key }
     }
 
     impl Bed {
         /// First job after a start, and its delay; other Kymas are verified within a year.
         async fn first(&self) -> (WorkSet, Priority, Duration) {
             let (spread, plan, started) = (Duration::from_secs(365 * 86_400), plan(), Instant::now());
-            let Self { stores, catalog, fleet, .. } = self;
-            enqueue_all(spread, stores, &Plans::fixed(plan), catalog, fleet);
+            let Self { stores, catalog, windows, fleet, .. } = self;
+            enqueue_all(spread, stores, &Plans::fixed(plan), catalog, windows, fleet);
             let job = fleet.next().await;
             assert_eq!(job.key, self.key);
             (job.queued.work, job.queued.priority, started.elapsed())
@@ -300,5 +319,36 @@ mod tests {
         bed.stores.kymas = filled(&[kyma]);
         let (works, priority, _) = bed.first().await;
         assert_eq!((works, priority), (WorkSet::RUNTIME, Priority::Verification));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kyma_that_waits_is_reconciled_at_the_start_of_its_window() {
+        let once = |begin: Timestamp| {
+            let end = begin + SignedDuration::from_hours(4);
+            json!({"default": {"begin": begin.to_string(), "end": end.to_string()}})
+        };
+        let (day, now) = (SignedDuration::from_hours(24), Timestamp::now());
+        let opens = Timestamp::from_second((now + day).as_second()).unwrap();
+        let waiting = |policy: &Value| {
+            let mut bed = bed(WINDOW.as_secs().try_into().unwrap());
+            bed.windows = MaintenanceWindows::with_policy(policy);
+            let mut kyma = serde_json::to_value(bed.stores.kymas.state().remove(0).as_ref()).unwrap();
+            kyma["status"]["modules"][0]["maintenance"] = json!(true);
+            let is: Kyma = serde_json::from_value(kyma.clone()).unwrap();
+            let inputs = Inputs::of(&is, &plan(), &bed.catalog.fingerprint(is.labels(), &bed.stores));
+            let inputs = inputs.with_window(Some(WindowState::Opens(opens)));
+            kyma["metadata"]["annotations"][annotation::INPUTS] =
+                inputs.after(&is, WorkSet::RUNTIME, false).unwrap().into();
+            bed.stores.kymas = filled(&[kyma]);
+            bed
+        };
+        let (works, priority, after) = waiting(&once(opens)).first().await;
+        assert_eq!((works, priority), (WorkSet::of(&[Work::Kyma]), Priority::Catalog));
+        let rest = Duration::from_secs(86_400);
+        assert!(after <= rest + Duration::from_millis(2) && after + Duration::from_secs(60) > rest, "{after:?}");
+        for (policy, change) in [(once(now - SignedDuration::from_hours(1)), "open"), (once(opens + day), "later")] {
+            let (works, _, after) = waiting(&policy).first().await;
+            assert!(works == WorkSet::RUNTIME && after < Duration::from_millis(2), "{change}: {works:?} {after:?}");
+        }
     }
 }

@@ -37,8 +37,12 @@ pub(super) async fn apply(
     let mut failed = None;
     for result in written {
         match result {
-            Ok((Decision { module, found: Ok(found), .. }, manifest)) => {
-                statuses.push(module_status::resolved(module, &found, manifest.as_ref()));
+            Ok((Decision { module, found: Ok(found), waiting, .. }, manifest)) => {
+                let status = module_status::resolved(module, &found, manifest.as_ref());
+                statuses.push(match waiting {
+                    Some(waiting) => module_status::waiting(status, &waiting),
+                    None => status,
+                });
             }
             Ok((Decision { module, found: Err(error), .. }, manifest)) => {
                 statuses.push(module_status::unresolved(module, &error, before(&module.name), manifest.as_ref()));

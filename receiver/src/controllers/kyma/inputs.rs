@@ -3,7 +3,8 @@
 //!
 //! The hash has two parts, because a reconcile may end one kind of work and not the other: the Kyma's own fields with
 //! plan and CRDs, and the content of its catalog. A change of the first part requires both kinds of work, because the
-//! catalog is applied under those CRDs.
+//! catalog is applied under those CRDs. The first part has the maintenance window of a Kyma with a module that waits for one,
+//! and of no other, whose inputs would change with every window.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +22,7 @@ use tidewatch_shared::{
 };
 
 use super::{Context, crd, fetch};
-use crate::{base::error_levels, fleet::queue::WorkSet};
+use crate::{base::error_levels, controllers::windows::WindowState, fleet::queue::WorkSet};
 
 /// Part of the hash before the first reconcile has ended.
 const NEVER: &str = "-";
@@ -52,6 +53,15 @@ impl Inputs {
             kyma.annotations().iter().filter(|(key, _)| !is_own_annotation(key)).collect();
         let decided = json!([kyma.metadata.generation, kyma.labels(), annotations, plan.revision(), definitions]);
         Self { kyma: hash(&decided.to_string()), catalog: hash(catalog) }
+    }
+
+    /// The same with the maintenance window that a module of the Kyma waits for, if one does.
+    #[must_use]
+    pub(crate) fn with_window(self, window: Option<WindowState>) -> Self {
+        match window {
+            Some(window) => Self { kyma: hash(&format!("{} {window}", self.kyma)), ..self },
+            None => self,
+        }
     }
 
     /// The work that no reconcile has ended with exactly these inputs.

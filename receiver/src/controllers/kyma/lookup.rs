@@ -13,7 +13,10 @@ use tidewatch_shared::{
     names::label,
 };
 
-use super::validate::{Follow, InvalidModuleError, WantedModule};
+use super::{
+    validate::{Follow, InvalidModuleError, WantedModule},
+    window::Waiting,
+};
 use crate::{
     base::labels::is_true,
     controllers::{
@@ -24,6 +27,7 @@ use crate::{
             visibility::{Admission, HidingRule, template_name},
         },
         mandatory::is_installable,
+        windows::{NoWindowError, UNKNOWN, WindowState},
     },
 };
 
@@ -105,6 +109,12 @@ pub(crate) enum LookupError {
     /// A version is not a semantic version, so that a downgrade cannot be excluded.
     #[error("module template update not allowed: could not handle channel skew as {0} contains invalid version")]
     UnknownVersion(&'static str),
+    /// The version requires a downtime, and is installed in a maintenance window.
+    #[error("{0}")]
+    Waiting(Waiting),
+    /// The version requires a downtime, and no maintenance window can be determined.
+    #[error("{UNKNOWN}: {0}")]
+    UnknownWindow(NoWindowError),
 }
 
 impl LookupError {
@@ -150,6 +160,8 @@ pub(crate) struct Sources<'a> {
     pub(crate) held: &'a (dyn Fn(&str) -> bool + Sync),
     /// Returns the Kyma's rollout slot for a module, the source of its version, and that version.
     pub(crate) turn: &'a (dyn Fn(&str, VersionSource<'_>, &str) -> RolloutSlot + Sync),
+    /// Returns the maintenance window of the Kyma, which counts as waiting unless it is open.
+    pub(crate) window: &'a (dyn Fn() -> WindowState + Sync),
 }
 
 /// The installed version that stays because the rollout slot for the new version has not come, with the time
@@ -192,6 +204,14 @@ pub(crate) fn resolve(
         not_a_downgrade(installed, follows.as_str(), &found.version)?;
     }
     Ok(found)
+}
+
+/// The installed version with the channel that it came from; `None` if it is no longer available.
+pub(super) fn installed(sources: &Sources<'_>, module: &WantedModule, installed: &Installed) -> Option<Resolved> {
+    let follows = module.follows.as_ref().ok()?;
+    let found = at_version(sources, &module.name, follows, installed.version.clone()).ok()?;
+    let channel = Some(installed.channel.clone()).filter(|channel| !channel.is_empty());
+    Some(Resolved { channel, ..found })
 }
 
 /// The release meta of a module, if its name and fields are valid.
@@ -380,6 +400,7 @@ mod tests {
             catalog: &catalog,
             held: &|_| false,
             turn: &|_, _, _| RolloutSlot::Now,
+            window: &|| WindowState::Open,
         };
         let module = WantedModule {
             name: "template-operator".into(),
@@ -510,6 +531,7 @@ mod tests {
             catalog: &catalog,
             held: &|_| false,
             turn: &|_, _, _| RolloutSlot::Now,
+            window: &|| WindowState::Open,
         };
         let follows = Ok(Follow::Channel("regular".into()));
         let (name, managed, policy) = ("template-operator".into(), true, Policy::CreateAndDelete);
@@ -547,6 +569,7 @@ mod tests {
                 catalog: &catalog,
                 held: &|_| false,
                 turn: &asked,
+                window: &|| WindowState::Open,
             };
             let (managed, policy) = (true, Policy::CreateAndDelete);
             let module = WantedModule { name: "template-operator".into(), follows: Ok(follows), managed, policy };

@@ -10,6 +10,7 @@ use tidewatch_shared::{
 use super::{
     lookup::{LookupError, Resolved},
     validate::WantedModule,
+    window::Waiting,
 };
 use crate::controllers::{manifest::is_synced, status::known};
 
@@ -56,14 +57,25 @@ pub(crate) fn unresolved(
     let goes_on = manifest.is_some()
         && matches!(
             error,
-            LookupError::Downgrade { .. } | LookupError::UnknownVersion(_) | LookupError::NoReleaseMeta { .. }
+            LookupError::Downgrade { .. }
+                | LookupError::UnknownVersion(_)
+                | LookupError::NoReleaseMeta { .. }
+                | LookupError::Waiting(_)
+                | LookupError::UnknownWindow(_)
         );
-    let is_warning = goes_on || matches!(error, LookupError::Mandatory { .. });
     let old = old.filter(|_| goes_on).cloned().unwrap_or_default();
+    let state = match error {
+        LookupError::UnknownWindow(_) => State::Error,
+        LookupError::Waiting(_) => manifest.map_or(State::Error, state_of),
+        LookupError::Mandatory { .. } => State::Warning,
+        _ if goes_on => State::Warning,
+        _ => State::Error,
+    };
     ModuleStatus {
         name: module.name.clone(),
-        state: if is_warning { State::Warning } else { State::Error },
+        state,
         message: Some(error.to_string()),
+        maintenance: matches!(error, LookupError::Waiting(_)).then_some(true),
         manifest: manifest.map(|manifest| tracking("Manifest", manifest)),
         ..old
     }
@@ -85,6 +97,15 @@ pub(crate) fn limit_refused(statuses: &mut Vec<ModuleStatus>) -> Option<String> 
     })
 }
 
+/// The status of an installed module whose upgrade waits for a maintenance window.
+pub(crate) fn waiting(status: ModuleStatus, waiting: &Waiting) -> ModuleStatus {
+    let message = match &status.message {
+        Some(message) => format!("{message}; {waiting}"),
+        None => waiting.to_string(),
+    };
+    ModuleStatus { maintenance: Some(true), message: Some(message), ..status }
+}
+
 /// The status of a deselected module as long as its Manifest exists.
 pub(crate) fn removed(manifest: &Manifest, old: Option<&ModuleStatus>) -> ModuleStatus {
     let component = manifest.annotations().get(annotation::OCM_COMPONENT_NAME).cloned();
@@ -97,6 +118,7 @@ pub(crate) fn removed(manifest: &Manifest, old: Option<&ModuleStatus>) -> Module
         // The last operation of the Manifest names the blocking objects.
         message: operation_of(manifest),
         state: State::Deleting,
+        maintenance: None,
         manifest: Some(tracking("Manifest", manifest)),
         ..old.cloned().unwrap_or_default()
     }

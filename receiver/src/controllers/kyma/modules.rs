@@ -18,9 +18,10 @@ use super::{
     leaving::{self, Upgrade},
     lookup::{self, Installed, LookupError, Resolved, Sources},
     validate::WantedModule,
+    window::{self, Gate, Waiting},
 };
 use crate::{
-    controllers::{catalog::RolloutSlot, manifest::is_synced},
+    controllers::{catalog::RolloutSlot, manifest::is_synced, windows::WindowState},
     kube::object::{self, Repair},
 };
 
@@ -37,6 +38,8 @@ pub(super) struct Decision<'a> {
     pub(super) write: Option<Desired>,
     /// The component descriptor is being fetched: the module is decided on again when it is known.
     pub(super) pending: bool,
+    /// Another version that waits for a maintenance window, while the installed one stays.
+    pub(super) waiting: Option<Waiting>,
 }
 
 /// The decisions on all modules of one Kyma.
@@ -52,6 +55,8 @@ pub(super) struct Decisions<'a> {
     pub(super) awaits_upgrade: bool,
     /// Time until the first rollout slot.
     pub(super) turn: Option<Duration>,
+    /// Maintenance window that a module waits for, never an open one.
+    pub(super) window: Option<WindowState>,
 }
 
 impl Decisions<'_> {
@@ -76,51 +81,81 @@ pub(super) fn decide<'a>(
     sources: &Sources<'_>,
     layer: &dyn Fn(&Resolved) -> LayerLookup,
 ) -> Decisions<'a> {
-    let (mut decisions, mut turn, mut kept) = (Vec::new(), None, Kept::default());
+    let (mut decisions, mut times, mut kept) = (Vec::new(), Times::default(), Kept::default());
     for module in wanted {
         let manifest = owned.iter().find(|manifest| module_of(manifest) == Some(&module.name));
-        let installed = manifest.and_then(|manifest| installed_of(manifest));
-        let (found, its) = find(sources, module, installed.as_ref());
-        turn = sooner(turn, its);
+        let (found, waiting) = find(kyma, sources, module, manifest, &mut times);
         let decision = found.and_then(|found| {
             let is_held = (sources.held)(&module.name);
             resolved(kyma, module, found, owned, is_held, layer).inspect(|decision| kept.resolved(module, decision))
         });
-        decisions.push(decision.unwrap_or_else(|error| {
+        let decision = decision.unwrap_or_else(|error| {
             // Unless the removal guard holds that, an excluded Kyma loses the module; any other error keeps the installed
             // version.
             if !error.ends_installation() || (sources.held)(&module.name) {
                 kept.unresolved.insert(&module.name);
             }
-            Decision { module, found: Err(error), manifest: manifest.cloned(), write: None, pending: false }
-        }));
+            let manifest = manifest.cloned();
+            Decision { module, found: Err(error), manifest, write: None, pending: false, waiting: None }
+        });
+        decisions.push(Decision { waiting, ..decision });
     }
     let unwanted = owned.iter().filter(|manifest| !kept.keeps(manifest)).map(Arc::clone).collect();
     let (mut upgrades, mut awaits_upgrade) = (Vec::new(), false);
     for manifest in owned {
         let Some(module) = leaving::followed(manifest, wanted) else { continue };
-        let (found, its) = find(sources, &module, installed_of(manifest).as_ref());
-        turn = sooner(turn, its);
-        // A version that cannot be installed leaves the Manifest as it is.
-        let Ok(found) = found else { continue };
+        // A version that cannot be installed, or waits, leaves the Manifest as it is.
+        let (Ok(found), _) = find(kyma, sources, &module, Some(manifest), &mut times) else { continue };
         match leaving::upgrade(kyma, manifest, &module, &found, layer(&found)) {
             Upgrade::None => {}
             Upgrade::Pending => awaits_upgrade = true,
             Upgrade::Write(desired) => upgrades.push(*desired),
         }
     }
-    Decisions { wanted: decisions, unwanted, upgrades, awaits_upgrade, turn }
+    let Times { turn, window } = times;
+    Decisions { wanted: decisions, unwanted, upgrades, awaits_upgrade, turn, window }
 }
 
-/// Resolves a module to the version that its Kyma gets now, with the rollout slot of a later one.
+/// The times that modules wait for.
+#[derive(Default)]
+struct Times {
+    turn: Option<Duration>,
+    window: Option<WindowState>,
+}
+
+/// Resolves a module to the version that its Kyma gets now, with the one that waits for a maintenance window. A version
+/// whose rollout slot has not come waits for that first.
 fn find(
+    kyma: &Kyma,
     sources: &Sources<'_>,
     module: &WantedModule,
-    installed: Option<&Installed>,
-) -> (Result<Resolved, LookupError>, RolloutSlot) {
-    match lookup::not_yet(sources, module, installed) {
-        Some((found, its)) => (Ok(found), its),
-        None => (lookup::resolve(sources, module, installed), RolloutSlot::Now),
+    manifest: Option<&Arc<Manifest>>,
+    times: &mut Times,
+) -> (Result<Resolved, LookupError>, Option<Waiting>) {
+    let installed = manifest.and_then(|manifest| Some((&**manifest, installed_of(manifest)?)));
+    let version = installed.as_ref().map(|(_, installed)| installed);
+    if let Some((found, its)) = lookup::not_yet(sources, module, version) {
+        times.turn = sooner(times.turn, its);
+        return (Ok(found), None);
+    }
+    let found = match lookup::resolve(sources, module, version) {
+        Ok(found) => found,
+        Err(error) => return (Err(error), None),
+    };
+    let installed = installed.as_ref().map(|(manifest, installed)| (*manifest, installed));
+    match window::gate(kyma, sources, module, installed, found) {
+        Gate::Now(found) => (Ok(found), None),
+        Gate::Waits(kept, waiting) => {
+            times.window = Some(WindowState::Opens(waiting.opens));
+            match kept {
+                Some(kept) => (Ok(kept), Some(waiting)),
+                None => (Err(LookupError::Waiting(waiting)), None),
+            }
+        }
+        Gate::Unknown(cause) => {
+            times.window = Some(WindowState::Unknown(cause));
+            (Err(LookupError::UnknownWindow(cause)), None)
+        }
     }
 }
 
@@ -139,7 +174,7 @@ fn resolved<'a>(
     let predecessor = owned.iter().find(|manifest| module_of(manifest) == Some(&module.name)).cloned();
     let keep = |found, pending| {
         let manifest = manifest.clone().or_else(|| predecessor.clone());
-        Ok(Decision { module, found: Ok(found), manifest, write: None, pending })
+        Ok(Decision { module, found: Ok(found), manifest, write: None, pending, waiting: None })
     };
     if manifest.is_none() && predecessor.is_some() && is_held {
         return keep(found, false);
@@ -156,7 +191,7 @@ fn resolved<'a>(
     };
     let desired = build::manifest(kyma, module, &found, &layer);
     let write = is_due(&desired, manifest.as_deref()).then_some(desired);
-    Ok(Decision { module, found: Ok(found), manifest, write, pending: false })
+    Ok(Decision { module, found: Ok(found), manifest, write, pending: false, waiting: None })
 }
 
 /// The Manifests that stay.
@@ -307,6 +342,7 @@ mod tests {
             catalog: &catalog,
             held: &|_| held,
             turn: &|_, _, _| turn,
+            window: &|| WindowState::Open,
         };
         let owned: Vec<_> = owned.iter().cloned().map(Arc::new).collect();
         let decisions = decide(&kyma(), wanted, &owned, &sources, &|found| {

@@ -10,6 +10,7 @@ mod registry;
 mod rollout;
 mod states;
 mod takeover;
+mod windows;
 
 use std::sync::{Arc, Mutex};
 
@@ -117,6 +118,7 @@ impl Bed {
             plans: Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap()),
             installer: None,
             mandatory: MandatoryModules::new("kcp-system", EventRecorder::new(recorder::Metrics::default())),
+            windows: MaintenanceWindows::new(Duration::from_secs(1_200), Default::default()),
             pull_secret: None,
             settings: Settings::default(),
             metrics: Metrics::default(),

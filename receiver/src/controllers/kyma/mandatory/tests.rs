@@ -15,6 +15,7 @@ use crate::{
     controllers::{
         catalog,
         kyma::{build, layer::ModuleLayer, validate::validate},
+        windows::{NoWindowError, WindowState},
     },
     kube::WriteBudgets,
 };
@@ -62,9 +63,10 @@ fn template(version: &str) -> Arc<ModuleTemplate> {
     let mut template = object(
         "ModuleTemplate",
         &format!("warden-{version}"),
-        &json!({"moduleName": "warden", "version": version, "descriptor": {}}),
+        &json!({"moduleName": "warden", "version": version, "descriptor": {}, "requiresDowntime": true}),
     );
-    // Mandatory modules are installed whatever the labels of their templates are, as by the incumbent.
+    // Mandatory modules wait for no maintenance window, and are installed whatever the labels of their templates are, as by
+    // the incumbent.
     template["metadata"]["labels"] = json!({label::BETA: "true", label::INTERNAL: "true"});
     Arc::new(serde_json::from_value(template).unwrap())
 }
@@ -145,6 +147,7 @@ fn check(case: Case) -> Outcome {
         kyma_labels: &BTreeMap::new(),
         catalog: &snapshot,
         held: &|_| case.is_held,
+        window: &|| WindowState::Unknown(NoWindowError::NoPolicy),
         turn: &|module, source, version| {
             assert_eq!((module, version), ("warden", "1.1.0"));
             if source == VersionSource::Mandatory { case.turn } else { RolloutSlot::Now }
