@@ -23,6 +23,9 @@ const SERVER_SECRET: &str = "tidewatch-receiver-tls";
 const SERVER_DIR: &str = "/etc/tidewatch/server";
 /// Mount path of the folder for content of the registry, which may be lost at any time.
 const CONTENT_DIR: &str = "/var/cache/tidewatch";
+/// Optional ConfigMap with the maintenance windows, and its mount path, where the receiver looks for `policy.json` by default.
+const WINDOWS: &str = "tidewatch-maintenance-windows";
+const WINDOWS_DIR: &str = "/etc/maintenance-policy";
 /// User and group `nonroot` of the distroless images.
 const NONROOT: u32 = 65_532;
 /// Default ports of the receiver's flags.
@@ -212,7 +215,10 @@ fn deployment() -> Value {
             {"name": "TIDEWATCH_PROBE_ADDRESS", "value": format!("[::]:{PROBES}")},
             {"name": "TIDEWATCH_OCI_CONTENT_DIR", "value": CONTENT_DIR},
         ],
-        "volumeMounts": [{"name": "content", "mountPath": CONTENT_DIR}],
+        "volumeMounts": [
+            {"name": "content", "mountPath": CONTENT_DIR},
+            {"name": "windows", "mountPath": WINDOWS_DIR, "readOnly": true},
+        ],
         "ports": [
             {"name": "events", "containerPort": EVENTS},
             {"name": "enrolment", "containerPort": ENROLMENT},
@@ -242,7 +248,10 @@ fn deployment() -> Value {
         },
         "containers": [container],
         // The receiver keeps its content store below half of this.
-        "volumes": [{"name": "content", "emptyDir": {"sizeLimit": "1Gi"}}],
+        "volumes": [
+            {"name": "content", "emptyDir": {"sizeLimit": "1Gi"}},
+            {"name": "windows", "configMap": {"name": WINDOWS, "optional": true}},
+        ],
     });
     let spec = json!({
         "replicas": 2,

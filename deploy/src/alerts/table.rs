@@ -254,6 +254,31 @@ pub(super) const ALERTS: &[Alert] = &[
         remedy: "Restore the Secret; it must have the type `kubernetes.io/dockerconfigjson`.",
     },
     Alert {
+        name: "TidewatchMaintenanceWindowsRefused",
+        expression: "min(tidewatch_maintenance_window_policy_good) == 0",
+        pending: "5m",
+        severity: "warning",
+        summary: "The file of the maintenance windows is invalid, not readable, or gone",
+        meaning: "The last good policy stays in use until the receiver restarts; after that, modules whose upgrade requires a \
+                  downtime keep their version, in the state Error.",
+        checks: "The Event `MaintenanceWindowsRefused` on the receiver's Lease and its log name the mistake and its place.",
+        remedy: "Correct the file; it is read again within seconds. See [maintenance windows](maintenance-windows.md).",
+    },
+    Alert {
+        name: "TidewatchMaintenanceWindowUnknown",
+        expression: "max(tidewatch_maintenance_window_kymas{state=\"unknown\"}) > 0",
+        pending: "15m",
+        severity: "warning",
+        summary: "Upgrades wait for a maintenance window that does not exist",
+        meaning: "A module's next version requires a downtime, and no window of its runtime can be determined: there is no \
+                  policy, or neither the rule that matches the runtime nor the default has a window now or later. The module \
+                  keeps its version, in the state Error.",
+        checks: "Messages of modules that begin with `failed to determine if maintenance window is active`; labels of the Kyma \
+                 for region, plan and account; dates of the windows in the file.",
+        remedy: "Add a window or a default to the file. `spec.skipMaintenanceWindows` of the Kyma in KCP upgrades one runtime \
+                 at once. See [maintenance windows](maintenance-windows.md).",
+    },
+    Alert {
         name: "TidewatchForwardingParked",
         expression: "sum by (manager, service) (tidewatch_forward_objects_parked) > 0",
         pending: "15m",

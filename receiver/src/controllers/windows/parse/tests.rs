@@ -131,3 +131,21 @@ fn a_list_of_many_accounts_fits() {
     let (_, expression) = &policy.rules[0].expressions[0];
     assert!(expression.is_match(accounts[399].as_bytes()) && !expression.is_match(account(400).as_bytes()));
 }
+
+#[test]
+fn example_of_the_documentation_is_a_policy() {
+    let page = include_str!("../../../../../docs/operations/maintenance-windows.md");
+    let example = page.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let policy = policy_of(example.as_bytes()).unwrap();
+    let at = |labels: Value, now: &str| {
+        let labels = serde_json::from_value(labels).unwrap();
+        policy.state(&labels, 1_200, now.parse().unwrap()).to_string()
+    };
+    let saturday = "2026-11-28T20:30:00Z";
+    assert_eq!(at(json!({"kyma-project.io/broker-plan-name": "free"}), "2026-11-25T00:50:00Z"), "open");
+    let account = json!({"kyma-project.io/global-account-id": "1a2b3c4d-0000"});
+    assert_eq!(at(account, saturday), "2026-12-20T04:00:00Z");
+    assert_eq!(at(json!({"kyma-project.io/region": "westeurope"}), saturday), "2026-11-28T21:00:00Z");
+    assert_eq!(at(json!({"kyma-project.io/platform-region": "cf-eu20"}), "2026-11-30T02:00:00Z"), "open");
+    assert_eq!(at(json!({}), saturday), "open");
+}
