@@ -13,7 +13,10 @@ use tokio::time::{self, Instant, MissedTickBehavior};
 
 use super::{MaintenanceWindows, clock::WallClock, parse};
 use crate::{
-    base::last_good::{FILE_POLL_INTERVAL, LastGood},
+    base::{
+        error_levels,
+        last_good::{FILE_POLL_INTERVAL, LastGood},
+    },
     fleet::{queue::WorkSet, table::RuntimeTable},
     kube::recorder::{EventRecorder, PendingEvent, Regarding},
 };
@@ -48,6 +51,8 @@ pub struct PolicyFile {
     windows: MaintenanceWindows,
     /// Content of the file; `None` if it has not existed yet.
     contents: LastGood<Option<Vec<u8>>>,
+    /// The last read failed, which was reported.
+    is_unreadable: bool,
     recorder: EventRecorder,
     lease: Regarding,
     clock: WallClock,
@@ -65,7 +70,7 @@ impl PolicyFile {
     ) -> Self {
         let contents = LastGood::new("Maintenance windows", None);
         let (lease, clock) = (Regarding::lease(namespace, lease), WallClock::default());
-        let mut file = Self { path, windows, contents, recorder, lease, clock };
+        let mut file = Self { path, windows, contents, is_unreadable: false, recorder, lease, clock };
         if !file.reload() {
             let path = file.path.display();
             tracing::info!(%path, "No policy of maintenance windows is in use");
@@ -92,16 +97,18 @@ impl PolicyFile {
     /// Reads the file, and takes it into use if it has changed and is valid. Returns true if it did.
     pub(super) fn reload(&mut self) -> bool {
         let read = self.read();
+        match &read {
+            Err(error) if !self.is_unreadable => self.report(error),
+            _ => {}
+        }
+        self.is_unreadable = read.is_err();
         let exists = read.as_ref().is_ok_and(Option::is_some);
         let mut is_current = read.as_ref().is_ok_and(|contents| contents == self.contents.in_use());
         let changed = self.contents.changed(read);
         let is_taken = changed.is_some_and(|contents| {
-            let applied = self.apply(contents.as_deref()).map_err(anyhow::Error::new);
-            if let Err(error) = &applied {
-                self.report(error);
-            }
+            let applied = self.apply(contents.as_deref()).inspect_err(|error| self.report(error));
             is_current = applied.is_ok();
-            self.contents.record(contents, applied);
+            self.contents.record(contents, applied.map_err(anyhow::Error::new));
             is_current
         });
         self.windows.0.metrics.read(exists, is_current);
@@ -130,8 +137,9 @@ impl PolicyFile {
     }
 
     /// Posts an Event about a file that is not taken into use.
-    fn report(&self, error: &anyhow::Error) {
-        let note = format!("the maintenance windows are refused, the last good ones stay: {error:#}");
+    fn report(&self, error: &PolicyFileError) {
+        let cause = error_levels::line(error);
+        let note = format!("the file is not taken into use, windows that were read before stay: {cause}");
         let regarding = self.lease.clone();
         let reason = "MaintenanceWindowsRefused";
         self.recorder.publish(vec![PendingEvent { regarding, warning: true, reason, note }]);

@@ -96,7 +96,7 @@ fn first_rule_with_any_match_decides() {
     };
     let windows = policy(&json!({"rules": [
         {"match": {"plan": "trial|free"}, "windows": [daily(1)]},
-        {"match": {"region": "europe|^eu-\\d"}, "windows": [daily(2)]},
+        {"match": {"region": "(?i)europe|^eu-\\d"}, "windows": [daily(2)]},
         {"match": {"globalAccountID": "^ab$", "platformRegion": "cf-"}, "windows": [daily(3)]},
         {"match": {"plan": "", "region": null}, "windows": [daily(4)]},
         {"windows": [daily(5)]},
@@ -109,7 +109,7 @@ fn first_rule_with_any_match_decides() {
         (&[("broker-plan-name", "aws"), ("region", "eu-1")], 2),
         (&[("region", "x-eu-1")], 9),
         (&[("region", "eu-x")], 9),
-        (&[("region", "westeurope")], 2),
+        (&[("region", "WestEurope")], 2),
         (&[("global-account-id", "ab")], 3),
         (&[("global-account-id", "abc"), ("platform-region", "cf-us10")], 3),
         (&[("global-account-id", "abc")], 9),
