@@ -20,6 +20,7 @@ use std::{
 
 use clap::Args;
 use futures::{StreamExt as _, stream};
+use jiff::Timestamp;
 use kube::{Client, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
     api::{Condition, Kyma},
@@ -36,6 +37,7 @@ use self::{
 };
 use crate::{
     base::{
+        clock::ClockSteps,
         error_levels,
         flags::seconds,
         key::KymaKey,
@@ -141,10 +143,15 @@ impl EventPathController {
         let spread = self.flags.restart_spread;
         restart::enqueue_all(spread, stores, &self.plans, catalog, &self.windows, fleet);
         let mut state = LoopState::new(&self.flags, Instant::now());
+        let mut clock = ClockSteps::new(Timestamp::now(), Instant::now());
         let mut tick = time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let now = tick.tick().await;
+            if let Some(step) = clock.forward(Timestamp::now(), Instant::now()) {
+                tracing::info!(seconds = step.as_secs(), "The system's clock was set forward");
+                self.fleet.clock_advanced(step);
+            }
             for (key, path) in self.fleet.changed_paths() {
                 self.metrics.transitioned(&path);
                 tracing::info!(kyma = %key, path = path.as_str(), "Event path changed");

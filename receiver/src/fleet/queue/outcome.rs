@@ -26,7 +26,8 @@ pub struct ReconcileOutcome {
     /// Delay of any further reconcile, of a user's change too: the runtime has used up its share of the writes to the
     /// control plane.
     pub rest: Option<Duration>,
-    /// Delay until the Kyma's rollout slot, when it is reconciled even if other work failed.
+    /// Delay until the Kyma's rollout slot, or until a date of one of its modules, whichever is first: it is reconciled
+    /// then even if other work failed.
     pub rollout_after: Option<Duration>,
 }
 

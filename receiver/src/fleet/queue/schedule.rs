@@ -53,7 +53,7 @@ pub(crate) enum DelayReason {
     Spread,
     /// Many Kymas are affected by one change, at a limited rate.
     Paced,
-    /// A version is rolled out; each Kyma has its own time.
+    /// A version is rolled out, or a date takes effect; each Kyma has its own time, by the system's clock.
     Rollout,
     /// The work failed on its own ([`ReconcileOutcome::deferred`]).
     Deferred,
@@ -214,6 +214,16 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         let Some(entry) = self.entries.get_mut(key).filter(|entry| !entry.gone) else { return };
         entry.delay(reason, at, queued);
         self.arrange(key, now);
+    }
+
+    /// Brings the work of these keys that is delayed for a reason forward by `step`.
+    pub(crate) fn advance(&mut self, keys: &[K], reason: DelayReason, step: Duration, now: Instant) {
+        for key in keys.iter().filter(|key| self.is_delayed(key, reason)).cloned().collect::<Vec<_>>() {
+            if let Some(entry) = self.entries.get_mut(&key) {
+                entry.advance(reason, step, now);
+            }
+            self.arrange(&key, now);
+        }
     }
 
     /// Returns true if work is delayed for this reason.

@@ -67,6 +67,11 @@ impl RuntimeTable {
         self.each_in_chunks(keys, |state, keys, now| state.queue.enqueue_paced(&keys, &queued, per_second, now));
     }
 
+    /// Brings the reconciles at a time of the system's clock forward, after that clock was set forward by `step`.
+    pub(crate) fn clock_advanced(&self, step: Duration) {
+        self.in_chunks(|state, keys, now| state.queue.advance(keys, DelayReason::Rollout, step, now));
+    }
+
     /// Enqueues a reconcile of a Kyma after a delay, for the rollout of a version. The earliest of several delays
     /// applies.
     pub fn roll_out(&self, key: &KymaKey, after: Duration) {

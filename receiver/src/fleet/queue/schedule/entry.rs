@@ -138,6 +138,13 @@ impl<G> Entry<G> {
         self.delays.iter().any(|delay| delay.reason == reason)
     }
 
+    /// Brings the work that is delayed for a reason forward by `step`.
+    pub(super) fn advance(&mut self, reason: DelayReason, step: Duration, now: Instant) {
+        for delay in self.delays.iter_mut().filter(|delay| delay.reason == reason) {
+            delay.at = delay.at.checked_sub(step).unwrap_or(now);
+        }
+    }
+
     pub(super) fn end_delay(&mut self, reason: DelayReason) {
         self.delays.retain(|delay| delay.reason != reason);
     }

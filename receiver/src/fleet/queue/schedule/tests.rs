@@ -333,6 +333,18 @@ fn rollout_is_due_despite_other_failures() {
 }
 
 #[test]
+fn step_of_the_clock_brings_its_delays_forward_and_no_others() {
+    let (mut queue, now) = queue(2, 4);
+    queue.enqueue_after(&0, DelayReason::Rollout, now + 60 * S, queued(Priority::Catalog), now);
+    queue.enqueue_after(&1, DelayReason::Requeue, now + 60 * S, queued(Priority::Catalog), now);
+    queue.advance(&[0, 1], DelayReason::Rollout, 20 * S, now);
+    assert_eq!(queue.earliest(), Some(now + 40 * S));
+    queue.advance(&[0, 1], DelayReason::Rollout, Duration::MAX, now);
+    assert_eq!(keys(&mut queue, now), [0], "due at once");
+    assert_eq!(queue.earliest(), Some(now + 60 * S));
+}
+
+#[test]
 fn removed_kyma_that_returns_is_not_reconciled_concurrently() {
     let (mut queue, now) = queue(1, 4);
     queue.enqueue(&0, queued(Priority::User), now);
