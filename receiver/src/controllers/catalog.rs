@@ -20,6 +20,7 @@ mod metrics;
 pub mod preview;
 mod releases;
 pub mod removal_guard;
+pub(crate) mod retirement;
 pub mod rollout;
 mod runtime;
 pub mod selector;
@@ -36,7 +37,7 @@ use std::{
     time::Duration,
 };
 
-use jiff::Timestamp;
+use jiff::{Timestamp, civil::Date};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt};
 use tokio::time::timeout;
@@ -259,6 +260,11 @@ impl Catalog {
         // A source without an accepted target still gets a stable delay of its own.
         let to = self.target(module, source).map_or_else(|| source.as_str().to_owned(), |target| target.version);
         rollout::delay(kyma_uid, module, &to, self.rollout_window())
+    }
+
+    /// Delay until a Kyma is reconciled because a day begins: as for a roll-out, the Kymas are spread over time.
+    pub(crate) fn day_delay(&self, kyma_uid: &str, day: Date, now: Timestamp) -> Duration {
+        retirement::until(day, now) + rollout::delay(kyma_uid, "", &day.to_string(), self.rollout_window())
     }
 
     /// Time within which a moved channel reaches all Kymas that follow it.

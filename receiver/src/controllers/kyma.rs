@@ -75,7 +75,7 @@ use crate::{
         takeover::{self, Takeover},
     },
     controllers::{
-        catalog::{Catalog, CatalogReconcile, snapshot::Snapshot},
+        catalog::{Catalog, CatalogReconcile, retirement, snapshot::Snapshot},
         installer::{Component, Installer, Readiness, Report, was_ready},
         mandatory::MandatoryModules,
         pending_removal::RemovalBackoff,
@@ -503,15 +503,19 @@ impl Reconcile<'_> {
             kyma_labels: kyma.labels(),
             catalog,
             held: &|module| ctx.catalog.is_held(module),
+            today: retirement::day(Timestamp::now()),
             turn: &|module, source, version| ctx.catalog.rollout_slot(&uid, module, source, version),
             window: &|| ctx.windows.await_window(self.key, kyma, Timestamp::now()),
         };
         decide(kyma, wanted, owned, &sources, &|found| (ctx.layers)(self.key, found))
     }
 
-    /// Records the roll-outs and the registry's responses that modules wait for.
+    /// Records the roll-outs, the days and the registry's responses that modules wait for.
     fn wait_for(&mut self, decisions: &Decisions<'_>) {
-        self.outcome.rollout_after = self.outcome.rollout_after.into_iter().chain(decisions.turn).min();
+        let uid = self.kyma.uid().unwrap_or_default();
+        let day = decisions.next_day.map(|day| self.ctx.catalog.day_delay(&uid, day, Timestamp::now()));
+        let waits = [self.outcome.rollout_after, decisions.turn, day];
+        self.outcome.rollout_after = waits.into_iter().flatten().min();
         self.awaits_registry |= decisions.awaits_registry();
     }
 

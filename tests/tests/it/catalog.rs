@@ -20,7 +20,7 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    api::{Kyma, ModuleReleaseMeta, ModuleTemplate, State},
+    api::{Kyma, KymaStatus, ModuleReleaseMeta, ModuleTemplate, State},
     names::{CATALOG_INVENTORY, RELEASES, SKR_NAMESPACE, annotation, label},
 };
 use tidewatch_tests::{

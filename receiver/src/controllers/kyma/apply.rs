@@ -32,13 +32,13 @@ pub(super) async fn apply(
 ) -> Result<Vec<ModuleStatus>, Error> {
     let api: Api<Manifest> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let before = |name: &str| old.modules().iter().find(|module| module.name == name);
+    let (mut statuses, today) = (Vec::new(), decisions.today);
     let written = run(decisions.wanted.into_iter().map(|decision| write(ctx, key, decision)).collect()).await;
-    let mut statuses = Vec::new();
     let mut failed = None;
     for result in written {
         match result {
             Ok((Decision { module, found: Ok(found), waiting, .. }, manifest)) => {
-                let status = module_status::resolved(module, &found, manifest.as_ref());
+                let status = module_status::resolved(module, &found, manifest.as_ref(), today);
                 statuses.push(match waiting {
                     Some(waiting) => module_status::waiting(status, &waiting),
                     None => status,

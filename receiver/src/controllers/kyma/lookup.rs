@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use jiff::civil::Date;
 use kube::ResourceExt;
 use semver::Version;
 use thiserror::Error;
@@ -158,6 +159,8 @@ pub(crate) struct Sources<'a> {
     pub(crate) catalog: &'a Snapshot,
     /// Returns true if the removal of a module waits for a confirmation.
     pub(crate) held: &'a (dyn Fn(&str) -> bool + Sync),
+    /// Current day, UTC.
+    pub(crate) today: Date,
     /// Returns the Kyma's rollout slot for a module, the source of its version, and that version.
     pub(crate) turn: &'a (dyn Fn(&str, VersionSource<'_>, &str) -> RolloutSlot + Sync),
     /// Returns the maintenance window of the Kyma, which counts as waiting unless it is open.
@@ -338,6 +341,8 @@ mod tests {
 
     use super::*;
 
+    const TODAY: Date = jiff::civil::date(2026, 6, 1);
+
     fn meta(spec: Value) -> ModuleReleaseMeta {
         let mut whole =
             json!({"moduleName": "template-operator", "ocmComponentName": "kyma-project.io/module/template-operator"});
@@ -399,6 +404,7 @@ mod tests {
             kyma_labels: &labels,
             catalog: &catalog,
             held: &|_| false,
+            today: TODAY,
             turn: &|_, _, _| RolloutSlot::Now,
             window: &|| WindowState::Open,
         };
@@ -530,6 +536,7 @@ mod tests {
             kyma_labels: &labels,
             catalog: &catalog,
             held: &|_| false,
+            today: TODAY,
             turn: &|_, _, _| RolloutSlot::Now,
             window: &|| WindowState::Open,
         };
@@ -568,6 +575,7 @@ mod tests {
                 kyma_labels: &labels,
                 catalog: &catalog,
                 held: &|_| false,
+                today: TODAY,
                 turn: &asked,
                 window: &|| WindowState::Open,
             };

@@ -1,9 +1,10 @@
 //! Status entries of modules.
 
+use jiff::civil::Date;
 use kube::{Resource, ResourceExt};
 use serde_json::Value;
 use tidewatch_shared::{
-    api::{CustomResourcePolicy, Manifest, ModuleReleaseMeta, ModuleStatus, PartialMeta, State, TrackingObject},
+    api::{CustomResourcePolicy, Manifest, ModuleStatus, PartialMeta, State, TrackingObject},
     names::{GROUP, SKR_NAMESPACE, VERSION, annotation, label},
 };
 
@@ -12,14 +13,20 @@ use super::{
     validate::WantedModule,
     window::Waiting,
 };
-use crate::controllers::{manifest::is_synced, status::known};
+use crate::controllers::{catalog::retirement, manifest::is_synced, status::known};
 
 /// Maximal number of modules in a status that cannot be installed. An API server needs as much time for a status with
 /// hundreds of entries as for many small writes.
 const MAX_REFUSED: usize = 50;
 
-/// The status of a resolved module. `manifest` is its current Manifest; without one the module is not installed yet.
-pub(crate) fn resolved(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>) -> ModuleStatus {
+/// The status of a resolved module. `manifest` is its current Manifest; without one the module is not installed yet. The
+/// day decides whether the version is retired, or will be.
+pub(crate) fn resolved(
+    module: &WantedModule,
+    found: &Resolved,
+    manifest: Option<&Manifest>,
+    today: Date,
+) -> ModuleStatus {
     let status = ModuleStatus {
         name: module.name.clone(),
         fqdn: Some(found.component.clone()),
@@ -33,12 +40,13 @@ pub(crate) fn resolved(module: &WantedModule, found: &Resolved, manifest: Option
     }
     let template = &found.template;
     let state = manifest.map_or(State::Processing, state_of);
-    let deprecation = status.version.as_deref().and_then(|running| deprecated(&found.meta, running));
+    let notice = status.version.as_deref().and_then(|running| retirement::notice(&found.meta, running, today));
+    let is_retired = notice.as_ref().is_some_and(|notice| notice.is_in_force);
     let operation = manifest.filter(|manifest| recorded_state(manifest) != State::Ready).and_then(operation_of);
     ModuleStatus {
         // It works, but its version is deprecated.
-        state: if deprecation.is_some() && state == State::Ready { State::Warning } else { state },
-        message: operation.or(deprecation),
+        state: if is_retired && state == State::Ready { State::Warning } else { state },
+        message: operation.or(notice.map(|notice| notice.text)),
         manifest: manifest.map(|manifest| tracking("Manifest", manifest)),
         resource: resource(module, found, manifest),
         template: Some(tracking("ModuleTemplate", template.as_ref())),
@@ -124,19 +132,6 @@ pub(crate) fn removed(manifest: &Manifest, old: Option<&ModuleStatus>) -> Module
     }
 }
 
-/// The deprecation message of a version. The date is printed and never compared with the clock.
-fn deprecated(meta: &ModuleReleaseMeta, version: &str) -> Option<String> {
-    let said = meta.spec.versions().iter().find(|said| said.version == version)?;
-    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-    let (date, message) = (given(&said.deprecation_date), given(&said.deprecation_message));
-    if date.is_none() && message.is_none() {
-        return None;
-    }
-    let date = date.map_or_else(String::new, |date| format!(" as of {date}"));
-    let message = message.map_or_else(String::new, |message| format!(": {message}"));
-    Some(format!("version {version} of module {} is deprecated{date}{message}", meta.spec.module_name))
-}
-
 fn state_of(manifest: &Manifest) -> State {
     if manifest.metadata.deletion_timestamp.is_some() {
         return State::Deleting;
@@ -205,6 +200,10 @@ mod tests {
 
     use super::*;
     use crate::controllers::kyma::validate::Follow;
+
+    fn resolved(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>) -> ModuleStatus {
+        super::resolved(module, found, manifest, jiff::civil::date(2026, 6, 1))
+    }
 
     fn wanted(managed: bool) -> WantedModule {
         let policy = CustomResourcePolicy::CreateAndDelete;
@@ -305,20 +304,30 @@ mod tests {
         );
     }
 
-    #[test]
-    fn deprecated_version_is_only_a_warning() {
-        let spec = json!({"moduleName": "keda", "channels": [], "versions": [
-            {"version": "1.0.0", "deprecationDate": "2031-01-31", "deprecationMessage": "use 2.0.0"}, {"version": "2.0.0"}]});
+    /// `keda` with this entry of the version 1.0.0 in its release meta.
+    fn found_with(entry: &Value) -> Resolved {
+        let mut versions = json!([{"version": "1.0.0"}, {"version": "2.0.0"}]);
+        entry.as_object().unwrap().iter().for_each(|(key, value)| versions[0][key] = value.clone());
         let meta = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta",
-            "metadata": {"name": "keda"}, "spec": spec});
-        let found = Resolved { meta: Arc::new(serde_json::from_value(meta).unwrap()), ..found() };
-        let said = "version 1.0.0 of module keda is deprecated as of 2031-01-31: use 2.0.0";
-        for (state, shown) in [("Ready", State::Warning), ("Error", State::Error), ("Processing", State::Processing)] {
-            let status = resolved(&wanted(true), &found, Some(&manifest(json!({"state": state}))));
-            assert_eq!((status.state, status.message.as_deref()), (shown, Some(said)), "{state}");
+            "metadata": {"name": "keda"}, "spec": {"moduleName": "keda", "channels": [], "versions": versions}});
+        Resolved { meta: Arc::new(serde_json::from_value(meta).unwrap()), ..found() }
+    }
+
+    #[test]
+    fn deprecated_version_is_only_a_warning_and_an_announcement_not_even_that() {
+        for (date, verb, ready) in [
+            ("2026-06-01", "is deprecated as of", State::Warning),
+            ("2026-06-02", "will be deprecated on", State::Ready),
+        ] {
+            let found = found_with(&json!({"deprecationDate": date, "deprecationMessage": "use 2.0.0"}));
+            let said = format!("version 1.0.0 of module keda {verb} {date}: use 2.0.0");
+            for (state, shown) in [("Ready", ready), ("Error", State::Error), ("Processing", State::Processing)] {
+                let status = resolved(&wanted(true), &found, Some(&manifest(json!({"state": state}))));
+                assert_eq!((status.state, status.message.as_deref()), (shown, Some(&*said)), "{state}");
+            }
+            let new = resolved(&wanted(true), &found, None);
+            assert_eq!((new.state, new.message), (State::Processing, None), "nothing is said of 2.0.0");
         }
-        let new = resolved(&wanted(true), &found, None);
-        assert_eq!((new.state, new.message), (State::Processing, None), "nothing is said of 2.0.0");
     }
 
     #[test]

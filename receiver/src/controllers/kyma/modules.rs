@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use jiff::civil::Date;
 use kube::ResourceExt;
 use tidewatch_shared::{
     api::{Kyma, Manifest},
@@ -17,11 +18,15 @@ use super::{
     layer::{LayerLookup, ModuleLayer},
     leaving::{self, Upgrade},
     lookup::{self, Installed, LookupError, Resolved, Sources},
-    validate::WantedModule,
+    validate::{Follow, WantedModule},
     window::{self, Gate, Waiting},
 };
 use crate::{
-    controllers::{catalog::RolloutSlot, manifest::is_synced, windows::WindowState},
+    controllers::{
+        catalog::{RolloutSlot, retirement},
+        manifest::is_synced,
+        windows::WindowState,
+    },
     kube::object::{self, Repair},
 };
 
@@ -57,6 +62,10 @@ pub(super) struct Decisions<'a> {
     pub(super) turn: Option<Duration>,
     /// Maintenance window that a module waits for, never an open one.
     pub(super) window: Option<WindowState>,
+    /// Day of the decisions, UTC.
+    pub(super) today: Date,
+    /// First day after it on which the state or the message of a selected module changes.
+    pub(super) next_day: Option<Date>,
 }
 
 impl Decisions<'_> {
@@ -113,7 +122,20 @@ pub(super) fn decide<'a>(
         }
     }
     let Times { turn, window } = times;
-    Decisions { wanted: decisions, unwanted, upgrades, awaits_upgrade, turn, window }
+    let today = sources.today;
+    let next_day = decisions.iter().filter_map(|decision| next_day(decision, today)).min();
+    Decisions { wanted: decisions, unwanted, upgrades, awaits_upgrade, turn, window, today, next_day }
+}
+
+/// First day after today on which the notice of the module's version changes. The status of mandatory modules is not
+/// shown, and the version of unmanaged ones is not known.
+fn next_day(decision: &Decision<'_>, today: Date) -> Option<Date> {
+    let Decision { module, found: Ok(found), manifest, write, .. } = decision else { return None };
+    if !module.managed || module.follows == Ok(Follow::Mandatory) {
+        return None;
+    }
+    let installed = manifest.as_ref().filter(|_| write.is_none()).and_then(|manifest| manifest.spec.version.as_deref());
+    retirement::next_day(&found.meta, installed.unwrap_or(&found.version), today)
 }
 
 /// The times that modules wait for.
@@ -265,7 +287,7 @@ mod tests {
     use tidewatch_shared::api::{CustomResourcePolicy, ModuleReleaseMeta, ModuleTemplate};
 
     use super::*;
-    use crate::controllers::{catalog::snapshot::Snapshot, kyma::validate::Follow};
+    use crate::controllers::catalog::snapshot::Snapshot;
 
     fn kyma() -> Kyma {
         serde_json::from_value(json!({
@@ -341,6 +363,7 @@ mod tests {
             kyma_labels: &BTreeMap::new(),
             catalog: &catalog,
             held: &|_| held,
+            today: jiff::civil::date(2026, 6, 1),
             turn: &|_, _, _| turn,
             window: &|| WindowState::Open,
         };

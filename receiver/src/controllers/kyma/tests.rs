@@ -7,6 +7,8 @@ mod leaving;
 mod mandatory;
 mod pull_secret;
 mod registry;
+mod releases;
+mod retirement;
 mod rollout;
 mod states;
 mod takeover;

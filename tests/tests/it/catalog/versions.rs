@@ -1,4 +1,4 @@
-//! Pinned versions, and deprecated ones.
+//! Pinned versions, and deprecated ones (`acceptance.md` C2 44).
 
 use super::*;
 
@@ -12,7 +12,7 @@ async fn a_pinned_version_stays_and_its_deprecation_is_reported() -> TestResult 
     assert!(!manifest.labels().contains_key(label::CHANNEL));
     let mut body = release_meta("keda", &[("regular", "1.1.0"), ("fast", "1.1.0")]);
     body["spec"]["versions"] = json!([
-        {"version": "1.0.0", "deprecationDate": "2031-01-31", "deprecationMessage": "use 1.1.0"}]);
+        {"version": "1.0.0", "deprecationDate": "2999-01-31", "deprecationMessage": "use 1.1.0"}]);
     apply::<ModuleReleaseMeta>(&setup, "keda", &body).await?;
     let metas = user_api::<ModuleReleaseMeta>(&setup).await?;
     until("the deprecation in the runtime", async || {
@@ -22,13 +22,15 @@ async fn a_pinned_version_stays_and_its_deprecation_is_reported() -> TestResult 
         Ok((is_deprecated && meta.spec.version_of("regular") == Some("1.1.0")).then_some(()))
     })
     .await?;
-    let message = "version 1.0.0 of module keda is deprecated as of 2031-01-31: use 1.1.0";
+    let says = |message: &'static str| {
+        move |status: &KymaStatus| module(status, "keda").is_some_and(|it| it.message.as_deref() == Some(message))
+    };
     // The Kyma is unchanged: the deprecation alone enqueued the runtime that has this version.
-    let status = setup.skr_status("the deprecation", |status| {
-        module(status, "keda").is_some_and(|it| it.message.as_deref() == Some(message) && it.state == State::Warning)
-    });
-    let keda = module(&status.await?, "keda").cloned().context("the module")?;
+    let announced = says("version 1.0.0 of module keda will be deprecated on 2999-01-31: use 1.1.0");
+    let status = setup.skr_status("the announced deprecation", announced).await?;
+    let keda = module(&status, "keda").cloned().context("the module")?;
     assert_eq!((keda.version.as_deref(), keda.channel), (Some("1.0.0"), None));
+    assert_ne!(keda.state, State::Warning);
 
     setup.runtime.patch_kyma(&json!({"spec": {"modules": [{"name": "keda", "version": "1.1.0"}]}})).await?;
     version_becomes(&setup, "1.1.0").await?;

@@ -131,7 +131,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::controllers::catalog::check::schema::date;
+    use crate::controllers::catalog::retirement::parse_date;
 
     #[test]
     fn misspelt_names_have_a_closest_match() {
@@ -176,7 +176,7 @@ mod tests {
             ("2026-02-30", None),
             ("soon", None),
         ] {
-            assert_eq!(repair(text, |text| date(text).is_some()).as_deref(), meant, "{text}");
+            assert_eq!(repair(text, |text| parse_date(text).is_some()).as_deref(), meant, "{text}");
         }
         let lower = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
         assert_eq!(repair("Api_Gateway", lower).as_deref(), Some("api-gateway"));

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::civil::Date;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
@@ -16,7 +15,7 @@ use super::{
     finding::{Code, Finding},
     object::Object,
 };
-use crate::controllers::catalog::desired::Kind;
+use crate::controllers::catalog::{desired::Kind, retirement::parse_date};
 
 /// Schemas of the catalog's two kinds.
 pub(super) struct Schemas {
@@ -300,15 +299,10 @@ fn length(items: impl Iterator) -> i64 {
 /// Name of the format that a text does not have; `None` if it does.
 fn format_mismatch(text: &str, format: &str) -> Option<&'static str> {
     match format {
-        "date" if date(text).is_none() => Some("date"),
+        "date" if parse_date(text).is_none() => Some("date"),
         "uri" if !is_uri(text) => Some("URI"),
         _ => None,
     }
-}
-
-/// Parses a `full-date` of RFC 3339.
-pub(super) fn date(text: &str) -> Option<Date> {
-    text.parse().ok().filter(|date: &Date| date.to_string() == text)
 }
 
 fn is_uri(text: &str) -> bool {
@@ -418,9 +412,9 @@ mod tests {
 
     #[test]
     fn dates_and_uris_are_recognised() {
-        assert!(date("2026-02-28").is_some());
+        assert!(parse_date("2026-02-28").is_some());
         for text in ["2026-02-30", "2026-2-3", "20260203", "2026-02-03T00:00:00Z", ""] {
-            assert!(date(text).is_none(), "{text}");
+            assert!(parse_date(text).is_none(), "{text}");
         }
         assert!(is_uri("https://example.com/x") && is_uri("/x") && is_uri("mailto:a@b"));
         assert!(!is_uri("example.com") && !is_uri("https://a b") && !is_uri(""));

@@ -148,6 +148,7 @@ fn check(case: Case) -> Outcome {
         catalog: &snapshot,
         held: &|_| case.is_held,
         window: &|| WindowState::Unknown(NoWindowError::NoPolicy),
+        today: jiff::civil::date(2026, 6, 1),
         turn: &|module, source, version| {
             assert_eq!((module, version), ("warden", "1.1.0"));
             if source == VersionSource::Mandatory { case.turn } else { RolloutSlot::Now }

@@ -12,9 +12,9 @@ use crate::{
             document::Step::{Index, Key},
             finding::{Code, Finding},
             object::Object,
-            schema::date,
         },
         desired::ReleaseBody,
+        retirement::parse_date,
         selector::{Selector, SelectorError},
         visibility::template_name,
     },
@@ -193,7 +193,7 @@ fn check_deprecations(object: &Object, meta: &ModuleReleaseMeta, context: &Conte
             let finding = object.finding(&path("version"), Code::DeprecationWithoutTemplate, message);
             findings.push(finding.suggest("remove the entry once no runtime has the version"));
         }
-        let day = entry.deprecation_date.as_deref().and_then(date);
+        let day = entry.deprecation_date.as_deref().and_then(parse_date);
         let Some(day) = day.filter(|day| *day < context.options.today) else { continue };
         let channels = meta.spec.channels().iter().filter(|channel| channel.version == entry.version);
         let channels: Vec<_> = channels.map(|channel| channel.channel.as_str()).collect();
