@@ -25,7 +25,7 @@ mod watcher;
 pub use self::{
     kyma::{Kyma, KymaSpec, KymaStatus, Module, ModuleStatus},
     manifest::{ImageSpec, ImageType, Install, Manifest, ManifestSpec, ManifestStatus, Resource},
-    module_release_meta::{Channel, Mandatory, ModuleReleaseMeta, ModuleReleaseMetaSpec, ModuleVersion},
+    module_release_meta::{Channel, Mandatory, ModuleReleaseMeta, ModuleReleaseMetaSpec, ModuleVersion, Withdrawal},
     module_template::{CustomStateCheck, Icon, Info, Link, ModuleTemplate, ModuleTemplateSpec},
     parts::{
         Condition, ConditionStatus, CustomResourcePolicy, Gvk, LastOperation, Manager, Other, PartialMeta,

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
+use jiff::{Timestamp, tz::TimeZone};
 use tidewatch_receiver::controllers::catalog::view;
 
 use super::LiveFlags;
@@ -25,7 +26,8 @@ pub struct Show {
 impl Show {
     pub(super) fn run(&self) -> Result<u8> {
         let (kyma, objects, releases) = block_on(self.live.viewer(&self.kyma))?;
-        let view = view::view(kyma, &objects, &self.live.restricted(), releases.as_ref());
+        let today = Timestamp::now().to_zoned(TimeZone::UTC).date();
+        let view = view::view(kyma, &objects, &self.live.restricted(), releases.as_ref(), today);
         output::report(self.json, &view)?;
         Ok(exit::SUCCESS)
     }

@@ -135,6 +135,31 @@ pub struct ModuleVersion {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub deprecation_message: Option<String>,
+    /// withdrawal takes the version out of use: it stays where it is installed, and is installed nowhere else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub withdrawal: Option<Withdrawal>,
+    /// Members unknown to this type, preserved on write.
+    #[serde(flatten)]
+    #[schemars(skip)]
+    pub other: Other,
+}
+
+/// Withdrawal takes a version out of use.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Withdrawal {
+    /// date from which the version is withdrawn, in the format YYYY-MM-DD. A version without a date is withdrawn at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "date"))]
+    pub date: Option<String>,
+    /// replacement is the version to use instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32), regex(pattern = VERSION))]
+    pub replacement: Option<String>,
+    /// message explains the withdrawal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub message: Option<String>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]

@@ -225,6 +225,12 @@ async fn the_admission_policies_refuse_invalid_catalogs() -> TestResult {
             release(json!({"versions": [{"version": "1.0.0", "deprecationDate": "31.1.2027"}]})),
             "deprecationDate",
         ),
+        (
+            mrm,
+            "keda",
+            release(json!({"versions": [{"version": "1.0.0", "withdrawal": {"date": "31.1.2027"}}]})),
+            "withdrawal.date",
+        ),
     ] {
         let refused = create_dry_run(&client, kind, name, &spec).await.expect_err(&format!("{name} {spec}"));
         assert!(refused.contains(words), "{name} {spec}: {refused}");

@@ -11,7 +11,7 @@ use tidewatch_shared::api::{ModuleReleaseMeta, ModuleVersion};
 /// Retirement of a version as its users see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Notice {
-    /// The version is deprecated today; false if that is announced for a later day.
+    /// The version is deprecated or withdrawn today; false if that is announced for a later day.
     pub(crate) is_in_force: bool,
     /// Explanation, without a full stop.
     pub(crate) text: String,
@@ -28,23 +28,55 @@ pub(crate) fn until(day: Date, now: Timestamp) -> Duration {
     Duration::try_from(begin.duration_since(now)).unwrap_or_default()
 }
 
-/// Notice to the users of a version; `None` if it is not retired.
+/// Notice to the users of a version; `None` if it is not retired. A withdrawal that is in force replaces the deprecation.
 pub(crate) fn notice(meta: &ModuleReleaseMeta, version: &str, today: Date) -> Option<Notice> {
+    let entry = entry(meta, version)?;
     let subject = format!("version {version} of module {}", meta.spec.module_name);
-    deprecation(entry(meta, version)?, &subject, today)
+    let notices = [deprecation(entry, &subject, today), withdrawal(entry, &subject, today)];
+    match notices {
+        [Some(deprecation), Some(withdrawal)] if !withdrawal.is_in_force => {
+            Some(Notice { text: format!("{}; {}", deprecation.text, withdrawal.text), ..deprecation })
+        }
+        [deprecation, withdrawal] => withdrawal.or(deprecation),
+    }
+}
+
+/// Notice of a version that is withdrawn today; `None` for any other version.
+pub(crate) fn withdrawn(meta: &ModuleReleaseMeta, version: &str, today: Date) -> Option<String> {
+    let subject = format!("version {version} of module {}", meta.spec.module_name);
+    let notice = withdrawal(entry(meta, version)?, &subject, today)?;
+    notice.is_in_force.then_some(notice.text)
 }
 
 /// First day after today on which the notice of a version changes.
 pub(crate) fn next_day(meta: &ModuleReleaseMeta, version: &str, today: Date) -> Option<Date> {
-    given(&entry(meta, version)?.deprecation_date).and_then(parse_date).filter(|day| *day > today)
+    let entry = entry(meta, version)?;
+    let withdrawal = entry.withdrawal.as_ref().and_then(|withdrawal| given(&withdrawal.date));
+    let days = [given(&entry.deprecation_date), withdrawal].into_iter().flatten().filter_map(parse_date);
+    days.filter(|day| *day > today).min()
 }
 
 fn deprecation(entry: &ModuleVersion, subject: &str, today: Date) -> Option<Notice> {
     let (date, message) = (given(&entry.deprecation_date), given(&entry.deprecation_message));
-    (date.is_some() || message.is_some()).then(|| text(subject, "deprecated", date, today, message))
+    (date.is_some() || message.is_some()).then(|| text(subject, "deprecated", date, today, "", message))
 }
 
-fn text(subject: &str, state: &str, date: Option<&str>, today: Date, message: Option<&str>) -> Notice {
+fn withdrawal(entry: &ModuleVersion, subject: &str, today: Date) -> Option<Notice> {
+    let withdrawal = entry.withdrawal.as_ref()?;
+    let replacement = given(&withdrawal.replacement);
+    let replacement = replacement.map_or_else(String::new, |version| format!(", use version {version}"));
+    let (date, message) = (given(&withdrawal.date), given(&withdrawal.message));
+    Some(text(subject, "withdrawn", date, today, &replacement, message))
+}
+
+fn text(
+    subject: &str,
+    state: &str,
+    date: Option<&str>,
+    today: Date,
+    replacement: &str,
+    message: Option<&str>,
+) -> Notice {
     let is_in_force = date.and_then(parse_date).is_none_or(|day| day <= today);
     let when = match date {
         Some(date) if is_in_force => format!("is {state} as of {date}"),
@@ -52,7 +84,7 @@ fn text(subject: &str, state: &str, date: Option<&str>, today: Date, message: Op
         None => format!("is {state}"),
     };
     let message = message.map_or_else(String::new, |message| format!(": {message}"));
-    Notice { is_in_force, text: format!("{subject} {when}{message}") }
+    Notice { is_in_force, text: format!("{subject} {when}{replacement}{message}") }
 }
 
 fn entry<'a>(meta: &'a ModuleReleaseMeta, version: &str) -> Option<&'a ModuleVersion> {
@@ -103,6 +135,38 @@ mod tests {
         assert_eq!(of(""), (true, text("is deprecated"), None));
         let meta = meta(json!({"deprecationMessage": "use 2.0.0"}));
         assert_eq!((notice(&meta, "0.9.0", TODAY), notice(&meta, "2.0.0", TODAY)), (None, None));
+    }
+
+    #[test]
+    fn withdrawal_names_its_day_and_the_replacement() {
+        let of = |entry: Value| {
+            let meta = meta(entry);
+            let notice = notice(&meta, "1.0.0", TODAY).unwrap();
+            let is_withdrawn = withdrawn(&meta, "1.0.0", TODAY);
+            assert!(is_withdrawn.is_none() || is_withdrawn.as_ref() == Some(&notice.text));
+            let text = notice.text.replace("version 1.0.0 of module keda ", "");
+            (text, notice.is_in_force, is_withdrawn.is_some(), next_day(&meta, "1.0.0", TODAY))
+        };
+        let whole =
+            |date: &str| json!({"withdrawal": {"date": date, "replacement": "2.0.0", "message": "it loses data"}});
+        let (past, later) = ("2026-06-01", "2026-06-05");
+        let text = "is withdrawn as of 2026-06-01, use version 2.0.0: it loses data".to_owned();
+        assert_eq!(of(whole(past)), (text.clone(), true, true, None));
+        let announced = "will be withdrawn on 2026-06-05, use version 2.0.0: it loses data".to_owned();
+        assert_eq!(of(whole(later)), (announced.clone(), false, false, Some(date(2026, 6, 5))));
+        for at_once in [json!({}), json!({"date": ""})] {
+            assert_eq!(of(json!({"withdrawal": at_once})), ("is withdrawn".to_owned(), true, true, None));
+        }
+        let deprecated = |entry: Value, date: &str| {
+            let mut both = entry;
+            both["deprecationDate"] = json!(date);
+            both
+        };
+        assert_eq!(of(deprecated(whole(past), past)), (text, true, true, None), "the withdrawal says more");
+        let both = format!("is deprecated as of 2026-06-01; {announced}");
+        assert_eq!(of(deprecated(whole(later), past)), (both, true, false, Some(date(2026, 6, 5))));
+        let first = of(deprecated(whole(later), "2026-06-03"));
+        assert_eq!((first.1, first.3), (false, Some(date(2026, 6, 3))));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::{
     fmt,
 };
 
+use jiff::civil::Date;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::core::ObjectMeta;
 use serde::Serialize;
@@ -14,6 +15,7 @@ use super::{
     check::Objects,
     preview::OmissionView,
     releases::Ledger,
+    retirement,
     snapshot::{ModuleVisibility, Snapshot},
     visibility::{HidingRule, VisibilityClass},
 };
@@ -63,6 +65,9 @@ pub struct ChannelView {
     /// Visibility of the channel, flattened.
     #[serde(flatten)]
     pub visibility: Visibility,
+    /// Deprecation or withdrawal of the version that the channel points to, as its users see it; absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub notice: Option<String>,
 }
 
 /// Visibility of a version.
@@ -74,6 +79,9 @@ pub struct VersionView {
     /// Visibility of the version, flattened.
     #[serde(flatten)]
     pub visibility: Visibility,
+    /// Deprecation or withdrawal of the version, as its users see it; absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub notice: Option<String>,
 }
 
 /// Visibility of one item, with the rule if it is hidden.
@@ -101,9 +109,16 @@ impl Visibility {
 }
 
 /// Computes the visibility of these objects to the Kyma with this metadata; `restricted` are the modules of
-/// `--restricted-default-modules`, `releases` is the ConfigMap of releases.
+/// `--restricted-default-modules`, `releases` is the ConfigMap of releases, and `today` the day on which versions are
+/// deprecated or withdrawn.
 #[must_use]
-pub fn view(kyma: ObjectMeta, objects: &Objects, restricted: &BTreeSet<String>, releases: Option<&ConfigMap>) -> View {
+pub fn view(
+    kyma: ObjectMeta,
+    objects: &Objects,
+    restricted: &BTreeSet<String>,
+    releases: Option<&ConfigMap>,
+    today: Date,
+) -> View {
     let (templates, metas) = (objects.templates.iter().cloned(), objects.release_metas.iter().cloned());
     let snapshot = Snapshot::new(templates, metas, restricted, BTreeSet::new());
     let class = snapshot.class(&kyma.labels.unwrap_or_default());
@@ -114,7 +129,7 @@ pub fn view(kyma: ObjectMeta, objects: &Objects, restricted: &BTreeSet<String>, 
         kyma: kyma.name.unwrap_or_default(),
         namespace: kyma.namespace.unwrap_or_default(),
         class,
-        modules: modules.into_iter().map(ModuleView::of).collect(),
+        modules: modules.into_iter().map(|module| ModuleView::of(module, &snapshot, today)).collect(),
         left_out: OmissionView::all(&snapshot),
         held: Ledger::held(releases).map(|held| held.modules).unwrap_or_default(),
     }
@@ -142,16 +157,21 @@ fn unreleased(objects: &Objects, released: &[ModuleVisibility]) -> Vec<ModuleVis
 
 impl ModuleView {
     /// Channels and versions without a rule of their own inherit the rule that hides the module.
-    fn of(module: ModuleVisibility) -> Self {
+    fn of(module: ModuleVisibility, snapshot: &Snapshot, today: Date) -> Self {
         let ModuleVisibility { module, hidden, channels, versions } = module;
+        let meta = snapshot.release_meta(&module).map(|(meta, _)| meta);
+        let notice = |version: &str| Some(retirement::notice(meta?, version, today)?.text);
         let own_or_module = |own: Option<&HidingRule>| Visibility::of(own.or(hidden.as_ref()));
         let channels = channels.into_iter().map(|(channel, found)| {
             let visibility = own_or_module(found.as_ref().err());
-            ChannelView { channel, template: found.ok().filter(|_| visibility.visible), visibility }
+            let notice = meta.and_then(|meta| notice(meta.spec.version_of(&channel)?));
+            ChannelView { channel, template: found.ok().filter(|_| visibility.visible), visibility, notice }
         });
         let channels = channels.collect();
-        let versions =
-            versions.into_iter().map(|(version, own)| VersionView { version, visibility: own_or_module(own.as_ref()) });
+        let versions = versions.into_iter().map(|(version, own)| {
+            let notice = notice(&version);
+            VersionView { version, visibility: own_or_module(own.as_ref()), notice }
+        });
         Self { module, versions: versions.collect(), channels, visibility: Visibility::of(hidden.as_ref()) }
     }
 }
@@ -160,19 +180,20 @@ impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let head = format!("Kyma {}/{}: {}\n\n", self.namespace, self.kyma, self.class);
         f.write_str(&head)?;
-        let row = |module: &str, channel: &str, version: &str, visibility: &Visibility| {
+        let row = |module: &str, channel: &str, version: &str, visibility: &Visibility, notice: &Option<String>| {
             let rule = visibility.rule.unwrap_or("visible");
-            let reason = visibility.reason.as_deref().unwrap_or_default();
+            let reason = visibility.reason.as_deref().or(notice.as_deref()).unwrap_or_default();
             [module, channel, version, rule, reason].map(str::to_owned)
         };
         let mut rows = Vec::new();
         for module in &self.modules {
-            rows.push(row(&module.module, "-", "-", &module.visibility));
+            rows.push(row(&module.module, "-", "-", &module.visibility, &None));
             for channel in &module.channels {
-                rows.push(row("", &channel.channel, channel.template.as_deref().unwrap_or("-"), &channel.visibility));
+                let template = channel.template.as_deref().unwrap_or("-");
+                rows.push(row("", &channel.channel, template, &channel.visibility, &channel.notice));
             }
             for version in &module.versions {
-                rows.push(row("", "-", &version.version, &version.visibility));
+                rows.push(row("", "-", &version.version, &version.visibility, &version.notice));
             }
         }
         f.write_str(&table::aligned(["MODULE", "CHANNEL", "VERSION", "RULE", "WHY"], rows))?;
@@ -192,6 +213,8 @@ mod tests {
     use tidewatch_shared::names::label;
 
     use super::*;
+
+    const TODAY: Date = jiff::civil::date(2026, 6, 1);
 
     fn objects(templates: &[(&str, &str, &[&str], bool)], metas: &[Value]) -> Objects {
         let api = "operator.kyma-project.io/v1beta2";
@@ -240,7 +263,7 @@ mod tests {
             ],
         );
         let restricted = BTreeSet::from(["secret".to_owned()]);
-        let view = super::view(kyma(&[]), &objects, &restricted, None);
+        let view = super::view(kyma(&[]), &objects, &restricted, None, TODAY);
         let rule = |visibility: &Visibility| visibility.rule.unwrap_or("visible");
         let modules: Vec<_> = view.modules.iter().map(|module| (&*module.module, rule(&module.visibility))).collect();
         assert_eq!(
@@ -274,8 +297,22 @@ mod tests {
         assert!(page.starts_with("Kyma kcp-system/k: plain\n\nMODULE"), "{page}");
         assert!(page.lines().any(|line| line.contains("fast") && line.contains("beta")), "{page}");
 
-        let other = super::view(kyma(&[(label::BETA, "true"), ("team", "a")]), &objects, &restricted, None);
+        let other = super::view(kyma(&[(label::BETA, "true"), ("team", "a")]), &objects, &restricted, None, TODAY);
         assert!(other.modules[0].channels[0].visibility.visible && other.modules[2].visibility.visible);
         assert_eq!(other.class.to_string(), "beta, selected for secret");
+    }
+
+    #[test]
+    fn withdrawn_version_is_shown_with_its_replacement() {
+        let meta = json!({"moduleName": "keda", "channels": [{"channel": "regular", "version": "1.0.0"}],
+            "versions": [{"version": "1.0.0", "withdrawal": {"date": "2026-06-01", "replacement": "1.1.0"}}]});
+        let objects = objects(&[("keda", "1.0.0", &[], false), ("keda", "1.1.0", &[], false)], &[meta]);
+        let view = super::view(kyma(&[]), &objects, &BTreeSet::new(), None, TODAY);
+        let text = "version 1.0.0 of module keda is withdrawn as of 2026-06-01, use version 1.1.0";
+        let json = serde_json::to_value(&view).unwrap();
+        assert_eq!(json["modules"][0]["channels"][0]["notice"], text);
+        assert_eq!(json["modules"][0]["versions"][0], json!({"version": "1.0.0", "visible": true, "notice": text}));
+        assert_eq!(json["modules"][0]["versions"][1], json!({"version": "1.1.0", "visible": true}));
+        assert_eq!(view.to_string().matches(text).count(), 2, "{view}");
     }
 }

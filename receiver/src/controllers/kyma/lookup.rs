@@ -24,6 +24,7 @@ use crate::{
         catalog::{
             RolloutSlot, VersionSource,
             desired::Kind,
+            retirement,
             snapshot::{OmissionReason, Snapshot},
             visibility::{Admission, HidingRule, template_name},
         },
@@ -104,6 +105,17 @@ pub(crate) enum LookupError {
         from: String,
         /// Selected channel or version.
         to: String,
+        /// Installed version.
+        installed: String,
+    },
+    /// The version is withdrawn, and the Kyma does not have the module. The notice of the withdrawal.
+    #[error("module version not available: {0}")]
+    Withdrawn(String),
+    /// The version is withdrawn, and the Kyma has another one, which stays.
+    #[error("module template update not allowed: {notice}; version {installed} stays installed")]
+    WithdrawnUpdate {
+        /// Notice of the withdrawal.
+        notice: String,
         /// Installed version.
         installed: String,
     },
@@ -206,6 +218,9 @@ pub(crate) fn resolve(
     if let Some(installed) = installed.filter(|_| *follows != Follow::Mandatory) {
         not_a_downgrade(installed, follows.as_str(), &found.version)?;
     }
+    if module.managed {
+        available(sources, &found, installed)?;
+    }
     Ok(found)
 }
 
@@ -215,6 +230,16 @@ pub(super) fn installed(sources: &Sources<'_>, module: &WantedModule, installed:
     let found = at_version(sources, &module.name, follows, installed.version.clone()).ok()?;
     let channel = Some(installed.channel.clone()).filter(|channel| !channel.is_empty());
     Some(Resolved { channel, ..found })
+}
+
+/// A withdrawn version is available where it is installed only. An unmanaged module is out of our hands.
+fn available(sources: &Sources<'_>, found: &Resolved, installed: Option<&Installed>) -> Result<(), LookupError> {
+    let Some(notice) = retirement::withdrawn(&found.meta, &found.version, sources.today) else { return Ok(()) };
+    match installed {
+        None => Err(LookupError::Withdrawn(notice)),
+        Some(installed) if installed.version == found.version => Ok(()),
+        Some(installed) => Err(LookupError::WithdrawnUpdate { notice, installed: installed.version.clone() }),
+    }
 }
 
 /// The release meta of a module, if its name and fields are valid.
@@ -522,6 +547,27 @@ mod tests {
         ] {
             let said = check(case).unwrap_err();
             assert!(said.starts_with(message), "{said:?} is not {message:?}");
+        }
+    }
+
+    #[test]
+    fn withdrawn_version_is_available_where_it_is_installed() {
+        let meta = |date: &str| {
+            let mut meta = regular();
+            meta["versions"] = json!([{"version": "1.2.3", "withdrawal": {"date": date, "replacement": "1.2.4"}}]);
+            Some(meta)
+        };
+        let withdrawn = "version 1.2.3 of module template-operator is withdrawn as of 2026-06-01, use version 1.2.4";
+        for follows in [Follow::Channel("regular".into()), Follow::Version("1.2.3".into())] {
+            let check = |date: &str, installed: Option<&'static str>| {
+                check_of(Case { meta: meta(date), installed, ..Case::default() }, follows.clone())
+            };
+            let new = format!("module version not available: {withdrawn}");
+            assert_eq!(check("2026-06-01", None), Err(new), "{follows:?}");
+            assert_eq!(check("2026-06-01", Some("1.2.3")).as_deref(), Ok("1.2.3"), "{follows:?}");
+            let update = format!("module template update not allowed: {withdrawn}; version 1.2.2 stays installed");
+            assert_eq!(check("2026-06-01", Some("1.2.2")), Err(update), "{follows:?}");
+            assert_eq!(check("2026-06-02", None).as_deref(), Ok("1.2.3"), "{follows:?}: announced only");
         }
     }
 

@@ -44,7 +44,7 @@ pub(crate) fn resolved(
     let is_retired = notice.as_ref().is_some_and(|notice| notice.is_in_force);
     let operation = manifest.filter(|manifest| recorded_state(manifest) != State::Ready).and_then(operation_of);
     ModuleStatus {
-        // It works, but its version is deprecated.
+        // It works, but its version is deprecated or withdrawn.
         state: if is_retired && state == State::Ready { State::Warning } else { state },
         message: operation.or(notice.map(|notice| notice.text)),
         manifest: manifest.map(|manifest| tracking("Manifest", manifest)),
@@ -66,6 +66,7 @@ pub(crate) fn unresolved(
         && matches!(
             error,
             LookupError::Downgrade { .. }
+                | LookupError::WithdrawnUpdate { .. }
                 | LookupError::UnknownVersion(_)
                 | LookupError::NoReleaseMeta { .. }
                 | LookupError::Waiting(_)

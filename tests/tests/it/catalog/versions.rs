@@ -31,6 +31,16 @@ async fn a_pinned_version_stays_and_its_deprecation_is_reported() -> TestResult 
     let keda = module(&status, "keda").cloned().context("the module")?;
     assert_eq!((keda.version.as_deref(), keda.channel), (Some("1.0.0"), None));
     assert_ne!(keda.state, State::Warning);
+    body["spec"]["versions"][0]["withdrawal"] = json!({"date": "2026-01-31", "replacement": "1.1.0"});
+    apply::<ModuleReleaseMeta>(&setup, "keda", &body).await?;
+    let withdrawn = says("version 1.0.0 of module keda is withdrawn as of 2026-01-31, use version 1.1.0");
+    let status = setup.skr_status("the withdrawal", withdrawn).await?;
+    assert_eq!(module(&status, "keda").map(|keda| keda.state), Some(State::Warning));
+    // It stays installed, and in the catalog.
+    version_becomes(&setup, "1.0.0").await?;
+    user_api::<ModuleTemplate>(&setup).await?.get("keda-1.0.0").await?;
+    let synced = metas.get("keda").await?;
+    assert_eq!(synced.spec.versions()[0].withdrawal.as_ref().and_then(|it| it.replacement.as_deref()), Some("1.1.0"));
 
     setup.runtime.patch_kyma(&json!({"spec": {"modules": [{"name": "keda", "version": "1.1.0"}]}})).await?;
     version_becomes(&setup, "1.1.0").await?;

@@ -6,12 +6,14 @@ use serde_json::Value;
 use super::document::Content;
 
 /// Fields with a pattern or format in the CRDs: name, description and a valid example.
-pub(super) const FIELD_FORMATS: [(&str, &str, &str); 6] = [
+pub(super) const FIELD_FORMATS: [(&str, &str, &str); 8] = [
     ("moduleName", "words of at least three lower-case letters with hyphens between them", "api-gateway"),
     ("version", "three numbers with dots between them, and a word after a hyphen if need be", "1.2.3-rc"),
     ("channel", "at least three lower-case letters", "regular"),
     ("ocmComponentName", "a domain and a path", "kyma-project.io/module/keda"),
     ("deprecationDate", "a day as YYYY-MM-DD", "2027-01-31"),
+    ("date", "a day as YYYY-MM-DD", "2027-01-31"),
+    ("replacement", "three numbers with dots between them, and a word after a hyphen if need be", "1.2.4"),
     ("link", "a URI", "https://example.com/docs"),
 ];
 

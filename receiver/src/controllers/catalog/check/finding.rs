@@ -81,6 +81,12 @@ pub enum Code {
     PastDeprecation,
     /// The deprecated version has no template.
     DeprecationWithoutTemplate,
+    /// A channel or `mandatory` points to a withdrawn version, which is installed nowhere any more.
+    WithdrawnVersion,
+    /// The replacement of a withdrawn version has no template.
+    UnknownReplacement,
+    /// The replacement of a withdrawn version is withdrawn, too.
+    WithdrawnReplacement,
     /// The field has no effect.
     NoEffect,
     /// The value of a visibility label counts as false.

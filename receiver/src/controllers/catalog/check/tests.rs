@@ -54,6 +54,9 @@ fn each_mistake_has_a_position_a_code_and_advice() {
         Code::ComponentChanged,
         Code::ChannelRemoved,
         Code::ModuleRemoved,
+        Code::WithdrawnVersion,
+        Code::UnknownReplacement,
+        Code::WithdrawnReplacement,
     ];
     let codes: BTreeSet<_> = report.findings.iter().map(|finding| finding.code).chain(elsewhere).collect();
     let missing: Vec<_> = Code::VARIANTS.iter().copied().filter(|code| !codes.contains(code)).collect();
@@ -117,6 +120,7 @@ fn advice_names_the_replacement_where_possible() {
     let state = |state: Value| {
         template("keda", "1.0.0", json!({"customStateCheck": [{"jsonPath": "a", "value": "b", "mappedState": state}]}))
     };
+    let withdrawn = |withdrawal: Value| meta(json!({"versions": [{"version": "1.0.0", "withdrawal": withdrawal}]}));
     let dated = |day: &str| meta(json!({"versions": [{"version": "1.0.0", "deprecationDate": day}]}));
     let long = "x".repeat(70);
     for (object, code, advice) in [
@@ -142,6 +146,18 @@ fn advice_names_the_replacement_where_possible() {
         (state(json!("Fine")), Code::Enum, "write one of them"),
         (dated("2027/2/3"), Code::Format, "write \"2027-02-03\""),
         (dated("soon"), Code::Format, "write a day as YYYY-MM-DD, as 2027-01-31"),
+        (withdrawn(json!({"date": "2027/2/3"})), Code::Format, "write \"2027-02-03\""),
+        (withdrawn(json!({"replacement": "v1.1.0"})), Code::Pattern, "write \"1.1.0\""),
+        (withdrawn(json!({"since": "2027-02-03"})), Code::UnknownField, "date, message"),
+        (withdrawn(json!({})), Code::WithdrawnVersion, "point to 1.1.0: it is installed nowhere"),
+        (withdrawn(json!({"replacement": "1.2.0"})), Code::UnknownReplacement, "name 1.1.0"),
+        (withdrawn(json!({"replacement": "1.0.0"})), Code::WithdrawnReplacement, "name 1.1.0"),
+        (
+            meta(json!({"channels": null, "mandatory": {"version": "1.1.0"},
+                "versions": [{"version": "1.1.0", "withdrawal": {"date": "2026-06-01"}}]})),
+            Code::WithdrawnVersion,
+            "point to another version",
+        ),
         (link("example.com/raw"), Code::Format, "write \"https://example.com/raw\""),
         (link("no link"), Code::Format, "write a URI, as https://example.com/docs"),
         (meta(json!({"chanels": []})), Code::UnknownField, "perhaps channels is meant"),
@@ -242,6 +258,13 @@ fn advice_names_the_replacement_where_possible() {
         let is_match = |finding: &Finding| finding.code == code && finding.suggestion.contains(advice);
         assert!(found.iter().any(is_match), "{code:?} {advice:?}: {found:#?}");
     }
+}
+
+#[test]
+fn valid_withdrawal_has_no_findings() {
+    let withdrawal = json!({"date": "2026-06-02", "replacement": "1.1.0", "message": "it loses data"});
+    let announced = json!({"versions": [{"version": "1.0.0", "withdrawal": withdrawal}]});
+    assert_eq!(findings_in(&[meta(announced)]), [], "its channel may move until then");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Deprecated versions: announced before their day, a warning from then on.
+//! Deprecated and withdrawn versions: announced before their day, a warning to their users from then on.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -36,4 +36,76 @@ async fn announced_deprecation_takes_effect_on_its_day_without_polling() {
     bed.forget_calls();
     bed.kyma().await;
     assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
+}
+
+fn withdrawn(version: &str, replacement: &str, date: &str) -> Value {
+    json!([{"version": version, "withdrawal": {"date": date, "replacement": replacement, "message": "it loses data"}}])
+}
+
+#[tokio::test]
+async fn withdrawn_version_stays_where_it_is_and_is_installed_nowhere_else() {
+    let today = day(0);
+    let notice = format!("version 1.0.0 of module keda is withdrawn as of {today}, use version 1.1.0: it loses data");
+    let mut bed = Bed::with_keda().await;
+    bed.publish(&["1.0.0", "1.1.0"]);
+    bed.set_manifest_state("Ready");
+    bed.release(&[("regular", "1.0.0")], withdrawn("1.0.0", "1.1.0", &today));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
+    assert_eq!(bed.module(), ("Warning".to_owned(), notice.clone()));
+    // A repair still works, and so does a removal.
+    bed.kcp.edit(&bed.manifest().unwrap().0, |manifest| manifest["spec"]["install"]["source"]["ref"] = json!("evil"));
+    bed.kyma().await;
+    assert_ne!(bed.manifest().unwrap().1["spec"]["install"]["source"]["ref"], "evil");
+    bed.select(json!([]));
+    bed.kyma().await;
+    bed.release_manifest();
+    // Who has removed it is a new user.
+    for (module, channel) in [
+        (json!({"name": "keda"}), ("regular", "1.0.0")),
+        (json!({"name": "keda", "version": "1.0.0"}), ("fast", "1.1.0")),
+    ] {
+        bed.release(&[channel], withdrawn("1.0.0", "1.1.0", &today));
+        bed.select(json!([module]));
+        bed.kyma().await;
+        assert_eq!(bed.module(), ("Error".to_owned(), format!("module version not available: {notice}")));
+        assert!(bed.manifest().is_none());
+    }
+    bed.forget_calls();
+    bed.kyma().await;
+    assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
+    bed.select(json!([{"name": "keda", "version": "1.1.0"}]));
+    bed.kyma().await;
+    assert_eq!(bed.manifest().unwrap().1["spec"]["version"], "1.1.0");
+}
+
+#[tokio::test]
+async fn upgrade_into_a_withdrawn_version_is_refused() {
+    let mut bed = Bed::with_keda().await;
+    bed.roll_out_at_once();
+    bed.publish(&["1.0.0", "1.1.0", "1.2.0"]);
+    bed.set_manifest_state("Ready");
+    let today = day(0);
+    bed.release(&[("regular", "1.1.0")], withdrawn("1.1.0", "1.2.0", &today));
+    bed.kyma().await;
+    let message = format!(
+        "module template update not allowed: version 1.1.0 of module keda is withdrawn as of {today}, use version 1.2.0: it \
+         loses data; version 1.0.0 stays installed"
+    );
+    assert_eq!(bed.module(), ("Warning".to_owned(), message));
+    assert_eq!(bed.manifest().unwrap().1["spec"]["version"], "1.0.0");
+    assert_eq!(bed.status()["modules"][0]["version"], "1.0.0");
+    bed.release(&[("regular", "1.2.0")], withdrawn("1.1.0", "1.2.0", &today));
+    bed.kyma().await;
+    assert_eq!(bed.manifest().unwrap().1["spec"]["version"], "1.2.0");
+}
+
+#[tokio::test]
+async fn unmanaged_module_of_a_withdrawn_version_stays_unmanaged() {
+    let mut bed = Bed::with_keda().await;
+    bed.select(json!([{"name": "keda", "managed": false}]));
+    bed.kyma().await;
+    bed.kcp.remove(&bed.manifest().unwrap().0);
+    bed.release(&[("regular", "1.0.0")], withdrawn("1.0.0", "1.1.0", &day(0)));
+    bed.kyma().await;
+    assert_eq!(bed.module(), ("Unmanaged".to_owned(), String::new()));
 }

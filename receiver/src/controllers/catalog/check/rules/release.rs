@@ -1,7 +1,7 @@
 //! Rules of release metas.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
-use tidewatch_shared::api::ModuleReleaseMeta;
+use tidewatch_shared::api::{ModuleReleaseMeta, Withdrawal};
 
 use super::{Context, NAME, size_advice};
 use crate::{
@@ -9,12 +9,12 @@ use crate::{
     controllers::catalog::{
         check::{
             advice,
-            document::Step::{Index, Key},
+            document::Step::{self, Index, Key},
             finding::{Code, Finding},
             object::Object,
         },
         desired::ReleaseBody,
-        retirement::parse_date,
+        retirement::{self, parse_date},
         selector::{Selector, SelectorError},
         visibility::template_name,
     },
@@ -50,7 +50,7 @@ pub(super) fn check(object: &Object, meta: &ModuleReleaseMeta, context: &Context
     check_kind(object, meta, context, findings);
     check_channels(object, meta, context, findings);
     check_selector(object, meta, context, findings);
-    check_deprecations(object, meta, context, findings);
+    check_versions(object, meta, context, findings);
 }
 
 /// Checks that exactly one of `mandatory` and `channels` is set.
@@ -89,9 +89,18 @@ fn check_channels(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'
             None => finding.suggest("add it, or point to another version"),
         }
     };
-    let mandatory = spec.mandatory.as_ref().map(|mandatory| template_name(module, &mandatory.version));
-    if let Some(name) = mandatory.filter(|name| !context.templates.contains_key(name.as_str())) {
-        findings.push(unknown(&[Key("spec"), Key("mandatory"), Key("version")], name));
+    let withdrawn = |path: &[_], version: &str| {
+        let message = retirement::withdrawn(meta, version, context.options.today)?;
+        let finding = object.finding(path, Code::WithdrawnVersion, message);
+        Some(finding.suggest(format!("point to {}: it is installed nowhere any more", other_version(meta, context))))
+    };
+    if let Some(mandatory) = &spec.mandatory {
+        let path = [Key("spec"), Key("mandatory"), Key("version")];
+        let name = template_name(module, &mandatory.version);
+        if !context.templates.contains_key(&*name) {
+            findings.push(unknown(&path, name));
+        }
+        findings.extend(withdrawn(&path, &mandatory.version));
     }
     for (index, entry) in spec.channels().iter().enumerate() {
         let path = |field| [Key("spec"), Key("channels"), Index(index), Key(field)];
@@ -100,6 +109,7 @@ fn check_channels(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'
             findings
                 .push(object.finding(&path("channel"), Code::ReservedChannel, message).suggest("give it another name"));
         }
+        findings.extend(withdrawn(&path("version"), &entry.version));
         let name = template_name(module, &entry.version);
         match context.templates.get(&*name) {
             None => findings.push(unknown(&path("version"), name)),
@@ -183,7 +193,8 @@ fn selector_advice(error: &SelectorError, expression: Option<&LabelSelectorRequi
     }
 }
 
-fn check_deprecations(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'_>, findings: &mut Vec<Finding>) {
+/// Checks the entries of retired versions.
+fn check_versions(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'_>, findings: &mut Vec<Finding>) {
     for (index, entry) in meta.spec.versions().iter().enumerate() {
         let path = |field| [Key("spec"), Key("versions"), Index(index), Key(field)];
         let module = &meta.spec.module_name;
@@ -192,6 +203,10 @@ fn check_deprecations(object: &Object, meta: &ModuleReleaseMeta, context: &Conte
             let message = format!("there is no template {name}");
             let finding = object.finding(&path("version"), Code::DeprecationWithoutTemplate, message);
             findings.push(finding.suggest("remove the entry once no runtime has the version"));
+        }
+        if let Some(withdrawal) = &entry.withdrawal {
+            let path = [Key("spec"), Key("versions"), Index(index), Key("withdrawal"), Key("replacement")];
+            findings.extend(check_replacement(object, meta, withdrawal, &path, context));
         }
         let day = entry.deprecation_date.as_deref().and_then(parse_date);
         let Some(day) = day.filter(|day| *day < context.options.today) else { continue };
@@ -202,11 +217,36 @@ fn check_deprecations(object: &Object, meta: &ModuleReleaseMeta, context: &Conte
         findings.push(if channels.is_empty() {
             finding.suggest("remove its template once no runtime has it")
         } else {
-            let is_deprecated = |version: &str| {
-                meta.spec.versions().iter().any(|entry| entry.version == version && entry.deprecation_date.is_some())
-            };
-            let other = context.latest(module).filter(|latest| !is_deprecated(latest)).unwrap_or("another version");
-            finding.suggest(format!("move {} to {other}", channels.join(", ")))
+            finding.suggest(format!("move {} to {}", channels.join(", "), other_version(meta, context)))
         });
     }
+}
+
+/// Checks that users can follow the advice to use the replacement of a withdrawn version.
+fn check_replacement(
+    object: &Object,
+    meta: &ModuleReleaseMeta,
+    withdrawal: &Withdrawal,
+    path: &[Step<'_>],
+    context: &Context<'_>,
+) -> Option<Finding> {
+    let replacement = withdrawal.replacement.as_deref().filter(|version| !version.is_empty())?;
+    let name = template_name(&meta.spec.module_name, replacement);
+    let (code, message) = if !context.templates.contains_key(&*name) {
+        (Code::UnknownReplacement, format!("there is no template {name}"))
+    } else if meta.spec.versions().iter().any(|entry| entry.version == replacement && entry.withdrawal.is_some()) {
+        (Code::WithdrawnReplacement, format!("the version {replacement} is withdrawn, too"))
+    } else {
+        return None;
+    };
+    Some(object.finding(path, code, message).suggest(format!("name {}", other_version(meta, context))))
+}
+
+/// Highest version of a module, unless it is retired, for a suggestion.
+fn other_version<'a>(meta: &ModuleReleaseMeta, context: &Context<'a>) -> &'a str {
+    let is_retired = |version: &str| {
+        let entries = meta.spec.versions().iter().filter(|entry| entry.version == version);
+        entries.into_iter().any(|entry| entry.deprecation_date.is_some() || entry.withdrawal.is_some())
+    };
+    context.latest(&meta.spec.module_name).filter(|latest| !is_retired(latest)).unwrap_or("another version")
 }
