@@ -100,7 +100,7 @@ pub mod label {
     /// `true` on the KCP Kyma permits v2 for a runtime that has already used v3, for the return to the incumbent's
     /// agent (Tidewatch).
     pub const ALLOW_V2: &str = "operator.kyma-project.io/tidewatch-allow-v2";
-    /// `true` on the KCP Kyma restores the default modules (Tidewatch).
+    /// `true` on the Kyma in KCP or in the runtime restores the default modules, and is removed then (Tidewatch).
     pub const RESET_MODULES: &str = "operator.kyma-project.io/reset-modules";
     /// Visibility: restricts a ModuleTemplate to Kymas with the same label.
     pub const INTERNAL: &str = "operator.kyma-project.io/internal";
@@ -150,6 +150,9 @@ pub mod annotation {
     pub const SKR_DOMAIN: &str = "skr-domain";
     /// On the KCP Kyma, the last accepted spec of the runtime's Kyma, as JSON (Tidewatch).
     pub const ACCEPTED_SPEC: &str = "operator.kyma-project.io/tidewatch-accepted-spec";
+    /// Identifies a reset of the modules that was requested in KCP: on the KCP Kyma until it is done, and on the Kyma in
+    /// the runtime from then on, so that an interrupted reset is not done twice (Tidewatch).
+    pub const RESET_MODULES: &str = "operator.kyma-project.io/tidewatch-reset-modules";
     /// On the KCP Kyma, the fingerprint of the inputs of the last full reconcile (Tidewatch).
     pub const INPUTS: &str = "operator.kyma-project.io/tidewatch-inputs";
     /// On the ConfigMap with the state of an agent upgrade, the agent image whose upgrade an operator confirms to

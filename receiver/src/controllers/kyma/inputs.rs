@@ -39,7 +39,7 @@ pub(crate) struct Inputs {
 
 /// Returns true for the annotations that a reconcile writes.
 pub(crate) fn is_own_annotation(key: &str) -> bool {
-    key == annotation::ACCEPTED_SPEC || key == annotation::INPUTS
+    [annotation::ACCEPTED_SPEC, annotation::INPUTS, annotation::RESET_MODULES].contains(&key)
 }
 
 impl Inputs {

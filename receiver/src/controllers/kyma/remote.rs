@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use kube::{
     Api, Client, ResourceExt,
     api::{ApiResource, PostParams},
@@ -12,17 +13,18 @@ use tidewatch_shared::{
     api::{Kyma, KymaSpec},
     names::{GROUP, SKR_KYMA, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
 };
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::{Context, Error, base, fetch};
 use crate::{
-    base::key::KymaKey,
+    base::{key::KymaKey, labels::is_true},
     kube::object::{self, Component, Ownership, Shape, Target},
 };
 
 /// Maximal size of the spec stored in KCP as JSON, in bytes; all annotations of an object together are limited to 256
 /// KiB.
 const MAX_ACCEPTED: usize = 128 << 10;
+const RESET: &str = "reset the Kyma in the runtime";
 
 /// Reads or creates the runtime cluster's Kyma, and synchronizes the fields that the user does not own.
 pub(super) async fn ensure(
@@ -32,15 +34,35 @@ pub(super) async fn ensure(
     kcp: &mut Kyma,
     contested: &mut Vec<Error>,
 ) -> Result<Kyma, Error> {
-    let reset = kcp.labels().get(label::RESET_MODULES).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let reset = begin_reset(ctx, kcp).await?;
     let runtime = match fetch::runtime_kyma(client).await? {
-        None => create(client, kcp, reset).await?,
-        Some(found) if reset && json_of(&found.spec) != json_of(&kcp.spec) => replace_spec(client, found, kcp).await?,
+        None => create(client, kcp, reset.as_deref()).await?,
+        Some(found) if is_reset_due(&found, reset.as_deref()) => {
+            reset_spec(client, found, kcp, reset.as_deref()).await?
+        }
         Some(found) => found,
     };
     let runtime = sync_metadata(ctx, key, client, kcp, runtime, contested).await?;
-    remember(ctx, kcp, &runtime.spec, reset).await?;
+    remember(ctx, kcp, &runtime.spec, reset.is_some()).await?;
     Ok(runtime)
+}
+
+/// Returns the id of a reset of the modules that is requested in KCP; a new request gets the current time as its id.
+async fn begin_reset(ctx: &Context, kcp: &mut Kyma) -> Result<Option<String>, Error> {
+    if !is_true(Some(kcp.labels()), label::RESET_MODULES) {
+        return Ok(None);
+    }
+    if !kcp.annotations().contains_key(annotation::RESET_MODULES) {
+        let id = Timestamp::now().to_string();
+        *kcp = base::patch_metadata(ctx, kcp, json!({"annotations": {annotation::RESET_MODULES: id}})).await?;
+    }
+    Ok(kcp.annotations().get(annotation::RESET_MODULES).cloned())
+}
+
+/// Returns true if the modules are to be reset: the user requests it, or KCP does with an id that was not done yet.
+fn is_reset_due(runtime: &Kyma, requested: Option<&str>) -> bool {
+    let done = runtime.annotations().get(annotation::RESET_MODULES).map(String::as_str);
+    is_true(Some(runtime.labels()), label::RESET_MODULES) || (requested.is_some() && requested != done)
 }
 
 /// The spec of a new Kyma in the runtime cluster: the last accepted spec of the user, else KCP's.
@@ -53,23 +75,30 @@ fn initial_spec(kcp: &Kyma, reset: bool) -> KymaSpec {
     })
 }
 
-async fn create(client: &Client, kcp: &Kyma, reset: bool) -> Result<Kyma, Error> {
-    let mut kyma = Kyma::new(SKR_KYMA, initial_spec(kcp, reset));
+async fn create(client: &Client, kcp: &Kyma, reset: Option<&str>) -> Result<Kyma, Error> {
+    let mut kyma = Kyma::new(SKR_KYMA, initial_spec(kcp, reset.is_some()));
     kyma.metadata.namespace = Some(SKR_NAMESPACE.to_owned());
     kyma.metadata.labels = Some(labels(kcp));
     kyma.metadata.annotations = Some(annotations(kcp));
+    mark_reset(&mut kyma, reset);
     let params = PostParams { field_manager: Some(field_manager::SYNC_CONTEXT.to_owned()), ..PostParams::default() };
     fetch::in_runtime(client).create(&params, &kyma).await.map_err(Error::runtime("create the Kyma in the runtime"))
 }
 
-async fn replace_spec(client: &Client, mut found: Kyma, kcp: &Kyma) -> Result<Kyma, Error> {
+/// Restores the default spec. The same request ends the user's request, and records the one of KCP as done.
+async fn reset_spec(client: &Client, mut found: Kyma, kcp: &Kyma, requested: Option<&str>) -> Result<Kyma, Error> {
     found.spec = kcp.spec.clone();
     found.metadata.managed_fields = None;
+    found.labels_mut().remove(label::RESET_MODULES);
+    mark_reset(&mut found, requested);
     let params = PostParams { field_manager: Some(field_manager::SYNC_CONTEXT.to_owned()), ..PostParams::default() };
-    fetch::in_runtime(client)
-        .replace(SKR_KYMA, &params, &found)
-        .await
-        .map_err(Error::runtime("reset the Kyma in the runtime"))
+    let reset = fetch::in_runtime(client).replace(SKR_KYMA, &params, &found).await;
+    reset.inspect(|_| info!(kyma = %kcp.name_any(), "Modules reset to the defaults")).map_err(Error::runtime(RESET))
+}
+
+fn mark_reset(kyma: &mut Kyma, requested: Option<&str>) {
+    let done = requested.map(|id| (annotation::RESET_MODULES.to_owned(), id.to_owned()));
+    kyma.annotations_mut().extend(done);
 }
 
 /// Overwrites labels and annotations with KCP's. A contested Kyma keeps its own, and is added to `contested`.
@@ -136,6 +165,10 @@ async fn remember(ctx: &Context, kcp: &mut Kyma, spec: &KymaSpec, reset: bool) -
     }
     if reset {
         metadata["labels"] = json!({label::RESET_MODULES: null});
+    }
+    if kcp.annotations().contains_key(annotation::RESET_MODULES) {
+        // Also that of a request that was taken back.
+        metadata["annotations"][annotation::RESET_MODULES] = Value::Null;
     }
     if metadata != json!({}) {
         *kcp = base::patch_metadata(ctx, kcp, metadata).await?;

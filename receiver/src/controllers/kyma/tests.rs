@@ -8,6 +8,7 @@ mod mandatory;
 mod pull_secret;
 mod registry;
 mod releases;
+mod reset;
 mod retirement;
 mod rollout;
 mod states;
