@@ -11,6 +11,7 @@ mod releases;
 mod reset;
 mod retirement;
 mod rollout;
+mod selection;
 mod states;
 mod takeover;
 mod windows;

@@ -138,7 +138,9 @@ fn follows(own: Option<&str>, version: Option<&str>, kymas: &str) -> Result<Foll
 
 #[cfg(test)]
 mod tests {
+    use regex::Regex;
     use serde_json::{Value, json};
+    use tidewatch_shared::api::crds;
 
     use super::*;
 
@@ -146,6 +148,56 @@ mod tests {
 
     fn check(spec: Value) -> Result<Validated, InvalidKymaError> {
         validate(&serde_json::from_value(spec).unwrap())
+    }
+
+    /// `acceptance.md` C2 41 and 45: the CRD rejects malformed channels and versions, of a module and of the Kyma. The
+    /// channel `none` passes it, and is rejected here.
+    #[test]
+    fn crd_rejects_malformed_channels_and_versions() {
+        let crd = crds::crds().into_iter().find(|crd| crd.spec.names.kind == "Kyma").unwrap();
+        let crd = serde_json::to_value(crd).unwrap();
+        let spec = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
+        let of_module = &spec["modules"]["items"]["properties"];
+        let accepts = |schema: &Value, text: &str| {
+            let bound = |name: &str| schema[name].as_u64().and_then(|bound| usize::try_from(bound).ok());
+            let is_long_enough = bound("minLength").is_none_or(|least| text.len() >= least);
+            let is_short_enough = bound("maxLength").is_none_or(|most| text.len() <= most);
+            is_long_enough && is_short_enough && Regex::new(schema["pattern"].as_str().unwrap()).unwrap().is_match(text)
+        };
+        for channel in [&spec["channel"], &of_module["channel"]] {
+            for (text, accepted) in [
+                ("regular", true),
+                ("fast", true),
+                ("none", true),
+                ("abc", true),
+                ("ab", false),
+                ("", false),
+                ("Fast", false),
+                ("fast1", false),
+                ("my-channel", false),
+                (&"a".repeat(32), true),
+                (&"a".repeat(33), false),
+            ] {
+                assert_eq!(accepts(channel, text), accepted, "{text:?}");
+            }
+        }
+        for (text, accepted) in [
+            ("1.2.3", true),
+            ("1.2.3-rc1", true),
+            ("0.0.0", true),
+            ("v1.2.3", false),
+            ("1.2", false),
+            ("1.2.3.4", false),
+            ("01.2.3", false),
+            ("1.2.3-1", false),
+            ("1.2.3-rc.1", false),
+            ("1.2.3+build", false),
+            ("latest", false),
+            (&format!("1.2.3-{}", "a".repeat(27)), false),
+        ] {
+            assert_eq!(accepts(&of_module["version"], text), accepted, "{text:?}");
+        }
+        assert_eq!(check(json!({"channel": "none"})), Err(InvalidKymaError::NoChannel));
     }
 
     #[test]

@@ -1,0 +1,128 @@
+//! The user's choice of a channel or a version, for the Kyma and for each module.
+
+use tidewatch_shared::names::annotation;
+
+use super::*;
+
+impl Bed {
+    /// `keda` 1.0.0 in the channel `regular` and 1.1.0 in `fast`, of which the Kyma follows `regular`.
+    async fn with_channels() -> Self {
+        let mut bed = Self::settled().await;
+        bed.roll_out_at_once();
+        bed.publish(&["1.0.0", "1.1.0"]);
+        bed.release(&[("regular", "1.0.0"), ("fast", "1.1.0")], json!([]));
+        bed.choose(json!({"name": "keda"})).await;
+        assert_eq!(bed.version(), ("1.0.0".to_owned(), Some("regular".to_owned())));
+        bed
+    }
+
+    async fn choose(&mut self, module: Value) {
+        self.select(json!([module]));
+        assert!(self.kyma().await.failed.is_empty());
+    }
+}
+
+/// `acceptance.md` C2 42 and 43, C1 12: a module's channel wins over the Kyma's, and a switch to a channel with a lower
+/// version keeps the installed one, with a warning and the reason.
+#[tokio::test]
+async fn channel_of_a_module_wins_and_a_switch_to_a_lower_version_is_refused() {
+    let mut bed = Bed::with_channels().await;
+    bed.choose(json!({"name": "keda", "channel": "fast"})).await;
+    assert_eq!(bed.version(), ("1.1.0".to_owned(), Some("fast".to_owned())));
+    bed.set_manifest_state("Ready");
+    bed.choose(json!({"name": "keda", "channel": "regular"})).await;
+    let refused = "module template update not allowed: ignore channel skew (from fast to regular), as a higher version (1.1.0) \
+                   of the module was previously installed";
+    assert_eq!(bed.module(), ("Warning".to_owned(), refused.to_owned()));
+    assert_eq!((bed.version().0.as_str(), bed.status()["state"].as_str()), ("1.1.0", Some("Warning")));
+    assert_eq!(bed.status()["modules"][0]["version"], "1.1.0");
+    bed.choose(json!({"name": "keda", "channel": "fast"})).await;
+    assert_eq!((bed.module(), bed.version().0.as_str()), (("Ready".to_owned(), String::new()), "1.1.0"));
+}
+
+/// `acceptance.md` C2 44: a channel together with a version, and the channel `none`, of a module are an error of this module;
+/// what is installed stays.
+#[tokio::test]
+async fn contradictory_choice_is_an_error_of_the_module_and_keeps_what_is_installed() {
+    let mut bed = Bed::with_channels().await;
+    for (choice, message) in [
+        (
+            json!({"name": "keda", "channel": "fast", "version": "1.1.0"}),
+            "invalid module in spec: version and channel are mutually exclusive",
+        ),
+        (
+            json!({"name": "keda", "channel": "none"}),
+            "invalid module in spec: the value \"none\" is not allowed for the channel",
+        ),
+    ] {
+        bed.choose(choice).await;
+        assert_eq!((bed.module(), bed.version().0.as_str()), (("Error".to_owned(), message.to_owned()), "1.0.0"));
+        assert_eq!(bed.status()["state"], "Error");
+    }
+    // The channel `none` of the Kyma rejects the whole selection.
+    bed.select(json!([]));
+    bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["channel"] = "none".into());
+    bed.kyma().await;
+    assert_eq!((bed.status()["state"].as_str(), bed.is_manifest_deleted()), (Some("Error"), false));
+    let operation = bed.status()["lastOperation"]["operation"].clone();
+    assert_eq!(operation, "invalid Kyma: the value \"none\" is not allowed for the channel");
+}
+
+/// `acceptance.md` C2 44 and 45: a fixed version needs no channel, and one that does not exist is an error.
+#[tokio::test]
+async fn fixed_version_follows_no_channel() {
+    let mut bed = Bed::with_channels().await;
+    bed.choose(json!({"name": "keda", "version": "1.0.0"})).await;
+    assert_eq!(bed.version(), ("1.0.0".to_owned(), None));
+    bed.release(&[("regular", "1.1.0"), ("fast", "1.1.0")], json!([]));
+    bed.kyma().await;
+    assert_eq!(bed.version(), ("1.0.0".to_owned(), None), "a moved channel is of no concern");
+    bed.choose(json!({"name": "keda", "version": "1.2.0"})).await;
+    let missing = "failed to get module template: ModuleTemplate.operator.kyma-project.io \"keda-1.2.0\" not found";
+    assert_eq!((bed.module(), bed.version().0.as_str()), (("Error".to_owned(), missing.to_owned()), "1.0.0"));
+    bed.choose(json!({"name": "keda", "version": "1.1.0"})).await;
+    assert_eq!(bed.version(), ("1.1.0".to_owned(), None));
+    bed.choose(json!({"name": "keda", "version": "1.0.0"})).await;
+    assert_eq!((bed.module().0.as_str(), bed.version().0.as_str()), ("Warning", "1.1.0"), "no downgrade");
+}
+
+/// `acceptance.md` C1 22, in the control plane: an unmanaged module has no Manifest, counts as ready, and gets a new Manifest when
+/// it is managed again. Disabling it while it is unmanaged deletes nothing.
+#[tokio::test]
+async fn unmanaged_module_has_no_manifest_until_it_is_managed_again() {
+    let mut bed = Bed::with_channels().await;
+    for policy in ["CreateAndDelete", "Ignore"] {
+        let keda = |managed: bool| json!({"name": "keda", "managed": managed, "customResourcePolicy": policy});
+        bed.choose(keda(true)).await;
+        bed.choose(keda(false)).await;
+        let (id, manifest) = bed.manifest().unwrap();
+        assert_eq!(manifest["metadata"]["annotations"][annotation::UNMANAGED], "true");
+        assert_eq!(bed.module(), ("Unmanaged".to_owned(), String::new()));
+        // Its controller releases the objects, and removes it.
+        bed.kcp.remove(&id);
+        bed.kyma().await;
+        assert_eq!((bed.module().0.as_str(), bed.status()["state"].as_str()), ("Unmanaged", Some("Ready")));
+        assert!(bed.manifest().is_none());
+        bed.forget_calls();
+        bed.kyma().await;
+        assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
+        // Disabled and listed again, it is still unmanaged.
+        bed.select(json!([]));
+        bed.kyma().await;
+        assert_eq!(bed.status()["modules"], json!([]));
+        bed.choose(keda(false)).await;
+        assert!(bed.manifest().is_none());
+        bed.choose(keda(true)).await;
+        let (id, manifest) = bed.manifest().unwrap();
+        assert_eq!(manifest["spec"]["customResourcePolicy"], policy);
+        assert!(manifest["metadata"]["annotations"].get(annotation::UNMANAGED).is_none(), "{manifest}");
+        assert_eq!(bed.module().0, "Processing");
+        // Managed again before the Manifest is gone, it waits for that.
+        bed.choose(keda(false)).await;
+        bed.choose(keda(true)).await;
+        assert_eq!(bed.manifest().unwrap().1["metadata"]["annotations"][annotation::UNMANAGED], "true");
+        bed.kcp.remove(&id);
+        bed.kyma().await;
+        assert!(bed.manifest().unwrap().1["metadata"]["annotations"].get(annotation::UNMANAGED).is_none());
+    }
+}
