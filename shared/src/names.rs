@@ -82,6 +82,8 @@ pub mod label {
     pub const COMPONENT: &str = "app.kubernetes.io/component";
     /// Value of [`PART_OF`].
     pub const PART_OF_TIDEWATCH: &str = "tidewatch";
+    /// Kubernetes' recommended label, on the manager of a module: its version.
+    pub const VERSION: &str = "app.kubernetes.io/version";
     /// Marks the Kyma in a runtime as watched.
     pub const WATCHED_BY: &str = "operator.kyma-project.io/watched-by";
     /// Value of [`WATCHED_BY`].
@@ -146,6 +148,8 @@ pub mod annotation {
     pub const INJECT_DATA: &str = "operator.kyma-project.io/inject-data-from-kcp";
     /// `true` on a Manifest of a module that was set to `managed: false`.
     pub const UNMANAGED: &str = "operator.kyma-project.io/is-unmanaged";
+    /// `true` on the manager of a module that the user installed by hand lets the listed module replace it (Tidewatch).
+    pub const ADOPT: &str = "operator.kyma-project.io/adopt";
     /// On the KCP Kyma, the domain of the runtime; its first label is the shoot in the incumbent's metrics.
     pub const SKR_DOMAIN: &str = "skr-domain";
     /// On the KCP Kyma, the last accepted spec of the runtime's Kyma, as JSON (Tidewatch).

@@ -1,9 +1,10 @@
 //! The reconcile of one Manifest: renders the objects of a module, applies them to the runtime cluster in stages, prunes
 //! and removes them, and reports their readiness.
 //!
-//! `step` decides on the next action from the facts, `execute` carries it out. `render`, `stage`, `inventory`, `ready`,
-//! `report` and `status` are pure.
+//! `step` decides on the next action from the facts, `execute` carries it out. `adoption`, `render`, `stage`, `inventory`,
+//! `ready`, `report` and `status` are pure.
 
+mod adoption;
 mod blocking;
 mod drift;
 mod execute;
@@ -53,6 +54,7 @@ pub use metrics::Metrics;
 pub(crate) use watches::module_watches;
 
 use self::{
+    adoption::Installation,
     drift::object_key,
     execute::{Execution, Failure, wanted_finalizers},
     inventory::{Inventory, ObjectKey},
@@ -577,6 +579,8 @@ fn facts<'a>(
         seen,
         established,
         default_object: if is_pending { DefaultObject::Pending } else { DefaultObject::NotWanted },
+        default_created: is_created,
+        installation: Installation::Unknown,
         blocked: None,
     }
 }

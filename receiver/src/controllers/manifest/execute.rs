@@ -12,13 +12,14 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    api::{ConditionStatus, Manifest},
+    api::{ConditionStatus, Manifest, State},
     names::{annotation, field_manager, finalizer, label},
 };
 use tokio::time::{Instant, sleep};
 
 use super::{
     Context, Error,
+    adoption::{self, Installation},
     blocking::{self, Blockers},
     inventory::{Inventory, ObjectKey},
     memory::Memory,
@@ -27,6 +28,7 @@ use super::{
     record::Record,
     recovery,
     render::RenderedObject,
+    status::Findings,
     step::{Action, DefaultObject, Facts, Seen},
 };
 use crate::{
@@ -125,6 +127,8 @@ impl<'a> Execution<'a> {
     pub(super) async fn run(&mut self, action: Action<'a>) -> Result<(), Error> {
         match action {
             Action::AddFinalizers => self.add_finalizers().await?,
+            Action::FindInstallation => self.find_installation().await,
+            Action::Adopt(message) => self.adopt(message).await?,
             Action::Record(inventory) => {
                 let requeues = &self.ctx.metrics.requeues;
                 if self.facts.inventory == Inventory::default() {
@@ -148,6 +152,43 @@ impl<'a> Execution<'a> {
             }
             Action::End => {}
         }
+        Ok(())
+    }
+
+    async fn find_installation(&mut self) {
+        let Some(Manager { key, version }) = self.manager.clone() else {
+            self.facts.installation = Installation::Ours;
+            return;
+        };
+        let found = match self.api_of(&key, &version).await {
+            Ok(Some(api)) => object::get_metadata(&api, &key.name).await,
+            Ok(None) => Ok(None),
+            Err(error) => Err(error),
+        };
+        self.facts.installation = match found {
+            Ok(found) => {
+                let target = adoption::target(&self.record.manifest, &key, self.facts.rendered);
+                Installation::of(&key, found.as_ref(), target)
+            }
+            Err(error) => {
+                self.failures.push(Failure::new(format!("read {key}"), &error));
+                Installation::Failed
+            }
+        };
+    }
+
+    async fn adopt(&mut self, message: String) -> Result<(), Error> {
+        tracing::info!(manifest = %owner_of(&self.record.manifest), message, "Module that was installed by hand is adopted");
+        let findings = Findings {
+            state: State::Processing,
+            operation: message,
+            rendered: Some(true),
+            installed: Some(false),
+            default_created: None,
+            inventory: self.facts.inventory.clone(),
+        };
+        self.record.write_status(&findings).await?;
+        self.facts.installation = Installation::Ours;
         Ok(())
     }
 

@@ -100,6 +100,11 @@ impl Inventory {
         self.0.remove(key).is_some()
     }
 
+    /// Returns true if the inventory lists no object.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Returns true if the inventory lists the object.
     pub(super) fn contains(&self, key: &ObjectKey) -> bool {
         self.0.contains_key(key)

@@ -3,6 +3,7 @@
 use tidewatch_shared::api::{Manifest, State};
 
 use super::{
+    adoption::Installation,
     execute::Failure,
     inventory::ObjectKey,
     ready::Readiness,
@@ -78,6 +79,9 @@ fn installing(facts: &Facts<'_>, details: &Details<'_>) -> Option<(State, String
             None => Some((State::Processing, "waiting for the layer of the module".to_owned())),
         };
     };
+    if let Installation::Foreign(reason) = &facts.installation {
+        return Some((State::Warning, reason.clone()));
+    }
     let progress = match &details.readiness {
         Some(Readiness::Progressing(reason)) => Some(format!("waiting for resources to become ready: {reason}")),
         _ => None,

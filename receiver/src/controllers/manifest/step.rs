@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use strum::VariantArray as _;
 
 use super::{
+    adoption::Installation,
     inventory::{Inventory, ObjectKey},
     render::RenderedObject,
     stage::Stage,
@@ -70,6 +71,10 @@ pub(super) struct Facts<'a> {
     /// The CRDs of the module are established; `None` before the first read.
     pub(super) established: Option<bool>,
     pub(super) default_object: DefaultObject,
+    /// The default module CR was created in the life of this Manifest.
+    pub(super) default_created: bool,
+    /// The module in the runtime cluster before the first write.
+    pub(super) installation: Installation,
     /// User CRs block the removal; `None` before they were listed.
     pub(super) blocked: Option<bool>,
 }
@@ -79,6 +84,10 @@ pub(super) struct Facts<'a> {
 pub(super) enum Action<'a> {
     /// Adds our finalizers to the Manifest.
     AddFinalizers,
+    /// Looks for a module that the user installed by hand.
+    FindInstallation,
+    /// Reports that such a module is adopted, before any object is written.
+    Adopt(String),
     /// Records this inventory in the control plane, before its new objects are written.
     Record(Inventory),
     /// Applies objects of one stage, in any order.
@@ -116,6 +125,9 @@ pub(super) fn step<'a>(facts: &Facts<'a>) -> Action<'a> {
 impl<'a> Facts<'a> {
     fn install(&self) -> Action<'a> {
         let Some(rendered) = self.rendered else { return Action::End };
+        if let Some(action) = self.adopt() {
+            return action;
+        }
         if let Some(action) = self.apply(rendered) {
             return action;
         }
@@ -133,6 +145,20 @@ impl<'a> Facts<'a> {
         }
         let keys: BTreeSet<_> = rendered.iter().map(|object| &object.key).collect();
         self.delete(|key| !keys.contains(key)).unwrap_or(Action::End)
+    }
+
+    /// The first write of a Manifest must not overwrite a module that the user installed by hand, unless it is adopted;
+    /// `None` once that is clear.
+    fn adopt(&self) -> Option<Action<'a>> {
+        if self.goal != Goal::Install || !self.inventory.is_empty() {
+            return None;
+        }
+        match &self.installation {
+            Installation::Unknown => Some(Action::FindInstallation),
+            Installation::Failed | Installation::Foreign(_) => Some(Action::End),
+            Installation::Adoptable(message) => Some(Action::Adopt(message.clone())),
+            Installation::Ours => None,
+        }
     }
 
     /// Applies the stages in order; `None` once all objects of served kinds are current.
@@ -181,6 +207,10 @@ impl<'a> Facts<'a> {
     fn remove(&self) -> Action<'a> {
         if let Some(action) = self.recover() {
             return action;
+        }
+        // What exists of the module was never touched: it is the user's.
+        if self.inventory.is_empty() && !self.default_created {
+            return Action::Leave;
         }
         match self.blocked {
             None => return Action::FindBlockers,

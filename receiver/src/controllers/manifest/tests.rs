@@ -1,5 +1,6 @@
 //! Reconciles of a Manifest with fake API servers of the control plane and of a runtime cluster.
 
+mod adoption;
 mod model;
 mod reported;
 mod secrets;
@@ -187,6 +188,7 @@ async fn module_is_installed_in_stages_and_becomes_ready_with_its_manager() {
     assert_eq!(
         calls,
         [
+            "GET deployments/d",
             "PATCH customresourcedefinitions/samples.example.test",
             "PATCH configmaps/a",
             "PATCH deployments/d",
@@ -385,15 +387,36 @@ async fn foreign_finalizer_keeps_the_manifest_and_is_named() {
     assert_eq!(fixture.manifest().unwrap().finalizers(), ["example.test/foreign"]);
 }
 
+/// `acceptance.md` C1 22, in the runtime.
 #[tokio::test(start_paused = true)]
-async fn unmanaged_module_keeps_its_objects_without_our_label() {
-    let mut fixture = Fixture::installed().await;
-    fixture.edit(|manifest| manifest["metadata"]["annotations"][annotation::UNMANAGED] = json!("true"));
-    assert_eq!(fixture.reconcile().await, ended());
-    assert!(fixture.manifest().is_none());
-    for id in ["configmaps/a", "deployments/d", "customresourcedefinitions/samples.example.test"] {
-        let labels = fixture.runtime.object(id).unwrap()["metadata"]["labels"].clone();
-        assert!(labels.get("operator.kyma-project.io/managed-by").is_none(), "{id}: {labels}");
+async fn unmanaged_module_keeps_its_objects_without_our_label_and_is_managed_again() {
+    const MANAGED_BY: &str = "operator.kyma-project.io/managed-by";
+    let ids = ["configmaps/a", "deployments/d", "customresourcedefinitions/samples.example.test"];
+    let labels =
+        |fixture: &Fixture| ids.map(|id| fixture.runtime.object(id).unwrap()["metadata"]["labels"][MANAGED_BY].clone());
+    for policy in ["CreateAndDelete", "Ignore"] {
+        let mut fixture = Fixture::new();
+        fixture.edit(|manifest| manifest["spec"]["customResourcePolicy"] = json!(policy));
+        fixture.reconcile().await;
+        fixture.make_available();
+        fixture.reconcile().await;
+        assert_eq!(fixture.state().0, State::Ready, "{policy}");
+        fixture.edit(|manifest| {
+            manifest["metadata"]["annotations"][annotation::UNMANAGED] = json!("true");
+            // Disabled at once, it is unmanaged all the same.
+            manifest["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        });
+        fixture.runtime.calls();
+        assert_eq!(fixture.reconcile().await, ended());
+        assert!(fixture.manifest().is_none());
+        assert_eq!(labels(&fixture), [Value::Null, Value::Null, Value::Null], "{policy}");
+        assert!(fixture.runtime.writes().iter().all(|write| write.starts_with("PATCH")), "nothing is deleted");
+        assert_eq!(fixture.runtime.object("samples/default").is_some(), policy == "CreateAndDelete");
+
+        fixture.create_manifest();
+        fixture.edit(|manifest| manifest["spec"]["customResourcePolicy"] = json!(policy));
+        assert_eq!(fixture.reconcile().await, ended());
+        assert_eq!((fixture.state().0, labels(&fixture)), (State::Ready, ["kyma", "kyma", "kyma"].map(Value::from)));
     }
 }
 

@@ -1,5 +1,7 @@
 //! Removal, and the resources that block it.
 
+use tidewatch_tests::landscape::DEADLINE;
+
 use super::*;
 
 #[tokio::test]
@@ -53,17 +55,68 @@ async fn a_module_whose_removal_is_blocked_is_upgraded_and_can_be_listed_again()
     Ok(())
 }
 
+/// `acceptance.md` C1 22, and the adoption of a module that the user installed by hand.
 #[tokio::test]
-async fn an_unmanaged_module_keeps_its_objects_without_our_label() -> TestResult {
+async fn an_unmanaged_module_keeps_its_objects_and_is_managed_again() -> TestResult {
     let modules = ModuleRuntime::start("unmanaged", &[("sample", &["1.0.0"])]).await?;
-    modules.setup.runtime.select(&["sample"]).await?;
+    let (setup, kyma) = (&modules.setup, modules.setup.runtime.name());
+    // Without them there are no metrics of a Kyma.
+    let labelled = json!({"metadata": {"labels": {label::INSTANCE_ID: "i-1"},
+        "annotations": {annotation::SKR_DOMAIN: "shoot.example.test"}}});
+    setup.kcp_kymas().await?.patch(kyma, &PatchParams::default(), &Patch::Merge(labelled)).await?;
+    setup.runtime.select(&["sample"]).await?;
     modules.becomes("sample", "1.0.0", State::Ready).await?;
-    let unmanaged = json!({"spec": {"modules": [{"name": "sample", "managed": false}]}});
-    modules.setup.runtime.patch_kyma(&unmanaged).await?;
-    until("no Manifest", async || Ok(modules.setup.manifests().await?.is_empty().then_some(()))).await?;
-    assert_eq!(modules.objects().await?, Vec::<String>::new(), "no object has our label");
+    let manage = async |managed: bool| {
+        setup.runtime.patch_kyma(&json!({"spec": {"modules": [{"name": "sample", "managed": managed}]}})).await
+    };
+    let is_unmanaged = async |value: u8| {
+        let sample = |labels: String, value: u8| {
+            move |page: &str| {
+                let has = |line: &str| {
+                    labels.split(' ').all(|label| line.contains(label)) && line.ends_with(&format!(" {value}"))
+                };
+                page.lines().any(has)
+            }
+        };
+        let module = sample(
+            format!(r#"lifecycle_mgr_module_state{{ kyma_name="{kyma}" module_name="sample" state="Unmanaged""#),
+            value,
+        );
+        let of_kyma = sample(format!(r#"lifecycle_mgr_kyma_state{{ kyma_name="{kyma}" state="Ready""#), 1);
+        let both = |page: &str| (module(page) && of_kyma(page)).then_some(());
+        let waited =
+            setup.landscape.with_receiver(async |receiver| receiver.metrics_until(DEADLINE, both).await).await?;
+        waited.with_context(|| format!("waited for: Unmanaged {value}, and a Kyma that is Ready"))
+    };
     let deployments = Api::<Deployment>::namespaced(modules.client().await?, SKR_NAMESPACE);
+    let no_manifest =
+        async || until("no Manifest", async || Ok(setup.manifests().await?.is_empty().then_some(()))).await;
+    manage(false).await?;
+    no_manifest().await?;
+    assert_eq!(modules.objects().await?, Vec::<String>::new(), "no object has our label");
     assert!(deployments.get("sample-manager").await?.metadata.deletion_timestamp.is_none());
+    is_unmanaged(1).await?;
+    manage(true).await?;
+    modules.becomes("sample", "1.0.0", State::Ready).await?;
+    assert!(!modules.objects().await?.is_empty(), "all objects have our label");
+    is_unmanaged(0).await?;
+
+    // Disabled while it is unmanaged, it stays.
+    manage(false).await?;
+    no_manifest().await?;
+    setup.runtime.select(&[]).await?;
+    setup.skr_status("no module", |status| status.modules().is_empty()).await?;
+    // As one that the user installed, whose version is not known.
+    let by_hand = Patch::Merge(json!({"metadata": {"annotations": {annotation::OWNED_BY: null}}}));
+    let before = deployments.patch("sample-manager", &PatchParams::default(), &by_hand).await?;
+    setup.runtime.select(&["sample"]).await?;
+    modules.says("sample", State::Warning, "the module was installed by hand and is left as it is").await?;
+    let now = deployments.get("sample-manager").await?;
+    assert_eq!((now.metadata.generation, now.labels()), (before.metadata.generation, before.labels()));
+    let adopt = Patch::Merge(json!({"metadata": {"annotations": {annotation::ADOPT: "true"}}}));
+    deployments.patch("sample-manager", &PatchParams::default(), &adopt).await?;
+    modules.becomes("sample", "1.0.0", State::Ready).await?;
+    modules.leave().await?;
     Ok(())
 }
 

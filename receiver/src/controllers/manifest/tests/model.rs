@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::super::{
+    adoption::Installation,
     inventory::{Inventory, ObjectKey},
     render::RenderedObject,
     stage::Stage,
@@ -62,6 +63,8 @@ struct World {
     layer_is_available: bool,
     /// The group of an object of version 2 is served.
     serves_extra: bool,
+    /// The user permits that the module replaces one that was installed by hand.
+    permits: bool,
     /// Remaining requests until one fails; `None` for no fault.
     fault_in: Option<u8>,
     /// Remaining actions until the receiver is killed.
@@ -87,6 +90,8 @@ enum Event {
     UserDeletesDefault,
     Layer(bool),
     Serve(bool),
+    InstallByHand,
+    Permit(bool),
     BackUp,
     Restore,
 }
@@ -135,6 +140,7 @@ impl World {
             manifests: 0,
             layer_is_available: true,
             serves_extra: true,
+            permits: false,
             fault_in: None,
             crash_in: None,
             backup: None,
@@ -219,6 +225,11 @@ impl World {
             Event::UserDeletesDefault => self.has_default = false,
             Event::Layer(available) => self.layer_is_available = available,
             Event::Serve(serves) => self.serves_extra = serves,
+            Event::InstallByHand => {
+                let foreign = Object { owner: Owner::Foreign, is_held: false, is_terminating: false };
+                self.objects.entry(key("Deployment", "d")).or_insert(foreign);
+            }
+            Event::Permit(permits) => self.permits = permits,
             // The request that creates a Manifest contains its finalizers.
             Event::BackUp => self.backup = self.manifest.clone().filter(|manifest| manifest.has_finalizers),
             Event::Restore => {
@@ -257,6 +268,8 @@ impl World {
             seen: BTreeMap::new(),
             established: None,
             default_object: if is_pending { DefaultObject::Pending } else { DefaultObject::NotWanted },
+            default_created: manifest.default_created,
+            installation: Installation::Unknown,
             blocked: None,
         };
         self.has_created = false;
@@ -294,7 +307,25 @@ impl World {
                 self.manifest.iter_mut().for_each(|manifest| manifest.has_finalizers = true);
                 facts.has_finalizers = true;
             }
+            Action::FindInstallation => {
+                let found = self.objects.get(&key("Deployment", "d"));
+                let is_foreign = found.is_some_and(|found| found.owner == Owner::Foreign);
+                facts.installation = match (self.fails(), is_foreign, self.permits) {
+                    (true, ..) => Installation::Failed,
+                    (_, false, _) => Installation::Ours,
+                    (_, true, true) => Installation::Adoptable("adopting".into()),
+                    (_, true, false) => Installation::Foreign("left as it is".into()),
+                };
+            }
+            Action::Adopt(_) => {
+                if self.fails() {
+                    return false;
+                }
+                facts.installation = Installation::Ours;
+            }
             Action::Record(inventory) => {
+                let is_first = facts.goal == Goal::Install && facts.inventory.is_empty();
+                assert!(!is_first || facts.installation == Installation::Ours, "written before it was adopted");
                 if self.fails() {
                     return false;
                 }
@@ -411,6 +442,7 @@ impl World {
     fn settle(&mut self) {
         self.layer_is_available = true;
         self.serves_extra = true;
+        self.permits = true;
         let keys: Vec<_> = self.objects.keys().cloned().collect();
         // From the last one on, since an object that is being deleted goes with its hold.
         (0..keys.len()).rev().for_each(|at| self.apply(&Event::Hold(at, false)));
@@ -436,6 +468,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::UserDeletesDefault),
         1 => any::<bool>().prop_map(Event::Layer),
         1 => any::<bool>().prop_map(Event::Serve),
+        1 => Just(Event::InstallByHand),
+        1 => any::<bool>().prop_map(Event::Permit),
         1 => Just(Event::BackUp),
         1 => Just(Event::Restore),
     ]
