@@ -213,10 +213,34 @@ impl DesiredObject {
 #[derive(Debug)]
 pub struct DesiredCatalog {
     objects: BTreeMap<ObjectId, Arc<DesiredObject>>,
-    /// Modules with a held removal: their objects are neither written nor deleted.
-    held: BTreeSet<String>,
-    /// Hash of the objects' hashes in order, and of the held modules.
+    held: HeldObjects,
+    /// Hash of the objects' hashes in order, and of the held objects.
     fingerprint: String,
+}
+
+/// Objects with a held removal: a runtime gets the ones that it lacks, and keeps those that it has in whatever form.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeldObjects {
+    /// All objects of these modules.
+    modules: BTreeSet<String>,
+}
+
+impl From<BTreeSet<String>> for HeldObjects {
+    fn from(modules: BTreeSet<String>) -> Self {
+        Self { modules }
+    }
+}
+
+impl HeldObjects {
+    fn contains(&self, id: &ObjectId) -> bool {
+        self.modules.iter().any(|module| id.belongs_to(module))
+    }
+
+    fn hash(&self, hash: &mut digest::Context) {
+        for module in &self.modules {
+            hash.update(format!("held {module}\n").as_bytes());
+        }
+    }
 }
 
 /// Difference between two catalogs.
@@ -231,22 +255,19 @@ pub struct Difference {
 }
 
 impl DesiredCatalog {
-    /// Creates a catalog without held modules.
+    /// Creates a catalog without held objects.
     #[must_use]
     pub fn new(objects: impl IntoIterator<Item = Arc<DesiredObject>>) -> Self {
-        Self::with_held_modules(objects, BTreeSet::new())
+        Self::with_held(objects, HeldObjects::default())
     }
 
-    /// Creates a catalog with held modules: their objects are neither written nor deleted, whatever form a runtime has
-    /// them in.
+    /// Creates a catalog with held objects.
     #[must_use]
-    pub fn with_held_modules(objects: impl IntoIterator<Item = Arc<DesiredObject>>, held: BTreeSet<String>) -> Self {
+    pub fn with_held(objects: impl IntoIterator<Item = Arc<DesiredObject>>, held: HeldObjects) -> Self {
         let objects: BTreeMap<_, _> = objects.into_iter().map(|object| (object.id.clone(), object)).collect();
         let mut hash = digest::Context::new(&digest::SHA256);
         objects.values().for_each(|object| hash.update(&object.hash.0));
-        for module in &held {
-            hash.update(format!("held {module}\n").as_bytes());
-        }
+        held.hash(&mut hash);
         Self { fingerprint: hex::encode(hash.finish().as_ref()), objects, held }
     }
 
@@ -255,7 +276,7 @@ impl DesiredCatalog {
         self.objects.values()
     }
 
-    /// Fingerprint of the catalog: equal for equal objects (names are part of the content) and equal held modules.
+    /// Fingerprint of the catalog: equal for equal objects (names are part of the content) and equal held ones.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
@@ -267,10 +288,10 @@ impl DesiredCatalog {
         self.objects.get(id)
     }
 
-    /// Returns whether an object belongs to a held module.
+    /// Returns whether the removal of an object is held: it is written only to a runtime that lacks it, and not deleted.
     #[must_use]
     pub fn is_held(&self, id: &ObjectId) -> bool {
-        self.held.iter().any(|module| id.belongs_to(module))
+        self.held.contains(id)
     }
 
     /// Computes the difference from this catalog to a later one.
@@ -463,7 +484,7 @@ mod tests {
         assert_eq!(names(&difference.changed), ["b-1"]);
         assert_eq!(names(&difference.removed), ["c-1"]);
         assert_ne!(before.fingerprint(), later.fingerprint());
-        let held = DesiredCatalog::with_held_modules([template("a-1", "1")], BTreeSet::from(["b".into()]));
+        let held = DesiredCatalog::with_held([template("a-1", "1")], BTreeSet::from(["b".into()]).into());
         assert_ne!(held.fingerprint(), DesiredCatalog::new([template("a-1", "1")]).fingerprint());
         assert!(
             held.is_held(&ObjectId::new(Kind::Template, "b-1")) && !held.is_held(&ObjectId::new(Kind::Template, "a-1"))

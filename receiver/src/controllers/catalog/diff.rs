@@ -44,7 +44,7 @@ pub struct Steps {
 /// Action that brings one object of a runtime to its desired state.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// None: the object matches its desired state, or its removal is held.
+    /// None: the object matches its desired state, or its removal is held, so that it stays as it is.
     UpToDate(InventoryEntry),
     /// Apply: the object is desired, and missing or different.
     Apply(Apply),
@@ -70,15 +70,20 @@ pub fn action_for(
     let uid = identifier(object.metadata.uid.as_deref());
     let recorded = entry.filter(|entry| *entry.uid == *uid && !uid.is_empty());
     let is_owned = object.metadata.deletion_timestamp.is_none() && (is_managed(object) || recorded.is_some());
-    if is_owned && catalog.is_held(id) {
+    let desired = catalog.get(id);
+    let is_up_to_date = desired.is_some_and(|desired| desired.is_up_to_date(object));
+    if catalog.is_held(id) && !is_up_to_date {
+        if !is_owned {
+            return Action::Ignore;
+        }
         // An edit during the hold makes the hash unknown, so the object is written again once the removal is decided.
         let version = object.metadata.resource_version.as_deref();
         let unedited = recorded.filter(|entry| Some(&*entry.resource_version) == version);
         let hash = unedited.map_or(ContentHash::UNKNOWN, |entry| entry.hash);
         return Action::UpToDate(InventoryEntry::new(hash, object));
     }
-    match catalog.get(id) {
-        Some(desired) if desired.is_up_to_date(object) => Action::UpToDate(InventoryEntry::new(desired.hash, object)),
+    match desired {
+        Some(desired) if is_up_to_date => Action::UpToDate(InventoryEntry::new(desired.hash, object)),
         Some(desired) => apply(desired, true),
         None if is_owned => Action::Delete(Delete { id: id.clone(), uid: uid.into() }),
         None => Action::Ignore,
@@ -96,12 +101,22 @@ pub fn owned_entry(object: &DynamicObject, entry: Option<&InventoryEntry>) -> Op
 #[must_use]
 pub fn diff_inventory(catalog: &DesiredCatalog, inventory: &Inventory) -> Steps {
     let changed = catalog.objects().filter_map(|desired| match inventory.entries.get(&desired.id) {
-        Some(entry) if entry.hash == desired.hash => None,
+        Some(entry) if entry.hash == desired.hash || catalog.is_held(&desired.id) => None,
         entry => Some(Apply { desired: Arc::clone(desired), present: entry.is_some() }),
     });
     let gone = inventory.entries.iter().filter(|(id, _)| catalog.get(id).is_none() && !catalog.is_held(id));
     let gone = gone.map(|(id, entry)| Delete { id: id.clone(), uid: entry.uid.clone() });
     Steps { applies: changed.collect(), deletes: gone.collect() }
+}
+
+/// Selects the held objects of which the inventory does not tell whether the runtime has them. Those that it has, in
+/// whatever form, stay as they are.
+pub fn unknown_held_objects<'a>(
+    catalog: &'a DesiredCatalog,
+    inventory: &'a Inventory,
+) -> impl Iterator<Item = ObjectId> + 'a {
+    let held = catalog.objects().map(|desired| &desired.id).filter(|id| catalog.is_held(id));
+    held.filter(|id| !inventory.entries.contains_key(id)).cloned()
 }
 
 /// Selects the objects that a runtime's events report a change of, leaving out echoes of own writes. An event is an
@@ -222,8 +237,8 @@ mod tests {
     }
 
     #[test]
-    fn held_objects_are_neither_written_nor_deleted_and_stay_owned() {
-        let held = DesiredCatalog::with_held_modules([], BTreeSet::from(["m".into()]));
+    fn held_objects_are_neither_changed_nor_deleted_and_stay_owned() {
+        let held = DesiredCatalog::with_held([], BTreeSet::from(["m".into()]).into());
         let id = ObjectId::new(Kind::Template, "m-1.0.0");
         let object = observed(|object| object["spec"]["n"] = json!(7));
         let hash = ContentHash::of(&json!(1));
@@ -236,6 +251,24 @@ mod tests {
         assert_eq!(action_for(&id, &held, None, Some(&entry)), Action::Ignore);
         let inventory = inventory([(id, entry)]);
         assert_eq!(diff_inventory(&held, &inventory), Steps::default());
+    }
+
+    #[test]
+    fn held_objects_that_a_runtime_lacks_are_applied() {
+        let object = desired(Kind::Template, "m-1.0.0", json!({"n": 1}));
+        let (id, hash) = (object.id.clone(), object.hash);
+        let held = DesiredCatalog::with_held([Arc::new(object)], BTreeSet::from(["m".into()]).into());
+        assert!(matches!(action_for(&id, &held, None, None), Action::Apply(Apply { present: false, .. })));
+        let mut same = desired(Kind::Template, "m-1.0.0", json!({"n": 1})).body;
+        same["metadata"]["uid"] = json!("u");
+        let same = serde_json::from_value(same).unwrap();
+        assert_eq!(action_for(&id, &held, Some(&same), None), Action::UpToDate(InventoryEntry::new(hash, &same)));
+        let other = observed(|object| object["metadata"]["name"] = json!("m-1.0.0"));
+        assert_eq!(action_for(&id, &held, Some(&other), None), Action::Ignore, "an object of the user");
+        assert_eq!(unknown_held_objects(&held, &inventory([])).collect::<Vec<_>>(), std::slice::from_ref(&id));
+        let known = inventory([(id, InventoryEntry::new(ContentHash::of(&json!("old")), &other))]);
+        assert_eq!(unknown_held_objects(&held, &known).count(), 0);
+        assert_eq!(diff_inventory(&held, &known), Steps::default());
     }
 
     #[test]

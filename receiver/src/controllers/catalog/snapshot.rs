@@ -177,12 +177,6 @@ impl Snapshot {
         self.templates.get(name).map(|template| &template.object)
     }
 
-    /// Returns whether the removal of a module is held.
-    #[must_use]
-    pub fn is_held(&self, module: &str) -> bool {
-        self.held.contains(module)
-    }
-
     /// State of all modules for the removal guard.
     #[must_use]
     pub fn releases(&self) -> Releases {
@@ -237,7 +231,7 @@ impl Snapshot {
     fn compute(&self, class: &VisibilityClass) -> DesiredCatalog {
         let mut objects = Vec::new();
         for (module, meta) in &self.metas {
-            if self.is_held(module) || class.exclusion_rule(module, &meta.admission).is_some() {
+            if class.exclusion_rule(module, &meta.admission).is_some() {
                 continue;
             }
             let channels = self.channels(class, meta).into_iter();
@@ -251,7 +245,7 @@ impl Snapshot {
             objects.push(Arc::new(meta.body.restricted_to(&channels, &versions)));
             objects.extend(templates().map(|found| Arc::clone(&found.desired)));
         }
-        DesiredCatalog::with_held_modules(objects, self.held.clone())
+        DesiredCatalog::with_held(objects, self.held.clone().into())
     }
 
     fn channels<'a>(
@@ -428,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn class_is_computed_once_and_excludes_held_modules() {
+    fn class_is_computed_once_and_marks_held_modules() {
         let objects = || ([template("a-1.0.0", "a", "1.0.0", None)], [regular("a", "1.0.0")]);
         let (templates, metas) = objects();
         let snapshot = Snapshot::new(templates, metas, &BTreeSet::new(), BTreeSet::new());
@@ -437,7 +431,7 @@ mod tests {
         let (templates, metas) = objects();
         let held = Snapshot::new(templates, metas, &BTreeSet::new(), BTreeSet::from(["a".into()]));
         let catalog = held.desired(&class);
-        assert_eq!(catalog.objects().count(), 0);
+        assert_eq!(catalog.objects().count(), 2, "for runtimes that lack them");
         assert!(catalog.is_held(&ObjectId::new(Kind::Template, "a-1.0.0")));
         assert_ne!(catalog.fingerprint(), snapshot.desired(&class).fingerprint());
     }

@@ -154,6 +154,8 @@ impl<'a> SyncRun<'a> {
                     listing.entries.extend(owned.map(|owned| (id.clone(), owned)));
                     listing.steps.deletes.push(delete);
                 }
+                // Present, and so nothing to add.
+                Action::Ignore if desired.is_held(&id) => {}
                 Action::Ignore => continue,
             }
             listing.seen.insert(id);
@@ -167,6 +169,7 @@ impl<'a> SyncRun<'a> {
         let mut unread = BTreeSet::new();
         let mut changed = diff::changed_objects(events, desired, self.inventory);
         changed.append(&mut self.inventory.unverified);
+        changed.extend(diff::unknown_held_objects(desired, self.inventory));
         let mut steps = diff::diff_inventory(desired, self.inventory);
         steps.applies.retain(|apply| !changed.contains(&apply.desired.id));
         steps.deletes.retain(|delete| !changed.contains(&delete.id));

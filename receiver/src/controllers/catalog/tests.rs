@@ -500,6 +500,32 @@ async fn removal_above_the_limit_waits_for_a_confirmation() {
 }
 
 #[tokio::test]
+async fn runtime_that_lacks_a_held_module_gets_it() {
+    let mut fixture = Fixture::synced().await;
+    fixture.kymas(4);
+    let renamed = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta",
+        "metadata": {"name": "omega", "namespace": "kcp-system"},
+        "spec": {"moduleName": "omega", "channels": [{"channel": "regular", "version": "1.0.0"}],
+                 "ocmComponentName": "kyma-project.io/module/other"}});
+    fixture.metas.apply_watcher_event(&Event::Apply(read(renamed)));
+    let _ = fixture.catalog.refresh(&fixture.stores);
+    assert!(fixture.catalog.is_held("omega"));
+    let before = fixture.spec("modulereleasemetas/omega");
+    assert!(fixture.sync(Drift::None).await.is_empty());
+    assert_eq!(fixture.spec("modulereleasemetas/omega"), before, "the runtime keeps what it has");
+
+    let new = FakeRuntime::default();
+    let key = KymaKey::new("kcp-system", "new");
+    fixture.catalog.sync(&key, &new.client(), &BTreeMap::new(), &fixture.stores, &Drift::None).await.unwrap();
+    let omega: Vec<_> = new.ids().into_iter().filter(|id| id.contains("omega")).collect();
+    assert_eq!(omega, ["modulereleasemetas/omega", "moduletemplates/omega-1.0.0"]);
+    new.remove("modulereleasemetas/omega");
+    let deleted = agent_event("modulereleasemetas", "omega", "", "", Change::Deleted);
+    fixture.catalog.sync(&key, &new.client(), &BTreeMap::new(), &fixture.stores, &Drift::of(deleted)).await.unwrap();
+    assert!(new.ids().contains(&"modulereleasemetas/omega".to_owned()));
+}
+
+#[tokio::test]
 async fn change_affects_only_classes_that_see_it() {
     let mut fixture = Fixture::new();
     let beta = BTreeMap::from([("operator.kyma-project.io/beta".to_owned(), "true".to_owned())]);

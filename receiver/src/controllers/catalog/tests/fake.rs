@@ -225,6 +225,11 @@ impl FakeRuntime {
         }
     }
 
+    /// Returns whether calls of earlier syncs will be executed later.
+    pub(super) fn has_delayed(&self) -> bool {
+        !self.state().delayed.is_empty()
+    }
+
     /// Executes all delayed calls.
     pub(super) fn land_all(&self) {
         self.land(|_| true);
