@@ -148,6 +148,18 @@ pub(super) const ALERTS: &[Alert] = &[
         remedy: "Undo the change, or confirm it as described in [catalog](catalog.md).",
     },
     Alert {
+        name: "TidewatchAcceptedReleasesLost",
+        expression: "tidewatch_catalog_accepted_releases_lost > 0",
+        pending: "1m",
+        severity: "warning",
+        summary: "The accepted releases are missing or unreadable, so every removal waits for a confirmation",
+        meaning: "The receiver started without the state in the ConfigMap `tidewatch-releases`, and cannot tell what the catalog has \
+                  lost since. Runtimes get what they lack; nothing of the catalog is changed or removed, and no version is rolled out.",
+        checks: "The Event `AcceptedReleasesLost` on the ConfigMap names the cause; `tidewatch catalog show` for some Kymas.",
+        remedy: "Restore the ConfigMap, or compare the catalog with its source and confirm it as described in \
+                 [catalog](catalog.md#lost-accepted-state).",
+    },
+    Alert {
         name: "TidewatchCatalogObjectsOmitted",
         expression: "sum(tidewatch_catalog_left_out) > 0",
         pending: "15m",

@@ -2,8 +2,8 @@
 //!
 //! Pure parts: `visibility` holds the visibility rules, `snapshot` the catalog of each visibility class, `desired` the form of an
 //! object in a runtime, `inventory` the record of the objects written to one runtime, `diff` the comparison of desired and observed
-//! state, `removal_guard` the limit on mass removals, `rollout` the jittered roll-out of moved channels. `sync` executes the
-//! difference, `releases` persists the accepted state.
+//! state, `removal_guard` the limit on mass removals, `holds` the effect of the held ones, `rollout` the jittered roll-out of moved
+//! channels. `sync` executes the difference, `releases` persists the accepted state.
 //!
 //! The desired state is computed once per visibility class and cached until KCP's catalog changes; the observed state is cached per
 //! runtime. A sync without changes therefore makes no call.
@@ -15,6 +15,7 @@ pub mod diff;
 mod error;
 mod events;
 mod flags;
+pub mod holds;
 pub mod inventory;
 mod metrics;
 pub mod preview;
@@ -51,14 +52,15 @@ pub(crate) use controller::{CatalogError, CatalogReconcile};
 pub(crate) use rollout::{RolloutSlot, VersionSource};
 
 use self::{
+    holds::Holds,
     inventory::Inventory,
     releases::Ledger,
-    removal_guard::{ChannelTarget, GuardDecision, HeldRemoval, RemovalPolicy},
+    removal_guard::{ChannelTarget, GuardDecision, HeldRemoval, LostReleases, RemovalPolicy},
     runtime::Runtime,
     snapshot::{Omission, Snapshot},
 };
 use crate::{
-    base::{key::KymaKey, stores::Stores},
+    base::{key::KymaKey, stores::Stores, takeover},
     fleet::queue::Drift,
     kube::WriteBudgets,
 };
@@ -92,12 +94,19 @@ struct KcpState {
     /// Modules that changed since the removal guard last decided.
     undecided: BTreeSet<String>,
     held: Option<HeldRemoval>,
+    /// Hold of every removal, because the accepted state is lost.
+    lost: Option<LostReleases>,
     /// A confirmation was used and must be removed from its ConfigMap: it is valid for one change only.
     confirmation_used: bool,
     reported: Reported,
 }
 
 impl KcpState {
+    /// Returns whether the removal of a module waits for a confirmation.
+    fn holds(&self, module: &str) -> bool {
+        self.lost.is_some() || self.held.as_ref().is_some_and(|held| held.modules.contains(module))
+    }
+
     fn target(&self, module: &str, source: VersionSource<'_>) -> Option<&ChannelTarget> {
         self.ledger.accepted.as_ref()?.get(module)?.target(source)
     }
@@ -108,6 +117,7 @@ impl KcpState {
 struct Reported {
     omissions: BTreeSet<Omission>,
     held_change: Option<String>,
+    lost_change: Option<String>,
 }
 
 #[derive(Default)]
@@ -131,6 +141,8 @@ pub struct CatalogUpdate {
     now: Arc<Snapshot>,
     /// Removal that waits for a confirmation, if it was not reported before.
     pub held: Option<HeldRemoval>,
+    /// Hold of every removal, if it was not reported before.
+    pub lost: Option<LostReleases>,
     /// Modules with a held removal that this change confirmed or reverted.
     pub no_longer_held: BTreeSet<String>,
     /// Omissions that were not reported before.
@@ -176,17 +188,21 @@ impl Catalog {
         kcp.undecided.clear();
         let before = kcp.snapshot.take();
         let held_before = kcp.held.take().map(|held| held.modules).unwrap_or_default();
+        let was_lost = kcp.lost.take().is_some();
         let now = self.read(&mut kcp, stores);
-        let is_held = |module: &String| kcp.held.as_ref().is_some_and(|held| held.modules.contains(module));
-        let no_longer_held = held_before.into_iter().filter(|module| !is_held(module)).collect();
+        let is_held = |module: &String| kcp.holds(module);
+        let all = kcp.ledger.accepted.iter().filter(|_| was_lost).flat_map(|accepted| accepted.keys().cloned());
+        let no_longer_held = held_before.into_iter().chain(all).filter(|module| !is_held(module)).collect();
         let reported = Reported {
             omissions: now.omissions().iter().cloned().collect(),
             held_change: kcp.held.as_ref().map(|held| held.change.clone()),
+            lost_change: kcp.lost.as_ref().map(|lost| lost.change.clone()),
         };
         let left_out = reported.omissions.difference(&kcp.reported.omissions).cloned().collect();
         let held = kcp.held.clone().filter(|_| reported.held_change != kcp.reported.held_change);
+        let lost = kcp.lost.clone().filter(|_| reported.lost_change != kcp.reported.lost_change);
         kcp.reported = reported;
-        CatalogUpdate { before, now, held, no_longer_held, left_out }
+        CatalogUpdate { before, now, held, lost, no_longer_held, left_out }
     }
 
     /// Drops the cached inventory of a runtime because its client was replaced or its Kyma is gone. The next sync loads the inventory
@@ -222,13 +238,19 @@ impl Catalog {
     #[must_use]
     pub fn is_held(&self, module: &str) -> bool {
         let kcp = lock(&self.0.kcp);
-        kcp.undecided.contains(module) || kcp.held.as_ref().is_some_and(|held| held.modules.contains(module))
+        kcp.undecided.contains(module) || kcp.holds(module)
     }
 
     /// Removal that waits for a confirmation.
     #[must_use]
     pub fn held(&self) -> Option<HeldRemoval> {
         lock(&self.0.kcp).held.clone()
+    }
+
+    /// Hold of every removal, because the accepted state is lost.
+    #[must_use]
+    pub fn lost(&self) -> Option<LostReleases> {
+        lock(&self.0.kcp).lost.clone()
     }
 
     /// Accepted target of a module's channel or mandatory version.
@@ -247,7 +269,7 @@ impl Catalog {
     ) -> RolloutSlot {
         let kcp = lock(&self.0.kcp);
         let target = kcp.target(module, source);
-        if target.is_none() && kcp.undecided.contains(module) {
+        if kcp.lost.is_some() || target.is_none() && kcp.undecided.contains(module) {
             // The source may be new: the time since when it points there is recorded with the decision.
             return RolloutSlot::Undecided;
         }
@@ -272,7 +294,8 @@ impl Catalog {
         self.0.settings.flags.module_upgrade_rollout_max_delay
     }
 
-    /// Observes the ConfigMap of releases, `None` if there is none. Returns whether it carries a new confirmation.
+    /// Observes the ConfigMap of releases, `None` if there is none. Returns whether its accepted state was adopted, or it carries a
+    /// new confirmation.
     pub(crate) fn observe_releases(&self, map: Option<&ConfigMap>) -> bool {
         lock(&self.0.kcp).ledger.observe(map)
     }
@@ -296,7 +319,7 @@ impl Catalog {
     /// Data to write to the ConfigMap of releases; `None` if it is up to date.
     fn pending_releases(&self) -> Option<BTreeMap<String, String>> {
         let kcp = lock(&self.0.kcp);
-        kcp.ledger.pending(kcp.held.as_ref())
+        kcp.ledger.pending(kcp.held.as_ref(), kcp.lost.as_ref())
     }
 
     /// Returns whether a used confirmation must be removed from the ConfigMap of releases.
@@ -367,26 +390,46 @@ impl Catalog {
     /// Computes the snapshot from KCP's caches and lets the removal guard decide on the changes.
     fn read(&self, kcp: &mut KcpState, stores: &Stores) -> Arc<Snapshot> {
         let restricted = &self.0.settings.restricted_modules;
-        let with_held = |held| Snapshot::new(stores.templates.state(), stores.release_metas.state(), restricted, held);
-        let unheld = with_held(BTreeSet::new());
+        let with_holds =
+            |holds| Snapshot::new(stores.templates.state(), stores.release_metas.state(), restricted, holds);
+        let unheld = with_holds(Holds::default());
         let kymas = stores.kymas.state();
         let policy = RemovalPolicy {
             percent: self.0.settings.flags.removal_limit_percent,
             confirmed: kcp.ledger.confirmed.as_deref(),
             now: Timestamp::now().as_second(),
         };
-        let labels = kymas.iter().map(|kyma| kyma.labels());
-        let decision = removal_guard::evaluate(kcp.ledger.accepted.as_ref(), unheld.releases(), labels, policy);
-        let GuardDecision { accepted, held, confirmation_used } = decision;
-        if confirmation_used {
-            (kcp.ledger.confirmed, kcp.confirmation_used) = (None, true);
-        }
-        let snapshot = Arc::new(match &held {
-            Some(held) => with_held(held.modules.clone()),
-            None => unheld,
-        });
-        self.0.metrics.update_gauges(snapshot.omissions(), held.as_ref());
-        (kcp.ledger.accepted, kcp.held) = (Some(accepted), held);
+        // A new installation accepts the catalog as it is: no Kyma was ever reconciled by a receiver.
+        let is_lost = kcp.ledger.accepted.is_none() && kymas.iter().any(|kyma| takeover::is_managed(kyma));
+        let decision = if is_lost {
+            LostReleases::decide(unheld.releases(), kcp.ledger.loss(), policy).map(|accepted| GuardDecision {
+                accepted,
+                held: None,
+                confirmation_used: true,
+            })
+        } else {
+            let labels = kymas.iter().map(|kyma| kyma.labels());
+            Ok(removal_guard::evaluate(kcp.ledger.accepted.as_ref(), unheld.releases(), labels, policy))
+        };
+        let snapshot = match decision {
+            Ok(GuardDecision { accepted, held, confirmation_used }) => {
+                if confirmation_used {
+                    (kcp.ledger.confirmed, kcp.confirmation_used) = (None, true);
+                }
+                let snapshot = match &held {
+                    Some(held) => with_holds(held.modules.clone().into()),
+                    None => unheld,
+                };
+                (kcp.ledger.accepted, kcp.held, kcp.lost) = (Some(accepted), held, None);
+                snapshot
+            }
+            Err(lost) => {
+                (kcp.held, kcp.lost) = (None, Some(lost));
+                with_holds(Holds::everything())
+            }
+        };
+        let snapshot = Arc::new(snapshot);
+        self.0.metrics.update_gauges(snapshot.omissions(), kcp.held.as_ref(), kcp.lost.as_ref());
         kcp.snapshot = Some(Arc::clone(&snapshot));
         snapshot
     }

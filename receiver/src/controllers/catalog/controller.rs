@@ -50,7 +50,10 @@ impl CatalogReconcile<'_> {
         let result = match self.client {
             Ok(client) => {
                 let synced = self.catalog.sync(self.key, &client, kyma.labels(), self.stores, self.drift).await;
-                let held = || self.catalog.held().map(|held| held.to_string());
+                let held = || {
+                    let lost = self.catalog.lost().map(|lost| lost.to_string());
+                    lost.or_else(|| self.catalog.held().map(|held| held.to_string()))
+                };
                 conditions.catalog = Some(synced.as_ref().map(|_| held()).map_err(SyncError::describe));
                 synced.map(drop).map_err(CatalogError::Sync)
             }

@@ -221,22 +221,27 @@ pub struct DesiredCatalog {
 /// Objects with a held removal: a runtime gets the ones that it lacks, and keeps those that it has in whatever form.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeldObjects {
+    /// All objects.
+    pub(super) everything: bool,
     /// All objects of these modules.
-    modules: BTreeSet<String>,
+    pub(super) modules: BTreeSet<String>,
 }
 
 impl From<BTreeSet<String>> for HeldObjects {
     fn from(modules: BTreeSet<String>) -> Self {
-        Self { modules }
+        Self { everything: false, modules }
     }
 }
 
 impl HeldObjects {
     fn contains(&self, id: &ObjectId) -> bool {
-        self.modules.iter().any(|module| id.belongs_to(module))
+        self.everything || self.modules.iter().any(|module| id.belongs_to(module))
     }
 
     fn hash(&self, hash: &mut digest::Context) {
+        if self.everything {
+            hash.update(b"everything held\n");
+        }
         for module in &self.modules {
             hash.update(format!("held {module}\n").as_bytes());
         }

@@ -1,10 +1,12 @@
 //! Kubernetes Events regarding the control plane's catalog: objects left out of it, and removals that wait for a
 //! confirmation.
 
+use tidewatch_shared::names::RELEASES;
+
 use super::{
     CatalogUpdate,
     desired::{Kind, ObjectId},
-    removal_guard::HeldRemoval,
+    removal_guard::{HeldRemoval, LostReleases},
     snapshot::Omission,
 };
 use crate::kube::recorder::{PendingEvent, Regarding};
@@ -12,12 +14,18 @@ use crate::kube::recorder::{PendingEvent, Regarding};
 impl CatalogUpdate {
     /// Events of this change; `namespace` is that of KCP's catalog.
     pub(crate) fn events(&self, namespace: &str) -> Vec<PendingEvent> {
-        compose(namespace, &self.left_out, self.held.as_ref())
+        compose(namespace, &self.left_out, self.held.as_ref(), self.lost.as_ref())
     }
 }
 
-/// Composes one Event per new omission and per module of a newly held removal.
-fn compose(namespace: &str, left_out: &[Omission], held: Option<&HeldRemoval>) -> Vec<PendingEvent> {
+/// Composes one Event per new omission and per module of a newly held removal, and one on the ConfigMap of the releases
+/// for a newly lost state.
+fn compose(
+    namespace: &str,
+    left_out: &[Omission],
+    held: Option<&HeldRemoval>,
+    lost: Option<&LostReleases>,
+) -> Vec<PendingEvent> {
     let event = |id: &ObjectId, uid: &str, reason, note| {
         let regarding = Regarding {
             kind: id.kind.name(),
@@ -34,13 +42,17 @@ fn compose(namespace: &str, left_out: &[Omission], held: Option<&HeldRemoval>) -
             event(&id, "", "RemovalHeld", held.to_string())
         })
     });
-    left_out.chain(held).collect()
+    let lost = lost.map(|lost| {
+        let (regarding, note) = (Regarding::config_map(namespace, RELEASES), lost.to_string());
+        PendingEvent { regarding, warning: true, reason: "AcceptedReleasesLost", note }
+    });
+    left_out.chain(held).chain(lost).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::catalog::snapshot::OmissionReason;
+    use crate::controllers::catalog::{removal_guard::LossCause, snapshot::OmissionReason};
 
     #[test]
     fn omissions_and_held_removals_are_reported_on_their_objects() {
@@ -51,7 +63,8 @@ mod tests {
         };
         let modules = ["keda", "warden"].map(str::to_owned).into();
         let held = HeldRemoval { change: "c0ffee".to_owned(), modules, runtimes: 4, of: 9 };
-        let events = compose("kcp-system", std::slice::from_ref(&left), Some(&held));
+        let lost = LostReleases { change: "f00d".to_owned(), cause: LossCause::Missing };
+        let events = compose("kcp-system", std::slice::from_ref(&left), Some(&held), Some(&lost));
         let reported: Vec<_> = events
             .iter()
             .map(|event| (event.regarding.kind, &*event.regarding.name, &*event.regarding.uid, event.reason))
@@ -62,6 +75,7 @@ mod tests {
                 ("ModuleTemplate", "keda-wrong", "u-1", "LeftOutOfCatalog"),
                 ("ModuleReleaseMeta", "keda", "", "RemovalHeld"),
                 ("ModuleReleaseMeta", "warden", "", "RemovalHeld"),
+                ("ConfigMap", "tidewatch-releases", "", "AcceptedReleasesLost"),
             ]
         );
         assert!(events.iter().all(|event| event.warning && event.regarding.namespace == "kcp-system"));
@@ -71,6 +85,7 @@ mod tests {
             "{}",
             events[1].note
         );
-        assert!(compose("kcp-system", &[], None).is_empty());
+        assert!(events[3].note.contains("are missing: every removal waits") && events[3].note.contains("says f00d"));
+        assert!(compose("kcp-system", &[], None, None).is_empty());
     }
 }

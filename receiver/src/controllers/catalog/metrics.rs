@@ -9,7 +9,7 @@ use tidewatch_shared::{metric_set, variant::VariantName as _};
 
 use super::{
     inventory::InventoryError,
-    removal_guard::HeldRemoval,
+    removal_guard::{HeldRemoval, LostReleases},
     snapshot::{Omission, OmissionReason},
 };
 
@@ -29,6 +29,8 @@ metric_set! {
         held_modules: Gauge = "catalog_held_modules",
         /// Runtimes that would lose a module, a channel or a version by the removal that waits for a confirmation.
         held_runtimes: Gauge = "catalog_held_runtimes",
+        /// 1 while every removal waits for a confirmation, because the accepted releases are missing or unreadable.
+        lost: Gauge = "catalog_accepted_releases_lost",
         /// Runtimes enqueued because the catalog of their class changed.
         enqueued: Counter = "catalog_woken",
     }
@@ -98,7 +100,7 @@ impl Metrics {
     }
 
     /// Sets the gauges after KCP's catalog was recomputed.
-    pub(super) fn update_gauges(&self, left_out: &[Omission], held: Option<&HeldRemoval>) {
+    pub(super) fn update_gauges(&self, left_out: &[Omission], held: Option<&HeldRemoval>, lost: Option<&LostReleases>) {
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         for &fault in OmissionReason::VARIANTS {
             let omissions = left_out.iter().filter(|omission| omission.reason.as_str() == fault).count();
@@ -106,6 +108,7 @@ impl Metrics {
         }
         self.held_modules.set(held.map_or(0, |held| count(held.modules.len())));
         self.held_runtimes.set(held.map_or(0, |held| count(held.runtimes)));
+        self.lost.set(i64::from(lost.is_some()));
     }
 
     pub(crate) fn count_enqueued(&self, runtimes: usize) {

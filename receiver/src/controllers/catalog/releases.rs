@@ -12,7 +12,7 @@ use kube::{
 use serde_json::json;
 use tidewatch_shared::names::{RELEASES, annotation, field_manager};
 
-use super::removal_guard::{HeldRemoval, Releases};
+use super::removal_guard::{HeldRemoval, LossCause, LostReleases, Releases};
 
 /// Deadline of a write; the catalog takes effect without it.
 pub(super) const WRITE_DEADLINE: Duration = Duration::from_secs(5);
@@ -20,6 +20,8 @@ pub(super) const WRITE_DEADLINE: Duration = Duration::from_secs(5);
 const ACCEPTED: &str = "accepted";
 /// Key of the removal that waits for a confirmation, as JSON.
 const HELD: &str = "held";
+/// Key of the hold of every removal while the accepted state is lost, as JSON.
+const LOST: &str = "lost";
 
 /// Accepted state, and the data last seen in the ConfigMap.
 #[derive(Debug, Default)]
@@ -28,44 +30,67 @@ pub(super) struct Ledger {
     pub(super) accepted: Option<Releases>,
     /// Change that the ConfigMap's annotation confirms.
     pub(super) confirmed: Option<String>,
+    /// Stored state that cannot be parsed. It stays in the ConfigMap until a state is accepted.
+    unreadable: Option<String>,
     written: Option<BTreeMap<String, String>>,
 }
 
 impl Ledger {
     /// Observes the ConfigMap. Its accepted state is adopted only by a process that has none of its own yet. Returns
-    /// whether it carries a new confirmation.
+    /// whether it was adopted, or carries a new confirmation.
     pub(super) fn observe(&mut self, map: Option<&ConfigMap>) -> bool {
         self.written = map.map(|map| map.data.clone().unwrap_or_default());
-        if self.accepted.is_none()
-            && let Some(text) = self.written.as_ref().and_then(|data| data.get(ACCEPTED))
-        {
-            match serde_json::from_str(text) {
-                Ok(accepted) => self.accepted = Some(accepted),
-                Err(error) => {
-                    tracing::warn!(%error, "The accepted state of the releases is unreadable, starting from the current one")
+        let mut adopted = false;
+        if self.accepted.is_none() {
+            self.unreadable = None;
+            let stored = self.written.as_ref().and_then(|data| data.get(ACCEPTED));
+            match stored.map(|text| (text, serde_json::from_str(text))) {
+                Some((_, Ok(accepted))) => (self.accepted, adopted) = (Some(accepted), true),
+                Some((text, Err(error))) => {
+                    tracing::warn!(%error, "The accepted state of the releases cannot be parsed");
+                    self.unreadable = Some(text.clone());
                 }
+                None => {}
             }
         }
         let confirmed = map.and_then(|map| map.annotations().get(annotation::CONFIRM).cloned());
         let moved = confirmed.is_some() && confirmed != self.confirmed;
         self.confirmed = confirmed;
-        moved
+        moved || adopted
     }
 
-    /// Data to write to the ConfigMap; `None` if it is up to date, or while no state was accepted.
-    pub(super) fn pending(&self, held: Option<&HeldRemoval>) -> Option<BTreeMap<String, String>> {
-        let accepted = self.accepted.as_ref()?;
+    /// Why no accepted state was adopted.
+    pub(super) const fn loss(&self) -> LossCause {
+        if self.unreadable.is_some() { LossCause::Unreadable } else { LossCause::Missing }
+    }
+
+    /// Data to write to the ConfigMap; `None` if it is up to date, or while no state was accepted and none is `lost`.
+    pub(super) fn pending(
+        &self,
+        held: Option<&HeldRemoval>,
+        lost: Option<&LostReleases>,
+    ) -> Option<BTreeMap<String, String>> {
         let text = |value: serde_json::Result<String>| value.expect("plain data with string keys");
-        let mut data = BTreeMap::from([(ACCEPTED.to_owned(), text(serde_json::to_string(accepted)))]);
-        if let Some(held) = held {
-            data.insert(HELD.to_owned(), text(serde_json::to_string(held)));
+        let accepted = self.accepted.as_ref().map(|accepted| text(serde_json::to_string(accepted)));
+        if accepted.is_none() && lost.is_none() {
+            return None;
         }
+        let held = held.map(|held| text(serde_json::to_string(held)));
+        let lost = lost.map(|lost| text(serde_json::to_string(lost)));
+        let values = [(ACCEPTED, accepted.or_else(|| self.unreadable.clone())), (HELD, held), (LOST, lost)];
+        let data: BTreeMap<_, _> =
+            values.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
         (self.written.as_ref() != Some(&data)).then_some(data)
     }
 
     /// Held removal as stored in the ConfigMap.
     pub(super) fn held(map: Option<&ConfigMap>) -> Option<HeldRemoval> {
         serde_json::from_str(map?.data.as_ref()?.get(HELD)?).ok()
+    }
+
+    /// Hold of every removal as stored in the ConfigMap.
+    pub(super) fn lost(map: Option<&ConfigMap>) -> Option<LostReleases> {
+        serde_json::from_str(map?.data.as_ref()?.get(LOST)?).ok()
     }
 
     pub(super) fn mark_written(&mut self, data: BTreeMap<String, String>) {
@@ -123,19 +148,20 @@ mod tests {
         let component = Some("example.com/a".to_owned());
         let facts = ModuleState { audience: Audience::All, component, mandatory: None, channels, versions };
         let mut ledger = Ledger { accepted: Some(Releases::from([("a".to_owned(), facts)])), ..Ledger::default() };
-        let data = ledger.pending(None).unwrap();
+        let data = ledger.pending(None, None).unwrap();
         ledger.mark_written(data.clone());
-        assert_eq!(ledger.pending(None), None);
+        assert_eq!(ledger.pending(None, None), None);
         let held = HeldRemoval { change: "c".to_owned(), modules: ["a".into()].into(), runtimes: 4, of: 9 };
-        assert!(ledger.pending(Some(&held)).unwrap().contains_key(HELD));
+        assert!(ledger.pending(Some(&held), None).unwrap().contains_key(HELD));
 
         let mut next = Ledger::default();
+        assert!(next.observe(Some(&map(data.clone(), None))), "the state is adopted");
         assert!(!next.observe(Some(&map(data.clone(), None))));
-        assert_eq!((&next.accepted, next.pending(None)), (&ledger.accepted, None));
+        assert_eq!((&next.accepted, next.pending(None, None)), (&ledger.accepted, None));
         assert!(next.observe(Some(&map(data.clone(), Some("c")))));
         assert!(!next.observe(Some(&map(data, Some("c")))), "the confirmation was already observed");
         assert!(!next.observe(None));
-        assert!(next.accepted.is_some() && next.pending(None).is_some(), "the ConfigMap is written again");
+        assert!(next.accepted.is_some() && next.pending(None, None).is_some(), "the ConfigMap is written again");
     }
 
     /// Runs `write` against a KCP where the merge patch fails with this status and the apply succeeds. Returns the
@@ -169,10 +195,21 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_state_counts_as_absent() {
+    fn unreadable_state_is_kept_until_another_one_is_accepted() {
         let mut ledger = Ledger::default();
-        ledger.observe(Some(&map(BTreeMap::from([(ACCEPTED.to_owned(), "{".to_owned())]), None)));
-        assert_eq!(ledger.accepted, None);
-        assert_eq!(ledger.pending(None), None);
+        assert_eq!(ledger.loss(), LossCause::Missing);
+        let stored = BTreeMap::from([(ACCEPTED.to_owned(), "{".to_owned())]);
+        assert!(!ledger.observe(Some(&map(stored, None))));
+        assert_eq!((&ledger.accepted, ledger.loss(), ledger.pending(None, None)), (&None, LossCause::Unreadable, None));
+        let lost = LostReleases { change: "c".to_owned(), cause: ledger.loss() };
+        let data = ledger.pending(None, Some(&lost)).unwrap();
+        assert_eq!((&*data[ACCEPTED], Ledger::lost(Some(&map(data.clone(), None)))), ("{", Some(lost.clone())));
+        // The next process finds the same.
+        let mut next = Ledger::default();
+        next.observe(Some(&map(data, None)));
+        assert_eq!((next.loss(), next.pending(None, Some(&lost))), (LossCause::Unreadable, None));
+        // An operator restores it.
+        assert!(next.observe(Some(&map(BTreeMap::from([(ACCEPTED.to_owned(), "{}".to_owned())]), None))));
+        assert_eq!(next.accepted, Some(Releases::new()));
     }
 }

@@ -227,6 +227,55 @@ impl fmt::Display for HeldRemoval {
     }
 }
 
+/// Hold of every removal, because it is lost which state was accepted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostReleases {
+    /// Identifier of the current state of all modules; a confirmation that names it accepts that state.
+    pub change: String,
+    /// Cause of the loss.
+    pub cause: LossCause,
+}
+
+/// Cause of the loss of the accepted state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, strum::Display)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum LossCause {
+    /// The ConfigMap does not exist, or lacks the state.
+    Missing,
+    /// The state cannot be parsed.
+    Unreadable,
+}
+
+impl LostReleases {
+    /// Decides without knowledge of the accepted state: `next` is accepted if a confirmation names it. All of its channels
+    /// count as moved then, since it is not known since when they point to their versions.
+    ///
+    /// # Errors
+    /// The hold, if there is no such confirmation.
+    pub fn decide(mut next: Releases, cause: LossCause, policy: RemovalPolicy<'_>) -> Result<Releases, Self> {
+        let states: BTreeMap<_, _> = next.iter().map(|(module, state)| (module, state.without_times())).collect();
+        let change = identifier(&states);
+        if policy.confirmed != Some(change.as_str()) {
+            return Err(Self { change, cause });
+        }
+        next.values_mut().for_each(|state| state.carry_over_times(None, policy.now));
+        Ok(next)
+    }
+}
+
+impl fmt::Display for LostReleases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { change, cause } = self;
+        write!(
+            f,
+            "the accepted releases in the ConfigMap {RELEASES} are {cause}: every removal waits until they are restored, or until \
+             the annotation {} says {change}, which accepts the catalog as it is",
+            annotation::CONFIRM
+        )
+    }
+}
+
 /// Decision on a change of the releases.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GuardDecision {
@@ -293,7 +342,12 @@ pub struct RemovalPolicy<'a> {
 fn change_id(before: &Releases, now: &Releases, modules: &BTreeSet<String>) -> String {
     let of = |releases: &Releases, module: &str| releases.get(module).map(ModuleState::without_times);
     let changes: Vec<_> = modules.iter().map(|module| (module, of(before, module), of(now, module))).collect();
-    let text = serde_json::to_vec(&changes).expect("module states are plain data with string keys");
+    identifier(&changes)
+}
+
+/// First five bytes of the SHA-256 in hex.
+fn identifier(content: &impl Serialize) -> String {
+    let text = serde_json::to_vec(content).expect("module states are plain data with string keys");
     hex::encode(&digest::digest(&digest::SHA256, &text).as_ref()[..5])
 }
 

@@ -10,6 +10,7 @@ use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate};
 
 use super::{
     desired::{self, DesiredCatalog, DesiredObject, Kind, ObjectId, ReleaseBody},
+    holds::Holds,
     removal_guard::{ModuleState, Releases},
     visibility::{self, Admission, HidingRule, VisibilityClass, template_name},
 };
@@ -24,7 +25,7 @@ pub struct Snapshot {
     templates: BTreeMap<String, Template>,
     metas: BTreeMap<String, Meta>,
     left_out: Vec<Omission>,
-    held: BTreeSet<String>,
+    holds: Holds,
     classes: Mutex<HashMap<VisibilityClass, Arc<DesiredCatalog>>>,
 }
 
@@ -120,14 +121,14 @@ pub struct ModuleVisibility {
 }
 
 impl Snapshot {
-    /// Validates the objects. `restricted` are the modules of `--restricted-default-modules`, `held` those with
-    /// a held removal.
+    /// Validates the objects. `restricted` are the modules of `--restricted-default-modules`, `holds` the held removals,
+    /// in the simplest case a set of modules.
     #[must_use]
     pub fn new(
         templates: impl IntoIterator<Item = Arc<ModuleTemplate>>,
         metas: impl IntoIterator<Item = Arc<ModuleReleaseMeta>>,
         restricted: &BTreeSet<String>,
-        held: BTreeSet<String>,
+        holds: impl Into<Holds>,
     ) -> Self {
         let mut left_out = Vec::new();
         let templates = templates.into_iter().filter_map(|template| accept_template(template, &mut left_out)).collect();
@@ -137,7 +138,7 @@ impl Snapshot {
             admitted.extend(accept_release_meta(meta, restricted, &templates, &mut left_out).map(|meta| (name, meta)));
         }
         left_out.sort_unstable();
-        Self { templates, metas: admitted, left_out, held, classes: Mutex::default() }
+        Self { templates, metas: admitted, left_out, holds: holds.into(), classes: Mutex::default() }
     }
 
     /// Visibility class of a Kyma with these labels.
@@ -245,7 +246,7 @@ impl Snapshot {
             objects.push(Arc::new(meta.body.restricted_to(&channels, &versions)));
             objects.extend(templates().map(|found| Arc::clone(&found.desired)));
         }
-        DesiredCatalog::with_held(objects, self.held.clone().into())
+        DesiredCatalog::with_held(objects, self.holds.objects())
     }
 
     fn channels<'a>(

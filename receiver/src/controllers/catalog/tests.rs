@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tidewatch_shared::{
     api::{Kyma, ModuleReleaseMeta, ModuleTemplate},
     event::{Change, Object, Subject},
+    names::annotation,
 };
 
 use self::fake::FakeRuntime;
@@ -74,9 +75,19 @@ impl Fixture {
 
     /// Adds `count` Kymas to KCP.
     fn kymas(&mut self, count: usize) {
+        self.kymas_with(count, json!({}));
+    }
+
+    /// Adds `count` Kymas that a receiver has reconciled.
+    fn managed_kymas(&mut self, count: usize) {
+        self.kymas_with(count, json!({annotation::INPUTS: "-.-"}));
+    }
+
+    fn kymas_with(&mut self, count: usize, annotations: Value) {
         for n in 0..count {
             let kyma = read(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
-                "metadata": {"name": format!("k{n}"), "namespace": "kcp-system"}, "spec": {"channel": "regular"}}));
+                "metadata": {"name": format!("k{n}"), "namespace": "kcp-system", "annotations": annotations},
+                "spec": {"channel": "regular"}}));
             self.kymas.apply_watcher_event(&Event::Apply(kyma));
         }
     }
@@ -497,6 +508,72 @@ async fn removal_above_the_limit_waits_for_a_confirmation() {
     assert!(!data.contains_key("held") && fixture.catalog.is_confirmation_used());
     fixture.catalog.releases_written(data);
     assert!(!fixture.catalog.is_confirmation_used(), "the confirmation was removed");
+}
+
+/// A process that starts with the catalog of [`Fixture::new`], less a module, and with this accepted state in KCP.
+fn started(fixture: &mut Fixture, accepted: Option<&str>) -> CatalogUpdate {
+    let _ = fixture.delete_meta("omega");
+    fixture.catalog = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default());
+    let data = accepted.map(|text| BTreeMap::from([("accepted".to_owned(), text.to_owned())]));
+    fixture.catalog.observe_releases(data.map(|data| ConfigMap { data: Some(data), ..ConfigMap::default() }).as_ref());
+    fixture.catalog.refresh(&fixture.stores)
+}
+
+#[tokio::test]
+async fn lost_accepted_state_holds_every_removal_until_it_is_confirmed_or_restored() {
+    for (accepted, cause) in [(None, "missing"), (Some("{"), "unreadable")] {
+        let mut fixture = Fixture::synced().await;
+        fixture.managed_kymas(4);
+        let stored = fixture.catalog.pending_releases().unwrap();
+        let update = started(&mut fixture, accepted);
+        let lost = update.lost.unwrap();
+        assert!(lost.to_string().contains(&format!("are {cause}: every removal waits")), "{lost}");
+        assert!(fixture.catalog.is_held("omega") && fixture.catalog.is_held("alpha"));
+        assert!(fixture.sync(Drift::All).await.iter().all(|call| call.starts_with("list ")), "nothing is deleted");
+        let slot = fixture.catalog.rollout_slot("uid", "alpha", VersionSource::Channel("fast"), "2.0.0");
+        assert_eq!(slot, RolloutSlot::Undecided, "it is not known since when the channel points there");
+        assert_eq!(fixture.catalog.refresh(&fixture.stores).lost, None, "it was reported");
+        let data = fixture.catalog.pending_releases().unwrap();
+        assert_eq!((data.get("accepted").map(String::as_str), data.contains_key("lost")), (accepted, true));
+
+        // A later process finds the same, and the state that an operator restores has an effect.
+        let mut map = ConfigMap { data: Some(data), ..ConfigMap::default() };
+        let next = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default());
+        next.observe_releases(Some(&map));
+        assert_eq!(next.refresh(&fixture.stores).lost, Some(lost.clone()));
+        assert!(next.observe_releases(Some(&ConfigMap { data: Some(stored), ..ConfigMap::default() })));
+        let update = next.refresh(&fixture.stores);
+        assert_eq!((next.lost(), update.no_longer_held), (None, BTreeSet::from(["alpha".to_owned()])));
+        assert!(next.is_held("omega"), "its removal is known now");
+
+        let confirm = |change: &str| Some(BTreeMap::from([(annotation::CONFIRM.to_owned(), change.to_owned())]));
+        map.metadata.annotations = confirm("another");
+        fixture.catalog.observe_releases(Some(&map));
+        let _ = fixture.catalog.refresh(&fixture.stores);
+        assert!(fixture.catalog.lost().is_some());
+        map.metadata.annotations = confirm(&lost.change);
+        assert!(fixture.catalog.observe_releases(Some(&map)));
+        let update = fixture.catalog.refresh(&fixture.stores);
+        assert_eq!((fixture.catalog.lost(), update.no_longer_held.len()), (None, 1));
+        assert!(fixture.catalog.is_confirmation_used() && !fixture.catalog.is_held("alpha"));
+        let slot = fixture.catalog.rollout_slot("uid", "alpha", VersionSource::Channel("fast"), "2.0.0");
+        assert!(matches!(slot, RolloutSlot::After(_)), "a version that came meanwhile is rolled out");
+        let calls = fixture.sync(Drift::None).await;
+        assert_eq!(calls, ["delete modulereleasemetas/omega", "delete moduletemplates/omega-1.0.0"]);
+        let data = fixture.catalog.pending_releases().unwrap();
+        assert!(data["accepted"].contains("alpha") && !data.contains_key("lost"));
+    }
+}
+
+#[tokio::test]
+async fn new_installation_accepts_its_catalog_at_once() {
+    // Kymas exist, maybe of the incumbent, but none was ever reconciled.
+    let mut fixture = Fixture::synced().await;
+    fixture.kymas(4);
+    let update = started(&mut fixture, None);
+    assert_eq!((update.lost, fixture.catalog.lost(), fixture.catalog.is_held("alpha")), (None, None, false));
+    fixture.managed_kymas(4);
+    assert_eq!(fixture.catalog.refresh(&fixture.stores).lost, None, "the state is in memory");
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ use super::{
     check::Objects,
     preview::OmissionView,
     releases::Ledger,
+    removal_guard::LostReleases,
     retirement,
     snapshot::{ModuleVisibility, Snapshot},
     visibility::{HidingRule, VisibilityClass},
@@ -36,6 +37,9 @@ pub struct View {
     pub left_out: Vec<OmissionView>,
     /// Modules with a held removal: until it is confirmed, runtimes keep the objects they have of them.
     pub held: BTreeSet<String>,
+    /// Hold of every removal, because the accepted state is lost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<LostReleases>,
 }
 
 /// Visibility of a module.
@@ -132,6 +136,7 @@ pub fn view(
         modules: modules.into_iter().map(|module| ModuleView::of(module, &snapshot, today)).collect(),
         left_out: OmissionView::all(&snapshot),
         held: Ledger::held(releases).map(|held| held.modules).unwrap_or_default(),
+        lost: Ledger::lost(releases),
     }
 }
 
@@ -201,7 +206,8 @@ impl fmt::Display for View {
         let held = self.held.iter();
         let held =
             held.map(|module| format!("{module}: a removal waits for a confirmation, runtimes keep what they have"));
-        left_out.chain(held).try_for_each(|line| writeln!(f, "{}", table::sanitize(&line)))
+        let lost = self.lost.iter().map(LostReleases::to_string);
+        left_out.chain(held).chain(lost).try_for_each(|line| writeln!(f, "{}", table::sanitize(&line)))
     }
 }
 

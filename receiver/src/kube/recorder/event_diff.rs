@@ -29,6 +29,11 @@ impl Regarding {
         Self { kind: LEASE, namespace: namespace.to_owned(), name: name.to_owned(), uid: String::new() }
     }
 
+    /// A ConfigMap of the receiver.
+    pub(crate) fn config_map(namespace: &str, name: &str) -> Self {
+        Self { kind: CONFIG_MAP, namespace: namespace.to_owned(), name: name.to_owned(), uid: String::new() }
+    }
+
     pub(super) fn api_version(&self) -> String {
         match self.kind {
             CONFIG_MAP => "v1".to_owned(),
