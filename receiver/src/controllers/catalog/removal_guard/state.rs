@@ -1,0 +1,168 @@
+//! State of the modules, reduced to the facts that decide on visibility and small enough to persist.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde::{Deserialize, Serialize};
+use tidewatch_shared::{
+    api::{Channel, ModuleReleaseMeta, ModuleTemplate},
+    names::label,
+};
+
+use crate::{
+    base::labels::is_true,
+    controllers::catalog::{rollout::VersionSource, selector::Selector, visibility::Admission},
+};
+
+/// State of each module, by name.
+pub type Releases = BTreeMap<String, ModuleState>;
+
+/// Facts that decide on the visibility of a module.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModuleState {
+    /// Kymas that its release meta admits.
+    #[serde(rename = "whom")]
+    pub audience: Audience,
+    /// OCM component of the module. With another one every Manifest of the module is replaced. Absent in a state
+    /// persisted by a receiver that did not record it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub component: Option<String>,
+    /// Version that every runtime gets, if the module is mandatory and its release meta is not being deleted. A missing
+    /// template is no loss: the installed version stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mandatory: Option<ChannelTarget>,
+    /// Channels with an existing template, by name.
+    pub channels: BTreeMap<String, ChannelTarget>,
+    /// Installable versions: those with a template, whether a channel points to them or not. Empty in a state persisted
+    /// by a receiver that recorded channels only.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub versions: BTreeMap<String, VisibilityLabels>,
+}
+
+/// Labels that limit the visibility of a version, or the ones of a Kyma that lift this limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VisibilityLabels {
+    /// Visible to beta Kymas only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub beta: bool,
+    /// Visible to internal Kymas only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub internal: bool,
+}
+
+/// Kymas that a release meta admits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Audience {
+    /// Every Kyma.
+    #[serde(rename = "everyone")]
+    All,
+    /// Kymas with matching labels.
+    #[serde(rename = "selected")]
+    Selected(LabelSelector),
+    /// No Kyma.
+    #[serde(rename = "nobody")]
+    Excluded,
+}
+
+/// Version that a channel or the field `mandatory` points to, and its visibility.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChannelTarget {
+    /// Target version.
+    pub version: String,
+    /// Labels that limit its visibility.
+    #[serde(flatten)]
+    pub labels: VisibilityLabels,
+    /// Time of the move to this version, in Unix seconds; absent if no move was observed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<i64>,
+}
+
+impl ModuleState {
+    /// Derives the state from a release meta and the well-formed templates of its module, each with its version.
+    pub(in crate::controllers::catalog) fn of<'a>(
+        meta: &ModuleReleaseMeta,
+        admission: &Admission,
+        templates: impl Iterator<Item = (&'a str, &'a ModuleTemplate)>,
+    ) -> Self {
+        let audience = match (admission, &meta.spec.kyma_selector) {
+            (Admission::All, _) => Audience::All,
+            (Admission::Selected(_), Some(selector)) => Audience::Selected(selector.clone()),
+            (Admission::Selected(_), None) | (Admission::Excluded(_), _) => Audience::Excluded,
+        };
+        let optional = templates.filter(|(_, template)| !template.spec.is_mandatory());
+        let versions: BTreeMap<_, _> = optional
+            .map(|(version, template)| (version.to_owned(), VisibilityLabels::of(template.metadata.labels.as_ref())))
+            .collect();
+        let target = |entry: &Channel| {
+            let labels = *versions.get(&entry.version)?;
+            Some((entry.channel.clone(), ChannelTarget { version: entry.version.clone(), labels, since: None }))
+        };
+        let channels = meta.spec.channels().iter().filter_map(target).collect();
+        let mandatory = meta.spec.mandatory.as_ref().filter(|_| meta.metadata.deletion_timestamp.is_none());
+        let mandatory = mandatory.map(|mandatory| ChannelTarget {
+            version: mandatory.version.clone(),
+            labels: VisibilityLabels::default(),
+            since: None,
+        });
+        Self { audience, component: meta.spec.ocm_component_name.clone(), mandatory, channels, versions }
+    }
+
+    /// Version that a field of the release meta points to.
+    pub(in crate::controllers::catalog) fn target(&self, source: VersionSource<'_>) -> Option<&ChannelTarget> {
+        match source {
+            VersionSource::Channel(channel) => self.channels.get(channel),
+            VersionSource::Mandatory => self.mandatory.as_ref(),
+        }
+    }
+
+    /// Channels that an admitted Kyma with these labels sees, and its visible versions, which require a visible
+    /// channel.
+    pub(super) fn visible_to(&self, kyma: VisibilityLabels) -> (BTreeSet<&str>, BTreeSet<&str>) {
+        let channels = self.channels.iter().filter(|(_, to)| kyma.sees(to.labels));
+        let channels: BTreeSet<_> = channels.map(|(channel, _)| channel.as_str()).collect();
+        let versions = self.versions.iter().filter(|(_, labels)| !channels.is_empty() && kyma.sees(**labels));
+        let versions = versions.map(|(version, _)| version.as_str()).collect();
+        (channels, versions)
+    }
+
+    /// Carries over the times of unchanged channels and sets that of moved ones to `now`. A channel counts as moved too
+    /// if it is new, or had no template or no release meta for a while: its followers still run the version it pointed
+    /// to before. A Kyma without an installed version does not wait for its roll-out slot.
+    pub(super) fn carry_over_times(&mut self, before: Option<&Self>, now: i64) {
+        let channels = self.channels.iter_mut().map(|(channel, target)| (VersionSource::Channel(channel), target));
+        for (source, target) in channels.chain(self.mandatory.iter_mut().map(|to| (VersionSource::Mandatory, to))) {
+            let before = before.and_then(|before| before.target(source));
+            let same = before.filter(|before| before.version == target.version);
+            target.since = same.map_or(Some(now), |before| before.since);
+        }
+    }
+
+    pub(super) fn without_times(&self) -> Self {
+        let mut state = self.clone();
+        state.channels.values_mut().chain(&mut state.mandatory).for_each(|target| target.since = None);
+        state
+    }
+}
+
+impl VisibilityLabels {
+    pub(super) fn of(labels: Option<&BTreeMap<String, String>>) -> Self {
+        Self { beta: is_true(labels, label::BETA), internal: is_true(labels, label::INTERNAL) }
+    }
+
+    /// Returns whether a Kyma with these labels sees an object with those.
+    const fn sees(self, object: Self) -> bool {
+        (self.beta || !object.beta) && (self.internal || !object.internal)
+    }
+}
+
+impl Audience {
+    /// Returns a predicate on a Kyma's labels; the selector is parsed once.
+    pub(super) fn admits(&self) -> impl Fn(&BTreeMap<String, String>) -> bool + use<> {
+        let (all, selector) = match self {
+            Self::All => (true, None),
+            Self::Excluded => (false, None),
+            Self::Selected(selector) => (false, Selector::parse(selector).ok()),
+        };
+        move |labels| all || selector.as_ref().is_some_and(|selector| selector.matches(labels))
+    }
+}
