@@ -34,6 +34,7 @@ pub mod visibility;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -55,7 +56,7 @@ use self::{
     holds::Holds,
     inventory::Inventory,
     releases::Ledger,
-    removal_guard::{ChannelTarget, GuardDecision, HeldRemoval, LostReleases, RemovalPolicy},
+    removal_guard::{ChannelTarget, GuardDecision, HeldRemoval, HeldRemovals, LostReleases, RemovalPolicy},
     runtime::Runtime,
     snapshot::{Omission, Snapshot},
 };
@@ -93,18 +94,18 @@ struct KcpState {
     snapshot: Option<Arc<Snapshot>>,
     /// Modules that changed since the removal guard last decided.
     undecided: BTreeSet<String>,
-    held: Option<HeldRemoval>,
+    held: HeldRemovals,
     /// Hold of every removal, because the accepted state is lost.
     lost: Option<LostReleases>,
-    /// A confirmation was used and must be removed from its ConfigMap: it is valid for one change only.
-    confirmation_used: bool,
+    /// Confirmations that were used and must be removed from their ConfigMap: each is valid once.
+    used: BTreeSet<String>,
     reported: Reported,
 }
 
 impl KcpState {
-    /// Returns whether the removal of a module waits for a confirmation.
+    /// Returns whether the removal of a module as a whole waits for a confirmation.
     fn holds(&self, module: &str) -> bool {
-        self.lost.is_some() || self.held.as_ref().is_some_and(|held| held.modules.contains(module))
+        self.lost.is_some() || self.held.holds(module)
     }
 
     fn target(&self, module: &str, source: VersionSource<'_>) -> Option<&ChannelTarget> {
@@ -116,7 +117,7 @@ impl KcpState {
 #[derive(Default)]
 struct Reported {
     omissions: BTreeSet<Omission>,
-    held_change: Option<String>,
+    held_changes: BTreeSet<String>,
     lost_change: Option<String>,
 }
 
@@ -139,11 +140,11 @@ pub struct CatalogUpdate {
     /// Snapshot before the change; `None` right after start.
     before: Option<Arc<Snapshot>>,
     now: Arc<Snapshot>,
-    /// Removal that waits for a confirmation, if it was not reported before.
-    pub held: Option<HeldRemoval>,
+    /// Removals that wait for a confirmation and were not reported before.
+    pub held: Vec<HeldRemoval>,
     /// Hold of every removal, if it was not reported before.
     pub lost: Option<LostReleases>,
-    /// Modules with a held removal that this change confirmed or reverted.
+    /// Modules with a held removal, of the module or of a part, that this change confirmed or reverted.
     pub no_longer_held: BTreeSet<String>,
     /// Omissions that were not reported before.
     pub left_out: Vec<Omission>,
@@ -187,19 +188,23 @@ impl Catalog {
         // Cleared before the caches are read: a change from here on marks its module again.
         kcp.undecided.clear();
         let before = kcp.snapshot.take();
-        let held_before = kcp.held.take().map(|held| held.modules).unwrap_or_default();
+        let held_before = mem::take(&mut kcp.held).removals;
         let was_lost = kcp.lost.take().is_some();
         let now = self.read(&mut kcp, stores);
-        let is_held = |module: &String| kcp.holds(module);
+        let is_held = |before: &HeldRemoval| {
+            kcp.held.removals.iter().any(|held| (&held.module, &held.part) == (&before.module, &before.part))
+        };
+        let ended = held_before.into_iter().filter(|before| !is_held(before)).map(|before| before.module);
         let all = kcp.ledger.accepted.iter().filter(|_| was_lost).flat_map(|accepted| accepted.keys().cloned());
-        let no_longer_held = held_before.into_iter().chain(all).filter(|module| !is_held(module)).collect();
+        let no_longer_held = ended.chain(all.filter(|module| !kcp.holds(module))).collect();
         let reported = Reported {
             omissions: now.omissions().iter().cloned().collect(),
-            held_change: kcp.held.as_ref().map(|held| held.change.clone()),
+            held_changes: kcp.held.removals.iter().map(|held| held.change.clone()).collect(),
             lost_change: kcp.lost.as_ref().map(|lost| lost.change.clone()),
         };
         let left_out = reported.omissions.difference(&kcp.reported.omissions).cloned().collect();
-        let held = kcp.held.clone().filter(|_| reported.held_change != kcp.reported.held_change);
+        let is_new = |held: &&HeldRemoval| !kcp.reported.held_changes.contains(&held.change);
+        let held = kcp.held.removals.iter().filter(is_new).cloned().collect();
         let lost = kcp.lost.clone().filter(|_| reported.lost_change != kcp.reported.lost_change);
         kcp.reported = reported;
         CatalogUpdate { before, now, held, lost, no_longer_held, left_out }
@@ -233,17 +238,16 @@ impl Catalog {
         lock(&self.0.kcp).undecided.insert(module.to_owned());
     }
 
-    /// Returns whether the removal of a module, or of a part of it, waits for a decision or a confirmation. No runtime loses the module while
-    /// it does.
+    /// Returns whether the removal of a module waits for a decision or a confirmation. No runtime loses the module while it does.
     #[must_use]
     pub fn is_held(&self, module: &str) -> bool {
         let kcp = lock(&self.0.kcp);
         kcp.undecided.contains(module) || kcp.holds(module)
     }
 
-    /// Removal that waits for a confirmation.
+    /// Removals that wait for a confirmation.
     #[must_use]
-    pub fn held(&self) -> Option<HeldRemoval> {
+    pub fn held(&self) -> HeldRemovals {
         lock(&self.0.kcp).held.clone()
     }
 
@@ -303,7 +307,8 @@ impl Catalog {
     /// Writes the ConfigMap of releases if it is out of date. Returns false if that failed; the accepted state then stays pending.
     pub(crate) async fn persist_releases(&self, kcp: &Client, namespace: &str) -> bool {
         let Some(data) = self.pending_releases() else { return true };
-        let write = releases::write(kcp, namespace, &data, self.is_confirmation_used());
+        let left = self.confirmations_left();
+        let write = releases::write(kcp, namespace, &data, left.as_ref());
         let cause = match timeout(releases::WRITE_DEADLINE, write).await {
             Ok(Ok(())) => {
                 self.releases_written(data);
@@ -319,19 +324,20 @@ impl Catalog {
     /// Data to write to the ConfigMap of releases; `None` if it is up to date.
     fn pending_releases(&self) -> Option<BTreeMap<String, String>> {
         let kcp = lock(&self.0.kcp);
-        kcp.ledger.pending(kcp.held.as_ref(), kcp.lost.as_ref())
+        kcp.ledger.pending(&kcp.held, kcp.lost.as_ref())
     }
 
-    /// Returns whether a used confirmation must be removed from the ConfigMap of releases.
-    fn is_confirmation_used(&self) -> bool {
-        lock(&self.0.kcp).confirmation_used
+    /// Confirmations that stay in the ConfigMap of releases; `None` if none was used.
+    fn confirmations_left(&self) -> Option<BTreeSet<String>> {
+        let kcp = lock(&self.0.kcp);
+        (!kcp.used.is_empty()).then(|| kcp.ledger.confirmed.difference(&kcp.used).cloned().collect())
     }
 
-    /// Records that the ConfigMap of releases holds this data, and that a used confirmation was removed from it.
+    /// Records that the ConfigMap of releases holds this data, and that used confirmations were removed from it.
     fn releases_written(&self, data: BTreeMap<String, String>) {
         let mut kcp = lock(&self.0.kcp);
         kcp.ledger.mark_written(data);
-        kcp.confirmation_used = false;
+        kcp.used.clear();
     }
 
     /// Reconciles the catalog of one runtime with the desired catalog of its Kyma's visibility class.
@@ -396,40 +402,32 @@ impl Catalog {
         let kymas = stores.kymas.state();
         let policy = RemovalPolicy {
             percent: self.0.settings.flags.removal_limit_percent,
-            confirmed: kcp.ledger.confirmed.as_deref(),
+            confirmed: &kcp.ledger.confirmed,
             now: Timestamp::now().as_second(),
         };
         // A new installation accepts the catalog as it is: no Kyma was ever reconciled by a receiver.
         let is_lost = kcp.ledger.accepted.is_none() && kymas.iter().any(|kyma| takeover::is_managed(kyma));
         let decision = if is_lost {
-            LostReleases::decide(unheld.releases(), kcp.ledger.loss(), policy).map(|accepted| GuardDecision {
-                accepted,
-                held: None,
-                confirmation_used: true,
-            })
+            LostReleases::decide(unheld.releases(), kcp.ledger.loss(), policy)
         } else {
             let labels = kymas.iter().map(|kyma| kyma.labels());
             Ok(removal_guard::evaluate(kcp.ledger.accepted.as_ref(), unheld.releases(), labels, policy))
         };
         let snapshot = match decision {
-            Ok(GuardDecision { accepted, held, confirmation_used }) => {
-                if confirmation_used {
-                    (kcp.ledger.confirmed, kcp.confirmation_used) = (None, true);
-                }
-                let snapshot = match &held {
-                    Some(held) => with_holds(held.modules.clone().into()),
-                    None => unheld,
-                };
+            Ok(GuardDecision { accepted, held, used }) => {
+                kcp.ledger.confirmed.retain(|change| !used.contains(change));
+                kcp.used.extend(used);
+                let snapshot = if held.is_empty() { unheld } else { with_holds(Holds::of(&held, &accepted)) };
                 (kcp.ledger.accepted, kcp.held, kcp.lost) = (Some(accepted), held, None);
                 snapshot
             }
             Err(lost) => {
-                (kcp.held, kcp.lost) = (None, Some(lost));
+                (kcp.held, kcp.lost) = (HeldRemovals::default(), Some(lost));
                 with_holds(Holds::everything())
             }
         };
         let snapshot = Arc::new(snapshot);
-        self.0.metrics.update_gauges(snapshot.omissions(), kcp.held.as_ref(), kcp.lost.as_ref());
+        self.0.metrics.update_gauges(snapshot.omissions(), &kcp.held, kcp.lost.as_ref());
         kcp.snapshot = Some(Arc::clone(&snapshot));
         snapshot
     }

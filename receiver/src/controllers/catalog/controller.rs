@@ -52,7 +52,9 @@ impl CatalogReconcile<'_> {
                 let synced = self.catalog.sync(self.key, &client, kyma.labels(), self.stores, self.drift).await;
                 let held = || {
                     let lost = self.catalog.lost().map(|lost| lost.to_string());
-                    lost.or_else(|| self.catalog.held().map(|held| held.to_string()))
+                    lost.or_else(|| {
+                        Some(self.catalog.held()).filter(|held| !held.is_empty()).map(|held| held.to_string())
+                    })
                 };
                 conditions.catalog = Some(synced.as_ref().map(|_| held()).map_err(SyncError::describe));
                 synced.map(drop).map_err(CatalogError::Sync)

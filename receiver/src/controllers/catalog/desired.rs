@@ -225,17 +225,19 @@ pub struct HeldObjects {
     pub(super) everything: bool,
     /// All objects of these modules.
     pub(super) modules: BTreeSet<String>,
+    /// These objects.
+    pub(super) objects: BTreeSet<ObjectId>,
 }
 
 impl From<BTreeSet<String>> for HeldObjects {
     fn from(modules: BTreeSet<String>) -> Self {
-        Self { everything: false, modules }
+        Self { modules, ..Self::default() }
     }
 }
 
 impl HeldObjects {
     fn contains(&self, id: &ObjectId) -> bool {
-        self.everything || self.modules.iter().any(|module| id.belongs_to(module))
+        self.everything || self.objects.contains(id) || self.modules.iter().any(|module| id.belongs_to(module))
     }
 
     fn hash(&self, hash: &mut digest::Context) {
@@ -244,6 +246,9 @@ impl HeldObjects {
         }
         for module in &self.modules {
             hash.update(format!("held {module}\n").as_bytes());
+        }
+        for object in &self.objects {
+            hash.update(format!("held {object}\n").as_bytes());
         }
     }
 }

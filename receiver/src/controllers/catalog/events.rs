@@ -14,16 +14,16 @@ use crate::kube::recorder::{PendingEvent, Regarding};
 impl CatalogUpdate {
     /// Events of this change; `namespace` is that of KCP's catalog.
     pub(crate) fn events(&self, namespace: &str) -> Vec<PendingEvent> {
-        compose(namespace, &self.left_out, self.held.as_ref(), self.lost.as_ref())
+        compose(namespace, &self.left_out, &self.held, self.lost.as_ref())
     }
 }
 
-/// Composes one Event per new omission and per module of a newly held removal, and one on the ConfigMap of the releases
+/// Composes one Event per new omission and per newly held removal, on its release meta, and one on the ConfigMap of the releases
 /// for a newly lost state.
 fn compose(
     namespace: &str,
     left_out: &[Omission],
-    held: Option<&HeldRemoval>,
+    held: &[HeldRemoval],
     lost: Option<&LostReleases>,
 ) -> Vec<PendingEvent> {
     let event = |id: &ObjectId, uid: &str, reason, note| {
@@ -36,11 +36,9 @@ fn compose(
         PendingEvent { regarding, warning: true, reason, note }
     };
     let left_out = left_out.iter().map(|left| event(&left.id, &left.uid, "LeftOutOfCatalog", left.reason.to_string()));
-    let held = held.into_iter().flat_map(|held| {
-        held.modules.iter().map(|module| {
-            let id = ObjectId::new(Kind::ReleaseMeta, module);
-            event(&id, "", "RemovalHeld", held.to_string())
-        })
+    let held = held.iter().map(|held| {
+        let id = ObjectId::new(Kind::ReleaseMeta, &held.module);
+        event(&id, "", "RemovalHeld", held.to_string())
     });
     let lost = lost.map(|lost| {
         let (regarding, note) = (Regarding::config_map(namespace, RELEASES), lost.to_string());
@@ -52,7 +50,10 @@ fn compose(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::catalog::{removal_guard::LossCause, snapshot::OmissionReason};
+    use crate::controllers::catalog::{
+        removal_guard::{LossCause, Part},
+        snapshot::OmissionReason,
+    };
 
     #[test]
     fn omissions_and_held_removals_are_reported_on_their_objects() {
@@ -61,10 +62,11 @@ mod tests {
             uid: "u-1".to_owned(),
             reason: OmissionReason::Name { expected: "keda-1.0.0".to_owned() },
         };
-        let modules = ["keda", "warden"].map(str::to_owned).into();
-        let held = HeldRemoval { change: "c0ffee".to_owned(), modules, runtimes: 4, of: 9 };
+        let held = [("keda", Part::Channel("fast".to_owned())), ("warden", Part::Module)].map(|(module, part)| {
+            HeldRemoval { change: "c0ffee".to_owned(), module: module.to_owned(), part, runtimes: 4, of: 9 }
+        });
         let lost = LostReleases { change: "f00d".to_owned(), cause: LossCause::Missing };
-        let events = compose("kcp-system", std::slice::from_ref(&left), Some(&held), Some(&lost));
+        let events = compose("kcp-system", std::slice::from_ref(&left), &held, Some(&lost));
         let reported: Vec<_> = events
             .iter()
             .map(|event| (event.regarding.kind, &*event.regarding.name, &*event.regarding.uid, event.reason))
@@ -81,11 +83,11 @@ mod tests {
         assert!(events.iter().all(|event| event.warning && event.regarding.namespace == "kcp-system"));
         assert_eq!(events[0].note, "it is left out: its name should be keda-1.0.0");
         assert!(
-            events[1].note.contains("4 of 9 runtimes") && events[1].note.ends_with("says c0ffee"),
+            events[1].note.contains("4 of 9 runtimes") && events[1].note.ends_with("names c0ffee"),
             "{}",
             events[1].note
         );
-        assert!(events[3].note.contains("are missing: every removal waits") && events[3].note.contains("says f00d"));
-        assert!(compose("kcp-system", &[], None, None).is_empty());
+        assert!(events[3].note.contains("are missing: every removal waits") && events[3].note.contains("names f00d"));
+        assert!(compose("kcp-system", &[], &[], None).is_empty());
     }
 }

@@ -9,7 +9,7 @@ use tidewatch_shared::{metric_set, variant::VariantName as _};
 
 use super::{
     inventory::InventoryError,
-    removal_guard::{HeldRemoval, LostReleases},
+    removal_guard::{HeldRemovals, LostReleases},
     snapshot::{Omission, OmissionReason},
 };
 
@@ -25,9 +25,9 @@ metric_set! {
         unreadable_inventories: Family<FaultLabel, Counter> = "catalog_unreadable_inventories" with none_unreadable(),
         /// Templates and release metas, or channels of these, left out of every catalog because of a mistake in them.
         left_out: Family<FaultLabel, Gauge> = "catalog_left_out" with none_left_out(),
-        /// Modules whose removal from many runtimes waits for a confirmation.
+        /// Modules of which a removal from many runtimes, of the module or of a part, waits for a confirmation.
         held_modules: Gauge = "catalog_held_modules",
-        /// Runtimes that would lose a module, a channel or a version by the removal that waits for a confirmation.
+        /// Runtimes that would lose a module, a channel or a version by the removals that wait for a confirmation.
         held_runtimes: Gauge = "catalog_held_runtimes",
         /// 1 while every removal waits for a confirmation, because the accepted releases are missing or unreadable.
         lost: Gauge = "catalog_accepted_releases_lost",
@@ -100,14 +100,14 @@ impl Metrics {
     }
 
     /// Sets the gauges after KCP's catalog was recomputed.
-    pub(super) fn update_gauges(&self, left_out: &[Omission], held: Option<&HeldRemoval>, lost: Option<&LostReleases>) {
+    pub(super) fn update_gauges(&self, left_out: &[Omission], held: &HeldRemovals, lost: Option<&LostReleases>) {
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         for &fault in OmissionReason::VARIANTS {
             let omissions = left_out.iter().filter(|omission| omission.reason.as_str() == fault).count();
             self.left_out.get_or_create(&FaultLabel { fault }).set(count(omissions));
         }
-        self.held_modules.set(held.map_or(0, |held| count(held.modules.len())));
-        self.held_runtimes.set(held.map_or(0, |held| count(held.runtimes)));
+        self.held_modules.set(count(held.modules.len()));
+        self.held_runtimes.set(count(held.runtimes));
         self.lost.set(i64::from(lost.is_some()));
     }
 

@@ -20,7 +20,7 @@ use super::{
     check::Objects,
     desired::{Difference, ObjectId},
     releases::Ledger,
-    removal_guard::{self, HeldRemoval, RemovalPolicy},
+    removal_guard::{self, HeldRemovals, RemovalPolicy},
     snapshot::{Omission, Snapshot},
     visibility::VisibilityClass,
 };
@@ -60,7 +60,7 @@ pub struct Preview {
     /// Changes per class, sorted by the number of runtimes, largest first. The four classes without restricted modules
     /// are always included.
     pub classes: Vec<ClassChange>,
-    /// Removal that would wait for a confirmation.
+    /// Removals that would wait for a confirmation.
     pub guard: Option<Guard>,
     /// Objects that the change would newly leave out because of a mistake in them.
     pub left_out: Vec<OmissionView>,
@@ -85,13 +85,13 @@ pub struct ClassChange {
     pub removed: Vec<String>,
 }
 
-/// A removal that would be held.
+/// Removals that would be held.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Guard {
-    /// The removal, flattened.
+    /// The removals, flattened.
     #[serde(flatten)]
-    pub removal: HeldRemoval,
+    pub removal: HeldRemovals,
     /// Summary as text.
     pub message: String,
 }
@@ -189,10 +189,10 @@ fn guard(live: &Live, before: &Snapshot, later: &Snapshot, options: &PreviewOpti
     let mut ledger = Ledger::default();
     ledger.observe(live.releases.as_ref());
     let accepted = ledger.accepted.take().unwrap_or_else(|| before.releases());
-    let (percent, confirmed) = (options.removal_limit_percent, ledger.confirmed.as_deref());
+    let (percent, confirmed) = (options.removal_limit_percent, &ledger.confirmed);
     let policy = RemovalPolicy { percent, confirmed, now: options.now };
     let held = removal_guard::evaluate(Some(&accepted), later.releases(), live.kymas.iter(), policy).held;
-    held.map(|removal| Guard { message: removal.to_string(), removal })
+    (!held.is_empty()).then(|| Guard { message: held.to_string(), removal: held })
 }
 
 impl OmissionView {

@@ -1,8 +1,11 @@
 //! Accepted state of KCP's releases, persisted in a ConfigMap of KCP. A new process thereby detects changes that
-//! happened while none was running, and neither restarts a roll-out nor drops it. A held removal is confirmed by an
-//! annotation of the same ConfigMap.
+//! happened while none was running, and neither restarts a roll-out nor drops it. Held removals are confirmed by an
+//! annotation of the same ConfigMap, which names them.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
@@ -12,13 +15,13 @@ use kube::{
 use serde_json::json;
 use tidewatch_shared::names::{RELEASES, annotation, field_manager};
 
-use super::removal_guard::{HeldRemoval, LossCause, LostReleases, Releases};
+use super::removal_guard::{HeldRemoval, HeldRemovals, LossCause, LostReleases, Releases};
 
 /// Deadline of a write; the catalog takes effect without it.
 pub(super) const WRITE_DEADLINE: Duration = Duration::from_secs(5);
 /// Key of the accepted state, [`Releases`] as JSON.
 const ACCEPTED: &str = "accepted";
-/// Key of the removal that waits for a confirmation, as JSON.
+/// Key of the removals that wait for a confirmation, as a list in JSON.
 const HELD: &str = "held";
 /// Key of the hold of every removal while the accepted state is lost, as JSON.
 const LOST: &str = "lost";
@@ -28,8 +31,8 @@ const LOST: &str = "lost";
 pub(super) struct Ledger {
     /// `None` as long as no state was accepted.
     pub(super) accepted: Option<Releases>,
-    /// Change that the ConfigMap's annotation confirms.
-    pub(super) confirmed: Option<String>,
+    /// Removals that the ConfigMap's annotation confirms.
+    pub(super) confirmed: BTreeSet<String>,
     /// Stored state that cannot be parsed. It stays in the ConfigMap until a state is accepted.
     unreadable: Option<String>,
     written: Option<BTreeMap<String, String>>,
@@ -53,8 +56,9 @@ impl Ledger {
                 None => {}
             }
         }
-        let confirmed = map.and_then(|map| map.annotations().get(annotation::CONFIRM).cloned());
-        let moved = confirmed.is_some() && confirmed != self.confirmed;
+        let annotation = map.and_then(|map| map.annotations().get(annotation::CONFIRM));
+        let confirmed = annotation.map(|text| names(text)).unwrap_or_default();
+        let moved = !confirmed.is_subset(&self.confirmed);
         self.confirmed = confirmed;
         moved || adopted
     }
@@ -65,17 +69,13 @@ impl Ledger {
     }
 
     /// Data to write to the ConfigMap; `None` if it is up to date, or while no state was accepted and none is `lost`.
-    pub(super) fn pending(
-        &self,
-        held: Option<&HeldRemoval>,
-        lost: Option<&LostReleases>,
-    ) -> Option<BTreeMap<String, String>> {
+    pub(super) fn pending(&self, held: &HeldRemovals, lost: Option<&LostReleases>) -> Option<BTreeMap<String, String>> {
         let text = |value: serde_json::Result<String>| value.expect("plain data with string keys");
         let accepted = self.accepted.as_ref().map(|accepted| text(serde_json::to_string(accepted)));
         if accepted.is_none() && lost.is_none() {
             return None;
         }
-        let held = held.map(|held| text(serde_json::to_string(held)));
+        let held = (!held.is_empty()).then(|| text(serde_json::to_string(&held.removals)));
         let lost = lost.map(|lost| text(serde_json::to_string(lost)));
         let values = [(ACCEPTED, accepted.or_else(|| self.unreadable.clone())), (HELD, held), (LOST, lost)];
         let data: BTreeMap<_, _> =
@@ -83,9 +83,10 @@ impl Ledger {
         (self.written.as_ref() != Some(&data)).then_some(data)
     }
 
-    /// Held removal as stored in the ConfigMap.
-    pub(super) fn held(map: Option<&ConfigMap>) -> Option<HeldRemoval> {
-        serde_json::from_str(map?.data.as_ref()?.get(HELD)?).ok()
+    /// Held removals as stored in the ConfigMap.
+    pub(super) fn held(map: Option<&ConfigMap>) -> Vec<HeldRemoval> {
+        let stored = map.and_then(|map| map.data.as_ref()?.get(HELD));
+        stored.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
 
     /// Hold of every removal as stored in the ConfigMap.
@@ -98,17 +99,24 @@ impl Ledger {
     }
 }
 
-/// Writes the ConfigMap, after removing a confirmation that was `used`; foreign annotations stay.
+/// Identifiers that a confirmation names, separated by commas or spaces.
+fn names(text: &str) -> BTreeSet<String> {
+    text.split([',', ' ']).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// Writes the ConfigMap, after reducing its confirmations to those that are `left`, if some were used; foreign annotations
+/// stay.
 pub(super) async fn write(
     kcp: &Client,
     namespace: &str,
     data: &BTreeMap<String, String>,
-    used: bool,
+    left: Option<&BTreeSet<String>>,
 ) -> kube::Result<()> {
     let api: Api<ConfigMap> = Api::namespaced(kcp.clone(), namespace);
-    if used {
-        // Removed first: if a crash left it behind, it would confirm the same change a second time.
-        let off = json!({"metadata": {"annotations": {annotation::CONFIRM: null}}});
+    if let Some(left) = left {
+        // Removed first: if a crash left it behind, it would confirm the same removal a second time.
+        let left = (!left.is_empty()).then(|| left.iter().map(String::as_str).collect::<Vec<_>>().join(","));
+        let off = json!({"metadata": {"annotations": {annotation::CONFIRM: left}}});
         match api.patch(RELEASES, &PatchParams::default(), &Patch::Merge(off)).await {
             // The confirmation is gone with its ConfigMap, which the apply recreates.
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
@@ -129,7 +137,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        controllers::catalog::removal_guard::{Audience, ChannelTarget, ModuleState, VisibilityLabels},
+        controllers::catalog::removal_guard::{Audience, ChannelTarget, ModuleState, Part, VisibilityLabels},
         testing,
     };
 
@@ -148,20 +156,27 @@ mod tests {
         let component = Some("example.com/a".to_owned());
         let facts = ModuleState { audience: Audience::All, component, mandatory: None, channels, versions };
         let mut ledger = Ledger { accepted: Some(Releases::from([("a".to_owned(), facts)])), ..Ledger::default() };
-        let data = ledger.pending(None, None).unwrap();
+        let none = HeldRemovals::default();
+        let data = ledger.pending(&none, None).unwrap();
         ledger.mark_written(data.clone());
-        assert_eq!(ledger.pending(None, None), None);
-        let held = HeldRemoval { change: "c".to_owned(), modules: ["a".into()].into(), runtimes: 4, of: 9 };
-        assert!(ledger.pending(Some(&held), None).unwrap().contains_key(HELD));
+        assert_eq!(ledger.pending(&none, None), None);
+        let removal =
+            HeldRemoval { change: "c".to_owned(), module: "a".to_owned(), part: Part::Module, runtimes: 4, of: 9 };
+        let held = HeldRemovals { removals: vec![removal.clone()], ..HeldRemovals::default() };
+        let stored = ledger.pending(&held, None).unwrap();
+        assert_eq!(Ledger::held(Some(&map(stored, None))), [removal]);
 
         let mut next = Ledger::default();
         assert!(next.observe(Some(&map(data.clone(), None))), "the state is adopted");
         assert!(!next.observe(Some(&map(data.clone(), None))));
-        assert_eq!((&next.accepted, next.pending(None, None)), (&ledger.accepted, None));
+        assert_eq!((&next.accepted, next.pending(&none, None)), (&ledger.accepted, None));
         assert!(next.observe(Some(&map(data.clone(), Some("c")))));
-        assert!(!next.observe(Some(&map(data, Some("c")))), "the confirmation was already observed");
+        assert!(!next.observe(Some(&map(data.clone(), Some("c")))), "the confirmation was already observed");
+        assert!(next.observe(Some(&map(data.clone(), Some("c, d")))), "a second one");
+        assert_eq!(next.confirmed, ["c", "d"].map(str::to_owned).into());
+        assert!(!next.observe(Some(&map(data, Some("d")))), "one was removed");
         assert!(!next.observe(None));
-        assert!(next.accepted.is_some() && next.pending(None, None).is_some(), "the ConfigMap is written again");
+        assert!(next.accepted.is_some() && next.pending(&none, None).is_some(), "the ConfigMap is written again");
     }
 
     /// Runs `write` against a KCP where the merge patch fails with this status and the apply succeeds. Returns the
@@ -181,7 +196,7 @@ mod tests {
             Some((failure, status.to_string()))
         });
         let data = BTreeMap::from([(ACCEPTED.to_owned(), "{}".to_owned())]);
-        let result = write(&client, "kcp-system", &data, true).await;
+        let result = write(&client, "kcp-system", &data, Some(&BTreeSet::new())).await;
         (result, kept.lock().unwrap().clone())
     }
 
@@ -196,18 +211,21 @@ mod tests {
 
     #[test]
     fn unreadable_state_is_kept_until_another_one_is_accepted() {
-        let mut ledger = Ledger::default();
+        let (mut ledger, none) = (Ledger::default(), HeldRemovals::default());
         assert_eq!(ledger.loss(), LossCause::Missing);
         let stored = BTreeMap::from([(ACCEPTED.to_owned(), "{".to_owned())]);
         assert!(!ledger.observe(Some(&map(stored, None))));
-        assert_eq!((&ledger.accepted, ledger.loss(), ledger.pending(None, None)), (&None, LossCause::Unreadable, None));
+        assert_eq!(
+            (&ledger.accepted, ledger.loss(), ledger.pending(&none, None)),
+            (&None, LossCause::Unreadable, None)
+        );
         let lost = LostReleases { change: "c".to_owned(), cause: ledger.loss() };
-        let data = ledger.pending(None, Some(&lost)).unwrap();
+        let data = ledger.pending(&none, Some(&lost)).unwrap();
         assert_eq!((&*data[ACCEPTED], Ledger::lost(Some(&map(data.clone(), None)))), ("{", Some(lost.clone())));
         // The next process finds the same.
         let mut next = Ledger::default();
         next.observe(Some(&map(data, None)));
-        assert_eq!((next.loss(), next.pending(None, Some(&lost))), (LossCause::Unreadable, None));
+        assert_eq!((next.loss(), next.pending(&none, Some(&lost))), (LossCause::Unreadable, None));
         // An operator restores it.
         assert!(next.observe(Some(&map(BTreeMap::from([(ACCEPTED.to_owned(), "{}".to_owned())]), None))));
         assert_eq!(next.accepted, Some(Releases::new()));

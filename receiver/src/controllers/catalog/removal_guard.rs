@@ -1,94 +1,55 @@
 //! Guard against mass removal. Pure.
 //!
-//! It compares the `state` of all modules with the last accepted one, which may come from an earlier process. A change that
-//! takes something from too many runtimes is held until it is confirmed; every removal is, while that state is `lost`. The
-//! state also records since when a channel points to its version, which is the start of its roll-out.
+//! It compares the `state` of all modules with the last accepted one, which may come from an earlier process. Each part that
+//! the change takes from too many runtimes (`losses`) is held until it is confirmed (`held`); the rest of the change goes on.
+//! The state also records since when a channel points to its version, which is the start of its roll-out.
 
+mod held;
+mod losses;
 mod lost;
 mod state;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use aws_lc_rs::digest;
-use serde::{Deserialize, Serialize};
-use tidewatch_shared::{
-    hex,
-    names::{RELEASES, annotation},
-};
+use serde::Serialize;
+use tidewatch_shared::hex;
 
+pub use held::{HeldRemoval, HeldRemovals, Part};
 pub use lost::{LossCause, LostReleases};
 pub use state::{Audience, ChannelTarget, ModuleState, Releases, VisibilityLabels};
+
+use self::losses::Losses;
 
 /// Maximum number of runtimes that may lose something without the percentage limit.
 pub const MAX_UNGUARDED_RUNTIMES: usize = 3;
 
-/// Returns a predicate on a Kyma's labels: whether the change takes a channel or version of the module from it, or
-/// uninstalls a mandatory module, or replaces its component. The comparison is done once per combination of visibility
-/// labels, since there are thousands of Kymas.
-fn loses_access(before: &ModuleState, now: &ModuleState) -> impl Fn(&BTreeMap<String, String>) -> bool + use<> {
-    let (admitted, admits) = (before.audience.admits(), now.audience.admits());
-    let is_replaced = before.component.is_some() && before.component != now.component;
-    // Every Kyma has a mandatory module.
-    let everywhere = before.mandatory.is_some() && (now.mandatory.is_none() || is_replaced);
-    let loss = |labels| {
-        let ((channels, versions), later) = (before.visible_to(labels), now.visible_to(labels));
-        // The loss of a Kyma that is no longer admitted, and of one that still is.
-        let some = is_replaced || !channels.is_subset(&later.0) || !versions.is_subset(&later.1);
-        (!channels.is_empty(), some)
-    };
-    // Indexed by the labels `beta` and `internal`.
-    let losses = [false, true].map(|beta| [false, true].map(|internal| loss(VisibilityLabels { beta, internal })));
-    move |labels| {
-        let VisibilityLabels { beta, internal } = VisibilityLabels::of(Some(labels));
-        let (all, some) = losses[usize::from(beta)][usize::from(internal)];
-        everywhere || (all && admitted(labels) && (some || !admits(labels)))
-    }
-}
-
-/// Removal that waits for a confirmation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeldRemoval {
-    /// Identifier of the change, derived from its content; a confirmation names it.
-    pub change: String,
-    /// Modules that would be removed, or would lose channels or versions.
-    pub modules: BTreeSet<String>,
-    /// Number of runtimes that would lose something.
-    pub runtimes: usize,
-    /// Number of all runtimes.
-    pub of: usize,
-}
-
-impl fmt::Display for HeldRemoval {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { change, modules, runtimes, of } = self;
-        let modules = modules.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        write!(
-            f,
-            "a removal of {modules}, of some of its channels or versions, or of its component, from {runtimes} of {of} runtimes waits until the \
-             annotation {} of the ConfigMap {RELEASES} says {change}",
-            annotation::CONFIRM
-        )
-    }
-}
-
 /// Decision on a change of the releases.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GuardDecision {
-    /// New accepted state; held modules keep their previous state.
+    /// New accepted state; held parts keep their previous state.
     pub accepted: Releases,
-    /// Held removal, if any.
-    pub held: Option<HeldRemoval>,
-    /// The change exceeded the limit and was let through by its confirmation.
-    pub confirmation_used: bool,
+    /// Held removals.
+    pub held: HeldRemovals,
+    /// Confirmations without which a removal would be held.
+    pub used: BTreeSet<String>,
 }
 
-/// Decides on the change from the `accepted` state to the `next`. It holds the modules concerned if more than `percent`
-/// of all runtimes, and more than [`MAX_UNGUARDED_RUNTIMES`], would lose a module, a channel or a version, unless
-/// `confirmed` names this change. Without an accepted state everything is accepted. `kymas` are the labels of all
-/// Kymas.
+/// Limits, confirmations and time by which a change is decided.
+#[derive(Clone, Copy, Debug)]
+pub struct RemovalPolicy<'a> {
+    /// Percentage of runtimes that may lose something by one change.
+    pub percent: u8,
+    /// Identifiers of the confirmed removals.
+    pub confirmed: &'a BTreeSet<String>,
+    /// Current time in Unix seconds.
+    pub now: i64,
+}
+
+/// Decides on the change from the `accepted` state to the `next`, part by part. It holds each part that more than `percent`
+/// of all runtimes, and more than [`MAX_UNGUARDED_RUNTIMES`], would lose, and all other parts together if the runtimes that
+/// lose any of them are as many, unless the policy has its confirmation. Without an accepted state everything is accepted.
+/// `kymas` are the labels of all Kymas.
 #[must_use]
 pub fn evaluate<'a>(
     accepted: Option<&Releases>,
@@ -96,51 +57,100 @@ pub fn evaluate<'a>(
     kymas: impl IntoIterator<Item = &'a BTreeMap<String, String>>,
     policy: RemovalPolicy<'_>,
 ) -> GuardDecision {
-    let Some(before) = accepted else { return GuardDecision { accepted: next, held: None, confirmation_used: false } };
+    let Some(before) = accepted else { return GuardDecision { accepted: next, ..GuardDecision::default() } };
     for (module, state) in &mut next {
         state.carry_over_times(before.get(module), policy.now);
     }
-    let (mandatory, channels, versions) = Default::default();
-    let removed = ModuleState { audience: Audience::Excluded, component: None, mandatory, channels, versions };
-    let is_changed = |(module, state): &(&String, &ModuleState)| {
-        next.get(*module).is_none_or(|next| next.without_times() != state.without_times())
-    };
-    let changed = before.iter().filter(is_changed);
-    let changed: Vec<_> =
-        changed.map(|(module, state)| (module, loses_access(state, next.get(module).unwrap_or(&removed)))).collect();
-    let (mut runtimes, mut of, mut modules) = (0, 0, BTreeSet::new());
-    for labels in kymas {
-        of += 1;
-        let lost: Vec<_> = changed.iter().filter(|(_, loses)| loses(labels)).map(|(module, _)| *module).collect();
-        runtimes += usize::from(!lost.is_empty());
-        modules.extend(lost.into_iter().cloned());
+    let removed = ModuleState::default();
+    let after = |module: &str| next.get(module).unwrap_or(&removed);
+    let changed = before.iter().filter(|(module, state)| after(module).without_times() != state.without_times());
+    let changed: Vec<_> = changed.map(|(module, state)| (module, Losses::between(state, after(module)))).collect();
+    let tally = Tally::of(&changed, kymas);
+    let limit = (tally.of.saturating_mul(policy.percent.into()) / 100).max(MAX_UNGUARDED_RUNTIMES);
+    let removals = tally.counts.iter().map(|((module, part), runtimes)| HeldRemoval {
+        change: part_id(part, module, &before[*module], after(module)),
+        module: (*module).to_owned(),
+        part: (*part).clone(),
+        runtimes: *runtimes,
+        of: tally.of,
+    });
+    // Parts that few runtimes lose are many removals together, for example of a list that comes back empty.
+    let (large, small): (Vec<_>, Vec<_>) = removals.partition(|removal| removal.runtimes > limit);
+    let is_confirmed = |removal: &HeldRemoval| policy.confirmed.contains(&removal.change);
+    let (mut confirmed, mut held): (Vec<_>, Vec<_>) = large.into_iter().partition(is_confirmed);
+    if tally.losing_any(&small) > limit {
+        let (further, rest): (Vec<_>, Vec<_>) = small.into_iter().partition(is_confirmed);
+        confirmed.extend(further);
+        if tally.losing_any(&rest) > limit {
+            held.extend(rest);
+        }
     }
-    let held = HeldRemoval { change: change_id(before, &next, &modules), modules, runtimes, of };
-    let limit = (of.saturating_mul(policy.percent.into()) / 100).max(MAX_UNGUARDED_RUNTIMES);
-    let is_few = runtimes <= limit;
-    if is_few || policy.confirmed == Some(held.change.as_str()) {
-        return GuardDecision { accepted: next, held: None, confirmation_used: !is_few };
+    // A module that is held as a whole keeps its parts: their confirmations take effect with its own.
+    let is_kept = |of: &HeldRemoval| held.iter().any(|held| held.module == of.module && held.part == Part::Module);
+    let (kept, confirmed): (Vec<_>, Vec<_>) = confirmed.into_iter().partition(is_kept);
+    held.extend(kept);
+    let used = confirmed.into_iter().map(|removal| removal.change).collect();
+    held.sort_by(|a, b| (&a.module, &a.part).cmp(&(&b.module, &b.part)));
+    let runtimes = tally.losing_any(&held);
+    let of = tally.of;
+    for removal in &held {
+        let state = next.entry(removal.module.clone()).or_default();
+        state.keep(&removal.part, &before[&removal.module]);
     }
-    let kept = before.iter().filter(|(module, _)| held.modules.contains(*module));
-    next.extend(kept.map(|(module, state)| (module.clone(), state.clone())));
-    GuardDecision { accepted: next, held: Some(held), confirmation_used: false }
+    let modules = held.iter().map(|removal| removal.module.clone()).collect();
+    GuardDecision { accepted: next, held: HeldRemovals { modules, removals: held, runtimes, of }, used }
 }
 
-/// Limits and time by which a change is decided.
-#[derive(Clone, Copy, Debug)]
-pub struct RemovalPolicy<'a> {
-    /// Percentage of runtimes that may lose something by one change.
-    pub percent: u8,
-    /// Identifier of the confirmed change.
-    pub confirmed: Option<&'a str>,
-    /// Current time in Unix seconds.
-    pub now: i64,
+/// Numbers of runtimes by what they lose.
+struct Tally<'a> {
+    /// Number of all runtimes.
+    of: usize,
+    /// Number of runtimes that lose each part.
+    counts: BTreeMap<(&'a str, &'a Part), usize>,
+    /// Number of runtimes by all that they lose: few combinations, since visibility has few classes.
+    combinations: BTreeMap<Vec<(&'a str, &'a Part)>, usize>,
 }
 
-fn change_id(before: &Releases, now: &Releases, modules: &BTreeSet<String>) -> String {
-    let of = |releases: &Releases, module: &str| releases.get(module).map(ModuleState::without_times);
-    let changes: Vec<_> = modules.iter().map(|module| (module, of(before, module), of(now, module))).collect();
-    identifier(&changes)
+impl<'a> Tally<'a> {
+    fn of<'k>(
+        changed: &'a [(&'a String, Losses)],
+        kymas: impl IntoIterator<Item = &'k BTreeMap<String, String>>,
+    ) -> Self {
+        let mut tally = Self { of: 0, counts: BTreeMap::new(), combinations: BTreeMap::new() };
+        for labels in kymas {
+            tally.of += 1;
+            let lost =
+                changed.iter().flat_map(|(module, losses)| losses.of(labels).map(|part| (module.as_str(), part)));
+            let lost: Vec<_> = lost.collect();
+            if !lost.is_empty() {
+                *tally.combinations.entry(lost).or_default() += 1;
+            }
+        }
+        for (lost, runtimes) in &tally.combinations {
+            for part in lost {
+                *tally.counts.entry(*part).or_default() += runtimes;
+            }
+        }
+        tally
+    }
+
+    /// Number of runtimes that lose any of these parts.
+    fn losing_any(&self, removals: &[HeldRemoval]) -> usize {
+        let parts: BTreeSet<_> = removals.iter().map(|removal| (removal.module.as_str(), &removal.part)).collect();
+        let losing = self.combinations.iter().filter(|(lost, _)| lost.iter().any(|part| parts.contains(part)));
+        losing.map(|(_, runtimes)| runtimes).sum()
+    }
+}
+
+/// Identifier of the removal of a part, which changes with the removal itself and with nothing else.
+fn part_id(part: &Part, module: &str, before: &ModuleState, now: &ModuleState) -> String {
+    let target = |state: &ModuleState, channel: &str| state.without_times().channels.remove(channel);
+    match part {
+        Part::Module => identifier(&(part, module, before.access(), now.access())),
+        Part::Component => identifier(&(part, module, &before.component, &now.component)),
+        Part::Channel(channel) => identifier(&(part, module, target(before, channel), target(now, channel))),
+        Part::Version(version) => identifier(&(part, module, before.versions.get(version), now.versions.get(version))),
+    }
 }
 
 /// First five bytes of the SHA-256 in hex.

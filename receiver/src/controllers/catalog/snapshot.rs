@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate};
 
 use super::{
-    desired::{self, DesiredCatalog, DesiredObject, Kind, ObjectId, ReleaseBody},
+    desired::{self, DesiredCatalog, DesiredObject, HeldObjects, Kind, ObjectId, ReleaseBody},
     holds::Holds,
     removal_guard::{ModuleState, Releases},
     visibility::{self, Admission, HidingRule, VisibilityClass, template_name},
@@ -25,11 +25,13 @@ pub struct Snapshot {
     templates: BTreeMap<String, Template>,
     metas: BTreeMap<String, Meta>,
     left_out: Vec<Omission>,
-    holds: Holds,
+    /// Objects with a held removal.
+    held: HeldObjects,
     classes: Mutex<HashMap<VisibilityClass, Arc<DesiredCatalog>>>,
 }
 
 struct Template {
+    /// As in KCP, but with the accepted labels if its removal is held.
     object: Arc<ModuleTemplate>,
     module: String,
     version: String,
@@ -37,6 +39,7 @@ struct Template {
 }
 
 struct Meta {
+    /// As in KCP, but with the channels whose removal is held.
     object: Arc<ModuleReleaseMeta>,
     admission: Admission,
     body: ReleaseBody,
@@ -130,15 +133,17 @@ impl Snapshot {
         restricted: &BTreeSet<String>,
         holds: impl Into<Holds>,
     ) -> Self {
-        let mut left_out = Vec::new();
-        let templates = templates.into_iter().filter_map(|template| accept_template(template, &mut left_out)).collect();
+        let (mut left_out, holds) = (Vec::new(), holds.into());
+        let templates = templates.into_iter().map(|template| holds.template(template));
+        let templates = templates.filter_map(|template| accept_template(template, &mut left_out)).collect();
         let mut admitted = BTreeMap::new();
         for meta in metas {
-            let name = meta.name_any();
-            admitted.extend(accept_release_meta(meta, restricted, &templates, &mut left_out).map(|meta| (name, meta)));
+            let (name, accept) = (meta.name_any(), (restricted, &templates, &holds));
+            admitted.extend(accept_release_meta(meta, accept, &mut left_out).map(|meta| (name, meta)));
         }
         left_out.sort_unstable();
-        Self { templates, metas: admitted, left_out, holds: holds.into(), classes: Mutex::default() }
+        let held = holds.objects(|name| templates.get(name).map(|found: &Template| &*found.object));
+        Self { templates, metas: admitted, left_out, held, classes: Mutex::default() }
     }
 
     /// Visibility class of a Kyma with these labels.
@@ -246,7 +251,7 @@ impl Snapshot {
             objects.push(Arc::new(meta.body.restricted_to(&channels, &versions)));
             objects.extend(templates().map(|found| Arc::clone(&found.desired)));
         }
-        DesiredCatalog::with_held(objects, self.holds.objects())
+        DesiredCatalog::with_held(objects, self.held.clone())
     }
 
     fn channels<'a>(
@@ -289,21 +294,21 @@ fn accept_template(object: Arc<ModuleTemplate>, left_out: &mut Vec<Omission>) ->
 
 fn accept_release_meta(
     object: Arc<ModuleReleaseMeta>,
-    restricted: &BTreeSet<String>,
-    templates: &BTreeMap<String, Template>,
+    (restricted, templates, holds): (&BTreeSet<String>, &BTreeMap<String, Template>, &Holds),
     left_out: &mut Vec<Omission>,
 ) -> Option<Meta> {
-    let name = object.name_any();
+    let (name, uid) = (object.name_any(), object.uid().unwrap_or_default());
     let mut omit = |reason| {
-        let (id, uid) = (ObjectId::new(Kind::ReleaseMeta, &name), object.uid().unwrap_or_default());
-        left_out.push(Omission { id, uid, reason });
+        let id = ObjectId::new(Kind::ReleaseMeta, &name);
+        left_out.push(Omission { id, uid: uid.clone(), reason });
     };
     if name != object.spec.module_name {
         let expected = object.spec.module_name.clone();
         omit(if expected.is_empty() { OmissionReason::Nameless } else { OmissionReason::Name { expected } });
         return None;
     }
-    let body = ReleaseBody::of(&object).inspect_err(|error| omit(OmissionReason::Unfit(error.to_string()))).ok()?;
+    let served = holds.release_meta(Arc::clone(&object), |name| templates.get(name).map(|found| &*found.object));
+    let body = ReleaseBody::of(&served).inspect_err(|error| omit(OmissionReason::Unfit(error.to_string()))).ok()?;
     let admission = Admission::of(&object, restricted);
     match &admission {
         Admission::Excluded(HidingRule::MalformedSelector(error)) => omit(OmissionReason::Selector(error.clone())),
@@ -319,7 +324,7 @@ fn accept_release_meta(
     for version in mandatory.filter(|version| !templates.contains_key(&template_name(&name, version))) {
         omit(OmissionReason::UnknownMandatoryVersion { version: version.clone() });
     }
-    Some(Meta { object, admission, body })
+    Some(Meta { object: served, admission, body })
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use tidewatch_shared::{
 };
 
 use self::fake::FakeRuntime;
-use super::*;
+use super::{removal_guard::Part, *};
 
 /// Catalog of a control plane, a runtime, and the sync between them.
 struct Fixture {
@@ -75,18 +75,18 @@ impl Fixture {
 
     /// Adds `count` Kymas to KCP.
     fn kymas(&mut self, count: usize) {
-        self.kymas_with(count, json!({}));
+        self.kymas_with(count, json!({}), json!({}));
     }
 
     /// Adds `count` Kymas that a receiver has reconciled.
     fn managed_kymas(&mut self, count: usize) {
-        self.kymas_with(count, json!({annotation::INPUTS: "-.-"}));
+        self.kymas_with(count, json!({}), json!({annotation::INPUTS: "-.-"}));
     }
 
-    fn kymas_with(&mut self, count: usize, annotations: Value) {
+    fn kymas_with(&mut self, count: usize, labels: Value, annotations: Value) {
         for n in 0..count {
             let kyma = read(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
-                "metadata": {"name": format!("k{n}"), "namespace": "kcp-system", "annotations": annotations},
+                "metadata": {"name": format!("k{n}"), "namespace": "kcp-system", "labels": labels, "annotations": annotations},
                 "spec": {"channel": "regular"}}));
             self.kymas.apply_watcher_event(&Event::Apply(kyma));
         }
@@ -466,17 +466,17 @@ async fn removal_above_the_limit_waits_for_a_confirmation() {
     let mut fixture = Fixture::synced().await;
     fixture.kymas(4);
     let update = fixture.delete_meta("omega");
-    let held = update.held.clone().unwrap();
-    assert_eq!((held.runtimes, held.of), (4, 4));
+    let held = update.held[0].clone();
+    assert_eq!((update.held.len(), held.runtimes, held.of, &held.part), (1, 4, 4, &Part::Module));
     assert!(fixture.catalog.is_held("omega") && !fixture.catalog.is_held("alpha"));
     fixture.catalog.mark_undecided("alpha");
     assert!(fixture.catalog.is_held("alpha"), "the change is undecided");
     let update = fixture.catalog.refresh(&fixture.stores);
-    assert_eq!((update.held, update.no_longer_held), (None, BTreeSet::new()), "reported before and still held");
+    assert_eq!((update.held, update.no_longer_held), (Vec::new(), BTreeSet::new()), "reported before and still held");
     assert!(
         fixture.catalog.is_held("omega")
             && !fixture.catalog.is_held("alpha")
-            && !fixture.catalog.is_confirmation_used()
+            && fixture.catalog.confirmations_left().is_none()
     );
     assert!(fixture.sync(Drift::None).await.is_empty());
     // Held objects are not written, and other changes continue.
@@ -486,7 +486,7 @@ async fn removal_above_the_limit_waits_for_a_confirmation() {
     fixture.meta("alpha", &[("regular", "2.0.0"), ("fast", "2.0.0")]);
     assert_eq!(fixture.sync(Drift::None).await, ["apply modulereleasemetas/alpha"]);
     assert!(fixture.sync(Drift::All).await.iter().all(|call| call.starts_with("list ")));
-    assert_eq!(fixture.catalog.held(), Some(held.clone()), "the change is the same");
+    assert_eq!(fixture.catalog.held().removals, std::slice::from_ref(&held), "the removal is the same");
 
     // Another process restores the held removal from the ConfigMap.
     let data = fixture.catalog.pending_releases().unwrap();
@@ -495,19 +495,20 @@ async fn removal_above_the_limit_waits_for_a_confirmation() {
     let next = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default());
     next.observe_releases(Some(&map));
     drop(next.snapshot(&fixture.stores));
-    assert_eq!(next.held().map(|held| held.change), Some(held.change.clone()));
+    assert_eq!(next.held().removals, std::slice::from_ref(&held));
 
     let confirm = "operator.kyma-project.io/tidewatch-confirm".to_owned();
     map.metadata.annotations = Some(BTreeMap::from([(confirm, held.change)]));
     assert!(fixture.catalog.observe_releases(Some(&map)));
     let update = fixture.catalog.refresh(&fixture.stores);
-    assert_eq!((update.held, update.no_longer_held), (None, BTreeSet::from(["omega".to_owned()])));
+    assert_eq!((update.held, update.no_longer_held), (Vec::new(), BTreeSet::from(["omega".to_owned()])));
     let calls = fixture.sync(Drift::None).await;
     assert_eq!(calls, ["delete modulereleasemetas/omega", "delete moduletemplates/omega-1.0.0"]);
     let data = fixture.catalog.pending_releases().unwrap();
-    assert!(!data.contains_key("held") && fixture.catalog.is_confirmation_used());
+    assert!(!data.contains_key("held"));
+    assert_eq!(fixture.catalog.confirmations_left(), Some(BTreeSet::new()));
     fixture.catalog.releases_written(data);
-    assert!(!fixture.catalog.is_confirmation_used(), "the confirmation was removed");
+    assert_eq!(fixture.catalog.confirmations_left(), None, "the confirmation was removed");
 }
 
 /// A process that starts with the catalog of [`Fixture::new`], less a module, and with this accepted state in KCP.
@@ -555,7 +556,7 @@ async fn lost_accepted_state_holds_every_removal_until_it_is_confirmed_or_restor
         assert!(fixture.catalog.observe_releases(Some(&map)));
         let update = fixture.catalog.refresh(&fixture.stores);
         assert_eq!((fixture.catalog.lost(), update.no_longer_held.len()), (None, 1));
-        assert!(fixture.catalog.is_confirmation_used() && !fixture.catalog.is_held("alpha"));
+        assert!(fixture.catalog.confirmations_left().is_some() && !fixture.catalog.is_held("alpha"));
         let slot = fixture.catalog.rollout_slot("uid", "alpha", VersionSource::Channel("fast"), "2.0.0");
         assert!(matches!(slot, RolloutSlot::After(_)), "a version that came meanwhile is rolled out");
         let calls = fixture.sync(Drift::None).await;
@@ -574,6 +575,99 @@ async fn new_installation_accepts_its_catalog_at_once() {
     assert_eq!((update.lost, fixture.catalog.lost(), fixture.catalog.is_held("alpha")), (None, None, false));
     fixture.managed_kymas(4);
     assert_eq!(fixture.catalog.refresh(&fixture.stores).lost, None, "the state is in memory");
+}
+
+#[tokio::test]
+async fn held_channel_stays_and_the_rest_of_its_module_goes_on() {
+    let mut fixture = Fixture::synced().await;
+    fixture.kymas(4);
+    // The channel fast goes, and regular moves.
+    fixture.template("alpha", "1.5.0");
+    fixture.meta("alpha", &[("regular", "1.5.0")]);
+    let held = fixture.catalog.held().removals;
+    assert_eq!((held.len(), &*held[0].module, &held[0].part), (1, "alpha", &Part::Channel("fast".to_owned())));
+    assert!(!fixture.catalog.is_held("alpha"), "no Kyma loses the module");
+    assert_eq!(
+        fixture.sync(Drift::None).await,
+        ["apply moduletemplates/alpha-1.5.0", "apply modulereleasemetas/alpha"]
+    );
+    let both = json!([{"channel": "regular", "version": "1.5.0"}, {"channel": "fast", "version": "2.0.0"}]);
+    assert_eq!(fixture.spec("modulereleasemetas/alpha")["channels"], both);
+    // A change by the user is reverted, and a new runtime gets the same.
+    fixture.runtime.edit("modulereleasemetas/alpha", |object| object["spec"]["channels"] = json!([]));
+    fixture.sync(fixture.event("modulereleasemetas/alpha", Change::Spec)).await;
+    let (new, key) = (FakeRuntime::default(), KymaKey::new("kcp-system", "new"));
+    fixture.catalog.sync(&key, &new.client(), &BTreeMap::new(), &fixture.stores, &Drift::None).await.unwrap();
+    for runtime in [&fixture.runtime, &new] {
+        assert_eq!(runtime.object("modulereleasemetas/alpha").unwrap()["spec"]["channels"], both);
+    }
+    let slot = fixture.catalog.rollout_slot("uid", "alpha", VersionSource::Channel("regular"), "1.5.0");
+    assert!(matches!(slot, RolloutSlot::After(_)), "it is rolled out");
+
+    // Another process holds the same, and a removal of another module changes nothing of it.
+    let data = fixture.catalog.pending_releases().unwrap();
+    let mut map = ConfigMap { data: Some(data), ..ConfigMap::default() };
+    fixture.catalog = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default());
+    fixture.catalog.observe_releases(Some(&map));
+    let update = fixture.delete_meta("omega");
+    assert_eq!(update.held.len(), 2);
+    assert_eq!(fixture.catalog.held().removals[0], held[0]);
+    assert!(fixture.sync(Drift::All).await.iter().all(|call| call.starts_with("list ")));
+    let confirmed = format!("{} other", held[0].change);
+    map.metadata.annotations = Some(BTreeMap::from([(annotation::CONFIRM.to_owned(), confirmed)]));
+    fixture.catalog.observe_releases(Some(&map));
+    let update = fixture.catalog.refresh(&fixture.stores);
+    assert_eq!((update.no_longer_held, update.held), (BTreeSet::from(["alpha".to_owned()]), Vec::new()));
+    assert!(fixture.catalog.is_held("omega"));
+    assert_eq!(fixture.catalog.confirmations_left(), Some(BTreeSet::from(["other".to_owned()])));
+    assert_eq!(fixture.sync(Drift::None).await, ["apply modulereleasemetas/alpha"]);
+    assert_eq!(
+        fixture.spec("modulereleasemetas/alpha")["channels"],
+        json!([{"channel": "regular", "version": "1.5.0"}])
+    );
+}
+
+#[tokio::test]
+async fn held_version_stays_selectable() {
+    let mut fixture = Fixture::synced().await;
+    fixture.kymas(4);
+    fixture.meta("alpha", &[("regular", "2.0.0"), ("fast", "2.0.0")]);
+    fixture.sync(Drift::None).await;
+    // Its template gets a label that hides it, and goes.
+    let beta = json!({"operator.kyma-project.io/beta": "true", "team": "x"});
+    let template = fixture.stores.templates.get(&ObjectRef::new("alpha-1.0.0").within("kcp-system")).unwrap();
+    let mut labelled = (*template).clone();
+    labelled.metadata.labels = serde_json::from_value(beta).unwrap();
+    fixture.templates.apply_watcher_event(&Event::Apply(labelled));
+    let held = fixture.catalog.refresh(&fixture.stores).held;
+    assert_eq!((held.len(), &held[0].part), (1, &Part::Version("1.0.0".to_owned())));
+    assert!(fixture.sync(Drift::None).await.is_empty(), "it has the labels that were accepted");
+    fixture.delete_template("alpha-1.0.0");
+    assert!(fixture.sync(Drift::None).await.is_empty());
+    fixture.meta("alpha", &[("regular", "2.0.0"), ("fast", "2.0.0"), ("rapid", "2.0.0")]);
+    assert_eq!(fixture.sync(Drift::None).await, ["apply modulereleasemetas/alpha"], "channels go on");
+    assert_eq!(fixture.runtime.ids(), ALL);
+}
+
+#[tokio::test]
+async fn module_of_a_held_channel_without_a_template_stays_as_it_is() {
+    let mut fixture = Fixture::synced().await;
+    fixture.kymas(4);
+    fixture.delete_template("alpha-2.0.0");
+    assert_eq!(fixture.catalog.held().removals[0].part, Part::Channel("fast".to_owned()));
+    assert!(fixture.sync(Drift::All).await.iter().all(|call| call.starts_with("list ")));
+    assert_eq!(fixture.runtime.ids(), ALL);
+    // A new runtime gets what KCP has, and no channel that points to nothing.
+    let (new, key) = (FakeRuntime::default(), KymaKey::new("kcp-system", "new"));
+    new.watch(true);
+    fixture.catalog.sync(&key, &new.client(), &BTreeMap::new(), &fixture.stores, &Drift::None).await.unwrap();
+    let channels = new.object("modulereleasemetas/alpha").unwrap()["spec"]["channels"].clone();
+    assert_eq!(channels, json!([{"channel": "regular", "version": "1.0.0"}]));
+    // The template comes back.
+    fixture.template("alpha", "2.0.0");
+    assert!(fixture.catalog.held().is_empty());
+    fixture.catalog.sync(&key, &new.client(), &BTreeMap::new(), &fixture.stores, &Drift::None).await.unwrap();
+    assert_eq!(new.ids(), ALL);
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use super::{
     check::Objects,
     preview::OmissionView,
     releases::Ledger,
-    removal_guard::LostReleases,
+    removal_guard::{HeldRemoval, LostReleases},
     retirement,
     snapshot::{ModuleVisibility, Snapshot},
     visibility::{HidingRule, VisibilityClass},
@@ -35,8 +35,8 @@ pub struct View {
     pub modules: Vec<ModuleView>,
     /// Objects left out of every catalog because of a mistake in them.
     pub left_out: Vec<OmissionView>,
-    /// Modules with a held removal: until it is confirmed, runtimes keep the objects they have of them.
-    pub held: BTreeSet<String>,
+    /// Removals that wait for a confirmation: until then runtimes keep what they have.
+    pub held: Vec<HeldRemoval>,
     /// Hold of every removal, because the accepted state is lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lost: Option<LostReleases>,
@@ -135,7 +135,7 @@ pub fn view(
         class,
         modules: modules.into_iter().map(|module| ModuleView::of(module, &snapshot, today)).collect(),
         left_out: OmissionView::all(&snapshot),
-        held: Ledger::held(releases).map(|held| held.modules).unwrap_or_default(),
+        held: Ledger::held(releases),
         lost: Ledger::lost(releases),
     }
 }
@@ -203,9 +203,7 @@ impl fmt::Display for View {
         }
         f.write_str(&table::aligned(["MODULE", "CHANNEL", "VERSION", "RULE", "WHY"], rows))?;
         let left_out = self.left_out.iter().map(|OmissionView { object, message, .. }| format!("{object}: {message}"));
-        let held = self.held.iter();
-        let held =
-            held.map(|module| format!("{module}: a removal waits for a confirmation, runtimes keep what they have"));
+        let held = self.held.iter().map(HeldRemoval::to_string);
         let lost = self.lost.iter().map(LostReleases::to_string);
         left_out.chain(held).chain(lost).try_for_each(|line| writeln!(f, "{}", table::sanitize(&line)))
     }

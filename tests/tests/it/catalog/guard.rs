@@ -20,14 +20,16 @@ pub(crate) async fn create_more_kymas(setup: &SingleRuntime) -> Result<()> {
     .await
 }
 
-/// Waits until a removal is held back, and returns its record in KCP.
+/// Waits until one removal is held back, and returns its record in KCP.
 pub(crate) async fn removal_is_held(setup: &SingleRuntime) -> Result<Value> {
     let releases = Api::<ConfigMap>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     let held = until("the removal to be held", async || {
         let data = releases.get(RELEASES).await?.data.unwrap_or_default();
         Ok(data.get("held").cloned())
     });
-    Ok(serde_json::from_str(&held.await?)?)
+    let held: Vec<Value> = serde_json::from_str(&held.await?)?;
+    let [held] = <[Value; 1]>::try_from(held).map_err(|held| anyhow::anyhow!("{held:?}"))?;
+    Ok(held)
 }
 
 /// Confirms a change as the operator does.
@@ -46,7 +48,7 @@ async fn a_removal_from_many_runtimes_waits_for_confirmation() -> TestResult {
     let metas = Api::<ModuleReleaseMeta>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     metas.delete("warden", &DeleteParams::default()).await?;
     let held = removal_is_held(&setup).await?;
-    assert_eq!((&held["modules"], held["of"].as_u64()), (&json!(["warden"]), Some(5)), "{held}");
+    assert_eq!((&held["module"], held["of"].as_u64()), (&json!("warden"), Some(5)), "{held}");
     let status = setup.kcp_status("the condition", |status| {
         status.condition("ModuleCatalog").is_some_and(|condition| condition.message.contains("waits until"))
     });
@@ -98,15 +100,25 @@ async fn an_uninstallation_from_many_runtimes_waits_for_confirmation() -> TestRe
     let templates = Api::<ModuleTemplate>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     templates.patch("keda-1.0.0", &PatchParams::default(), &beta).await?;
     let held = removal_is_held(&setup).await?;
-    assert_eq!((&held["modules"], held["runtimes"].as_u64()), (&json!(["keda"]), Some(5)), "{held}");
+    assert_eq!((&held["module"], &held["part"]), (&json!("keda"), &json!({"channel": "regular"})), "{held}");
+    setup.becomes_idle().await?;
+    assert_eq!(installed_version(&setup).await?.as_deref(), Some("1.0.0"), "the module stays installed meanwhile");
+    // The other channel goes on.
+    setup.landscape.write_template("keda", "1.2.0").await?;
+    setup.landscape.write_channels("keda", &[("regular", "1.0.0"), ("fast", "1.2.0")]).await?;
+    let metas = user_api::<ModuleReleaseMeta>(&setup).await?;
+    until("the moved channel in the runtime", async || {
+        let spec = metas.get("keda").await?.spec;
+        let channels = ["fast", "regular"].map(|channel| spec.version_of(channel));
+        Ok((channels == [Some("1.2.0"), Some("1.0.0")]).then_some(()))
+    })
+    .await?;
+
+    confirm(&setup, held["change"].as_str().context("a name")?).await?;
     let is_refused = |status: &tidewatch_shared::api::KymaStatus| {
         module(status, "keda").is_some_and(|keda| keda.state == State::Error)
     };
     setup.kcp_status("the refused module", is_refused).await?;
-    setup.becomes_idle().await?;
-    assert_eq!(installed_version(&setup).await?.as_deref(), Some("1.0.0"), "the module stays installed meanwhile");
-
-    confirm(&setup, held["change"].as_str().context("a name")?).await?;
     until("the Manifest to go", async || Ok(setup.manifests().await?.is_empty().then_some(()))).await?;
     Ok(())
 }

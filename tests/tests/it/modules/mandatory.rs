@@ -184,7 +184,7 @@ async fn removal_of_a_mandatory_module_from_many_runtimes_waits_for_confirmation
     create_more_kymas(setup).await?;
     modules.release_metas().delete("sample", &DeleteParams::default()).await?;
     let held = removal_is_held(setup).await?;
-    assert_eq!((&held["modules"], held["runtimes"].as_u64()), (&json!(["sample"]), Some(5)), "{held}");
+    assert_eq!((&held["module"], held["runtimes"].as_u64()), (&json!("sample"), Some(5)), "{held}");
     let note = event_note(setup, "RemovalHeld", ("ModuleReleaseMeta", "sample")).await?;
     assert!(note.contains("a removal of sample") && note.contains("from 5 of 5 runtimes"), "{note}");
     // A new process holds it as well.

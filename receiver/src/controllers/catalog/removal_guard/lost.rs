@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use serde::{Deserialize, Serialize};
 use tidewatch_shared::names::{RELEASES, annotation};
 
-use super::{RemovalPolicy, identifier, state::Releases};
+use super::{GuardDecision, RemovalPolicy, identifier, state::Releases};
 
 /// Hold of every removal, because it is lost which state was accepted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,14 +33,14 @@ impl LostReleases {
     ///
     /// # Errors
     /// The hold, if there is no such confirmation.
-    pub fn decide(mut next: Releases, cause: LossCause, policy: RemovalPolicy<'_>) -> Result<Releases, Self> {
+    pub fn decide(mut next: Releases, cause: LossCause, policy: RemovalPolicy<'_>) -> Result<GuardDecision, Self> {
         let states: BTreeMap<_, _> = next.iter().map(|(module, state)| (module, state.without_times())).collect();
         let change = identifier(&states);
-        if policy.confirmed != Some(change.as_str()) {
+        if !policy.confirmed.contains(&change) {
             return Err(Self { change, cause });
         }
         next.values_mut().for_each(|state| state.carry_over_times(None, policy.now));
-        Ok(next)
+        Ok(GuardDecision { accepted: next, used: [change].into(), ..GuardDecision::default() })
     }
 }
 
@@ -50,7 +50,7 @@ impl fmt::Display for LostReleases {
         write!(
             f,
             "the accepted releases in the ConfigMap {RELEASES} are {cause}: every removal waits until they are restored, or until \
-             the annotation {} says {change}, which accepts the catalog as it is",
+             the annotation {} names {change}, which accepts the catalog as it is",
             annotation::CONFIRM
         )
     }

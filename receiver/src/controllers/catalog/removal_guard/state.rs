@@ -9,6 +9,7 @@ use tidewatch_shared::{
     names::label,
 };
 
+use super::held::Part;
 use crate::{
     base::labels::is_true,
     controllers::catalog::{rollout::VersionSource, selector::Selector, visibility::Admission},
@@ -18,7 +19,7 @@ use crate::{
 pub type Releases = BTreeMap<String, ModuleState>;
 
 /// Facts that decide on the visibility of a module.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModuleState {
     /// Kymas that its release meta admits.
     #[serde(rename = "whom")]
@@ -51,7 +52,7 @@ pub struct VisibilityLabels {
 }
 
 /// Kymas that a release meta admits.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Audience {
     /// Every Kyma.
     #[serde(rename = "everyone")]
@@ -60,6 +61,7 @@ pub enum Audience {
     #[serde(rename = "selected")]
     Selected(LabelSelector),
     /// No Kyma.
+    #[default]
     #[serde(rename = "nobody")]
     Excluded,
 }
@@ -142,11 +144,54 @@ impl ModuleState {
         state.channels.values_mut().chain(&mut state.mandatory).for_each(|target| target.since = None);
         state
     }
+
+    /// Facts that decide which Kymas have the module, without its versions.
+    pub(super) fn access(&self) -> impl Serialize {
+        let channels: Vec<_> = self.channels.iter().map(|(channel, target)| (channel.clone(), target.labels)).collect();
+        (self.audience.clone(), self.mandatory.is_some(), channels)
+    }
+
+    /// Restores a part as it was `before`.
+    pub(super) fn keep(&mut self, part: &Part, before: &Self) {
+        match part {
+            Part::Module => *self = before.clone(),
+            Part::Component => self.component.clone_from(&before.component),
+            Part::Channel(channel) => {
+                if let Some(target) = before.channels.get(channel) {
+                    let labels = self.keep_version(&target.version, target.labels);
+                    self.channels.insert(channel.clone(), ChannelTarget { labels, ..target.clone() });
+                }
+            }
+            Part::Version(version) => {
+                if let Some(labels) = before.versions.get(version) {
+                    self.keep_version(version, *labels);
+                }
+            }
+        }
+    }
+
+    /// Restores a version, unless it is as visible as with these labels. Returns the labels that it has now.
+    fn keep_version(&mut self, version: &str, labels: VisibilityLabels) -> VisibilityLabels {
+        match self.versions.get(version) {
+            Some(now) if !now.hides_from_viewers_of(labels) => *now,
+            _ => {
+                self.versions.insert(version.to_owned(), labels);
+                let targets = self.channels.values_mut().filter(|target| target.version == version);
+                targets.for_each(|target| target.labels = labels);
+                labels
+            }
+        }
+    }
 }
 
 impl VisibilityLabels {
-    pub(super) fn of(labels: Option<&BTreeMap<String, String>>) -> Self {
+    pub(in crate::controllers::catalog) fn of(labels: Option<&BTreeMap<String, String>>) -> Self {
         Self { beta: is_true(labels, label::BETA), internal: is_true(labels, label::INTERNAL) }
+    }
+
+    /// Returns whether some Kyma sees an object with the labels `before`, and none with these.
+    pub(in crate::controllers::catalog) const fn hides_from_viewers_of(self, before: Self) -> bool {
+        (self.beta && !before.beta) || (self.internal && !before.internal)
     }
 
     /// Returns whether a Kyma with these labels sees an object with those.

@@ -1,6 +1,7 @@
 //! Random histories. Invariants: whatever KCP, a user, failing calls, crashes, other receivers and restarts do, the
 //! runtime converges to the catalog that a naive model of the visibility rules computes; no write leaves a channel
-//! dangling; and no object of a module with a held removal is changed or deleted.
+//! dangling; no object with a held removal is changed or deleted; and a new runtime gets what KCP has, with the held
+//! channels and versions as they were accepted.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use super::{
     *,
 };
 
-const MODULES: [&str; 2] = ["open", "open-extra"];
+const MODULES: [&str; 3] = ["open", "open-extra", "other"];
 const VERSIONS: [&str; 3] = ["1.0.0", "2.0.0", "3.0.0"];
 const CHANNELS: [&str; 2] = ["fast", "regular"];
 const BETA: &str = "operator.kyma-project.io/beta";
@@ -88,8 +89,14 @@ enum Step {
         fresh: bool,
         seed: u64,
     },
-    /// The held removal is confirmed.
-    Confirm,
+    /// One of the held removals is confirmed, or all.
+    Confirm {
+        at: Option<usize>,
+    },
+    /// A new process starts, and KCP's ConfigMap of releases is gone.
+    LoseReleases,
+    /// Another runtime gets its first sync.
+    NewRuntime,
 }
 
 /// An object of a module.
@@ -175,12 +182,14 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (refused, select(vec![true, false])).prop_map(|(target, refused)| Step::Refuse { target, refused }),
         1 => Just(Step::Failover),
         2 => (any::<bool>(), any::<u64>()).prop_map(|(fresh, seed)| Step::Concurrent { fresh, seed }),
-        1 => Just(Step::Confirm),
+        2 => option::of(0..4_usize).prop_map(|at| Step::Confirm { at }),
+        1 => Just(Step::LoseReleases),
+        2 => Just(Step::NewRuntime),
     ]
 }
 
 /// Naive model of KCP's catalog.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Model {
     templates: BTreeMap<(usize, usize), (Option<&'static str>, bool, u8)>,
     metas: BTreeMap<usize, (BTreeMap<usize, usize>, Audience)>,
@@ -270,10 +279,12 @@ fn drift(events: &BTreeMap<String, AgentEvent>) -> Drift {
 }
 
 impl Simulation {
-    /// Creates KCP with `kymas` Kymas without labels, besides the one under test.
+    /// Creates KCP with `kymas` Kymas that the restricted module selects, besides the one under test.
     fn new(kymas: usize) -> Self {
         let mut fixture = Fixture::empty(restricted());
-        fixture.kymas(kymas);
+        // A new installation: no Kyma was ever reconciled.
+        drop(fixture.catalog.refresh(&fixture.stores));
+        fixture.kymas_with(kymas, json!({"team": "true"}), json!({annotation::INPUTS: "-.-"}));
         fixture.runtime.watch(true);
         Self { fixture, model: Model::default(), releases: BTreeMap::new(), old: None, unobserved: false, stale: false }
     }
@@ -288,7 +299,9 @@ impl Simulation {
         self.note_releases();
         let settings = Settings { restricted_modules: restricted(), ..Settings::default() };
         let another = Catalog::new(settings, Metrics::default(), WriteBudgets::default());
-        another.observe_releases(Some(&ConfigMap { data: Some(self.releases.clone()), ..ConfigMap::default() }));
+        if !self.releases.is_empty() {
+            another.observe_releases(Some(&ConfigMap { data: Some(self.releases.clone()), ..ConfigMap::default() }));
+        }
         another
     }
 
@@ -299,14 +312,60 @@ impl Simulation {
         }
     }
 
-    fn confirm(&mut self) {
+    /// Confirms one of the held removals, or all.
+    fn confirm(&mut self, at: Option<usize>) {
         self.note_releases();
-        let Some(held) = self.fixture.catalog.held() else { return };
+        let catalog = &self.fixture.catalog;
+        let lost = catalog.lost().map(|lost| lost.change);
+        let mut changes: Vec<_> = catalog.held().removals.into_iter().map(|held| held.change).chain(lost).collect();
+        if let Some(at) = at.filter(|at| *at < changes.len()) {
+            changes = vec![changes.swap_remove(at)];
+        }
+        if changes.is_empty() {
+            return;
+        }
         let mut map = ConfigMap { data: Some(self.releases.clone()), ..ConfigMap::default() };
-        map.metadata.annotations = Some(BTreeMap::from([(annotation::CONFIRM.to_owned(), held.change)]));
+        map.metadata.annotations = Some(BTreeMap::from([(annotation::CONFIRM.to_owned(), changes.join(","))]));
         self.fixture.catalog.observe_releases(Some(&map));
-        assert_eq!(self.fixture.catalog.refresh(&self.fixture.stores).held, None);
-        assert_eq!(self.fixture.catalog.held(), None);
+        assert_eq!(self.fixture.catalog.refresh(&self.fixture.stores).held, [], "the others have their names");
+        let left = self.fixture.catalog.held();
+        assert!(left.removals.iter().all(|held| !changes.contains(&held.change)), "{left}");
+        assert_eq!(self.fixture.catalog.lost(), None);
+    }
+
+    /// KCP's catalog with the held channels and versions as they were accepted, as far as there are templates.
+    fn effective(&self) -> Model {
+        let mut model = self.model.clone();
+        let kcp = lock(&self.fixture.catalog.0.kcp);
+        let none = removal_guard::Releases::new();
+        let accepted = kcp.ledger.accepted.as_ref().unwrap_or(&none);
+        for removal in &kcp.held.removals {
+            let module = MODULES.iter().position(|module| **module == removal.module).unwrap();
+            let state = &accepted[&removal.module];
+            let (channel, version) = match &removal.part {
+                Part::Module | Part::Component => continue,
+                Part::Channel(channel) => (Some(channel), &state.channels[channel].version),
+                Part::Version(version) => (None, version),
+            };
+            let number = VERSIONS.iter().position(|known| known == version).unwrap();
+            let Some((label, false, _)) = model.templates.get_mut(&(module, number)) else { continue };
+            let labels = state.versions[version];
+            *label = labels.beta.then_some(BETA).or_else(|| labels.internal.then_some(INTERNAL));
+            let channel = channel.map(|channel| CHANNELS.iter().position(|known| known == channel).unwrap());
+            model.metas.get_mut(&module).unwrap().0.extend(channel.map(|channel| (channel, number)));
+        }
+        model
+    }
+
+    /// Syncs another runtime for the first time, and checks that it gets all that KCP has.
+    async fn new_runtime(&self) {
+        let Fixture { catalog, stores, .. } = &self.fixture;
+        drop(catalog.snapshot(stores));
+        let (runtime, key) = (FakeRuntime::default(), KymaKey::new("kcp-system", "new"));
+        runtime.watch(true);
+        catalog.sync(&key, &runtime.client(), &self.model.labels, stores, &Drift::None).await.unwrap();
+        catalog.forget(&key);
+        assert_eq!(found(&runtime), self.effective().expected());
     }
 
     fn template(&mut self, module: usize, version: usize, label: Option<&'static str>, mandatory: bool, text: u8) {
@@ -396,7 +455,13 @@ impl Simulation {
                 self.old = Some(std::mem::replace(&mut self.fixture.catalog, next));
             }
             Step::Concurrent { fresh, seed } => self.sync_concurrently(fresh, seed).await,
-            Step::Confirm => self.confirm(),
+            Step::Confirm { at } => self.confirm(at),
+            Step::LoseReleases => {
+                self.releases.clear();
+                let settings = Settings { restricted_modules: restricted(), ..Settings::default() };
+                self.fixture.catalog = Catalog::new(settings, Metrics::default(), WriteBudgets::default());
+            }
+            Step::NewRuntime => self.new_runtime().await,
         }
     }
 
@@ -472,7 +537,7 @@ impl Simulation {
         let runtime = self.fixture.runtime.clone();
         runtime.refuse_nothing();
         runtime.land_all();
-        self.confirm();
+        self.confirm(None);
         // The first syncs may conflict with another writer of the inventory, and the last ones receive the events of
         // their own writes.
         for _ in 0..5 {
