@@ -9,6 +9,7 @@
 //! runtime. A sync without changes therefore makes no call.
 
 pub mod check;
+mod content;
 mod controller;
 pub mod desired;
 pub mod diff;
@@ -44,6 +45,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt};
 use tokio::time::timeout;
 
+pub use content::content_id;
 pub use error::{Attempt, CallError, ObjectFailure, ObjectsError, SyncError, Target};
 pub use flags::Flags;
 pub use metrics::{Metrics, Operation};
@@ -56,7 +58,9 @@ use self::{
     holds::Holds,
     inventory::Inventory,
     releases::Ledger,
-    removal_guard::{ChannelTarget, GuardDecision, HeldRemoval, HeldRemovals, LostReleases, RemovalPolicy},
+    removal_guard::{
+        ChannelTarget, GuardDecision, HeldRemoval, HeldRemovals, LostReleases, RemovalPolicy, VisibilityLabels,
+    },
     runtime::Runtime,
     snapshot::{Omission, Snapshot},
 };
@@ -278,6 +282,27 @@ impl Catalog {
             return RolloutSlot::Undecided;
         }
         RolloutSlot::of((kyma_uid, module, version), target, self.rollout_window(), Timestamp::now())
+    }
+
+    /// Roll-out slot in which a Kyma with a version of a module gets the content of the version's template, if that was edited.
+    /// `content` is its identifier.
+    pub(crate) fn edit_slot(&self, kyma_uid: &str, module: &str, version: &str, content: &str) -> RolloutSlot {
+        let kcp = lock(&self.0.kcp);
+        if kcp.lost.is_some() {
+            return RolloutSlot::Undecided;
+        }
+        let state = kcp.ledger.accepted.as_ref().and_then(|accepted| accepted.get(module));
+        let Some((state, accepted)) = state.and_then(|state| Some((state, state.contents.get(version)?))) else {
+            return if kcp.undecided.contains(module) { RolloutSlot::Undecided } else { RolloutSlot::Now };
+        };
+        let edition = |content: &str| format!("{version} {content}");
+        let target = ChannelTarget {
+            version: edition(accepted),
+            labels: VisibilityLabels::default(),
+            since: state.edited.get(version).copied(),
+        };
+        let now = Timestamp::now();
+        RolloutSlot::of((kyma_uid, module, &edition(content)), Some(&target), self.rollout_window(), now)
     }
 
     /// Delay of a Kyma after a channel or mandatory version moved just now, counted from the move.

@@ -75,7 +75,9 @@ use crate::{
         takeover::{self, Takeover},
     },
     controllers::{
-        catalog::{Catalog, CatalogReconcile, retirement, snapshot::Snapshot},
+        catalog::{
+            Catalog, CatalogReconcile, RolloutSlot, retirement, snapshot::Snapshot, visibility::template_name,
+        },
         installer::{Component, Installer, Readiness, Report, was_ready},
         mandatory::MandatoryModules,
         pending_removal::RemovalBackoff,
@@ -506,6 +508,10 @@ impl Reconcile<'_> {
             today: retirement::day(Timestamp::now()),
             turn: &|module, source, version| ctx.catalog.rollout_slot(&uid, module, source, version),
             window: &|| ctx.windows.await_window(self.key, kyma, Timestamp::now()),
+            edited: &|module, version| match catalog.content(&template_name(module, version)) {
+                Some(content) => ctx.catalog.edit_slot(&uid, module, version, content),
+                None => RolloutSlot::Now,
+            },
         };
         decide(kyma, wanted, owned, &sources, &|found| (ctx.layers)(self.key, found))
     }

@@ -75,6 +75,10 @@ pub struct ModuleTemplateSpec {
 }
 
 impl ModuleTemplateSpec {
+    /// Fields that may change in the life of a template: they only inform users. All others decide what runtimes install,
+    /// and another version needs another template.
+    pub const EDITABLE: [&'static str; 2] = ["info", "resources"];
+
     /// True if the module is mandatory; false if absent.
     #[must_use]
     pub fn is_mandatory(&self) -> bool {

@@ -154,7 +154,7 @@ mod tests {
         let versions = BTreeMap::from([("1.0.0".to_owned(), VisibilityLabels::default())]);
         let channels = BTreeMap::from([("fast".to_owned(), to)]);
         let component = Some("example.com/a".to_owned());
-        let facts = ModuleState { audience: Audience::All, component, mandatory: None, channels, versions };
+        let facts = ModuleState { audience: Audience::All, component, channels, versions, ..ModuleState::default() };
         let mut ledger = Ledger { accepted: Some(Releases::from([("a".to_owned(), facts)])), ..Ledger::default() };
         let none = HeldRemovals::default();
         let data = ledger.pending(&none, None).unwrap();

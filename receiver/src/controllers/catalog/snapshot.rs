@@ -9,6 +9,7 @@ use kube::ResourceExt;
 use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate};
 
 use super::{
+    content::content_id,
     desired::{self, DesiredCatalog, DesiredObject, HeldObjects, Kind, ObjectId, ReleaseBody},
     holds::Holds,
     removal_guard::{ModuleState, Releases},
@@ -35,6 +36,8 @@ struct Template {
     object: Arc<ModuleTemplate>,
     module: String,
     version: String,
+    /// See [`content_id`].
+    content: String,
     desired: Arc<DesiredObject>,
 }
 
@@ -135,7 +138,8 @@ impl Snapshot {
     ) -> Self {
         let (mut left_out, holds) = (Vec::new(), holds.into());
         let templates = templates.into_iter().map(|template| holds.template(template));
-        let templates = templates.filter_map(|template| accept_template(template, &mut left_out)).collect();
+        let templates: BTreeMap<_, _> =
+            templates.filter_map(|template| accept_template(template, &mut left_out)).collect();
         let mut admitted = BTreeMap::new();
         for meta in metas {
             let (name, accept) = (meta.name_any(), (restricted, &templates, &holds));
@@ -183,11 +187,18 @@ impl Snapshot {
         self.templates.get(name).map(|template| &template.object)
     }
 
+    /// Identifier of the content of a valid template; see [`content_id`].
+    #[must_use]
+    pub fn content(&self, name: &str) -> Option<&str> {
+        self.templates.get(name).map(|template| template.content.as_str())
+    }
+
     /// State of all modules for the removal guard.
     #[must_use]
     pub fn releases(&self) -> Releases {
         let state = |(module, meta): (&String, &Meta)| {
-            let templates = self.templates_of(module).map(|found| (found.version.as_str(), &*found.object));
+            let templates =
+                self.templates_of(module).map(|found| (found.version.as_str(), &*found.object, found.content.as_str()));
             (module.clone(), ModuleState::of(&meta.object, &meta.admission, templates))
         };
         self.metas.iter().map(state).collect()
@@ -262,7 +273,7 @@ impl Snapshot {
         visibility::channels(class, &meta.object, |name| self.templates.get(name).map(|found| &found.object))
     }
 
-    fn templates_of(&self, module: &str) -> impl Iterator<Item = &Template> {
+    fn templates_of(&self, module: &str) -> impl Iterator<Item = &Template> + Clone {
         // Template names begin with the module's name; those of other modules with the same prefix are filtered by
         // their `moduleName`.
         let from = self.templates.range(format!("{module}-")..);
@@ -289,7 +300,8 @@ fn accept_template(object: Arc<ModuleTemplate>, left_out: &mut Vec<Omission>) ->
     }
     let desired = desired::template(&object).inspect_err(|error| omit(OmissionReason::Unfit(error.to_string())));
     let desired = Arc::new(desired.ok()?);
-    Some((name, Template { module, version, desired, object }))
+    let content = content_id(&object.spec);
+    Some((name, Template { module, version, content, desired, object }))
 }
 
 fn accept_release_meta(

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt};
 use serde_json::{Map, Value, json};
 use tidewatch_shared::{
-    api::{CustomResourcePolicy, Kyma, ModuleTemplate},
+    api::{CustomResourcePolicy, Kyma, Manifest, ModuleTemplate},
     names::{GROUP, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
 };
 
@@ -82,6 +82,24 @@ pub(crate) fn manifest(kyma: &Kyma, module: &WantedModule, resolved: &Resolved, 
     let body =
         json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Manifest", "metadata": metadata, "spec": spec});
     Desired { name, managed: module.managed, body }
+}
+
+/// The desired Manifest with the default module CR and the manager that are installed.
+pub(super) fn as_installed(desired: &Desired, manifest: &Manifest) -> Desired {
+    let mut kept = desired.clone();
+    let manager = manifest.spec.manager.as_ref().and_then(|manager| serde_json::to_value(manager).ok());
+    for (member, installed) in [("resource", manifest.spec.resource().cloned()), ("manager", manager)] {
+        match (installed, kept.body["spec"].as_object_mut()) {
+            (Some(installed), Some(spec)) => drop(spec.insert(member.to_owned(), installed)),
+            (None, Some(spec)) => drop(spec.remove(member)),
+            (_, None) => {}
+        }
+    }
+    let spec = &kept.body["spec"];
+    let is_managed = spec["customResourcePolicy"] == json!(CustomResourcePolicy::CreateAndDelete);
+    let manages_default = is_managed && spec.get("resource").is_some();
+    kept.body["metadata"]["finalizers"] = finalizers(manages_default).collect();
+    kept
 }
 
 /// Name of the Manifest of a module.

@@ -177,6 +177,8 @@ pub(crate) struct Sources<'a> {
     pub(crate) turn: &'a (dyn Fn(&str, VersionSource<'_>, &str) -> RolloutSlot + Sync),
     /// Returns the maintenance window of the Kyma, which counts as waiting unless it is open.
     pub(crate) window: &'a (dyn Fn() -> WindowState + Sync),
+    /// Returns the Kyma's rollout slot for the content of a module's installed version, whose template was edited.
+    pub(crate) edited: &'a (dyn Fn(&str, &str) -> RolloutSlot + Sync),
 }
 
 /// The installed version that stays because the rollout slot for the new version has not come, with the time
@@ -432,6 +434,7 @@ mod tests {
             today: TODAY,
             turn: &|_, _, _| RolloutSlot::Now,
             window: &|| WindowState::Open,
+            edited: &|_, _| RolloutSlot::Now,
         };
         let module = WantedModule {
             name: "template-operator".into(),
@@ -585,6 +588,7 @@ mod tests {
             today: TODAY,
             turn: &|_, _, _| RolloutSlot::Now,
             window: &|| WindowState::Open,
+            edited: &|_, _| RolloutSlot::Now,
         };
         let follows = Ok(Follow::Channel("regular".into()));
         let (name, managed, policy) = ("template-operator".into(), true, Policy::CreateAndDelete);
@@ -624,6 +628,7 @@ mod tests {
                 today: TODAY,
                 turn: &asked,
                 window: &|| WindowState::Open,
+                edited: &|_, _| RolloutSlot::Now,
             };
             let (managed, policy) = (true, Policy::CreateAndDelete);
             let module = WantedModule { name: "template-operator".into(), follows: Ok(follows), managed, policy };

@@ -94,27 +94,38 @@ pub(super) fn decide<'a>(
     for module in wanted {
         let manifest = owned.iter().find(|manifest| module_of(manifest) == Some(&module.name));
         let (found, waiting) = find(kyma, sources, module, manifest, &mut times);
-        let decision = found.and_then(|found| {
-            let is_held = (sources.held)(&module.name);
-            resolved(kyma, module, found, owned, is_held, layer).inspect(|decision| kept.resolved(module, decision))
-        });
-        let decision = decision.unwrap_or_else(|error| {
-            // Unless the removal guard holds that, an excluded Kyma loses the module; any other error keeps the installed
-            // version.
-            if !error.ends_installation() || (sources.held)(&module.name) {
-                kept.unresolved.insert(&module.name);
+        let decision = match found.and_then(|found| resolved(kyma, module, found, owned, sources, layer)) {
+            Ok((decision, its)) => {
+                times.turn = sooner(times.turn, its);
+                kept.resolved(module, &decision);
+                decision
             }
-            let manifest = manifest.cloned();
-            Decision { module, found: Err(error), manifest, write: None, pending: false, waiting: None }
-        });
+            Err(error) => {
+                // Unless the removal guard holds that, an excluded Kyma loses the module; any other error keeps the
+                // installed version.
+                if !error.ends_installation() || (sources.held)(&module.name) {
+                    kept.unresolved.insert(&module.name);
+                }
+                let manifest = manifest.cloned();
+                Decision { module, found: Err(error), manifest, write: None, pending: false, waiting: None }
+            }
+        };
         decisions.push(Decision { waiting, ..decision });
     }
     let unwanted = owned.iter().filter(|manifest| !kept.keeps(manifest)).map(Arc::clone).collect();
     let (mut upgrades, mut awaits_upgrade) = (Vec::new(), false);
     for manifest in owned {
         let Some(module) = leaving::followed(manifest, wanted) else { continue };
-        // A version that cannot be installed, or waits, leaves the Manifest as it is.
+        // A version that cannot be installed, or waits, leaves the Manifest as it is, and so does an edit until its rollout
+        // slot.
         let (Ok(found), _) = find(kyma, sources, &module, Some(manifest), &mut times) else { continue };
+        if manifest.spec.version.as_ref() == Some(&found.version) {
+            let its = (sources.edited)(&module.name, &found.version);
+            times.turn = sooner(times.turn, its);
+            if its != RolloutSlot::Now {
+                continue;
+            }
+        }
         match leaving::upgrade(kyma, manifest, &module, &found, layer(&found)) {
             Upgrade::None => {}
             Upgrade::Pending => awaits_upgrade = true,
@@ -181,24 +192,26 @@ fn find(
     }
 }
 
-/// Decides on a module that resolved. While the component descriptor is unknown, the installed version stays as it is; one
-/// that is of the resolved version is repaired from its own Manifest.
+/// Decides on a module that resolved, and returns the rollout slot of an edited template. While the component descriptor is
+/// unknown, the installed version stays as it is; one that is of the resolved version is repaired from its own Manifest, as
+/// is one whose template was edited, until the slot.
 fn resolved<'a>(
     kyma: &Kyma,
     module: &'a WantedModule,
     found: Resolved,
     owned: &[Arc<Manifest>],
-    is_held: bool,
+    sources: &Sources<'_>,
     layer: &dyn Fn(&Resolved) -> LayerLookup,
-) -> Result<Decision<'a>, LookupError> {
+) -> Result<(Decision<'a>, RolloutSlot), LookupError> {
     let name = build::name_of(kyma, module, &found);
     let manifest = owned.iter().find(|manifest| manifest.name_any() == name).cloned();
     let predecessor = owned.iter().find(|manifest| module_of(manifest) == Some(&module.name)).cloned();
     let keep = |found, pending| {
         let manifest = manifest.clone().or_else(|| predecessor.clone());
-        Ok(Decision { module, found: Ok(found), manifest, write: None, pending, waiting: None })
+        let decision = Decision { module, found: Ok(found), manifest, write: None, pending, waiting: None };
+        Ok((decision, RolloutSlot::Now))
     };
-    if manifest.is_none() && predecessor.is_some() && is_held {
+    if manifest.is_none() && predecessor.is_some() && (sources.held)(&module.name) {
         return keep(found, false);
     }
     let layer = match (layer(&found), &manifest) {
@@ -211,9 +224,17 @@ fn resolved<'a>(
         (LayerLookup::Failed(_), _) if !module.managed => return keep(found, false),
         (LayerLookup::Failed(reason), _) => return Err(LookupError::Descriptor(reason)),
     };
-    let desired = build::manifest(kyma, module, &found, &layer);
+    let (mut desired, mut slot) = (build::manifest(kyma, module, &found, &layer), RolloutSlot::Now);
+    let installed = manifest.iter().find(|manifest| manifest.spec.version.as_ref() == Some(&found.version));
+    let kept = installed.map(|manifest| build::as_installed(&desired, manifest));
+    if let Some(kept) = kept.filter(|kept| *kept != desired) {
+        slot = (sources.edited)(&module.name, &found.version);
+        if slot != RolloutSlot::Now {
+            desired = kept;
+        }
+    }
     let write = is_due(&desired, manifest.as_deref()).then_some(desired);
-    Ok(Decision { module, found: Ok(found), manifest, write, pending: false, waiting: None })
+    Ok((Decision { module, found: Ok(found), manifest, write, pending: false, waiting: None }, slot))
 }
 
 /// The Manifests that stay.
@@ -366,6 +387,7 @@ mod tests {
             today: jiff::civil::date(2026, 6, 1),
             turn: &|_, _, _| turn,
             window: &|| WindowState::Open,
+            edited: &|_, _| RolloutSlot::Now,
         };
         let owned: Vec<_> = owned.iter().cloned().map(Arc::new).collect();
         let decisions = decide(&kyma(), wanted, &owned, &sources, &|found| {

@@ -167,6 +167,13 @@ impl Bed {
         let _ = self.ctx.catalog.refresh(&self.ctx.stores);
     }
 
+    /// Replaces the catalog by one with this roll-out delay, as after a restart.
+    fn set_rollout_window(&mut self, window: Duration) {
+        let flags = catalog::Flags { module_upgrade_rollout_max_delay: window, ..catalog::Flags::default() };
+        let settings = catalog::Settings { flags, ..catalog::Settings::default() };
+        self.ctx.catalog = Catalog::new(settings, catalog::Metrics::default(), WriteBudgets::default());
+    }
+
     fn enable(&self) {
         self.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([{"name": "keda", "managed": true}]));
     }
@@ -314,6 +321,8 @@ async fn surplus_fields_of_a_manifest_are_removed_once() {
                            "data": {"apiVersion": "a/v1", "kind": "Keda", "spec": spec}});
         filled::<ModuleTemplate>(&[of_kyma_group("ModuleTemplate", "keda-1.0.0", whole)]).0
     };
+    // Edits take effect at once.
+    bed.set_rollout_window(Duration::ZERO);
     bed.set_templates(with(json!({"replicas": 2, "logging": {"level": "debug"}, "of": "kyma-system"})));
     bed.kyma().await;
     bed.forget_calls();

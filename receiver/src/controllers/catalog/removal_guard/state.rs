@@ -38,6 +38,13 @@ pub struct ModuleState {
     /// by a receiver that recorded channels only.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub versions: BTreeMap<String, VisibilityLabels>,
+    /// Identifiers of the contents of all templates, by version; see [`content_id`](crate::controllers::catalog::content_id).
+    /// Empty in a state persisted by a receiver that did not record them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub contents: BTreeMap<String, String>,
+    /// Times since when the templates have their contents, in Unix seconds, by version; absent if no change was observed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub edited: BTreeMap<String, i64>,
 }
 
 /// Labels that limit the visibility of a version, or the ones of a Kyma that lift this limit.
@@ -80,20 +87,23 @@ pub struct ChannelTarget {
 }
 
 impl ModuleState {
-    /// Derives the state from a release meta and the well-formed templates of its module, each with its version.
+    /// Derives the state from a release meta and the well-formed templates of its module, each with its version and the
+    /// identifier of its content.
     pub(in crate::controllers::catalog) fn of<'a>(
         meta: &ModuleReleaseMeta,
         admission: &Admission,
-        templates: impl Iterator<Item = (&'a str, &'a ModuleTemplate)>,
+        templates: impl Iterator<Item = (&'a str, &'a ModuleTemplate, &'a str)> + Clone,
     ) -> Self {
         let audience = match (admission, &meta.spec.kyma_selector) {
             (Admission::All, _) => Audience::All,
             (Admission::Selected(_), Some(selector)) => Audience::Selected(selector.clone()),
             (Admission::Selected(_), None) | (Admission::Excluded(_), _) => Audience::Excluded,
         };
-        let optional = templates.filter(|(_, template)| !template.spec.is_mandatory());
+        let contents =
+            templates.clone().map(|(version, _, content)| (version.to_owned(), content.to_owned())).collect();
+        let optional = templates.filter(|(_, template, _)| !template.spec.is_mandatory());
         let versions: BTreeMap<_, _> = optional
-            .map(|(version, template)| (version.to_owned(), VisibilityLabels::of(template.metadata.labels.as_ref())))
+            .map(|(version, template, _)| (version.to_owned(), VisibilityLabels::of(template.metadata.labels.as_ref())))
             .collect();
         let target = |entry: &Channel| {
             let labels = *versions.get(&entry.version)?;
@@ -106,7 +116,8 @@ impl ModuleState {
             labels: VisibilityLabels::default(),
             since: None,
         });
-        Self { audience, component: meta.spec.ocm_component_name.clone(), mandatory, channels, versions }
+        let (component, edited) = (meta.spec.ocm_component_name.clone(), BTreeMap::new());
+        Self { audience, component, mandatory, channels, versions, contents, edited }
     }
 
     /// Version that a field of the release meta points to.
@@ -137,11 +148,21 @@ impl ModuleState {
             let same = before.filter(|before| before.version == target.version);
             target.since = same.map_or(Some(now), |before| before.since);
         }
+        let since = |version: &String, content: &String| match before {
+            Some(before) if before.contents.get(version) == Some(content) => before.edited.get(version).copied(),
+            // Not recorded so far.
+            Some(before) if before.contents.is_empty() => None,
+            Some(_) | None => Some(now),
+        };
+        let edited = self.contents.iter().filter_map(|(version, id)| Some((version.clone(), since(version, id)?)));
+        self.edited = edited.collect();
     }
 
+    /// The state without the times and contents, which are no access to anything.
     pub(super) fn without_times(&self) -> Self {
         let mut state = self.clone();
         state.channels.values_mut().chain(&mut state.mandatory).for_each(|target| target.since = None);
+        (state.contents, state.edited) = Default::default();
         state
     }
 
@@ -159,14 +180,24 @@ impl ModuleState {
             Part::Channel(channel) => {
                 if let Some(target) = before.channels.get(channel) {
                     let labels = self.keep_version(&target.version, target.labels);
+                    self.keep_content(&target.version, before);
                     self.channels.insert(channel.clone(), ChannelTarget { labels, ..target.clone() });
                 }
             }
             Part::Version(version) => {
                 if let Some(labels) = before.versions.get(version) {
                     self.keep_version(version, *labels);
+                    self.keep_content(version, before);
                 }
             }
+        }
+    }
+
+    /// Restores the content of a version without a template.
+    fn keep_content(&mut self, version: &str, before: &Self) {
+        if let (None, Some(content)) = (self.contents.get(version), before.contents.get(version)) {
+            self.contents.insert(version.to_owned(), content.clone());
+            self.edited.extend(before.edited.get(version).map(|since| (version.to_owned(), *since)));
         }
     }
 

@@ -14,7 +14,13 @@ fn target(version: &str, beta: bool) -> ChannelTarget {
 fn state(audience: Audience, channels: &[(&str, ChannelTarget)]) -> ModuleState {
     let channels: BTreeMap<_, _> = channels.iter().map(|(name, to)| ((*name).to_owned(), to.clone())).collect();
     let versions = channels.values().map(|to| (to.version.clone(), to.labels)).collect();
-    ModuleState { audience, component: Some("example.com/module".to_owned()), mandatory: None, channels, versions }
+    ModuleState {
+        audience,
+        component: Some("example.com/module".to_owned()),
+        channels,
+        versions,
+        ..ModuleState::default()
+    }
 }
 
 fn mandatory(version: &str) -> ModuleState {
@@ -290,11 +296,13 @@ fn large_catalog_fits_into_a_config_map() {
         state.versions.extend(
             (0..20).map(|minor| (format!("1.{minor}.{n}-rc.1"), VisibilityLabels { beta: n > 50, internal: false })),
         );
+        state.contents = state.versions.keys().map(|version| (version.clone(), "0123456789".to_owned())).collect();
+        state.edited = state.versions.keys().map(|version| (version.clone(), 1_764_000_000)).collect();
         (format!("module-with-a-name-{n}"), state)
     };
     let all: Releases = (0..100).map(module).collect();
     let text = serde_json::to_string(&all).unwrap();
-    assert!(text.len() < 100 << 10, "{} of 1 MiB", text.len());
+    assert!(text.len() < 256 << 10, "{} of 1 MiB", text.len());
     assert_eq!(serde_json::from_str::<Releases>(&text).unwrap(), all);
 }
 
@@ -319,6 +327,34 @@ fn unheld_changes_are_accepted_and_moved_channels_record_the_time() {
     let since = |channel: &str| decision.accepted["b"].channels[channel].since;
     assert_eq!((since("regular"), since("same"), since("new")), (Some(100), Some(7), Some(100)));
     assert_eq!(decision.held.modules, BTreeSet::from(["a".into()]));
+}
+
+#[test]
+fn edit_of_a_template_records_the_time() {
+    let with = |contents: &[(&str, &str)]| {
+        let contents = contents.iter().map(|(version, id)| ((*version).to_owned(), (*id).to_owned())).collect();
+        let state = module(&[("regular", target("1", false)), ("fast", target("2", false))]);
+        releases(&[("a", ModuleState { contents, ..state })])
+    };
+    let pass = |before: &Releases, now: Releases| decide(Some(before), now, &kymas(100, 0), &[]).accepted;
+    let edited = |accepted: &Releases| accepted["a"].edited.clone();
+    let of = |times: &[(&str, i64)]| times.iter().map(|(version, at)| ((*version).to_owned(), *at)).collect();
+    let before = with(&[("1", "x"), ("2", "x")]);
+    assert_eq!(edited(&pass(&before, before.clone())), BTreeMap::new());
+    let mut later = pass(&before, with(&[("1", "x"), ("2", "y")]));
+    assert_eq!(edited(&later), of(&[("2", 100)]));
+    later.get_mut("a").unwrap().edited = of(&[("2", 7)]);
+    assert_eq!(edited(&pass(&later, with(&[("1", "x"), ("2", "y")]))), of(&[("2", 7)]));
+    // A template that is deleted and created with another content, while its removal is held or not.
+    assert_eq!(edited(&pass(&with(&[("1", "x")]), before.clone())), of(&[("2", 100)]));
+    let mut gone = with(&[("1", "x")]);
+    let state = gone.get_mut("a").unwrap();
+    state.channels.remove("fast");
+    state.versions.remove("2");
+    let held = pass(&later, gone);
+    assert_eq!((&held["a"].contents["2"], edited(&held)), (&"y".to_owned(), of(&[("2", 7)])));
+    assert_eq!(edited(&pass(&held, with(&[("1", "x"), ("2", "z")]))), of(&[("2", 100)]));
+    assert_eq!(edited(&pass(&with(&[]), before)), BTreeMap::new(), "an older receiver recorded none");
 }
 
 #[test]

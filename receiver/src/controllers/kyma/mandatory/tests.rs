@@ -153,6 +153,7 @@ fn check(case: Case) -> Outcome {
             assert_eq!((module, version), ("warden", "1.1.0"));
             if source == VersionSource::Mandatory { case.turn } else { RolloutSlot::Now }
         },
+        edited: &|_, _| RolloutSlot::Now,
     };
     let layer = |found: &Resolved| case.layer.clone().unwrap_or_else(|| LayerLookup::Ready(layer_of(&found.version)));
     let mandatory = wanted(&snapshot, &owned.mandatory);

@@ -78,6 +78,71 @@ async fn channel_change_by_the_user_takes_effect_at_once() {
     assert_eq!(installed(&bed), "1.1.0");
 }
 
+fn template_with(data: Value) -> Value {
+    let manager = json!({"group": "apps", "version": "v1", "kind": "Deployment", "name": "other"});
+    json!({"moduleName": "keda", "version": "1.0.0", "descriptor": {}, "manager": manager, "data": data})
+}
+
+/// A fixture with `keda` 1.0.0 installed, whose template was edited in place: `since` that many seconds according to KCP's
+/// releases, or while no receiver was running.
+async fn edited(since: Option<i64>) -> Bed {
+    let mut bed = Bed::with_keda().await;
+    let id = |spec: &Value| catalog::content_id(&serde_json::from_value(spec.clone()).unwrap());
+    let old = json!({"moduleName": "keda", "version": "1.0.0", "descriptor": {}});
+    let new = template_with(json!({"apiVersion": "a/v1", "kind": "Keda", "spec": {"replicas": 2}}));
+    let (content, edited) = match since {
+        Some(since) => (id(&new), json!({"1.0.0": Timestamp::now().as_second() - since})),
+        None => (id(&old), json!({})),
+    };
+    bed.ctx.stores.templates = filled::<ModuleTemplate>(&[of_kyma_group("ModuleTemplate", "keda-1.0.0", new)]).0;
+    bed.set_rollout_window(WINDOW);
+    let accepted = json!({"keda": {"whom": "everyone", "component": "kyma-project.io/module/keda",
+        "channels": {"regular": {"version": "1.0.0"}}, "versions": {"1.0.0": {}},
+        "contents": {"1.0.0": content}, "edited": edited}});
+    let map: ConfigMap = serde_json::from_value(json!({"data": {"accepted": accepted.to_string()}})).unwrap();
+    bed.ctx.catalog.observe_releases(Some(&map));
+    bed
+}
+
+#[tokio::test]
+async fn edited_template_is_installed_in_the_rollout_slot() {
+    for since in [None, Some(0)] {
+        let mut bed = edited(since).await;
+        let (id, before) = bed.manifest().unwrap();
+        let outcome = bed.kyma().await;
+        let turn = outcome.rollout_after.unwrap();
+        assert!(turn > Duration::ZERO && turn <= WINDOW, "{turn:?}");
+        assert_eq!(bed.manifest().unwrap().1["spec"], before["spec"]);
+        // What the user changes meanwhile takes effect.
+        bed.runtime.edit("kymas/default", |kyma| {
+            kyma["spec"]["modules"] = json!([{"name": "keda", "managed": true, "customResourcePolicy": "Ignore"}]);
+        });
+        bed.kyma().await;
+        let spec = bed.manifest().unwrap().1["spec"].clone();
+        assert_eq!((&spec["customResourcePolicy"], &spec["resource"]), (&json!("Ignore"), &Value::Null));
+        // A new Manifest has the new content.
+        bed.kcp.remove(&id);
+        bed.kyma().await;
+        let spec = bed.manifest().unwrap().1["spec"].clone();
+        assert_eq!((&spec["resource"]["spec"]["replicas"], &spec["manager"]["name"]), (&json!(2), &json!("other")));
+    }
+    let mut bed = edited(Some(WINDOW.as_secs().try_into().unwrap())).await;
+    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
+    assert_eq!(bed.manifest().unwrap().1["spec"]["resource"]["spec"]["replicas"], 2);
+}
+
+#[tokio::test]
+async fn edit_is_not_installed_before_it_is_decided_on() {
+    let mut bed = edited(None).await;
+    drop(bed.ctx.catalog.snapshot(&bed.ctx.stores));
+    let new = template_with(json!({"apiVersion": "a/v1", "kind": "Keda", "spec": {"replicas": 3}}));
+    bed.ctx.stores.templates = filled::<ModuleTemplate>(&[of_kyma_group("ModuleTemplate", "keda-1.0.0", new)]).0;
+    // As from the event of the template until the guard has decided.
+    bed.ctx.catalog.mark_undecided("keda");
+    bed.kyma().await;
+    assert_eq!(bed.manifest().unwrap().1["spec"]["resource"], Value::Null);
+}
+
 #[tokio::test]
 async fn failing_catalog_is_retried_before_the_rollout_slot() {
     let mut bed = moved(Some(0)).await;
