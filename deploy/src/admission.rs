@@ -2,14 +2,18 @@
 //! of the CRDs, in a kustomization of their own.
 //!
 //! A channel that is moved to a lower version, and another component of a module, only cause a warning and an audit
-//! annotation, because a release may have to be withdrawn or moved.
+//! annotation, because a release may have to be withdrawn or moved. An edit of a template is denied unless an annotation
+//! allows that one.
 //!
 //! kustomize adds a namespace to objects of kinds that it does not know as cluster-scoped, including these: a
 //! kustomization that sets a namespace must not include them.
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use tidewatch_shared::names::{GROUP, KCP_NAMESPACE, VERSION};
+use tidewatch_shared::{
+    api::{ModuleTemplateSpec, crds},
+    names::{GROUP, KCP_NAMESPACE, VERSION, annotation},
+};
 
 use crate::render::{File, object, with_kustomization};
 
@@ -24,6 +28,7 @@ const NAMEABLE: &str = r"r'^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-(
 pub fn admission() -> Result<Vec<File>> {
     let policies = [
         ("moduletemplates", templates(), json!(["Deny"])),
+        ("template-edits", template_edits(), json!(["Deny"])),
         ("modulereleasemetas", release_metas(), json!(["Deny"])),
         ("channel-moves", channel_moves(), json!(["Warn", "Audit"])),
         ("component-changes", component_changes(), json!(["Warn", "Audit"])),
@@ -86,6 +91,47 @@ fn templates() -> Value {
             ),
         ],
     )
+}
+
+/// Denies changes of a template's specification except of the fields that only inform users. Labels, such as those that limit
+/// the visibility, and annotations may change. A template that nothing finds by module and version may be completed.
+fn template_edits() -> Value {
+    let before = |field: &str| format!("oldObject.?spec.?{field}.orValue('') != ''");
+    let differs = |field: &String| format!("(object.?spec.?{field} == oldObject.?spec.?{field} ? [] : ['{field}'])");
+    let changed: Vec<_> = immutable_fields().iter().map(differs).collect();
+    let allowed = format!(
+        "object.metadata.?annotations[?'{}'].orValue('') == string(oldObject.metadata.generation)",
+        annotation::ALLOW_EDIT
+    );
+    json!({
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [{
+            "apiGroups": [GROUP], "apiVersions": [VERSION], "operations": ["UPDATE"], "resources": ["moduletemplates"],
+        }]},
+        "matchConditions": [
+            {"name": "the-specification-changes", "expression": "object.?spec != oldObject.?spec"},
+            {"name": "it-has-a-version", "expression": format!("{} && {}", before("moduleName"), before("version"))},
+        ],
+        "variables": [
+            {"name": "changed", "expression": changed.join(" + ")},
+            {"name": "allowed", "expression": allowed},
+        ],
+        "validations": [{
+            "expression": "variables.changed.size() == 0 || variables.allowed",
+            "message": "a template never changes: publish another version",
+            "messageExpression": "'a template never changes: publish another version instead of changing spec.' + \
+                variables.changed.join(' and spec.')",
+        }],
+    })
+}
+
+/// Fields of a template's specification that never change: all of its CRD but those that inform users.
+fn immutable_fields() -> Vec<String> {
+    let name = format!("moduletemplates.{GROUP}");
+    let crd = crds::crds().into_iter().find(|crd| crd.metadata.name.as_ref() == Some(&name));
+    let schema = crd.and_then(|crd| crd.spec.versions.into_iter().next()?.schema?.open_api_v3_schema?.properties);
+    let spec = schema.and_then(|mut properties| properties.remove("spec")?.properties).unwrap_or_default();
+    spec.into_keys().filter(|field| !ModuleTemplateSpec::EDITABLE.contains(&field.as_str())).collect()
 }
 
 fn release_metas() -> Value {
@@ -188,4 +234,18 @@ fn component_changes() -> Value {
             "message": "the component of the module changes: the Manifest of every runtime with the module is replaced",
         }],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_decides_what_is_installed_is_immutable() {
+        let fields = immutable_fields();
+        for field in ["associatedResources", "data", "descriptor", "manager", "mandatory", "moduleName", "version"] {
+            assert!(fields.iter().any(|known| known == field), "{field}: {fields:?}");
+        }
+        assert!(!fields.iter().any(|field| ModuleTemplateSpec::EDITABLE.contains(&field.as_str())), "{fields:?}");
+    }
 }

@@ -162,7 +162,9 @@ pub mod annotation {
     /// On the ConfigMap with the state of an agent upgrade, the agent image whose upgrade an operator confirms to
     /// continue despite failed runtimes (Tidewatch).
     pub const CONFIRM_AGENT_IMAGE: &str = "operator.kyma-project.io/tidewatch-confirm-agent-image";
-    /// On the ConfigMap [`RELEASES`](super::RELEASES), the removal from many runtimes that an operator confirms
+    /// On a ModuleTemplate in KCP, the generation that may be edited although templates never change (Tidewatch).
+    pub const ALLOW_EDIT: &str = "operator.kyma-project.io/tidewatch-allow-edit";
+    /// On the ConfigMap [`RELEASES`](super::RELEASES), the removals from many runtimes that an operator confirms
     /// (Tidewatch).
     pub const CONFIRM: &str = "operator.kyma-project.io/tidewatch-confirm";
 }

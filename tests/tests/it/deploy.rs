@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tidewatch_receiver::{controllers::catalog::desired::Kind, rights};
 use tidewatch_shared::{
     api::crds,
-    names::{KCP_NAMESPACE, label},
+    names::{KCP_NAMESPACE, annotation, label},
 };
 use tidewatch_tests::{
     bed,
@@ -178,7 +178,7 @@ async fn the_admission_policies_refuse_invalid_catalogs() -> TestResult {
     let old = until("the CRDs to be served", async || Ok(Some(templates.create(&PostParams::default(), &old).await?)))
         .await?;
     let enforced = enforce(&client, |_| true).await?;
-    assert_eq!(enforced, 8, "four policies and their bindings");
+    assert_eq!(enforced, 10, "five policies and their bindings");
     let template = |module: &str, version: &str| json!({"moduleName": module, "version": version, "descriptor": {}});
     let (mt, mrm) = (Kind::Template, Kind::ReleaseMeta);
     until("the policies to take effect", async || {
@@ -242,6 +242,43 @@ async fn the_admission_policies_refuse_invalid_catalogs() -> TestResult {
     let refused = templates.patch(&old.name_any(), &PatchParams::default(), &otherwise).await.unwrap_err().to_string();
     assert!(refused.contains("must be set"), "{refused}");
     templates.delete(&old.name_any(), &Default::default()).await?;
+    templates_are_created_once(&templates).await
+}
+
+/// Checks that a template is not edited, but for its metadata and what informs users, unless the edit is allowed.
+async fn templates_are_created_once(templates: &Api<DynamicObject>) -> TestResult {
+    let object = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": Kind::Template.name(),
+        "metadata": {"name": "once-1.0.0", "namespace": REFUSING},
+        "spec": {"moduleName": "once", "version": "1.0.0", "descriptor": {}}});
+    templates.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+    let edit = async |change: Value| {
+        let edited = templates.patch("once-1.0.0", &PatchParams::default(), &Patch::Merge(change)).await;
+        edited.map_err(|error| error.to_string())
+    };
+    let data =
+        |replicas: u8| json!({"spec": {"data": {"apiVersion": "a/v1", "kind": "A", "spec": {"replicas": replicas}}}});
+    // The other policies are in effect, and this one soon.
+    let refused = until("the policy of edits to take effect", async || {
+        // One of them is a change.
+        Ok(edit(data(1)).await.err().or(edit(data(2)).await.err()))
+    });
+    let refused = refused.await?;
+    assert!(refused.contains("publish another version instead of changing spec.data"), "{refused}");
+    let several = json!({"spec": {"descriptor": {"x": 1}, "manager":
+        {"group": "apps", "version": "v1", "kind": "Deployment", "name": "m"}}});
+    assert!(edit(several).await.unwrap_err().contains("changing spec.descriptor and spec.manager"));
+    for same in [
+        json!({"metadata": {"labels": {label::BETA: "true"}, "annotations": {"a": "b"}}}),
+        json!({"spec": {"info": {"repository": "https://r", "documentation": "https://d"},
+            "resources": [{"name": "raw", "link": "https://l"}]}}),
+    ] {
+        edit(same).await.unwrap();
+    }
+    let generation = templates.get("once-1.0.0").await?.metadata.generation.unwrap_or_default();
+    edit(json!({"metadata": {"annotations": {annotation::ALLOW_EDIT: generation.to_string()}}})).await.unwrap();
+    edit(data(7)).await.unwrap();
+    assert!(edit(data(8)).await.is_err(), "one edit was allowed");
+    templates.delete("once-1.0.0", &Default::default()).await?;
     Ok(())
 }
 
