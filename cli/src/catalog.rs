@@ -1,6 +1,7 @@
 //! `catalog`: checks a module catalog, compares it with the live one, and shows one runtime's view of it.
 
 mod check;
+mod current;
 mod diff;
 mod files;
 mod live;
@@ -17,7 +18,7 @@ pub use show::Show;
 /// Commands of `catalog`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Catalog {
-    /// Check ModuleTemplates and ModuleReleaseMetas in files, without a cluster
+    /// Check ModuleTemplates and ModuleReleaseMetas in files, without a cluster unless --live is given
     #[command(
         after_help = "Exit codes: 0 no errors; 1 errors, or warnings with --deny-warnings; 2 a file cannot be read, or \
         invalid arguments."

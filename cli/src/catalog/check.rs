@@ -8,8 +8,8 @@ use tidewatch_receiver::controllers::catalog::{
     visibility::restricted_modules,
 };
 
-use super::files;
-use crate::{exit, output};
+use super::{LiveFlags, current, files};
+use crate::{block_on, cluster::ClusterFlags, exit, output};
 
 /// Arguments of `catalog check`.
 #[derive(Clone, Debug, Args)]
@@ -18,12 +18,21 @@ pub struct Check {
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<String>,
 
-    /// File with the current catalog; repeatable. Finds channels that move down, and permits files with only the new objects
-    #[arg(long, value_name = "FILE")]
+    /// File with the current catalog, and with Kymas, if they matter; repeatable. Finds channels that move down and edits of
+    /// templates, and permits files with only the new objects
+    #[arg(long, value_name = "FILE", group = "current")]
     pub against: Vec<String>,
 
-    /// The files are the whole catalog: objects only in the files of --against are removed
-    #[arg(long, requires = "against")]
+    /// Take the current catalog and the Kymas from the control plane, instead of --against
+    #[arg(long, group = "current")]
+    pub live: bool,
+
+    /// Control plane with the current catalog.
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
+
+    /// The files are the whole catalog: objects only in the current one are removed
+    #[arg(long, requires = "current")]
     pub whole: bool,
 
     /// Modules visible only to runtimes that match their release meta's kymaSelector, as for the receiver. Without it
@@ -49,13 +58,17 @@ impl Check {
 
     fn report(&self) -> Result<Report> {
         let mut sources = files::read(self.files.iter().chain(&self.against))?;
-        let against = sources.split_off(self.files.len());
+        let mut against = sources.split_off(self.files.len());
+        if self.live {
+            let live = LiveFlags { cluster: self.cluster.clone(), restricted_default_modules: Vec::new() };
+            against.push(block_on(current::read(&live))?);
+        }
         let options = CheckOptions {
             restricted: self.restricted_default_modules.as_ref().map(restricted_modules),
             today: Timestamp::now().to_zoned(TimeZone::UTC).date(),
             whole: self.whole,
         };
-        let against = (!self.against.is_empty()).then_some(&*against);
+        let against = (!against.is_empty()).then_some(&*against);
         Ok(check::check(&sources, against, &options)?)
     }
 }
@@ -76,6 +89,8 @@ mod tests {
             let check = Check {
                 files,
                 against,
+                live: false,
+                cluster: ClusterFlags { kubeconfig: None, namespace: "kcp-system".to_owned() },
                 whole: false,
                 restricted_default_modules: None,
                 deny_warnings: false,

@@ -66,7 +66,7 @@ impl LiveFlags {
         Ok((kyma.metadata, self.objects(&client).await?, self.releases(&client).await?))
     }
 
-    async fn objects(&self, client: &Client) -> Result<Objects> {
+    pub(super) async fn objects(&self, client: &Client) -> Result<Objects> {
         Ok(Objects {
             templates: self.list::<ModuleTemplate>(client).await.context("list the ModuleTemplates")?,
             release_metas: self.list::<ModuleReleaseMeta>(client).await.context("list the ModuleReleaseMetas")?,
@@ -74,7 +74,7 @@ impl LiveFlags {
     }
 
     /// Lists the readable objects of a kind. Reports the others on stderr and leaves them out, as the receiver does.
-    async fn list<K>(&self, client: &Client) -> Result<Vec<Arc<K>>>
+    pub(super) async fn list<K>(&self, client: &Client) -> Result<Vec<Arc<K>>>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
     {

@@ -82,14 +82,16 @@ pub struct Objects {
     pub release_metas: Vec<Arc<ModuleReleaseMeta>>,
 }
 
-/// Checks texts, and the change to them from an earlier state, if given. The earlier state itself is not checked.
+/// Checks texts, and the change to them from an earlier state, if given. The earlier state itself is not checked. Kymas in
+/// either are users of the fixed versions that they select.
 ///
 /// # Errors
 /// [`ParseError`], also of the earlier state.
 pub fn check(files: &[Source], against: Option<&[Source]>, options: &CheckOptions) -> Result<Report, ParseError> {
     let mut findings = Vec::new();
-    let objects = object::objects(files, &mut findings)?;
-    let before = against.map(|before| object::objects(before, &mut Vec::new())).transpose()?;
+    let mut users = rules::FixedUsers::default();
+    let objects = object::objects(files, &mut findings, &mut users)?;
+    let before = against.map(|before| object::objects(before, &mut Vec::new(), &mut users)).transpose()?;
     let schemas = Schemas::new();
     for object in &objects {
         let mut found = schemas.check(object);
@@ -100,7 +102,7 @@ pub fn check(files: &[Source], against: Option<&[Source]>, options: &CheckOption
         }
         findings.extend(found);
     }
-    findings.extend(rules::check(&objects, before.as_deref(), options));
+    findings.extend(rules::check(&objects, before.as_deref(), &users, options));
     let count = |kind| objects.iter().filter(|object| object.kind == kind).count();
     let (templates, release_metas) = (count(Kind::Template), count(Kind::ReleaseMeta));
     Ok(Report::new(findings, Summary { files: files.len(), templates, release_metas, ..Summary::default() }))
@@ -113,7 +115,7 @@ pub fn check(files: &[Source], against: Option<&[Source]>, options: &CheckOption
 pub fn read(files: &[Source]) -> Result<Objects, ReadError> {
     let mut read = Objects::default();
     let schemas = Schemas::new();
-    for object in object::objects(files, &mut Vec::new())? {
+    for object in object::objects(files, &mut Vec::new(), &mut rules::FixedUsers::default())? {
         match object.stored(&schemas) {
             _ if object.name.is_empty() => {
                 let finding = object.finding(&[], Code::Metadata, "it has no name");

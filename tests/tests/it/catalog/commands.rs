@@ -55,6 +55,15 @@ async fn catalog_diff_predicts_the_effect_of_a_change() -> TestResult {
     let report = json(&setup, &["diff", file], 0).await?;
     assert_eq!(report["affected"], 0, "{report}");
 
+    // A template of KCP never changes.
+    let mut edited = later.clone();
+    edited["spec"]["descriptor"] = json!({"another": true});
+    fs::write(file, edited.to_string())?;
+    let output = catalog(&setup, &["check", "--live", file]).await?;
+    let page = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{page}{}", text(&output.stderr));
+    assert!(page.contains("error[template-edited] ModuleTemplate/keda-1.2.0 spec.descriptor"), "{page}");
+
     // Remove a channel: one runtime is affected, and the guard applies from four runtimes on.
     fs::write(file, release_meta("keda", &[("regular", "1.0.0")]).to_string())?;
     let report = json(&setup, &["diff", file], 1).await?;

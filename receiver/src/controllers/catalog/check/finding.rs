@@ -65,6 +65,14 @@ pub enum Code {
     Downgrade,
     /// The object is too large for a runtime.
     TooLarge,
+    /// A field of a template changes that never does.
+    TemplateEdited,
+    /// The template of the earlier state is removed although its version is in use.
+    VersionInUse,
+    /// The component is another one than in the earlier state.
+    ComponentChanged,
+    /// The component descriptor of a template is of another component than the release meta names.
+    ComponentMismatch,
     /// The object is of another kind and not checked.
     OtherKind,
     /// The selector has no requirement, or a restricted module has none.
@@ -91,8 +99,6 @@ pub enum Code {
     NoEffect,
     /// The value of a visibility label counts as false.
     LabelValue,
-    /// The component is another one than in the earlier state.
-    ComponentChanged,
     /// The channel of the earlier state is removed.
     ChannelRemoved,
     /// The release meta of the earlier state is removed.

@@ -12,6 +12,7 @@ use super::{
     ParseError, Source, advice,
     document::{self, Content, Node, Step},
     finding::{Code, Finding},
+    rules::FixedUsers,
     schema::Schemas,
 };
 use crate::controllers::catalog::{desired::Kind, visibility::template_name};
@@ -114,8 +115,12 @@ impl FindingDraft {
     }
 }
 
-/// Parses texts into templates and release metas, and adds findings on all other objects.
-pub(super) fn objects(sources: &[Source], findings: &mut Vec<Finding>) -> Result<Vec<Object>, ParseError> {
+/// Parses texts into templates and release metas, adds the Kymas to the users, and findings on all other objects.
+pub(super) fn objects(
+    sources: &[Source],
+    findings: &mut Vec<Finding>,
+    users: &mut FixedUsers,
+) -> Result<Vec<Object>, ParseError> {
     let mut objects = Vec::new();
     for Source { name, text } in sources {
         let documents = document::read(text).map_err(|(at, reason)| ParseError {
@@ -125,12 +130,19 @@ pub(super) fn objects(sources: &[Source], findings: &mut Vec<Finding>) -> Result
             reason,
         })?;
         for node in documents.into_iter().flat_map(Node::into_objects) {
-            if let Some(kind) = kind(name, &node, findings) {
+            if is_kyma(&node) {
+                users.add(&node);
+            } else if let Some(kind) = kind(name, &node, findings) {
                 objects.push(Object::new(name, kind, node));
             }
         }
     }
     Ok(objects)
+}
+
+fn is_kyma(node: &Node) -> bool {
+    let group = node.text("apiVersion").and_then(|version| Some(version.split_once('/')?.0));
+    group == Some(GROUP) && node.text("kind") == Some("Kyma")
 }
 
 /// Kind of an object. Adds a finding on an object of neither kind.

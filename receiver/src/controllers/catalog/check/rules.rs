@@ -3,6 +3,7 @@
 mod history;
 mod release;
 mod template;
+mod users;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,6 +12,8 @@ use tidewatch_shared::{
     api::{ModuleReleaseMeta, ModuleTemplate},
     names::label,
 };
+
+pub(super) use users::FixedUsers;
 
 use super::{
     CheckOptions, advice,
@@ -79,8 +82,13 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Checks objects, and the change to them from those `before`.
-pub(super) fn check(objects: &[Object], before: Option<&[Object]>, options: &CheckOptions) -> Vec<Finding> {
+/// Checks objects, and the change to them from those `before`; `users` select fixed versions.
+pub(super) fn check(
+    objects: &[Object],
+    before: Option<&[Object]>,
+    users: &FixedUsers,
+    options: &CheckOptions,
+) -> Vec<Finding> {
     let context = Context::new(objects, before, options);
     let mut findings = Vec::new();
     let mut seen = BTreeMap::new();
@@ -101,6 +109,9 @@ pub(super) fn check(objects: &[Object], before: Option<&[Object]>, options: &Che
     }
     if let Some(before) = before {
         history::check(objects, before, options, &mut findings);
+        if options.whole {
+            users::check(objects, before, users, &mut findings);
+        }
     }
     findings
 }

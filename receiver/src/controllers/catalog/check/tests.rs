@@ -51,7 +51,10 @@ fn each_mistake_has_a_position_a_code_and_advice() {
         Code::Downgrade,
         Code::TooLarge,
         Code::NotRestricted,
+        Code::TemplateEdited,
+        Code::VersionInUse,
         Code::ComponentChanged,
+        Code::ComponentMismatch,
         Code::ChannelRemoved,
         Code::ModuleRemoved,
         Code::WithdrawnVersion,
@@ -344,8 +347,90 @@ fn changed_component_is_reported() {
     let report = check(&[source("now", &now)], Some(&[source("before", &before)]), &options()).unwrap();
     let found: Vec<_> = report.findings.iter().filter(|finding| finding.code == Code::ComponentChanged).collect();
     assert!(matches!(&found[..], [one] if one.path == "spec.ocmComponentName"), "{report}");
+    assert_eq!((found[0].line, found[0].severity), (9, Severity::Error));
     let same = check(&[source("now", &before)], Some(&[source("before", &before)]), &options()).unwrap();
     assert!(same.findings.iter().all(|finding| finding.code != Code::ComponentChanged), "{same}");
+}
+
+#[test]
+fn component_of_a_descriptor_is_that_of_the_release_meta() {
+    let described = |name: &str| template("keda", "1.1.0", json!({"descriptor": {"component": {"name": name}}}));
+    let found = |objects: &[Value]| {
+        let texts = objects.iter().map(|object| format!("{object}\n---\n")).collect::<String>();
+        let report = check(&[source("a", &texts)], None, &CheckOptions { restricted: None, ..options() }).unwrap();
+        let found = report.findings.into_iter().filter(|finding| finding.code == Code::ComponentMismatch);
+        found.map(|finding| (finding.line, finding.path, finding.suggestion)).collect::<Vec<_>>()
+    };
+    let low = template("keda", "1.0.0", json!({}));
+    assert_eq!(found(&[low.clone(), described("kyma-project.io/module/keda"), meta(json!({}))]), []);
+    let expected = "keep the name kyma-project.io/module/keda in every version of the module";
+    assert_eq!(
+        found(&[low, described("kyma-project.io/module/keda-manager"), meta(json!({}))]),
+        [(3, "spec.descriptor.component.name".to_owned(), expected.to_owned())]
+    );
+    assert_eq!(found(&[described("kyma-project.io/module/other")]), [], "there is no release meta");
+}
+
+#[test]
+fn edited_template_is_an_error() {
+    let found = |before: Value, now: Value| {
+        let now = format!("{}\n---\n{}", template("keda", "1.0.0", json!({})), template("keda", "1.1.0", now));
+        let before = template("keda", "1.1.0", before).to_string();
+        let options = CheckOptions { restricted: None, ..options() };
+        let report = check(&[source("now", &now)], Some(&[source("before", &before)]), &options).unwrap();
+        let found = report.findings.into_iter().filter(|finding| finding.code == Code::TemplateEdited);
+        let found = found.inspect(|finding| assert_eq!((&*finding.file, finding.severity), ("now", Severity::Error)));
+        found.map(|finding| (finding.line, finding.path)).collect::<Vec<_>>()
+    };
+    let data = |replicas: u8| json!({"data": {"apiVersion": "a/v1", "kind": "Keda", "spec": {"replicas": replicas}}});
+    assert_eq!(found(data(1), data(1)), []);
+    assert_eq!(found(data(1), data(2)), [(3, "spec.data".to_owned())]);
+    assert_eq!(found(data(1), json!({})), [(3, "spec.data".to_owned())]);
+    let manager = json!({"manager": {"group": "apps", "version": "v1", "kind": "Deployment", "name": "m"}});
+    assert_eq!(found(json!({}), manager), [(3, "spec.manager".to_owned())]);
+    assert_eq!(found(json!({}), json!({"descriptor": {"x": 1}})), [(3, "spec.descriptor".to_owned())]);
+    let info = json!({"info": {"repository": "https://r", "documentation": "https://d"},
+        "resources": [{"name": "raw", "link": "https://l"}]});
+    assert_eq!(found(json!({}), info), [], "it informs users only");
+}
+
+#[test]
+fn removal_of_a_version_in_use_is_an_error() {
+    let kyma = |name: &str, modules: Value, accepted: Option<Value>| {
+        let annotations =
+            accepted.map(|spec| json!({"operator.kyma-project.io/tidewatch-accepted-spec": spec.to_string()}));
+        json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+            "metadata": {"name": name, "annotations": annotations}, "spec": {"channel": "regular", "modules": modules}})
+    };
+    let found = |kymas: &[Value], now: &str, whole: bool| {
+        let before = kymas.iter().map(|kyma| format!("{kyma}\n---\n")).collect::<String>() + &catalog("2.0.0", None);
+        let options = CheckOptions { restricted: None, whole, ..options() };
+        let report = check(&[source("now", now)], Some(&[source("before", &before)]), &options).unwrap();
+        let found = report.findings.into_iter().filter(|finding| finding.code == Code::VersionInUse);
+        let found =
+            found.inspect(|finding| assert_eq!((&*finding.file, finding.severity), ("before", Severity::Error)));
+        found.map(|finding| (finding.line, finding.object, finding.message)).collect::<Vec<_>>()
+    };
+    let all = catalog("2.0.0", None);
+    // The first template, 1.0.0, is removed.
+    let less = all.split_once("---\n").unwrap().1;
+    let fixed = json!([{"name": "keda", "version": "1.0.0"}]);
+    let follows = json!([{"name": "keda", "channel": "regular"}]);
+    let kymas = [
+        kyma("a", fixed.clone(), None),
+        kyma("b", follows.clone(), Some(json!({"channel": "regular", "modules": fixed}))),
+        kyma("c", fixed.clone(), Some(json!({"channel": "regular", "modules": follows}))),
+    ];
+    let message = "the template is removed, and Kymas select its version: a, b".to_owned();
+    assert_eq!(found(&kymas, less, true), [(7, "ModuleTemplate/keda-1.0.0".to_owned(), message)]);
+    assert_eq!(found(&kymas, less, false), [], "nothing is removed");
+    assert_eq!(found(&kymas, &all, true), []);
+    assert_eq!(found(&kymas[2..], less, true), []);
+    let many: Vec<_> = (0..8).map(|n| kyma(&format!("k{n}"), fixed.clone(), None)).collect();
+    assert!(found(&many, less, true)[0].2.ends_with("k0, k1, k2, k3, k4 and 3 more"));
+    // The release meta of the files still describes it.
+    let described = less.replace("\"channels\"", "\"versions\":[{\"version\":\"1.0.0\"}],\"channels\"");
+    assert!(found(&[], &described, true)[0].2.contains("spec.versions of the ModuleReleaseMeta keda"));
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Change from an earlier state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use semver::Version;
-use tidewatch_shared::api::ModuleReleaseMeta;
+use serde_json::{Map, Value};
+use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate, ModuleTemplateSpec};
 
 use crate::controllers::catalog::{
     check::{
@@ -24,6 +25,13 @@ pub(super) fn check(objects: &[Object], before: &[Object], options: &CheckOption
             check_channels(object, meta, before, findings);
         }
     }
+    let templates = before.iter().filter_map(|object| Some((object.name.as_str(), object.template()?)));
+    let templates: BTreeMap<_, _> = templates.collect();
+    for object in objects {
+        if let (Some(template), Some(before)) = (object.template(), templates.get(object.name.as_str())) {
+            check_template(object, template, before, findings);
+        }
+    }
     if options.whole {
         let stays = |name: &str| objects.iter().any(|object| object.kind == Kind::ReleaseMeta && object.name == name);
         let gone = before.iter().filter(|object| object.kind == Kind::ReleaseMeta && !stays(&object.name));
@@ -32,6 +40,24 @@ pub(super) fn check(objects: &[Object], before: &[Object], options: &CheckOption
             let finding = object.finding(&[], Code::ModuleRemoved, "the module is removed: its runtimes lose it");
             finding.suggest("catalog diff says from how many")
         }));
+    }
+}
+
+/// Reports changed fields of a template that decide what runtimes install.
+fn check_template(object: &Object, template: &ModuleTemplate, before: &ModuleTemplate, findings: &mut Vec<Finding>) {
+    let members = |template: &ModuleTemplate| match serde_json::to_value(&template.spec) {
+        Ok(Value::Object(members)) => members,
+        _ => Map::new(),
+    };
+    let (now, before) = (members(template), members(before));
+    let fields: BTreeSet<_> = now.keys().chain(before.keys()).collect();
+    let is_changed = |field: &&String| {
+        !ModuleTemplateSpec::EDITABLE.contains(&field.as_str()) && now.get(*field) != before.get(*field)
+    };
+    for field in fields.into_iter().filter(is_changed) {
+        let message = format!("{field} of a template never changes: its version is installed with the former one");
+        let finding = object.finding(&[Key("spec"), Key(field)], Code::TemplateEdited, message);
+        findings.push(finding.suggest("restore it, and publish another version with the change"));
     }
 }
 
@@ -45,7 +71,7 @@ fn check_component(object: &Object, meta: &ModuleReleaseMeta, before: &ModuleRel
     let message =
         format!("the component changes from {before}: the Manifest of every runtime with the module is replaced");
     let finding = object.finding(&[Key("spec"), Key("ocmComponentName")], Code::ComponentChanged, message);
-    findings.push(finding.suggest("publish the module under another name if it is another module"));
+    findings.push(finding.suggest("restore it; publish the module under another name if it is another module"));
 }
 
 /// Reports channels that move to a lower version or are removed.

@@ -1,5 +1,6 @@
 //! Rules of templates.
 
+use serde_json::Value;
 use tidewatch_shared::api::ModuleTemplate;
 
 use super::{Context, NAME, is_subdomain, size_advice};
@@ -47,8 +48,30 @@ pub(super) fn check(object: &Object, template: &ModuleTemplate, context: &Contex
         }));
         return;
     }
+    check_component(object, template, module, context, findings);
     if let Some(finding) = reachability(object, template, (module, version), context) {
         findings.push(finding);
+    }
+}
+
+/// Reports a component descriptor of another component than the release meta names: with each version that changes it, the
+/// Manifests of all runtimes would be replaced.
+fn check_component(
+    object: &Object,
+    template: &ModuleTemplate,
+    module: &str,
+    context: &Context<'_>,
+    findings: &mut Vec<Finding>,
+) {
+    let described = template.spec.descriptor.pointer("/component/name").and_then(Value::as_str);
+    let named = context.modules.get(module).and_then(|meta| meta.as_ref()?.spec.ocm_component_name.as_deref());
+    if let (Some(described), Some(named)) = (described, named.filter(|name| !name.is_empty()))
+        && described != named
+    {
+        let path = [Key("spec"), Key("descriptor"), Key("component"), Key("name")];
+        let message = format!("the component {described} is not {named}, which the ModuleReleaseMeta {module} names");
+        let finding = object.finding(&path, Code::ComponentMismatch, message);
+        findings.push(finding.suggest(format!("keep the name {named} in every version of the module")));
     }
 }
 
