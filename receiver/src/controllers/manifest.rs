@@ -15,6 +15,7 @@ mod memory;
 mod metrics;
 mod own_writes;
 mod pods;
+pub mod preview;
 mod ready;
 mod record;
 mod recovery;

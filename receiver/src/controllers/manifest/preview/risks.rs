@@ -1,0 +1,156 @@
+//! Changes of objects that the API server refuses, or that lose data of users.
+
+use serde::Serialize;
+use serde_json::Value;
+use strum::Display;
+
+use super::{
+    ObjectIdentity,
+    fields::{FieldChange, member, object_of},
+};
+use crate::controllers::manifest::render::RenderedObject;
+
+/// A change that can fail or lose data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Risk {
+    /// The object.
+    #[serde(flatten)]
+    pub object: ObjectIdentity,
+    /// Kind of the risk.
+    pub code: RiskCode,
+    /// Explanation: a clause without the object.
+    pub message: String,
+}
+
+/// Kind of a risk.
+#[derive(Clone, Copy, Debug, Display, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+pub enum RiskCode {
+    /// A CRD is removed, and with it all its resources.
+    DefinitionRemoved,
+    /// A Namespace or a PersistentVolumeClaim is removed, and with it its content.
+    DataRemoved,
+    /// The scope of a CRD changes, which the API server refuses.
+    ScopeChanged,
+    /// A version of a CRD is removed, which the API server refuses while resources are stored in it.
+    VersionRemoved,
+    /// A version of a CRD is no longer served.
+    VersionNotServed,
+    /// A field is removed from the schema of a version.
+    FieldRemoved,
+    /// A field of the schema has another type.
+    FieldType,
+    /// A field of the schema is required that was not.
+    FieldRequired,
+    /// A field is changed that the API server does not let change.
+    ImmutableField,
+}
+
+/// Paths of fields that cannot be changed, by group and kind.
+const IMMUTABLE: &[(&str, &str, &[&str])] = &[
+    ("apps", "Deployment", &["spec.selector"]),
+    ("apps", "DaemonSet", &["spec.selector"]),
+    ("apps", "ReplicaSet", &["spec.selector"]),
+    (
+        "apps",
+        "StatefulSet",
+        &["spec.selector", "spec.serviceName", "spec.podManagementPolicy", "spec.volumeClaimTemplates"],
+    ),
+    ("batch", "Job", &["spec.selector", "spec.template", "spec.completionMode"]),
+    ("rbac.authorization.k8s.io", "RoleBinding", &["roleRef"]),
+    ("rbac.authorization.k8s.io", "ClusterRoleBinding", &["roleRef"]),
+    ("storage.k8s.io", "StorageClass", &["provisioner", "parameters", "reclaimPolicy", "volumeBindingMode"]),
+];
+
+/// Risk of the removal of an object.
+pub(super) fn of_removal(object: &RenderedObject) -> Option<Risk> {
+    let (code, message) = if object.key.is_definition() {
+        (RiskCode::DefinitionRemoved, "it is removed with all its resources")
+    } else if object.key.group.is_empty() && matches!(&*object.key.kind, "Namespace" | "PersistentVolumeClaim") {
+        (RiskCode::DataRemoved, "it is removed with its content")
+    } else {
+        return None;
+    };
+    Some(Risk { object: ObjectIdentity::of_rendered(object), code, message: message.to_owned() })
+}
+
+/// Risks of the change of an object, given with its changed fields.
+pub(super) fn of_change(before: &RenderedObject, after: &RenderedObject, fields: &[FieldChange]) -> Vec<Risk> {
+    let mut found = Vec::new();
+    if after.key.is_definition() {
+        of_definition(&before.body["spec"], &after.body["spec"], &mut found);
+    }
+    let immutable = IMMUTABLE.iter().filter(|(group, kind, _)| *group == after.key.group && *kind == after.key.kind);
+    for path in immutable.flat_map(|(_, _, paths)| *paths) {
+        let is_within = |field: &FieldChange| {
+            let rest = field.path.strip_prefix(path);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        if fields.iter().any(is_within) {
+            found.push((RiskCode::ImmutableField, format!("{path} cannot be changed")));
+        }
+    }
+    let object = ObjectIdentity::of_rendered(after);
+    found.into_iter().map(|(code, message)| Risk { object: object.clone(), code, message }).collect()
+}
+
+fn of_definition(before: &Value, after: &Value, found: &mut Vec<(RiskCode, String)>) {
+    if before["scope"] != after["scope"] {
+        let text = |spec: &Value| spec["scope"].as_str().unwrap_or_default().to_owned();
+        found.push((RiskCode::ScopeChanged, format!("the scope changes from {} to {}", text(before), text(after))));
+    }
+    for version in versions(before) {
+        let name = version["name"].as_str().unwrap_or_default();
+        let Some(later) = versions(after).find(|later| later["name"] == version["name"]) else {
+            found.push((RiskCode::VersionRemoved, format!("the version {name} is removed")));
+            continue;
+        };
+        if version["served"] == true && later["served"] != true {
+            found.push((RiskCode::VersionNotServed, format!("the version {name} is no longer served")));
+        }
+        let schema = |version: &Value| version["schema"]["openAPIV3Schema"].clone();
+        of_schema(name, "", &schema(version), &schema(later), found);
+    }
+}
+
+fn versions(spec: &Value) -> impl Iterator<Item = &Value> {
+    spec["versions"].as_array().into_iter().flatten()
+}
+
+/// Compares the schemas of one field in one version. The parser of the layer bounds their depth.
+fn of_schema(version: &str, path: &str, before: &Value, after: &Value, found: &mut Vec<(RiskCode, String)>) {
+    let field = || if path.is_empty() { "the resource".to_owned() } else { format!("the field {path}") };
+    if let (Some(old), Some(new)) = (before["type"].as_str(), after["type"].as_str())
+        && old != new
+    {
+        found.push((RiskCode::FieldType, format!("{version}: {} changes from {old} to {new}", field())));
+        return;
+    }
+    let keeps_unknown = after["x-kubernetes-preserve-unknown-fields"] == true;
+    let (old, new) = (object_of(before, "properties"), object_of(after, "properties"));
+    for (name, schema) in old.into_iter().flatten() {
+        match new.and_then(|new| new.get(name)) {
+            Some(later) => of_schema(version, &member(path, name), schema, later, found),
+            None if keeps_unknown => {}
+            None => {
+                let text = format!("{version}: the field {} is removed", member(path, name));
+                found.push((RiskCode::FieldRemoved, text));
+            }
+        }
+    }
+    let required = |schema: &Value| schema["required"].as_array().cloned().unwrap_or_default();
+    let earlier = required(before);
+    for name in required(after).iter().filter(|name| !earlier.contains(name)).filter_map(Value::as_str) {
+        // A default fills the field in stored resources, too.
+        if new.and_then(|new| new.get(name)).is_none_or(|schema| schema.get("default").is_none()) {
+            let text = format!("{version}: the field {} becomes required", member(path, name));
+            found.push((RiskCode::FieldRequired, text));
+        }
+    }
+    for (schema, suffix) in [("items", "[]"), ("additionalProperties", "[*]")] {
+        if before[schema].is_object() && after[schema].is_object() {
+            of_schema(version, &format!("{path}{suffix}"), &before[schema], &after[schema], found);
+        }
+    }
+}
