@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`catalog`] | `catalog check`, `catalog diff`, `catalog show` |
 //! | [`fleet`] | `fleet` |
-//! | [`module`] | `module pack`, `module show` |
+//! | [`module`] | `module pack`, `module show`, `module render`, `module diff` |
 //! | [`rotate_ca`] | `rotate-ca` |
 //! | [`status`] | `status` |
 //! | [`generate`] | `completions` and `man` |
@@ -51,9 +51,9 @@ use tokio::runtime;
 pub mod exit {
     /// Success; for `catalog`, nothing was found.
     pub const SUCCESS: u8 = 0;
-    /// No response, or a refusal; for `catalog`, errors or changes were found.
+    /// No response, or a refusal; for `catalog` and `module diff`, errors or changes were found.
     pub const FAILURE: u8 = 1;
-    /// `catalog` only: files or KCP could not be read.
+    /// `catalog` and `module diff` only: files, KCP or a version could not be read.
     pub const UNREADABLE: u8 = 2;
     /// `fleet --check` only: an event path is broken.
     pub const BROKEN_PATH: u8 = 3;
@@ -88,7 +88,7 @@ pub enum Command {
     /// Check a module catalog, compare it with the live one, or show the part visible to a runtime
     #[command(subcommand)]
     Catalog(catalog::Catalog),
-    /// Pack a module's version as an OCI artefact, or show such an artefact
+    /// Pack a module's version as an OCI artefact, show it, print its objects, or compare two versions
     #[command(subcommand)]
     Module(module::Module),
     /// Show the agent of one runtime: event path, watches, certificate

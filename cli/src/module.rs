@@ -1,4 +1,5 @@
-//! `module`: packs a module's version as an artefact of the Open Component Model (OCM), and shows artefacts.
+//! `module`: packs a module's version as an artefact of the Open Component Model (OCM), shows artefacts, and compares
+//! versions.
 //!
 //! | module | responsibility |
 //! |---|---|
@@ -9,21 +10,25 @@
 //! | `artefact` | blobs, config and manifest of an artefact |
 //! | `layout` | OCI image layouts: folders and tar archives |
 //! | `registry`, `push` | the access to a registry, and the upload |
-//! | `pack`, `show` | the commands |
+//! | `version` | a version as the commands `render` and `diff` read it |
+//! | `pack`, `show`, `render`, `diff` | the commands |
 
 mod artefact;
 mod config;
 mod constructor;
+mod diff;
 mod folder;
 mod image;
 mod layout;
 mod pack;
 mod push;
 mod registry;
+mod render;
 mod show;
 mod template;
 #[cfg(test)]
 mod tests;
+mod version;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -31,9 +36,11 @@ use thiserror::Error;
 
 use crate::exit;
 
+pub use diff::Diff;
 pub use pack::Pack;
 pub use push::PushFlags;
 pub use registry::RegistryFlags;
+pub use render::Render;
 pub use show::Show;
 
 /// Commands of `module`.
@@ -50,6 +57,18 @@ pub enum Module {
         after_help = "Exit codes: 0 shown; 1 the artefact cannot be read; 2 invalid arguments; 3 the artefact is invalid."
     )]
     Show(Show),
+    /// Print the objects of a module's version as YAML: as in its artefact, or as the receiver writes them to a runtime
+    #[command(
+        after_help = "Exit codes: 0 printed; 1 the version cannot be read; 2 invalid arguments; 3 the version is invalid.\n\
+        Comments at the begin state what --applied leaves out because only a runtime or the receiver decides it."
+    )]
+    Render(Render),
+    /// Show the changes in a runtime by an upgrade from one version of a module to another, with the risky ones
+    #[command(
+        after_help = "Exit codes: 0 no differences; 1 differences; 2 a version cannot be read or is invalid, or invalid \
+        arguments."
+    )]
+    Diff(Diff),
 }
 
 impl Module {
@@ -57,8 +76,14 @@ impl Module {
         let (name, result) = match self {
             Self::Pack(pack) => ("pack", pack.run()),
             Self::Show(show) => ("show", show.run()),
+            Self::Render(render) => ("render", render.run()),
+            Self::Diff(diff) => ("diff", diff.run()),
         };
         match result {
+            Err(error) if matches!(self, Self::Diff(_)) => {
+                eprintln!("tidewatch module {name}: {error:#}");
+                Ok(exit::UNREADABLE)
+            }
             Err(error) if error.is::<InvalidError>() => {
                 eprintln!("tidewatch module {name}: {error:#}");
                 Ok(exit::INVALID_MODULE)

@@ -41,6 +41,9 @@ fn arguments_select_the_command() {
     assert!(pack.push.overwrite && pack.push.registry.password_stdin && pack.output.is_none());
     let show = parse(&["module", "show", "reg/component-descriptors/a.b/c:1.0.0", "--json"]);
     assert!(matches!(show, Ok(Command::Module(Module::Show(Show { json: true, .. })))));
+    let diff = parse(&["module", "diff", "a", "b", "--to-template", "t.yaml"]);
+    let Ok(Command::Module(Module::Diff(diff))) = diff else { panic!("{diff:?}") };
+    assert!(diff.to == "b" && diff.from_template.is_none() && diff.to_template.is_some());
     for invalid in [
         &["module", "pack", "f"][..],
         &["module", "pack", "--output", "d"],
@@ -50,11 +53,15 @@ fn arguments_select_the_command() {
         &["module", "pack", "f", "--push", "r", "--username", "u"],
         &["module", "pack", "f", "--push", "r", "--password-stdin"],
         &["module", "show"],
+        &["module", "render"],
+        &["module", "render", "r", "--username", "u"],
+        &["module", "diff", "r"],
         &["catalog"],
         &["catalog", "check"],
         &["catalog", "check", "a", "--whole"],
         &["catalog", "show"],
         &["catalog", "diff"],
+        &["catalog", "diff", "f", "--limit", "-1"],
         &["fleet", "--admin-url", "ftp://x"],
         &["fleet", "--token-file", "t"],
         &["fleet", "--ca-file", "c"],
@@ -79,7 +86,7 @@ fn leaves(command: &clap::Command, path: &str) -> Vec<(String, clap::Command)> {
 #[test]
 fn help_documents_exit_codes_and_every_argument() {
     let leaves = leaves(&Cli::command(), "");
-    assert_eq!(leaves.len(), 10, "{leaves:?}");
+    assert_eq!(leaves.len(), 12, "{leaves:?}");
     for (path, mut command) in leaves {
         let help = command.render_long_help().to_string();
         assert!(help.contains("Exit codes: 0 "), "{path}: {help}");

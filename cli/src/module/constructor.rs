@@ -20,7 +20,7 @@ use super::{
 /// Maximum size of a component descriptor in bytes, which is the incumbent's limit.
 const MAX_DESCRIPTOR: usize = 100 << 10;
 /// Name of the resource with the default module CR.
-const DEFAULT_CR: &str = "default-cr";
+pub(super) const DEFAULT_CR: &str = "default-cr";
 /// Origin of a component whose registry is not known.
 const UNKNOWN_REGISTRY: &str = "registry.invalid";
 /// Digits of a digest that distinguish images of the same name and version.
@@ -60,7 +60,7 @@ fn local_resources(folder: &Folder) -> io::Result<Vec<LocalResource>> {
 }
 
 /// Images that `module.yaml` lists, else those of the manifest's workloads.
-fn images(folder: &Folder) -> Result<Vec<ImageReference>, InvalidError> {
+pub(super) fn images(folder: &Folder) -> Result<Vec<ImageReference>, InvalidError> {
     let (place, images) = match &folder.config.images {
         Some(images) => (config::FILE, images.iter().map(String::as_str).collect()),
         None => (&*folder.config.manifest, image::of_workloads(&folder.manifest.objects)),

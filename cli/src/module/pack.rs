@@ -18,9 +18,9 @@ use super::{
 use crate::{block_on, exit, output};
 
 /// Name of the layout's folder.
-const LAYOUT: &str = "layout";
+pub(super) const LAYOUT: &str = "layout";
 /// Name of the layout's archive.
-const ARCHIVE: &str = "layout.tar";
+pub(super) const ARCHIVE: &str = "layout.tar";
 
 /// Arguments of `module pack`.
 #[derive(Clone, Debug, Args)]

@@ -3,7 +3,7 @@
 mod report;
 mod source;
 
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
@@ -17,14 +17,14 @@ use tidewatch_receiver::oci::{
     layer,
 };
 
-use self::{report::Report, source::Source};
+pub(super) use self::source::Source;
+
+use self::report::Report;
 use super::{InvalidError, registry::RegistryFlags};
 use crate::{block_on, exit, output};
 
 /// Maximum size of all layers together, in bytes.
 const MAX_LAYERS_BYTES: u64 = 256 << 20;
-/// Registry of an artefact on disk.
-const NO_REGISTRY: &str = "<registry>";
 
 /// Arguments of `module show`.
 #[derive(Clone, Debug, Args)]
@@ -47,11 +47,11 @@ pub struct Show {
 }
 
 /// An artefact with its content.
-struct Stored {
-    component: ComponentVersion,
+pub(super) struct Stored {
+    pub(super) component: ComponentVersion,
     /// Digest of the manifest.
-    digest: Digest,
-    descriptor: Descriptor,
+    pub(super) digest: Digest,
+    pub(super) descriptor: Descriptor,
     /// The layer with the component descriptor.
     pointer: BlobReference,
     /// Verified content of the layers.
@@ -68,26 +68,16 @@ impl Show {
     }
 
     async fn report(&self) -> Result<Report> {
-        let (source, registry) = self.source()?;
+        let (source, registry) = Source::open(&self.reference, &self.registry)?;
         let stored = Stored::read(&source).await?;
         let registry = self.receiver_registry.as_ref().map_or(registry, ToString::to_string);
         Ok(Report::new(&stored, &registry))
-    }
-
-    /// The place of the artefact, and its registry as in a Manifest.
-    fn source(&self) -> Result<(Source, String)> {
-        if Path::new(&self.reference).exists() {
-            return Ok((Source::layout(Path::new(&self.reference))?, NO_REGISTRY.to_owned()));
-        }
-        let (address, component) = source::parse(&self.reference)?;
-        let registry = address.to_string();
-        Ok((Source::Registry(Box::new(self.registry.connect(address)?), component), registry))
     }
 }
 
 impl Stored {
     /// Reads manifest, component descriptor and layers, and verifies the digest of each.
-    async fn read(source: &Source) -> Result<Self> {
+    pub(super) async fn read(source: &Source) -> Result<Self> {
         let (component, digest, manifest) = source.manifest().await?;
         let repository = component.repository();
         let config = source

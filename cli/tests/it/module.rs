@@ -1,9 +1,10 @@
-//! `module pack` and `module show` as processes: files, registry, exit codes.
+//! The commands of `module` as processes: files, registry, exit codes, texts.
 
 use std::{fs, path::Path, process::Stdio, time::Duration};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tidewatch_shared::names::annotation;
 use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
 use crate::{code, registry::Registry, stderr, stdout, tidewatch};
@@ -145,4 +146,137 @@ async fn exit_code_3_means_an_invalid_folder_or_artefact() {
     for absent in ["no/such/folder", "http://127.0.0.1:1/component-descriptors/kyma-project.io/module/tide:1.0.0"] {
         assert_eq!(code(&tidewatch(&["module", "show", absent]).await), 1, "{absent}");
     }
+}
+
+/// A version of the sample.
+fn sample(version: &str) -> String {
+    SAMPLE.replace("1.0.0", version)
+}
+
+#[tokio::test]
+async fn rendered_objects_are_those_of_the_artefact_or_of_the_runtime() {
+    let dir = TempDir::new().unwrap();
+    let output = dir.path().join("out");
+    let registry = Registry::start(None).await;
+    pack(SAMPLE, &["--output", text(&output), "--push", &registry.url()]).await;
+    let published = format!("{}/{COMPONENT}", registry.url());
+    let render = async |reference: &str, arguments: &[&str]| -> String {
+        let rendered = tidewatch(&[&["module", "render", reference], arguments].concat()).await;
+        assert_eq!(code(&rendered), 0, "{}", stderr(&rendered));
+        stdout(&rendered)
+    };
+    let json = async |reference: &str, arguments: &[&str]| -> Value {
+        serde_json::from_str(&render(reference, &[arguments, &["--json"]].concat()).await).unwrap()
+    };
+    let layout = output.join("layout");
+    let packed = json(text(&output), &[]).await;
+    let names = |report: &Value| -> Vec<_> {
+        let objects = report["objects"].as_array().unwrap().iter();
+        objects.map(|object| object["kind"].as_str().unwrap().to_owned()).collect()
+    };
+    let kinds = ["CustomResourceDefinition", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Deployment"];
+    assert_eq!(names(&packed), kinds);
+    assert_eq!((&packed["form"], &packed["leftOut"], &packed["notes"]), (&json!("packed"), &json!([]), &json!([])));
+    assert_eq!(packed["objects"][4]["metadata"]["labels"], json!({"app.kubernetes.io/name": "sample-manager"}));
+    assert_eq!(
+        (&packed["defaultCR"]["kind"], &packed["manager"]["name"]),
+        (&json!("Sample"), &json!("sample-manager"))
+    );
+    assert_eq!(json(text(&layout), &[]).await, packed, "the ModuleTemplate is beside the layout");
+    let mut folder = json(SAMPLE, &[]).await;
+    folder["digest"] = packed["digest"].clone();
+    assert_eq!(folder, packed);
+    let mut remote = json(&published, &[]).await;
+    assert!(remote["notes"][0].as_str().unwrap().starts_with("no ModuleTemplate is given"), "{remote}");
+    remote["notes"] = json!([]);
+    assert_eq!(remote, packed, "the artefact has a default module CR, and the first Deployment is the manager");
+    let template = output.join("moduletemplate.yaml");
+    assert_eq!(json(&published, &["--template", text(&template)]).await, packed);
+
+    let applied = json(text(&output), &["--applied"]).await;
+    assert_eq!((names(&applied), &applied["form"]), (kinds.map(str::to_owned).to_vec(), &json!("applied")));
+    assert_eq!(
+        applied["objects"][1]["metadata"],
+        json!({
+            "name": "sample-manager", "namespace": "kyma-system",
+            "labels": {"app.kubernetes.io/part-of": "Kyma", "operator.kyma-project.io/managed-by": "kyma"},
+            "annotations": {annotation::DISCLAIMER: annotation::DISCLAIMER_TEXT},
+        })
+    );
+    assert_eq!(applied["leftOut"].as_array().unwrap().len(), 2, "the scopes of all kinds are known");
+    let page = render(text(&output), &["--applied"]).await;
+    let head = format!(
+        "# kyma-project.io/module/sample:1.0.0 {}, 5 objects as applied\n\
+         # manager: Deployment kyma-system/sample-manager\n\
+         # left out: the label app.kubernetes.io/component and the annotation operator.kyma-project.io/owned-by, which name the Manifest\n\
+         # left out: the image pull secret of the receiver\n\
+         ---\napiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\n",
+        packed["digest"].as_str().unwrap()
+    );
+    assert!(page.starts_with(&head), "{page}");
+    let tail = "---\n# default module CR: created once, and never changed\napiVersion: operator.kyma-project.io/v1alpha1\n\
+                kind: Sample\nmetadata:\n  name: default\n  namespace: kyma-system\nspec:\n  replicas: 1\n";
+    assert!(page.ends_with(tail), "{page}");
+}
+
+#[tokio::test]
+async fn module_diff_shows_what_an_upgrade_changes() {
+    let diff = async |from: &str, to: &str, arguments: &[&str]| -> (i32, String) {
+        let compared = tidewatch(&[&["module", "diff", from, to], arguments].concat()).await;
+        (code(&compared), stdout(&compared) + &stderr(&compared))
+    };
+    let text = "kyma-project.io/module/sample:1.0.0 → kyma-project.io/module/sample:1.1.0\n\
+        CHANGE   KIND                NAMESPACE    NAME                    FIELDS\n\
+        added    ClusterRoleBinding  -            sample-manager-samples  -\n\
+        removed  ClusterRoleBinding  -            sample-manager          -\n\
+        changed  Deployment          kyma-system  sample-manager          1\n\
+        \n\
+        Deployment kyma-system/sample-manager\n  \
+          spec.template.spec.containers[manager].image: \"tidewatch.local/sample-operator:1.0.0\" → \"tidewatch.local/sample-operator:1.1.0\"\n\
+        1 added, 1 removed, 1 changed, 3 unchanged\n";
+    assert_eq!(diff(SAMPLE, &sample("1.1.0"), &[]).await, (1, text.to_owned()));
+    let same = "kyma-project.io/module/sample:1.0.0 → kyma-project.io/module/sample:1.0.0\n\
+        0 added, 0 removed, 0 changed, 5 unchanged\n";
+    assert_eq!(diff(SAMPLE, SAMPLE, &[]).await, (0, same.to_owned()));
+
+    // Back from 2.0.0, whose CRD has a version more.
+    let (exit, page) = diff(&sample("2.0.0"), SAMPLE, &[]).await;
+    let end = "default module CR, of new installations only\n  \
+          apiVersion: \"operator.kyma-project.io/v1beta1\" → \"operator.kyma-project.io/v1alpha1\"\n\
+        \n\
+        risk[version-removed]: CustomResourceDefinition samples.operator.kyma-project.io: the version v1beta1 is removed\n\
+        0 added, 0 removed, 2 changed, 3 unchanged\n";
+    assert!(exit == 1 && page.ends_with(end), "{exit} {page}");
+    let (exit, page) = diff(&sample("2.0.0"), SAMPLE, &["--json"]).await;
+    let report: Value = serde_json::from_str(&page).unwrap();
+    assert_eq!((exit, &report["from"]["version"], &report["unchanged"]), (1, &json!("2.0.0"), &json!(3)));
+    assert_eq!(report["risks"][0]["code"], "version-removed", "{report:#}");
+    assert_eq!(report["changed"][1]["kind"], "Deployment", "{report:#}");
+    assert_eq!(report["changed"][1]["fields"][0]["path"], "spec.template.spec.containers[manager].args", "{report:#}");
+
+    let other = variant("module.yaml", "module/sample", "module/other");
+    let (exit, page) = diff(SAMPLE, other.path().to_str().unwrap(), &[]).await;
+    assert!(exit == 0 && page.contains("note: the versions are of different components"), "{exit} {page}");
+    let invalid = variant("manifest.yaml", "kind: ServiceAccount", "sort: ServiceAccount");
+    for (to, cause) in [("no/such/folder", "no/such/folder"), (invalid.path().to_str().unwrap(), "document 2")] {
+        let (exit, page) = diff(SAMPLE, to, &[]).await;
+        assert!(exit == 2 && page.contains(cause), "{exit} {page}");
+    }
+}
+
+#[tokio::test]
+async fn version_that_cannot_be_rendered_has_the_documented_exit_code() {
+    let dir = TempDir::new().unwrap();
+    let output = dir.path().join("out");
+    let report = pack(SAMPLE, &["--output", text(&output)]).await;
+    let template = output.join("moduletemplate.yaml");
+    let refused = tidewatch(&["module", "render", &sample("1.1.0"), "--template", text(&template)]).await;
+    assert_eq!((code(&refused), stdout(&refused)), (3, String::new()));
+    assert!(stderr(&refused).contains("not the ModuleTemplate of sample 1.1.0"), "{}", stderr(&refused));
+    let raw = report["blobs"][2]["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
+    fs::write(output.join("layout/blobs/sha256").join(raw), "other").unwrap();
+    let damaged = tidewatch(&["module", "render", text(&output)]).await;
+    assert_eq!((code(&damaged), stdout(&damaged)), (3, String::new()));
+    assert!(stderr(&damaged).contains("raw-manifest"), "{}", stderr(&damaged));
+    assert_eq!(code(&tidewatch(&["module", "render", "no/such/folder"]).await), 1);
 }

@@ -16,11 +16,15 @@ use tidewatch_receiver::{
 use tidewatch_shared::table;
 
 use super::Stored;
+use crate::module::{InvalidError, constructor::DEFAULT_CR};
 
 /// Hash algorithm that is verified, in both spellings.
 const SHA_256: [&str; 2] = ["SHA-256", "sha256"];
 /// Normalisation of a blob's digest: its bytes as stored.
 const GENERIC: &str = "genericBlobDigest/v1";
+
+/// Type of a resource with a tar archive.
+const DIRECTORY: &str = "directoryTree";
 
 /// Content of an artefact.
 #[derive(Clone, Debug, Serialize)]
@@ -181,12 +185,34 @@ impl Stored {
     }
 
     fn objects(&self) -> Result<Vec<ObjectReport>, String> {
+        Ok(self.raw_objects()?.iter().map(ObjectReport::new).collect())
+    }
+
+    /// The objects of `raw-manifest`; none without it.
+    pub(in crate::module) fn raw_objects(&self) -> Result<Vec<Value>, String> {
         let Some(blob) = &self.descriptor.raw_manifest else { return Ok(Vec::new()) };
         let content = self.content_of_raw_manifest().ok_or("its content is not in the artefact")?;
         let kind = if blob.is_tar() { LayerKind::Dir } else { LayerKind::Plain };
         let text = layer::yaml_text(kind, &content).map_err(|error| error.to_string())?;
-        let objects = layer::documents(&text).map_err(|error| error.to_string())?;
-        Ok(objects.iter().map(ObjectReport::new).collect())
+        layer::documents(&text).map_err(|error| error.to_string())
+    }
+
+    /// The default module CR of the artefact, `None` if it has none. The receiver takes that of the ModuleTemplate.
+    ///
+    /// # Errors
+    /// The layer is missing, or is no object.
+    pub(in crate::module) fn default_cr(&self) -> Result<Option<Value>, InvalidError> {
+        let Some(resource) = self.descriptor.resources.iter().find(|resource| resource.name == DEFAULT_CR) else {
+            return Ok(None);
+        };
+        let invalid = |problem: String| InvalidError::new(DEFAULT_CR, problem);
+        let digest = resource.digest.as_ref().and_then(|digest| format!("sha256:{}", digest.value).parse().ok());
+        let content = digest.and_then(|digest: Digest| self.layers.get(&digest));
+        let content = content.ok_or_else(|| invalid("its content is not in the artefact".to_owned()))?;
+        let kind = if resource.kind == DIRECTORY { LayerKind::Dir } else { LayerKind::Plain };
+        let text = layer::yaml_text(kind, content).map_err(|error| invalid(error.to_string()))?;
+        let objects = layer::documents(&text).map_err(|error| invalid(error.to_string()))?;
+        Ok(objects.into_iter().next())
     }
 }
 

@@ -12,17 +12,23 @@ use tidewatch_receiver::oci::{
     fetch::{BlobReference, FetchError, ImageManifest, Reference, Size},
 };
 
-use crate::module::{InvalidError, layout::Layout, registry::Registry};
+use crate::module::{
+    InvalidError,
+    layout::Layout,
+    registry::{Registry, RegistryFlags},
+};
 
 /// Path between registry and name of a component.
 const DESCRIPTORS: &str = "/component-descriptors/";
 /// Annotation of the manifest with name and version of the component.
 const COMPONENT: &str = "software.ocm.componentversion";
+/// Registry of an artefact on disk.
+const NO_REGISTRY: &str = "<registry>";
 /// Maximum size of a manifest in bytes.
 const MAX_MANIFEST: u64 = 4 << 20;
 
 /// Place of an artefact.
-pub(super) enum Source {
+pub(in crate::module) enum Source {
     /// An OCI layout with one manifest.
     Layout(Layout),
     /// A registry, with the component.
@@ -30,7 +36,7 @@ pub(super) enum Source {
 }
 
 /// Parses `<registry>/component-descriptors/<name>:<version>`.
-pub(super) fn parse(reference: &str) -> Result<(RegistryAddress, ComponentVersion)> {
+fn parse(reference: &str) -> Result<(RegistryAddress, ComponentVersion)> {
     let parts = reference.split_once(DESCRIPTORS);
     let parts = parts.and_then(|(registry, rest)| Some((registry, rest.rsplit_once(':')?)));
     let (registry, (name, version)) = parts.with_context(|| {
@@ -41,8 +47,18 @@ pub(super) fn parse(reference: &str) -> Result<(RegistryAddress, ComponentVersio
 }
 
 impl Source {
-    pub(super) fn layout(path: &Path) -> Result<Self> {
-        Layout::open(path).map(Self::Layout)
+    /// Opens an OCI layout on disk, or connects to a registry. Returns it with the registry as a Manifest names it.
+    ///
+    /// # Errors
+    /// The reference is malformed, or layout or credentials cannot be read.
+    pub(in crate::module) fn open(reference: &str, flags: &RegistryFlags) -> Result<(Self, String)> {
+        let path = Path::new(reference);
+        if path.exists() {
+            return Ok((Self::Layout(Layout::open(path)?), NO_REGISTRY.to_owned()));
+        }
+        let (address, component) = parse(reference)?;
+        let registry = address.to_string();
+        Ok((Self::Registry(Box::new(flags.connect(address)?), component), registry))
     }
 
     /// Reads the manifest with its digest.
