@@ -23,6 +23,7 @@ mod metrics;
 mod module_status;
 mod modules;
 mod pending_writes;
+pub mod preview;
 mod pull_secret;
 mod remote;
 mod selection;
@@ -245,7 +246,7 @@ async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) 
     let settings = &ctx.settings;
     let is_deleting = kyma.metadata.deletion_timestamp.is_some();
     let is_handing_back = !is_deleting && takeover::is_hand_back_requested(&kyma);
-    let is_skipped = is_true(Some(kyma.labels()), label::SKIP_RECONCILIATION) && !settings.takeover.selects_skipped();
+    let is_skipped = is_skipped(&kyma, &settings.takeover);
     // A pause stops a deletion and a hand-back, `skip-reconciliation` neither.
     if settings.pause.of(&kyma).is_some() || (is_skipped && !is_deleting && !is_handing_back) {
         return Ok(ReconcileOutcome::default());
@@ -265,6 +266,11 @@ async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) 
         return run_active(ctx, key, kyma, queued, works).await;
     };
     Ok(ReconcileOutcome { requeue_after, ..ReconcileOutcome::ended(works) })
+}
+
+/// Returns true if the label `skip-reconciliation` stops the reconcile of a Kyma.
+fn is_skipped(kyma: &Kyma, takeover: &Takeover) -> bool {
+    is_true(Some(kyma.labels()), label::SKIP_RECONCILIATION) && !takeover.selects_skipped()
 }
 
 /// Reconciles a Kyma that is neither deleted nor handed back.

@@ -5,13 +5,16 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     sync::Arc,
+    time::Duration,
 };
 
-use k8s_openapi::api::core::v1::ConfigMap;
+use jiff::Timestamp;
+use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::Time};
 use kube::ResourceExt as _;
 use serde::Serialize;
 use tidewatch_shared::{
     api::{ModuleReleaseMeta, ModuleTemplate},
+    names::finalizer,
     table,
     variant::VariantName as _,
 };
@@ -20,7 +23,8 @@ use super::{
     check::Objects,
     desired::{Difference, ObjectId},
     releases::Ledger,
-    removal_guard::{self, HeldRemovals, RemovalPolicy},
+    removal_guard::{self, GuardDecision, HeldRemovals, RemovalPolicy},
+    rollout::{RolloutSlot, VersionSource},
     snapshot::{Omission, Snapshot},
     visibility::VisibilityClass,
 };
@@ -108,15 +112,89 @@ pub struct OmissionView {
     pub message: String,
 }
 
+/// The catalog before and after a change, and the decision of the removal guard on it.
+pub(crate) struct Outlook {
+    /// Catalog as it is.
+    pub(crate) before: Snapshot,
+    /// Catalog after the change, whatever the guard decides.
+    pub(crate) later: Snapshot,
+    guard: GuardDecision,
+    now: i64,
+}
+
+impl Outlook {
+    /// Applies the objects, and lets the guard decide. Without an accepted state in KCP, the current objects count as
+    /// accepted.
+    pub(crate) fn new(live: &Live, objects: &Objects, options: &PreviewOptions) -> Self {
+        let snapshot = |objects: &Objects| {
+            let (templates, metas) = (objects.templates.iter().cloned(), objects.release_metas.iter().cloned());
+            Snapshot::new(templates, metas, &options.restricted, BTreeSet::new())
+        };
+        let (before, later) = (snapshot(&live.objects), snapshot(&applied(&live.objects, objects, options)));
+        let mut ledger = Ledger::default();
+        ledger.observe(live.releases.as_ref());
+        let accepted = ledger.accepted.take().unwrap_or_else(|| before.releases());
+        let (percent, confirmed) = (options.removal_limit_percent, &ledger.confirmed);
+        let policy = RemovalPolicy { percent, confirmed, now: options.now };
+        let guard = removal_guard::evaluate(Some(&accepted), later.releases(), live.kymas.iter(), policy);
+        Self { before, later, guard, now: options.now }
+    }
+
+    /// Returns true if the change of a module waits for a confirmation.
+    pub(crate) fn is_held(&self, module: &str) -> bool {
+        self.guard.held.modules.contains(module)
+    }
+
+    /// Slot of a Kyma for the version that a module's release meta points to after the change. The jitter of the roll-out
+    /// counts as passed.
+    pub(crate) fn rollout_slot(
+        &self,
+        kyma_uid: &str,
+        module: &str,
+        source: VersionSource<'_>,
+        version: &str,
+    ) -> RolloutSlot {
+        let target = self.guard.accepted.get(module).and_then(|state| state.target(source));
+        let now = Timestamp::from_second(self.now).unwrap_or_default();
+        RolloutSlot::of((kyma_uid, module, version), target, Duration::ZERO, now)
+    }
+}
+
+/// Names of the modules of which the change adds, changes or removes a template or the release meta. All other modules
+/// stay as they are in every runtime.
+#[must_use]
+pub fn changed_modules(live: &Objects, objects: &Objects, options: &PreviewOptions) -> BTreeSet<String> {
+    let later = applied(live, objects, options);
+    let templates = differing(&live.templates, &later.templates, |a, b| a.spec == b.spec);
+    let metas = differing(&live.release_metas, &later.release_metas, |a, b| {
+        a.spec == b.spec && a.metadata.deletion_timestamp == b.metadata.deletion_timestamp
+    });
+    let modules = templates.iter().filter_map(|template| template.spec.module_name.clone());
+    modules.chain(metas.iter().map(|meta| meta.name_any())).collect()
+}
+
+/// Objects of both lists that the other list has not, or has with another content or other labels.
+fn differing<K: kube::Resource<DynamicType = ()>>(
+    before: &[Arc<K>],
+    later: &[Arc<K>],
+    is_same: impl Fn(&K, &K) -> bool,
+) -> Vec<Arc<K>> {
+    let by_name = |objects: &[Arc<K>]| -> BTreeMap<String, Arc<K>> {
+        objects.iter().map(|object| (object.name_any(), Arc::clone(object))).collect()
+    };
+    let sides = (by_name(before), by_name(later));
+    let changed = |(name, object): (&String, &Arc<K>), others: &BTreeMap<String, Arc<K>>| {
+        let same = others.get(name).is_some_and(|other| other.labels() == object.labels() && is_same(other, object));
+        (!same).then(|| Arc::clone(object))
+    };
+    let old = sides.0.iter().filter_map(|entry| changed(entry, &sides.1));
+    old.chain(sides.1.iter().filter_map(|entry| changed(entry, &sides.0))).collect()
+}
+
 /// Computes the effect of applying these objects to KCP.
 #[must_use]
 pub fn preview(live: &Live, objects: &Objects, options: &PreviewOptions) -> Preview {
-    let snapshot = |objects: &Objects| {
-        let (templates, metas) = (objects.templates.iter().cloned(), objects.release_metas.iter().cloned());
-        Snapshot::new(templates, metas, &options.restricted, BTreeSet::new())
-    };
-    let before = snapshot(&live.objects);
-    let later = snapshot(&if options.whole { objects.clone() } else { overlay(&live.objects, objects) });
+    let Outlook { before, later, guard, .. } = Outlook::new(live, objects, options);
     let mut members: BTreeMap<(VisibilityClass, VisibilityClass), usize> = BTreeMap::new();
     for labels in &live.kymas {
         *members.entry((before.class(labels), later.class(labels))).or_default() += 1;
@@ -132,7 +210,7 @@ pub fn preview(live: &Live, objects: &Objects, options: &PreviewOptions) -> Prev
     Preview {
         runtimes: live.kymas.len(),
         affected: classes.iter().filter(|class| class.is_change()).map(|class| class.runtimes).sum(),
-        guard: guard(live, &before, &later, options),
+        guard: (!guard.held.is_empty()).then(|| Guard { message: guard.held.to_string(), removal: guard.held }),
         left_out: OmissionView::all(&later).into_iter().filter(|omission| !known.contains(omission)).collect(),
         classes,
     }
@@ -152,6 +230,34 @@ impl ClassChange {
     pub const fn is_change(&self) -> bool {
         !(self.added.is_empty() && self.changed.is_empty() && self.removed.is_empty())
     }
+}
+
+/// KCP's objects after the change, as the receiver finds them before it installs or removes anything: the release meta of a
+/// mandatory module has a finalizer, so that its deletion only begins.
+fn applied(live: &Objects, objects: &Objects, options: &PreviewOptions) -> Objects {
+    let mut later = if options.whole { objects.clone() } else { overlay(live, objects) };
+    let is_protected = |meta: &ModuleReleaseMeta| meta.finalizers().iter().any(|it| it == finalizer::MANDATORY_MODULE);
+    for meta in &mut later.release_metas {
+        let (name, found) = (meta.name_any(), Arc::make_mut(meta));
+        if let Some(live) = live.release_metas.iter().find(|live| live.name_any() == name) {
+            found.metadata.finalizers.clone_from(&live.metadata.finalizers);
+            found.metadata.deletion_timestamp.clone_from(&live.metadata.deletion_timestamp);
+        }
+        if found.spec.mandatory.is_some() && found.metadata.deletion_timestamp.is_none() && !is_protected(found) {
+            found.finalizers_mut().push(finalizer::MANDATORY_MODULE.to_owned());
+        }
+    }
+    let kept: BTreeSet<_> = later.release_metas.iter().map(|meta| meta.name_any()).collect();
+    let is_leaving = |meta: &&Arc<ModuleReleaseMeta>| {
+        meta.spec.mandatory.is_some() && is_protected(meta) && !kept.contains(&meta.name_any())
+    };
+    for meta in live.release_metas.iter().filter(is_leaving) {
+        let mut leaving = ModuleReleaseMeta::clone(meta);
+        let now = Timestamp::from_second(options.now).unwrap_or_default();
+        leaving.metadata.deletion_timestamp.get_or_insert(Time(now));
+        later.release_metas.push(Arc::new(leaving));
+    }
+    later
 }
 
 /// KCP's objects, overlaid with the given ones of the same name.
@@ -182,17 +288,6 @@ fn class_change(
         changed: names(changed),
         removed: names(removed),
     }
-}
-
-/// Decision of the removal guard. Without an accepted state in KCP, the current objects count as accepted.
-fn guard(live: &Live, before: &Snapshot, later: &Snapshot, options: &PreviewOptions) -> Option<Guard> {
-    let mut ledger = Ledger::default();
-    ledger.observe(live.releases.as_ref());
-    let accepted = ledger.accepted.take().unwrap_or_else(|| before.releases());
-    let (percent, confirmed) = (options.removal_limit_percent, &ledger.confirmed);
-    let policy = RemovalPolicy { percent, confirmed, now: options.now };
-    let held = removal_guard::evaluate(Some(&accepted), later.releases(), live.kymas.iter(), policy).held;
-    (!held.is_empty()).then(|| Guard { message: held.to_string(), removal: held })
 }
 
 impl OmissionView {

@@ -66,7 +66,7 @@ fn is_reset_due(runtime: &Kyma, requested: Option<&str>) -> bool {
 }
 
 /// The spec of a new Kyma in the runtime cluster: the last accepted spec of the user, else KCP's.
-fn initial_spec(kcp: &Kyma, reset: bool) -> KymaSpec {
+pub(super) fn initial_spec(kcp: &Kyma, reset: bool) -> KymaSpec {
     let accepted = kcp.annotations().get(annotation::ACCEPTED_SPEC).filter(|_| !reset);
     let Some(text) = accepted else { return kcp.spec.clone() };
     serde_json::from_str(text).unwrap_or_else(|error| {

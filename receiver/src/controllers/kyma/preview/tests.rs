@@ -1,0 +1,287 @@
+use serde_json::{Value, json};
+use tidewatch_shared::names::{annotation, finalizer, label};
+
+use super::*;
+use crate::controllers::kyma::build;
+
+const API: &str = "operator.kyma-project.io/v1beta2";
+
+fn template(version: &str, change: impl FnOnce(&mut Value)) -> Value {
+    let mut template = json!({"apiVersion": API, "kind": "ModuleTemplate", "metadata": {"name": format!("keda-{version}"), "labels": {}},
+        "spec": {"moduleName": "keda", "version": version, "descriptor": {}}});
+    change(&mut template);
+    template
+}
+
+fn release(spec: Value) -> Value {
+    let mut meta = json!({"apiVersion": API, "kind": "ModuleReleaseMeta", "metadata": {"name": "keda"},
+        "spec": {"moduleName": "keda", "ocmComponentName": "kyma-project.io/module/keda"}});
+    for (member, value) in spec.as_object().unwrap() {
+        meta["spec"][member] = value.clone();
+    }
+    meta
+}
+
+fn channels(channels: &[(&str, &str)]) -> Value {
+    let channels: Vec<_> =
+        channels.iter().map(|(channel, version)| json!({"channel": channel, "version": version})).collect();
+    release(json!({"channels": channels}))
+}
+
+fn objects(all: &[Value]) -> Objects {
+    let mut objects = Objects::default();
+    for object in all {
+        if object["kind"] == "ModuleTemplate" {
+            objects.templates.push(Arc::new(serde_json::from_value(object.clone()).unwrap()));
+        } else {
+            objects.release_metas.push(Arc::new(serde_json::from_value(object.clone()).unwrap()));
+        }
+    }
+    objects
+}
+
+/// A Kyma whose user selects these modules in the channel `regular`.
+fn kyma(name: &str, modules: Value) -> Kyma {
+    let accepted = json!({"channel": "regular", "modules": modules}).to_string();
+    serde_json::from_value(json!({"apiVersion": API, "kind": "Kyma",
+        "metadata": {"name": name, "namespace": "kcp-system", "uid": format!("uid-{name}"),
+                     "annotations": {annotation::ACCEPTED_SPEC: accepted}},
+        "spec": {"channel": "regular"}}))
+    .unwrap()
+}
+
+fn manifest(kyma: &str, version: &str, channel: Option<&str>) -> Manifest {
+    let name = build::name(kyma, "kyma-project.io/module/keda", "keda");
+    let mut labels = json!({label::KYMA_NAME: kyma, label::MODULE_NAME: "keda"});
+    if let Some(channel) = channel {
+        labels[label::CHANNEL] = channel.into();
+    }
+    serde_json::from_value(json!({"apiVersion": API, "kind": "Manifest",
+        "metadata": {"name": name, "namespace": "kcp-system", "labels": labels},
+        "spec": {"remote": true, "version": version, "install": {"name": "raw-manifest", "source": {"ref": version}}}}))
+    .unwrap()
+}
+
+/// KCP with `keda` 1.0.0 in the channel `regular`, and 1.1.0 in none; the change; and the Kymas.
+struct Case {
+    live: Vec<Value>,
+    files: Vec<Value>,
+    whole: bool,
+    restricted: bool,
+    fleet: Fleet,
+}
+
+impl Case {
+    fn new(files: &[Value]) -> Self {
+        let plain = |version| template(version, |_| ());
+        let live = vec![plain("1.0.0"), plain("1.1.0"), channels(&[("regular", "1.0.0")])];
+        let kymas = vec![kyma("k", json!([{"name": "keda", "managed": true}]))];
+        let fleet = Fleet { kymas, manifests: vec![manifest("k", "1.0.0", Some("regular"))], ..Fleet::default() };
+        Self { live, files: files.to_vec(), whole: false, restricted: false, fleet }
+    }
+
+    fn effects(self, limit: usize) -> KymaEffects {
+        let Self { live, files, whole, restricted, fleet } = self;
+        let kymas = fleet.kymas.iter().map(|kyma| kyma.labels().clone()).collect();
+        let live = Live { objects: objects(&live), kymas, releases: None };
+        let restricted = restricted.then(|| "keda".to_owned()).into_iter().collect();
+        let options = PreviewOptions { restricted, removal_limit_percent: 5, whole, now: 1_000 };
+        effects(&live, &objects(&files), &options, fleet, limit)
+    }
+
+    /// Outcomes with the numbers of their Kymas.
+    fn outcomes(self) -> Vec<(String, usize)> {
+        let texts = |effect: &Effect| {
+            let (outcome, detail) = effect.outcome.texts();
+            (format!("{outcome} {detail}"), effect.kymas)
+        };
+        self.effects(0).effects.iter().map(texts).collect()
+    }
+}
+
+fn one(text: &str) -> Vec<(String, usize)> {
+    vec![(text.to_owned(), 1)]
+}
+
+#[test]
+fn each_change_has_the_outcome_of_the_reconcile() {
+    let moved = channels(&[("regular", "1.1.0")]);
+    let beta = template("1.0.0", |template| template["metadata"]["labels"][label::BETA] = json!("true"));
+    let data = template("1.0.0", |template| template["spec"]["data"] = json!({"kind": "Keda"}));
+    let other_component = release(
+        json!({"channels": [{"channel": "regular", "version": "1.0.0"}], "ocmComponentName": "kyma-project.io/module/other"}),
+    );
+    for (files, expected) in [
+        (channels(&[("regular", "1.0.0")]), None),
+        (channels(&[("regular", "1.0.0"), ("fast", "1.1.0")]), None),
+        (moved, Some("upgrades 1.0.0 → 1.1.0")),
+        (
+            channels(&[("regular", "9.9.9")]),
+            Some(
+                "refused 1.0.0: failed to get module template: ModuleTemplate.operator.kyma-project.io \"keda-9.9.9\" not found",
+            ),
+        ),
+        (channels(&[("fast", "1.1.0")]), Some("refused 1.0.0: no versions found for channel: regular in module keda")),
+        (beta, Some("loses 1.0.0: module template not allowed: beta module")),
+        (data, Some("changes 1.0.0")),
+        (other_component, Some("changes 1.0.0")),
+        (release(json!({"mandatory": {"version": "1.1.0"}})), Some("upgrades 1.0.0 → 1.1.0")),
+    ] {
+        assert_eq!(
+            Case::new(std::slice::from_ref(&files)).outcomes(),
+            expected.map(one).unwrap_or_default(),
+            "{files}"
+        );
+    }
+}
+
+#[test]
+fn channel_that_moves_down_is_refused_and_one_that_moves_back_stays() {
+    let mut case = Case::new(&[channels(&[("regular", "1.0.0")])]);
+    case.live[2] = channels(&[("regular", "1.1.0")]);
+    case.fleet.manifests = vec![manifest("k", "1.1.0", Some("regular"))];
+    let skew = "refused 1.1.0: module template update not allowed: ignore channel skew (from regular to regular), as a higher \
+                version (1.1.0) of the module was previously installed";
+    assert_eq!(case.outcomes(), one(skew));
+    let mut case = Case::new(&[channels(&[("regular", "1.0.0")])]);
+    case.live[2] = channels(&[("regular", "1.1.0")]);
+    assert_eq!(case.outcomes(), one("stays 1.0.0"), "its turn had not come");
+}
+
+#[test]
+fn removed_objects_are_refused_and_keep_the_module() {
+    let plain = |version| template(version, |_| ());
+    for (files, message) in [
+        (vec![plain("1.1.0"), channels(&[("regular", "1.0.0")])], "failed to get module template: ModuleTemplate"),
+        (vec![plain("1.0.0")], "no ModuleReleaseMeta found for module \"keda\" in namespace \"kcp-system\""),
+    ] {
+        let case = Case { whole: true, ..Case::new(&files) };
+        let found = case.outcomes();
+        assert!(found.len() == 1 && found[0].0.starts_with(&format!("refused 1.0.0: {message}")), "{found:?}");
+    }
+}
+
+#[test]
+fn selector_takes_the_module_from_kymas_that_it_no_longer_matches() {
+    let selecting = |team: &str| {
+        release(
+            json!({"channels": [{"channel": "regular", "version": "1.0.0"}], "kymaSelector": {"matchLabels": {"team": team}}}),
+        )
+    };
+    let mut case = Case { restricted: true, ..Case::new(&[selecting("b")]) };
+    case.live[2] = selecting("a");
+    case.fleet.kymas.push(kyma("later", json!([{"name": "keda", "managed": true}])));
+    for (kyma, team) in case.fleet.kymas.iter_mut().zip(["a", "b"]) {
+        kyma.labels_mut().insert("team".to_owned(), team.to_owned());
+    }
+    let lost = "loses 1.0.0: module template not allowed: restricted module not allowed for this Kyma";
+    assert_eq!(case.outcomes(), [(lost.to_owned(), 1), ("installs 1.0.0".to_owned(), 1)]);
+}
+
+#[test]
+fn only_modules_that_follow_the_channel_and_are_managed_are_affected() {
+    let mut case = Case::new(&[channels(&[("regular", "1.1.0"), ("fast", "1.1.0")])]);
+    let selections = [
+        json!([{"name": "keda", "managed": true, "version": "1.0.0"}]),
+        json!([{"name": "keda", "managed": false}]),
+        json!([{"name": "nats", "managed": true}]),
+        json!([{"name": "keda", "managed": true, "channel": "fast"}]),
+        json!([{"name": "keda", "managed": true, "channel": "none"}]),
+    ];
+    let names = ["fixed", "unmanaged", "other", "fast", "invalid"];
+    case.fleet.kymas = names.iter().zip(selections).map(|(name, modules)| kyma(name, modules)).collect();
+    let mut unmanaged = manifest("unmanaged", "1.0.0", Some("regular"));
+    unmanaged.annotations_mut().insert(annotation::UNMANAGED.to_owned(), "true".to_owned());
+    case.fleet.manifests = vec![manifest("fixed", "1.0.0", None), unmanaged];
+    assert_eq!(case.outcomes(), one("installs 1.1.0"), "the Kyma in the new channel");
+}
+
+#[test]
+fn removal_from_many_kymas_waits_for_a_confirmation() {
+    let beta = template("1.0.0", |template| template["metadata"]["labels"][label::BETA] = json!("true"));
+    let mut case = Case::new(&[beta]);
+    let names: Vec<_> = (0..10).map(|number| format!("k{number}")).collect();
+    case.fleet.kymas = names.iter().map(|name| kyma(name, json!([{"name": "keda", "managed": true}]))).collect();
+    case.fleet.manifests = names.iter().map(|name| manifest(name, "1.0.0", Some("regular"))).collect();
+    let effects = case.effects(2);
+    let [effect] = &*effects.effects else { panic!("{effects:?}") };
+    let Outcome::Waits { reason: WaitReason::Held, then } = &effect.outcome else { panic!("{effect:?}") };
+    assert!(matches!(**then, Outcome::Loses { .. }), "{effect:?}");
+    assert_eq!((effect.kymas, effect.names.as_slice()), (10, &names[..2]));
+    let json = serde_json::to_value(&effects).unwrap();
+    let message = "module template not allowed: beta module";
+    assert_eq!(
+        json["effects"][0],
+        json!({"module": "keda", "outcome": "waits", "reason": "held", "kymas": 10, "names": ["k0", "k1"],
+               "then": {"outcome": "loses", "version": "1.0.0", "message": message}})
+    );
+    assert_eq!(
+        effects.to_string(),
+        "MODULE  OUTCOME  KYMAS  DETAIL                                                            NAMES\n\
+         keda    waits    10     held, then loses 1.0.0: module template not allowed: beta module  k0, k1 and 8 more\n"
+    );
+}
+
+#[test]
+fn stopped_and_deleted_kymas_do_not_upgrade() {
+    let mut case = Case::new(&[channels(&[("regular", "1.1.0")])]);
+    let names = ["paused", "skipped", "deleting"];
+    case.fleet.kymas = names.map(|name| kyma(name, json!([{"name": "keda", "managed": true}]))).to_vec();
+    case.fleet.manifests = names.map(|name| manifest(name, "1.0.0", Some("regular"))).to_vec();
+    for (kyma, label) in case.fleet.kymas.iter_mut().zip([label::PAUSE, label::SKIP_RECONCILIATION]) {
+        kyma.labels_mut().insert(label.to_owned(), "true".to_owned());
+    }
+    case.fleet.kymas[2].metadata.deletion_timestamp =
+        Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
+    let effects = case.effects(1);
+    assert_eq!((effects.total, effects.left_out), (3, 1));
+    let found: Vec<_> = effects.effects.iter().map(|it| (it.outcome.texts().1, it.names[0].as_str())).collect();
+    let then = "then upgrades 1.0.0 → 1.1.0";
+    assert_eq!(found, [(format!("paused, {then}"), "paused"), (format!("skipped, {then}"), "skipped")]);
+}
+
+#[test]
+fn installed_modules_stand_for_an_unknown_selection() {
+    let mut case = Case::new(&[channels(&[("regular", "1.1.0")])]);
+    case.fleet.kymas[0].annotations_mut().clear();
+    let effects = case.effects(1);
+    assert_eq!((effects.unknown_selections, effects.effects.len()), (1, 1));
+    assert!(
+        effects
+            .to_string()
+            .ends_with("the selections of 1 Kymas are not known; their installed modules stand for them\n")
+    );
+}
+
+#[test]
+fn mandatory_module_reaches_all_kymas_and_its_removal_waits() {
+    let mandatory = |version: &str| {
+        let mut meta = release(json!({"mandatory": {"version": version}}));
+        meta["metadata"]["finalizers"] = json!([finalizer::MANDATORY_MODULE]);
+        meta
+    };
+    let fleet = || {
+        let names = ["a", "b", "c", "d"];
+        let mut manifests = names.map(|name| manifest(name, "1.0.0", None)).to_vec();
+        for manifest in &mut manifests {
+            manifest.labels_mut().insert(label::MANDATORY_MODULE.to_owned(), "true".to_owned());
+        }
+        Fleet { kymas: names.map(|name| kyma(name, json!([]))).to_vec(), manifests, ..Fleet::default() }
+    };
+    let four = |text: &str| vec![(text.to_owned(), 4)];
+    let mut moved = Case { fleet: fleet(), ..Case::new(&[release(json!({"mandatory": {"version": "1.1.0"}}))]) };
+    moved.live[2] = mandatory("1.0.0");
+    assert_eq!(moved.outcomes(), four("upgrades 1.0.0 → 1.1.0"));
+    let mut lowered = Case { fleet: fleet(), ..Case::new(&[mandatory("1.0.0")]) };
+    lowered.live[2] = mandatory("1.1.0");
+    lowered.fleet.manifests.iter_mut().for_each(|manifest| manifest.spec.version = Some("1.1.0".to_owned()));
+    assert_eq!(lowered.outcomes(), four("upgrades 1.1.0 → 1.0.0"), "the operator may lower it");
+    let mut removed = Case { fleet: fleet(), whole: true, ..Case::new(&[]) };
+    removed.files = removed.live[..2].to_vec();
+    removed.live[2] = mandatory("1.0.0");
+    assert_eq!(removed.outcomes(), four("waits held, then loses 1.0.0: the module keda is not mandatory any more"));
+    let mut added = Case { fleet: fleet(), ..Case::new(&[release(json!({"mandatory": {"version": "1.1.0"}}))]) };
+    added.live.pop();
+    added.fleet.manifests.clear();
+    assert_eq!(added.outcomes(), four("installs 1.1.0"), "the receiver sets the finalizer first");
+}
