@@ -24,7 +24,8 @@ pub enum Catalog {
         invalid arguments."
     )]
     Check(Check),
-    /// Show the changes in each visibility class if the objects in files were applied to the control plane
+    /// Show the changes in each visibility class, and the Kymas that would upgrade, wait, be refused or lose a module, if the
+    /// objects in files were applied to the control plane
     #[command(after_help = "Exit codes: 0 no change; 1 changes; 2 files or control plane cannot be read, or invalid \
         arguments.")]
     Diff(Diff),

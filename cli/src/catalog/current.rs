@@ -18,7 +18,7 @@ const NAME: &str = "control-plane";
 pub(super) async fn read(live: &LiveFlags) -> Result<Source> {
     let client = live.cluster.client().await?;
     let objects = live.objects(&client).await?;
-    let kymas = live.list::<Kyma>(&client).await.context("list the Kymas")?;
+    let kymas = live.all::<Kyma>(&client).await.context("list the Kymas")?;
     let templates = objects.templates.iter().map(|template| serde_json::to_string(&**template));
     let metas = objects.release_metas.iter().map(|meta| serde_json::to_string(&**meta));
     let kymas = kymas.iter().filter_map(|kyma| with_fixed_versions(kyma)).map(|kyma| Ok(kyma.to_string()));

@@ -1,11 +1,18 @@
 //! `catalog diff`.
 
+use std::fmt;
+
 use anyhow::Result;
 use clap::Args;
 use jiff::Timestamp;
-use tidewatch_receiver::controllers::catalog::{
-    Flags, check,
-    preview::{self, PreviewOptions},
+use serde::Serialize;
+use tidewatch_receiver::controllers::{
+    catalog::{
+        Flags,
+        check::{self, Objects},
+        preview::{self, Live, Preview, PreviewOptions},
+    },
+    kyma::preview::{self as kyma_preview, Fleet, KymaEffects},
 };
 
 use super::{LiveFlags, files};
@@ -34,23 +41,53 @@ pub struct Diff {
     #[arg(long, env = "TIDEWATCH_REMOVAL_LIMIT_PERCENT", default_value_t = Flags::default().removal_limit_percent, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub removal_limit_percent: u8,
 
+    /// Maximum number of Kymas that each effect names
+    #[arg(long, value_name = "KYMAS", default_value_t = 10)]
+    pub limit: usize,
+
     /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
+/// Result of `catalog diff`.
+#[derive(Clone, Debug, Serialize)]
+struct Report {
+    #[serde(flatten)]
+    catalog: Preview,
+    kymas: KymaEffects,
+}
+
 impl Diff {
     pub(super) fn run(&self) -> Result<u8> {
         let objects = check::read(&files::read(&self.files)?)?;
-        let live = block_on(self.live.read(&self.kyma_selector))?;
         let options = PreviewOptions {
             restricted: self.live.restricted(),
             removal_limit_percent: self.removal_limit_percent,
             whole: self.whole,
             now: Timestamp::now().as_second(),
         };
-        let preview = preview::preview(&live, &objects, &options);
-        output::report(self.json, &preview)?;
-        Ok(if preview.is_change() { exit::FAILURE } else { exit::SUCCESS })
+        let (live, fleet) = block_on(self.read(&objects, &options))?;
+        let catalog = preview::preview(&live, &objects, &options);
+        let kymas = kyma_preview::effects(&live, &objects, &options, fleet, self.limit);
+        let report = Report { catalog, kymas };
+        output::report(self.json, &report)?;
+        let is_change = report.catalog.is_change() || report.kymas.is_change();
+        Ok(if is_change { exit::FAILURE } else { exit::SUCCESS })
+    }
+
+    /// Reads the catalog and the Kymas, and the Manifests of the modules that the objects change.
+    async fn read(&self, objects: &Objects, options: &PreviewOptions) -> Result<(Live, Fleet)> {
+        let client = self.live.cluster.client().await?;
+        let (live, kymas) = self.live.read(&client, &self.kyma_selector).await?;
+        let modules = preview::changed_modules(&live.objects, objects, options);
+        let manifests = self.live.manifests(&client, &modules).await?;
+        Ok((live, Fleet { kymas, manifests, kyma_selector: self.kyma_selector.clone() }))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\n{}", self.catalog, self.kymas)
     }
 }

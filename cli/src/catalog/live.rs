@@ -1,4 +1,4 @@
-//! The live catalog in KCP. Of the Kymas only metadata is read.
+//! The live catalog in KCP, with the Kymas and Manifests that a change of it affects.
 
 use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
 
@@ -8,20 +8,24 @@ use k8s_openapi::{NamespaceResourceScope, api::core::v1::ConfigMap};
 use kube::{
     Api, Client, Resource,
     api::ListParams,
-    core::{DeserializeGuard, ObjectMeta, PartialObjectMeta},
+    core::{DeserializeGuard, ObjectMeta},
 };
 use serde::de::DeserializeOwned;
 use tidewatch_receiver::{
-    base::takeover::Takeover,
+    base::{labels::is_label_value, takeover::Takeover},
     controllers::catalog::{check::Objects, preview::Live, visibility::restricted_modules},
-    kube::runtime_access::list_all,
+    kube::runtime_access::list_map,
 };
 use tidewatch_shared::{
-    api::{Kyma, ModuleReleaseMeta, ModuleTemplate},
-    names, table,
+    api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate},
+    names::{self, label},
+    table,
 };
 
 use crate::cluster::{ClusterFlags, LIST_LIMITS, within_deadline};
+
+/// Modules that a label selector names, far above those of one change.
+const MAX_SELECTED: usize = 50;
 
 /// Flags of the live catalog.
 #[derive(Clone, Debug, Args)]
@@ -41,18 +45,39 @@ impl LiveFlags {
         restricted_modules(&self.restricted_default_modules)
     }
 
-    /// Reads the input of a preview.
-    pub(super) async fn read(&self, kyma_selector: &str) -> Result<Live> {
-        let client = self.cluster.client().await?;
-        let selector = Takeover::new(kyma_selector, Duration::ZERO).query();
-        let kymas: Api<PartialObjectMeta<Kyma>> = self.cluster.api(&client);
-        let selected = ListParams::default().labels(&selector);
-        let kymas = list_all(&kymas, &selected, &LIST_LIMITS).await.context("list the Kymas")?;
-        Ok(Live {
-            objects: self.objects(&client).await?,
-            kymas: kymas.into_iter().map(|kyma| kyma.metadata.labels.unwrap_or_default()).collect(),
-            releases: self.releases(&client).await?,
-        })
+    /// Reads the catalog and the Kymas, whose status is left out.
+    pub(super) async fn read(&self, client: &Client, kyma_selector: &str) -> Result<(Live, Vec<Kyma>)> {
+        let selected = ListParams::default().labels(&Takeover::new(kyma_selector, Duration::ZERO).query());
+        let without_status = |mut kyma: Kyma| {
+            (kyma.status, kyma.metadata.managed_fields) = (None, None);
+            kyma
+        };
+        let kymas = self.list(client, &selected, without_status).await.context("list the Kymas")?;
+        let live = Live {
+            objects: self.objects(client).await?,
+            kymas: kymas.iter().map(|kyma| kyma.metadata.labels.clone().unwrap_or_default()).collect(),
+            releases: self.releases(client).await?,
+        };
+        Ok((live, kymas))
+    }
+
+    /// Reads the Manifests of these modules, without their status.
+    pub(super) async fn manifests(&self, client: &Client, modules: &BTreeSet<String>) -> Result<Vec<Manifest>> {
+        let mut params = ListParams::default();
+        // No Manifest has another name in its label.
+        let names: Vec<_> = modules.iter().map(String::as_str).filter(|name| is_label_value(name)).collect();
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        // A longer selector could exceed the limit of a URL.
+        if names.len() <= MAX_SELECTED {
+            params = params.labels(&format!("{} in ({})", label::MODULE_NAME, names.join(",")));
+        }
+        let without_status = |mut manifest: Manifest| {
+            (manifest.status, manifest.metadata.managed_fields) = (None, None);
+            manifest
+        };
+        self.list(client, &params, without_status).await.context("list the Manifests")
     }
 
     /// Reads the input of one Kyma's view.
@@ -68,27 +93,35 @@ impl LiveFlags {
 
     pub(super) async fn objects(&self, client: &Client) -> Result<Objects> {
         Ok(Objects {
-            templates: self.list::<ModuleTemplate>(client).await.context("list the ModuleTemplates")?,
-            release_metas: self.list::<ModuleReleaseMeta>(client).await.context("list the ModuleReleaseMetas")?,
+            templates: self.all::<ModuleTemplate>(client).await.context("list the ModuleTemplates")?,
+            release_metas: self.all::<ModuleReleaseMeta>(client).await.context("list the ModuleReleaseMetas")?,
         })
     }
 
-    /// Lists the readable objects of a kind. Reports the others on stderr and leaves them out, as the receiver does.
-    pub(super) async fn list<K>(&self, client: &Client) -> Result<Vec<Arc<K>>>
+    /// Lists all readable objects of a kind.
+    pub(super) async fn all<K>(&self, client: &Client) -> Result<Vec<Arc<K>>>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+    {
+        self.list(client, &ListParams::default(), Arc::new).await
+    }
+
+    /// Lists the readable objects of a kind, and keeps what `keep` returns of each. Reports the others on stderr and leaves
+    /// them out, as the receiver does.
+    async fn list<K, T>(&self, client: &Client, selected: &ListParams, keep: impl Fn(K) -> T) -> Result<Vec<T>>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
     {
         let api: Api<DeserializeGuard<K>> = self.cluster.api(client);
-        let all = list_all(&api, &ListParams::default(), &LIST_LIMITS).await?;
-        let readable = all.into_iter().filter_map(|object| match object.0 {
-            Ok(object) => Some(Arc::new(object)),
+        let readable = |object: DeserializeGuard<K>| match object.0 {
+            Ok(object) => Some(keep(object)),
             Err(invalid) => {
                 let name = invalid.metadata.name.unwrap_or_default();
                 eprintln!("{}", table::sanitize(&format!("{} {name} is left out: {}", K::kind(&()), invalid.error)));
                 None
             }
-        });
-        Ok(readable.collect())
+        };
+        Ok(list_map(&api, selected, &LIST_LIMITS, readable).await?.into_iter().flatten().collect())
     }
 
     async fn releases(&self, client: &Client) -> Result<Option<ConfigMap>> {

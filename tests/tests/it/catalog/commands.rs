@@ -24,7 +24,10 @@ async fn json(setup: &SingleRuntime, arguments: &[&str], code: i32) -> Result<Va
 #[tokio::test]
 async fn catalog_diff_predicts_the_effect_of_a_change() -> TestResult {
     let setup = SingleRuntime::start("foretold", &[KEDA]).await?;
+    setup.runtime.start_agent().await?;
     catalog_is_synced(&setup).await?;
+    setup.runtime.select(&["keda"]).await?;
+    version_becomes(&setup, "1.0.0").await?;
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("change.yaml");
     let file = file.to_str().context("a path")?;
@@ -39,6 +42,7 @@ async fn catalog_diff_predicts_the_effect_of_a_change() -> TestResult {
     assert_eq!(plain["added"], json!(["moduletemplates/keda-1.2.0"]), "{report}");
     assert_eq!(plain["changed"], json!(["modulereleasemetas/keda"]), "{report}");
     assert_eq!((&plain["removed"], &report["guard"]), (&json!([]), &Value::Null), "{report}");
+    assert_eq!((&report["kymas"]["total"], &report["kymas"]["effects"]), (&json!(1), &json!([])), "{report}");
     let page = text(&catalog(&setup, &["diff", file]).await?.stdout);
     assert!(page.contains("~ modulereleasemetas/keda\n") && page.contains("1 of 1 runtimes"), "{page}");
     assert!(!names::<ModuleTemplate>(&setup).await?.contains("keda-1.2.0"), "a diff changes nothing");
@@ -69,6 +73,28 @@ async fn catalog_diff_predicts_the_effect_of_a_change() -> TestResult {
     let report = json(&setup, &["diff", file], 1).await?;
     assert_eq!(report["classes"][0]["changed"], json!(["modulereleasemetas/keda"]), "{report}");
     assert_eq!((&report["affected"], &report["guard"]), (&json!(1), &Value::Null), "{report}");
+
+    // Move the channel that the user follows: the module is upgraded. A version without a template is refused.
+    let kyma = setup.runtime.name();
+    fs::write(file, release_meta("keda", &[("regular", "1.1.0")]).to_string())?;
+    let report = json(&setup, &["diff", file], 1).await?;
+    let upgrade =
+        json!({"module": "keda", "outcome": "upgrades", "from": "1.0.0", "to": "1.1.0", "kymas": 1, "names": [kyma]});
+    assert_eq!(report["kymas"]["effects"], json!([upgrade]), "{report}");
+    setup.landscape.write_channels("keda", &[("regular", "1.1.0")]).await?;
+    version_becomes(&setup, "1.1.0").await?;
+    fs::write(file, release_meta("keda", &[("regular", "9.9.9")]).to_string())?;
+    let report = json(&setup, &["diff", file, "--limit", "0"], 1).await?;
+    let refused = &report["kymas"]["effects"][0];
+    assert_eq!((&refused["outcome"], &refused["names"]), (&json!("refused"), &json!([])), "{report}");
+    setup.landscape.write_channels("keda", &[("regular", "9.9.9")]).await?;
+    until("the predicted message", async || {
+        let status = setup.runtime.kcp_kyma().await?.and_then(|kyma| kyma.status).unwrap_or_default();
+        let message = status.modules.iter().flatten().next().and_then(|module| module.message.clone());
+        Ok((message.as_deref() == refused["message"].as_str()).then_some(()))
+    })
+    .await?;
+    assert_eq!(installed_version(&setup).await?.as_deref(), Some("1.1.0"));
     Ok(())
 }
 
