@@ -12,6 +12,19 @@ pub fn encode(bytes: &[u8]) -> String {
     text
 }
 
+/// Decodes lower-case digits, two for each byte.
+#[must_use]
+pub fn decode(text: &str) -> Option<Vec<u8>> {
+    let value = |digit: u8| match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    };
+    let (pairs, rest) = text.as_bytes().as_chunks();
+    let bytes = pairs.iter().map(|&[high, low]| Some(value(high)? << 4 | value(low)?));
+    bytes.collect::<Option<_>>().filter(|_| rest.is_empty())
+}
+
 /// Decodes exactly sixteen lower-case digits; `None` for anything else, so that each value has one spelling.
 #[must_use]
 pub fn decode_u64(text: &str) -> Option<u64> {
@@ -39,6 +52,10 @@ mod tests {
         assert_eq!(decode_u64("00000000000000ff"), Some(255));
         for bad in ["ff", "00000000000000FF", "+0000000000000ff", "00000000000000fg"] {
             assert_eq!(decode_u64(bad), None, "{bad}");
+        }
+        assert_eq!(decode("00abff"), Some(vec![0x00, 0xab, 0xff]));
+        for bad in ["a", "0A", "0g", "é", " 0"] {
+            assert_eq!(decode(bad), None, "{bad}");
         }
         assert_eq!(decode_u128(&encode(&7u128.to_be_bytes())), Some(7));
     }

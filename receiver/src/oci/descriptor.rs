@@ -5,6 +5,7 @@ mod member;
 mod schema;
 
 use serde::Deserialize;
+use serde_json::Value;
 use strum::{Display, EnumString};
 use thiserror::Error;
 
@@ -15,7 +16,9 @@ use super::{
     excerpt::{Excerpt, message},
     yaml,
 };
+pub use access::AccessType;
 pub use member::MemberError;
+pub(super) use {member::Object, schema::Parts};
 
 /// Maximum size of the config blob of a component's manifest, in bytes.
 pub const MAX_CONFIG_BYTES: usize = 64 * 1024;
@@ -88,6 +91,8 @@ pub struct Resource {
     pub relation: Relation,
     /// Type of the access, as in `localBlob`.
     pub access: String,
+    /// Reference of the image, if the resource is one.
+    pub image: Option<String>,
     /// Digest of the content; absent if the descriptor was made without digests.
     pub digest: Option<ResourceDigest>,
 }
@@ -113,6 +118,10 @@ pub struct ResourceDigest {
     pub value: String,
 }
 
+/// A component descriptor with all members, as signatures cover them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Document(Value);
+
 /// Reference of the layer that contains a component descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pointer {
@@ -122,6 +131,55 @@ pub struct Pointer {
     pub digest: Digest,
     /// Size of the layer in bytes, at most [`MAX_STORED_BYTES`].
     pub size: u64,
+}
+
+impl Document {
+    /// Reads the members that are used: v2 or v3alpha1.
+    ///
+    /// # Errors
+    /// When a member that is read is missing or unexpected, or when the document belongs to another component or version.
+    pub fn descriptor(&self, expected: &ComponentVersion) -> Result<Descriptor, DescriptorError> {
+        schema::descriptor(&self.0, expected)
+    }
+
+    /// The document as JSON.
+    #[must_use]
+    pub const fn value(&self) -> &Value {
+        &self.0
+    }
+
+    /// Adds an entry of `signatures`, in the place of one with the same name.
+    #[must_use]
+    pub fn with_signature(mut self, signature: Value) -> Self {
+        if let Some(members) = self.0.as_object_mut() {
+            let signatures = members.entry("signatures").or_insert(Value::Null);
+            if !signatures.is_array() {
+                *signatures = Value::Array(Vec::new());
+            }
+            let same = |other: &Value| other["name"] == signature["name"];
+            if let Some(signatures) = signatures.as_array_mut() {
+                match signatures.iter().position(same) {
+                    Some(index) => signatures[index] = signature,
+                    None => signatures.push(signature),
+                }
+            }
+        }
+        self
+    }
+
+    pub(super) fn root(&self) -> Result<Object<'_>, MemberError> {
+        Object::root(&self.0)
+    }
+
+    pub(super) fn parts(&self) -> Result<Parts<'_>, DescriptorError> {
+        schema::parts(self.root()?)
+    }
+}
+
+impl From<Value> for Document {
+    fn from(value: Value) -> Self {
+        Self(value)
+    }
 }
 
 impl Descriptor {
@@ -215,24 +273,31 @@ pub fn component_descriptor_pointer(config: &[u8]) -> Result<Pointer, Descriptor
     Ok(Pointer { media_type, digest, size })
 }
 
-/// Parses a component descriptor, v2 or v3alpha1, in YAML or JSON, alone or as the file of a tar archive: the content
-/// decides, not the media type. At most [`MAX_BYTES`] are unpacked.
+/// Parses a component descriptor and reads it: [`parse`] and [`Document::descriptor`].
 ///
 /// # Errors
-/// When the layer is not a component descriptor, too large, damaged, misses a member that is read here, or belongs to
-/// another component or version.
+/// Those of the two.
 pub fn decode(
     layer_media_type: &str,
     content: &[u8],
     expected: &ComponentVersion,
 ) -> Result<Descriptor, DescriptorError> {
+    parse(layer_media_type, content)?.descriptor(expected)
+}
+
+/// Parses a component descriptor in YAML or JSON, alone or as the file of a tar archive: the content decides, not the
+/// media type. At most [`MAX_BYTES`] are unpacked.
+///
+/// # Errors
+/// When the layer is not a component descriptor, too large or damaged.
+pub fn parse(layer_media_type: &str, content: &[u8]) -> Result<Document, DescriptorError> {
     if !MEDIA_TYPES.iter().any(|prefix| layer_media_type.starts_with(prefix)) {
         return Err(DescriptorError::MediaType(Excerpt::of(layer_media_type)));
     }
     check_size(content.len() as u64, MAX_STORED_BYTES)?;
     let mut documents = yaml::read(&text(content)?, MAX_VALUES).map_err(DescriptorError::Yaml)?;
     match (documents.pop(), documents.len()) {
-        (Some(document), 0) => schema::descriptor(&document.value, expected),
+        (Some(document), 0) => Ok(Document(document.value)),
         (Some(_), others) => Err(DescriptorError::Documents(others + 1)),
         (None, _) => Err(DescriptorError::Documents(0)),
     }

@@ -7,13 +7,15 @@ use super::{
 
 /// Type of an access, as far as it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AccessType {
+pub enum AccessType {
     /// A blob of the component's own manifest.
     LocalBlob,
     /// The same in an older form: `digest` instead of `localReference`, and no media type.
     LegacyLocalBlob,
     /// An image or another artifact of a registry.
     Image,
+    /// No content.
+    None,
     /// Any other type.
     Other,
 }
@@ -21,11 +23,12 @@ pub(super) enum AccessType {
 impl AccessType {
     /// Reads a type. `/v1` is the version of all these types, and may be left out. `OCIArtifact` stands in the OCM
     /// specification only, the other aliases also in its implementations.
-    pub(super) fn of(name: &str) -> Self {
+    pub fn of(name: &str) -> Self {
         match name.strip_suffix("/v1").unwrap_or(name) {
             "localBlob" | "LocalBlob" => Self::LocalBlob,
             "localOciBlob" => Self::LegacyLocalBlob,
             "ociArtifact" | "ociRegistry" | "OCIImage" | "ociImage" | "OCIArtifact" => Self::Image,
+            "none" | "None" => Self::None,
             _ => Self::Other,
         }
     }
@@ -38,7 +41,7 @@ pub(super) fn local_blob(access: &Object<'_>) -> Result<LocalBlob, MemberError> 
     let (key, media_type) = match AccessType::of(name) {
         AccessType::LocalBlob => ("localReference", access.optional_text("mediaType")?),
         AccessType::LegacyLocalBlob => ("digest", ""),
-        AccessType::Image | AccessType::Other => {
+        AccessType::Image | AccessType::None | AccessType::Other => {
             return Err(access.error("type", format!("is {}, a local blob is required", Excerpt::of(name))));
         }
     };

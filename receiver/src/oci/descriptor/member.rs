@@ -17,14 +17,14 @@ pub struct MemberError {
 
 /// An object, with its path in the document.
 #[derive(Clone, Debug)]
-pub(super) struct Object<'a> {
+pub(in crate::oci) struct Object<'a> {
     path: String,
     value: &'a Value,
 }
 
 impl<'a> Object<'a> {
     /// The document itself.
-    pub(super) fn root(value: &'a Value) -> Result<Self, MemberError> {
+    pub(in crate::oci) fn root(value: &'a Value) -> Result<Self, MemberError> {
         Self::at("the document".to_owned(), value).map(|root| Self { path: String::new(), ..root })
     }
 
@@ -33,51 +33,56 @@ impl<'a> Object<'a> {
     }
 
     /// A member that is neither absent nor null.
-    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(in crate::oci) fn get(&self, key: &str) -> Option<&'a Value> {
         self.value.get(key).filter(|value| !value.is_null())
     }
 
     /// A required member of any type.
-    pub(super) fn required(&self, key: &str) -> Result<&'a Value, MemberError> {
+    pub(in crate::oci) fn required(&self, key: &str) -> Result<&'a Value, MemberError> {
         self.get(key).ok_or_else(|| self.error(key, "is missing"))
     }
 
     /// A required string that is not empty.
-    pub(super) fn text(&self, key: &str) -> Result<&'a str, MemberError> {
+    pub(in crate::oci) fn text(&self, key: &str) -> Result<&'a str, MemberError> {
         let text = self.required(key)?.as_str().ok_or_else(|| unexpected(self.path(key), "a string"))?;
         if text.is_empty() { Err(self.error(key, "is empty")) } else { Ok(text) }
     }
 
     /// A string; empty if it is absent.
-    pub(super) fn optional_text(&self, key: &str) -> Result<&'a str, MemberError> {
+    pub(in crate::oci) fn optional_text(&self, key: &str) -> Result<&'a str, MemberError> {
         self.get(key).map_or(Ok(""), |value| value.as_str().ok_or_else(|| unexpected(self.path(key), "a string")))
     }
 
     /// A required object.
-    pub(super) fn object(&self, key: &str) -> Result<Self, MemberError> {
+    pub(in crate::oci) fn object(&self, key: &str) -> Result<Self, MemberError> {
         Self::at(self.path(key), self.required(key)?)
     }
 
     /// An object, if it is present.
-    pub(super) fn optional_object(&self, key: &str) -> Result<Option<Self>, MemberError> {
+    pub(in crate::oci) fn optional_object(&self, key: &str) -> Result<Option<Self>, MemberError> {
         self.get(key).map(|value| Self::at(self.path(key), value)).transpose()
     }
 
     /// The objects of a list; none if the list is absent or null.
-    pub(super) fn objects(&self, key: &str) -> Result<Vec<Self>, MemberError> {
+    pub(in crate::oci) fn objects(&self, key: &str) -> Result<Vec<Self>, MemberError> {
         let Some(list) = self.get(key) else { return Ok(Vec::new()) };
         let list = list.as_array().ok_or_else(|| unexpected(self.path(key), "a list"))?;
         let path = self.path(key);
         list.iter().enumerate().map(|(index, value)| Self::at(format!("{path}[{index}]"), value)).collect()
     }
 
+    /// The members that are not null.
+    pub(in crate::oci) fn members(&self) -> impl Iterator<Item = (&'a String, &'a Value)> + use<'a> {
+        self.value.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null())
+    }
+
     /// Fails unless the key is there, with any value.
-    pub(super) fn has(&self, key: &str) -> Result<(), MemberError> {
+    pub(in crate::oci) fn has(&self, key: &str) -> Result<(), MemberError> {
         if self.value.get(key).is_some() { Ok(()) } else { Err(self.error(key, "is missing")) }
     }
 
     /// An error about a member.
-    pub(super) fn error(&self, key: &str, problem: impl fmt::Display) -> MemberError {
+    pub(in crate::oci) fn error(&self, key: &str, problem: impl fmt::Display) -> MemberError {
         MemberError { path: self.path(key), problem: problem.to_string() }
     }
 

@@ -10,12 +10,12 @@ use super::{
 use crate::oci::component::{ComponentName, ComponentVersion, Mapping};
 
 /// Parts of a component descriptor that both schemas have, in different places.
-struct Parts<'a> {
-    schema: Schema,
+pub(in crate::oci) struct Parts<'a> {
+    pub(in crate::oci) schema: Schema,
     /// Object with `name`, `version` and `provider`.
-    head: Object<'a>,
+    pub(in crate::oci) head: Object<'a>,
     /// Object with `resources`.
-    elements: Object<'a>,
+    pub(in crate::oci) elements: Object<'a>,
     /// Object with `repositoryContexts`.
     contexts: Object<'a>,
 }
@@ -42,7 +42,7 @@ pub(super) fn descriptor(document: &Value, expected: &ComponentVersion) -> Resul
 }
 
 /// Finds the parts. v2 names its schema in `meta.schemaVersion`, v3 in `apiVersion`.
-fn parts(root: Object<'_>) -> Result<Parts<'_>, DescriptorError> {
+pub(super) fn parts(root: Object<'_>) -> Result<Parts<'_>, DescriptorError> {
     let meta = root.optional_object("meta")?;
     let version = meta.map(|meta| meta.text("schemaVersion")).transpose()?;
     let api_version = root.get("apiVersion").map(|_| root.text("apiVersion")).transpose()?;
@@ -103,8 +103,8 @@ fn add(descriptor: &mut Descriptor, from: &Object<'_>) -> Result<(), DescriptorE
         if descriptor.raw_manifest.replace(blob).is_some() {
             return Err(DescriptorError::SeveralRawManifests);
         }
-    } else if AccessType::of(&resource.access) == AccessType::Image {
-        descriptor.images.push(access.text("imageReference")?.to_owned());
+    } else if let Some(image) = &resource.image {
+        descriptor.images.push(image.clone());
     }
     descriptor.resources.push(resource);
     Ok(())
@@ -117,12 +117,16 @@ fn resource(from: &Object<'_>, access: &Object<'_>) -> Result<Resource, MemberEr
         .parse()
         .map_err(|_| from.error("relation", format!("is {}, neither local nor external", Excerpt::of(relation))))?;
     let digest = from.optional_object("digest")?.map(|digest| resource_digest(&digest)).transpose()?;
+    let (name, kind) = (text("name")?, AccessType::of(access.text("type")?));
+    let is_image = kind == AccessType::Image && name != RAW_MANIFEST;
+    let image = is_image.then(|| access.text("imageReference").map(str::to_owned)).transpose()?;
     Ok(Resource {
-        name: text("name")?,
+        name,
         version: text("version")?,
         kind: text("type")?,
         relation,
         access: access.text("type")?.to_owned(),
+        image,
         digest,
     })
 }

@@ -11,6 +11,7 @@ use crate::oci::{
     digest::Digest,
     fetch::FetchError,
     layer::LayerKind,
+    signature::SignatureError,
 };
 
 /// A component descriptor or a layer.
@@ -89,6 +90,14 @@ pub enum LookupError {
         /// Mistake: one bounded line.
         text: String,
     },
+    /// The component descriptor was fetched, but no trusted key signed it.
+    #[error("the {key} is not trusted: {error}")]
+    Untrusted {
+        /// Descriptor.
+        key: Key,
+        /// Cause.
+        error: SignatureError,
+    },
     /// The layer consists of no blob, or of too many.
     #[error("the {0} does not consist of 1 to 128 blobs")]
     Blobs(Key),
@@ -104,7 +113,11 @@ impl LookupError {
         match self {
             Self::Fetch { error, .. } => error.is_retryable(),
             Self::Aborted(_) => true,
-            Self::SecretMissing { .. } | Self::SecretMalformed { .. } | Self::Unusable { .. } | Self::Blobs(_) => false,
+            Self::SecretMissing { .. }
+            | Self::SecretMalformed { .. }
+            | Self::Unusable { .. }
+            | Self::Untrusted { .. }
+            | Self::Blobs(_) => false,
         }
     }
 
@@ -146,9 +159,10 @@ impl Value {
             Self::Layer(text) => text.len(),
             Self::Descriptor(descriptor) => {
                 let resource = |resource: &Resource| {
-                    let Resource { name, version, kind, access, digest, .. } = resource;
+                    let Resource { name, version, kind, access, image, digest, .. } = resource;
                     let digest = digest.as_ref().map_or(0, |digest| digest.value.len());
-                    size_of::<Resource>() + name.len() + version.len() + kind.len() + access.len() + digest
+                    let image = image.as_ref().map_or(0, String::len);
+                    size_of::<Resource>() + name.len() + version.len() + kind.len() + access.len() + image + digest
                 };
                 let images: usize = descriptor.images.iter().map(|image| size_of::<String>() + image.len()).sum();
                 size_of::<Descriptor>() + images + descriptor.resources.iter().map(resource).sum::<usize>()

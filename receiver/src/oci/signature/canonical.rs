@@ -1,0 +1,196 @@
+//! Canonical JSON: one spelling for equal values.
+
+use std::cmp::Ordering;
+
+use serde_json::{Map, Number, Value};
+
+/// Form of canonical JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// JSON Canonicalization Scheme (RFC 8785).
+    Jcs,
+    /// Every object is a list of objects with one member each, sorted by name (OCM specification, `jsonNormalisation/v1`).
+    Entries,
+}
+
+impl Form {
+    /// Serialises a value without white space.
+    pub(super) fn serialize(self, value: &Value) -> String {
+        let mut text = String::new();
+        self.write(value, &mut text);
+        text
+    }
+
+    fn write(self, value: &Value, out: &mut String) {
+        match value {
+            Value::Null => out.push_str("null"),
+            Value::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
+            Value::Number(value) => out.push_str(&number(value)),
+            Value::String(value) => self.string(value, out),
+            Value::Array(values) => self.list(values, out),
+            Value::Object(members) => self.object(members, out),
+        }
+    }
+
+    fn list(self, values: &[Value], out: &mut String) {
+        out.push('[');
+        for (index, value) in values.iter().enumerate() {
+            if index > 0 {
+                out.push(',');
+            }
+            self.write(value, out);
+        }
+        out.push(']');
+    }
+
+    fn object(self, members: &Map<String, Value>, out: &mut String) {
+        let mut members: Vec<_> = members.iter().collect();
+        members.sort_by(|(one, _), (other, _)| self.order(one, other));
+        let ([open, close], separator) = match self {
+            Self::Jcs => (['{', '}'], ","),
+            Self::Entries => (['[', ']'], "},{"),
+        };
+        out.push(open);
+        if self == Self::Entries && !members.is_empty() {
+            out.push('{');
+        }
+        for (index, (name, value)) in members.iter().enumerate() {
+            if index > 0 {
+                out.push_str(separator);
+            }
+            self.string(name, out);
+            out.push(':');
+            self.write(value, out);
+        }
+        if self == Self::Entries && !members.is_empty() {
+            out.push('}');
+        }
+        out.push(close);
+    }
+
+    fn order(self, one: &str, other: &str) -> Ordering {
+        match self {
+            Self::Jcs => one.encode_utf16().cmp(other.encode_utf16()),
+            Self::Entries => one.cmp(other),
+        }
+    }
+
+    /// Entries are escaped as by Go, which also escapes the characters with a meaning in HTML and JavaScript.
+    fn string(self, text: &str, out: &mut String) {
+        out.push('"');
+        for char in text.chars() {
+            match char {
+                '"' => out.push_str("\\\""),
+                '\\' => out.push_str("\\\\"),
+                '\u{8}' => out.push_str("\\b"),
+                '\t' => out.push_str("\\t"),
+                '\n' => out.push_str("\\n"),
+                '\u{c}' => out.push_str("\\f"),
+                '\r' => out.push_str("\\r"),
+                char if char < ' ' => out.push_str(&format!("\\u{:04x}", u32::from(char))),
+                '<' | '>' | '&' | '\u{2028}' | '\u{2029}' if self == Self::Entries => {
+                    out.push_str(&format!("\\u{:04x}", u32::from(char)));
+                }
+                char => out.push(char),
+            }
+        }
+        out.push('"');
+    }
+}
+
+/// A number as ECMAScript spells it: as a double-precision one (ECMA-262, *Number::toString*).
+fn number(value: &Number) -> String {
+    // Every JSON number has a value as f64.
+    let value = value.as_f64().unwrap_or_default();
+    if value == 0.0 {
+        return "0".to_owned();
+    }
+    // The shortest digits that have this value, as `d.ddde±x`; of two with equal distance, the even ones.
+    let shortest = format!("{:e}", value.abs());
+    let places = shortest.split_once('e').map_or(0, |(mantissa, _)| mantissa.len().saturating_sub(2));
+    let rounded = format!("{:.places$e}", value.abs());
+    let scientific = if rounded.parse() == Ok(value.abs()) { rounded } else { shortest };
+    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let digits = mantissa.replace('.', "");
+    let exponent: i32 = exponent.parse().unwrap_or_default();
+    let sign = if value < 0.0 { "-" } else { "" };
+    let zeros = |count: i32| "0".repeat(usize::try_from(count).unwrap_or_default());
+    let count = i32::try_from(digits.len()).unwrap_or_default();
+    // Number of digits before the decimal point.
+    let whole = exponent + 1;
+    match whole {
+        22.. | ..=-6 => {
+            let (first, rest) = digits.split_at(1);
+            let point = if rest.is_empty() { "" } else { "." };
+            let plus = if exponent > 0 { "+" } else { "" };
+            format!("{sign}{first}{point}{rest}e{plus}{exponent}")
+        }
+        ..=0 => format!("{sign}0.{}{digits}", zeros(-whole)),
+        _ if whole >= count => format!("{sign}{digits}{}", zeros(whole - count)),
+        _ => {
+            let (before, after) = digits.split_at(usize::try_from(whole).unwrap_or_default());
+            format!("{sign}{before}.{after}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_ecmascript() {
+        // RFC 8785, appendix B, and the limits of the two notations.
+        for (value, text) in [
+            (json!(0), "0"),
+            (json!(-0.0), "0"),
+            (json!(5e-324), "5e-324"),
+            (json!(-1.7976931348623157e308), "-1.7976931348623157e+308"),
+            (json!(9007199254740992_i64), "9007199254740992"),
+            (json!(295147905179352830000_f64), "295147905179352830000"),
+            (json!(9.999999999999997e22), "9.999999999999997e+22"),
+            (json!(1e23), "1e+23"),
+            (json!(1e21), "1e+21"),
+            (json!(999999999999999700000_f64), "999999999999999700000"),
+            (json!(333333333.3333332), "333333333.3333332"),
+            (json!(0.000001), "0.000001"),
+            (json!(0.0000001), "1e-7"),
+            (json!(-0.0000033333333333333333), "-0.0000033333333333333333"),
+            (json!(1424953923781206.25), "1424953923781206.2"),
+            (json!(u64::MAX), "18446744073709552000"),
+            (json!(-12), "-12"),
+            (json!(1.5), "1.5"),
+            (json!(100), "100"),
+        ] {
+            assert_eq!(Form::Jcs.serialize(&value), text);
+        }
+    }
+
+    #[test]
+    fn members_are_sorted_by_utf16_units() {
+        // RFC 8785, section 3.2.3.
+        let value = json!({"\u{20ac}": 1, "\r": 2, "\u{fb33}": 3, "1": 4, "\u{1f600}": 5, "\u{80}": 6, "\u{f6}": 7});
+        let text = Form::Jcs.serialize(&value);
+        let values: String = text.split(':').skip(1).filter_map(|rest| rest.chars().next()).collect();
+        assert_eq!(values, "2467153");
+        let astral_last = Form::Entries.serialize(&value);
+        assert!(astral_last.ends_with(":5}]"), "by characters: {astral_last}");
+    }
+
+    #[test]
+    fn strings_are_escaped_as_little_as_possible() {
+        // RFC 8785, section 3.2.2.2.
+        let value = json!("\u{20ac}$\u{f}\nA'B\"\\\\\"/\u{7f}<");
+        assert_eq!(Form::Jcs.serialize(&value), "\"\u{20ac}$\\u000f\\nA'B\\\"\\\\\\\\\\\"/\u{7f}<\"");
+        assert_eq!(Form::Entries.serialize(&json!("<a&b>\u{2028}")), r#""\u003ca\u0026b\u003e\u2028""#);
+    }
+
+    #[test]
+    fn entries_are_objects_with_one_member() {
+        let value = json!({"b": {"y": null, "x": [true, {}]}, "a": [{"c": 1}]});
+        assert_eq!(Form::Entries.serialize(&value), r#"[{"a":[[{"c":1}]]},{"b":[{"x":[true,[]]},{"y":null}]}]"#);
+        assert_eq!(Form::Jcs.serialize(&value), r#"{"a":[{"c":1}],"b":{"x":[true,{}],"y":null}}"#);
+    }
+}
