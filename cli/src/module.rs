@@ -11,7 +11,7 @@
 //! | `layout` | OCI image layouts: folders and tar archives |
 //! | `registry`, `push` | the access to a registry, and the upload |
 //! | `version` | a version as the commands `render` and `diff` read it |
-//! | `pack`, `show`, `render`, `diff` | the commands |
+//! | `pack`, `sign`, `verify`, `show`, `render`, `diff` | the commands |
 
 mod artefact;
 mod config;
@@ -25,9 +25,11 @@ mod push;
 mod registry;
 mod render;
 mod show;
+mod sign;
 mod template;
 #[cfg(test)]
 mod tests;
+mod verify;
 mod version;
 
 use anyhow::Result;
@@ -42,6 +44,8 @@ pub use push::PushFlags;
 pub use registry::RegistryFlags;
 pub use render::Render;
 pub use show::Show;
+pub use sign::Sign;
+pub use verify::Verify;
 
 /// Commands of `module`.
 #[derive(Clone, Debug, Subcommand)]
@@ -52,6 +56,18 @@ pub enum Module {
         refuses; 2 invalid arguments; 3 the folder is not a valid module."
     )]
     Pack(Pack),
+    /// Sign the component descriptor of a packed module, and push it to a registry
+    #[command(
+        after_help = "Exit codes: 0 signed, and pushed with --push; 1 a file cannot be read or written, or the registry \
+        refuses; 2 invalid arguments; 3 the artefact is invalid."
+    )]
+    Sign(Sign),
+    /// Verify the signatures of a module's version with public keys, as the receiver does with --component-keys
+    #[command(
+        after_help = "Exit codes: 0 a signature is valid, and its contents are those of the artefact; 1 the artefact or a \
+        key cannot be read; 2 invalid arguments; 3 no valid signature, or the artefact is invalid."
+    )]
+    Verify(Verify),
     /// Show the artefact of a module's version, verify its digests, and show the Manifest's references to it
     #[command(
         after_help = "Exit codes: 0 shown; 1 the artefact cannot be read; 2 invalid arguments; 3 the artefact is invalid."
@@ -75,6 +91,8 @@ impl Module {
     pub(crate) fn run(&self) -> Result<u8> {
         let (name, result) = match self {
             Self::Pack(pack) => ("pack", pack.run()),
+            Self::Sign(sign) => ("sign", sign.run()),
+            Self::Verify(verify) => ("verify", verify.run()),
             Self::Show(show) => ("show", show.run()),
             Self::Render(render) => ("render", render.run()),
             Self::Diff(diff) => ("diff", diff.run()),

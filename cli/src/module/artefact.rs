@@ -2,8 +2,9 @@
 //! layers are the descriptor and the local blobs (OCM specification, *OCI registries*). Pure; equal input produces equal
 //! bytes.
 
-use std::io;
+use std::{borrow::Cow, collections::BTreeMap, io};
 
+use bytes::Bytes;
 use serde_json::{Value, json};
 use tar::{Builder, EntryType, Header};
 use tidewatch_receiver::oci::{component::ComponentVersion, digest::Digest};
@@ -13,7 +14,7 @@ pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 /// Media type of the config.
 const CONFIG: &str = "application/vnd.ocm.software.component.config.v1+json";
 /// Media type of the layer with the component descriptor.
-const DESCRIPTOR: &str = "application/vnd.ocm.software.component-descriptor.v2+yaml+tar";
+pub(super) const DESCRIPTOR: &str = "application/vnd.ocm.software.component-descriptor.v2+yaml+tar";
 /// Media type of a tar archive.
 pub(super) const TAR: &str = "application/x-tar";
 /// Name of the component descriptor in its layer.
@@ -25,14 +26,14 @@ const MTIME: u64 = 1_640_995_200;
 /// Bytes with their media type and digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Blob {
-    pub(super) media_type: &'static str,
+    pub(super) media_type: Cow<'static, str>,
     pub(super) digest: Digest,
     pub(super) content: Vec<u8>,
 }
 
 impl Blob {
-    pub(super) fn new(media_type: &'static str, content: Vec<u8>) -> Self {
-        Self { media_type, digest: Digest::of(&content), content }
+    pub(super) fn new(media_type: impl Into<Cow<'static, str>>, content: Vec<u8>) -> Self {
+        Self { media_type: media_type.into(), digest: Digest::of(&content), content }
     }
 
     /// Creates the blob of a tar archive with one file.
@@ -92,10 +93,7 @@ impl Artefact {
         descriptor: &str,
         resources: Vec<LocalResource>,
     ) -> io::Result<Self> {
-        let content = archive(&[(DESCRIPTOR_FILE, descriptor.as_bytes())])?;
-        let descriptor = Blob::new(DESCRIPTOR, content);
-        let config = json!({"componentDescriptorLayer": descriptor.reference()});
-        let config = Blob::new(CONFIG, config.to_string().into_bytes());
+        let (config, descriptor) = head(descriptor)?;
         let layers = resources.iter().map(|LocalResource { name, blob }| {
             let mut layer = blob.reference();
             let identity = json!([{"kind": "resource", "identity": {"name": name}}]);
@@ -117,4 +115,40 @@ impl Artefact {
         let blobs = [config, descriptor].into_iter().chain(resources.into_iter().map(|resource| resource.blob));
         Ok(Self { component, blobs: blobs.collect(), manifest })
     }
+
+    /// Assembles the artefact again with another component descriptor, and the other layers as they are. `replaced` is the
+    /// digest of the layer with the descriptor before.
+    ///
+    /// # Errors
+    /// An archive cannot be written.
+    pub(super) fn with_descriptor(
+        component: ComponentVersion,
+        mut manifest: Value,
+        replaced: &Digest,
+        descriptor: &str,
+        layers: &BTreeMap<Digest, Bytes>,
+    ) -> io::Result<Self> {
+        let (config, descriptor) = head(descriptor)?;
+        manifest["config"] = config.reference();
+        let mut blobs = Vec::new();
+        for layer in manifest["layers"].as_array_mut().into_iter().flatten() {
+            if layer["digest"] == replaced.to_string() {
+                for (member, value) in descriptor.reference().as_object().into_iter().flatten() {
+                    layer[member] = value.clone();
+                }
+            } else if let Some((_, content)) = layers.iter().find(|(digest, _)| layer["digest"] == digest.to_string()) {
+                let media_type = layer["mediaType"].as_str().unwrap_or_default().to_owned();
+                blobs.push(Blob::new(media_type, content.to_vec()));
+            }
+        }
+        let manifest = Blob::new(MANIFEST, manifest.to_string().into_bytes());
+        Ok(Self { component, blobs: [config, descriptor].into_iter().chain(blobs).collect(), manifest })
+    }
+}
+
+/// The config, and the layer with the component descriptor, to which it leads.
+fn head(descriptor: &str) -> io::Result<(Blob, Blob)> {
+    let descriptor = Blob::new(DESCRIPTOR, archive(&[(DESCRIPTOR_FILE, descriptor.as_bytes())])?);
+    let config = json!({"componentDescriptorLayer": descriptor.reference()});
+    Ok((Blob::new(CONFIG, config.to_string().into_bytes()), descriptor))
 }

@@ -18,7 +18,7 @@ use super::{
 };
 
 /// Maximum size of a component descriptor in bytes, which is the incumbent's limit.
-const MAX_DESCRIPTOR: usize = 100 << 10;
+pub(super) const MAX_DESCRIPTOR: usize = 100 << 10;
 /// Name of the resource with the default module CR.
 pub(super) const DEFAULT_CR: &str = "default-cr";
 /// Origin of a component whose registry is not known.
@@ -135,7 +135,7 @@ fn image_resources(images: &[ImageReference]) -> Vec<Value> {
                 name.push('-');
                 name.extend(digits.chars().take(IDENTITY_DIGITS));
             }
-            json!({
+            let mut resource = json!({
                 "name": name,
                 "version": version,
                 "type": "ociArtifact",
@@ -144,7 +144,15 @@ fn image_resources(images: &[ImageReference]) -> Vec<Value> {
                 "labels": [{
                     "name": "scan.security.kyma-project.io/type", "value": "third-party-image", "version": "v1",
                 }],
-            })
+            });
+            if let Some(digest) = image.digest() {
+                resource["digest"] = json!({
+                    "hashAlgorithm": "SHA-256",
+                    "normalisationAlgorithm": "ociArtifactDigest/v1",
+                    "value": digest.hex(),
+                });
+            }
+            resource
         })
         .collect()
 }

@@ -60,6 +60,11 @@ impl ImageReference {
         &self.text
     }
 
+    /// The digest, if the reference has one.
+    pub(super) const fn digest(&self) -> Option<&Digest> {
+        self.digest.as_ref()
+    }
+
     /// Name of the image's resource: the last segment of the repository, then 8 digits of the digest if there is one.
     /// Characters that names of resources must not have become hyphens.
     pub(super) fn resource_name(&self) -> String {

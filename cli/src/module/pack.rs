@@ -68,7 +68,7 @@ struct Report {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct BlobReport {
-    media_type: &'static str,
+    media_type: String,
     digest: String,
     size: usize,
 }
@@ -103,7 +103,7 @@ impl Pack {
 impl Report {
     fn new(folder: &Folder, artefact: &Artefact) -> Self {
         let blobs = artefact.blobs.iter().map(|blob| BlobReport {
-            media_type: blob.media_type,
+            media_type: blob.media_type.to_string(),
             digest: blob.digest.to_string(),
             size: blob.content.len(),
         });
@@ -123,9 +123,10 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}:{} {}", self.component, self.version, self.digest)?;
-        let rows = self.blobs.iter().map(|BlobReport { media_type, digest, size }| {
-            [(*media_type).to_owned(), size.to_string(), digest.clone()]
-        });
+        let rows = self
+            .blobs
+            .iter()
+            .map(|BlobReport { media_type, digest, size }| [media_type.clone(), size.to_string(), digest.clone()]);
         f.write_str(&table::aligned(["BLOB", "BYTES", "DIGEST"], rows.collect()))?;
         for file in &self.files {
             writeln!(f, "written: {}", table::sanitize(file))?;

@@ -152,7 +152,7 @@ impl<'a> Upload<'a> {
     async fn manifest(&self, manifest: &Blob, tag: &str) -> Result<()> {
         let place = format!("{}/manifests/{tag}", self.base);
         let written =
-            self.send(Method::PUT, &place, Some(manifest.media_type), manifest.content.clone().into()).await?;
+            self.send(Method::PUT, &place, Some(&manifest.media_type), manifest.content.clone().into()).await?;
         accepted(written, StatusCode::CREATED).map(drop)
     }
 

@@ -1,7 +1,7 @@
 //! `module show`.
 
-mod report;
-mod source;
+pub(super) mod report;
+pub(super) mod source;
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use clap::Args;
 use tidewatch_receiver::oci::{
     component::ComponentVersion,
     credentials::RegistryAddress,
-    descriptor::{self, Descriptor},
+    descriptor::{self, Descriptor, Document},
     digest::Digest,
     fetch::BlobReference,
     layer,
@@ -51,11 +51,14 @@ pub(super) struct Stored {
     pub(super) component: ComponentVersion,
     /// Digest of the manifest.
     pub(super) digest: Digest,
+    pub(super) manifest: Bytes,
+    /// The component descriptor with all members.
+    pub(super) document: Document,
     pub(super) descriptor: Descriptor,
     /// The layer with the component descriptor.
-    pointer: BlobReference,
+    pub(super) pointer: BlobReference,
     /// Verified content of the layers.
-    layers: BTreeMap<Digest, Bytes>,
+    pub(super) layers: BTreeMap<Digest, Bytes>,
     /// Reasons why the artefact is invalid.
     problems: Vec<String>,
 }
@@ -78,7 +81,7 @@ impl Show {
 impl Stored {
     /// Reads manifest, component descriptor and layers, and verifies the digest of each.
     pub(super) async fn read(source: &Source) -> Result<Self> {
-        let (component, digest, manifest) = source.manifest().await?;
+        let (component, digest, stored, manifest) = source.manifest().await?;
         let repository = component.repository();
         let config = source
             .blob(&repository, &manifest.config, descriptor::MAX_CONFIG_BYTES)
@@ -89,8 +92,9 @@ impl Stored {
         let pointer = BlobReference { digest: pointer.digest, size: pointer.size, media_type: pointer.media_type };
         let content = source.blob(&repository, &pointer, descriptor::MAX_STORED_BYTES).await;
         let content = content.context("read the component descriptor")?;
-        let descriptor = descriptor::decode(&pointer.media_type, &content, &component);
-        let descriptor = descriptor.map_err(|error| InvalidError::new("component descriptor", error))?;
+        let invalid = |error| InvalidError::new("component descriptor", error);
+        let document = descriptor::parse(&pointer.media_type, &content).map_err(invalid)?;
+        let descriptor = document.descriptor(&component).map_err(invalid)?;
         let mut problems = Vec::new();
         if !manifest.layers.iter().any(|layer| layer.digest == pointer.digest) {
             // Registries remove blobs that no manifest refers to.
@@ -112,7 +116,7 @@ impl Stored {
                 Err(error) => return Err(error),
             }
         }
-        Ok(Self { component, digest, descriptor, pointer, layers, problems })
+        Ok(Self { component, digest, manifest: stored, document, descriptor, pointer, layers, problems })
     }
 }
 

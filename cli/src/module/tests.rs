@@ -62,7 +62,7 @@ fn decode(artefact: &Artefact) -> Descriptor {
     let config = &artefact.blobs[0];
     let pointer = descriptor::component_descriptor_pointer(&config.content).unwrap();
     let layer = artefact.blobs.iter().find(|blob| blob.digest == pointer.digest).unwrap();
-    assert_eq!((&*pointer.media_type, pointer.size), (layer.media_type, layer.content.len() as u64));
+    assert_eq!((&*pointer.media_type, pointer.size), (&*layer.media_type, layer.content.len() as u64));
     descriptor::decode(&pointer.media_type, &layer.content, &artefact.component).unwrap()
 }
 
@@ -122,7 +122,7 @@ fn manifest_has_the_form_that_other_tools_read() {
     );
     assert_eq!(config.media_type, "application/vnd.ocm.software.component.config.v1+json");
     assert_eq!(descriptor.media_type, "application/vnd.ocm.software.component-descriptor.v2+yaml+tar");
-    assert_eq!((raw.media_type, default.media_type), ("application/x-tar", "application/x-tar"));
+    assert_eq!((&*raw.media_type, &*default.media_type), ("application/x-tar", "application/x-tar"));
     let mut archive = tar::Archive::new(&*descriptor.content);
     let paths: Vec<_> = archive.entries().unwrap().map(|entry| entry.unwrap().path_bytes().into_owned()).collect();
     assert_eq!(paths, [b"component-descriptor.yaml"], "exactly this name is read by the incumbent");

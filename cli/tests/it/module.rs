@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path, process::Stdio, time::Duration};
 
+use rcgen::{KeyPair, PKCS_RSA_SHA256, RsaKeySize};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tidewatch_shared::names::annotation;
@@ -279,4 +280,95 @@ async fn version_that_cannot_be_rendered_has_the_documented_exit_code() {
     assert_eq!((code(&damaged), stdout(&damaged)), (3, String::new()));
     assert!(stderr(&damaged).contains("raw-manifest"), "{}", stderr(&damaged));
     assert_eq!(code(&tidewatch(&["module", "render", "no/such/folder"]).await), 1);
+}
+
+/// Writes a key pair to `<name>.key` and `<name>.pem`, and returns their paths.
+fn key_pair(dir: &Path, name: &str) -> [String; 2] {
+    let pair = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048).unwrap();
+    [("key", pair.serialize_pem()), ("pem", pair.public_key_pem())].map(|(ending, pem)| {
+        let path = dir.join(format!("{name}.{ending}"));
+        fs::write(&path, pem).unwrap();
+        text(&path).to_owned()
+    })
+}
+
+#[tokio::test]
+async fn signed_module_is_verified_in_layout_and_registry() {
+    let dir = TempDir::new().unwrap();
+    let [private, public] = key_pair(dir.path(), "release");
+    let [other, _] = key_pair(dir.path(), "other");
+    let registry = Registry::start(None).await;
+    let url = registry.url();
+    for (algorithm, arguments) in [("pkcs1", &["--tar"][..]), ("pss", &[])] {
+        let output = dir.path().join(algorithm);
+        pack(SAMPLE, &[&["--output", text(&output)], arguments].concat()).await;
+        let layout = output.join(if arguments.is_empty() { "layout" } else { "layout.tar" });
+        let layout = text(&layout);
+        let verify = async |reference: &str, key: &str| {
+            let verified = tidewatch(&["module", "verify", reference, "--key", key, "--json"]).await;
+            (code(&verified), serde_json::from_str::<Value>(&stdout(&verified)).unwrap())
+        };
+        let (unsigned, report) = verify(layout, &public).await;
+        assert_eq!((unsigned, &report["signatures"]), (3, &json!([])), "{report}");
+        assert_eq!(report["problems"], json!(["it has no signature; expected is one of \"release\""]));
+
+        let sign =
+            ["module", "sign", layout, "--key", &private, "--signature-name", "release", "--algorithm", algorithm];
+        let push = ["--push", &url, "--overwrite", "--json"];
+        let signed = tidewatch(&[&sign[..], &push].concat()).await;
+        assert_eq!(code(&signed), 0, "{}", stderr(&signed));
+        let report: Value = serde_json::from_str(&stdout(&signed)).unwrap();
+        // The sample names its image by a tag.
+        let warning = "the signature does not cover the content of the resource sample-operator";
+        assert_eq!(report["warnings"], json!([warning]));
+        for reference in [layout, &format!("{url}/{COMPONENT}")] {
+            for key in [&public, &copy_of_public_keys(text(dir.path()))] {
+                let (code, report) = verify(reference, key).await;
+                assert_eq!((code, &report["problems"]), (0, &json!([])), "{report}");
+                assert_eq!(report["signatures"], json!([{"name": "release", "result": "valid"}]));
+            }
+            let shown = tidewatch(&["module", "show", reference]).await;
+            assert_eq!(code(&shown), 0, "{}", stdout(&shown));
+        }
+        let again = ["module", "sign", layout, "--key", &other, "--signature-name", "release"];
+        assert_eq!(code(&tidewatch(&again).await), 0);
+        let (code, report) = verify(layout, &public).await;
+        assert_eq!((code, &report["signatures"][0]["result"]), (3, &json!("invalid")), "{report}");
+    }
+}
+
+/// A folder with the public keys of a folder alone.
+fn copy_of_public_keys(from: &str) -> String {
+    let to = Path::new(from).join("public");
+    fs::create_dir_all(&to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap).filter(|entry| text(&entry.path()).ends_with(".pem")) {
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+    text(&to).to_owned()
+}
+
+#[tokio::test]
+async fn unusable_keys_are_refused() {
+    let dir = TempDir::new().unwrap();
+    let [private, public] = key_pair(dir.path(), "release");
+    pack(SAMPLE, &["--output", text(dir.path())]).await;
+    let layout = dir.path().join("layout");
+    let layout = text(&layout);
+    let before = fs::read(dir.path().join("layout/index.json")).unwrap();
+    for (arguments, expected, cause) in [
+        (["sign", layout, "--key", &public, "--signature-name", "a"], 1, "no block PRIVATE KEY"),
+        (["sign", "no/layout", "--key", &private, "--signature-name", "a"], 1, "no/layout"),
+        (["sign", layout, "--key", &private, "--signature-name", ""], 2, "--signature-name"),
+        (["sign", text(dir.path()), "--key", &private, "--signature-name", "a"], 3, "oci-layout"),
+    ] {
+        let refused = tidewatch(&[&["module"], &arguments[..]].concat()).await;
+        assert_eq!((code(&refused), stdout(&refused)), (expected, String::new()), "{arguments:?}");
+        assert!(stderr(&refused).contains(cause), "{cause}: {}", stderr(&refused));
+    }
+    assert_eq!(fs::read(dir.path().join("layout/index.json")).unwrap(), before, "nothing was written");
+    for (key, cause) in [(&private, "which is not a public key"), (&"no/key".to_owned(), "no/key")] {
+        let refused = tidewatch(&["module", "verify", layout, "--key", key]).await;
+        assert_eq!((code(&refused), stdout(&refused)), (1, String::new()));
+        assert!(stderr(&refused).contains(cause), "{cause}: {}", stderr(&refused));
+    }
 }

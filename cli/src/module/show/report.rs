@@ -29,7 +29,7 @@ const DIRECTORY: &str = "directoryTree";
 /// Content of an artefact.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(in crate::module) struct Report {
     component: String,
     version: String,
     /// Schema of the component descriptor.
@@ -42,7 +42,7 @@ pub(super) struct Report {
     objects: Vec<ObjectReport>,
     manifest: Option<ManifestReport>,
     /// Reasons why the artefact is invalid.
-    problems: Vec<String>,
+    pub(in crate::module) problems: Vec<String>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -103,7 +103,7 @@ struct ManifestReport {
 
 impl Report {
     /// Verifies the resources, and reads the objects. `registry` is that of the Manifest.
-    pub(super) fn new(stored: &Stored, registry: &str) -> Self {
+    pub(in crate::module) fn new(stored: &Stored, registry: &str) -> Self {
         let Stored { component, digest, descriptor, pointer, .. } = stored;
         let mut problems = stored.problems.clone();
         let resources: Vec<_> = descriptor.resources.iter().map(|resource| stored.resource(resource)).collect();
@@ -175,7 +175,7 @@ impl Stored {
     }
 
     /// The parts of `raw-manifest`, concatenated.
-    fn content_of_raw_manifest(&self) -> Option<Vec<u8>> {
+    pub(in crate::module) fn content_of_raw_manifest(&self) -> Option<Vec<u8>> {
         let blob = self.descriptor.raw_manifest.as_ref()?;
         let mut content = Vec::new();
         for digest in &blob.digests {

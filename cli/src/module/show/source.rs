@@ -52,36 +52,44 @@ impl Source {
     /// # Errors
     /// The reference is malformed, or layout or credentials cannot be read.
     pub(in crate::module) fn open(reference: &str, flags: &RegistryFlags) -> Result<(Self, String)> {
-        let path = Path::new(reference);
-        if path.exists() {
-            return Ok((Self::Layout(Layout::open(path)?), NO_REGISTRY.to_owned()));
+        if Path::new(reference).exists() {
+            return Ok((Self::layout(Path::new(reference))?, NO_REGISTRY.to_owned()));
         }
         let (address, component) = parse(reference)?;
         let registry = address.to_string();
         Ok((Self::Registry(Box::new(flags.connect(address)?), component), registry))
     }
 
-    /// Reads the manifest with its digest.
-    pub(super) async fn manifest(&self) -> Result<(ComponentVersion, Digest, ImageManifest)> {
+    pub(in crate::module) fn layout(path: &Path) -> Result<Self> {
+        Layout::open(path).map(Self::Layout)
+    }
+
+    /// Reads the manifest with its digest and content.
+    pub(in crate::module) async fn manifest(&self) -> Result<(ComponentVersion, Digest, Bytes, ImageManifest)> {
         match self {
             Self::Layout(layout) => {
                 let digest = layout.manifest()?;
                 let content = layout.blob(&digest, MAX_MANIFEST)?;
                 let manifest = ImageManifest::parse(&content, None, "the layout");
                 let manifest = manifest.map_err(|error| InvalidError::new(digest, error))?;
-                Ok((annotated(&content, digest)?, digest, manifest))
+                Ok((annotated(&content, digest)?, digest, content, manifest))
             }
             Self::Registry(registry, component) => {
                 let (repository, tag) = (component.repository(), component.tag());
                 let fetched = registry.fetcher.manifest(&registry.target, &repository, Reference::Tag(&tag)).await;
-                let (manifest, digest, _) = fetched.map_err(classify).context("read the manifest")?;
-                Ok((component.clone(), digest, manifest))
+                let (manifest, digest, content) = fetched.map_err(classify).context("read the manifest")?;
+                Ok((component.clone(), digest, content, manifest))
             }
         }
     }
 
     /// Reads and verifies a blob of at most `limit` bytes.
-    pub(super) async fn blob(&self, repository: &str, reference: &BlobReference, limit: usize) -> Result<Bytes> {
+    pub(in crate::module) async fn blob(
+        &self,
+        repository: &str,
+        reference: &BlobReference,
+        limit: usize,
+    ) -> Result<Bytes> {
         let BlobReference { digest, size, .. } = reference;
         if *size > limit as u64 {
             return Err(InvalidError::new(digest, format!("{size} bytes exceed the limit of {limit} bytes")).into());
