@@ -113,6 +113,7 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
         .context("build the client of the control plane")?;
     let registry = config.registry.settings()?;
     oci::tls::roots(registry.ca_file.as_ref()).context("read the roots of the registry's certificate")?;
+    registry.component_keys.as_deref().map(oci::key_folder::keys).transpose().context("read the component keys")?;
     // Opened before the Lease is acquired, so that defects of files or of the CA show at start and not at a take-over.
     // The first receiver creates the CA.
     let pki = pki::Metrics::default();

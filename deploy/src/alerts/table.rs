@@ -76,11 +76,12 @@ pub(super) const ALERTS: &[Alert] = &[
         expression: "tidewatch_oci_lookups_failed > 0",
         pending: "15m",
         severity: "warning",
-        summary: "Artefacts of modules cannot be read from the registry",
+        summary: "Artefacts of modules cannot be read from the registry, or are not trusted",
         meaning: "Modules that need these artefacts cannot be installed or upgraded and are in state Error. Installed modules are not \
                   affected.",
-        checks: "The receiver's log names artefact and cause; `tidewatch_oci_fetches_total` counts the causes.",
-        remedy: "See [registry](registry.md#failures).",
+        checks: "The receiver's log names artefact and cause; `tidewatch_oci_fetches_total` and \
+                 `tidewatch_oci_signature_verifications_total` count the causes.",
+        remedy: "See [registry](registry.md#failures) and [signatures](signatures.md#refusals).",
     },
     Alert {
         name: "TidewatchKymasInError",

@@ -15,7 +15,7 @@ use super::{
     counters::Counters,
     module_reports,
     open_files::ConnectionShare,
-    registry::{self, CredentialsWatch},
+    registry::{self, ComponentKeyFiles, CredentialsWatch},
 };
 use crate::{
     app::changes,
@@ -262,7 +262,7 @@ impl Builder<'_> {
 
     /// Connects the registry of the modules. Its credentials, if it takes any, are read once.
     async fn registry(&mut self) -> Result<(Arc<ComponentLayers>, Arc<ModuleLayers>)> {
-        let Self { process: Process { config, .. }, client, components, counters, .. } = *self;
+        let Self { process: Process { config, pki, .. }, client, components, counters, .. } = *self;
         let settings = config.registry.settings()?;
         let (registry, worker) =
             Registry::new(&settings, counters.oci.clone()).context("prepare the access to the registry")?;
@@ -270,6 +270,10 @@ impl Builder<'_> {
             let opened = CredentialsWatch::open(client.clone(), &config.namespace, name, registry.clone()).await;
             let watch = opened.context("read the Secret with the registry's credentials")?;
             self.tasks.push(watch.run(self.synced.clone()).boxed());
+        }
+        if let Some(folder) = settings.component_keys.clone() {
+            let opened = ComponentKeyFiles::open(folder, registry.clone(), pki.clone());
+            self.tasks.push(opened.context("read the component keys")?.run().boxed());
         }
         let layers = Arc::new(ComponentLayers::new(registry.clone()));
         let changes::Components { fleet, manifest_queue, .. } = components.clone();

@@ -1,12 +1,14 @@
-//! Connects the registry of modules with the control plane: its credentials from a Secret, the Kymas that wait for a
-//! component descriptor, and the Manifests that wait for a layer.
+//! Connects the registry of modules with the control plane: its credentials from a Secret, the keys that sign component
+//! descriptors, the Kymas that wait for a component descriptor, and the Manifests that wait for a layer.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
+use anyhow::Context as _;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use tidewatch_shared::plan::Work;
+use tokio::time::{self, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -18,7 +20,12 @@ use crate::{
         table::RuntimeTable,
     },
     kube::object,
-    oci::registry::{Change, Registry},
+    oci::{
+        key_folder::{self, KeyFiles, KeyFolderError},
+        registry::{Change, Registry},
+        signature::ComponentKeys,
+    },
+    pki::{self, FILE_POLL_INTERVAL, LastGood},
 };
 
 /// Key of the credentials in their Secret.
@@ -106,6 +113,51 @@ impl CredentialsWatch {
     }
 }
 
+/// Keeps the keys of `--component-keys` up to date with their folder.
+pub(super) struct ComponentKeyFiles {
+    folder: PathBuf,
+    files: LastGood<KeyFiles>,
+    registry: Registry,
+    metrics: pki::Metrics,
+}
+
+impl ComponentKeyFiles {
+    /// Reads the files, and takes them into use.
+    ///
+    /// # Errors
+    /// A file is not readable, or has no usable key.
+    pub(super) fn open(folder: PathBuf, registry: Registry, metrics: pki::Metrics) -> Result<Self, KeyFolderError> {
+        let contents = key_folder::read(&folder)?;
+        match ComponentKeys::parse(&contents) {
+            Ok(keys) => registry.set_component_keys(keys),
+            Err(source) => return Err(KeyFolderError::Keys { path: folder, source }),
+        }
+        Ok(Self { folder, files: LastGood::new("Component keys", contents), registry, metrics })
+    }
+
+    /// Polls the files forever.
+    pub(super) async fn run(mut self) -> &'static str {
+        let mut poll = time::interval(FILE_POLL_INTERVAL);
+        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            poll.tick().await;
+            self.reload();
+        }
+    }
+
+    /// Reads the files, and uses them if they have changed and are all valid.
+    fn reload(&mut self) {
+        let Some(contents) = self.files.changed(key_folder::read(&self.folder)) else { return };
+        let parsed = ComponentKeys::parse(&contents).context("parse the public keys");
+        let result = parsed.map(|keys| {
+            let names: Vec<_> = keys.names().map(str::to_owned).collect();
+            self.registry.set_component_keys(keys);
+            tracing::info!(?names, "Component keys are in use, descriptors are verified again");
+        });
+        self.files.record(contents, result, &self.metrics);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
@@ -136,12 +188,7 @@ mod tests {
     impl Fixture {
         /// A registry without responses, one Kyma, and so many Manifests, each of a runtime of its own.
         fn new(content: &std::path::Path, count: usize) -> Self {
-            let flags = ["r", "--authority=kcp.example.com:8443", "--oci-registry-host=registry.invalid"];
-            let mut config = Config::try_parse_from(flags).unwrap();
-            config.registry.oci_content_dir = Some(content.to_owned());
-            let settings = config.registry.settings().unwrap();
-            let metrics = &mut Metrics::default();
-            let (registry, _) = Registry::new(&settings, oci::metrics::Metrics::register(metrics)).unwrap();
+            let (registry, metrics) = (registry(content), &mut Metrics::default());
             let table = table::Metrics::register(metrics);
             let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), table, Instant::now());
             fleet.place(key("kyma"), None, Arc::new(Plan::new("r".into(), Vec::new()).unwrap()));
@@ -173,12 +220,40 @@ mod tests {
         }
     }
 
+    /// A registry without responses.
+    fn registry(content: &std::path::Path) -> Registry {
+        let flags = ["r", "--authority=kcp.example.com:8443", "--oci-registry-host=registry.invalid"];
+        let mut config = Config::try_parse_from(flags).unwrap();
+        config.registry.oci_content_dir = Some(content.to_owned());
+        let settings = config.registry.settings().unwrap();
+        Registry::new(&settings, oci::metrics::Metrics::default()).unwrap().0
+    }
+
     fn key(name: &str) -> KymaKey {
         KymaKey::new("ns", name)
     }
 
     fn manifest(n: usize) -> KymaKey {
         key(&format!("m-{n:02}"))
+    }
+
+    #[tokio::test]
+    async fn component_keys_follow_their_folder_and_unusable_ones_are_refused() {
+        let (content, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let open =
+            || ComponentKeyFiles::open(folder.path().to_owned(), registry(content.path()), pki::Metrics::default());
+        assert!(matches!(open(), Err(KeyFolderError::Keys { .. })), "there is no key");
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let pair = rcgen::KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048).unwrap();
+        write("release.pem", &pair.public_key_pem());
+        let mut files = open().unwrap();
+        let mut names_after = |name: &str, text: &str| {
+            write(name, text);
+            files.reload();
+            files.files.in_use().keys().cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(names_after("next.pem", "not a key"), ["release.pem"], "the last good ones stay");
+        assert_eq!(names_after("next.pem", &pair.public_key_pem()), ["next.pem", "release.pem"]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -49,6 +49,11 @@ pub struct Flags {
     #[arg(long, env = "TIDEWATCH_OCI_REGISTRY_PROXY", value_name = "URL", hide_env_values = true)]
     pub oci_registry_proxy: Option<ProxyUrl>,
 
+    /// Folder with public keys in PEM, one of which must have signed a module's component descriptor; a signature has the
+    /// name of its key's file. Read again when it changes. Without it, signatures are not verified
+    #[arg(long, env = "TIDEWATCH_COMPONENT_KEYS", value_name = "FOLDER")]
+    pub component_keys: Option<PathBuf>,
+
     /// Folder for fetched content, which may be lost at any time; defaults to one in the system's folder for temporary
     /// files
     #[arg(long, env = "TIDEWATCH_OCI_CONTENT_DIR", value_name = "FOLDER")]
@@ -118,6 +123,8 @@ pub struct Settings {
     pub allowed_hosts: Arc<[AllowedHost]>,
     /// Proxy.
     pub proxy: Proxy,
+    /// Folder with the keys that sign component descriptors.
+    pub component_keys: Option<PathBuf>,
     /// Content folder.
     pub content_dir: PathBuf,
     /// Limit of the content folder, in bytes.
@@ -167,6 +174,7 @@ impl Flags {
             ca_file: self.oci_registry_ca_file.clone(),
             allowed_hosts: self.oci_registry_allowed_hosts.clone().into(),
             proxy: Proxy { url, except: first(["NO_PROXY", "no_proxy"]).unwrap_or_default() },
+            component_keys: self.component_keys.clone(),
             content_dir: self.oci_content_dir.clone().unwrap_or_else(|| env::temp_dir().join(CONTENT_DIR)),
             content_max_bytes: u64::from(self.oci_content_max_mib) << 20,
         })

@@ -12,6 +12,9 @@ metric_set! {
     pub struct Metrics {
         /// Fetches of manifests and blobs from the OCI registry, by result: `ok`, or the reason of the failure.
         fetches: Family<ResultLabel, Counter> = "oci_fetches",
+        /// Verifications of component descriptors, by result: `ok`, or the reason of the refusal. None without
+        /// --component-keys.
+        verifications: Family<ResultLabel, Counter> = "oci_signature_verifications",
         /// Bytes of response bodies read from the OCI registry.
         pub(super) received: Counter = "oci_received_bytes",
         /// Reads from the content store, by result: `hit`, `miss` or `corrupt`.
@@ -34,6 +37,10 @@ impl Metrics {
         self.fetches.get_or_create(&ResultLabel { result }).inc();
     }
 
+    pub(super) fn verified(&self, result: &'static str) {
+        self.verifications.get_or_create(&ResultLabel { result }).inc();
+    }
+
     pub(super) fn store_read(&self, result: &'static str) {
         self.store_reads.get_or_create(&ResultLabel { result }).inc();
     }
@@ -45,6 +52,11 @@ impl Metrics {
     #[cfg(test)]
     pub(super) fn fetches_of(&self, result: &'static str) -> u64 {
         self.fetches.get_or_create(&ResultLabel { result }).get()
+    }
+
+    #[cfg(test)]
+    pub(super) fn verifications_of(&self, result: &'static str) -> u64 {
+        self.verifications.get_or_create(&ResultLabel { result }).get()
     }
 
     #[cfg(test)]

@@ -15,7 +15,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
+use thiserror::Error;
 use tokio::{
     sync::{Notify, Semaphore},
     task::{Id, JoinSet},
@@ -33,8 +34,10 @@ use super::{
     digest::Digest,
     fetch::{self, Fetcher},
     flags::{Settings, Source},
+    key_folder::{self, KeyFolderError},
     layer::LayerKind,
     metrics::Metrics,
+    signature::ComponentKeys,
     store::Store,
     tls::{self, TlsError},
 };
@@ -62,22 +65,36 @@ struct Shared {
     metrics: Metrics,
 }
 
+/// Files that are missing or not usable at start.
+#[derive(Debug, Error)]
+pub enum RegistryError {
+    /// Roots of the registry's certificate.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// Keys of `--component-keys`.
+    #[error(transparent)]
+    Keys(#[from] KeyFolderError),
+}
+
 /// Runs the fetches of all lookups, and owns their tasks.
 #[derive(Debug)]
 pub struct Worker(Registry);
 
 impl Registry {
-    /// Sets up connections and store, without a request. Blocking: called at start.
+    /// Sets up keys, connections and store, without a request. Blocking: called at start.
     ///
     /// # Errors
-    /// [`TlsError`].
-    pub fn new(settings: &Settings, metrics: Metrics) -> Result<(Self, Worker), TlsError> {
+    /// [`RegistryError`].
+    pub fn new(settings: &Settings, metrics: Metrics) -> Result<(Self, Worker), RegistryError> {
+        let keys = settings.component_keys.as_deref().map(key_folder::keys).transpose()?;
         let limits = fetch::Limits::default();
         let roots = tls::roots(settings.ca_file.as_ref())?;
         let transport = tls::transport(roots, settings.proxy.matcher(), limits.connect)?;
         let fetcher = Fetcher::new(transport, settings.allowed_hosts.clone(), limits, metrics.clone());
         let store = Store::open(&settings.content_dir, settings.content_max_bytes, metrics.clone());
-        Ok(Self::with(fetcher, store, settings.source.clone(), MAX_RESULT_BYTES, metrics))
+        let (registry, worker) = Self::with(fetcher, store, settings.source.clone(), MAX_RESULT_BYTES, metrics);
+        registry.0.resolver.keys.store(keys.map(Arc::new));
+        Ok((registry, worker))
     }
 
     fn with(fetcher: Fetcher, store: Store, source: Source, max_bytes: usize, metrics: Metrics) -> (Self, Worker) {
@@ -86,7 +103,15 @@ impl Registry {
             Source::Secret { name, .. } => (None, name.as_str()),
         };
         let live = Arc::new(ArcSwap::from_pointee(Live { target, error: None }));
-        let resolver = Resolver { fetcher, store, live, secret: secret.into(), unpacking: Arc::new(Semaphore::new(1)) };
+        let resolver = Resolver {
+            fetcher,
+            store,
+            live,
+            secret: secret.into(),
+            keys: Arc::new(ArcSwapOption::empty()),
+            metrics: metrics.clone(),
+            unpacking: Arc::new(Semaphore::new(1)),
+        };
         // The fraction of a second differs between processes, which is enough for jitter.
         let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| u64::from(now.subsec_nanos()));
         let registry = Self(Arc::new(Shared {
@@ -123,6 +148,17 @@ impl Registry {
     /// safe.
     pub async fn changed(&self) -> Change {
         self.0.changes.next().await
+    }
+
+    /// Replaces the keys that component descriptors have to be signed with. All descriptors are verified again, from the
+    /// store as far as it has them; lookups are pending until then.
+    pub fn set_component_keys(&self, keys: ComponentKeys) {
+        self.0.resolver.keys.store(Some(Arc::new(keys)));
+        let mut table = self.0.lock();
+        table.renew_descriptors();
+        self.0.measure(&table);
+        drop(table);
+        self.0.wake.notify_one();
     }
 
     /// Replaces the registry and its credentials by those of a dockerconfigjson, `None` if the Secret does not exist.

@@ -34,7 +34,7 @@ metric_set! {
         refused: Family<ReasonLabel, Counter> = "pki_ca_secret_refused",
         /// Validity of the CA's Secret: 1 if its content is in use, else 0; 0 without a built-in CA.
         pub(super) secret_good: Gauge = "pki_ca_secret_good",
-        /// Changed certificate files, by outcome: taken, or refused (the last good ones stay).
+        /// Changed files with certificates or component keys, by outcome: taken, or refused (the last good ones stay).
         files: Family<OutcomeLabel, Counter> = "pki_file_reloads",
         /// Certificates that the built-in CA issued to this receiver, by outcome: issued or failed.
         leaves: Family<OutcomeLabel, Counter> = "pki_server_certificates",

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use bytes::Bytes;
 use tokio::{sync::Semaphore, task::spawn_blocking};
 
@@ -11,10 +11,12 @@ use super::key::{Key, LayerKey, LookupError, Value};
 use crate::oci::{
     component::ComponentVersion,
     credentials::{CredentialsError, RegistryTarget},
-    descriptor::{self, Descriptor},
+    descriptor::{self, Descriptor, DescriptorError},
     digest::Digest,
     fetch::{FetchError, Fetcher, ImageManifest, Reference, Size},
     layer,
+    metrics::Metrics,
+    signature::{self, ComponentKeys, Covered, SignatureError},
     store::Store,
 };
 
@@ -39,6 +41,9 @@ pub(super) struct Resolver {
     pub(super) live: Arc<ArcSwap<Live>>,
     /// Name of the Secret with the registry.
     pub(super) secret: Arc<str>,
+    /// Keys that sign component descriptors; `None` if none have to be signed.
+    pub(super) keys: Arc<ArcSwapOption<ComponentKeys>>,
+    pub(super) metrics: Metrics,
     /// One layer is unpacked at a time: a small one may become large.
     pub(super) unpacking: Arc<Semaphore>,
 }
@@ -54,14 +59,17 @@ impl Resolver {
     }
 
     /// A known tag needs no request for it: module versions are immutable. A tag becomes known when its descriptor was
-    /// decoded.
+    /// decoded and, if keys are given, verified; it is read again if that fails, since it may be signed later.
     async fn descriptor(&self, key: &Key, component: &ComponentVersion) -> Result<Descriptor, LookupError> {
         let target = self.target()?;
         let (repository, tag) = (component.repository(), component.tag());
         let artefact = format!("{}/{}:{tag}", target.address.origin, target.address.repository(&repository));
         if let Some(known) = self.store.tag(&artefact) {
             match self.descriptor_at(key, component, &target, Reference::Digest(known)).await {
-                Err(error) if matches!(error.fetch(), Some(FetchError::NotFound { .. })) => {
+                Err(error)
+                    if matches!(error.fetch(), Some(FetchError::NotFound { .. }))
+                        || matches!(error, LookupError::Untrusted { .. }) =>
+                {
                     self.store.set_tag(artefact.clone(), None).await;
                 }
                 result => return result.map(|(descriptor, _)| descriptor),
@@ -92,40 +100,82 @@ impl Resolver {
             descriptor::component_descriptor_pointer(&config).map_err(|error| unusable(key, &error.to_string()))?;
         let size = Size::Exactly(pointer.size);
         let content = self.blob(Some(target), &repository, pointer.digest, size).await.map_err(fetched)?;
-        let expected = component.clone();
-        let decoding = spawn_blocking(move || descriptor::decode(&pointer.media_type, &content, &expected));
+        let (expected, keys) = (component.clone(), self.keys.load_full());
+        let decoding = spawn_blocking(move || decode(&pointer.media_type, &content, &expected, keys.as_deref()));
         let decoded = decoding.await.map_err(|_| LookupError::Aborted(key.clone()))?;
-        decoded.map(|descriptor| (descriptor, digest)).map_err(|error| unusable(key, &error.to_string()))
+        match decoded.map_err(|error| unusable(key, &error.to_string()))? {
+            Decoded::Unverified(descriptor) => Ok((descriptor, digest)),
+            Decoded::Verified(verified) => {
+                let covered = match verified {
+                    Ok(covered) => self.covered(key, target, covered).await?,
+                    Err(error) => Err(error),
+                };
+                self.metrics.verified(covered.as_ref().err().map_or("ok", SignatureError::reason));
+                let covered = covered.map_err(|error| LookupError::Untrusted { key: key.clone(), error });
+                covered.map(|descriptor| (descriptor, digest))
+            }
+        }
+    }
+
+    /// Compares the content of the module's layer with the signed digest, unless its reference is this digest: fetched and
+    /// stored blobs have that of their reference.
+    async fn covered(
+        &self,
+        key: &Key,
+        target: &Arc<RegistryTarget>,
+        covered: Covered,
+    ) -> Result<Result<Descriptor, SignatureError>, LookupError> {
+        let Covered { descriptor, raw_manifest } = covered;
+        let Some((signed, layer)) = raw_manifest.zip(descriptor.raw_manifest.as_ref()) else {
+            return Ok(Ok(descriptor));
+        };
+        let repository = descriptor.repository().to_string();
+        let content = self.content(key, Some(target), &repository, &layer.digests).await?;
+        let verifying = spawn_blocking(move || signed.verify(&content));
+        let verified = verifying.await.map_err(|_| LookupError::Aborted(key.clone()))?;
+        Ok(verified.map(|()| descriptor))
     }
 
     async fn layer(&self, key: &Key, layer: &LayerKey) -> Result<String, LookupError> {
         let LayerKey { repository, digests, kind } = layer;
-        if !(1..=MAX_BLOBS).contains(&digests.len()) {
-            return Err(LookupError::Blobs(key.clone()));
-        }
         // Stored content needs no registry, and thus no credentials.
         let target = self.target();
-        let limit = layer::MAX_STORED_BYTES;
-        let (mut blobs, mut bytes) = (Vec::new(), 0);
-        for digest in digests.iter() {
-            let size = Size::AtMost(limit.saturating_sub(bytes) as u64);
-            match self.blob(target.as_ref().ok(), repository, *digest, size).await {
-                Ok(blob) => {
-                    bytes += blob.len();
-                    blobs.push(blob);
-                }
-                Err(error) => {
+        let content = match self.content(key, target.as_ref().ok(), repository, digests).await {
+            Ok(content) => content,
+            Err(error) => {
+                if error.fetch().is_some() {
                     target?;
-                    return Err(LookupError::Fetch { key: key.clone(), error });
                 }
+                return Err(error);
             }
-        }
-        let content = <[Bytes; 1]>::try_from(blobs).map_or_else(|blobs| blobs.concat().into(), |[only]| only);
+        };
         let _permit = self.unpacking.acquire().await;
         let kind = *kind;
         let text = spawn_blocking(move || layer::yaml_text(kind, &content)).await;
         let text = text.map_err(|_| LookupError::Aborted(key.clone()))?;
         text.map_err(|error| unusable(key, &error.to_string()))
+    }
+
+    /// The concatenation of blobs.
+    async fn content(
+        &self,
+        key: &Key,
+        target: Option<&Arc<RegistryTarget>>,
+        repository: &str,
+        digests: &[Digest],
+    ) -> Result<Bytes, LookupError> {
+        if !(1..=MAX_BLOBS).contains(&digests.len()) {
+            return Err(LookupError::Blobs(key.clone()));
+        }
+        let (mut blobs, mut bytes) = (Vec::new(), 0);
+        for digest in digests {
+            let size = Size::AtMost(layer::MAX_STORED_BYTES.saturating_sub(bytes) as u64);
+            let blob = self.blob(target, repository, *digest, size).await;
+            let blob = blob.map_err(|error| LookupError::Fetch { key: key.clone(), error })?;
+            bytes += blob.len();
+            blobs.push(blob);
+        }
+        Ok(<[Bytes; 1]>::try_from(blobs).map_or_else(|blobs| blobs.concat().into(), |[only]| only))
     }
 
     async fn manifest(
@@ -169,6 +219,26 @@ impl Resolver {
             None => LookupError::SecretMissing { secret: secret() },
         })
     }
+}
+
+/// A component descriptor as decoded.
+enum Decoded {
+    /// No keys are given.
+    Unverified(Descriptor),
+    /// The contents that a signature covers.
+    Verified(Result<Covered, SignatureError>),
+}
+
+fn decode(
+    media_type: &str,
+    content: &[u8],
+    expected: &ComponentVersion,
+    keys: Option<&ComponentKeys>,
+) -> Result<Decoded, DescriptorError> {
+    let document = descriptor::parse(media_type, content)?;
+    let descriptor = document.descriptor(expected)?;
+    let Some(keys) = keys else { return Ok(Decoded::Unverified(descriptor)) };
+    Ok(Decoded::Verified(signature::verify(&document, keys).and_then(|_| signature::cover(descriptor))))
 }
 
 /// A mistake in a content. Its text may quote the content.

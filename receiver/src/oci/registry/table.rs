@@ -33,8 +33,10 @@ pub(super) struct Table {
     delayed: BTreeMap<(Instant, u64), Key>,
     /// Number of the last use, for eviction and to distinguish simultaneous retries.
     uses: u64,
-    /// Number of calls of [`Self::retry_all`].
+    /// Number of calls of [`Self::retry_all`] and [`Self::renew_descriptors`].
     epoch: u64,
+    /// Epoch of the last call of [`Self::renew_descriptors`].
+    renewed: u64,
     max_bytes: usize,
     bytes: usize,
     random: Random,
@@ -79,6 +81,7 @@ impl Table {
             delayed: BTreeMap::new(),
             uses: 0,
             epoch: 0,
+            renewed: 0,
             max_bytes,
             bytes: 0,
             random: Random::new(seed),
@@ -132,7 +135,13 @@ impl Table {
     pub(super) fn settle(&mut self, key: &Key, outcome: Result<Value, LookupError>, now: Instant) -> bool {
         let Some(entry) = self.entries.get_mut(key) else { return false };
         let begun = entry.phase;
+        let is_outdated = matches!((key, begun), (Key::Descriptor(_), Phase::Running(epoch)) if epoch < self.renewed);
         let changed = match outcome {
+            _ if is_outdated => {
+                entry.phase = Phase::Due;
+                self.due.push_back(key.clone());
+                false
+            }
             Ok(value) => {
                 self.bytes += value.bytes();
                 entry.outcome = Some(Ok(value));
@@ -169,6 +178,25 @@ impl Table {
             let Some(entry) = self.entries.get_mut(&key) else { continue };
             (entry.phase, entry.failures) = (Phase::Due, 0);
             self.due.push_back(key);
+        }
+    }
+
+    /// Forgets the results of all descriptors, and makes them due, also those that are being fetched.
+    pub(super) fn renew_descriptors(&mut self) {
+        self.epoch += 1;
+        self.renewed = self.epoch;
+        for (key, entry) in &mut self.entries {
+            let Key::Descriptor(_) = key else { continue };
+            if let Some(Ok(value)) = entry.outcome.take() {
+                self.bytes -= value.bytes();
+            }
+            match entry.phase {
+                Phase::Running(_) | Phase::Due => continue,
+                Phase::Delayed(at, number) => drop(self.delayed.remove(&(at, number))),
+                Phase::Idle => {}
+            }
+            (entry.phase, entry.failures) = (Phase::Due, 0);
+            self.due.push_back(key.clone());
         }
     }
 

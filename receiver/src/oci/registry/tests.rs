@@ -1,5 +1,7 @@
 //! Tests of lookups, with a registry in the process and paused time.
 
+mod signed;
+
 use std::{path::Path, time::Duration};
 
 use serde_json::json;
