@@ -1,21 +1,47 @@
 //! Bytes that the receiver reads from an OCI registry: component descriptors and layers of modules.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::LazyLock};
 
+use rcgen::{KeyPair, PKCS_RSA_SHA256, RsaKeySize};
 use serde_json::Value;
 use tidewatch_receiver::oci::{
     component::ComponentVersion,
-    descriptor,
+    descriptor::{self, Document},
     layer::{self, LayerKind},
+    signature::{self, ComponentKeys, Normalisation},
 };
 
 use super::seeds::{COMPONENT, COMPONENT_VERSION, DESCRIPTOR_MEDIA_TYPE};
+
+/// A key of which no input has a signature.
+static KEYS: LazyLock<ComponentKeys> = LazyLock::new(|| {
+    let key = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048).expect("the library makes keys");
+    let files = [("release".to_owned(), key.public_key_pem().into_bytes())];
+    ComponentKeys::parse(&files.into()).expect("this is a key")
+});
+
+/// Normal forms and signatures of a component descriptor: each form is JSON that depends on covered members alone, and no
+/// signature is valid.
+fn signatures(document: &Document) {
+    use Normalisation::{V1, V2, V3, V4Alpha1};
+    let unsigned = document.clone().with_signature(serde_json::json!({"name": "x"}));
+    for algorithm in [V1, V2, V3, V4Alpha1] {
+        let Ok(form) = algorithm.normal_form(document) else { continue };
+        assert!(serde_json::from_str::<Value>(&form).is_ok(), "{form}");
+        assert_eq!(algorithm.normal_form(&unsigned).as_ref(), Ok(&form), "signatures are not covered");
+    }
+    assert!(signature::verify(document, &KEYS).is_err());
+    let _ = signature::results(document, &KEYS);
+}
 
 /// The layer with a component descriptor: bounded, and it describes the component that was requested.
 pub fn descriptor(data: &[u8]) {
     let _ = descriptor::component_descriptor_pointer(data);
     let expected = ComponentVersion::new(COMPONENT, COMPONENT_VERSION).expect("this is a component");
-    let Ok(read) = descriptor::decode(DESCRIPTOR_MEDIA_TYPE, data, &expected) else { return };
+    let Ok(document) = descriptor::parse(DESCRIPTOR_MEDIA_TYPE, data) else { return };
+    signatures(&document);
+    let Ok(read) = document.descriptor(&expected) else { return };
+    let _ = signature::cover(read.clone());
     assert!(data.len() <= descriptor::MAX_STORED_BYTES);
     assert_eq!((read.name.as_ref(), &*read.version), (COMPONENT, COMPONENT_VERSION));
     let named = read.resources.iter().filter(|resource| resource.name == descriptor::RAW_MANIFEST).count();

@@ -10,6 +10,7 @@ mod mandatory;
 mod registry_faults;
 mod removal;
 mod restricted;
+mod signed;
 mod takeover;
 mod upgrade;
 mod webhook;
@@ -94,7 +95,12 @@ impl ModuleRuntime {
         let paths = [folder, output.path()].map(|path| path.to_string_lossy().into_owned());
         let packed = run("tidewatch", &["module", "pack", &paths[0], "--output", &paths[1], "--push", &host]).await?;
         ensure!(packed.status.success(), "pack {}: {}", folder.display(), text(&packed.stderr));
-        let template = std::fs::read_to_string(output.path().join("moduletemplate.yaml"))?;
+        self.apply_template(output.path()).await
+    }
+
+    /// Applies the template that was packed to a folder.
+    async fn apply_template(&self, output: &Path) -> Result<()> {
+        let template = std::fs::read_to_string(output.join("moduletemplate.yaml"))?;
         let mut template: ModuleTemplate = serde_saphyr::from_str(&template)?;
         template.metadata.namespace = None;
         let landscape = &self.setup.landscape;

@@ -22,7 +22,8 @@ pub(super) fn contents(target: &str) -> Vec<Vec<u8>> {
     match target {
         "descriptor" => {
             let [v2, v3] = descriptors().map(|descriptor| descriptor.to_string());
-            vec![tar("component-descriptor.yaml", &v2), v3.into_bytes(), BLOCK_STYLE.as_bytes().to_vec()]
+            let signed = signed().to_string().into_bytes();
+            vec![tar("component-descriptor.yaml", &v2), v3.into_bytes(), BLOCK_STYLE.as_bytes().to_vec(), signed]
         }
         "layer" => vec![tar("raw-manifest.yaml", YAML), YAML.as_bytes().to_vec(), gzip(YAML.as_bytes())],
         _ => Vec::new(),
@@ -54,6 +55,20 @@ fn descriptors() -> [Value; 2] {
             "metadata": {"name": COMPONENT, "version": COMPONENT_VERSION, "provider": provider},
             "spec": {"resources": resources}}),
     ]
+}
+
+/// A component descriptor with labels, references and a signature whose value is arbitrary.
+fn signed() -> Value {
+    let [mut document, _] = descriptors();
+    let labels = json!([{"name": "a", "value": {"x": [1.5, "<"]}, "version": "v1", "signing": true}]);
+    let digest = json!({"hashAlgorithm": "SHA-256", "normalisationAlgorithm": "jsonNormalisation/v3", "value": "00"});
+    document["component"]["componentReferences"] =
+        json!([{"name": "r", "componentName": "a.bc/d", "version": "1", "labels": labels, "digest": digest}]);
+    document["component"]["labels"] = labels;
+    let signature =
+        json!({"algorithm": "RSASSA-PSS", "mediaType": "application/vnd.ocm.signature.rsa.pss", "value": "00ff"});
+    document["signatures"] = json!([{"name": "release", "digest": digest, "signature": signature}]);
+    document
 }
 
 fn tar(path: &str, content: &str) -> Vec<u8> {
