@@ -12,7 +12,10 @@ use tokio::time::{self, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    base::key::KymaKey,
+    base::{
+        key::KymaKey,
+        last_good::{FILE_POLL_INTERVAL, LastGood},
+    },
     controllers::kyma::ComponentLayers,
     fleet::{
         manifests::ManifestQueue,
@@ -25,7 +28,7 @@ use crate::{
         registry::{Change, Registry},
         signature::ComponentKeys,
     },
-    pki::{self, FILE_POLL_INTERVAL, LastGood},
+    pki,
 };
 
 /// Key of the credentials in their Secret.
@@ -154,7 +157,8 @@ impl ComponentKeyFiles {
             self.registry.set_component_keys(keys);
             tracing::info!(?names, "Component keys are in use, descriptors are verified again");
         });
-        self.files.record(contents, result, &self.metrics);
+        self.metrics.reloaded(result.is_ok());
+        self.files.record(contents, result);
     }
 }
 

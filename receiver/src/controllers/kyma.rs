@@ -76,9 +76,7 @@ use crate::{
         takeover::{self, Takeover},
     },
     controllers::{
-        catalog::{
-            Catalog, CatalogReconcile, RolloutSlot, retirement, snapshot::Snapshot, visibility::template_name,
-        },
+        catalog::{Catalog, CatalogReconcile, RolloutSlot, retirement, snapshot::Snapshot, visibility::template_name},
         installer::{Component, Installer, Readiness, Report, was_ready},
         mandatory::MandatoryModules,
         pending_removal::RemovalBackoff,

@@ -83,7 +83,8 @@ pub fn effects(live: &Live, objects: &Objects, options: &PreviewOptions, fleet: 
         let selection = selection_of(kyma, &manifests);
         report.unknown_selections += usize::from(matches!(selection, Selection::Installed(_)));
         let stop = stop_of(kyma, &takeover);
-        let preview = KymaPreview { kyma, manifests, selection: selection.validated(&changed), changed: &changed, today };
+        let preview =
+            KymaPreview { kyma, manifests, selection: selection.validated(&changed), changed: &changed, today };
         for (module, outcome) in preview.effects(&outlook) {
             let outcome = match stop {
                 Some(reason) => outcome.stopped(reason),

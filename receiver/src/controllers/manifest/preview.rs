@@ -29,7 +29,7 @@ use super::{
     ready::manager_of,
     render::{RenderSettings, RenderedObject, Scope, render},
 };
-use crate::{base::key::KymaKey, kube::kinds::KindCache};
+use crate::{base::key::KymaKey, controllers::module_secrets::SecretData, kube::kinds::KindCache};
 
 /// Parts of the written objects that differ between Kymas or receivers, and that a preview leaves out.
 pub const LEFT_OUT: [&str; 2] = [
@@ -101,7 +101,8 @@ impl VersionContent {
             Some(_) => Scope::Cluster,
             None => Scope::NotServed,
         };
-        let settings = RenderSettings { manifest: &manifest, pull_secret: None, scope: &scope };
+        let secrets = SecretData::new();
+        let settings = RenderSettings { manifest: &manifest, pull_secret: None, secrets: &secrets, scope: &scope };
         let mut rendered = render(&self.objects, &settings).map_err(|error| PreviewError(error.to_string()))?;
         rendered.iter_mut().for_each(|object| leave_out_owner(&mut object.body));
         let manager = manager_of(&manifest, rendered.iter().map(|object| (&object.key, object.version.as_str())));

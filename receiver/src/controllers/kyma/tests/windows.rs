@@ -42,13 +42,13 @@ async fn ready() -> (Bed, Timestamp) {
     let opens = opens_after(2);
     bed.ctx.windows.set_policy(&once(opens));
     bed.reconcile(WorkSet::of(&[Work::Kyma, Work::Catalog]), Drift::None).await;
-    assert_eq!(bed.module()["state"], "Ready");
+    assert_eq!(bed.shown_module()["state"], "Ready");
     bed.forget_calls();
     (bed, opens)
 }
 
 impl Bed {
-    fn module(&self) -> Value {
+    fn shown_module(&self) -> Value {
         self.status()["modules"][0].clone()
     }
 
@@ -59,7 +59,7 @@ impl Bed {
         (text(&manifest["spec"]["version"]), text(&manifest["metadata"]["labels"]["operator.kyma-project.io/channel"]))
     }
 
-    fn select(&self, module: Value) {
+    fn select_one(&self, module: Value) {
         self.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([module]));
     }
 
@@ -81,7 +81,7 @@ async fn upgrade_waits_for_its_window_and_first_installation_does_not() {
     release(&mut new, "1.1.0", &ALL);
     new.enable();
     assert_eq!(new.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])), "without a policy");
-    assert_eq!((new.installed_version().0.as_str(), &new.module()["maintenance"]), ("1.1.0", &Value::Null));
+    assert_eq!((new.installed_version().0.as_str(), &new.shown_module()["maintenance"]), ("1.1.0", &Value::Null));
 
     let (mut bed, opens) = ready().await;
     let before = bed.noted();
@@ -90,7 +90,7 @@ async fn upgrade_waits_for_its_window_and_first_installation_does_not() {
     assert_eq!((outcome.ended, outcome.failed), (WorkSet::of(&[Work::Kyma]), WorkSet::EMPTY));
     let rest = outcome.rollout_after.unwrap();
     assert!(rest <= Duration::from_secs(7_200) && rest > Duration::from_secs(7_000), "{rest:?}");
-    let module = bed.module();
+    let module = bed.shown_module();
     assert_eq!(
         (&module["state"], &module["version"], &module["maintenance"]),
         (&json!("Ready"), &json!("1.0.0"), &json!(true))
@@ -111,7 +111,7 @@ async fn upgrade_waits_for_its_window_and_first_installation_does_not() {
     bed.ctx.windows.set_policy(&once(opens_after(-1)));
     assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
     assert_eq!(bed.installed_version(), ("1.1.0".into(), "regular".into()));
-    assert_eq!((&bed.module()["maintenance"], &bed.module()["message"]), (&Value::Null, &Value::Null));
+    assert_eq!((&bed.shown_module()["maintenance"], &bed.shown_module()["message"]), (&Value::Null, &Value::Null));
 }
 
 #[tokio::test]
@@ -128,7 +128,7 @@ async fn upgrade_without_downtime_does_not_wait() {
     let (mut bed, _) = ready().await;
     release(&mut bed, "1.0.1", &ALL);
     assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
-    assert_eq!((bed.installed_version().0.as_str(), &bed.module()["maintenance"]), ("1.0.1", &Value::Null));
+    assert_eq!((bed.installed_version().0.as_str(), &bed.shown_module()["maintenance"]), ("1.0.1", &Value::Null));
 }
 
 #[tokio::test]
@@ -138,9 +138,9 @@ async fn users_change_of_channel_or_version_waits_too() {
         json!({"name": "keda", "managed": true, "version": "1.1.0"}),
     ] {
         let (mut bed, opens) = ready().await;
-        bed.select(selected.clone());
+        bed.select_one(selected.clone());
         bed.kyma().await;
-        let module = bed.module();
+        let module = bed.shown_module();
         assert_eq!((&module["maintenance"], &module["message"]), (&json!(true), &json!(message(opens))), "{selected}");
         assert_eq!(module["channel"], "regular", "that of the installed version");
         assert_eq!(bed.installed_version(), ("1.0.0".into(), "regular".into()));
@@ -148,9 +148,9 @@ async fn users_change_of_channel_or_version_waits_too() {
         bed.kyma().await;
         assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
         // Back again.
-        bed.select(json!({"name": "keda", "managed": true}));
+        bed.select_one(json!({"name": "keda", "managed": true}));
         bed.kyma().await;
-        assert_eq!((&bed.module()["maintenance"], &bed.module()["message"]), (&Value::Null, &Value::Null));
+        assert_eq!((&bed.shown_module()["maintenance"], &bed.shown_module()["message"]), (&Value::Null, &Value::Null));
     }
 }
 
@@ -159,9 +159,9 @@ async fn waiting_module_is_released_or_removed_at_once() {
     let (mut bed, _) = ready().await;
     release(&mut bed, "1.1.0", &ALL);
     bed.kyma().await;
-    bed.select(json!({"name": "keda", "managed": false}));
+    bed.select_one(json!({"name": "keda", "managed": false}));
     bed.kyma().await;
-    assert_eq!((&bed.module()["state"], &bed.module()["maintenance"]), (&json!("Unmanaged"), &Value::Null));
+    assert_eq!((&bed.shown_module()["state"], &bed.shown_module()["maintenance"]), (&json!("Unmanaged"), &Value::Null));
 
     let (mut bed, _) = ready().await;
     release(&mut bed, "1.1.0", &ALL);
@@ -169,7 +169,7 @@ async fn waiting_module_is_released_or_removed_at_once() {
     bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([]));
     bed.kyma().await;
     assert!(bed.is_manifest_deleted());
-    assert_eq!((&bed.module()["state"], &bed.module()["maintenance"]), (&json!("Deleting"), &Value::Null));
+    assert_eq!((&bed.shown_module()["state"], &bed.shown_module()["maintenance"]), (&json!("Deleting"), &Value::Null));
     bed.forget_calls();
     bed.kyma().await;
     assert_eq!(bed.installed_version().0, "1.0.0", "a Manifest that is being deleted waits as well");
@@ -184,7 +184,7 @@ async fn state_of_a_waiting_module_is_that_of_its_manifest() {
     let status = json!({"state": "Error", "lastOperation": {"operation": "quota exceeded", "lastUpdateTime": "2026-01-01T00:00:00Z"}});
     bed.kcp.edit(&id, |manifest| manifest["status"] = status);
     bed.reconcile(WorkSet::STATUS, Drift::None).await;
-    let module = bed.module();
+    let module = bed.shown_module();
     assert_eq!((&module["state"], &module["maintenance"]), (&json!("Error"), &json!(true)));
     assert_eq!(module["message"], json!(format!("quota exceeded; {}", message(opens))));
 }
@@ -195,7 +195,7 @@ async fn installed_version_that_left_the_catalog_waits_as_well() {
     release(&mut bed, "1.1.0", &["1.1.0"]);
     let (_, before) = bed.manifest().unwrap();
     bed.kyma().await;
-    let module = bed.module();
+    let module = bed.shown_module();
     assert_eq!(
         (&module["state"], &module["version"], &module["maintenance"]),
         (&json!("Ready"), &json!("1.0.0"), &json!(true))
@@ -204,7 +204,7 @@ async fn installed_version_that_left_the_catalog_waits_as_well() {
     assert_eq!(bed.manifest().unwrap().1, before, "its Manifest stays as it is");
     bed.ctx.windows.set_policy(&once(opens_after(-1)));
     bed.kyma().await;
-    assert_eq!((bed.installed_version().0.as_str(), &bed.module()["maintenance"]), ("1.1.0", &Value::Null));
+    assert_eq!((bed.installed_version().0.as_str(), &bed.shown_module()["maintenance"]), ("1.1.0", &Value::Null));
 }
 
 #[tokio::test]
@@ -222,7 +222,7 @@ async fn undeterminable_window_is_an_error_and_keeps_the_version() {
         }
         let outcome = bed.kyma().await;
         assert_eq!(outcome, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])), "a change of the policy ends it");
-        let module = bed.module();
+        let module = bed.shown_module();
         assert_eq!(
             (&module["state"], &module["version"], &module["maintenance"]),
             (&json!("Error"), &json!("1.0.0"), &Value::Null)
@@ -237,7 +237,10 @@ async fn undeterminable_window_is_an_error_and_keeps_the_version() {
     let opens = opens_after(3);
     bed.ctx.windows.set_policy(&once(opens));
     bed.kyma().await;
-    assert_eq!((&bed.module()["state"], &bed.module()["message"]), (&json!("Ready"), &json!(message(opens))));
+    assert_eq!(
+        (&bed.shown_module()["state"], &bed.shown_module()["message"]),
+        (&json!("Ready"), &json!(message(opens)))
+    );
 }
 
 #[tokio::test]
@@ -247,7 +250,7 @@ async fn refusals_come_before_the_window() {
     bed.kcp.edit(&id, |manifest| manifest["spec"]["version"] = json!("1.2.0"));
     release(&mut bed, "1.1.0", &ALL);
     bed.kyma().await;
-    let module = bed.module();
+    let module = bed.shown_module();
     let text = module["message"].as_str().unwrap();
     assert!(module["state"] == "Warning" && text.starts_with("module template update not allowed"), "{text}");
     assert_eq!(module["maintenance"], Value::Null);
