@@ -95,8 +95,6 @@ enum Step {
     },
     /// A new process starts, and KCP's ConfigMap of releases is gone.
     LoseReleases,
-    /// Another runtime gets its first sync.
-    NewRuntime,
 }
 
 /// An object of a module.
@@ -184,7 +182,6 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (any::<bool>(), any::<u64>()).prop_map(|(fresh, seed)| Step::Concurrent { fresh, seed }),
         2 => option::of(0..4_usize).prop_map(|at| Step::Confirm { at }),
         1 => Just(Step::LoseReleases),
-        2 => Just(Step::NewRuntime),
     ]
 }
 
@@ -284,9 +281,17 @@ impl Simulation {
         let mut fixture = Fixture::empty(restricted());
         // A new installation: no Kyma was ever reconciled.
         drop(fixture.catalog.refresh(&fixture.stores));
-        fixture.kymas_with(kymas, json!({"team": "true"}), json!({annotation::INPUTS: "-.-"}));
         fixture.runtime.watch(true);
-        Self { fixture, model: Model::default(), releases: BTreeMap::new(), old: None, unobserved: false, stale: false }
+        let (model, releases) = (Model::default(), BTreeMap::new());
+        let mut simulation = Self { fixture, model, releases, old: None, unobserved: false, stale: false };
+        // Kymas that can lose something, of every module.
+        for module in (0..MODULES.len()).filter(|_| kymas > 0) {
+            (0..VERSIONS.len()).for_each(|version| simulation.template(module, version, None, false, 0));
+            let audience = if module == 1 { Audience::Team } else { Audience::Plain };
+            simulation.meta(module, &[(0, 1), (1, 0)], audience);
+        }
+        simulation.fixture.kymas_with(kymas, json!({"team": "true"}), json!({annotation::INPUTS: "-.-"}));
+        simulation
     }
 
     async fn sync(&self, drift: Drift) -> Result<Synced, SyncError> {
@@ -461,7 +466,9 @@ impl Simulation {
                 let settings = Settings { restricted_modules: restricted(), ..Settings::default() };
                 self.fixture.catalog = Catalog::new(settings, Metrics::default(), WriteBudgets::default());
             }
-            Step::NewRuntime => self.new_runtime().await,
+        }
+        if !self.fixture.catalog.held().is_empty() || self.fixture.catalog.lost().is_some() {
+            self.new_runtime().await;
         }
     }
 
