@@ -5,7 +5,7 @@
 use std::{borrow::Cow, collections::BTreeMap, io};
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tar::{Builder, EntryType, Header};
 use tidewatch_receiver::oci::{component::ComponentVersion, digest::Digest};
 
@@ -123,24 +123,25 @@ impl Artefact {
     /// An archive cannot be written.
     pub(super) fn with_descriptor(
         component: ComponentVersion,
-        mut manifest: Value,
+        mut manifest: Map<String, Value>,
         replaced: &Digest,
         descriptor: &str,
         layers: &BTreeMap<Digest, Bytes>,
     ) -> io::Result<Self> {
         let (config, descriptor) = head(descriptor)?;
-        manifest["config"] = config.reference();
+        manifest.insert("config".to_owned(), config.reference());
         let mut blobs = Vec::new();
-        for layer in manifest["layers"].as_array_mut().into_iter().flatten() {
-            if layer["digest"] == replaced.to_string() {
-                for (member, value) in descriptor.reference().as_object().into_iter().flatten() {
-                    layer[member] = value.clone();
-                }
-            } else if let Some((_, content)) = layers.iter().find(|(digest, _)| layer["digest"] == digest.to_string()) {
-                let media_type = layer["mediaType"].as_str().unwrap_or_default().to_owned();
+        let references = manifest.get_mut("layers").and_then(Value::as_array_mut);
+        for reference in references.into_iter().flatten().filter_map(Value::as_object_mut) {
+            let is = |digest: &Digest| reference.get("digest").is_some_and(|text| *text == digest.to_string());
+            if is(replaced) {
+                reference.extend(descriptor.reference().as_object().cloned().unwrap_or_default());
+            } else if let Some((_, content)) = layers.iter().find(|(digest, _)| is(digest)) {
+                let media_type = reference.get("mediaType").and_then(Value::as_str).unwrap_or_default().to_owned();
                 blobs.push(Blob::new(media_type, content.to_vec()));
             }
         }
+        let manifest = Value::Object(manifest);
         let manifest = Blob::new(MANIFEST, manifest.to_string().into_bytes());
         Ok(Self { component, blobs: [config, descriptor].into_iter().chain(blobs).collect(), manifest })
     }

@@ -133,7 +133,8 @@ impl Sign {
         }
         let read = descriptor::parse(artefact::DESCRIPTOR, text.as_bytes()).context("read the written descriptor")?;
         ensure!(read == document, "the component descriptor has values that YAML does not keep");
-        let manifest: Value = serde_json::from_slice(&stored.manifest).context("read the manifest")?;
+        let manifest = serde_json::from_slice(&stored.manifest);
+        let manifest = manifest.map_err(|error| InvalidError::new("manifest", error))?;
         let component = stored.component.clone();
         let artefact = Artefact::with_descriptor(component, manifest, &stored.pointer.digest, &text, &stored.layers);
         let artefact = artefact.context("pack the component descriptor")?;
