@@ -19,6 +19,7 @@ pub mod modules;
 mod plain_modules;
 mod plain_path;
 mod plain_server_process;
+pub mod preview;
 pub mod restart;
 mod runtime_setup;
 mod user_write;
