@@ -32,7 +32,8 @@ use crate::{
 pub const MODULE: &str = "deployer";
 /// Secrets of one layer that get data: each is read with every reconcile of the Manifest.
 const MAX_SECRETS: usize = 16;
-/// Names of Secrets whose changes are told from those of others, far more than all versions of the module need.
+/// Maximal number of remembered names of Secrets, far more than all versions of the module need. Beyond it, a change of any
+/// Secret counts.
 const MAX_NAMES: usize = 1_000;
 /// Manifests enqueued per second after a change.
 const MANIFESTS_PER_SECOND: u32 = 50;

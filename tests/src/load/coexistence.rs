@@ -29,7 +29,7 @@ pub struct Coexistence {
     #[arg(long, default_value_t = 100)]
     pub others: usize,
     /// Hostile runtimes for each attack
-    #[arg(long, default_value_t = 30)]
+    #[arg(long, default_value_t = 10)]
     pub hostile: usize,
     /// Attacks, each made by runtimes of its own
     #[arg(long = "attack", value_enum, default_values_t = Attack::value_variants().to_vec())]

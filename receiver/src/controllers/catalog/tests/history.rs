@@ -320,6 +320,8 @@ impl Simulation {
     /// Confirms one of the held removals, or all.
     fn confirm(&mut self, at: Option<usize>) {
         self.note_releases();
+        // A new process reports them once.
+        drop(self.fixture.catalog.refresh(&self.fixture.stores));
         let catalog = &self.fixture.catalog;
         let lost = catalog.lost().map(|lost| lost.change);
         let mut changes: Vec<_> = catalog.held().removals.into_iter().map(|held| held.change).chain(lost).collect();

@@ -13,7 +13,7 @@ pub struct KymaEffects {
     pub total: usize,
     /// Number of Kymas that are being deleted or handed back, on which nothing is decided.
     pub left_out: usize,
-    /// Number of Kymas whose selection KCP does not know, and whose installed modules stand for it.
+    /// Number of Kymas without a recorded selection in KCP; their installed modules count as selected.
     pub unknown_selections: usize,
     /// Effects by module, the most severe ones first.
     pub effects: Vec<Effect>,
