@@ -278,7 +278,7 @@ fn drift(events: &BTreeMap<String, AgentEvent>) -> Drift {
 impl Simulation {
     /// Creates KCP with `kymas` Kymas that the restricted module selects, besides the one under test.
     fn new(kymas: usize) -> Self {
-        let mut fixture = Fixture::empty(restricted());
+        let fixture = Fixture::empty(restricted());
         // A new installation: no Kyma was ever reconciled.
         drop(fixture.catalog.refresh(&fixture.stores));
         fixture.runtime.watch(true);
