@@ -37,7 +37,7 @@ use self::{
 };
 use crate::{
     base::{
-        clock::ClockSteps,
+        clock::{ClockStep, ClockSteps},
         error_levels,
         flags::seconds,
         key::KymaKey,
@@ -148,7 +148,7 @@ impl EventPathController {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let now = tick.tick().await;
-            if let Some(step) = clock.forward(Timestamp::now(), Instant::now()) {
+            if let Some(ClockStep::Forward(step)) = clock.step(Timestamp::now(), Instant::now()) {
                 tracing::info!(seconds = step.as_secs(), "The system's clock was set forward");
                 self.fleet.clock_advanced(step);
             }

@@ -1,11 +1,9 @@
 //! Maintenance windows: the times at which upgrades of modules that require a downtime may begin.
 //!
-//! `parse` reads the policy of the incumbent's format, `policy` decides by it for one runtime and one time, and `clock` finds
-//! steps of the wall clock; all are pure. `file` follows the file of the policy. [`MaintenanceWindows`] holds the last good
-//! policy, and the Kymas that wait for a window: these are reconciled when the policy or the wall clock changes, and each at
-//! the start of its window.
+//! `parse` reads the policy of the incumbent's format, and `policy` decides by it for one runtime and one time; both are pure.
+//! `file` follows the file of the policy. [`MaintenanceWindows`] holds the last good policy, and the Kymas that wait for a
+//! window: these are reconciled when the policy or the system's clock changes, and each at the start of its window.
 
-mod clock;
 mod file;
 mod flags;
 mod metrics;

@@ -11,9 +11,10 @@ use thiserror::Error;
 use tidewatch_shared::plan::Work;
 use tokio::time::{self, Instant, MissedTickBehavior};
 
-use super::{MaintenanceWindows, clock::WallClock, parse};
+use super::{MaintenanceWindows, parse};
 use crate::{
     base::{
+        clock::ClockSteps,
         error_levels,
         last_good::{FILE_POLL_INTERVAL, LastGood},
     },
@@ -55,7 +56,7 @@ pub struct PolicyFile {
     is_unreadable: bool,
     recorder: EventRecorder,
     lease: Regarding,
-    clock: WallClock,
+    clock: ClockSteps,
 }
 
 impl PolicyFile {
@@ -69,7 +70,7 @@ impl PolicyFile {
         (namespace, lease): (&str, &str),
     ) -> Self {
         let contents = LastGood::new("Maintenance windows", None);
-        let (lease, clock) = (Regarding::lease(namespace, lease), WallClock::default());
+        let (lease, clock) = (Regarding::lease(namespace, lease), ClockSteps::new(Timestamp::now(), Instant::now()));
         let mut file = Self { path, windows, contents, is_unreadable: false, recorder, lease, clock };
         if !file.reload() {
             let path = file.path.display();
@@ -78,14 +79,14 @@ impl PolicyFile {
         file
     }
 
-    /// Polls the file and the wall clock forever. The Kymas that wait for a window are enqueued, up to `per_second`, when the
-    /// policy or the wall clock changes.
+    /// Polls the file and the system's clock forever. The Kymas that wait for a window are enqueued, up to `per_second`, when
+    /// the policy or the clock changes.
     pub async fn run(mut self, fleet: RuntimeTable, per_second: u32) -> &'static str {
         let mut poll = time::interval(FILE_POLL_INTERVAL);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             poll.tick().await;
-            let has_stepped = self.clock.has_stepped(Timestamp::now(), Instant::now());
+            let has_stepped = self.clock.step(Timestamp::now(), Instant::now()).is_some();
             if self.reload() || has_stepped {
                 let waiting = self.windows.waiting();
                 tracing::info!(has_stepped, kymas = waiting.len(), "Maintenance windows are determined again");
