@@ -99,6 +99,7 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     let (stores, writers) = changes::stores();
     let counters = Counters::register_all(&mut metrics, lease, pki, stores.clone());
     let installs = config.installer.settings(&config.trust_domain);
+    let installs = installs.map(|settings| settings.with_modules_pull_secret(config.skr_image_pull_secret.as_ref()));
     let components = components(process, stores, installs.is_some(), &counters)?;
     let synced = CancellationToken::new();
     let mut listeners = vec![config.capacity.event_max_connections];
@@ -381,11 +382,12 @@ impl Builder<'_> {
         let opened = UpgradeTask::open(client.clone(), &config.namespace, &settings.image, flags, dependencies).await;
         let (upgrade, handle) = opened.context("read the state of the upgrade of agents")?;
         self.tasks.push(upgrade.run(self.synced.clone()).boxed());
+        let pull_secret = settings.pull_secret.clone();
         let (trust, path_fleet) = (tls_state.trust(), fleet.clone());
         let trust = Box::new(move || trust.borrow().clone());
         let path = Box::new(move |key: &KymaKey| path_fleet.path(key, Instant::now()));
         let mut installer = Installer::new(settings, trust, path, handle, counters.installer.clone());
-        let Some(name) = &config.installer.agent_image_pull_secret else { return Ok(installer) };
+        let Some(name) = &pull_secret else { return Ok(installer) };
         let purpose = Purpose { work: WorkSet::INSTALLER, is_usable: counters.installer.pull_secret.clone() };
         let opened = PullSecretWatch::open(client.clone(), &config.namespace, name, fleet, purpose).await;
         let (watch, secret) = opened.context("read the image pull secret of agents")?;

@@ -179,7 +179,11 @@ impl Caches {
 
 impl Context {
     fn status(&self) -> StatusWriter {
-        StatusWriter { kcp: self.kcp.clone(), installs_agents: self.installer.is_some() }
+        StatusWriter {
+            kcp: self.kcp.clone(),
+            installs_agents: self.installer.is_some(),
+            copies_pull_secret: self.pull_secret.is_some(),
+        }
     }
 
     /// Drops all cached state of a deleted Kyma.
@@ -364,9 +368,13 @@ impl Reconcile<'_> {
             if matches!(error, Error::Crd { .. } | Error::NotEstablished(_) | Error::CrdTerminating(_)) {
                 self.findings.conditions.crds = Some(Err(error.line()));
             }
+            if error.is_of_pull_secret() {
+                self.findings.conditions.pull_secret = Some(Err(error.line()));
+            }
         })?;
         let crd = contested.iter().find(|error| matches!(error, Error::CrdContested(_)));
         self.findings.conditions.crds = Some(crd.map_or(Ok(None), |error| Err(error.line())));
+        self.findings.conditions.pull_secret = ctx.pull_secret.as_ref().map(|secret| secret.observation(&contested));
         self.install(&client, &mut verified).await;
         let became_ready = self.findings.conditions.webhook == Some(Readiness::Ready) && !was_ready(&self.kyma);
         if works.minus(WorkSet::INSTALLER).is_empty() && !became_ready && !failed_on_runtime(&self.kyma) {

@@ -12,7 +12,7 @@ use tidewatch_shared::{
     names::SKR_NAMESPACE,
 };
 
-pub(crate) use condition::{Conditions, SECRET_MISSING, unreachable_since};
+pub(crate) use condition::{Conditions, Observation, SECRET_MISSING, unreachable_since};
 pub use write::WriteStatusError;
 pub(crate) use write::{ShownStatus, StatusWriter, in_runtime, update_runtime, write_runtime};
 
@@ -217,6 +217,7 @@ mod tests {
                 catalog: Some(Ok(None)),
                 access: Some(Readiness::Ready),
                 webhook: None,
+                pull_secret: None,
             },
             ..Findings::default()
         }
@@ -343,6 +344,7 @@ mod tests {
             catalog: Some(Err(hostile.clone())),
             access: Some(access.clone()),
             webhook: Some(access),
+            pull_secret: Some(Err(hostile.clone())),
         };
         let failed = Findings { conditions, failure: Some(hostile.clone()), ..findings(&[State::Ready]) };
         let failed = first(&failed);
@@ -350,7 +352,7 @@ mod tests {
         let mut texts =
             vec![operation(&failed).0, operation(&waiting).0, failed.modules()[0].message.as_deref().unwrap()];
         texts.extend(failed.conditions.iter().flatten().map(|condition| &*condition.message));
-        assert_eq!(texts.len(), 8);
+        assert_eq!(texts.len(), 9);
         for text in texts {
             assert!(text.chars().count() <= MAX_TEXT_CHARS, "{text:.40}");
             assert!(!text.contains(|char: char| char.is_control() || char == '\u{202e}'), "{text:.80?}");

@@ -32,7 +32,7 @@ pub struct Flags {
     pub agent_memory_limit: MemoryLimit,
 
     /// Name of the agents' image pull secret, of type kubernetes.io/dockerconfigjson in the receiver's namespace, which
-    /// is copied to every runtime
+    /// is copied to every runtime; defaults to --skr-image-pull-secret
     #[arg(long, env = "TIDEWATCH_AGENT_IMAGE_PULL_SECRET", value_parser = object_name)]
     pub agent_image_pull_secret: Option<String>,
 
@@ -68,6 +68,15 @@ pub struct Settings {
     pub compat_webhooks: bool,
     /// Trust domain of the certificates.
     pub trust_domain: TrustDomain,
+}
+
+impl Settings {
+    /// Uses the image pull secret of the modules, unless the agents have their own.
+    #[must_use]
+    pub fn with_modules_pull_secret(mut self, of_modules: Option<&String>) -> Self {
+        self.pull_secret = self.pull_secret.or_else(|| of_modules.cloned());
+        self
+    }
 }
 
 impl Flags {
@@ -156,6 +165,17 @@ mod tests {
             parse(&[&urls[..], &["--agent-image", "r/agent:1"]].concat()).unwrap().settings(&domain).unwrap();
         assert_eq!((settings.image.as_str(), settings.enrolment.port()), ("r/agent:1", 2));
         assert_eq!((settings.memory.to_string().as_str(), settings.api_server_ports), ("64Mi", vec![443, 6443]));
+        let (own, modules) = (["--agent-image-pull-secret", "own"], "modules".to_owned());
+        for (own, of_modules, used) in [
+            (&[][..], None, None),
+            (&[], Some(&modules), Some("modules")),
+            (&own, Some(&modules), Some("own")),
+            (&own, None, Some("own")),
+        ] {
+            let flags = parse(&[&urls[..], &["--agent-image", "r/agent:1"], own].concat()).unwrap();
+            let settings = flags.settings(&domain).unwrap().with_modules_pull_secret(of_modules);
+            assert_eq!(settings.pull_secret.as_deref(), used);
+        }
         for bad in [["--agent-image", "a b"], ["--agent-image-pull-secret", "A"], ["--agent-api-server-ports", "0"]] {
             assert!(parse(&[&urls[..], &bad].concat()).is_err(), "{bad:?}");
         }

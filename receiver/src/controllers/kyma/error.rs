@@ -21,6 +21,8 @@ pub(super) const READ_KYMA: &str = "read the Kyma in the control plane";
 pub(super) const MARK_KYMA: &str = "mark the Kyma in the control plane";
 pub(super) const LIST_SECRETS: &str = "list the access Secrets in the control plane";
 pub(super) const COPY_PULL_SECRET: &str = "copy the image pull secret of the modules to the runtime";
+/// The copy of it in the runtime cluster.
+pub(super) const PULL_SECRET: &str = "the image pull secret of the modules";
 pub(super) const DELETE_OURS: &str = "delete what is ours in the runtime";
 /// Operation on a Manifest.
 pub(super) const DELETE: &str = "delete";
@@ -119,6 +121,11 @@ impl Error {
     /// Returns true if the repair of an object waits, because a competing writer changes it back.
     pub(super) const fn is_contested(&self) -> bool {
         matches!(self, Self::CrdContested(_) | Self::Contested(_))
+    }
+
+    /// Returns true if the image pull secret of the modules is not in the runtime cluster as in KCP.
+    pub(super) fn is_of_pull_secret(&self) -> bool {
+        matches!(self, Self::Runtime(COPY_PULL_SECRET, _) | Self::Contested(PULL_SECRET))
     }
 
     pub(super) fn plan(error: ApplyError) -> Self {

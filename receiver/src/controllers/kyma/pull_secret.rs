@@ -12,7 +12,7 @@ use tidewatch_shared::names::{SKR_NAMESPACE, field_manager, label};
 
 use super::{Error, error};
 use crate::{
-    controllers::pull_secret::PullSecret,
+    controllers::{pull_secret::PullSecret, status::Observation},
     kube::object::{self, Ownership, Shape, Target, WriteBudget},
 };
 
@@ -34,6 +34,18 @@ impl ModulePullSecret {
         self.secret.content()
     }
 
+    /// The condition after the copy was applied, or put off as contested.
+    pub(super) fn observation(&self, contested: &[Error]) -> Observation {
+        match contested.iter().find(|error| error.is_of_pull_secret()) {
+            Some(error) => Err(error.line()),
+            None if self.content().is_none() => Err(format!(
+                "the control plane has no usable Secret {} of type kubernetes.io/dockerconfigjson",
+                self.name
+            )),
+            None => Ok(None),
+        }
+    }
+
     /// Applies the copy if it differs.
     pub(super) async fn ensure(&self, client: &Client, content: &Value, budget: &WriteBudget<'_>) -> Result<(), Error> {
         let mut desired = content.clone();
@@ -47,7 +59,7 @@ impl ModulePullSecret {
         let manager = field_manager::SYNC_CONTEXT;
         let target = Target { name: &self.name, manager, shape: &SHAPE, desired: &desired, budget: Some(budget) };
         let converged = target.converge(&api, found, &mut None).await;
-        converged.map(drop).map_err(Error::converge(error::COPY_PULL_SECRET, "the image pull secret of the modules"))
+        converged.map(drop).map_err(Error::converge(error::COPY_PULL_SECRET, error::PULL_SECRET))
     }
 
     /// Deletes the copy.

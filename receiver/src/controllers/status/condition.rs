@@ -1,4 +1,4 @@
-//! Conditions of a Kyma: the incumbent's four, which count for its state, and our own, which do not.
+//! Conditions of a Kyma: the incumbent's five, which count for its state, and our own, which do not.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -13,6 +13,7 @@ const CATALOG: &str = "ModuleCatalog";
 const ACCESS: &str = "RuntimeAccess";
 /// The incumbent's condition type for the agent's installation.
 const WEBHOOK: &str = "SKRWebhook";
+const PULL_SECRET: &str = "SKRImagePullSecretSync";
 /// Conditions that other controllers write with their own field managers.
 const OTHERS: [&str; 3] = ["EventPath", "Paused", "CARotation"];
 
@@ -40,6 +41,8 @@ pub(crate) struct Conditions {
     pub(crate) crds: Option<Observation>,
     /// The runtime cluster has its catalog.
     pub(crate) catalog: Option<Observation>,
+    /// The runtime cluster has the image pull secret of the modules; always `None` if there is none.
+    pub(crate) pull_secret: Option<Observation>,
     /// The API server of the runtime cluster responds.
     pub(crate) access: Option<Readiness>,
     /// The runtime cluster has its agent; always `None` if the receiver does not install agents.
@@ -48,7 +51,7 @@ pub(crate) struct Conditions {
 
 /// Returns true for conditions that count for the Kyma's state.
 pub(super) fn counts(condition: &Condition) -> bool {
-    [CRDS, MODULES, CATALOG, WEBHOOK].contains(&condition.type_.as_str())
+    [CRDS, MODULES, CATALOG, WEBHOOK, PULL_SECRET].contains(&condition.type_.as_str())
 }
 
 /// Returns true if a module is not ready, or a failure of the Kyma prevents that.
@@ -74,12 +77,7 @@ impl Conditions {
         let all_modules = modules.map(|ready| if ready { Ok(None) } else { Err(String::new()) });
         for (kind, found) in [(CRDS, &self.crds), (MODULES, &all_modules), (CATALOG, &self.catalog)] {
             let (status, text) = match (found, old.condition(kind)) {
-                (Some(found), _) => {
-                    let status = ConditionStatus::from(found.is_ok());
-                    let words = found.as_ref().map_or_else(Some, Option::as_ref);
-                    let words = words.filter(|words| !words.is_empty()).map(|words| format!(": {words}"));
-                    (status, format!("{}{}", message(kind, status), words.unwrap_or_default()))
-                }
+                (Some(found), _) => observed(kind, found),
                 (None, Some(before)) => (before.status, before.message.clone()),
                 (None, None) => (ConditionStatus::Unknown, message(kind, ConditionStatus::Unknown).to_owned()),
             };
@@ -99,8 +97,23 @@ impl Conditions {
             };
             conditions.push(condition(old, kind, status, reason, message, now));
         }
+        match &self.pull_secret {
+            Some(found) => {
+                let (status, text) = observed(PULL_SECRET, found);
+                conditions.push(condition(old, PULL_SECRET, status, Condition::READY, &text, now));
+            }
+            None => conditions.extend(old.condition(PULL_SECRET).cloned()),
+        }
         conditions
     }
+}
+
+/// Status and message of an observed condition of the incumbent.
+fn observed(kind: &str, found: &Observation) -> (ConditionStatus, String) {
+    let status = ConditionStatus::from(found.is_ok());
+    let words = found.as_ref().map_or_else(Some, Option::as_ref);
+    let words = words.filter(|words| !words.is_empty()).map(|words| format!(": {words}"));
+    (status, format!("{}{}", message(kind, status), words.unwrap_or_default()))
 }
 
 /// Builds a condition; lastTransitionTime changes only with status or reason.
@@ -127,6 +140,8 @@ fn message(kind: &str, status: ConditionStatus) -> &'static str {
         (MODULES, True) => "all modules are in ready state",
         (MODULES, False) => "not all modules are in ready state",
         (MODULES, Unknown) => "modules state is unknown",
+        (PULL_SECRET, True) => "skr image pull secret is synchronized",
+        (PULL_SECRET, False | Unknown) => "skr image pull secret is out of sync and needs to be resynchronized",
         (_, True) => "module templates are synchronized",
         (_, False) => "module templates are out of sync and need to be resynchronized",
         (_, Unknown) => "module templates synchronization state is unknown",
@@ -135,7 +150,16 @@ fn message(kind: &str, status: ConditionStatus) -> &'static str {
 
 /// Removes the condition about the agent, which no controller updates if agents are not installed.
 pub(super) fn without_installer(status: &mut KymaStatus) {
-    status.conditions.iter_mut().for_each(|conditions| conditions.retain(|condition| condition.type_ != WEBHOOK));
+    remove(status, WEBHOOK);
+}
+
+/// Removes the condition about the image pull secret of the modules, which no controller updates if there is none.
+pub(super) fn without_pull_secret(status: &mut KymaStatus) {
+    remove(status, PULL_SECRET);
+}
+
+fn remove(status: &mut KymaStatus, kind: &str) {
+    status.conditions.iter_mut().for_each(|conditions| conditions.retain(|condition| condition.type_ != kind));
 }
 
 /// Time since when the status reports this reason for the unreachable runtime cluster.

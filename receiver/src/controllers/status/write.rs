@@ -15,7 +15,7 @@ use tidewatch_shared::{
 
 use super::{
     Findings, compute, compute_conditions,
-    condition::{Conditions, is_anothers, is_ours_alone, without_installer},
+    condition::{Conditions, is_anothers, is_ours_alone, without_installer, without_pull_secret},
     fingerprint, for_runtime, same,
 };
 use crate::kube::object;
@@ -36,6 +36,8 @@ pub(crate) struct StatusWriter {
     pub(crate) kcp: Client,
     /// If false, the condition about the agent's installation is removed.
     pub(crate) installs_agents: bool,
+    /// If false, the condition about the image pull secret of the modules is removed.
+    pub(crate) copies_pull_secret: bool,
 }
 
 impl StatusWriter {
@@ -63,6 +65,9 @@ impl StatusWriter {
         let mut known = old.clone();
         if !self.installs_agents {
             without_installer(&mut known);
+        }
+        if !self.copies_pull_secret {
+            without_pull_secret(&mut known);
         }
         let new = compute(&known, &Time(Timestamp::now()));
         old.conditions.get_or_insert_default().retain(|condition| !is_anothers(condition));

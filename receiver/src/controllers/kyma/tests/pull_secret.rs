@@ -33,6 +33,44 @@ async fn secret_is_copied_repaired_and_replaced_when_it_changes() {
     assert_eq!(copy(&bed)["data"], content("Yg==")["data"]);
 }
 
+/// Status and message of the condition.
+fn shown(bed: &Bed) -> Option<[String; 2]> {
+    let condition = bed.condition("SKRImagePullSecretSync");
+    condition.is_object().then(|| ["status", "message"].map(|member| condition[member].as_str().unwrap().to_owned()))
+}
+
+/// C1 32: the condition of the copy, which counts for the Kyma's state and goes with the setting.
+#[tokio::test]
+async fn condition_reports_whether_the_copy_is_current() {
+    const FALSE: &str = "skr image pull secret is out of sync and needs to be resynchronized: ";
+    let mut bed = Bed::settled().await;
+    assert_eq!(shown(&bed), None, "without a secret");
+    bed.ctx.pull_secret = Some(ModulePullSecret { name: "pull".into(), secret: PullSecret::default() });
+    bed.kyma().await;
+    let missing = "the control plane has no usable Secret pull of type kubernetes.io/dockerconfigjson";
+    assert_eq!(shown(&bed), Some(["False".into(), format!("{FALSE}{missing}")]));
+    assert_eq!(bed.status()["state"], "Processing");
+    bed.set_pull_secret("YQ==");
+    bed.kyma().await;
+    assert_eq!(shown(&bed), Some(["True".into(), "skr image pull secret is synchronized".into()]));
+    assert_eq!(bed.status()["state"], "Ready");
+    bed.forget_calls();
+    bed.kyma().await;
+    assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
+    bed.set_pull_secret("Yg==");
+    bed.runtime.refuse("WRITE secrets", 403);
+    bed.kyma().await;
+    let [status, message] = shown(&bed).unwrap();
+    assert!(status == "False" && message.starts_with(FALSE) && message.contains("403"), "{message}");
+    assert_eq!(bed.status()["state"], "Error");
+    bed.runtime.refuse_nothing();
+    bed.kyma().await;
+    assert_eq!(shown(&bed).unwrap()[0], "True");
+    bed.ctx.pull_secret = None;
+    bed.kyma().await;
+    assert_eq!(shown(&bed), None, "without the setting");
+}
+
 #[tokio::test]
 async fn refused_secret_fails_the_reconcile_with_its_reason() {
     let mut bed = Bed::settled().await;
