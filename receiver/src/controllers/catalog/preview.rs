@@ -22,6 +22,7 @@ use tidewatch_shared::{
 use super::{
     check::Objects,
     desired::{Difference, ObjectId},
+    holds::Holds,
     releases::Ledger,
     removal_guard::{self, GuardDecision, HeldRemovals, RemovalPolicy},
     rollout::{RolloutSlot, VersionSource},
@@ -116,6 +117,8 @@ pub struct OmissionView {
 pub(crate) struct Outlook {
     /// Catalog as it is.
     pub(crate) before: Snapshot,
+    /// Catalog right after the change: held removals stay as they were accepted.
+    pub(crate) at_first: Snapshot,
     /// Catalog after the change, whatever the guard decides.
     pub(crate) later: Snapshot,
     guard: GuardDecision,
@@ -126,23 +129,25 @@ impl Outlook {
     /// Applies the objects, and lets the guard decide. Without an accepted state in KCP, the current objects count as
     /// accepted.
     pub(crate) fn new(live: &Live, objects: &Objects, options: &PreviewOptions) -> Self {
-        let snapshot = |objects: &Objects| {
+        let snapshot = |objects: &Objects, holds| {
             let (templates, metas) = (objects.templates.iter().cloned(), objects.release_metas.iter().cloned());
-            Snapshot::new(templates, metas, &options.restricted, BTreeSet::new())
+            Snapshot::new(templates, metas, &options.restricted, holds)
         };
-        let (before, later) = (snapshot(&live.objects), snapshot(&applied(&live.objects, objects, options)));
+        let applied = applied(&live.objects, objects, options);
+        let (before, later) = (snapshot(&live.objects, Holds::default()), snapshot(&applied, Holds::default()));
         let mut ledger = Ledger::default();
         ledger.observe(live.releases.as_ref());
         let accepted = ledger.accepted.take().unwrap_or_else(|| before.releases());
         let (percent, confirmed) = (options.removal_limit_percent, &ledger.confirmed);
         let policy = RemovalPolicy { percent, confirmed, now: options.now };
         let guard = removal_guard::evaluate(Some(&accepted), later.releases(), live.kymas.iter(), policy);
-        Self { before, later, guard, now: options.now }
+        let at_first = snapshot(&applied, Holds::of(&guard.held, &guard.accepted));
+        Self { before, at_first, later, guard, now: options.now }
     }
 
-    /// Returns true if the change of a module waits for a confirmation.
-    pub(crate) fn is_held(&self, module: &str) -> bool {
-        self.guard.held.modules.contains(module)
+    /// Removals that wait for a confirmation.
+    pub(crate) const fn held(&self) -> &HeldRemovals {
+        &self.guard.held
     }
 
     /// Slot of a Kyma for the version that a module's release meta points to after the change. The jitter of the roll-out

@@ -159,13 +159,14 @@ impl KymaPreview<'_> {
         let uid = self.kyma.uid().unwrap_or_default();
         let before = self.decide(&outlook.before, &anything, &at_once);
         let finally = self.decide(&outlook.later, &anything, &at_once);
-        let first = self.decide(&outlook.later, &|module| outlook.is_held(module), &|module, source, version| {
+        let held = outlook.held();
+        let first = self.decide(&outlook.at_first, &|module| held.holds(module), &|module, source, version| {
             outlook.rollout_slot(&uid, module, source, version)
         });
         let modules: BTreeSet<_> = before.keys().chain(finally.keys()).collect();
         let effect = |module: &String| {
             let outcome = self.outcome(module, before.get(module), finally.get(module)?)?;
-            let reason = if outlook.is_held(module) { WaitReason::Held } else { WaitReason::Rollout };
+            let reason = if held.modules.contains(module) { WaitReason::Held } else { WaitReason::Rollout };
             let waits = first.get(module) != finally.get(module);
             Some((module.clone(), if waits { outcome.waiting(reason) } else { outcome }))
         };

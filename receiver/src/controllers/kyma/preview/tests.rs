@@ -222,6 +222,28 @@ fn removal_from_many_kymas_waits_for_a_confirmation() {
     );
 }
 
+/// The guard holds a part of a module alone: a new channel takes effect, a removed one stays.
+#[test]
+fn held_channel_and_version_wait_while_the_rest_of_their_module_does_not() {
+    let beta = template("1.0.0", |template| template["metadata"]["labels"][label::BETA] = json!("true"));
+    let refused = "no versions found for channel: regular in module keda";
+    for (files, outcome) in [
+        (vec![channels(&[("fast", "1.1.0")])], format!("waits held, then refused 1.0.0: {refused}")),
+        (vec![channels(&[("fast", "1.1.0"), ("regular", "1.0.0")])], String::new()),
+        (
+            vec![beta, channels(&[("fast", "1.1.0"), ("regular", "1.0.0")])],
+            "waits held, then loses 1.0.0: module template not allowed: beta module".to_owned(),
+        ),
+    ] {
+        let mut case = Case::new(&files);
+        let names = (0..10).map(|number| format!("k{number}"));
+        case.fleet.kymas = names.clone().map(|it| kyma(&it, json!([{"name": "keda", "managed": true}]))).collect();
+        case.fleet.manifests = names.map(|name| manifest(&name, "1.0.0", Some("regular"))).collect();
+        let expected: Vec<_> = (!outcome.is_empty()).then_some((outcome, 10)).into_iter().collect();
+        assert_eq!(case.outcomes(), expected);
+    }
+}
+
 #[test]
 fn stopped_and_deleted_kymas_do_not_upgrade() {
     let mut case = Case::new(&[channels(&[("regular", "1.1.0")])]);
