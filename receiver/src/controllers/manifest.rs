@@ -339,7 +339,7 @@ struct Rendering {
     /// Hash of the data of KCP in them.
     secrets: u64,
     fault: Option<Fault>,
-    /// Failed request that rendering needs.
+    /// Failed discovery of the kinds.
     failure: Option<Failure>,
     kinds: Kinds,
 }
@@ -347,7 +347,7 @@ struct Rendering {
 impl Reconcile<'_> {
     async fn run(self, record: Record) -> Result<ReconcileOutcome, Error> {
         let goal = goal_of(&record.manifest);
-        let Rendering { objects, secrets, fault, failure, kinds } = self.render(&record.manifest, goal).await;
+        let Rendering { objects, secrets, fault, failure, kinds } = self.render(&record.manifest, goal).await?;
         let inventory = inventory_of(&record.manifest);
         let desired = objects.as_ref().map(|_| {
             let Manifest { metadata, spec, .. } = &record.manifest;
@@ -403,7 +403,7 @@ impl Reconcile<'_> {
     }
 
     /// Renders the layer that the Manifest names.
-    async fn render(&self, manifest: &Manifest, goal: Goal) -> Rendering {
+    async fn render(&self, manifest: &Manifest, goal: Goal) -> Result<Rendering, Error> {
         let mut rendering = Rendering {
             objects: None,
             secrets: 0,
@@ -412,7 +412,7 @@ impl Reconcile<'_> {
             kinds: self.ctx.kinds.of(&self.kyma, self.revision),
         };
         if goal == Goal::Release {
-            return rendering;
+            return Ok(rendering);
         }
         let layer = match layer_key(manifest) {
             Ok(layer) => (self.ctx.layers)(self.key, &layer).await,
@@ -420,16 +420,16 @@ impl Reconcile<'_> {
         };
         let objects = match layer {
             LayerObjects::Ready(objects) => objects,
-            LayerObjects::Pending => return rendering,
+            LayerObjects::Pending => return Ok(rendering),
             LayerObjects::Failed(error) => {
                 rendering.fault = Some(Fault::Layer(error));
-                return rendering;
+                return Ok(rendering);
             }
         };
         objects.iter().for_each(|object| rendering.kinds.define(object));
         if let Err(error) = rendering.kinds.discover(&self.client, objects.iter().filter_map(kind_of)).await {
             rendering.failure = Some(Failure::new("find the kinds that the runtime serves".to_owned(), &error));
-            return rendering;
+            return Ok(rendering);
         }
         let secrets = match &self.ctx.secrets {
             Some(secrets) => secrets.data(manifest, &objects).await,
@@ -437,13 +437,12 @@ impl Reconcile<'_> {
         };
         let secrets = match secrets {
             Ok(secrets) => secrets,
-            Err(InjectError::Request(name, error)) => {
-                rendering.failure = Some(Failure::new(format!("read the Secret {name} in the control plane"), &error));
-                return rendering;
+            Err(InjectError::Request(error)) => {
+                return Err(Error::ControlPlane("read a Secret in the control plane", error));
             }
             Err(error) => {
                 rendering.fault = Some(Fault::Rendering(error.to_string()));
-                return rendering;
+                return Ok(rendering);
             }
         };
         rendering.secrets = hash(&json!(secrets).to_string());
@@ -458,7 +457,7 @@ impl Reconcile<'_> {
             Ok(objects) => rendering.objects = Some(objects),
             Err(error) => rendering.fault = Some(Fault::Rendering(error.to_string())),
         }
-        rendering
+        Ok(rendering)
     }
 
     /// Observes the readiness, writes the status, and decides on the next reconcile.

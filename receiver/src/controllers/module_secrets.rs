@@ -76,8 +76,8 @@ pub(crate) enum InjectError {
     )]
     TooMany,
     /// The request to KCP failed.
-    #[error("read the Secret {0} in the control plane")]
-    Request(String, #[source] kube::Error),
+    #[error("read a Secret in the control plane")]
+    Request(#[source] kube::Error),
 }
 
 impl ModuleSecrets {
@@ -106,8 +106,7 @@ impl ModuleSecrets {
     }
 
     async fn read(&self, name: &str) -> Result<BTreeMap<String, ByteString>, InjectError> {
-        let found = object::get_by_list(&self.api, name).await;
-        let found = found.map_err(|error| InjectError::Request(name.to_owned(), error))?;
+        let found = object::get_by_list(&self.api, name).await.map_err(InjectError::Request)?;
         let secret = found.ok_or_else(|| InjectError::NotFound(name.to_owned(), self.namespace.clone()))?;
         match secret.labels().get(label::MODULE_NAME).map(String::as_str) {
             None => Err(InjectError::NoLabel(name.to_owned())),
@@ -118,7 +117,7 @@ impl ModuleSecrets {
 
     fn remember(&self, name: &str) {
         let mut names = self.names();
-        if names.len() < MAX_NAMES && !names.contains(name) {
+        if names.len() < MAX_NAMES {
             names.insert(name.to_owned());
         }
     }

@@ -111,3 +111,19 @@ async fn another_module_and_an_unrestricted_one_get_no_data() {
         assert_eq!(data(&fixture, "image-pull-secret")[0], json!({"key": "b2xk"}), "{module}");
     }
 }
+
+/// A failure of KCP says nothing about the runtime, and nothing against the installed module.
+#[tokio::test]
+async fn failed_read_of_kcp_is_ours_and_keeps_the_status() {
+    let mut fixture = fixture(MODULE, true);
+    set_source(&fixture, Some(MODULE), "bmV3");
+    settle(&mut fixture).await;
+    let before = fixture.state();
+    fixture.runtime.calls();
+    fixture.kcp.refuse("GET secrets", 403);
+    let outcome = fixture.verify().await;
+    assert_eq!((outcome.class, outcome.failed), (Some(ErrorClass::Ours), WorkSet::MANIFEST));
+    assert_eq!((fixture.state(), fixture.runtime.writes()), (before, Vec::new()));
+    fixture.kcp.refuse_nothing();
+    assert_eq!(fixture.verify().await.class, None);
+}
