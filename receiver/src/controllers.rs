@@ -12,6 +12,7 @@ pub mod module_secrets;
 pub(crate) mod pending_removal;
 pub mod pull_secret;
 pub(crate) mod requeues;
+pub mod rings;
 pub mod status;
 pub mod watcher;
 pub mod windows;

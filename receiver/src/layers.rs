@@ -20,6 +20,7 @@ const LAYERS: &[&[&str]] = &[
         "controllers::module_secrets",
         "controllers::pull_secret",
         "controllers::requeues",
+        "controllers::rings",
         "controllers::forward",
         "controllers::watcher",
         "controllers::windows",

@@ -19,7 +19,7 @@ use tidewatch_shared::{
 };
 use tokio::time::Instant;
 
-use crate::base::key::KymaKey;
+use crate::base::{key::KymaKey, labels::is_true, pause::Pause};
 
 /// Selection of Kymas and pending takeovers. Clones share one state; the default selects all Kymas without a quiet
 /// period.
@@ -66,6 +66,13 @@ impl Takeover {
     /// does not stop this receiver.
     pub(crate) fn selects_skipped(&self) -> bool {
         self.0.selector.contains(label::SKIP_RECONCILIATION)
+    }
+
+    /// Returns true if this receiver writes to the runtime of a Kyma: it is neither paused, nor skipped, nor handed back.
+    pub(crate) fn reconciles(&self, kyma: &Kyma, pause: &Pause) -> bool {
+        pause.of(kyma).is_none()
+            && !is_hand_back_requested(kyma)
+            && (self.selects_skipped() || !is_true(kyma.metadata.labels.as_ref(), label::SKIP_RECONCILIATION))
     }
 
     /// Records a newly selected Kyma; `found` if it was in the first list of this process. New Kymas, and those found

@@ -15,7 +15,7 @@ mod store;
 mod table;
 mod task;
 
-pub use flags::{Flags, ParseShareError, ParseStagesError, Share, Stages};
+pub use flags::Flags;
 pub use handle::UpgradeHandle;
 pub use metrics::Metrics;
 pub use store::{CONFIG_MAP, StoreError};

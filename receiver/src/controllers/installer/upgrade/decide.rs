@@ -7,10 +7,12 @@
 
 use super::{
     Image, UpgradeState,
-    flags::{Share, Stages},
-    state::{ImageDecision, Ongoing, Stage},
+    state::{ImageDecision, Ongoing},
 };
-use crate::base::key::KymaKey;
+use crate::{
+    base::key::KymaKey,
+    controllers::rings::{Candidate, Ring, Rings, Share, next_ring, rank_through},
+};
 
 /// Maximum number of runtimes in a message.
 const MAX_NAMED: usize = 5;
@@ -32,7 +34,7 @@ pub(super) enum Assessment {
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub(super) kyma: KymaKey,
-    /// Position in the order of the upgrade; see [`super::state::rank`].
+    /// Position in the order of the upgrade; see [`crate::controllers::rings::rank`].
     pub(super) rank: u64,
     /// Observed image, `None` if it has not been observed yet.
     pub(super) image: Option<Image>,
@@ -50,7 +52,7 @@ pub(super) struct Fleet {
 /// Parameters of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Criteria<'a> {
-    pub(super) stages: &'a Stages,
+    pub(super) stages: &'a Rings,
     /// Shortest duration of a stage in seconds.
     pub(super) pause: i64,
     pub(super) max_failures: Share,
@@ -152,12 +154,12 @@ pub(super) fn step(state: &UpgradeState, fleet: &Fleet, criteria: Criteria<'_>) 
     let next = if counts.proven == 0 && !criteria.confirmed {
         // No runtime of the share is evidence, so the stage extends to more runtimes.
         let (_, share) = criteria.stages.from(stage.number).next()?;
-        let through = rank_through(share, members).filter(|through| *through > stage.through)?;
-        Stage { through, ..stage }
+        let through = rank_through(share, &order(members)).filter(|through| *through > stage.through)?;
+        Ring { through, ..stage }
     } else if criteria.now < state.since.saturating_add(criteria.pause) {
         return None;
     } else {
-        next_stage(stage.number + 1, stage.through, members, criteria.stages)?
+        next_ring(stage.number + 1, stage.through, &order(members), criteria.stages)?
     };
     Some(becomes(Some(Ongoing { stage: Some(next), ..ongoing.clone() })))
 }
@@ -178,27 +180,16 @@ fn begin(state: &UpgradeState, ongoing: &Ongoing, members: &[Member], criteria: 
         // If all other runtimes have the same image, it is the previous image.
         previous = images.all(|other| other == first).then(|| first.clone());
     }
-    let stage = next_stage(1, 0, members, criteria.stages)?;
+    let stage = next_ring(1, 0, &order(members), criteria.stages)?;
     Some(state.becoming(Some(Ongoing { previous, stage: Some(stage), halted: None }), criteria.now))
 }
 
-/// Returns the first stage from `number` on that admits a further runtime.
-fn next_stage(number: u32, before: u64, members: &[Member], stages: &Stages) -> Option<Stage> {
-    stages.from(number).find_map(|(number, share)| {
-        let admitted = || rank_through(share, members).filter(|through| *through > before);
-        let through = if share.is_whole() { Some(u64::MAX) } else { admitted() };
-        Some(Stage { number, through: through? })
-    })
-}
-
-/// Returns the highest rank of a share, extended up to the first proven runtime, if there is one.
-fn rank_through(share: Share, members: &[Member]) -> Option<u64> {
-    let mut order: Vec<_> = members.iter().map(|member| (member.rank, member.assessment)).collect();
-    order.sort_unstable_by_key(|(rank, _)| *rank);
-    let last = share.floor_of(order.len()).min(order.len()).checked_sub(1)?;
-    let can_tell = |(_, assessment): &(u64, Assessment)| *assessment == Assessment::Proven;
-    let at = order.iter().position(can_tell).map_or(last, |first| last.max(first));
-    order.get(at).map(|(rank, _)| *rank)
+fn order(members: &[Member]) -> Vec<Candidate> {
+    let candidate = |member: &Member| {
+        let is_evidence = member.assessment == Assessment::Proven;
+        Candidate { rank: member.rank, is_evidence }
+    };
+    members.iter().map(candidate).collect()
 }
 
 fn halt_reason(state: &UpgradeState, counts: &Counts, members: &[Member]) -> String {

@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use aws_lc_rs::digest::{SHA256, digest};
 use jiff::Timestamp;
 use thiserror::Error;
 use tidewatch_shared::identity::RuntimeId;
+
+use crate::controllers::rings::{Ring, rank};
 
 /// Image reference.
 pub(in crate::controllers::installer) type Image = Arc<str>;
@@ -38,18 +39,9 @@ pub(super) struct Ongoing {
     /// then each runtime keeps its image.
     pub(super) previous: Option<Image>,
     /// `None` until the first stage starts.
-    pub(super) stage: Option<Stage>,
+    pub(super) stage: Option<Ring>,
     /// Reason for which the upgrade has halted.
     pub(super) halted: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stage {
-    /// Number in the list of shares, from 1.
-    pub(super) number: u32,
-    /// Highest [`rank`] that is assigned to the target. It is stored, so that added or deleted runtimes do not move
-    /// others.
-    pub(super) through: u64,
 }
 
 /// Image assigned to a runtime.
@@ -70,15 +62,6 @@ pub(super) enum ParseStateError {
     /// The value of a key is invalid.
     #[error("the key {0} is not readable")]
     Value(&'static str),
-}
-
-/// Position of a runtime in the order of an upgrade: equal in every process, different for every image, and effectively
-/// random.
-pub(super) fn rank(target: &str, runtime: &RuntimeId) -> u64 {
-    let text = [target.as_bytes(), b"\0", runtime.as_str().as_bytes()].concat();
-    let mut first = [0; 8];
-    first.copy_from_slice(&digest(&SHA256, &text).as_ref()[..8]);
-    u64::from_be_bytes(first)
 }
 
 /// Repository of an image reference: without tag and digest.
@@ -142,7 +125,7 @@ impl UpgradeState {
 
     /// Returns the image assigned to a runtime.
     pub(in crate::controllers::installer) fn image_for(&self, runtime: &RuntimeId) -> ImageDecision {
-        self.image_within(|| rank(&self.target, runtime))
+        self.image_within(|| rank(&self.target, runtime.as_str()))
     }
 
     /// Returns the image assigned to a runtime of known rank.
@@ -206,7 +189,7 @@ impl UpgradeState {
             number => {
                 let number: u32 = number.parse().map_err(|_| ParseStateError::Value(STAGE))?;
                 let through = || u64::from_str_radix(needed(THROUGH)?, 16).map_err(|_| ParseStateError::Value(THROUGH));
-                let stage = if number == 0 { None } else { Some(Stage { number, through: through()? }) };
+                let stage = if number == 0 { None } else { Some(Ring { number, through: through()? }) };
                 let previous = text(PREVIOUS).filter(|previous| !previous.is_empty()).map(Image::from);
                 Some(Ongoing { previous, stage, halted: text(HALTED).map(str::to_owned) })
             }
@@ -221,7 +204,7 @@ pub(super) mod tests {
 
     /// Upgrade from `a` to `b` in this stage.
     pub(in crate::controllers::installer::upgrade) fn upgrade(stage: Option<(u32, u64)>) -> UpgradeState {
-        let stage = stage.map(|(number, through)| Stage { number, through });
+        let stage = stage.map(|(number, through)| Ring { number, through });
         let ongoing = Some(Ongoing { previous: Some("a".into()), stage, halted: None });
         UpgradeState { target: "b".into(), since: 1_800_000_000, ongoing }
     }
@@ -232,14 +215,13 @@ pub(super) mod tests {
 
     #[test]
     fn runtimes_within_the_stage_get_the_target_and_the_others_the_previous_image() {
-        let (runtime, rank) = (id("r-1"), rank("b", &id("r-1")));
+        let (runtime, rank) = (id("r-1"), rank("b", "r-1"));
         let image = |state: &UpgradeState| state.image_for(&runtime);
         assert_eq!(image(&upgrade(None)), ImageDecision::Use("a".into()));
         assert_eq!(image(&upgrade(Some((1, rank - 1)))), ImageDecision::Use("a".into()));
         assert_eq!(image(&upgrade(Some((1, rank)))), ImageDecision::Use("b".into()));
         assert_eq!(image(&UpgradeState::done("b")), ImageDecision::Use("b".into()));
         assert_eq!(image(&UpgradeState::unknown("b", 0)), ImageDecision::KeepOr("b".into()));
-        assert_ne!(super::rank("c", &runtime), rank, "each image has another order");
     }
 
     #[test]

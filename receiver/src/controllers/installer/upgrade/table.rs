@@ -9,10 +9,10 @@ use super::{
     Image, ImageDecision,
     decide::{Assessment, Member},
     handle::ObservedImage,
-    state::rank,
 };
 use crate::{
     base::key::KymaKey,
+    controllers::rings::rank,
     fleet::{PathState, table::PathReport},
 };
 
@@ -57,7 +57,7 @@ impl AssessmentTable {
     /// Position of a runtime in the order.
     pub(super) fn rank(&mut self, key: &KymaKey, runtime: &RuntimeId) -> u64 {
         let target = self.target.as_deref().unwrap_or_default();
-        *self.rows.entry(key.clone()).or_default().rank.get_or_insert_with(|| rank(target, runtime))
+        *self.rows.entry(key.clone()).or_default().rank.get_or_insert_with(|| rank(target, runtime.as_str()))
     }
 
     /// Restarts the deadlines of a runtime that does not count for now.

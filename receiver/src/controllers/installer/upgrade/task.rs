@@ -11,7 +11,7 @@ use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client, runtime::reflector::ObjectRef};
-use tidewatch_shared::{api::Kyma, names::label};
+use tidewatch_shared::api::Kyma;
 use tokio::time::{self, Instant, MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -22,14 +22,7 @@ use super::{
     table::{AssessmentTable, Observation},
 };
 use crate::{
-    base::{
-        error_levels,
-        key::KymaKey,
-        labels::is_true,
-        pause::Pause,
-        stores::Stores,
-        takeover::{self, Takeover},
-    },
+    base::{error_levels, key::KymaKey, pause::Pause, stores::Stores, takeover::Takeover},
     fleet::{
         PathState, Unproven,
         queue::{Priority, WorkSet},
@@ -254,15 +247,10 @@ impl UpgradeTask {
         }
         let key = &report.kyma;
         let kyma = self.dependencies.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
-        kyma.is_some_and(|kyma| self.is_reconciled(&kyma)) && !self.dependencies.takeover.is_pending(key)
-    }
-
-    fn is_reconciled(&self, kyma: &Kyma) -> bool {
-        kyma.metadata.deletion_timestamp.is_none()
-            && self.dependencies.pause.of(kyma).is_none()
-            && !takeover::is_hand_back_requested(kyma)
-            && (self.dependencies.takeover.selects_skipped()
-                || !is_true(kyma.metadata.labels.as_ref(), label::SKIP_RECONCILIATION))
+        let Dependencies { takeover, pause, .. } = &self.dependencies;
+        let is_reconciled =
+            |kyma: &Kyma| kyma.metadata.deletion_timestamp.is_none() && takeover.reconciles(kyma, pause);
+        kyma.is_some_and(|kyma| is_reconciled(&kyma)) && !takeover.is_pending(key)
     }
 
     /// Enqueues, once each, runtimes that do not have their assigned image; the queue retries failed reconciles.

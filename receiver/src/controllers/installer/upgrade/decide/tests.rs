@@ -8,11 +8,11 @@ use crate::controllers::installer::upgrade::state::tests::upgrade;
 const NOW: i64 = 1_800_000_000;
 const PAUSE: i64 = 100;
 
-fn criteria(stages: &Stages, now: i64) -> Criteria<'_> {
+fn criteria(stages: &Rings, now: i64) -> Criteria<'_> {
     Criteria { stages, pause: PAUSE, max_failures: "2%".parse().unwrap(), confirmed: false, now }
 }
 
-fn stages(text: &str) -> Stages {
+fn stages(text: &str) -> Rings {
     text.parse().unwrap()
 }
 
@@ -199,7 +199,7 @@ fn random_fleet(most: usize) -> impl Strategy<Value = Vec<RandomRuntime>> {
     prop::collection::vec(one, 1..most)
 }
 
-fn any_stages() -> impl Strategy<Value = Stages> {
+fn any_stages() -> impl Strategy<Value = Rings> {
     prop::collection::btree_set(1u16..100, 0..4).prop_map(|shares| {
         let texts = shares.iter().map(|share| format!("{share}%,"));
         stages(&format!("{}100%", texts.collect::<String>()))
@@ -207,7 +207,7 @@ fn any_stages() -> impl Strategy<Value = Stages> {
 }
 
 /// Runs an upgrade of initially proven runtimes to its end, and calls `check` after each step.
-fn run(fleet: &[RandomRuntime], stages: &Stages, mut check: impl FnMut(&UpgradeState, usize, i64)) -> UpgradeState {
+fn run(fleet: &[RandomRuntime], stages: &Rings, mut check: impl FnMut(&UpgradeState, usize, i64)) -> UpgradeState {
     let mut members: Vec<_> = fleet.iter().map(|runtime| member(runtime.rank, "a", Proven)).collect();
     let mut slow: Vec<_> = fleet.iter().map(|runtime| runtime.slow).collect();
     let mut state = UpgradeState { since: NOW, ..upgrade(None) };

@@ -9,7 +9,7 @@ use kube::runtime::{
 use serde_json::{Value, json};
 use tidewatch_shared::{
     identity::{Epoch, Instance, RuntimeId},
-    names::annotation,
+    names::{annotation, label},
     plan::Plan,
 };
 
