@@ -47,6 +47,8 @@ pub const CATALOG_INVENTORY: &str = "tidewatch-catalog";
 /// ConfigMap in KCP with the history of releases: the accepted releases, since when each is, and a removal that awaits
 /// confirmation (Tidewatch).
 pub const RELEASES: &str = "tidewatch-releases";
+/// ConfigMap in KCP with the state of the ring rollouts of modules (Tidewatch).
+pub const ROLLOUTS: &str = "tidewatch-rollouts";
 /// Image pull Secret of the agent in a runtime, if its registry requires one (Tidewatch).
 pub const AGENT_PULL_SECRET: &str = "tidewatch-agent-pull";
 
@@ -167,6 +169,19 @@ pub mod annotation {
     /// On the ConfigMap [`RELEASES`](super::RELEASES), the removals from many runtimes that an operator confirms
     /// (Tidewatch).
     pub const CONFIRM: &str = "operator.kyma-project.io/tidewatch-confirm";
+    /// On a Manifest, the rollout by which its module got its version, as JSON (Tidewatch).
+    pub const ROLLOUT: &str = "operator.kyma-project.io/tidewatch-rollout";
+    /// On a ModuleReleaseMeta, the rings of its rollouts: growing percentages up to 100%, or `off` (Tidewatch).
+    pub const ROLLOUT_RINGS: &str = "operator.kyma-project.io/tidewatch-rollout-rings";
+    /// On a ModuleReleaseMeta, the minimum duration of a ring, in seconds (Tidewatch).
+    pub const ROLLOUT_PAUSE: &str = "operator.kyma-project.io/tidewatch-rollout-pause-seconds";
+    /// On a ModuleReleaseMeta, the time in seconds after which an upgraded module that is not ready has failed
+    /// (Tidewatch).
+    pub const ROLLOUT_DEADLINE: &str = "operator.kyma-project.io/tidewatch-rollout-deadline-seconds";
+    /// On a ModuleReleaseMeta, the percentage of the runtimes that may fail because of a rollout (Tidewatch).
+    pub const ROLLOUT_MAX_FAILURES: &str = "operator.kyma-project.io/tidewatch-rollout-max-failures";
+    /// On a ModuleReleaseMeta, the labels of the Kymas that get a version before the first ring (Tidewatch).
+    pub const ROLLOUT_CANARIES: &str = "operator.kyma-project.io/tidewatch-rollout-canaries";
 }
 
 /// Finalizers.

@@ -43,6 +43,7 @@ use std::{
 use jiff::{Timestamp, civil::Date};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt};
+use tidewatch_shared::api::ModuleReleaseMeta;
 use tokio::time::timeout;
 
 pub use content::content_id;
@@ -52,7 +53,7 @@ pub use metrics::{Metrics, Operation};
 pub use sync::Synced;
 
 pub(crate) use controller::{CatalogError, CatalogReconcile};
-pub(crate) use rollout::{RolloutSlot, VersionSource};
+pub(crate) use rollout::{RolloutBoard, RolloutMark, RolloutSlot, VersionSource};
 
 use self::{
     holds::Holds,
@@ -61,6 +62,7 @@ use self::{
     removal_guard::{
         ChannelTarget, GuardDecision, HeldRemoval, HeldRemovals, LostReleases, RemovalPolicy, VisibilityLabels,
     },
+    rollout::{InvalidPolicyError, RolloutKey, RolloutPolicy},
     runtime::Runtime,
     snapshot::{Omission, Snapshot},
 };
@@ -89,6 +91,7 @@ struct Inner {
     budgets: WriteBudgets,
     kcp: Mutex<KcpState>,
     runtimes: Mutex<Runtimes>,
+    rollouts: RolloutBoard,
 }
 
 /// KCP's catalog as last read, and its accepted state.
@@ -103,6 +106,8 @@ struct KcpState {
     lost: Option<LostReleases>,
     /// Confirmations that were used and must be removed from their ConfigMap: each is valid once.
     used: BTreeSet<String>,
+    /// Rules of the modules with a ring rollout.
+    policies: BTreeMap<String, Result<Arc<RolloutPolicy>, InvalidPolicyError>>,
     reported: Reported,
 }
 
@@ -166,7 +171,26 @@ impl Catalog {
     /// Creates catalog sync without any runtime.
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics, budgets: WriteBudgets) -> Self {
-        Self(Arc::new(Inner { settings, metrics, budgets, kcp: Mutex::default(), runtimes: Mutex::default() }))
+        let (kcp, runtimes, rollouts) = Default::default();
+        Self(Arc::new(Inner { settings, metrics, budgets, kcp, runtimes, rollouts }))
+    }
+
+    /// Ring rollouts.
+    pub(crate) fn rollouts(&self) -> &RolloutBoard {
+        &self.0.rollouts
+    }
+
+    /// Accepted targets of the modules with a ring rollout, and the rules of each module.
+    pub(crate) fn ring_targets(
+        &self,
+    ) -> Vec<(RolloutKey, ChannelTarget, Result<Arc<RolloutPolicy>, InvalidPolicyError>)> {
+        let kcp = lock(&self.0.kcp);
+        let accepted = kcp.ledger.accepted.iter().filter(|_| kcp.lost.is_none()).flatten();
+        let with_rings = accepted.filter_map(|(module, state)| Some((module, state, kcp.policies.get(module)?)));
+        let targets = with_rings.flat_map(|(module, state, policy)| {
+            state.targets().map(|(source, target)| (RolloutKey::new(module, source), target.clone(), policy.clone()))
+        });
+        targets.collect()
     }
 
     /// Metrics of catalog sync.
@@ -281,6 +305,13 @@ impl Catalog {
             // The source may be new: the time since when it points there is recorded with the decision.
             return RolloutSlot::Undecided;
         }
+        if let (Some(target), true) = (target, kcp.policies.contains_key(module)) {
+            return match target.since {
+                _ if target.version != version => RolloutSlot::Undecided,
+                None => RolloutSlot::Now,
+                Some(_) => self.0.rollouts.slot(kyma_uid, module, source, target),
+            };
+        }
         RolloutSlot::of((kyma_uid, module, version), target, self.rollout_window(), Timestamp::now())
     }
 
@@ -300,17 +331,22 @@ impl Catalog {
             version: edition(accepted),
             labels: VisibilityLabels::default(),
             since: state.edited.get(version).copied(),
+            from: None,
         };
         let now = Timestamp::now();
         RolloutSlot::of((kyma_uid, module, &edition(content)), Some(&target), self.rollout_window(), now)
     }
 
-    /// Delay of a Kyma after a channel or mandatory version moved just now, counted from the move.
+    /// Delay of a Kyma after a channel or mandatory version moved just now, counted from the move; `None` if it gets the
+    /// version with its ring.
     #[must_use]
-    pub fn rollout_delay(&self, kyma_uid: &str, module: &str, source: VersionSource<'_>) -> Duration {
+    pub fn rollout_delay(&self, kyma_uid: &str, module: &str, source: VersionSource<'_>) -> Option<Duration> {
+        if lock(&self.0.kcp).policies.contains_key(module) {
+            return None;
+        }
         // A source without an accepted target still gets a stable delay of its own.
         let to = self.target(module, source).map_or_else(|| source.as_str().to_owned(), |target| target.version);
-        rollout::delay(kyma_uid, module, &to, self.rollout_window())
+        Some(rollout::delay(kyma_uid, module, &to, self.rollout_window()))
     }
 
     /// Delay until a Kyma is reconciled because a day begins: as for a roll-out, the Kymas are spread over time.
@@ -319,7 +355,7 @@ impl Catalog {
     }
 
     /// Time within which a moved channel reaches all Kymas that follow it.
-    fn rollout_window(&self) -> Duration {
+    pub(crate) fn rollout_window(&self) -> Duration {
         self.0.settings.flags.module_upgrade_rollout_max_delay
     }
 
@@ -451,6 +487,11 @@ impl Catalog {
                 with_holds(Holds::everything())
             }
         };
+        let policy = |meta: &ModuleReleaseMeta| {
+            let policy = RolloutPolicy::of(meta, &self.0.settings.flags.rollout).transpose()?;
+            Some((meta.name_any(), policy.map(Arc::new)))
+        };
+        kcp.policies = stores.release_metas.state().iter().filter_map(|meta| policy(meta)).collect();
         let snapshot = Arc::new(snapshot);
         self.0.metrics.update_gauges(snapshot.omissions(), &kcp.held, kcp.lost.as_ref());
         kcp.snapshot = Some(Arc::clone(&snapshot));

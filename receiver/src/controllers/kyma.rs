@@ -524,6 +524,7 @@ impl Reconcile<'_> {
                 Some(content) => ctx.catalog.edit_slot(&uid, module, version, content),
                 None => RolloutSlot::Now,
             },
+            rollouts: ctx.catalog.rollouts(),
         };
         decide(kyma, wanted, owned, &sources, &|found| (ctx.layers)(self.key, found))
     }

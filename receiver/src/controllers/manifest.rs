@@ -310,6 +310,11 @@ pub(crate) fn is_synced(manifest: &Manifest) -> bool {
     reference.is_some() && manifest.annotations().get(annotation::SYNC_OCI_REF).map(String::as_str) == reference
 }
 
+/// True for a module that is ready, or in a warning state.
+pub(crate) fn is_healthy(manifest: &Manifest) -> bool {
+    manifest.status.as_ref().is_some_and(|status| matches!(status.state, State::Ready | State::Warning))
+}
+
 fn goal_of(manifest: &Manifest) -> Goal {
     if manifest.annotations().get(annotation::UNMANAGED).is_some_and(|value| value == "true") {
         Goal::Release

@@ -294,6 +294,7 @@ impl Components {
     pub(super) fn apply_catalog_update(&self, namespace: &str, update: &CatalogUpdate, mut affected: Affected) {
         let per_second = self.catalog.flags().catalog_sync_rate;
         self.mandatory.notify_changed();
+        self.catalog.rollouts().notify_moved();
         self.recorder.publish(update.events(namespace));
         let kymas = self.stores.kymas.state();
         let viewers = kymas.iter().filter(|kyma| update.affects(kyma.labels()));
@@ -308,7 +309,9 @@ impl Components {
         self.fleet.enqueue_paced(users.into_iter().collect(), WorkSet::of(&[Work::Kyma]), per_second);
         for follower in followers {
             let Follower { key, uid, module, .. } = &follower;
-            self.fleet.roll_out(key, self.catalog.rollout_delay(uid, module, follower.source()));
+            if let Some(delay) = self.catalog.rollout_delay(uid, module, follower.source()) {
+                self.fleet.roll_out(key, delay);
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::rollout::RolloutFlags;
 use crate::base::flags::seconds;
 
 /// Roll-out of catalog changes to the runtimes.
@@ -23,6 +24,10 @@ pub struct Flags {
     /// them waits for a confirmation, if they are also more than three; 100 disables the limit
     #[arg(long, env = "TIDEWATCH_REMOVAL_LIMIT_PERCENT", default_value_t = Flags::default().removal_limit_percent, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub removal_limit_percent: u8,
+
+    /// Rings of the rollout of modules.
+    #[command(flatten)]
+    pub rollout: RolloutFlags,
 }
 
 impl Default for Flags {
@@ -31,6 +36,7 @@ impl Default for Flags {
             catalog_sync_rate: 200,
             module_upgrade_rollout_max_delay: Duration::from_secs(300),
             removal_limit_percent: 5,
+            rollout: RolloutFlags::default(),
         }
     }
 }

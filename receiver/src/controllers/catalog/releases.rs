@@ -150,7 +150,12 @@ mod tests {
 
     #[test]
     fn next_process_continues_from_the_stored_state() {
-        let to = ChannelTarget { version: "1.0.0".to_owned(), labels: VisibilityLabels::default(), since: Some(7) };
+        let to = ChannelTarget {
+            version: "1.0.0".to_owned(),
+            labels: VisibilityLabels::default(),
+            since: Some(7),
+            from: None,
+        };
         let versions = BTreeMap::from([("1.0.0".to_owned(), VisibilityLabels::default())]);
         let channels = BTreeMap::from([("fast".to_owned(), to)]);
         let component = Some("example.com/a".to_owned());

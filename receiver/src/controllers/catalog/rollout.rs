@@ -1,10 +1,24 @@
 //! Roll-out of a moved channel, or of a mandatory version: each Kyma that follows it gets the new version after a stable,
-//! jittered delay. Pure.
+//! jittered delay, or with its ring.
+//!
+//! `policy` holds the rules of the rings, `record` the state of a rollout, and `board` shares the rollouts with the
+//! reconciles. The task of [`crate::controllers::module_rollout`] drives them.
+
+mod board;
+mod policy;
+mod record;
 
 use std::time::Duration;
 
 use aws_lc_rs::digest;
 use jiff::Timestamp;
+
+pub use policy::{Canaries, ParseCanariesError, RolloutFlags};
+pub use record::{EarlierVersion, Progress, Rollout, RolloutKey};
+
+pub(crate) use board::{BoardEntry, RolloutBoard};
+pub(crate) use policy::{InvalidPolicyError, RolloutPolicy};
+pub(crate) use record::RolloutMark;
 
 use super::removal_guard::ChannelTarget;
 
@@ -34,8 +48,10 @@ pub(crate) enum RolloutSlot {
     Now,
     /// The slot begins after this time.
     After(Duration),
-    /// The removal guard has not decided on the move yet, or holds it. Its decision enqueues the Kymas that follow the
-    /// channel.
+    /// The ring of the Kyma has not begun, or its rollout has halted. Its begin enqueues the Kyma.
+    Ring,
+    /// The removal guard has not decided on the move yet, or holds it, or its rollout is not recorded yet. The decision
+    /// enqueues the Kymas that follow the channel.
     Undecided,
 }
 
@@ -86,7 +102,12 @@ mod tests {
 
     #[test]
     fn slot_arrives_once_the_delay_since_the_move_has_passed() {
-        let moved = |since| ChannelTarget { version: "2.0.0".to_owned(), labels: VisibilityLabels::default(), since };
+        let moved = |since| ChannelTarget {
+            version: "2.0.0".to_owned(),
+            labels: VisibilityLabels::default(),
+            since,
+            from: None,
+        };
         let delay = delay("uid", "keda", "2.0.0", WINDOW);
         let last = i64::try_from(delay.as_secs()).unwrap();
         assert!(last > 1, "the delay must be longer than the clock step of this test");

@@ -733,8 +733,54 @@ fn each_follower_of_a_moved_channel_has_its_own_delay() {
     let window = fixture.catalog.flags().module_upgrade_rollout_max_delay;
     // The second channel has no template yet.
     for channel in ["regular", "nowhere"] {
-        let [one, other] =
-            ["uid", "other"].map(|uid| fixture.catalog.rollout_delay(uid, "alpha", VersionSource::Channel(channel)));
+        let [one, other] = ["uid", "other"]
+            .map(|uid| fixture.catalog.rollout_delay(uid, "alpha", VersionSource::Channel(channel)).unwrap());
         assert!(one != other && one.max(other) < window, "{one:?} {other:?}");
     }
+}
+
+#[test]
+fn module_with_rings_waits_for_the_recorded_rollout() {
+    let mut fixture = Fixture::new();
+    let source = VersionSource::Channel("regular");
+    let slot = |fixture: &Fixture, version: &str| fixture.catalog.rollout_slot("uid", "alpha", source, version);
+    let with_rings = |channels: &[(&str, &str)], rings: &str| {
+        let channels: Vec<_> =
+            channels.iter().map(|(channel, version)| json!({"channel": channel, "version": version})).collect();
+        read(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta",
+            "metadata": {"name": "alpha", "namespace": "kcp-system", "annotations": {annotation::ROLLOUT_RINGS: rings}},
+            "spec": {"moduleName": "alpha", "channels": channels, "ocmComponentName": "kyma-project.io/module/alpha"}}))
+    };
+    let apply = |fixture: &mut Fixture, meta| {
+        fixture.metas.apply_watcher_event(&Event::Apply(meta));
+        drop(fixture.catalog.refresh(&fixture.stores));
+    };
+    assert!(fixture.catalog.ring_targets().is_empty());
+    apply(&mut fixture, with_rings(&[("regular", "1.0.0"), ("fast", "2.0.0")], "10%,100%"));
+    assert_eq!(slot(&fixture, "1.0.0"), RolloutSlot::Undecided, "the channel is new");
+    apply(&mut fixture, with_rings(&[("regular", "2.0.0"), ("fast", "2.0.0")], "10%,100%"));
+    assert_eq!(slot(&fixture, "2.0.0"), RolloutSlot::Undecided, "its rollout is not recorded yet");
+    assert_eq!(fixture.catalog.rollout_delay("uid", "alpha", source), None);
+    let targets = fixture.catalog.ring_targets();
+    let (key, target, policy) =
+        targets.into_iter().find(|(key, ..)| key.channel.as_deref() == Some("regular")).unwrap();
+    assert_eq!((&*target.version, target.from.as_deref(), policy.is_ok()), ("2.0.0", Some("1.0.0"), true));
+    let rollout = rollout::Rollout::of_move(&key, None, &target, 300, target.since.unwrap());
+    let publish = |fixture: &Fixture, admitted: &[&str]| {
+        let admitted = Arc::new(admitted.iter().map(|uid| (*uid).to_owned()).collect());
+        let entry = rollout::BoardEntry { rollout: rollout.clone(), admitted };
+        fixture.catalog.rollouts().publish(BTreeMap::from([(key.clone(), entry)]));
+    };
+    publish(&fixture, &["other"]);
+    assert_eq!(slot(&fixture, "2.0.0"), RolloutSlot::Ring);
+    publish(&fixture, &["other", "uid"]);
+    assert_eq!(slot(&fixture, "2.0.0"), RolloutSlot::Now);
+    assert_eq!(slot(&fixture, "3.0.0"), RolloutSlot::Undecided, "the guard has not decided on it");
+    // An invalid annotation admits no further runtime; without rings the delay holds.
+    apply(&mut fixture, with_rings(&[("regular", "2.0.0"), ("fast", "2.0.0")], "many"));
+    assert!(fixture.catalog.ring_targets().iter().all(|(.., policy)| policy.is_err()));
+    publish(&fixture, &[]);
+    assert_eq!(slot(&fixture, "2.0.0"), RolloutSlot::Ring);
+    apply(&mut fixture, with_rings(&[("regular", "2.0.0"), ("fast", "2.0.0")], "off"));
+    assert!(matches!(slot(&fixture, "2.0.0"), RolloutSlot::After(_)));
 }

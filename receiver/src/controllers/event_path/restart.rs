@@ -98,7 +98,7 @@ fn rollout_delay(catalog: &Catalog, kyma: &Kyma) -> Option<Duration> {
             RolloutSlot::Now if module.maintenance == Some(true) => None,
             RolloutSlot::Now => Some(Duration::ZERO),
             RolloutSlot::After(rest) => Some(rest),
-            RolloutSlot::Undecided => None,
+            RolloutSlot::Ring | RolloutSlot::Undecided => None,
         }
     };
     kyma.status.iter().flat_map(|status| status.modules()).filter_map(rest).min()

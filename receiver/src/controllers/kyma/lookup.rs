@@ -22,7 +22,7 @@ use crate::{
     base::labels::is_true,
     controllers::{
         catalog::{
-            RolloutSlot, VersionSource,
+            RolloutBoard, RolloutMark, RolloutSlot, VersionSource,
             desired::Kind,
             retirement,
             snapshot::{OmissionReason, Snapshot},
@@ -159,6 +159,8 @@ pub(crate) struct Installed {
     pub(crate) channel: String,
     /// Installed version.
     pub(crate) version: String,
+    /// Ring rollout that brought it.
+    pub(crate) mark: Option<RolloutMark>,
 }
 
 /// The inputs of a lookup.
@@ -179,6 +181,18 @@ pub(crate) struct Sources<'a> {
     pub(crate) window: &'a (dyn Fn() -> WindowState + Sync),
     /// Returns the Kyma's rollout slot for the content of a module's installed version, whose template was edited.
     pub(crate) edited: &'a (dyn Fn(&str, &str) -> RolloutSlot + Sync),
+    /// Ring rollouts.
+    pub(crate) rollouts: &'a RolloutBoard,
+}
+
+/// Source of the version that an installed module follows; `None` if the user changed the selection, or selected a
+/// version.
+pub(super) fn followed_source<'a>(module: &'a WantedModule, installed: &Installed) -> Option<VersionSource<'a>> {
+    match module.follows.as_ref().ok()? {
+        Follow::Channel(channel) if installed.channel == *channel => Some(VersionSource::Channel(channel)),
+        Follow::Mandatory => Some(VersionSource::Mandatory),
+        Follow::Channel(_) | Follow::Version(_) => None,
+    }
 }
 
 /// The installed version that stays because the rollout slot for the new version has not come, with the time
@@ -189,11 +203,7 @@ pub(crate) fn not_yet(
     installed: Option<&Installed>,
 ) -> Option<(Resolved, RolloutSlot)> {
     let (Ok(follows), Some(installed)) = (&module.follows, installed) else { return None };
-    let source = match follows {
-        Follow::Channel(channel) if installed.channel == *channel => VersionSource::Channel(channel),
-        Follow::Mandatory => VersionSource::Mandatory,
-        Follow::Channel(_) | Follow::Version(_) => return None,
-    };
+    let source = followed_source(module, installed)?;
     let (meta, _) = sources.catalog.release_meta(&module.name)?;
     let target = target(meta, &module.name, follows).ok()?;
     if installed.version == target {
@@ -217,7 +227,11 @@ pub(crate) fn resolve(
     let (meta, _) = release_meta(sources, &module.name)?;
     let version = target(meta, &module.name, follows)?;
     let found = at_version(sources, &module.name, follows, version)?;
-    if let Some(installed) = installed.filter(|_| *follows != Follow::Mandatory) {
+    let is_reverted = |installed: &Installed| {
+        let (Some(source), Some(mark)) = (followed_source(module, installed), &installed.mark) else { return false };
+        sources.rollouts.reverts(&module.name, source, &found.version, mark)
+    };
+    if let Some(installed) = installed.filter(|it| *follows != Follow::Mandatory && !is_reverted(it)) {
         not_a_downgrade(installed, follows.as_str(), &found.version)?;
     }
     if module.managed {
@@ -435,6 +449,7 @@ mod tests {
             turn: &|_, _, _| RolloutSlot::Now,
             window: &|| WindowState::Open,
             edited: &|_, _| RolloutSlot::Now,
+            rollouts: &RolloutBoard::default(),
         };
         let module = WantedModule {
             name: "template-operator".into(),
@@ -442,7 +457,8 @@ mod tests {
             managed: true,
             policy: Policy::CreateAndDelete,
         };
-        let installed = case.installed.map(|version| Installed { channel: "fast".into(), version: version.into() });
+        let installed =
+            case.installed.map(|version| Installed { channel: "fast".into(), version: version.into(), mark: None });
         resolve(&sources, &module, installed.as_ref()).map(|found| found.version).map_err(|error| error.to_string())
     }
 
@@ -589,6 +605,7 @@ mod tests {
             turn: &|_, _, _| RolloutSlot::Now,
             window: &|| WindowState::Open,
             edited: &|_, _| RolloutSlot::Now,
+            rollouts: &RolloutBoard::default(),
         };
         let follows = Ok(Follow::Channel("regular".into()));
         let (name, managed, policy) = ("template-operator".into(), true, Policy::CreateAndDelete);
@@ -629,10 +646,11 @@ mod tests {
                 turn: &asked,
                 window: &|| WindowState::Open,
                 edited: &|_, _| RolloutSlot::Now,
+                rollouts: &RolloutBoard::default(),
             };
             let (managed, policy) = (true, Policy::CreateAndDelete);
             let module = WantedModule { name: "template-operator".into(), follows: Ok(follows), managed, policy };
-            let installed = Installed { channel: channel.into(), version: version.into() };
+            let installed = Installed { channel: channel.into(), version: version.into(), mark: None };
             not_yet(&sources, &module, Some(&installed)).map(|(found, turn)| (found.version, found.channel, turn))
         };
         let channel = || Follow::Channel("regular".into());
@@ -653,5 +671,49 @@ mod tests {
         assert_eq!(at(channel(), ("regular", "1.2.1"), later, ""), None, "there is no template of it any more");
         let old = "template-operator-1.2.2";
         assert_eq!(at(channel(), ("regular", "1.2.2"), later, old), None, "this Kyma may not have it any more");
+    }
+
+    #[test]
+    fn move_back_permits_the_downgrade_of_modules_that_the_reverted_move_upgraded() {
+        let rollout = |reverts: &[&str]| {
+            serde_json::from_value(json!({
+                "module": "template-operator", "channel": "regular", "version": "1.2.3", "moved": 7, "change": "c3",
+                "reverts": reverts
+            }))
+            .unwrap()
+        };
+        let check = |reverts: &[&str], mark: Option<&str>, (channel, version): (&str, &str)| {
+            let (labels, rollouts) = (BTreeMap::new(), RolloutBoard::with(rollout(reverts)));
+            let templates = [Arc::new(template(json!({}), false))];
+            let catalog = Snapshot::new(templates, [Arc::new(meta(regular()))], &BTreeSet::new(), BTreeSet::new());
+            let sources = Sources {
+                namespace: "kcp-system",
+                kyma_labels: &labels,
+                catalog: &catalog,
+                held: &|_| false,
+                today: TODAY,
+                turn: &|_, _, _| RolloutSlot::Now,
+                window: &|| WindowState::Open,
+                edited: &|_, _| RolloutSlot::Now,
+                rollouts: &rollouts,
+            };
+            let (name, follows) = ("template-operator".into(), Ok(Follow::Channel("regular".into())));
+            let module = WantedModule { name, follows, managed: true, policy: Policy::CreateAndDelete };
+            let mark = mark.map(|change| RolloutMark { change: change.to_owned(), healthy: true });
+            let installed = Installed { channel: channel.into(), version: version.into(), mark };
+            resolve(&sources, &module, Some(&installed)).map(|found| found.version).map_err(|error| error.to_string())
+        };
+        let newer = ("regular", "1.3.0");
+        assert_eq!(check(&["c2"], Some("c2"), newer).as_deref(), Ok("1.2.3"));
+        for (reverts, mark, installed) in [
+            (&["c2"][..], None, newer),
+            (&["c2"], Some("c1"), newer),
+            (&[], Some("c2"), newer),
+            // The user changed the channel.
+            (&["c2"], Some("c2"), ("fast", "1.3.0")),
+        ] {
+            let refused = check(reverts, mark, installed).unwrap_err();
+            assert!(refused.starts_with("module template update not allowed: ignore channel skew"), "{refused}");
+        }
     }
 }

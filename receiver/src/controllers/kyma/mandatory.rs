@@ -118,7 +118,7 @@ pub(crate) fn due_after(
             Some(_) => match catalog.rollout_slot(&uid, module, VersionSource::Mandatory, version) {
                 RolloutSlot::Now => Some(Duration::ZERO),
                 RolloutSlot::After(rest) => Some(rest),
-                RolloutSlot::Undecided => None,
+                RolloutSlot::Ring | RolloutSlot::Undecided => None,
             },
         }
     });

@@ -23,8 +23,8 @@ use super::{
 };
 use crate::{
     controllers::{
-        catalog::{RolloutSlot, retirement},
-        manifest::is_synced,
+        catalog::{RolloutMark, RolloutSlot, retirement},
+        manifest::{is_healthy, is_synced},
         windows::WindowState,
     },
     kube::object::{self, Repair},
@@ -225,6 +225,9 @@ fn resolved<'a>(
         (LayerLookup::Failed(reason), _) => return Err(LookupError::Descriptor(reason)),
     };
     let (mut desired, mut slot) = (build::manifest(kyma, module, &found, &layer), RolloutSlot::Now);
+    if let Some(mark) = mark(sources, module, predecessor.as_deref(), &found.version) {
+        desired.body["metadata"]["annotations"][annotation::ROLLOUT] = mark.to_text().into();
+    }
     let installed = manifest.iter().find(|manifest| manifest.spec.version.as_ref() == Some(&found.version));
     let kept = installed.map(|manifest| build::as_installed(&desired, manifest));
     if let Some(kept) = kept.filter(|kept| *kept != desired) {
@@ -235,6 +238,22 @@ fn resolved<'a>(
     }
     let write = is_due(&desired, manifest.as_deref()).then_some(desired);
     Ok((Decision { module, found: Ok(found), manifest, write, pending: false, waiting: None }, slot))
+}
+
+/// Mark of the ring rollout by which a module gets a version, or got the installed one.
+fn mark(
+    sources: &Sources<'_>,
+    module: &WantedModule,
+    manifest: Option<&Manifest>,
+    version: &str,
+) -> Option<RolloutMark> {
+    let manifest = manifest?;
+    let installed = installed_of(manifest)?;
+    if installed.version == version {
+        return installed.mark;
+    }
+    let change = sources.rollouts.change(&module.name, lookup::followed_source(module, &installed)?, version)?;
+    Some(RolloutMark { change, healthy: is_healthy(manifest) })
 }
 
 /// The Manifests that stay.
@@ -270,7 +289,7 @@ impl<'a> Kept<'a> {
 fn sooner(turn: Option<Duration>, its: RolloutSlot) -> Option<Duration> {
     match its {
         RolloutSlot::After(its) => Some(turn.map_or(its, |turn| turn.min(its))),
-        RolloutSlot::Now | RolloutSlot::Undecided => turn,
+        RolloutSlot::Now | RolloutSlot::Ring | RolloutSlot::Undecided => turn,
     }
 }
 
@@ -293,7 +312,8 @@ pub(super) fn is_unmanaged(manifest: &Manifest) -> bool {
 /// The installed version; `None` for a Manifest without version.
 fn installed_of(manifest: &Manifest) -> Option<Installed> {
     let version = manifest.spec.version.clone().filter(|version| !version.is_empty())?;
-    Some(Installed { channel: manifest.labels().get(label::CHANNEL).cloned().unwrap_or_default(), version })
+    let channel = manifest.labels().get(label::CHANNEL).cloned().unwrap_or_default();
+    Some(Installed { channel, version, mark: RolloutMark::parse(manifest.annotations()) })
 }
 
 pub(super) fn module_of(manifest: &Manifest) -> Option<&str> {
@@ -308,7 +328,7 @@ mod tests {
     use tidewatch_shared::api::{CustomResourcePolicy, ModuleReleaseMeta, ModuleTemplate};
 
     use super::*;
-    use crate::controllers::catalog::snapshot::Snapshot;
+    use crate::controllers::catalog::{RolloutBoard, snapshot::Snapshot};
 
     fn kyma() -> Kyma {
         serde_json::from_value(json!({
@@ -388,6 +408,7 @@ mod tests {
             turn: &|_, _, _| turn,
             window: &|| WindowState::Open,
             edited: &|_, _| RolloutSlot::Now,
+            rollouts: &RolloutBoard::default(),
         };
         let owned: Vec<_> = owned.iter().cloned().map(Arc::new).collect();
         let decisions = decide(&kyma(), wanted, &owned, &sources, &|found| {
@@ -512,6 +533,11 @@ mod tests {
             "repaired all the same"
         );
         assert_eq!(
+            check(&a, &older, RolloutSlot::Ring),
+            (none.clone(), none.clone(), None),
+            "the begin of its ring enqueues it"
+        );
+        assert_eq!(
             check(&a, &older, RolloutSlot::Undecided),
             (none.clone(), none.clone(), None),
             "whoever decides wakes it"
@@ -522,6 +548,79 @@ mod tests {
         let first = check_turn(std::slice::from_ref(&a), &[], false, RolloutSlot::After(rest));
         assert_eq!(first, (vec!["a".into()], none, None), "what is new has no version to stay at");
         assert_eq!(sooner(sooner(None, RolloutSlot::After(rest * 2)), RolloutSlot::After(rest)), waits);
+    }
+
+    #[test]
+    fn upgrade_by_a_ring_rollout_records_it_and_the_state_before() {
+        let rollout = |progress: Value| {
+            serde_json::from_value(json!({
+                "module": "a", "channel": "fast", "version": "1.0.0", "moved": 7, "change": "c2", "progress": progress
+            }))
+            .unwrap()
+        };
+        let (kyma, a) = (kyma(), wanted("a", true));
+        let catalog = Snapshot::new([template("a", "1.0.0", &json!({}))], [], &BTreeSet::new(), BTreeSet::new());
+        let marked = |owned: &Manifest, progress: Value, version: &str| {
+            let (labels, rollouts) = (BTreeMap::new(), RolloutBoard::with(rollout(progress)));
+            let sources = Sources {
+                namespace: "kcp-system",
+                kyma_labels: &labels,
+                catalog: &catalog,
+                held: &|_| false,
+                today: jiff::civil::date(2026, 6, 1),
+                turn: &|_, _, _| RolloutSlot::Now,
+                window: &|| WindowState::Open,
+                edited: &|_, _| RolloutSlot::Now,
+                rollouts: &rollouts,
+            };
+            mark(&sources, &a, Some(owned), version)
+        };
+        let in_progress = || json!({"since": 7});
+        let mut older = manifest(&a);
+        older.spec.version = Some("0.9.0".into());
+        let of = |healthy| Some(RolloutMark { change: "c2".to_owned(), healthy });
+        assert_eq!(marked(&older, in_progress(), "1.0.0"), of(false), "it has no state");
+        older.status = serde_json::from_value(json!({"state": "Warning"})).unwrap();
+        assert_eq!(marked(&older, in_progress(), "1.0.0"), of(true));
+        assert_eq!(marked(&older, Value::Null, "1.0.0"), None, "the rollout has ended");
+        assert_eq!(marked(&older, in_progress(), "1.1.0"), None, "another version");
+        let mut elsewhere = older.clone();
+        elsewhere.labels_mut().insert(label::CHANNEL.into(), "regular".into());
+        assert_eq!(marked(&elsewhere, in_progress(), "1.0.0"), None, "the user changed the channel");
+        let mut upgraded = manifest(&a);
+        upgraded.annotations_mut().insert(annotation::ROLLOUT.into(), of(true).unwrap().to_text());
+        assert_eq!(marked(&upgraded, Value::Null, "1.0.0"), of(true), "the mark stays");
+        assert_eq!(mark_of(&kyma, &a, &upgraded), of(true), "also in the Manifest that is written");
+    }
+
+    /// Mark in the Manifest that a decision writes because another field differs.
+    fn mark_of(kyma: &Kyma, module: &WantedModule, owned: &Manifest) -> Option<RolloutMark> {
+        let mut owned = owned.clone();
+        owned.spec.install.source["ref"] = "evil".into();
+        let (labels, rollouts) = (BTreeMap::new(), RolloutBoard::default());
+        let meta = json!({
+            "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta", "metadata": {"name": "a"},
+            "spec": {"moduleName": "a", "ocmComponentName": "kyma-project.io/module/a",
+                "channels": [{"channel": "fast", "version": "1.0.0"}]}
+        });
+        let metas = [Arc::new(serde_json::from_value::<ModuleReleaseMeta>(meta).unwrap())];
+        let templates = [template("a", "1.0.0", &json!({}))];
+        let catalog = Snapshot::new(templates, metas, &BTreeSet::new(), BTreeSet::new());
+        let sources = Sources {
+            namespace: "kcp-system",
+            kyma_labels: &labels,
+            catalog: &catalog,
+            held: &|_| false,
+            today: jiff::civil::date(2026, 6, 1),
+            turn: &|_, _, _| RolloutSlot::Now,
+            window: &|| WindowState::Open,
+            edited: &|_, _| RolloutSlot::Now,
+            rollouts: &rollouts,
+        };
+        let layer = |found: &Resolved| LayerLookup::Ready(layer_of(&found.version));
+        let decisions = decide(kyma, std::slice::from_ref(module), &[Arc::new(owned)], &sources, &layer);
+        let body = &decisions.wanted[0].write.as_ref().unwrap().body;
+        RolloutMark::parse(&serde_json::from_value(body["metadata"]["annotations"].clone()).unwrap())
     }
 
     #[test]

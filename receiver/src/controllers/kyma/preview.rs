@@ -40,7 +40,7 @@ use crate::{
     },
     controllers::{
         catalog::{
-            RolloutSlot, VersionSource,
+            RolloutBoard, RolloutSlot, VersionSource,
             check::Objects,
             preview::{Live, Outlook, PreviewOptions, changed_modules},
             retirement,
@@ -191,6 +191,7 @@ impl KymaPreview<'_> {
             // Neither the delay of the roll-out nor the maintenance window of a runtime is part of the preview.
             window: &|| WindowState::Open,
             edited: &|_, _| RolloutSlot::Now,
+            rollouts: &RolloutBoard::default(),
         };
         let layer = |found: &Resolved| {
             let source = json!({"name": found.component, "ref": found.version});

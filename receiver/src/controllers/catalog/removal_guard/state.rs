@@ -84,6 +84,9 @@ pub struct ChannelTarget {
     /// Time of the move to this version, in Unix seconds; absent if no move was observed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<i64>,
+    /// Version before that move; absent if there was none, or it was not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
 }
 
 impl ModuleState {
@@ -107,7 +110,10 @@ impl ModuleState {
             .collect();
         let target = |entry: &Channel| {
             let labels = *versions.get(&entry.version)?;
-            Some((entry.channel.clone(), ChannelTarget { version: entry.version.clone(), labels, since: None }))
+            Some((
+                entry.channel.clone(),
+                ChannelTarget { version: entry.version.clone(), labels, since: None, from: None },
+            ))
         };
         let channels = meta.spec.channels().iter().filter_map(target).collect();
         let mandatory = meta.spec.mandatory.as_ref().filter(|_| meta.metadata.deletion_timestamp.is_none());
@@ -115,9 +121,16 @@ impl ModuleState {
             version: mandatory.version.clone(),
             labels: VisibilityLabels::default(),
             since: None,
+            from: None,
         });
         let (component, edited) = (meta.spec.ocm_component_name.clone(), BTreeMap::new());
         Self { audience, component, mandatory, channels, versions, contents, edited }
+    }
+
+    /// Targets of the channels, and that of the mandatory version.
+    pub(in crate::controllers::catalog) fn targets(&self) -> impl Iterator<Item = (VersionSource<'_>, &ChannelTarget)> {
+        let channels = self.channels.iter().map(|(channel, target)| (VersionSource::Channel(channel), target));
+        channels.chain(self.mandatory.iter().map(|target| (VersionSource::Mandatory, target)))
     }
 
     /// Version that a field of the release meta points to.
@@ -145,8 +158,10 @@ impl ModuleState {
         let channels = self.channels.iter_mut().map(|(channel, target)| (VersionSource::Channel(channel), target));
         for (source, target) in channels.chain(self.mandatory.iter_mut().map(|to| (VersionSource::Mandatory, to))) {
             let before = before.and_then(|before| before.target(source));
-            let same = before.filter(|before| before.version == target.version);
-            target.since = same.map_or(Some(now), |before| before.since);
+            (target.since, target.from) = match before {
+                Some(before) if before.version == target.version => (before.since, before.from.clone()),
+                before => (Some(now), before.map(|before| before.version.clone())),
+            };
         }
         let since = |version: &String, content: &String| match before {
             Some(before) if before.contents.get(version) == Some(content) => before.edited.get(version).copied(),
@@ -161,7 +176,11 @@ impl ModuleState {
     /// The state without the times and contents, which are no access to anything.
     pub(super) fn without_times(&self) -> Self {
         let mut state = self.clone();
-        state.channels.values_mut().chain(&mut state.mandatory).for_each(|target| target.since = None);
+        state
+            .channels
+            .values_mut()
+            .chain(&mut state.mandatory)
+            .for_each(|target| (target.since, target.from) = (None, None));
         (state.contents, state.edited) = Default::default();
         state
     }

@@ -8,7 +8,7 @@ type Labels = BTreeMap<String, String>;
 
 fn target(version: &str, beta: bool) -> ChannelTarget {
     let labels = VisibilityLabels { beta, internal: false };
-    ChannelTarget { version: version.to_owned(), labels, since: None }
+    ChannelTarget { version: version.to_owned(), labels, since: None, from: None }
 }
 
 fn state(audience: Audience, channels: &[(&str, ChannelTarget)]) -> ModuleState {

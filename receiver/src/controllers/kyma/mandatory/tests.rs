@@ -13,7 +13,7 @@ use tidewatch_shared::{
 use super::*;
 use crate::{
     controllers::{
-        catalog,
+        catalog::{self, RolloutBoard},
         kyma::{build, layer::ModuleLayer, validate::validate},
         windows::{NoWindowError, WindowState},
     },
@@ -154,6 +154,7 @@ fn check(case: Case) -> Outcome {
             if source == VersionSource::Mandatory { case.turn } else { RolloutSlot::Now }
         },
         edited: &|_, _| RolloutSlot::Now,
+        rollouts: &RolloutBoard::default(),
     };
     let layer = |found: &Resolved| case.layer.clone().unwrap_or_else(|| LayerLookup::Ready(layer_of(&found.version)));
     let mandatory = wanted(&snapshot, &owned.mandatory);
