@@ -8,6 +8,7 @@ pub mod installer;
 pub mod kyma;
 pub mod mandatory;
 pub mod manifest;
+pub mod module_rollout;
 pub mod module_secrets;
 pub(crate) mod pending_removal;
 pub mod pull_secret;

@@ -30,7 +30,7 @@ const LAYERS: &[&[&str]] = &[
     &["controllers::catalog"],
     &["controllers::mandatory", "controllers::manifest"],
     &["controllers::kyma"],
-    &["controllers::event_path"],
+    &["controllers::event_path", "controllers::module_rollout"],
     &["config", "rights"],
     &["app"],
 ];

@@ -4,7 +4,7 @@
 //! All of them are in the receiver's own namespace, except for [`ca_rules`]. `--admin-auth` also needs the ClusterRole `system:auth-delegator`.
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
-use tidewatch_shared::names::{GROUP, RELEASES};
+use tidewatch_shared::names::{GROUP, RELEASES, ROLLOUTS};
 
 use crate::{
     base::pause, controllers::installer::upgrade, ingress::enrolment, kube::leader::DEFAULT_NAME as LEASE,
@@ -40,9 +40,10 @@ pub fn rules() -> Vec<PolicyRule> {
         rule("", &["configmaps"], &[pause::CONFIG_MAP, enrolment::CONFIG_MAP], LIST_WATCH),
         // Persists the accepted releases of the catalog.
         rule("", &["configmaps"], &[RELEASES], &["list", "watch", "patch"]),
-        // For the ConfigMaps of the accepted releases and of the agents' upgrade. Create cannot be restricted by name.
+        // For the ConfigMaps of the accepted releases, of the agents' upgrade and of the module rollouts. Create cannot be
+        // restricted by name.
         rule("", &["configmaps"], &[], &["create"]),
-        rule("", &["configmaps"], &[upgrade::CONFIG_MAP], &["list", "watch", "update"]),
+        rule("", &["configmaps"], &[upgrade::CONFIG_MAP, ROLLOUTS], &["list", "watch", "update"]),
         // Another name of `--lease-name` needs another rule.
         rule("coordination.k8s.io", &["leases"], &[LEASE], &["get", "update"]),
         rule("coordination.k8s.io", &["leases"], &[], &["create"]),

@@ -32,6 +32,7 @@ use crate::{
         kyma::{self, ComponentLayers, ModulePullSecret},
         mandatory::{self, MandatoryModules},
         manifest::{self, ModuleLayers, module_watches},
+        module_rollout::{self, RolloutTask},
         module_secrets::{self, ModuleSecrets},
         pull_secret::{PullSecretWatch, Purpose},
         watcher,
@@ -128,6 +129,7 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     };
     let (layers, module_layers) = builder.registry().await?;
     let pull_secret = builder.pull_secret().await?;
+    builder.module_rollouts(windows.clone()).await?;
     let context = Arc::new(builder.context(installer, layers, pull_secret, windows));
     let secrets = builder.module_secrets();
     let manifest_context = Arc::new(builder.manifest_context(module_layers, secrets));
@@ -308,6 +310,18 @@ impl Builder<'_> {
         let file = PolicyFile::open(path, windows.clone(), recorder, lease);
         self.tasks.push(file.run(components.fleet.clone(), config.catalog.catalog_sync_rate).boxed());
         windows
+    }
+
+    /// Reads the state of the ring rollouts of modules.
+    async fn module_rollouts(&mut self, windows: MaintenanceWindows) -> Result<()> {
+        let Self { process: Process { config, .. }, client, components, counters, .. } = *self;
+        let changes::Components { fleet, stores, catalog, pause, takeover, recorder, .. } = components.clone();
+        let metrics = counters.module_rollout.clone();
+        let dependencies =
+            module_rollout::Dependencies { fleet, stores, catalog, windows, pause, takeover, recorder, metrics };
+        let opened = RolloutTask::open(client.clone(), &config.namespace, dependencies).await;
+        self.tasks.push(opened.context("read the state of the module rollouts")?.run(self.synced.clone()).boxed());
+        Ok(())
     }
 
     fn context(

@@ -7,7 +7,7 @@ use tidewatch_shared::{metric_set, metrics::MetricDescription};
 use crate::{
     app::{changes, open_files},
     base::stores::Stores,
-    controllers::{catalog, event_path, installer, kyma, manifest, windows},
+    controllers::{catalog, event_path, installer, kyma, manifest, module_rollout, windows},
     fleet::{self, manifests, table},
     ingress::{
         enrolment,
@@ -32,6 +32,7 @@ metric_set! {
         pub(super) kyma: kyma::Metrics = ..,
         pub(super) manifest: manifest::Metrics = ..,
         pub(super) windows: windows::Metrics = ..,
+        pub(super) module_rollout: module_rollout::Metrics = ..,
         pub(super) oci: oci::metrics::Metrics = ..,
         pub(super) open_files: open_files::Metrics = ..,
         pub(super) installer: installer::Metrics = ..,

@@ -232,6 +232,7 @@ impl EventPathController {
     /// Writes the conditions that differ from the cached ones.
     async fn write_conditions(&self, state: &mut LoopState, kymas: &[Arc<Kyma>], now: Instant) {
         let stragglers = self.rotations.stragglers.borrow().clone();
+        let halts = self.catalog.rollouts().halts();
         let mut pending = Vec::new();
         for kyma in kymas {
             let Some((name, namespace)) = kyma.metadata.name.as_ref().zip(kyma.metadata.namespace.as_ref()) else {
@@ -244,6 +245,7 @@ impl EventPathController {
             let change = condition::event_path(state.paths.get(&key), || self.fleet.kyma_has_used_v3(&key), kyma)
                 .into_iter()
                 .chain(condition::paused(self.pause.of(kyma), kyma))
+                .chain(condition::module_rollout(halts.as_ref().map(|halts| halts.get(&key)), kyma))
                 .chain(condition::rotation(stragglers.as_ref().map(|stragglers| stragglers.of(&key)), kyma));
             pending.extend(change.map(|change| (key.clone(), kyma.clone(), change)));
         }

@@ -18,6 +18,8 @@ pub(super) const PAUSED: &str = "Paused";
 
 /// The CA rotation does not wait for the runtime.
 pub(super) const CA_ROTATION: &str = "CARotation";
+/// No rollout of a module that the runtime failed in is halted.
+pub(super) const MODULE_ROLLOUT: &str = "ModuleRollout";
 
 /// Change of one condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,6 +99,15 @@ pub(super) fn paused(reason: Option<PauseReason>, kyma: &Kyma) -> Option<Change>
             change(kyma, PAUSED, ConditionStatus::True, reason.as_str(), message)
         }
         None => shown(kyma, PAUSED).map(|_| Change::Remove(PAUSED)),
+    }
+}
+
+/// Computes the change of `ModuleRollout`, if any. The condition is present while a rollout that the runtime failed in is
+/// halted; without evidence the current one stays.
+pub(super) fn module_rollout(halted: Option<Option<&String>>, kyma: &Kyma) -> Option<Change> {
+    match halted? {
+        Some(message) => change(kyma, MODULE_ROLLOUT, ConditionStatus::False, "Halted", message.clone()),
+        None => shown(kyma, MODULE_ROLLOUT).map(|_| Change::Remove(MODULE_ROLLOUT)),
     }
 }
 
@@ -211,6 +222,18 @@ mod tests {
         assert_eq!(paused(Some(PauseReason::ConfigMap), &shown), None);
         assert!(!paused(Some(PauseReason::Label), &shown).unwrap().message_only());
         assert_eq!(paused(None, &shown), Some(Change::Remove(PAUSED)));
+    }
+
+    #[test]
+    fn halted_rollout_sets_its_condition_where_the_module_failed() {
+        let nothing = kyma(json!([]));
+        assert_eq!(module_rollout(Some(None), &nothing), None);
+        let halted = "the rollout has halted".to_owned();
+        let change = module_rollout(Some(Some(&halted)), &nothing).unwrap();
+        let shown = showing(MODULE_ROLLOUT, &change);
+        assert_eq!(module_rollout(Some(Some(&halted)), &shown), None);
+        assert_eq!(module_rollout(None, &shown), None, "without evidence it stays");
+        assert_eq!(module_rollout(Some(None), &shown), Some(Change::Remove(MODULE_ROLLOUT)));
     }
 
     #[test]

@@ -20,7 +20,7 @@ metric_set! {
         polls: Family<ReasonLabel, Counter> = "path_polls",
         /// Installations verified because their agent is silent or lacks an object of its own.
         pub(super) repairs: Counter = "path_mended",
-        /// Writes of the conditions EventPath, Paused and CARotation, by result; moved means that the Kyma had changed
+        /// Writes of the conditions EventPath, Paused, CARotation and ModuleRollout, by result; moved means that the Kyma had changed
         /// since it was read.
         conditions: Family<ResultLabel, Counter> = "path_conditions",
         /// Conditions whose write is pending because of the rate limit, backoff or failures.

@@ -16,7 +16,7 @@ use tidewatch_shared::{
     names::{GROUP, VERSION},
 };
 
-use super::condition::{CA_ROTATION, Change, EVENT_PATH, shown};
+use super::condition::{CA_ROTATION, Change, EVENT_PATH, MODULE_ROLLOUT, shown};
 use crate::kube::object;
 
 /// Timeout of a write.
@@ -42,6 +42,7 @@ pub(super) async fn condition(client: &Client, kyma: &Kyma, change: &Change) -> 
     let manager = match change.kind() {
         EVENT_PATH => "tidewatch-event-path",
         CA_ROTATION => "tidewatch-ca-rotation",
+        MODULE_ROLLOUT => "tidewatch-module-rollout",
         _ => "tidewatch-pause",
     };
     let params = PatchParams::apply(manager).force();

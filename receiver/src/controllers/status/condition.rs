@@ -15,7 +15,7 @@ const ACCESS: &str = "RuntimeAccess";
 const WEBHOOK: &str = "SKRWebhook";
 const PULL_SECRET: &str = "SKRImagePullSecretSync";
 /// Conditions that other controllers write with their own field managers.
-const OTHERS: [&str; 3] = ["EventPath", "Paused", "CARotation"];
+const OTHERS: [&str; 4] = ["EventPath", "Paused", "CARotation", "ModuleRollout"];
 
 /// Reason of the condition `RuntimeAccess` if there is no access Secret.
 pub(crate) const SECRET_MISSING: &str = "AccessSecretMissing";

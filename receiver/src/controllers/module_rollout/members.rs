@@ -1,0 +1,269 @@
+//! Assesses the runtimes of a rollout, as input for its decisions. Pure.
+
+use std::{collections::HashMap, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::{
+    base::key::KymaKey,
+    controllers::{catalog::RolloutMark, rings},
+};
+
+/// Bit of the rank of runtimes that are no canaries.
+const AFTER_CANARIES: u64 = 1 << 63;
+/// Highest rank of a canary.
+pub(super) const LAST_CANARY: u64 = AFTER_CANARIES - 1;
+
+/// Reason for which a runtime cannot be upgraded now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Block {
+    /// Its API server cannot be reached.
+    Access,
+    /// Nothing is written to it.
+    Paused,
+    /// The version requires a downtime, and its maintenance window is not open.
+    Window,
+    /// It was admitted and has not been upgraded in time.
+    Late,
+}
+
+/// Standing of a runtime in a rollout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It has another version and can be upgraded.
+    Waiting {
+        /// The module is ready, or in a warning state.
+        healthy: bool,
+    },
+    /// It has another version and cannot be upgraded now.
+    Blocked(Block),
+    /// It has the version, and is not assessed yet.
+    Upgrading,
+    /// It has the version, and could not be assessed in time because it cannot be reached.
+    Lost,
+    /// The module is ready with the version.
+    Proven,
+    /// The module was healthy before, and is not with the version.
+    Failing,
+    /// It has the version and is no evidence for or against it: the module was unhealthy before, or was not upgraded by
+    /// this rollout.
+    Unfit,
+}
+
+/// A runtime of a rollout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Member {
+    pub(super) kyma: KymaKey,
+    /// Uid of the Kyma.
+    pub(super) uid: String,
+    /// Position in the order of the rollout; see [`rank`].
+    pub(super) rank: u64,
+    pub(super) standing: Standing,
+}
+
+/// Observation of a module in one runtime, from the caches of KCP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Observation {
+    /// The Manifest has the version of the rollout.
+    pub(super) has_version: bool,
+    /// Rollout by which the module got its version.
+    pub(super) mark: Option<RolloutMark>,
+    /// The layer that the Manifest names is applied, so that the state is that of its version.
+    pub(super) is_synced: bool,
+    /// The module is ready, or in a warning state.
+    pub(super) is_healthy: bool,
+    /// The module is in an error state.
+    pub(super) is_error: bool,
+    /// The Manifest is not reconciled, by a label.
+    pub(super) is_skipped: bool,
+    /// Reason for which nothing can be upgraded.
+    pub(super) block: Option<Block>,
+}
+
+/// Position of a Kyma in the order of a rollout: canaries first, otherwise effectively random, and equal in every
+/// process.
+pub(super) fn rank(module: &str, version: &str, kyma_uid: &str, is_canary: bool) -> u64 {
+    let rank = rings::rank(&format!("{module}\n{version}"), kyma_uid) >> 1;
+    if is_canary { rank } else { rank | AFTER_CANARIES }
+}
+
+/// Times since when runtimes are in their state, by Kyma. A new process grants every runtime the full deadline.
+#[derive(Debug, Default)]
+pub(super) struct Times {
+    rows: HashMap<KymaKey, Row>,
+}
+
+#[derive(Debug, Default)]
+struct Row {
+    /// Start of the time in which the runtime was admitted and did not have the version.
+    admitted: Option<Instant>,
+    /// Start of the time in which the runtime had the version and was not assessed.
+    upgrading: Option<Instant>,
+    /// End of the time in which the runtime counts as late.
+    late_until: Option<Instant>,
+}
+
+impl Times {
+    /// Retains only these Kymas.
+    pub(super) fn retain(&mut self, keep: impl Fn(&KymaKey) -> bool) {
+        self.rows.retain(|key, _| keep(key));
+    }
+
+    /// Assesses a runtime in the rollout of a move.
+    pub(super) fn assess(
+        &mut self,
+        key: &KymaKey,
+        (change, is_admitted): (&str, bool),
+        observation: &Observation,
+        deadline: Duration,
+        now: Instant,
+    ) -> Standing {
+        let row = self.rows.entry(key.clone()).or_default();
+        if observation.has_version {
+            (row.admitted, row.late_until) = (None, None);
+            row.upgraded(change, observation, deadline, now)
+        } else {
+            row.upgrading = None;
+            row.waiting(is_admitted, observation, deadline, now)
+        }
+    }
+}
+
+impl Row {
+    fn upgraded(&mut self, change: &str, observation: &Observation, deadline: Duration, now: Instant) -> Standing {
+        let Some(mark) = observation.mark.as_ref().filter(|mark| mark.change == change) else { return Standing::Unfit };
+        if observation.is_synced && observation.is_healthy {
+            self.upgrading = None;
+            return Standing::Proven;
+        }
+        if !mark.healthy || observation.is_skipped {
+            return Standing::Unfit;
+        }
+        // The state of a runtime that cannot be reached says nothing about the version.
+        let is_known = !matches!(observation.block, Some(Block::Access | Block::Paused));
+        if observation.is_error && is_known {
+            return Standing::Failing;
+        }
+        let since = *self.upgrading.get_or_insert(now);
+        match (now >= since + deadline, is_known) {
+            (false, _) => Standing::Upgrading,
+            (true, true) => Standing::Failing,
+            (true, false) => Standing::Lost,
+        }
+    }
+
+    fn waiting(&mut self, is_admitted: bool, observation: &Observation, deadline: Duration, now: Instant) -> Standing {
+        if let Some(block) = observation.block {
+            self.admitted = None;
+            return Standing::Blocked(block);
+        }
+        if self.late_until.is_some_and(|until| now < until) {
+            return Standing::Blocked(Block::Late);
+        }
+        self.admitted = is_admitted.then(|| self.admitted.unwrap_or(now));
+        if self.admitted.is_some_and(|since| now >= since + deadline) {
+            (self.admitted, self.late_until) = (None, Some(now + deadline));
+            return Standing::Blocked(Block::Late);
+        }
+        Standing::Waiting { healthy: observation.is_healthy && !observation.is_skipped }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(100);
+
+    fn mark(healthy: bool) -> Option<RolloutMark> {
+        Some(RolloutMark { change: "c".to_owned(), healthy })
+    }
+
+    /// A ready module with the version.
+    fn upgraded() -> Observation {
+        Observation {
+            has_version: true,
+            mark: mark(true),
+            is_synced: true,
+            is_healthy: true,
+            is_error: false,
+            is_skipped: false,
+            block: None,
+        }
+    }
+
+    fn waiting() -> Observation {
+        Observation { has_version: false, mark: None, ..upgraded() }
+    }
+
+    fn first(observation: &Observation) -> Standing {
+        Times::default().assess(&key(), ("c", false), observation, DEADLINE, Instant::now())
+    }
+
+    fn key() -> KymaKey {
+        KymaKey::new("ns", "k")
+    }
+
+    #[test]
+    fn standing_follows_from_the_version_and_the_state() {
+        let failed = Observation { is_healthy: false, is_error: true, ..upgraded() };
+        for (observation, standing) in [
+            (upgraded(), Standing::Proven),
+            (Observation { is_synced: false, ..upgraded() }, Standing::Upgrading),
+            (failed.clone(), Standing::Failing),
+            (Observation { is_synced: false, ..failed.clone() }, Standing::Failing),
+            (Observation { mark: mark(false), ..failed.clone() }, Standing::Unfit),
+            (Observation { mark: mark(false), ..upgraded() }, Standing::Proven),
+            (Observation { mark: None, ..failed.clone() }, Standing::Unfit),
+            (Observation { mark: None, ..upgraded() }, Standing::Unfit),
+            (Observation { is_skipped: true, ..failed.clone() }, Standing::Unfit),
+            (Observation { block: Some(Block::Access), ..failed.clone() }, Standing::Upgrading),
+            (Observation { block: Some(Block::Window), ..failed }, Standing::Failing),
+            (waiting(), Standing::Waiting { healthy: true }),
+            (Observation { is_healthy: false, ..waiting() }, Standing::Waiting { healthy: false }),
+            (Observation { block: Some(Block::Window), ..waiting() }, Standing::Blocked(Block::Window)),
+        ] {
+            assert_eq!(first(&observation), standing, "{observation:?}");
+        }
+        let of_another =
+            Observation { mark: Some(RolloutMark { change: "d".to_owned(), healthy: true }), ..upgraded() };
+        assert_eq!(first(&of_another), Standing::Unfit);
+    }
+
+    #[test]
+    fn upgraded_module_has_a_deadline() {
+        let (mut times, start) = (Times::default(), Instant::now());
+        let progressing = Observation { is_healthy: false, ..upgraded() };
+        let unreachable = Observation { block: Some(Block::Access), ..progressing.clone() };
+        let mut at = |observation: &Observation, after: Duration| {
+            times.assess(&key(), ("c", true), observation, DEADLINE, start + after)
+        };
+        assert_eq!(at(&progressing, Duration::ZERO), Standing::Upgrading);
+        assert_eq!(at(&progressing, DEADLINE - Duration::from_secs(1)), Standing::Upgrading);
+        assert_eq!(at(&progressing, DEADLINE), Standing::Failing);
+        assert_eq!(at(&unreachable, DEADLINE), Standing::Lost, "nothing is known about it");
+        assert_eq!(at(&upgraded(), DEADLINE), Standing::Proven);
+        assert_eq!(at(&progressing, DEADLINE), Standing::Upgrading, "a restart has a deadline of its own");
+    }
+
+    #[test]
+    fn admitted_runtime_that_is_not_upgraded_in_time_is_late_for_a_while() {
+        let (mut times, start) = (Times::default(), Instant::now());
+        let mut at = |is_admitted: bool, after: Duration| {
+            times.assess(&key(), ("c", is_admitted), &waiting(), DEADLINE, start + after)
+        };
+        assert_eq!(at(true, Duration::ZERO), Standing::Waiting { healthy: true });
+        assert_eq!(at(true, DEADLINE), Standing::Blocked(Block::Late));
+        assert_eq!(at(false, DEADLINE * 2 - Duration::from_secs(1)), Standing::Blocked(Block::Late));
+        assert_eq!(at(false, DEADLINE * 2), Standing::Waiting { healthy: true }, "it is tried again");
+        assert_eq!(at(true, DEADLINE * 2), Standing::Waiting { healthy: true });
+    }
+
+    #[test]
+    fn canaries_come_first() {
+        let rank = |uid: &str, is_canary| rank("keda", "1.1.0", uid, is_canary);
+        let all = |is_canary| (0..50).map(move |n| rank(&format!("u-{n}"), is_canary));
+        assert!(all(true).max() <= Some(LAST_CANARY) && all(false).min() > Some(LAST_CANARY));
+        assert_ne!(rank("u-1", false), super::rank("keda", "1.2.0", "u-1", false), "each version has another order");
+    }
+}

@@ -1,0 +1,200 @@
+//! ConfigMap in KCP with the state of the rollouts, one key for each, replaced only at the resourceVersion that was read.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api,
+    api::{ObjectMeta, PostParams},
+};
+use thiserror::Error;
+use tidewatch_shared::names::{ROLLOUTS, annotation};
+
+use crate::{
+    controllers::catalog::rollout::{Rollout, RolloutKey},
+    kube::object,
+};
+
+/// Failure to read or write the ConfigMap.
+#[derive(Debug, Error)]
+#[error("read or write the ConfigMap {ROLLOUTS} in the control plane")]
+pub struct StoreError(#[from] kube::Error);
+
+/// Rollouts by the channel or mandatory version.
+pub(super) type Rollouts = BTreeMap<RolloutKey, Rollout>;
+
+/// ConfigMap as last read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Snapshot {
+    pub(super) rollouts: Rollouts,
+    /// Values that cannot be parsed, by key. They are kept until they are corrected or deleted.
+    pub(super) invalid: BTreeMap<String, String>,
+    /// Identifiers of the halts that operators confirm.
+    pub(super) confirmed: BTreeSet<String>,
+    /// Metadata, whose other parts a write preserves; `None` if the ConfigMap does not exist.
+    metadata: Option<Box<ObjectMeta>>,
+}
+
+impl Snapshot {
+    pub(super) fn of(map: Option<&ConfigMap>) -> Self {
+        let Some(map) = map else { return Self::default() };
+        let mut snapshot = Self::default();
+        for (key, text) in map.data.iter().flatten() {
+            match serde_json::from_str::<Rollout>(text) {
+                Ok(rollout) if data_key(&rollout.key()) == *key => {
+                    snapshot.rollouts.insert(rollout.key(), rollout);
+                }
+                Ok(_) | Err(_) => drop(snapshot.invalid.insert(key.clone(), text.clone())),
+            }
+        }
+        let confirmed = map.metadata.annotations.as_ref().and_then(|all| all.get(annotation::CONFIRM));
+        let ids = confirmed.into_iter().flat_map(|text| text.split([',', ' ']));
+        snapshot.confirmed = ids.filter(|id| !id.is_empty()).map(str::to_owned).collect();
+        snapshot.metadata = Some(Box::new(ObjectMeta { managed_fields: None, ..map.metadata.clone() }));
+        snapshot
+    }
+
+    /// resourceVersion; empty if the ConfigMap does not exist.
+    pub(super) fn version(&self) -> &str {
+        let version = self.metadata.as_ref().and_then(|metadata| metadata.resource_version.as_deref());
+        version.unwrap_or_default()
+    }
+
+    /// Returns whether the state of a rollout is stored and cannot be parsed.
+    pub(super) fn is_invalid(&self, key: &RolloutKey) -> bool {
+        self.invalid.contains_key(&data_key(key))
+    }
+
+    /// The ConfigMap with these rollouts, and without the confirmations that they used.
+    fn map(&self, rollouts: &Rollouts) -> ConfigMap {
+        let mut metadata = self.metadata.as_deref().cloned().unwrap_or_default();
+        metadata.name = Some(ROLLOUTS.to_owned());
+        let waiting: BTreeSet<_> = rollouts.values().filter_map(Rollout::confirmation).collect();
+        let left: Vec<_> = self.confirmed.intersection(&waiting).map(String::as_str).collect();
+        let annotations = metadata.annotations.get_or_insert_default();
+        if left.is_empty() {
+            annotations.remove(annotation::CONFIRM);
+        } else {
+            annotations.insert(annotation::CONFIRM.to_owned(), left.join(","));
+        }
+        let valid = rollouts.iter().map(|(key, rollout)| (data_key(key), to_text(rollout)));
+        let data = self.invalid.clone().into_iter().chain(valid).collect();
+        ConfigMap { metadata, data: Some(data), ..ConfigMap::default() }
+    }
+}
+
+/// Key of a rollout in the ConfigMap: `<module>_<channel>`, or `<module>` for a mandatory version. Names of modules have
+/// no underscore.
+fn data_key(key: &RolloutKey) -> String {
+    match &key.channel {
+        Some(channel) => format!("{}_{channel}", key.module),
+        None => key.module.clone(),
+    }
+}
+
+fn to_text(rollout: &Rollout) -> String {
+    serde_json::to_string(rollout).unwrap_or_default()
+}
+
+/// Reads the ConfigMap.
+pub(super) async fn read(maps: &Api<ConfigMap>) -> Result<Snapshot, StoreError> {
+    Ok(Snapshot::of(object::get_by_list(maps, ROLLOUTS).await?.as_ref()))
+}
+
+/// Replaces the state that was read, or creates the ConfigMap. Returns `false` on a conflict.
+pub(super) async fn write(maps: &Api<ConfigMap>, snapshot: &Snapshot, rollouts: &Rollouts) -> Result<bool, StoreError> {
+    let (map, params) = (snapshot.map(rollouts), PostParams::default());
+    let written = match snapshot.metadata {
+        Some(_) => maps.replace(ROLLOUTS, &params, &map).await,
+        None => maps.create(&params, &map).await,
+    };
+    match written {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::controllers::catalog::rollout::Progress;
+
+    fn rollout(module: &str, channel: Option<&str>, halted: Option<&str>) -> Rollout {
+        let progress = Some(Progress { halted: halted.map(str::to_owned), ..Progress::default() });
+        Rollout {
+            module: module.to_owned(),
+            channel: channel.map(str::to_owned),
+            version: "1.1.0".to_owned(),
+            moved: 7,
+            change: format!("of-{module}"),
+            earlier: Vec::new(),
+            reverts: BTreeSet::new(),
+            progress,
+        }
+    }
+
+    fn all(rollouts: &[Rollout]) -> Rollouts {
+        rollouts.iter().map(|rollout| (rollout.key(), rollout.clone())).collect()
+    }
+
+    #[test]
+    fn rollouts_round_trip_and_invalid_ones_are_kept() {
+        let rollouts = all(&[
+            rollout("keda", Some("fast"), None),
+            rollout("keda", None, Some("2 of 9")),
+            rollout("keda", Some("mandatory"), None),
+        ]);
+        let mut map = Snapshot::default().map(&rollouts);
+        assert_eq!(map.data.as_ref().unwrap().keys().collect::<Vec<_>>(), ["keda", "keda_fast", "keda_mandatory"]);
+        let text = map.data.as_ref().unwrap()["keda_fast"].clone();
+        // Under the key of another rollout it would take its place.
+        map.data.as_mut().unwrap().extend([("nats_fast".to_owned(), text), ("x".to_owned(), "{".to_owned())]);
+        let read = Snapshot::of(Some(&map));
+        assert_eq!((&read.rollouts, read.invalid.len()), (&rollouts, 2));
+        let nats = RolloutKey { module: "nats".to_owned(), channel: Some("fast".to_owned()) };
+        assert!(read.is_invalid(&nats) && !read.rollouts.contains_key(&nats));
+        assert_eq!(read.map(&rollouts).data, map.data);
+    }
+
+    #[test]
+    fn confirmation_is_kept_until_it_is_used() {
+        let halted = rollout("keda", Some("fast"), Some("2 of 9"));
+        let mut map = Snapshot::default().map(&all(std::slice::from_ref(&halted)));
+        map.metadata.annotations = Some(
+            [(annotation::CONFIRM, "of-keda-1, other-1"), ("theirs", "x")]
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
+        );
+        let read = Snapshot::of(Some(&map));
+        assert_eq!(read.confirmed.len(), 2);
+        let confirm = |rollout: &Rollout| {
+            let annotations = read.map(&all(std::slice::from_ref(rollout))).metadata.annotations.unwrap();
+            (annotations.get(annotation::CONFIRM).cloned(), annotations["theirs"].clone())
+        };
+        assert_eq!(confirm(&halted), (Some("of-keda-1".to_owned()), "x".to_owned()));
+        assert_eq!(confirm(&rollout("keda", Some("fast"), None)), (None, "x".to_owned()));
+    }
+
+    #[test]
+    fn value_of_another_form_is_invalid() {
+        let map = |value: serde_json::Value| {
+            let data = Some(BTreeMap::from([("keda_fast".to_owned(), value.to_string())]));
+            Snapshot::of(Some(&ConfigMap { data, ..ConfigMap::default() }))
+        };
+        let valid = serde_json::to_value(rollout("keda", Some("fast"), None)).unwrap();
+        assert!(map(valid.clone()).invalid.is_empty());
+        for (member, value) in [
+            ("version", json!(1)),
+            ("moved", json!("now")),
+            ("progress", json!({"since": 1, "ring": {"number": 1, "through": "xyz"}})),
+            ("progress", json!({"since": 1, "ring": {"number": -1, "through": "00"}})),
+        ] {
+            let mut bad = valid.clone();
+            bad[member] = value;
+            assert_eq!(map(bad).invalid.len(), 1, "{member}");
+        }
+    }
+}

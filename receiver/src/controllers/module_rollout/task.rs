@@ -1,0 +1,447 @@
+//! Task of the active receiver that drives the rollouts: it assesses the runtimes, computes the next steps, writes them to
+//! the ConfigMap, and publishes which runtimes get a version now. A step takes effect when the watch returns it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, Client, ResourceExt as _, runtime::reflector::ObjectRef};
+use tidewatch_shared::{
+    api::{ConditionStatus, Kyma, Manifest, State},
+    names::{ROLLOUTS, annotation, label},
+    plan::Work,
+};
+use tokio::time::{self, Instant, MissedTickBehavior, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Metrics, StoreError,
+    decide::{self, Counts, Criteria},
+    members::{self, Block, Member, Observation, Standing, Times},
+    metrics::States,
+    store::{self, Rollouts, Snapshot},
+};
+use crate::{
+    base::{error_levels, key::KymaKey, labels::is_true, pause::Pause, stores::Stores, takeover::Takeover},
+    controllers::{
+        catalog::{
+            Catalog, RolloutMark,
+            removal_guard::ChannelTarget,
+            rollout::{BoardEntry, Rollout, RolloutKey, RolloutPolicy},
+            visibility::template_name,
+        },
+        manifest::{is_healthy, is_synced},
+        windows::{MaintenanceWindows, WindowState},
+    },
+    fleet::{
+        queue::{Priority, WorkSet},
+        table::RuntimeTable,
+    },
+    kube::{
+        object,
+        recorder::{EventRecorder, PendingEvent, Regarding},
+    },
+};
+
+/// Interval between ticks while a rollout upgrades runtimes.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Number of ticks per evaluation otherwise.
+const IDLE_TICKS: u32 = 10;
+/// Delay after a failed write.
+const RETRY: Duration = Duration::from_secs(5);
+/// Timeout of one request to KCP.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Dependencies of the task.
+#[derive(Clone)]
+pub struct Dependencies {
+    /// Queue of reconciles.
+    pub fleet: RuntimeTable,
+    /// Caches of KCP.
+    pub stores: Stores,
+    /// Accepted targets, and the shared state of the rollouts.
+    pub catalog: Catalog,
+    /// Maintenance windows of the runtimes.
+    pub windows: MaintenanceWindows,
+    /// Paused runtimes.
+    pub pause: Pause,
+    /// Kymas that belong to this receiver.
+    pub takeover: Takeover,
+    /// Records the progress as Kubernetes Events.
+    pub recorder: EventRecorder,
+    /// Metrics of the rollouts.
+    pub metrics: Metrics,
+}
+
+/// Task that drives the rollouts.
+pub struct RolloutTask {
+    maps: Api<ConfigMap>,
+    namespace: String,
+    snapshot: Snapshot,
+    dependencies: Dependencies,
+    /// Memory of each rollout in progress.
+    runs: HashMap<RolloutKey, Run>,
+    /// resourceVersion that was replaced: the next write waits for the watch to return another one.
+    written_version: Option<String>,
+    not_before: Instant,
+    idle: u32,
+}
+
+/// Memory of one rollout in progress; a new process begins with an empty one.
+#[derive(Debug, Default)]
+struct Run {
+    change: String,
+    times: Times,
+    /// Uids of the Kymas that the last step admitted, and that were enqueued.
+    admitted: BTreeSet<String>,
+}
+
+/// Evaluation of all rollouts at one moment.
+#[derive(Default)]
+struct Evaluation {
+    /// Next states.
+    rollouts: Rollouts,
+    /// Kymas that get a version now, by rollout.
+    admitted: HashMap<RolloutKey, BTreeSet<String>>,
+    /// Kymas that failed in halted rollouts, with a message.
+    halted: HashMap<KymaKey, String>,
+    counts: Counts,
+    states: States,
+}
+
+impl RolloutTask {
+    /// Reads the stored state. The client must be fenced, so that only the active receiver writes.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn open(client: Client, namespace: &str, dependencies: Dependencies) -> Result<Self, StoreError> {
+        let maps = Api::namespaced(client, namespace);
+        let snapshot = store::read(&maps).await?;
+        let task = Self {
+            maps,
+            namespace: namespace.to_owned(),
+            snapshot,
+            dependencies,
+            runs: HashMap::new(),
+            written_version: None,
+            not_before: Instant::now(),
+            idle: 0,
+        };
+        task.publish(&HashMap::new());
+        Ok(task)
+    }
+
+    /// Runs once the caches of KCP have synced; returns only if the watch ends, which it never does by itself.
+    pub async fn run(mut self, synced: CancellationToken) -> &'static str {
+        synced.cancelled().await;
+        let mut maps = object::watch(self.maps.clone(), ROLLOUTS, format!("ConfigMap {ROLLOUTS}"));
+        let mut ticks = time::interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let catalog = self.dependencies.catalog.clone();
+        loop {
+            tokio::select! {
+                map = maps.next() => match map {
+                    Some(map) => self.observe(map.as_ref()),
+                    None => return "watch of the module rollouts",
+                },
+                () = catalog.rollouts().moved() => self.tick(Instant::now()).await,
+                now = ticks.tick() => {
+                    if self.idle == 0 {
+                        self.tick(now).await;
+                    } else {
+                        self.idle -= 1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes over the ConfigMap from the watch.
+    fn observe(&mut self, map: Option<&ConfigMap>) {
+        let snapshot = Snapshot::of(map);
+        for key in snapshot.invalid.keys().filter(|key| !self.snapshot.invalid.contains_key(*key)) {
+            tracing::error!(
+                key,
+                "The state of a rollout in the ConfigMap {ROLLOUTS} is invalid, its modules keep their versions until it \
+                 is corrected or deleted"
+            );
+        }
+        for (key, rollout) in &snapshot.rollouts {
+            let before = self.snapshot.rollouts.get(key);
+            if before != Some(rollout) {
+                self.announce(rollout);
+                self.enqueue_reverted(key, rollout);
+            }
+        }
+        if map.is_none() && !self.snapshot.version().is_empty() {
+            tracing::warn!("ConfigMap {ROLLOUTS} was deleted, it is created again");
+            self.written_version = None;
+        }
+        self.snapshot = snapshot;
+        // A changed ConfigMap, such as a confirmation, is evaluated at the next tick.
+        self.idle = 0;
+    }
+
+    fn announce(&self, rollout: &Rollout) {
+        let Rollout { module, version, change, .. } = rollout;
+        let channel = rollout.channel.as_deref().unwrap_or("mandatory");
+        let note = match (rollout.halted(), rollout.ring()) {
+            (Some(reason), _) => {
+                let confirmation = rollout.confirmation().unwrap_or_default();
+                tracing::error!(module, channel, version, change, reason, "Module rollout halted");
+                format!(
+                    "the rollout of {version} in the channel {channel} has halted: {reason}; it continues when the \
+                     annotation {} of the ConfigMap {ROLLOUTS} names {confirmation}",
+                    annotation::CONFIRM
+                )
+            }
+            (None, Some(ring)) => {
+                tracing::info!(module, channel, version, change, ring, "Module rollout progressed");
+                format!("the rollout of {version} in the channel {channel} is in ring {ring}")
+            }
+            (None, None) if rollout.progress.is_none() => {
+                tracing::info!(module, channel, version, change, "Module version applies to every runtime");
+                format!("every runtime gets {version} of the channel {channel}")
+            }
+            (None, None) => return,
+        };
+        let warning = rollout.halted().is_some();
+        let reason = if warning { "ModuleRolloutHalted" } else { "ModuleRollout" };
+        let regarding = Regarding {
+            kind: "ModuleReleaseMeta",
+            namespace: self.namespace.clone(),
+            name: module.clone(),
+            uid: String::new(),
+        };
+        self.dependencies.recorder.publish(vec![PendingEvent { regarding, warning, reason, note }]);
+    }
+
+    /// Enqueues the runtimes that a move back reaches at once.
+    fn enqueue_reverted(&self, key: &RolloutKey, rollout: &Rollout) {
+        if rollout.progress.is_some() || rollout.reverts.is_empty() {
+            return;
+        }
+        let lacking =
+            self.followers(key).filter(|(_, manifest)| manifest.spec.version.as_ref() != Some(&rollout.version));
+        let keys = lacking.map(|(kyma, _)| KymaKey::of(kyma.as_ref())).collect();
+        let rate = self.dependencies.catalog.flags().catalog_sync_rate;
+        self.dependencies.fleet.enqueue_paced(keys, WorkSet::of(&[Work::Kyma]), rate);
+    }
+
+    async fn tick(&mut self, now: Instant) {
+        self.idle = IDLE_TICKS;
+        if self.dependencies.catalog.lost().is_some() {
+            return;
+        }
+        let evaluation = self.evaluate(now);
+        let Evaluation { rollouts, admitted, halted, counts, states } = evaluation;
+        self.dependencies.metrics.set(states, &counts);
+        let is_active = admitted.values().any(|admitted| !admitted.is_empty()) || counts.upgrading > 0;
+        self.publish(&admitted);
+        self.dependencies.catalog.rollouts().publish_halts(halted);
+        self.enqueue_admitted(admitted);
+        let is_changed = rollouts != self.snapshot.rollouts;
+        if is_active || is_changed {
+            self.idle = 0;
+        }
+        let is_stale = self.written_version.as_deref() == Some(self.snapshot.version());
+        if is_changed && now >= self.not_before && !is_stale {
+            self.write(&rollouts).await;
+        }
+    }
+
+    /// Evaluates the rollouts of all modules that have rings.
+    fn evaluate(&mut self, now: Instant) -> Evaluation {
+        let mut evaluation = Evaluation::default();
+        let targets = self.dependencies.catalog.ring_targets();
+        let window = i64::try_from(self.dependencies.catalog.rollout_window().as_secs()).unwrap_or(i64::MAX);
+        evaluation.states.invalid = self.snapshot.invalid.len();
+        for (key, target, policy) in targets {
+            let recorded = self.snapshot.rollouts.get(&key).cloned();
+            let policy = match policy {
+                Ok(policy) if target.since.is_some() && !self.snapshot.is_invalid(&key) => policy,
+                Ok(_) => continue,
+                Err(error) => {
+                    tracing::debug!(module = key.module, %error, "Module rollout waits for valid annotations");
+                    evaluation.states.invalid += 1;
+                    // The state stays as it is, and no further runtime gets the version.
+                    evaluation.rollouts.extend(recorded.map(|recorded| (key, recorded)));
+                    continue;
+                }
+            };
+            let rollout = match recorded {
+                Some(recorded) if recorded.is_of(&target) => recorded,
+                recorded => {
+                    let unix = Timestamp::now().as_second();
+                    Rollout::of_move(&key, recorded.as_ref(), &target, window, unix)
+                }
+            };
+            let next = self.advance(&key, rollout, &target, &policy, now, &mut evaluation);
+            evaluation.rollouts.insert(key, next);
+        }
+        self.runs.retain(|key, _| evaluation.rollouts.get(key).is_some_and(|rollout| rollout.progress.is_some()));
+        evaluation
+    }
+
+    /// Evaluates one rollout, and returns its next state.
+    fn advance(
+        &mut self,
+        key: &RolloutKey,
+        rollout: Rollout,
+        target: &ChannelTarget,
+        policy: &RolloutPolicy,
+        now: Instant,
+        evaluation: &mut Evaluation,
+    ) -> Rollout {
+        if rollout.progress.is_none() {
+            return rollout;
+        }
+        let mut run = self.runs.remove(key).unwrap_or_default();
+        if run.change != rollout.change {
+            run = Run { change: rollout.change.clone(), ..Run::default() };
+        }
+        let members = self.members(key, &rollout, policy, &mut run, now);
+        let confirmation = rollout.confirmation();
+        let is_confirmed = confirmation.is_some_and(|id| self.snapshot.confirmed.contains(&id));
+        let criteria = Criteria { policy, is_confirmed, now: Timestamp::now().as_second() };
+        let step = decide::step(&rollout, &members, &run.admitted, criteria);
+        evaluation.counts.add(&Counts::of(&members));
+        let states = &mut evaluation.states;
+        *match (rollout.halted(), &step.waits_for) {
+            (Some(_), _) => &mut states.halted,
+            (None, Some(_)) => &mut states.waiting,
+            (None, None) => &mut states.progressing,
+        } += 1;
+        if let Some(reason) = rollout.halted() {
+            let failing = members.iter().filter(|member| member.standing == Standing::Failing);
+            let message = format!("the rollout of {} of module {} has halted: {reason}", target.version, key.module);
+            evaluation.halted.extend(failing.map(|member| (member.kyma.clone(), message.clone())));
+        }
+        self.runs.insert(key.clone(), run);
+        evaluation.admitted.insert(key.clone(), step.admitted);
+        step.next.unwrap_or(rollout)
+    }
+
+    /// Kymas with a Manifest that follows a channel, or of a mandatory module.
+    fn followers(&self, key: &RolloutKey) -> impl Iterator<Item = (Arc<Kyma>, Arc<Manifest>)> {
+        let manifests = self.dependencies.stores.manifests.of_module(&key.module);
+        manifests.into_iter().filter_map(move |manifest| {
+            let labels = manifest.labels();
+            let follows = match &key.channel {
+                Some(channel) => labels.get(label::CHANNEL) == Some(channel),
+                None => is_true(Some(labels), label::MANDATORY_MODULE),
+            };
+            let is_managed = manifest.annotations().get(annotation::UNMANAGED).is_none_or(|value| value != "true");
+            let is_member = follows && is_managed && manifest.metadata.deletion_timestamp.is_none();
+            let kyma = ObjectRef::new(labels.get(label::KYMA_NAME).filter(|_| is_member)?);
+            let kyma = self.dependencies.stores.kymas.get(&kyma.within(&manifest.namespace()?))?;
+            kyma.metadata.deletion_timestamp.is_none().then_some((kyma, manifest))
+        })
+    }
+
+    /// Assesses the runtimes of a rollout.
+    fn members(
+        &self,
+        key: &RolloutKey,
+        rollout: &Rollout,
+        policy: &RolloutPolicy,
+        run: &mut Run,
+        now: Instant,
+    ) -> Vec<Member> {
+        let catalog = self.dependencies.catalog.snapshot(&self.dependencies.stores);
+        let template = catalog.template(&template_name(&key.module, &rollout.version));
+        let awaits_window = key.channel.is_some() && template.is_some_and(|template| template.spec.requires_downtime());
+        let assess = |(kyma, manifest): (Arc<Kyma>, Arc<Manifest>)| {
+            let kyma_key = KymaKey::of(kyma.as_ref());
+            let uid = kyma.uid()?;
+            let observation = Observation {
+                has_version: manifest.spec.version.as_ref() == Some(&rollout.version),
+                mark: RolloutMark::parse(manifest.annotations()),
+                is_synced: is_synced(&manifest),
+                is_healthy: is_healthy(&manifest),
+                is_error: manifest.status.as_ref().is_some_and(|status| status.state == State::Error),
+                is_skipped: is_true(Some(manifest.labels()), label::SKIP_RECONCILIATION),
+                block: self.block(&kyma_key, &kyma, awaits_window),
+            };
+            let run_of = (rollout.change.as_str(), run.admitted.contains(&uid));
+            let standing = run.times.assess(&kyma_key, run_of, &observation, policy.deadline, now);
+            let rank = members::rank(&key.module, &rollout.version, &uid, policy.is_canary(kyma.labels()));
+            Some(Member { kyma: kyma_key, uid, rank, standing })
+        };
+        let members: Vec<_> = self.followers(key).filter_map(assess).collect();
+        let known: HashSet<_> = members.iter().map(|member| &member.kyma).collect();
+        run.times.retain(|key| known.contains(key));
+        members
+    }
+
+    /// Reason for which nothing can be upgraded in a runtime.
+    fn block(&self, key: &KymaKey, kyma: &Kyma, awaits_window: bool) -> Option<Block> {
+        let Dependencies { pause, takeover, windows, .. } = &self.dependencies;
+        if !takeover.reconciles(kyma, pause) || takeover.is_pending(key) {
+            return Some(Block::Paused);
+        }
+        let access = kyma.status.as_ref().and_then(|status| status.condition("RuntimeAccess"));
+        if access.is_some_and(|access| access.status == ConditionStatus::False) {
+            return Some(Block::Access);
+        }
+        let is_closed = || windows.state(kyma, Timestamp::now()) != WindowState::Open;
+        (awaits_window && is_closed()).then_some(Block::Window)
+    }
+
+    /// Publishes the recorded rollouts with the Kymas that get the version now.
+    fn publish(&self, admitted: &HashMap<RolloutKey, BTreeSet<String>>) {
+        let entry = |(key, rollout): (&RolloutKey, &Rollout)| {
+            let admitted = admitted.get(key).filter(|_| rollout.halted().is_none());
+            let admitted = admitted.into_iter().flatten().cloned().collect::<HashSet<_>>();
+            (key.clone(), BoardEntry { rollout: rollout.clone(), admitted: Arc::new(admitted) })
+        };
+        let entries: BTreeMap<_, _> = self.snapshot.rollouts.iter().map(entry).collect();
+        self.dependencies.catalog.rollouts().publish(entries);
+    }
+
+    /// Enqueues newly admitted Kymas, once each; the queue retries failed reconciles.
+    fn enqueue_admitted(&mut self, admitted: HashMap<RolloutKey, BTreeSet<String>>) {
+        for (key, admitted) in admitted {
+            let Some(run) = self.runs.get_mut(&key) else { continue };
+            let new: HashSet<_> = admitted.difference(&run.admitted).cloned().collect();
+            run.admitted = admitted;
+            if new.is_empty() {
+                continue;
+            }
+            for (kyma, _) in self.followers(&key) {
+                if kyma.uid().is_some_and(|uid| new.contains(&uid)) {
+                    let kyma = KymaKey::of(kyma.as_ref());
+                    self.dependencies.fleet.enqueue(&kyma, WorkSet::of(&[Work::Kyma]), Priority::Catalog);
+                }
+            }
+        }
+    }
+
+    async fn write(&mut self, rollouts: &Rollouts) {
+        let outcome = match timeout(REQUEST_TIMEOUT, store::write(&self.maps, &self.snapshot, rollouts)).await {
+            Ok(Ok(is_written)) => {
+                self.written_version = Some(self.snapshot.version().to_owned());
+                if is_written { "written" } else { "conflict" }
+            }
+            Ok(Err(error)) => self.failed(&error),
+            Err(late) => self.failed(&late),
+        };
+        self.dependencies.metrics.count_write(outcome);
+    }
+
+    /// Delays the next write, and returns the outcome of this one.
+    fn failed(&mut self, error: &(dyn std::error::Error + 'static)) -> &'static str {
+        self.not_before = Instant::now() + RETRY;
+        tracing::warn!(
+            error = error_levels::own(error),
+            cause = error_levels::cause(error),
+            "State of the module rollouts could not be written, the write is retried"
+        );
+        "failed"
+    }
+}
