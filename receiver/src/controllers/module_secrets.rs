@@ -55,7 +55,7 @@ pub(crate) type SecretData = BTreeMap<String, BTreeMap<String, ByteString>>;
 pub(crate) enum InjectError {
     /// KCP has no Secret of this name in this namespace.
     #[error(
-        "inject-data-from-kcp transform failed: failed to fetch kcp secret {0:?}: failed to get secret {0}-{1}: secrets {0:?} not found"
+        "inject-data-from-kcp transform failed: failed to fetch kcp secret {0:?}: failed to get secret {0}-{1}: Secret {0:?} not found"
     )]
     NotFound(String, String),
     /// The Secret does not name the module that may read it.

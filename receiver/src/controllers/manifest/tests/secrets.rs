@@ -48,7 +48,7 @@ fn data(fixture: &Fixture, name: &str) -> Value {
     json!([secret["data"], secret["stringData"]])
 }
 
-/// C1 29.
+/// `acceptance.md` C1 29.
 #[tokio::test]
 async fn annotated_secret_has_the_data_of_kcp_and_follows_it() {
     let mut fixture = fixture(MODULE, true);
@@ -65,13 +65,13 @@ async fn annotated_secret_has_the_data_of_kcp_and_follows_it() {
     assert_eq!(fixture.runtime.writes(), Vec::<String>::new());
 }
 
-/// C1 29.
+/// `acceptance.md` C1 29.
 #[tokio::test]
 async fn unusable_secret_of_kcp_is_an_error_that_writes_nothing_and_ends_with_its_cause() {
     let mut fixture = fixture(MODULE, true);
     let key = label::MODULE_NAME;
     let missing = format!(
-        "{TEXT}failed to fetch kcp secret \"image-pull-secret\": failed to get secret image-pull-secret-kcp-system: secrets \"image-pull-secret\" not found"
+        "{TEXT}failed to fetch kcp secret \"image-pull-secret\": failed to get secret image-pull-secret-kcp-system: Secret \"image-pull-secret\" not found"
     );
     settle(&mut fixture).await;
     assert_eq!(fixture.state(), (State::Error, missing.clone()));
@@ -101,7 +101,7 @@ async fn unusable_secret_of_kcp_is_an_error_that_writes_nothing_and_ends_with_it
     assert_ne!(fixture.state().0, State::Error);
 }
 
-/// C1 29.
+/// `acceptance.md` C1 29.
 #[tokio::test]
 async fn another_module_and_an_unrestricted_one_get_no_data() {
     for (module, is_restricted) in [("other", true), (MODULE, false)] {
