@@ -17,7 +17,7 @@ use super::{
 use crate::{
     base::labels::is_true,
     controllers::{
-        catalog::{Catalog, RolloutSlot, VersionSource, snapshot::Snapshot, visibility::template_name},
+        catalog::{Catalog, RolloutSlot, VersionSource, retirement, snapshot::Snapshot, visibility::template_name},
         mandatory::is_installable,
     },
 };
@@ -78,20 +78,27 @@ pub(super) fn decide<'a>(
     decisions
 }
 
-/// Faults of the modules that cannot be installed, for an operator; `None` for one whose current version can.
+/// Faults of the modules that cannot be installed, for an operator; `None` for one whose current version can. A fault has the
+/// same text for every Kyma.
 pub(super) fn faults<'a>(decisions: &'a Decisions<'_>) -> impl Iterator<Item = (&'a str, Option<String>)> {
     decisions.wanted.iter().filter_map(|decision| {
         let fault = match &decision.found {
             Ok(found) => {
                 let mandatory = found.meta.spec.mandatory.as_ref();
-                // The version before, which a Kyma has until its rollout slot, proves nothing.
-                let is_current = mandatory.is_some_and(|mandatory| mandatory.version == found.version);
+                // The version before, which a Kyma has until its rollout slot, proves nothing, and neither does a withdrawn
+                // one that stays where it is.
+                let is_current = mandatory.is_some_and(|mandatory| mandatory.version == found.version)
+                    && retirement::withdrawn(&found.meta, &found.version, decisions.today).is_none();
                 (is_current && !decision.pending).then_some(None)?
             }
             // Reported by the catalog.
             Err(LookupError::NoTemplate(_) | LookupError::LeftOut { .. }) => return None,
             // Passing states.
             Err(LookupError::NotMandatory(_) | LookupError::NoFinalizer(_)) => return None,
+            // Whatever other version is installed.
+            Err(LookupError::WithdrawnUpdate { notice, .. }) => {
+                Some(LookupError::Withdrawn(notice.clone()).to_string())
+            }
             Err(error) => Some(error.to_string()),
         };
         Some((decision.module.name.as_str(), fault))

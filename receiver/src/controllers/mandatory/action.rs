@@ -86,6 +86,7 @@ mod tests {
         serde_json::from_value(meta).unwrap()
     }
 
+    /// `acceptance.md` C2 56.
     #[test]
     fn finalizer_is_set_first_and_removed_last() {
         let (long, short) = (SETTLE, SETTLE - Duration::from_secs(1));

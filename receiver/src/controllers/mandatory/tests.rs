@@ -80,6 +80,7 @@ impl Bed {
     }
 }
 
+/// `acceptance.md` C2 56: the finalizer is set first, and removed after the last Manifest is gone.
 #[tokio::test(start_paused = true)]
 async fn finalizer_stays_until_every_manifest_is_gone() {
     let mut bed = Bed::new();

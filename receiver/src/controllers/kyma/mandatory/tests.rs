@@ -283,6 +283,30 @@ fn fault_affects_nothing_that_is_installed() {
     assert_eq!(check(unknown), Outcome::default(), "its module is unknown");
 }
 
+/// A withdrawn version reaches no further runtime and stays where it is. Its fault is the same for every Kyma, and no Kyma that
+/// has it ends the fault: each change of it would be an Event.
+#[test]
+fn withdrawn_version_is_installed_nowhere_else_and_its_fault_is_the_same_everywhere() {
+    let with = |date: &str, owned: Vec<Manifest>| {
+        let entry = json!([{"version": "1.1.0", "withdrawal": {"date": date, "replacement": "1.1.1"}}]);
+        check(Case { meta: Some(meta(|meta| meta["spec"]["versions"] = entry)), owned, ..Case::default() })
+    };
+    let (today, later) = ("2026-06-01", "2026-06-02");
+    let notice =
+        "module version not available: version 1.1.0 of module warden is withdrawn as of 2026-06-01, use version 1.1.1";
+    let refused = || keeps(vec![Some(notice.to_owned())]);
+    assert_eq!(with(today, Vec::new()), refused());
+    for other in ["1.0.0", "1.0.1", "2.0.0"] {
+        assert_eq!(with(today, vec![mandatory(other)]), refused(), "{other} stays");
+    }
+    assert_eq!(with(today, vec![mandatory("1.1.0")]), keeps(vec![]));
+    let mut edited = mandatory("1.1.0");
+    edited.spec.install.source["ref"] = json!("other");
+    assert_eq!(with(today, vec![edited]), Outcome { faults: vec![], ..applies("1.1.0") }, "it is repaired");
+    assert_eq!(with(later, Vec::new()), applies("1.1.0"), "announced only");
+    assert_eq!(with(later, vec![mandatory("1.0.0")]), applies("1.1.0"));
+}
+
 #[test]
 fn manifest_of_another_component_goes_after_its_successor_is_applied() {
     let mut old = mandatory("1.1.0");

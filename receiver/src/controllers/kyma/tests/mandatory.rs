@@ -4,14 +4,15 @@ use tidewatch_shared::names::{finalizer, label};
 
 use super::*;
 
-fn keda() -> Value {
+/// The release meta of the module `keda`, which users select.
+pub(super) fn keda() -> Value {
     let spec = json!({"moduleName": "keda", "ocmComponentName": "kyma-project.io/module/keda",
         "channels": [{"channel": "regular", "version": "1.0.0"}]});
     of_kyma_group("ModuleReleaseMeta", "keda", spec)
 }
 
 /// The release meta of the mandatory module `warden`.
-fn warden() -> Value {
+pub(super) fn warden() -> Value {
     let spec = json!({"moduleName": "warden", "ocmComponentName": "kyma-project.io/module/warden",
         "mandatory": {"version": "1.0.0"}});
     let mut meta = of_kyma_group("ModuleReleaseMeta", "warden", spec);
@@ -26,7 +27,7 @@ fn deleting(mut meta: Value) -> Value {
 
 impl Bed {
     /// A fixture whose first reconcile has ended, and where `warden` is mandatory since.
-    async fn with_mandatory() -> Self {
+    pub(super) async fn with_mandatory() -> Self {
         let mut bed = Self::settled().await;
         let template = |module: &str| {
             let spec = json!({"moduleName": module, "version": "1.0.0", "descriptor": {}});
@@ -37,18 +38,19 @@ impl Bed {
         bed
     }
 
-    fn set_metas(&mut self, metas: &[Value]) {
+    pub(super) fn set_metas(&mut self, metas: &[Value]) {
         self.set_release_metas(filled::<ModuleReleaseMeta>(metas).0);
     }
 
     /// Id and content of the Manifest of a module.
-    fn manifest_of(&self, module: &str) -> Option<(String, Value)> {
+    pub(super) fn manifest_of(&self, module: &str) -> Option<(String, Value)> {
         let found = self.kcp.all("manifests").into_iter();
         let mut found = found.filter(|found| found["metadata"]["labels"][label::MODULE_NAME] == module);
         found.next().map(|found| (format!("manifests/{}", found["metadata"]["name"].as_str().unwrap()), found))
     }
 }
 
+/// `acceptance.md` C2 54: installed with an owner reference, and in no status; the Kyma is Ready at once.
 #[tokio::test]
 async fn mandatory_module_is_installed_and_in_no_status_or_catalog() {
     let mut bed = Bed::with_mandatory().await;
@@ -81,6 +83,7 @@ async fn mandatory_module_is_installed_and_in_no_status_or_catalog() {
     assert_eq!((&bed.status()["state"], is_shown(&bed)), (&json!("Ready"), false), "its state is not the Kyma's");
 }
 
+/// `acceptance.md` C2 55.
 #[tokio::test]
 async fn skipped_kyma_gets_no_mandatory_module() {
     let mut bed = Bed::with_mandatory().await;
@@ -138,6 +141,7 @@ async fn no_manifest_is_created_after_the_release_meta_began_to_go() {
     assert_eq!(bed.manifest_of("warden"), None);
 }
 
+/// `acceptance.md` C2 56, in the control plane: the Manifest is deleted; the finalizer is the business of `controllers::mandatory`.
 #[tokio::test]
 async fn deleted_release_meta_uninstalls_the_module() {
     let mut bed = Bed::with_mandatory().await;

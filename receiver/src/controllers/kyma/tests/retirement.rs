@@ -2,7 +2,10 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::*;
+use super::{
+    mandatory::{keda, warden},
+    *,
+};
 use crate::controllers::catalog::retirement;
 
 /// A day relative to today, as a release meta names it.
@@ -108,4 +111,26 @@ async fn unmanaged_module_of_a_withdrawn_version_stays_unmanaged() {
     bed.release(&[("regular", "1.0.0")], withdrawn("1.0.0", "1.1.0", &day(0)));
     bed.kyma().await;
     assert_eq!(bed.module(), ("Unmanaged".to_owned(), String::new()));
+}
+
+/// A mandatory version that is withdrawn stays where it is. The Kyma, whose status shows no mandatory module, stays Ready.
+#[tokio::test]
+async fn withdrawn_mandatory_version_stays_where_it_is() {
+    let mut bed = Bed::with_mandatory().await;
+    bed.kyma().await;
+    let (id, _) = bed.manifest_of("warden").unwrap();
+    let mut meta = warden();
+    meta["spec"]["versions"] = withdrawn("1.0.0", "1.1.0", &day(0));
+    bed.set_metas(&[keda(), meta]);
+    bed.forget_calls();
+    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
+    assert_eq!((bed.kcp.writes(), bed.status()["state"].as_str()), (vec![], Some("Ready")));
+    // It is repaired.
+    bed.kcp.edit(&id, |manifest| manifest["spec"]["install"]["source"]["ref"] = json!("evil"));
+    bed.kyma().await;
+    assert_ne!(bed.manifest_of("warden").unwrap().1["spec"]["install"]["source"]["ref"], "evil");
+    // One that was removed does not come back.
+    bed.kcp.remove(&id);
+    bed.kyma().await;
+    assert_eq!((bed.manifest_of("warden"), bed.status()["state"].as_str()), (None, Some("Ready")));
 }
