@@ -76,7 +76,8 @@ pub(crate) fn unresolved(
     let state = match error {
         LookupError::UnknownWindow(_) => State::Error,
         LookupError::Waiting(_) => manifest.map_or(State::Error, state_of),
-        LookupError::Mandatory { .. } => State::Warning,
+        // Mistakes of the user, which keep no other module from being installed.
+        LookupError::Mandatory { .. } | LookupError::NoReleaseMeta { .. } => State::Warning,
         _ if goes_on => State::Warning,
         _ => State::Error,
     };
@@ -90,12 +91,12 @@ pub(crate) fn unresolved(
     }
 }
 
-/// Removes all but the first entries of modules that are in state Error and not installed, in their order. Returns the
-/// text that reports the removed ones.
+/// Removes all but the first entries of modules that are in state Error or Warning and not installed, in their order. Returns
+/// the text that reports the removed ones.
 pub(crate) fn limit_refused(statuses: &mut Vec<ModuleStatus>) -> Option<String> {
     let mut refused = 0_usize;
     statuses.retain(|status| {
-        let is_refused = status.state == State::Error && status.manifest.is_none();
+        let is_refused = matches!(status.state, State::Error | State::Warning) && status.manifest.is_none();
         refused += usize::from(is_refused);
         !is_refused || refused <= MAX_REFUSED
     });
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lookup_error_is_an_error_unless_something_installed_can_be_kept() {
+    fn a_lookup_error_is_an_error_unless_something_installed_can_be_kept_or_the_module_cannot_be_selected() {
         let manifest = manifest(json!({"state": "Ready"}));
         let old = ModuleStatus { version: Some("1.0.0".into()), state: State::Ready, ..ModuleStatus::default() };
         let missing = LookupError::NoReleaseMeta { module: "keda".into(), namespace: "kcp-system".into() };
@@ -361,7 +362,7 @@ mod tests {
             Some(&ModuleStatus { state: State::Error, ..ModuleStatus::default() }),
             None,
         );
-        assert_eq!((again.state, again.manifest), (State::Error, None));
+        assert_eq!((again.state, again.manifest), (State::Warning, None));
         let channel = LookupError::NoSuchChannel { channel: "rapid".into(), module: "keda".into() };
         let fresh = unresolved(&wanted(true), &channel, Some(&old), Some(&manifest));
         assert_eq!((fresh.state, fresh.version.as_deref()), (State::Error, None));

@@ -384,7 +384,8 @@ async fn unknown_module_is_a_user_error_and_ends_the_work() {
     assert_eq!(message(0), "no versions found for channel: rapid in module keda");
     assert_eq!(message(1), "no ModuleReleaseMeta found for module \"serverless\" in namespace \"kcp-system\"");
     assert_eq!(message(2), "no ModuleReleaseMeta found for module \"x\" in namespace \"kcp-system\"");
-    assert!(modules.as_array().unwrap().iter().all(|module| module["state"] == "Error"));
+    let states: Vec<_> = modules.as_array().unwrap().iter().map(|module| module["state"].as_str().unwrap()).collect();
+    assert_eq!((states, bed.status()["state"].as_str()), (vec!["Error", "Warning", "Warning"], Some("Error")));
     assert!(bed.manifest().is_some(), "a lookup error deletes nothing");
     bed.forget_calls();
     bed.kyma().await;

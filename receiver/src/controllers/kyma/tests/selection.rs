@@ -126,3 +126,37 @@ async fn unmanaged_module_has_no_manifest_until_it_is_managed_again() {
         assert!(bed.manifest().unwrap().1["metadata"]["annotations"].get(annotation::UNMANAGED).is_none());
     }
 }
+
+/// `acceptance.md` C2 47: a mandatory module and an unknown one in the spec are a warning, which stays until they are deselected.
+#[tokio::test]
+async fn mandatory_or_unknown_module_in_the_spec_is_a_warning() {
+    for (name, message) in [
+        ("warden", "no templates were found: for module warden-1.0.0 in channel regular"),
+        ("other", "no ModuleReleaseMeta found for module \"other\" in namespace \"kcp-system\""),
+    ] {
+        let mut bed = Bed::with_mandatory().await;
+        bed.choose(json!({"name": name})).await;
+        assert_eq!(bed.module(), ("Warning".to_owned(), message.to_owned()));
+        assert_eq!((&bed.status()["state"], &bed.shown()["state"]), (&json!("Warning"), &json!("Warning")), "{name}");
+        bed.forget_calls();
+        bed.kyma().await;
+        assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]), "{name}");
+        bed.select(json!([]));
+        bed.kyma().await;
+        assert_eq!((&bed.status()["state"], &bed.shown()["state"]), (&json!("Ready"), &json!("Ready")), "{name}");
+    }
+}
+
+/// `acceptance.md` C2 52: neither the name of a template nor that of a component selects a module.
+#[tokio::test]
+async fn module_is_selected_by_its_own_name_only() {
+    let mut bed = Bed::settled().await;
+    for name in ["keda-1.0.0", "kyma-project.io/module/keda"] {
+        bed.choose(json!({"name": name})).await;
+        let message = format!("no ModuleReleaseMeta found for module {name:?} in namespace \"kcp-system\"");
+        assert_eq!(bed.module(), ("Warning".to_owned(), message));
+        assert!(bed.manifest().is_none(), "{name}");
+    }
+    bed.choose(json!({"name": "keda"})).await;
+    assert_eq!(bed.version().0, "1.0.0");
+}
