@@ -1,6 +1,8 @@
 //! Tests of signatures.
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
+use x509_parser::pem::Pem;
 
 use super::{
     testing::{PAIRS, document, published, resource, signed, trusted},
@@ -167,7 +169,10 @@ fn one_valid_signature_suffices() {
     let rotating =
         trusted([("release.pem", &*format!("{}{}", PAIRS[1].public, PAIRS[0].public)), ("x", &PAIRS[0].public)]);
     assert_eq!(verify(&Document::from(valid.clone()), &rotating), Ok(NAME.to_owned()), "a file with two keys");
-    let mut many = valid;
+    let mut many = valid.clone();
+    many["signatures"] = (0..MAX_SIGNATURES).map(|_| by_other.clone()).collect();
+    many["signatures"][MAX_SIGNATURES - 1] = valid["signatures"][0].clone();
+    assert_eq!(checked(&many), Ok(NAME.to_owned()), "as many as permitted");
     many["signatures"] = (0..=MAX_SIGNATURES).map(|_| by_other.clone()).collect();
     assert_eq!(checked(&many), Err(SignatureError::TooMany));
 }
@@ -264,6 +269,11 @@ fn keys_are_rsa_keys_of_a_sufficient_size() {
     assert_eq!(problem(&good.replace("PUBLIC KEY", "RSA PUBLIC KEY")), KeyProblem::NotRsa);
     assert_eq!(problem(&good.replace("PUBLIC KEY", "CERTIFICATE")), KeyProblem::NotRsa);
     assert_eq!(problem(&PAIRS[0].private), KeyProblem::Block(Excerpt::of("PRIVATE KEY")));
+    let mut block = Pem::iter_from_buffer(good.as_bytes()).next().unwrap().unwrap();
+    block.contents.push(0);
+    let trailing = BASE64_STANDARD.encode(&block.contents);
+    let trailing = format!("-----BEGIN PUBLIC KEY-----\n{trailing}\n-----END PUBLIC KEY-----\n");
+    assert_eq!(problem(&trailing), KeyProblem::NotRsa, "a byte follows the key");
     assert_eq!(problem(&good.repeat(17)), KeyProblem::TooMany);
     assert_eq!(ComponentKeys::parse(&std::collections::BTreeMap::new()), Err(KeyError::Empty));
 }

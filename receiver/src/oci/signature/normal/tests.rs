@@ -144,6 +144,26 @@ fn labels_of_component_and_provider_are_those_that_sign() {
     assert!(refused.contains("v3alpha1 with the normalisation jsonNormalisation/v1"), "{refused}");
 }
 
+/// As in the reference implementation: `signing` may be a string, and of a provider only name and labels are covered.
+#[test]
+fn signing_label_in_a_string_and_members_of_the_provider() {
+    let component = |signing: Value| {
+        document(json!({
+            "name": "a.bc/d", "version": "1", "provider": json!({"name": "p", "note": "x"}).to_string(), "resources": [],
+            "componentReferences": [], "labels": [{"name": "l", "value": 1, "signing": signing}],
+        }))
+    };
+    let labels = |signing: Value| {
+        let form: Value = serde_json::from_str(&form(Normalisation::V3, &component(signing))).unwrap();
+        assert_eq!(form["component"]["provider"], json!({"name": "p"}));
+        form["component"]["labels"].clone()
+    };
+    assert_eq!(labels(json!("true")), json!([{"name": "l", "signing": "true", "value": 1}]));
+    for signing in [json!("false"), json!("yes"), json!(1), json!(null)] {
+        assert_eq!(labels(signing.clone()), Value::Null, "{signing}");
+    }
+}
+
 /// Members that are empty, not covered, or covered in a form of their own.
 #[test]
 fn only_covered_members_are_in_the_form() {
