@@ -59,3 +59,80 @@ impl Selection {
         Some(validated)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn kyma(labels: &Value, annotations: &Value) -> Kyma {
+        serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+            "metadata": {"name": "k", "labels": labels, "annotations": annotations},
+            "spec": {"channel": "fast", "modules": [{"name": "default"}]}}))
+        .unwrap()
+    }
+
+    fn manifest(module: &str, metadata: Value) -> Arc<Manifest> {
+        let mut manifest = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+            "metadata": {"name": module, "labels": {label::MODULE_NAME: module}},
+            "spec": {"remote": true, "version": "1.0.0", "install": {"name": "raw-manifest", "source": {}}}});
+        for (member, value) in metadata.as_object().unwrap() {
+            let Some(members) = value.as_object() else {
+                manifest["metadata"][member] = value.clone();
+                continue;
+            };
+            members.iter().for_each(|(key, value)| manifest["metadata"][member][key] = value.clone());
+        }
+        Arc::new(serde_json::from_value(manifest).unwrap())
+    }
+
+    fn names(selection: &Selection) -> Vec<&str> {
+        let (Selection::Accepted(spec) | Selection::Installed(spec)) = selection;
+        spec.modules().iter().map(|module| module.name.as_str()).collect()
+    }
+
+    #[test]
+    fn accepted_selection_counts_unless_it_is_to_be_reset() {
+        let accepted =
+            json!({annotation::ACCEPTED_SPEC: json!({"channel": "fast", "modules": [{"name": "mine"}]}).to_string()});
+        let installed = [manifest("installed", json!({}))];
+        let of = |kyma: &Kyma, manifests: &[Arc<Manifest>]| {
+            let selection = selection_of(kyma, manifests);
+            (matches!(selection, Selection::Accepted(_)), names(&selection).join(" "))
+        };
+        assert_eq!(of(&kyma(&json!({}), &accepted), &installed), (true, "mine".to_owned()));
+        let reset = json!({label::RESET_MODULES: "true"});
+        assert_eq!(of(&kyma(&reset, &accepted), &installed), (true, "default".to_owned()));
+        assert_eq!(of(&kyma(&reset, &json!({})), &installed), (true, "default".to_owned()));
+        assert_eq!(of(&kyma(&json!({}), &json!({})), &[]), (true, "default".to_owned()), "a new Kyma");
+        assert_eq!(of(&kyma(&json!({}), &json!({})), &installed), (false, "installed".to_owned()));
+    }
+
+    #[test]
+    fn installed_modules_keep_their_channel_or_version() {
+        let manifests = [
+            manifest("channel", json!({"labels": {label::CHANNEL: "regular"}})),
+            manifest("fixed", json!({"labels": {label::CHANNEL: ""}})),
+            manifest("unmanaged", json!({"annotations": {annotation::UNMANAGED: "true"}})),
+            manifest("leaving", json!({"deletionTimestamp": "2026-01-01T00:00:00Z"})),
+            manifest("mandatory", json!({"labels": {label::MANDATORY_MODULE: "true"}})),
+        ];
+        let selection = selection_of(&kyma(&json!({}), &json!({})), &manifests);
+        let Selection::Installed(spec) = &selection else { panic!("{selection:?}") };
+        let modules: Vec<_> = spec
+            .modules()
+            .iter()
+            .map(|it| (it.name.as_str(), it.channel.as_deref(), it.version.as_deref(), it.managed))
+            .collect();
+        let expected = [
+            ("channel", Some("regular"), None, true),
+            ("fixed", None, Some("1.0.0"), true),
+            ("unmanaged", None, Some("1.0.0"), false),
+        ];
+        assert_eq!(modules, expected);
+        let some = BTreeSet::from(["fixed".to_owned(), "other".to_owned()]);
+        let validated = selection.validated(&some).unwrap();
+        assert_eq!(validated.modules.iter().map(|module| module.name.as_str()).collect::<Vec<_>>(), ["fixed"]);
+    }
+}

@@ -247,7 +247,7 @@ fn held_channel_and_version_wait_while_the_rest_of_their_module_does_not() {
 #[test]
 fn stopped_and_deleted_kymas_do_not_upgrade() {
     let mut case = Case::new(&[channels(&[("regular", "1.1.0")])]);
-    let names = ["paused", "skipped", "deleting"];
+    let names = ["paused", "skipped", "deleting", "handed-back"];
     case.fleet.kymas = names.map(|name| kyma(name, json!([{"name": "keda", "managed": true}]))).to_vec();
     case.fleet.manifests = names.map(|name| manifest(name, "1.0.0", Some("regular"))).to_vec();
     for (kyma, label) in case.fleet.kymas.iter_mut().zip([label::PAUSE, label::SKIP_RECONCILIATION]) {
@@ -255,8 +255,9 @@ fn stopped_and_deleted_kymas_do_not_upgrade() {
     }
     case.fleet.kymas[2].metadata.deletion_timestamp =
         Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
+    case.fleet.kymas[3].labels_mut().insert(label::HAND_BACK.to_owned(), label::HAND_BACK_REQUESTED.to_owned());
     let effects = case.effects(1);
-    assert_eq!((effects.total, effects.left_out), (3, 1));
+    assert_eq!((effects.total, effects.left_out), (4, 2));
     let found: Vec<_> = effects.effects.iter().map(|it| (it.outcome.texts().1, it.names[0].as_str())).collect();
     let then = "then upgrades 1.0.0 → 1.1.0";
     assert_eq!(found, [(format!("paused, {then}"), "paused"), (format!("skipped, {then}"), "skipped")]);
@@ -306,4 +307,87 @@ fn mandatory_module_reaches_all_kymas_and_its_removal_waits() {
     added.live.pop();
     added.fleet.manifests.clear();
     assert_eq!(added.outcomes(), four("installs 1.1.0"), "the receiver sets the finalizer first");
+}
+
+/// A receiver whose selector names the label skip-reconciliation reconciles the Kymas that have it.
+#[test]
+fn selected_kyma_with_the_skip_label_is_not_stopped() {
+    let mut case = Case::new(&[channels(&[("regular", "1.1.0")])]);
+    case.fleet.kymas[0].labels_mut().insert(label::SKIP_RECONCILIATION.to_owned(), "true".to_owned());
+    case.fleet.kyma_selector = format!("{}=true", label::SKIP_RECONCILIATION);
+    assert_eq!(case.outcomes(), one("upgrades 1.0.0 → 1.1.0"));
+}
+
+/// A stopped Kyma waits for the end of the stop, whatever else it waits for.
+#[test]
+fn paused_kyma_whose_removal_is_held_is_paused() {
+    let beta = template("1.0.0", |template| template["metadata"]["labels"][label::BETA] = json!("true"));
+    let mut case = Case::new(&[beta]);
+    let names = (0..10).map(|number| format!("k{number}"));
+    case.fleet.kymas = names.clone().map(|it| kyma(&it, json!([{"name": "keda", "managed": true}]))).collect();
+    case.fleet.kymas[0].labels_mut().insert(label::PAUSE.to_owned(), "true".to_owned());
+    case.fleet.manifests = names.map(|name| manifest(&name, "1.0.0", Some("regular"))).collect();
+    let then = "then loses 1.0.0: module template not allowed: beta module";
+    assert_eq!(case.outcomes(), [(format!("waits held, {then}"), 9), (format!("waits paused, {then}"), 1)]);
+}
+
+#[test]
+fn manifest_without_the_label_is_that_of_its_owner() {
+    let mut case = Case::new(&[channels(&[("regular", "1.1.0")])]);
+    let manifest = &mut case.fleet.manifests[0];
+    manifest.labels_mut().remove(label::KYMA_NAME);
+    let owner = json!({"apiVersion": API, "kind": "Kyma", "name": "k", "uid": "uid-k"});
+    manifest.owner_references_mut().push(serde_json::from_value(owner).unwrap());
+    assert_eq!(case.outcomes(), one("upgrades 1.0.0 → 1.1.0"));
+}
+
+/// While the user's resources block the removal of a module, it follows its channel, and is not removed once more.
+#[test]
+fn module_that_is_being_removed_is_upgraded_and_not_lost() {
+    let removing = |modules: Value, files: &[Value]| {
+        let mut case = Case::new(files);
+        case.fleet.kymas = vec![kyma("k", modules)];
+        case.fleet.manifests[0].metadata.deletion_timestamp =
+            Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
+        case.outcomes()
+    };
+    let moved = channels(&[("regular", "1.1.0")]);
+    assert_eq!(removing(json!([]), std::slice::from_ref(&moved)), one("upgrades 1.0.0 → 1.1.0"));
+    let beta = template("1.0.0", |template| template["metadata"]["labels"][label::BETA] = json!("true"));
+    let refused = "refused 1.0.0: module template not allowed: beta module";
+    assert_eq!(removing(json!([{"name": "keda", "managed": true}]), &[beta]), one(refused));
+}
+
+/// Withdrawn on the day of the preview, and announced for the next one.
+#[test]
+fn withdrawal_takes_effect_on_the_day_of_the_preview() {
+    for (date, expected) in [
+        (
+            "1970-01-01",
+            "refused 1.0.0: module template update not allowed: version 1.1.0 of module keda is withdrawn as of 1970-01-01; version \
+             1.0.0 stays installed",
+        ),
+        ("1970-01-02", "upgrades 1.0.0 → 1.1.0"),
+    ] {
+        let channels = json!([{"channel": "regular", "version": "1.1.0"}]);
+        let versions = json!([{"version": "1.1.0", "withdrawal": {"date": date}}]);
+        let files = [release(json!({"channels": channels, "versions": versions}))];
+        assert_eq!(Case::new(&files).outcomes(), one(expected), "{date}");
+    }
+}
+
+#[test]
+fn reset_selection_is_that_of_the_control_plane() {
+    let mut case = Case::new(&[channels(&[("regular", "1.1.0")])]);
+    case.fleet.kymas[0].labels_mut().insert(label::RESET_MODULES.to_owned(), "true".to_owned());
+    assert_eq!(case.outcomes(), []);
+}
+
+#[test]
+fn mandatory_module_that_a_user_lists_is_upgraded_all_the_same() {
+    let mut case = Case::new(&[release(json!({"mandatory": {"version": "1.1.0"}}))]);
+    case.live[2] = release(json!({"mandatory": {"version": "1.0.0"}}));
+    case.fleet.manifests = vec![manifest("k", "1.0.0", None)];
+    case.fleet.manifests[0].labels_mut().insert(label::MANDATORY_MODULE.to_owned(), "true".to_owned());
+    assert_eq!(case.outcomes(), one("upgrades 1.0.0 → 1.1.0"));
 }
