@@ -97,6 +97,28 @@ fn the_ca_can_stand_in_a_namespace_of_its_own() {
     }
 }
 
+/// `acceptance.md` C1 33: the installation grants exactly so many rules, by one Role and its binding, and each overlay those of
+/// one more. None has a wildcard.
+#[test]
+fn the_receiver_has_exactly_these_roles_bindings_and_rules() {
+    for (files, rules) in [(base(), 15), (cert_manager(), 1), (ca_namespace(), 1)] {
+        let files = files.unwrap();
+        let of_rbac = files.iter().filter(|file| file.content.contains("apiVersion: rbac.authorization.k8s.io/"));
+        assert_eq!(of_rbac.map(|file| file.name.as_str()).collect::<Vec<_>>(), ["role.yaml", "rolebinding.yaml"]);
+        let (role, binding) = (read(&files, "role"), read(&files, "rolebinding"));
+        assert_eq!((&role["kind"], &binding["kind"]), (&json!("Role"), &json!("RoleBinding")));
+        let name = &role["metadata"]["name"];
+        assert_eq!(
+            (role["rules"].as_array().map(Vec::len), role["rules"].to_string().contains('*')),
+            (Some(rules), false),
+            "{name}"
+        );
+        let reference = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name});
+        let subjects = json!([{"kind": "ServiceAccount", "name": NAME, "namespace": KCP_NAMESPACE}]);
+        assert_eq!((&binding["roleRef"], &binding["subjects"]), (&reference, &subjects));
+    }
+}
+
 #[test]
 fn misspelled_settings_are_rejected() {
     for name in both().keys() {

@@ -19,6 +19,7 @@ use crate::support::{SingleRuntime, TestResult, is_canary, is_renewal, module, q
 
 const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
 
+/// `acceptance.md` C2 38 and 46.
 #[tokio::test]
 async fn a_selected_module_gets_a_manifest_and_a_deselected_one_loses_it() -> TestResult {
     let setup = SingleRuntime::start("select", &[KEDA]).await?;
@@ -55,6 +56,7 @@ async fn a_selected_module_gets_a_manifest_and_a_deselected_one_loses_it() -> Te
     Ok(())
 }
 
+/// `acceptance.md` C2 50.
 #[tokio::test]
 async fn a_manifest_has_exactly_the_content_of_its_template() -> TestResult {
     let setup = SingleRuntime::start("surplus", &[KEDA]).await?;
@@ -181,6 +183,7 @@ async fn an_unresolvable_module_is_in_error_and_affects_no_other() -> TestResult
     Ok(())
 }
 
+/// `acceptance.md` C2 48.
 #[tokio::test]
 async fn a_kyma_with_the_skip_label_is_not_reconciled_until_the_label_is_removed() -> TestResult {
     let setup = SingleRuntime::start("skip", &[KEDA]).await?;

@@ -207,6 +207,7 @@ fn rule((group, resource, name, verbs): Right<'_>) -> PolicyRule {
     }
 }
 
+/// `acceptance.md` C1 33: no more and no fewer.
 #[tokio::test]
 async fn accounts_have_exactly_the_listed_rights() -> TestResult {
     let fleet = Fleet::with_one_runtime("privilege", quick_options()).await?;

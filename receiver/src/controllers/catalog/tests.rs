@@ -356,6 +356,7 @@ async fn outdated_template_blocks_nothing() {
     assert!(fixture.runtime.calls().contains(&"apply modulereleasemetas/alpha".to_owned()));
 }
 
+/// Also `acceptance.md` C1 25: the deletion of a template and of a release meta in KCP reaches the runtime.
 #[tokio::test]
 async fn templates_stay_while_a_release_meta_may_reference_them() {
     let mut fixture = Fixture::synced().await;

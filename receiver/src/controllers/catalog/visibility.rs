@@ -225,6 +225,7 @@ mod tests {
         VisibilityClass { beta, internal, restricted: BTreeSet::new() }
     }
 
+    /// `acceptance.md` C2 36: the 16 combinations.
     #[test]
     fn beta_and_internal_templates_need_a_matching_label() {
         for bits in 0..16_u8 {
@@ -248,6 +249,7 @@ mod tests {
         assert_eq!(restricted_modules([""]), BTreeSet::new());
     }
 
+    /// `acceptance.md` C1 27.
     #[test]
     fn restricted_modules_are_admitted_only_by_their_selector() {
         let restricted = BTreeSet::from(["m".to_owned()]);

@@ -153,6 +153,7 @@ mod tests {
         Cli::try_parse_from(["x"].iter().chain(line)).map(|line| line.flags)
     }
 
+    /// Also `acceptance.md` C1 32: the agents get the image pull secret of the modules.
     #[test]
     fn agent_image_requires_receiver_and_enrolment_urls() {
         let urls = ["--receiver-url", "https://a:1", "--enrolment-url", "https://a:2"];

@@ -199,9 +199,10 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::json;
+    use tidewatch_shared::api::KymaStatus;
 
     use super::*;
-    use crate::controllers::kyma::validate::Follow;
+    use crate::controllers::{kyma::validate::Follow, status::for_runtime};
 
     fn resolved(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>) -> ModuleStatus {
         super::resolved(module, found, manifest, jiff::civil::date(2026, 6, 1))
@@ -304,6 +305,22 @@ mod tests {
                 "resource": {"apiVersion": "a/v1", "kind": "Keda", "metadata": {"name": "default", "namespace": "kyma-system"}}
             })
         );
+    }
+
+    /// `acceptance.md` C2 49.
+    #[test]
+    fn default_cr_of_a_cluster_scoped_kind_has_no_namespace_in_either_status() {
+        for (value, namespace) in [("true", None), ("false", Some(SKR_NAMESPACE))] {
+            let mut found = found();
+            let annotations = Arc::make_mut(&mut found.template).annotations_mut();
+            annotations.insert(annotation::CLUSTER_SCOPED.into(), value.into());
+            let module = resolved(&wanted(true), &found, Some(&manifest(json!({"state": "Ready"}))));
+            let in_kcp = KymaStatus { modules: Some(vec![module]), ..KymaStatus::default() };
+            for status in [in_kcp.clone(), for_runtime(in_kcp)] {
+                let resource = status.modules()[0].resource.as_ref().unwrap();
+                assert_eq!(resource.metadata.as_ref().unwrap().namespace.as_deref(), namespace, "{value}");
+            }
+        }
     }
 
     /// `keda` with this entry of the version 1.0.0 in its release meta.

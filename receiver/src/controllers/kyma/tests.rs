@@ -5,6 +5,7 @@ mod deletion;
 mod installer;
 mod leaving;
 mod mandatory;
+mod namespace;
 mod pull_secret;
 mod registry;
 mod releases;
@@ -254,6 +255,7 @@ fn drift(subject: &str) -> Drift {
     })
 }
 
+/// `acceptance.md` C2 37 and 38: namespace, CRDs, catalog and Kyma with their labels, and the conditions.
 #[tokio::test]
 async fn new_runtime_gets_all_objects_and_an_idle_reconcile_makes_two_reads() {
     let mut bed = Bed::new();
@@ -267,6 +269,9 @@ async fn new_runtime_gets_all_objects_and_an_idle_reconcile_makes_two_reads() {
         r#"{"channel":"regular"}"#
     );
     assert_eq!(bed.status()["state"], "Ready");
+    for kind in ["CRDsSync", "Modules", "ModuleCatalog"] {
+        assert_eq!(bed.condition(kind)["status"], "True", "{kind}");
+    }
     let labels = &bed.runtime.object("namespaces/kyma-system").unwrap()["metadata"]["labels"];
     assert_eq!(
         labels,
@@ -285,12 +290,18 @@ async fn new_runtime_gets_all_objects_and_an_idle_reconcile_makes_two_reads() {
     assert_eq!(bed.runtime.calls(), ["GET kymas/default"]);
 }
 
+/// `acceptance.md` C2 38 and 46.
 #[tokio::test]
 async fn enabled_module_gets_a_manifest_and_appears_in_both_statuses() {
     let mut bed = Bed::settled().await;
     bed.enable();
     assert!(bed.kyma().await.failed.is_empty());
     let (id, manifest) = bed.manifest().unwrap();
+    assert_eq!(
+        bed.kcp.object("kymas/k").unwrap()["spec"],
+        json!({"channel": "regular"}),
+        "the selection is not copied"
+    );
     assert_eq!(
         bed.kcp.writes(),
         ["PATCH kymas/k".to_owned(), format!("PATCH {id}"), "PATCH kymas/k/status".to_owned()]
@@ -311,6 +322,7 @@ async fn enabled_module_gets_a_manifest_and_appears_in_both_statuses() {
     assert_eq!((&bed.status()["state"], &bed.shown()["state"]), (&json!("Ready"), &json!("Ready")));
 }
 
+/// `acceptance.md` C2 50: a Manifest follows its template, and edits are reset.
 #[tokio::test]
 async fn surplus_fields_of_a_manifest_are_removed_once() {
     let mut bed = Bed::with_keda().await;
@@ -420,6 +432,8 @@ async fn status_shows_the_first_of_many_unknown_modules() {
     assert_eq!(bed.status()["lastOperation"]["operation"], "waiting for all modules to become ready");
 }
 
+/// `acceptance.md` C2 38 and 39. Unlike with the incumbent, a Kyma that is deleted comes back with the user's selection; the
+/// label restores the defaults.
 #[tokio::test]
 async fn deleted_kyma_is_recreated_with_the_users_spec_and_a_reset_restores_the_defaults() {
     let mut bed = Bed::with_keda().await;
@@ -437,6 +451,7 @@ async fn deleted_kyma_is_recreated_with_the_users_spec_and_a_reset_restores_the_
     assert_eq!(metadata["annotations"]["operator.kyma-project.io/tidewatch-accepted-spec"], r#"{"channel":"regular"}"#);
 }
 
+/// `acceptance.md` C2 40.
 #[tokio::test]
 async fn only_reported_objects_are_read_again_and_surplus_fields_are_removed() {
     let mut bed = Bed::settled().await;
@@ -451,6 +466,7 @@ async fn only_reported_objects_are_read_again_and_surplus_fields_are_removed() {
     assert!(bed.runtime.object(id).unwrap()["spec"]["names"]["categories"].is_null());
 }
 
+/// `acceptance.md` C2 40.
 #[tokio::test]
 async fn deleted_crd_is_reported_and_recreated_once_it_is_gone() {
     let mut bed = Bed::settled().await;
@@ -665,6 +681,7 @@ async fn catalog_or_installation_reconcile_keeps_the_error_of_the_kyma() {
     }
 }
 
+/// `acceptance.md` C2 48: the label skip-reconciliation stops changes, and not a deletion.
 #[tokio::test]
 async fn skipped_and_paused_kymas_are_not_reconciled() {
     for (label, value) in [("skip-reconciliation", "TRUE"), ("tidewatch-pause", "true")] {
@@ -745,6 +762,7 @@ async fn cache_behind_our_own_writes_is_bypassed() {
     assert!(bed.manifest().is_some(), "the cache still shows the one that was deleted");
 }
 
+/// `acceptance.md` C2 38: the deletion of a Kyma in KCP removes that in the runtime for good.
 #[tokio::test]
 async fn deletion_removes_manifests_first_and_the_finalizer_last() {
     let mut bed = Bed::with_keda().await;

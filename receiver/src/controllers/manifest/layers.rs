@@ -173,6 +173,7 @@ mod tests {
         layer_key(&serde_json::from_value(manifest).unwrap())
     }
 
+    /// `acceptance.md` C1 31.
     #[test]
     fn layer_of_another_registry_is_looked_up_by_its_digest_in_the_own_one() {
         let digest = Digest::of(b"layer").to_string();

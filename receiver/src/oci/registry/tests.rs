@@ -336,6 +336,7 @@ async fn layer_is_the_concatenation_of_its_blobs() {
     assert_eq!(none, Lookup::Failed(Arc::new(LookupError::Blobs(layer_key(&[])))));
 }
 
+/// `acceptance.md` C1 30.
 #[tokio::test(start_paused = true)]
 async fn credentials_are_replaced_at_run_time() {
     let config = |auth: &str| json!({"auths": {"registry.example.com": {"auth": auth}}}).to_string().into_bytes();

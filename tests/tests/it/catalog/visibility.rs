@@ -40,6 +40,7 @@ async fn a_runtime_gets_the_visible_objects_with_the_same_spec() -> TestResult {
     Ok(())
 }
 
+/// `acceptance.md` C2 36.
 #[tokio::test]
 async fn visibility_follows_all_sixteen_combinations_of_beta_and_internal() -> TestResult {
     let setup = SingleRuntime::without_agent("sixteen", &[]).await?;
@@ -60,6 +61,7 @@ async fn visibility_follows_all_sixteen_combinations_of_beta_and_internal() -> T
     Ok(())
 }
 
+/// `acceptance.md` C1 27 and 28.
 #[tokio::test]
 async fn restricted_modules_are_visible_to_selected_kymas_only() -> TestResult {
     let receiver = ["--restricted-default-modules", "locked"].map(str::to_owned).to_vec();
@@ -119,6 +121,7 @@ async fn relabel(setup: &SingleRuntime, template: &str, labels: Value) -> Result
     Ok(())
 }
 
+/// `acceptance.md` C1 25.
 #[tokio::test]
 async fn a_relabelled_template_is_removed_and_restored_with_its_channel() -> TestResult {
     let setup = SingleRuntime::without_agent("relabelled", &[KEDA]).await?;
@@ -139,6 +142,7 @@ async fn a_relabelled_template_is_removed_and_restored_with_its_channel() -> Tes
     Ok(())
 }
 
+/// `acceptance.md` C1 26; the label of internal modules is covered where modules are looked up.
 #[tokio::test]
 async fn a_selected_but_hidden_module_is_in_error_until_it_is_visible() -> TestResult {
     let setup = SingleRuntime::start("not-allowed", &[KEDA, ("serverless", "1.0.0", "1.0.0")]).await?;

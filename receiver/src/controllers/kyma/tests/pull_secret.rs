@@ -13,6 +13,7 @@ impl Bed {
     }
 }
 
+/// `acceptance.md` C1 32: the copy.
 #[tokio::test]
 async fn secret_is_copied_repaired_and_replaced_when_it_changes() {
     let mut bed = Bed::settled().await;
@@ -39,7 +40,7 @@ fn shown(bed: &Bed) -> Option<[String; 2]> {
     condition.is_object().then(|| ["status", "message"].map(|member| condition[member].as_str().unwrap().to_owned()))
 }
 
-/// C1 32: the condition of the copy, which counts for the Kyma's state and goes with the setting.
+/// `acceptance.md` C1 32: the condition of the copy, which counts for the Kyma's state and goes with the setting.
 #[tokio::test]
 async fn condition_reports_whether_the_copy_is_current() {
     const FALSE: &str = "skr image pull secret is out of sync and needs to be resynchronized: ";

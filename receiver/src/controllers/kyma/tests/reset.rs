@@ -52,6 +52,7 @@ impl Bed {
     }
 }
 
+/// `acceptance.md` C2 39: defaults are copied, can be deselected, and are restored on request.
 #[tokio::test]
 async fn request_in_kcp_is_done_once() {
     let mut bed = Bed::without_defaults().await;

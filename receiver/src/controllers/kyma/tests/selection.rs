@@ -1,5 +1,7 @@
 //! The user's choice of a channel or a version, for the Kyma and for each module.
 
+use std::collections::BTreeMap;
+
 use tidewatch_shared::names::annotation;
 
 use super::*;
@@ -159,4 +161,75 @@ async fn module_is_selected_by_its_own_name_only() {
     }
     bed.choose(json!({"name": "keda"})).await;
     assert_eq!(bed.version().0, "1.0.0");
+}
+
+/// `acceptance.md` C2 46: each selected module has one Manifest, and the Kyma has the state of the worst of them.
+#[tokio::test]
+async fn manifests_follow_the_selection_and_the_kyma_follows_their_states() {
+    let mut bed = Bed::settled().await;
+    let names = ["a", "b", "keda"];
+    let template = |name: &str| {
+        let spec = json!({"moduleName": name, "version": "1.0.0", "descriptor": {}});
+        of_kyma_group("ModuleTemplate", &format!("{name}-1.0.0"), spec)
+    };
+    let meta = |name: &str| {
+        let channels = json!([{"channel": "regular", "version": "1.0.0"}]);
+        let component = format!("kyma-project.io/module/{name}");
+        of_kyma_group(
+            "ModuleReleaseMeta",
+            name,
+            json!({"moduleName": name, "ocmComponentName": component, "channels": channels}),
+        )
+    };
+    bed.ctx.stores.templates = filled::<ModuleTemplate>(&names.map(template)).0;
+    bed.set_release_metas(filled::<ModuleReleaseMeta>(&names.map(meta)).0);
+    let manifests = |bed: &Bed| -> BTreeMap<String, String> {
+        let entry = |it: &Value| {
+            let metadata = &it["metadata"];
+            let text = |value: &Value| value.as_str().unwrap().to_owned();
+            (text(&metadata["labels"][label::MODULE_NAME]), format!("manifests/{}", text(&metadata["name"])))
+        };
+        let found = bed.kcp.all("manifests");
+        let entries: BTreeMap<_, _> = found.iter().map(entry).collect();
+        assert_eq!(entries.len(), found.len(), "one each");
+        entries
+    };
+    for count in [1, 3, 2] {
+        bed.select(names[..count].iter().map(|name| json!({"name": name})).collect());
+        bed.kyma().await;
+        let (found, selected) = (manifests(&bed), &names[..count]);
+        for (name, id) in &found {
+            let is_deleted = bed.kcp.object(id).unwrap()["metadata"]["deletionTimestamp"].is_string();
+            assert_ne!(is_deleted, selected.contains(&name.as_str()), "{name}");
+            if is_deleted {
+                bed.kcp.remove(id);
+            }
+        }
+        assert!(manifests(&bed).keys().eq(selected));
+        for state in ["Ready", "Error", "Warning", "Processing", "Ready"] {
+            for (name, id) in manifests(&bed) {
+                let of_this = if name == "a" { state } else { "Ready" };
+                bed.kcp.edit(&id, |manifest| manifest["status"] = json!({"state": of_this}));
+            }
+            bed.kyma().await;
+            assert_eq!((bed.status()["state"].as_str(), bed.shown()["state"].as_str()), (Some(state), Some(state)));
+        }
+    }
+}
+
+/// `acceptance.md` C2 51: the label of a Manifest that stops its reconcile survives an upgrade, and the removal of fields that
+/// another writer added.
+#[tokio::test]
+async fn skip_label_of_a_manifest_is_preserved() {
+    let mut bed = Bed::with_channels().await;
+    let (id, _) = bed.manifest().unwrap();
+    bed.kcp.edit(&id, |manifest| manifest["metadata"]["labels"][label::SKIP_RECONCILIATION] = "true".into());
+    let skip = |bed: &Bed| bed.manifest().unwrap().1["metadata"]["labels"][label::SKIP_RECONCILIATION].clone();
+    bed.choose(json!({"name": "keda", "channel": "fast"})).await;
+    assert_eq!((bed.version().0.as_str(), skip(&bed)), ("1.1.0", json!("true")));
+    bed.kcp.edit(&id, |manifest| manifest["spec"]["localizedImages"] = json!(["evil"]));
+    bed.forget_calls();
+    bed.kyma().await;
+    assert!(bed.kcp.writes().contains(&format!("PUT {id}")));
+    assert_eq!((&bed.manifest().unwrap().1["spec"]["localizedImages"], skip(&bed)), (&Value::Null, json!("true")));
 }

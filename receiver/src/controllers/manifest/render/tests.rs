@@ -88,6 +88,7 @@ fn objects_are_ordered_by_stage_and_the_first_of_equal_ones_is_kept() {
     assert_eq!(all[1].body["data"]["v"], "1");
 }
 
+/// `acceptance.md` C1 31.
 #[test]
 fn images_of_all_containers_are_localised() {
     let localised = manifest(|manifest| manifest["spec"]["localizedImages"] = json!(["mirror.test/x/manager:1.0"]));
@@ -97,6 +98,7 @@ fn images_of_all_containers_are_localised() {
     assert_eq!(pod["initContainers"][0]["image"], "registry.test/tools:1.0");
 }
 
+/// `acceptance.md` C1 32.
 #[test]
 fn pull_secret_is_added_to_workloads_and_named_to_the_manager() {
     let manager = json!({"group": "apps", "version": "v1", "kind": "Deployment", "name": "d"});
