@@ -16,7 +16,7 @@ use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tidewatch_shared::hex;
+use tidewatch_shared::{hex, names::annotation};
 use tokio::{
     net::TcpListener,
     task::{AbortHandle, JoinSet},
@@ -180,6 +180,13 @@ pub fn manager(module: &str) -> String {
     format!("{module}-manager")
 }
 
+/// The module whose Secrets get data of KCP: its manifest has the Secrets [`INJECTED`] and [`NOT_INJECTED`].
+pub const DEPLOYER: &str = "deployer";
+/// Name of the Secret of [`DEPLOYER`] that gets data of KCP.
+pub const INJECTED: &str = "image-pull-secret";
+/// Name of the Secret of [`DEPLOYER`] that keeps its own data.
+pub const NOT_INJECTED: &str = "own-secret";
+
 /// The manifest of a sample module; of any other one, a ConfigMap that names the version, and the CRD of the module's own
 /// kind.
 fn layer(component: &str, version: &str) -> Vec<u8> {
@@ -194,6 +201,9 @@ fn layer(component: &str, version: &str) -> Vec<u8> {
             "metadata": {"name": manager(name), "namespace": "kyma-system"}}));
         objects.extend((objects.len()..WIDE_OBJECTS).map(|number| config_map(&format!("{name}-{number}"), "any")));
     }
+    if name == DEPLOYER {
+        objects.extend([(INJECTED, "true"), (NOT_INJECTED, "false")].map(|(name, takes)| secret(name, takes)));
+    }
     let texts: Vec<_> = objects.iter().map(Value::to_string).collect();
     tar("manifest.yaml", texts.join("\n---\n").as_bytes())
 }
@@ -201,6 +211,12 @@ fn layer(component: &str, version: &str) -> Vec<u8> {
 fn config_map(name: &str, version: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "kyma-system"},
         "data": {"version": version}})
+}
+
+/// A Secret, and whether it takes the data of KCP.
+fn secret(name: &str, takes: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Secret", "stringData": {"key": "own"},
+        "metadata": {"name": name, "namespace": "kyma-system", "annotations": {annotation::INJECT_DATA: takes}}})
 }
 
 fn deployment(module: &str, version: &str) -> Value {
