@@ -219,6 +219,11 @@ fn only_covered_contents_are_used() {
         (format!("{tide}/digest/hashAlgorithm"), json!("sha256"), Ok(vec![pinned.clone()])),
         (format!("{tide}/digest"), Value::Null, Err("\"tide\" has no digest")),
         (format!("{tide}/access"), json!({"type": "none"}), Ok(Vec::new())),
+        (
+            tide.to_owned(),
+            json!({"name": "tide", "version": "v1", "type": "t", "relation": "local", "access": {"type": "none"}}),
+            Ok(Vec::new()),
+        ),
         (format!("{tide}/access/imageReference"), json!(format!("r/i@{other}")), Err("instead of the signed digest")),
         (format!("{tide}/digest/hashAlgorithm"), json!("SHA-512"), Err("\"tide\" has a malformed digest")),
         (format!("{tide}/digest/hashAlgorithm"), json!("MD5"), Err("unknown hash algorithm \"MD5\"")),
@@ -269,11 +274,19 @@ fn keys_are_rsa_keys_of_a_sufficient_size() {
     assert_eq!(problem(&good.replace("PUBLIC KEY", "RSA PUBLIC KEY")), KeyProblem::NotRsa);
     assert_eq!(problem(&good.replace("PUBLIC KEY", "CERTIFICATE")), KeyProblem::NotRsa);
     assert_eq!(problem(&PAIRS[0].private), KeyProblem::Block(Excerpt::of("PRIVATE KEY")));
-    let mut block = Pem::iter_from_buffer(good.as_bytes()).next().unwrap().unwrap();
-    block.contents.push(0);
-    let trailing = BASE64_STANDARD.encode(&block.contents);
-    let trailing = format!("-----BEGIN PUBLIC KEY-----\n{trailing}\n-----END PUBLIC KEY-----\n");
-    assert_eq!(problem(&trailing), KeyProblem::NotRsa, "a byte follows the key");
+    let changed = |change: fn(&mut Vec<u8>)| {
+        let mut block = Pem::iter_from_buffer(good.as_bytes()).next().unwrap().unwrap();
+        change(&mut block.contents);
+        format!("-----BEGIN PUBLIC KEY-----\n{}\n-----END PUBLIC KEY-----\n", BASE64_STANDARD.encode(&block.contents))
+    };
+    assert_eq!(problem(&changed(|der| der.push(0))), KeyProblem::NotRsa, "a byte follows the key");
+    // The last byte of the OID rsaEncryption, for that of id-RSASSA-PSS.
+    const OID: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 1];
+    let restricted = changed(|der| {
+        let begin = der.windows(OID.len()).position(|bytes| bytes == OID).unwrap();
+        der[begin + OID.len() - 1] = 0x0a;
+    });
+    assert_eq!(problem(&restricted), KeyProblem::NotRsa, "a key of another algorithm");
     assert_eq!(problem(&good.repeat(17)), KeyProblem::TooMany);
     assert_eq!(ComponentKeys::parse(&std::collections::BTreeMap::new()), Err(KeyError::Empty));
 }
