@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    mem,
     sync::Arc,
     time::Duration,
 };
@@ -101,6 +102,13 @@ struct Run {
     admitted: BTreeSet<String>,
 }
 
+impl Run {
+    /// Lets the next step enqueue all Kymas that it admits: those reconciled meanwhile did not get the version.
+    fn admit_again(&mut self) {
+        self.admitted.clear();
+    }
+}
+
 /// Evaluation of all rollouts at one moment.
 #[derive(Default)]
 struct Evaluation {
@@ -163,7 +171,7 @@ impl RolloutTask {
 
     /// Takes over the ConfigMap from the watch.
     fn observe(&mut self, map: Option<&ConfigMap>) {
-        let snapshot = Snapshot::of(map);
+        let mut snapshot = Snapshot::of(map);
         for key in snapshot.invalid.keys().filter(|key| !self.snapshot.invalid.contains_key(*key)) {
             tracing::error!(
                 key,
@@ -171,18 +179,24 @@ impl RolloutTask {
                  is corrected or deleted"
             );
         }
-        for (key, rollout) in &snapshot.rollouts {
-            let before = self.snapshot.rollouts.get(key);
-            if before != Some(rollout) {
-                self.announce(rollout);
-                self.enqueue_reverted(key, rollout);
-            }
-        }
         if map.is_none() && !self.snapshot.version().is_empty() {
             tracing::warn!("ConfigMap {ROLLOUTS} was deleted, it is created again");
             self.written_version = None;
+            snapshot.rollouts = self.snapshot.rollouts.clone();
         }
-        self.snapshot = snapshot;
+        let before = mem::replace(&mut self.snapshot, snapshot).rollouts;
+        // Before any reconcile that the change enqueues.
+        self.publish(&self.admitted_so_far());
+        for (key, rollout) in &self.snapshot.rollouts {
+            if before.get(key) != Some(rollout) {
+                self.announce(rollout);
+                if rollout.progress.is_none() && !rollout.reverts.is_empty() {
+                    self.enqueue_lacking(key, rollout);
+                }
+            }
+        }
+        let ended = before.iter().filter(|(key, _)| !self.snapshot.rollouts.contains_key(*key));
+        ended.filter(|(_, rollout)| rollout.progress.is_some()).for_each(|(key, it)| self.enqueue_lacking(key, it));
         // A changed ConfigMap, such as a confirmation, is evaluated at the next tick.
         self.idle = 0;
     }
@@ -221,21 +235,32 @@ impl RolloutTask {
         self.dependencies.recorder.publish(vec![PendingEvent { regarding, warning, reason, note }]);
     }
 
-    /// Enqueues the runtimes that a move back reaches at once.
-    fn enqueue_reverted(&self, key: &RolloutKey, rollout: &Rollout) {
-        if rollout.progress.is_some() || rollout.reverts.is_empty() {
-            return;
-        }
-        let lacking =
-            self.followers(key).filter(|(_, manifest)| manifest.spec.version.as_ref() != Some(&rollout.version));
-        let keys = lacking.map(|(kyma, _)| KymaKey::of(kyma.as_ref())).collect();
+    /// Kymas that the last step admitted to the recorded rollouts.
+    fn admitted_so_far(&self) -> HashMap<RolloutKey, BTreeSet<String>> {
+        let is_recorded = |(key, run): &(&RolloutKey, &Run)| {
+            self.snapshot.rollouts.get(*key).is_some_and(|rollout| rollout.change == run.change)
+        };
+        let runs = self.runs.iter().filter(is_recorded);
+        runs.map(|(key, run)| (key.clone(), run.admitted.clone())).collect()
+    }
+
+    /// Enqueues the Kymas that a version reaches without rings: after a move back, or because the rings were removed.
+    fn enqueue_lacking(&self, key: &RolloutKey, rollout: &Rollout) {
+        let keys = self.lacking(key, &rollout.version).map(|kyma| KymaKey::of(kyma.as_ref())).collect();
         let rate = self.dependencies.catalog.flags().catalog_sync_rate;
         self.dependencies.fleet.enqueue_paced(keys, WorkSet::of(&[Work::Kyma]), rate);
+    }
+
+    /// Kymas that follow a channel, or the mandatory version, and do not have this version.
+    fn lacking(&self, key: &RolloutKey, version: &str) -> impl Iterator<Item = Arc<Kyma>> {
+        let lacks = move |manifest: &Manifest| manifest.spec.version.as_deref() != Some(version);
+        self.followers(key).filter(move |(_, manifest)| lacks(manifest)).map(|(kyma, _)| kyma)
     }
 
     async fn tick(&mut self, now: Instant) {
         self.idle = IDLE_TICKS;
         if self.dependencies.catalog.lost().is_some() {
+            self.runs.values_mut().for_each(Run::admit_again);
             return;
         }
         let evaluation = self.evaluate(now);
@@ -245,7 +270,8 @@ impl RolloutTask {
         self.publish(&admitted);
         self.dependencies.catalog.rollouts().publish_halts(halted);
         self.enqueue_admitted(admitted);
-        let is_changed = rollouts != self.snapshot.rollouts;
+        let is_deleted = self.snapshot.version().is_empty() && !rollouts.is_empty();
+        let is_changed = is_deleted || rollouts != self.snapshot.rollouts;
         if is_active || is_changed {
             self.idle = 0;
         }
@@ -259,7 +285,6 @@ impl RolloutTask {
     fn evaluate(&mut self, now: Instant) -> Evaluation {
         let mut evaluation = Evaluation::default();
         let targets = self.dependencies.catalog.ring_targets();
-        let window = i64::try_from(self.dependencies.catalog.rollout_window().as_secs()).unwrap_or(i64::MAX);
         evaluation.states.invalid = self.snapshot.invalid.len();
         for (key, target, policy) in targets {
             let recorded = self.snapshot.rollouts.get(&key).cloned();
@@ -270,22 +295,28 @@ impl RolloutTask {
                     tracing::debug!(module = key.module, %error, "Module rollout waits for valid annotations");
                     evaluation.states.invalid += 1;
                     // The state stays as it is, and no further runtime gets the version.
+                    self.runs.get_mut(&key).into_iter().for_each(Run::admit_again);
                     evaluation.rollouts.extend(recorded.map(|recorded| (key, recorded)));
                     continue;
                 }
             };
             let rollout = match recorded {
                 Some(recorded) if recorded.is_of(&target) => recorded,
-                recorded => {
-                    let unix = Timestamp::now().as_second();
-                    Rollout::of_move(&key, recorded.as_ref(), &target, window, unix)
-                }
+                recorded => self.moved(&key, recorded.as_ref(), &target),
             };
             let next = self.advance(&key, rollout, &target, &policy, now, &mut evaluation);
             evaluation.rollouts.insert(key, next);
         }
         self.runs.retain(|key, _| evaluation.rollouts.get(key).is_some_and(|rollout| rollout.progress.is_some()));
         evaluation
+    }
+
+    /// Rollout of a moved source. Without a record of an earlier one, a version that some Kymas lack reaches them in rings,
+    /// even if the channel moved long ago: the record may be lost.
+    fn moved(&self, key: &RolloutKey, recorded: Option<&Rollout>, target: &ChannelTarget) -> Rollout {
+        let is_lacking = self.lacking(key, &target.version).next().is_some();
+        let window = if is_lacking { i64::MAX } else { 0 };
+        Rollout::of_move(key, recorded, target, window, Timestamp::now().as_second())
     }
 
     /// Evaluates one rollout, and returns its next state.
@@ -445,3 +476,6 @@ impl RolloutTask {
         "failed"
     }
 }
+
+#[cfg(test)]
+mod tests;
