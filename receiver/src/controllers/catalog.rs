@@ -355,7 +355,7 @@ impl Catalog {
     }
 
     /// Time within which a moved channel reaches all Kymas that follow it.
-    pub(crate) fn rollout_window(&self) -> Duration {
+    fn rollout_window(&self) -> Duration {
         self.0.settings.flags.module_upgrade_rollout_max_delay
     }
 

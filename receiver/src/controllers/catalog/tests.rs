@@ -766,7 +766,7 @@ fn module_with_rings_waits_for_the_recorded_rollout() {
     let (key, target, policy) =
         targets.into_iter().find(|(key, ..)| key.channel.as_deref() == Some("regular")).unwrap();
     assert_eq!((&*target.version, target.from.as_deref(), policy.is_ok()), ("2.0.0", Some("1.0.0"), true));
-    let rollout = rollout::Rollout::of_move(&key, None, &target, 300, target.since.unwrap());
+    let rollout = rollout::Rollout::of_move(&key, None, &target, false);
     let publish = |fixture: &Fixture, admitted: &[&str]| {
         let admitted = Arc::new(admitted.iter().map(|uid| (*uid).to_owned()).collect());
         let entry = rollout::BoardEntry { rollout: rollout.clone(), admitted };

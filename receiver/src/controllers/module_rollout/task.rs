@@ -315,8 +315,7 @@ impl RolloutTask {
     /// even if the channel moved long ago: the record may be lost.
     fn moved(&self, key: &RolloutKey, recorded: Option<&Rollout>, target: &ChannelTarget) -> Rollout {
         let is_lacking = self.lacking(key, &target.version).next().is_some();
-        let window = if is_lacking { i64::MAX } else { 0 };
-        Rollout::of_move(key, recorded, target, window, Timestamp::now().as_second())
+        Rollout::of_move(key, recorded, target, !is_lacking)
     }
 
     /// Evaluates one rollout, and returns its next state.

@@ -124,14 +124,13 @@ impl Rollout {
         next
     }
 
-    /// Returns the rollout of a moved source at `now`; `before` is the recorded one. A move that was recorded longer
-    /// than `window` ago, without rings, has reached every runtime.
+    /// Returns the rollout of a moved source; `before` is the recorded one. `has_reached_all` tells of a move without a
+    /// recorded rollout whether every runtime has the version.
     pub(crate) fn of_move(
         key: &RolloutKey,
         before: Option<&Self>,
         target: &ChannelTarget,
-        window: i64,
-        now: i64,
+        has_reached_all: bool,
     ) -> Self {
         let moved = target.since.unwrap_or_default();
         if let Some(before) = before {
@@ -139,7 +138,7 @@ impl Rollout {
         }
         let mut begun = Self::begun(key, target, moved);
         begun.earlier.extend(target.from.clone().map(|version| EarlierVersion { version, change: None }));
-        if now >= moved.saturating_add(window) {
+        if has_reached_all {
             begun.progress = None;
         }
         begun
@@ -266,12 +265,12 @@ mod tests {
     }
 
     fn moved(before: &Rollout, version: &str, at: i64) -> Rollout {
-        Rollout::of_move(&key(), Some(before), &to(version, at, Some(&before.version)), 300, at)
+        Rollout::of_move(&key(), Some(before), &to(version, at, Some(&before.version)), false)
     }
 
     #[test]
     fn move_back_reverts_the_moves_since_the_version() {
-        let first = Rollout::of_move(&key(), None, &to("1.0.0", 10, None), 300, 10_000);
+        let first = Rollout::of_move(&key(), None, &to("1.0.0", 10, None), true);
         assert_eq!((first.progress.clone(), earlier(&first)), (None, vec![]), "it has reached every runtime");
         let second = moved(&first, "1.1.0", 20);
         assert_eq!((earlier(&second), second.previous()), (vec![("1.0.0", false)], Some("1.0.0")));
@@ -294,15 +293,15 @@ mod tests {
     }
 
     #[test]
-    fn move_without_a_recorded_rollout_is_rolled_out_while_it_is_new() {
-        let of = |now| Rollout::of_move(&key(), None, &to("1.1.0", 1_000, Some("1.0.0")), 300, now);
-        assert!(of(1_299).progress.is_some() && of(1_300).progress.is_none());
-        assert_eq!(earlier(&of(1_000)), [("1.0.0", false)]);
+    fn move_without_a_recorded_rollout_is_rolled_out_unless_every_runtime_has_the_version() {
+        let of = |reached| Rollout::of_move(&key(), None, &to("1.1.0", 1_000, Some("1.0.0")), reached);
+        assert!(of(false).progress.is_some() && of(true).progress.is_none());
+        assert_eq!(earlier(&of(false)), [("1.0.0", false)]);
     }
 
     #[test]
     fn earlier_versions_are_bounded_and_keep_the_first() {
-        let mut rollout = Rollout::of_move(&key(), None, &to("1.0.0", 10, None), 0, 10);
+        let mut rollout = Rollout::of_move(&key(), None, &to("1.0.0", 10, None), true);
         for n in 1..20 {
             rollout = moved(&rollout, &format!("1.{n}.0"), 10 + n);
         }
@@ -312,7 +311,7 @@ mod tests {
     #[test]
     fn slot_waits_for_the_recorded_rollout_of_the_accepted_target() {
         let target = to("1.1.0", 1_000, Some("1.0.0"));
-        let rollout = Rollout::of_move(&key(), None, &target, 300, 1_000);
+        let rollout = Rollout::of_move(&key(), None, &target, false);
         assert_eq!(slot(None, &target, || true), RolloutSlot::Undecided);
         assert_eq!(slot(Some(&rollout), &to("1.2.0", 1_001, None), || true), RolloutSlot::Undecided);
         assert_eq!(slot(Some(&rollout), &to("1.1.0", 1_001, None), || true), RolloutSlot::Undecided, "another move");
@@ -323,7 +322,7 @@ mod tests {
 
     #[test]
     fn rollout_and_mark_round_trip_through_json() {
-        let mut rollout = Rollout::of_move(&key(), None, &to("1.1.0", 1_000, Some("1.0.0")), 300, 1_000);
+        let mut rollout = Rollout::of_move(&key(), None, &to("1.1.0", 1_000, Some("1.0.0")), false);
         let ring = Some(Ring { number: 3, through: u64::MAX });
         let halted = Some("2 of 9".to_owned());
         rollout.progress = Some(Progress { ring, since: 9, confirmations: 1, confirmed_failures: 2, halted });

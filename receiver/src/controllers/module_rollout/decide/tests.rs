@@ -62,7 +62,7 @@ fn key() -> RolloutKey {
 
 /// Rollout in a ring that contains this number of runtimes.
 fn rollout(ring: Option<(u32, u64)>) -> Rollout {
-    let mut rollout = Rollout::of_move(&key(), None, &target("1.1.0", NOW), 300, NOW);
+    let mut rollout = Rollout::of_move(&key(), None, &target("1.1.0", NOW), false);
     let ring = ring.map(|(number, count)| Ring { number, through: FIRST + count - 1 });
     rollout.progress = Some(Progress { ring, since: NOW, ..Progress::default() });
     rollout
@@ -270,7 +270,7 @@ impl<'a> World<'a> {
         Self {
             models,
             runs: vec![run; models.len()],
-            stored: Rollout::of_move(&key(), None, &target("1.1.0", NOW), 300, NOW),
+            stored: Rollout::of_move(&key(), None, &target("1.1.0", NOW), false),
             times: Times::default(),
             admitted: BTreeSet::new(),
             start: Instant::now(),
@@ -328,7 +328,7 @@ impl<'a> World<'a> {
             Some(Disturbance::Window(n)) => toggled(&mut self.runs, *n, |run| &mut run.is_window_closed),
             Some(Disturbance::Revert) if self.stored.version == "1.1.0" => {
                 let since = NOW + i64::from(self.tick);
-                self.stored = Rollout::of_move(&key(), Some(&self.stored), &target("1.0.0", since), 300, since);
+                self.stored = Rollout::of_move(&key(), Some(&self.stored), &target("1.0.0", since), false);
                 (self.times, self.admitted) = (Times::default(), BTreeSet::new());
             }
             _ => {}
