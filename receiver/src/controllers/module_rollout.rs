@@ -13,5 +13,4 @@ mod store;
 mod task;
 
 pub use metrics::Metrics;
-pub use store::StoreError;
 pub use task::{Dependencies, RolloutTask};

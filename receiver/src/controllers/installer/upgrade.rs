@@ -18,7 +18,7 @@ mod task;
 pub use flags::Flags;
 pub use handle::UpgradeHandle;
 pub use metrics::Metrics;
-pub use store::{CONFIG_MAP, StoreError};
+pub use store::CONFIG_MAP;
 pub use task::{Dependencies, UpgradeTask};
 
 pub(super) use state::{Image, ImageDecision, UpgradeState};

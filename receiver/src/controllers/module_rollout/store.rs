@@ -3,22 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{
-    Api,
-    api::{ObjectMeta, PostParams},
-};
-use thiserror::Error;
-use tidewatch_shared::names::{ROLLOUTS, annotation};
+use kube::api::ObjectMeta;
+use tidewatch_shared::names::annotation;
 
-use crate::{
-    controllers::catalog::rollout::{Rollout, RolloutKey},
-    kube::object,
-};
-
-/// Failure to read or write the ConfigMap.
-#[derive(Debug, Error)]
-#[error("read or write the ConfigMap {ROLLOUTS} in the control plane")]
-pub struct StoreError(#[from] kube::Error);
+use crate::controllers::catalog::rollout::{Rollout, RolloutKey};
 
 /// Rollouts by the channel or mandatory version.
 pub(super) type Rollouts = BTreeMap<RolloutKey, Rollout>;
@@ -65,21 +53,21 @@ impl Snapshot {
         self.invalid.contains_key(&data_key(key))
     }
 
-    /// The ConfigMap with these rollouts, and without the confirmations that they used.
-    fn map(&self, rollouts: &Rollouts) -> ConfigMap {
-        let mut metadata = self.metadata.as_deref().cloned().unwrap_or_default();
-        metadata.name = Some(ROLLOUTS.to_owned());
+    /// Metadata, `None` without a ConfigMap, and data of the ConfigMap with these rollouts, without the confirmations that
+    /// they used.
+    pub(super) fn replaced_by(&self, rollouts: &Rollouts) -> (Option<ObjectMeta>, BTreeMap<String, String>) {
         let waiting: BTreeSet<_> = rollouts.values().filter_map(Rollout::confirmation).collect();
         let left: Vec<_> = self.confirmed.intersection(&waiting).map(String::as_str).collect();
-        let annotations = metadata.annotations.get_or_insert_default();
-        if left.is_empty() {
-            annotations.remove(annotation::CONFIRM);
-        } else {
-            annotations.insert(annotation::CONFIRM.to_owned(), left.join(","));
+        let mut metadata = self.metadata.as_deref().cloned();
+        if let Some(annotations) = metadata.as_mut().and_then(|metadata| metadata.annotations.as_mut()) {
+            if left.is_empty() {
+                annotations.remove(annotation::CONFIRM);
+            } else {
+                annotations.insert(annotation::CONFIRM.to_owned(), left.join(","));
+            }
         }
         let valid = rollouts.iter().map(|(key, rollout)| (data_key(key), to_text(rollout)));
-        let data = self.invalid.clone().into_iter().chain(valid).collect();
-        ConfigMap { metadata, data: Some(data), ..ConfigMap::default() }
+        (metadata, self.invalid.clone().into_iter().chain(valid).collect())
     }
 }
 
@@ -94,25 +82,6 @@ fn data_key(key: &RolloutKey) -> String {
 
 fn to_text(rollout: &Rollout) -> String {
     serde_json::to_string(rollout).unwrap_or_default()
-}
-
-/// Reads the ConfigMap.
-pub(super) async fn read(maps: &Api<ConfigMap>) -> Result<Snapshot, StoreError> {
-    Ok(Snapshot::of(object::get_by_list(maps, ROLLOUTS).await?.as_ref()))
-}
-
-/// Replaces the state that was read, or creates the ConfigMap. Returns `false` on a conflict.
-pub(super) async fn write(maps: &Api<ConfigMap>, snapshot: &Snapshot, rollouts: &Rollouts) -> Result<bool, StoreError> {
-    let (map, params) = (snapshot.map(rollouts), PostParams::default());
-    let written = match snapshot.metadata {
-        Some(_) => maps.replace(ROLLOUTS, &params, &map).await,
-        None => maps.create(&params, &map).await,
-    };
-    match written {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
 }
 
 #[cfg(test)]
@@ -140,6 +109,11 @@ mod tests {
         rollouts.iter().map(|rollout| (rollout.key(), rollout.clone())).collect()
     }
 
+    fn map(snapshot: &Snapshot, rollouts: &Rollouts) -> ConfigMap {
+        let (metadata, data) = snapshot.replaced_by(rollouts);
+        ConfigMap { metadata: metadata.unwrap_or_default(), data: Some(data), ..ConfigMap::default() }
+    }
+
     #[test]
     fn rollouts_round_trip_and_invalid_ones_are_kept() {
         let rollouts = all(&[
@@ -147,7 +121,7 @@ mod tests {
             rollout("keda", None, Some("2 of 9")),
             rollout("keda", Some("mandatory"), None),
         ]);
-        let mut map = Snapshot::default().map(&rollouts);
+        let mut map = map(&Snapshot::default(), &rollouts);
         assert_eq!(map.data.as_ref().unwrap().keys().collect::<Vec<_>>(), ["keda", "keda_fast", "keda_mandatory"]);
         let text = map.data.as_ref().unwrap()["keda_fast"].clone();
         // Under the key of another rollout it would take its place.
@@ -156,13 +130,13 @@ mod tests {
         assert_eq!((&read.rollouts, read.invalid.len()), (&rollouts, 2));
         let nats = RolloutKey { module: "nats".to_owned(), channel: Some("fast".to_owned()) };
         assert!(read.is_invalid(&nats) && !read.rollouts.contains_key(&nats));
-        assert_eq!(read.map(&rollouts).data, map.data);
+        assert_eq!(read.replaced_by(&rollouts).1, map.data.unwrap());
     }
 
     #[test]
     fn confirmation_is_kept_until_it_is_used() {
         let halted = rollout("keda", Some("fast"), Some("2 of 9"));
-        let mut map = Snapshot::default().map(&all(std::slice::from_ref(&halted)));
+        let mut map = map(&Snapshot::default(), &all(std::slice::from_ref(&halted)));
         map.metadata.annotations = Some(
             [(annotation::CONFIRM, "of-keda-1, other-1"), ("theirs", "x")]
                 .map(|(key, value)| (key.to_owned(), value.to_owned()))
@@ -171,7 +145,8 @@ mod tests {
         let read = Snapshot::of(Some(&map));
         assert_eq!(read.confirmed.len(), 2);
         let confirm = |rollout: &Rollout| {
-            let annotations = read.map(&all(std::slice::from_ref(rollout))).metadata.annotations.unwrap();
+            let (metadata, _) = read.replaced_by(&all(std::slice::from_ref(rollout)));
+            let annotations = metadata.unwrap().annotations.unwrap();
             (annotations.get(annotation::CONFIRM).cloned(), annotations["theirs"].clone())
         };
         assert_eq!(confirm(&halted), (Some("of-keda-1".to_owned()), "x".to_owned()));

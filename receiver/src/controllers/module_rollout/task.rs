@@ -11,24 +11,24 @@ use std::{
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Api, Client, ResourceExt as _, runtime::reflector::ObjectRef};
+use kube::{Client, ResourceExt as _, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
     api::{ConditionStatus, Kyma, Manifest, State},
     names::{ROLLOUTS, annotation, label},
     plan::Work,
 };
-use tokio::time::{self, Instant, MissedTickBehavior, timeout};
+use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Metrics, StoreError,
+    Metrics,
     decide::{self, Counts, Criteria},
     members::{self, Block, Member, Observation, Standing, Times},
     metrics::States,
-    store::{self, Rollouts, Snapshot},
+    store::{Rollouts, Snapshot},
 };
 use crate::{
-    base::{error_levels, key::KymaKey, labels::is_true, pause::Pause, stores::Stores, takeover::Takeover},
+    base::{key::KymaKey, labels::is_true, pause::Pause, stores::Stores, takeover::Takeover},
     controllers::{
         catalog::{
             Catalog, RolloutMark,
@@ -44,8 +44,8 @@ use crate::{
         table::RuntimeTable,
     },
     kube::{
-        object,
         recorder::{EventRecorder, PendingEvent, Regarding},
+        state_map::{ReadStateMapError, StateMap},
     },
 };
 
@@ -53,10 +53,6 @@ use crate::{
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Number of ticks per evaluation otherwise.
 const IDLE_TICKS: u32 = 10;
-/// Delay after a failed write.
-const RETRY: Duration = Duration::from_secs(5);
-/// Timeout of one request to KCP.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Dependencies of the task.
 #[derive(Clone)]
@@ -81,15 +77,12 @@ pub struct Dependencies {
 
 /// Task that drives the rollouts.
 pub struct RolloutTask {
-    maps: Api<ConfigMap>,
+    map: StateMap,
     namespace: String,
     snapshot: Snapshot,
     dependencies: Dependencies,
     /// Memory of each rollout in progress.
     runs: HashMap<RolloutKey, Run>,
-    /// resourceVersion that was replaced: the next write waits for the watch to return another one.
-    written_version: Option<String>,
-    not_before: Instant,
     idle: u32,
 }
 
@@ -126,20 +119,11 @@ impl RolloutTask {
     /// Reads the stored state. The client must be fenced, so that only the active receiver writes.
     ///
     /// # Errors
-    /// [`StoreError`].
-    pub async fn open(client: Client, namespace: &str, dependencies: Dependencies) -> Result<Self, StoreError> {
-        let maps = Api::namespaced(client, namespace);
-        let snapshot = store::read(&maps).await?;
-        let task = Self {
-            maps,
-            namespace: namespace.to_owned(),
-            snapshot,
-            dependencies,
-            runs: HashMap::new(),
-            written_version: None,
-            not_before: Instant::now(),
-            idle: 0,
-        };
+    /// [`ReadStateMapError`].
+    pub async fn open(client: Client, namespace: &str, dependencies: Dependencies) -> Result<Self, ReadStateMapError> {
+        let map = StateMap::new(client, namespace, ROLLOUTS);
+        let snapshot = Snapshot::of(map.read().await?.as_ref());
+        let task = Self { map, namespace: namespace.to_owned(), snapshot, dependencies, runs: HashMap::new(), idle: 0 };
         task.publish(&HashMap::new());
         Ok(task)
     }
@@ -147,7 +131,7 @@ impl RolloutTask {
     /// Runs once the caches of KCP have synced; returns only if the watch ends, which it never does by itself.
     pub async fn run(mut self, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
-        let mut maps = object::watch(self.maps.clone(), ROLLOUTS, format!("ConfigMap {ROLLOUTS}"));
+        let mut maps = self.map.watch();
         let mut ticks = time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let catalog = self.dependencies.catalog.clone();
@@ -181,7 +165,7 @@ impl RolloutTask {
         }
         if map.is_none() && !self.snapshot.version().is_empty() {
             tracing::warn!("ConfigMap {ROLLOUTS} was deleted, it is created again");
-            self.written_version = None;
+            self.map.deleted();
             snapshot.rollouts = self.snapshot.rollouts.clone();
         }
         let before = mem::replace(&mut self.snapshot, snapshot).rollouts;
@@ -275,9 +259,10 @@ impl RolloutTask {
         if is_active || is_changed {
             self.idle = 0;
         }
-        let is_stale = self.written_version.as_deref() == Some(self.snapshot.version());
-        if is_changed && now >= self.not_before && !is_stale {
-            self.write(&rollouts).await;
+        if is_changed && self.map.is_writable(self.snapshot.version(), now) {
+            let (metadata, data) = self.snapshot.replaced_by(&rollouts);
+            let outcome = self.map.write(metadata, data).await;
+            self.dependencies.metrics.count_write(outcome);
         }
     }
 
@@ -450,29 +435,6 @@ impl RolloutTask {
                 }
             }
         }
-    }
-
-    async fn write(&mut self, rollouts: &Rollouts) {
-        let outcome = match timeout(REQUEST_TIMEOUT, store::write(&self.maps, &self.snapshot, rollouts)).await {
-            Ok(Ok(is_written)) => {
-                self.written_version = Some(self.snapshot.version().to_owned());
-                if is_written { "written" } else { "conflict" }
-            }
-            Ok(Err(error)) => self.failed(&error),
-            Err(late) => self.failed(&late),
-        };
-        self.dependencies.metrics.count_write(outcome);
-    }
-
-    /// Delays the next write, and returns the outcome of this one.
-    fn failed(&mut self, error: &(dyn std::error::Error + 'static)) -> &'static str {
-        self.not_before = Instant::now() + RETRY;
-        tracing::warn!(
-            error = error_levels::own(error),
-            cause = error_levels::cause(error),
-            "State of the module rollouts could not be written, the write is retried"
-        );
-        "failed"
     }
 }
 

@@ -3,23 +3,14 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{
-    Api,
-    api::{ObjectMeta, PostParams},
-};
-use thiserror::Error;
+use kube::api::ObjectMeta;
 use tidewatch_shared::names::annotation;
 
 use super::UpgradeState;
-use crate::{base::error_levels, kube::object};
+use crate::base::error_levels;
 
 /// Name of the ConfigMap in the receiver's namespace.
 pub const CONFIG_MAP: &str = "tidewatch-agent-upgrade";
-
-/// Failure to read or write the ConfigMap.
-#[derive(Debug, Error)]
-#[error("read or write the ConfigMap {CONFIG_MAP} in the control plane")]
-pub struct StoreError(#[from] kube::Error);
 
 /// ConfigMap as last read.
 #[derive(Clone, Debug)]
@@ -58,7 +49,8 @@ impl Snapshot {
         }
     }
 
-    fn metadata(&self) -> Option<&ObjectMeta> {
+    /// Metadata of a valid state, which a write preserves.
+    pub(super) fn metadata(&self) -> Option<&ObjectMeta> {
         match self {
             Self::Valid { metadata, .. } => Some(metadata),
             Self::Absent | Self::Invalid => None,
@@ -74,32 +66,5 @@ impl Snapshot {
     pub(super) fn confirms(&self, target: &str) -> bool {
         let annotations = self.metadata().and_then(|metadata| metadata.annotations.as_ref());
         annotations.and_then(|all| all.get(annotation::CONFIRM_AGENT_IMAGE)).is_some_and(|image| image == target)
-    }
-}
-
-/// Reads the ConfigMap.
-pub(super) async fn read(maps: &Api<ConfigMap>, image: &str) -> Result<Snapshot, StoreError> {
-    Ok(Snapshot::of(object::get_by_list(maps, CONFIG_MAP).await?.as_ref(), image))
-}
-
-/// Replaces the state that was read, or creates the ConfigMap. Returns `false` on a conflict.
-pub(super) async fn write(
-    maps: &Api<ConfigMap>,
-    snapshot: &Snapshot,
-    state: &UpgradeState,
-) -> Result<bool, StoreError> {
-    let map = |metadata| ConfigMap { metadata, data: Some(state.to_data()), ..ConfigMap::default() };
-    let params = PostParams::default();
-    let written = match snapshot {
-        Snapshot::Valid { metadata, .. } => maps.replace(CONFIG_MAP, &params, &map(*metadata.clone())).await,
-        Snapshot::Absent | Snapshot::Invalid => {
-            let metadata = ObjectMeta { name: Some(CONFIG_MAP.to_owned()), ..ObjectMeta::default() };
-            maps.create(&params, &map(metadata)).await
-        }
-    };
-    match written {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
-        Err(error) => Err(error.into()),
     }
 }

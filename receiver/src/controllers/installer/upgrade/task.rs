@@ -10,25 +10,28 @@ use std::{
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Api, Client, runtime::reflector::ObjectRef};
+use kube::{Client, runtime::reflector::ObjectRef};
 use tidewatch_shared::api::Kyma;
-use tokio::time::{self, Instant, MissedTickBehavior, timeout};
+use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    CONFIG_MAP, Flags, ImageDecision, Metrics, StoreError, UpgradeHandle, UpgradeState,
+    CONFIG_MAP, Flags, ImageDecision, Metrics, UpgradeHandle, UpgradeState,
     decide::{self, Counts, Criteria, Fleet},
-    store::{self, Snapshot},
+    store::Snapshot,
     table::{AssessmentTable, Observation},
 };
 use crate::{
-    base::{error_levels, key::KymaKey, pause::Pause, stores::Stores, takeover::Takeover},
+    base::{key::KymaKey, pause::Pause, stores::Stores, takeover::Takeover},
     fleet::{
         PathState, Unproven,
         queue::{Priority, WorkSet},
         table::{PathReport, RuntimeTable},
     },
-    kube::{object, recorder::EventRecorder},
+    kube::{
+        recorder::EventRecorder,
+        state_map::{ReadStateMapError, StateMap},
+    },
 };
 
 /// Interval between ticks during an upgrade.
@@ -37,10 +40,6 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const IDLE_TICKS: u32 = 10;
 /// Maximum number of runtimes enqueued per tick: the restart of an agent causes a reconcile of its runtime.
 const MAX_ENQUEUED: usize = 20;
-/// Delay after a failed write.
-const RETRY: Duration = Duration::from_secs(5);
-/// Timeout of one request to KCP.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Dependencies of the task.
 pub struct Dependencies {
@@ -63,16 +62,13 @@ pub struct UpgradeTask {
     flags: Flags,
     image: String,
     namespace: String,
-    maps: Api<ConfigMap>,
+    map: StateMap,
     snapshot: Snapshot,
     handle: UpgradeHandle,
     dependencies: Dependencies,
     table: AssessmentTable,
     /// Runtimes enqueued since the state last changed.
     enqueued: HashSet<KymaKey>,
-    /// resourceVersion that was replaced: the next write waits for the watch to return another one.
-    written_version: Option<String>,
-    not_before: Instant,
     idle: u32,
 }
 
@@ -81,16 +77,16 @@ impl UpgradeTask {
     /// published in the [`UpgradeHandle`].
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// [`ReadStateMapError`].
     pub async fn open(
         client: Client,
         namespace: &str,
         image: &str,
         flags: Flags,
         dependencies: Dependencies,
-    ) -> Result<(Self, UpgradeHandle), StoreError> {
-        let maps = Api::namespaced(client, namespace);
-        let snapshot = store::read(&maps, image).await?;
+    ) -> Result<(Self, UpgradeHandle), ReadStateMapError> {
+        let map = StateMap::new(client, namespace, CONFIG_MAP);
+        let snapshot = Snapshot::of(map.read().await?.as_ref(), image);
         let handle = UpgradeHandle::new(match &snapshot {
             Snapshot::Valid { state, .. } => state.clone(),
             Snapshot::Absent | Snapshot::Invalid => UpgradeState::unknown(image, Timestamp::now().as_second()),
@@ -99,14 +95,12 @@ impl UpgradeTask {
             flags,
             image: image.to_owned(),
             namespace: namespace.to_owned(),
-            maps,
+            map,
             snapshot,
             handle: handle.clone(),
             dependencies,
             table: AssessmentTable::default(),
             enqueued: HashSet::new(),
-            written_version: None,
-            not_before: Instant::now(),
             idle: 0,
         };
         Ok((upgrade, handle))
@@ -115,7 +109,7 @@ impl UpgradeTask {
     /// Runs once the caches of KCP have synced; returns only if the watch ends, which it never does by itself.
     pub async fn run(mut self, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
-        let mut maps = object::watch(self.maps.clone(), CONFIG_MAP, format!("ConfigMap {CONFIG_MAP}"));
+        let mut maps = self.map.watch();
         let mut ticks = time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -160,7 +154,7 @@ impl UpgradeTask {
             if matches!(self.snapshot, Snapshot::Valid { .. }) {
                 tracing::warn!("ConfigMap {CONFIG_MAP} was deleted, it is created again");
             }
-            self.written_version = None;
+            self.map.deleted();
         }
         self.snapshot = snapshot;
         // A changed ConfigMap, such as a confirmation, is evaluated at the next tick.
@@ -197,7 +191,7 @@ impl UpgradeTask {
         if current.target == retargeted.target {
             self.enqueue_outdated(&current, &fleet);
         }
-        if is_refused || now < self.not_before || self.written_version.as_deref() == Some(self.snapshot.version()) {
+        if is_refused || !self.map.is_writable(self.snapshot.version(), now) {
             return;
         }
         let criteria = Criteria {
@@ -209,7 +203,8 @@ impl UpgradeTask {
         };
         let next = decide::step(&retargeted, &fleet, criteria).unwrap_or(retargeted);
         if next != *current || matches!(self.snapshot, Snapshot::Absent) {
-            self.write(&next).await;
+            let outcome = self.map.write(self.snapshot.metadata().cloned(), next.to_data()).await;
+            self.dependencies.metrics.count_write(outcome);
         }
     }
 
@@ -271,29 +266,6 @@ impl UpgradeTask {
             self.dependencies.fleet.enqueue(&key, WorkSet::INSTALLER, Priority::Catalog);
             self.enqueued.insert(key);
         }
-    }
-
-    async fn write(&mut self, state: &UpgradeState) {
-        let outcome = match timeout(REQUEST_TIMEOUT, store::write(&self.maps, &self.snapshot, state)).await {
-            Ok(Ok(is_written)) => {
-                self.written_version = Some(self.snapshot.version().to_owned());
-                if is_written { "written" } else { "conflict" }
-            }
-            Ok(Err(error)) => self.failed(&error),
-            Err(late) => self.failed(&late),
-        };
-        self.dependencies.metrics.count_write(outcome);
-    }
-
-    /// Delays the next write, and returns the outcome of this one.
-    fn failed(&mut self, error: &(dyn std::error::Error + 'static)) -> &'static str {
-        self.not_before = Instant::now() + RETRY;
-        tracing::warn!(
-            error = error_levels::own(error),
-            cause = error_levels::cause(error),
-            "Agent upgrade state could not be written, the write is retried"
-        );
-        "failed"
     }
 }
 

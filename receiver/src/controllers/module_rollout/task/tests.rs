@@ -20,6 +20,7 @@ use crate::{
         windows,
     },
     fleet::{queue::ReconcileOutcome, table},
+    kube::state_map::RETRY,
     kube::{WriteBudgets, recorder},
     testing::FakeApiServer,
 };
