@@ -3,7 +3,7 @@
 mod check;
 mod current;
 mod diff;
-mod files;
+pub(crate) mod files;
 mod live;
 mod show;
 

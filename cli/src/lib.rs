@@ -1,5 +1,5 @@
-//! `tidewatch`, the operators' program: queries a running receiver and its agents, rotates the CA, checks catalogs, and
-//! packs modules.
+//! `tidewatch`, the operators' program: queries a running receiver and its agents, rotates the CA, shows and
+//! confirms rollouts, checks catalogs, and packs modules.
 //!
 //! This crate parses arguments, opens connections and renders results; reports, catalog rules, reading of modules and
 //! access to runtimes are those of `tidewatch_receiver` and `tidewatch_agent`.
@@ -9,11 +9,13 @@
 //! | [`catalog`] | `catalog check`, `catalog diff`, `catalog show` |
 //! | [`fleet`] | `fleet` |
 //! | [`module`] | `module pack`, `module show`, `module render`, `module diff` |
+//! | [`rollout`] | `rollout`, `rollout confirm` |
 //! | [`rotate_ca`] | `rotate-ca` |
 //! | [`status`] | `status` |
 //! | [`generate`] | `completions` and `man` |
 //! | [`admin`] | the connection to a receiver's admin listener |
 //! | [`cluster`] | the client of KCP |
+//! | [`windows`] | flags of the maintenance windows |
 //! | `port_forward` | connections to ports of pods, through an API server |
 //! | `request` | one HTTP request over a connection |
 //! | `output` | standard output |
@@ -38,8 +40,10 @@ pub mod module;
 mod output;
 mod port_forward;
 mod request;
+pub mod rollout;
 pub mod rotate_ca;
 pub mod status;
+pub mod windows;
 
 use std::process::ExitCode;
 
@@ -63,7 +67,7 @@ pub mod exit {
     pub const INVALID_MODULE: u8 = 3;
 }
 
-/// Operates Tidewatch: shows runtimes and agents, rotates the CA, checks module catalogs, and packs modules
+/// Operates Tidewatch: shows runtimes, agents and rollouts, rotates the CA, checks module catalogs, and packs modules
 #[derive(Clone, Debug, Parser)]
 #[command(name = "tidewatch", version, arg_required_else_help = true)]
 pub struct Cli {
@@ -85,6 +89,12 @@ pub enum Command {
         receiver does not respond; 2 invalid arguments.\nThe rotation continues if this command is interrupted."
     )]
     RotateCa(rotate_ca::RotateCa),
+    /// Show the ring rollouts of modules in progress: ring, counts of the runtimes, what each waits for; or confirm a halted one
+    #[command(
+        after_help = "Exit codes: 0 shown; 1 the control plane or the file of the maintenance windows cannot be \
+        read; 2 invalid arguments."
+    )]
+    Rollout(rollout::Rollout),
     /// Check a module catalog, compare it with the live one, or show the part visible to a runtime
     #[command(subcommand)]
     Catalog(catalog::Catalog),
@@ -109,6 +119,7 @@ impl Cli {
         let (name, failure, result) = match &self.command {
             Command::Fleet(fleet) => ("fleet", exit::FAILURE, fleet.run()),
             Command::RotateCa(rotate) => ("rotate-ca", exit::FAILURE, rotate.run()),
+            Command::Rollout(rollout) => ("rollout", exit::FAILURE, rollout.run()),
             Command::Catalog(catalog) => ("catalog", exit::UNREADABLE, catalog.run()),
             Command::Module(module) => ("module", exit::FAILURE, module.run()),
             Command::Status(status) => ("status", exit::FAILURE, status.run()),

@@ -23,6 +23,14 @@ fn arguments_select_the_command() {
     let show = parse(&["catalog", "show", "k", "-n", "kcp"]);
     let Ok(Command::Catalog(Catalog::Show(show))) = show else { panic!("{show:?}") };
     assert_eq!((&*show.kyma, &*show.live.cluster.namespace), ("k", "kcp"));
+    let list = parse(&["rollout", "--all", "--json", "--module-rollout-rings", "1%,100%"]);
+    let Ok(Command::Rollout(rollout)) = list else { panic!("{list:?}") };
+    assert!(rollout.action.is_none() && rollout.list.all && rollout.list.json);
+    assert_eq!(rollout.list.rules.module_rollout_rings.map(|rings| rings.count()), Some(2));
+    let confirm = parse(&["rollout", "confirm", "c-1", "-n", "kcp"]);
+    let Ok(Command::Rollout(rollout)) = confirm else { panic!("{confirm:?}") };
+    let Some(rollout::Action::Confirm(confirm)) = rollout.action else { panic!() };
+    assert_eq!((&*confirm.confirmation, &*confirm.cluster.namespace), ("c-1", "kcp"));
     let status = parse(&["status", "k", "--json", "--allow-runtime-addresses", "10.0.0.0/8,127.0.0.1"]);
     let Ok(Command::Status(status)) = status else { panic!("{status:?}") };
     assert_eq!((&*status.kyma, status.json, status.allow_runtime_addresses.len()), ("k", true, 2));
@@ -62,6 +70,10 @@ fn arguments_select_the_command() {
         &["catalog", "show"],
         &["catalog", "diff"],
         &["catalog", "diff", "f", "--limit", "-1"],
+        &["rollout", "confirm"],
+        &["rollout", "-n", "kcp", "confirm", "c-1"],
+        &["rollout", "--module-rollout-rings", "1%"],
+        &["catalog", "diff", "f", "--module-rollout-pause-seconds", "-1"],
         &["fleet", "--admin-url", "ftp://x"],
         &["fleet", "--token-file", "t"],
         &["fleet", "--ca-file", "c"],
@@ -77,17 +89,16 @@ fn arguments_select_the_command() {
 fn leaves(command: &clap::Command, path: &str) -> Vec<(String, clap::Command)> {
     let path = format!("{path} {}", command.get_name());
     let mut children = command.get_subcommands().filter(|child| child.get_name() != "help").peekable();
-    match children.peek() {
-        None => vec![(path, command.clone())],
-        Some(_) => children.flat_map(|child| leaves(child, &path)).collect(),
-    }
+    let is_leaf = children.peek().is_none() || command.is_args_conflicts_with_subcommands_set();
+    let own = is_leaf.then(|| (path.clone(), command.clone()));
+    own.into_iter().chain(children.flat_map(|child| leaves(child, &path))).collect()
 }
 
 #[test]
 fn help_documents_exit_codes_and_every_argument() {
     let leaves = leaves(&Cli::command(), "");
     let paths: Vec<_> = leaves.iter().map(|(path, _)| path.as_str()).collect();
-    assert_eq!(paths.len(), 14, "{paths:?}");
+    assert_eq!(paths.len(), 16, "{paths:?}");
     for (path, mut command) in leaves {
         let help = command.render_long_help().to_string();
         assert!(help.contains("Exit codes: 0 "), "{path}: {help}");

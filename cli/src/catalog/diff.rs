@@ -14,6 +14,7 @@ use tidewatch_receiver::controllers::{
     },
     kyma::preview::{self as kyma_preview, Fleet, KymaEffects},
 };
+use tidewatch_shared::api::Manifest;
 
 use super::{LiveFlags, files};
 use crate::{block_on, exit, output};
@@ -81,7 +82,11 @@ impl Diff {
         let client = self.live.cluster.client().await?;
         let (live, kymas) = self.live.read(&client, &self.kyma_selector).await?;
         let modules = preview::changed_modules(&live.objects, objects, options);
-        let manifests = self.live.manifests(&client, &modules).await?;
+        let without_status = |mut manifest: Manifest| {
+            (manifest.status, manifest.metadata.managed_fields) = (None, None);
+            manifest
+        };
+        let manifests = self.live.manifests(&client, &modules, without_status).await?;
         Ok((live, Fleet { kymas, manifests, kyma_selector: self.kyma_selector.clone() }))
     }
 }

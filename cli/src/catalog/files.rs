@@ -11,7 +11,7 @@ use tidewatch_receiver::controllers::catalog::check::Source;
 /// Limit of all files in bytes, far above a thousand versions.
 const MAX_BYTES: u64 = 64 << 20;
 /// Reads the files, at most [`MAX_BYTES`] in all.
-pub(super) fn read<'a>(files: impl IntoIterator<Item = &'a String>) -> Result<Vec<Source>> {
+pub(crate) fn read<'a>(files: impl IntoIterator<Item = &'a String>) -> Result<Vec<Source>> {
     let (mut sources, mut left, mut has_stdin) = (Vec::new(), MAX_BYTES, false);
     for file in files {
         let read: Box<dyn Read> = match open(file).with_context(|| format!("read {file}"))? {

@@ -47,22 +47,37 @@ impl LiveFlags {
 
     /// Reads the catalog and the Kymas, whose status is left out.
     pub(super) async fn read(&self, client: &Client, kyma_selector: &str) -> Result<(Live, Vec<Kyma>)> {
-        let selected = ListParams::default().labels(&Takeover::new(kyma_selector, Duration::ZERO).query());
         let without_status = |mut kyma: Kyma| {
             (kyma.status, kyma.metadata.managed_fields) = (None, None);
             kyma
         };
-        let kymas = self.list(client, &selected, without_status).await.context("list the Kymas")?;
+        let kymas = self.kymas(client, kyma_selector, without_status).await?;
         let live = Live {
             objects: self.objects(client).await?,
             kymas: kymas.iter().map(|kyma| kyma.metadata.labels.clone().unwrap_or_default()).collect(),
-            releases: self.releases(client).await?,
+            releases: self.config_map(client, names::RELEASES).await?,
         };
         Ok((live, kymas))
     }
 
-    /// Reads the Manifests of these modules, without their status.
-    pub(super) async fn manifests(&self, client: &Client, modules: &BTreeSet<String>) -> Result<Vec<Manifest>> {
+    /// Reads the Kymas that the receiver manages, and keeps what `keep` returns of each.
+    pub(crate) async fn kymas(
+        &self,
+        client: &Client,
+        kyma_selector: &str,
+        keep: impl Fn(Kyma) -> Kyma,
+    ) -> Result<Vec<Kyma>> {
+        let selected = ListParams::default().labels(&Takeover::new(kyma_selector, Duration::ZERO).query());
+        self.list(client, &selected, keep).await.context("list the Kymas")
+    }
+
+    /// Reads the Manifests of these modules, and keeps what `keep` returns of each.
+    pub(crate) async fn manifests(
+        &self,
+        client: &Client,
+        modules: &BTreeSet<String>,
+        keep: impl Fn(Manifest) -> Manifest,
+    ) -> Result<Vec<Manifest>> {
         let mut params = ListParams::default();
         // No Manifest has another name in its label.
         let names: Vec<_> = modules.iter().map(String::as_str).filter(|name| is_label_value(name)).collect();
@@ -73,11 +88,7 @@ impl LiveFlags {
         if names.len() <= MAX_SELECTED {
             params = params.labels(&format!("{} in ({})", label::MODULE_NAME, names.join(",")));
         }
-        let without_status = |mut manifest: Manifest| {
-            (manifest.status, manifest.metadata.managed_fields) = (None, None);
-            manifest
-        };
-        self.list(client, &params, without_status).await.context("list the Manifests")
+        self.list(client, &params, keep).await.context("list the Manifests")
     }
 
     /// Reads the input of one Kyma's view.
@@ -88,10 +99,10 @@ impl LiveFlags {
         let kyma = within_deadline(kymas.get_metadata_opt(name)).await;
         let kyma = kyma.with_context(|| format!("read the Kyma {name}"))?;
         let kyma = kyma.with_context(|| format!("there is no Kyma {name} in {namespace}"))?;
-        Ok((kyma.metadata, self.objects(&client).await?, self.releases(&client).await?))
+        Ok((kyma.metadata, self.objects(&client).await?, self.config_map(&client, names::RELEASES).await?))
     }
 
-    pub(super) async fn objects(&self, client: &Client) -> Result<Objects> {
+    pub(crate) async fn objects(&self, client: &Client) -> Result<Objects> {
         Ok(Objects {
             templates: self.all::<ModuleTemplate>(client).await.context("list the ModuleTemplates")?,
             release_metas: self.all::<ModuleReleaseMeta>(client).await.context("list the ModuleReleaseMetas")?,
@@ -124,9 +135,10 @@ impl LiveFlags {
         Ok(list_map(&api, selected, &LIST_LIMITS, readable).await?.into_iter().flatten().collect())
     }
 
-    async fn releases(&self, client: &Client) -> Result<Option<ConfigMap>> {
+    /// Reads a ConfigMap; `None` if it does not exist.
+    pub(crate) async fn config_map(&self, client: &Client, name: &str) -> Result<Option<ConfigMap>> {
         let api: Api<ConfigMap> = self.cluster.api(client);
-        let releases = within_deadline(api.get_opt(names::RELEASES)).await;
-        releases.with_context(|| format!("read the ConfigMap {}", names::RELEASES))
+        let map = within_deadline(api.get_opt(name)).await;
+        map.with_context(|| format!("read the ConfigMap {name}"))
     }
 }

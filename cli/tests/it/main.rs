@@ -252,6 +252,76 @@ async fn catalog_check_exits_with_0_1_or_2() {
     }
 }
 
+/// KCP with a halted rollout. The patch of its ConfigMap has a conflict at first.
+fn halted_rollout(kind: &str) -> impl Fn(&Parts) -> Answer + Send + Sync + 'static {
+    let rollout = json!({"module": "keda", "channel": "fast", "version": "1.1.0", "moved": 900, "change": "c",
+        "earlier": [{"version": "1.0.0"}],
+        "progress": {"ring": {"number": 1, "through": "00ff"}, "since": 900, "halted": "2 of 9 upgraded runtimes"}});
+    let metadata = json!({"name": "tidewatch-rollouts", "resourceVersion": "7",
+        "annotations": {"operator.kyma-project.io/tidewatch-confirm": "d-1"}});
+    let value = if kind == "valid" { rollout.to_string() } else { "{".to_owned() };
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"keda_fast": value}});
+    let patches = AtomicUsize::new(0);
+    move |parts| match (parts.method.as_str(), parts.uri.path().rsplit('/').next().unwrap()) {
+        ("GET", "tidewatch-rollouts") => Answer::Json(200, map.clone()),
+        ("PATCH", "tidewatch-rollouts") if patches.fetch_add(1, Ordering::Relaxed) == 0 => status(409, "conflict"),
+        ("PATCH", "tidewatch-rollouts") => Answer::Json(200, map.clone()),
+        ("GET", "moduletemplates" | "modulereleasemetas" | "kymas" | "manifests") => list("List", &json!([])),
+        ("GET", "tidewatch-releases" | "tidewatch") => {
+            Answer::Json(404, json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}))
+        }
+        (_, other) => status(404, other),
+    }
+}
+
+#[tokio::test]
+async fn rollout_shows_a_halt_and_confirms_it_beside_other_confirmations() {
+    let kcp = Server::http(halted_rollout("valid")).await;
+    let (_dir, kubeconfig) = file(&kcp.kubeconfig());
+    let local = ["--kubeconfig", &*kubeconfig, "-n", "kcp"];
+    let shown = tidewatch(&[&["rollout", "--json"], &local[..]].concat()).await;
+    assert_eq!(code(&shown), 0, "{}", stderr(&shown));
+    let report: Value = serde_json::from_str(&stdout(&shown)).unwrap();
+    let rollout = &report["rollouts"][0];
+    assert_eq!((&rollout["state"], &rollout["confirmation"]), (&json!("halted"), &json!("c-1")), "{report}");
+    let page = stdout(&tidewatch(&[&["rollout"], &local[..]].concat()).await);
+    assert!(page.contains("to continue: tidewatch rollout confirm c-1\n"), "{page}");
+
+    let refused = tidewatch(&[&["rollout", "confirm", "c-2"], &local[..]].concat()).await;
+    assert_eq!((code(&refused), stdout(&refused)), (1, String::new()));
+    assert!(stderr(&refused).contains("the halted ones wait for: c-1"), "{}", stderr(&refused));
+    assert!(!kcp.received().iter().any(|request| request.starts_with("PATCH")));
+    let confirmed = tidewatch(&[&["rollout", "confirm", "c-1"], &local[..]].concat()).await;
+    let continues = "confirmed: the rollout of 1.1.0 of the module keda in the channel fast continues in ring 1\n";
+    assert_eq!((code(&confirmed), &*stdout(&confirmed)), (0, continues), "{}", stderr(&confirmed));
+    let patches = kcp.received().iter().filter(|request| request.starts_with("PATCH")).count();
+    assert_eq!(patches, 2, "a conflict is tried again");
+    let body = kcp.bodies().pop().unwrap();
+    assert_eq!(
+        body,
+        json!({"metadata": {"resourceVersion": "7",
+            "annotations": {"operator.kyma-project.io/tidewatch-confirm": "c-1,d-1"}}})
+    );
+}
+
+#[tokio::test]
+async fn rollout_names_an_invalid_state_and_needs_kcp() {
+    let kcp = Server::http(halted_rollout("invalid")).await;
+    let (_dir, kubeconfig) = file(&kcp.kubeconfig());
+    let shown = tidewatch(&["rollout", "--kubeconfig", &kubeconfig, "-n", "kcp"]).await;
+    assert!(stdout(&shown).contains("ConfigMap tidewatch-rollouts, key keda_fast: the stored state is invalid"));
+    let (_dir, policy) = file("{");
+    let windows = ["rollout", "--kubeconfig", &kubeconfig, "--maintenance-window-policy", &policy];
+    let failed = tidewatch(&windows).await;
+    assert_eq!(code(&failed), 1);
+    assert!(stderr(&failed).contains("the file is not JSON"), "{}", stderr(&failed));
+    let absent = Server::http(|_| status(500, "down")).await;
+    let (_dir, kubeconfig) = file(&absent.kubeconfig());
+    for command in [&["rollout"][..], &["rollout", "confirm", "c-1"]] {
+        assert_eq!(code(&tidewatch(&[command, &["--kubeconfig", &kubeconfig]].concat()).await), 1);
+    }
+}
+
 #[tokio::test]
 async fn completions_and_man_pages_cover_every_command() {
     for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {

@@ -9,8 +9,8 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use futures::{SinkExt as _, StreamExt as _};
-use http::{HeaderMap, Request, Response, StatusCode, header, request::Parts};
-use http_body_util::Full;
+use http::{HeaderMap, Method, Request, Response, StatusCode, header, request::Parts};
+use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -46,6 +46,8 @@ pub(crate) struct Server {
     certificate: Option<String>,
     /// Method, path and query of each request, then the heads that were received through port-forwards.
     pub(crate) received: Arc<Mutex<Vec<String>>>,
+    /// JSON bodies of the patches.
+    bodies: Arc<Mutex<Vec<Value>>>,
 }
 
 impl Server {
@@ -74,18 +76,21 @@ impl Server {
         let received = Arc::new(Mutex::default());
         let (acceptor, certificate) = tls.unzip();
         let log = received.clone();
+        let bodies = Arc::new(Mutex::default());
+        let patches = bodies.clone();
         tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {
-                let (acceptor, answers, log) = (acceptor.clone(), answers.clone(), log.clone());
+                let (acceptor, answers) = (acceptor.clone(), answers.clone());
+                let (log, patches) = (log.clone(), patches.clone());
                 tokio::spawn(async move {
                     match acceptor {
-                        None => serve(tcp, answers, log).await,
-                        Some(acceptor) => serve(acceptor.accept(tcp).await.unwrap(), answers, log).await,
+                        None => serve(tcp, answers, log, patches).await,
+                        Some(acceptor) => serve(acceptor.accept(tcp).await.unwrap(), answers, log, patches).await,
                     }
                 });
             }
         });
-        Self { address, certificate, received }
+        Self { address, certificate, received, bodies }
     }
 
     /// Its URL.
@@ -109,25 +114,45 @@ impl Server {
         .to_string()
     }
 
+    /// JSON bodies of the patches so far.
+    pub(crate) fn bodies(&self) -> Vec<Value> {
+        self.bodies.lock().unwrap().clone()
+    }
+
     /// Requests so far.
     pub(crate) fn received(&self) -> Vec<String> {
         self.received.lock().unwrap().clone()
     }
 }
 
+/// Appends the body of a patch.
+async fn record(request: Request<Incoming>, patches: &Mutex<Vec<Value>>) -> Request<Full<Bytes>> {
+    let (parts, body) = request.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    patches.lock().unwrap().push(serde_json::from_slice(&body).unwrap());
+    Request::from_parts(parts, Full::new(body))
+}
+
 async fn serve(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     answers: Answers,
     log: Arc<Mutex<Vec<String>>>,
+    patches: Arc<Mutex<Vec<Value>>>,
 ) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let response = respond(request, &answers, &log);
-        async move { Ok::<_, Infallible>(response) }
+        let (answers, log, patches) = (answers.clone(), log.clone(), patches.clone());
+        async move {
+            Ok::<_, Infallible>(if request.method() == Method::PATCH {
+                respond(record(request, &patches).await, &answers, &log)
+            } else {
+                respond(request, &answers, &log)
+            })
+        }
     });
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).with_upgrades().await;
 }
 
-fn respond(mut request: Request<Incoming>, answers: &Answers, log: &Arc<Mutex<Vec<String>>>) -> Response<Full<Bytes>> {
+fn respond<B>(mut request: Request<B>, answers: &Answers, log: &Arc<Mutex<Vec<String>>>) -> Response<Full<Bytes>> {
     let upgrade = hyper::upgrade::on(&mut request);
     let (parts, _) = request.into_parts();
     log.lock().unwrap().push(format!("{} {}", parts.method, parts.uri));

@@ -4,13 +4,15 @@
 //! Pure modules: `members` assesses the runtimes of a rollout, `decide` computes its next step and the runtimes that get
 //! the version now, so that no more can fail than the limit allows. `store` persists the rollouts in a ConfigMap of KCP,
 //! and `task` drives them. A step is stored before it takes effect, so that another receiver can continue from any
-//! point; which runtimes were upgraded, and from which state, is recorded in their Manifests.
+//! point; which runtimes were upgraded, and from which state, is recorded in their Manifests. `view` shows the rollouts to
+//! operators.
 
 mod decide;
 mod members;
 mod metrics;
 mod store;
 mod task;
+pub mod view;
 
 pub use metrics::Metrics;
 pub use task::{Dependencies, RolloutTask};

@@ -24,6 +24,7 @@ use tidewatch_shared::api::{Kyma, ModuleStatus};
 pub use file::PolicyFile;
 pub use flags::Flags;
 pub use metrics::Metrics;
+pub use parse::PolicyError;
 
 pub(crate) use policy::{NoWindowError, WindowState};
 
@@ -34,9 +35,10 @@ use crate::base::key::KymaKey;
 pub(crate) const UNKNOWN: &str = "failed to determine if maintenance window is active";
 
 /// The policy in use, and the Kymas with a module that waits. Clones share one state.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct MaintenanceWindows(Arc<Shared>);
 
+#[derive(Debug)]
 struct Shared {
     policy: ArcSwapOption<Policy>,
     /// Time that an open window must last at least, in seconds.
@@ -52,6 +54,16 @@ impl MaintenanceWindows {
     pub fn new(min_left: Duration, metrics: Metrics) -> Self {
         let min_left = i64::try_from(min_left.as_secs()).unwrap_or(i64::MAX);
         Self(Arc::new(Shared { policy: ArcSwapOption::empty(), min_left, waiting: Mutex::default(), metrics }))
+    }
+
+    /// Creates windows by the content of a policy file.
+    ///
+    /// # Errors
+    /// [`PolicyError`].
+    pub fn parse(policy: &[u8], min_left: Duration) -> Result<Self, PolicyError> {
+        let this = Self::new(min_left, Metrics::default());
+        this.set(parse::policy(policy)?);
+        Ok(this)
     }
 
     /// Windows by a policy in the file's format, with a minimum of 20 minutes.

@@ -1,12 +1,13 @@
 //! Roll-out of a moved channel, or of a mandatory version: each Kyma that follows it gets the new version after a stable,
 //! jittered delay, or with its ring.
 //!
-//! `policy` holds the rules of the rings, `record` the state of a rollout, and `board` shares the rollouts with the
-//! reconciles. The task of [`crate::controllers::module_rollout`] drives them.
+//! `policy` holds the rules of the rings, `record` the state of a rollout, `stored` its form in KCP, and `board` shares the
+//! rollouts with the reconciles. The task of [`crate::controllers::module_rollout`] drives them.
 
 mod board;
 mod policy;
 mod record;
+mod stored;
 
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ pub use record::{EarlierVersion, Progress, Rollout, RolloutKey};
 pub(crate) use board::{BoardEntry, RolloutBoard};
 pub(crate) use policy::{InvalidPolicyError, RolloutPolicy};
 pub(crate) use record::RolloutMark;
+pub(crate) use stored::{StoredRollouts, accepted_targets, confirmations, data_key};
 
 use super::removal_guard::ChannelTarget;
 

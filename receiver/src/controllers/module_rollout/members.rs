@@ -2,11 +2,20 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use kube::ResourceExt as _;
+use tidewatch_shared::{
+    api::{ConditionStatus, Kyma, Manifest, State},
+    names::{annotation, label},
+};
 use tokio::time::Instant;
 
 use crate::{
-    base::key::KymaKey,
-    controllers::{catalog::RolloutMark, rings},
+    base::{key::KymaKey, labels::is_true},
+    controllers::{
+        catalog::{RolloutMark, rollout::RolloutKey},
+        manifest::{is_healthy, is_synced},
+        rings,
+    },
 };
 
 /// Bit of the rank of runtimes that are no canaries.
@@ -78,6 +87,45 @@ pub(super) struct Observation {
     pub(super) is_skipped: bool,
     /// Reason for which nothing can be upgraded.
     pub(super) block: Option<Block>,
+}
+
+impl Observation {
+    /// Observes a module in the rollout of a version.
+    pub(super) fn of(manifest: &Manifest, version: &str, block: Option<Block>) -> Self {
+        Self {
+            has_version: manifest.spec.version.as_deref() == Some(version),
+            mark: RolloutMark::parse(manifest.annotations()),
+            is_synced: is_synced(manifest),
+            is_healthy: is_healthy(manifest),
+            is_error: manifest.status.as_ref().is_some_and(|status| status.state == State::Error),
+            is_skipped: is_true(Some(manifest.labels()), label::SKIP_RECONCILIATION),
+            block,
+        }
+    }
+}
+
+/// Returns whether a managed module, which is not being removed, follows the channel or mandatory version of a rollout.
+pub(super) fn follows(manifest: &Manifest, key: &RolloutKey) -> bool {
+    let labels = manifest.labels();
+    let follows = match &key.channel {
+        Some(channel) => labels.get(label::CHANNEL) == Some(channel),
+        None => is_true(Some(labels), label::MANDATORY_MODULE),
+    };
+    let is_managed = manifest.annotations().get(annotation::UNMANAGED).is_none_or(|value| value != "true");
+    follows && is_managed && manifest.metadata.deletion_timestamp.is_none()
+}
+
+/// Reason for which nothing can be upgraded in a runtime. `is_stopped`: nothing is written to it; `awaits_window`: the
+/// version has to wait for its maintenance window.
+pub(super) fn block(kyma: &Kyma, is_stopped: bool, awaits_window: impl FnOnce() -> bool) -> Option<Block> {
+    if is_stopped {
+        return Some(Block::Paused);
+    }
+    let access = kyma.status.as_ref().and_then(|status| status.condition("RuntimeAccess"));
+    if access.is_some_and(|access| access.status == ConditionStatus::False) {
+        return Some(Block::Access);
+    }
+    awaits_window().then_some(Block::Window)
 }
 
 /// Position of a Kyma in the order of a rollout: canaries first, otherwise effectively random, and equal in every

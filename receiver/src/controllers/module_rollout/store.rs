@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 use tidewatch_shared::names::annotation;
 
-use crate::controllers::catalog::rollout::{Rollout, RolloutKey};
+use crate::controllers::catalog::rollout::{Rollout, RolloutKey, StoredRollouts, confirmations, data_key};
 
 /// Rollouts by the channel or mandatory version.
 pub(super) type Rollouts = BTreeMap<RolloutKey, Rollout>;
@@ -26,20 +26,11 @@ pub(super) struct Snapshot {
 impl Snapshot {
     pub(super) fn of(map: Option<&ConfigMap>) -> Self {
         let Some(map) = map else { return Self::default() };
-        let mut snapshot = Self::default();
-        for (key, text) in map.data.iter().flatten() {
-            match serde_json::from_str::<Rollout>(text) {
-                Ok(rollout) if data_key(&rollout.key()) == *key => {
-                    snapshot.rollouts.insert(rollout.key(), rollout);
-                }
-                Ok(_) | Err(_) => drop(snapshot.invalid.insert(key.clone(), text.clone())),
-            }
-        }
+        let StoredRollouts { rollouts, invalid } = StoredRollouts::of(Some(map));
         let confirmed = map.metadata.annotations.as_ref().and_then(|all| all.get(annotation::CONFIRM));
-        let ids = confirmed.into_iter().flat_map(|text| text.split([',', ' ']));
-        snapshot.confirmed = ids.filter(|id| !id.is_empty()).map(str::to_owned).collect();
-        snapshot.metadata = Some(Box::new(ObjectMeta { managed_fields: None, ..map.metadata.clone() }));
-        snapshot
+        let confirmed = confirmed.map(|text| confirmations(text)).unwrap_or_default();
+        let metadata = Some(Box::new(ObjectMeta { managed_fields: None, ..map.metadata.clone() }));
+        Self { rollouts, invalid, confirmed, metadata }
     }
 
     /// resourceVersion; empty if the ConfigMap does not exist.
@@ -68,15 +59,6 @@ impl Snapshot {
         }
         let valid = rollouts.iter().map(|(key, rollout)| (data_key(key), to_text(rollout)));
         (metadata, self.invalid.clone().into_iter().chain(valid).collect())
-    }
-}
-
-/// Key of a rollout in the ConfigMap: `<module>_<channel>`, or `<module>` for a mandatory version. Names of modules have
-/// no underscore.
-fn data_key(key: &RolloutKey) -> String {
-    match &key.channel {
-        Some(channel) => format!("{}_{channel}", key.module),
-        None => key.module.clone(),
     }
 }
 

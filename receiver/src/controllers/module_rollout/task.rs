@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt as _, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
-    api::{ConditionStatus, Kyma, Manifest, State},
+    api::{Kyma, Manifest},
     names::{ROLLOUTS, annotation, label},
     plan::Work,
 };
@@ -28,15 +28,14 @@ use super::{
     store::{Rollouts, Snapshot},
 };
 use crate::{
-    base::{key::KymaKey, labels::is_true, pause::Pause, stores::Stores, takeover::Takeover},
+    base::{key::KymaKey, pause::Pause, stores::Stores, takeover::Takeover},
     controllers::{
         catalog::{
-            Catalog, RolloutMark,
+            Catalog,
             removal_guard::ChannelTarget,
             rollout::{BoardEntry, Rollout, RolloutKey, RolloutPolicy},
             visibility::template_name,
         },
-        manifest::{is_healthy, is_synced},
         windows::{MaintenanceWindows, WindowState},
     },
     fleet::{
@@ -346,14 +345,8 @@ impl RolloutTask {
     fn followers(&self, key: &RolloutKey) -> impl Iterator<Item = (Arc<Kyma>, Arc<Manifest>)> {
         let manifests = self.dependencies.stores.manifests.of_module(&key.module);
         manifests.into_iter().filter_map(move |manifest| {
-            let labels = manifest.labels();
-            let follows = match &key.channel {
-                Some(channel) => labels.get(label::CHANNEL) == Some(channel),
-                None => is_true(Some(labels), label::MANDATORY_MODULE),
-            };
-            let is_managed = manifest.annotations().get(annotation::UNMANAGED).is_none_or(|value| value != "true");
-            let is_member = follows && is_managed && manifest.metadata.deletion_timestamp.is_none();
-            let kyma = ObjectRef::new(labels.get(label::KYMA_NAME).filter(|_| is_member)?);
+            let is_member = members::follows(&manifest, key);
+            let kyma = ObjectRef::new(manifest.labels().get(label::KYMA_NAME).filter(|_| is_member)?);
             let kyma = self.dependencies.stores.kymas.get(&kyma.within(&manifest.namespace()?))?;
             kyma.metadata.deletion_timestamp.is_none().then_some((kyma, manifest))
         })
@@ -374,15 +367,8 @@ impl RolloutTask {
         let assess = |(kyma, manifest): (Arc<Kyma>, Arc<Manifest>)| {
             let kyma_key = KymaKey::of(kyma.as_ref());
             let uid = kyma.uid()?;
-            let observation = Observation {
-                has_version: manifest.spec.version.as_ref() == Some(&rollout.version),
-                mark: RolloutMark::parse(manifest.annotations()),
-                is_synced: is_synced(&manifest),
-                is_healthy: is_healthy(&manifest),
-                is_error: manifest.status.as_ref().is_some_and(|status| status.state == State::Error),
-                is_skipped: is_true(Some(manifest.labels()), label::SKIP_RECONCILIATION),
-                block: self.block(&kyma_key, &kyma, awaits_window),
-            };
+            let block = self.block(&kyma_key, &kyma, awaits_window);
+            let observation = Observation::of(&manifest, &rollout.version, block);
             let run_of = (rollout.change.as_str(), run.admitted.contains(&uid));
             let standing = run.times.assess(&kyma_key, run_of, &observation, policy.deadline, now);
             let rank = members::rank(&key.module, &rollout.version, &uid, policy.is_canary(kyma.labels()));
@@ -397,15 +383,9 @@ impl RolloutTask {
     /// Reason for which nothing can be upgraded in a runtime.
     fn block(&self, key: &KymaKey, kyma: &Kyma, awaits_window: bool) -> Option<Block> {
         let Dependencies { pause, takeover, windows, .. } = &self.dependencies;
-        if !takeover.reconciles(kyma, pause) || takeover.is_pending(key) {
-            return Some(Block::Paused);
-        }
-        let access = kyma.status.as_ref().and_then(|status| status.condition("RuntimeAccess"));
-        if access.is_some_and(|access| access.status == ConditionStatus::False) {
-            return Some(Block::Access);
-        }
+        let is_stopped = !takeover.reconciles(kyma, pause) || takeover.is_pending(key);
         let is_closed = || windows.state(kyma, Timestamp::now()) != WindowState::Open;
-        (awaits_window && is_closed()).then_some(Block::Window)
+        members::block(kyma, is_stopped, || awaits_window && is_closed())
     }
 
     /// Publishes the recorded rollouts with the Kymas that get the version now.

@@ -27,7 +27,7 @@ const DAY: i64 = 86_400;
 
 /// A mistake in a policy, with its place.
 #[derive(Debug, Error)]
-pub(crate) enum PolicyError {
+pub enum PolicyError {
     /// The file is too large.
     #[error("the file has more than {MAX_BYTES} bytes")]
     TooLarge,

@@ -7,7 +7,7 @@ use kube::runtime::{
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate},
+    api::{ModuleReleaseMeta, ModuleTemplate, State},
     identity::{Instance, RuntimeId},
     names::RELEASES,
     plan::Plan,
@@ -16,12 +16,12 @@ use tidewatch_shared::{
 use super::*;
 use crate::{
     controllers::{
-        catalog::{self, Flags, RolloutSlot, VersionSource, rollout::RolloutFlags},
+        catalog::{self, Flags, RolloutMark, RolloutSlot, VersionSource, rollout::RolloutFlags},
+        manifest::is_healthy,
         windows,
     },
     fleet::{queue::ReconcileOutcome, table},
-    kube::state_map::RETRY,
-    kube::{WriteBudgets, recorder},
+    kube::{WriteBudgets, recorder, state_map::RETRY},
     testing::FakeApiServer,
 };
 

@@ -1,0 +1,79 @@
+//! Rollouts as the ConfigMap in KCP stores them, one key for each, and the accepted targets that they follow. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::ConfigMap;
+
+use super::record::{Rollout, RolloutKey};
+use crate::controllers::catalog::{releases::Ledger, removal_guard::ChannelTarget};
+
+/// Content of the ConfigMap.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct StoredRollouts {
+    pub(crate) rollouts: BTreeMap<RolloutKey, Rollout>,
+    /// Values that cannot be parsed, by key.
+    pub(crate) invalid: BTreeMap<String, String>,
+}
+
+impl StoredRollouts {
+    /// Parses the ConfigMap; `None` has no rollouts.
+    pub(crate) fn of(map: Option<&ConfigMap>) -> Self {
+        let mut stored = Self::default();
+        for (key, text) in map.and_then(|map| map.data.as_ref()).into_iter().flatten() {
+            match serde_json::from_str::<Rollout>(text) {
+                Ok(rollout) if data_key(&rollout.key()) == *key => {
+                    stored.rollouts.insert(rollout.key(), rollout);
+                }
+                Ok(_) | Err(_) => drop(stored.invalid.insert(key.clone(), text.clone())),
+            }
+        }
+        stored
+    }
+
+    /// Returns whether the state of a rollout is stored and cannot be parsed.
+    pub(crate) fn is_invalid(&self, key: &RolloutKey) -> bool {
+        self.invalid.contains_key(&data_key(key))
+    }
+
+    /// Returns the rollout of an accepted target, and whether it is recorded. `None` if its recorded state is invalid, or no
+    /// move was observed. `has_reached_all` is that of [`Rollout::of_move`].
+    pub(crate) fn of_target(
+        &self,
+        key: &RolloutKey,
+        target: &ChannelTarget,
+        has_reached_all: bool,
+    ) -> Option<(Rollout, bool)> {
+        if self.is_invalid(key) || target.since.is_none() {
+            return None;
+        }
+        Some(match self.rollouts.get(key) {
+            Some(recorded) if recorded.is_of(target) => (recorded.clone(), true),
+            recorded => (Rollout::of_move(key, recorded, target, has_reached_all), false),
+        })
+    }
+}
+
+/// Key of a rollout in the ConfigMap: `<module>_<channel>`, or `<module>` for a mandatory version. Names of modules have
+/// no underscore.
+pub(crate) fn data_key(key: &RolloutKey) -> String {
+    match &key.channel {
+        Some(channel) => format!("{}_{channel}", key.module),
+        None => key.module.clone(),
+    }
+}
+
+/// Accepted targets of the channels and mandatory versions in the ConfigMap of releases.
+pub(crate) fn accepted_targets(releases: Option<&ConfigMap>) -> BTreeMap<RolloutKey, ChannelTarget> {
+    let mut ledger = Ledger::default();
+    ledger.observe(releases);
+    let accepted = ledger.accepted.unwrap_or_default();
+    let targets = accepted.iter().flat_map(|(module, state)| {
+        state.targets().map(|(source, target)| (RolloutKey::new(module, source), target.clone()))
+    });
+    targets.collect()
+}
+
+/// Identifiers that a confirmation names, separated by commas or spaces.
+pub(crate) fn confirmations(text: &str) -> BTreeSet<String> {
+    text.split([',', ' ']).filter(|id| !id.is_empty()).map(str::to_owned).collect()
+}
