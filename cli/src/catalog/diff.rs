@@ -11,13 +11,14 @@ use tidewatch_receiver::controllers::{
         Flags,
         check::{self, Objects},
         preview::{self, Live, Preview, PreviewOptions},
+        rollout::RolloutFlags,
     },
     kyma::preview::{self as kyma_preview, Fleet, KymaEffects},
 };
 use tidewatch_shared::api::Manifest;
 
 use super::{LiveFlags, files};
-use crate::{block_on, exit, output};
+use crate::{block_on, exit, output, windows::WindowFlags};
 
 /// Arguments of `catalog diff`.
 #[derive(Clone, Debug, Args)]
@@ -49,6 +50,14 @@ pub struct Diff {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+
+    /// Maintenance windows, for which upgrades wait.
+    #[command(flatten)]
+    pub windows: WindowFlags,
+
+    /// Rules of the ring rollouts, as for the receiver.
+    #[command(flatten)]
+    pub rollout: RolloutFlags,
 }
 
 /// Result of `catalog diff`.
@@ -66,6 +75,8 @@ impl Diff {
             restricted: self.live.restricted(),
             removal_limit_percent: self.removal_limit_percent,
             whole: self.whole,
+            rollout: self.rollout.clone(),
+            windows: self.windows.read()?,
             now: Timestamp::now().as_second(),
         };
         let (live, fleet) = block_on(self.read(&objects, &options))?;

@@ -56,6 +56,7 @@ impl LiveFlags {
             objects: self.objects(client).await?,
             kymas: kymas.iter().map(|kyma| kyma.metadata.labels.clone().unwrap_or_default()).collect(),
             releases: self.config_map(client, names::RELEASES).await?,
+            rollouts: self.config_map(client, names::ROLLOUTS).await?,
         };
         Ok((live, kymas))
     }

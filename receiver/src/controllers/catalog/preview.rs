@@ -14,21 +14,35 @@ use kube::ResourceExt as _;
 use serde::Serialize;
 use tidewatch_shared::{
     api::{ModuleReleaseMeta, ModuleTemplate},
-    names::finalizer,
+    names::{annotation, finalizer},
     table,
     variant::VariantName as _,
 };
 
 use super::{
+    Flags,
     check::Objects,
     desired::{Difference, ObjectId},
     holds::Holds,
     releases::Ledger,
-    removal_guard::{self, GuardDecision, HeldRemovals, RemovalPolicy},
-    rollout::{RolloutSlot, VersionSource},
+    removal_guard::{self, ChannelTarget, GuardDecision, HeldRemovals, Releases, RemovalPolicy},
+    rollout::{
+        BoardEntry, InvalidPolicyError, Rollout, RolloutBoard, RolloutFlags, RolloutKey, RolloutPolicy, RolloutSlot,
+        StoredRollouts, VersionSource,
+    },
     snapshot::{Omission, Snapshot},
     visibility::VisibilityClass,
 };
+use crate::controllers::windows::MaintenanceWindows;
+
+/// Annotations of a release meta with the rules of its ring rollout.
+const ROLLOUT_RULES: [&str; 5] = [
+    annotation::ROLLOUT_RINGS,
+    annotation::ROLLOUT_PAUSE,
+    annotation::ROLLOUT_DEADLINE,
+    annotation::ROLLOUT_MAX_FAILURES,
+    annotation::ROLLOUT_CANARIES,
+];
 
 /// Current state of KCP.
 #[derive(Clone, Debug, Default)]
@@ -39,10 +53,12 @@ pub struct Live {
     pub kymas: Vec<BTreeMap<String, String>>,
     /// ConfigMap of releases.
     pub releases: Option<ConfigMap>,
+    /// ConfigMap of the ring rollouts.
+    pub rollouts: Option<ConfigMap>,
 }
 
 /// Options of a preview.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct PreviewOptions {
     /// Modules of `--restricted-default-modules`.
     pub restricted: BTreeSet<String>,
@@ -50,6 +66,10 @@ pub struct PreviewOptions {
     pub removal_limit_percent: u8,
     /// The given objects are the whole catalog: objects that only KCP has are removed.
     pub whole: bool,
+    /// Flags of the ring rollout.
+    pub rollout: RolloutFlags,
+    /// Maintenance windows; `None` if they are not known.
+    pub windows: Option<MaintenanceWindows>,
     /// Current time in Unix seconds.
     pub now: i64,
 }
@@ -121,6 +141,10 @@ pub(crate) struct Outlook {
     pub(crate) at_first: Snapshot,
     /// Catalog after the change, whatever the guard decides.
     pub(crate) later: Snapshot,
+    /// Ring rollouts before and after the change.
+    pub(crate) rollouts: (RolloutBoard, RolloutBoard),
+    /// Rules of the modules with a ring rollout after the change.
+    policies: BTreeMap<String, Result<RolloutPolicy, InvalidPolicyError>>,
     guard: GuardDecision,
     now: i64,
 }
@@ -142,7 +166,24 @@ impl Outlook {
         let policy = RemovalPolicy { percent, confirmed, now: options.now };
         let guard = removal_guard::evaluate(Some(&accepted), later.releases(), live.kymas.iter(), policy);
         let at_first = snapshot(&applied, Holds::of(&guard.held, &guard.accepted));
-        Self { before, at_first, later, guard, now: options.now }
+        let policy = |meta: &Arc<ModuleReleaseMeta>| {
+            Some((meta.name_any(), RolloutPolicy::of(meta, &options.rollout).transpose()?))
+        };
+        let policies = applied.release_metas.iter().filter_map(policy).collect();
+        let stored = StoredRollouts::of(live.rollouts.as_ref());
+        let after = rollouts_after(&stored, &policies, &guard.accepted, options.now);
+        let rollouts = (board(stored.rollouts), board(after));
+        Self { before, at_first, later, rollouts, policies, guard, now: options.now }
+    }
+
+    /// Returns whether a module has a ring rollout after the change.
+    pub(crate) fn has_rings(&self, module: &str) -> bool {
+        self.policies.contains_key(module)
+    }
+
+    /// Mistakes in the rules of ring rollouts, by module.
+    pub(crate) fn invalid_policies(&self) -> impl Iterator<Item = (&str, &InvalidPolicyError)> {
+        self.policies.iter().filter_map(|(module, policy)| Some((module.as_str(), policy.as_ref().err()?)))
     }
 
     /// Removals that wait for a confirmation.
@@ -151,7 +192,7 @@ impl Outlook {
     }
 
     /// Slot of a Kyma for the version that a module's release meta points to after the change. The jitter of the roll-out
-    /// counts as passed.
+    /// counts as passed; of a ring rollout in progress no ring has begun.
     pub(crate) fn rollout_slot(
         &self,
         kyma_uid: &str,
@@ -160,9 +201,50 @@ impl Outlook {
         version: &str,
     ) -> RolloutSlot {
         let target = self.guard.accepted.get(module).and_then(|state| state.target(source));
+        if let (Some(target), true) = (target, self.has_rings(module)) {
+            return match target.since {
+                _ if target.version != version => RolloutSlot::Undecided,
+                None => RolloutSlot::Now,
+                Some(_) => self.rollouts.1.slot(kyma_uid, module, source, target),
+            };
+        }
         let now = Timestamp::from_second(self.now).unwrap_or_default();
         RolloutSlot::of((kyma_uid, module, version), target, Duration::ZERO, now)
     }
+}
+
+/// Rollouts of the modules with rings, for these accepted targets, as the task of the rollouts would record them.
+fn rollouts_after(
+    stored: &StoredRollouts,
+    policies: &BTreeMap<String, Result<RolloutPolicy, InvalidPolicyError>>,
+    accepted: &Releases,
+    now: i64,
+) -> BTreeMap<RolloutKey, Rollout> {
+    let window = Flags::default().module_upgrade_rollout_max_delay.as_secs();
+    let window = i64::try_from(window).unwrap_or(i64::MAX);
+    let with_rings = accepted.iter().filter_map(|(module, state)| Some((module, state, policies.get(module)?)));
+    let targets = with_rings.flat_map(|(module, state, policy)| {
+        state.targets().map(move |(source, target)| (RolloutKey::new(module, source), target, policy))
+    });
+    let rollout = |(key, target, policy): (RolloutKey, &ChannelTarget, &Result<_, _>)| {
+        let rollout = match policy {
+            Ok(_) => {
+                let has_reached_all = target.since.is_some_and(|since| now >= since.saturating_add(window));
+                stored.of_target(&key, target, has_reached_all)?.0
+            }
+            // The state stays as it is until the annotations are valid.
+            Err(_) => stored.rollouts.get(&key)?.clone(),
+        };
+        Some((key, rollout))
+    };
+    targets.filter_map(rollout).collect()
+}
+
+fn board(rollouts: BTreeMap<RolloutKey, Rollout>) -> RolloutBoard {
+    let board = RolloutBoard::default();
+    let entry = |(key, rollout)| (key, BoardEntry { rollout, admitted: Arc::default() });
+    board.publish(rollouts.into_iter().map(entry).collect());
+    board
 }
 
 /// Names of the modules of which the change adds, changes or removes a template or the release meta. All other modules
@@ -247,6 +329,10 @@ fn applied(live: &Objects, objects: &Objects, options: &PreviewOptions) -> Objec
         if let Some(live) = live.release_metas.iter().find(|live| live.name_any() == name) {
             found.metadata.finalizers.clone_from(&live.metadata.finalizers);
             found.metadata.deletion_timestamp.clone_from(&live.metadata.deletion_timestamp);
+            // Operators annotate the live object; an applied file changes only the annotations that it has.
+            for (name, value) in live.annotations().iter().filter(|(name, _)| ROLLOUT_RULES.contains(&name.as_str())) {
+                found.annotations_mut().entry(name.clone()).or_insert_with(|| value.clone());
+            }
         }
         if found.spec.mandatory.is_some() && found.metadata.deletion_timestamp.is_none() && !is_protected(found) {
             found.finalizers_mut().push(finalizer::MANDATORY_MODULE.to_owned());
@@ -372,12 +458,12 @@ mod tests {
                 &[regular("keda", "1.0.0"), regular("nats", "1.0.0")],
             ),
             kymas: (0..10).map(|n| labels(n < 2)).collect(),
-            releases: None,
+            ..Live::default()
         }
     }
 
     fn options(whole: bool) -> PreviewOptions {
-        PreviewOptions { restricted: BTreeSet::new(), removal_limit_percent: 5, whole, now: 100 }
+        PreviewOptions { removal_limit_percent: 5, whole, now: 100, ..PreviewOptions::default() }
     }
 
     #[test]

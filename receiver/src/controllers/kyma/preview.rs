@@ -22,7 +22,7 @@ use tidewatch_shared::{
     names::label,
 };
 
-pub use report::{Effect, KymaEffects, Outcome, WaitReason};
+pub use report::{Effect, InvalidRollout, KymaEffects, Outcome, WaitReason};
 
 use self::selection::{Selection, selection_of};
 use super::{
@@ -46,7 +46,7 @@ use crate::{
             retirement,
             snapshot::Snapshot,
         },
-        windows::WindowState,
+        windows::{MaintenanceWindows, Metrics, WindowState},
     },
 };
 
@@ -67,13 +67,20 @@ pub struct Fleet {
 pub fn effects(live: &Live, objects: &Objects, options: &PreviewOptions, fleet: Fleet, limit: usize) -> KymaEffects {
     let changed = changed_modules(&live.objects, objects, options);
     let outlook = Outlook::new(live, objects, options);
-    let today = retirement::day(Timestamp::from_second(options.now).unwrap_or_default());
+    let now = Timestamp::from_second(options.now).unwrap_or_default();
+    let today = retirement::day(now);
+    let windows =
+        options.windows.clone().unwrap_or_else(|| MaintenanceWindows::new(Duration::ZERO, Metrics::default()));
     let Fleet { kymas, manifests, kyma_selector } = fleet;
     let takeover = Takeover::new(&kyma_selector, Duration::ZERO);
     let is_changed = |manifest: &Manifest| module_of(manifest).is_some_and(|module| changed.contains(module));
     let mut manifests = by_kyma(&kymas, manifests.into_iter().filter(is_changed));
     let mut report = KymaEffects { total: kymas.len(), ..KymaEffects::default() };
-    let mut groups: BTreeMap<(String, Outcome), BTreeSet<String>> = BTreeMap::new();
+    let invalid =
+        |(module, error): (&str, &_)| InvalidRollout { module: module.to_owned(), message: ToString::to_string(error) };
+    report.invalid_rollouts =
+        outlook.invalid_policies().filter(|(module, _)| changed.contains(*module)).map(invalid).collect();
+    let mut groups: BTreeMap<(String, Outcome), Group> = BTreeMap::new();
     for kyma in &kymas {
         if kyma.metadata.deletion_timestamp.is_some() || takeover::is_hand_back_requested(kyma) {
             report.left_out += 1;
@@ -83,23 +90,28 @@ pub fn effects(live: &Live, objects: &Objects, options: &PreviewOptions, fleet: 
         let selection = selection_of(kyma, &manifests);
         report.unknown_selections += usize::from(matches!(selection, Selection::Installed(_)));
         let stop = stop_of(kyma, &takeover);
-        let preview =
-            KymaPreview { kyma, manifests, selection: selection.validated(&changed), changed: &changed, today };
-        for (module, outcome) in preview.effects(&outlook) {
+        let selection = selection.validated(&changed);
+        let (window, is_known) = (windows.state(kyma, now), options.windows.is_some());
+        let preview = KymaPreview { kyma, manifests, selection, changed: &changed, today, window };
+        for KymaEffect { module, outcome, needs_window } in preview.effects(&outlook, is_known) {
+            report.unknown_windows += usize::from(needs_window && !is_known);
             let outcome = match stop {
                 Some(reason) => outcome.stopped(reason),
                 None => outcome,
             };
-            groups.entry((module, outcome)).or_default().insert(kyma.name_any());
+            let group = groups.entry((module, outcome)).or_default();
+            group.names.insert(kyma.name_any());
+            group.windows.insert(window.opens().filter(|_| needs_window));
         }
     }
     report.effects = groups
         .into_iter()
-        .map(|((module, outcome), names)| Effect {
+        .map(|((module, outcome), Group { names, windows })| Effect {
             module,
             outcome,
             kymas: names.len(),
             names: names.into_iter().take(limit).collect(),
+            opens: windows.first().filter(|_| windows.len() == 1).copied().flatten().map(|opens| opens.to_string()),
         })
         .collect();
     report
@@ -125,6 +137,22 @@ fn by_kyma(kymas: &[Kyma], manifests: impl Iterator<Item = Manifest>) -> HashMap
     found
 }
 
+/// Kymas with the same effect.
+#[derive(Default)]
+struct Group {
+    names: BTreeSet<String>,
+    /// Starts of the windows that they wait for.
+    windows: BTreeSet<Option<Timestamp>>,
+}
+
+/// Effect on one module of one Kyma.
+struct KymaEffect {
+    module: String,
+    outcome: Outcome,
+    /// The version requires a downtime, and the window is not open.
+    needs_window: bool,
+}
+
 /// The inputs of the decisions on one Kyma.
 struct KymaPreview<'a> {
     kyma: &'a Kyma,
@@ -134,6 +162,18 @@ struct KymaPreview<'a> {
     changed: &'a BTreeSet<String>,
     /// Day of the decisions, UTC.
     today: Date,
+    /// Maintenance window of the Kyma.
+    window: WindowState,
+}
+
+/// The inputs in which the decisions of one preview differ.
+#[derive(Clone, Copy)]
+struct Moment<'a> {
+    catalog: &'a Snapshot,
+    held: &'a (dyn Fn(&str) -> bool + Sync),
+    turn: &'a (dyn Fn(&str, VersionSource<'_>, &str) -> RolloutSlot + Sync),
+    window: WindowState,
+    rollouts: &'a RolloutBoard,
 }
 
 /// The decision on one module, as far as a change of the catalog affects it.
@@ -153,33 +193,56 @@ enum Decided {
 type ByModule = BTreeMap<String, Decided>;
 
 impl KymaPreview<'_> {
-    /// Outcomes of the change, by module.
-    fn effects(&self, outlook: &Outlook) -> Vec<(String, Outcome)> {
+    /// Effects of the change. `is_known`: the maintenance windows are known, so that upgrades wait for them.
+    fn effects(&self, outlook: &Outlook, is_known: bool) -> Vec<KymaEffect> {
         let (anything, at_once) = (|_: &str| false, |_: &str, _: VersionSource<'_>, _: &str| RolloutSlot::Now);
         let uid = self.kyma.uid().unwrap_or_default();
-        let before = self.decide(&outlook.before, &anything, &at_once);
-        let finally = self.decide(&outlook.later, &anything, &at_once);
+        let (earlier, rollouts) = (&outlook.rollouts.0, &outlook.rollouts.1);
         let held = outlook.held();
-        let first = self.decide(&outlook.at_first, &|module| held.holds(module), &|module, source, version| {
+        let is_held = |module: &str| held.holds(module);
+        let turn = |module: &str, source: VersionSource<'_>, version: &str| {
             outlook.rollout_slot(&uid, module, source, version)
-        });
+        };
+        let finally =
+            Moment { catalog: &outlook.later, held: &anything, turn: &at_once, window: WindowState::Open, rollouts };
+        let before = self.decide(Moment { catalog: &outlook.before, rollouts: earlier, ..finally });
+        let first = self.decide(Moment { catalog: &outlook.at_first, held: &is_held, turn: &turn, ..finally });
+        let in_window =
+            (self.window != WindowState::Open).then(|| self.decide(Moment { window: self.window, ..finally }));
+        let finally = self.decide(finally);
         let modules: BTreeSet<_> = before.keys().chain(finally.keys()).collect();
         let effect = |module: &String| {
-            let outcome = self.outcome(module, before.get(module), finally.get(module)?)?;
-            let reason = if held.modules.contains(module) { WaitReason::Held } else { WaitReason::Rollout };
-            let waits = first.get(module) != finally.get(module);
-            Some((module.clone(), if waits { outcome.waiting(reason) } else { outcome }))
+            let later = finally.get(module)?;
+            let mut outcome = self.outcome(module, before.get(module), later)?;
+            let closed = in_window.as_ref().and_then(|decided| decided.get(module)).filter(|closed| *closed != later);
+            match closed {
+                Some(Decided::Refused(message)) if is_known && self.window.opens().is_none() => {
+                    outcome = Outcome::Refused { version: self.installed(module), message: message.clone() };
+                }
+                Some(_) if is_known => outcome = outcome.waiting(WaitReason::Window),
+                _ => {}
+            }
+            if first.get(module) != Some(later) {
+                outcome = outcome.waiting(match module {
+                    module if held.modules.contains(module) => WaitReason::Held,
+                    module if outlook.has_rings(module) => WaitReason::Ring,
+                    _ => WaitReason::Rollout,
+                });
+            }
+            Some(KymaEffect { module: module.clone(), outcome, needs_window: closed.is_some() })
         };
         modules.into_iter().filter_map(effect).collect()
     }
 
+    /// Installed version of a module.
+    fn installed(&self, module: &str) -> Option<String> {
+        let manifest = self.manifests.iter().find(|manifest| module_of(manifest) == Some(module));
+        manifest.and_then(|manifest| manifest.spec.version.clone())
+    }
+
     /// Decides with the functions of the reconcile; every component descriptor counts as known.
-    fn decide(
-        &self,
-        catalog: &Snapshot,
-        held: &(dyn Fn(&str) -> bool + Sync),
-        turn: &(dyn Fn(&str, VersionSource<'_>, &str) -> RolloutSlot + Sync),
-    ) -> ByModule {
+    fn decide(&self, moment: Moment<'_>) -> ByModule {
+        let Moment { catalog, held, turn, window, rollouts } = moment;
         let namespace = self.kyma.namespace().unwrap_or_default();
         let sources = Sources {
             namespace: &namespace,
@@ -188,10 +251,9 @@ impl KymaPreview<'_> {
             held,
             today: self.today,
             turn,
-            // Neither the delay of the roll-out nor the maintenance window of a runtime is part of the preview.
-            window: &|| WindowState::Open,
+            window: &|| window,
             edited: &|_, _| RolloutSlot::Now,
-            rollouts: &RolloutBoard::default(),
+            rollouts,
         };
         let layer = |found: &Resolved| {
             let source = json!({"name": found.component, "ref": found.version});
@@ -216,9 +278,7 @@ impl KymaPreview<'_> {
         if before == Some(later) {
             return None;
         }
-        let manifest = self.manifests.iter().find(|manifest| module_of(manifest) == Some(module));
-        let version = manifest.and_then(|manifest| manifest.spec.version.clone());
-        Some(match (later, version) {
+        Some(match (later, self.installed(module)) {
             (Decided::Kept, _) => return None,
             (Decided::Refused(message), version) => Outcome::Refused { version, message: message.clone() },
             (Decided::Removed(message), Some(version)) => Outcome::Loses { version, message: message.clone() },

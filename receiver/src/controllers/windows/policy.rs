@@ -107,6 +107,14 @@ pub(crate) enum NoWindowError {
 }
 
 impl WindowState {
+    /// Start of the window; `None` if it is open, or there is none.
+    pub(crate) const fn opens(self) -> Option<Timestamp> {
+        match self {
+            Self::Opens(opens) => Some(opens),
+            Self::Open | Self::Unknown(_) => None,
+        }
+    }
+
     /// Time until the reconcile of a Kyma with a module that waits; `None` if no window is known.
     pub(crate) fn delay(self, now: Timestamp) -> Option<Duration> {
         match self {

@@ -15,8 +15,22 @@ pub struct KymaEffects {
     pub left_out: usize,
     /// Number of Kymas without a recorded selection in KCP; their installed modules count as selected.
     pub unknown_selections: usize,
+    /// Number of modules in Kymas whose version requires a downtime, if the maintenance windows are not known: they may
+    /// wait for one.
+    pub unknown_windows: usize,
+    /// Modules whose ring rollouts have invalid rules: no further Kyma gets a moved channel.
+    pub invalid_rollouts: Vec<InvalidRollout>,
     /// Effects by module, the most severe ones first.
     pub effects: Vec<Effect>,
+}
+
+/// A mistake in the rules of a module's ring rollout.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct InvalidRollout {
+    /// Name of the module.
+    pub module: String,
+    /// The mistake.
+    pub message: String,
 }
 
 /// An effect that a number of Kymas has in common.
@@ -32,6 +46,9 @@ pub struct Effect {
     pub kymas: usize,
     /// Names of the first ones, sorted.
     pub names: Vec<String>,
+    /// Start of the maintenance window that they wait for; absent unless they have it in common.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub opens: Option<String>,
 }
 
 /// Outcome of a change of the catalog for one module of one Kyma, the most severe ones first.
@@ -94,6 +111,12 @@ pub enum WaitReason {
     Held,
     /// The Kyma's slot in the roll-out has not come; the jitter of a slot counts as passed.
     Rollout,
+    /// The ring of the Kyma has not begun.
+    #[strum(to_string = "ring rollout")]
+    Ring,
+    /// The version requires a downtime, and the maintenance window of the Kyma is not open.
+    #[strum(to_string = "maintenance window")]
+    Window,
     /// The label `tidewatch-pause` pauses the runtime.
     Paused,
     /// The label `skip-reconciliation` stops the reconcile.
@@ -109,7 +132,7 @@ impl Outcome {
     /// This outcome in a Kyma whose reconcile is stopped, whatever else it waits for.
     pub(super) fn stopped(self, reason: WaitReason) -> Self {
         match self {
-            Self::Waits { then, .. } => Self::Waits { reason, then },
+            Self::Waits { then, .. } => then.stopped(reason),
             outcome => outcome.waiting(reason),
         }
     }
@@ -159,7 +182,10 @@ impl fmt::Display for KymaEffects {
             writeln!(f, "no module of {} Kymas would be affected", self.total)?;
         } else {
             let rows = self.effects.iter().map(|effect| {
-                let (outcome, detail) = effect.outcome.texts();
+                let (outcome, mut detail) = effect.outcome.texts();
+                if let Some(opens) = &effect.opens {
+                    detail.push_str(&format!("; the window opens at {opens}"));
+                }
                 [effect.module.clone(), outcome.to_owned(), effect.kymas.to_string(), detail, effect.to_string()]
             });
             f.write_str(&table::aligned(["MODULE", "OUTCOME", "KYMAS", "DETAIL", "NAMES"], rows.collect()))?;
@@ -170,6 +196,17 @@ impl fmt::Display for KymaEffects {
         if self.unknown_selections > 0 {
             let unknown = self.unknown_selections;
             writeln!(f, "the selections of {unknown} Kymas are not known; their installed modules stand for them")?;
+        }
+        if self.unknown_windows > 0 {
+            let unknown = self.unknown_windows;
+            writeln!(
+                f,
+                "the maintenance windows are not known, for which {unknown} upgrades may wait; name the policy with \
+                 --maintenance-window-policy"
+            )?;
+        }
+        for InvalidRollout { module, message } in &self.invalid_rollouts {
+            writeln!(f, "{}", table::sanitize(&format!("the ring rollout of {module} is invalid: {message}")))?;
         }
         Ok(())
     }

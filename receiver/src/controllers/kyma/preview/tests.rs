@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 use tidewatch_shared::names::{annotation, finalizer, label};
 
 use super::*;
-use crate::controllers::kyma::build;
+use crate::controllers::{catalog::holds::Holds, kyma::build};
 
 const API: &str = "operator.kyma-project.io/v1beta2";
 
@@ -69,6 +69,9 @@ struct Case {
     whole: bool,
     restricted: bool,
     fleet: Fleet,
+    rollouts: Option<Value>,
+    releases: Option<Value>,
+    windows: Option<Value>,
 }
 
 impl Case {
@@ -77,15 +80,26 @@ impl Case {
         let live = vec![plain("1.0.0"), plain("1.1.0"), channels(&[("regular", "1.0.0")])];
         let kymas = vec![kyma("k", json!([{"name": "keda", "managed": true}]))];
         let fleet = Fleet { kymas, manifests: vec![manifest("k", "1.0.0", Some("regular"))], ..Fleet::default() };
-        Self { live, files: files.to_vec(), whole: false, restricted: false, fleet }
+        let (rollouts, releases, windows) = (None, None, None);
+        Self { live, files: files.to_vec(), whole: false, restricted: false, fleet, rollouts, releases, windows }
     }
 
     fn effects(self, limit: usize) -> KymaEffects {
-        let Self { live, files, whole, restricted, fleet } = self;
+        let Self { live, files, whole, restricted, fleet, rollouts, releases, windows } = self;
+        let map = |data: Value| serde_json::from_value(json!({"data": data})).unwrap();
         let kymas = fleet.kymas.iter().map(|kyma| kyma.labels().clone()).collect();
-        let live = Live { objects: objects(&live), kymas, releases: None };
+        let (rollouts, releases) = (rollouts.map(map), releases.map(map));
+        let live = Live { objects: objects(&live), kymas, releases, rollouts };
+        let windows = windows.map(|policy| MaintenanceWindows::with_policy(&policy));
         let restricted = restricted.then(|| "keda".to_owned()).into_iter().collect();
-        let options = PreviewOptions { restricted, removal_limit_percent: 5, whole, now: 1_000 };
+        let options = PreviewOptions {
+            restricted,
+            removal_limit_percent: 5,
+            whole,
+            windows,
+            now: 1_000,
+            ..PreviewOptions::default()
+        };
         effects(&live, &objects(&files), &options, fleet, limit)
     }
 
@@ -390,4 +404,119 @@ fn mandatory_module_that_a_user_lists_is_upgraded_all_the_same() {
     case.fleet.manifests = vec![manifest("k", "1.0.0", None)];
     case.fleet.manifests[0].labels_mut().insert(label::MANDATORY_MODULE.to_owned(), "true".to_owned());
     assert_eq!(case.outcomes(), one("upgrades 1.0.0 → 1.1.0"));
+}
+
+/// KCP whose version 1.1.0 requires a downtime, with the Kymas `sat`, `sat2` and `skips` in one region and `sun` in another.
+fn with_downtime() -> Case {
+    let requires_downtime = |template: &mut Value| template["spec"]["requiresDowntime"] = true.into();
+    let mut case = Case::new(&[channels(&[("regular", "1.1.0")])]);
+    case.live[1] = template("1.1.0", requires_downtime);
+    let names = ["sat", "sat2", "skips", "sun"];
+    case.fleet.kymas = names.map(|name| kyma(name, json!([{"name": "keda", "managed": true}]))).to_vec();
+    case.fleet.manifests = names.map(|name| manifest(name, "1.0.0", Some("regular"))).to_vec();
+    for (kyma, name) in case.fleet.kymas.iter_mut().zip(names) {
+        kyma.labels_mut().insert("kyma-project.io/region".to_owned(), name.to_owned());
+    }
+    case.fleet.kymas[2].spec.skip_maintenance_windows = Some(true);
+    case
+}
+
+fn window(begin: &str) -> Value {
+    json!([{"begin": begin, "end": "1970-02-01T00:00:00Z"}])
+}
+
+#[test]
+fn version_with_a_downtime_waits_for_the_window_of_each_kyma() {
+    let rule = |region: &str, begin: &str| json!({"match": {"region": region}, "windows": window(begin)});
+    let later = "1970-01-03T20:00:00Z";
+    let windows = |rules: Value| Some(json!({"rules": rules}));
+    let case = Case {
+        windows: windows(json!([rule("^sat", later), rule("^sun", "1970-01-01T00:00:00Z")])),
+        ..with_downtime()
+    };
+    let effects = case.effects(9);
+    let found: Vec<_> =
+        effects.effects.iter().map(|it| (it.outcome.texts(), it.names.len(), it.opens.as_deref())).collect();
+    let upgrade = "1.0.0 → 1.1.0".to_owned();
+    let waits = ("waits", format!("maintenance window, then upgrades {upgrade}"));
+    assert_eq!(found, [(waits, 2, Some(later)), (("upgrades", upgrade), 2, None)], "sun is in its window");
+    assert!(effects.to_string().contains(&format!("1.0.0 → 1.1.0; the window opens at {later}")), "{effects}");
+    assert_eq!(serde_json::to_value(&effects).unwrap()["effects"][0]["reason"], "window");
+
+    let rules = json!([rule("^sat$", later), rule("^sat2", "1970-01-03T21:00:00Z")]);
+    let effects = Case { windows: windows(rules), ..with_downtime() }.effects(9);
+    let found: Vec<_> =
+        effects.effects.iter().map(|it| (it.outcome.texts().0, it.kymas, it.opens.as_deref())).collect();
+    assert_eq!(found, [("refused", 1, None), ("waits", 2, None), ("upgrades", 1, None)], "other starts");
+    let message =
+        "failed to determine if maintenance window is active: matches and defaults also failed to provide a window";
+    assert_eq!(effects.effects[0].outcome.texts().1, format!("1.0.0: {message}"));
+}
+
+#[test]
+fn unknown_windows_are_counted() {
+    let effects = with_downtime().effects(9);
+    assert_eq!((effects.unknown_windows, effects.effects.len(), effects.effects[0].kymas), (3, 1, 4));
+    assert!(
+        effects.to_string().contains("for which 3 upgrades may wait; name the policy with --maintenance-window-policy")
+    );
+}
+
+/// A release meta with rings.
+fn rings(channels: &[(&str, &str)], rings: &str) -> Value {
+    let mut meta = self::channels(channels);
+    meta["metadata"]["annotations"] = json!({annotation::ROLLOUT_RINGS: rings});
+    meta
+}
+
+#[test]
+fn moved_channel_of_a_module_with_rings_waits_unless_the_user_installs_or_switches() {
+    let mut case = Case::new(&[rings(&[("regular", "1.1.0"), ("fast", "1.1.0")], "1%,100%")]);
+    let names = ["follows", "installs", "switches"];
+    let selections = [None, None, Some("fast")];
+    let selected = |channel: Option<&str>| json!([{"name": "keda", "managed": true, "channel": channel}]);
+    case.fleet.kymas = names.iter().zip(selections).map(|(name, channel)| kyma(name, selected(channel))).collect();
+    case.fleet.manifests = ["follows", "switches"].map(|name| manifest(name, "1.0.0", Some("regular"))).to_vec();
+    let effects = case.effects(9);
+    let found: Vec<_> = effects.effects.iter().map(|it| (it.outcome.texts(), it.names[0].as_str())).collect();
+    let waits = ("waits", "ring rollout, then upgrades 1.0.0 → 1.1.0".to_owned());
+    let upgrades = ("upgrades", "1.0.0 → 1.1.0".to_owned());
+    assert_eq!(found, [(waits, "follows"), (upgrades, "switches"), (("installs", "1.1.0".to_owned()), "installs")]);
+}
+
+#[test]
+fn rules_of_the_live_release_meta_stay_and_invalid_ones_are_named() {
+    let mut case = Case::new(&[channels(&[("regular", "1.1.0")])]);
+    case.live[2] = rings(&[("regular", "1.0.0")], "1%,100%");
+    assert_eq!(case.outcomes(), one("waits ring rollout, then upgrades 1.0.0 → 1.1.0"));
+    let off = Case::new(&[rings(&[("regular", "1.1.0")], "off")]);
+    assert_eq!(off.outcomes(), one("upgrades 1.0.0 → 1.1.0"));
+    let effects = Case::new(&[rings(&[("regular", "1.1.0")], "1%")]).effects(1);
+    assert_eq!(effects.effects[0].outcome.texts().1, "ring rollout, then upgrades 1.0.0 → 1.1.0");
+    assert!(effects.to_string().contains("the ring rollout of keda is invalid: the annotation"), "{effects}");
+}
+
+/// The downgrade is allowed only where the rollout in progress brought the version.
+#[test]
+fn move_back_downgrades_the_runtimes_of_the_rollout_in_progress() {
+    let mut case = Case::new(&[rings(&[("regular", "1.0.0")], "1%,100%")]);
+    case.live[2] = rings(&[("regular", "1.1.0")], "1%,100%");
+    let target = json!({"version": "1.1.0", "since": 900, "from": "1.0.0", "beta": false, "internal": false});
+    let rollout = json!({"module": "keda", "channel": "regular", "version": "1.1.0", "moved": 900, "change": "c1",
+        "earlier": [{"version": "1.0.0"}], "progress": {"since": 900}});
+    let snapshot =
+        |objects: Objects| Snapshot::new(objects.templates, objects.release_metas, &BTreeSet::new(), Holds::default());
+    let mut accepted = serde_json::to_value(snapshot(objects(&case.live)).releases()).unwrap();
+    accepted["keda"]["channels"]["regular"] = target;
+    case.releases = Some(json!({"accepted": accepted.to_string()}));
+    case.rollouts = Some(json!({"keda_regular": rollout.to_string()}));
+    let names = ["upgraded", "waiting", "new"];
+    case.fleet.kymas = names.map(|name| kyma(name, json!([{"name": "keda", "managed": true}]))).to_vec();
+    case.fleet.manifests = names.map(|name| manifest(name, "1.1.0", Some("regular"))).to_vec();
+    case.fleet.manifests[1].spec.version = Some("1.0.0".to_owned());
+    let mark = json!({"change": "c1", "healthy": true}).to_string();
+    case.fleet.manifests[0].annotations_mut().insert(annotation::ROLLOUT.to_owned(), mark);
+    let effects = case.effects(9);
+    let found: Vec<_> = effects.effects.iter().map(|it| (it.outcome.texts().0, it.names[0].as_str())).collect();
+    assert_eq!(found, [("refused", "new"), ("upgrades", "upgraded"), ("stays", "waiting")], "{effects}");
 }

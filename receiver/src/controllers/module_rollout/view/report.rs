@@ -83,8 +83,6 @@ pub struct RuntimeCounts {
     pub proven: usize,
     /// They have the version, and are not assessed yet.
     pub upgrading: usize,
-    /// They have the version, and could not be assessed in time because they cannot be reached.
-    pub lost: usize,
     /// The module was healthy before, and is not with the version.
     pub failing: usize,
     /// They have another version and can be upgraded.
@@ -108,7 +106,8 @@ impl RuntimeCounts {
     pub(super) fn of(counts: &Counts) -> Self {
         let Counts { waiting, blocked, upgrading, lost, proven, failing, unfit } = counts.clone();
         let blocked = blocked.into_iter().map(|(block, count)| (name(block), count)).collect();
-        Self { proven, upgrading, lost, failing, waiting, blocked, unfit }
+        // Without a memory no runtime is known to be lost.
+        Self { proven, upgrading: upgrading + lost, failing, waiting, blocked, unfit }
     }
 }
 
