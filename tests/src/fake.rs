@@ -10,7 +10,7 @@
 //!   fields that an applier drops stay, and lists are atomic;
 //! * nothing is validated, defaulted or authorised beyond the one token;
 //! * one version of each kind, no required namespaces, no garbage collection;
-//! * a definition is established at once, and a Deployment is available.
+//! * a definition is established at once, and a Deployment is available, or without pods if those are to be refused.
 //!
 //! Texts that objects of many runtimes share (definitions, plans, catalogs) are stored once.
 
@@ -49,7 +49,7 @@ mod watch;
 
 pub use calls::Calls;
 pub use cluster::FakeCluster;
-use store::TextPool;
+use store::{RefusedPods, TextPool};
 
 /// See the module. Dropping it ends the server.
 pub struct FakeApiServer {
@@ -115,6 +115,15 @@ impl FakeApiServer {
             "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
         })
         .to_string()
+    }
+
+    /// Refuses the pods of all further Deployments whose specs contain this text, such as the tag of an image, in every
+    /// so many of the known runtimes: in the first that has such a Deployment, and so on.
+    pub fn refuse_pods(&self, text: &str, every: usize) {
+        let runtimes = Arc::default();
+        for cluster in self.shared.clusters.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            cluster.write(|store| store.refuse_pods(RefusedPods::new(text, every, Arc::clone(&runtimes))));
+        }
     }
 
     /// Delays every response except the lines of a watch from now on, like a slow network or a busy API server.

@@ -3,8 +3,8 @@
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -116,6 +116,28 @@ pub(super) enum Patch {
     Apply,
 }
 
+/// Deployments whose pods are refused, in some of the runtimes.
+pub(super) struct RefusedPods {
+    /// Text in their specs.
+    text: String,
+    every: usize,
+    /// Number of the runtimes that had such a Deployment so far.
+    runtimes: Arc<AtomicUsize>,
+    /// Whether this is one of the runtimes, once it has had such a Deployment.
+    is_chosen: OnceLock<bool>,
+}
+
+impl RefusedPods {
+    pub(super) fn new(text: &str, every: usize, runtimes: Arc<AtomicUsize>) -> Self {
+        Self { text: text.to_owned(), every: every.max(1), runtimes, is_chosen: OnceLock::new() }
+    }
+
+    fn applies_to(&self, spec: &Value) -> bool {
+        let choose = || self.runtimes.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.every);
+        spec.to_string().contains(&self.text) && *self.is_chosen.get_or_init(choose)
+    }
+}
+
 /// See the module.
 pub(super) struct Store {
     texts: Arc<TextPool>,
@@ -129,12 +151,18 @@ pub(super) struct Store {
     /// Position of each open watch.
     open: BTreeMap<u64, u64>,
     opened: u64,
+    refused: Option<RefusedPods>,
 }
 
 impl Store {
     pub(super) fn new(texts: Arc<TextPool>) -> Self {
         let (objects, history) = (BTreeMap::new(), VecDeque::new());
-        Self { texts, objects, version: 0, history, since: 0, watched: false, open: BTreeMap::new(), opened: 0 }
+        let (open, opened, refused) = (BTreeMap::new(), 0, None);
+        Self { texts, objects, version: 0, history, since: 0, watched: false, open, opened, refused }
+    }
+
+    pub(super) fn refuse_pods(&mut self, refused: RefusedPods) {
+        self.refused = Some(refused);
     }
 
     pub(super) fn version(&self) -> u64 {
@@ -346,7 +374,8 @@ impl Store {
                 json!({"conditions": [{"type": "Established", "status": "True"}], "storedVersions": stored});
         }
         if (group, resource) == ("apps", "deployments") {
-            object["status"] = available(object);
+            let is_refused = self.refused.as_ref().is_some_and(|refused| refused.applies_to(&object["spec"]));
+            object["status"] = if is_refused { without_pods(object) } else { available(object) };
         }
         drop_nulls(object);
     }
@@ -367,6 +396,16 @@ fn available(deployment: &Value) -> Value {
         "replicas": replicas, "updatedReplicas": replicas, "readyReplicas": replicas, "availableReplicas": replicas,
         "conditions": [{"type": "Available", "status": "True"},
                        {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}],
+    })
+}
+
+/// Status of a Deployment whose pods the API server refuses.
+fn without_pods(deployment: &Value) -> Value {
+    json!({
+        "observedGeneration": deployment["metadata"]["generation"],
+        "conditions": [{"type": "Available", "status": "False"},
+                       {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate",
+                        "message": "pods \"x\" is forbidden: violates PodSecurity"}],
     })
 }
 

@@ -21,6 +21,7 @@ mod issuer;
 mod kubelet;
 mod kyma;
 mod load;
+mod module_rollout;
 mod modules;
 mod network;
 mod path;

@@ -124,7 +124,7 @@ impl fmt::Debug for TestError {
 
 /// Limits the landscapes that run at the same time: each is three processes and an API server, and the machine may have
 /// two cores.
-static SLOTS: Semaphore = Semaphore::const_new(3);
+pub(crate) static SLOTS: Semaphore = Semaphore::const_new(3);
 
 /// Options with a heartbeat per second, so that tests which await one are fast.
 pub(crate) fn quick_options() -> Options {
