@@ -2,7 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
+use tidewatch_shared::{
+    names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE},
+    plan::Plan,
+};
 
 use super::figure::cpu_of;
 use crate::{
@@ -90,6 +94,18 @@ impl FleetSetup {
             Ok(Some(()))
         })
         .await
+    }
+
+    /// Gives every agent the plan in its runtime, and returns the number of changed plans.
+    pub(super) fn follow_plans(&self) -> Result<usize> {
+        let key = format!("/configmaps/{SKR_NAMESPACE}/{AGENT_OBJECT}");
+        let mut changed = 0;
+        for member in self.fleet.members() {
+            let map = member.cluster().object(&key).context("a runtime has no plan")?;
+            let plan = Plan::parse(map["data"][PLAN_KEY].as_str().context("a ConfigMap has no plan")?)?;
+            changed += usize::from(member.handle().update(|state| state.follow(&plan)));
+        }
+        Ok(changed)
     }
 
     /// The receiver's metrics page.

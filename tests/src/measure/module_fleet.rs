@@ -6,18 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kube::{
     Api,
     api::{ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{Kyma, Manifest},
-    names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE},
-    plan::Plan,
-};
+use tidewatch_shared::api::{Kyma, Manifest};
 use tokio::time::sleep;
 
 use super::{
@@ -230,7 +226,7 @@ impl ModuleFleet {
             Ok(Some(()))
         })
         .await?;
-        self.follow_plans()?;
+        self.setup.follow_plans()?;
         chosen().for_each(|member| self.select(member, &self.modules));
         self.ready().await?;
         self.point().await?;
@@ -318,24 +314,12 @@ impl ModuleFleet {
         .await?;
         let ready = Instant::now();
         until_within("every agent to follow its plan", WAIT_LIMIT, async || {
-            let changed = self.follow_plans()?;
+            let changed = self.setup.follow_plans()?;
             self.setup.fleet.at_rest(WAIT_LIMIT).await?;
             Ok((changed == 0).then_some(()))
         })
         .await?;
         Ok(ready)
-    }
-
-    /// Gives every agent the plan in its runtime, and returns the number of changed plans.
-    fn follow_plans(&self) -> Result<usize> {
-        let key = format!("/configmaps/{SKR_NAMESPACE}/{AGENT_OBJECT}");
-        let mut changed = 0;
-        for member in self.setup.fleet.members() {
-            let map = member.cluster().object(&key).context("a runtime has no plan")?;
-            let plan = Plan::parse(map["data"][PLAN_KEY].as_str().context("a ConfigMap has no plan")?)?;
-            changed += usize::from(member.handle().update(|state| state.follow(&plan)));
-        }
-        Ok(changed)
     }
 
     fn calls(&self) -> Vec<Calls> {
