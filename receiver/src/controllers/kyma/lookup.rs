@@ -363,14 +363,18 @@ fn allowed(
 
 /// Compares major, minor and patch; pre-release and build are ignored.
 fn not_a_downgrade(installed: &Installed, to: &str, version: &str) -> Result<(), LookupError> {
-    let core = |text: &str| Version::parse(text).ok().map(|version| (version.major, version.minor, version.patch));
-    let new = core(version).ok_or(LookupError::UnknownVersion("descriptor from template"))?;
-    let old = core(&installed.version).ok_or(LookupError::UnknownVersion("Modules"))?;
+    let new = core_version(version).ok_or(LookupError::UnknownVersion("descriptor from template"))?;
+    let old = core_version(&installed.version).ok_or(LookupError::UnknownVersion("Modules"))?;
     if new >= old {
         return Ok(());
     }
     let (from, to, installed) = (installed.channel.clone(), to.to_owned(), installed.version.clone());
     Err(LookupError::Downgrade { from, to, installed })
+}
+
+/// Major, minor and patch version of a semantic version, by which downgrades are recognised.
+pub(crate) fn core_version(text: &str) -> Option<(u64, u64, u64)> {
+    Version::parse(text).ok().map(|version| (version.major, version.minor, version.patch))
 }
 
 #[cfg(test)]

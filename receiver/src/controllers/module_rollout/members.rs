@@ -12,7 +12,11 @@ use tokio::time::Instant;
 use crate::{
     base::{key::KymaKey, labels::is_true},
     controllers::{
-        catalog::{RolloutMark, rollout::RolloutKey},
+        catalog::{
+            RolloutMark,
+            rollout::{Rollout, RolloutKey},
+        },
+        kyma::core_version,
         manifest::{is_healthy, is_synced},
         rings,
     },
@@ -73,7 +77,7 @@ pub(super) struct Member {
 /// Observation of a module in one runtime, from the caches of KCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Observation {
-    /// The Manifest has the version of the rollout.
+    /// The Manifest has the version of the rollout, or a newer one that it keeps.
     pub(super) has_version: bool,
     /// Rollout by which the module got its version.
     pub(super) mark: Option<RolloutMark>,
@@ -90,11 +94,16 @@ pub(super) struct Observation {
 }
 
 impl Observation {
-    /// Observes a module in the rollout of a version.
-    pub(super) fn of(manifest: &Manifest, version: &str, block: Option<Block>) -> Self {
+    /// Observes a module in a rollout.
+    pub(super) fn of(manifest: &Manifest, rollout: &Rollout, block: Option<Block>) -> Self {
+        let (version, mark) = (manifest.spec.version.as_deref(), RolloutMark::parse(manifest.annotations()));
+        let is_reverted = mark.as_ref().is_some_and(|mark| rollout.reverts.contains(&mark.change));
+        // A channel does not downgrade a module, except by a move back.
+        let is_newer = || version.and_then(core_version) > core_version(&rollout.version);
+        let keeps = rollout.channel.is_some() && !is_reverted;
         Self {
-            has_version: manifest.spec.version.as_deref() == Some(version),
-            mark: RolloutMark::parse(manifest.annotations()),
+            has_version: version == Some(&rollout.version) || keeps && is_newer(),
+            mark,
             is_synced: is_synced(manifest),
             is_healthy: is_healthy(manifest),
             is_error: manifest.status.as_ref().is_some_and(|status| status.state == State::Error),
@@ -276,6 +285,33 @@ mod tests {
         let of_another =
             Observation { mark: Some(RolloutMark { change: "d".to_owned(), healthy: true }), ..upgraded() };
         assert_eq!(first(&of_another), Standing::Unfit);
+    }
+
+    #[test]
+    fn newer_version_is_kept_unless_the_move_reverts_it() {
+        let has_version = |installed: &str, channel: Option<&str>, reverts: &[&str]| {
+            let rollout = serde_json::from_value(serde_json::json!({
+                "module": "keda", "channel": channel, "version": "1.1.0", "moved": 7, "change": "d", "reverts": reverts
+            }))
+            .unwrap();
+            let manifest = serde_json::from_value(serde_json::json!({
+                "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+                "metadata": {"name": "m", "annotations": {annotation::ROLLOUT: mark(true).unwrap().to_text()}},
+                "spec": {"remote": true, "version": installed, "install": {"name": "raw-manifest", "source": {}}}
+            }))
+            .unwrap();
+            Observation::of(&manifest, &rollout, None).has_version
+        };
+        for (installed, channel, reverts, expected) in [
+            ("1.1.0", Some("fast"), &[][..], true),
+            ("1.0.0", Some("fast"), &[], false),
+            ("1.2.0", Some("fast"), &[], true),
+            ("1.2.0", Some("fast"), &["c"], false),
+            ("1.2.0", None, &[], false),
+            ("latest", Some("fast"), &[], false),
+        ] {
+            assert_eq!(has_version(installed, channel, reverts), expected, "{installed} {channel:?} {reverts:?}");
+        }
     }
 
     #[test]

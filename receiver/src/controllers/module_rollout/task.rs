@@ -368,7 +368,7 @@ impl RolloutTask {
             let kyma_key = KymaKey::of(kyma.as_ref());
             let uid = kyma.uid()?;
             let block = self.block(&kyma_key, &kyma, awaits_window);
-            let observation = Observation::of(&manifest, &rollout.version, block);
+            let observation = Observation::of(&manifest, rollout, block);
             let run_of = (rollout.change.as_str(), run.admitted.contains(&uid));
             let standing = run.times.assess(&kyma_key, run_of, &observation, policy.deadline, now);
             let rank = members::rank(&key.module, &rollout.version, &uid, policy.is_canary(kyma.labels()));
