@@ -99,7 +99,7 @@ const AGENT_NAMESPACE_RIGHTS: [NeededRight; 12] = [
 
 /// Rights of the receiver in its namespace of KCP, each with its reason. Each `list` and `watch` serves a reflector,
 /// and readiness waits for all of them; the module of tests that uses a verb is in parentheses.
-const RECEIVER_RIGHTS: [(Right<'static>, &str); 18] = [
+const RECEIVER_RIGHTS: [(Right<'static>, &str); 19] = [
     (
         (GROUP, "kymas", "", "get list patch watch"),
         "get: every reconcile begins with a quorum read; patch: finalizer (kyma)",
@@ -130,11 +130,15 @@ const RECEIVER_RIGHTS: [(Right<'static>, &str); 18] = [
     ),
     (
         ("", "configmaps", "", "create"),
-        "catalog releases and the state of an agent upgrade: create cannot be limited by name (upgrade)",
+        "catalog releases, the states of an agent upgrade and of the ring rollouts: create cannot be limited by name (upgrade)",
     ),
     (
         ("", "configmaps", "tidewatch-agent-upgrade", "list update watch"),
         "state of an agent upgrade, from stage to stage (upgrade)",
+    ),
+    (
+        ("", "configmaps", "tidewatch-rollouts", "list update watch"),
+        "state of the ring rollouts, from ring to ring (module_rollout)",
     ),
     (("coordination.k8s.io", "leases", "", "create"), "leader election: create cannot be limited by name (active)"),
     (("coordination.k8s.io", "leases", "tidewatch-receiver", "get update"), "leader election (active)"),
