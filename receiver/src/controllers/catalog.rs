@@ -53,6 +53,7 @@ pub use metrics::{Metrics, Operation};
 pub use sync::Synced;
 
 pub(crate) use controller::{CatalogError, CatalogReconcile};
+pub(crate) use releases::confirmations;
 pub(crate) use rollout::{RolloutBoard, RolloutMark, RolloutSlot, VersionSource};
 
 use self::{
@@ -306,11 +307,7 @@ impl Catalog {
             return RolloutSlot::Undecided;
         }
         if let (Some(target), true) = (target, kcp.policies.contains_key(module)) {
-            return match target.since {
-                _ if target.version != version => RolloutSlot::Undecided,
-                None => RolloutSlot::Now,
-                Some(_) => self.0.rollouts.slot(kyma_uid, module, source, target),
-            };
+            return self.0.rollouts.slot(kyma_uid, (module, source, version), target);
         }
         RolloutSlot::of((kyma_uid, module, version), target, self.rollout_window(), Timestamp::now())
     }

@@ -20,7 +20,6 @@ use tidewatch_shared::{
 };
 
 use super::{
-    Flags,
     check::Objects,
     desired::{Difference, ObjectId},
     holds::Holds,
@@ -202,11 +201,7 @@ impl Outlook {
     ) -> RolloutSlot {
         let target = self.guard.accepted.get(module).and_then(|state| state.target(source));
         if let (Some(target), true) = (target, self.has_rings(module)) {
-            return match target.since {
-                _ if target.version != version => RolloutSlot::Undecided,
-                None => RolloutSlot::Now,
-                Some(_) => self.rollouts.1.slot(kyma_uid, module, source, target),
-            };
+            return self.rollouts.1.slot(kyma_uid, (module, source, version), target);
         }
         let now = Timestamp::from_second(self.now).unwrap_or_default();
         RolloutSlot::of((kyma_uid, module, version), target, Duration::ZERO, now)
@@ -220,18 +215,13 @@ fn rollouts_after(
     accepted: &Releases,
     now: i64,
 ) -> BTreeMap<RolloutKey, Rollout> {
-    let window = Flags::default().module_upgrade_rollout_max_delay.as_secs();
-    let window = i64::try_from(window).unwrap_or(i64::MAX);
     let with_rings = accepted.iter().filter_map(|(module, state)| Some((module, state, policies.get(module)?)));
     let targets = with_rings.flat_map(|(module, state, policy)| {
         state.targets().map(move |(source, target)| (RolloutKey::new(module, source), target, policy))
     });
     let rollout = |(key, target, policy): (RolloutKey, &ChannelTarget, &Result<_, _>)| {
         let rollout = match policy {
-            Ok(_) => {
-                let has_reached_all = target.since.is_some_and(|since| now >= since.saturating_add(window));
-                stored.of_target(&key, target, has_reached_all)?.0
-            }
+            Ok(_) => stored.of_target(&key, target, now)?.0,
             // The state stays as it is until the annotations are valid.
             Err(_) => stored.rollouts.get(&key)?.clone(),
         };

@@ -57,7 +57,7 @@ impl Ledger {
             }
         }
         let annotation = map.and_then(|map| map.annotations().get(annotation::CONFIRM));
-        let confirmed = annotation.map(|text| names(text)).unwrap_or_default();
+        let confirmed = annotation.map(|text| confirmations(text)).unwrap_or_default();
         let moved = !confirmed.is_subset(&self.confirmed);
         self.confirmed = confirmed;
         moved || adopted
@@ -100,8 +100,8 @@ impl Ledger {
 }
 
 /// Identifiers that a confirmation names, separated by commas or spaces.
-fn names(text: &str) -> BTreeSet<String> {
-    text.split([',', ' ']).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+pub(crate) fn confirmations(text: &str) -> BTreeSet<String> {
+    text.split([',', ' ']).filter(|id| !id.is_empty()).map(str::to_owned).collect()
 }
 
 /// Writes the ConfigMap, after reducing its confirmations to those that are `left`, if some were used; foreign annotations

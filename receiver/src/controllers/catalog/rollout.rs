@@ -20,7 +20,7 @@ pub use record::{EarlierVersion, Progress, Rollout, RolloutKey};
 pub(crate) use board::{BoardEntry, RolloutBoard};
 pub(crate) use policy::{InvalidPolicyError, RolloutPolicy};
 pub(crate) use record::RolloutMark;
-pub(crate) use stored::{StoredRollouts, accepted_targets, confirmations, data_key};
+pub(crate) use stored::{StoredRollouts, accepted_targets, data_key};
 
 use super::removal_guard::ChannelTarget;
 

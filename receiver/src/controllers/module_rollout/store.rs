@@ -6,7 +6,10 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 use tidewatch_shared::names::annotation;
 
-use crate::controllers::catalog::rollout::{Rollout, RolloutKey, StoredRollouts, confirmations, data_key};
+use crate::controllers::catalog::{
+    confirmations,
+    rollout::{Rollout, RolloutKey, StoredRollouts, data_key},
+};
 
 /// Rollouts by the channel or mandatory version.
 pub(super) type Rollouts = BTreeMap<RolloutKey, Rollout>;

@@ -33,7 +33,6 @@ use crate::{
     base::{key::KymaKey, pause::Pause, takeover::Takeover},
     controllers::{
         catalog::{
-            Flags,
             check::Objects,
             removal_guard::ChannelTarget,
             rollout::{
@@ -174,7 +173,6 @@ fn policies(catalog: &Objects, flags: &RolloutFlags) -> BTreeMap<String, Policy>
 /// Rollouts of the accepted targets of modules with rings, and recorded ones, by module and channel.
 fn rollouts(kcp: &KcpObjects, policies: &BTreeMap<String, Policy>, options: &ViewOptions) -> Vec<Found> {
     let stored = StoredRollouts::of(kcp.rollouts.as_ref());
-    let window = i64::try_from(Flags::default().module_upgrade_rollout_max_delay.as_secs()).unwrap_or(i64::MAX);
     let now = options.now.as_second();
     let mut found: BTreeMap<RolloutKey, Found> = BTreeMap::new();
     for (key, rollout) in &stored.rollouts {
@@ -183,8 +181,7 @@ fn rollouts(kcp: &KcpObjects, policies: &BTreeMap<String, Policy>, options: &Vie
     let has_rings = |key: &RolloutKey| matches!(policies.get(&key.module), Some(Ok(Some(_))));
     let targets: BTreeMap<RolloutKey, ChannelTarget> = accepted_targets(kcp.releases.as_ref());
     for (key, target) in targets.into_iter().filter(|(key, _)| has_rings(key)) {
-        let has_reached_all = target.since.is_some_and(|since| now >= since.saturating_add(window));
-        if let Some((rollout, is_recorded)) = stored.of_target(&key, &target, has_reached_all) {
+        if let Some((rollout, is_recorded)) = stored.of_target(&key, &target, now) {
             found.insert(key, Found { rollout, is_recorded });
         }
     }

@@ -40,14 +40,19 @@ pub(crate) struct BoardEntry {
 }
 
 impl RolloutBoard {
-    /// Slot of a Kyma, by its uid, for the accepted target.
+    /// Slot of a Kyma, by its uid, for the version that a module's release meta points to; `target` is the accepted one.
     pub(crate) fn slot(
         &self,
         kyma_uid: &str,
-        module: &str,
-        source: VersionSource<'_>,
+        (module, source, version): (&str, VersionSource<'_>, &str),
         target: &ChannelTarget,
     ) -> RolloutSlot {
+        if target.version != version {
+            return RolloutSlot::Undecided;
+        }
+        if target.since.is_none() {
+            return RolloutSlot::Now;
+        }
         let entries = self.0.entries.load();
         let entry = entries.get(&RolloutKey::new(module, source));
         let is_admitted = || entry.is_some_and(|entry| entry.admitted.contains(kyma_uid));

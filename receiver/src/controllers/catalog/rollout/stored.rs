@@ -1,11 +1,11 @@
 //! Rollouts as the ConfigMap in KCP stores them, one key for each, and the accepted targets that they follow. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::record::{Rollout, RolloutKey};
-use crate::controllers::catalog::{releases::Ledger, removal_guard::ChannelTarget};
+use crate::controllers::catalog::{Flags, releases::Ledger, removal_guard::ChannelTarget};
 
 /// Content of the ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,20 +35,15 @@ impl StoredRollouts {
         self.invalid.contains_key(&data_key(key))
     }
 
-    /// Returns the rollout of an accepted target, and whether it is recorded. `None` if its recorded state is invalid, or no
-    /// move was observed. `has_reached_all` is that of [`Rollout::of_move`].
-    pub(crate) fn of_target(
-        &self,
-        key: &RolloutKey,
-        target: &ChannelTarget,
-        has_reached_all: bool,
-    ) -> Option<(Rollout, bool)> {
-        if self.is_invalid(key) || target.since.is_none() {
-            return None;
-        }
+    /// Returns the rollout of an accepted target at `now`, in Unix seconds, and whether it is recorded. `None` if its recorded
+    /// state is invalid, or no move was observed. A move without a record counts as complete after the default delay of a
+    /// roll-out.
+    pub(crate) fn of_target(&self, key: &RolloutKey, target: &ChannelTarget, now: i64) -> Option<(Rollout, bool)> {
+        let since = target.since.filter(|_| !self.is_invalid(key))?;
+        let window = i64::try_from(Flags::default().module_upgrade_rollout_max_delay.as_secs()).unwrap_or(i64::MAX);
         Some(match self.rollouts.get(key) {
             Some(recorded) if recorded.is_of(target) => (recorded.clone(), true),
-            recorded => (Rollout::of_move(key, recorded, target, has_reached_all), false),
+            recorded => (Rollout::of_move(key, recorded, target, now >= since.saturating_add(window)), false),
         })
     }
 }
@@ -71,9 +66,4 @@ pub(crate) fn accepted_targets(releases: Option<&ConfigMap>) -> BTreeMap<Rollout
         state.targets().map(|(source, target)| (RolloutKey::new(module, source), target.clone()))
     });
     targets.collect()
-}
-
-/// Identifiers that a confirmation names, separated by commas or spaces.
-pub(crate) fn confirmations(text: &str) -> BTreeSet<String> {
-    text.split([',', ' ']).filter(|id| !id.is_empty()).map(str::to_owned).collect()
 }
