@@ -185,6 +185,28 @@ pub(crate) struct Sources<'a> {
     pub(crate) rollouts: &'a RolloutBoard,
 }
 
+#[cfg(test)]
+impl<'a> Sources<'a> {
+    /// Sources in which every version has its slot and its window now, and nothing is held.
+    pub(super) fn at_once(
+        catalog: &'a Snapshot,
+        kyma_labels: &'a BTreeMap<String, String>,
+        rollouts: &'a RolloutBoard,
+    ) -> Self {
+        Self {
+            namespace: "kcp-system",
+            kyma_labels,
+            catalog,
+            held: &|_| false,
+            today: jiff::civil::date(2026, 6, 1),
+            turn: &|_, _, _| RolloutSlot::Now,
+            window: &|| WindowState::Open,
+            edited: &|_, _| RolloutSlot::Now,
+            rollouts,
+        }
+    }
+}
+
 /// Source of the version that an installed module follows; `None` if the user changed the selection, or selected a
 /// version.
 pub(super) fn followed_source<'a>(module: &'a WantedModule, installed: &Installed) -> Option<VersionSource<'a>> {
@@ -386,8 +408,6 @@ mod tests {
 
     use super::*;
 
-    const TODAY: Date = jiff::civil::date(2026, 6, 1);
-
     fn meta(spec: Value) -> ModuleReleaseMeta {
         let mut whole =
             json!({"moduleName": "template-operator", "ocmComponentName": "kyma-project.io/module/template-operator"});
@@ -444,17 +464,8 @@ mod tests {
         let meta = case.meta.map(|spec| Arc::new(meta(spec)));
         let template = case.template.map(|(labels, mandatory)| Arc::new(template(labels, mandatory)));
         let catalog = Snapshot::new(template, meta, &restricted, BTreeSet::new());
-        let sources = Sources {
-            namespace: "kcp-system",
-            kyma_labels: &labels,
-            catalog: &catalog,
-            held: &|_| false,
-            today: TODAY,
-            turn: &|_, _, _| RolloutSlot::Now,
-            window: &|| WindowState::Open,
-            edited: &|_, _| RolloutSlot::Now,
-            rollouts: &RolloutBoard::default(),
-        };
+        let rollouts = RolloutBoard::default();
+        let sources = Sources::at_once(&catalog, &labels, &rollouts);
         let module = WantedModule {
             name: "template-operator".into(),
             follows: Ok(follows),
@@ -600,17 +611,8 @@ mod tests {
         let mut unfit = template(json!({}), false);
         unfit.spec.version = Some("9.9.9".into());
         let catalog = Snapshot::new([Arc::new(unfit)], [Arc::new(meta(regular()))], &restricted, BTreeSet::new());
-        let sources = Sources {
-            namespace: "kcp-system",
-            kyma_labels: &labels,
-            catalog: &catalog,
-            held: &|_| false,
-            today: TODAY,
-            turn: &|_, _, _| RolloutSlot::Now,
-            window: &|| WindowState::Open,
-            edited: &|_, _| RolloutSlot::Now,
-            rollouts: &RolloutBoard::default(),
-        };
+        let rollouts = RolloutBoard::default();
+        let sources = Sources::at_once(&catalog, &labels, &rollouts);
         let follows = Ok(Follow::Channel("regular".into()));
         let (name, managed, policy) = ("template-operator".into(), true, Policy::CreateAndDelete);
         let error = resolve(&sources, &WantedModule { name, follows, managed, policy }, None).unwrap_err();
@@ -641,17 +643,8 @@ mod tests {
                 assert_eq!((module, source, version), expected);
                 turn
             };
-            let sources = Sources {
-                namespace: "kcp-system",
-                kyma_labels: &labels,
-                catalog: &catalog,
-                held: &|_| false,
-                today: TODAY,
-                turn: &asked,
-                window: &|| WindowState::Open,
-                edited: &|_, _| RolloutSlot::Now,
-                rollouts: &RolloutBoard::default(),
-            };
+            let rollouts = RolloutBoard::default();
+            let sources = Sources { turn: &asked, ..Sources::at_once(&catalog, &labels, &rollouts) };
             let (managed, policy) = (true, Policy::CreateAndDelete);
             let module = WantedModule { name: "template-operator".into(), follows: Ok(follows), managed, policy };
             let installed = Installed { channel: channel.into(), version: version.into(), mark: None };
@@ -690,17 +683,7 @@ mod tests {
             let (labels, rollouts) = (BTreeMap::new(), RolloutBoard::with(rollout(reverts)));
             let templates = [Arc::new(template(json!({}), false))];
             let catalog = Snapshot::new(templates, [Arc::new(meta(regular()))], &BTreeSet::new(), BTreeSet::new());
-            let sources = Sources {
-                namespace: "kcp-system",
-                kyma_labels: &labels,
-                catalog: &catalog,
-                held: &|_| false,
-                today: TODAY,
-                turn: &|_, _, _| RolloutSlot::Now,
-                window: &|| WindowState::Open,
-                edited: &|_, _| RolloutSlot::Now,
-                rollouts: &rollouts,
-            };
+            let sources = Sources::at_once(&catalog, &labels, &rollouts);
             let (name, follows) = ("template-operator".into(), Ok(Follow::Channel("regular".into())));
             let module = WantedModule { name, follows, managed: true, policy: Policy::CreateAndDelete };
             let mark = mark.map(|change| RolloutMark { change: change.to_owned(), healthy: true });

@@ -399,17 +399,9 @@ mod tests {
         let templates =
             [template("a", "1.0.0", &json!({})), template("a", "0.9.0", &json!({})), template("b", "1.0.0", &beta)];
         let catalog = Snapshot::new(templates, release_metas, &BTreeSet::new(), BTreeSet::new());
-        let sources = Sources {
-            namespace: "kcp-system",
-            kyma_labels: &BTreeMap::new(),
-            catalog: &catalog,
-            held: &|_| held,
-            today: jiff::civil::date(2026, 6, 1),
-            turn: &|_, _, _| turn,
-            window: &|| WindowState::Open,
-            edited: &|_, _| RolloutSlot::Now,
-            rollouts: &RolloutBoard::default(),
-        };
+        let (labels, rollouts) = (BTreeMap::new(), RolloutBoard::default());
+        let sources =
+            Sources { held: &|_| held, turn: &|_, _, _| turn, ..Sources::at_once(&catalog, &labels, &rollouts) };
         let owned: Vec<_> = owned.iter().cloned().map(Arc::new).collect();
         let decisions = decide(&kyma(), wanted, &owned, &sources, &|found| {
             unavailable.cloned().unwrap_or_else(|| LayerLookup::Ready(layer_of(&found.version)))
@@ -562,17 +554,7 @@ mod tests {
         let catalog = Snapshot::new([template("a", "1.0.0", &json!({}))], [], &BTreeSet::new(), BTreeSet::new());
         let marked = |owned: &Manifest, progress: Value, version: &str| {
             let (labels, rollouts) = (BTreeMap::new(), RolloutBoard::with(rollout(progress)));
-            let sources = Sources {
-                namespace: "kcp-system",
-                kyma_labels: &labels,
-                catalog: &catalog,
-                held: &|_| false,
-                today: jiff::civil::date(2026, 6, 1),
-                turn: &|_, _, _| RolloutSlot::Now,
-                window: &|| WindowState::Open,
-                edited: &|_, _| RolloutSlot::Now,
-                rollouts: &rollouts,
-            };
+            let sources = Sources::at_once(&catalog, &labels, &rollouts);
             mark(&sources, &a, Some(owned), version)
         };
         let in_progress = || json!({"since": 7});
@@ -606,17 +588,7 @@ mod tests {
         let metas = [Arc::new(serde_json::from_value::<ModuleReleaseMeta>(meta).unwrap())];
         let templates = [template("a", "1.0.0", &json!({}))];
         let catalog = Snapshot::new(templates, metas, &BTreeSet::new(), BTreeSet::new());
-        let sources = Sources {
-            namespace: "kcp-system",
-            kyma_labels: &labels,
-            catalog: &catalog,
-            held: &|_| false,
-            today: jiff::civil::date(2026, 6, 1),
-            turn: &|_, _, _| RolloutSlot::Now,
-            window: &|| WindowState::Open,
-            edited: &|_, _| RolloutSlot::Now,
-            rollouts: &rollouts,
-        };
+        let sources = Sources::at_once(&catalog, &labels, &rollouts);
         let layer = |found: &Resolved| LayerLookup::Ready(layer_of(&found.version));
         let decisions = decide(kyma, std::slice::from_ref(module), &[Arc::new(owned)], &sources, &layer);
         let body = &decisions.wanted[0].write.as_ref().unwrap().body;
