@@ -2,8 +2,9 @@
 //! over real TLS.
 //!
 //! The queue is steady: every runtime answers so slowly that all Kymas stay enqueued and hardly one is in progress, so
-//! the measurement covers the cost of a request from its bytes to the enqueued Kyma. All of the receiver's threads
-//! count. The floor is a server with the same TLS, HTTP and bodies that hashes each body, verifies one P-256 signature,
+//! the measurement covers the cost of a request from its bytes to the enqueued Kyma. Together the agents may send more
+//! than the receiver can process, so that it is never idle: a request that wakes an idle thread costs more. All of the
+//! receiver's threads count. The floor is a server with the same TLS, HTTP and bodies that hashes each body, verifies one P-256 signature,
 //! and does nothing else.
 
 use std::{
@@ -37,8 +38,8 @@ const WARM: Duration = Duration::from_secs(3);
 /// Extent of the measurement.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Settings {
-    /// Agents that send
-    #[arg(long, default_value_t = 100)]
+    /// Agents that send; with few of them the rate limit of each runtime refuses requests
+    #[arg(long, default_value_t = 400)]
     pub agents: usize,
     /// Events per batch; agents send up to 250
     #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u32).range(2..=250))]
@@ -86,6 +87,7 @@ struct Run {
 /// Counters at one instant.
 struct Counters {
     events: u64,
+    refused: u64,
     cpu: BTreeMap<String, Duration>,
     queue: f64,
 }
@@ -97,7 +99,8 @@ impl Counters {
             Ok::<_, anyhow::Error>((receiver.cpu_by_thread()?, queue(&page)))
         };
         let (cpu, queue) = setup.landscape.with_receiver(receiver).await??;
-        Ok(Self { events: setup.fleet.counters().events(), cpu, queue })
+        let counters = setup.fleet.counters();
+        Ok(Self { events: counters.events(), refused: counters.refusals().values().sum(), cpu, queue })
     }
 
     fn spent(&self, since: &Self, name: &str) -> f64 {
@@ -114,7 +117,13 @@ async fn receiver(setup: &FleetSetup, settings: &Settings, events: u32) -> Resul
     let after = Counters::now(setup).await?;
     saturate(0);
     ensure!(before.queue > 0.0 && after.queue > 0.0, "the queue is empty, so the measurement is invalid");
-    let sent = count(after.events - before.events);
+    let (sent, refused) = (after.events - before.events, after.refused - before.refused);
+    let requests = sent / u64::from(events);
+    ensure!(
+        refused * 100 <= requests,
+        "{refused} requests were refused and {requests} accepted: more agents are needed"
+    );
+    let sent = count(sent);
     Ok(Run {
         per_second: sent / after.spent(&before, ""),
         per_gateway_second: sent / after.spent(&before, "gateway"),
