@@ -8,11 +8,13 @@
 //! * [`Flooder`] sends at a fixed rate without waiting for answers.
 //! * [`Attacks`] are those of hostile runtimes, and [`toggle_module`] is the user of a well-behaved one.
 //! * [`Coexistence`] lets both act at the same time.
+//! * [`ChangingRuntime`] is a runtime whose modules, agent and certificate change for ever.
 //! * [`PlainServer`] only reads, hashes and verifies, as the floor of a measurement, or refuses every request.
 //!
 //! A simulated agent has no runtime to watch: its objects are numbers, and their digests are drawn at random.
 
 mod agent;
+mod churn;
 mod client;
 mod coexistence;
 mod enrolment;
@@ -24,8 +26,9 @@ mod protocol;
 mod user;
 
 pub use agent::{Agent, AgentHandle, RequestOutcome};
+pub use churn::{ChangingRuntime, ChurnCounters};
 pub use client::{BufferedResponse, RequestError, SignedClient};
-pub use coexistence::{Coexistence, CoexistenceReport};
+pub use coexistence::{Coexistence, CoexistenceReport, installed_endpoint};
 pub use enrolment::{EnrolmentClient, EnrolmentEndpoint, IssuedIdentity};
 pub use fleet::{FleetCounters, FleetMember, SimulatedFleet, queue, until_within};
 pub use flood::{Flood, FloodReport, Flooder};

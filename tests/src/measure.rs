@@ -23,6 +23,7 @@ pub mod preview;
 pub mod restart;
 pub mod rollout;
 mod runtime_setup;
+pub mod soak;
 mod user_write;
 mod writer;
 

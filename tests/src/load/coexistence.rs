@@ -85,7 +85,8 @@ impl Coexistence {
         fleet.grow(others + hostile).await?;
         fleet.served(DEADLINE).await?;
         let endpoint =
-            until_within("the installed agents", DEADLINE, async || endpoint(landscape, fleet).map(Some)).await?;
+            until_within("the installed agents", DEADLINE, async || installed_endpoint(landscape, fleet).map(Some))
+                .await?;
         fleet.certify(&endpoint).await?;
         step.done();
         let mut agents: Vec<_> =
@@ -151,7 +152,10 @@ impl Coexistence {
 }
 
 /// The enrolment port, and the roots that the installer has written into the runtimes.
-fn endpoint(landscape: &Landscape, fleet: &SimulatedFleet) -> Result<EnrolmentEndpoint> {
+///
+/// # Errors
+/// When the landscape has no enrolment port, or a runtime has no agent yet.
+pub fn installed_endpoint(landscape: &Landscape, fleet: &SimulatedFleet) -> Result<EnrolmentEndpoint> {
     let port = landscape.enrolment_port().context("the receiver has no enrolment port")?;
     let key = format!("/configmaps/{SKR_NAMESPACE}/{AGENT_OBJECT}");
     let mut settings = fleet.members().iter().map(|member| member.cluster().object(&key));

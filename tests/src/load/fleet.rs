@@ -14,7 +14,10 @@ use anyhow::{Context as _, Result, bail, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use http::StatusCode;
 use k8s_openapi::api::core::v1::Secret;
-use kube::{Api, api::PostParams};
+use kube::{
+    Api,
+    api::{DeleteParams, PostParams},
+};
 use serde_json::{Value, json};
 use tidewatch_receiver::{controllers::watcher, pki};
 use tidewatch_shared::{
@@ -25,7 +28,10 @@ use tidewatch_shared::{
 };
 use tokio::{task::JoinSet, time::sleep};
 
-use super::{Agent, EnrolmentClient, EnrolmentEndpoint, ProtocolState, SignedClient, agent::AgentHandle};
+use super::{
+    Agent, ChangingRuntime, ChurnCounters, EnrolmentClient, EnrolmentEndpoint, ProtocolState, SignedClient,
+    agent::AgentHandle,
+};
 use crate::{
     fake::{FakeApiServer, FakeCluster},
     landscape::{Landscape, now},
@@ -149,6 +155,13 @@ impl FleetMember {
         self.agent.take()
     }
 
+    /// The same runtime for another task, without its agent.
+    pub(super) fn without_agent(&self) -> Self {
+        let Self { name, id, cluster, handle, agent: _, is_paused } = self;
+        let (cluster, handle) = (cluster.clone(), handle.clone());
+        Self { name: name.clone(), id: id.clone(), cluster, handle, agent: None, is_paused: *is_paused }
+    }
+
     /// Selects these modules as the user of the runtime does, and lets the agent observe the change.
     pub fn select(&self, modules: &[&str]) {
         select(&self.cluster, modules);
@@ -172,6 +185,8 @@ pub struct SimulatedFleet {
     plan: Plan,
     counters: Arc<FleetCounters>,
     members: Vec<FleetMember>,
+    /// Number of the next runtime that is registered.
+    next: usize,
     running: JoinSet<()>,
 }
 
@@ -183,7 +198,7 @@ impl SimulatedFleet {
     pub async fn new(landscape: Arc<Landscape>) -> Result<Self> {
         let (plan, ..) = watcher::plan::<Arc<Watcher>>(Vec::new(), &[]);
         let (fake, counters) = (FakeApiServer::start().await?, Arc::default());
-        Ok(Self { landscape, fake, plan, counters, members: Vec::new(), running: JoinSet::new() })
+        Ok(Self { landscape, fake, plan, counters, members: Vec::new(), next: 0, running: JoinSet::new() })
     }
 
     /// Registers runtimes up to this number: Kyma and access Secret in KCP, a fake cluster, an agent that does not run
@@ -211,7 +226,9 @@ impl SimulatedFleet {
             (Api::<Kyma>::namespaced(client.clone(), namespace), Api::<Secret>::namespaced(client, namespace));
         let roots = self.landscape.ca().trust_bundle().store()?;
         let mut written = Vec::new();
-        for number in self.members.len()..to {
+        for _ in self.members.len()..to {
+            let number = self.next;
+            self.next += 1;
             let name = format!("fleet-{number:05}");
             let id: RuntimeId = format!("{namespace}.{name}").parse()?;
             let ca = self.landscape.ca();
@@ -230,6 +247,49 @@ impl SimulatedFleet {
             .try_collect::<()>()
             .await
             .context("register the runtimes in KCP")
+    }
+
+    /// Deletes the Kymas of the oldest runtimes, waits until the receiver has let go of each, and deletes their access
+    /// Secrets. Their agents must not run any more.
+    ///
+    /// # Errors
+    /// When KCP refuses a write, or the deadline passes.
+    pub async fn unregister(&mut self, count: usize, deadline: Duration) -> Result<()> {
+        let client = self.landscape.kcp().client().await?;
+        let namespace = self.landscape.namespace();
+        let (kymas, secrets) =
+            (Api::<Kyma>::namespaced(client.clone(), namespace), Api::<Secret>::namespaced(client, namespace));
+        let gone: Vec<_> = self.members.drain(..count.min(self.members.len())).collect();
+        for member in &gone {
+            kymas.delete(&member.name, &DeleteParams::default()).await?;
+        }
+        for member in &gone {
+            until_within("a deleted Kyma to be gone", deadline, async || {
+                Ok(kymas.get_metadata_opt(&member.name).await?.is_none().then_some(()))
+            })
+            .await?;
+            secrets.delete(&format!("kubeconfig-{}", member.name), &DeleteParams::default()).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes the agents that do not run yet, each with its runtime and a user who selects and deselects this module.
+    pub fn take_changing(
+        &mut self,
+        endpoint: &EnrolmentEndpoint,
+        module: &str,
+        pause: Duration,
+        counters: &Arc<ChurnCounters>,
+    ) -> Vec<ChangingRuntime> {
+        let numbers = 0..self.members.len();
+        let taken = numbers.filter_map(|number| {
+            let enrolment = self.enrolment_client(number, endpoint, false);
+            let agent = self.members[number].take_agent()?;
+            let member = self.members[number].without_agent();
+            let (module, counters) = (module.to_owned(), counters.clone());
+            Some(ChangingRuntime { member, agent, enrolment, module, pause, counters })
+        });
+        taken.collect()
     }
 
     /// Runs all agents that do not run yet.

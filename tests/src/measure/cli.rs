@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 
 use super::{
     Figure, Settings, catalog, enrolment, event_path, fleet, flood, hostile, idle, knee, module_fleet, modules,
-    plain_server_process, preview, restart, rollout, user_write,
+    plain_server_process, preview, restart, rollout, soak, user_write,
 };
 use crate::{limits, load::Coexistence, progress, run_command};
 
@@ -61,6 +61,8 @@ enum Measurement {
     Flood(flood::Settings),
     /// Latency of well-behaved runtimes, writes to KCP and the receiver's memory while hostile runtimes attack it
     Hostile(Coexistence),
+    /// Memory and open files of the receiver over an hour, while users, agents, Kymas, plans, channels and certificates change
+    Soak(soak::Settings),
     /// The plain server of a floor, started by the measurement itself
     #[command(name = plain_server_process::COMMAND, hide = true)]
     PlainServer,
@@ -81,6 +83,7 @@ pub fn main() -> ExitCode {
             | Measurement::Rollout(_)
             | Measurement::Flood(_)
             | Measurement::Hostile(_)
+            | Measurement::Soak(_)
     );
     if has_fleet {
         limits::raise_open_files();
@@ -111,6 +114,7 @@ async fn measure(arguments: Arguments) -> anyhow::Result<()> {
         Measurement::Preview(settings) => preview::measure(&settings, &mut emit).await?,
         Measurement::Flood(settings) => flood::measure(&settings, &mut emit).await?,
         Measurement::Hostile(settings) => hostile::measure(&settings, &mut emit).await?,
+        Measurement::Soak(settings) => soak::measure(&settings, &mut emit).await?,
         Measurement::PlainServer => plain_server_process::serve()?,
     }
     if let Some(error) = failed {

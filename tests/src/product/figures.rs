@@ -36,6 +36,14 @@ fn field(text: &str, name: &str) -> io::Result<u64> {
     number.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("no {name} in /proc")))
 }
 
+/// Counts the open file descriptors of a process.
+///
+/// # Errors
+/// If it is gone.
+pub fn open_files(pid: u32) -> io::Result<usize> {
+    Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())
+}
+
 /// Reads the CPU time of each thread of a process and sums it by thread name.
 ///
 /// # Errors
