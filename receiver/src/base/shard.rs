@@ -74,6 +74,13 @@ impl ShardCount {
     }
 }
 
+impl Default for ShardCount {
+    /// 24 shards, which 2, 3, 4, 6 and 8 replicas share evenly.
+    fn default() -> Self {
+        Self::new(24).unwrap_or(Self::ONE)
+    }
+}
+
 impl FromStr for ShardCount {
     type Err = ShardCountError;
 
@@ -122,6 +129,7 @@ mod tests {
             assert_eq!(refused.parse::<ShardCount>(), Err(ShardCountError), "{refused}");
         }
         assert_eq!("1".parse(), Ok(ShardCount::ONE));
+        assert_eq!("24".parse(), Ok(ShardCount::default()));
         assert_eq!("256".parse(), Ok(count(ShardCount::MAX)));
         assert_eq!(count(3).shards().map(ShardId::number).collect::<Vec<_>>(), [0, 1, 2]);
         assert_eq!((count(3).shard(2).map(ShardId::index), count(3).shard(3)), (Some(2), None));
