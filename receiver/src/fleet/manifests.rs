@@ -30,7 +30,7 @@ use self::{layer_waits::LayerWaits, settling::Settling};
 use super::{
     ReportTicket,
     due::next_due,
-    queue::{DelayReason, Drift, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
+    queue::{DelayReason, Drift, Lanes, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
 };
 use crate::{
     base::{key::KymaKey, random::rotate},
@@ -96,7 +96,7 @@ impl ManifestQueue {
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics, started: Instant) -> Self {
         let state = State {
-            queue: Queue::with_groups(settings.slots, PER_RUNTIME, settings.seed),
+            queue: Queue::with_groups(Lanes::new(settings.slots), PER_RUNTIME, settings.seed),
             waits: LayerWaits::default(),
             settling: Settling::default(),
             running: HashMap::new(),

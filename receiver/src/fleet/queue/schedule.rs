@@ -2,6 +2,7 @@
 
 mod entry;
 mod groups;
+mod lanes;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -9,14 +10,16 @@ mod tests;
 use std::{
     collections::{BTreeMap, HashMap},
     hash::Hash,
+    sync::Arc,
     time::Duration,
 };
 
 use tidewatch_shared::plan::Work;
 use tokio::time::Instant;
 
+pub(crate) use self::lanes::{Heads, Lane, Lanes, SlowSlot};
 use self::{
-    entry::{Entry, Lane, Position, Running},
+    entry::{Entry, Position, Running},
     groups::{Admission, Groups},
 };
 use super::{Priority, QueuedWork, ReconcileOutcome, WorkSet, queued_work::merge_into};
@@ -70,40 +73,29 @@ pub(crate) struct Queue<K, G = K> {
     groups: Groups<G, K>,
     ready: [[BTreeMap<u64, K>; 3]; 2],
     delayed: BTreeMap<(Instant, u64), K>,
-    tickets: u64,
-    rotations: [usize; 2],
     running: usize,
-    slow_running: usize,
-    slow_slots: usize,
-    /// Enqueues that merged into work already queued.
-    coalesced: u64,
-    /// Reconciles after which their runtime had used up its share of time.
-    busy: u64,
+    /// Shared with the other queues of the same workers.
+    lanes: Arc<Lanes>,
     /// Time of the next key of [`Self::enqueue_paced`].
     paced: Option<Instant>,
     random: Random,
 }
 
 impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
-    /// Creates a queue for this number of workers, without groups.
-    pub(crate) fn new(slots: usize, seed: u64) -> Self {
-        Self::with_groups(slots, usize::MAX, seed)
+    /// Creates a queue without groups.
+    pub(crate) fn new(lanes: Arc<Lanes>, seed: u64) -> Self {
+        Self::with_groups(lanes, usize::MAX, seed)
     }
 
-    /// Creates a queue for this number of workers, with so many slots for each group.
-    pub(crate) fn with_groups(slots: usize, per_group: usize, seed: u64) -> Self {
+    /// Creates a queue with so many slots for each group.
+    pub(crate) fn with_groups(lanes: Arc<Lanes>, per_group: usize, seed: u64) -> Self {
         Self {
             entries: HashMap::new(),
             groups: Groups::new(per_group),
             ready: Default::default(),
             delayed: BTreeMap::new(),
-            tickets: 0,
-            rotations: [0; 2],
             running: 0,
-            slow_running: 0,
-            slow_slots: (slots / 4).max(1),
-            coalesced: 0,
-            busy: 0,
+            lanes,
             paced: None,
             random: Random::new(seed),
         }
@@ -166,7 +158,9 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         if let Some(parked) = entry.parked.take() {
             merge_into(&mut entry.queued, QueuedWork { priority: queued.priority, ..parked });
         }
-        self.coalesced += u64::from(entry.queued.is_some());
+        if entry.queued.is_some() {
+            self.lanes.count_coalesced();
+        }
         merge_into(&mut entry.queued, queued);
         self.arrange(key, now);
     }
@@ -234,26 +228,34 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
     /// Takes the next key: fair, by priority, and never one in backoff or in progress.
     pub(crate) fn take(&mut self, now: Instant) -> Option<(K, QueuedWork)> {
         self.promote(now);
-        // The candidate that has waited longer.
-        let (lane, priority, ticket) = self.candidates().min_by_key(|(_, _, ticket)| *ticket)?;
-        let key = self.ready[lane as usize][priority as usize].remove(&ticket)?;
-        self.rotations[lane as usize] += 1;
+        let (lane, priority, _) = self.choose()?;
+        self.take_from(lane, priority, now)
+    }
+
+    /// Takes the first key of a lane and a priority. `None` if none is ready there, or has a slot.
+    pub(crate) fn take_from(&mut self, lane: Lane, priority: Priority, now: Instant) -> Option<(K, QueuedWork)> {
+        let first = self.ready[lane as usize][priority as usize].first_entry()?;
+        let slot = match lane {
+            Lane::Normal => None,
+            Lane::Slow => Some(Arc::new(self.lanes.slow_slot()?)),
+        };
+        let (ticket, key) = first.remove_entry();
+        self.lanes.pass_turn(lane);
         let entry = self.entries.get_mut(&key)?;
         (entry.position, entry.since) = (Position::Idle, None);
         let queued = entry.queued.take()?;
         if let Some(group) = &entry.group {
             self.groups.start(group, priority, ticket);
         }
-        entry.running = Some(Running { lane, since: now, group: entry.group.clone() });
+        entry.running = Some(Running { slot, since: now, group: entry.group.clone() });
         entry.enqueued_meanwhile = false;
         self.running += 1;
-        self.slow_running += usize::from(lane == Lane::Slow);
         Some((key, queued))
     }
 
     /// Returns true if [`Self::take`] would succeed now, apart from delayed work that is due.
     pub(crate) fn has_ready(&self) -> bool {
-        self.candidates().next().is_some()
+        self.choose().is_some()
     }
 
     /// Earliest due time of delayed work.
@@ -270,10 +272,10 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         now: Instant,
     ) -> Option<Duration> {
         let entry = self.entries.get_mut(key)?;
-        let Running { lane, since, group } = entry.running.take()?;
+        let Running { slot, since, group } = entry.running.take()?;
+        drop(slot);
         let is_gone = entry.gone;
         self.running -= 1;
-        self.slow_running -= usize::from(lane == Lane::Slow);
         if is_gone {
             self.entries.remove(key);
         }
@@ -281,7 +283,9 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         let is_slow = spent >= SLOW || outcome.class == Some(ErrorClass::Transport);
         // A slow reconcile has its own rule, and a runtime leaves the lane as soon as it is fast again.
         let is_busy = !is_slow && self.charge(key, group.as_ref(), spent, now);
-        self.busy += u64::from(is_busy);
+        if is_busy {
+            self.lanes.count_busy();
+        }
         let is_answered = outcome.class.is_some() || !(outcome.failed | outcome.ended).is_empty();
         let lane = (is_slow || is_busy).then_some(Lane::Slow).or_else(|| is_answered.then_some(Lane::Normal));
         self.release(key, group.as_ref(), lane, now);
@@ -350,20 +354,13 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         }
     }
 
-    /// First key of each lane, by the lane's priority rotation.
-    fn candidates(&self) -> impl Iterator<Item = (Lane, Priority, u64)> {
-        let slow = (self.slow_running < self.slow_slots).then_some(Lane::Slow);
-        [Some(Lane::Normal), slow].into_iter().flatten().filter_map(|lane| {
-            let order = PRIORITY_ROTATION[self.rotations[lane as usize] % PRIORITY_ROTATION.len()];
-            order.into_iter().find_map(|priority| {
-                let first = self.ready[lane as usize][priority as usize].first_key_value();
-                first.map(|(ticket, _)| (lane, priority, *ticket))
-            })
-        })
+    fn choose(&self) -> Option<(Lane, Priority, u64)> {
+        let heads = self.heads();
+        self.lanes.choose(|lane, priority| heads[lane as usize][priority as usize])
     }
 
     /// Makes delayed entries ready that are due.
-    fn promote(&mut self, now: Instant) {
+    pub(crate) fn promote(&mut self, now: Instant) {
         while let Some(due) = self.delayed.first_entry().filter(|due| due.key().0 <= now) {
             let key = due.remove();
             if let Some(entry) = self.entries.get_mut(&key) {
@@ -381,13 +378,14 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         let lane = entry.group.as_ref().map_or(entry.lane, |group| self.groups.lane(group));
         let backoff = entry.backoff.map(|(until, _)| until);
         let until = backoff.into_iter().chain(entry.rest).max().filter(|until| *until > now);
+        let ticket = self.lanes.ticket();
         let position = match (&entry.queued, until) {
             _ if entry.running.is_some() => Position::Idle,
-            (Some(queued), None) => Position::Ready(lane, queued.priority, self.tickets),
+            (Some(queued), None) => Position::Ready(lane, queued.priority, ticket),
             (queued, until) => {
                 let until = until.filter(|_| queued.is_some());
                 let due = entry.first_due().into_iter().chain(until).min();
-                due.map_or(Position::Idle, |at| Position::Delayed(at, self.tickets))
+                due.map_or(Position::Idle, |at| Position::Delayed(at, ticket))
             }
         };
         let keeps_turn = match (entry.position, position) {
@@ -403,7 +401,6 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
             let left = entry.group.clone().filter(|_| matches!(entry.position, Position::Ready(..)) && !is_ready);
             entry.since = is_ready.then(|| entry.since.unwrap_or(now));
             self.displace(key);
-            self.tickets += 1;
             self.put(key, position);
             if let Some(group) = left {
                 // It leaves its slot to another entry of the group.
@@ -418,8 +415,7 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
             if let Some(entry) = self.entries.get_mut(&key) {
                 entry.position = Position::Idle;
             }
-            let position = Position::Ready(self.groups.lane(group), priority, self.tickets);
-            self.tickets += 1;
+            let position = Position::Ready(self.groups.lane(group), priority, self.lanes.ticket());
             self.put(&key, position);
         }
     }

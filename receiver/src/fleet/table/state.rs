@@ -24,7 +24,7 @@ use crate::{
         Contract, EventBatch, EventsRecord, HeartbeatRecord, HeartbeatStatus, PathState, PathThresholds, PlanIndex,
         Runtime, Snapshot, Unproven, Verified,
         forward::{self, Outbox},
-        queue::{DelayReason, Drift, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
+        queue::{DelayReason, Drift, Lanes, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
     },
 };
 
@@ -98,7 +98,7 @@ impl State {
             kymas: Kymas::default(),
             runtimes: HashMap::new(),
             departed: Vec::new(),
-            queue: Queue::new(settings.slots, settings.seed),
+            queue: Queue::new(Lanes::new(settings.slots), settings.seed),
             outbox: Outbox::new(forward::Limits::default(), settings.seed),
             reports: ModuleReports::default(),
             stamps: Stamps::default(),

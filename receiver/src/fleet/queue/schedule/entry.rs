@@ -1,10 +1,10 @@
 //! An entry of the queue: the work of one key, its delays, and its position.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{DelayReason, USER_SPACING};
+use super::{DelayReason, Lane, SlowSlot, USER_SPACING};
 use crate::{
     base::{error_class::ErrorClass, random::Random},
     fleet::queue::{Priority, QueuedWork, ReconcileOutcome, WorkSet, merge_into},
@@ -14,15 +14,6 @@ use crate::{
 pub(super) const BUSY: Duration = Duration::from_secs(20);
 /// Beyond it, they may take one second in so many, without pause.
 pub(super) const SHARE_DIVISOR: u32 = 10;
-
-/// Lane of a runtime. Runtimes that the last reconcile could not reach, that were slow, or whose reconciles take more than
-/// their share of time, wait in a lane of their own, so that they cannot occupy all slots.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Lane {
-    #[default]
-    Normal,
-    Slow,
-}
 
 /// Time that the reconciles of a runtime have taken beyond its share of a worker (GCRA): the time at which all of it is
 /// worked off.
@@ -52,7 +43,8 @@ pub(super) enum Position {
 /// A reconcile in progress.
 #[derive(Debug)]
 pub(super) struct Running<G> {
-    pub(super) lane: Lane,
+    /// Slot of the slow lane, if the runtime is in it.
+    pub(super) slot: Option<Arc<SlowSlot>>,
     pub(super) since: Instant,
     /// Group with the slot that the reconcile occupies.
     pub(super) group: Option<G>,

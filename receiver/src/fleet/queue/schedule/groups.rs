@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::entry::{BusyTime, Lane};
+use super::{Lane, entry::BusyTime};
 use crate::fleet::queue::Priority;
 
 /// Groups by key. A group exists while it has a member or a reconcile in progress.

@@ -1,13 +1,10 @@
 //! Read access to the queue: views and metrics.
 
-use std::{hash::Hash, time::Duration};
+use std::{collections::BTreeMap, hash::Hash, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{
-    Queue, SLOW_TIME_LIMIT, TIME_LIMIT,
-    entry::{Lane, Running},
-};
+use super::{Heads, Lanes, Queue, SLOW_TIME_LIMIT, SlowSlot, TIME_LIMIT};
 use crate::fleet::queue::{Priority, WorkSet};
 
 impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
@@ -41,16 +38,6 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         self.entries.get(key).map_or(0, |entry| entry.failures)
     }
 
-    /// Enqueues since startup that merged into work already queued.
-    pub(crate) const fn coalesced(&self) -> u64 {
-        self.coalesced
-    }
-
-    /// Reconciles after which their runtime had used up its share of time.
-    pub(crate) const fn busy(&self) -> u64 {
-        self.busy
-    }
-
     /// Time since which the longest waiting entry of a priority has been ready, with or without a free slot.
     pub(crate) fn oldest(&self, priority: Priority) -> Option<Instant> {
         let first = self.ready.iter().filter_map(|lane| Some(lane[priority as usize].first_key_value()?.1));
@@ -64,10 +51,23 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
 
     /// Time limit of the reconcile that was just taken.
     pub(crate) fn time_limit(&self, key: &K) -> Duration {
-        match self.entries.get(key).and_then(|entry| entry.running.as_ref()) {
-            Some(Running { lane: Lane::Slow, .. }) => SLOW_TIME_LIMIT,
-            Some(Running { lane: Lane::Normal, .. }) | None => TIME_LIMIT,
-        }
+        if self.slow_slot(key).is_some() { SLOW_TIME_LIMIT } else { TIME_LIMIT }
+    }
+
+    /// Slot of the slow lane that the key's reconcile in progress occupies.
+    pub(crate) fn slow_slot(&self, key: &K) -> Option<Arc<SlowSlot>> {
+        self.entries.get(key)?.running.as_ref()?.slot.clone()
+    }
+
+    /// Lanes that it shares with other queues.
+    pub(crate) fn lanes(&self) -> &Lanes {
+        &self.lanes
+    }
+
+    /// Tickets of the first ready entries.
+    pub(crate) fn heads(&self) -> Heads {
+        let first = |ready: &BTreeMap<u64, K>| ready.first_key_value().map(|(ticket, _)| *ticket);
+        self.ready.each_ref().map(|lane| lane.each_ref().map(first))
     }
 
     /// Number of keys in progress.

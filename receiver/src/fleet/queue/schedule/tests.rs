@@ -18,7 +18,7 @@ fn queued(priority: Priority) -> QueuedWork {
 }
 
 fn queue(keys: u32, slots: usize) -> (Queue<u32>, Instant) {
-    let mut queue = Queue::new(slots, 1);
+    let mut queue = Queue::new(Lanes::new(slots), 1);
     (0..keys).for_each(|key| queue.insert(key));
     (queue, Instant::now())
 }
@@ -29,7 +29,7 @@ fn keys(queue: &mut Queue<u32>, now: Instant) -> Vec<u32> {
 
 #[test]
 fn rest_delays_a_users_change_too_and_ends() {
-    let (mut queue, start) = (Queue::<&str>::new(4, 0), Instant::now());
+    let (mut queue, start) = (Queue::<&str>::new(Lanes::new(4), 0), Instant::now());
     queue.insert("a");
     queue.enqueue(&"a", QueuedWork::new(kyma(), Priority::User), start);
     let (key, taken) = queue.take(start).unwrap();
@@ -216,7 +216,7 @@ fn busy_runtimes_do_not_make_others_wait() {
     // 30 users use up 600 s with 16 workers in less than 50 s.
     let late: Vec<_> = waits.iter().filter(|(step, wait)| *step > 600 && *wait > 2 * STEP).collect();
     assert!(waits.len() > 2_900 && late.is_empty(), "{} changes, {} of them late: {late:?}", waits.len(), late.len());
-    assert!(queue.busy() > 0);
+    assert!(queue.lanes().busy() > 0);
 }
 
 #[test]
@@ -365,7 +365,7 @@ fn removed_kyma_that_returns_is_not_reconciled_concurrently() {
 
 #[test]
 fn entry_that_backs_off_leaves_its_slot_to_others_of_its_group() {
-    let (mut queue, now) = (Queue::<u32>::with_groups(4, 1, 1), Instant::now());
+    let (mut queue, now) = (Queue::<u32>::with_groups(Lanes::new(4), 1, 1), Instant::now());
     (0..2).for_each(|key| queue.insert_into(key, 9, now));
     queue.enqueue(&0, QueuedWork::new(kyma() | catalog(), Priority::User), now);
     let (_, job) = queue.take(now).unwrap();
@@ -409,7 +409,7 @@ proptest! {
     /// states, and no queued work is forgotten.
     #[test]
     fn invariants_hold_for_any_sequence_of_steps(steps in prop::collection::vec(step(), 1..200)) {
-        let (mut queue, mut now) = (Queue::<u32>::with_groups(4, 2, 1), Instant::now());
+        let (mut queue, mut now) = (Queue::<u32>::with_groups(Lanes::new(4), 2, 1), Instant::now());
         (0..5).for_each(|key| queue.insert(key));
         let mut work: Vec<(u32, QueuedWork)> = Vec::new();
         for step in steps {
