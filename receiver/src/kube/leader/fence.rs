@@ -38,12 +38,14 @@ struct Inner {
     base: Instant,
     /// Nanoseconds after `base`, or one of the constants.
     until: AtomicU64,
+    /// A fence that is needed as well.
+    parent: Option<WriteFence>,
 }
 
 impl Default for WriteFence {
     /// An open fence, for a process that is the only writer by other means.
     fn default() -> Self {
-        Self::at(UNBOUNDED)
+        Self::at(UNBOUNDED, None)
     }
 }
 
@@ -51,14 +53,20 @@ impl WriteFence {
     /// A fence that is not open yet.
     #[must_use]
     pub fn closed() -> Self {
-        Self::at(UNOPENED)
+        Self::at(UNOPENED, None)
     }
 
-    fn at(until: u64) -> Self {
+    /// A fence that is open while this one is, until it is closed itself.
+    #[must_use]
+    pub fn child(&self) -> Self {
+        Self::at(UNBOUNDED, Some(self.clone()))
+    }
+
+    fn at(until: u64, parent: Option<Self>) -> Self {
         // In the past, so that no time is below the constants.
         let now = Instant::now();
         let base = now.checked_sub(Duration::from_secs(1)).unwrap_or(now);
-        Self(Arc::new(Inner { base, until: AtomicU64::new(until) }))
+        Self(Arc::new(Inner { base, until: AtomicU64::new(until), parent }))
     }
 
     fn nanos(&self, at: Instant) -> u64 {
@@ -69,11 +77,12 @@ impl WriteFence {
     /// True if a write may leave now.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        match self.0.until.load(Ordering::Acquire) {
+        let is_open = match self.0.until.load(Ordering::Acquire) {
             UNOPENED | CLOSED => false,
             UNBOUNDED => true,
             until => self.nanos(Instant::now()) < until,
-        }
+        };
+        is_open && self.0.parent.as_ref().is_none_or(Self::is_open)
     }
 
     /// Opens the fence, or moves its end. Returns false, without any change, when it has ended already.
@@ -178,5 +187,17 @@ mod tests {
         }
         fence.extend(Instant::now() + SOON);
         assert!(send(Method::PATCH).await.is_ok());
+    }
+
+    #[test]
+    fn child_is_open_while_its_parent_is_until_it_is_closed() {
+        let parent = WriteFence::closed();
+        let (one, other) = (parent.child(), parent.child());
+        assert!(!one.is_open());
+        assert!(parent.extend(Instant::now() + SOON) && one.is_open() && other.is_open());
+        one.close();
+        assert!(!one.is_open() && other.is_open() && parent.is_open());
+        parent.close();
+        assert!(!other.is_open());
     }
 }
