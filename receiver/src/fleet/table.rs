@@ -94,6 +94,9 @@ pub enum PlacementError {
     /// KCP's caches have not synced, so the runtime's Kyma is not known yet; 503.
     #[error("the receiver is starting")]
     NotSynced,
+    /// Another replica holds the shard of the runtime, or none does; 503.
+    #[error("the runtime is served by another replica")]
+    Elsewhere,
     /// No Kyma has this runtime id; 404.
     #[error("the runtime is not known")]
     Unknown,

@@ -370,6 +370,10 @@ fn placement_problem(error: PlacementError) -> ProblemSpec {
     use StatusCode as S;
     let (status, label, detail) = match error {
         E::NotSynced => return unavailable("not-synced", "the receiver is starting", Staggered(SHORT_WAIT)),
+        E::Elsewhere => {
+            let detail = "another replica serves this runtime";
+            return unavailable("elsewhere", detail, Staggered(SHORT_WAIT));
+        }
         E::Unknown => (S::NOT_FOUND, "unknown-runtime", "no Kyma has this runtime id"),
         E::Ambiguous => (S::CONFLICT, "ambiguous-runtime", "more than one Kyma has this runtime id"),
     };

@@ -170,7 +170,7 @@ impl V2Intake for V2Adapter {
         }
         match self.fleet.legacy_event(runtime) {
             Ok(()) => Ok(()),
-            Err(PlacementError::NotSynced) => Err(PlacementError::NotSynced.into()),
+            Err(error @ (PlacementError::NotSynced | PlacementError::Elsewhere)) => Err(error.into()),
             // The incumbent responds with 200 here. Nothing is lost: a Kyma that is created or becomes unambiguous is
             // reconciled for that.
             Err(error @ (PlacementError::Unknown | PlacementError::Ambiguous)) => {

@@ -310,6 +310,7 @@ fn limits() -> Vec<Case> {
         case("no fixture for the body", 503, "busy").settings(|settings| settings.body_budget = 0),
         case("no fixture for the runtime", 503, "busy").settings(|settings| settings.limits.runtimes = 0),
         case("not synced", 503, "not-synced").unplaced(PlacementError::NotSynced),
+        case("a runtime of another replica", 503, "elsewhere").unplaced(PlacementError::Elsewhere),
         case("an unknown runtime", 404, "unknown-runtime").unplaced(PlacementError::Unknown),
         case("an ambiguous runtime", 409, "ambiguous-runtime").unplaced(PlacementError::Ambiguous),
     ]
