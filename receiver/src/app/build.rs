@@ -179,7 +179,8 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
         ..table::Settings::default()
     };
     let started = Instant::now();
-    let fleet = RuntimeTable::new(*instance, settings, counters.fleet.clone(), started);
+    // The Lease of this process stands for all shards, so they share its instance.
+    let fleet = RuntimeTable::holding_all(settings, counters.fleet.clone(), *instance, fence, started);
     let settings = manifests::Settings {
         slots: settings.slots,
         request_deadline: settings.request_deadline,

@@ -166,7 +166,7 @@ impl ComponentKeyFiles {
 mod tests {
     use clap::Parser as _;
     use futures::FutureExt as _;
-    use tidewatch_shared::{identity::Instance, metrics::Registry as Metrics, plan::Plan};
+    use tidewatch_shared::{metrics::Registry as Metrics, plan::Plan};
     use tokio::time::Instant;
 
     use super::*;
@@ -194,8 +194,8 @@ mod tests {
         fn new(content: &std::path::Path, count: usize) -> Self {
             let (registry, metrics) = (registry(content), &mut Metrics::default());
             let table = table::Metrics::register(metrics);
-            let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), table, Instant::now());
-            fleet.place(key("kyma"), None, Arc::new(Plan::new("r".into(), Vec::new()).unwrap()));
+            let fleet = RuntimeTable::alone(1, table::Settings::default(), table);
+            fleet.place(key("kyma"), "", None, Arc::new(Plan::new("r".into(), Vec::new()).unwrap()));
             let queue = manifests::Metrics::register(metrics);
             let manifests = ManifestQueue::new(manifests::Settings::default(), queue, Instant::now());
             (0..count).for_each(|n| manifests.insert(manifest(n), manifest(n)));

@@ -17,4 +17,4 @@ pub use work_set::WorkSet;
 
 pub(crate) use label::{PlaceLabel, PriorityLabel};
 pub(crate) use queued_work::merge_into;
-pub(crate) use schedule::{DelayReason, Lanes, Queue};
+pub(crate) use schedule::{DelayReason, Heads, Lane, Lanes, Queue, SlowSlot};

@@ -1,10 +1,13 @@
-//! Runtime table: state of all runtimes and the work queue under one lock. An event is recorded and its work enqueued
-//! in one step, and a reconcile takes its work together with a snapshot of the accepted sequences.
+//! Runtime table: for each shard that this process holds, the state of its runtimes and their work queue under one lock. An
+//! event is recorded and its work enqueued in one step, and a reconcile takes its work together with a snapshot of the
+//! accepted sequences.
 //!
 //! In memory and non-blocking; only [`RuntimeTable::next`], [`RuntimeTable::next_delivery`],
 //! [`RuntimeTable::next_module_report`] and [`RuntimeTable::forward_health_changed`] wait. The table is an instance without statics: a process, or a test, can
 //! hold several.
 
+mod agenda;
+mod directory;
 mod enqueue;
 mod forward;
 mod heartbeat_interval;
@@ -13,6 +16,8 @@ mod kymas;
 mod metrics;
 mod modules;
 mod runtime_trust;
+mod shards;
+mod shared;
 mod signature_clock;
 mod silence;
 mod stamps;
@@ -32,7 +37,7 @@ use thiserror::Error;
 use tidewatch_shared::{
     exchange::{EventsResponse, HeartbeatResponse, RefusedEvent},
     heartbeat::Heartbeat,
-    identity::{Instance, RuntimeId},
+    identity::RuntimeId,
     metrics::ResultLabel,
     plan::Plan,
     variant::VariantName as _,
@@ -51,10 +56,20 @@ pub(crate) use view::PathReport;
 pub use view::{PathView, RuntimeView};
 
 use crate::{
-    base::key::KymaKey,
-    fleet::{self, EventBatch, Verified, due::next_due, queue::ReconcileOutcome},
+    base::{
+        key::KymaKey,
+        shard::{ShardCount, ShardId},
+    },
+    fleet::{self, EventBatch, HeartbeatStatus, Verified, due::next_due, queue::ReconcileOutcome},
 };
-use state::{EventsReply, HeartbeatReply, State};
+use agenda::{Agenda, Choice};
+use directory::Directory;
+use job::Started;
+use shared::Shared;
+use state::{EventsReply, HeartbeatReply};
+use trust::TrustAnnouncer;
+#[cfg(test)]
+use {crate::kube::leader::WriteFence, tidewatch_shared::identity::Instance};
 
 /// Settings of the runtime table.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +102,7 @@ impl Default for Settings {
     }
 }
 
-/// Error of a request that belongs to no single Kyma. The name is the error in metrics.
+/// Error of a request that belongs to no single Kyma of the shards that are held. The name is the error in metrics.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum PlacementError {
@@ -110,16 +125,22 @@ pub enum PlacementError {
 pub struct RuntimeTable(Arc<Inner>);
 
 struct Inner {
-    instance: Instance,
-    started: Instant,
+    settings: Settings,
     metrics: Metrics,
-    interval: HeartbeatInterval,
+    shared: Arc<Shared>,
     notify: Notify,
     forward: forward::Wakeups,
-    reports: modules::ReportAdded,
+    reports: modules::ReportedShards,
     departures: broadcast::Sender<RuntimeId>,
-    state: Mutex<State>,
-    /// Number of times that the lock was acquired.
+    trust: Mutex<TrustAnnouncer>,
+    /// Time of the next Kyma of [`RuntimeTable::enqueue_paced`].
+    pace: Mutex<Option<Instant>>,
+    /// Held while Kymas change their places, and shards their holders.
+    placing: Mutex<()>,
+    directory: Mutex<Directory>,
+    agenda: Mutex<Agenda>,
+    slots: Box<[shards::Slot]>,
+    /// Number of times that the lock of a shard was acquired.
     #[cfg(test)]
     locked: std::sync::atomic::AtomicUsize,
 }
@@ -128,43 +149,87 @@ struct Inner {
 const DEPARTURES: usize = 256;
 
 impl RuntimeTable {
-    /// Creates an empty runtime table; `started` is the start of this process.
+    /// Creates a runtime table of so many shards, none of which is held.
     #[must_use]
-    pub fn new(instance: Instance, settings: Settings, metrics: Metrics, started: Instant) -> Self {
-        let state = State::new(settings);
+    pub fn new(shards: ShardCount, settings: Settings, metrics: Metrics) -> Self {
         Self(Arc::new(Inner {
-            instance,
-            started,
+            settings,
             metrics,
-            interval: HeartbeatInterval::new(state.interval()),
+            shared: Arc::new(Shared::new(shards, &settings)),
             notify: Notify::new(),
             forward: forward::Wakeups::default(),
-            reports: modules::ReportAdded::default(),
+            reports: modules::ReportedShards::default(),
             departures: broadcast::Sender::new(DEPARTURES),
-            state: Mutex::new(state),
+            trust: Mutex::default(),
+            pace: Mutex::default(),
+            placing: Mutex::default(),
+            directory: Mutex::new(Directory::new(shards)),
+            agenda: Mutex::default(),
+            slots: Inner::slots(shards),
             #[cfg(test)]
             locked: Default::default(),
         }))
     }
 
-    /// Sets runtime id and plan of a Kyma. Another runtime id resets the runtime's state. Enqueues only work that
-    /// becomes unsettled by a new plan.
-    pub fn place(&self, key: KymaKey, runtime: Option<RuntimeId>, plan: Arc<Plan>) {
-        self.with(|state, now| state.place(key, runtime, plan, now));
+    /// Creates the table of a process that is the only one, for tests.
+    #[cfg(test)]
+    pub(crate) fn alone(instance: u64, settings: Settings, metrics: Metrics) -> Self {
+        Self::holding_all(settings, metrics, Instance::new(instance), &WriteFence::default(), Instant::now())
+    }
+
+    /// Sets runtime id and plan of a Kyma; `uid` is that of its object. Another runtime id resets the runtime's state.
+    /// Enqueues only work that becomes unsettled by a new plan. A Kyma of a shard that is not held is only counted.
+    ///
+    /// A Kyma that moves to another shard loses its work, and its reconcile is cancelled, in the step that places it there.
+    /// The new shard keeps it back until that reconcile has ended, so that no two reconciles of a Kyma run concurrently.
+    pub fn place(&self, key: KymaKey, uid: &str, runtime: Option<RuntimeId>, plan: Arc<Plan>) {
+        let _placing = self.placing();
+        let shard = self.shard_of(runtime.as_ref(), uid);
+        let from = self.directory().shard_of(&key);
+        self.with_both(from, shard, |from, to, now| {
+            if let Some(from) = from {
+                from.remove(&key);
+            }
+            // In one step with the directory, whose lock decides whether the end of a reconcile comes before or after.
+            let is_running = self.directory().place(&key, shard, runtime.is_some());
+            let Some(to) = to else { return };
+            to.place(key.clone(), runtime, plan, now);
+            if is_running {
+                to.queue.keep_back(&key, now);
+            }
+        });
+        self.fleet_changed();
     }
 
     /// Returns true if a Kyma was placed with an equal plan; `None` for an unknown Kyma.
     #[must_use]
     pub fn has_plan(&self, key: &KymaKey, plan: &Plan) -> Option<bool> {
-        self.lock().kymas.get(key).map(|entry| entry.runtime.plan_revision() == plan.revision())
+        self.with_kyma(key, |state, _| {
+            state.kymas.get(key).map(|entry| entry.runtime.plan_revision() == plan.revision())
+        })?
     }
 
     /// Removes a Kyma.
     pub fn remove(&self, key: &KymaKey) {
-        self.with(|state, _| {
-            state.remove(key);
-            self.update_target_metrics(state);
+        let _placing = self.placing();
+        let Some(shard) = self.directory().shard_of(key) else { return };
+        self.with_both(None, shard, |_, state, _| {
+            self.directory().remove(key);
+            if let Some(state) = state {
+                state.remove(key);
+            }
         });
+        if let Some(outbox) = self.0.shared.outbox_for(false) {
+            self.update_target_metrics(&outbox);
+        }
+        self.fleet_changed();
+    }
+
+    /// Updates the heartbeat interval, which follows the number of Kymas with a runtime id in all shards of the fleet: those
+    /// of other replicas are placed as well.
+    fn fleet_changed(&self) {
+        let runtimes = self.directory().runtimes();
+        self.0.shared.interval.set(self.0.settings.heartbeat_interval(runtimes));
     }
 
     /// Continues a path from reason and message of the condition `EventPath` in KCP until the runtime's next request.
@@ -172,7 +237,7 @@ impl RuntimeTable {
     pub fn inherit(&self, key: &KymaKey, reason: &str, message: &str) {
         let (inherited, used_v3) = (reason.parse().ok(), fleet::condition_shows_v3(reason, message));
         if inherited.is_some() || used_v3 {
-            self.with(|state, _| {
+            self.with_kyma(key, |state, _| {
                 if let Some(entry) = state.kymas.get_mut(key) {
                     entry.runtime.inherit(inherited, used_v3);
                 }
@@ -180,9 +245,15 @@ impl RuntimeTable {
         }
     }
 
-    /// Declares KCP's caches synced; from now on a runtime without Kyma is [`PlacementError::Unknown`].
+    /// Declares KCP's caches synced and the Kymas of all held shards placed; from now on a runtime of these shards without
+    /// Kyma is [`PlacementError::Unknown`].
     pub fn set_synced(&self) {
-        self.with(|state, _| state.synced = true);
+        self.held().into_iter().for_each(|shard| self.set_shard_synced(shard));
+    }
+
+    /// Declares all Kymas of a shard placed that was acquired after KCP's caches had synced.
+    pub fn set_shard_synced(&self, shard: ShardId) {
+        self.with(shard, |state, _| state.synced = true);
     }
 
     /// Appends one line per event that enqueues work to a file, for measurements: Unix time in nanoseconds (monotonic
@@ -193,8 +264,7 @@ impl RuntimeTable {
     /// The file cannot be opened, or the thread cannot start.
     #[cfg(feature = "stamps")]
     pub fn set_stamps(&self, path: &std::path::Path) -> std::io::Result<()> {
-        let stamps = stamps::Stamps::append(path)?;
-        self.with(|state, _| state.stamps = stamps);
+        let _ = self.0.shared.stamps.set(stamps::Stamps::append(path)?);
         Ok(())
     }
 
@@ -207,19 +277,21 @@ impl RuntimeTable {
         // The first event represents the request.
         let first = batch.payload.events.iter().flatten().next();
         let seen = first.and_then(|event| event.time.as_deref()?.parse::<Timestamp>().ok());
-        let result = self.with(|state, now| {
+        let shard = self.shard_of(Some(batch.runtime()), "");
+        let result = self.with(shard, |state, now| {
             let reply = state.events(batch, now_unix, now)?;
-            self.record_outbox_changes(state, &reply.forwarded);
-            Ok(reply)
+            self.record_outbox_changes(&reply.forwarded);
+            Ok((reply, state.instance))
         });
-        let EventsReply { recorded, enqueued, .. } = self.count_error(result)?;
+        let (EventsReply { recorded, enqueued, .. }, instance) =
+            self.count_error(result.unwrap_or(Err(PlacementError::Elsewhere)))?;
         log_received(enqueued);
         self.0.metrics.events(&recorded);
         if let Some(after) = seen.and_then(|seen| Duration::try_from(Timestamp::now().duration_since(seen)).ok()) {
             self.0.metrics.accepted.observe(after.as_secs_f64());
         }
         Ok(EventsResponse {
-            instance: self.0.instance,
+            instance,
             accepted: recorded.accepted,
             since: recorded.since,
             refused: recorded
@@ -242,8 +314,16 @@ impl RuntimeTable {
         heartbeat: Verified<Heartbeat>,
         now_unix: i64,
     ) -> Result<HeartbeatResponse, PlacementError> {
-        let result = self.with(|state, now| state.heartbeat(&heartbeat, now_unix, now));
-        let HeartbeatReply { record, plan_revision, trust_revision, renew } = self.count_error(result)?;
+        let result = self.with_runtime(heartbeat.runtime(), |state, now| {
+            Ok((state.heartbeat(&heartbeat, now_unix, now)?, state.instance))
+        });
+        let (HeartbeatReply { record, plan_revision }, instance) = self.count_error(result)?;
+        let is_counted = record.status == HeartbeatStatus::Counted;
+        let (trust_revision, renew) = {
+            let mut trust = self.trust();
+            let renew = is_counted && trust.requests_renewal(heartbeat.authority.as_ref(), Instant::now());
+            (trust.revision(), renew)
+        };
         self.0.metrics.renewals.inc_by(renew.into());
         self.0.metrics.heartbeat(&record);
         if record.differing > 0 {
@@ -251,7 +331,7 @@ impl RuntimeTable {
             tracing::warn!(%runtime, differing, resend, "Digests of watches differ");
         }
         Ok(HeartbeatResponse {
-            instance: self.0.instance,
+            instance,
             settled: record.settled,
             since: Some(record.since),
             heartbeat_seconds: self.heartbeat_seconds(),
@@ -269,7 +349,7 @@ impl RuntimeTable {
     /// # Errors
     /// [`PlacementError`]; nothing was recorded.
     pub fn legacy_event(&self, runtime: &RuntimeId) -> Result<(), PlacementError> {
-        let result = self.with(|state, now| state.legacy_event(runtime, now));
+        let result = self.with_runtime(runtime, |state, now| state.legacy_event(runtime, now));
         log_received(Some(self.count_error(result)?));
         Ok(())
     }
@@ -279,10 +359,10 @@ impl RuntimeTable {
     /// # Errors
     /// [`PlacementError`].
     pub fn kyma_of(&self, runtime: &RuntimeId) -> Result<KymaKey, PlacementError> {
-        self.lock().key_of(runtime)
+        self.lock(self.shard_of(Some(runtime), "")).as_ref().ok_or(PlacementError::Elsewhere)?.key_of(runtime)
     }
 
-    /// Returns true if it is certain that no Kyma has this runtime id.
+    /// Returns true if it is certain that no Kyma has this runtime id; false for a runtime of another replica.
     #[must_use]
     pub fn is_unknown(&self, runtime: &RuntimeId) -> bool {
         self.kyma_of(runtime) == Err(PlacementError::Unknown)
@@ -294,22 +374,24 @@ impl RuntimeTable {
         self.0.departures.subscribe()
     }
 
-    /// Number of runtimes with a Kyma.
+    /// Number of runtimes with a Kyma in the shards that are held.
     #[must_use]
     pub fn runtimes(&self) -> usize {
-        self.lock().runtimes.len()
+        let of = |shard| self.lock(shard).as_ref().map_or(0, |state| state.runtimes.len());
+        self.held().into_iter().map(of).sum()
     }
 
     /// Sets the trust bundle and issuer that heartbeats announce from now on.
     pub fn announce_trust(&self, announcement: TrustAnnouncement) {
-        self.lock().trust.announcement = Some(announcement);
+        self.trust().announcement = Some(announcement);
     }
 
     /// Returns true if the runtime has used contract v3, with this process or, according to its Kyma, with an earlier
     /// one.
     #[must_use]
     pub fn has_used_v3(&self, runtime: &RuntimeId) -> bool {
-        let state = self.lock();
+        let slot = self.lock(self.shard_of(Some(runtime), ""));
+        let Some(state) = slot.as_ref() else { return false };
         let keys = state.runtimes.get(runtime).into_iter().flatten();
         keys.filter_map(|key| state.kymas.get(key)).any(|entry| entry.runtime.used_v3)
     }
@@ -317,26 +399,49 @@ impl RuntimeTable {
     /// Same as [`Self::has_used_v3`] for the runtime of a Kyma.
     #[must_use]
     pub fn kyma_has_used_v3(&self, key: &KymaKey) -> bool {
-        self.lock().kymas.get(key).is_some_and(|entry| entry.runtime.used_v3)
+        self.with_kyma(key, |state, _| state.kymas.get(key).is_some_and(|entry| entry.runtime.used_v3)).unwrap_or(false)
     }
 
-    /// Heartbeat interval announced to agents; it follows the number of runtimes.
+    /// Heartbeat interval announced to agents; it follows the number of runtimes of the fleet, those of other replicas included.
     #[must_use]
     pub fn heartbeat_interval(&self) -> HeartbeatInterval {
-        self.0.interval.clone()
+        self.0.shared.interval.clone()
     }
 
-    /// Waits for the next Kyma to reconcile: fair, by priority, none in backoff or in progress. Cancel safe.
+    /// Waits for the next Kyma to reconcile, of all shards that are held: fair, by priority, none in backoff or in progress.
+    /// Cancel safe.
     pub async fn next(&self) -> Job {
         let begin = || {
-            let (start, earliest) = self.with(|state, now| (state.begin(now), state.queue.earliest()));
+            let started = self.begin();
+            let earliest = self.agenda().earliest();
             // The worker that leaves with work may have been the one waiting for that time.
-            if start.is_some() && earliest.is_some() {
+            if started.is_some() && earliest.is_some() {
                 self.0.notify.notify_one();
             }
-            (start, earliest)
+            (started, earliest)
         };
         Job::new(self.clone(), next_due(&self.0.notify, begin).await)
+    }
+
+    /// Takes the next Kyma to reconcile. Repeats the choice if another worker was faster.
+    fn begin(&self) -> Option<Started> {
+        loop {
+            let choice = self.agenda().choose(&self.0.shared.lanes, Instant::now())?;
+            let started = match choice {
+                Choice::Due(shard) => {
+                    self.with(shard, |state, now| state.queue.promote(now));
+                    None
+                }
+                Choice::Ready(shard, lane, priority) => self.with(shard, |state, now| {
+                    let started = state.begin_from(lane, priority, now)?;
+                    self.directory().begins(&started.0);
+                    Some(started)
+                }),
+            };
+            if let Some(Some(started)) = started {
+                return Some(started);
+            }
+        }
     }
 
     /// Ends a reconcile: settles ended work and requeues failed work and work enqueued meanwhile.
@@ -351,54 +456,45 @@ impl RuntimeTable {
         })
     }
 
-    fn finish(&self, job: &Job, outcome: &ReconcileOutcome) {
+    /// Ends a reconcile. Apart from its slots it has no effect if its shard was released.
+    fn finish(&self, job: &mut Job, outcome: &ReconcileOutcome) {
         self.0.metrics.reconciled(outcome);
-        let settled_after = self.with(|state, now| {
-            let safe = self.0.started + state.settings.request_deadline;
-            let accepted = state.finish(&job.key, &job.queued, &job.start, outcome, safe, now)?;
-            Some(now.saturating_duration_since(accepted))
+        drop(job.start.slow_slot.take());
+        let (tenure, key) = (&job.start.tenure, &job.key);
+        let ended = tenure.shard.and_then(|shard| {
+            self.with(shard, |state, now| {
+                let accepted = (state.tenure.number == tenure.number)
+                    .then(|| {
+                        state.finish(key, &job.queued, &job.start, outcome, tenure.safe.unwrap_or(job.start.at), now)
+                    })
+                    .flatten();
+                // Before another worker can take the Kyma from this queue.
+                let moved = self.directory().ended(key);
+                (accepted.map(|accepted| now.saturating_duration_since(accepted)), moved)
+            })
         });
+        let (settled_after, moved) = ended.unwrap_or_else(|| (None, self.directory().ended(key)));
         if let Some(after) = settled_after {
             self.0.metrics.settled.observe(after.as_secs_f64());
         }
+        if let Some(shard) = moved {
+            self.with(shard, |state, now| {
+                // The Kyma may have moved again, and be reconciled there.
+                if !self.directory().is_running(key) {
+                    state.queue.let_go(key, now);
+                }
+            });
+        }
+        // A slot of the slow lane may have become free.
+        self.wake_if_ready();
     }
 
-    /// Runs one step under the lock, with the time just before it. Wakes a waiting worker if work is ready or the
-    /// earliest due time moved forward.
-    fn with<T>(&self, step: impl FnOnce(&mut State, Instant) -> T) -> T {
-        let now = Instant::now();
-        let mut state = self.lock();
-        let before = state.queue.earliest();
-        let result = step(&mut state, now);
-        let sooner = state.queue.earliest().is_some_and(|at| before.is_none_or(|before| at < before));
-        let wake = sooner || state.queue.has_ready();
-        self.0.metrics.queue(&state.queue);
-        self.0.interval.set(state.interval());
-        let is_reported = std::mem::take(&mut state.reports.has_new);
-        let departed = std::mem::take(&mut state.departed);
-        drop(state);
-        for runtime in departed {
-            // Without an open port there is no receiver.
-            let _ = self.0.departures.send(runtime);
-        }
-        if is_reported {
-            self.0.reports.0.notify_one();
-        }
-        if wake {
-            self.0.notify.notify_one();
-        }
-        result
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        #[cfg(test)]
-        self.0.locked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        // A panic cannot leave a partial change that a later event or reconcile would not repair.
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn trust(&self) -> MutexGuard<'_, TrustAnnouncer> {
+        self.0.trust.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn heartbeat_seconds(&self) -> u32 {
-        u32::try_from(self.0.interval.get().as_secs()).unwrap_or(u32::MAX).max(1)
+        u32::try_from(self.0.shared.interval.get().as_secs()).unwrap_or(u32::MAX).max(1)
     }
 }
 

@@ -85,7 +85,8 @@ struct Inner {
 }
 
 impl FleetHandle {
-    /// Makes the handle of a receiver that does not hold the Lease yet.
+    /// Makes the handle of a receiver that does not hold the Lease yet. Reports show the instance of the process, which is that
+    /// of all its shards while one Lease stands for them.
     #[must_use]
     pub fn new(instance: Instance) -> Self {
         Self(Arc::new(Inner { instance, started: Instant::now(), active: OnceLock::new() }))

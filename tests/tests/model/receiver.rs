@@ -12,6 +12,7 @@ use tidewatch_receiver::{
         queue::{Drift, Priority, ReconcileOutcome, WorkSet},
         table::{Job, Metrics, RuntimeTable, Settings},
     },
+    kube::leader::WriteFence,
 };
 use tidewatch_shared::{
     identity::{Epoch, Instance, RuntimeId},
@@ -242,9 +243,15 @@ impl Receiver {
     pub(crate) fn start(incarnation: u64, plan: Arc<Plan>, metrics: Metrics) -> Self {
         let settings =
             Settings { request_deadline: REQUEST_DEADLINE, slots: 4, seed: incarnation, ..Settings::default() };
-        let fleet = RuntimeTable::new(Instance::new(incarnation), settings, metrics, Instant::now());
+        let fleet = RuntimeTable::holding_all(
+            settings,
+            metrics,
+            Instance::new(incarnation),
+            &WriteFence::default(),
+            Instant::now(),
+        );
         fleet.set_routes(routes(&plan));
-        fleet.place(kyma(), Some(runtime()), plan);
+        fleet.place(kyma(), "", Some(runtime()), plan);
         Self {
             fleet,
             running: None,
@@ -262,7 +269,7 @@ impl Receiver {
 
     pub(crate) fn set_plan(&self, plan: Arc<Plan>) {
         self.fleet.set_routes(routes(&plan));
-        self.fleet.place(kyma(), Some(runtime()), plan);
+        self.fleet.place(kyma(), "", Some(runtime()), plan);
     }
 
     /// Deletes and recreates the Kyma. Like every new Kyma in KCP it is verified.

@@ -121,7 +121,7 @@ mod tests {
     use futures::FutureExt as _;
     use kube::runtime::reflector;
     use serde_json::{Value, json};
-    use tidewatch_shared::{api::Kyma, identity::Instance, metrics::Registry, plan::Plan};
+    use tidewatch_shared::{api::Kyma, metrics::Registry, plan::Plan};
     use tokio::time::Instant;
 
     use super::*;
@@ -151,10 +151,10 @@ mod tests {
     impl Fixture {
         fn new() -> Self {
             let metrics = table::Metrics::register(&mut Registry::default());
-            let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), metrics, Instant::now());
+            let fleet = RuntimeTable::alone(1, table::Settings::default(), metrics);
             for kyma in ["a", "b"] {
                 let plan = Arc::new(Plan::new("r".into(), Vec::new()).unwrap());
-                fleet.place(KymaKey::new("ns", kyma), Some(kyma.parse().unwrap()), plan);
+                fleet.place(KymaKey::new("ns", kyma), "", Some(kyma.parse().unwrap()), plan);
             }
             fleet.set_synced();
             let metrics = manifests::Metrics::register(&mut Registry::default());

@@ -10,6 +10,7 @@ use kube::{
 };
 use tidewatch_shared::{
     api::Kyma,
+    identity::RuntimeId,
     names::label,
     plan::{Plan, Work},
 };
@@ -91,14 +92,18 @@ impl KymaPlacer {
     }
 
     fn place_locked(&self, key: KymaKey, kyma: &Kyma) {
-        let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
-        let plan = self.plans.of(&key);
-        self.fleet.place(key, runtime, plan);
+        let (runtime, plan) = (runtime_of(kyma), self.plans.of(&key));
+        let uid = kyma.metadata.uid.as_deref().unwrap_or_default();
+        self.fleet.place(key, uid, runtime, plan);
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn runtime_of(kyma: &Kyma) -> Option<RuntimeId> {
+    kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok())
 }
 
 /// Replaces the plans of runtimes in which other pods are to be watched. Runs for ever.
@@ -116,11 +121,7 @@ mod tests {
     use futures::FutureExt as _;
     use kube::runtime::{reflector::store::Writer, watcher::Event};
     use serde_json::json;
-    use tidewatch_shared::{
-        identity::{Epoch, Instance, RuntimeId},
-        metrics::Registry,
-    };
-    use tokio::time::Instant;
+    use tidewatch_shared::{identity::Epoch, metrics::Registry};
 
     use super::*;
     use crate::fleet::{
@@ -153,7 +154,7 @@ mod tests {
     #[test]
     fn concurrent_plan_change_neither_restores_nor_reverts_a_kyma() {
         let counters = table::Metrics::register(&mut Registry::default());
-        let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), counters, Instant::now());
+        let fleet = RuntimeTable::alone(1, table::Settings::default(), counters);
         fleet.set_synced();
         let mut writer = Writer::<Kyma>::default();
         let current = Plans::fixed(plan(0));
@@ -203,7 +204,7 @@ mod tests {
             crate::controllers::watcher::extend,
         );
         let metrics = table::Metrics::register(&mut Registry::default());
-        let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), metrics, Instant::now());
+        let fleet = RuntimeTable::alone(1, table::Settings::default(), metrics);
         let placer = KymaPlacer::new(fleet.clone(), plans.clone(), store);
         let key = KymaKey::of(&kyma);
         placer.replan_runtime(&key);

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use tidewatch_shared::{
     heartbeat::{CertificateState, Heartbeat},
-    identity::{Epoch, Instance, RuntimeId},
+    identity::{Epoch, RuntimeId},
 };
 
 use super::*;
@@ -36,11 +36,11 @@ impl World {
         let (tls_state, reloader) = TlsState::open(setup, kcp.client(), kcp.client(), metrics.clone()).await.unwrap();
         let mut registry = crate::telemetry::Metrics::new();
         let hub_metrics = table::Metrics::register(registry.tidewatch());
-        let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), hub_metrics, Instant::now());
+        let fleet = RuntimeTable::alone(1, table::Settings::default(), hub_metrics);
         let plan =
             Arc::new(crate::controllers::watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(Vec::new(), &[]).0);
         for name in ["r-1", "r-2"] {
-            fleet.place(KymaKey::new("kcp-system", name), Some(name.parse().unwrap()), plan.clone());
+            fleet.place(KymaKey::new("kcp-system", name), "", Some(name.parse().unwrap()), plan.clone());
         }
         fleet.set_synced();
         let (rotation, rotation_handle) =

@@ -139,7 +139,6 @@ mod tests {
     use serde_json::{Value, json};
     use tidewatch_shared::{
         api::{ModuleReleaseMeta, ModuleTemplate},
-        identity::Instance,
         metrics::Registry,
         names::annotation,
         plan::Plan,
@@ -275,9 +274,9 @@ mod tests {
 
         let metrics = crate::fleet::table::Metrics::register(&mut Registry::default());
         let settings = crate::fleet::table::Settings { seed: 1, ..Default::default() };
-        let fleet = RuntimeTable::new(Instance::new(1), settings, metrics, Instant::now());
+        let fleet = RuntimeTable::alone(1, settings, metrics);
         let key = KymaKey::new("kcp-system", "k");
-        fleet.place(key.clone(), Some("r-1".parse().unwrap()), Arc::new(plan()));
+        fleet.place(key.clone(), "", Some("r-1".parse().unwrap()), Arc::new(plan()));
         fleet.set_synced();
         Bed { stores, catalog, windows: MaintenanceWindows::with_policy(&json!({})), fleet, key }
     }

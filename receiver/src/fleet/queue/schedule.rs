@@ -146,6 +146,23 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         }
     }
 
+    /// Keeps a key back until [`Self::let_go`], because its reconcile runs in another queue. A reconcile that runs in this
+    /// queue keeps it back by itself.
+    pub(crate) fn keep_back(&mut self, key: &K, now: Instant) {
+        if let Some(entry) = self.entries.get_mut(key).filter(|entry| entry.running.is_none()) {
+            entry.is_kept_back = true;
+            self.arrange(key, now);
+        }
+    }
+
+    /// Ends the effect of [`Self::keep_back`].
+    pub(crate) fn let_go(&mut self, key: &K, now: Instant) {
+        if let Some(entry) = self.entries.get_mut(key).filter(|entry| entry.is_kept_back) {
+            entry.is_kept_back = false;
+            self.arrange(key, now);
+        }
+    }
+
     /// Enqueues work now, together with any paused work. Unknown keys are ignored.
     pub(crate) fn enqueue(&mut self, key: &K, queued: QueuedWork, now: Instant) {
         let Some(entry) = self.entries.get_mut(key).filter(|entry| !entry.gone) else { return };
@@ -380,7 +397,7 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         let until = backoff.into_iter().chain(entry.rest).max().filter(|until| *until > now);
         let ticket = self.lanes.ticket();
         let position = match (&entry.queued, until) {
-            _ if entry.running.is_some() => Position::Idle,
+            _ if entry.running.is_some() || entry.is_kept_back => Position::Idle,
             (Some(queued), None) => Position::Ready(lane, queued.priority, ticket),
             (queued, until) => {
                 let until = until.filter(|_| queued.is_some());

@@ -1,8 +1,9 @@
 //! Work that reconciles and changes in KCP enqueue.
 
-use std::time::Duration;
+use std::{sync::PoisonError, time::Duration};
 
 use tidewatch_shared::plan::Work;
+use tokio::time::Instant;
 
 use super::RuntimeTable;
 use crate::{
@@ -19,23 +20,23 @@ const VERIFICATION: QueuedWork =
 impl RuntimeTable {
     /// Enqueues work of a Kyma after a change in KCP. Unknown Kymas are ignored.
     pub fn enqueue(&self, key: &KymaKey, work: WorkSet, priority: Priority) {
-        self.with(|state, now| state.queue.enqueue(key, QueuedWork::new(work, priority), now));
+        self.with_kyma(key, |state, now| state.queue.enqueue(key, QueuedWork::new(work, priority), now));
     }
 
     /// Enqueues a verification: a reconcile of the Kyma that compares every object written to its runtime. Unknown
     /// Kymas are ignored.
     pub fn verify(&self, key: &KymaKey) {
-        self.with(|state, now| state.queue.enqueue(key, VERIFICATION, now));
+        self.with_kyma(key, |state, now| state.queue.enqueue(key, VERIFICATION, now));
     }
 
     /// Enqueues a comparison of the agent's installation. Unknown Kymas are ignored.
     pub fn repair(&self, key: &KymaKey) {
-        self.with(|state, now| state.queue.enqueue(key, REPAIR, now));
+        self.with_kyma(key, |state, now| state.queue.enqueue(key, REPAIR, now));
     }
 
     /// Same as [`Self::verify`], at a random time within `spread`.
     pub fn verify_within(&self, key: &KymaKey, spread: Duration) {
-        self.with(|state, now| {
+        self.with_kyma(key, |state, now| {
             let at = now + state.queue.jitter(spread);
             state.queue.enqueue_after(key, DelayReason::Spread, at, VERIFICATION, now);
         });
@@ -46,9 +47,10 @@ impl RuntimeTable {
         self.in_chunks(|state, keys, now| state.queue.unpark(keys, now));
     }
 
-    /// Enqueues work of every Kyma, spread to about this many Kymas per second.
+    /// Enqueues work of every Kyma, spread to about this many Kymas of the fleet per second.
     pub fn enqueue_all(&self, work: WorkSet, priority: Priority, per_second: u32) {
-        let count = u32::try_from(self.lock().kymas.len()).unwrap_or(u32::MAX);
+        // With those of other replicas, which enqueue them over the same time.
+        let count = u32::try_from(self.directory().kymas()).unwrap_or(u32::MAX);
         // As many as one second takes need not wait.
         let spread = Duration::from_secs((count / per_second.max(1)).into());
         self.in_chunks(|state, keys, now| {
@@ -60,11 +62,26 @@ impl RuntimeTable {
     }
 
     /// Enqueues work of these Kymas after a change in KCP, this many per second; Kymas that already wait keep their
-    /// turn. Unknown Kymas are ignored.
+    /// turn. A Kyma that is unknown, or in a shard of another replica, has its turn without effect: replicas that are given
+    /// the same Kymas of the fleet keep the rate together.
     pub fn enqueue_paced(&self, mut keys: Vec<KymaKey>, work: WorkSet, per_second: u32) {
-        let queued = QueuedWork::new(work, Priority::Catalog);
+        let (queued, step) = (QueuedWork::new(work, Priority::Catalog), Duration::from_secs(1) / per_second.max(1));
         rotate(&mut keys);
-        self.each_in_chunks(keys, |state, keys, now| state.queue.enqueue_paced(&keys, &queued, per_second, now));
+        // Locked before any shard, so that two changes take turns one after the other.
+        let mut pace = self.0.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let mut at = pace.filter(|at| *at > now).unwrap_or(now);
+        for key in &keys {
+            let is_waiting = self.with_kyma(key, |state, now| {
+                let is_waiting = state.queue.is_delayed(key, DelayReason::Paced);
+                state.queue.enqueue_after(key, DelayReason::Paced, at, queued.clone(), now);
+                is_waiting
+            });
+            if is_waiting != Some(true) {
+                at += step;
+            }
+        }
+        *pace = Some(at);
     }
 
     /// Brings the reconciles at a time of the system's clock forward, after that clock was set forward by `step`.
@@ -76,6 +93,8 @@ impl RuntimeTable {
     /// applies.
     pub fn roll_out(&self, key: &KymaKey, after: Duration) {
         let queued = QueuedWork::new(WorkSet::of(&[Work::Kyma]), Priority::Catalog);
-        self.with(|state, now| state.queue.enqueue_after(key, DelayReason::Rollout, now + after, queued, now));
+        self.with_kyma(key, |state, now| {
+            state.queue.enqueue_after(key, DelayReason::Rollout, now + after, queued, now)
+        });
     }
 }

@@ -1,4 +1,4 @@
-//! Forwarding under the runtime table's lock.
+//! Forwarding: the outbox of all shards, changed under the lock of the runtime's shard.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,10 +12,7 @@ use tidewatch_shared::{
 };
 use tokio::{sync::Notify, time::Instant};
 
-use super::{
-    RuntimeTable,
-    state::{Entry, State},
-};
+use super::{RuntimeTable, state::Entry};
 use crate::fleet::{
     EventsRecord, ForwardedEvent, Snapshot,
     due::next_due,
@@ -87,14 +84,14 @@ impl RuntimeTable {
     /// Replaces the targets of forwarded watches. Call it before placing a plan that names those watches.
     pub fn set_routes(&self, routes: Routes) {
         let routes = Arc::new(routes);
-        let mut state = self.lock();
-        let before = state.outbox.routes().clone();
-        state.outbox.set_routes(routes.clone());
-        self.update_target_metrics(&state);
+        let mut outbox = self.0.shared.outbox();
+        let before = outbox.routes().clone();
+        outbox.set_routes(routes.clone());
+        self.update_target_metrics(&outbox);
         for target in before.targets().filter(|target| routes.targets().all(|still| still != *target)) {
             self.0.metrics.forward.forget(target);
         }
-        drop(state);
+        drop(outbox);
         // The queues of these watches were dropped with their former routes. If their plans did not change meanwhile,
         // no agent lists them again by itself.
         let returned = |watch: &str| before.of(watch).is_none() && routes.of(watch).is_some();
@@ -113,7 +110,7 @@ impl RuntimeTable {
     /// Returns a target of a manager.
     #[must_use]
     pub fn target_of(&self, manager: &str) -> Option<Arc<Target>> {
-        self.lock().outbox.routes().targets().find(|target| target.manager() == manager).cloned()
+        self.0.shared.outbox().routes().targets().find(|target| target.manager() == manager).cloned()
     }
 
     /// Waits for the next event to send to another manager. Supports one caller, which passes the delivery to
@@ -121,7 +118,7 @@ impl RuntimeTable {
     pub async fn next_delivery(&self) -> Delivery {
         let take = || {
             let now = Instant::now();
-            let outbox = &mut self.lock().outbox;
+            let mut outbox = self.0.shared.outbox();
             (outbox.take(now), outbox.wake(now))
         };
         next_due(&self.0.forward.due, take).await
@@ -130,19 +127,23 @@ impl RuntimeTable {
     /// Completes a delivery: settles events that the manager took, and schedules a retry for failures.
     pub fn forwarded(&self, delivery: &Delivery, outcome: DeliveryOutcome) {
         let now = Instant::now();
-        let mut state = self.lock();
-        let result = state.outbox.complete(delivery, outcome, now);
+        // Locked in the order of all requests. The outbox and the ledger of the watch are compared in one step.
+        let mut slot = self.lock(self.shard_of(Some(delivery.runtime()), ""));
+        let mut outbox = self.0.shared.outbox();
+        let result = outbox.complete(delivery, outcome, now);
         // A target that no Watcher names any more has no metrics.
-        if state.outbox.routes().targets().any(|named| *named == delivery.target) {
+        if outbox.routes().targets().any(|named| *named == delivery.target) {
             self.0.metrics.forward.ended(&delivery.target, outcome, result.gave_up);
-            self.count_objects(&state, &delivery.target);
+            self.count_objects(&outbox, &delivery.target);
         }
-        let key = state.key_of(delivery.runtime()).ok();
-        let State { outbox, kymas, .. } = &mut *state;
-        if let Some(entry) = key.and_then(|key| kymas.get_mut(&key)) {
-            progress(outbox, entry, &delivery.key);
+        if let Some(state) = slot.as_mut()
+            && let Ok(key) = state.key_of(delivery.runtime())
+            && let Some(entry) = state.kymas.get_mut(&key)
+        {
+            progress(&mut outbox, entry, &delivery.key);
         }
-        drop(state);
+        drop(outbox);
+        drop(slot);
         if result.gave_up {
             tracing::warn!(
                 manager = delivery.target.manager(),
@@ -161,7 +162,7 @@ impl RuntimeTable {
     /// Returns target and health of each forwarded watch, by the watch's name.
     #[must_use]
     pub fn forward_health(&self) -> BTreeMap<Arc<str>, (Arc<Target>, Health)> {
-        self.lock().outbox.health()
+        self.0.shared.outbox().health()
     }
 
     /// Waits until the health of a service changes. Supports one caller.
@@ -170,24 +171,27 @@ impl RuntimeTable {
     }
 
     /// Updates the metrics of all targets after events were dropped or moved.
-    pub(super) fn update_target_metrics(&self, state: &State) {
-        for target in state.outbox.routes().targets() {
-            self.count_objects(state, target);
+    pub(super) fn update_target_metrics(&self, outbox: &Outbox<Snapshot>) {
+        for target in outbox.routes().targets() {
+            self.count_objects(outbox, target);
         }
     }
 
-    fn count_objects(&self, state: &State, target: &Target) {
-        self.0.metrics.forward.objects(target, state.outbox.objects(target), state.outbox.parked(target));
+    fn count_objects(&self, outbox: &Outbox<Snapshot>, target: &Target) {
+        self.0.metrics.forward.objects(target, outbox.objects(target), outbox.parked(target));
     }
 
     /// Updates the metrics after a request and wakes the sender.
-    pub(super) fn record_outbox_changes(&self, state: &State, changes: &OutboxChanges) {
-        let metrics = &self.0.metrics.forward;
-        let routes = state.outbox.routes();
+    pub(super) fn record_outbox_changes(&self, changes: &OutboxChanges) {
+        if *changes == OutboxChanges::default() {
+            return;
+        }
+        let (metrics, outbox) = (&self.0.metrics.forward, self.0.shared.outbox());
+        let routes = outbox.routes();
         changes.without_room.iter().filter_map(|watch| routes.of(watch)).for_each(|target| metrics.no_room(target));
         let targets: BTreeSet<_> = changes.put.iter().filter_map(|watch| routes.of(watch)).collect();
         for target in &targets {
-            self.count_objects(state, target);
+            self.count_objects(&outbox, target);
         }
         if !targets.is_empty() {
             self.0.forward.due.notify_one();

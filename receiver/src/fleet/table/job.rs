@@ -1,6 +1,6 @@
 //! One reconcile, from the queue to its result.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tidewatch_shared::trace;
 use tokio::time::Instant;
@@ -10,15 +10,22 @@ use super::{RuntimeTable, traces::TraceLinks};
 use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
     fleet::{
-        Snapshot,
-        queue::{QueuedWork, ReconcileOutcome},
+        Snapshot, Tenure,
+        queue::{QueuedWork, ReconcileOutcome, SlowSlot},
     },
 };
+
+/// A reconcile that begins.
+pub(super) type Started = (KymaKey, QueuedWork, ReconcileStart);
 
 /// State at the start of a reconcile, needed when it ends.
 #[derive(Debug)]
 pub(crate) struct ReconcileStart {
     pub(super) generation: u64,
+    /// Tenure of the shard; its fence permits the reconcile's writes.
+    pub(crate) tenure: Tenure,
+    /// Slot of the slow lane that the reconcile occupies until it ends, even if its shard is released before.
+    pub(super) slow_slot: Option<Arc<SlowSlot>>,
     pub(super) snapshot: Snapshot,
     /// Acceptance time of its oldest event.
     pub(super) accepted: Option<Instant>,
@@ -27,7 +34,7 @@ pub(crate) struct ReconcileStart {
     pub(crate) time_limit: Duration,
     /// Traces of the events that caused it.
     pub(super) traces: TraceLinks,
-    /// Cancelled when the Kyma is deleted or no longer selected; nothing may be written for it afterwards.
+    /// Cancelled when the Kyma is deleted or no longer selected, or its shard released; nothing may be written for it afterwards.
     pub(crate) cancellation: CancellationToken,
 }
 
@@ -46,7 +53,7 @@ pub struct Job {
 }
 
 impl Job {
-    pub(super) fn new(table: RuntimeTable, (key, queued, start): (KymaKey, QueuedWork, ReconcileStart)) -> Self {
+    pub(super) fn new(table: RuntimeTable, (key, queued, start): Started) -> Self {
         let traceparent = start.traces.end_wait();
         Self { key, queued, start, table: Some(table), traceparent }
     }

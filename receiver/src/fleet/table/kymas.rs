@@ -8,13 +8,13 @@ use super::{
     RuntimeTable,
     state::{Entry, State},
 };
-use crate::base::key::KymaKey;
+use crate::base::{key::KymaKey, shard::ShardId};
 
-/// Kymas that one step under the table's lock visits at most. A walk over a fleet of thousands takes milliseconds, in
+/// Kymas that one step under the lock of a shard visits at most. A walk over a fleet of thousands takes milliseconds, in
 /// which no request would be answered.
 const CHUNK: usize = 64;
 
-/// All Kymas by key. It has no iterator on purpose: walks go through [`RuntimeTable::in_chunks`].
+/// All Kymas of a shard by key. It has no iterator on purpose: walks go through [`RuntimeTable::in_chunks`].
 #[derive(Default)]
 pub(super) struct Kymas(BTreeMap<KymaKey, Entry>);
 
@@ -35,8 +35,8 @@ impl Kymas {
         self.0.remove(key)
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
+    pub(super) fn into_keys(self) -> Vec<KymaKey> {
+        self.0.into_keys().collect()
     }
 
     /// Returns the next keys after this one, at most [`CHUNK`]; `None` begins with the first.
@@ -47,38 +47,42 @@ impl Kymas {
 }
 
 impl RuntimeTable {
-    /// Runs a step for all Kymas in the order of their keys, a chunk at a time, and releases the lock after each chunk.
-    /// Kymas that are added or removed meanwhile are visited or not.
+    /// Runs a step for all Kymas of the held shards, shard by shard, in the order of their keys within each, a chunk at a
+    /// time, and releases the lock after each chunk. Kymas that are added or removed meanwhile are visited or not; one that
+    /// moves to another shard may be visited twice.
     pub(super) fn in_chunks(&self, mut visit: impl FnMut(&mut State, &[KymaKey], Instant)) {
-        let mut last = None;
-        loop {
-            let keys = self.with(|state, now| {
+        for shard in self.held() {
+            let mut last = None;
+            while let Some(keys) = self.with(shard, |state, now| {
                 let keys = state.kymas.after(last.as_ref());
-                visit(state, &keys, now);
+                if !keys.is_empty() {
+                    visit(state, &keys, now);
+                }
                 keys
-            });
-            if keys.len() < CHUNK {
-                return;
+            }) {
+                if keys.len() < CHUNK {
+                    break;
+                }
+                last = keys.into_iter().next_back();
+                // The lock is not fair: the threads that wait for it get it now.
+                thread::yield_now();
             }
-            last = keys.into_iter().next_back();
-            // The lock is not fair: the threads that wait for it get it now.
-            thread::yield_now();
         }
     }
 
-    /// Runs a step for each of these items, a chunk at a time, and releases the lock after each chunk.
+    /// Runs a step for each of these items of a shard, a chunk at a time, and releases the lock after each chunk.
     pub(super) fn each_in_chunks<T>(
         &self,
+        shard: ShardId,
         items: impl IntoIterator<Item = T>,
         mut visit: impl FnMut(&mut State, Vec<T>, Instant),
     ) {
         let mut items = items.into_iter();
         loop {
             let chunk: Vec<_> = items.by_ref().take(CHUNK).collect();
-            if chunk.is_empty() {
+            if chunk.is_empty() || self.with(shard, |state, now| visit(state, chunk, now)).is_none() {
                 return;
             }
-            self.with(|state, now| visit(state, chunk, now));
             thread::yield_now();
         }
     }
@@ -89,7 +93,7 @@ mod tests {
     use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
     use serde_json::json;
-    use tidewatch_shared::{identity::Instance, metrics::Registry, plan::Plan, plan::Work};
+    use tidewatch_shared::{metrics::Registry, plan::Plan, plan::Work};
 
     use super::*;
     use crate::fleet::{
@@ -107,12 +111,12 @@ mod tests {
 
     fn fleet() -> RuntimeTable {
         let metrics = Metrics::register(&mut Registry::default());
-        let fleet = RuntimeTable::new(Instance::new(1), Settings::default(), metrics, Instant::now());
+        let fleet = RuntimeTable::alone(1, Settings::default(), metrics);
         let watch = json!({"name": "w", "version": "v1", "resource": "things", "field": "spec", "manager": "m", "work": ["forward"]});
         let plan = Plan::parse(&json!({"revision": "1", "watches": [watch]}).to_string()).unwrap();
         let plan = Arc::new(plan);
         for n in 0..FLEET {
-            fleet.place(key(n), Some(format!("r-{n}").parse().unwrap()), plan.clone());
+            fleet.place(key(n), "", Some(format!("r-{n}").parse().unwrap()), plan.clone());
         }
         fleet.set_synced();
         fleet
@@ -167,6 +171,7 @@ mod tests {
         });
         let mut all: Vec<_> = (0..FLEET).map(key).collect();
         all.sort();
+        visited.sort();
         assert_eq!(visited, all);
     }
 }

@@ -1,7 +1,10 @@
-//! Changes of module objects under the runtime table's lock. The queue of the Manifests has a lock of its own: a task
+//! Changes of module objects under the lock of a shard. The queue of the Manifests has a lock of its own: a task
 //! takes the reports from here, and returns their tickets once they are settled.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use tokio::sync::Notify;
 
@@ -10,7 +13,7 @@ use super::{
     state::{Entry, State},
 };
 use crate::{
-    base::key::KymaKey,
+    base::{key::KymaKey, shard::ShardId},
     fleet::{
         ModuleReport, ReportTicket,
         due::next_due,
@@ -22,14 +25,13 @@ use crate::{
 #[derive(Default)]
 pub(super) struct ModuleReports {
     by_kyma: BTreeMap<KymaKey, Drift>,
-    /// Changes were added.
-    pub(super) has_new: bool,
+    /// The shard is among the [`ReportedShards`], or was taken from there.
+    is_announced: bool,
 }
 
 impl ModuleReports {
     /// Adds changes of a Kyma's runtime.
     pub(super) fn add(&mut self, key: &KymaKey, drift: Drift) {
-        self.has_new = true;
         match self.by_kyma.get_mut(key) {
             Some(known) => known.merge(drift),
             None => drop(self.by_kyma.insert(key.clone(), drift)),
@@ -46,35 +48,68 @@ impl ModuleReports {
         (!work.is_empty()).then_some(QueuedWork { work, priority, drift })
     }
 
+    /// Returns true if the shard is to be added to the [`ReportedShards`].
+    pub(super) fn announce(&mut self) -> bool {
+        let is_new = !self.is_announced && !self.by_kyma.is_empty();
+        self.is_announced |= is_new;
+        is_new
+    }
+
     /// Drops the changes of a removed Kyma.
     pub(super) fn remove(&mut self, key: &KymaKey) {
         self.by_kyma.remove(key);
     }
 }
 
-/// Notification that reports were added.
+/// Shards with reports, in the order of their turns.
 #[derive(Default)]
-pub(super) struct ReportAdded(pub(super) Notify);
+pub(super) struct ReportedShards {
+    shards: Mutex<VecDeque<ShardId>>,
+    /// A shard was added.
+    pub(super) added: Notify,
+}
+
+impl ReportedShards {
+    pub(super) fn add(&self, shard: ShardId) {
+        self.lock().push_back(shard);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<ShardId>> {
+        self.shards.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl RuntimeTable {
     /// Waits for the next report of changes in the modules of a runtime. Supports one caller, which passes the ticket to
     /// [`Self::modules_settled`]. Cancel safe.
     pub async fn next_module_report(&self) -> ModuleReport {
-        next_due(&self.0.reports.0, || (self.lock().take_module_report(), None)).await
+        next_due(&self.0.reports.added, || (self.take_module_report(), None)).await
     }
 
     /// Settles the events of a report: each Manifest that they affect has been reconciled since.
     pub fn modules_settled(&self, ticket: &ReportTicket) {
-        let mut state = self.lock();
-        let entry = state.kymas.get_mut(&ticket.kyma).filter(|entry| entry.generation == ticket.generation);
-        if let Some(Entry { runtime, .. }) = entry {
-            runtime.ended(&ticket.snapshot, WorkSet::MANIFEST);
+        self.with_kyma(&ticket.kyma, |state, _| {
+            let entry = state.kymas.get_mut(&ticket.kyma).filter(|entry| entry.generation == ticket.generation);
+            if let Some(Entry { runtime, .. }) = entry {
+                runtime.ended(&ticket.snapshot, WorkSet::MANIFEST);
+            }
+        });
+    }
+
+    fn take_module_report(&self) -> Option<ModuleReport> {
+        loop {
+            let shard = self.0.reports.lock().pop_front()?;
+            // The step announces the shard again if it has more reports.
+            if let Some(Some(report)) = self.with(shard, |state, _| state.take_module_report()) {
+                return Some(report);
+            }
         }
     }
 }
 
 impl State {
     fn take_module_report(&mut self) -> Option<ModuleReport> {
+        self.reports.is_announced = false;
         loop {
             let (kyma, drift) = self.reports.by_kyma.pop_first()?;
             if let Some(entry) = self.kymas.get(&kyma) {
@@ -104,7 +139,7 @@ mod tests {
         let mut reports = ModuleReports::default();
         let queued = |work| QueuedWork { drift: object("a"), ..QueuedWork::new(work, Priority::User) };
         assert_eq!(reports.split(&key, queued(WorkSet::MANIFEST)), None);
-        assert!(reports.has_new);
+        assert!(reports.announce() && !reports.announce(), "once");
         assert_eq!(reports.split(&key, queued(WorkSet::RUNTIME)), Some(queued(WorkSet::RUNTIME)));
         let both = reports.split(&key, queued(WorkSet::MANIFEST | WorkSet::RUNTIME));
         assert_eq!(both, Some(queued(WorkSet::RUNTIME)));

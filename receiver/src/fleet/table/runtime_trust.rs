@@ -30,7 +30,7 @@ impl RuntimeTable {
     pub fn runtime_trust(&self) -> Vec<RuntimeTrust> {
         let mut trust = Vec::new();
         self.in_chunks(|state, keys, now| {
-            let thresholds = state.thresholds(self.0.started);
+            let thresholds = state.thresholds(state.started);
             trust.extend(state.served(keys).map(|(key, id, runtime)| RuntimeTrust {
                 kyma: key.clone(),
                 runtime: id.clone(),
@@ -40,6 +40,8 @@ impl RuntimeTable {
                 silent: now.saturating_duration_since(runtime.last_request),
             }));
         });
+        trust.sort_by(|one, other| one.kyma.cmp(&other.kyma));
+        trust.dedup_by(|one, other| one.kyma == other.kyma);
         trust
     }
 }

@@ -20,7 +20,8 @@ impl RuntimeTable {
     /// Notes that a runtime closed or lost its last connection, or that a heartbeat over one is overdue; nothing
     /// arrived over it after `since`.
     pub fn connection_lost(&self, runtime: &RuntimeId, since: Instant) {
-        let mut state = self.lock();
+        let mut slot = self.lock(self.shard_of(Some(runtime), ""));
+        let Some(state) = slot.as_mut() else { return };
         if let Ok(key) = state.key_of(runtime) {
             state.lose_connection(key, since);
         }
@@ -29,18 +30,22 @@ impl RuntimeTable {
     /// Kymas with a connection lost for this long and no request since; each lost connection is reported once.
     #[must_use]
     pub fn lost(&self, after: Duration) -> Vec<KymaKey> {
-        let connections = std::mem::take(&mut self.lock().lost_connections);
         let mut lost = Vec::new();
-        self.each_in_chunks(connections, |state, connections, now| {
-            for (key, at) in connections {
-                let is_silent = state.kymas.get(&key).is_some_and(|entry| entry.runtime.last_request <= at);
-                if is_silent && now >= at + after {
-                    lost.push(key);
-                } else if is_silent {
-                    state.lose_connection(key, at);
+        for shard in self.held() {
+            let Some(connections) = self.with(shard, |state, _| std::mem::take(&mut state.lost_connections)) else {
+                continue;
+            };
+            self.each_in_chunks(shard, connections, |state, connections, now| {
+                for (key, at) in connections {
+                    let is_silent = state.kymas.get(&key).is_some_and(|entry| entry.runtime.last_request <= at);
+                    if is_silent && now >= at + after {
+                        lost.push(key);
+                    } else if is_silent {
+                        state.lose_connection(key, at);
+                    }
                 }
-            }
-        });
+            });
+        }
         lost
     }
 
@@ -48,25 +53,30 @@ impl RuntimeTable {
     /// no request since, or reports a missing object, or its path is not proven although it sends heartbeats.
     #[must_use]
     pub fn needs_repair(&self, key: &KymaKey, suspect_since: Instant) -> bool {
-        let state = self.lock();
-        let Some(entry) = state.kymas.get(key) else { return false };
-        let path = entry.runtime.path(state.thresholds(self.0.started), Instant::now());
-        let is_silent = entry.runtime.last_request <= suspect_since;
-        let has_flaw = matches!(path, PathState::Unproven(_)) && path.receives_heartbeats();
-        is_silent || has_flaw || state.incomplete.contains_key(key)
+        let needs_repair = |state: &mut State, now| {
+            let Some(entry) = state.kymas.get(key) else { return false };
+            let path = entry.runtime.path(state.thresholds(state.started), now);
+            let is_silent = entry.runtime.last_request <= suspect_since;
+            let has_flaw = matches!(path, PathState::Unproven(_)) && path.receives_heartbeats();
+            is_silent || has_flaw || state.incomplete.contains_key(key)
+        };
+        self.with_kyma(key, needs_repair).unwrap_or(false)
     }
 
     /// Kymas with agents that reported, since the last call that returned them, that an object of their installation is
     /// missing: a Lease or a Secret. Each is returned at most once per `again`.
     #[must_use]
     pub fn incomplete(&self, again: Duration) -> Vec<KymaKey> {
-        let now = Instant::now();
         let mut taken = Vec::new();
-        for (key, incomplete) in &mut self.lock().incomplete {
-            if incomplete.reported && incomplete.taken.is_none_or(|at| now >= at + again) {
-                *incomplete = Incomplete { reported: false, taken: Some(now) };
-                taken.push(key.clone());
-            }
+        for shard in self.held() {
+            self.with(shard, |state, now| {
+                for (key, incomplete) in &mut state.incomplete {
+                    if incomplete.reported && incomplete.taken.is_none_or(|at| now >= at + again) {
+                        *incomplete = Incomplete { reported: false, taken: Some(now) };
+                        taken.push(key.clone());
+                    }
+                }
+            });
         }
         taken
     }

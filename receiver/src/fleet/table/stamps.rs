@@ -1,5 +1,5 @@
 //! Timestamps of events that enqueue work, for measurements: with the feature `stamps` they go to a file, without it
-//! nowhere. The runtime table's lock never waits for the file.
+//! nowhere. No lock of the runtime table waits for the file.
 
 #[cfg(feature = "stamps")]
 mod file;

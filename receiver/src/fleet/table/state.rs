@@ -1,30 +1,33 @@
-//! State under the runtime table's lock.
+//! State of one shard, under its lock.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tidewatch_shared::{
     heartbeat::Heartbeat,
-    identity::RuntimeId,
+    identity::{Instance, RuntimeId},
     plan::{Plan, Work},
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    PlacementError, Settings, job::ReconcileStart, kymas::Kymas, modules::ModuleReports,
-    signature_clock::SignatureClock, silence::Incomplete, stamps::Stamps, traces::PendingTraces, trust::TrustAnnouncer,
+    PlacementError, Settings,
+    agenda::QueueSummary,
+    job::{ReconcileStart, Started},
+    kymas::Kymas,
+    modules::ModuleReports,
+    shared::Shared,
+    signature_clock::SignatureClock,
+    silence::Incomplete,
+    stamps::Stamps,
+    traces::PendingTraces,
 };
 use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
     fleet::{
-        Contract, EventBatch, EventsRecord, HeartbeatRecord, HeartbeatStatus, PathState, PathThresholds, PlanIndex,
-        Runtime, Snapshot, Unproven, Verified,
-        forward::{self, Outbox},
-        queue::{DelayReason, Drift, Lanes, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
+        Contract, EventBatch, EventsRecord, HeartbeatRecord, HeartbeatStatus, PathState, PathThresholds, Runtime,
+        Tenure, Unproven, Verified,
+        queue::{DelayReason, Drift, Lane, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
     },
 };
 
@@ -46,9 +49,6 @@ pub(super) struct EventsReply {
 pub(super) struct HeartbeatReply {
     pub(super) record: HeartbeatRecord,
     pub(super) plan_revision: String,
-    pub(super) trust_revision: Option<String>,
-    /// The response requests a renewal of the agent's certificate.
-    pub(super) renew: bool,
 }
 
 /// A Kyma and the state of its runtime.
@@ -66,6 +66,18 @@ pub(super) struct Entry {
 }
 
 pub(super) struct State {
+    /// Instance that answers the agents, of this acquisition of the shard alone.
+    pub(super) instance: Instance,
+    /// Time of the acquisition.
+    pub(super) started: Instant,
+    pub(super) tenure: Tenure,
+    /// Parent of the cancellations of all Kymas.
+    pub(super) cancellation: CancellationToken,
+    pub(super) shared: Arc<Shared>,
+    /// Summary of the queue in the agenda.
+    pub(super) summary: QueueSummary,
+    /// Kymas of the queue in the metrics.
+    pub(super) counted: [i64; 5],
     pub(super) synced: bool,
     pub(super) settings: Settings,
     pub(super) kymas: Kymas,
@@ -74,46 +86,48 @@ pub(super) struct State {
     /// Runtime ids that lost their last Kyma in the current step.
     pub(super) departed: Vec<RuntimeId>,
     pub(super) queue: Queue<KymaKey>,
-    pub(super) outbox: Outbox<Snapshot>,
     /// Changes of module objects.
     pub(super) reports: ModuleReports,
-    pub(super) stamps: Stamps,
     pub(super) traces: PendingTraces,
-    pub(super) trust: TrustAnnouncer,
     /// Time of the last arrival over a lost connection; bounded by the number of Kymas.
     pub(super) lost_connections: HashMap<KymaKey, Instant>,
     /// Agents with missing objects, by their last heartbeats; bounded by the number of Kymas.
     pub(super) incomplete: HashMap<KymaKey, Incomplete>,
-    /// Indexes of the plans in use, by revision; most runtimes share a few plans.
-    planned: HashMap<String, Weak<PlanIndex>>,
     signature_clock: SignatureClock,
-    generations: u64,
 }
 
 impl State {
-    pub(super) fn new(settings: Settings) -> Self {
+    pub(super) fn new(
+        instance: Instance,
+        started: Instant,
+        tenure: Tenure,
+        settings: Settings,
+        shared: Arc<Shared>,
+    ) -> Self {
         Self {
+            instance,
+            started,
+            tenure,
+            cancellation: CancellationToken::new(),
+            summary: QueueSummary::default(),
+            counted: [0; 5],
             synced: false,
             settings,
             kymas: Kymas::default(),
             runtimes: HashMap::new(),
             departed: Vec::new(),
-            queue: Queue::new(Lanes::new(settings.slots), settings.seed),
-            outbox: Outbox::new(forward::Limits::default(), settings.seed),
+            queue: Queue::new(shared.lanes.clone(), settings.seed),
             reports: ModuleReports::default(),
-            stamps: Stamps::default(),
-            traces: PendingTraces::default(),
-            trust: TrustAnnouncer::default(),
+            traces: PendingTraces::new(shared.shards),
             lost_connections: HashMap::new(),
             incomplete: HashMap::new(),
-            planned: HashMap::new(),
             signature_clock: SignatureClock::default(),
-            generations: 0,
+            shared,
         }
     }
 
     pub(super) fn place(&mut self, key: KymaKey, id: Option<RuntimeId>, plan: Arc<Plan>, now: Instant) {
-        let planned = self.planned(plan);
+        let planned = self.shared.planned(plan);
         if let Some(entry) = self.kymas.get_mut(&key).filter(|entry| entry.id == id) {
             let missing = entry.runtime.replan(planned, now);
             if missing.contains(Work::Manifest) {
@@ -129,12 +143,18 @@ impl State {
             keys.reserve_exact(1);
             keys.push(key.clone());
         }
-        self.generations += 1;
         self.queue.insert(key.clone());
         let runtime = Runtime::new(planned, self.synced, now);
-        let cancellation = self.kymas.get(&key).map(|entry| entry.cancellation.clone()).unwrap_or_default();
-        let entry =
-            Entry { id, generation: self.generations, runtime, reported_path: None, accepted: None, cancellation };
+        let known = self.kymas.get(&key).map(|entry| entry.cancellation.clone());
+        let cancellation = known.unwrap_or_else(|| self.cancellation.child_token());
+        let entry = Entry {
+            id,
+            generation: self.shared.generation(),
+            runtime,
+            reported_path: None,
+            accepted: None,
+            cancellation,
+        };
         self.kymas.insert(key, entry);
     }
 
@@ -152,7 +172,7 @@ impl State {
 
     /// Heartbeat interval announced to agents now.
     pub(super) fn interval(&self) -> Duration {
-        self.settings.heartbeat_interval(self.runtimes.len())
+        self.shared.interval.get()
     }
 
     /// Thresholds for paths in a process that serves since `started`.
@@ -182,17 +202,21 @@ impl State {
         let epoch = signature.nonce.epoch;
         let created = self.signature_clock.convert(signature.created, now_unix, now);
         let (key, interval) = (self.key_of(&id)?, self.interval());
-        let stamped = self.stamps.capture(events.iter().flatten());
+        let stamps = self.shared.stamps.get_or_init(Stamps::default);
+        let stamped = stamps.capture(events.iter().flatten());
         let entry = self.kymas.get_mut(&key).ok_or(PlacementError::Unknown)?;
         entry.runtime.request_received(Contract::V3, interval, now);
         let mut recorded = entry.runtime.events(epoch, created, events);
-        let forwarded = super::forward::take(&mut self.outbox, entry, &id, epoch, &mut recorded, leaf.as_ref());
+        let outbox = self.shared.outbox_for(!recorded.forwards.is_empty());
+        let forwarded =
+            outbox.map(|mut outbox| super::forward::take(&mut outbox, entry, &id, epoch, &mut recorded, leaf.as_ref()));
+        let forwarded = forwarded.unwrap_or_default();
         let mut enqueued = None;
         if let Some(work) = recorded.queued.take().and_then(|work| self.reports.split(&key, work)) {
             entry.accepted.get_or_insert(now);
             enqueued = Some((key.clone(), self.queue.queued(&key).is_empty()));
             self.queue.enqueue(&key, work, now);
-            self.stamps.record(&id, stamped);
+            stamps.record(&id, stamped);
             if let Some(traceparent) = traceparent {
                 self.traces.add(&key, traceparent);
             }
@@ -223,7 +247,6 @@ impl State {
             self.queue.enqueue(&key, work, now);
         }
         let plan_revision = entry.runtime.plan_revision().to_owned();
-        let mut renew = false;
         if record.status == HeartbeatStatus::Counted {
             entry.runtime.set_trust(heartbeat, authority.as_ref());
             if heartbeat.incomplete {
@@ -231,18 +254,23 @@ impl State {
             } else {
                 self.incomplete.remove(&key);
             }
-            renew = self.trust.requests_renewal(authority.as_ref(), now);
         }
-        Ok(HeartbeatReply { record, plan_revision, trust_revision: self.trust.revision(), renew })
+        Ok(HeartbeatReply { record, plan_revision })
     }
 
-    /// Takes the next Kyma to reconcile, with a snapshot of its accepted sequences.
-    pub(super) fn begin(&mut self, now: Instant) -> Option<(KymaKey, QueuedWork, ReconcileStart)> {
-        let (key, queued) = self.queue.take(now)?;
+    /// Takes the first Kyma of a lane and a priority, with a snapshot of its accepted sequences.
+    pub(super) fn begin_from(&mut self, lane: Lane, priority: Priority, now: Instant) -> Option<Started> {
+        let taken = self.queue.take_from(lane, priority, now)?;
+        self.start(taken, now)
+    }
+
+    fn start(&mut self, (key, queued): (KymaKey, QueuedWork), now: Instant) -> Option<Started> {
         let traces = self.traces.take(&key);
         let entry = self.kymas.get_mut(&key)?;
         let start = ReconcileStart {
             generation: entry.generation,
+            tenure: self.tenure.clone(),
+            slow_slot: self.queue.slow_slot(&key),
             snapshot: entry.runtime.snapshot(),
             accepted: entry.accepted.take(),
             at: now,
@@ -324,20 +352,11 @@ impl State {
             keys.retain(|known| known != key);
             if keys.is_empty() {
                 self.departed.push(id.clone());
-                self.outbox.forget(id);
+                if let Some(mut outbox) = self.shared.outbox_for(false) {
+                    outbox.forget(id);
+                }
                 self.runtimes.remove(id);
             }
         }
-    }
-
-    fn planned(&mut self, plan: Arc<Plan>) -> Arc<PlanIndex> {
-        let known = self.planned.get(plan.revision()).and_then(Weak::upgrade);
-        if let Some(planned) = known.filter(|it| Arc::ptr_eq(&it.plan, &plan) || it.plan == plan) {
-            return planned;
-        }
-        self.planned.retain(|_, planned| planned.strong_count() > 0);
-        let planned = Arc::new(PlanIndex::new(plan));
-        self.planned.insert(planned.plan.revision().to_owned(), Arc::downgrade(&planned));
-        planned
     }
 }

@@ -34,7 +34,7 @@ const EPOCH: Epoch = Epoch::new(7);
 fn fleet(slots: usize) -> RuntimeTable {
     let settings = Settings { slots, seed: 1, ..Settings::default() };
     let metrics = Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
-    RuntimeTable::new(Instance::new(1), settings, metrics, Instant::now())
+    RuntimeTable::alone(1, settings, metrics)
 }
 
 fn plan(revision: &str) -> Arc<Plan> {
@@ -53,7 +53,7 @@ fn id(n: u32) -> RuntimeId {
 
 fn table_with(slots: usize, kymas: u32) -> RuntimeTable {
     let fleet = fleet(slots);
-    (0..kymas).for_each(|n| fleet.place(key(n), Some(id(n)), plan("1")));
+    (0..kymas).for_each(|n| fleet.place(key(n), "", Some(id(n)), plan("1")));
     fleet.set_synced();
     fleet
 }
@@ -99,14 +99,14 @@ fn work() -> WorkSet {
 async fn only_a_runtime_id_without_a_kyma_departs() {
     let fleet = table_with(4, 5_000);
     let mut departures = fleet.departures();
-    (0..5_000).for_each(|n| fleet.place(key(n), Some(id(n)), plan("2")));
+    (0..5_000).for_each(|n| fleet.place(key(n), "", Some(id(n)), plan("2")));
     assert!(departures.is_empty(), "other labels changed");
-    fleet.place(key(7), Some(id(6)), plan("2"));
+    fleet.place(key(7), "", Some(id(6)), plan("2"));
     assert_eq!((departures.try_recv(), departures.is_empty()), (Ok(id(7)), true));
     fleet.remove(&key(6));
     assert!(departures.is_empty(), "another Kyma has the runtime id");
     fleet.remove(&key(7));
-    fleet.place(key(8), None, plan("2"));
+    fleet.place(key(8), "", None, plan("2"));
     assert_eq!((departures.try_recv(), departures.try_recv()), (Ok(id(6)), Ok(id(8))));
 }
 
@@ -135,7 +135,7 @@ async fn kyma_placed_again_requests_a_resend_of_accepted_events() {
     let fleet = table_with(4, 1);
     send(&fleet, 0, 1).unwrap();
     fleet.remove(&key(0));
-    fleet.place(key(0), Some(id(0)), plan("1"));
+    fleet.place(key(0), "", Some(id(0)), plan("1"));
     let answer = send_heartbeat(&fleet, 0, 1);
     assert_eq!((answer.resend.as_slice(), answer.settled.len()), (&["w".to_owned()][..], 0));
     assert!(fleet.next().now_or_never().is_none(), "only an event enqueues work");
@@ -149,18 +149,18 @@ async fn kyma_placed_again_requests_a_resend_of_accepted_events() {
 #[tokio::test(start_paused = true)]
 async fn runtime_id_must_belong_to_exactly_one_kyma() {
     let fleet = fleet(4);
-    fleet.place(key(0), Some(id(0)), plan("1"));
+    fleet.place(key(0), "", Some(id(0)), plan("1"));
     assert_eq!(send(&fleet, 0, 1), Err(PlacementError::NotSynced));
     fleet.set_synced();
     assert_eq!(send(&fleet, 1, 1), Err(PlacementError::Unknown));
     assert_eq!(send(&fleet, 0, 1).unwrap().accepted, 1);
-    fleet.place(key(1), Some(id(0)), plan("1"));
+    fleet.place(key(1), "", Some(id(0)), plan("1"));
     assert_eq!(send(&fleet, 0, 2), Err(PlacementError::Ambiguous));
-    fleet.place(key(1), None, plan("1"));
+    fleet.place(key(1), "", None, plan("1"));
     assert_eq!(send(&fleet, 0, 2).unwrap().since, 1, "the state was kept");
     fleet.remove(&key(0));
     assert_eq!(send(&fleet, 0, 3), Err(PlacementError::Unknown));
-    fleet.place(key(0), Some(id(0)), plan("1"));
+    fleet.place(key(0), "", Some(id(0)), plan("1"));
     assert_eq!(send(&fleet, 0, 3).unwrap().since, 3, "the state was reset, and the response shows it");
 }
 
@@ -170,7 +170,7 @@ async fn reconcile_of_a_removed_kyma_settles_nothing_of_its_successor() {
     send(&fleet, 0, 1).unwrap();
     let job = fleet.next().await;
     fleet.remove(&key(0));
-    fleet.place(key(0), Some(id(0)), plan("1"));
+    fleet.place(key(0), "", Some(id(0)), plan("1"));
     send(&fleet, 0, 1).unwrap();
     assert!(fleet.next().now_or_never().is_none(), "the earlier Kyma is still in progress");
     fleet.done(job, ReconcileOutcome::ended(work()));
@@ -249,7 +249,7 @@ async fn path_is_proven_by_heartbeats() {
     assert_eq!(fleet.path(&key(0), Instant::now()), Some(PathState::Unknown));
     send_heartbeat(&fleet, 0, 1);
     assert_eq!(fleet.path(&key(0), Instant::now()), Some(PathState::Proven));
-    fleet.place(key(0), Some(id(0)), plan("2"));
+    fleet.place(key(0), "", Some(id(0)), plan("2"));
     assert_eq!(fleet.path(&key(0), Instant::now()), Some(PathState::Unknown));
     time::advance(Duration::from_secs(90)).await;
     assert!(matches!(fleet.path(&key(0), Instant::now()), Some(PathState::Unproven(_))));
@@ -281,19 +281,19 @@ async fn new_plan_enqueues_work_that_becomes_unsettled() {
         Arc::new(Plan::parse(&json!({"revision": revision, "watches": [watch]}).to_string()).unwrap())
     };
     let fleet = fleet(4);
-    fleet.place(key(0), Some(id(0)), work_of("1", &["kyma"]));
+    fleet.place(key(0), "", Some(id(0)), work_of("1", &["kyma"]));
     fleet.set_synced();
     send(&fleet, 0, 1).unwrap();
     let job = fleet.next().await;
-    fleet.place(key(0), Some(id(0)), work_of("2", &["kyma", "catalog"]));
+    fleet.place(key(0), "", Some(id(0)), work_of("2", &["kyma", "catalog"]));
     fleet.done(job, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
     let job = fleet.next().await;
     assert!(job.queued.work.contains(Work::Catalog), "the watch has more work now");
     assert_eq!(job.queued.priority, Priority::Catalog);
     fleet.done(job, ReconcileOutcome::ended(work()));
     assert_eq!(send_heartbeat(&fleet, 0, 1).settled["w"], 1);
-    fleet.place(key(0), Some(id(0)), work_of("3", &["kyma"]));
-    fleet.place(key(0), Some(id(0)), work_of("4", &["kyma", "catalog"]));
+    fleet.place(key(0), "", Some(id(0)), work_of("3", &["kyma"]));
+    fleet.place(key(0), "", Some(id(0)), work_of("4", &["kyma", "catalog"]));
     let again = time::timeout(Duration::from_secs(10), fleet.next()).await;
     assert!(again.is_err(), "settled events stay settled: {again:?}");
 }
@@ -338,9 +338,8 @@ async fn changed_paths_are_returned_once() {
 #[tokio::test(start_paused = true)]
 async fn renewal_failures_are_counted_while_heartbeats_report_them() {
     let mut registry = tidewatch_shared::metrics::Registry::default();
-    let fleet =
-        RuntimeTable::new(Instance::new(1), Settings::default(), Metrics::register(&mut registry), Instant::now());
-    (0..3).for_each(|n| fleet.place(key(n), Some(id(n)), plan("1")));
+    let fleet = RuntimeTable::alone(1, Settings::default(), Metrics::register(&mut registry));
+    (0..3).for_each(|n| fleet.place(key(n), "", Some(id(n)), plan("1")));
     fleet.set_synced();
     let failing = || {
         let _ = fleet.changed_paths();
@@ -369,8 +368,8 @@ async fn incumbents_gauge_has_a_series_per_failing_renewal() {
     let (mut ours, mut incumbents) = Default::default();
     let metrics = Metrics::register(&mut ours);
     metrics.incumbent.register_in(&mut incumbents);
-    let fleet = RuntimeTable::new(Instance::new(1), Settings::default(), metrics, Instant::now());
-    (0..3).for_each(|n| fleet.place(key(n), Some(id(n)), plan("1")));
+    let fleet = RuntimeTable::alone(1, Settings::default(), metrics);
+    (0..3).for_each(|n| fleet.place(key(n), "", Some(id(n)), plan("1")));
     fleet.set_synced();
     let shown = || {
         let _ = fleet.changed_paths();
@@ -461,8 +460,8 @@ async fn use_of_v3_is_inherited_permanently() {
 async fn announced_interval_and_its_tolerance_follow_the_number_of_runtimes() {
     let settings = Settings { max_heartbeats_per_second: 1, seed: 1, ..Settings::default() };
     let metrics = Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
-    let fleet = RuntimeTable::new(Instance::new(1), settings, metrics, Instant::now());
-    (0..60).for_each(|n| fleet.place(key(n), Some(id(n)), plan("1")));
+    let fleet = RuntimeTable::alone(1, settings, metrics);
+    (0..60).for_each(|n| fleet.place(key(n), "", Some(id(n)), plan("1")));
     fleet.set_synced();
     assert_eq!(send_heartbeat(&fleet, 0, 1).heartbeat_seconds, 60);
     assert_eq!(fleet.heartbeat_interval().get(), Duration::from_secs(60));
@@ -518,14 +517,16 @@ async fn job_is_cancelled_when_its_kyma_is_removed() {
     send(&fleet, 0, 1).unwrap();
     let job = fleet.next().await;
     let cancellation = job.start.cancellation.clone();
-    // Another runtime under the same name is still this Kyma.
-    fleet.place(key(0), Some(id(9)), plan("1"));
+    // Another runtime under the same name is still this Kyma, while it stays in the shard.
+    let shard = |n| fleet.shard_of(Some(&id(n)), "");
+    let neighbour = (1..).find(|n| shard(*n) == shard(0)).unwrap();
+    fleet.place(key(0), "", Some(id(neighbour)), plan("1"));
     fleet.remove(&key(1));
     assert!(!cancellation.is_cancelled());
     fleet.remove(&key(0));
     assert!(cancellation.is_cancelled());
     fleet.done(job, ReconcileOutcome::default());
-    fleet.place(key(0), Some(id(0)), plan("1"));
+    fleet.place(key(0), "", Some(id(0)), plan("1"));
     send(&fleet, 0, 2).unwrap();
     assert!(!fleet.next().await.start.cancellation.is_cancelled(), "the new Kyma has a token of its own");
 }

@@ -4,16 +4,19 @@ use std::{collections::HashMap, time::SystemTime};
 
 use tidewatch_shared::trace;
 
-use crate::base::key::KymaKey;
+use crate::base::{key::KymaKey, shard::ShardCount};
 
 /// Maximum number of traces per reconcile; events beyond it are processed untraced.
 const MAX_PER_KYMA: usize = 16;
-/// Maximum number of Kymas with traces.
+/// Maximum number of Kymas with traces, divided among the shards.
 const MAX_KYMAS: usize = 10_000;
 
-/// Waiting traces by Kyma.
-#[derive(Debug, Default)]
-pub(super) struct PendingTraces(HashMap<KymaKey, TraceLinks>);
+/// Waiting traces of a shard, by Kyma.
+#[derive(Debug)]
+pub(super) struct PendingTraces {
+    kymas: HashMap<KymaKey, TraceLinks>,
+    max_kymas: usize,
+}
 
 /// Waiting traces of one Kyma.
 #[derive(Debug, Default)]
@@ -23,10 +26,14 @@ pub(super) struct TraceLinks {
 }
 
 impl PendingTraces {
+    pub(super) fn new(shards: ShardCount) -> Self {
+        Self { kymas: HashMap::new(), max_kymas: MAX_KYMAS.div_ceil(shards.get().into()) }
+    }
+
     /// Adds the `traceparent` of a request that enqueued work of this Kyma, if there is room.
     pub(super) fn add(&mut self, key: &KymaKey, traceparent: String) {
-        if self.0.len() < MAX_KYMAS || self.0.contains_key(key) {
-            let links = self.0.entry(key.clone()).or_default();
+        if self.kymas.len() < self.max_kymas || self.kymas.contains_key(key) {
+            let links = self.kymas.entry(key.clone()).or_default();
             links.since.get_or_insert_with(SystemTime::now);
             if links.causes.len() < MAX_PER_KYMA {
                 links.causes.push(traceparent);
@@ -36,7 +43,7 @@ impl PendingTraces {
 
     /// Takes the traces for the reconcile that starts now, or of a removed Kyma.
     pub(super) fn take(&mut self, key: &KymaKey) -> TraceLinks {
-        self.0.remove(key).unwrap_or_default()
+        self.kymas.remove(key).unwrap_or_default()
     }
 }
 
@@ -54,12 +61,12 @@ mod tests {
 
     #[test]
     fn traces_are_taken_once_and_bounded() {
-        let (mut traces, key) = (PendingTraces::default(), KymaKey::new("n", "k"));
+        let (mut traces, key) = (PendingTraces::new(ShardCount::ONE), KymaKey::new("n", "k"));
         (0..=MAX_PER_KYMA).for_each(|trace| traces.add(&key, trace.to_string()));
         let (all, none) = (traces.take(&key), traces.take(&key));
         assert_eq!((all.causes.len(), all.since.is_some()), (MAX_PER_KYMA, true));
         assert_eq!((none.causes.len(), none.since, none.end_wait()), (0, None, None));
         (0..=MAX_KYMAS).for_each(|kyma| traces.add(&KymaKey::new("n", kyma.to_string()), String::new()));
-        assert_eq!(traces.0.len(), MAX_KYMAS);
+        assert_eq!(traces.kymas.len(), MAX_KYMAS);
     }
 }

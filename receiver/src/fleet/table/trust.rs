@@ -5,6 +5,8 @@ use std::time::Duration;
 use tidewatch_shared::certificate::KeyId;
 use tokio::time::Instant;
 
+use crate::base::shard::ShardCount;
+
 /// Burst of renewal requests ahead of the rate after an idle period.
 const BURST: Duration = Duration::from_secs(1);
 
@@ -16,7 +18,7 @@ pub struct TrustAnnouncement {
     /// Key that issues new certificates: agents with a certificate of another key are requested to renew. `None`
     /// requests no renewal.
     pub issuer: Option<KeyId>,
-    /// Maximum rate of renewal requests, per second.
+    /// Maximum rate of renewal requests of the whole fleet, per second.
     pub renewals_per_second: u32,
 }
 
@@ -27,11 +29,18 @@ pub(super) struct TrustAnnouncer {
     pub(super) announcement: Option<TrustAnnouncement>,
     /// Theoretical arrival time of the rate limit (GCRA).
     paid_until: Option<Instant>,
+    /// Part of the rate that this process has: shards that it holds, of so many.
+    share: Option<(u32, u32)>,
 }
 
 impl TrustAnnouncer {
     pub(super) fn revision(&self) -> Option<String> {
         self.announcement.as_ref().map(|announcement| announcement.revision.clone())
+    }
+
+    /// Limits the rate to the share of this many shards.
+    pub(super) fn set_share(&mut self, held: usize, shards: ShardCount) {
+        self.share = Some((u32::try_from(held).unwrap_or(u32::MAX), shards.get().into()));
     }
 
     /// Returns true, and charges the rate limit, if an agent with a certificate of this authority is to renew it now.
@@ -44,11 +53,12 @@ impl TrustAnnouncer {
         if authority.is_none_or(|authority| authority == issuer) {
             return false;
         }
+        let (held, shards) = self.share.unwrap_or((1, 1));
         let paid_until = self.paid_until.map_or(now, |paid_until| paid_until.max(now));
         if paid_until.duration_since(now) >= BURST {
             return false;
         }
-        self.paid_until = Some(paid_until + Duration::from_secs(1) / rate);
+        self.paid_until = Some(paid_until + Duration::from_secs(1) / rate * shards / held.max(1));
         true
     }
 }
@@ -76,6 +86,10 @@ mod tests {
         assert_eq!(requested(&mut announcer, now), 2);
         assert_eq!(requested(&mut announcer, now + Duration::from_millis(500)), 1);
         assert_eq!(requested(&mut announcer, now + Duration::from_secs(60)), 2);
+        announcer.set_share(6, ShardCount::default());
+        assert_eq!(requested(&mut announcer, now + Duration::from_secs(90)), 1, "a quarter of the rate");
+        assert_eq!(requested(&mut announcer, now + Duration::from_millis(90_900)), 0);
+        assert_eq!(requested(&mut announcer, now + Duration::from_millis(91_500)), 1);
         assert_eq!(announcer.revision().as_deref(), Some("r"));
     }
 }

@@ -3,13 +3,17 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use strum::VariantArray as _;
 use tidewatch_shared::{api::ConditionStatus, identity::RuntimeId, plan::Work, variant::VariantName as _};
 use tokio::time::Instant;
 
 use super::{RuntimeTable, metrics::FleetTotals, rfc3339, state::State};
 use crate::{
     base::key::KymaKey,
-    fleet::{Contract, EpochView, LastHeartbeat, PathState, PathThresholds, Unproven, queue::WorkSet},
+    fleet::{
+        Contract, EpochView, LastHeartbeat, PathState, PathThresholds, Unproven,
+        queue::{Priority, WorkSet},
+    },
 };
 
 /// Summary of one Kyma and its runtime; serialized, a runtime of the admin API's report.
@@ -179,8 +183,7 @@ impl RuntimeTable {
     /// Path state of a Kyma's runtime; `None` for an unknown Kyma.
     #[must_use]
     pub fn path(&self, key: &KymaKey, now: Instant) -> Option<PathState> {
-        let state = self.lock();
-        Some(state.kymas.get(key)?.runtime.path(state.thresholds(self.0.started), now))
+        self.with_kyma(key, |state, _| Some(state.kymas.get(key)?.runtime.path(state.thresholds(state.started), now)))?
     }
 
     /// Kymas with a path that changed since the last call; all of them at the first call. Also updates metrics that
@@ -189,7 +192,7 @@ impl RuntimeTable {
     pub fn changed_paths(&self) -> Vec<(KymaKey, PathState)> {
         let (mut totals, mut changed) = (FleetTotals::default(), Vec::new());
         self.in_chunks(|state, keys, now| {
-            let thresholds = state.thresholds(self.0.started);
+            let thresholds = state.thresholds(state.started);
             for key in keys {
                 let Some(entry) = state.kymas.get_mut(key) else { continue };
                 let path = entry.runtime.path(thresholds, now);
@@ -200,8 +203,18 @@ impl RuntimeTable {
                 }
             }
         });
-        self.0.metrics.observe_ages(&self.lock().queue, Instant::now());
+        let mut oldest: [Option<Instant>; 3] = [None; 3];
+        for shard in self.held() {
+            let slot = self.lock(shard);
+            let Some(state) = slot.as_ref() else { continue };
+            for (oldest, priority) in oldest.iter_mut().zip(Priority::VARIANTS) {
+                let since = state.queue.oldest(*priority);
+                *oldest = (*oldest).into_iter().chain(since).min();
+            }
+        }
+        self.0.metrics.observe_ages(oldest, &self.0.shared.lanes, Instant::now());
         self.0.metrics.set_totals(&totals);
+        changed.sort_by(|(one, _), (other, _)| one.cmp(other));
         changed
     }
 
@@ -210,7 +223,7 @@ impl RuntimeTable {
     pub(crate) fn path_reports(&self) -> Vec<PathReport> {
         let mut reports = Vec::new();
         self.in_chunks(|state, keys, now| {
-            let thresholds = state.thresholds(self.0.started);
+            let thresholds = state.thresholds(state.started);
             reports.extend(state.served(keys).map(|(key, id, runtime)| PathReport {
                 kyma: key.clone(),
                 runtime: id.clone(),
@@ -218,6 +231,8 @@ impl RuntimeTable {
                 last_heartbeat: runtime.last_heartbeat.as_ref().map(|heartbeat| heartbeat.at),
             }));
         });
+        reports.sort_by(|one: &PathReport, other| one.kyma.cmp(&other.kyma));
+        reports.dedup_by(|one, other| one.kyma == other.kyma);
         reports
     }
 
@@ -226,9 +241,11 @@ impl RuntimeTable {
     pub fn views(&self) -> Vec<RuntimeView> {
         let mut summaries = Vec::new();
         self.in_chunks(|state, keys, now| {
-            let thresholds = state.thresholds(self.0.started);
+            let thresholds = state.thresholds(state.started);
             summaries.extend(keys.iter().filter_map(|key| summary(state, key, thresholds, now)));
         });
+        summaries.sort_by(|one: &RuntimeSummary, other| one.key.cmp(&other.key));
+        summaries.dedup_by(|one, other| one.key == other.key);
         let now = Instant::now();
         summaries.into_iter().map(|summary| summary.into_view(now)).collect()
     }

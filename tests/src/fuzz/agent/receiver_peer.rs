@@ -13,6 +13,7 @@ use tidewatch_receiver::{
         forward::{Routes, Service, Target},
         table::{Metrics, RuntimeTable, Settings},
     },
+    kube::leader::WriteFence,
 };
 use tidewatch_shared::{
     event::{self, MAX_BODY_BYTES, MAX_EVENTS, Received},
@@ -97,10 +98,16 @@ pub(super) fn unfinished(core: &Core) -> usize {
 
 impl ReceiverPeer {
     pub(super) fn new(instance: Instance, core: Core, plan: Plan, now: Instant) -> Self {
-        let fleet = RuntimeTable::new(instance, Settings::default(), METRICS.clone(), Instant::now());
+        let fleet = RuntimeTable::holding_all(
+            Settings::default(),
+            METRICS.clone(),
+            instance,
+            &WriteFence::default(),
+            Instant::now(),
+        );
         fleet.set_synced();
         fleet.set_routes(routes(&plan));
-        fleet.place(KymaKey::new("ns", "kyma"), Some(RUNTIME.clone()), Arc::new(plan));
+        fleet.place(KymaKey::new("ns", "kyma"), "", Some(RUNTIME.clone()), Arc::new(plan));
         Self { fleet, core, now }
     }
 

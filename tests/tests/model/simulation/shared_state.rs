@@ -18,6 +18,7 @@ use tidewatch_receiver::{
         table::{self, Job, RuntimeTable, Settings},
     },
     ingress::gateway,
+    kube::leader::WriteFence,
     pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, SERVER_VALIDITY, ServerIdentity},
 };
 use tidewatch_shared::{
@@ -175,11 +176,16 @@ impl SharedState {
             seed: state.incarnations,
             ..Settings::default()
         };
-        let fleet =
-            RuntimeTable::new(Instance::new(state.incarnations), settings, self.0.fleet.clone(), Instant::now());
+        let fleet = RuntimeTable::holding_all(
+            settings,
+            self.0.fleet.clone(),
+            Instance::new(state.incarnations),
+            &WriteFence::default(),
+            Instant::now(),
+        );
         let plan = PlanId::ALL.plan(0);
         fleet.set_routes(routes(&plan));
-        fleet.place(kyma(), Some(runtime()), Arc::new(plan));
+        fleet.place(kyma(), "", Some(runtime()), Arc::new(plan));
         state.tables[host] = Some(fleet.clone());
         fleet
     }

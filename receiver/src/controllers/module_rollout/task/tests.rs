@@ -8,7 +8,7 @@ use kube::runtime::{
 use serde_json::{Value, json};
 use tidewatch_shared::{
     api::{ModuleReleaseMeta, ModuleTemplate, State},
-    identity::{Instance, RuntimeId},
+    identity::RuntimeId,
     names::RELEASES,
     plan::Plan,
 };
@@ -144,10 +144,10 @@ impl Bed {
         catalog.observe_releases(releases.as_ref());
         drop(catalog.refresh(&self.stores));
         let metrics = table::Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
-        let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), metrics, Instant::now());
+        let fleet = RuntimeTable::alone(1, table::Settings::default(), metrics);
         let plan = Arc::new(Plan::new("1".into(), Vec::new()).unwrap());
         for n in 0..COUNT {
-            fleet.place(key(n), Some(format!("r-{n}").parse::<RuntimeId>().unwrap()), plan.clone());
+            fleet.place(key(n), "", Some(format!("r-{n}").parse::<RuntimeId>().unwrap()), plan.clone());
         }
         fleet.set_synced();
         let recorder = EventRecorder::new(recorder::Metrics::default());

@@ -62,6 +62,8 @@ pub(super) struct Entry<G> {
     pub(super) enqueued_meanwhile: bool,
     /// Removed while its reconcile runs; forgotten when that ends.
     pub(super) gone: bool,
+    /// A reconcile of the key runs in another queue, and this one waits for its end.
+    pub(super) is_kept_back: bool,
     /// Lane of an entry without group.
     pub(super) lane: Lane,
     /// Busy time of an entry without group.
@@ -97,6 +99,7 @@ impl<G> Default for Entry<G> {
             running: None,
             enqueued_meanwhile: false,
             gone: false,
+            is_kept_back: false,
             lane: Lane::default(),
             busy: BusyTime::default(),
             failures: 0,

@@ -30,10 +30,10 @@ fn receiver(instance: u64, limits: Limits) -> RuntimeTable {
 fn counted(registry: &mut Registry, instance: u64, limits: Limits) -> RuntimeTable {
     let metrics = Metrics::register(registry);
     let settings = Settings { seed: instance, ..Settings::default() };
-    let fleet = RuntimeTable::new(Instance::new(instance), settings, metrics, Instant::now());
-    fleet.lock().outbox = Outbox::new(limits, instance);
+    let fleet = RuntimeTable::alone(instance, settings, metrics);
+    *fleet.0.shared.outbox() = Outbox::new(limits, instance);
     fleet.set_routes(routes());
-    fleet.place(key(0), Some(id(0)), forward_plan());
+    fleet.place(key(0), "", Some(id(0)), forward_plan());
     fleet.set_synced();
     fleet
 }
@@ -225,7 +225,7 @@ impl Simulation {
             Step::Heartbeat => self.heartbeat(),
             Step::Take { early } => {
                 let later = Instant::now() + Duration::from_secs(3_600);
-                let taken = self.fleet.lock().outbox.take(later);
+                let taken = self.fleet.0.shared.outbox().take(later);
                 if let Some(delivery) = taken {
                     if early {
                         self.observe(&delivery);
@@ -315,7 +315,7 @@ impl Simulation {
                 self.agent.waiting.contains(&object) || self.agent.sent.values().any(|sent| *sent == Some(object));
             assert!(kept || self.seen[object] == self.versions[object], "o{object} is forgotten");
         }
-        assert!(self.fleet.lock().outbox.objects(routes().of(WATCH).unwrap()) <= self.limits.per_watch);
+        assert!(self.fleet.0.shared.outbox().objects(routes().of(WATCH).unwrap()) <= self.limits.per_watch);
     }
 
     fn settle(&mut self) {

@@ -1,51 +1,68 @@
-//! Simulation of contract v3: a model agent, a network that loses, delays and duplicates, and the real state of the
-//! runtime table. Every event that the agent forgets was reconciled, and without further faults everything settles
-//! without a false digest mismatch.
+//! Simulation of contract v3: a model agent, a network that loses, delays and duplicates, and the real runtime tables of two
+//! replicas, between which the runtime's shard moves. Every event that the agent forgets was reconciled by the holder of
+//! the shard, no reconcile of a released shard settles anything, and without further faults everything settles without a
+//! false digest mismatch.
 
 mod agent;
 
 use std::collections::BTreeMap;
 
+use futures::FutureExt as _;
 use proptest::prelude::*;
 use serde_json::json;
-use tidewatch_shared::{event::Reason, plan::Work};
+use tidewatch_shared::{event::Reason, identity::Instance, plan::Work};
+use tokio::time;
 
 use agent::{Agent, Body, Request, Response, World};
 
-use super::super::{job::ReconcileStart, *};
+use super::super::*;
 use crate::{
     base::error_class::ErrorClass,
-    fleet::queue::{Priority, QueuedWork, WorkSet},
+    fleet::queue::{Priority, WorkSet},
+    kube::leader::WriteFence,
 };
 
 /// A reconcile that has read and not ended yet.
 struct Reconcile {
-    queued: QueuedWork,
-    start: ReconcileStart,
+    job: Job,
     read: BTreeMap<&'static str, u64>,
 }
 
 struct Simulation {
     world: World,
     agent: Agent,
-    state: State,
+    clock: tokio::runtime::Runtime,
+    metrics: Metrics,
+    tables: [RuntimeTable; 2],
+    /// Replica that holds the shard.
+    holder: usize,
     instance: u64,
     epochs: u64,
     tick: u64,
     started: Instant,
-    now: Instant,
     with_b: bool,
     requests: Vec<Request>,
     responses: Vec<Response>,
-    reconciles: Vec<Reconcile>,
+    /// At most one of each replica; that of the former holder is cancelled and may still run.
+    reconciles: [Option<Reconcile>; 2],
     observed: BTreeMap<(Work, &'static str), u64>,
-    differing: u64,
     /// Work that is paused and has not been enqueued since.
     paused: WorkSet,
 }
 
-fn settings(seed: u64) -> Settings {
-    Settings { slots: 4, seed, ..Settings::default() }
+/// Tables of two replicas that hold no shard.
+fn tables(seed: u64, metrics: &Metrics) -> [RuntimeTable; 2] {
+    let settings = Settings { slots: 4, seed, ..Settings::default() };
+    [0, 1].map(|_| RuntimeTable::new(ShardCount::default(), settings, metrics.clone()))
+}
+
+fn id() -> RuntimeId {
+    "r-1".parse().unwrap()
+}
+
+/// Shard of the runtime.
+fn shard() -> ShardId {
+    ShardCount::default().of_runtime(&id())
 }
 
 const KEY: fn() -> KymaKey = || KymaKey::new("ns", "kyma");
@@ -72,13 +89,21 @@ enum Step {
         corrupt: Option<usize>,
         keep: bool,
     },
+    /// A request arrives at the replica that does not hold the shard.
+    DeliverElsewhere(usize),
     Lose(usize),
     Respond(usize),
     LoseResponse(usize),
     Begin,
     End(u8),
+    /// A reconcile that was cancelled by the release of its shard ends.
+    EndCancelled(u8),
     RestartAgent,
     RestartReceiver,
+    /// The holder releases the shard, and the other replica, or the same, acquires it.
+    HandOver {
+        to: usize,
+    },
     PlanReceiver(bool),
     PlanAgent,
     Wait(u8),
@@ -93,13 +118,16 @@ fn steps() -> impl Strategy<Value = Step> {
         2 => Just(Step::Timeout),
         3 => Just(Step::Heartbeat),
         10 => (at.clone(), corrupt, prop::bool::weighted(0.2)).prop_map(|(at, corrupt, keep)| Step::Deliver { at, corrupt, keep }),
+        1 => at.clone().prop_map(Step::DeliverElsewhere),
         2 => at.clone().prop_map(Step::Lose),
         8 => at.clone().prop_map(Step::Respond),
         2 => at.prop_map(Step::LoseResponse),
         6 => Just(Step::Begin),
         6 => (0u8..6).prop_map(Step::End),
+        2 => (0u8..6).prop_map(Step::EndCancelled),
         1 => Just(Step::RestartAgent),
         1 => Just(Step::RestartReceiver),
+        2 => (0usize..2).prop_map(|to| Step::HandOver { to }),
         1 => any::<bool>().prop_map(Step::PlanReceiver),
         1 => Just(Step::PlanAgent),
         2 => (1u8..10).prop_map(Step::Wait),
@@ -108,40 +136,79 @@ fn steps() -> impl Strategy<Value = Step> {
 
 impl Simulation {
     fn new() -> Self {
+        let clock = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let handle = clock.handle().clone();
+        let _entered = handle.enter();
+        let metrics = Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
+        let started = Instant::now();
         let mut simulation = Self {
             world: World::default(),
             agent: Agent::new(1, &["a", "b"]),
-            state: State::new(settings(1)),
-            instance: 0,
+            tables: tables(1, &metrics),
+            holder: 0,
+            metrics,
+            instance: 1,
             epochs: 1,
             tick: 0,
-            started: Instant::now(),
-            now: Instant::now(),
+            started,
             with_b: true,
             requests: Vec::new(),
             responses: Vec::new(),
-            reconciles: Vec::new(),
+            reconciles: [None, None],
             observed: BTreeMap::new(),
-            differing: 0,
             paused: WorkSet::EMPTY,
+            clock,
         };
-        simulation.restart_receiver();
+        simulation.acquire();
         simulation
+    }
+
+    fn table(&self) -> &RuntimeTable {
+        &self.tables[self.holder]
+    }
+
+    /// The holder acquires the shard, as a new instance.
+    fn acquire(&mut self) {
+        let shard = shard();
+        self.table().acquire(shard, Instance::new(self.instance), &WriteFence::default(), Instant::now());
+        self.place();
+        self.table().set_shard_synced(shard);
+        self.paused = WorkSet::EMPTY;
+        // A real acquisition verifies everything. Here the events of the agent alone must suffice.
+    }
+
+    fn place(&self) {
+        // Each replica observes the Kymas of all shards.
+        for table in &self.tables {
+            table.place(KEY(), "uid", Some(id()), plan_of(self.with_b));
+        }
     }
 
     fn restart_receiver(&mut self) {
         self.instance += 1;
-        self.reconciles.clear();
-        self.paused = WorkSet::EMPTY;
-        self.state = State::new(settings(self.instance));
-        self.state.synced = true;
-        self.state.place(KEY(), Some("r-1".parse().unwrap()), plan_of(self.with_b), self.now);
-        // A real start verifies everything. Here the events of the agent alone must suffice.
+        self.reconciles = [None, None];
+        self.tables = tables(self.instance, &self.metrics);
+        self.acquire();
+    }
+
+    fn hand_over(&mut self, to: usize) {
+        let released = self.table().release(shard());
+        assert_eq!(released, [KEY()]);
+        for reconcile in self.reconciles.iter().flatten() {
+            assert!(reconcile.job.start.cancellation.is_cancelled() && !reconcile.job.start.tenure.fence.is_open());
+        }
+        self.instance += 1;
+        self.holder = to;
+        self.acquire();
     }
 
     /// Wall clock of the receiver, without steps.
     fn unix(&self) -> i64 {
-        self.now.saturating_duration_since(self.started).as_secs().try_into().unwrap()
+        self.started.elapsed().as_secs().try_into().unwrap()
+    }
+
+    fn wait(&self, duration: Duration) {
+        self.clock.block_on(time::advance(duration));
     }
 
     fn epoch(&mut self) -> u64 {
@@ -158,48 +225,27 @@ impl Simulation {
         }
     }
 
-    fn deliver(&mut self, request: Request) {
-        let id: RuntimeId = "r-1".parse().unwrap();
+    fn deliver(&mut self, request: Request, to: usize) -> Result<(), PlacementError> {
         let Request { epoch, created, accepted, number, body } = request;
-        let now_unix = self.unix();
-        let response = match body {
+        let (now_unix, table) = (self.unix(), &self.tables[to]);
+        let (answered, run, settled, refused, resend) = match body {
             Body::Events(events) => {
-                let batch = Verified::unchecked(&id, epoch, created, EventBatch { events, traceparent: None });
-                let recorded = self.state.events(batch, now_unix, self.now).unwrap().recorded;
-                self.differing += recorded.counts.differing;
-                let run = Some((recorded.accepted, recorded.since));
-                Response {
-                    epoch,
-                    accepted,
-                    number,
-                    instance: self.instance,
-                    settled: recorded.settled,
-                    run,
-                    refused: recorded.refused,
-                    resend: Vec::new(),
-                }
+                let batch = Verified::unchecked(&id(), epoch, created, EventBatch { events, traceparent: None });
+                let response = table.events(batch, now_unix)?;
+                let run = Some((response.accepted, response.since));
+                let refused =
+                    response.refused.into_iter().map(|refused| (refused.id.parse().unwrap(), refused.reason)).collect();
+                (response.instance, run, response.settled, refused, Vec::new())
             }
             Body::Heartbeat(heartbeat) => {
-                let heartbeat = self
-                    .state
-                    .heartbeat(&Verified::unchecked(&id, epoch, created, *heartbeat), now_unix, self.now)
-                    .unwrap()
-                    .record;
-                self.differing += heartbeat.differing;
-                let (settled, resend) = (heartbeat.settled, heartbeat.resend);
-                Response {
-                    epoch,
-                    accepted,
-                    number,
-                    instance: self.instance,
-                    settled,
-                    run: None,
-                    refused: Vec::new(),
-                    resend,
-                }
+                let response = table.heartbeat(Verified::unchecked(&id(), epoch, created, *heartbeat), now_unix)?;
+                (response.instance, None, response.settled, Vec::new(), response.resend)
             }
         };
-        self.responses.push(response);
+        let instance = self.instance;
+        assert_eq!(answered, Instance::new(instance), "an agent sees the instance of its shard only");
+        self.responses.push(Response { epoch, accepted, number, instance, settled, run, refused, resend });
+        Ok(())
     }
 
     fn receive(&mut self, at: usize) {
@@ -217,14 +263,15 @@ impl Simulation {
     }
 
     fn begin(&mut self) -> bool {
-        let Some((_, queued, start)) = self.state.begin(self.now) else { return false };
-        assert!(self.reconciles.is_empty(), "one at a time");
-        self.reconciles.push(Reconcile { queued, start, read: self.world.versions.clone() });
+        let Some(job) = self.table().next().now_or_never() else { return false };
+        assert!(self.reconciles[self.holder].is_none(), "one at a time, although the shard was released in between");
+        self.reconciles[self.holder] = Some(Reconcile { job, read: self.world.versions.clone() });
         true
     }
 
-    fn end(&mut self, how: u8) {
-        let Some(Reconcile { queued, start, read }) = self.reconciles.pop() else { return };
+    fn end(&mut self, at: usize, how: u8) {
+        let Some(Reconcile { job, read }) = self.reconciles[at].take() else { return };
+        let queued = job.queued.clone();
         let catalog = WorkSet::of(&[Work::Catalog]);
         let outcome = match how {
             0 => ReconcileOutcome::failed(queued.work, ErrorClass::Ours),
@@ -242,19 +289,23 @@ impl Simulation {
             },
             _ => ReconcileOutcome::ended(queued.work),
         };
-        for work in outcome.ended.iter() {
+        // Nothing that a reconcile of a released shard finds is recorded: its writes are refused.
+        let is_recorded = job.start.tenure.fence.is_open();
+        for work in outcome.ended.iter().filter(|_| is_recorded) {
             for (watch, version) in &read {
                 let observed = self.observed.entry((work, watch)).or_default();
                 *observed = (*observed).max(*version);
             }
         }
-        self.paused |= queued.work.minus(outcome.ended | outcome.failed | outcome.deferred);
-        self.state.finish(&KEY(), &queued, &start, &outcome, self.now, self.now);
+        if is_recorded {
+            self.paused |= queued.work.minus(outcome.ended | outcome.failed | outcome.deferred);
+        }
+        self.tables[at].done(job, outcome);
     }
 
     fn plan_receiver(&mut self, with_b: bool) {
         self.with_b = with_b;
-        self.state.place(KEY(), Some("r-1".parse().unwrap()), plan_of(with_b), self.now);
+        self.place();
     }
 
     /// The agent adopts the receiver's plan.
@@ -291,23 +342,29 @@ impl Simulation {
                 {
                     *event = Err((event.as_ref().unwrap().id, Reason::TooLarge));
                 }
-                self.deliver(request);
+                self.deliver(request, self.holder).unwrap();
+            }
+            Step::DeliverElsewhere(at) if at < self.requests.len() => {
+                let refused = self.deliver(self.requests[at].clone(), 1 - self.holder);
+                assert_eq!(refused, Err(PlacementError::Elsewhere));
             }
             Step::Lose(at) if at < self.requests.len() => drop(self.requests.remove(at)),
             Step::Respond(at) => self.receive(at),
             Step::LoseResponse(at) if at < self.responses.len() => drop(self.responses.remove(at)),
             Step::Begin => drop(self.begin()),
-            Step::End(how) => self.end(how),
+            Step::End(how) => self.end(self.holder, how),
+            Step::EndCancelled(how) => self.end(1 - self.holder, how),
             Step::RestartAgent => {
                 let epoch = self.epoch();
                 self.agent = Agent::new(epoch, &["a"]);
                 self.plan_agent();
             }
             Step::RestartReceiver => self.restart_receiver(),
+            Step::HandOver { to } => self.hand_over(to),
             Step::PlanReceiver(with_b) => self.plan_receiver(with_b),
             Step::PlanAgent => self.plan_agent(),
-            Step::Wait(seconds) => self.now += Duration::from_secs(seconds.into()),
-            Step::Deliver { .. } | Step::Lose(_) | Step::LoseResponse(_) => {}
+            Step::Wait(seconds) => self.wait(Duration::from_secs(seconds.into())),
+            Step::Deliver { .. } | Step::DeliverElsewhere(_) | Step::Lose(_) | Step::LoseResponse(_) => {}
         }
     }
 
@@ -316,8 +373,8 @@ impl Simulation {
         self.plan_receiver(true);
         self.plan_agent();
         // The end of a pause is a change in KCP, which enqueues the work.
-        let resumed = QueuedWork::new(self.paused, Priority::Verification);
-        self.state.queue.enqueue(&KEY(), resumed, self.now);
+        self.table().enqueue(&KEY(), self.paused, Priority::Verification);
+        self.end(1 - self.holder, 9);
         for _ in 0..20 {
             self.tick += 1;
             self.agent.in_flight = None;
@@ -325,15 +382,15 @@ impl Simulation {
             let heartbeat = self.agent.heartbeat(self.tick);
             self.requests.push(heartbeat);
             for request in std::mem::take(&mut self.requests) {
-                self.deliver(request);
+                self.deliver(request, self.holder).unwrap();
             }
             while !self.responses.is_empty() {
                 self.receive(0);
             }
-            self.now += Duration::from_secs(3_600);
-            self.end(9);
+            self.wait(Duration::from_secs(3_600));
+            self.end(self.holder, 9);
             while self.begin() {
-                self.end(9);
+                self.end(self.holder, 9);
             }
         }
         assert!(self.agent.sent.is_empty() && self.agent.waiting.is_empty(), "an event is never settled");
@@ -346,9 +403,10 @@ impl Simulation {
                 );
             }
         }
-        let queued = self.state.queue.queued(&KEY());
-        assert!(queued.is_empty() && !self.state.queue.in_progress(&KEY()), "work remains: {queued:?}");
-        assert_eq!(self.differing, 0, "false digest mismatch");
+        let view = self.table().views().remove(0);
+        assert!(view.queued.is_empty() && !view.in_progress, "work remains: {view:?}");
+        assert!(self.tables[1 - self.holder].views().is_empty());
+        assert_eq!(self.metrics.differing.get(), 0, "false digest mismatch");
     }
 }
 
@@ -357,6 +415,8 @@ proptest! {
     #[test]
     fn no_change_is_lost_and_everything_settles(steps in prop::collection::vec(steps(), 1..150)) {
         let mut simulation = Simulation::new();
+        let clock = simulation.clock.handle().clone();
+        let _entered = clock.enter();
         for step in steps {
             simulation.apply(step);
         }

@@ -8,7 +8,7 @@ fn table() -> RuntimeTable {
                        "work": ["manifest"]});
     let plan = Plan::parse(&json!({"revision": "1", "watches": [watch]}).to_string()).unwrap();
     let fleet = fleet(4);
-    fleet.place(key(0), Some(id(0)), Arc::new(plan));
+    fleet.place(key(0), "", Some(id(0)), Arc::new(plan));
     fleet.set_synced();
     fleet
 }
@@ -46,7 +46,7 @@ async fn report_of_an_earlier_kyma_settles_nothing() {
                        "work": ["manifest"]});
     let plan = Plan::parse(&json!({"revision": "1", "watches": [watch]}).to_string()).unwrap();
     fleet.remove(&key(0));
-    fleet.place(key(0), Some(id(0)), Arc::new(plan));
+    fleet.place(key(0), "", Some(id(0)), Arc::new(plan));
     send(&fleet, 0, 1).unwrap();
     fleet.modules_settled(&report.ticket);
     assert_eq!(settled(&fleet, 1), 0);

@@ -75,7 +75,7 @@ async fn incomplete_agent_is_reported_and_repaired() {
     heartbeat(10, true);
     fleet.remove(&key(0));
     assert!(fleet.incomplete(AFTER).is_empty(), "its Kyma is cancellation");
-    fleet.place(key(0), Some(id(0)), plan("1"));
+    fleet.place(key(0), "", Some(id(0)), plan("1"));
     fleet.repair(&key(0));
     let job = fleet.next().await;
     assert_eq!((job.queued.work, &job.queued.drift), (WorkSet::INSTALLER, &Drift::All));

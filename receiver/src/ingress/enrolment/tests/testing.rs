@@ -18,13 +18,8 @@ use kube::Client;
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    enrolment::CertificateRequest,
-    identity::{Instance, TrustDomain},
-    metrics::Registry,
-    plan::Plan,
-    variant::VariantName as _,
+    enrolment::CertificateRequest, identity::TrustDomain, metrics::Registry, plan::Plan, variant::VariantName as _,
 };
-use tokio::time::Instant;
 use x509_parser::{prelude::FromDer, public_key::PublicKey, x509::SubjectPublicKeyInfo};
 
 use crate::{
@@ -251,7 +246,7 @@ pub(crate) fn key(kyma: &str) -> KymaKey {
 /// Assigns a runtime to a Kyma.
 pub(crate) fn place(fleet: &RuntimeTable, kyma: &str, runtime: &str) {
     let plan = Plan::parse(r#"{"revision": "1", "watches": []}"#).unwrap();
-    fleet.place(key(kyma), Some(runtime.parse().unwrap()), Arc::new(plan));
+    fleet.place(key(kyma), "", Some(runtime.parse().unwrap()), Arc::new(plan));
 }
 
 /// An enrolment service with its environment: two Kymas, `k-1` with the runtime `r-1` and `k-2` with `r-2`.
@@ -272,7 +267,7 @@ impl TestBed {
 
     pub(crate) fn limited(by_address: Option<u32>) -> Self {
         let counts = table::Metrics::register(&mut Registry::default());
-        let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), counts, Instant::now());
+        let fleet = RuntimeTable::alone(1, table::Settings::default(), counts);
         let mut registry = Registry::default();
         let (runtime_clients, metrics) = (FakeRuntimeClients::default(), Metrics::register(&mut registry));
         let [first, second] = ["a", "b"].map(|kid| FakeRuntime::new(Issuer::p256(kid)));

@@ -8,7 +8,7 @@ use kube::runtime::{
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    identity::{Epoch, Instance, RuntimeId},
+    identity::{Epoch, RuntimeId},
     names::{annotation, label},
     plan::Plan,
 };
@@ -99,9 +99,9 @@ impl Bed {
 
     fn fleet(count: u32) -> RuntimeTable {
         let metrics = table::Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
-        let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), metrics, Instant::now());
+        let fleet = RuntimeTable::alone(1, table::Settings::default(), metrics);
         let plan = Arc::new(Plan::new("1".into(), Vec::new()).unwrap());
-        (0..count).for_each(|n| fleet.place(key(n), Some(id(n)), plan.clone()));
+        (0..count).for_each(|n| fleet.place(key(n), "", Some(id(n)), plan.clone()));
         fleet.set_synced();
         fleet
     }

@@ -2,11 +2,10 @@ use std::{future::poll_fn, pin::Pin};
 
 use futures::{FutureExt as _, future::join_all};
 use serde_json::json;
-use tidewatch_shared::{identity::Instance, metrics::Registry, plan::Plan};
+use tidewatch_shared::{metrics::Registry, plan::Plan};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
-    time::Instant,
 };
 
 use super::*;
@@ -22,7 +21,7 @@ fn target(manager: &str, port: u16) -> Target {
 /// An adapter with other managers on these loopback ports.
 fn adapter(managers: &[(&str, u16)]) -> V2Adapter {
     let metrics = table::Metrics::register(&mut Registry::default());
-    let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), metrics, Instant::now());
+    let fleet = RuntimeTable::alone(1, table::Settings::default(), metrics);
     let routes: Routes =
         managers.iter().map(|(manager, port)| ((*manager).to_owned(), target(manager, *port))).collect();
     fleet.set_routes(routes);

@@ -1,0 +1,46 @@
+//! Tenure of a shard: the right of this process to work on its runtimes.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::{
+    base::{key::KymaKey, shard::ShardId},
+    kube::leader::WriteFence,
+};
+
+/// Right to work on the runtimes of a shard, from its acquisition to its release. Clones share the fence.
+#[derive(Clone, Debug)]
+pub struct Tenure {
+    /// The shard; `None` for objects of a shard that is not held.
+    pub(super) shard: Option<ShardId>,
+    /// Distinguishes the tenures of this process.
+    pub(super) number: u64,
+    /// Open while the holder may write; closed for good when the shard is released.
+    pub(crate) fence: WriteFence,
+    /// Time from which no write of a previous holder can land, if there was one.
+    pub(super) safe: Option<Instant>,
+}
+
+impl Tenure {
+    /// Tenure of a shard that was acquired at `started`. It ends with `fence`, or earlier. After `request_deadline` the writes
+    /// of the previous holder have landed.
+    pub(super) fn new(
+        shard: ShardId,
+        number: u64,
+        fence: &WriteFence,
+        started: Instant,
+        request_deadline: Duration,
+    ) -> Self {
+        Self { shard: Some(shard), number, fence: fence.child(), safe: Some(started + request_deadline) }
+    }
+
+    /// Tenure for an object of a shard that this process does not hold: it permits no write.
+    #[must_use]
+    pub fn ended() -> Self {
+        Self { shard: None, number: 0, fence: WriteFence::closed(), safe: None }
+    }
+}
+
+/// Returns the tenure of the shard of a Kyma, or [`Tenure::ended`] if this process does not hold it.
+pub type Tenures = Box<dyn Fn(&KymaKey) -> Tenure + Send + Sync>;
