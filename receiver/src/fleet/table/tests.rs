@@ -3,6 +3,7 @@
 mod forward;
 mod model;
 mod modules;
+mod shards;
 mod silence;
 #[cfg(feature = "otlp")]
 mod traces;
