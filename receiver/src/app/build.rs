@@ -181,12 +181,8 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
     let started = Instant::now();
     // The Lease of this process stands for all shards, so they share its instance.
     let fleet = RuntimeTable::holding_all(settings, counters.fleet.clone(), *instance, fence, started);
-    let settings = manifests::Settings {
-        slots: settings.slots,
-        request_deadline: settings.request_deadline,
-        ..manifests::Settings::default()
-    };
-    let manifest_queue = ManifestQueue::new(settings, counters.manifests.clone(), started);
+    let settings = manifests::Settings { slots: settings.slots, ..manifests::Settings::default() };
+    let manifest_queue = ManifestQueue::new(settings, counters.manifests.clone(), fleet.tenures());
     #[cfg(feature = "stamps")]
     if let Some(path) = &config.stamp_file {
         fleet.set_stamps(path).with_context(|| format!("open the stamp file {}", path.display()))?;

@@ -167,13 +167,12 @@ mod tests {
     use clap::Parser as _;
     use futures::FutureExt as _;
     use tidewatch_shared::{metrics::Registry as Metrics, plan::Plan};
-    use tokio::time::Instant;
 
     use super::*;
     use crate::{
         config::Config,
         controllers::kyma::LayerLookup,
-        fleet::{manifests, queue::ReconcileOutcome, table},
+        fleet::{Tenure, manifests, queue::ReconcileOutcome, table},
         oci::{
             self,
             component::ComponentVersion,
@@ -197,7 +196,7 @@ mod tests {
             let fleet = RuntimeTable::alone(1, table::Settings::default(), table);
             fleet.place(key("kyma"), "", None, Arc::new(Plan::new("r".into(), Vec::new()).unwrap()));
             let queue = manifests::Metrics::register(metrics);
-            let manifests = ManifestQueue::new(manifests::Settings::default(), queue, Instant::now());
+            let manifests = ManifestQueue::new(manifests::Settings::default(), queue, Box::new(|_| Tenure::open()));
             (0..count).for_each(|n| manifests.insert(manifest(n), manifest(n)));
             let fixture = Self { layers: ComponentLayers::new(registry), fleet, manifests };
             fixture.enqueued();

@@ -28,7 +28,7 @@ pub use metrics::Metrics;
 
 use self::{layer_waits::LayerWaits, settling::Settling};
 use super::{
-    ReportTicket,
+    ReportTicket, Tenures,
     due::next_due,
     queue::{DelayReason, Drift, Lanes, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
 };
@@ -51,16 +51,13 @@ const AGES_INTERVAL: Duration = Duration::from_secs(1);
 pub struct Settings {
     /// Number of workers that call [`ManifestQueue::next`]; a quarter of them serves slow and unreachable runtimes.
     pub slots: usize,
-    /// Upper bound of one request to a runtime or to KCP; after it, the writes of the previous lease holder have landed.
-    pub request_deadline: Duration,
     /// Seed of the jitter. Not for secrets.
     pub seed: u64,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        let request_deadline = Duration::from_secs(20);
-        Self { slots: 16, request_deadline, seed: RandomState::new().hash_one(()) }
+        Self { slots: 16, seed: RandomState::new().hash_one(()) }
     }
 }
 
@@ -69,8 +66,8 @@ impl Default for Settings {
 pub struct ManifestQueue(Arc<Inner>);
 
 struct Inner {
-    /// Time from which no write of the previous lease holder can land.
-    safe: Instant,
+    /// Tenures of the Kymas' shards.
+    tenures: Tenures,
     metrics: Metrics,
     notify: Notify,
     /// Reports were settled.
@@ -92,18 +89,17 @@ const fn work(priority: Priority, verify: bool) -> QueuedWork {
 }
 
 impl ManifestQueue {
-    /// Creates an empty queue; `started` is the start of this process.
+    /// Creates an empty queue. The tenure of a Kyma's shard permits the writes of its Manifests' reconciles.
     #[must_use]
-    pub fn new(settings: Settings, metrics: Metrics, started: Instant) -> Self {
+    pub fn new(settings: Settings, metrics: Metrics, tenures: Tenures) -> Self {
         let state = State {
             queue: Queue::with_groups(Lanes::new(settings.slots), PER_RUNTIME, settings.seed),
             waits: LayerWaits::default(),
             settling: Settling::default(),
             running: HashMap::new(),
         };
-        let safe = started + settings.request_deadline;
         let state = Mutex::new(state);
-        Self(Arc::new(Inner { safe, metrics, notify: Notify::new(), settled: Notify::new(), state }))
+        Self(Arc::new(Inner { tenures, metrics, notify: Notify::new(), settled: Notify::new(), state }))
     }
 
     /// Registers a Manifest of a Kyma, or moves it to another Kyma; enqueues nothing. Only registered Manifests can be
@@ -120,6 +116,16 @@ impl ManifestQueue {
     /// Removes a Manifest with its work, and cancels its reconcile.
     pub fn remove(&self, key: &ManifestKey) {
         self.with(|state, _| state.remove(key));
+    }
+
+    /// Removes the Manifests of Kymas with their work, and cancels their reconciles: another replica serves their runtimes.
+    pub fn remove_kymas(&self, kymas: &[KymaKey]) {
+        for kyma in kymas {
+            self.with(|state, _| {
+                state.queue.members(kyma).iter().for_each(|key| state.remove(key));
+                state.settling.forget(kyma);
+            });
+        }
     }
 
     /// Enqueues a reconcile of a Manifest. Unknown Manifests are ignored.
@@ -198,7 +204,7 @@ impl ManifestQueue {
     /// at most two of one runtime at a time. Cancel safe.
     pub async fn next(&self) -> ManifestJob {
         let begin = || {
-            let (start, earliest) = self.with(|state, now| (state.begin(now), state.queue.earliest()));
+            let (start, earliest) = self.with(|state, now| (state.begin(&self.0.tenures, now), state.queue.earliest()));
             // The worker that leaves with work may have been the one waiting for that time.
             if start.is_some() && earliest.is_some() {
                 self.0.notify.notify_one();
@@ -231,10 +237,10 @@ impl ManifestQueue {
             state.running.remove(&job.key);
             state.queue.finish(&job.key, &job.queued, outcome, now);
             state.settling.ended(&job.kyma, &job.key, !outcome.ended.minus(outcome.failed).is_empty());
-            if job.since < self.0.safe {
-                // A last write of the previous lease holder may land after it.
+            if let Some(safe) = job.tenure.safe.filter(|safe| job.since < *safe) {
+                // A last write of the previous holder may land after it.
                 let again = work(Priority::Catalog, true);
-                state.queue.enqueue_after(&job.key, DelayReason::StartupGrace, self.0.safe, again, now);
+                state.queue.enqueue_after(&job.key, DelayReason::StartupGrace, safe, again, now);
             }
         });
     }
@@ -279,13 +285,14 @@ impl State {
     }
 
     /// Takes the next Manifest to reconcile.
-    fn begin(&mut self, now: Instant) -> Option<job::Start> {
+    fn begin(&mut self, tenures: &Tenures, now: Instant) -> Option<job::Start> {
         let (key, queued) = self.queue.take(now)?;
         let kyma = self.queue.group(&key)?.clone();
         let cancellation = CancellationToken::new();
         self.running.insert(key.clone(), cancellation.clone());
         self.settling.begins(&key);
         let time_limit = self.queue.time_limit(&key);
-        Some(job::Start { key, kyma, queued, time_limit, cancellation, since: now })
+        let tenure = tenures(&kyma);
+        Some(job::Start { key, kyma, tenure, queued, time_limit, cancellation, since: now })
     }
 }

@@ -44,3 +44,16 @@ impl Tenure {
 
 /// Returns the tenure of the shard of a Kyma, or [`Tenure::ended`] if this process does not hold it.
 pub type Tenures = Box<dyn Fn(&KymaKey) -> Tenure + Send + Sync>;
+
+#[cfg(test)]
+impl Tenure {
+    /// Open tenure without a previous holder.
+    pub(crate) fn open() -> Self {
+        Self { fence: WriteFence::default(), ..Self::ended() }
+    }
+
+    /// Open tenure that began at `started`.
+    pub(crate) fn since(started: Instant) -> Self {
+        Self { safe: Some(started + crate::base::limits::REQUEST_DEADLINE), ..Self::open() }
+    }
+}

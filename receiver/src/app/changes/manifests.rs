@@ -116,18 +116,17 @@ fn is_unfinished(manifest: &Manifest) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::Arc, time::Duration};
+    use std::sync::Arc;
 
     use futures::FutureExt as _;
     use kube::runtime::reflector;
     use serde_json::{Value, json};
     use tidewatch_shared::{api::Kyma, metrics::Registry, plan::Plan};
-    use tokio::time::Instant;
 
     use super::*;
     use crate::{
         base::{plans::Plans, takeover::Takeover},
-        fleet::{manifests, queue::ReconcileOutcome, table},
+        fleet::{Tenure, manifests, queue::ReconcileOutcome, table},
     };
 
     fn manifest(version: u32, change: impl FnOnce(&mut Value)) -> Manifest {
@@ -158,8 +157,7 @@ mod tests {
             }
             fleet.set_synced();
             let metrics = manifests::Metrics::register(&mut Registry::default());
-            let settings = manifests::Settings { request_deadline: Duration::ZERO, ..manifests::Settings::default() };
-            let queue = ManifestQueue::new(settings, metrics, Instant::now());
+            let queue = ManifestQueue::new(manifests::Settings::default(), metrics, Box::new(|_| Tenure::open()));
             let plans = Plans::fixed(Plan::new("r".into(), Vec::new()).unwrap());
             let (manifests, writes) = (reflector::store().0.into(), PendingWrites::default());
             Self { fleet, queue, manifests, writes, plans, kymas: reflector::store() }

@@ -6,13 +6,13 @@ use futures::FutureExt as _;
 use tidewatch_shared::metrics::Registry;
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use super::*;
 use crate::{
     fleet::{
-        WRITES,
+        Tenure, WRITES,
         manifests::{self, ManifestJob},
         queue::WorkSet,
     },
@@ -78,8 +78,7 @@ fn key(name: &str) -> KymaKey {
 /// Queue with these Manifests, each of a Kyma of its own with the same name.
 fn queue(names: &[&str]) -> ManifestQueue {
     let metrics = manifests::Metrics::register(&mut Registry::default());
-    let settings = manifests::Settings { request_deadline: Duration::ZERO, ..manifests::Settings::default() };
-    let queue = ManifestQueue::new(settings, metrics, Instant::now());
+    let queue = ManifestQueue::new(manifests::Settings::default(), metrics, Box::new(|_| Tenure::open()));
     names.iter().for_each(|name| queue.insert(key(name), key(name)));
     queue
 }

@@ -8,7 +8,10 @@ use tokio_util::sync::CancellationToken;
 use super::{ManifestKey, ManifestQueue};
 use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
-    fleet::queue::{Drift, QueuedWork, ReconcileOutcome},
+    fleet::{
+        Tenure,
+        queue::{Drift, QueuedWork, ReconcileOutcome},
+    },
 };
 
 /// A Manifest in progress, to be returned to [`ManifestQueue::done`]. A dropped job counts as failed, so that no Manifest
@@ -18,11 +21,13 @@ pub struct ManifestJob {
     pub key: ManifestKey,
     /// Kyma of its runtime.
     pub kyma: KymaKey,
+    /// Tenure of the Kyma's shard; its fence permits the reconcile's writes.
+    pub(crate) tenure: Tenure,
     /// Work to do.
     pub queued: QueuedWork,
     /// Time limit of the reconcile; beyond it the runtime counts as unresponsive.
     pub time_limit: Duration,
-    /// Cancelled when the Manifest is deleted, or its Kyma is no longer selected; nothing may be written for it
+    /// Cancelled when the Manifest is deleted, its Kyma is no longer selected, or the shard of its runtime is released; nothing may be written for it
     /// afterwards.
     pub cancellation: CancellationToken,
     /// Start of the reconcile.
@@ -35,6 +40,7 @@ pub struct ManifestJob {
 pub(super) struct Start {
     pub(super) key: ManifestKey,
     pub(super) kyma: KymaKey,
+    pub(super) tenure: Tenure,
     pub(super) queued: QueuedWork,
     pub(super) time_limit: Duration,
     pub(super) cancellation: CancellationToken,
@@ -43,8 +49,8 @@ pub(super) struct Start {
 
 impl ManifestJob {
     pub(super) fn new(queue: ManifestQueue, start: Start) -> Self {
-        let Start { key, kyma, queued, time_limit, cancellation, since } = start;
-        Self { key, kyma, queued, time_limit, cancellation, since, queue: Some(queue) }
+        let Start { key, kyma, tenure, queued, time_limit, cancellation, since } = start;
+        Self { key, kyma, tenure, queued, time_limit, cancellation, since, queue: Some(queue) }
     }
 
     /// Returns true if the reconcile reads every object again instead of trusting its caches.

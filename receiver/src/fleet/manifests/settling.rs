@@ -68,6 +68,12 @@ impl Settling {
         self.settle(kyma);
     }
 
+    /// Drops all reports of a Kyma.
+    pub(super) fn forget(&mut self, kyma: &KymaKey) {
+        self.by_kyma.remove(kyma);
+        self.settled.remove(kyma);
+    }
+
     /// Takes the ticket of a settled report.
     pub(super) fn take(&mut self) -> Option<ReportTicket> {
         self.settled.pop_first().map(|(_, ticket)| ticket)

@@ -6,7 +6,8 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::{
-    base::error_class::ErrorClass,
+    base::{error_class::ErrorClass, limits::REQUEST_DEADLINE},
+    fleet::Tenure,
     oci::{component::ComponentVersion, digest::Digest, layer::LayerKind, registry::Key},
 };
 
@@ -14,12 +15,16 @@ const S: Duration = Duration::from_secs(1);
 
 /// Queue of a process that started long ago.
 fn queue(slots: usize) -> ManifestQueue {
-    queue_since(slots, Instant::now() - Settings::default().request_deadline)
+    queue_with(slots, Box::new(|_| Tenure::open()))
 }
 
 fn queue_since(slots: usize, started: Instant) -> ManifestQueue {
-    let settings = Settings { slots, seed: 1, ..Settings::default() };
-    ManifestQueue::new(settings, Metrics::register(&mut Registry::default()), started)
+    queue_with(slots, Box::new(move |_| Tenure::since(started)))
+}
+
+fn queue_with(slots: usize, tenures: Tenures) -> ManifestQueue {
+    let settings = Settings { slots, seed: 1 };
+    ManifestQueue::new(settings, Metrics::register(&mut Registry::default()), tenures)
 }
 
 fn kyma(name: &str) -> KymaKey {
@@ -251,7 +256,7 @@ async fn early_reconcile_is_repeated_once_writes_of_the_previous_lease_holder_ha
     queue.enqueue(&manifest("a", 0), Priority::User, false);
     end(&queue, next(&queue).unwrap());
     let (start, job) = (Instant::now(), queue.next().await);
-    assert_eq!((start.elapsed(), job.verify()), (Settings::default().request_deadline, true));
+    assert_eq!((start.elapsed(), job.verify()), (REQUEST_DEADLINE, true));
     end(&queue, job);
     assert!(timeout(600 * S, queue.next()).await.is_err());
 }
