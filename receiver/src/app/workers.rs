@@ -17,7 +17,10 @@ use crate::{
         queue::{Drift, Priority, QueuedWork, ReconcileOutcome, WorkSet},
         table::{Job, RuntimeTable},
     },
-    kube::metered,
+    kube::{
+        leader::{WriteFence, fenced},
+        metered,
+    },
 };
 
 /// A queue and the reconcile of its jobs.
@@ -33,6 +36,9 @@ pub(super) trait Controller: Send + Sync + 'static {
 
     /// Key, work and cancellation of a job.
     fn describe(job: &Self::Job) -> (&KymaKey, &QueuedWork, &CancellationToken);
+
+    /// Fence that permits the writes of a job.
+    fn fence(job: &Self::Job) -> &WriteFence;
 
     /// Kyma of the runtime whose shares a job uses.
     fn kyma(job: &Self::Job) -> &KymaKey;
@@ -68,6 +74,10 @@ impl Controller for Kymas {
 
     fn describe(job: &Job) -> (&KymaKey, &QueuedWork, &CancellationToken) {
         (&job.key, &job.queued, &job.start.cancellation)
+    }
+
+    fn fence(job: &Job) -> &WriteFence {
+        &job.start.tenure.fence
     }
 
     fn kyma(job: &Job) -> &KymaKey {
@@ -109,6 +119,10 @@ impl Controller for Manifests {
 
     fn describe(job: &ManifestJob) -> (&KymaKey, &QueuedWork, &CancellationToken) {
         (&job.key, &job.queued, &job.cancellation)
+    }
+
+    fn fence(job: &ManifestJob) -> &WriteFence {
+        &job.tenure.fence
     }
 
     fn kyma(job: &ManifestJob) -> &KymaKey {
@@ -190,7 +204,8 @@ impl Workers {
 async fn work<C: Controller>(controller: &C, shares: &Shares, shutdown: CancellationToken) {
     while let Some(job) = shutdown.run_until_cancelled(controller.next()).await {
         // On the heap: the futures of a reconcile are large, and nesting them would multiply their size on the stack.
-        let (outcome, writes) = metered(Box::pin(run(controller, &job))).await;
+        let reconcile = metered(Box::pin(run(controller, &job)));
+        let (outcome, writes) = fenced(C::fence(&job).clone(), reconcile).await;
         let cost = Cost { writes, counts_as_reconcile: C::counts_as_reconcile(&job) };
         let delay = shares.charge(C::kyma(&job), cost, Instant::now());
         if let Some(delay) = delay {

@@ -12,7 +12,7 @@ use hyper_util::{
 };
 use kube::{
     Client, Config,
-    client::{Body, ConfigExt as _},
+    client::ConfigExt as _,
     config::{KubeConfigOptions, Kubeconfig},
 };
 use rustls::pki_types::ServerName;
@@ -101,7 +101,7 @@ fn client_within(config: &Config, fence: &WriteFence, (head, body): (Duration, D
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         // Innermost, because obtaining a token takes time in which the fence may close.
-        .layer(fence.layer::<Body>())
+        .layer(fence.layer())
         .layer(write_meter::layer())
         .service(client);
     Ok(Client::new(service, config.default_namespace.clone()))
@@ -130,6 +130,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::kube::leader::fenced;
 
     /// Client of a server that accepts connections and never responds.
     async fn silent_server(head: Duration, fence: &WriteFence) -> (Api<ConfigMap>, TcpListener) {
@@ -177,6 +178,22 @@ mod tests {
     async fn closed_fence_refuses_writes() {
         let (maps, _listener) = silent_server(REQUEST_DEADLINE, &WriteFence::closed()).await;
         let Err(kube::Error::Service(error)) = maps.delete("a", &Default::default()).await else {
+            panic!("a response")
+        };
+        assert!(error.is::<crate::kube::leader::NotLeaderError>(), "{error}");
+    }
+
+    #[tokio::test]
+    async fn write_of_a_reconcile_needs_the_fence_of_its_shard_although_that_of_the_process_is_open() {
+        let (maps, listener) = silent_server(Duration::from_millis(50), &WriteFence::default()).await;
+        let (shard, parameters) = (WriteFence::default().child(), Default::default());
+        let sent = fenced(shard.clone(), maps.delete("a", &parameters));
+        let (sent, accepted) = tokio::join!(sent, listener.accept());
+        accepted.unwrap();
+        let Err(kube::Error::Service(error)) = sent else { panic!("a response") };
+        assert!(error.is::<tower::timeout::error::Elapsed>(), "{error}");
+        shard.close();
+        let Err(kube::Error::Service(error)) = fenced(shard, maps.delete("a", &parameters)).await else {
             panic!("a response")
         };
         assert!(error.is::<crate::kube::leader::NotLeaderError>(), "{error}");

@@ -19,6 +19,7 @@ use clap::Args;
 
 use crate::base::flags::seconds;
 pub use elector::{LeaderElector, LeadershipLostError};
+pub(crate) use fence::fenced;
 pub use fence::{NotLeaderError, WriteFence};
 pub use metrics::Metrics;
 

@@ -3,7 +3,8 @@
 use std::{future::pending, time::Duration};
 
 use futures::FutureExt as _;
-use tidewatch_shared::metrics::Registry;
+use http::Method;
+use tidewatch_shared::{metrics::Registry, plan::Plan};
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     time::{sleep, timeout},
@@ -15,6 +16,7 @@ use crate::{
         Tenure, WRITES,
         manifests::{self, ManifestJob},
         queue::WorkSet,
+        table,
     },
     kube::charge,
 };
@@ -43,6 +45,10 @@ impl Controller for Fake {
 
     fn describe(job: &ManifestJob) -> (&KymaKey, &QueuedWork, &CancellationToken) {
         (&job.key, &job.queued, &job.cancellation)
+    }
+
+    fn fence(job: &ManifestJob) -> &WriteFence {
+        &job.tenure.fence
     }
 
     fn kyma(job: &ManifestJob) -> &KymaKey {
@@ -135,6 +141,69 @@ async fn removed_manifest_ends_its_reconcile_at_once_and_is_forgotten() {
     fixture.end().await;
 }
 
+/// Reconciles that write, and write again after their shard was released.
+struct Releasing {
+    fleet: RuntimeTable,
+    written: UnboundedSender<[bool; 3]>,
+}
+
+impl Controller for Releasing {
+    const KIND: &'static str = "Kyma";
+
+    type Job = Job;
+
+    fn next(&self) -> impl Future<Output = Job> + Send {
+        self.fleet.next()
+    }
+
+    fn describe(job: &Job) -> (&KymaKey, &QueuedWork, &CancellationToken) {
+        Kymas::describe(job)
+    }
+
+    fn fence(job: &Job) -> &WriteFence {
+        Kymas::fence(job)
+    }
+
+    fn kyma(job: &Job) -> &KymaKey {
+        &job.key
+    }
+
+    fn counts_as_reconcile(_: &Job) -> bool {
+        true
+    }
+
+    async fn reconcile(&self, job: &Job) -> ReconcileOutcome {
+        // The fence of a client whose process may write.
+        let process = WriteFence::default();
+        let may_write = || process.check(&Method::PATCH).is_ok();
+        let before = may_write();
+        self.fleet.held().into_iter().for_each(|shard| drop(self.fleet.release(shard)));
+        self.written.send([before, may_write(), process.check(&Method::GET).is_ok()]).unwrap();
+        ReconcileOutcome::ended(job.queued.work)
+    }
+
+    fn forget(&self, _: &Job) {}
+
+    fn done(&self, job: Job, outcome: ReconcileOutcome) {
+        self.fleet.done(job, outcome);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn reconcile_writes_nothing_after_the_release_of_its_shard() {
+    let metrics = table::Metrics::register(&mut Registry::default());
+    let fleet = RuntimeTable::alone(1, table::Settings::default(), metrics);
+    fleet.place(key("a"), "uid", None, Arc::new(Plan::new("1".into(), Vec::new()).unwrap()));
+    fleet.enqueue(&key("a"), WorkSet::RUNTIME, Priority::User);
+    let (mut workers, shutdown, synced) = (Workers::default(), CancellationToken::new(), CancellationToken::new());
+    synced.cancel();
+    let (written, mut seen) = unbounded_channel();
+    workers.start(Releasing { fleet, written }, 1, &synced, &shutdown);
+    assert_eq!(seen.recv().await, Some([true, false, true]));
+    shutdown.cancel();
+    workers.drained().await;
+}
+
 /// Reconciles whose runtimes change again before each ends, and cause large writes, if their names begin with `hostile`.
 /// Sends the name and the cost of each.
 struct Toggled {
@@ -153,6 +222,10 @@ impl Controller for Toggled {
 
     fn describe(job: &ManifestJob) -> (&KymaKey, &QueuedWork, &CancellationToken) {
         (&job.key, &job.queued, &job.cancellation)
+    }
+
+    fn fence(job: &ManifestJob) -> &WriteFence {
+        &job.tenure.fence
     }
 
     fn kyma(job: &ManifestJob) -> &KymaKey {

@@ -1,19 +1,34 @@
 //! Write fence: the time until which this process may write. Every client that writes checks it right before a request
 //! leaves, so that a process that was frozen writes nothing when it resumes, whichever of its threads wakes first.
+//!
+//! The writes of a reconcile that [`fenced`] runs need the fence of its shard. All others need that of their client.
 
 use std::{
-    io,
+    io, mem,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    task::{Context, Poll},
     thread,
     time::{Duration, Instant},
 };
 
+use futures::{FutureExt as _, future::BoxFuture};
 use http::{Method, Request};
 use thiserror::Error;
-use tower::filter::FilterLayer;
+use tokio::task_local;
+use tower::{BoxError, Layer, Service, layer::layer_fn};
+
+task_local! {
+    /// Fence of the current reconcile.
+    static RECONCILE: WriteFence;
+}
+
+/// Runs a reconcile whose writes need this fence, instead of those of their clients: a receiver loses its shards one by one.
+pub(crate) async fn fenced<F: Future>(fence: WriteFence, reconcile: F) -> F::Output {
+    RECONCILE.scope(fence, reconcile).await
+}
 
 /// Not opened yet.
 const UNOPENED: u64 = 0;
@@ -24,7 +39,7 @@ const UNBOUNDED: u64 = u64::MAX;
 /// Longest pause between two checks of the guard, for an end that was moved forward.
 const GUARD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A write was refused because this process may not write, or no longer.
+/// A write was refused because this process may not write, or no longer, or not for the runtimes of this shard.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("this receiver is not the active one")]
 pub struct NotLeaderError;
@@ -117,18 +132,54 @@ impl WriteFence {
     }
 
     /// Layer that puts the fence in front of a client's requests.
-    #[must_use]
-    pub fn layer<B>(&self) -> FilterLayer<impl Fn(Request<B>) -> Result<Request<B>, NotLeaderError> + Clone + use<B>> {
+    pub(crate) fn layer<S>(&self) -> impl Layer<S, Service = Fenced<S>> + Clone + use<S> {
         let fence = self.clone();
-        FilterLayer::new(move |request: Request<B>| fence.check(request.method()).map(|()| request))
+        layer_fn(move |inner| Fenced { inner, fence: fence.clone() })
     }
 
-    /// Checks that a request may leave now; reads always may.
+    /// Checks that a request may leave now; reads always may. In a reconcile that `fenced` runs, its fence is checked instead
+    /// of this one.
     ///
     /// # Errors
     /// [`NotLeaderError`].
     pub fn check(&self, method: &Method) -> Result<(), NotLeaderError> {
-        if matches!(*method, Method::GET | Method::HEAD) || self.is_open() { Ok(()) } else { Err(NotLeaderError) }
+        let is_open = || RECONCILE.try_with(Self::is_open).unwrap_or_else(|_| self.is_open());
+        if matches!(*method, Method::GET | Method::HEAD) || is_open() { Ok(()) } else { Err(NotLeaderError) }
+    }
+}
+
+/// See [`WriteFence::layer`].
+#[derive(Clone, Debug)]
+pub(crate) struct Fenced<S> {
+    inner: S,
+    fence: WriteFence,
+}
+
+impl<S, B> Service<Request<B>> for Fenced<S>
+where
+    S: Service<Request<B>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Into<BoxError>,
+    B: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<S::Response, BoxError>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The clone takes the place of the service that is ready.
+        let clone = self.inner.clone();
+        let (mut inner, fence) = (mem::replace(&mut self.inner, clone), self.fence.clone());
+        // kube calls the service in a task of its own, and polls the response in that of the reconcile.
+        async move {
+            fence.check(request.method())?;
+            inner.call(request).await.map_err(Into::into)
+        }
+        .boxed()
     }
 }
 
@@ -136,7 +187,7 @@ impl WriteFence {
 mod tests {
     use std::sync::mpsc;
 
-    use tower::{BoxError, Layer as _, ServiceExt as _, service_fn};
+    use tower::{BoxError, Layer as _, ServiceBuilder, ServiceExt as _, buffer::Buffer, service_fn};
 
     use super::*;
 
@@ -199,5 +250,26 @@ mod tests {
         assert!(!one.is_open() && other.is_open() && parent.is_open());
         parent.close();
         assert!(!other.is_open());
+    }
+
+    #[tokio::test]
+    async fn writes_of_a_reconcile_need_its_fence_alone_behind_a_buffer() {
+        let (own, shard) = (WriteFence::closed(), WriteFence::default());
+        let inner = service_fn(async |_: Request<()>| Ok::<_, BoxError>(()));
+        let client = Buffer::new(ServiceBuilder::new().layer(own.layer()).service(inner), 8);
+        let send = || {
+            let request = Request::builder().method(Method::PATCH).body(()).unwrap();
+            client.clone().oneshot(request)
+        };
+        assert!(send().await.is_err(), "outside of a reconcile");
+        assert!(fenced(shard.clone(), send()).await.is_ok());
+        let (own, released) = (own.clone(), shard.clone());
+        let after_release = fenced(shard, async {
+            assert!(send().await.is_ok());
+            released.close();
+            send().await
+        });
+        assert!(after_release.await.unwrap_err().is::<NotLeaderError>());
+        drop(own);
     }
 }

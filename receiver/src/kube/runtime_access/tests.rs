@@ -14,7 +14,10 @@ use tidewatch_shared::metrics::ReasonLabel;
 
 use self::test_bed::{ApiServer, Party, chunks, secret, text};
 use super::{addresses::ForbiddenReason, *};
-use crate::base::error_class::ErrorClass;
+use crate::{
+    base::error_class::ErrorClass,
+    kube::leader::{NotLeaderError, WriteFence, fenced},
+};
 
 const H2: &[u8] = b"h2";
 const H1: &[u8] = b"http/1.1";
@@ -78,6 +81,21 @@ async fn token_is_sent_over_http2_and_http1() {
         assert_eq!(*used, version);
         assert_eq!(path, "/api/v1/namespaces/default/configmaps/a");
     }
+}
+
+#[tokio::test]
+async fn write_of_a_reconcile_needs_the_fence_of_its_shard_although_that_of_the_process_is_open() {
+    let (server, seen) = recording(None, &[H2]).await;
+    let maps = Api::<ConfigMap>::namespaced(server.client(local()), "default");
+    let (shard, map) = (WriteFence::default().child(), serde_json::from_str(MAP).unwrap());
+    fenced(shard.clone(), maps.create(&Default::default(), &map)).await.unwrap();
+    shard.close();
+    let refused = fenced(shard.clone(), maps.create(&Default::default(), &map)).await.unwrap_err();
+    let kube::Error::Service(error) = refused else { panic!("{refused:?}") };
+    assert!(error.is::<NotLeaderError>(), "{error}");
+    assert_eq!(seen.lock().unwrap().len(), 1, "nothing was sent");
+    fenced(shard, maps.get("a")).await.unwrap();
+    maps.create(&Default::default(), &map).await.unwrap();
 }
 
 #[tokio::test]

@@ -24,7 +24,7 @@ pub(super) fn build(parts: &ClientParts, kubeconfig: &RuntimeKubeconfig) -> Resu
     let client = legacy::Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
     let service = ServiceBuilder::new()
         .layer(BaseUriLayer::new(kubeconfig.server.clone()))
-        .layer(parts.fence.layer::<Body>())
+        .layer(parts.fence.layer())
         .map_request(move |mut request: Request<Body>| {
             if let Some(value) = &authorization {
                 request.headers_mut().insert(AUTHORIZATION, value.clone());
