@@ -2,13 +2,14 @@
 //!
 //! `kube::watch` keeps one cache and reports each change, `fingerprint` reduces an object to the fields that matter,
 //! `users` finds the Kymas that use a module, `affected` those that a change affects, `handlers` and `manifests` enqueue
-//! them, `placer` keeps the runtime table's entries current. The receiver's own status writes change no fingerprint, so
+//! them, `placer` keeps the runtime table's entries current, `handover` acquires and releases shards. The receiver's own status writes change no fingerprint, so
 //! they enqueue nothing.
 
 mod affected;
 mod debounce;
 mod fingerprint;
 mod handlers;
+mod handover;
 mod manifests;
 mod owners;
 mod placer;
@@ -32,6 +33,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use handlers::Components;
+pub use handover::ShardHandover;
 
 use crate::{
     base::{pause::CONFIG_MAP, stores::Stores},
@@ -88,13 +90,29 @@ pub struct Watches {
 
 impl Watches {
     /// Spawns one watch per kind, the task of the Watchers, and the debouncer of the catalog. Each watch is pending in
-    /// `readiness` until its first list is complete; `synced` is cancelled when all lists and the first plan are.
-    pub fn start(self, readiness: &Readiness, synced: CancellationToken, tasks: &mut JoinSet<&'static str>) {
+    /// `readiness` until its first list is complete; `synced` is cancelled when all lists and the first plan are. Returns the
+    /// hand-over of shards that are acquired or released from then on.
+    pub fn start(
+        self,
+        readiness: &Readiness,
+        synced: CancellationToken,
+        tasks: &mut JoinSet<&'static str>,
+    ) -> ShardHandover {
         let Self { client, namespace, lease, components, writers, metrics } = self;
         let recorder = components.recorder.clone();
         let debouncer = Arc::new(debounce::CatalogDebouncer::default());
         let handlers = handlers::EventHandlers::new(components.clone(), debouncer.clone());
         let caches_synced = synced.clone();
+        let handover = ShardHandover {
+            fleet: components.fleet.clone(),
+            placer: handlers.placer.clone(),
+            queue: components.manifest_queue.clone(),
+            manifests: components.stores.manifests.clone(),
+            memories: components.manifest_memories.clone(),
+            catalog: components.catalog.clone(),
+            kinds: components.kinds.clone(),
+            synced: synced.clone(),
+        };
         let gate = watch::SyncGate::new(readiness, {
             let fleet = components.fleet.clone();
             move || {
@@ -138,6 +156,7 @@ impl Watches {
         let (changed, planned) = (handlers.watchers_changed.clone(), gate.guard("plan"));
         tasks.spawn(watchers::run(client.clone(), namespace.clone(), targets, changed, planned));
         tasks.spawn(async move { debouncer.run(&components, (&client, &namespace), caches_synced).await });
+        handover
     }
 }
 

@@ -201,9 +201,12 @@ impl EventPathController {
         self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace))
     }
 
-    /// Returns whether a Kyma is being taken over or handed back, and so gets no conditions.
+    /// Returns whether a Kyma is being taken over or handed back, or in a shard of another replica, and so gets no conditions.
     fn is_foreign(&self, key: &KymaKey, kyma: &Kyma) -> bool {
-        takeover::is_hand_back_requested(kyma) || takeover::is_handed_back(kyma) || self.takeover.is_pending(key)
+        takeover::is_hand_back_requested(kyma)
+            || takeover::is_handed_back(kyma)
+            || self.takeover.is_pending(key)
+            || self.fleet.is_elsewhere(key)
     }
 
     /// Enqueues verifications of the installations of suspect agents, within the rate of all polls.

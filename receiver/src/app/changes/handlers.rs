@@ -1,7 +1,7 @@
 //! Event handlers, one per kind: each keeps the indexes of other components current, and enqueues the Kymas that a
 //! change affects.
 
-use std::sync::Arc;
+use std::{slice, sync::Arc};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::{ResourceExt, runtime::reflector::ObjectRef};
@@ -15,9 +15,9 @@ use super::{
     affected::{self, Affected, Follower},
     debounce::CatalogDebouncer,
     fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ObjectFingerprint, ReleaseFingerprint},
-    manifests,
+    handover, manifests,
     owners::SecretOwners,
-    placer::KymaPlacer,
+    placer::{self, KymaPlacer},
     users::{self, Users},
 };
 use crate::{
@@ -120,7 +120,7 @@ impl EventHandlers {
     }
 
     pub(super) fn kymas(&self) -> impl FnMut(Change<'_, Kyma>) + Send + 'static + use<> {
-        let (components, owners, placer) = (self.components.clone(), self.owners.clone(), self.placer.clone());
+        let (components, owners, kyma_placer) = (self.components.clone(), self.owners.clone(), self.placer.clone());
         let mut fingerprints = Fingerprints::new();
         move |change| {
             let initial = matches!(change, Change::Initial(_));
@@ -143,7 +143,13 @@ impl EventHandlers {
                         components.takeover.selected(&key, kyma, initial, Instant::now());
                     }
                     components.v2_allowed.apply(&key, kyma);
-                    placer.place(key.clone(), kyma);
+                    kyma_placer.place(key.clone(), kyma);
+                    if components.fleet.is_elsewhere(&key) {
+                        // Its new runtime is in a shard of another replica.
+                        components.manifest_queue.remove_kymas(slice::from_ref(&key));
+                    } else if is_relabelled || (is_new && !initial) {
+                        handover::register(&components.manifest_queue, &components.stores.manifests, &key);
+                    }
                     if is_new {
                         // Its Secrets may have been applied before it.
                         components.set_secrets(&key, &owners);
@@ -151,8 +157,7 @@ impl EventHandlers {
                     if initial {
                         // Unchanged since the previous process; enqueued in order of priority when all caches are
                         // synced.
-                        let path = kyma.status.as_ref().and_then(|status| status.condition("EventPath"));
-                        path.into_iter().for_each(|path| components.fleet.inherit(&key, &path.reason, &path.message));
+                        placer::inherit(&components.fleet, &key, kyma);
                         return;
                     }
                     // The visibility of modules to a new or relabelled Kyma may have changed.
@@ -164,7 +169,7 @@ impl EventHandlers {
                     let key = KymaKey::of(kyma);
                     components.recorder.deleted_kyma(&key, kyma);
                     fingerprints.delete(&key);
-                    placer.remove(&key);
+                    kyma_placer.remove(&key);
                     components.manifest_queue.cancel_kyma(&key);
                     components.takeover.deselected(&key);
                     components.v2_allowed.remove(&key);

@@ -39,7 +39,7 @@ pub(super) fn handler(
             let key = KymaKey::of(manifest);
             manifests.apply(manifest);
             fingerprints.apply(key.clone(), ManifestFingerprint::of(manifest));
-            place(&queue, &key, manifest);
+            place(&fleet, &queue, &key, manifest);
             if is_unfinished(manifest) {
                 queue.enqueue(&key, Priority::Catalog, false);
             }
@@ -54,7 +54,7 @@ pub(super) fn handler(
                 Some(FingerprintChange::Changed(old)) => (now.shown == old.shown, now.desired == old.desired),
             };
             if !is_desired {
-                place(&queue, &key, manifest);
+                place(&fleet, &queue, &key, manifest);
                 queue.enqueue(&key, Priority::User, false);
             }
             for kyma in affected {
@@ -98,9 +98,11 @@ pub(super) fn enqueue_released(
 }
 
 /// Registers a Manifest in the queue as one of the Kyma that its label names. Without the label it belongs to no runtime.
-fn place(queue: &ManifestQueue, key: &ManifestKey, manifest: &Manifest) {
-    match manifest.labels().get(label::KYMA_NAME) {
-        Some(kyma) => queue.insert(key.clone(), KymaKey::new(&key.namespace, kyma)),
+/// Those of another replica's shards are not registered.
+fn place(fleet: &RuntimeTable, queue: &ManifestQueue, key: &ManifestKey, manifest: &Manifest) {
+    let kyma = manifest.labels().get(label::KYMA_NAME).map(|kyma| KymaKey::new(&key.namespace, kyma));
+    match kyma.filter(|kyma| !fleet.is_elsewhere(kyma)) {
+        Some(kyma) => queue.insert(key.clone(), kyma),
         None => queue.remove(key),
     }
 }

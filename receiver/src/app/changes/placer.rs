@@ -16,7 +16,7 @@ use tidewatch_shared::{
 };
 
 use crate::{
-    base::{key::KymaKey, plans::Plans},
+    base::{key::KymaKey, plans::Plans, shard::ShardId},
     controllers::manifest::Memories,
     fleet::{
         queue::{Priority, WorkSet},
@@ -83,6 +83,23 @@ impl KymaPlacer {
         self.fleet.enqueue(key, WorkSet::of(&[Work::Kyma]), Priority::Catalog);
     }
 
+    /// Places the Kymas of a shard that was acquired, continues their paths from their conditions, and returns them. From now
+    /// on other runtimes of the shard are unknown.
+    pub(super) fn place_shard(&self, shard: ShardId) -> Vec<KymaKey> {
+        let _lock = self.lock();
+        let mut placed = Vec::new();
+        for kyma in self.kymas.state() {
+            let (key, runtime) = (KymaKey::of(kyma.as_ref()), runtime_of(&kyma));
+            if self.fleet.shard_of(runtime.as_ref(), kyma.metadata.uid.as_deref().unwrap_or_default()) == shard {
+                self.place_locked(key.clone(), &kyma);
+                inherit(&self.fleet, &key, &kyma);
+                placed.push(key);
+            }
+        }
+        self.fleet.set_shard_synced(shard);
+        placed
+    }
+
     /// Places all Kymas again, with the plans that follow from the first list of Manifests.
     pub(super) fn place_all(&self) {
         let _lock = self.lock();
@@ -104,6 +121,12 @@ impl KymaPlacer {
 
 fn runtime_of(kyma: &Kyma) -> Option<RuntimeId> {
     kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok())
+}
+
+/// Continues the path of a Kyma from the condition that the holder of its shard before wrote.
+pub(super) fn inherit(fleet: &RuntimeTable, key: &KymaKey, kyma: &Kyma) {
+    let path = kyma.status.as_ref().and_then(|status| status.condition("EventPath"));
+    path.into_iter().for_each(|path| fleet.inherit(key, &path.reason, &path.message));
 }
 
 /// Replaces the plans of runtimes in which other pods are to be watched. Runs for ever.

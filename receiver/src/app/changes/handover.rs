@@ -1,0 +1,175 @@
+//! Hand-over of shards: registers the Kymas and Manifests of a shard that is acquired, and drops the state of one that is
+//! released.
+
+use tidewatch_shared::identity::Instance;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::placer::KymaPlacer;
+use crate::{
+    base::{key::KymaKey, manifests::Manifests, shard::ShardId},
+    controllers::{catalog::Catalog, manifest::Memories},
+    fleet::{manifests::ManifestQueue, table::RuntimeTable},
+    kube::{kinds::KindCache, leader::WriteFence},
+};
+
+/// Acquires and releases shards. Clones share the state of the components.
+#[derive(Clone)]
+pub struct ShardHandover {
+    pub(super) fleet: RuntimeTable,
+    pub(super) placer: KymaPlacer,
+    pub(super) queue: ManifestQueue,
+    pub(super) manifests: Manifests,
+    pub(super) memories: Memories,
+    pub(super) catalog: Catalog,
+    pub(super) kinds: KindCache,
+    /// Cancelled when the caches are synced.
+    pub(super) synced: CancellationToken,
+}
+
+impl ShardHandover {
+    /// Begins to serve a shard once the caches have synced: places its Kymas, registers their Manifests, and accepts
+    /// requests of its runtimes. Enqueues nothing; returns the Kymas, which may have changed while no replica served them.
+    pub async fn acquire(&self, shard: ShardId, instance: Instance, fence: &WriteFence) -> Vec<KymaKey> {
+        self.synced.cancelled().await;
+        self.fleet.acquire(shard, instance, fence, Instant::now());
+        let placed = self.placer.place_shard(shard);
+        placed.iter().for_each(|kyma| register(&self.queue, &self.manifests, kyma));
+        placed
+    }
+
+    /// Ends the service of a shard. When this returns, no reconcile of its Kymas and Manifests writes any more; their work is
+    /// dropped, and so are the results of earlier reconciles: another replica writes from now on.
+    pub fn release(&self, shard: ShardId) {
+        let released = self.fleet.release(shard);
+        self.queue.remove_kymas(&released);
+        for kyma in &released {
+            for manifest in self.manifests.of_kyma(kyma, None) {
+                self.memories.forget(&KymaKey::of(manifest.as_ref()));
+            }
+            self.catalog.forget(kyma);
+            self.kinds.forget(kyma);
+        }
+    }
+}
+
+/// Registers the Manifests of a Kyma in their queue.
+pub(super) fn register(queue: &ManifestQueue, manifests: &Manifests, kyma: &KymaKey) {
+    for manifest in manifests.of_kyma(kyma, None) {
+        queue.insert(KymaKey::of(manifest.as_ref()), kyma.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+    use kube::runtime::reflector;
+    use serde_json::json;
+    use tidewatch_shared::{
+        api::{Kyma, Manifest},
+        metrics::Registry,
+        names::label,
+        plan::Plan,
+    };
+
+    use super::*;
+    use crate::{
+        base::{plans::Plans, shard::ShardCount},
+        controllers::catalog,
+        fleet::{
+            manifests,
+            queue::{Priority, ReconcileOutcome, WorkSet},
+            table::{self, PlacementError},
+        },
+        kube::WriteBudgets,
+    };
+
+    fn key(name: &str) -> KymaKey {
+        KymaKey::new("ns", name)
+    }
+
+    fn kyma(name: &str) -> Kyma {
+        let condition = json!({"type": "EventPath", "status": "False", "reason": "StaleCanary", "message": "words",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+            "metadata": {"name": name, "namespace": "ns", "uid": name, "labels": {label::RUNTIME_ID: name}},
+            "spec": {"channel": "regular"}, "status": {"state": "Ready", "conditions": [condition]}}))
+        .unwrap()
+    }
+
+    fn manifest(kyma: &str) -> Manifest {
+        serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+            "metadata": {"name": format!("{kyma}-m"), "namespace": "ns", "labels": {label::KYMA_NAME: kyma}},
+            "spec": {"remote": true, "install": {"name": "i", "source": {}}}, "status": {"state": "Ready"}}))
+        .unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn released_shard_is_left_and_acquired_again_from_the_caches() {
+        let shards = ShardCount::new(8).unwrap();
+        let shard = |name: &str| shards.of_runtime(&name.parse().unwrap());
+        let other = (0..).map(|n| format!("b-{n}")).find(|name| shard(name) != shard("a")).unwrap();
+        let metrics = table::Metrics::register(&mut Registry::default());
+        let fleet = RuntimeTable::new(shards, table::Settings::default(), metrics);
+        let metrics = manifests::Metrics::register(&mut Registry::default());
+        let queue = ManifestQueue::new(manifests::Settings::default(), metrics, fleet.tenures());
+        let (kymas, mut writer) = reflector::store();
+        let (store, mut manifest_writer) = reflector::store();
+        let manifests = Manifests::from(store);
+        for name in ["a", &other] {
+            writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(kyma(name)));
+            let manifest = manifest(name);
+            manifest_writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(manifest.clone()));
+            manifests.apply(&manifest);
+        }
+        let placer = KymaPlacer::new(fleet.clone(), Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap()), kymas);
+        let synced = CancellationToken::new();
+        let handover = ShardHandover {
+            fleet: fleet.clone(),
+            placer,
+            queue: queue.clone(),
+            manifests,
+            memories: Memories::default(),
+            catalog: Catalog::new(catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default()),
+            kinds: KindCache::default(),
+            synced: synced.clone(),
+        };
+        let (mine, theirs, fence) = (shard("a"), shard(&other), WriteFence::default());
+        assert!(handover.acquire(mine, Instance::new(1), &fence).now_or_never().is_none(), "the caches are empty");
+        synced.cancel();
+        assert_eq!(handover.acquire(mine, Instance::new(1), &fence).await, [key("a")]);
+        assert_eq!(handover.acquire(theirs, Instance::new(1), &fence).await, [key(&other)]);
+        assert!(fleet.has_used_v3(&"a".parse().unwrap()), "inherited from the condition");
+
+        let enqueue = || {
+            for name in ["a", &other] {
+                fleet.enqueue(&key(name), WorkSet::RUNTIME, Priority::User);
+                queue.enqueue(&key(&format!("{name}-m")), Priority::User, false);
+            }
+        };
+        enqueue();
+        let (jobs, modules) = ([fleet.next().await, fleet.next().await], [queue.next().await, queue.next().await]);
+        handover.release(mine);
+        for (job, is_released) in jobs.iter().map(|job| (job, job.key == key("a"))) {
+            assert_eq!(
+                (job.start.tenure.fence.is_open(), job.start.cancellation.is_cancelled()),
+                (!is_released, is_released)
+            );
+        }
+        for (job, is_released) in modules.iter().map(|job| (job, job.kyma == key("a"))) {
+            assert_eq!((job.tenure.fence.is_open(), job.cancellation.is_cancelled()), (!is_released, is_released));
+        }
+        jobs.into_iter().for_each(|job| fleet.done(job, ReconcileOutcome::ended(WorkSet::RUNTIME)));
+        modules.into_iter().for_each(|job| queue.done(job, ReconcileOutcome::ended(WorkSet::MANIFEST)));
+        enqueue();
+        assert_eq!((&fleet.next().await.key, &queue.next().await.kyma), (&key(&other), &key(&other)));
+        assert!(fleet.next().now_or_never().is_none() && queue.next().now_or_never().is_none());
+        assert_eq!(fleet.kyma_of(&"a".parse().unwrap()), Err(PlacementError::Elsewhere));
+
+        handover.acquire(mine, Instance::new(2), &fence).await;
+        enqueue();
+        let (job, module) = (fleet.next().await, queue.next().await);
+        assert_eq!((&job.key, &module.kyma), (&key("a"), &key("a")));
+        assert!(job.start.tenure.fence.is_open() && module.tenure.fence.is_open());
+    }
+}
