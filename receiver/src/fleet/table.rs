@@ -186,6 +186,7 @@ impl RuntimeTable {
         let _placing = self.placing();
         let shard = self.shard_of(runtime.as_ref(), uid);
         let from = self.directory().shard_of(&key);
+        let is_taken_over = from.is_some_and(|from| from != shard && self.directory().tenure(from).is_none());
         self.with_both(from, shard, |from, to, now| {
             if let Some(from) = from {
                 from.remove(&key);
@@ -194,6 +195,9 @@ impl RuntimeTable {
             let is_running = self.directory().place(&key, shard, runtime.is_some());
             let Some(to) = to else { return };
             to.place(key.clone(), runtime, plan, now);
+            if is_taken_over {
+                to.taken_over(&key, now);
+            }
             if is_running {
                 to.queue.keep_back(&key, now);
             }

@@ -59,6 +59,8 @@ pub(super) struct Entry {
     pub(super) runtime: Runtime,
     /// Path state at the last [`RuntimeTable::changed_paths`](super::RuntimeTable::changed_paths).
     pub(super) reported_path: Option<PathState>,
+    /// Time from which no write of the replica that served the Kyma before can land.
+    safe: Option<Instant>,
     /// Acceptance time of the oldest event that no reconcile has started with.
     accepted: Option<Instant>,
     /// Cancelled when the Kyma is removed.
@@ -152,10 +154,20 @@ impl State {
             generation: self.shared.generation(),
             runtime,
             reported_path: None,
+            safe: None,
             accepted: None,
             cancellation,
         };
         self.kymas.insert(key, entry);
+    }
+
+    /// Notes that another replica has served a Kyma until now: reconciles that begin before its last writes have landed are
+    /// repeated.
+    pub(super) fn taken_over(&mut self, key: &KymaKey, now: Instant) {
+        let safe = now + self.settings.request_deadline;
+        if let Some(entry) = self.kymas.get_mut(key) {
+            entry.safe = Some(safe);
+        }
     }
 
     pub(super) fn remove(&mut self, key: &KymaKey) {
@@ -294,8 +306,9 @@ impl State {
     ) -> Option<Instant> {
         let thresholds = self.thresholds(safe);
         let ended = outcome.ended.both(queued.work).minus(outcome.failed);
-        let (mut settled, mut probe) = (None, None);
+        let (mut settled, mut probe, mut safe) = (None, None, safe);
         if let Some(entry) = self.kymas.get_mut(key).filter(|entry| entry.generation == start.generation) {
+            safe = entry.safe.map_or(safe, |entry| safe.max(entry));
             entry.runtime.ended(&start.snapshot, ended);
             match outcome.class {
                 Some(ErrorClass::Transport) => entry.runtime.set_api_server_reached(false),

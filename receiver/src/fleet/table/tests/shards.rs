@@ -175,6 +175,22 @@ async fn kyma_that_moves_is_reconciled_after_its_former_reconcile_has_ended() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn kyma_of_another_replica_is_reconciled_again_once_the_writes_there_have_landed() {
+    let (fleet, _) = unheld(4);
+    let ([elsewhere, _], here) = neighbours_and_stranger();
+    acquire(&fleet, shard_of(here), 1);
+    fleet.place(key(0), "uid", Some(id(elsewhere)), plan("1"));
+    fleet.place(key(0), "uid", Some(id(here)), plan("1"));
+    let start = Instant::now();
+    send(&fleet, here, 1).unwrap();
+    fleet.done(fleet.next().await, ReconcileOutcome::ended(work()));
+    let job = fleet.next().await;
+    assert_eq!((start.elapsed(), &job.queued.drift), (Settings::default().request_deadline, &Drift::All));
+    fleet.done(job, ReconcileOutcome::ended(work()));
+    assert!(time::timeout(Duration::from_secs(3_600), fleet.next()).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
 async fn users_change_is_next_although_other_shards_are_full_of_verifications() {
     let fleet = held(4);
     let ([here, _], there) = neighbours_and_stranger();
