@@ -16,7 +16,7 @@ use tidewatch_shared::{
     digest::Digest,
     event::{self, Payload},
     identity::Epoch,
-    plan::Work,
+    plan::{Plan, Work},
     variant::VariantName as _,
 };
 use tokio::time;

@@ -10,7 +10,11 @@ use std::collections::BTreeMap;
 use futures::FutureExt as _;
 use proptest::prelude::*;
 use serde_json::json;
-use tidewatch_shared::{event::Reason, identity::Instance, plan::Work};
+use tidewatch_shared::{
+    event::Reason,
+    identity::Instance,
+    plan::{Plan, Work},
+};
 use tokio::time;
 
 use agent::{Agent, Body, Request, Response, World};
