@@ -1,5 +1,7 @@
 //! Shards that are acquired and released, Kymas that move between them, and the fairness between shards.
 
+use std::sync::atomic::Ordering;
+
 use proptest::prelude::*;
 use tidewatch_shared::metrics::Registry;
 
@@ -279,6 +281,23 @@ async fn walks_return_the_kymas_of_all_shards_in_order() {
     assert_eq!(fleet.path_reports().into_iter().map(|report| report.kyma).collect::<Vec<_>>(), keys);
     assert_eq!(fleet.runtime_trust().into_iter().map(|trust| trust.kyma).collect::<Vec<_>>(), keys);
     assert_eq!(fleet.changed_paths().into_iter().map(|(key, _)| key).collect::<Vec<_>>(), keys);
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_and_worker_lock_one_shard_alone() {
+    let fleet = held(4);
+    (0..100).for_each(|n| fleet.place(key(n), "", Some(id(n)), plan("1")));
+    fleet.verify_within(&key(1), Duration::from_secs(60));
+    let before = fleet.0.locked.load(Ordering::Relaxed);
+    let locked = || fleet.0.locked.load(Ordering::Relaxed) - before;
+    send(&fleet, 0, 1).unwrap();
+    assert_eq!(locked(), 1);
+    let job = fleet.next().await;
+    assert_eq!(locked(), 2);
+    fleet.done(job, ReconcileOutcome::ended(work()));
+    assert_eq!(locked(), 3);
+    assert!(fleet.next().now_or_never().is_none());
+    assert_eq!(locked(), 3, "no shard has work");
 }
 
 /// A step of the model of hand-overs.
