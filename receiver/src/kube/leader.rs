@@ -1,9 +1,9 @@
 //! Leader election: one active receiver of several replicas, by a fail-stop Lease in KCP.
 //!
 //! A candidate acquires the Lease, renews it, and stops all work when a renewal is late. `election` decides purely;
-//! `elector` reads and writes the Lease; `fence` refuses every write of a receiver with an expired Lease, and its
-//! guard ends the process. Clocks of different machines are never compared: a Lease has expired when its record has not
-//! changed for its duration on the clock of the observer.
+//! `elector` acquires and holds the Lease; `lease` reads and writes Leases; `fence` refuses every write of a receiver
+//! with an expired Lease, and its guard ends the process. Clocks of different machines are never compared: a Lease has
+//! expired when its record has not changed for its duration on the clock of the observer.
 //!
 //! A write that was sent before the expiry may still arrive after it; the successor's runtime table reconciles every
 //! runtime that such a write could affect once more.
@@ -11,6 +11,7 @@
 mod election;
 mod elector;
 mod fence;
+mod lease;
 mod metrics;
 
 use std::time::Duration;
@@ -47,24 +48,24 @@ pub struct Flags {
 
 /// Durations derived from the Lease's duration.
 #[derive(Clone, Copy, Debug)]
-struct Timings {
+pub(super) struct Timings {
     /// Duration in the Lease.
-    lease: Duration,
+    pub(super) lease: Duration,
     /// From the start of a successful write to the end of all work, unless another write succeeds. The rest up to
     /// `lease` is for requests that were sent at the last moment.
-    valid: Duration,
+    pub(super) valid: Duration,
     /// From the start of a successful write to the next.
-    renew: Duration,
+    pub(super) renew: Duration,
     /// From a failed write to the next.
-    retry: Duration,
+    pub(super) retry: Duration,
     /// Timeout of one call.
-    call: Duration,
+    pub(super) call: Duration,
     /// Interval in which a candidate polls the Lease.
-    poll: Duration,
+    pub(super) poll: Duration,
 }
 
 impl Timings {
-    fn of(lease: Duration) -> Self {
+    pub(super) fn of(lease: Duration) -> Self {
         Self {
             lease,
             valid: lease * 4 / 5,

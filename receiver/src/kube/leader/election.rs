@@ -10,15 +10,48 @@ const MAX_LEASE_DURATION: Duration = Duration::from_secs(300);
 
 /// The relevant fields of a Lease. Equal records mean that the Lease was not renewed in between.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct LeaseRecord {
+pub(in crate::kube) struct LeaseRecord {
     /// Identity of the holder; `None` when the Lease was released.
-    pub(super) holder: Option<String>,
+    pub(in crate::kube) holder: Option<String>,
     /// Validity after each renewal.
-    pub(super) duration: Option<Duration>,
+    pub(in crate::kube) duration: Option<Duration>,
     /// The holder's wall clock at the last renewal. Compared for equality only.
-    pub(super) renewed: Option<Timestamp>,
+    pub(in crate::kube) renewed: Option<Timestamp>,
     /// Number of changes of the holder.
-    pub(super) transitions: i32,
+    pub(in crate::kube) transitions: i32,
+}
+
+/// The record of a Lease as an observer last read it, and since when it has not changed on the observer's clock.
+#[derive(Clone, Debug)]
+pub(in crate::kube) struct Observation {
+    pub(in crate::kube) record: LeaseRecord,
+    pub(in crate::kube) since: Instant,
+}
+
+impl Observation {
+    pub(in crate::kube) fn new(record: LeaseRecord, now: Instant) -> Self {
+        Self { record, since: now }
+    }
+
+    /// Takes the record that was just read. Returns true if it differs from the one before.
+    pub(in crate::kube) fn update(&mut self, record: LeaseRecord, now: Instant) -> bool {
+        let changed = self.record != record;
+        if changed {
+            *self = Self::new(record, now);
+        }
+        changed
+    }
+
+    /// Time at which the Lease has lapsed unless its record changes before. `default` applies to a Lease without a
+    /// duration.
+    pub(in crate::kube) fn expires(&self, default: Duration) -> Instant {
+        self.since + self.record.duration.unwrap_or(default).min(MAX_LEASE_DURATION)
+    }
+}
+
+/// Returns true if a holder ran in this place, which runs one process at a time.
+pub(in crate::kube) fn ran_in(holder: &str, place: Option<&str>) -> bool {
+    place.is_some() && holder.rsplit_once('_').map(|(place, _)| place) == place
 }
 
 /// Next step of a candidate: it writes its identity into the Lease that was read, or creates it, unless it waits.
@@ -44,7 +77,7 @@ pub(super) struct Election {
     pub(super) identity: String,
     place: Option<String>,
     default_duration: Duration,
-    observed: Option<(LeaseRecord, Instant)>,
+    observed: Option<Observation>,
 }
 
 impl Election {
@@ -64,19 +97,17 @@ impl Election {
         if holder == self.identity {
             return Decision::Ours;
         }
-        let from = holder.rsplit_once('_').map(|(place, _)| place);
-        if self.place.is_some() && from == self.place.as_deref() {
+        if ran_in(holder, self.place.as_deref()) {
             return Decision::Predecessor;
         }
-        let duration = record.duration.unwrap_or(self.default_duration).min(MAX_LEASE_DURATION);
-        let since = match &self.observed {
-            Some((observed, since)) if *observed == record => *since,
-            _ => {
-                self.observed = Some((record, now));
-                now
+        let observed = match &mut self.observed {
+            Some(observed) => {
+                observed.update(record, now);
+                observed
             }
+            observed @ None => observed.insert(Observation::new(record, now)),
         };
-        let expires = since + duration;
+        let expires = observed.expires(self.default_duration);
         if now >= expires { Decision::Expired } else { Decision::Wait(expires) }
     }
 }

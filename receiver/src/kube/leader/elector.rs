@@ -1,25 +1,21 @@
-//! Reads and writes the Lease. Every write carries the resourceVersion that was read (compare-and-swap), so that one of
-//! two candidates wins.
+//! Acquires, renews and releases the Lease of the active receiver.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
     time::Duration,
 };
 
-use jiff::Timestamp;
-use k8s_openapi::{
-    api::coordination::v1::{Lease, LeaseSpec},
-    apimachinery::pkg::apis::meta::v1::MicroTime,
-};
-use kube::{Api, Client, api::PostParams};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, Client};
 use thiserror::Error;
 use tidewatch_shared::{identity::Instance, metrics::OutcomeLabel, variant::VariantName as _};
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::{
     Flags, Metrics, Timings,
-    election::{Decision, Election, LeaseRecord},
+    election::{Decision, Election},
     fence::WriteFence,
+    lease::{LeaseApi, LeaseError, acquired, holder, host, record, released, renewed},
 };
 use crate::base::error_levels;
 
@@ -40,15 +36,6 @@ pub enum LeadershipLostError {
     Gone,
 }
 
-/// Failure to read or write the Lease.
-#[derive(Debug, Error)]
-enum LeaseError {
-    #[error("the control plane refused")]
-    Api(#[source] Box<kube::Error>),
-    #[error("the control plane did not answer within {0:?}")]
-    Timeout(Duration),
-}
-
 /// Result of an attempt to acquire the Lease.
 enum AcquireOutcome {
     Ours,
@@ -58,7 +45,7 @@ enum AcquireOutcome {
 
 /// This process as a candidate, and then as the Lease holder.
 pub struct LeaderElector {
-    api: Api<Lease>,
+    api: LeaseApi,
     name: String,
     timings: Timings,
     election: Election,
@@ -89,7 +76,7 @@ impl LeaderElector {
         let place = flags.lease_place.as_deref();
         let election = Election::new(&instance.to_string(), place, &host(), timings.lease);
         Self {
-            api: Api::namespaced(client, namespace),
+            api: LeaseApi::new(Api::namespaced(client, namespace), timings.call),
             name: flags.lease_name.clone(),
             timings,
             election,
@@ -125,7 +112,7 @@ impl LeaderElector {
     }
 
     async fn try_acquire(&mut self) -> Result<AcquireOutcome, LeaseError> {
-        let lease = self.read().await?;
+        let lease = self.api.read(&self.name).await?;
         let decision = self.election.observe(lease.as_ref().map(record), Instant::now());
         if let Decision::Wait(expires) = decision {
             let by = lease.as_ref().and_then(holder).unwrap_or_default();
@@ -174,18 +161,17 @@ impl LeaderElector {
     }
 
     async fn renew(&mut self, began: Instant) -> Result<Option<LeadershipLostError>, LeaseError> {
-        let mut lease = match self.lease.take() {
+        let lease = match self.lease.take() {
             Some(lease) => lease,
             // The response to a write was lost, or another writer changed the Lease: read its holder.
-            None => match self.read().await?.and_then(|lease| Some((holder(&lease)?, lease))) {
+            None => match self.api.read(&self.name).await?.and_then(|lease| Some((holder(&lease)?, lease))) {
                 Some((holder, lease)) if holder == self.election.identity => lease,
                 Some((holder, _)) => return Ok(Some(LeadershipLostError::Taken(holder))),
                 None => return Ok(Some(LeadershipLostError::Gone)),
             },
         };
-        lease.spec.get_or_insert_default().renew_time = Some(MicroTime(Timestamp::now()));
         // After a conflict the Lease is read at once, because `due` has passed.
-        if let Some(lease) = self.write(lease).await? {
+        if let Some(lease) = self.write(renewed(lease)).await? {
             if !self.extend(began) {
                 return Ok(Some(LeadershipLostError::Expired));
             }
@@ -210,14 +196,11 @@ impl LeaderElector {
 
     /// Returns true when nothing is left to release.
     async fn try_release(&mut self) -> Result<bool, LeaseError> {
-        let Some(mut lease) = self.read().await? else { return Ok(true) };
+        let Some(lease) = self.api.read(&self.name).await? else { return Ok(true) };
         if holder(&lease).as_deref() != Some(&*self.election.identity) {
             return Ok(true);
         }
-        let spec = lease.spec.get_or_insert_default();
-        spec.holder_identity = None;
-        spec.renew_time = Some(MicroTime(Timestamp::now()));
-        let done = self.write(lease).await?.is_some();
+        let done = self.write(released(lease)).await?.is_some();
         if done {
             tracing::info!("The lease is given back");
         }
@@ -227,44 +210,19 @@ impl LeaderElector {
     fn acquired_lease(&self, lease: Option<Lease>) -> Lease {
         let mut lease = lease.unwrap_or_default();
         lease.metadata.name = Some(self.name.clone());
-        let before = record(&lease);
-        let now = MicroTime(Timestamp::now());
-        let seconds = i32::try_from(self.timings.lease.as_secs()).unwrap_or(i32::MAX);
-        lease.spec = Some(LeaseSpec {
-            holder_identity: Some(self.election.identity.clone()),
-            lease_duration_seconds: Some(seconds),
-            acquire_time: Some(now.clone()),
-            renew_time: Some(now),
-            lease_transitions: Some(before.transitions.saturating_add(1)),
-            ..lease.spec.unwrap_or_default()
-        });
-        lease
+        acquired(lease, &self.election.identity, self.timings.lease)
     }
 
-    async fn read(&self) -> Result<Option<Lease>, LeaseError> {
-        self.call(self.api.get_opt(&self.name)).await
-    }
-
-    /// Writes the Lease at the resourceVersion that it carries; `None` on a conflict.
+    /// Writes the Lease, and counts the outcome; `None` on a conflict.
     async fn write(&self, lease: Lease) -> Result<Option<Lease>, LeaseError> {
-        let parameters = PostParams::default();
-        let written = if lease.metadata.resource_version.is_some() {
-            self.call(self.api.replace(&self.name, &parameters, &lease)).await
-        } else {
-            self.call(self.api.create(&parameters, &lease)).await
-        };
-        let (outcome, written) = match written {
-            Ok(lease) => ("written", Ok(Some(lease))),
-            Err(LeaseError::Api(error)) if is_conflict(&error) => ("conflict", Ok(None)),
-            Err(error) => ("failed", Err(error)),
+        let written = self.api.write(&self.name, &lease).await;
+        let outcome = match &written {
+            Ok(Some(_)) => "written",
+            Ok(None) => "conflict",
+            Err(_) => "failed",
         };
         self.metrics.writes.get_or_create(&OutcomeLabel { outcome }).inc();
         written
-    }
-
-    async fn call<T>(&self, call: impl Future<Output = kube::Result<T>>) -> Result<T, LeaseError> {
-        let response = timeout(self.timings.call, call).await.map_err(|_| LeaseError::Timeout(self.timings.call))?;
-        response.map_err(|error| LeaseError::Api(Box::new(error)))
     }
 
     fn record_failure(&mut self, error: &LeaseError) {
@@ -275,35 +233,6 @@ impl LeaderElector {
                 "The lease could not be read or written"
             );
         }
-    }
-}
-
-/// True if another writer changed or deleted the Lease since it was read.
-fn is_conflict(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 409 || (status.code == 404 && status.reason == "NotFound"))
-}
-
-fn record(lease: &Lease) -> LeaseRecord {
-    let spec = lease.spec.as_ref();
-    let seconds = spec.and_then(|spec| spec.lease_duration_seconds).and_then(|seconds| u64::try_from(seconds).ok());
-    LeaseRecord {
-        holder: holder(lease),
-        duration: seconds.map(Duration::from_secs),
-        renewed: spec.and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0),
-        transitions: spec.and_then(|spec| spec.lease_transitions).unwrap_or(0),
-    }
-}
-
-fn holder(lease: &Lease) -> Option<String> {
-    lease.spec.as_ref()?.holder_identity.clone().filter(|holder| !holder.is_empty())
-}
-
-/// Host name, which makes the identity readable for operators.
-fn host() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    match name.trim() {
-        "" => "receiver".to_owned(),
-        name => name.to_owned(),
     }
 }
 

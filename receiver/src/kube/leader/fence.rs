@@ -101,7 +101,7 @@ impl WriteFence {
     }
 
     /// Opens the fence, or moves its end. Returns false, without any change, when it has ended already.
-    pub(super) fn extend(&self, until: Instant) -> bool {
+    pub(in crate::kube) fn extend(&self, until: Instant) -> bool {
         let (now, until) = (self.nanos(Instant::now()), self.nanos(until));
         let moved = |current| (current == UNOPENED || now < current).then_some(until);
         self.0.until.fetch_update(Ordering::AcqRel, Ordering::Acquire, moved).is_ok()

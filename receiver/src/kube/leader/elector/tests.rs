@@ -1,7 +1,7 @@
 //! Candidates for one Lease, with paused time.
 
 use serde_json::{Value, json};
-use tokio::time::{advance, sleep};
+use tokio::time::{advance, sleep, timeout};
 
 use super::*;
 use crate::testing::{FakeApiServer, Fault};
