@@ -1,8 +1,9 @@
 //! Fake API server for unit tests: objects of any kind, with resourceVersions, uids, generations, finalizers,
-//! preconditions, server-side apply by field manager, discovery, injected faults, and a record of the requests.
+//! preconditions, server-side apply by field manager, watches, discovery, injected faults, and a record of the requests.
 
 mod apply;
 mod discovery;
+mod watch;
 
 use std::{
     collections::BTreeMap,
@@ -42,6 +43,8 @@ struct State {
     /// Concurrent writes, each just before a request.
     meanwhile: BTreeMap<String, ConcurrentWrite>,
     version: u64,
+    /// Changes for watches.
+    log: watch::ChangeLog,
     served_by_definition: bool,
     page_size: Option<usize>,
 }
@@ -65,11 +68,10 @@ impl FakeApiServer {
     }
 
     pub(crate) fn client(&self) -> Client {
-        let server = self.clone();
-        super::client("kcp-system", move |parts, body| server.respond(parts, body))
+        watch::client(self.clone())
     }
 
-    /// Executes a request, unless a fault prevents it. Returns `None` if the client gets no response.
+    /// Executes a request that is not a watch, unless a fault prevents it. Returns `None` if the client gets no response.
     pub(crate) fn respond(&self, parts: &Parts, body: &[u8]) -> Option<Response> {
         let state = &mut *self.0.lock().unwrap();
         if state.fault == Fault::Unresponsive {
@@ -238,7 +240,8 @@ impl State {
         let items: Vec<_> = all.iter().skip(from).take(self.page_size.unwrap_or(usize::MAX)).collect();
         let end = from + items.len();
         let next = if end < all.len() { json!(end.to_string()) } else { Value::Null };
-        ok(&json!({"apiVersion": "v1", "kind": "List", "metadata": {"continue": next}, "items": items}))
+        ok(&json!({"apiVersion": "v1", "kind": "List", "items": items,
+            "metadata": {"continue": next, "resourceVersion": self.version.to_string()}}))
     }
 
     fn create(&mut self, plural: &str, body: Value) -> Response {
@@ -320,7 +323,10 @@ impl State {
     /// Removes an object and its field ownership.
     fn take(&mut self, id: &str) -> Option<Value> {
         self.applied.retain(|(object, _), _| object != id);
-        self.objects.remove(id)
+        let object = self.objects.remove(id)?;
+        self.version += 1;
+        self.log.add(self.version, "DELETED", id, &object);
+        Some(object)
     }
 
     /// Stores a differing object with a new resourceVersion. A new object gets a uid, a new CRD is established at once,
@@ -346,6 +352,8 @@ impl State {
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
         let has_finalizers = object["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty());
         if object["metadata"]["deletionTimestamp"].is_null() || has_finalizers {
+            let is_known = self.objects.contains_key(id);
+            self.log.add(self.version, if is_known { "MODIFIED" } else { "ADDED" }, id, &object);
             self.objects.insert(id.to_owned(), object.clone());
         } else {
             self.take(id);
