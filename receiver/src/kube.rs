@@ -10,6 +10,7 @@ mod metrics;
 pub(crate) mod object;
 pub mod recorder;
 pub mod runtime_access;
+pub mod shards;
 pub mod state_map;
 pub(crate) mod watch;
 pub(crate) mod workload;

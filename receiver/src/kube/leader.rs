@@ -24,6 +24,11 @@ pub(crate) use fence::fenced;
 pub use fence::{NotLeaderError, WriteFence};
 pub use metrics::Metrics;
 
+pub(super) use self::{
+    election::{LeaseRecord, Observation, ran_in},
+    lease::{LeaseApi, LeaseError, acquired, record, released, renewed},
+};
+
 /// Default name of the Lease.
 pub const DEFAULT_NAME: &str = "tidewatch-receiver";
 

@@ -1,0 +1,85 @@
+//! Names of the Leases of the shards, their annotations, and the list of the Leases that an installation contains.
+
+use k8s_openapi::api::{coordination::v1::Lease, rbac::v1::PolicyRule};
+use kube::api::ObjectMeta;
+
+use crate::base::shard::{ShardCount, ShardId};
+
+/// Replicas that can hold shards at the same time: each has one membership Lease.
+pub const MAX_REPLICAS: u8 = 8;
+
+/// Lease of the tasks that one replica runs for all shards.
+pub const FLEET: &str = "tidewatch-fleet";
+
+/// Annotation of the Lease of the unsharded receiver: the number of shards.
+pub const SHARDS: &str = "operator.kyma-project.io/tidewatch-shards";
+/// Annotation of a membership Lease: the name of its replica.
+pub const REPLICA: &str = "operator.kyma-project.io/tidewatch-replica";
+/// Annotation of a membership Lease: host and port at which its replica accepts relayed requests.
+pub const RELAY_ADDRESS: &str = "operator.kyma-project.io/tidewatch-relay-address";
+/// Annotation of a membership Lease whose replica hands its shards over and claims none, because it stops.
+pub const LEAVING: &str = "operator.kyma-project.io/tidewatch-leaving";
+
+/// Name of a shard's Lease.
+#[must_use]
+pub fn shard(shard: ShardId) -> String {
+    format!("tidewatch-shard-{:02}", shard.number())
+}
+
+/// Name of a membership Lease, by its number below [`MAX_REPLICAS`].
+#[must_use]
+pub fn member(number: u8) -> String {
+    format!("tidewatch-replica-{number}")
+}
+
+/// Names of all Leases that a sharded receiver reads and writes. `unsharded` is the Lease of a receiver without shards
+/// (`--lease-name`).
+pub fn names(unsharded: &str, shards: ShardCount) -> impl Iterator<Item = String> {
+    let members = (0..MAX_REPLICAS).map(member);
+    [unsharded.to_owned(), FLEET.to_owned()].into_iter().chain(members).chain(shards.shards().map(shard))
+}
+
+/// The Leases that an installation contains, without holders: the receiver creates none, because a right to create
+/// objects cannot be limited to names. They have no spec, so that applying them anew changes no holder.
+pub fn leases(namespace: &str, unsharded: &str, shards: ShardCount) -> impl Iterator<Item = Lease> {
+    names(unsharded, shards).map(move |name| Lease {
+        metadata: ObjectMeta { namespace: Some(namespace.to_owned()), name: Some(name), ..ObjectMeta::default() },
+        spec: None,
+    })
+}
+
+/// Rights of a replica to these Leases, in its own namespace. Reading is not limited to names: one list and watch serves
+/// all Leases, and a limit to names would need one for each.
+#[must_use]
+pub fn rules(unsharded: &str, shards: ShardCount) -> Vec<PolicyRule> {
+    let rule = |names: Option<Vec<String>>, verbs: [&str; 2]| PolicyRule {
+        api_groups: Some(vec!["coordination.k8s.io".to_owned()]),
+        resources: Some(vec!["leases".to_owned()]),
+        resource_names: names,
+        verbs: verbs.map(str::to_owned).to_vec(),
+        ..PolicyRule::default()
+    };
+    vec![rule(None, ["list", "watch"]), rule(Some(names(unsharded, shards).collect()), ["get", "update"])]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_lease_has_a_name_of_its_own_and_no_holder() {
+        let count = ShardCount::new(101).unwrap();
+        let names: Vec<_> = names("tidewatch-receiver", count).collect();
+        assert_eq!(names[..3], ["tidewatch-receiver", "tidewatch-fleet", "tidewatch-replica-0"]);
+        assert_eq!(names[9..11], ["tidewatch-replica-7", "tidewatch-shard-00"]);
+        assert_eq!((names.len(), &*names[110]), (111, "tidewatch-shard-100"));
+        let unique: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(unique.len(), names.len());
+        let leases: Vec<_> = leases("kcp-system", "tidewatch-receiver", count).collect();
+        assert!(leases.iter().all(|lease| lease.spec.is_none() && lease.metadata.annotations.is_none()));
+        assert_eq!(leases.len(), names.len());
+        let rules = rules("tidewatch-receiver", count);
+        let writes = rules.iter().filter(|rule| rule.verbs.iter().any(|verb| !["list", "watch"].contains(&&**verb)));
+        assert!(writes.map(|rule| rule.resource_names.as_ref().map(Vec::len)).eq([Some(111)]));
+    }
+}

@@ -1,0 +1,90 @@
+//! What the decision reads of each Lease.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::coordination::v1::Lease;
+
+use super::names;
+use crate::{
+    base::shard::{ShardCount, ShardId},
+    kube::leader::{self, LeaseRecord},
+};
+
+/// Longest name or address of a replica that is read, in bytes: a DNS name and a port.
+const MAX_ADDRESS: usize = 260;
+
+/// One of the Leases that decide on shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum LeaseId {
+    /// The Lease of a receiver without shards, which all sharded replicas keep alive together.
+    Unsharded,
+    /// A membership Lease, by its number.
+    Member(u8),
+    /// The Lease of a shard.
+    Shard(ShardId),
+}
+
+/// Names of the Leases of one installation.
+#[derive(Debug)]
+pub(super) struct LeaseNames {
+    ids: BTreeMap<String, LeaseId>,
+    unsharded: String,
+}
+
+impl LeaseNames {
+    pub(super) fn new(unsharded: &str, shards: ShardCount) -> Self {
+        let members = (0..names::MAX_REPLICAS).map(|number| (names::member(number), LeaseId::Member(number)));
+        let shards = shards.shards().map(|shard| (names::shard(shard), LeaseId::Shard(shard)));
+        let unsharded_lease = (unsharded.to_owned(), LeaseId::Unsharded);
+        // Last, so that it wins over another Lease of the same name.
+        let ids = members.chain(shards).chain([unsharded_lease]).collect();
+        Self { ids, unsharded: unsharded.to_owned() }
+    }
+
+    /// The Lease of a name; `None` for Leases of others.
+    pub(super) fn id(&self, name: &str) -> Option<LeaseId> {
+        self.ids.get(name).copied()
+    }
+
+    /// Name of a Lease.
+    pub(super) fn name(&self, id: LeaseId) -> String {
+        match id {
+            LeaseId::Unsharded => self.unsharded.clone(),
+            LeaseId::Member(number) => names::member(number),
+            LeaseId::Shard(shard) => names::shard(shard),
+        }
+    }
+}
+
+/// The relevant fields of a Lease at one resourceVersion.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Record {
+    /// The resourceVersion. Compared for equality only.
+    pub(super) version: String,
+    /// Holder and renewal.
+    pub(super) lease: LeaseRecord,
+    /// Stored number of shards, in the Lease of the unsharded receiver.
+    pub(super) shards: Option<String>,
+    /// True if the replica of a membership Lease stops.
+    pub(super) leaving: bool,
+}
+
+impl Record {
+    pub(super) fn of(lease: &Lease) -> Self {
+        Self {
+            version: lease.metadata.resource_version.clone().unwrap_or_default(),
+            lease: leader::record(lease),
+            shards: lease.metadata.annotations.as_ref().and_then(|all| all.get(names::SHARDS)).cloned(),
+            leaving: annotation(lease, names::LEAVING).is_some(),
+        }
+    }
+
+    pub(super) fn holder(&self) -> Option<&str> {
+        self.lease.holder.as_deref()
+    }
+}
+
+/// Value of an annotation, if it is not longer than a name or an address may be.
+pub(super) fn annotation(lease: &Lease, key: &str) -> Option<String> {
+    lease.metadata.annotations.as_ref()?.get(key).filter(|value| value.len() <= MAX_ADDRESS).cloned()
+}
