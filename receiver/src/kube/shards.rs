@@ -1,6 +1,8 @@
 //! Ownership of the shards by Leases in KCP: each shard has at most one holder at a time, among all replicas.
 //!
-//! `ownership` decides purely on the observed Leases.
+//! `ownership` decides purely; `elector` watches and writes the Leases, and opens and closes a write fence per shard;
+//! `changes` tells the consumer which shards are acquired, handed over and lost; `holders` tells the relay who holds the
+//! others; `guard` closes ended fences even if the executor hangs.
 //!
 //! | Lease | holder | renewed |
 //! |---|---|---|
@@ -12,6 +14,41 @@
 //! the unsharded receiver, whatever the number of shards, and one watch per replica that delivers as many events. Single
 //! renewals of the shards would be 4.8 more.
 
+mod changes;
+mod elector;
+mod guard;
+mod holders;
+mod metrics;
 pub mod names;
 mod ownership;
 mod record;
+
+use std::time::Duration;
+
+pub use self::{
+    changes::{HeldShard, ShardChange, ShardChanges},
+    elector::{ShardElector, ShardOwnership},
+    holders::{Holder, Holders, HoldersHandle},
+    metrics::Metrics,
+};
+use crate::base::shard::ShardCount;
+
+/// Settings of a replica.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name of this replica, such as that of its pod.
+    pub name: String,
+    /// Namespace of the Leases.
+    pub namespace: String,
+    /// Name of a place that never runs two replicas concurrently, such as the pod's uid; the memberships of earlier
+    /// processes in the same place end at once.
+    pub place: Option<String>,
+    /// Duration of the Leases; another replica takes over from a killed one only after it.
+    pub lease_duration: Duration,
+    /// Name of the Lease of a receiver without shards.
+    pub unsharded_lease: String,
+    /// Number of shards.
+    pub shards: ShardCount,
+    /// Host and port at which this replica accepts relayed requests, if it does.
+    pub relay_address: Option<String>,
+}

@@ -1,0 +1,98 @@
+//! Content of the Leases, and the requests.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::coordination::v1::Lease;
+
+use super::super::{
+    Settings, names,
+    ownership::{Outcome, Write, WriteKind},
+    record::{LeaseId, LeaseNames},
+};
+use crate::kube::leader::{LeaseApi, LeaseError, acquired, record, released, renewed};
+
+/// Result of a write, and the Lease as it was written.
+pub(super) struct Written {
+    pub(super) id: LeaseId,
+    pub(super) outcome: Outcome,
+    pub(super) lease: Option<Lease>,
+    pub(super) error: Option<LeaseError>,
+}
+
+/// What this replica writes into Leases.
+#[derive(Debug)]
+pub(super) struct Content {
+    pub(super) settings: Settings,
+    /// Identity of this replica.
+    pub(super) identity: String,
+    /// Holder of the Lease of the unsharded receiver.
+    pub(super) sharded: String,
+    pub(super) names: LeaseNames,
+}
+
+impl Content {
+    /// Sends a write; `base` is the Lease at the resourceVersion that it replaces, or `None` if it must be read first. Two
+    /// calls at most, each with its timeout.
+    pub(super) async fn send(&self, api: &LeaseApi, write: &Write, base: Option<Lease>) -> Written {
+        let id = write.id;
+        let finished = |outcome, lease, error| Written { id, outcome, lease, error };
+        let name = self.names.name(id);
+        let base = match base {
+            Some(base) => base,
+            None => match api.read(&name).await {
+                Ok(Some(lease)) if record(&lease).holder.as_ref() == Some(&self.identity) => lease,
+                Ok(_) => return finished(Outcome::Taken, None, None),
+                Err(error) => return finished(Outcome::Failed, None, Some(error)),
+            },
+        };
+        match api.write(&name, &self.content(base, write.kind)).await {
+            Ok(Some(lease)) => {
+                let version = lease.metadata.resource_version.clone().unwrap_or_default();
+                finished(Outcome::Written(version), Some(lease), None)
+            }
+            Ok(None) => finished(Outcome::Conflict, None, None),
+            Err(error) => finished(Outcome::Failed, None, Some(error)),
+        }
+    }
+
+    fn content(&self, base: Lease, kind: WriteKind) -> Lease {
+        let duration = self.settings.lease_duration;
+        match kind {
+            WriteKind::Join => annotated(acquired(base, &self.identity, duration), |annotations| {
+                annotations.insert(names::REPLICA.to_owned(), self.settings.name.clone());
+                set(annotations, names::RELAY_ADDRESS, self.settings.relay_address.clone());
+                annotations.remove(names::LEAVING);
+            }),
+            WriteKind::Renew { is_leaving } => annotated(renewed(base), |annotations| {
+                set(annotations, names::LEAVING, is_leaving.then(|| true.to_string()));
+            }),
+            WriteKind::Leave | WriteKind::Evict => annotated(released(base), |annotations| {
+                for key in [names::REPLICA, names::RELAY_ADDRESS, names::LEAVING] {
+                    annotations.remove(key);
+                }
+            }),
+            WriteKind::Lock => {
+                let is_held = record(&base).holder.as_ref() == Some(&self.sharded);
+                let lease = if is_held { renewed(base) } else { acquired(base, &self.sharded, duration) };
+                annotated(lease, |annotations| {
+                    annotations.insert(names::SHARDS.to_owned(), self.settings.shards.to_string());
+                })
+            }
+            // The membership Lease has the duration.
+            WriteKind::Claim => acquired(base, &self.identity, duration),
+            WriteKind::Release => released(base),
+        }
+    }
+}
+
+fn annotated(mut lease: Lease, change: impl FnOnce(&mut BTreeMap<String, String>)) -> Lease {
+    change(lease.metadata.annotations.get_or_insert_default());
+    lease
+}
+
+fn set(annotations: &mut BTreeMap<String, String>, key: &str, value: Option<String>) {
+    match value {
+        Some(value) => drop(annotations.insert(key.to_owned(), value)),
+        None => drop(annotations.remove(key)),
+    }
+}

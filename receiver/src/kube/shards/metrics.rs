@@ -1,0 +1,28 @@
+//! Metrics of the shards.
+
+use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
+use tidewatch_shared::{
+    metric_set,
+    metrics::{OutcomeLabel, ReasonLabel},
+};
+
+metric_set! {
+    /// Metrics of the shards of this replica; clones share them.
+    #[derive(Debug)]
+    pub struct Metrics {
+        /// Shards that this replica holds.
+        pub(super) held: Gauge = "shards_held",
+        /// Shards that this replica wants: all shards divided by the live replicas.
+        pub(super) wanted: Gauge = "shards_wanted",
+        /// Shards that this replica acquired.
+        pub(super) acquired: Counter = "shards_acquired",
+        /// Shards that this replica no longer holds, by reason: handed-over, hand-over-timeout, expired, taken, or unsharded.
+        pub(super) ended: Family<ReasonLabel, Counter> = "shards_ended",
+        /// 1 while this replica claims no shard, by reason: unsharded-active, other-count, no-membership, lease-missing, or
+        /// unconfirmed.
+        pub(super) refused: Family<ReasonLabel, Gauge> = "shards_refused",
+        /// Writes of the Leases of shards, memberships and the unsharded receiver, by outcome: written, conflict (another
+        /// writer was first), or failed.
+        pub(super) writes: Family<OutcomeLabel, Counter> = "shard_lease_writes",
+    }
+}
