@@ -32,6 +32,7 @@ mod registry;
 mod repair;
 mod rotation;
 mod sample;
+mod shards;
 mod store;
 mod storms;
 mod support;
