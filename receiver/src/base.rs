@@ -1,5 +1,5 @@
 //! Shared types of all layers: keys, pause, take-over, caches of the control plane, content of polled files, error classes,
-//! limits, shards and small maps. No IO.
+//! limits, shards, replicas and small maps. No IO.
 
 pub(crate) mod clock;
 pub mod error_class;
@@ -15,6 +15,7 @@ pub mod manifests;
 pub mod pause;
 pub mod plans;
 pub(crate) mod random;
+pub mod replica;
 pub mod shard;
 pub mod short_map;
 pub mod stores;

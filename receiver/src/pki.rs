@@ -9,6 +9,8 @@
 //!   requires.
 //! * `ca_state` is the content of the CA's Secret; `sources` combines files, Secret and leaf.
 //!
+//! [`ReplicaCertificate`] keeps the certificate by which this replica authenticates to the others, its key in memory only.
+//!
 //! Stateful: [`TlsState`] holds the certificates in use, [`CertificateReloader`] keeps them up to date in every
 //! replica, and the CA rotation controller advances a rotation in the active one. A phase is written into the Secret
 //! and takes effect when the watch returns it.
@@ -22,6 +24,7 @@ mod metrics;
 pub(crate) mod progress;
 mod proxy;
 mod reloader;
+mod replica;
 mod request;
 pub(crate) mod rotation_handle;
 mod server;
@@ -47,6 +50,8 @@ pub use metrics::Metrics;
 pub use progress::{RotationProgress, RotationRequest, RotationResponse, SecretState, Straggler, StragglerReason};
 pub use proxy::{ParseProxyIdentityError, Proxy, ProxyIdentity};
 pub use reloader::CertificateReloader;
+pub use replica::{ReplicaCertificate, ReplicaError, ReplicaFiles, ReplicaMetrics, ReplicaSource, ReplicaTls};
+pub(crate) use replica::{ReplicaClient, replica_of};
 pub use request::{ParseRequestError, SigningRequest};
 pub(crate) use rotation_handle::PendingRotation;
 pub use rotation_handle::{RotationError, RotationHandle};
@@ -65,6 +70,8 @@ pub const BACKDATE: Duration = Duration::from_secs(10 * 60);
 pub const RUNTIME_VALIDITY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Default validity of a certificate of this receiver.
 pub const SERVER_VALIDITY: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// Validity of a replica's certificate.
+pub const REPLICA_VALIDITY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Default validity of a root. Rotation replaces it long before.
 pub const CA_VALIDITY: Duration = Duration::from_secs(5 * 365 * 24 * 60 * 60);
 

@@ -12,7 +12,10 @@ use tidewatch_shared::{
 };
 use tokio::sync::watch;
 
-use super::{BACKDATE, Ca, CertManager, PkiError, SigningRequest, TrustBundle};
+use super::{
+    BACKDATE, Ca, CertManager, PemIdentity, PkiError, REPLICA_VALIDITY, ReplicaError, SigningRequest, TrustBundle,
+};
+use crate::base::replica::ReplicaName;
 
 /// Trust anchors of both sides and the current issuer; replaced as a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +55,9 @@ pub enum IssueError {
     /// The built-in CA failed.
     #[error("the built-in CA did not issue")]
     Builtin(#[from] PkiError),
+    /// The request for a replica's certificate could not be made.
+    #[error("the certificate request of the replica could not be made")]
+    Request(#[source] PkiError),
     /// The request must name exactly its runtime, because the issuer signs all names in it.
     #[error("the certificate request does not name exactly its runtime")]
     Names,
@@ -76,6 +82,10 @@ pub enum IssueError {
     #[error("the issuer's certificate does not name the runtime")]
     #[strum(serialize = "foreign")]
     Certificate(#[from] ReadCertificateError),
+    /// The issued certificate is not one of this replica.
+    #[error("the issuer's certificate is not one of this replica")]
+    #[strum(serialize = "foreign")]
+    Replica(#[from] ReplicaError),
     /// The issued certificate has another key, is not valid now, or does not chain to the accepted roots.
     #[error("the issuer's certificate {0}")]
     Foreign(&'static str),
@@ -137,6 +147,24 @@ impl Authority {
         let leaf = tls::certificates(chain.as_bytes()).map_err(IssueError::Chain)?.into_iter().next();
         let leaf = Leaf::read(&leaf.ok_or(IssueError::Foreign("is missing"))?)?;
         Ok(Issued { chain, fingerprint: leaf.fingerprint, not_after: leaf.not_after })
+    }
+
+    /// Issues the certificate of a replica, for a key that is generated here and stays in memory. Ends within ten seconds.
+    ///
+    /// # Errors
+    /// [`IssueError`].
+    pub(super) async fn issue_replica(&self, replica: &ReplicaName) -> Result<PemIdentity, IssueError> {
+        let Inner { domain, issuer, trust, .. } = &*self.0;
+        match issuer {
+            Issuer::Builtin(ca) => {
+                let now = jiff::Timestamp::now().as_second();
+                Ok(ca.load().make_replica(replica, domain, now, REPLICA_VALIDITY)?)
+            }
+            Issuer::CertManager(issuer) => {
+                let clients = trust.borrow().clients.clone();
+                issuer.issue_replica(replica, domain, REPLICA_VALIDITY, &clients).await
+            }
+        }
     }
 
     /// Current trust, and every change of it.

@@ -16,9 +16,14 @@ use tidewatch_shared::{
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{BACKDATE, PkiError, TrustBundle};
+use crate::base::replica::ReplicaName;
 
 /// Latest notAfter that this CA writes: 2100-01-01.
 const LAST_SECOND: i64 = 4_102_444_800;
+
+/// Common name in the certificates of all replicas. No runtime id contains a space, so contract v2, which identifies a
+/// runtime by its common name alone, finds none in it.
+pub(super) const REPLICA_COMMON_NAME: &str = "tidewatch replica";
 
 /// A certificate authority: one certificate and its P-256 key.
 pub struct Ca {
@@ -195,6 +200,36 @@ impl Ca {
         params.subject_alt_names = vec![SanType::URI(domain.uri(runtime).try_into().map_err(PkiError::Name)?)];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         self.leaf(params, key)
+    }
+
+    /// Generates a key and issues the certificate of a replica for it. It expires after `validity`, or with the CA.
+    pub(super) fn make_replica(
+        &self,
+        replica: &ReplicaName,
+        domain: &TrustDomain,
+        now: i64,
+        validity: Duration,
+    ) -> Result<PemIdentity, PkiError> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(PkiError::GenerateKey)?;
+        let mut params = params(REPLICA_COMMON_NAME, now, self.end_within(now, validity)?)?;
+        params.subject_alt_names = vec![SanType::URI(replica.uri(domain).try_into().map_err(PkiError::Name)?)];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        Ok(PemIdentity { chain: self.leaf(params, &key)?, key: key.serialize_pem() })
+    }
+
+    /// Issues a certificate with any URI and usages for a key, valid for a day, as PEM chain.
+    #[cfg(test)]
+    pub(crate) fn sign_for_tests(
+        &self,
+        key: &impl PublicKeyData,
+        uri: &str,
+        usages: &[ExtendedKeyUsagePurpose],
+    ) -> String {
+        let now = jiff::Timestamp::now().as_second();
+        let mut params = params("test", now, now + 86_400).unwrap();
+        params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
+        params.extended_key_usages = usages.to_vec();
+        self.leaf(params, key).unwrap()
     }
 
     fn leaf(&self, mut params: CertificateParams, key: &impl PublicKeyData) -> Result<String, PkiError> {

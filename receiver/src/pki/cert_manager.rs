@@ -12,6 +12,7 @@ use kube::{
     api::{DeleteParams, DynamicObject, PostParams},
     core::{ApiResource, GroupVersionKind},
 };
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P256_SHA256, SanType};
 use rustls_pki_types::UnixTime;
 use serde::Deserialize;
 use serde_json::json;
@@ -26,7 +27,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{IssueError, SigningRequest, TrustBundle, proxy};
+use super::{IssueError, PemIdentity, PkiError, SigningRequest, TrustBundle, ca::REPLICA_COMMON_NAME, proxy, replica};
+use crate::base::replica::ReplicaName;
 
 /// Timeout from the request to the certificate.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -90,13 +92,36 @@ impl CertManager {
         if !request.names_exactly(runtime, domain) {
             return Err(IssueError::Names);
         }
+        let mut object = self.object(&request.to_pem(), &["digital signature", "client auth"], validity);
+        object.labels_mut().insert(label::RUNTIME_ID.to_owned(), runtime.as_str().to_owned());
+        let chain = self.result(&object).await?;
+        check(&chain, runtime, domain, request, validity, clients)?;
+        Ok(chain)
+    }
+
+    /// Generates a key and issues the certificate of a replica for it. The request is made here: none that an agent
+    /// sent reaches this.
+    pub(super) async fn issue_replica(
+        &self,
+        replica: &ReplicaName,
+        domain: &TrustDomain,
+        validity: Duration,
+        clients: &TrustBundle,
+    ) -> Result<PemIdentity, IssueError> {
+        let (key, request) = replica_request(replica, domain).map_err(IssueError::Request)?;
+        let object = self.object(&request, &["digital signature", "server auth", "client auth"], validity);
+        let identity = PemIdentity { chain: self.result(&object).await?, key: key.serialize_pem() };
+        replica::check(&identity.identity().map_err(IssueError::Chain)?, replica, domain, clients, UnixTime::now())?;
+        Ok(identity)
+    }
+
+    /// Submits a request and returns the issuer's chain in PEM.
+    async fn result(&self, request: &DynamicObject) -> Result<String, IssueError> {
         let permit = timeout(PERMIT_TIMEOUT, self.permits.acquire()).await;
         // The semaphore is never closed.
         let _permit = permit.ok().and_then(Result::ok).ok_or(IssueError::Busy)?;
-        let submitted = timeout(TIMEOUT, self.submit(&self.object(runtime, request, validity))).await;
-        let chain = submitted.map_err(|_| IssueError::Timeout(TIMEOUT))??;
-        check(&chain, runtime, domain, request, validity, clients)?;
-        Ok(chain)
+        let submitted = timeout(TIMEOUT, self.submit(request)).await;
+        submitted.map_err(|_| IssueError::Timeout(TIMEOUT))?
     }
 
     async fn submit(&self, request: &DynamicObject) -> Result<String, IssueError> {
@@ -114,22 +139,30 @@ impl CertManager {
         }
     }
 
-    fn object(&self, runtime: &RuntimeId, request: &SigningRequest, validity: Duration) -> DynamicObject {
+    fn object(&self, request: &str, usages: &[&str], validity: Duration) -> DynamicObject {
         let mut object = DynamicObject::new("", &self.resource).data(json!({"spec": {
-            "request": STANDARD.encode(request.to_pem()),
+            "request": STANDARD.encode(request),
             "duration": format!("{}s", validity.as_secs()),
             "isCA": false,
-            "usages": ["digital signature", "client auth"],
+            "usages": usages,
             "issuerRef": {"group": "cert-manager.io", "kind": self.kind, "name": self.name},
         }}));
         object.metadata.name = None;
         object.metadata.generate_name = Some("tidewatch-".to_owned());
-        object.labels_mut().extend([
-            (label::MANAGED_BY.to_owned(), label::MANAGED_BY_KCP.to_owned()),
-            (label::RUNTIME_ID.to_owned(), runtime.as_str().to_owned()),
-        ]);
+        object.labels_mut().insert(label::MANAGED_BY.to_owned(), label::MANAGED_BY_KCP.to_owned());
         object
     }
+}
+
+/// Generates a key and the request of a replica's certificate for it, in PEM.
+fn replica_request(replica: &ReplicaName, domain: &TrustDomain) -> Result<(KeyPair, String), PkiError> {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(PkiError::GenerateKey)?;
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, REPLICA_COMMON_NAME);
+    params.subject_alt_names = vec![SanType::URI(replica.uri(domain).try_into().map_err(PkiError::Name)?)];
+    let request = params.serialize_request(&key).and_then(|request| request.pem()).map_err(PkiError::Sign)?;
+    Ok((key, request))
 }
 
 /// A created request; dropping it deletes the object, also on timeout or error.
@@ -208,8 +241,9 @@ fn check(
 mod tests {
     use std::sync::{Arc, Mutex, PoisonError};
 
+    use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
     use http::{Method, StatusCode};
-    use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
+    use rcgen::ExtendedKeyUsagePurpose;
     use serde_json::Value;
     use tidewatch_shared::variant::VariantName as _;
 
@@ -343,6 +377,35 @@ mod tests {
             let refused = submit(&signer, &csr, &clients).await.unwrap_err();
             assert_eq!(refused.as_str(), "foreign", "{refused:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn replica_requests_its_own_uri_and_rejects_any_other_certificate() {
+        let ca = Arc::new(Ca::generate("cert-manager", now(), CA_VALIDITY).unwrap());
+        let clients = ca.trust_bundle();
+        let (name, domain): (ReplicaName, TrustDomain) = ("a".parse().unwrap(), "kyma.local".parse().unwrap());
+        let requested = Arc::<Mutex<Option<Value>>>::default();
+        for (usages, uri, outcome) in [
+            (vec![ServerAuth, ClientAuth], "spiffe://kyma.local/replica/a", Ok(())),
+            (vec![ClientAuth], "spiffe://kyma.local/replica/a", Err("foreign")),
+            (vec![ServerAuth, ClientAuth], "spiffe://kyma.local/replica/b", Err("foreign")),
+            (vec![ServerAuth, ClientAuth], "spiffe://kyma.local/runtime/a", Err("foreign")),
+        ] {
+            let (issuer, seen) = (ca.clone(), requested.clone());
+            let signer = Signer::new(move |object| {
+                *seen.lock().unwrap() = Some(object["spec"].clone());
+                let pem = STANDARD.decode(object["spec"]["request"].as_str().unwrap()).unwrap();
+                let key = SigningRequest::from_pem(&pem).unwrap().key;
+                ready(&issuer.sign_for_tests(&key, uri, &usages))
+            });
+            let issued = signer.issuer().issue_replica(&name, &domain, RUNTIME_VALIDITY, &clients).await;
+            assert_eq!(issued.map(drop).map_err(|error| error.as_str()), outcome, "{uri}");
+        }
+        let spec = requested.lock().unwrap().take().unwrap();
+        assert_eq!(spec["usages"], json!(["digital signature", "server auth", "client auth"]));
+        let pem = String::from_utf8(STANDARD.decode(spec["request"].as_str().unwrap()).unwrap()).unwrap();
+        let request = rcgen::CertificateSigningRequestParams::from_pem(&pem).unwrap().params;
+        assert_eq!(request.subject_alt_names, [SanType::URI("spiffe://kyma.local/replica/a".try_into().unwrap())]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -169,6 +169,20 @@ mod tests {
     }
 
     #[test]
+    fn request_for_a_replica_gets_the_certificate_of_its_runtime() {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.subject_alt_names = vec![SanType::URI("spiffe://kyma.local/replica/a".try_into().unwrap())];
+        let request = SigningRequest::from_der(params.serialize_request(&key).unwrap().der()).unwrap();
+        let ca = Ca::generate("root", 1_800_000_000, CA_VALIDITY).unwrap();
+        let (runtime, domain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
+        let chain = ca.issue_runtime(&runtime, &domain, &request.key, 1_800_000_000, RUNTIME_VALIDITY).unwrap();
+        let leaf = tidewatch_shared::tls::certificates(chain.as_bytes()).unwrap().remove(0);
+        assert_eq!(crate::pki::replica_of(&leaf, &domain), None);
+        assert_eq!(RuntimeCertificate::read(&leaf, &domain).unwrap().runtime, runtime);
+    }
+
+    #[test]
     fn only_a_request_for_exactly_one_identity_is_forwarded() {
         let (runtime, domain): (RuntimeId, TrustDomain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
         let uri = |text: &str| SanType::URI(text.try_into().unwrap());
@@ -186,7 +200,11 @@ mod tests {
             SigningRequest::from_der(request.der()).unwrap().names_exactly(&runtime, &domain)
         };
         assert!(parse(|_| {}));
-        let bad: [fn(&mut CertificateParams); 7] = [
+        let bad: [fn(&mut CertificateParams); 9] = [
+            |params| {
+                params.subject_alt_names = vec![SanType::URI("spiffe://kyma.local/replica/r-1".try_into().unwrap())]
+            },
+            |params| params.subject_alt_names.push(SanType::URI("spiffe://kyma.local/replica/r-1".try_into().unwrap())),
             |params| params.subject_alt_names.clear(),
             |params| {
                 params.subject_alt_names = vec![SanType::URI("spiffe://kyma.local/runtime/r-2".try_into().unwrap())]

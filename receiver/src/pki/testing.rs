@@ -45,6 +45,11 @@ impl Rotating {
         Self { kcp, tls_state, reloader, old, new }
     }
 
+    /// Certificates of a receiver without proxy.
+    pub(crate) async fn new() -> Self {
+        Self::behind(&"spiffe://kyma.local/proxy".parse().unwrap()).await
+    }
+
     /// The initial root, and the one that replaces it.
     pub(crate) fn roots(&self) -> [&Ca; 2] {
         [&self.old.ca, &self.new.ca]
