@@ -13,6 +13,9 @@
 //! 7. the JSON, whose source must be the runtime of the certificate (403)
 //! 8. the [`Intake`]
 //!
+//! A request of a runtime that another replica holds is relayed to it after step 5 ([`relay`](crate::ingress::relay)),
+//! and arrives there at the relay port ([`relayed`]).
+//!
 //! The ports of contract v2 ([`v2`]) and of enrolment ([`enrol`]) have the same connections and, in `service`, the same
 //! handling of a request: counters, body, refusal, end of the connection.
 
@@ -35,6 +38,7 @@ mod load_shedder;
 mod metrics;
 mod proxy;
 mod refusal;
+pub mod relayed;
 mod replay;
 mod request_limiter;
 mod service;
@@ -62,6 +66,7 @@ use crate::{
     ingress::{
         enrolment::{EnrolmentService, Revocations},
         http::{ListenError, listen},
+        relay::Relay,
     },
     pki::Trust,
 };
@@ -73,6 +78,7 @@ pub use handler::V3Handler;
 pub use intake::Intake;
 pub use listen::Listen;
 pub use metrics::{Metrics, PortMetrics};
+pub(in crate::ingress) use refusal::HttpResponse;
 pub use request_limiter::Limits;
 pub use service::{Owner, Port, Service};
 
@@ -173,6 +179,8 @@ pub struct Settings {
     pub trust: Option<watch::Receiver<Arc<Trust>>>,
     /// Renews certificates. Without it the renewal route does not exist.
     pub enrolments: Option<EnrolmentService>,
+    /// Relays the requests of runtimes that other replicas hold. Without it this replica processes all.
+    pub relay: Option<Relay>,
 }
 
 impl Settings {
@@ -204,6 +212,7 @@ impl Settings {
             revocations: Revocations::default(),
             trust: None,
             enrolments: None,
+            relay: None,
         }
     }
 }

@@ -169,7 +169,7 @@ pub struct ReplicaCertificate {
 
 enum Source {
     Issuer(Authority),
-    Files(ReplicaFiles, LastGood<Contents>),
+    Files(ReplicaFiles, Box<LastGood<Contents>>),
 }
 
 /// Contents of the files: chain, key, roots.
@@ -237,7 +237,11 @@ impl ReplicaCertificate {
             ReplicaSource::Files(files) => {
                 let contents = files.read()?;
                 let (identity, roots) = parse(&contents)?;
-                (Source::Files(files, LastGood::new("Files of the replica's certificate", contents)), identity, roots)
+                (
+                    Source::Files(files, Box::new(LastGood::new("Files of the replica's certificate", contents))),
+                    identity,
+                    roots,
+                )
             }
         };
         let current =

@@ -76,6 +76,13 @@ pub(super) struct BufferedBody {
     share: Option<OwnedSemaphorePermit>,
 }
 
+impl BufferedBody {
+    /// Splits it into its bytes and its share of the budget, which must be kept as long as they.
+    pub(super) fn into_parts(self) -> (Bytes, Option<OwnedSemaphorePermit>) {
+        (self.bytes.into(), self.share)
+    }
+}
+
 impl BodyBudget {
     pub(super) fn new(bytes: usize) -> Self {
         Self(Arc::new(Semaphore::new((bytes / UNIT).min(Semaphore::MAX_PERMITS))))

@@ -57,7 +57,7 @@ const WINDOW: u32 = (64 << 10) - 1;
 /// Bytes of unread responses per stream. A response has a few hundred bytes, or some 64 KiB with a thousand refused
 /// events.
 const SEND_BYTES: usize = 64 << 10;
-/// Streams that a client may open and reset before they are served (CVE-2023-44487).
+/// Streams that a client may open and reset before they are served.
 const RESETS: usize = 20;
 /// Streams that the server may reset for protocol errors of the client.
 const LOCAL_RESETS: usize = 128;
@@ -109,15 +109,27 @@ struct ConnectionLimits {
     frames: u32,
     /// Header fields of one request over HTTP/1.1.
     head_fields: usize,
+    /// Streams that the client may open and reset before they are served (CVE-2023-44487).
+    resets: usize,
 }
 
 impl ConnectionLimits {
     /// Connection of one runtime. The large fields of an agent's requests differ each time; a table of them, with the
     /// buffers they arrived in, would be most of the memory of an idle connection.
-    const SINGLE: Self = Self { streams: 32, window: WINDOW, header_table: 0, frames: 1_000, head_fields: 32 };
+    const SINGLE: Self =
+        Self { streams: 32, window: WINDOW, header_table: 0, frames: 1_000, head_fields: 32, resets: RESETS };
     /// Connection of a proxy, which many runtimes share, and which adds header fields.
-    const SHARED: Self =
-        Self { streams: 1_024, window: 1 << 20, header_table: 4 << 10, frames: 50_000, head_fields: 100 };
+    const SHARED: Self = Self {
+        streams: 1_024,
+        window: 1 << 20,
+        header_table: 4 << 10,
+        frames: 50_000,
+        head_fields: 100,
+        resets: RESETS,
+    };
+    /// Connection of another replica. Clients that leave reset their streams there, which must not end the connection of
+    /// all others; the accepting replica limits them.
+    const REPLICA: Self = Self { window: 4 << 20, frames: 500_000, resets: 1_024, ..Self::SHARED };
 }
 
 /// Closes connections of revoked certificates, of revoked or departed runtimes, and of removed roots, after each change,
@@ -272,6 +284,7 @@ async fn serve_requests<S: Service>(
     let Context { service, settings, jitter, .. } = &**context;
     let limits = match service.owner(peer) {
         Owner::Shared => &ConnectionLimits::SHARED,
+        Owner::Replica => &ConnectionLimits::REPLICA,
         _ => &ConnectionLimits::SINGLE,
     };
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
@@ -438,7 +451,7 @@ fn http2(settings: &Settings, limits: &ConnectionLimits) -> http2::Builder<Tokio
         .header_table_size(limits.header_table)
         .max_header_list_size(settings.max_head)
         .max_send_buf_size(SEND_BYTES)
-        .max_pending_accept_reset_streams(RESETS)
+        .max_pending_accept_reset_streams(limits.resets)
         .max_local_error_reset_streams(LOCAL_RESETS)
         .keep_alive_interval(settings.ping_interval)
         .keep_alive_timeout(settings.ping_interval / 3);

@@ -9,6 +9,7 @@ use std::{net::SocketAddr, time::Duration};
 use tidewatch_shared::{enrolment::MAX_REQUEST_BYTES, identity::TrustDomain};
 
 pub use handler::EnrolmentHandler;
+pub(super) use handler::Peer;
 
 use super::Settings;
 use crate::ingress::enrolment::MAX_CONNECTIONS;

@@ -1,7 +1,12 @@
 //! Handles requests of the event port (contract v3). All checks are synchronous, in two halves; only the body between
 //! them is awaited.
 
-use std::{net::SocketAddr, pin::Pin, sync::Arc, time::SystemTime};
+use std::{
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use http::{StatusCode, request::Parts};
@@ -21,6 +26,7 @@ use tokio::{sync::broadcast, time::Instant};
 use super::{
     Now, Settings,
     authority::OwnAuthority,
+    body::BufferedBody,
     connection_limiter::ClientLeaf,
     head::{Head, Route},
     intake::Intake,
@@ -29,11 +35,15 @@ use super::{
     proxy::ForwardedClients,
     refusal::{HttpResponse, Refusal, json},
     request_limiter::{BodyCharge, RequestPermit},
-    service::{Owner, Port, Service},
+    service::{Owner, Port, Service, Via},
 };
 use crate::{
     fleet::{EventBatch, Verified},
-    ingress::enrolment::{EnrolmentService, LeafRefusal},
+    ingress::{
+        enrolment::{EnrolmentService, LeafRefusal},
+        relay::{Holder, LostConnection, Relay, RelayedPort, RelayedRequest, RelayedResponse, Replica},
+    },
+    pki::ProxyIdentity,
 };
 
 /// Client of a connection, identified once by its certificate.
@@ -46,6 +56,14 @@ pub enum Peer {
     Proxy,
     /// Another client, where only the proxy may connect.
     NotProxy,
+    /// Another replica, which passes the client's certificate on with each request. Only the relay port identifies one.
+    Replica,
+}
+
+/// Sender of a request.
+pub struct Sender {
+    pub(super) certificate: Arc<RuntimeCertificate>,
+    via: Via,
 }
 
 impl Peer {
@@ -61,7 +79,9 @@ pub struct V3Handler<I> {
     intake: I,
     domain: TrustDomain,
     /// Present where a proxy terminates TLS.
-    clients: Option<ForwardedClients>,
+    proxied: Option<(ProxyIdentity, ForwardedClients)>,
+    /// Present where other replicas relay requests.
+    relayed: Option<ForwardedClients>,
     authorities: Vec<OwnAuthority>,
     /// Present where certificates are renewed.
     enrolments: Option<EnrolmentService>,
@@ -87,11 +107,20 @@ pub(super) enum Processed<'a> {
 impl<I: Intake> V3Handler<I> {
     /// Handles requests within the limits of `settings`, and passes verified input to `intake`.
     pub fn new(settings: &Settings, intake: I, metrics: Metrics) -> Self {
+        let proxied = settings.proxy.clone().map(|proxy| {
+            let identity = proxy.identity.clone();
+            (identity, ForwardedClients::new(move || proxy.verifier(), settings.domain.clone()))
+        });
+        let relayed = settings.relay.clone().map(|relay| {
+            let tls = relay.tls().clone();
+            ForwardedClients::new(move || tls.agents(), settings.domain.clone())
+        });
         Self {
             port: Port::new(settings, metrics.port.clone()),
             intake,
             domain: settings.domain.clone(),
-            clients: settings.proxy.clone().map(|proxy| ForwardedClients::new(proxy, settings.domain.clone())),
+            proxied,
+            relayed,
             authorities: settings.authorities.clone(),
             enrolments: settings.enrolments.clone(),
             metrics,
@@ -145,6 +174,45 @@ impl<I: Intake> V3Handler<I> {
             Route::Events => self.events(certificate, verified, body, *begun, now).map(Processed::Response),
             Route::Heartbeat => self.heartbeat(certificate, verified, body, now).map(Processed::Response),
             Route::Certificates => self.renewal(certificate, body),
+        }
+    }
+
+    /// Relays an admitted request with its complete body to the holder of its runtime. The body keeps its share of the
+    /// budget until the response.
+    async fn relay(
+        &self,
+        relay: &Relay,
+        holder: &Arc<Replica>,
+        (parts, admitted): (&Parts, &Admitted<'_>),
+        body: BufferedBody,
+    ) -> Result<HttpResponse, Refusal> {
+        let Admitted { certificate, head, .. } = admitted;
+        self.port.metrics.body_bytes.inc_by(body.bytes.len() as u64);
+        let (body, _share) = body.into_parts();
+        let request = RelayedRequest {
+            port: if head.route == Route::Certificates { RelayedPort::Renewal } else { RelayedPort::Event },
+            parts,
+            authority: head.authority(),
+            leaf: Some(&certificate.leaf.der),
+            source: None,
+            body,
+        };
+        let response = relay.send(holder, &certificate.runtime, request).await?;
+        if RelayedResponse::is_invalid_request(response.status()) {
+            // Otherwise each one costs two replicas as much as a valid one.
+            self.port.limiter.count_invalid_request(&certificate.runtime, Instant::now());
+        }
+        Ok(response)
+    }
+
+    /// Records that runtimes of this replica lost their connections to another one.
+    pub(super) fn lost_elsewhere(&self, lost: Vec<LostConnection>) {
+        let now = Instant::now();
+        for LostConnection { runtime, silent_millis } in lost {
+            let since = now.checked_sub(Duration::from_millis(silent_millis)).unwrap_or(now);
+            if self.port.relay.as_ref().is_none_or(|relay| relay.find(&runtime) == Holder::Here) {
+                self.intake.connection_lost(&runtime, since);
+            }
         }
     }
 
@@ -216,15 +284,15 @@ impl<I: Intake> V3Handler<I> {
 
 impl<I: Intake> Service for V3Handler<I> {
     type Peer = Peer;
-    type Client = Arc<RuntimeCertificate>;
+    type Client = Sender;
 
     fn port(&self) -> &Port {
         &self.port
     }
 
     fn identify(&self, chain: &[CertificateDer<'_>], _: Option<SocketAddr>) -> Peer {
-        if let Some(clients) = &self.clients {
-            let is_proxy = chain.first().is_some_and(|leaf| clients.proxy.identity.is_named_by(leaf));
+        if let Some((identity, _)) = &self.proxied {
+            let is_proxy = chain.first().is_some_and(|leaf| identity.is_named_by(leaf));
             return if is_proxy { Peer::Proxy } else { Peer::NotProxy };
         }
         let peer = chain
@@ -240,6 +308,7 @@ impl<I: Intake> Service for V3Handler<I> {
         match peer {
             Peer::Runtime(certificate) => Owner::Runtime(&certificate.runtime, ClientLeaf::of(&certificate.leaf)),
             Peer::Proxy => Owner::Shared,
+            Peer::Replica => Owner::Replica,
             Peer::Unidentified(_) | Peer::NotProxy => Owner::Unidentified,
         }
     }
@@ -248,31 +317,39 @@ impl<I: Intake> Service for V3Handler<I> {
         Route::of(path).map_or("other", |route| route.as_str())
     }
 
-    /// Returns the certificate of the connection, or the one that the proxy forwards.
-    fn authenticate(&self, parts: &Parts, peer: &Peer, now: Now) -> Result<Arc<RuntimeCertificate>, Refusal> {
-        match (peer, &self.clients) {
-            (Peer::Runtime(certificate), None) => Ok(certificate.clone()),
-            (Peer::Proxy, Some(clients)) => clients.read(&parts.headers, now),
-            (Peer::Unidentified(_), _) => Err(Refusal::Identity),
-            (Peer::Runtime(_) | Peer::NotProxy | Peer::Proxy, _) => Err(Refusal::Proxy),
-        }
+    /// Returns the certificate of the connection, or the one that the proxy or another replica forwards.
+    fn authenticate(&self, parts: &Parts, peer: &Peer, now: Now) -> Result<Sender, Refusal> {
+        let (certificate, via) = match (peer, &self.proxied, &self.relayed) {
+            (Peer::Runtime(certificate), None, _) => (certificate.clone(), Via::Client),
+            (Peer::Proxy, Some((_, clients)), _) => (clients.read(&parts.headers, now)?, Via::Client),
+            (Peer::Replica, _, Some(clients)) => (clients.read(&parts.headers, now)?, Via::Replica),
+            (Peer::Unidentified(_), ..) => return Err(Refusal::Identity),
+            (Peer::Runtime(_) | Peer::NotProxy | Peer::Proxy | Peer::Replica, ..) => return Err(Refusal::Proxy),
+        };
+        Ok(Sender { certificate, via })
     }
 
     async fn process<B: Body<Data = Bytes> + Send>(
         &self,
         parts: &Parts,
         body: Pin<&mut B>,
-        certificate: &Arc<RuntimeCertificate>,
+        sender: &Sender,
         now: Now,
     ) -> Result<HttpResponse, Refusal> {
+        let Sender { certificate, via } = sender;
         let admitted = self.admit(parts, certificate, now)?;
         if self.port.shedder.sheds(admitted.head.route) {
             return Err(Refusal::Overloaded);
         }
+        // Before the body is read, which a runtime without holder would send in vain.
+        let elsewhere = self.port.elsewhere(&certificate.runtime, *via)?;
         let mut charge = BodyCharge { permit: &admitted.permit, bytes: 0 };
         let limit = admitted.head.route.max_body(self.port.max_body);
         let body = self.port.read_body(body, limit, &mut charge.bytes, Some(&admitted.permit)).await?;
         drop(charge);
+        if let Some((relay, holder)) = elsewhere {
+            return self.relay(relay, &holder, (parts, &admitted), body).await;
+        }
         let processed = self.process_body(&admitted, &body.bytes, Now::read())?;
         // Releases its share of the budget before runtime and issuer are awaited.
         drop(body);
@@ -285,13 +362,13 @@ impl<I: Intake> Service for V3Handler<I> {
         }
     }
 
-    fn charged(certificate: &Arc<RuntimeCertificate>, _: Refusal) -> Option<&RuntimeId> {
-        Some(&certificate.runtime)
+    fn charged(sender: &Sender, _: Refusal) -> Option<&RuntimeId> {
+        Some(&sender.certificate.runtime)
     }
 
-    fn record(&self, path: &str, client: Option<&Arc<RuntimeCertificate>>, refusal: Refusal) {
+    fn record(&self, path: &str, sender: Option<&Sender>, refusal: Refusal) {
         let (route, reason) = (Self::route(path), refusal.label());
-        let runtime = client.map_or("", |certificate| certificate.runtime.as_str());
+        let runtime = sender.map_or("", |sender| sender.certificate.runtime.as_str());
         tracing::debug!(route, reason, runtime, "Request refused");
     }
 
@@ -303,8 +380,14 @@ impl<I: Intake> Service for V3Handler<I> {
         self.intake.departures()
     }
 
+    /// Reports it to the holder of the runtime, if there is one.
     fn connection_lost(&self, runtime: &RuntimeId, since: Instant) {
-        self.intake.connection_lost(runtime, since);
+        let Some(relay) = &self.port.relay else { return self.intake.connection_lost(runtime, since) };
+        match relay.find(runtime) {
+            Holder::Here => self.intake.connection_lost(runtime, since),
+            Holder::At(holder) => relay.report_lost(holder, runtime.clone(), since),
+            Holder::Unknown => {}
+        }
     }
 }
 

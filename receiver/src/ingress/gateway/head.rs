@@ -85,6 +85,11 @@ impl<'a> Head<'a> {
         Ok(Self { route, path, authority, content_digest, signature_input, signature: field(SIGNATURE)? })
     }
 
+    /// Returns the authority of the request, as its signature covers it.
+    pub(super) fn authority(&self) -> &'a str {
+        self.authority.as_str()
+    }
+
     /// Returns the components that the signature must cover.
     pub(super) fn signed<'b>(&'b self, body: &'b [u8]) -> SignedRequest<'b> {
         let Self { route, path, authority, content_digest, signature_input, signature } = self;

@@ -1,8 +1,8 @@
-//! Client certificates that a TLS-terminating proxy forwards in a header field.
+//! Client certificates that a TLS-terminating proxy, or another replica, forwards in a header field.
 //!
-//! The proxy authenticates by its own certificate in the handshake. Each forwarded certificate is verified again
-//! against the roots of the agents, and the request's signature proves possession of the key: a proxy can withhold
-//! requests but not forge them.
+//! The proxy or replica authenticates by its own certificate in the handshake. Each forwarded certificate is verified again
+//! against the roots of the agents, and the request's signature proves possession of the key: it can withhold requests
+//! but not forge them.
 
 use std::{
     collections::HashMap,
@@ -20,7 +20,7 @@ use tidewatch_shared::{
 use tokio::time::Instant;
 
 use super::{Now, refusal::Refusal};
-use crate::pki::{Proxy, Verifier};
+use crate::pki::Verifier;
 
 /// Lifetime of a verified certificate in the cache, which spares a flood through the proxy the repeated verification.
 const CACHE_TTL: Duration = Duration::from_secs(60);
@@ -29,7 +29,8 @@ const CACHE_CAPACITY: usize = 16_384;
 
 /// Reads and verifies forwarded certificates.
 pub(super) struct ForwardedClients {
-    pub(super) proxy: Proxy,
+    /// Returns the verifier of the agents' certificates, which is replaced with each change of their roots.
+    verifier: Box<dyn Fn() -> Arc<Verifier> + Send + Sync>,
     domain: TrustDomain,
     /// Verified certificates by fingerprint.
     cache: Mutex<HashMap<String, VerifiedCertificate>>,
@@ -43,14 +44,14 @@ struct VerifiedCertificate {
 }
 
 impl ForwardedClients {
-    pub(super) fn new(proxy: Proxy, domain: TrustDomain) -> Self {
-        Self { proxy, domain, cache: Mutex::default() }
+    pub(super) fn new(verifier: impl Fn() -> Arc<Verifier> + Send + Sync + 'static, domain: TrustDomain) -> Self {
+        Self { verifier: Box::new(verifier), domain, cache: Mutex::default() }
     }
 
-    /// Returns the verified certificate of a request that the proxy forwarded.
+    /// Returns the verified certificate of a forwarded request.
     pub(super) fn read(&self, headers: &HeaderMap, now: Now) -> Result<Arc<RuntimeCertificate>, Refusal> {
         let leaf = forwarded_leaf(headers).ok_or(Refusal::Proxy)?;
-        let (name, verifier) = (fingerprint(&leaf), self.proxy.verifier());
+        let (name, verifier) = (fingerprint(&leaf), (self.verifier)());
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let is_valid =
             |entry: &&VerifiedCertificate| now.instant < entry.expires && Arc::ptr_eq(&entry.verifier, &verifier);

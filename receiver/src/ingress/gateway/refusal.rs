@@ -19,12 +19,13 @@ use crate::{
     ingress::{
         enrolment::{EnrolmentError, TokenError},
         http::response,
+        relay::RelayError,
     },
     pki::ParseRequestError,
 };
 
 /// A response of this server.
-pub(super) type HttpResponse = Response<Full<Bytes>>;
+pub(in crate::ingress) type HttpResponse = Response<Full<Bytes>>;
 
 /// Wait of an agent with an unknown or ambiguous Kyma: new Kymas appear within it, and agents wait five minutes at
 /// most.
@@ -110,6 +111,10 @@ pub enum Refusal {
     Superseded,
     /// The delivery of an event of v2 to another manager failed.
     ManagerUnreachable,
+    /// The client of the relay port is no replica.
+    Replica,
+    /// The runtime belongs to another replica, and the request was not relayed to it.
+    Relay(RelayError),
     /// A defect of the receiver.
     Internal,
 }
@@ -229,6 +234,8 @@ impl Refusal {
             }
             Self::ManagerUnreachable => problem(S::BAD_GATEWAY, "unreachable", "the manager did not accept the event")
                 .retry(Jittered(SHORT_WAIT)),
+            Self::Replica => forbidden("replica", "the client certificate names no replica of this trust domain"),
+            Self::Relay(error) => relay_problem(error),
             Self::Internal => problem(S::INTERNAL_SERVER_ERROR, "fault", "the receiver failed to handle the request"),
         }
     }
@@ -337,6 +344,12 @@ impl From<PlacementError> for Refusal {
     }
 }
 
+impl From<RelayError> for Refusal {
+    fn from(error: RelayError) -> Self {
+        Self::Relay(error)
+    }
+}
+
 impl From<EnrolmentError> for Refusal {
     fn from(error: EnrolmentError) -> Self {
         if let EnrolmentError::Placement(error) = error { error.into() } else { Self::Enrolment(error) }
@@ -378,6 +391,23 @@ fn placement_problem(error: PlacementError) -> ProblemSpec {
         E::Ambiguous => (S::CONFLICT, "ambiguous-runtime", "more than one Kyma has this runtime id"),
     };
     problem(status, label, detail).retry(Jittered(UNPLACED_WAIT))
+}
+
+/// A shard has another holder within seconds; at a full or hung one clients return one by one.
+fn relay_problem(error: RelayError) -> ProblemSpec {
+    use RelayError as E;
+    use RetryAfter::{Jittered, Staggered};
+    let moving = "the runtime's replica is changing";
+    let (label, detail, retry) = match error {
+        E::Unknown => ("relay-unknown", moving, Jittered(SHORT_WAIT)),
+        E::NotHere => ("relay-not-here", moving, Jittered(SHORT_WAIT)),
+        E::Gone => ("relay-gone", "the runtime's replica is not reachable", Jittered(SHORT_WAIT)),
+        E::Full => ("relay-full", "the runtime's replica has no room for this request now", Staggered(SHORT_WAIT)),
+        E::Share => ("relay-share", "this runtime has too many requests in flight", Jittered(SHORT_WAIT)),
+        E::Late => ("relay-late", "the runtime's replica did not respond in time", Staggered(SHORT_WAIT)),
+        E::Broken => ("relay-broken", "the exchange with the runtime's replica failed", Jittered(SHORT_WAIT)),
+    };
+    unavailable(label, detail, retry)
 }
 
 fn enrolment_problem(error: EnrolmentError) -> ProblemSpec {

@@ -25,7 +25,16 @@ use super::{
     refusal::{HttpResponse, Refusal},
     request_limiter::{RequestLimiter, RequestPermit},
 };
-use crate::{ingress::enrolment::Revocations, pki::Trust};
+use crate::{
+    ingress::{
+        enrolment::Revocations,
+        relay::{Relay, RelayError, RelayedResponse, Replica, mark_last},
+    },
+    pki::Trust,
+};
+
+/// Metric label of a request that another replica refused; that one counts the reason.
+const RELAYED: &str = "relayed";
 
 /// Handler of a port's requests. Connections and the steps of a request are the same on every port; authentication and
 /// processing differ.
@@ -111,8 +120,19 @@ pub enum Owner<'a> {
     Runtime(&'a RuntimeId, ClientLeaf),
     /// A proxy on behalf of many runtimes. The number of connections is not limited.
     Shared,
+    /// Another replica, which accepted the requests of many runtimes.
+    Replica,
     /// A client without a certificate, or with one that is refused with its first request.
     Unidentified,
+}
+
+/// Way by which a request arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Via {
+    /// Its client, or a proxy in front of this replica, sent it.
+    Client,
+    /// Another replica accepted and relayed it.
+    Replica,
 }
 
 /// Limits, state and metrics of one port.
@@ -126,6 +146,8 @@ pub struct Port {
     /// Roots of the client certificates; `None` where the handshake alone decides.
     trust: Option<watch::Receiver<Arc<Trust>>>,
     pub(super) shedder: LoadShedder,
+    /// Present where other replicas hold some of the runtimes.
+    pub(super) relay: Option<Relay>,
     pub(super) metrics: PortMetrics,
 }
 
@@ -139,6 +161,7 @@ impl Port {
             revocations: settings.revocations.clone(),
             trust: settings.trust.clone(),
             shedder: LoadShedder::new(settings.lag_limit),
+            relay: settings.relay.clone(),
             metrics,
         }
     }
@@ -146,6 +169,17 @@ impl Port {
     /// True if a certificate of this issuing key is still trusted: the roots may have changed since the handshake.
     pub(super) fn trusts(&self, authority: Option<&KeyId>) -> bool {
         self.trust.as_ref().is_none_or(|trust| trust.borrow().accepts(authority))
+    }
+
+    /// Returns the relay and the replica to which a request of a runtime must be relayed; `None` if this replica
+    /// processes it.
+    pub(super) fn elsewhere(
+        &self,
+        runtime: &RuntimeId,
+        via: Via,
+    ) -> Result<Option<(&Relay, Arc<Replica>)>, RelayError> {
+        let Some(relay) = &self.relay else { return Ok(None) };
+        Ok(relay.holder(runtime, via == Via::Replica)?.map(|holder| (relay, holder)))
     }
 
     /// Reads a body of at most `limit` bytes within its deadline and the budget of all bodies. Adds all received bytes
@@ -184,10 +218,17 @@ pub(super) async fn handle<S: Service, B: Body<Data = Bytes> + Send>(
         Err(refusal) => Err(*refusal),
     };
     let ended = Now::read();
-    let refused = result.as_ref().err().map(|refusal| refusal.label());
+    let relayed = result.as_ref().ok().and_then(|response| response.extensions().get::<RelayedResponse>().copied());
+    let refused = match &result {
+        Ok(response) if relayed.is_some() && !response.status().is_success() => Some(RELAYED),
+        Ok(_) => None,
+        Err(refusal) => Some(refusal.label()),
+    };
     port.metrics.request_ended(route, ended.instant.saturating_duration_since(begun.instant), refused);
     let mut refusal = match result {
-        Ok(response) => return (response, false),
+        Ok(response) => {
+            return (response, relayed.is_some_and(|relayed| ends_with(service.owner(peer), refused, relayed)));
+        }
         Err(refusal) => refusal,
     };
     let client = client.as_ref().ok();
@@ -202,12 +243,97 @@ pub(super) async fn handle<S: Service, B: Body<Data = Bytes> + Send>(
         }
     }
     service.record(parts.uri.path(), client, refusal);
+    let closes = S::CLOSES_REFUSED && refusal.closes_connection();
     let is_last = match service.owner(peer) {
-        Owner::Runtime(..) => S::CLOSES_REFUSED && refusal.closes_connection(),
-        // Many runtimes share a proxy's connection, and their requests may be valid.
-        Owner::Shared => false,
+        Owner::Runtime(..) => closes,
+        // Many runtimes share the connection, and their requests may be valid.
+        Owner::Shared | Owner::Replica => false,
         // Frees the connection for another client.
         Owner::Unidentified => true,
     };
-    (service.refuse(refusal, runtime, ended), is_last || rest.must_close)
+    let mut response = service.refuse(refusal, runtime, ended);
+    if closes && service.owner(peer) == Owner::Replica {
+        mark_last(&mut response);
+    }
+    (response, is_last || rest.must_close)
+}
+
+/// True if the client's connection ends with the response of another replica, as it would with the same of this one.
+fn ends_with(owner: Owner<'_>, refused: Option<&'static str>, relayed: RelayedResponse) -> bool {
+    match owner {
+        Owner::Runtime(..) => relayed.is_last,
+        Owner::Shared | Owner::Replica => false,
+        Owner::Unidentified => refused.is_some(),
+    }
+}
+
+/// A handler that two ports share, since requests of the same runtimes arrive at both.
+impl<S: Service> Service for Arc<S> {
+    type Peer = S::Peer;
+    type Client = S::Client;
+
+    const NEEDS_CERTIFICATE: bool = S::NEEDS_CERTIFICATE;
+    const CLOSES_REFUSED: bool = S::CLOSES_REFUSED;
+
+    fn port(&self) -> &Port {
+        S::port(self)
+    }
+
+    fn identify(&self, chain: &[CertificateDer<'_>], source: Option<SocketAddr>) -> S::Peer {
+        S::identify(self, chain, source)
+    }
+
+    fn owner<'a>(&self, peer: &'a S::Peer) -> Owner<'a> {
+        S::owner(self, peer)
+    }
+
+    fn route(path: &str) -> &'static str {
+        S::route(path)
+    }
+
+    fn authenticate(&self, parts: &Parts, peer: &S::Peer, now: Now) -> Result<S::Client, Refusal> {
+        S::authenticate(self, parts, peer, now)
+    }
+
+    fn process<B: Body<Data = Bytes> + Send>(
+        &self,
+        parts: &Parts,
+        body: Pin<&mut B>,
+        client: &S::Client,
+        now: Now,
+    ) -> impl Future<Output = Result<HttpResponse, Refusal>> + Send {
+        S::process(self, parts, body, client, now)
+    }
+
+    fn charged(client: &S::Client, refusal: Refusal) -> Option<&RuntimeId> {
+        S::charged(client, refusal)
+    }
+
+    fn record(&self, path: &str, client: Option<&S::Client>, refusal: Refusal) {
+        S::record(self, path, client, refusal);
+    }
+
+    fn refuse(&self, refusal: Refusal, runtime: Option<&RuntimeId>, now: Now) -> HttpResponse {
+        S::refuse(self, refusal, runtime, now)
+    }
+
+    fn handle<B: Body<Data = Bytes> + Send>(
+        &self,
+        request: Request<B>,
+        peer: &S::Peer,
+    ) -> impl Future<Output = (HttpResponse, bool)> + Send {
+        S::handle(self, request, peer)
+    }
+
+    fn is_unknown(&self, runtime: &RuntimeId) -> bool {
+        S::is_unknown(self, runtime)
+    }
+
+    fn departures(&self) -> Option<broadcast::Receiver<RuntimeId>> {
+        S::departures(self)
+    }
+
+    fn connection_lost(&self, runtime: &RuntimeId, since: Instant) {
+        S::connection_lost(self, runtime, since);
+    }
 }

@@ -9,7 +9,8 @@
 //!    name 400)
 //! 3. rate and concurrency limits of that runtime (503, like every temporary refusal)
 //! 4. the manager must exist (404; while the receiver is starting 503)
-//! 5. the body, within its size limit (413), its deadline and the memory budget of all bodies; then JSON (400)
+//! 5. the body, within its size limit (413), its deadline and the memory budget of all bodies; then JSON (400), unless
+//!    another replica holds the runtime, to which the request is relayed
 //! 6. the [`V2Intake`]: a runtime that has used v3 is refused unless its Kyma allows v2 (403), and delivery to another
 //!    manager may fail (502). By then the request no longer counts as in flight, so that a hung manager delays no other request.
 
@@ -24,6 +25,7 @@ use std::net::SocketAddr;
 
 use tidewatch_shared::{identity::TrustDomain, v2::MAX_BODY_BYTES};
 
+pub(super) use caller::Peer;
 pub use caller::{CallerVerifier, Proxy};
 pub use flags::Flags;
 pub use handler::V2Handler;

@@ -21,9 +21,10 @@ use crate::ingress::{
         Now, PortMetrics, Settings,
         head::{check_length, check_plain},
         refusal::{HttpResponse, Refusal, json},
-        service::{Port, Service},
+        service::{Owner, Port, Service, Via},
     },
     http::single_value,
+    relay::{RelayedPort, RelayedRequest, source_of},
 };
 
 /// Route of this port. The name is its metric label.
@@ -44,6 +45,20 @@ impl Route {
             _ => None,
         }
     }
+}
+
+/// Client of a connection, which has no certificate.
+pub enum Peer {
+    /// A client with this address, if it is known.
+    Client(Option<IpAddr>),
+    /// Another replica, which passes the client's address on with each request. Only the relay port identifies one.
+    Replica,
+}
+
+/// Sender of a request, which its token authenticates later.
+pub struct Sender {
+    address: Option<IpAddr>,
+    via: Via,
 }
 
 /// State that all connections of this port share.
@@ -82,9 +97,8 @@ impl EnrolmentHandler {
 }
 
 impl Service for EnrolmentHandler {
-    /// Address of the client.
-    type Peer = Option<IpAddr>;
-    type Client = Option<IpAddr>;
+    type Peer = Peer;
+    type Client = Sender;
 
     const NEEDS_CERTIFICATE: bool = false;
 
@@ -92,8 +106,15 @@ impl Service for EnrolmentHandler {
         &self.port
     }
 
-    fn identify(&self, _: &[CertificateDer<'_>], source: Option<SocketAddr>) -> Option<IpAddr> {
-        source.map(|source| source.ip())
+    fn identify(&self, _: &[CertificateDer<'_>], source: Option<SocketAddr>) -> Peer {
+        Peer::Client(source.map(|source| source.ip()))
+    }
+
+    fn owner<'a>(&self, peer: &'a Peer) -> Owner<'a> {
+        match peer {
+            Peer::Client(_) => Owner::Unidentified,
+            Peer::Replica => Owner::Replica,
+        }
     }
 
     fn route(path: &str) -> &'static str {
@@ -101,35 +122,44 @@ impl Service for EnrolmentHandler {
     }
 
     /// Authenticates nothing: a token is reviewed with the body.
-    fn authenticate(&self, _: &Parts, source: &Option<IpAddr>, _: Now) -> Result<Option<IpAddr>, Refusal> {
-        Ok(*source)
+    fn authenticate(&self, parts: &Parts, peer: &Peer, _: Now) -> Result<Sender, Refusal> {
+        Ok(match peer {
+            Peer::Client(address) => Sender { address: *address, via: Via::Client },
+            Peer::Replica => Sender { address: source_of(&parts.headers), via: Via::Replica },
+        })
     }
 
     async fn process<B: Body<Data = Bytes> + Send>(
         &self,
         parts: &Parts,
         body: Pin<&mut B>,
-        source: &Option<IpAddr>,
+        &Sender { address, via }: &Sender,
         _: Now,
     ) -> Result<HttpResponse, Refusal> {
         match self.check_head(parts)? {
             Route::Trust => Ok(json(StatusCode::OK, CONTENT_TYPE, &self.enrolments.certificate_issuer().trust())),
             Route::Certificates => {
-                let token = self.admit(&parts.headers, *source)?;
+                let token = self.admit(&parts.headers, address)?;
                 // The client is not authenticated yet, so no runtime can be charged: the budget and the limit of
                 // connections apply.
                 let body = self.port.read_body(body, self.port.max_body, &mut 0, None).await?;
                 self.port.metrics.body_bytes.inc_by(body.bytes.len() as u64);
                 let request = CertificateRequest::parse(&body.bytes).map_err(|_| Refusal::Malformed)?;
+                if let Some((relay, holder)) = self.port.elsewhere(&request.runtime, via)? {
+                    let (body, _share) = body.into_parts();
+                    let (port, authority) = (RelayedPort::Enrolment, holder.name.as_str());
+                    let relayed = RelayedRequest { port, parts, authority, leaf: None, source: address, body };
+                    return Ok(relay.send(&holder, &request.runtime, relayed).await?);
+                }
                 drop(body);
-                let response = self.enrolments.enrol(token, &request, *source).await?;
+                let response = self.enrolments.enrol(token, &request, address).await?;
                 Ok(json(StatusCode::OK, CONTENT_TYPE, &response))
             }
         }
     }
 
-    fn record(&self, path: &str, source: Option<&Option<IpAddr>>, refusal: Refusal) {
-        let address = source.copied().flatten().map(tracing::field::display);
+    fn record(&self, path: &str, sender: Option<&Sender>, refusal: Refusal) {
+        let address = sender.and_then(|sender| sender.address).map(tracing::field::display);
         tracing::debug!(route = Self::route(path), reason = refusal.label(), address, "Enrolment refused");
     }
 }

@@ -55,7 +55,7 @@ impl Port {
 
     async fn send(&self, request: Request<Full<Bytes>>) -> (u16, Value, bool) {
         let from: IpAddr = "192.0.2.1".parse().unwrap();
-        let (response, is_last) = self.handler.handle(request, &Some(from)).await;
+        let (response, is_last) = self.handler.handle(request, &Peer::Client(Some(from))).await;
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, serde_json::from_slice(&body).unwrap(), is_last)
@@ -241,7 +241,7 @@ async fn invalid_heads_are_refused() {
     ] {
         port.is_refused(request, status, reason).await;
     }
-    let (response, _) = port.handler.handle(by(Method::POST, at(TRUST_PATH)), &None).await;
+    let (response, _) = port.handler.handle(by(Method::POST, at(TRUST_PATH)), &Peer::Client(None)).await;
     assert_eq!(response.headers()[header::ALLOW], "GET");
     assert_eq!(port.enrolment.first.call_counts(), (0, 0));
 }

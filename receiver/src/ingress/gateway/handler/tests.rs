@@ -54,8 +54,8 @@ impl Fixture {
     fn process(&self, request: Request<Vec<u8>>, agent: &Agent, now: i64) -> Result<HttpResponse, Refusal> {
         let peer = Peer::read(&agent.identity.chain[0], &domain());
         let (parts, body) = request.into_parts();
-        let certificate = self.handler.authenticate(&parts, &peer, at(now))?;
-        let admitted = self.handler.admit(&parts, &certificate, at(now))?;
+        let sender = self.handler.authenticate(&parts, &peer, at(now))?;
+        let admitted = self.handler.admit(&parts, &sender.certificate, at(now))?;
         match self.handler.process_body(&admitted, &body, at(now))? {
             Processed::Response(response) => Ok(response),
             Processed::Renewal(..) => panic!("no request here is a renewal"),
@@ -109,12 +109,12 @@ async fn received_body_bytes_are_charged_however_the_body_ends() {
     ) {
         let limits = Limits { per_second: 1, burst: 1_000, bytes_per_request: (1 << 19) / 600, ..Limits::default() };
         let fixture = Fixture::with(RecordingIntake::default(), Settings { limits, ..settings() });
-        let certificate = fixture.handler.authenticate(&parts(&fixture, 1), &fixture.peer(), at(NOW)).unwrap();
+        let sender = fixture.handler.authenticate(&parts(&fixture, 1), &fixture.peer(), at(NOW)).unwrap();
         // One or two of these bodies exhaust the burst.
         for counter in 1..=3 {
             let parts = parts(&fixture, counter);
             let body = pin!(StreamBody::new(body().map_ok(Frame::data)));
-            let processing = fixture.handler.process(&parts, body, &certificate, at(NOW));
+            let processing = fixture.handler.process(&parts, body, &sender, at(NOW));
             // The timeout drops the request before its deadline, like a reset of the stream.
             match timeout(Duration::from_millis(10), processing).await.ok().and_then(Result::err) {
                 Some(Refusal::Rate(_)) => {
@@ -144,32 +144,31 @@ async fn bodies_held_back_leave_room_for_other_runtimes() {
     const MIB: Bytes = Bytes::from_static(&[b' '; 1 << 20]);
     let fixture = Fixture::new();
     let hostile: Vec<_> = (0..32).map(|n| Agent::new(&fixture.ca, &format!("hostile-{n}"), NOW)).collect();
-    let certificates: Vec<_> = hostile
-        .iter()
-        .map(|agent| match Peer::read(&agent.identity.chain[0], &domain()) {
-            Peer::Runtime(certificate) => certificate,
-            _ => panic!("a runtime"),
+    let requests: Vec<_> = (0..32 * 4)
+        .map(|n| {
+            let agent = &hostile[n / 4];
+            let parts = agent.sign(&RequestSpec::events(b"[]", n as u64)).into_parts().0;
+            let peer = Peer::read(&agent.identity.chain[0], &domain());
+            let sender = fixture.handler.authenticate(&parts, &peer, at(NOW)).unwrap();
+            (parts, sender)
         })
         .collect();
-    let requests: Vec<_> = (0..32 * 4)
-        .map(|n| (hostile[n / 4].sign(&RequestSpec::events(b"[]", n as u64)).into_parts().0, &certificates[n / 4]))
-        .collect();
     let mut held = Vec::new();
-    for (parts, certificate) in &requests {
+    for (parts, sender) in &requests {
         let frames = stream::iter([MIB]).chain(stream::pending()).map(|data| Ok::<_, Infallible>(Frame::data(data)));
         let (mut body, handler) = (Box::pin(StreamBody::new(frames)), &fixture.handler);
-        let mut processing = Box::pin(async move { handler.process(parts, body.as_mut(), certificate, at(NOW)).await });
+        let mut processing = Box::pin(async move { handler.process(parts, body.as_mut(), sender, at(NOW)).await });
         match (&mut processing).now_or_never() {
             Some(refused) => assert_eq!(refused.err(), Some(Refusal::Concurrency)),
             None => held.push(processing),
         }
     }
     assert_eq!(held.len(), 32, "one large body of each runtime");
-    let (certificate, batch) = (fixture.peer(), fixture.agent.batch().to_string().into_bytes());
-    let Peer::Runtime(certificate) = certificate else { panic!("a runtime") };
+    let batch = fixture.agent.batch().to_string().into_bytes();
     let (parts, body) = fixture.agent.sign(&RequestSpec::events(&batch, 1)).into_parts();
     let body = pin!(http_body_util::Full::from(body));
-    let served = fixture.handler.process(&parts, body, &certificate, at(NOW)).await;
+    let sender = fixture.handler.authenticate(&parts, &fixture.peer(), at(NOW)).unwrap();
+    let served = fixture.handler.process(&parts, body, &sender, at(NOW)).await;
     // Its signature is of another time than the wall clock's.
     assert!(!matches!(served.err(), Some(Refusal::Busy | Refusal::Concurrency)));
 }

@@ -1,19 +1,20 @@
-//! Authentication of callers: a runtime by its own connection, or through a proxy that forwards its certificate.
+//! Authentication of callers: a runtime by its own connection, or through a proxy or another replica that forwards its
+//! certificate.
 
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use rustls::server::{WebPkiClientVerifier, danger::ClientCertVerifier};
 use rustls_pki_types::{CertificateDer, UnixTime};
 use tidewatch_shared::{
-    forwarded::FORWARDED_CLIENT_CERT,
+    forwarded::{CLIENT_CERT, FORWARDED_CLIENT_CERT, parse_client_cert},
     tls::{self, TlsConfigError},
     v2::{Caller, ReadCallerError, parse_forwarded},
 };
 
 use crate::{
-    ingress::gateway::refusal::Refusal,
+    ingress::{gateway::refusal::Refusal, http::single_value},
     pki::{ProxyIdentity, TrustBundle},
 };
 
@@ -31,8 +32,10 @@ pub struct CallerVerifier(Arc<ArcSwap<Trust>>);
 
 struct Trust {
     bundle: TrustBundle,
-    /// Identity of the proxy, and verifier of the certificates that it forwards.
-    proxy: Option<(ProxyIdentity, Arc<dyn ClientCertVerifier>)>,
+    /// Identity of the proxy, if there is one.
+    proxy: Option<ProxyIdentity>,
+    /// Verifier of forwarded certificates.
+    clients: Arc<dyn ClientCertVerifier>,
 }
 
 /// Client of a connection.
@@ -41,6 +44,8 @@ pub enum Peer {
     Runtime(Caller),
     /// The trusted proxy, which forwards a certificate with each request.
     Proxy,
+    /// Another replica, which does the same. Only the relay port identifies one.
+    Replica,
     /// A client without a valid identity; its requests are refused.
     Rejected(Refusal),
 }
@@ -52,14 +57,13 @@ impl CallerVerifier {
     /// # Errors
     /// [`TlsConfigError`] if a bundle is unusable.
     pub fn new(clients: TrustBundle, proxy: Option<Proxy>) -> Result<Self, TlsConfigError> {
-        let trust = match proxy {
-            None => Trust { bundle: clients, proxy: None },
-            Some(Proxy { roots, identity }) => {
-                let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(clients.store()?), tls::provider());
-                let verifier = builder.build().map_err(TlsConfigError::Verifier)?;
-                Trust { bundle: roots, proxy: Some((identity, verifier)) }
-            }
+        let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(clients.store()?), tls::provider());
+        let verifier = builder.build().map_err(TlsConfigError::Verifier)?;
+        let (bundle, proxy) = match proxy {
+            None => (clients, None),
+            Some(Proxy { roots, identity }) => (roots, Some(identity)),
         };
+        let trust = Trust { bundle, proxy, clients: verifier };
         Ok(Self(Arc::new(ArcSwap::from_pointee(trust))))
     }
 
@@ -77,19 +81,20 @@ impl CallerVerifier {
     /// Identifies the client by the leaf of a connection, after the handshake has verified the chain.
     pub(super) fn identify(&self, leaf: Option<&CertificateDer<'_>>) -> Peer {
         match (leaf, &self.0.load().proxy) {
-            (Some(leaf), Some((identity, _))) if identity.is_named_by(leaf) => Peer::Proxy,
+            (Some(leaf), Some(identity)) if identity.is_named_by(leaf) => Peer::Proxy,
             (Some(leaf), None) => Caller::read(leaf).map_or_else(|error| Peer::Rejected(error.into()), Peer::Runtime),
             _ => Peer::Rejected(Refusal::NoCertificate),
         }
     }
 
-    /// Returns the caller of a request at a time in Unix seconds. The header field is trusted on the proxy's connection
-    /// alone.
+    /// Returns the caller of a request at a time in Unix seconds. The header fields are trusted on the
+    /// connection of the proxy, or of another replica, alone.
     pub(super) fn caller(&self, peer: &Peer, headers: &HeaderMap, now: i64) -> Result<Caller, Refusal> {
         let caller = match peer {
             Peer::Rejected(refusal) => return Err(*refusal),
             Peer::Runtime(caller) => caller.clone(),
             Peer::Proxy => self.forwarded(headers, now)?,
+            Peer::Replica => self.relayed(headers, now)?,
         };
         let valid = caller.not_before <= now && now <= caller.not_after;
         valid.then_some(caller).ok_or(Refusal::NoCertificate)
@@ -99,13 +104,21 @@ impl CallerVerifier {
         let mut values = headers.get_all(FORWARDED_CLIENT_CERT).iter();
         // The client itself may have sent a second value.
         let (Some(value), None) = (values.next(), values.next()) else { return Err(Refusal::NoCertificate) };
-        let leaf = parse_forwarded(value.as_bytes()).map_err(|_| Refusal::NoCertificate)?;
-        let trust = self.0.load();
-        let (_, verifier) = trust.proxy.as_ref().ok_or(Refusal::NoCertificate)?;
+        self.verified(&parse_forwarded(value.as_bytes()).map_err(|_| Refusal::NoCertificate)?, now)
+    }
+
+    fn relayed(&self, headers: &HeaderMap, now: i64) -> Result<Caller, Refusal> {
+        let value = single_value(headers, &HeaderName::from_static(CLIENT_CERT)).ok_or(Refusal::NoCertificate)?;
+        self.verified(&parse_client_cert(value).map_err(|_| Refusal::NoCertificate)?, now)
+    }
+
+    /// Returns the caller of a forwarded certificate, after its chain was verified.
+    fn verified(&self, leaf: &CertificateDer<'_>, now: i64) -> Result<Caller, Refusal> {
+        let verifier = self.0.load().clients.clone();
         let since = Duration::from_secs(u64::try_from(now).unwrap_or_default());
-        let verified = verifier.verify_client_cert(&leaf, &[], UnixTime::since_unix_epoch(since));
+        let verified = verifier.verify_client_cert(leaf, &[], UnixTime::since_unix_epoch(since));
         verified.map_err(|_| Refusal::NoCertificate)?;
-        Ok(Caller::read(&leaf)?)
+        Ok(Caller::read(leaf)?)
     }
 }
 

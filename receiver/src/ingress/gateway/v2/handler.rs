@@ -1,6 +1,6 @@
 //! Handles requests of contract v2.
 
-use std::{net::SocketAddr, pin::Pin};
+use std::{net::SocketAddr, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, request::Parts};
@@ -24,17 +24,25 @@ use crate::{
         enrolment::LeafId,
         gateway::{
             self, Now, Settings,
+            body::BufferedBody,
             connection_limiter::ClientLeaf,
             head,
             refusal::{HttpResponse, Refusal},
             request_limiter::BodyCharge,
-            service::{self, Owner, Port, Service},
+            service::{self, Owner, Port, Service, Via},
         },
+        relay::{Relay, RelayedPort, RelayedRequest, RelayedResponse, Replica},
     },
 };
 
 /// Label of this port in the gateway's metrics.
 const ROUTE: &str = "v2";
+
+/// Sender of a request.
+pub struct Sender {
+    caller: Caller,
+    via: Via,
+}
 
 /// State that all connections of this port share.
 pub struct V2Handler<T> {
@@ -70,21 +78,41 @@ impl<T: V2Intake> V2Handler<T> {
         Self { port: Port::new(settings, shared), intake, callers, metrics }
     }
 
-    async fn event<B: Body<Data = Bytes> + Send>(
+    /// Reads the body of a request within the limits of its runtime, and returns the replica to which it must be relayed.
+    async fn body<B: Body<Data = Bytes> + Send>(
         &self,
         manager: &str,
-        caller: &Caller,
+        Sender { caller, via }: &Sender,
         body: Pin<&mut B>,
         now: Now,
-    ) -> Result<Event, Refusal> {
+    ) -> Result<(BufferedBody, Option<(&Relay, Arc<Replica>)>), Refusal> {
         let permit = self.port.limiter.acquire(&caller.runtime, now)?;
         if !self.intake.is_manager(manager) {
             let is_early = self.intake.is_starting(&caller.runtime);
             return Err(if is_early { PlacementError::NotSynced.into() } else { Refusal::Manager });
         }
+        let elsewhere = self.port.elsewhere(&caller.runtime, *via)?;
         let mut charge = BodyCharge { permit: &permit, bytes: 0 };
         let body = self.port.read_body(body, self.port.max_body, &mut charge.bytes, Some(&permit)).await?;
-        Event::parse(&body.bytes).map_err(|_| Refusal::Malformed)
+        Ok((body, elsewhere))
+    }
+
+    /// Relays a request with its complete body to the holder of its runtime.
+    async fn relay(
+        &self,
+        relay: &Relay,
+        holder: &Arc<Replica>,
+        (parts, caller): (&Parts, &Caller),
+        body: BufferedBody,
+    ) -> Result<HttpResponse, Refusal> {
+        let (body, _share) = body.into_parts();
+        let (port, leaf) = (RelayedPort::V2, Some(&caller.leaf));
+        let request = RelayedRequest { port, parts, authority: holder.name.as_str(), leaf, source: None, body };
+        let response = relay.send(holder, &caller.runtime, request).await?;
+        if RelayedResponse::is_invalid_request(response.status()) {
+            self.port.limiter.count_invalid_request(&caller.runtime, Instant::now());
+        }
+        Ok(response)
     }
 
     /// Checks the head before authentication, and returns the manager. Like the incumbent it ignores content type and
@@ -101,7 +129,7 @@ impl<T: V2Intake> V2Handler<T> {
 
 impl<T: V2Intake> Service for V2Handler<T> {
     type Peer = Peer;
-    type Client = Caller;
+    type Client = Sender;
 
     const CLOSES_REFUSED: bool = false;
 
@@ -117,6 +145,7 @@ impl<T: V2Intake> Service for V2Handler<T> {
         match peer {
             Peer::Runtime(caller) => Owner::Runtime(&caller.runtime, ClientLeaf::of_caller(caller)),
             Peer::Proxy => Owner::Shared,
+            Peer::Replica => Owner::Replica,
             Peer::Rejected(_) => Owner::Unidentified,
         }
     }
@@ -125,36 +154,43 @@ impl<T: V2Intake> Service for V2Handler<T> {
         ROUTE
     }
 
-    fn authenticate(&self, parts: &Parts, peer: &Peer, now: Now) -> Result<Caller, Refusal> {
+    fn authenticate(&self, parts: &Parts, peer: &Peer, now: Now) -> Result<Sender, Refusal> {
         self.check_head(parts)?;
-        self.callers.caller(peer, &parts.headers, now.unix)
+        let via = if let Peer::Replica = peer { Via::Replica } else { Via::Client };
+        Ok(Sender { caller: self.callers.caller(peer, &parts.headers, now.unix)?, via })
     }
 
     async fn process<B: Body<Data = Bytes> + Send>(
         &self,
         parts: &Parts,
         body: Pin<&mut B>,
-        caller: &Caller,
+        sender: &Sender,
         now: Now,
     ) -> Result<HttpResponse, Refusal> {
+        let caller = &sender.caller;
         let manager = v2::manager_of(parts.uri.path()).ok_or(Refusal::Route)?;
         let leaf = LeafId { fingerprint: &caller.fingerprint, not_before: caller.not_before };
         if self.port.revocations.covers_leaf(&caller.runtime, leaf) {
             return Err(Refusal::Revoked);
         }
-        let event = self.event(manager, caller, body, now).await?;
+        let (body, elsewhere) = self.body(manager, sender, body, now).await?;
+        if let Some((relay, holder)) = elsewhere {
+            return self.relay(relay, &holder, (parts, caller), body).await;
+        }
+        let event = Event::parse(&body.bytes).map_err(|_| Refusal::Malformed)?;
+        drop(body);
         // By now the permit of the runtime and the budget are released, however long the manager takes.
         self.intake.take(manager, caller, event).await?;
         Ok(Response::new(Full::default()))
     }
 
     /// Discarded bytes of a request to an unknown manager are not charged.
-    fn charged(caller: &Caller, refusal: Refusal) -> Option<&RuntimeId> {
-        (refusal != Refusal::Manager).then_some(&caller.runtime)
+    fn charged(sender: &Sender, refusal: Refusal) -> Option<&RuntimeId> {
+        (refusal != Refusal::Manager).then_some(&sender.caller.runtime)
     }
 
     /// Also counts the refusal as the incumbent does.
-    fn record(&self, path: &str, _: Option<&Caller>, refusal: Refusal) {
+    fn record(&self, path: &str, _: Option<&Sender>, refusal: Refusal) {
         if matches!(refusal, Refusal::TooLarge(_)) {
             self.metrics.too_large();
         }

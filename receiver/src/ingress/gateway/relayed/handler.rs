@@ -1,0 +1,141 @@
+//! Handles requests of the relay port.
+
+use std::{net::SocketAddr, pin::Pin, sync::Arc};
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, request::Parts};
+use http_body::Body;
+use http_body_util::Full;
+use rustls_pki_types::CertificateDer;
+use tidewatch_shared::identity::TrustDomain;
+
+use crate::{
+    base::replica::ReplicaName,
+    ingress::{
+        gateway::{
+            Intake, Now, PortMetrics, Settings, V3Handler,
+            enrol::{self, EnrolmentHandler},
+            handler,
+            refusal::{HttpResponse, Refusal},
+            service::{self, Owner, Port, Service},
+            v2::{self, V2Handler, V2Intake},
+        },
+        relay::{LOST_PATH, LostConnection, MAX_LOST_BYTES, RelayedPort},
+    },
+    pki::replica_of,
+};
+
+/// Handlers of the ports whose requests may be relayed to this replica.
+pub struct RelayedHandlers<I, T> {
+    /// Event port.
+    pub events: Arc<V3Handler<I>>,
+    /// Contract v2, if it is served.
+    pub v2: Option<Arc<V2Handler<T>>>,
+    /// Enrolment port, if it is served.
+    pub enrolment: Option<Arc<EnrolmentHandler>>,
+}
+
+/// State that all connections of this port share.
+pub struct RelayHandler<I, T> {
+    port: Port,
+    domain: TrustDomain,
+    handlers: RelayedHandlers<I, T>,
+}
+
+/// Client of a connection.
+pub enum Peer {
+    /// Another replica.
+    Replica(ReplicaName),
+    /// A client whose certificate names no replica, such as an agent's.
+    Stranger,
+}
+
+impl<I: Intake, T: V2Intake> RelayHandler<I, T> {
+    /// Passes requests to `handlers`. `metrics` are those of this port, which count its connections and what it refuses
+    /// itself.
+    pub fn new(settings: &Settings, handlers: RelayedHandlers<I, T>, metrics: PortMetrics) -> Self {
+        Self { port: Port::new(settings, metrics), domain: settings.domain.clone(), handlers }
+    }
+}
+
+impl<I: Intake, T: V2Intake> Service for RelayHandler<I, T> {
+    type Peer = Peer;
+    type Client = ();
+
+    fn port(&self) -> &Port {
+        &self.port
+    }
+
+    fn identify(&self, chain: &[CertificateDer<'_>], source: Option<SocketAddr>) -> Peer {
+        let replica = chain.first().and_then(|leaf| replica_of(leaf, &self.domain));
+        let Some(replica) = replica else {
+            tracing::warn!(source = source.map(tracing::field::display), "The client of the relay port is no replica");
+            return Peer::Stranger;
+        };
+        tracing::debug!(%replica, "A replica connected");
+        Peer::Replica(replica)
+    }
+
+    fn owner<'a>(&self, peer: &'a Peer) -> Owner<'a> {
+        match peer {
+            Peer::Replica(_) => Owner::Replica,
+            Peer::Stranger => Owner::Unidentified,
+        }
+    }
+
+    fn route(path: &str) -> &'static str {
+        if path == LOST_PATH { "lost" } else { "other" }
+    }
+
+    fn authenticate(&self, _: &Parts, peer: &Peer, _: Now) -> Result<(), Refusal> {
+        match peer {
+            Peer::Replica(_) => Ok(()),
+            Peer::Stranger => Err(Refusal::Replica),
+        }
+    }
+
+    /// Processes what the other replica sends in its own name.
+    async fn process<B: Body<Data = Bytes> + Send>(
+        &self,
+        parts: &Parts,
+        body: Pin<&mut B>,
+        (): &(),
+        _: Now,
+    ) -> Result<HttpResponse, Refusal> {
+        if RelayedPort::of(&parts.headers) != Some(RelayedPort::Lost) || parts.uri.path() != LOST_PATH {
+            return Err(Refusal::Route);
+        }
+        if parts.method != Method::POST {
+            return Err(Refusal::Method);
+        }
+        let body = self.port.read_body(body, MAX_LOST_BYTES, &mut 0, None).await?;
+        let lost = LostConnection::parse(&body.bytes).ok_or(Refusal::Malformed)?;
+        self.handlers.events.lost_elsewhere(lost);
+        let mut response = Response::new(Full::default());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        Ok(response)
+    }
+
+    fn record(&self, path: &str, _: Option<&()>, refusal: Refusal) {
+        tracing::debug!(route = Self::route(path), reason = refusal.label(), "Request of a replica refused");
+    }
+
+    /// Passes a relayed request on to the handler of the port that accepted it.
+    async fn handle<B: Body<Data = Bytes> + Send>(&self, request: Request<B>, peer: &Peer) -> (HttpResponse, bool) {
+        let RelayedHandlers { events, v2, enrolment } = &self.handlers;
+        let port = match peer {
+            Peer::Replica(_) => RelayedPort::of(request.headers()),
+            Peer::Stranger => None,
+        };
+        match (port, v2, enrolment) {
+            (Some(RelayedPort::Event | RelayedPort::Renewal), ..) => {
+                events.handle(request, &handler::Peer::Replica).await
+            }
+            (Some(RelayedPort::V2), Some(v2), _) => v2.handle(request, &v2::Peer::Replica).await,
+            (Some(RelayedPort::Enrolment), _, Some(enrolment)) => {
+                enrolment.handle(request, &enrol::Peer::Replica).await
+            }
+            _ => service::handle(self, request, peer).await,
+        }
+    }
+}

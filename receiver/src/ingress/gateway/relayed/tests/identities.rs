@@ -1,0 +1,149 @@
+//! No agent poses as a replica, and no replica as an agent.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use http::{HeaderValue, Request};
+use http_body_util::Full;
+use serde_json::Value;
+use tidewatch_shared::forwarded::CLIENT_CERT;
+
+use super::testing::*;
+use crate::{
+    ingress::{
+        enrolment::tests::testing::{honest_request, unix_now},
+        gateway::tests::testing::{Agent, ca, domain},
+        relay::LOST_PATH,
+    },
+    pki::SigningRequest,
+};
+
+fn forwarded(mut request: Request<Full<Bytes>>, agent: &Agent, port: &'static str) -> Request<Full<Bytes>> {
+    let value = format!(":{}:", STANDARD.encode(&agent.identity.chain[0]));
+    request.headers_mut().append(CLIENT_CERT, value.parse().unwrap());
+    request.headers_mut().insert("tidewatch-relay", HeaderValue::from_static(port));
+    request
+}
+
+fn lost() -> Request<Full<Bytes>> {
+    Request::post(format!("https://two{LOST_PATH}"))
+        .header("tidewatch-relay", "lost")
+        .body(Full::from(r#"[["r-1",0]]"#))
+        .unwrap()
+}
+
+/// An agent's certificate chains to the roots of the replicas, and names none.
+#[tokio::test]
+async fn agent_is_refused_on_the_relay_port() {
+    let (fleet, one, two) = Fleet::two().await;
+    let agent = fleet.agent("two", "two");
+    let victim = fleet.agent("r-1", "two");
+    for request in
+        [forwarded(events(&agent, 1), &agent, "event"), forwarded(events(&victim, 1), &victim, "event"), lost()]
+    {
+        let config = two.tls.client_as(&agent.identity, "two");
+        let mut sender = Sender::open(two.relay_address, config).await.unwrap();
+        let response = sender.send(request).await.unwrap();
+        let problem: Value = serde_json::from_slice(response.body()).unwrap();
+        assert_eq!((response.status().as_u16(), &problem["status"]), (403, &403.into()));
+        sender.ends().await;
+    }
+    let stranger = Agent::new(&ca(unix_now()), "r-1", unix_now());
+    let opened = Sender::open(two.relay_address, two.tls.client_as(&stranger.identity, "two")).await;
+    if let Ok(mut sender) = opened {
+        assert!(sender.send(lost()).await.is_err());
+    }
+    assert_eq!(two.handshakes_failed("unknown-issuer"), 1);
+    assert_eq!((two.intake.count(), two.intake.lost_connections()), (0, 0));
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test]
+async fn fields_of_a_replica_have_no_effect_on_the_event_port() {
+    let (fleet, one, two) = Fleet::two().await;
+    let (agent, victim) = (fleet.agent("r-1", "two"), fleet.agent("r-2", "two"));
+    for replica in [&two, &one] {
+        let mut sender = replica.connect(&fleet, &agent).await;
+        let forged = forwarded(events(&victim, 1), &victim, "event");
+        assert_eq!(sender.send(forged).await.unwrap().status(), 401, "the signer is not the client of the connection");
+    }
+    assert_eq!(two.refused("signature-keyid"), 2, "through the other replica as well");
+    assert_eq!(two.intake.count(), 0);
+    let honest = forwarded(events(&agent, 2), &victim, "v2");
+    assert_eq!(one.send(&fleet, &agent, honest).await.status(), 202, "its own certificate takes their place");
+    assert_eq!(two.intake.received.lock().unwrap()[0].0, "r-1");
+    one.stop().await;
+    two.stop().await;
+}
+
+/// The certificate of a replica names no runtime, on any port.
+#[tokio::test]
+async fn replica_is_refused_as_an_agent() {
+    let (fleet, one, two) = Fleet::two().await;
+    let agent = fleet.agent("r-1", "two");
+    let config = || {
+        let mut config = one.tls.client().config(&"two".parse().unwrap()).unwrap();
+        config.dangerous().set_certificate_verifier(any_server(&fleet));
+        config
+    };
+    let mut sender = Sender::open(two.event_address, config()).await.unwrap();
+    let response = sender.send(forwarded(events(&agent, 1), &agent, "event")).await.unwrap();
+    assert_eq!(response.status(), 403);
+    sender.ends().await;
+    let mut sender = Sender::open(two.v2_address, config()).await.unwrap();
+    let event = Request::post("https://kcp.test/v2/lifecycle-manager/event").body(Full::from("{}")).unwrap();
+    assert_eq!(sender.send(forwarded(event, &agent, "v2")).await.unwrap().status(), 400);
+    assert_eq!((two.refused("identity"), two.intake.count()), (1, 0));
+    assert!(two.v2_intake.0.lock().unwrap().is_empty());
+    one.stop().await;
+    two.stop().await;
+}
+
+/// Verifies servers as an agent does.
+fn any_server(fleet: &Fleet) -> std::sync::Arc<dyn rustls::client::danger::ServerCertVerifier> {
+    let roots = fleet.ca.trust_bundle().store().unwrap();
+    let builder =
+        rustls::client::WebPkiServerVerifier::builder_with_provider(roots.into(), tidewatch_shared::tls::provider());
+    builder.build().unwrap()
+}
+
+/// Enrolment issues for the key of a request alone, whatever names it has.
+#[tokio::test]
+async fn request_for_the_names_of_a_replica_yields_none() {
+    use rcgen::{CertificateParams, KeyPair, SanType};
+    let fleet = Fleet::new();
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::default();
+    params.subject_alt_names = vec![SanType::URI("spiffe://kyma.local/replica/two".try_into().unwrap())];
+    let request = params.serialize_request(&key).unwrap();
+    let enrol =
+        tidewatch_shared::enrolment::CertificateRequest { request: request.pem().unwrap(), ..honest_request("r-1") };
+    let issued = fleet.enrolment.enrolments.enrol(&fleet.enrolment.first.token(), &enrol, None).await.unwrap();
+    let leaf = tidewatch_shared::tls::certificates(issued.chain.as_bytes()).unwrap().remove(0);
+    assert_eq!(crate::pki::replica_of(&leaf, &domain()), None);
+    assert!(SigningRequest::from_der(request.der()).is_ok());
+}
+
+/// A replica passes on whichever certificate the client has; the holder verifies it again.
+#[tokio::test]
+async fn certificates_that_a_replica_forwards_are_verified_again() {
+    let (fleet, one, two) = Fleet::two().await;
+    let agent = fleet.agent("r-1", "two");
+    let stranger = Agent::new(&ca(unix_now()), "r-1", unix_now());
+    let config = one.tls.client().config(&"two".parse().unwrap()).unwrap();
+    let mut sender = Sender::open(two.relay_address, config).await.unwrap();
+    for (case, request, status) in [
+        ("none", events(&agent, 1), 404),
+        ("two", forwarded(forwarded(events(&agent, 1), &agent, "event"), &agent, "event"), 401),
+        ("of another CA", forwarded(events(&stranger, 1), &stranger, "event"), 401),
+        ("of another runtime", forwarded(events(&agent, 1), &fleet.agent("r-2", "two"), "event"), 401),
+        ("an unknown port", forwarded(events(&agent, 1), &agent, "other"), 404),
+        ("good", forwarded(events(&agent, 1), &agent, "event"), 202),
+        ("a lost connection", lost(), 204),
+    ] {
+        assert_eq!(sender.send(request).await.unwrap().status(), status, "{case}");
+    }
+    assert_eq!((two.intake.count(), two.intake.lost_connections()), (1, 1));
+    one.stop().await;
+    two.stop().await;
+}

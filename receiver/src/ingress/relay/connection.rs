@@ -1,0 +1,137 @@
+//! HTTP/2 connections to a holder.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::client::conn::http2::{self, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls_pki_types::ServerName;
+use tokio::{
+    net::TcpStream,
+    sync::Mutex,
+    time::{Instant, timeout},
+};
+use tokio_rustls::TlsConnector;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{Relay, RelayError, Replica};
+use crate::{base::random::Random, pki::ReplicaClient};
+
+/// HTTP/2 flow-control window of a connection for responses, in bytes; that of a stream is the protocol's default.
+const WINDOW: u32 = 1 << 20;
+/// Bytes of the head of a response at most.
+const MAX_HEAD: u32 = 16 << 10;
+/// Bytes of unsent requests per stream.
+const SEND_BYTES: usize = 64 << 10;
+/// Bound of the pause after a failed connection; doubled with each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// Longest pause.
+const MAX_PAUSE: Duration = Duration::from_secs(2);
+
+/// An open connection. It lives as long as a request or the pool has a clone of it.
+#[derive(Clone)]
+pub(super) struct Connection {
+    pub(super) sender: SendRequest<Full<Bytes>>,
+    /// Identity with which it was opened.
+    client: Arc<ReplicaClient>,
+    _task: Arc<AbortOnDropHandle<()>>,
+}
+
+/// Place of one connection, which is opened again when it ends.
+pub(super) struct ConnectionSlot {
+    state: Mutex<State>,
+    /// The last attempt to open it failed.
+    is_failing: AtomicBool,
+}
+
+struct State {
+    connection: Option<Connection>,
+    failures: u32,
+    /// No attempt before it.
+    retry_at: Instant,
+    random: Random,
+}
+
+impl ConnectionSlot {
+    pub(super) fn new(seed: u64) -> Self {
+        let state = State { connection: None, failures: 0, retry_at: Instant::now(), random: Random::new(seed) };
+        Self { state: Mutex::new(state), is_failing: AtomicBool::new(false) }
+    }
+
+    /// Returns the connection, opening it if there is none or the identity of this replica has changed since. Requests
+    /// that come meanwhile wait for it; while the holder is not reachable they do not.
+    pub(super) async fn connection(&self, relay: &Relay, holder: &Replica) -> Result<Connection, RelayError> {
+        let mut state = if self.is_failing.load(Ordering::Relaxed) {
+            self.state.try_lock().map_err(|_| RelayError::Gone)?
+        } else {
+            self.state.lock().await
+        };
+        let client = relay.tls().client();
+        if let Some(open) = &state.connection
+            && Arc::ptr_eq(&open.client, &client)
+            && !open.sender.is_closed()
+        {
+            return Ok(open.clone());
+        }
+        if Instant::now() < state.retry_at {
+            return Err(RelayError::Gone);
+        }
+        // Its requests in flight have clones of the former connection.
+        state.connection = None;
+        let opened = timeout(relay.0.deadlines.connect, open(relay, holder, client)).await;
+        let opened = opened.map_err(|_| "timeout".to_owned()).and_then(|opened| opened);
+        relay.0.metrics.connected(if opened.is_ok() { "opened" } else { "failed" });
+        match opened {
+            Ok(connection) => {
+                (state.failures, state.connection) = (0, Some(connection.clone()));
+                self.is_failing.store(false, Ordering::Relaxed);
+                Ok(connection)
+            }
+            Err(error) => {
+                if state.failures == 0 {
+                    tracing::warn!(replica = %holder.name, address = %holder.address, error, "No connection to a replica");
+                }
+                state.failures = state.failures.saturating_add(1);
+                let failures = state.failures;
+                let pause = state.random.backoff(FIRST_PAUSE, MAX_PAUSE, failures);
+                state.retry_at = Instant::now() + pause;
+                self.is_failing.store(true, Ordering::Relaxed);
+                Err(RelayError::Gone)
+            }
+        }
+    }
+}
+
+/// Opens a connection whose peer proves to be the holder.
+async fn open(relay: &Relay, holder: &Replica, client: Arc<ReplicaClient>) -> Result<Connection, String> {
+    let config = client.config(&holder.name).map_err(|error| error.to_string())?;
+    let tcp = TcpStream::connect(holder.address).await.map_err(|error| error.to_string())?;
+    let _ = tcp.set_nodelay(true);
+    // The name has no meaning: the holder's certificate is verified by its replica.
+    let name = ServerName::from(holder.address.ip());
+    let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.map_err(|error| error.to_string())?;
+    let ping = relay.0.deadlines.ping;
+    let handshake = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_connection_window_size(WINDOW)
+        .max_header_list_size(MAX_HEAD)
+        .max_send_buf_size(SEND_BYTES)
+        .keep_alive_interval(ping)
+        .keep_alive_timeout(ping)
+        .keep_alive_while_idle(true)
+        .handshake(TokioIo::new(tls));
+    let (sender, connection) = handshake.await.map_err(|error| error.to_string())?;
+    let task = tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "A connection to a replica ended");
+        }
+    });
+    Ok(Connection { sender, client, _task: Arc::new(AbortOnDropHandle::new(task)) })
+}

@@ -1,0 +1,133 @@
+//! Requests between replicas: what of the client's request is passed on, and what the accepting replica adds.
+
+use std::net::IpAddr;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Version, header, request::Parts};
+use http_body_util::Full;
+use rustls_pki_types::CertificateDer;
+use tidewatch_shared::{
+    forwarded::CLIENT_CERT,
+    signature::{CONTENT_DIGEST, SIGNATURE, SIGNATURE_INPUT},
+};
+
+use super::RelayError;
+use crate::ingress::http::single_value;
+
+/// Header field with the port that accepted the request.
+pub(in crate::ingress) const RELAY_FIELD: &str = "tidewatch-relay";
+/// Header field with the address of a client without a certificate.
+const SOURCE: &str = "x-forwarded-for";
+/// Header field of a W3C trace context.
+const TRACEPARENT: &str = "traceparent";
+
+/// Port that accepted a relayed request, and hence what the holder expects of it. The name is the value of
+/// [`RELAY_FIELD`] and the metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+pub(in crate::ingress) enum RelayedPort {
+    /// Events and heartbeats of the event port.
+    Event,
+    /// Renewals, also of the event port.
+    Renewal,
+    /// Enrolments.
+    Enrolment,
+    /// Contract v2.
+    V2,
+    /// Lost connections of the event port, which the accepting replica itself reports.
+    Lost,
+}
+
+impl RelayedPort {
+    /// Number of ports.
+    pub(super) const COUNT: usize = 5;
+
+    /// Reads the port from the fields of a relayed request.
+    pub(in crate::ingress) fn of(headers: &HeaderMap) -> Option<Self> {
+        single_value(headers, &HeaderName::from_static(RELAY_FIELD))?.parse().ok()
+    }
+
+    /// Requests in flight to one holder at most. Slow ones have places of their own, so that they displace no event. The
+    /// HTTP/2 streams of a connection are more than all of them.
+    pub(super) const fn slots(self) -> usize {
+        match self {
+            Self::Event => 512,
+            Self::V2 => 256,
+            Self::Renewal | Self::Enrolment => 96,
+            Self::Lost => 1,
+        }
+    }
+
+    /// Share of one runtime in the requests in flight: above what an agent has, and above the requests of contract v2
+    /// that may wait for another manager.
+    pub(super) const SHARE: u32 = 8;
+
+    /// Fields of the client that are passed on; all others are dropped. `traceparent` carries no authority: only events
+    /// that a signature covers begin spans.
+    const fn fields(self) -> &'static [&'static str] {
+        match self {
+            Self::Event | Self::Renewal => {
+                &["content-type", CONTENT_DIGEST, SIGNATURE_INPUT, SIGNATURE, TRACEPARENT, "tracestate"]
+            }
+            Self::Enrolment => &["content-type", "authorization", TRACEPARENT, "tracestate"],
+            Self::V2 => &["content-type", TRACEPARENT, "tracestate"],
+            Self::Lost => &[],
+        }
+    }
+}
+
+/// A request to be relayed.
+pub(in crate::ingress) struct RelayedRequest<'a> {
+    /// Port that accepted it.
+    pub(in crate::ingress) port: RelayedPort,
+    /// Its head.
+    pub(in crate::ingress) parts: &'a Parts,
+    /// Authority that its signature covers; any where nothing is signed.
+    pub(in crate::ingress) authority: &'a str,
+    /// Certificate of the client, if it has one.
+    pub(in crate::ingress) leaf: Option<&'a CertificateDer<'static>>,
+    /// Address of the client, where it limits the client.
+    pub(in crate::ingress) source: Option<IpAddr>,
+    /// Its body, unchanged.
+    pub(in crate::ingress) body: Bytes,
+}
+
+impl RelayedRequest<'_> {
+    /// Builds the request to the holder. Fields are copied by name, so none of the client's can pose as one of a replica.
+    pub(super) fn build(self) -> Result<Request<Full<Bytes>>, RelayError> {
+        let Self { port, parts, authority, leaf, source, body } = self;
+        let path = parts.uri.path();
+        let mut fields = HeaderMap::with_capacity(10);
+        for name in port.fields() {
+            let name = HeaderName::from_static(name);
+            for value in parts.headers.get_all(&name) {
+                fields.append(&name, value.clone());
+            }
+        }
+        let name: &'static str = port.into();
+        fields.insert(RELAY_FIELD, HeaderValue::from_static(name));
+        if let Some(leaf) = leaf {
+            let value = HeaderValue::try_from(format!(":{}:", STANDARD.encode(leaf)));
+            fields.insert(CLIENT_CERT, value.map_err(|_| RelayError::Broken)?);
+        }
+        if let Some(source) = source {
+            fields.insert(SOURCE, HeaderValue::try_from(source.to_string()).map_err(|_| RelayError::Broken)?);
+        }
+        // Nearly all values differ from request to request: a compression table would not hold them long enough.
+        for (name, value) in &mut fields {
+            value.set_sensitive(*name != header::CONTENT_TYPE && *name != RELAY_FIELD);
+        }
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = parts.method.clone();
+        *request.version_mut() = Version::HTTP_2;
+        *request.uri_mut() = format!("https://{authority}{path}").parse().map_err(|_| RelayError::Broken)?;
+        *request.headers_mut() = fields;
+        Ok(request)
+    }
+}
+
+/// Returns the address of the client of a relayed request.
+pub(in crate::ingress) fn source_of(headers: &HeaderMap) -> Option<IpAddr> {
+    single_value(headers, &HeaderName::from_static(SOURCE))?.parse().ok()
+}
