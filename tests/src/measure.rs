@@ -16,6 +16,7 @@ mod idle;
 pub mod knee;
 pub mod module_fleet;
 pub mod modules;
+mod plain_connections;
 mod plain_modules;
 mod plain_path;
 mod plain_server_process;

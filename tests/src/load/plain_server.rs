@@ -14,11 +14,12 @@ use aws_lc_rs::{
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::{body::Incoming, service::service_fn};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
-    server::conn::auto,
+use hyper::{
+    body::Incoming,
+    server::conn::{http1, http2},
+    service::service_fn,
 };
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::ServerConfig;
 use tokio::{net::TcpListener, runtime, task::JoinSet};
 use tokio_rustls::TlsAcceptor;
@@ -28,6 +29,8 @@ use crate::landscape::{Landscape, now};
 /// Name of its threads, by which their CPU time is measured.
 pub const THREADS: &str = "floor";
 const BODY_BYTES: usize = 1 << 20;
+const HEAD_BYTES: usize = 16 << 10;
+const HEAD_FIELDS: usize = 32;
 /// As long as the signature base of a request.
 const SIGNED: [u8; 360] = [b'x'; 360];
 
@@ -122,7 +125,16 @@ async fn serve(listener: std::net::TcpListener, acceptor: TlsAcceptor, handler: 
                 let handler = handler.clone();
                 async move { Ok::<_, Infallible>(handler.answer(request).await) }
             });
-            let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+            // Each branch boxes its connection, so that it occupies only its own size.
+            if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+                let builder = http2::Builder::new(TokioExecutor::new());
+                let _ = Box::pin(builder.serve_connection(TokioIo::new(stream), service)).await;
+            } else {
+                // As the event port.
+                let mut builder = http1::Builder::new();
+                builder.header_read_timeout(None).max_buf_size(HEAD_BYTES).max_headers(HEAD_FIELDS);
+                let _ = Box::pin(builder.serve_connection(TokioIo::new(stream), service)).await;
+            }
         });
     }
 }

@@ -9,6 +9,7 @@ use super::{
     Figure,
     figure::{line, mebibytes},
     fleet_setup::{FleetSetup, WAIT_LIMIT, metric},
+    plain_connections,
 };
 use crate::{load::until_within, product::Memory, progress::Step};
 
@@ -26,6 +27,9 @@ pub struct Settings {
     /// Seconds to wait at each number: idle connections to runtimes close after a minute
     #[arg(long, default_value_t = 100)]
     pub seconds: u32,
+    /// Connections of the plain server whose memory is the floor
+    #[arg(long, default_value_t = 1_000)]
+    pub plain_connections: usize,
 }
 
 /// Runs the measurement and emits each figure. The projection is the least-squares line through all points.
@@ -38,6 +42,7 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
         "at least two ascending numbers of agents are required"
     );
     let mut setup = FleetSetup::start(&[]).await?;
+    let plain = plain_connections::kib_per_connection(&setup, settings.plain_connections).await?;
     let mut points = [Vec::new(), Vec::new(), Vec::new()];
     // Memory for the connections of agents from earlier steps, in MiB.
     let mut earlier = 0.0;
@@ -60,11 +65,11 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
         emit(&Figure::new("fleet_receiver_peak_rss", peak, "MiB"));
     }
     let [connected, peak, unconnected] = points;
-    let (full, slope) = line(&connected, TARGET);
-    emit(&Figure::new("fleet_receiver_pss_per_agent", slope * 1024.0, "KiB"));
-    emit(
-        &Figure::new("fleet_receiver_pss_at_5000", full, "MiB").with_floor(line(&unconnected, TARGET).0).at_most(256.0),
-    );
+    let ((full, agent), (silent, runtime)) = (line(&connected, TARGET), line(&unconnected, TARGET));
+    // The part of a runtime without a connected agent has no floor: it is the receiver's own.
+    emit(&Figure::new("fleet_receiver_pss_per_agent", agent * 1024.0, "KiB").with_floor(plain));
+    emit(&Figure::new("fleet_receiver_pss_per_runtime_without_agent", runtime * 1024.0, "KiB"));
+    emit(&Figure::new("fleet_receiver_pss_at_5000", full, "MiB").with_floor(silent).at_most(256.0));
     emit(&Figure::new("fleet_receiver_peak_rss_at_5000", line(&peak, TARGET).0, "MiB"));
     Ok(())
 }
