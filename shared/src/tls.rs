@@ -140,8 +140,8 @@ pub fn server_without_client_auth(identity: &Identity) -> Result<ServerConfig, T
 /// The kind of clients of a server, which determines its ALPN preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientKind {
-    /// Agents: HTTP/1.1. An agent has one request in flight at a time, and an idle connection costs the receiver 7 KiB
-    /// less than with HTTP/2.
+    /// Agents: HTTP/1.1. An agent has one request in flight at a time, and over HTTP/1.1 an idle connection of the receiver
+    /// has no HTTP buffers.
     Agents,
     /// A proxy: HTTP/2, because HTTP/1.1 would need one connection per request in flight.
     Proxy,

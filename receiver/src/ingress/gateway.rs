@@ -29,6 +29,7 @@ mod handshake_places;
 mod handshakes;
 mod head;
 mod head_deadline;
+mod http1;
 mod intake;
 mod lifecycle;
 mod limited_stream;

@@ -11,15 +11,8 @@ use std::{
 };
 
 use http::{HeaderValue, Request, header};
-use hyper::{
-    body::Incoming,
-    server::conn::{http1, http2},
-    service::service_fn,
-};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::graceful::GracefulConnection,
-};
+use hyper::{body::Incoming, server::conn::http2, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use tidewatch_shared::identity::RuntimeId;
 use tokio::{
@@ -39,7 +32,8 @@ use super::{
     handshake_places::HandshakePlaces,
     handshakes,
     head_deadline::HeadDeadline,
-    lifecycle::{ConnectionLifecycle, Liveness, TrackedBody},
+    http1::{HeadLimits, Http1Connection},
+    lifecycle::{ConnectionLifecycle, Liveness, RequestBody, TrackedBody},
     limited_stream::{FLOOD, LimitedStream, ReadLimit},
     listen::Stream,
     metrics::{PortMetrics, ReasonLabel},
@@ -294,13 +288,14 @@ async fn serve_requests<S: Service>(
         true => ReadLimit::Frames(FrameLimiter::of_client(limits.frames)),
         false => ReadLimit::Head(HeadDeadline::new(lifecycle.clone(), settings.head_deadline)),
     };
-    let (stream, fault) = LimitedStream::new(stream, limit, settings.response_deadline);
+    let (stream, state) = LimitedStream::new(stream, limit, settings.response_deadline);
     let requests = service_fn({
         let (context, lifecycle, peer) = (context.clone(), lifecycle.clone(), peer.clone());
         move |request: Request<Incoming>| {
             let (context, lifecycle, peer) = (context.clone(), lifecycle.clone(), peer.clone());
             // Outside the future, so that the request has begun before more bytes are read.
             let mut active = lifecycle.begin(Instant::now());
+            let request = request.map(|body| RequestBody::new(body, lifecycle.clone()));
             async move {
                 let (mut response, is_last) = context.service.handle(request, &peer).await;
                 finish(&mut response, is_last, &lifecycle, is_http2);
@@ -313,12 +308,15 @@ async fn serve_requests<S: Service>(
     // branch boxes its connection, so that it occupies only its own size.
     let reason = if is_http2 {
         let connection = http2(settings, limits).serve_connection(TokioIo::new(stream), requests);
-        drive(context, Box::pin(connection), (&*lifecycle, &**peer), closing).await
+        let connection = (Box::pin(connection), http2::Connection::graceful_shutdown as GracefulShutdown<_>);
+        drive(context, connection, (&*lifecycle, &**peer), closing).await
     } else {
-        let connection = http1(settings, limits).serve_connection(TokioIo::new(stream), requests);
-        drive(context, Box::pin(connection), (&*lifecycle, &**peer), closing).await
+        let limits = HeadLimits { bytes: settings.max_head as usize, fields: limits.head_fields };
+        let connection = Http1Connection::new(stream, requests, lifecycle.clone(), limits);
+        let connection = (Box::pin(connection), Http1Connection::graceful_shutdown as GracefulShutdown<_>);
+        drive(context, connection, (&*lifecycle, &**peer), closing).await
     };
-    let reason = match (fault.reason(), lifecycle.close_reason.get()) {
+    let reason = match (state.fault(), lifecycle.close_reason.get()) {
         (Some(fault), _) => fault,
         // The client closes after an announced end, over HTTP/1.1 always at once.
         (None, Some(announced)) if reason == PEER => announced,
@@ -380,10 +378,13 @@ async fn tarpit<S>(context: &Context<S>, closing: &Closing, until: Instant) -> &
     }
 }
 
+/// Ends a connection after its requests in flight.
+type GracefulShutdown<C> = fn(Pin<&mut C>);
+
 /// Drives a connection to its end, and shuts it down when its lifecycle has expired. Returns the reason of the end.
-async fn drive<S: Service, C: GracefulConnection<Error = hyper::Error>>(
+async fn drive<S: Service, C: Future<Output = hyper::Result<()>>>(
     context: &Context<S>,
-    mut connection: Pin<Box<C>>,
+    (mut connection, graceful_shutdown): (Pin<Box<C>>, GracefulShutdown<C>),
     (lifecycle, peer): (&ConnectionLifecycle, &S::Peer),
     closing: &Closing,
 ) -> &'static str {
@@ -412,7 +413,7 @@ async fn drive<S: Service, C: GracefulConnection<Error = hyper::Error>>(
                 (None, Liveness::Alive) => continue,
             },
         };
-        connection.as_mut().graceful_shutdown();
+        graceful_shutdown(connection.as_mut());
         let drain = context.settings.drain_deadline;
         // After a final refusal no request in flight matters.
         let drain = if reason == "refused" { drain.min(REFUSED_DRAIN) } else { drain };
@@ -429,16 +430,6 @@ fn error_reason(error: &hyper::Error) -> &'static str {
         error if error.is_incomplete_message() => "incomplete",
         _ => BROKEN,
     }
-}
-
-fn http1(settings: &Settings, limits: &ConnectionLimits) -> http1::Builder {
-    let mut builder = http1::Builder::new();
-    builder
-        // It would also limit the time between two requests, and cost each of them a timer: see `head_deadline`.
-        .header_read_timeout(None)
-        .max_buf_size(settings.max_head as usize)
-        .max_headers(limits.head_fields);
-    builder
 }
 
 fn http2(settings: &Settings, limits: &ConnectionLimits) -> http2::Builder<TokioExecutor> {

@@ -2,8 +2,11 @@
 
 use std::{
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
-    task::{Context, Poll},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -28,6 +31,8 @@ pub(super) struct ConnectionLifecycle {
     /// HTTP/2 has PINGs.
     heartbeats: Option<HeartbeatInterval>,
     activity: Mutex<Activity>,
+    /// Over HTTP/1.1: the body of the last request was not read to its end.
+    has_unread_body: AtomicBool,
     /// Reason to close after the current response, or with the next one. The first reason is kept.
     pub(super) close_reason: OnceLock<&'static str>,
     /// Notified when the connection has to close after the current response.
@@ -84,6 +89,7 @@ impl ConnectionLifecycle {
             request_deadline: body_deadline + response_deadline,
             heartbeats: (!is_http2).then(|| settings.heartbeat_interval.clone()),
             activity: Mutex::default(),
+            has_unread_body: AtomicBool::new(false),
             close_reason: OnceLock::new(),
             close: Notify::new(),
         }
@@ -116,6 +122,13 @@ impl ConnectionLifecycle {
     pub(super) fn requests_if_idle(&self) -> Option<u64> {
         let activity = self.activity();
         activity.active.is_empty().then_some(activity.next)
+    }
+
+    /// Over HTTP/1.1: returns the count of requests so far if the last one ended, its body was read to its end, and its
+    /// response does not close the connection. The next byte is then the first one of a head.
+    pub(super) fn requests_if_reusable(&self) -> Option<u64> {
+        let is_reusable = !self.has_unread_body.load(Ordering::Relaxed) && self.close_reason.get().is_none();
+        self.requests_if_idle().filter(|_| is_reusable)
     }
 
     /// Returns the time of the next check. Requests that begin and end before it need no earlier one.
@@ -217,6 +230,51 @@ impl Body for TrackedBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Body of a request, of which the lifecycle knows whether it was read to its end.
+pub(super) struct RequestBody<B> {
+    body: B,
+    lifecycle: Arc<ConnectionLifecycle>,
+}
+
+impl<B: Body> RequestBody<B> {
+    pub(super) fn new(body: B, lifecycle: Arc<ConnectionLifecycle>) -> Self {
+        let body = Self { body, lifecycle };
+        body.note(body.body.is_end_stream());
+        body
+    }
+
+    fn note(&self, is_read: bool) {
+        self.lifecycle.has_unread_body.store(!is_read, Ordering::Relaxed);
+    }
+}
+
+impl<B: Body + Unpin> Body for RequestBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        let is_read = match &frame {
+            None => true,
+            Some(Ok(_)) => self.body.is_end_stream(),
+            Some(Err(_)) => false,
+        };
+        self.note(is_read);
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -3,14 +3,19 @@
 
 use std::{
     io::{self, IoSlice},
+    mem,
     pin::Pin,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
 
+use bytes::Bytes;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep, sleep},
 };
 
@@ -31,17 +36,35 @@ pub(super) enum ReadLimit {
     Head(HeadDeadline),
 }
 
-/// Limit that ended the connection, as metrics label it. Clones share one state.
+/// State that a stream shares with the owner of its connection. Clones share one state.
 #[derive(Clone, Default)]
-pub(super) struct Fault(Arc<OnceLock<&'static str>>);
+pub(super) struct StreamState(Arc<Shared>);
 
-impl Fault {
-    pub(super) fn reason(&self) -> Option<&'static str> {
-        self.0.get().copied()
+#[derive(Default)]
+struct Shared {
+    /// Limit that ended the connection, as metrics label it.
+    fault: OnceLock<&'static str>,
+    /// Bytes were written, or a shutdown began, since the last flush ended.
+    is_unflushed: AtomicBool,
+}
+
+impl StreamState {
+    /// Limit that ended the connection, as metrics label it.
+    pub(super) fn fault(&self) -> Option<&'static str> {
+        self.0.fault.get().copied()
+    }
+
+    /// True if the network has taken all bytes written so far.
+    pub(super) fn is_flushed(&self) -> bool {
+        !self.0.is_unflushed.load(Ordering::Relaxed)
+    }
+
+    fn set_unflushed(&self, is_unflushed: bool) {
+        self.0.is_unflushed.store(is_unflushed, Ordering::Relaxed);
     }
 
     fn error(&self, reason: &'static str, kind: io::ErrorKind) -> io::Error {
-        let _ = self.0.set(reason);
+        let _ = self.0.fault.set(reason);
         io::Error::new(kind, reason)
     }
 
@@ -50,7 +73,7 @@ impl Fault {
     fn classify(&self, error: io::Error) -> io::Error {
         use io::ErrorKind as K;
         if matches!(error.kind(), K::TimedOut | K::HostUnreachable | K::NetworkUnreachable) {
-            let _ = self.0.set(TIMEOUT);
+            let _ = self.0.fault.set(TIMEOUT);
         }
         error
     }
@@ -62,26 +85,50 @@ pub(super) struct LimitedStream<T> {
     limit: ReadLimit,
     deadline: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
-    fault: Fault,
+    /// Bytes that the next read returns again.
+    unread: Bytes,
+    /// Error that the next read returns.
+    error: Option<io::Error>,
+    state: StreamState,
 }
 
 impl<T> LimitedStream<T> {
     /// `deadline` is the time for a write to make progress.
-    pub(super) fn new(io: T, limit: ReadLimit, deadline: Duration) -> (Self, Fault) {
-        let fault = Fault::default();
-        (Self { io, limit, deadline, stalled: None, fault: fault.clone() }, fault)
+    pub(super) fn new(io: T, limit: ReadLimit, deadline: Duration) -> (Self, StreamState) {
+        let state = StreamState::default();
+        (Self { io, limit, deadline, stalled: None, unread: Bytes::new(), error: None, state: state.clone() }, state)
+    }
+
+    /// Puts bytes back that were read and not used; the next read returns them again.
+    pub(super) fn unread(&mut self, bytes: Bytes) {
+        self.unread = match (bytes.is_empty(), self.unread.is_empty()) {
+            // Empty bytes would keep the buffer alive that they are a part of.
+            (true, _) => return,
+            (false, true) => bytes,
+            (false, false) => [bytes, mem::take(&mut self.unread)].concat().into(),
+        };
+    }
+
+    /// True if it keeps a buffer alive.
+    #[cfg(test)]
+    pub(super) fn has_buffer(&self) -> bool {
+        self.unread.is_unique()
+    }
+
+    pub(super) const fn state(&self) -> &StreamState {
+        &self.state
     }
 
     /// Passes the result of a write on, or fails when it has been pending past the deadline.
     fn written<R>(&mut self, result: Poll<io::Result<R>>, context: &mut Context<'_>) -> Poll<io::Result<R>> {
         if result.is_ready() {
             self.stalled = None;
-            return result.map_err(|error| self.fault.classify(error));
+            return result.map_err(|error| self.state.classify(error));
         }
         let deadline = self.deadline;
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(deadline)));
         ready!(stalled.as_mut().poll(context));
-        Poll::Ready(Err(self.fault.error("slow-reader", io::ErrorKind::TimedOut)))
+        Poll::Ready(Err(self.state.error("slow-reader", io::ErrorKind::TimedOut)))
     }
 }
 
@@ -91,9 +138,20 @@ impl<T: AsyncRead + Unpin> AsyncRead for LimitedStream<T> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { io, limit, fault, .. } = &mut *self;
+        if !self.unread.is_empty() {
+            let length = self.unread.len().min(buffer.remaining());
+            buffer.put_slice(&self.unread.split_to(length));
+            if self.unread.is_empty() {
+                self.unread = Bytes::new();
+            }
+            return Poll::Ready(Ok(()));
+        }
+        if let Some(error) = self.error.take() {
+            return Poll::Ready(Err(self.state.classify(error)));
+        }
+        let Self { io, limit, state, .. } = &mut *self;
         let before = buffer.filled().len();
-        let result = Pin::new(io).poll_read(context, buffer).map_err(|error| fault.classify(error))?;
+        let result = Pin::new(io).poll_read(context, buffer).map_err(|error| state.classify(error))?;
         let read = &buffer.filled()[before..];
         let exceeded = match limit {
             ReadLimit::Frames(limiter) => {
@@ -108,14 +166,28 @@ impl<T: AsyncRead + Unpin> AsyncRead for LimitedStream<T> {
             }
         };
         match exceeded {
-            Some((reason, kind)) => Poll::Ready(Err(fault.error(reason, kind))),
+            Some((reason, kind)) => Poll::Ready(Err(state.error(reason, kind))),
             None => result.map(Ok),
         }
     }
 }
 
+impl<T: AsyncBufRead + Unpin> LimitedStream<T> {
+    /// Waits until a read would not wait: for bytes, for the end of the stream, or for an error. Needs no buffer.
+    pub(super) fn poll_readable(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.unread.is_empty()
+            && let Err(error) = ready!(Pin::new(&mut self.io).poll_fill_buf(context))
+        {
+            // The network reports an error once.
+            self.error = Some(error);
+        }
+        Poll::Ready(())
+    }
+}
+
 impl<T: AsyncWrite + Unpin> AsyncWrite for LimitedStream<T> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.state.set_unflushed(true);
         let result = Pin::new(&mut self.io).poll_write(context, bytes);
         self.written(result, context)
     }
@@ -125,6 +197,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for LimitedStream<T> {
         context: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.state.set_unflushed(true);
         let result = Pin::new(&mut self.io).poll_write_vectored(context, slices);
         self.written(result, context)
     }
@@ -135,10 +208,14 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for LimitedStream<T> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.io).poll_flush(context);
+        if result.is_ready() {
+            self.state.set_unflushed(false);
+        }
         self.written(result, context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.state.set_unflushed(true);
         let result = Pin::new(&mut self.io).poll_shutdown(context);
         self.written(result, context)
     }
@@ -160,7 +237,7 @@ mod tests {
     async fn stalled_reader_ends_the_connection_and_a_slow_one_does_not() {
         let (ours, mut theirs) = duplex(10);
         let limit = ReadLimit::Frames(FrameLimiter::of_client(1));
-        let (mut stream, fault) = LimitedStream::new(ours, limit, Duration::from_secs(10));
+        let (mut stream, state) = LimitedStream::new(ours, limit, Duration::from_secs(10));
         let reader = tokio::spawn(async move {
             let mut bytes = [0; 5];
             for _ in 0..4 {
@@ -172,18 +249,18 @@ mod tests {
         stream.write_all(&[7; 25]).await.unwrap();
         let _theirs = reader.await.unwrap();
         let error = stream.write_all(&[7; 25]).await.unwrap_err();
-        assert_eq!((error.kind(), fault.reason()), (io::ErrorKind::TimedOut, Some("slow-reader")));
+        assert_eq!((error.kind(), state.fault()), (io::ErrorKind::TimedOut, Some("slow-reader")));
     }
 
     #[tokio::test]
     async fn too_many_frames_end_the_connection() {
         let (ours, mut theirs) = duplex(1 << 16);
-        let (mut stream, fault) =
+        let (mut stream, state) =
             LimitedStream::new(ours, ReadLimit::Frames(FrameLimiter::of_client(1)), Duration::from_secs(10));
         theirs.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
         theirs.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0].repeat(3)).await.unwrap();
         let error = stream.read_exact(&mut [0; 51]).await.unwrap_err();
-        assert_eq!((error.kind(), fault.reason()), (io::ErrorKind::InvalidData, Some("flood")));
+        assert_eq!((error.kind(), state.fault()), (io::ErrorKind::InvalidData, Some("flood")));
     }
 
     #[tokio::test(start_paused = true)]
@@ -191,7 +268,7 @@ mod tests {
         let lifecycle = Arc::new(ConnectionLifecycle::new(&settings(), false, Instant::now(), 0));
         let (ours, mut theirs) = duplex(100);
         let limit = ReadLimit::Head(HeadDeadline::new(lifecycle.clone(), Duration::from_secs(10)));
-        let (mut stream, fault) = LimitedStream::new(ours, limit, Duration::from_secs(10));
+        let (mut stream, state) = LimitedStream::new(ours, limit, Duration::from_secs(10));
         let mut byte = [0];
         let hour = Duration::from_secs(3_600);
         timeout(hour, stream.read_exact(&mut byte)).await.unwrap_err();
@@ -212,7 +289,7 @@ mod tests {
             }
         });
         let error = stream.read_to_end(&mut Vec::new()).await.unwrap_err();
-        assert_eq!((error.kind(), fault.reason()), (io::ErrorKind::TimedOut, Some("timeout")));
+        assert_eq!((error.kind(), state.fault()), (io::ErrorKind::TimedOut, Some("timeout")));
         assert!(begun.elapsed() < Duration::from_secs(12));
         drop(stream);
         drip.await.unwrap();
@@ -278,7 +355,7 @@ mod tests {
             let ((mut read, of_reads), (mut written, of_writes)) = (stream(), stream());
             assert_eq!(read.read_u8().await.unwrap_err().kind(), kind);
             assert_eq!(written.write_u8(1).await.unwrap_err().kind(), kind);
-            assert_eq!((of_reads.reason(), of_writes.reason()), (reason, reason), "{kind}");
+            assert_eq!((of_reads.fault(), of_writes.fault()), (reason, reason), "{kind}");
         }
     }
 }
