@@ -1,8 +1,8 @@
 //! Ownership of the shards by Leases in KCP: each shard has at most one holder at a time, among all replicas.
 //!
 //! `ownership` decides purely; `elector` watches and writes the Leases, and opens and closes a write fence per shard;
-//! `changes` tells the consumer which shards are acquired, handed over and lost; `holders` tells the relay who holds the
-//! others; `guard` closes ended fences even if the executor hangs.
+//! `changes` delivers acquired, handed over and lost shards to the consumer; `holders` is the relay's view of the holders of
+//! all shards; `guard` closes ended fences even if the executor hangs.
 //!
 //! | Lease | holder | renewed |
 //! |---|---|---|

@@ -12,12 +12,12 @@ use k8s_openapi::api::{
 };
 use kube::{
     Api, Client,
-    api::{Patch, PatchParams, PostParams},
+    api::{ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 use tidewatch_receiver::rights;
 use tidewatch_shared::{
-    api::{Kyma, Watcher},
+    api::{Kyma, Manifest, Watcher},
     names::{AGENT_OBJECT, SKR_NAMESPACE, finalizer, label},
 };
 use tidewatch_tests::{
@@ -425,16 +425,19 @@ async fn a_receiver_logs_a_missing_right_and_recovers_when_it_is_granted() -> Te
     let (member, landscape) = (fleet.only(), &fleet.landscape);
     let roles = Api::<Role>::namespaced(landscape.operator(), landscape.namespace());
     let role = ReceiverRole { fleet: &fleet, roles };
+    let manifests = Api::<Manifest>::namespaced(landscape.operator(), landscape.namespace());
     until("the Kyma in the runtime", async || member.runtime.skr_kyma().await).await?;
 
     for (resource, verb, modules) in
         [("kymas/status", "patch", &["keda"][..]), ("manifests", "delete", &[]), ("manifests", "create", &["keda"])]
     {
         role.lack_is_logged(resource, verb, async || member.runtime.select(modules).await.map(drop)).await?;
-        until(&format!("{modules:?} in the status in KCP, after {verb} of {resource}"), async || {
+        // The status names a module before its Manifest exists, if the registry is slow.
+        until(&format!("{modules:?} with Manifests in the status in KCP, after {verb} of {resource}"), async || {
             let status = member.runtime.kcp_kyma().await?.and_then(|kyma| kyma.status);
             let named = status.map(|status| status.modules().iter().map(|it| it.name.clone()).collect::<Vec<_>>());
-            Ok(named.filter(|named| named == modules))
+            let installed = manifests.list_metadata(&ListParams::default()).await?.items.len();
+            Ok(named.filter(|named| named == modules && installed == modules.len()))
         })
         .await?;
     }

@@ -46,7 +46,7 @@ async fn install(kcp: &Cluster, shards: ShardCount) -> Result<String> {
     Ok(kcp.service_account_token(NAMESPACE, "receiver").await?)
 }
 
-/// A replica whose work stops at once when it is asked to.
+/// A replica that acknowledges each hand-over at once.
 struct Replica {
     elector: JoinHandle<()>,
     held: tokio::sync::watch::Receiver<BTreeMap<ShardId, WriteFence>>,

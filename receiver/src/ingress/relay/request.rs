@@ -1,4 +1,5 @@
-//! Requests between replicas: what of the client's request is passed on, and what the accepting replica adds.
+//! Requests between replicas: the parts of the client's request that are passed on, and the fields that the accepting
+//! replica adds.
 
 use std::net::IpAddr;
 

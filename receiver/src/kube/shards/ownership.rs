@@ -3,7 +3,7 @@
 //!
 //! A replica holds a membership Lease, which it renews, and whose end ends all of its shards: the Lease of a shard names
 //! its holder and is written only when the holder changes. A shard may be claimed when it has no holder, or when no
-//! membership Lease names its holder any more. Whoever claims the shards of a replica that stopped renewing takes its
+//! membership Lease names its holder any more. A replica that claims the shards of one that stopped renewing takes its
 //! membership away first. Each write is a compare-and-swap of the record that led to it, so a decision on an old record
 //! has no effect; and a replica whose membership was taken away finds that by its next renewal at the latest, long
 //! after its fences have ended.
