@@ -2,8 +2,8 @@
 //!
 //! `kube::watch` keeps one cache and reports each change, `fingerprint` reduces an object to the fields that matter,
 //! `users` finds the Kymas that use a module, `affected` those that a change affects, `handlers` and `manifests` enqueue
-//! them, `placer` keeps the runtime table's entries current, `handover` acquires and releases shards. The receiver's own status writes change no fingerprint, so
-//! they enqueue nothing.
+//! them, `placer` keeps the runtime table's entries current, `handover` acquires and releases shards. The receiver's own
+//! status writes change no fingerprint, so they enqueue nothing.
 
 mod affected;
 mod debounce;

@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 use futures::{StreamExt as _, stream::BoxStream};
 use k8s_openapi::api::core::v1::Secret;
 use tidewatch_shared::certificate::KeyId;
-use tokio::time::{self, MissedTickBehavior};
+use tokio::time::{self, Interval, MissedTickBehavior};
 
 use super::{
     PemIdentity, PkiError, ServerName, TlsState,
@@ -59,6 +59,15 @@ pub struct CertificateReloader {
     pub(super) rejected: Option<String>,
 }
 
+/// Ticks at which the age of certificates is checked, and at which their files are polled.
+pub(super) fn check_ticks() -> [Interval; 2] {
+    [AGE_CHECK_INTERVAL, FILE_POLL_INTERVAL].map(|every| {
+        let mut ticks = time::interval(every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks
+    })
+}
+
 impl CertificateReloader {
     /// Runs for ever; returns only if the watch ends, which is a fault.
     pub async fn run(mut self) -> &'static str {
@@ -66,9 +75,7 @@ impl CertificateReloader {
             Some(store) => object::watch(store.api.clone(), CA_SECRET, "CA's Secret"),
             None => futures::stream::pending().boxed(),
         };
-        let (mut age, mut poll) = (time::interval(AGE_CHECK_INTERVAL), time::interval(FILE_POLL_INTERVAL));
-        age.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let [mut age, mut poll] = check_ticks();
         loop {
             let now = || jiff::Timestamp::now().as_second();
             tokio::select! {

@@ -6,7 +6,7 @@
 
 mod verifier;
 
-use std::{fs, path::PathBuf, sync::Arc, time::Duration};
+use std::{fs, path::PathBuf, sync::Arc};
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
@@ -21,22 +21,14 @@ use tidewatch_shared::{
     metrics::OutcomeLabel,
     tls::{self, Identity, TlsConfigError},
 };
-use tokio::{
-    sync::watch,
-    time::{self, MissedTickBehavior},
-};
+use tokio::sync::watch;
 
 use self::verifier::ReplicaVerifier;
-use super::{Authority, Trust, TrustBundle, Verifier, proxy};
-use crate::base::{
-    last_good::{FILE_POLL_INTERVAL, LastGood},
-    replica::ReplicaName,
-};
+use super::{Authority, Trust, TrustBundle, Verifier, proxy, reloader::check_ticks};
+use crate::base::{last_good::LastGood, replica::ReplicaName};
 
 pub(crate) use self::verifier::replica_of;
 
-/// Interval between two checks of the certificate's age.
-const AGE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause after a failed renewal, in seconds.
 const RETRY_SECONDS: i64 = 5;
 
@@ -259,9 +251,7 @@ impl ReplicaCertificate {
 
     /// Runs for ever; returns only if the trust ends, which is a fault.
     pub async fn run(mut self) -> &'static str {
-        let (mut age, mut poll) = (time::interval(AGE_CHECK_INTERVAL), time::interval(FILE_POLL_INTERVAL));
-        age.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let [mut age, mut poll] = check_ticks();
         loop {
             let now = || jiff::Timestamp::now().as_second();
             tokio::select! {

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use tokio::time::sleep;
 
-use super::{Agent, EnrolmentClient, FleetMember, ProtocolState, toggle_module};
+use super::{Agent, EnrolmentClient, FleetMember, toggle_module};
 
 /// Turn in each cycle after which the agent gets another certificate, and so another connection.
 const ENROLS: u32 = 1;
@@ -85,7 +85,7 @@ impl ChangingRuntime {
             }
             RESTARTS => {
                 self.member.handle().update(|state| {
-                    ProtocolState::begin_epoch(state);
+                    state.begin_epoch();
                     state.mark_lists();
                 });
                 self.counters.restarts.fetch_add(1, Ordering::Relaxed);

@@ -23,7 +23,7 @@ const SOURCE: &str = "x-forwarded-for";
 /// Header field of a W3C trace context.
 const TRACEPARENT: &str = "traceparent";
 
-/// Port that accepted a relayed request, and hence what the holder expects of it. The name is the value of
+/// Port that accepted a relayed request, which decides its fields and its handler at the holder. The name is the value of
 /// [`RELAY_FIELD`] and the metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]

@@ -51,8 +51,8 @@ pub enum Peer {
 }
 
 impl<I: Intake, T: V2Intake> RelayHandler<I, T> {
-    /// Passes requests to `handlers`. `metrics` are those of this port, which count its connections and what it refuses
-    /// itself.
+    /// Passes requests to `handlers`. `metrics` are those of this port, which count its connections and its own
+    /// refusals.
     pub fn new(settings: &Settings, handlers: RelayedHandlers<I, T>, metrics: PortMetrics) -> Self {
         Self { port: Port::new(settings, metrics), domain: settings.domain.clone(), handlers }
     }
@@ -94,7 +94,7 @@ impl<I: Intake, T: V2Intake> Service for RelayHandler<I, T> {
         }
     }
 
-    /// Processes what the other replica sends in its own name.
+    /// Processes a request that the other replica makes itself.
     async fn process<B: Body<Data = Bytes> + Send>(
         &self,
         parts: &Parts,

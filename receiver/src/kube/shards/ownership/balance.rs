@@ -70,7 +70,7 @@ impl Ownership {
         if room > 0 {
             free.sort_by_cached_key(|(shard, _)| self.preference(*shard));
         }
-        // First those that name this replica already: nobody else can claim them.
+        // First those that name this replica already: no other replica can claim them.
         let own_count = own.len();
         for (at, (shard, version)) in own.into_iter().chain(free).enumerate() {
             let id = LeaseId::Shard(shard);

@@ -1,4 +1,4 @@
-//! Refusals of the relay: the agent keeps its events, and is told when to return.
+//! Refusals of the relay: the agent keeps its events, and gets a `Retry-After`.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 

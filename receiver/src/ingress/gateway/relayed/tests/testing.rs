@@ -345,7 +345,7 @@ pub(super) fn signed(agent: &Agent, spec: &RequestSpec<'_>) -> Request<Full<Byte
     Request::from_parts(parts, Full::from(body))
 }
 
-/// Status, fields and body of a response, without what differs from one to the next.
+/// Status, fields and body of a response, without the fields that differ from one to the next.
 pub(super) fn answer(response: &Response<Bytes>) -> (StatusCode, Vec<(String, String)>, Vec<u8>) {
     let mut fields: Vec<_> = fields(response.headers()).collect();
     fields.sort();
