@@ -1,5 +1,5 @@
 //! Shared types of all layers: keys, pause, take-over, caches of the control plane, content of polled files, error classes,
-//! limits, shards, replicas and small maps. No IO.
+//! limits, shards, replicas, their questions to each other, and small maps. No IO.
 
 pub(crate) mod clock;
 pub mod error_class;
@@ -13,6 +13,7 @@ pub(crate) mod last_good;
 pub mod limits;
 pub mod manifests;
 pub mod pause;
+pub mod peers;
 pub mod plans;
 pub(crate) mod random;
 pub mod replica;

@@ -13,6 +13,7 @@ mod elector;
 mod fence;
 mod lease;
 mod metrics;
+mod role;
 
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ pub use elector::{LeaderElector, LeadershipLostError};
 pub(crate) use fence::fenced;
 pub use fence::{NotLeaderError, WriteFence};
 pub use metrics::Metrics;
+pub use role::FleetRole;
 
 pub(super) use self::{
     election::{LeaseRecord, Observation, ran_in},

@@ -1,0 +1,102 @@
+//! Role of the replica that runs the tasks of the whole fleet, such as the rotation of the CA.
+//!
+//! Each task runs in every replica, and follows the state that is stored in KCP. It decides and writes only within
+//! [`FleetRole::run`], under the fence of the role.
+
+use std::sync::Arc;
+
+use tokio::sync::{RwLock, watch};
+
+use super::{WriteFence, fenced};
+
+/// The role. Clones share it.
+#[derive(Clone, Debug)]
+pub struct FleetRole(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    fence: watch::Sender<Option<WriteFence>>,
+    /// Locked for reading by each running decision.
+    running: RwLock<()>,
+}
+
+impl FleetRole {
+    /// The role of a replica that does not hold it yet.
+    #[must_use]
+    pub fn released() -> Self {
+        Self(Arc::new(Inner { fence: watch::Sender::new(None), running: RwLock::default() }))
+    }
+
+    /// The role of a receiver that is the only one that is active.
+    #[must_use]
+    pub fn held(fence: WriteFence) -> Self {
+        let role = Self::released();
+        role.acquire(fence);
+        role
+    }
+
+    /// Takes the role.
+    pub fn acquire(&self, fence: WriteFence) {
+        self.0.fence.send_replace(Some(fence));
+    }
+
+    /// Gives the role back. When this returns, no decision runs any more. Cancel safe: no new one begins in any case.
+    pub async fn release(&self) {
+        self.0.fence.send_replace(None);
+        drop(self.0.running.write().await);
+    }
+
+    /// True while this replica holds the role.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.0.fence.borrow().as_ref().is_some_and(WriteFence::is_open)
+    }
+
+    /// Waits until the role is acquired or given back. Cancel safe only in a `select!` whose other branches look at the role
+    /// as well: a change between two calls is not reported.
+    pub async fn changed(&self) {
+        // The sender is part of this role.
+        let _ = self.0.fence.subscribe().changed().await;
+    }
+
+    /// Runs a decision and its writes while this replica holds the role; returns `None` without polling it if it does not.
+    pub async fn run<F: Future>(&self, decision: F) -> Option<F::Output> {
+        let _running = self.0.running.read().await;
+        let fence = self.0.fence.borrow().clone().filter(WriteFence::is_open)?;
+        Some(fenced(fence, decision).await)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future;
+
+    use futures::FutureExt as _;
+    use http::Method;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn decisions_run_under_the_fence_of_the_role_while_it_is_held() {
+        let (role, own, fence) = (FleetRole::released(), WriteFence::closed(), WriteFence::default());
+        let write = async || own.check(&Method::PATCH).is_ok();
+        assert_eq!((role.run(write()).await, role.is_held()), (None, false));
+        role.acquire(fence.clone());
+        assert_eq!((role.run(write()).await, role.is_held()), (Some(true), true));
+        fence.close();
+        assert_eq!((role.run(write()).await, role.is_held()), (None, false));
+    }
+
+    #[test]
+    fn release_waits_for_running_decisions_and_permits_no_new_one() {
+        let role = FleetRole::held(WriteFence::default());
+        let mut running = Box::pin(role.run(future::pending::<()>()));
+        assert!(running.as_mut().now_or_never().is_none());
+        let mut release = Box::pin(role.release());
+        assert!(release.as_mut().now_or_never().is_none());
+        assert!(!role.is_held());
+        drop(running);
+        assert!(release.as_mut().now_or_never().is_some());
+        assert_eq!(role.run(async {}).now_or_never(), Some(None));
+    }
+}
