@@ -1,4 +1,5 @@
-//! Ownership of the shards by Leases in KCP: each shard has at most one holder at a time, among all replicas.
+//! Ownership of the shards by Leases in KCP: each shard has at most one holder at a time, among all replicas. The fleet
+//! role, whose holder runs the tasks of the whole fleet, is owned in the same way as one more shard.
 //!
 //! `ownership` decides purely; `elector` watches and writes the Leases, and opens and closes a write fence per shard;
 //! `changes` delivers acquired, handed over and lost shards to the consumer; `holders` is the relay's view of the holders of
@@ -7,7 +8,7 @@
 //! | Lease | holder | renewed |
 //! |---|---|---|
 //! | `tidewatch-replica-0` … `-7` | one replica each | by it, every third of the duration |
-//! | `tidewatch-shard-00` … | the replica that owns the shard | never: it lasts as long as the membership of its holder |
+//! | `tidewatch-shard-00` …, `tidewatch-fleet` | the replica that owns the shard or the fleet role | never: it lasts as long as the membership of its holder |
 //! | that of the unsharded receiver | all sharded replicas together, with the number of shards as annotation | by the first that sees it older than a third of the duration |
 //!
 //! With 15 s, three replicas and 24 shards that is 0.6 writes a second for the memberships and 0.2 to 0.6 for the Lease of
@@ -23,7 +24,7 @@ pub mod names;
 mod ownership;
 mod record;
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 pub use self::{
     changes::{HeldShard, ShardChange, ShardChanges},
@@ -31,7 +32,32 @@ pub use self::{
     holders::{Holder, Holders, HoldersHandle},
     metrics::Metrics,
 };
-use crate::base::shard::ShardCount;
+use crate::base::shard::{ShardCount, ShardId};
+
+/// What a Lease stands for, and one replica holds: a shard, or the fleet role. Sorted as the shards, the fleet role last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Unit {
+    /// A shard.
+    Shard(ShardId),
+    /// The role of the replica that runs the tasks of the whole fleet.
+    Fleet,
+}
+
+impl Unit {
+    /// All units: the shards and the fleet role.
+    pub(crate) fn all(shards: ShardCount) -> impl Iterator<Item = Self> {
+        shards.shards().map(Self::Shard).chain([Self::Fleet])
+    }
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shard(shard) => write!(f, "shard {shard}"),
+            Self::Fleet => f.write_str("fleet role"),
+        }
+    }
+}
 
 /// Settings of a replica.
 #[derive(Clone, Debug)]

@@ -40,9 +40,14 @@ impl FleetRole {
         self.0.fence.send_replace(Some(fence));
     }
 
+    /// Ends the role: no decision begins any more.
+    pub fn end(&self) {
+        self.0.fence.send_replace(None);
+    }
+
     /// Gives the role back. When this returns, no decision runs any more. Cancel safe: no new one begins in any case.
     pub async fn release(&self) {
-        self.0.fence.send_replace(None);
+        self.end();
         drop(self.0.running.write().await);
     }
 

@@ -11,7 +11,8 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{base::shard::ShardId, kube::leader::WriteFence};
+use super::Unit;
+use crate::kube::leader::WriteFence;
 
 /// One acquisition of a shard.
 #[derive(Clone, Debug)]
@@ -25,15 +26,15 @@ pub struct HeldShard {
 }
 
 /// All shards that are held.
-pub(super) type HeldShards = BTreeMap<ShardId, HeldShard>;
+pub(super) type HeldShards = BTreeMap<Unit, HeldShard>;
 
 /// A change of the shards that this replica holds.
 #[derive(Clone, Debug)]
 pub enum ShardChange {
     /// The shard is held from now on.
     Acquired {
-        /// The shard.
-        shard: ShardId,
+        /// The shard, or the fleet role.
+        unit: Unit,
         /// Its instance.
         instance: Instance,
         /// Its fence, which is open.
@@ -41,8 +42,8 @@ pub enum ShardChange {
     },
     /// All work of the shard is to stop: no request may be on its way when it is acknowledged by [`ShardChanges::stopped`].
     HandOver {
-        /// The shard.
-        shard: ShardId,
+        /// The shard, or the fleet role.
+        unit: Unit,
         /// Its instance.
         instance: Instance,
         /// Time at which its fence closes in any case.
@@ -50,8 +51,8 @@ pub enum ShardChange {
     },
     /// The shard is no longer held, and its fence is closed.
     Lost {
-        /// The shard.
-        shard: ShardId,
+        /// The shard, or the fleet role.
+        unit: Unit,
         /// Its instance.
         instance: Instance,
     },
@@ -60,7 +61,7 @@ pub enum ShardChange {
 /// Acknowledged hand-overs, until the elector takes them.
 #[derive(Debug, Default)]
 pub(super) struct Stopped {
-    shards: Mutex<BTreeSet<(ShardId, Instance)>>,
+    shards: Mutex<BTreeSet<(Unit, Instance)>>,
     changed: Notify,
 }
 
@@ -70,7 +71,7 @@ impl Stopped {
         self.changed.notified().await;
     }
 
-    pub(super) fn take(&self) -> BTreeSet<(ShardId, Instance)> {
+    pub(super) fn take(&self) -> BTreeSet<(Unit, Instance)> {
         std::mem::take(&mut *self.shards.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -82,7 +83,7 @@ impl Stopped {
 #[derive(Debug)]
 pub struct ShardChanges {
     state: watch::Receiver<HeldShards>,
-    known: BTreeMap<ShardId, (Instance, bool)>,
+    known: BTreeMap<Unit, (Instance, bool)>,
     stopped: Arc<Stopped>,
 }
 
@@ -104,31 +105,31 @@ impl ShardChanges {
     }
 
     /// Acknowledges a hand-over: all work of the shard has ended, and each of its requests is answered or was never sent.
-    pub fn stopped(&self, shard: ShardId, instance: Instance) {
-        self.stopped.shards.lock().unwrap_or_else(PoisonError::into_inner).insert((shard, instance));
+    pub fn stopped(&self, unit: Unit, instance: Instance) {
+        self.stopped.shards.lock().unwrap_or_else(PoisonError::into_inner).insert((unit, instance));
         self.stopped.changed.notify_one();
     }
 
     /// First difference between the known shards and the current ones, which is known from then on.
     fn difference(&mut self) -> Option<ShardChange> {
         let state = self.state.borrow_and_update();
-        let is_held = |shard, instance| state.get(&shard).is_some_and(|held: &HeldShard| held.instance == instance);
-        let lost = self.known.iter().find(|(shard, (instance, _))| !is_held(**shard, *instance));
-        if let Some((&shard, &(instance, _))) = lost {
-            self.known.remove(&shard);
-            return Some(ShardChange::Lost { shard, instance });
+        let is_held = |unit, instance| state.get(&unit).is_some_and(|held: &HeldShard| held.instance == instance);
+        let lost = self.known.iter().find(|(unit, (instance, _))| !is_held(**unit, *instance));
+        if let Some((&unit, &(instance, _))) = lost {
+            self.known.remove(&unit);
+            return Some(ShardChange::Lost { unit, instance });
         }
-        for (shard, known) in &mut self.known {
-            let held = state.get(shard);
+        for (unit, known) in &mut self.known {
+            let held = state.get(unit);
             if let Some((instance, deadline)) = held.and_then(|held| Some((held.instance, held.hand_over?)))
                 && !std::mem::replace(&mut known.1, true)
             {
-                return Some(ShardChange::HandOver { shard: *shard, instance, deadline });
+                return Some(ShardChange::HandOver { unit: *unit, instance, deadline });
             }
         }
-        let (&shard, held) = state.iter().find(|(shard, _)| !self.known.contains_key(shard))?;
-        self.known.insert(shard, (held.instance, false));
-        Some(ShardChange::Acquired { shard, instance: held.instance, fence: held.fence.clone() })
+        let (&unit, held) = state.iter().find(|(unit, _)| !self.known.contains_key(unit))?;
+        self.known.insert(unit, (held.instance, false));
+        Some(ShardChange::Acquired { unit, instance: held.instance, fence: held.fence.clone() })
     }
 }
 
@@ -145,22 +146,22 @@ mod tests {
 
     fn next(changes: &mut ShardChanges) -> Option<String> {
         Some(match changes.next().now_or_never()?? {
-            ShardChange::Acquired { shard, instance, .. } => format!("acquired {shard} {instance}"),
-            ShardChange::HandOver { shard, .. } => format!("hand over {shard}"),
-            ShardChange::Lost { shard, instance } => format!("lost {shard} {instance}"),
+            ShardChange::Acquired { unit, instance, .. } => format!("acquired {unit} {instance}"),
+            ShardChange::HandOver { unit, .. } => format!("hand over {unit}"),
+            ShardChange::Lost { unit, instance } => format!("lost {unit} {instance}"),
         })
     }
 
     #[test]
     fn slow_consumer_sees_losses_first_and_each_instance() {
-        let shards: Vec<_> = ShardCount::new(3).unwrap().shards().collect();
+        let shards: Vec<_> = Unit::all(ShardCount::new(2).unwrap()).collect();
         let (sender, receiver) = watch::channel(HeldShards::new());
         let mut changes = ShardChanges::new(receiver, Arc::default());
         assert_eq!(next(&mut changes), None);
-        sender.send_modify(|held_shards| *held_shards = shards[..2].iter().map(|shard| (*shard, held(1))).collect());
+        sender.send_modify(|held_shards| *held_shards = shards[..2].iter().map(|unit| (*unit, held(1))).collect());
         let [one, two, three] = [1, 2, 3].map(Instance::new);
         let mut all = || std::iter::from_fn(|| next(&mut changes)).collect::<Vec<_>>();
-        assert_eq!(all(), [format!("acquired 0 {one}"), format!("acquired 1 {one}")]);
+        assert_eq!(all(), [format!("acquired shard 0 {one}"), format!("acquired shard 1 {one}")]);
         // Lost and acquired again, handed over, and a new one.
         sender.send_modify(|state| {
             state.insert(shards[0], held(2));
@@ -168,10 +169,10 @@ mod tests {
             state.insert(shards[2], held(3));
         });
         let wanted = [
-            format!("lost 0 {one}"),
-            "hand over 1".to_owned(),
-            format!("acquired 0 {two}"),
-            format!("acquired 2 {three}"),
+            format!("lost shard 0 {one}"),
+            "hand over shard 1".to_owned(),
+            format!("acquired shard 0 {two}"),
+            format!("acquired fleet role {three}"),
         ];
         assert_eq!(all(), wanted);
         drop(sender);

@@ -69,19 +69,17 @@ pub struct ShardElector {
     failing: bool,
 }
 
-/// The task, and its outputs.
+/// The task, and its output.
 pub struct ShardOwnership {
     /// The task, which is not running yet.
     pub elector: ShardElector,
     /// Changes of the held shards.
     pub changes: ShardChanges,
-    /// Holders of all shards.
-    pub holders: HoldersHandle,
 }
 
 impl ShardElector {
     /// Makes no call yet. The client must not be behind a write fence, and nothing else should use it; `instance` is this
-    /// process's own.
+    /// process's own. The holders of all units are published in `holders`.
     ///
     /// # Errors
     /// The thread that guards the fences cannot be started.
@@ -89,6 +87,7 @@ impl ShardElector {
         client: Client,
         settings: Settings,
         instance: Instance,
+        holders: HoldersHandle,
         metrics: Metrics,
     ) -> io::Result<ShardOwnership> {
         let timings = Timings::of(settings.lease_duration);
@@ -102,8 +101,8 @@ impl ShardElector {
         let leases: Api<Lease> = Api::namespaced(client, &settings.namespace);
         let seed = seed(instance);
         let (held, state) = watch::channel(HeldShards::new());
-        let (stopped, holders) = (Arc::new(Stopped::default()), HoldersHandle::default());
-        let guard = FenceGuard::start(metrics.held.clone())?;
+        let stopped = Arc::new(Stopped::default());
+        let guard = FenceGuard::start(metrics.clone())?;
         let elector = Self {
             api: LeaseApi::new(leases.clone(), timings.call),
             leases,
@@ -123,13 +122,13 @@ impl ShardElector {
             written: BTreeMap::new(),
             held,
             stopped: stopped.clone(),
-            holders: holders.clone(),
+            holders,
             guard,
             metrics,
             refusal: None,
             failing: false,
         };
-        Ok(ShardOwnership { elector, changes: ShardChanges::new(state, stopped), holders })
+        Ok(ShardOwnership { elector, changes: ShardChanges::new(state, stopped) })
     }
 
     /// Owns shards until `stop`, then hands all of them over and gives the membership back, for at most one duration of
@@ -243,9 +242,9 @@ impl ShardElector {
     }
 
     fn acknowledge(&mut self) {
-        for (shard, instance) in self.stopped.take() {
-            if self.held.borrow().get(&shard).is_some_and(|held| held.instance == instance) {
-                self.ownership.stopped(shard);
+        for (unit, instance) in self.stopped.take() {
+            if self.held.borrow().get(&unit).is_some_and(|held| held.instance == instance) {
+                self.ownership.stopped(unit);
             }
         }
     }
@@ -276,26 +275,26 @@ impl ShardElector {
         for effect in &step.effects {
             let Some(held) = &mut held else { continue };
             match effect {
-                Effect::Acquired(shard) => {
+                Effect::Acquired(unit) => {
                     let (fence, instance) = (WriteFence::closed(), self.new_instance());
                     if let Some(until) = until {
                         fence.extend(until);
                     }
-                    tracing::info!(shard = shard.number(), %instance, "Shard acquired");
+                    tracing::info!(unit = %unit, %instance, "Acquired");
                     self.metrics.acquired.inc();
-                    self.guard.insert(*shard, fence.clone());
-                    held.insert(*shard, HeldShard { instance, fence, hand_over: None });
+                    self.guard.insert(*unit, fence.clone());
+                    held.insert(*unit, HeldShard { instance, fence, hand_over: None });
                 }
-                Effect::HandOver(shard, deadline) => {
-                    tracing::info!(shard = shard.number(), "Shard is handed over");
-                    held.entry(*shard).and_modify(|held| held.hand_over = Some(*deadline));
+                Effect::HandOver(unit, deadline) => {
+                    tracing::info!(unit = %unit, "Handing over");
+                    held.entry(*unit).and_modify(|held| held.hand_over = Some(*deadline));
                 }
-                Effect::Ended(shard, reason) => {
-                    if let Some(held) = held.remove(shard) {
+                Effect::Ended(unit, reason) => {
+                    if let Some(held) = held.remove(unit) {
                         held.fence.close();
                     }
-                    self.guard.remove(*shard);
-                    tracing::info!(shard = shard.number(), reason = reason.as_str(), "Shard ended");
+                    self.guard.remove(*unit);
+                    tracing::info!(unit = %unit, reason = reason.as_str(), "No longer held");
                     self.metrics.ended.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
                 }
             }
@@ -305,18 +304,18 @@ impl ShardElector {
         }
         let Some(until) = until else { return };
         // A fence that has ended meanwhile stays closed; the next step ends its shard.
-        for (shard, held) in &*self.held.borrow() {
+        for (unit, held) in &*self.held.borrow() {
             if !held.fence.extend(until) {
-                self.ownership.expired(*shard, Instant::now());
+                self.ownership.expired(*unit, Instant::now());
             }
         }
     }
 
     fn end_all(&mut self) {
         let held = self.held.send_replace(HeldShards::new());
-        for (shard, held) in held {
+        for (unit, held) in held {
             held.fence.close();
-            self.guard.remove(shard);
+            self.guard.remove(unit);
         }
     }
 
@@ -361,8 +360,8 @@ impl ShardElector {
             };
             members.insert(identity, holder);
         }
-        self.holders.publish(Holders::new(self.content.settings.shards, |shard| {
-            let id = LeaseId::Shard(shard);
+        self.holders.publish(Holders::new(self.content.settings.shards, |unit| {
+            let id = LeaseId::Unit(unit);
             let holder = members.get(self.ownership.record(id)?.0.holder()?)?;
             let moved = self.watched.get(&id)?.spec.as_ref()?.acquire_time.as_ref().map(|time| time.0);
             Some(Holder { moved, ..holder.clone() })

@@ -11,20 +11,19 @@ use std::{
     time::Duration,
 };
 
-use prometheus_client::metrics::gauge::Gauge;
-
-use crate::{base::shard::ShardId, kube::leader::WriteFence};
+use super::{Metrics, Unit};
+use crate::kube::leader::WriteFence;
 
 /// Interval of the checks.
 const INTERVAL: Duration = Duration::from_millis(250);
 
 /// Fences of the held shards.
-type Fences = Mutex<BTreeMap<ShardId, WriteFence>>;
+type Fences = Mutex<BTreeMap<Unit, WriteFence>>;
 
 #[derive(Debug)]
 pub(super) struct FenceGuard {
     fences: Arc<Fences>,
-    held: Gauge,
+    metrics: Metrics,
 }
 
 impl FenceGuard {
@@ -32,33 +31,33 @@ impl FenceGuard {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(super) fn start(held: Gauge) -> io::Result<Self> {
+    pub(super) fn start(metrics: Metrics) -> io::Result<Self> {
         let fences = Arc::new(Fences::default());
-        let (watched, gauge): (Weak<Fences>, _) = (Arc::downgrade(&fences), held.clone());
+        let (watched, shown): (Weak<Fences>, _) = (Arc::downgrade(&fences), metrics.clone());
         let watch = move || {
             while let Some(fences) = watched.upgrade() {
-                close_ended(&fences, &gauge);
+                close_ended(&fences, &shown);
                 drop(fences);
                 thread::sleep(INTERVAL);
             }
         };
         thread::Builder::new().name("shards".to_owned()).spawn(watch)?;
-        Ok(Self { fences, held })
+        Ok(Self { fences, metrics })
     }
 
     /// Watches an open fence until [`FenceGuard::remove`].
-    pub(super) fn insert(&self, shard: ShardId, fence: WriteFence) {
-        update(&self.fences, &self.held, |fences| drop(fences.insert(shard, fence)));
+    pub(super) fn insert(&self, unit: Unit, fence: WriteFence) {
+        update(&self.fences, &self.metrics, |fences| drop(fences.insert(unit, fence)));
     }
 
-    pub(super) fn remove(&self, shard: ShardId) {
-        update(&self.fences, &self.held, |fences| drop(fences.remove(&shard)));
+    pub(super) fn remove(&self, unit: Unit) {
+        update(&self.fences, &self.metrics, |fences| drop(fences.remove(&unit)));
     }
 }
 
 /// Closes and forgets the fences that have ended.
-fn close_ended(fences: &Fences, held: &Gauge) {
-    update(fences, held, |fences| {
+fn close_ended(fences: &Fences, metrics: &Metrics) {
+    update(fences, metrics, |fences| {
         fences.retain(|_, fence| {
             let is_open = fence.is_open();
             if !is_open {
@@ -69,10 +68,12 @@ fn close_ended(fences: &Fences, held: &Gauge) {
     });
 }
 
-fn update(fences: &Fences, held: &Gauge, change: impl FnOnce(&mut BTreeMap<ShardId, WriteFence>)) {
+fn update(fences: &Fences, metrics: &Metrics, change: impl FnOnce(&mut BTreeMap<Unit, WriteFence>)) {
     let mut fences = fences.lock().unwrap_or_else(PoisonError::into_inner);
     change(&mut fences);
-    held.set(i64::try_from(fences.len()).unwrap_or(i64::MAX));
+    let has_role = fences.contains_key(&Unit::Fleet);
+    metrics.held.set(i64::try_from(fences.len() - usize::from(has_role)).unwrap_or(i64::MAX));
+    metrics.fleet_role.set(i64::from(has_role));
 }
 
 #[cfg(test)]
@@ -84,24 +85,25 @@ mod tests {
 
     #[test]
     fn ended_fence_closes_without_the_executor_and_an_extended_one_stays() {
-        let gauge = Gauge::default();
-        let guard = FenceGuard::start(gauge.clone()).unwrap();
-        let shards: Vec<_> = ShardCount::new(2).unwrap().shards().collect();
+        let metrics = Metrics::default();
+        let guard = FenceGuard::start(metrics.clone()).unwrap();
+        let shown = || (metrics.held.get(), metrics.fleet_role.get());
+        let shards: Vec<_> = Unit::all(ShardCount::ONE).collect();
         let fences = [WriteFence::closed(), WriteFence::closed()];
         let later = Instant::now() + Duration::from_secs(3_600);
-        for (shard, fence) in shards.iter().zip(&fences) {
+        for (unit, fence) in shards.iter().zip(&fences) {
             fence.extend(later);
-            guard.insert(*shard, fence.clone());
+            guard.insert(*unit, fence.clone());
         }
-        assert_eq!(gauge.get(), 2);
+        assert_eq!(shown(), (1, 1));
         fences[0].extend(Instant::now());
         // No executor runs in this test: the thread does it.
-        while gauge.get() == 2 {
+        while shown() == (1, 1) {
             thread::yield_now();
         }
         assert!(!fences[0].is_open() && fences[1].is_open());
         assert!(!fences[0].extend(later), "closed for good");
         guard.remove(shards[1]);
-        assert_eq!(gauge.get(), 0);
+        assert_eq!(shown(), (0, 0));
     }
 }

@@ -6,6 +6,7 @@ use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
+use super::Unit;
 use crate::base::shard::{ShardCount, ShardId};
 
 /// Holder of one shard.
@@ -32,20 +33,36 @@ impl Holder {
     }
 }
 
-/// Holders of all shards.
+/// Holders of all shards and of the fleet role.
 #[derive(Clone, Debug, Default)]
-pub struct Holders(Vec<Option<Holder>>);
+pub struct Holders {
+    shards: Vec<Option<Holder>>,
+    fleet: Option<Holder>,
+}
 
 impl Holders {
-    pub(super) fn new(shards: ShardCount, holder: impl Fn(ShardId) -> Option<Holder>) -> Self {
-        Self(shards.shards().map(holder).collect())
+    pub(super) fn new(shards: ShardCount, holder: impl Fn(Unit) -> Option<Holder>) -> Self {
+        let fleet = holder(Unit::Fleet);
+        Self { shards: shards.shards().map(|shard| holder(Unit::Shard(shard))).collect(), fleet }
     }
 
     /// Holder of a shard; `None` if it has none, if the membership of the last one has ended, or if the Leases have not
     /// been listed yet.
     #[must_use]
     pub fn get(&self, shard: ShardId) -> Option<&Holder> {
-        self.0.get(shard.index())?.as_ref()
+        self.shards.get(shard.index())?.as_ref()
+    }
+
+    /// True if each shard and the fleet role have a holder.
+    #[must_use]
+    pub fn are_complete(&self, shards: ShardCount) -> bool {
+        self.fleet.is_some() && shards.shards().all(|shard| self.get(shard).is_some())
+    }
+
+    /// Holder of the fleet role; `None` as for a shard.
+    #[must_use]
+    pub fn fleet(&self) -> Option<&Holder> {
+        self.fleet.as_ref()
     }
 }
 

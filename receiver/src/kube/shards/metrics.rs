@@ -12,7 +12,9 @@ metric_set! {
     pub struct Metrics {
         /// Shards that this replica holds.
         pub(super) held: Gauge = "shards_held",
-        /// Shards that this replica wants: all shards divided by the live replicas.
+        /// 1 while this replica holds the fleet role, and so runs the tasks of the whole fleet.
+        pub(super) fleet_role: Gauge = "fleet_role_held",
+        /// Shards that this replica wants, the fleet role included: all shards divided by the live replicas.
         pub(super) wanted: Gauge = "shards_wanted",
         /// Shards that this replica acquired.
         pub(super) acquired: Counter = "shards_acquired",

@@ -3,7 +3,8 @@
 use k8s_openapi::api::{coordination::v1::Lease, rbac::v1::PolicyRule};
 use kube::api::ObjectMeta;
 
-use crate::base::shard::{ShardCount, ShardId};
+use super::Unit;
+use crate::base::shard::ShardCount;
 
 /// Replicas that can hold shards at the same time: each has one membership Lease.
 pub const MAX_REPLICAS: u8 = 8;
@@ -20,10 +21,13 @@ pub const RELAY_ADDRESS: &str = "operator.kyma-project.io/tidewatch-relay-addres
 /// Annotation of a membership Lease whose replica hands its shards over and claims none, because it stops.
 pub const LEAVING: &str = "operator.kyma-project.io/tidewatch-leaving";
 
-/// Name of a shard's Lease.
+/// Name of the Lease of a shard or of the fleet role.
 #[must_use]
-pub fn shard(shard: ShardId) -> String {
-    format!("tidewatch-shard-{:02}", shard.number())
+pub fn unit(unit: Unit) -> String {
+    match unit {
+        Unit::Shard(shard) => format!("tidewatch-shard-{:02}", shard.number()),
+        Unit::Fleet => FLEET.to_owned(),
+    }
 }
 
 /// Name of a membership Lease, by its number below [`MAX_REPLICAS`].
@@ -36,7 +40,7 @@ pub fn member(number: u8) -> String {
 /// (`--lease-name`).
 pub fn names(unsharded: &str, shards: ShardCount) -> impl Iterator<Item = String> {
     let members = (0..MAX_REPLICAS).map(member);
-    [unsharded.to_owned(), FLEET.to_owned()].into_iter().chain(members).chain(shards.shards().map(shard))
+    [unsharded.to_owned()].into_iter().chain(members).chain(Unit::all(shards).map(unit))
 }
 
 /// The Leases that an installation contains, without holders: the receiver creates none, because a right to create
@@ -70,9 +74,9 @@ mod tests {
     fn every_lease_has_a_name_of_its_own_and_no_holder() {
         let count = ShardCount::new(101).unwrap();
         let names: Vec<_> = names("tidewatch-receiver", count).collect();
-        assert_eq!(names[..3], ["tidewatch-receiver", "tidewatch-fleet", "tidewatch-replica-0"]);
-        assert_eq!(names[9..11], ["tidewatch-replica-7", "tidewatch-shard-00"]);
-        assert_eq!((names.len(), &*names[110]), (111, "tidewatch-shard-100"));
+        assert_eq!(names[..2], ["tidewatch-receiver", "tidewatch-replica-0"]);
+        assert_eq!(names[8..10], ["tidewatch-replica-7", "tidewatch-shard-00"]);
+        assert_eq!((names.len(), &*names[109], &*names[110]), (111, "tidewatch-shard-100", "tidewatch-fleet"));
         let unique: std::collections::BTreeSet<_> = names.iter().collect();
         assert_eq!(unique.len(), names.len());
         let leases: Vec<_> = leases("kcp-system", "tidewatch-receiver", count).collect();

@@ -26,8 +26,11 @@ use tokio::time::Instant;
 
 pub(super) use self::actions::{Effect, EndReason, Outcome, Refusal, Settings, Step, Write, WriteKind};
 use self::{lock::Lock, session::Session, view::View};
-use super::record::{LeaseId, Record};
-use crate::base::{random::Random, shard::ShardId};
+use super::{
+    Unit,
+    record::{LeaseId, Record},
+};
+use crate::base::random::Random;
 
 /// State of a shard that this replica holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +83,7 @@ pub(super) struct Ownership {
     lock: Lock,
     /// Beginning of the last own write that the watch delivered.
     anchor: Option<Instant>,
-    holds: BTreeMap<ShardId, Hold>,
+    holds: BTreeMap<Unit, Hold>,
     attempts: BTreeMap<LeaseId, Attempt>,
     /// Live replicas that stay, in the order of their membership Leases, and since when they are the same.
     live: (Vec<String>, Instant),
@@ -127,7 +130,7 @@ impl Ownership {
         let Some(record) = self.view.record(id) else {
             match id {
                 LeaseId::Unsharded => self.lock.reset(),
-                LeaseId::Shard(shard) => self.end(shard, EndReason::Taken, now),
+                LeaseId::Unit(unit) => self.end(unit, EndReason::Taken, now),
                 LeaseId::Member(_) => {}
             }
             return;
@@ -142,11 +145,11 @@ impl Ownership {
                     self.anchor = self.anchor.max(session.delivered(&record.version));
                 }
             }
-            LeaseId::Shard(shard) => {
+            LeaseId::Unit(unit) => {
                 let is_mine = record.holder() == Some(&*self.settings.identity);
                 let is_older = |hold: &Hold| hold.replaced.as_ref() == Some(&record.version);
-                if !is_mine && self.holds.get(&shard).is_some_and(|hold| !is_older(hold)) {
-                    self.end(shard, EndReason::Taken, now);
+                if !is_mine && self.holds.get(&unit).is_some_and(|hold| !is_older(hold)) {
+                    self.end(unit, EndReason::Taken, now);
                 }
             }
         }
@@ -200,14 +203,14 @@ impl Ownership {
             (WriteKind::Leave, _, Outcome::Written(_) | Outcome::Conflict) => self.has_left = true,
             (WriteKind::Lock, _, Outcome::Written(version)) => self.lock.written(version, replaced, began, &timings),
             // A claim that succeeded too late is repeated, or released, when the watch delivers it.
-            (WriteKind::Claim, LeaseId::Shard(shard), Outcome::Written(version))
+            (WriteKind::Claim, LeaseId::Unit(unit), Outcome::Written(version))
                 if !is_obsolete && !self.is_leaving && self.until().is_some_and(|until| now < until) =>
             {
-                self.holds.insert(shard, Hold { version, replaced, phase: Phase::Active });
-                self.effects.push(Effect::Acquired(shard));
+                self.holds.insert(unit, Hold { version, replaced, phase: Phase::Active });
+                self.effects.push(Effect::Acquired(unit));
             }
-            (WriteKind::Release, LeaseId::Shard(shard), Outcome::Written(_) | Outcome::Conflict) => {
-                self.holds.remove(&shard);
+            (WriteKind::Release, LeaseId::Unit(unit), Outcome::Written(_) | Outcome::Conflict) => {
+                self.holds.remove(&unit);
             }
             _ => {}
         }
@@ -218,8 +221,8 @@ impl Ownership {
     }
 
     /// Records that all work of a shard has stopped which is being handed over.
-    pub(super) fn stopped(&mut self, shard: ShardId) {
-        if let Some(Hold { phase: Phase::Stopping { has_stopped, .. }, .. }) = self.holds.get_mut(&shard) {
+    pub(super) fn stopped(&mut self, unit: Unit) {
+        if let Some(Hold { phase: Phase::Stopping { has_stopped, .. }, .. }) = self.holds.get_mut(&unit) {
             *has_stopped = true;
         }
     }
@@ -238,8 +241,8 @@ impl Ownership {
     }
 
     /// Records that the fence of a shard had ended before it could be extended.
-    pub(super) fn expired(&mut self, shard: ShardId, now: Instant) {
-        self.end(shard, EndReason::Expired, now);
+    pub(super) fn expired(&mut self, unit: Unit, now: Instant) {
+        self.end(unit, EndReason::Expired, now);
     }
 
     /// Beginning of the first own renewal that the watch should have delivered by now.
@@ -316,20 +319,20 @@ impl Ownership {
     }
 
     /// Ends a shard whose work has not stopped.
-    fn end(&mut self, shard: ShardId, reason: EndReason, now: Instant) {
-        let Some(hold) = self.holds.remove(&shard) else { return };
+    fn end(&mut self, unit: Unit, reason: EndReason, now: Instant) {
+        let Some(hold) = self.holds.remove(&unit) else { return };
         match hold.phase {
             Phase::Active | Phase::Stopping { .. } => {
                 self.quiet = self.quiet.max(now + self.settings.reserve());
-                self.effects.push(Effect::Ended(shard, reason));
+                self.effects.push(Effect::Ended(unit, reason));
             }
             Phase::Closed { release } => self.quiet = self.quiet.max(release),
         }
     }
 
     fn end_all(&mut self, reason: EndReason, now: Instant) {
-        for shard in self.holds.keys().copied().collect::<Vec<_>>() {
-            self.end(shard, reason, now);
+        for unit in self.holds.keys().copied().collect::<Vec<_>>() {
+            self.end(unit, reason, now);
         }
     }
 

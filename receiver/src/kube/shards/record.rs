@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::coordination::v1::Lease;
 
-use super::names;
+use super::{Unit, names};
 use crate::{
-    base::shard::{ShardCount, ShardId},
+    base::shard::ShardCount,
     kube::leader::{self, LeaseRecord},
 };
 
@@ -20,8 +20,8 @@ pub(super) enum LeaseId {
     Unsharded,
     /// A membership Lease, by its number.
     Member(u8),
-    /// The Lease of a shard.
-    Shard(ShardId),
+    /// The Lease of a shard, or of the fleet role.
+    Unit(Unit),
 }
 
 /// Names of the Leases of one installation.
@@ -34,10 +34,10 @@ pub(super) struct LeaseNames {
 impl LeaseNames {
     pub(super) fn new(unsharded: &str, shards: ShardCount) -> Self {
         let members = (0..names::MAX_REPLICAS).map(|number| (names::member(number), LeaseId::Member(number)));
-        let shards = shards.shards().map(|shard| (names::shard(shard), LeaseId::Shard(shard)));
+        let units = Unit::all(shards).map(|unit| (names::unit(unit), LeaseId::Unit(unit)));
         let unsharded_lease = (unsharded.to_owned(), LeaseId::Unsharded);
         // Last, so that it wins over another Lease of the same name.
-        let ids = members.chain(shards).chain([unsharded_lease]).collect();
+        let ids = members.chain(units).chain([unsharded_lease]).collect();
         Self { ids, unsharded: unsharded.to_owned() }
     }
 
@@ -51,7 +51,7 @@ impl LeaseNames {
         match id {
             LeaseId::Unsharded => self.unsharded.clone(),
             LeaseId::Member(number) => names::member(number),
-            LeaseId::Shard(shard) => names::shard(shard),
+            LeaseId::Unit(unit) => names::unit(unit),
         }
     }
 }

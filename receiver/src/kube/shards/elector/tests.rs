@@ -15,14 +15,14 @@ use tokio::{
 
 use super::*;
 use crate::{
-    base::shard::{ShardCount, ShardId},
-    kube::shards::ShardChange,
+    base::shard::ShardCount,
+    kube::shards::{ShardChange, Unit},
     testing::{FakeApiServer, Fault},
 };
 
 const LEASE: Duration = Duration::from_secs(15);
 const SECOND: Duration = Duration::from_secs(1);
-const SHARDS: u16 = 6;
+const SHARDS: u16 = 5;
 const UNSHARDED: &str = "leases/tidewatch-receiver";
 
 /// An API server with the Leases of an installation.
@@ -66,7 +66,7 @@ struct Replica {
     stop: CancellationToken,
     changes: ShardChanges,
     holders: HoldersHandle,
-    held: BTreeMap<ShardId, (Instance, WriteFence)>,
+    held: BTreeMap<Unit, (Instance, WriteFence)>,
     /// All instances so far.
     instances: Vec<Instance>,
     metrics: Metrics,
@@ -84,13 +84,15 @@ impl Replica {
             relay_address: Some(format!("{name}:8443")),
         };
         let metrics = Metrics::default();
-        let started = ShardElector::start(client, settings, Instance::new(instance), metrics.clone()).unwrap();
+        let holders = HoldersHandle::default();
+        let started =
+            ShardElector::start(client, settings, Instance::new(instance), holders.clone(), metrics.clone()).unwrap();
         let stop = CancellationToken::new();
         Self {
             task: tokio::spawn(started.elector.run(stop.clone())),
             stop,
             changes: started.changes,
-            holders: started.holders,
+            holders,
             held: BTreeMap::new(),
             instances: Vec::new(),
             metrics,
@@ -102,15 +104,15 @@ impl Replica {
         let end = Instant::now() + time;
         while let Ok(change) = tokio::time::timeout_at(end, self.changes.next()).await {
             match change {
-                Some(ShardChange::Acquired { shard, instance, fence }) => {
+                Some(ShardChange::Acquired { unit, instance, fence }) => {
                     assert!(fence.is_open() && !self.instances.contains(&instance));
                     self.instances.push(instance);
-                    assert!(self.held.insert(shard, (instance, fence)).is_none());
+                    assert!(self.held.insert(unit, (instance, fence)).is_none());
                 }
-                Some(ShardChange::HandOver { shard, instance, .. }) if stops => self.changes.stopped(shard, instance),
+                Some(ShardChange::HandOver { unit, instance, .. }) if stops => self.changes.stopped(unit, instance),
                 Some(ShardChange::HandOver { .. }) => {}
-                Some(ShardChange::Lost { shard, instance }) => {
-                    let (lost, fence) = self.held.remove(&shard).unwrap();
+                Some(ShardChange::Lost { unit, instance }) => {
+                    let (lost, fence) = self.held.remove(&unit).unwrap();
                     assert!(lost == instance && !fence.is_open());
                 }
                 None => return sleep(end.saturating_duration_since(Instant::now())).await,
@@ -134,17 +136,21 @@ async fn replicas_share_the_shards_and_take_over_from_a_dead_one() {
     let [one, two, three] = &mut replicas;
     run_all([one, two, three], LEASE * 3).await;
     assert_eq!([one.held.len(), two.held.len(), three.held.len()], [2, 2, 2]);
-    assert!(one.held.keys().all(|shard| !two.held.contains_key(shard) && !three.held.contains_key(shard)));
+    assert!(one.held.keys().all(|unit| !two.held.contains_key(unit) && !three.held.contains_key(unit)));
     let unsharded = server.object(UNSHARDED).unwrap();
-    assert_eq!(unsharded["spec"]["holderIdentity"], "tidewatch-shards-6");
-    assert_eq!(unsharded["metadata"]["annotations"][names::SHARDS], "6");
+    assert_eq!(unsharded["spec"]["holderIdentity"], "tidewatch-shards-5");
+    assert_eq!(unsharded["metadata"]["annotations"][names::SHARDS], "5");
     assert_eq!(unsharded["metadata"]["labels"]["kept"], "yes");
 
     // All know the holders.
     for (replica, name) in [(&*one, "pod-1"), (two, "pod-2"), (three, "pod-3")] {
-        for shard in replica.held.keys() {
+        for unit in replica.held.keys() {
             let holders = two.holders.current();
-            let holder = holders.get(*shard).unwrap();
+            let holder = match unit {
+                Unit::Shard(shard) => holders.get(*shard),
+                Unit::Fleet => holders.fleet(),
+            };
+            let holder = holder.unwrap();
             assert_eq!((&*holder.name, holder.relay_address.as_deref()), (name, Some(&*format!("{name}:8443"))));
             assert!(holder.age(Instant::now()) <= LEASE / 2 && holder.moved.is_some());
             assert_eq!(holder.is_own, name == "pod-2");
@@ -165,7 +171,11 @@ async fn replicas_share_the_shards_and_take_over_from_a_dead_one() {
     let dead: Vec<_> = three.held.keys().copied().collect();
     run_all([one, two], SECOND * 8).await;
     assert_eq!((one.held.len(), two.held.len()), (2, 2));
-    assert!(one.holders.current().get(dead[0]).is_some());
+    let holders = one.holders.current();
+    assert!(dead.iter().all(|unit| match unit {
+        Unit::Shard(shard) => holders.get(*shard).is_some(),
+        Unit::Fleet => holders.fleet().is_some(),
+    }));
     run_all([one, two], SECOND * 12).await;
     assert_eq!((one.held.len(), two.held.len()), (3, 3));
     assert_eq!((one.metrics.held.get(), one.metrics.wanted.get(), one.metrics.acquired.get() >= 3), (3, 3, true));

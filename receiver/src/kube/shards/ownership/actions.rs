@@ -5,11 +5,8 @@ use std::time::Duration;
 use strum::IntoStaticStr;
 use tokio::time::Instant;
 
-use super::super::record::LeaseId;
-use crate::{
-    base::shard::{ShardCount, ShardId},
-    kube::leader::Timings,
-};
+use super::super::{Unit, record::LeaseId};
+use crate::{base::shard::ShardCount, kube::leader::Timings};
 
 /// What does not change while the process runs.
 #[derive(Clone, Debug)]
@@ -23,6 +20,11 @@ pub(in crate::kube::shards) struct Settings {
 }
 
 impl Settings {
+    /// Number of units: the shards and the fleet role.
+    pub(in crate::kube::shards) fn units(&self) -> usize {
+        usize::from(self.shards.get()) + 1
+    }
+
     /// Holder of the Lease of the unsharded receiver while shards are held. It contains the number of shards, so that
     /// replicas with different numbers never keep it alive for each other.
     pub(in crate::kube::shards) fn sharded(&self) -> String {
@@ -123,11 +125,11 @@ pub(in crate::kube::shards) enum EndReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::kube::shards) enum Effect {
     /// Open a new fence.
-    Acquired(ShardId),
+    Acquired(Unit),
     /// Ask for the end of all work; the fence is closed at the deadline.
-    HandOver(ShardId, Instant),
+    HandOver(Unit, Instant),
     /// Close the fence.
-    Ended(ShardId, EndReason),
+    Ended(Unit, EndReason),
 }
 
 /// Result of a decision.

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use tokio::time::Instant;
 
-use super::{Effect, EndReason, LeaseId, Ownership, Phase, Refusal, ShardId, Step, WriteKind, quota, view::Tenure};
+use super::{Effect, EndReason, LeaseId, Ownership, Phase, Refusal, Step, Unit, WriteKind, quota, view::Tenure};
 
 /// Claims of shards that a replica has in flight at the same time.
 const CLAIMS_AT_ONCE: usize = 8;
@@ -39,7 +39,7 @@ impl Ownership {
     pub(super) fn wanted(&self) -> usize {
         let (live, _) = &self.live;
         let rank = live.iter().position(|holder| *holder == self.settings.identity);
-        rank.map_or(0, |rank| quota::share(self.settings.shards, live.len(), rank))
+        rank.map_or(0, |rank| quota::share(self.settings.units(), live.len(), rank))
     }
 
     fn in_phase(&self, is_active: bool) -> usize {
@@ -51,8 +51,8 @@ impl Ownership {
         let (mut free, mut own) = (Vec::new(), Vec::new());
         let mut is_complete = true;
         let named = self.view.named();
-        for shard in self.settings.shards.shards().filter(|shard| !self.holds.contains_key(shard)) {
-            let Some(record) = self.view.record(LeaseId::Shard(shard)) else {
+        for unit in Unit::all(self.settings.shards).filter(|unit| !self.holds.contains_key(unit)) {
+            let Some(record) = self.view.record(LeaseId::Unit(unit)) else {
                 is_complete = false;
                 continue;
             };
@@ -61,19 +61,19 @@ impl Ownership {
                 Some(holder) if named.contains(holder) => continue,
                 _ => &mut free,
             };
-            shards.push((shard, record.version.clone()));
+            shards.push((unit, record.version.clone()));
         }
         let active = self.in_phase(true);
         let claiming = self.attempts.values().filter(|it| it.is_in_flight && it.kind == WriteKind::Claim).count();
         let mut room = step.wanted.saturating_sub(active + claiming);
         let mut claims = CLAIMS_AT_ONCE.saturating_sub(claiming);
         if room > 0 {
-            free.sort_by_cached_key(|(shard, _)| self.preference(*shard));
+            free.sort_by_cached_key(|(unit, _)| self.preference(*unit));
         }
         // First those that name this replica already: no other replica can claim them.
         let own_count = own.len();
-        for (at, (shard, version)) in own.into_iter().chain(free).enumerate() {
-            let id = LeaseId::Shard(shard);
+        for (at, (unit, version)) in own.into_iter().chain(free).enumerate() {
+            let id = LeaseId::Unit(unit);
             if self.is_blocked(id, now) {
                 continue;
             }
@@ -89,25 +89,25 @@ impl Ownership {
         if surplus > 0 && now >= self.live.1 + self.settings.settle() {
             let hand_overs = HAND_OVERS_AT_ONCE.saturating_sub(self.in_phase(false));
             let mut held: Vec<_> =
-                self.holds.iter().filter(|(_, hold)| hold.phase == Phase::Active).map(|(shard, _)| *shard).collect();
+                self.holds.iter().filter(|(_, hold)| hold.phase == Phase::Active).map(|(unit, _)| *unit).collect();
             // The least preferred first: those for which another replica comes first.
-            held.sort_by_cached_key(|shard| Reverse(self.preference(*shard)));
-            for shard in held.into_iter().take(surplus.min(hand_overs)) {
-                self.request_hand_over(shard, now);
+            held.sort_by_cached_key(|unit| Reverse(self.preference(*unit)));
+            for unit in held.into_iter().take(surplus.min(hand_overs)) {
+                self.request_hand_over(unit, now);
             }
         }
         (!is_complete).then_some(Refusal::LeaseMissing)
     }
 
-    fn preference(&self, shard: ShardId) -> (usize, u64) {
-        quota::preference(&self.settings.identity, &self.live.0, shard)
+    fn preference(&self, unit: Unit) -> (usize, u64) {
+        quota::preference(&self.settings.identity, &self.live.0, unit)
     }
 
-    fn request_hand_over(&mut self, shard: ShardId, now: Instant) {
+    fn request_hand_over(&mut self, unit: Unit, now: Instant) {
         let deadline = now + self.settings.hand_over();
-        if let Some(hold) = self.holds.get_mut(&shard) {
+        if let Some(hold) = self.holds.get_mut(&unit) {
             hold.phase = Phase::Stopping { deadline, has_stopped: false };
-            self.effects.push(Effect::HandOver(shard, deadline));
+            self.effects.push(Effect::HandOver(unit, deadline));
         }
     }
 
@@ -116,31 +116,31 @@ impl Ownership {
     pub(super) fn hand_over(&mut self, now: Instant, step: &mut Step) {
         let all: Vec<_> = self.holds.keys().copied().collect();
         if self.is_leaving {
-            for shard in &all {
-                if self.holds.get(shard).is_some_and(|hold| hold.phase == Phase::Active) {
-                    self.request_hand_over(*shard, now);
+            for unit in &all {
+                if self.holds.get(unit).is_some_and(|hold| hold.phase == Phase::Active) {
+                    self.request_hand_over(*unit, now);
                 }
             }
         }
         // Requests of an earlier fence of the same shard may still arrive as well.
         let (quiet, reserve) = (self.quiet.max(now), self.settings.reserve());
-        for shard in all {
-            let Some(hold) = self.holds.get_mut(&shard) else { continue };
+        for unit in all {
+            let Some(hold) = self.holds.get_mut(&unit) else { continue };
             match hold.phase {
                 Phase::Stopping { has_stopped: true, .. } => {
                     hold.phase = Phase::Closed { release: quiet };
-                    self.effects.push(Effect::Ended(shard, EndReason::HandedOver));
+                    self.effects.push(Effect::Ended(unit, EndReason::HandedOver));
                 }
                 Phase::Stopping { deadline, .. } if now >= deadline => {
                     hold.phase = Phase::Closed { release: quiet.max(now + reserve) };
-                    self.effects.push(Effect::Ended(shard, EndReason::HandOverTimeout));
+                    self.effects.push(Effect::Ended(unit, EndReason::HandOverTimeout));
                 }
                 _ => {}
             }
             let Phase::Closed { release } = hold.phase else { continue };
             let version = hold.version.clone();
-            if now >= release && !self.is_paused(LeaseId::Shard(shard), WriteKind::Release, now) {
-                self.send(step, LeaseId::Shard(shard), Some(version), WriteKind::Release, now);
+            if now >= release && !self.is_paused(LeaseId::Unit(unit), WriteKind::Release, now) {
+                self.send(step, LeaseId::Unit(unit), Some(version), WriteKind::Release, now);
             }
         }
     }

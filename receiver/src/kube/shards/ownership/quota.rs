@@ -2,22 +2,21 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 
-use crate::base::shard::{ShardCount, ShardId};
+use super::Unit;
 
 /// Number of shards that a replica wants. `rank` is its place among the live replicas, in the order of their membership
 /// Leases: the first ones take what the division leaves over, so that all shares add up to the number of shards.
-pub(super) fn share(shards: ShardCount, live: usize, rank: usize) -> usize {
-    let shards = usize::from(shards.get());
+pub(super) fn share(units: usize, live: usize, rank: usize) -> usize {
     let live = live.max(1);
-    shards / live + usize::from(rank < shards % live)
+    units / live + usize::from(rank < units % live)
 }
 
 /// Preference of a replica for a shard; the lowest first. Among several replicas that claim at the same time each begins
 /// with the shards for which it comes first (rendezvous hashing), so that two of them rarely claim the same one. Replicas
 /// whose versions hash differently conflict more often, and nothing else.
-pub(super) fn preference(me: &str, live: &[String], shard: ShardId) -> (usize, u64) {
-    let own = score(me, shard);
-    let position = live.iter().filter(|other| *other != me && score(other, shard) < own).count();
+pub(super) fn preference(me: &str, live: &[String], unit: Unit) -> (usize, u64) {
+    let own = score(me, unit);
+    let position = live.iter().filter(|other| *other != me && score(other, unit) < own).count();
     (position, own)
 }
 
@@ -31,24 +30,24 @@ pub(super) fn score(replica: &str, item: impl Hash) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::shard::ShardCount;
 
     #[test]
     fn shares_add_up_and_differ_by_at_most_one() {
         for (shards, live) in (1..=256).flat_map(|shards| (1..=8).map(move |live| (shards, live))) {
-            let count = ShardCount::new(shards).unwrap();
-            let shares: Vec<_> = (0..live).map(|rank| share(count, live, rank)).collect();
-            assert_eq!(shares.iter().sum::<usize>(), usize::from(shards));
+            let shares: Vec<_> = (0..live).map(|rank| share(shards, live, rank)).collect();
+            assert_eq!(shares.iter().sum::<usize>(), shards);
             assert!(shares.first().unwrap() - shares.last().unwrap() <= 1, "{shares:?}");
         }
-        assert_eq!(share(ShardCount::ONE, 0, 0), 1);
+        assert_eq!(share(1, 0, 0), 1);
     }
 
     #[test]
     fn replicas_prefer_different_shards() {
         let (count, live) = (ShardCount::new(24).unwrap(), ["a_1", "b_2", "c_3"].map(str::to_owned));
         let order = |me: &str| {
-            let mut shards: Vec<_> = count.shards().collect();
-            shards.sort_by_key(|shard| preference(me, &live, *shard));
+            let mut shards: Vec<_> = Unit::all(count).collect();
+            shards.sort_by_key(|unit| preference(me, &live, *unit));
             shards
         };
         let firsts: Vec<_> = live.iter().flat_map(|me| order(me).into_iter().take(4)).collect();
@@ -56,8 +55,8 @@ mod tests {
         assert_eq!(distinct.len(), firsts.len(), "{firsts:?}");
         assert_eq!(order("a_1"), order("a_1"));
         // Each shard has one replica that comes first.
-        for shard in count.shards() {
-            assert_eq!(live.iter().filter(|me| preference(me, &live, shard).0 == 0).count(), 1);
+        for unit in Unit::all(count) {
+            assert_eq!(live.iter().filter(|me| preference(me, &live, unit).0 == 0).count(), 1);
         }
     }
 }

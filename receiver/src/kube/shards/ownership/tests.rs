@@ -19,8 +19,9 @@ const LEASE: Duration = Duration::from_secs(15);
 /// A holder's duration and the time that a change takes.
 const TAKE_OVER: Duration = Duration::from_secs(20);
 
-fn settings(name: &str, shards: u16) -> Settings {
-    let shards = ShardCount::new(shards).unwrap();
+/// Settings of a replica that shares this number of units: shards, and the fleet role.
+fn settings(name: &str, units: u16) -> Settings {
+    let shards = ShardCount::new(units - 1).unwrap();
     Settings { identity: format!("{name}_1"), place: None, shards, timings: timings() }
 }
 
@@ -28,7 +29,7 @@ struct Replica {
     settings: Settings,
     ownership: Ownership,
     cursor: usize,
-    held: BTreeSet<ShardId>,
+    held: BTreeSet<Unit>,
     last: Step,
     ended: Vec<EndReason>,
 }
@@ -45,14 +46,14 @@ struct Landscape {
 }
 
 impl Landscape {
-    fn new(shards: u16) -> Self {
-        let (api, now) = (ApiServer::new(ShardCount::new(shards).unwrap()), Instant::now());
+    fn new(units: u16) -> Self {
+        let (api, now) = (ApiServer::new(ShardCount::new(units - 1).unwrap()), Instant::now());
         Self { api, replicas: BTreeMap::new(), start: now, now, acquired: 0, stops: true }
     }
 
-    fn with(shards: u16, names: &[&str]) -> Self {
-        let mut landscape = Self::new(shards);
-        names.iter().for_each(|name| landscape.start(settings(name, shards)));
+    fn with(units: u16, names: &[&str]) -> Self {
+        let mut landscape = Self::new(units);
+        names.iter().for_each(|name| landscape.start(settings(name, units)));
         landscape.run(LEASE * 3);
         landscape
     }
@@ -87,14 +88,14 @@ impl Landscape {
         let step = replica.ownership.step(self.now);
         for effect in &step.effects {
             match effect {
-                Effect::Acquired(shard) => {
+                Effect::Acquired(unit) => {
                     self.acquired += 1;
-                    assert!(replica.held.insert(*shard));
+                    assert!(replica.held.insert(*unit));
                 }
-                Effect::HandOver(shard, _) if self.stops => replica.ownership.stopped(*shard),
+                Effect::HandOver(unit, _) if self.stops => replica.ownership.stopped(*unit),
                 Effect::HandOver(..) => {}
-                Effect::Ended(shard, reason) => {
-                    assert!(replica.held.remove(shard));
+                Effect::Ended(unit, reason) => {
+                    assert!(replica.held.remove(unit));
                     replica.ended.push(*reason);
                 }
             }
@@ -180,12 +181,12 @@ fn shard_is_handed_over_only_when_its_work_has_stopped() {
     landscape.run(LEASE + SECOND);
     let stopping = |landscape: &mut Landscape| {
         let holds = &landscape.replica("a").ownership.holds;
-        holds.iter().find(|(_, hold)| hold.phase != Phase::Active).map(|(shard, _)| *shard)
+        holds.iter().find(|(_, hold)| hold.phase != Phase::Active).map(|(unit, _)| *unit)
     };
-    let shard = stopping(&mut landscape).unwrap();
+    let unit = stopping(&mut landscape).unwrap();
     landscape.run(SECOND * 8);
     assert_eq!(landscape.shares(), [0, 2], "still held, and its fence open");
-    landscape.replica("a").ownership.stopped(shard);
+    landscape.replica("a").ownership.stopped(unit);
     landscape.run(SECOND);
     assert_eq!((landscape.shares(), landscape.replica("a").ended.clone()), (vec![1, 1], vec![EndReason::HandedOver]));
 
@@ -256,7 +257,7 @@ fn unsharded_receiver_excludes_shards() {
     landscape.run(LEASE + SECOND * 2);
     assert_eq!((landscape.shares(), landscape.refusal("a")), (vec![3], None));
     let record = landscape.api.get(LeaseId::Unsharded);
-    assert_eq!((record.holder(), record.shards.as_deref()), (Some("tidewatch-shards-3"), Some("3")));
+    assert_eq!((record.holder(), record.shards.as_deref()), (Some("tidewatch-shards-2"), Some("2")));
     // One takes it by force.
     landscape.edit(LeaseId::Unsharded, |record| held(record, 100));
     landscape.run(SECOND);
@@ -271,7 +272,7 @@ fn lease_of_the_unsharded_receiver_is_renewed_by_one_replica_at_a_time() {
     let count = |id: fn(&LeaseId) -> bool| landscape.api.log[before..].iter().filter(|(it, _)| id(it)).count();
     let (own, members) = (count(|id| *id == LeaseId::Unsharded), count(|id| matches!(id, LeaseId::Member(_))));
     assert!((50..=180).contains(&own) && (165..=180).contains(&members), "{own} {members}");
-    assert_eq!(count(|id| matches!(id, LeaseId::Shard(_))), 0, "the Lease of a shard is written when it moves");
+    assert_eq!(count(|id| matches!(id, LeaseId::Unit(_))), 0, "the Lease of a shard is written when it moves");
 }
 
 #[test]
@@ -306,9 +307,9 @@ fn every_refusal_has_a_reason() {
 
 #[test]
 fn shard_that_another_writer_takes_is_lost() {
-    let mut landscape = Landscape::with(1, &["a"]);
-    let shard = ShardCount::ONE.shard(0).unwrap();
-    landscape.edit(LeaseId::Shard(shard), |record| record.lease.holder = Some("stranger_1".to_owned()));
+    let mut landscape = Landscape::with(2, &["a"]);
+    let unit = Unit::Shard(ShardCount::ONE.shard(0).unwrap());
+    landscape.edit(LeaseId::Unit(unit), |record| record.lease.holder = Some("stranger_1".to_owned()));
     landscape.run(SECOND / 4);
     assert_eq!(landscape.replica("a").ended, [EndReason::Taken]);
     // No membership names the stranger.

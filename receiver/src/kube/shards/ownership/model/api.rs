@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, time::Duration};
 use jiff::Timestamp;
 
 use super::super::{super::record::Record, LeaseId, Outcome, Settings, Write, WriteKind};
-use crate::{base::shard::ShardCount, kube::shards::names::MAX_REPLICAS};
+use crate::{
+    base::shard::ShardCount,
+    kube::shards::{Unit, names::MAX_REPLICAS},
+};
 
 #[derive(Debug)]
 pub(in crate::kube::shards::ownership) struct ApiServer {
@@ -17,7 +20,7 @@ pub(in crate::kube::shards::ownership) struct ApiServer {
 impl ApiServer {
     pub(in crate::kube::shards::ownership) fn new(shards: ShardCount) -> Self {
         let members = (0..MAX_REPLICAS).map(LeaseId::Member);
-        let ids = [LeaseId::Unsharded].into_iter().chain(members).chain(shards.shards().map(LeaseId::Shard));
+        let ids = [LeaseId::Unsharded].into_iter().chain(members).chain(Unit::all(shards).map(LeaseId::Unit));
         let mut server = Self { leases: BTreeMap::new(), log: Vec::new() };
         ids.for_each(|id| drop(server.store(id, Record::default())));
         server

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
 use super::super::{Effect, EndReason, Ownership, Settings};
-use crate::{base::shard::ShardId, kube::leader::Timings};
+use crate::kube::{leader::Timings, shards::Unit};
 
 /// Milliseconds since the start of the schedule.
 pub(super) type Millis = u64;
@@ -67,7 +67,7 @@ pub(super) struct Node {
     /// Changes of the log that it has been delivered.
     pub(super) cursor: usize,
     /// Results and other input that waits while the process is paused.
-    pub(super) fences: BTreeMap<ShardId, Fence>,
+    pub(super) fences: BTreeMap<Unit, Fence>,
     /// Number of the write in flight of each Lease, so that a late response is recognised.
     pub(super) serial: u64,
     pub(super) in_flight: BTreeMap<super::super::LeaseId, u64>,
@@ -113,19 +113,19 @@ impl Node {
     }
 
     /// Applies changes to the fences; returns those that opened.
-    pub(super) fn apply(&mut self, effects: &[Effect], until: Option<Instant>, now: Millis) -> Vec<ShardId> {
+    pub(super) fn apply(&mut self, effects: &[Effect], until: Option<Instant>, now: Millis) -> Vec<Unit> {
         let mut opened = Vec::new();
         let until = until.map(|until| self.clock.real(until));
         for effect in effects {
             match effect {
-                Effect::Acquired(shard) => {
+                Effect::Acquired(unit) => {
                     let until = until.unwrap_or(now);
-                    self.fences.insert(*shard, Fence { until, is_quiet: false });
-                    opened.push(*shard);
+                    self.fences.insert(*unit, Fence { until, is_quiet: false });
+                    opened.push(*unit);
                 }
                 Effect::HandOver(..) => {}
-                Effect::Ended(shard, reason) => {
-                    if let Some(fence) = self.fences.get_mut(shard) {
+                Effect::Ended(unit, reason) => {
+                    if let Some(fence) = self.fences.get_mut(unit) {
                         fence.until = fence.until.min(now);
                         fence.is_quiet = *reason == EndReason::HandedOver;
                     }

@@ -13,9 +13,9 @@ use super::{
     node::{Clock, Millis, Node, Process, timings},
     unsharded::Unsharded,
 };
-use crate::base::{
-    random::Random,
-    shard::{ShardCount, ShardId},
+use crate::{
+    base::{random::Random, shard::ShardCount},
+    kube::shards::Unit,
 };
 
 /// Longest way of a request after it passed a fence. The timings reserve 3 s, less the difference of the clocks.
@@ -51,7 +51,7 @@ enum Event {
     Deliver(usize, u64, usize),
     Arrive(usize, u64, Write, u64, jiff::Timestamp),
     Respond(usize, u64, LeaseId, u64, Outcome),
-    Stopped(usize, u64, ShardId),
+    Stopped(usize, u64, Unit),
     UnshardedTick,
     Fault(Fault),
 }
@@ -74,11 +74,11 @@ pub(super) struct World {
     slow_watch: Millis,
     resumes: BTreeMap<usize, Millis>,
     /// Time at which the last request of a killed holder has arrived.
-    dead: BTreeMap<ShardId, Millis>,
+    dead: BTreeMap<Unit, Millis>,
     acquired: u64,
     ended: u64,
     acquired_when_calm: u64,
-    held_when_calm: BTreeMap<ShardId, Millis>,
+    held_when_calm: BTreeMap<Unit, Millis>,
 }
 
 impl World {
@@ -298,7 +298,7 @@ impl World {
                 node.in_flight.remove(&id);
                 node.ownership.finished(id, outcome, at);
             }
-            Event::Stopped(.., shard) => node.ownership.stopped(shard),
+            Event::Stopped(.., unit) => node.ownership.stopped(unit),
             _ => {}
         }
         self.decide(index);
@@ -314,10 +314,10 @@ impl World {
         let wall = node.wall(now);
         for effect in &step.effects {
             match effect {
-                Effect::HandOver(shard, _) => {
+                Effect::HandOver(unit, _) => {
                     let longest = if now < self.calm { 12_000 } else { 1_000 };
                     let takes = self.random.up_to(longest);
-                    self.push(now + takes, Event::Stopped(index, incarnation, *shard));
+                    self.push(now + takes, Event::Stopped(index, incarnation, *unit));
                 }
                 Effect::Acquired(_) => {
                     self.acquired += 1;
@@ -376,9 +376,9 @@ impl World {
             let was_open = now < self.unsharded.until;
             self.unsharded.tick(&mut self.api, now);
             if !was_open && now < self.unsharded.until {
-                for shard in self.shards.shards() {
+                for unit in Unit::all(self.shards) {
                     for index in 0..self.nodes.len() {
-                        let end = self.end_of(index, shard);
+                        let end = self.end_of(index, unit);
                         assert!(end <= now, "seed {}: at {now} a shard is held until {end}", self.seed);
                     }
                 }
@@ -389,33 +389,33 @@ impl World {
     }
 
     /// Time at which the last request of a fence has arrived.
-    fn end_of(&self, index: usize, shard: ShardId) -> Millis {
-        let fence = self.nodes[index].fences.get(&shard);
+    fn end_of(&self, index: usize, unit: Unit) -> Millis {
+        let fence = self.nodes[index].fences.get(&unit);
         let of_process = fence.map_or(0, |fence| fence.until + if fence.is_quiet { 0 } else { FLIGHT });
-        of_process.max(self.dead.get(&shard).copied().unwrap_or(0))
+        of_process.max(self.dead.get(&unit).copied().unwrap_or(0))
     }
 
     /// At most one fence of each shard is open, none opens before the last request of the one before has arrived, and none
     /// is open beside an unsharded receiver.
-    fn check_overlaps(&mut self, index: usize, opened: &[ShardId]) {
+    fn check_overlaps(&mut self, index: usize, opened: &[Unit]) {
         let (seed, now) = (self.seed, self.now);
         let open: Vec<_> =
-            self.nodes[index].fences.iter().filter(|(_, fence)| now < fence.until).map(|(shard, _)| *shard).collect();
-        for shard in open {
+            self.nodes[index].fences.iter().filter(|(_, fence)| now < fence.until).map(|(unit, _)| *unit).collect();
+        for unit in open {
             for other in (0..self.nodes.len()).filter(|other| *other != index) {
-                let end = self.nodes[other].fences.get(&shard).map_or(0, |fence| fence.until);
-                assert!(end <= now, "seed {seed}: at {now} {index} and {other} hold {shard}, until {end}");
-                if opened.contains(&shard) {
-                    let end = self.end_of(other, shard);
-                    assert!(end <= now, "seed {seed}: at {now} {index} opens {shard}, requests of {other} until {end}");
+                let end = self.nodes[other].fences.get(&unit).map_or(0, |fence| fence.until);
+                assert!(end <= now, "seed {seed}: at {now} {index} and {other} hold {unit}, until {end}");
+                if opened.contains(&unit) {
+                    let end = self.end_of(other, unit);
+                    assert!(end <= now, "seed {seed}: at {now} {index} opens {unit}, requests of {other} until {end}");
                 }
             }
-            let end = self.dead.get(&shard).copied().unwrap_or(0);
-            assert!(!opened.contains(&shard) || end <= now, "seed {seed}: requests of a dead holder until {end}");
+            let end = self.dead.get(&unit).copied().unwrap_or(0);
+            assert!(!opened.contains(&unit) || end <= now, "seed {seed}: requests of a dead holder until {end}");
             let unsharded = self.unsharded.until.max(self.unsharded_flight);
-            assert!(unsharded <= now, "seed {seed}: at {now} {index} holds {shard}, unsharded until {unsharded}");
+            assert!(unsharded <= now, "seed {seed}: at {now} {index} holds {unit}, unsharded until {unsharded}");
             if now > self.calm {
-                self.held_when_calm.entry(shard).or_insert(now);
+                self.held_when_calm.entry(unit).or_insert(now);
             }
         }
     }
@@ -427,9 +427,9 @@ impl World {
             return;
         }
         node.kill(now);
-        for (shard, fence) in std::mem::take(&mut node.fences) {
+        for (unit, fence) in std::mem::take(&mut node.fences) {
             let end = fence.until + if fence.is_quiet { 0 } else { FLIGHT };
-            let last = self.dead.entry(shard).or_default();
+            let last = self.dead.entry(unit).or_default();
             *last = end.max(*last);
         }
     }
@@ -484,17 +484,17 @@ impl World {
 
     fn check_end(&self) {
         let (seed, calm) = (self.seed, self.calm);
-        for shard in self.shards.shards() {
-            let held = self.held_when_calm.get(&shard).map(|held| held - calm);
-            assert!(held.is_some_and(|after| after <= RECOVERY), "seed {seed}: shard {shard} held after {held:?}");
+        for unit in Unit::all(self.shards) {
+            let held = self.held_when_calm.get(&unit).map(|held| held - calm);
+            assert!(held.is_some_and(|after| after <= RECOVERY), "seed {seed}: {unit} held after {held:?}");
         }
         let running: Vec<_> = self.nodes.iter().filter(|node| node.process == Process::Running).collect();
         let open = |node: &Node| node.fences.values().filter(|fence| self.now < fence.until).count();
         let shares: Vec<_> = running.iter().map(|node| open(node)).collect();
         let (least, most) = (shares.iter().min().copied(), shares.iter().max().copied());
         assert!(most.unwrap_or(0) - least.unwrap_or(0) <= 1, "seed {seed}: shares {shares:?}");
-        assert_eq!(shares.iter().sum::<usize>(), usize::from(self.shards.get()), "seed {seed}: shares {shares:?}");
+        assert_eq!(shares.iter().sum::<usize>(), usize::from(self.shards.get()) + 1, "seed {seed}: shares {shares:?}");
         let moves = self.acquired_when_calm;
-        assert!(moves <= 2 * u64::from(self.shards.get()) + 5, "seed {seed}: {moves} moves");
+        assert!(moves <= 2 * u64::from(self.shards.get() + 1) + 5, "seed {seed}: {moves} moves");
     }
 }
