@@ -286,13 +286,20 @@ impl State {
 
     /// Takes the next Manifest to reconcile.
     fn begin(&mut self, tenures: &Tenures, now: Instant) -> Option<job::Start> {
-        let (key, queued) = self.queue.take(now)?;
-        let kyma = self.queue.group(&key)?.clone();
+        let (key, queued, kyma, tenure, in_progress) = loop {
+            let (key, queued) = self.queue.take(now)?;
+            let kyma = self.queue.group(&key)?.clone();
+            let tenure = tenures(&kyma);
+            if let Some(in_progress) = tenure.begin() {
+                break (key, queued, kyma, tenure, in_progress);
+            }
+            // The next holder of its shard reconciles it.
+            self.remove(&key);
+        };
         let cancellation = CancellationToken::new();
         self.running.insert(key.clone(), cancellation.clone());
         self.settling.begins(&key);
         let time_limit = self.queue.time_limit(&key);
-        let tenure = tenures(&kyma);
-        Some(job::Start { key, kyma, tenure, queued, time_limit, cancellation, since: now })
+        Some(job::Start { key, kyma, tenure, queued, time_limit, cancellation, since: now, in_progress })
     }
 }

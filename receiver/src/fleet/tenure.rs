@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
 use crate::{
     base::{key::KymaKey, shard::ShardId},
-    kube::leader::WriteFence,
+    kube::leader::{WriteFence, fenced},
 };
 
 /// Right to work on the runtimes of a shard, from its acquisition to its release. Clones share the fence.
@@ -20,6 +21,14 @@ pub struct Tenure {
     pub(crate) fence: WriteFence,
     /// Time from which no write of a previous holder can land, if there was one.
     pub(super) safe: Option<Instant>,
+    /// Work in progress. Closed when the shard is drained: no other work begins.
+    work: TaskTracker,
+}
+
+/// Work in progress, which a drain of the shard waits for, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct WorkInProgress {
+    _token: TaskTrackerToken,
 }
 
 impl Tenure {
@@ -32,13 +41,47 @@ impl Tenure {
         started: Instant,
         request_deadline: Duration,
     ) -> Self {
-        Self { shard: Some(shard), number, fence: fence.child(), safe: Some(started + request_deadline) }
+        Self {
+            shard: Some(shard),
+            number,
+            fence: fence.child(),
+            safe: Some(started + request_deadline),
+            work: TaskTracker::new(),
+        }
     }
 
     /// Tenure for an object of a shard that this process does not hold: it permits no write.
     #[must_use]
     pub fn ended() -> Self {
-        Self { shard: None, number: 0, fence: WriteFence::closed(), safe: None }
+        Self { shard: None, number: 0, fence: WriteFence::closed(), safe: None, work: TaskTracker::new() }
+    }
+
+    /// Begins work that a drain waits for; `None` if the shard is being drained.
+    pub(super) fn begin(&self) -> Option<WorkInProgress> {
+        let token = self.work.token();
+        // After the token is taken, so that a drain either waits for it or is noticed here.
+        (!self.work.is_closed()).then_some(WorkInProgress { _token: token })
+    }
+
+    /// Runs work under the fence, so that a drain waits for its end; `None` if the shard is being drained.
+    pub(crate) async fn run<F: Future>(&self, work: F) -> Option<F::Output> {
+        let _in_progress = self.begin()?;
+        Some(fenced(self.fence.clone(), work).await)
+    }
+
+    /// True when no work may begin any more.
+    pub(super) fn is_draining(&self) -> bool {
+        self.work.is_closed()
+    }
+
+    /// Permits no new work from now on.
+    pub(super) fn drain(&self) {
+        self.work.close();
+    }
+
+    /// Waits until all work in progress has ended, after [`Self::drain`].
+    pub(super) async fn drained(&self) {
+        self.work.wait().await;
     }
 }
 

@@ -5,7 +5,7 @@ use tidewatch_shared::identity::Instance;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::placer::KymaPlacer;
+use super::{manifests, placer::KymaPlacer};
 use crate::{
     base::{key::KymaKey, manifests::Manifests, shard::ShardId},
     controllers::{catalog::Catalog, manifest::Memories},
@@ -29,18 +29,27 @@ pub struct ShardHandover {
 
 impl ShardHandover {
     /// Begins to serve a shard once the caches have synced: places its Kymas, registers their Manifests, and accepts
-    /// requests of its runtimes. Enqueues nothing; returns the Kymas, which may have changed while no replica served them.
+    /// requests of its runtimes. Enqueues the Manifests that the holder before left unfinished; returns the Kymas, which may have
+    /// changed while no replica served them.
     pub async fn acquire(&self, shard: ShardId, instance: Instance, fence: &WriteFence) -> Vec<KymaKey> {
         self.synced.cancelled().await;
         self.fleet.acquire(shard, instance, fence, Instant::now());
         let placed = self.placer.place_shard(shard);
-        placed.iter().for_each(|kyma| register(&self.queue, &self.manifests, kyma));
+        for kyma in &placed {
+            register(&self.queue, &self.manifests, kyma);
+            manifests::enqueue_unfinished(&self.queue, &self.manifests, kyma);
+        }
         placed
     }
 
+    /// Waits until no reconcile of the shard's Kymas and Manifests is in progress; no other one begins.
+    pub async fn drain(&self, shard: ShardId) {
+        self.fleet.drain(shard).await;
+    }
+
     /// Ends the service of a shard. When this returns, no reconcile of its Kymas and Manifests writes any more; their work is
-    /// dropped, and so are the results of earlier reconciles: another replica writes from now on.
-    pub fn release(&self, shard: ShardId) {
+    /// dropped, and so are the results of earlier reconciles: another replica writes from now on. Returns the Kymas.
+    pub fn release(&self, shard: ShardId) -> Vec<KymaKey> {
         let released = self.fleet.release(shard);
         self.queue.remove_kymas(&released);
         for kyma in &released {
@@ -50,6 +59,7 @@ impl ShardHandover {
             self.catalog.forget(kyma);
             self.kinds.forget(kyma);
         }
+        released
     }
 }
 

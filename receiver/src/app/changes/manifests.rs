@@ -97,6 +97,13 @@ pub(super) fn enqueue_released(
     }
 }
 
+/// Enqueues the Manifests of a Kyma on which the holder of its shard before left the work unfinished.
+pub(super) fn enqueue_unfinished(queue: &ManifestQueue, manifests: &Manifests, kyma: &KymaKey) {
+    for manifest in manifests.of_kyma(kyma, None).iter().filter(|manifest| is_unfinished(manifest)) {
+        queue.enqueue(&KymaKey::of(manifest.as_ref()), Priority::Catalog, false);
+    }
+}
+
 /// Registers a Manifest in the queue as one of the Kyma that its label names. Without the label it belongs to no runtime.
 /// Those of another replica's shards are not registered.
 fn place(fleet: &RuntimeTable, queue: &ManifestQueue, key: &ManifestKey, manifest: &Manifest) {

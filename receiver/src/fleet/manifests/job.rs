@@ -9,7 +9,7 @@ use super::{ManifestKey, ManifestQueue};
 use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
     fleet::{
-        Tenure,
+        Tenure, WorkInProgress,
         queue::{Drift, QueuedWork, ReconcileOutcome},
     },
 };
@@ -32,6 +32,8 @@ pub struct ManifestJob {
     pub cancellation: CancellationToken,
     /// Start of the reconcile.
     pub(super) since: Instant,
+    /// Makes a drain of the shard wait for the reconcile.
+    _in_progress: WorkInProgress,
     /// `None` once the job has ended.
     queue: Option<ManifestQueue>,
 }
@@ -45,12 +47,23 @@ pub(super) struct Start {
     pub(super) time_limit: Duration,
     pub(super) cancellation: CancellationToken,
     pub(super) since: Instant,
+    pub(super) in_progress: WorkInProgress,
 }
 
 impl ManifestJob {
     pub(super) fn new(queue: ManifestQueue, start: Start) -> Self {
-        let Start { key, kyma, tenure, queued, time_limit, cancellation, since } = start;
-        Self { key, kyma, tenure, queued, time_limit, cancellation, since, queue: Some(queue) }
+        let Start { key, kyma, tenure, queued, time_limit, cancellation, since, in_progress } = start;
+        Self {
+            key,
+            kyma,
+            tenure,
+            queued,
+            time_limit,
+            cancellation,
+            since,
+            _in_progress: in_progress,
+            queue: Some(queue),
+        }
     }
 
     /// Returns true if the reconcile reads every object again instead of trusting its caches.

@@ -10,7 +10,7 @@ use super::{RuntimeTable, traces::TraceLinks};
 use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
     fleet::{
-        Snapshot, Tenure,
+        Snapshot, Tenure, WorkInProgress,
         queue::{QueuedWork, ReconcileOutcome, SlowSlot},
     },
 };
@@ -24,6 +24,8 @@ pub(crate) struct ReconcileStart {
     pub(super) generation: u64,
     /// Tenure of the shard; its fence permits the reconcile's writes.
     pub(crate) tenure: Tenure,
+    /// Makes a drain of the shard wait for the reconcile.
+    pub(super) _in_progress: WorkInProgress,
     /// Slot of the slow lane that the reconcile occupies until it ends, even if its shard is released before.
     pub(super) slow_slot: Option<Arc<SlowSlot>>,
     pub(super) snapshot: Snapshot,

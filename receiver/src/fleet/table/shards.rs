@@ -80,6 +80,18 @@ impl RuntimeTable {
         released
     }
 
+    /// Begins no reconcile of a shard any more, and waits until those in progress have ended: then each of their requests is
+    /// answered. Requests of its runtimes are accepted until the release. Returns at once if the shard is not held.
+    pub async fn drain(&self, shard: ShardId) {
+        let tenure = self.with(shard, |state, _| {
+            state.tenure.drain();
+            state.tenure.clone()
+        });
+        if let Some(tenure) = tenure {
+            tenure.drained().await;
+        }
+    }
+
     fn release_placing(&self, shard: ShardId) -> Vec<KymaKey> {
         let tenure = self.directory().hold(shard, None);
         if let Some(tenure) = tenure {
@@ -206,7 +218,9 @@ impl RuntimeTable {
     /// Updates metrics and the agenda after a step.
     fn after_step(&self, state: &mut State, wakeups: &mut Wakeups) {
         if let Some(shard) = state.tenure.shard {
-            let summary = QueueSummary::of(&state.queue);
+            // Work of a shard that is drained waits for its next holder.
+            let is_draining = state.tenure.is_draining();
+            let summary = if is_draining { QueueSummary::default() } else { QueueSummary::of(&state.queue) };
             if summary != state.summary {
                 wakeups.worker |= self.agenda().update(shard, &state.summary, &summary, &self.0.shared.lanes);
                 state.summary = summary;

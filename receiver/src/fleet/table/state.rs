@@ -277,11 +277,13 @@ impl State {
     }
 
     fn start(&mut self, (key, queued): (KymaKey, QueuedWork), now: Instant) -> Option<Started> {
+        let in_progress = self.tenure.begin()?;
         let traces = self.traces.take(&key);
         let entry = self.kymas.get_mut(&key)?;
         let start = ReconcileStart {
             generation: entry.generation,
             tenure: self.tenure.clone(),
+            _in_progress: in_progress,
             slow_slot: self.queue.slow_slot(&key),
             snapshot: entry.runtime.snapshot(),
             accepted: entry.accepted.take(),
