@@ -1,5 +1,5 @@
-//! The receiver's process: acquires the Lease, builds the components of the active receiver and runs them until a
-//! signal or a failure.
+//! The receiver's process: builds the components of an active receiver and runs them until a signal or a failure, once it holds
+//! the Lease, or at once as a replica among others (`sharded`).
 
 mod build;
 pub mod changes;
@@ -7,13 +7,15 @@ mod counters;
 mod module_reports;
 mod open_files;
 mod registry;
+mod sharded;
 mod signals;
 mod workers;
 
-use std::{net::SocketAddr, process, sync::Arc, thread, time::Duration};
+use std::{future, net::SocketAddr, process, sync::Arc, thread, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
 use arc_swap::ArcSwap;
+use futures::future::BoxFuture;
 use kube::Client;
 use rustls::ServerConfig;
 use tidewatch_shared::identity::Instance;
@@ -30,16 +32,18 @@ use crate::{
     config::Config,
     controllers::forward,
     ingress::{
+        ListenError,
         admin::{self, FleetHandle},
-        gateway::Service,
+        gateway::{Gateway, Service, relayed::RelayedHandlers},
         probes,
     },
-    kube::leader::{self, LeaderElector, WriteFence},
+    kube::leader::{self, FleetRole, LeaderElector, WriteFence},
     oci,
     pki::{self, TlsState},
     telemetry::{self, Metrics, MetricsPage, Pending, Readiness},
 };
 use open_files::OpenFiles;
+use sharded::{Followers, Ownership, Replica};
 use signals::Signals;
 use workers::{Kymas, Manifests, Workers};
 
@@ -100,6 +104,8 @@ struct Process {
     fleet: FleetHandle,
     /// Keeps `lease` pending in `/readyz` until this receiver is active and has registered its caches as pending.
     standby: Pending,
+    /// Tasks of the whole fleet run while this process holds this role.
+    role: FleetRole,
 }
 
 async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) -> Result<()> {
@@ -107,6 +113,8 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     let traces = config.otlp_endpoint.as_deref().map(|to| Exporter::start("tidewatch-receiver", to)).transpose()?;
     let mut signals = Signals::listen()?;
     let instance = build::instance()?;
+    let replica = config.replicas.replica().context("read the flags of the replicas")?;
+    // It stays closed in a replica among others: each write there needs the fence of a shard or of the fleet role.
     let (fence, lease, readiness) = (WriteFence::closed(), leader::Metrics::default(), Readiness::default());
     let access = build::kube_config(config.kubeconfig.as_deref()).await?;
     let client = crate::kube::client::client(&access, &WriteFence::default())
@@ -117,46 +125,47 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     // Opened before the Lease is acquired, so that defects of files or of the CA show at start and not at a take-over.
     // The first receiver creates the CA.
     let pki = pki::Metrics::default();
-    let fenced = crate::kube::client::client(&access, &fence).context("build the client of cert-manager")?;
+    // Requests for certificates of different replicas do not affect each other.
+    let requests = if replica.is_some() { WriteFence::default() } else { fence.clone() };
+    let fenced = crate::kube::client::client(&access, &requests).context("build the client of cert-manager")?;
     let (tls_state, reloader) = build::tls_state(&config, client.clone(), fenced, pki.clone()).await?;
     build::check_v2_files(&config, &pki)?;
     // The Lease has a client of its own, which neither the fence nor other requests hold up.
     let own = crate::kube::client::lease_client(access).context("build the client of the Lease")?;
-    let mut elector = LeaderElector::new(own, &config.namespace, &config.lease, instance, fence.clone(), lease.clone());
     let mut metrics = Metrics::new();
     lease.register_in(metrics.tidewatch());
     pki.register_in(metrics.tidewatch());
     let (metrics, fleet) = (MetricsPage::new(ArcSwap::from_pointee(metrics)), FleetHandle::new(instance));
     let standby = readiness.pending("lease");
+    let replica = replica.map(|settings| Replica::new(settings, &readiness));
+    let role = if replica.is_some() { FleetRole::released() } else { FleetRole::held(fence.clone()) };
     let tls = tls_state.tokens.clone();
-    let process =
-        Process { config, open_files, instance, fence, lease, pki, tls_state, metrics, readiness, fleet, standby };
+    let process = Process {
+        config,
+        open_files,
+        instance,
+        fence,
+        lease,
+        pki,
+        tls_state,
+        metrics,
+        readiness,
+        fleet,
+        standby,
+        role,
+    };
 
     let (mut listeners, stop) = (JoinSet::new(), CancellationToken::new());
     let stopped = stop.clone();
     listeners.spawn(async move { stopped.run_until_cancelled(reloader.run()).await.unwrap_or("certificate reloader") });
     start_status_listeners(&process, tls, client, &stop, &mut listeners).await?;
-    let ended = tokio::select! {
-        () = signals.shutdown() => Ok(()),
-        error = unexpected_end(&mut listeners) => Err(error),
-        () = elector.acquire() => {
-            // The guard is a thread: even if all other threads hang, it ends the process before another receiver can
-            // become active.
-            let guarded = process.fence.guard(|| {
-                tracing::error!("Lease expired, exiting at once");
-                process::exit(1);
-            });
-            guarded.context("start the guard of the Lease")?;
-            tokio::select! {
-                // Drops everything at once, pending requests included; neither drains nor releases the Lease.
-                lost = elector.hold() => return Err(lost).context("this receiver lost the Lease"),
-                error = unexpected_end(&mut listeners) => Err(error),
-                ended = run_active(process, executors, &mut signals) => ended,
-            }
-        }
+    let ended = match replica {
+        Some(replica) => tokio::select! {
+            error = unexpected_end(&mut listeners) => Err(error),
+            ended = run_active(process, executors, &mut signals, Some((replica, own))) => ended,
+        },
+        None => run_alone(process, executors, &mut signals, &mut listeners, own).await?,
     };
-    // Only after all work has ended, because another receiver may become active from here on.
-    elector.release().await;
     stop.cancel();
     let _ = timeout(LAST_RESPONSES, async { while listeners.join_next().await.is_some() {} }).await;
     #[cfg(feature = "otlp")]
@@ -165,6 +174,45 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
         let _ = tokio::task::spawn_blocking(|| traces.shutdown()).await;
     }
     ended
+}
+
+/// Runs as the only active receiver: waits for the Lease, and releases it after all work has ended.
+///
+/// # Errors
+/// The Lease was lost, and nothing may be drained. The inner result is the end of a receiver that stopped in order.
+async fn run_alone(
+    process: Process,
+    executors: Executors<'_>,
+    signals: &mut Signals,
+    listeners: &mut JoinSet<&'static str>,
+    client: Client,
+) -> Result<Result<()>> {
+    let Process { config, instance, fence, lease, .. } = &process;
+    let fence = fence.clone();
+    let mut elector =
+        LeaderElector::new(client, &config.namespace, &config.lease, *instance, fence.clone(), lease.clone());
+    let ended = tokio::select! {
+        () = signals.shutdown() => Ok(()),
+        error = unexpected_end(listeners) => Err(error),
+        () = elector.acquire() => {
+            // The guard is a thread: even if all other threads hang, it ends the process before another receiver can
+            // become active.
+            let guarded = fence.guard(|| {
+                tracing::error!("Lease expired, exiting at once");
+                process::exit(1);
+            });
+            guarded.context("start the guard of the Lease")?;
+            tokio::select! {
+                // Drops everything at once, pending requests included; neither drains nor releases the Lease.
+                lost = elector.hold() => return Err(lost).context("this receiver lost the Lease"),
+                error = unexpected_end(listeners) => Err(error),
+                ended = run_active(process, executors, signals, None) => ended,
+            }
+        }
+    };
+    // Only after all work has ended, because another receiver may become active from here on.
+    elector.release().await;
+    Ok(ended)
 }
 
 /// Starts the probes and the admin listener, which serve candidates as well.
@@ -212,21 +260,38 @@ async fn unexpected_end(tasks: &mut JoinSet<&'static str>) -> anyhow::Error {
     }
 }
 
-/// Builds and runs the components of the active receiver, and drains them after a signal.
-async fn run_active(process: Process, executors: Executors<'_>, signals: &mut Signals) -> Result<()> {
+/// Builds and runs the components of an active receiver, and drains them after a signal. A replica among others owns shards by
+/// Leases, with a client of its own.
+async fn run_active(
+    process: Process,
+    executors: Executors<'_>,
+    signals: &mut Signals,
+    replica: Option<(Replica, Client)>,
+) -> Result<()> {
     let Executors { gateway, enrolment } = executors;
-    let built = build::build(&process).await?;
-    let Process { config, metrics, readiness, fleet: handle, standby, .. } = process;
+    let (replica, lease_client) = replica.unzip();
+    let built = build::build(&process, replica).await?;
+    let Process { config, metrics, readiness, fleet: handle, standby, role, instance, .. } = process;
     let changes::Components { fleet, manifest_queue, .. } = built.watches.components.clone();
     metrics.store(Arc::new(built.metrics));
     handle.activate(fleet.clone(), built.rotations);
 
     let (shutdown, mut tasks, mut gateways) = (CancellationToken::new(), JoinSet::new(), JoinSet::new());
     let (stop, listening) = (&shutdown, &mut gateways);
-    let event_address = start_listener(gateway, Some(built.gateway), "gateway", stop, listening).await?;
-    let v2_address = start_listener(gateway, built.v2, "gateway of contract v2", stop, listening).await?;
-    let enrolment_address = start_listener(enrolment, built.enrolment, "enrolment port", stop, listening).await?;
-    built.watches.start(&readiness, built.synced.clone(), &mut tasks);
+    let events = start_listener(gateway, Some(built.gateway), "gateway", stop, listening).await?;
+    let v2 = start_listener(gateway, built.v2, "gateway of contract v2", stop, listening).await?;
+    let enrolments = start_listener(enrolment, built.enrolment, "enrolment port", stop, listening).await?;
+    let addresses =
+        [&events.address, &v2.address, &enrolments.address].map(|address| address.map(tracing::field::display));
+    let relay_port = match (&built.sharding, events.handler) {
+        (Some(sharding), Some(events)) => {
+            let handlers = RelayedHandlers { events, v2: v2.handler, enrolment: enrolments.handler };
+            let binding = sharding.bind(&config, handlers, built.relay_port);
+            start_listener(gateway, Some(binding), "relay port", stop, listening).await?.address
+        }
+        _ => None,
+    };
+    let handover = built.watches.start(&readiness, built.synced.clone(), &mut tasks);
     for task in built.tasks {
         tasks.spawn(task);
     }
@@ -234,14 +299,24 @@ async fn run_active(process: Process, executors: Executors<'_>, signals: &mut Si
     // The caches are pending now.
     standby.done();
     let mut workers = Workers::new(built.shares);
-    let kymas = Kymas { context: built.context, fleet: fleet.clone(), manifests: manifest_queue.clone() };
+    let kymas = Kymas { context: built.context.clone(), fleet: fleet.clone(), manifests: manifest_queue.clone() };
     workers.start(kymas, config.concurrency, &built.synced, &shutdown);
     let manifests = Manifests { context: built.manifest_context, queue: manifest_queue };
     workers.start(manifests, config.concurrency, &built.synced, &shutdown);
+    let mut ownership = match (built.sharding, lease_client, relay_port) {
+        (Some(sharding), Some(client), Some(address)) => {
+            let followers = Followers { handover, acquired: built.acquired, context: built.context, role };
+            let identity = (instance, built.ownership);
+            Some(sharding.start(client, &config, identity, address, built.synced, (followers, &mut tasks))?)
+        }
+        _ => None,
+    };
+    let [event_address, v2_address, enrolment_address] = addresses;
     tracing::info!(
-        event_address = event_address.map(tracing::field::display),
-        v2_address = v2_address.map(tracing::field::display),
-        enrolment_address = enrolment_address.map(tracing::field::display),
+        event_address,
+        v2_address,
+        enrolment_address,
+        relay_address = relay_port.map(tracing::field::display),
         kyma_selector = config.kyma_selector,
         concurrency = config.concurrency,
         event_threads = config.capacity.threads(),
@@ -254,8 +329,13 @@ async fn run_active(process: Process, executors: Executors<'_>, signals: &mut Si
         error = unexpected_end(&mut tasks) => Err(error),
         error = unexpected_end(&mut gateways) => Err(error),
         error = workers.failed() => Err(error),
+        error = unexpected_end_of(ownership.as_mut()) => Err(error),
     };
     tracing::info!("Draining");
+    if let (Some(ownership), Ok(())) = (ownership, &ended) {
+        // Workers and listeners go on until the other replicas hold the shards.
+        ownership.leave().await;
+    }
     shutdown.cancel();
     if timeout(DRAIN, workers.drained()).await.is_err() {
         tracing::warn!("Reconciles exceeded the drain deadline");
@@ -266,23 +346,40 @@ async fn run_active(process: Process, executors: Executors<'_>, signals: &mut Si
     ended
 }
 
-/// Starts a listener, if it is configured, on its executor, with a task that ends when it ends. Only an active receiver listens, so that no
-/// event is accepted by one that does not reconcile.
+async fn unexpected_end_of(ownership: Option<&mut Ownership>) -> anyhow::Error {
+    match ownership {
+        Some(ownership) => ownership.ended().await,
+        None => future::pending().await,
+    }
+}
+
+/// A listener that serves.
+struct Listening<H> {
+    address: Option<SocketAddr>,
+    /// Handler of its requests.
+    handler: Option<H>,
+}
+
+/// Starts a listener, if it is configured, on its executor, with a task that ends when it ends. Only an active receiver
+/// listens, so that no event is accepted by one that does not reconcile.
 async fn start_listener<S: Service>(
     executor: &Executor,
-    binding: Option<build::Binding<S>>,
+    binding: Option<BoxFuture<'static, Result<Gateway<Arc<S>>, ListenError>>>,
     name: &'static str,
     shutdown: &CancellationToken,
     tasks: &mut JoinSet<&'static str>,
-) -> Result<Option<SocketAddr>> {
-    let Some(binding) = binding else { return Ok(None) };
+) -> Result<Listening<Arc<S>>>
+where
+    Arc<S>: Service,
+{
+    let Some(binding) = binding else { return Ok(Listening { address: None, handler: None }) };
     let bound = executor.spawn(binding).await.with_context(|| format!("start the {name}"))??;
-    let (address, stop) = (bound.address(), shutdown.clone());
+    let (address, handler, stop) = (bound.address(), bound.service().clone(), shutdown.clone());
     let serving = executor.spawn(bound.run(stop));
     tasks.spawn(async move {
         // A panic of the accept loop ends the process as its return does.
         let _ = serving.await;
         name
     });
-    Ok(Some(address))
+    Ok(Listening { address: Some(address), handler: Some(handler) })
 }

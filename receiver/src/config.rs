@@ -12,6 +12,7 @@ use crate::{
     ingress::{
         admin, enrolment,
         gateway::{self, OwnAuthority, v2},
+        relay,
     },
     kube::{leader, runtime_access::Cidr},
     oci, pki,
@@ -54,6 +55,10 @@ pub struct Config {
     /// Leader election.
     #[command(flatten)]
     pub lease: leader::Flags,
+
+    /// Replicas that are all active.
+    #[command(flatten)]
+    pub replicas: relay::Flags,
 
     /// Listen address for agents: mTLS only; here and in all listen addresses, `[::]` serves IPv4 as well
     #[arg(

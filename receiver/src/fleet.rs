@@ -24,6 +24,7 @@ pub use ledger::EpochView;
 pub use path::{Contract, PathState, Unproven};
 pub use report::{ModuleReport, ReportTicket};
 pub use shares::ShareMetrics;
+pub(crate) use tenure::WorkInProgress;
 pub use tenure::{Tenure, Tenures};
 pub use verified::{EventBatch, Verified};
 

@@ -3,11 +3,14 @@
 //!
 //! All of them are in the receiver's own namespace, except for [`ca_rules`]. `--admin-auth` also needs the ClusterRole `system:auth-delegator`.
 
-use k8s_openapi::api::rbac::v1::PolicyRule;
+use k8s_openapi::api::{coordination::v1::Lease, rbac::v1::PolicyRule};
 use tidewatch_shared::names::{GROUP, RELEASES, ROLLOUTS};
 
 use crate::{
-    base::pause, controllers::installer::upgrade, ingress::enrolment, kube::leader::DEFAULT_NAME as LEASE,
+    base::{pause, shard::ShardCount},
+    controllers::installer::upgrade,
+    ingress::enrolment,
+    kube::{leader::DEFAULT_NAME as LEASE, shards::names},
     pki::CA_SECRET,
 };
 
@@ -17,7 +20,7 @@ const LIST_WATCH: &[&str] = &["list", "watch"];
 /// Rules of every receiver, in its own namespace.
 #[must_use]
 pub fn rules() -> Vec<PolicyRule> {
-    vec![
+    let mut rules = vec![
         // Writes finalizer, labels and annotations.
         rule(GROUP, &["kymas"], &[], &["get", "list", "watch", "patch"]),
         rule(GROUP, &["kymas/status", "manifests/status", "watchers/status"], &[], &["patch"]),
@@ -44,11 +47,16 @@ pub fn rules() -> Vec<PolicyRule> {
         // restricted by name.
         rule("", &["configmaps"], &[], &["create"]),
         rule("", &["configmaps"], &[upgrade::CONFIG_MAP, ROLLOUTS], &["list", "watch", "update"]),
-        // Another name of `--lease-name` needs another rule.
-        rule("coordination.k8s.io", &["leases"], &[LEASE], &["get", "update"]),
-        rule("coordination.k8s.io", &["leases"], &[], &["create"]),
         rule("events.k8s.io", &["events"], &[], &["create", "patch"]),
-    ]
+    ];
+    // Another name of `--lease-name`, or more shards, need other rules.
+    rules.extend(names::rules(LEASE, ShardCount::default()));
+    rules
+}
+
+/// The Leases that an installation contains, in the receiver's namespace: it has no right to create any.
+pub fn leases(namespace: &str) -> impl Iterator<Item = Lease> {
+    names::leases(namespace, LEASE, ShardCount::default())
 }
 
 /// Rules in the namespace of the CA, if `--ca-namespace` names one.

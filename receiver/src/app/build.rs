@@ -1,4 +1,4 @@
-//! Builds all components of the active receiver from the configuration, without starting them.
+//! Builds all components of an active receiver from the configuration, without starting them.
 
 use std::{collections::BTreeSet, mem, path::Path, sync::Arc, time::Duration};
 
@@ -16,6 +16,7 @@ use super::{
     module_reports,
     open_files::ConnectionShare,
     registry::{self, ComponentKeyFiles, CredentialsWatch},
+    sharded::{Replica, Sharding},
 };
 use crate::{
     app::changes,
@@ -24,7 +25,7 @@ use crate::{
     controllers::{
         ca_rotation::CaRotation,
         catalog,
-        event_path::EventPathController,
+        event_path::{AcquiredKymas, EventPathController},
         installer::{
             self, Installer,
             upgrade::{self, UpgradeTask},
@@ -48,16 +49,18 @@ use crate::{
         ListenError,
         enrolment::{CertificateIssuer, EnrolmentService, Revocations},
         gateway::{
-            self, Gateway, OwnAuthority, V3Handler,
+            self, Gateway, OwnAuthority, PortMetrics, V3Handler,
             enrol::{self, EnrolmentHandler},
             v2::{self, V2Adapter, V2Handler},
         },
+        relay::Relay,
     },
     kube::{
         WriteBudgets,
         kinds::KindCache,
         recorder::EventRecorder,
         runtime_access::{self, RuntimeAccess},
+        shards,
     },
     oci::{flags::Source, registry::Registry},
     pki::{self, CertificateReloader, RotationHandle, ServerName, Setup, TlsState},
@@ -65,10 +68,10 @@ use crate::{
 };
 
 /// Future that listens on a port, on the executor that polls it.
-pub(super) type Binding<H> = BoxFuture<'static, Result<Gateway<H>, ListenError>>;
+pub(super) type Binding<H> = BoxFuture<'static, Result<Gateway<Arc<H>>, ListenError>>;
 
 /// Task of a component; returns its name when it ends.
-type Task = BoxFuture<'static, &'static str>;
+pub(super) type Task = BoxFuture<'static, &'static str>;
 
 /// Components of the active receiver, connected and not running.
 pub(super) struct Receiver {
@@ -88,10 +91,16 @@ pub(super) struct Receiver {
     pub(super) manifest_context: Arc<manifest::Context>,
     pub(super) shares: Shares,
     pub(super) metrics: Metrics,
+    pub(super) acquired: AcquiredKymas,
+    /// Relay and ownership of a replica among others.
+    pub(super) sharding: Option<Sharding>,
+    pub(super) ownership: shards::Metrics,
+    pub(super) relay_port: PortMetrics,
 }
 
-/// Builds the components. Called when the Lease is acquired, which is the start of time for them.
-pub(super) async fn build(process: &Process) -> Result<Receiver> {
+/// Builds the components. Called when the Lease is acquired, which is the start of time for them, or at the start of `replica`,
+/// if this process is one among others.
+pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result<Receiver> {
     let Process { config, lease, tls_state, pki, .. } = process;
     let mut metrics = Metrics::new();
     let client = kube_config(config.kubeconfig.as_deref()).await?;
@@ -101,7 +110,15 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     let counters = Counters::register_all(&mut metrics, lease, pki, stores.clone());
     let installs = config.installer.settings(&config.trust_domain);
     let installs = installs.map(|settings| settings.with_modules_pull_secret(config.skr_image_pull_secret.as_ref()));
-    let components = components(process, stores, installs.is_some(), &counters)?;
+    let mut replica_tasks = Vec::new();
+    let sharding = match replica {
+        Some(replica) => {
+            let metrics = (counters.relay.clone(), counters.replica.clone());
+            Some(replica.open(config, tls_state, metrics, &mut replica_tasks).await?)
+        }
+        None => None,
+    };
+    let components = components(process, stores, installs.is_some(), &counters, sharding.is_some())?;
     let synced = CancellationToken::new();
     let mut listeners = vec![config.capacity.event_max_connections];
     listeners.extend(config.v2.v2.then_some(config.v2.v2_max_connections));
@@ -113,7 +130,8 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
         components: &components,
         counters: &counters,
         synced: &synced,
-        tasks: Vec::new(),
+        relay: sharding.as_ref().map(|sharding| sharding.relay.clone()),
+        tasks: replica_tasks,
     };
     let forward = forward::Client::new(config.forward_url_template.clone());
     let v2 = builder.v2(forward.clone())?;
@@ -123,6 +141,7 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
         CaRotation::new(tls_state.clone(), client.clone(), &config.namespace, &config.pki, fleet.clone(), pki.clone());
     let windows = builder.windows();
     let event_path = builder.event_path(rotations.clone(), windows.clone(), installs.is_some());
+    let acquired = event_path.acquired_kymas();
     let installer = match installs {
         Some(settings) => Some(builder.installer(settings).await?),
         None => None,
@@ -162,12 +181,22 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
         manifest_context,
         shares: Shares::new(counters.shares),
         metrics,
+        acquired,
+        sharding,
+        ownership: counters.shards,
+        relay_port: counters.relay_port,
     })
 }
 
 /// Creates the components that changes of KCP reach. With `installs`, the plan also has the watches that the agents'
-/// installation needs.
-fn components(process: &Process, stores: Stores, installs: bool, counters: &Counters) -> Result<changes::Components> {
+/// installation needs; if it `is_sharded`, no shard is held yet.
+fn components(
+    process: &Process,
+    stores: Stores,
+    installs: bool,
+    counters: &Counters,
+    is_sharded: bool,
+) -> Result<changes::Components> {
     let Process { config, fence, instance, tls_state, .. } = process;
     let backdate = tls_state.authority.as_ref().map_or(Duration::ZERO, pki::Authority::backdate);
     let settings = table::Settings {
@@ -178,9 +207,12 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
         slots: usize::from(config.concurrency),
         ..table::Settings::default()
     };
-    let started = Instant::now();
-    // The Lease of this process stands for all shards, so they share its instance.
-    let fleet = RuntimeTable::holding_all(settings, counters.fleet.clone(), *instance, fence, started);
+    let fleet = if is_sharded {
+        RuntimeTable::new(config.replicas.shards, settings, counters.fleet.clone())
+    } else {
+        // The Lease of this process stands for all shards, so they share its instance.
+        RuntimeTable::holding_all(settings, counters.fleet.clone(), *instance, fence, Instant::now())
+    };
     let settings = manifests::Settings { slots: settings.slots, ..manifests::Settings::default() };
     let manifest_queue = ManifestQueue::new(settings, counters.manifests.clone(), fleet.tenures());
     #[cfg(feature = "stamps")]
@@ -233,6 +265,8 @@ struct Builder<'a> {
     components: &'a changes::Components,
     counters: &'a Counters,
     synced: &'a CancellationToken,
+    /// Relay to other replicas.
+    relay: Option<Relay>,
     tasks: Vec<Task>,
 }
 
@@ -428,10 +462,11 @@ impl Builder<'_> {
             enrolments,
             max_connections: self.connections.of(config.capacity.event_max_connections),
             handshake_steps: config.capacity.handshake_steps(),
+            relay: self.relay.clone(),
             ..gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone())
         };
         let (fleet, metrics) = (components.fleet.clone(), counters.gateway.clone());
-        let handler = move |settings: &_| V3Handler::new(settings, fleet, metrics);
+        let handler = move |settings: &_| Arc::new(V3Handler::new(settings, fleet, metrics));
         Gateway::bind(settings, tls_state.events.clone(), handler).boxed()
     }
 
@@ -446,10 +481,11 @@ impl Builder<'_> {
         let settings = v2::settings(flags.v2_address, config.trust_domain.clone());
         let max_connections = self.connections.of(flags.v2_max_connections);
         let handshake_steps = config.capacity.handshake_steps();
-        let settings = gateway::Settings { revocations, max_connections, handshake_steps, ..settings };
+        let relay = self.relay.clone();
+        let settings = gateway::Settings { revocations, max_connections, handshake_steps, relay, ..settings };
         let adapter = V2Adapter::new(fleet, plans, v2_allowed, forward);
         let (callers, metrics, shared) = (files.callers.clone(), counters.v2.clone(), counters.gateway.port.clone());
-        let handler = move |settings: &_| V2Handler::new(settings, callers, adapter, metrics, shared);
+        let handler = move |settings: &_| Arc::new(V2Handler::new(settings, callers, adapter, metrics, shared));
         let binding = Gateway::bind(settings, files.tls.clone(), handler).boxed();
         self.tasks.push(files.run().boxed());
         Ok(Some(binding))
@@ -459,9 +495,9 @@ impl Builder<'_> {
         let Self { process: Process { config, tls_state, .. }, counters, .. } = self;
         let settings = enrol::settings(config.enrolment.enrolment_address, config.trust_domain.clone());
         let max_connections = self.connections.of(config.enrolment.enrolment_max_connections);
-        let settings = gateway::Settings { max_connections, ..settings };
+        let settings = gateway::Settings { max_connections, relay: self.relay.clone(), ..settings };
         let metrics = counters.enrolment_port.clone();
-        let handler = move |settings: &_| EnrolmentHandler::new(settings, enrolments, metrics);
+        let handler = move |settings: &_| Arc::new(EnrolmentHandler::new(settings, enrolments, metrics));
         // The TLS configuration of this port requests no client certificate.
         Gateway::bind(settings, tls_state.enrolment.clone(), handler).boxed()
     }

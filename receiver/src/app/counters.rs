@@ -12,8 +12,9 @@ use crate::{
     ingress::{
         enrolment,
         gateway::{self, v2},
+        relay,
     },
-    kube::{leader, recorder, runtime_access},
+    kube::{leader, recorder, runtime_access, shards},
     oci, pki,
     telemetry::Metrics,
 };
@@ -38,6 +39,11 @@ metric_set! {
         pub(super) installer: installer::Metrics = ..,
         pub(super) enrolment: enrolment::Metrics = ..,
         pub(super) recorder: recorder::Metrics = ..,
+        pub(super) shards: shards::Metrics = ..,
+        pub(super) relay: relay::Metrics = ..,
+        pub(super) replica: pki::ReplicaMetrics = ..,
+        /// Connections and requests of the relay port.
+        pub(super) relay_port: gateway::PortMetrics = _,
         pub(super) gateway: gateway::Metrics = _,
         /// Connections and requests of the enrolment port.
         pub(super) enrolment_port: gateway::PortMetrics = _,
@@ -72,6 +78,7 @@ impl Counters {
         }
         counters.gateway.register_in(registry.sub_registry_with_prefix("gateway"));
         counters.enrolment_port.register_in(registry.sub_registry_with_prefix("enrolment"));
+        counters.relay_port.register_in(registry.sub_registry_with_prefix("relay_port"));
         let incumbent = metrics.incumbent();
         recorder::register_states(incumbent, stores);
         pki.incumbent.register_in(incumbent);

@@ -30,6 +30,7 @@ use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 pub use metrics::Metrics;
+pub use restart::AcquiredKymas;
 
 use self::{
     poll_scheduler::{PollScheduler, TokenBucket},
@@ -136,12 +137,23 @@ pub struct EventPathController {
 }
 
 impl EventPathController {
+    /// Enqueues the Kymas of shards that are acquired later.
+    #[must_use]
+    pub fn acquired_kymas(&self) -> AcquiredKymas {
+        AcquiredKymas {
+            spread: self.flags.restart_spread,
+            stores: self.stores.clone(),
+            plans: self.plans.clone(),
+            catalog: self.catalog.clone(),
+            windows: self.windows.clone(),
+            fleet: self.fleet.clone(),
+        }
+    }
+
     /// Runs for ever once the caches have synced, after enqueuing all Kymas.
     pub async fn run(self, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
-        let Self { stores, catalog, fleet, .. } = &self;
-        let spread = self.flags.restart_spread;
-        restart::enqueue_all(spread, stores, &self.plans, catalog, &self.windows, fleet);
+        self.acquired_kymas().enqueue_all();
         let mut state = LoopState::new(&self.flags, Instant::now());
         let mut clock = ClockSteps::new(Timestamp::now(), Instant::now());
         let mut tick = time::interval(TICK);

@@ -286,6 +286,12 @@ impl<S: Service, L: Listen> Gateway<S, L> {
         Self { listener, address, tls, context: Arc::new(context) }
     }
 
+    /// Handler of the requests.
+    #[must_use]
+    pub fn service(&self) -> &S {
+        &self.context.service
+    }
+
     /// Returns the bound address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {

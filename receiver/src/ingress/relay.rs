@@ -12,6 +12,7 @@
 //! that was relayed is never relayed again.
 
 mod connection;
+mod flags;
 mod holder;
 mod lost;
 mod metrics;
@@ -35,7 +36,10 @@ use self::{
 };
 use crate::{base::replica::ReplicaName, ingress::gateway::HttpResponse, pki::ReplicaTls};
 
-pub use self::metrics::Metrics;
+pub use self::{
+    flags::{Flags, FlagsError, ReplicaSettings},
+    metrics::Metrics,
+};
 pub(in crate::ingress) use self::{
     lost::{LOST_PATH, LostConnection, MAX_LOST_BYTES},
     request::{RelayedPort, RelayedRequest, source_of},

@@ -1,10 +1,10 @@
-//! Orders the reconciles after a start: Kymas with changed inputs first, all others verified over minutes, so that a
-//! start causes no load peak.
+//! Orders the reconciles after a start, and after the acquisition of shards: Kymas with changed inputs first, all others
+//! verified over minutes, so that neither causes a load peak.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use kube::ResourceExt;
+use kube::{ResourceExt, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
     api::{Kyma, ModuleStatus, State},
     plan::Work,
@@ -23,20 +23,42 @@ use crate::{
     },
 };
 
-/// Enqueues every Kyma of the synced caches, immediately or within `spread`.
-pub(super) fn enqueue_all(
-    spread: Duration,
-    stores: &Stores,
-    plans: &Plans,
-    catalog: &Catalog,
-    windows: &MaintenanceWindows,
-    fleet: &RuntimeTable,
-) {
+/// Enqueues Kymas that this process begins to serve.
+#[derive(Clone)]
+pub struct AcquiredKymas {
+    pub(super) spread: Duration,
+    pub(super) stores: Stores,
+    pub(super) plans: Plans,
+    pub(super) catalog: Catalog,
+    pub(super) windows: MaintenanceWindows,
+    pub(super) fleet: RuntimeTable,
+}
+
+impl AcquiredKymas {
+    /// Enqueues these Kymas of the synced caches, immediately or within the spread of a start.
+    pub fn enqueue(&self, kymas: &[KymaKey]) {
+        let cached =
+            kymas.iter().filter_map(|key| self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace)));
+        enqueue(self, cached);
+    }
+
+    /// Enqueues every Kyma of the synced caches.
+    pub(super) fn enqueue_all(&self) {
+        enqueue(self, self.stores.kymas.state().into_iter());
+    }
+}
+
+fn enqueue(to: &AcquiredKymas, kymas: impl Iterator<Item = Arc<Kyma>>) {
+    let AcquiredKymas { spread, stores, plans, catalog, windows, fleet } = to;
+    let spread = *spread;
     let (mut first, mut later, mut moved, mut lacking) = (0u32, 0u32, Vec::new(), Vec::new());
     let snapshot = catalog.snapshot(stores);
-    for kyma in stores.kymas.state() {
+    for kyma in kymas {
         let namespace = kyma.namespace().unwrap_or_default();
         let key = KymaKey::new(&namespace, kyma.name_any());
+        if fleet.is_elsewhere(&key) {
+            continue;
+        }
         let now = Timestamp::now();
         let window = windows.resume(&key, &kyma, now);
         if let Some(rest) = window.and_then(|window| window.delay(now)) {
@@ -78,7 +100,7 @@ pub(super) fn enqueue_all(
         moved_catalogs,
         mandatory_modules,
         spread_seconds = spread.as_secs(),
-        "Kymas enqueued at start"
+        "Kymas enqueued after a start or an acquisition"
     );
 }
 
@@ -286,7 +308,8 @@ mod tests {
         async fn first(&self) -> (WorkSet, Priority, Duration) {
             let (spread, plan, started) = (Duration::from_secs(365 * 86_400), plan(), Instant::now());
             let Self { stores, catalog, windows, fleet, .. } = self;
-            enqueue_all(spread, stores, &Plans::fixed(plan), catalog, windows, fleet);
+            let (stores, catalog, windows, fleet) = (stores.clone(), catalog.clone(), windows.clone(), fleet.clone());
+            AcquiredKymas { spread, stores, plans: Plans::fixed(plan), catalog, windows, fleet }.enqueue_all();
             let job = fleet.next().await;
             assert_eq!(job.key, self.key);
             (job.queued.work, job.queued.priority, started.elapsed())

@@ -1,0 +1,41 @@
+//! The relay's view of the holders of the shards.
+
+use std::sync::Arc;
+
+use tidewatch_shared::identity::RuntimeId;
+
+use crate::{
+    base::shard::ShardCount,
+    ingress::relay::{self, Replica},
+    kube::shards::{Holder, HoldersHandle},
+};
+
+/// Holders of the shards, as the elector published them.
+#[derive(Clone)]
+pub(super) struct ShardHolders {
+    holders: HoldersHandle,
+    shards: ShardCount,
+}
+
+impl ShardHolders {
+    pub(super) fn new(holders: HoldersHandle, shards: ShardCount) -> Self {
+        Self { holders, shards }
+    }
+}
+
+impl relay::Holders for ShardHolders {
+    fn holder(&self, runtime: &RuntimeId) -> relay::Holder {
+        let holders = self.holders.current();
+        match holders.get(self.shards.of_runtime(runtime)) {
+            Some(holder) if holder.is_own => relay::Holder::Here,
+            Some(holder) => replica(holder).map_or(relay::Holder::Unknown, relay::Holder::At),
+            None => relay::Holder::Unknown,
+        }
+    }
+}
+
+/// The replica that a Lease names; `None` if its name or address is invalid.
+fn replica(holder: &Holder) -> Option<Arc<Replica>> {
+    let (name, address) = (holder.name.parse().ok()?, holder.relay_address.as_ref()?.parse().ok()?);
+    Some(Arc::new(Replica { name, address }))
+}
