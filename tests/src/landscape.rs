@@ -95,6 +95,17 @@ impl Default for Options {
     }
 }
 
+/// A replica among others.
+#[derive(Debug)]
+pub struct Replica {
+    /// Its process.
+    pub process: ProductProcess,
+    /// Its event port.
+    pub events: SocketAddr,
+    /// Its enrolment port, if it issues the agents' certificates.
+    pub enrolment: Option<SocketAddr>,
+}
+
 /// See the module.
 pub struct Landscape {
     name: String,
@@ -253,7 +264,33 @@ impl Landscape {
         self.launch(name, event_port, &self.options).await
     }
 
+    /// Starts a replica among others, all of which are active, with ports of its own. Agents connect to a
+    /// [`Balancer`](crate::balancer::Balancer) at [`Options::agents_port`], and to another one at the enrolment port. Does not
+    /// wait for it. `name` is that of its lease place, log and files.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub async fn start_replica(&self, name: &str) -> Result<Replica> {
+        let enrolment = self.enrolment_port.map(|_| ports::free()).transpose()?;
+        let (events, relay) = (ports::free()?, ports::free()?);
+        let mut options = self.options.clone();
+        let relay = self.at(relay).to_string();
+        let flags = ["--relay-address", &relay, "--replica-name", name, "--authority", &self.agents_authority()];
+        options.receiver.extend(flags.map(str::to_owned));
+        let process = self.launch_at(name, (events, enrolment), &options).await?;
+        Ok(Replica { process, events: self.at(events), enrolment: enrolment.map(|port| self.at(port)) })
+    }
+
     async fn launch(&self, name: &str, event_port: u16, options: &Options) -> Result<ProductProcess> {
+        self.launch_at(name, (event_port, self.enrolment_port), options).await
+    }
+
+    async fn launch_at(
+        &self,
+        name: &str,
+        (event_port, enrolment_port): (u16, Option<u16>),
+        options: &Options,
+    ) -> Result<ProductProcess> {
         let (probes, admin) = (ports::free()?, ports::free()?);
         let kubeconfig = self.dir.join(format!("{name}.kubeconfig"));
         let token = self.kcp.service_account_token(&self.name, rights::RECEIVER).await?;
@@ -282,7 +319,7 @@ impl Landscape {
             .args([text(&"--heartbeat-seconds"), text(&options.heartbeat_seconds)])
             .args([text(&"--module-upgrade-rollout-max-delay"), text(&options.rollout_seconds)])
             .args(options.receiver.clone());
-        program = match self.enrolment_port {
+        program = match enrolment_port {
             Some(port) if options.agent_image.is_empty() => program
                 .args([text(&"--tls-cert"), path("tls.crt"), text(&"--tls-key"), path("tls.key")])
                 .args([text(&"--server-ca"), path("ca.crt"), text(&"--enrolment-address"), text(&local(port))]),
@@ -294,7 +331,10 @@ impl Landscape {
                     text(&local(port)),
                 ])
                 .args([text(&"--receiver-url"), text(&format_args!("https://{}", self.agents_authority()))])
-                .args([text(&"--enrolment-url"), text(&format_args!("https://{}", local(port)))]),
+                .args([
+                    text(&"--enrolment-url"),
+                    text(&format_args!("https://{}", local(self.enrolment_port.unwrap_or(port)))),
+                ]),
             None => program
                 .args([text(&"--tls-cert"), path("tls.crt"), text(&"--tls-key"), path("tls.key")])
                 .args([text(&"--client-ca"), path("ca.crt")]),

@@ -34,6 +34,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 
 pub mod artefacts;
+pub mod balancer;
 pub mod bed;
 #[cfg(feature = "otlp")]
 pub mod collector;

@@ -2,11 +2,12 @@
 
 use anyhow::Result;
 use k8s_openapi::api::{
+    coordination::v1::Lease,
     core::v1::Secret,
     rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding},
 };
 use kube::{
-    Api, Resource,
+    Api, Resource, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -29,8 +30,12 @@ const READ: [&str; 3] = ["get", "list", "watch"];
 pub(super) async fn grant_receiver(kcp: &Cluster, namespace: &str) -> Result<()> {
     let client = kcp.client().await?;
     apply(&Api::<Role>::namespaced(client.clone(), namespace), RECEIVER, json!({"rules": rights::rules()})).await?;
-    // Empty, as an installation contains it.
+    // Empty, as an installation contains them.
     apply(&Api::<Secret>::namespaced(client.clone(), namespace), CA_SECRET, json!({})).await?;
+    let leases = Api::<Lease>::namespaced(client.clone(), namespace);
+    for lease in rights::leases(namespace) {
+        apply(&leases, &lease.name_any(), json!({})).await?;
+    }
     let binding = json!({
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": RECEIVER},
         "subjects": [{"kind": "ServiceAccount", "name": RECEIVER, "namespace": namespace}],

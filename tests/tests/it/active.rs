@@ -4,7 +4,10 @@
 use ::http::StatusCode;
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::{Api, api::DeleteParams};
+use kube::{
+    Api,
+    api::{DeleteParams, ObjectMeta, PostParams},
+};
 use serde_json::Value;
 use tidewatch_tests::{
     http,
@@ -140,6 +143,9 @@ async fn a_receiver_exits_when_it_loses_its_lease() -> TestResult {
     leases(&setup).await?.delete(LEASE, &DeleteParams::default()).await?;
     let ended = setup.landscape.with_receiver(async |receiver| receiver.process().ended(DEADLINE).await).await??;
     assert_eq!(ended.code(), Some(1), "{ended}");
+    // The receiver has no right to create it.
+    let lease = Lease { metadata: ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() }, spec: None };
+    leases(&setup).await?.create(&PostParams::default(), &lease).await?;
     setup.landscape.start_receiver().await?;
     assert!(holder(&setup).await?.is_some_and(|holder| holder.starts_with("receiver_")));
     Ok(())

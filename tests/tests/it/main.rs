@@ -30,6 +30,7 @@ mod record;
 mod refusals;
 mod registry;
 mod repair;
+mod replicas;
 mod rotation;
 mod sample;
 mod shards;

@@ -10,10 +10,10 @@ use k8s_openapi::api::{
 use kube::{Api, api::PostParams};
 use serde_json::json;
 use tidewatch_receiver::{
-    base::shard::{ShardCount, ShardId},
+    base::shard::ShardCount,
     kube::{
         leader::WriteFence,
-        shards::{Metrics, Settings, ShardChange, ShardElector, names},
+        shards::{HoldersHandle, Metrics, Settings, ShardChange, ShardElector, Unit, names},
     },
 };
 use tidewatch_shared::identity::Instance;
@@ -49,7 +49,7 @@ async fn install(kcp: &Cluster, shards: ShardCount) -> Result<String> {
 /// A replica that acknowledges each hand-over at once.
 struct Replica {
     elector: JoinHandle<()>,
-    held: tokio::sync::watch::Receiver<BTreeMap<ShardId, WriteFence>>,
+    held: tokio::sync::watch::Receiver<BTreeMap<Unit, WriteFence>>,
     stop: CancellationToken,
 }
 
@@ -65,26 +65,27 @@ impl Replica {
             relay_address: Some(format!("replica-{number}.example.com:8443")),
         };
         let client = kcp.client_for_token(token).await?;
-        let started = ShardElector::start(client, settings, Instance::new(number), Metrics::default())?;
+        let (holders, metrics) = (HoldersHandle::default(), Metrics::default());
+        let started = ShardElector::start(client, settings, Instance::new(number), holders, metrics)?;
         let (stop, (sender, held)) = (CancellationToken::new(), tokio::sync::watch::channel(BTreeMap::new()));
         let mut changes = started.changes;
         tokio::spawn(async move {
             while let Some(change) = changes.next().await {
                 match change {
-                    ShardChange::Acquired { shard, fence, .. } => {
-                        sender.send_modify(|held| drop(held.insert(shard, fence)));
+                    ShardChange::Acquired { unit, fence, .. } => {
+                        sender.send_modify(|held| drop(held.insert(unit, fence)));
                     }
-                    ShardChange::HandOver { shard, instance, .. } => changes.stopped(shard, instance),
-                    ShardChange::Lost { shard, .. } => sender.send_modify(|held| drop(held.remove(&shard))),
+                    ShardChange::HandOver { unit, instance, .. } => changes.stopped(unit, instance),
+                    ShardChange::Lost { unit, .. } => sender.send_modify(|held| drop(held.remove(&unit))),
                 }
             }
         });
         Ok(Self { elector: tokio::spawn(started.elector.run(stop.clone())), held, stop })
     }
 
-    /// Shards that it may write for.
-    fn open(&self) -> Vec<ShardId> {
-        self.held.borrow().iter().filter(|(_, fence)| fence.is_open()).map(|(shard, _)| *shard).collect()
+    /// Shards that it may write for, and the fleet role.
+    fn open(&self) -> Vec<Unit> {
+        self.held.borrow().iter().filter(|(_, fence)| fence.is_open()).map(|(unit, _)| *unit).collect()
     }
 }
 
@@ -94,7 +95,7 @@ impl Replica {
 async fn replicas_share_shards_over_real_leases() -> TestResult {
     tidewatch_tests::install_crypto();
     let kcp = bed::shared().await?.kcp().await?;
-    let shards = ShardCount::new(24).context("24 shards")?;
+    let shards = ShardCount::new(23).context("23 shards")?;
     let token = install(&kcp, shards).await?;
     let mut replicas = Vec::new();
     for number in 0..3 {
@@ -136,6 +137,6 @@ async fn replicas_share_shards_over_real_leases() -> TestResult {
     let held = leases.list(&kube::api::ListParams::default()).await?.items;
     let holders: Vec<_> = held.into_iter().filter_map(|lease| lease.spec?.holder_identity).collect();
     // The membership of the killed replica was ended by another one.
-    assert_eq!(holders, ["tidewatch-shards-24"]);
+    assert_eq!(holders, ["tidewatch-shards-23"]);
     Ok(())
 }

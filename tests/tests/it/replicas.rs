@@ -1,0 +1,186 @@
+//! Several active replicas: they share the runtimes, relay requests to each other, and take over from each other.
+
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+
+use anyhow::{Context as _, Result, ensure};
+use futures::future::join_all;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{Api, api::ListParams};
+use tidewatch_receiver::{
+    base::shard::ShardCount,
+    kube::shards::{Unit, names},
+};
+use tidewatch_tests::{
+    balancer::Balancer,
+    bed::{self, TestBed},
+    kubelet::{self, Kubelet},
+    landscape::{DEADLINE, Landscape, Options, Replica, until},
+    ports,
+};
+use tokio::sync::SemaphorePermit;
+
+use crate::support::{Member, SLOTS, TestResult, quick_options};
+
+/// Replicas of one landscape behind load balancers, and its runtimes.
+struct Replicas {
+    running: BTreeMap<String, Replica>,
+    members: Vec<Member>,
+    events: Balancer,
+    enrolments: Balancer,
+    landscape: Arc<Landscape>,
+    bed: &'static TestBed,
+    _slot: SemaphorePermit<'static>,
+}
+
+impl Replicas {
+    async fn start(name: &str, replicas: &[&str], runtimes: usize) -> Result<Self> {
+        tidewatch_tests::install_crypto();
+        let turn = SLOTS.acquire().await?;
+        let bed = bed::shared().await?;
+        let events = Balancer::start(ports::free()?).await?;
+        let options = Options {
+            agents_port: Some(events.address().port()),
+            // Short, and long enough for a busy machine to renew it in time.
+            lease_seconds: 8,
+            ..quick_options()
+        };
+        let landscape = Arc::new(Landscape::prepare_issuing(bed.kcp().await?, name, options).await?);
+        landscape.write_module("keda", "1.0.0", "1.1.0").await?;
+        let enrolments = Balancer::start(landscape.enrolment_port().context("an enrolment port")?).await?;
+        let (running, members) = (BTreeMap::new(), Vec::new());
+        let mut this = Self { running, members, events, enrolments, landscape, bed, _slot: turn };
+        for replica in replicas {
+            this.launch(replica).await?;
+        }
+        this.are_ready().await?;
+        this.register(name, runtimes).await?;
+        Ok(this)
+    }
+
+    /// Starts a replica, which gets connections at once.
+    async fn launch(&mut self, name: &str) -> Result<()> {
+        let replica = self.landscape.start_replica(name).await?;
+        self.running.insert(name.to_owned(), replica);
+        self.balance();
+        Ok(())
+    }
+
+    /// Takes a replica out of the load balancers.
+    fn remove(&mut self, name: &str) -> Result<Replica> {
+        let replica = self.running.remove(name).context("a running replica")?;
+        self.balance();
+        Ok(replica)
+    }
+
+    fn balance(&self) {
+        let targets = |of: fn(&Replica) -> Option<SocketAddr>| self.running.values().filter_map(of).collect();
+        self.events.set_targets(targets(|replica| Some(replica.events)));
+        self.enrolments.set_targets(targets(|replica| replica.enrolment));
+    }
+
+    async fn are_ready(&self) -> Result<()> {
+        for ready in join_all(self.running.values().map(|replica| replica.process.ready(DEADLINE))).await {
+            ready?;
+        }
+        Ok(())
+    }
+
+    async fn register(&mut self, name: &str, runtimes: usize) -> Result<()> {
+        let ports = [self.events.address().port(), self.enrolments.address().port()];
+        for number in 1..=runtimes {
+            let cluster = self.bed.runtime_for_kubelet(&format!("{name}-{number}")).await?;
+            let options = kubelet::Options { policies: Some(ports.into()), ..kubelet::Options::default() };
+            let kubelet = Kubelet::start(&cluster, options).await?;
+            let runtime = self.landscape.register(cluster).await?;
+            self.members.push(Member { runtime, kubelet });
+        }
+        for member in &self.members {
+            member.path_proven().await?;
+        }
+        Ok(())
+    }
+
+    /// Holder of each shard and of the fleet role, by the Leases.
+    async fn holders(&self) -> Result<BTreeMap<Unit, String>> {
+        let leases: Api<Lease> = Api::namespaced(self.landscape.kcp().client().await?, self.landscape.namespace());
+        let leases = leases.list(&ListParams::default()).await?.items;
+        let holder = |unit: Unit| {
+            let lease = leases.iter().find(|lease| lease.metadata.name.as_deref() == Some(&names::unit(unit)))?;
+            let identity = lease.spec.as_ref()?.holder_identity.as_deref().filter(|identity| !identity.is_empty())?;
+            Some((unit, identity.rsplit_once('_')?.0.to_owned()))
+        };
+        let shards = ShardCount::default();
+        Ok(shards.shards().map(Unit::Shard).chain([Unit::Fleet]).filter_map(holder).collect())
+    }
+
+    /// Waits until the running replicas share all shards equally.
+    async fn share_equally(&self) -> Result<()> {
+        until("equal shares of the replicas", async || {
+            let holders = self.holders().await?;
+            let of = |name: &String| holders.values().filter(|holder| *holder == name).count();
+            let shares: Vec<_> = self.running.keys().map(of).collect();
+            let is_fair = shares.iter().max().zip(shares.iter().min()).is_some_and(|(most, least)| most - least <= 1);
+            Ok((shares.iter().sum::<usize>() == 25 && is_fair).then_some(()))
+        })
+        .await
+    }
+
+    /// Holder of the shard of a runtime.
+    async fn holder_of(&self, member: &Member) -> Result<String> {
+        let unit = Unit::Shard(ShardCount::default().of_runtime(member.runtime.id()));
+        self.holders().await?.remove(&unit).context("a holder")
+    }
+
+    /// Every runtime's change reaches the modules in its Kyma.
+    async fn deliver(&self, modules: &[&str]) -> Result<()> {
+        for delivered in join_all(self.members.iter().map(|member| member.delivers(modules))).await {
+            delivered?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Replicas {
+    fn drop(&mut self) {
+        for Member { runtime, kubelet } in self.members.drain(..) {
+            drop(kubelet);
+            self.bed.stop(runtime.name());
+        }
+    }
+}
+
+#[tokio::test]
+async fn replicas_share_runtimes_and_take_over_from_each_other() -> TestResult {
+    let mut replicas = Replicas::start("replicas", &["a", "b", "c"], 2).await?;
+    replicas.share_equally().await?;
+    replicas.deliver(&["keda"]).await?;
+
+    // Killed: the others take its shards when its membership has lapsed.
+    let killed = replicas.holder_of(&replicas.members[0]).await?;
+    replicas.remove(&killed)?.process.kill9();
+    replicas.deliver(&[]).await?;
+    replicas.share_equally().await?;
+    replicas.launch(&killed).await?;
+    replicas.are_ready().await?;
+    replicas.share_equally().await?;
+    replicas.deliver(&["keda"]).await?;
+
+    // A rolling restart: each hands its shards over before it ends.
+    for (name, modules) in ["a", "b", "c"].into_iter().zip([&[][..], &["keda"], &[]]) {
+        let stopped = replicas.remove(name)?;
+        let ended = stopped.process.sigterm(DEADLINE).await?;
+        ensure_success(ended)?;
+        let holders = replicas.holders().await?;
+        assert!(holders.values().all(|holder| holder != name), "{holders:?}");
+        replicas.deliver(modules).await?;
+        replicas.launch(name).await?;
+        replicas.are_ready().await?;
+    }
+    replicas.share_equally().await?;
+    Ok(())
+}
+
+fn ensure_success(ended: std::process::ExitStatus) -> Result<()> {
+    ensure!(ended.success(), "{ended}");
+    Ok(())
+}
