@@ -281,6 +281,19 @@ impl Landscape {
         Ok(Replica { process, events: self.at(events), enrolment: enrolment.map(|port| self.at(port)) })
     }
 
+    /// Starts a receiver that is to be the only active one, with ports of its own as a replica has them.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub async fn start_single(&self, name: &str, arguments: &[&str]) -> Result<Replica> {
+        let enrolment = self.enrolment_port.map(|_| ports::free()).transpose()?;
+        let events = ports::free()?;
+        let mut options = self.options.clone();
+        options.receiver.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        let process = self.launch_at(name, (events, enrolment), &options).await?;
+        Ok(Replica { process, events: self.at(events), enrolment: enrolment.map(|port| self.at(port)) })
+    }
+
     async fn launch(&self, name: &str, event_port: u16, options: &Options) -> Result<ProductProcess> {
         self.launch_at(name, (event_port, self.enrolment_port), options).await
     }

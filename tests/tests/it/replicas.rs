@@ -33,28 +33,29 @@ struct Replicas {
 }
 
 impl Replicas {
-    async fn start(name: &str, replicas: &[&str], runtimes: usize) -> Result<Self> {
-        tidewatch_tests::install_crypto();
-        let turn = SLOTS.acquire().await?;
-        let bed = bed::shared().await?;
-        let events = Balancer::start(ports::free()?).await?;
-        let options = Options {
-            agents_port: Some(events.address().port()),
-            // Short, and long enough for a busy machine to renew it in time.
-            lease_seconds: 8,
-            ..quick_options()
-        };
-        let landscape = Arc::new(Landscape::prepare_issuing(bed.kcp().await?, name, options).await?);
-        landscape.write_module("keda", "1.0.0", "1.1.0").await?;
-        let enrolments = Balancer::start(landscape.enrolment_port().context("an enrolment port")?).await?;
-        let (running, members) = (BTreeMap::new(), Vec::new());
-        let mut this = Self { running, members, events, enrolments, landscape, bed, _slot: turn };
+    /// Starts the replicas, and runtimes whose paths are proven.
+    async fn start(name: &str, replicas: &[&str], runtimes: usize, options: Options) -> Result<Self> {
+        let mut this = Self::prepare(name, options).await?;
         for replica in replicas {
             this.launch(replica).await?;
         }
         this.are_ready().await?;
         this.register(name, runtimes).await?;
         Ok(this)
+    }
+
+    /// Prepares KCP and the load balancers.
+    async fn prepare(name: &str, options: Options) -> Result<Self> {
+        tidewatch_tests::install_crypto();
+        let turn = SLOTS.acquire().await?;
+        let bed = bed::shared().await?;
+        let events = Balancer::start(ports::free()?).await?;
+        let options = Options { agents_port: Some(events.address().port()), ..options };
+        let landscape = Arc::new(Landscape::prepare_issuing(bed.kcp().await?, name, options).await?);
+        landscape.write_module("keda", "1.0.0", "1.1.0").await?;
+        let enrolments = Balancer::start(landscape.enrolment_port().context("an enrolment port")?).await?;
+        let (running, members) = (BTreeMap::new(), Vec::new());
+        Ok(Self { running, members, events, enrolments, landscape, bed, _slot: turn })
     }
 
     /// Starts a replica, which gets connections at once.
@@ -149,9 +150,14 @@ impl Drop for Replicas {
     }
 }
 
+/// Options with a Lease short enough to await its expiry, and long enough for a busy machine to renew it in time.
+fn short_lease() -> Options {
+    Options { lease_seconds: 8, ..quick_options() }
+}
+
 #[tokio::test]
 async fn replicas_share_runtimes_and_take_over_from_each_other() -> TestResult {
-    let mut replicas = Replicas::start("replicas", &["a", "b", "c"], 2).await?;
+    let mut replicas = Replicas::start("replicas", &["a", "b", "c"], 2, short_lease()).await?;
     replicas.share_equally().await?;
     replicas.deliver(&["keda"]).await?;
 
@@ -182,5 +188,90 @@ async fn replicas_share_runtimes_and_take_over_from_each_other() -> TestResult {
 
 fn ensure_success(ended: std::process::ExitStatus) -> Result<()> {
     ensure!(ended.success(), "{ended}");
+    Ok(())
+}
+
+/// A replica that is frozen, or cut off from the control plane, loses its shards alone: the process lives on, and takes its
+/// share again.
+#[tokio::test]
+async fn frozen_and_partitioned_replicas_lose_their_shards_and_return() -> TestResult {
+    let options = Options { proxied: true, ..short_lease() };
+    let mut replicas = Replicas::start("replicas-cut", &["a", "b", "c"], 2, options).await?;
+    replicas.share_equally().await?;
+    replicas.deliver(&["keda"]).await?;
+
+    let frozen = replicas.holder_of(&replicas.members[0]).await?;
+    let replica = replicas.remove(&frozen)?;
+    let pid = replica.process.process().pid();
+    replica.process.sigstop()?;
+    // Its agents' connections are lost without notice.
+    replicas.deliver(&[]).await?;
+    replicas.share_equally().await?;
+    replica.process.sigcont()?;
+    replicas.running.insert(frozen, replica);
+    replicas.balance();
+    replicas.are_ready().await?;
+    replicas.share_equally().await?;
+    replicas.deliver(&["keda"]).await?;
+
+    // Agents still connect to it, and it relays to the others what it knows not to hold.
+    let cut = replicas.holder_of(&replicas.members[1]).await?;
+    let process = replicas.running[&cut].process.process().pid();
+    let proxy = replicas.landscape.kcp_proxy().context("the proxy before KCP")?;
+    proxy.cut_off(process);
+    replicas.deliver(&[]).await?;
+    proxy.readmit();
+    replicas.share_equally().await?;
+    replicas.deliver(&["keda"]).await?;
+    let running: Vec<_> = replicas.running.values().map(|replica| replica.process.process().pid()).collect();
+    assert!(running.contains(&pid) && running.contains(&process), "no process was started anew");
+    Ok(())
+}
+
+/// An older receiver, without shards, and replicas exclude each other in both directions.
+#[tokio::test]
+async fn receiver_without_shards_and_replicas_exclude_each_other() -> TestResult {
+    let mut replicas = Replicas::prepare("replicas-upgrade", short_lease()).await?;
+    let landscape = replicas.landscape.clone();
+    let authority = landscape.agents_authority();
+    let single = landscape.start_single("single", &["--authority", &authority]).await?;
+    replicas.running.insert("single".to_owned(), single);
+    replicas.balance();
+    replicas.are_ready().await?;
+    replicas.register("replicas-upgrade", 1).await?;
+    replicas.deliver(&["keda"]).await?;
+
+    // Upgrade: the replica takes no shard while the other one is active.
+    let upgraded = landscape.start_replica("a").await?;
+    until("a replica that waits", async || {
+        let (_, page) = upgraded.process.get("/metrics").await?;
+        Ok(page.lines().any(|line| line == r#"tidewatch_shards_refused{reason="unsharded-active"} 1"#).then_some(()))
+    })
+    .await?;
+    assert!(replicas.holders().await?.is_empty());
+    let single = replicas.remove("single")?;
+    ensure_success(single.process.sigterm(DEADLINE).await?)?;
+    replicas.running.insert("a".to_owned(), upgraded);
+    replicas.balance();
+    replicas.are_ready().await?;
+    replicas.share_equally().await?;
+    replicas.deliver(&[]).await?;
+
+    // Rollback: the older receiver waits until the replicas have ended.
+    let standby = landscape.start_single("single", &["--authority", &authority]).await?;
+    let (_, text) = until("a receiver that stands by", async || {
+        let response = standby.process.get("/readyz").await?;
+        Ok(response.1.contains("lease").then_some(response))
+    })
+    .await?;
+    assert_eq!(text, "not ready: lease\n");
+    replicas.deliver(&["keda"]).await?;
+    let replica = replicas.remove("a")?;
+    ensure_success(replica.process.sigterm(DEADLINE).await?)?;
+    replicas.running.insert("single".to_owned(), standby);
+    replicas.balance();
+    replicas.are_ready().await?;
+    assert!(replicas.holders().await?.is_empty());
+    replicas.deliver(&[]).await?;
     Ok(())
 }

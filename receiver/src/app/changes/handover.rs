@@ -87,7 +87,7 @@ mod tests {
         base::{plans::Plans, shard::ShardCount},
         controllers::catalog,
         fleet::{
-            manifests,
+            self,
             queue::{Priority, ReconcileOutcome, WorkSet},
             table::{self, PlacementError},
         },
@@ -114,50 +114,111 @@ mod tests {
         .unwrap()
     }
 
+    /// Two Kymas with a Manifest each, in different shards of a table that holds none.
+    struct Setup {
+        fleet: RuntimeTable,
+        queue: ManifestQueue,
+        handover: ShardHandover,
+        synced: CancellationToken,
+        /// Name of the Kyma that is not `a`.
+        other: String,
+        mine: ShardId,
+        theirs: ShardId,
+    }
+
+    impl Setup {
+        fn new() -> Self {
+            let shards = ShardCount::new(8).unwrap();
+            let shard = |name: &str| shards.of_runtime(&name.parse().unwrap());
+            let other = (0..).map(|n| format!("b-{n}")).find(|name| shard(name) != shard("a")).unwrap();
+            let metrics = table::Metrics::register(&mut Registry::default());
+            let fleet = RuntimeTable::new(shards, table::Settings::default(), metrics);
+            let metrics = fleet::manifests::Metrics::register(&mut Registry::default());
+            let queue = ManifestQueue::new(fleet::manifests::Settings::default(), metrics, fleet.tenures());
+            let (kymas, mut writer) = reflector::store();
+            let (store, mut manifest_writer) = reflector::store();
+            let manifests = Manifests::from(store);
+            for name in ["a", &other] {
+                writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(kyma(name)));
+                let manifest = manifest(name);
+                manifest_writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(manifest.clone()));
+                manifests.apply(&manifest);
+            }
+            let plans = Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap());
+            let synced = CancellationToken::new();
+            let handover = ShardHandover {
+                fleet: fleet.clone(),
+                placer: KymaPlacer::new(fleet.clone(), plans, kymas),
+                queue: queue.clone(),
+                manifests,
+                memories: Memories::default(),
+                catalog: Catalog::new(
+                    catalog::Settings::default(),
+                    catalog::Metrics::default(),
+                    WriteBudgets::default(),
+                ),
+                kinds: KindCache::default(),
+                synced: synced.clone(),
+            };
+            let (mine, theirs) = (shard("a"), shard(&other));
+            Self { fleet, queue, handover, synced, other, mine, theirs }
+        }
+
+        fn enqueue(&self) {
+            for name in ["a", &self.other] {
+                self.fleet.enqueue(&key(name), WorkSet::RUNTIME, Priority::User);
+                self.queue.enqueue(&key(&format!("{name}-m")), Priority::User, false);
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn drain_waits_for_work_in_progress_and_lets_no_other_begin() {
+        let setup = Setup::new();
+        let Setup { fleet, queue, handover, mine, theirs, .. } = &setup;
+        setup.synced.cancel();
+        for shard in [mine, theirs] {
+            handover.acquire(*shard, Instance::new(1), &WriteFence::default()).await;
+        }
+        setup.enqueue();
+        let mut jobs = vec![fleet.next().await, fleet.next().await];
+        let mut modules = vec![queue.next().await, queue.next().await];
+        jobs.sort_by_key(|job| job.key != key("a"));
+        modules.sort_by_key(|job| job.kyma != key("a"));
+        let mut drain = Box::pin(handover.drain(*mine));
+        assert!(drain.as_mut().now_or_never().is_none());
+        // Those of the other shard go on.
+        setup.enqueue();
+        fleet.done(jobs.pop().unwrap(), ReconcileOutcome::ended(WorkSet::RUNTIME));
+        queue.done(modules.pop().unwrap(), ReconcileOutcome::ended(WorkSet::MANIFEST));
+        assert_eq!((&fleet.next().await.key, &queue.next().await.kyma), (&key(&setup.other), &key(&setup.other)));
+        assert!(drain.as_mut().now_or_never().is_none());
+
+        let fence = jobs[0].start.tenure.fence.clone();
+        fleet.done(jobs.pop().unwrap(), ReconcileOutcome::ended(WorkSet::RUNTIME));
+        assert!(drain.as_mut().now_or_never().is_none(), "a Manifest is in progress");
+        assert!(fleet.next().now_or_never().is_none(), "its next work is that of the next holder");
+        queue.done(modules.pop().unwrap(), ReconcileOutcome::ended(WorkSet::MANIFEST));
+        assert!(queue.next().now_or_never().is_none());
+        assert!(drain.as_mut().now_or_never().is_some());
+        assert!(fence.is_open(), "until the release");
+        handover.release(*mine);
+        assert!(!fence.is_open());
+        assert!(handover.drain(*mine).now_or_never().is_some(), "not held");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn released_shard_is_left_and_acquired_again_from_the_caches() {
-        let shards = ShardCount::new(8).unwrap();
-        let shard = |name: &str| shards.of_runtime(&name.parse().unwrap());
-        let other = (0..).map(|n| format!("b-{n}")).find(|name| shard(name) != shard("a")).unwrap();
-        let metrics = table::Metrics::register(&mut Registry::default());
-        let fleet = RuntimeTable::new(shards, table::Settings::default(), metrics);
-        let metrics = manifests::Metrics::register(&mut Registry::default());
-        let queue = ManifestQueue::new(manifests::Settings::default(), metrics, fleet.tenures());
-        let (kymas, mut writer) = reflector::store();
-        let (store, mut manifest_writer) = reflector::store();
-        let manifests = Manifests::from(store);
-        for name in ["a", &other] {
-            writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(kyma(name)));
-            let manifest = manifest(name);
-            manifest_writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(manifest.clone()));
-            manifests.apply(&manifest);
-        }
-        let placer = KymaPlacer::new(fleet.clone(), Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap()), kymas);
-        let synced = CancellationToken::new();
-        let handover = ShardHandover {
-            fleet: fleet.clone(),
-            placer,
-            queue: queue.clone(),
-            manifests,
-            memories: Memories::default(),
-            catalog: Catalog::new(catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default()),
-            kinds: KindCache::default(),
-            synced: synced.clone(),
-        };
-        let (mine, theirs, fence) = (shard("a"), shard(&other), WriteFence::default());
+        let setup = Setup::new();
+        let Setup { fleet, queue, handover, synced, other, .. } = &setup;
+        let (mine, theirs, fence) = (setup.mine, setup.theirs, WriteFence::default());
         assert!(handover.acquire(mine, Instance::new(1), &fence).now_or_never().is_none(), "the caches are empty");
         synced.cancel();
         assert_eq!(handover.acquire(mine, Instance::new(1), &fence).await, [key("a")]);
-        assert_eq!(handover.acquire(theirs, Instance::new(1), &fence).await, [key(&other)]);
+        assert_eq!(handover.acquire(theirs, Instance::new(1), &fence).await, [key(other)]);
         assert!(fleet.has_used_v3(&"a".parse().unwrap()), "inherited from the condition");
 
-        let enqueue = || {
-            for name in ["a", &other] {
-                fleet.enqueue(&key(name), WorkSet::RUNTIME, Priority::User);
-                queue.enqueue(&key(&format!("{name}-m")), Priority::User, false);
-            }
-        };
-        enqueue();
+        setup.enqueue();
         let (jobs, modules) = ([fleet.next().await, fleet.next().await], [queue.next().await, queue.next().await]);
         handover.release(mine);
         for (job, is_released) in jobs.iter().map(|job| (job, job.key == key("a"))) {
@@ -171,13 +232,13 @@ mod tests {
         }
         jobs.into_iter().for_each(|job| fleet.done(job, ReconcileOutcome::ended(WorkSet::RUNTIME)));
         modules.into_iter().for_each(|job| queue.done(job, ReconcileOutcome::ended(WorkSet::MANIFEST)));
-        enqueue();
-        assert_eq!((&fleet.next().await.key, &queue.next().await.kyma), (&key(&other), &key(&other)));
+        setup.enqueue();
+        assert_eq!((&fleet.next().await.key, &queue.next().await.kyma), (&key(other), &key(other)));
         assert!(fleet.next().now_or_never().is_none() && queue.next().now_or_never().is_none());
         assert_eq!(fleet.kyma_of(&"a".parse().unwrap()), Err(PlacementError::Elsewhere));
 
         handover.acquire(mine, Instance::new(2), &fence).await;
-        enqueue();
+        setup.enqueue();
         let (job, module) = (fleet.next().await, queue.next().await);
         assert_eq!((&job.key, &module.kyma), (&key("a"), &key("a")));
         assert!(job.start.tenure.fence.is_open() && module.tenure.fence.is_open());

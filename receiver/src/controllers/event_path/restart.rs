@@ -308,8 +308,9 @@ mod tests {
         async fn first(&self) -> (WorkSet, Priority, Duration) {
             let (spread, plan, started) = (Duration::from_secs(365 * 86_400), plan(), Instant::now());
             let Self { stores, catalog, windows, fleet, .. } = self;
-            let (stores, catalog, windows, fleet) = (stores.clone(), catalog.clone(), windows.clone(), fleet.clone());
-            AcquiredKymas { spread, stores, plans: Plans::fixed(plan), catalog, windows, fleet }.enqueue_all();
+            let (stores, catalog, windows) = (stores.clone(), catalog.clone(), windows.clone());
+            let plans = Plans::fixed(plan);
+            AcquiredKymas { spread, stores, plans, catalog, windows, fleet: fleet.clone() }.enqueue_all();
             let job = fleet.next().await;
             assert_eq!(job.key, self.key);
             (job.queued.work, job.queued.priority, started.elapsed())

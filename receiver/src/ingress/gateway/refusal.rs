@@ -245,11 +245,19 @@ impl Refusal {
         self.problem().label
     }
 
-    /// True if no further request on the connection can be accepted.
+    /// True if no further request on the connection can be accepted, or if another replica may accept those of the runtime: one
+    /// that is cut off from the control plane keeps an old view of the holders, and its clients would never leave it.
     pub(super) const fn closes_connection(self) -> bool {
         matches!(
             self,
-            Self::Identity | Self::Certificate | Self::Revoked | Self::Proxy | Self::Flood(_) | Self::TransferEncoding
+            Self::Identity
+                | Self::Certificate
+                | Self::Revoked
+                | Self::Proxy
+                | Self::Flood(_)
+                | Self::TransferEncoding
+                | Self::Placement(PlacementError::Elsewhere)
+                | Self::Relay(RelayError::Unknown | RelayError::NotHere)
         )
     }
 

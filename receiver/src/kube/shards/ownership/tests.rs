@@ -314,5 +314,5 @@ fn shard_that_another_writer_takes_is_lost() {
     assert_eq!(landscape.replica("a").ended, [EndReason::Taken]);
     // No membership names the stranger.
     landscape.run(SECOND);
-    assert_eq!(landscape.shares(), [1]);
+    assert_eq!(landscape.shares(), [2], "the shard and the fleet role");
 }
