@@ -16,6 +16,7 @@ mod kymas;
 mod metrics;
 mod modules;
 mod placement;
+mod rate_share;
 mod runtime_trust;
 mod shards;
 mod shared;

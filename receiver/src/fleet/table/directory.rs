@@ -90,6 +90,14 @@ impl Directory {
         self.runtimes
     }
 
+    /// Number of Kymas with a runtime id in shards that are not held.
+    pub(super) fn runtimes_elsewhere(&self) -> usize {
+        if self.held.iter().all(Option::is_some) {
+            return 0;
+        }
+        self.kymas.values().filter(|placed| placed.has_runtime && self.tenure(placed.shard).is_none()).count()
+    }
+
     /// Sets the tenure of a shard. Returns the one before.
     pub(super) fn hold(&mut self, shard: ShardId, tenure: Option<Tenure>) -> Option<Tenure> {
         self.held.get_mut(shard.index()).and_then(|held| std::mem::replace(held, tenure))

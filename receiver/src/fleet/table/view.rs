@@ -218,6 +218,13 @@ impl RuntimeTable {
         changed
     }
 
+    /// Number of runtimes with a Kyma in all shards of the fleet. Of those that other replicas hold, each Kyma with a runtime id
+    /// counts.
+    #[must_use]
+    pub(crate) fn runtimes_of_fleet(&self) -> usize {
+        self.runtimes() + self.directory().runtimes_elsewhere()
+    }
+
     /// Path state of each served runtime, in the order of their Kymas.
     #[must_use]
     pub(crate) fn path_reports(&self) -> Vec<PathReport> {
