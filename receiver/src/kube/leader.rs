@@ -24,7 +24,7 @@ pub use elector::{LeaderElector, LeadershipLostError};
 pub(crate) use fence::fenced;
 pub use fence::{NotLeaderError, WriteFence};
 pub use metrics::Metrics;
-pub use role::FleetRole;
+pub use role::{FleetRole, RoleChanges};
 
 pub(super) use self::{
     election::{LeaseRecord, Observation, ran_in},

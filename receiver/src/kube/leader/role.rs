@@ -13,6 +13,22 @@ use super::{WriteFence, fenced};
 #[derive(Clone, Debug)]
 pub struct FleetRole(Arc<Inner>);
 
+/// Reports changes of the role. It misses none that comes after its creation.
+#[derive(Debug)]
+pub struct RoleChanges {
+    changes: watch::Receiver<Option<WriteFence>>,
+    /// Has the sender, so that it lives.
+    _role: FleetRole,
+}
+
+impl RoleChanges {
+    /// Waits until the role was acquired or given back since the last call. Cancel safe.
+    pub async fn next(&mut self) {
+        // The sender lives.
+        let _ = self.changes.changed().await;
+    }
+}
+
 #[derive(Debug)]
 struct Inner {
     fence: watch::Sender<Option<WriteFence>>,
@@ -57,6 +73,12 @@ impl FleetRole {
         self.0.fence.borrow().as_ref().is_some_and(WriteFence::is_open)
     }
 
+    /// Changes of the role from now on.
+    #[must_use]
+    pub fn changes(&self) -> RoleChanges {
+        RoleChanges { changes: self.0.fence.subscribe(), _role: self.clone() }
+    }
+
     /// Waits until the role is acquired or given back. Cancel safe only in a `select!` whose other branches look at the role
     /// as well: a change between two calls is not reported.
     pub async fn changed(&self) {
@@ -90,6 +112,18 @@ mod tests {
         assert_eq!((role.run(write()).await, role.is_held()), (Some(true), true));
         fence.close();
         assert_eq!((role.run(write()).await, role.is_held()), (None, false));
+    }
+
+    #[test]
+    fn no_change_of_the_role_is_missed() {
+        let role = FleetRole::released();
+        let mut changes = role.changes();
+        assert_eq!(changes.next().now_or_never(), None);
+        role.acquire(WriteFence::default());
+        assert_eq!(changes.next().now_or_never(), Some(()), "between two calls");
+        assert_eq!(changes.next().now_or_never(), None);
+        assert!(role.release().now_or_never().is_some());
+        assert_eq!(changes.next().now_or_never(), Some(()));
     }
 
     #[test]
