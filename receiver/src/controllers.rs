@@ -3,6 +3,7 @@
 pub mod ca_rotation;
 pub mod catalog;
 pub mod event_path;
+pub mod evidence;
 pub mod forward;
 pub mod installer;
 pub mod kyma;

@@ -16,6 +16,7 @@ const LAYERS: &[&[&str]] = &[
     // Listeners and reconcilers never import each other.
     &[
         "ingress",
+        "controllers::evidence",
         "controllers::pending_removal",
         "controllers::module_secrets",
         "controllers::pull_secret",
