@@ -9,4 +9,4 @@ mod shares;
 pub use order::Ring;
 pub use shares::{ParseRingsError, ParseShareError, Rings, Share};
 
-pub(super) use order::{Candidate, next_ring, rank, rank_through};
+pub(super) use order::{Candidate, Order, rank};

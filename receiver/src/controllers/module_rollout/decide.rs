@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use super::members::{Block, LAST_CANARY, Member, Standing};
 use crate::controllers::{
     catalog::rollout::{Progress, Rollout, RolloutPolicy},
-    rings::{Candidate, Ring, next_ring, rank_through},
+    rings::{Candidate, Order, Ring},
 };
 
 /// Maximum number of runtimes in a message.
@@ -140,7 +140,7 @@ pub(super) fn step(rollout: &Rollout, members: &[Member], admitted: &BTreeSet<St
             let until = Timestamp::from_second(until).unwrap_or_default();
             return Step { waits_for: Some(format!("the end of the pause at {until}")), ..Step::default() };
         }
-        let next = next_ring(ring.number + 1, ring.through, &order(members), &criteria.policy.rings);
+        let next = order(members).next_ring(ring.number + 1, ring.through, &criteria.policy.rings);
         next.map(|ring| Progress { ring: Some(ring), since: criteria.now, ..progress.clone() })
     } else {
         extended(ring, members, criteria.policy).map(|ring| Progress { ring: Some(ring), ..progress.clone() })
@@ -156,21 +156,21 @@ fn first_ring(members: &[Member], policy: &RolloutPolicy) -> Option<Ring> {
     if members.iter().any(|member| member.rank <= LAST_CANARY) {
         return Some(Ring { number: 0, through: LAST_CANARY });
     }
-    if members.is_empty() { None } else { next_ring(1, 0, &order(members), &policy.rings) }
+    if members.is_empty() { None } else { order(members).next_ring(1, 0, &policy.rings) }
 }
 
 /// Extends a ring without evidence to the first runtime that may be evidence.
 fn extended(ring: Ring, members: &[Member], policy: &RolloutPolicy) -> Option<Ring> {
-    let candidates = order(members);
-    if !candidates.iter().any(|candidate| candidate.is_evidence) {
+    let order = order(members);
+    if !order.has_evidence() {
         return None;
     }
     let (_, share) = policy.rings.from(ring.number.max(1)).next()?;
-    let through = rank_through(share, &candidates).filter(|through| *through > ring.through)?;
+    let through = order.rank_through(share).filter(|through| *through > ring.through)?;
     Some(Ring { through, ..ring })
 }
 
-fn order(members: &[Member]) -> Vec<Candidate> {
+fn order(members: &[Member]) -> Order {
     let candidate = |member: &Member| {
         let is_evidence = matches!(member.standing, Standing::Proven | Standing::Waiting { .. });
         Candidate { rank: member.rank, is_evidence }
