@@ -6,7 +6,7 @@ use prometheus_client::{
 };
 use tidewatch_shared::{metric_set, metrics::OutcomeLabel};
 
-use super::{UpgradeState, decide::Counts};
+use super::{UpgradeState, summary::Counts};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct AssessmentLabels {
@@ -27,11 +27,13 @@ metric_set! {
         refused: Gauge = "agent_upgrade_state_refused",
         /// Runtimes during an agent upgrade: proven, pending and failing with the new image, waiting and failing-before
         /// with another one, unfit (could not be upgraded, or were unwell before) and uncounted (away, paused, being
-        /// deleted).
+        /// deleted). Each replica counts those of its shards, so that the sum is the fleet.
         runtimes: Family<AssessmentLabels, Gauge> = "agent_upgrade_runtimes",
         /// Writes of the ConfigMap with the state of the agent upgrade, by outcome: written, conflict (changed since it
         /// was read) or failed.
         writes: Family<OutcomeLabel, Counter> = "agent_upgrade_writes",
+        /// Steps of the agent upgrade that were put off because not every shard had a replica that assessed its runtimes.
+        pub(super) incomplete: Counter = "agent_upgrade_incomplete",
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{
     Image, ImageDecision,
-    decide::{Assessment, Member},
+    assessment::{Assessment, Member},
     handle::ObservedImage,
 };
 use crate::{

@@ -1,32 +1,42 @@
-//! Task of the active receiver that drives an upgrade: it assesses the runtimes, computes the next step, and writes it
-//! to the ConfigMap. A step takes effect when the watch returns it.
+//! Task that drives an upgrade. Each replica assesses the runtimes of its shards, and enqueues those that lack their image. The
+//! one with the fleet role asks all replicas for summaries, computes the next step, and writes it to the ConfigMap. A step
+//! takes effect in each replica when the watch returns it.
 
 use std::{
-    collections::{BTreeSet, HashSet},
-    sync::Arc,
+    collections::HashSet,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Client, runtime::reflector::ObjectRef};
-use tidewatch_shared::api::Kyma;
+use kube::Client;
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     CONFIG_MAP, Flags, ImageDecision, Metrics, UpgradeHandle, UpgradeState,
-    decide::{self, Counts, Criteria, Fleet},
+    assessment::{Fleet, Member},
+    assessor::{Assessor, Question},
+    decide::{self, Criteria, Step},
     store::Snapshot,
-    table::{AssessmentTable, Observation},
+    summary::{Counts, Summary},
+    table::AssessmentTable,
 };
 use crate::{
-    base::{key::KymaKey, pause::Pause, stores::Stores, takeover::Takeover},
+    base::{
+        error_levels,
+        key::KymaKey,
+        pause::Pause,
+        peers::{AskError, Topic},
+        stores::Stores,
+        takeover::Takeover,
+    },
+    controllers::evidence::Replicas,
     fleet::{
-        PathState, Unproven,
         queue::{Priority, WorkSet},
-        table::{PathReport, RuntimeTable},
+        table::RuntimeTable,
     },
     kube::{
         recorder::EventRecorder,
@@ -38,8 +48,8 @@ use crate::{
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Number of ticks per evaluation while nothing can progress.
 const IDLE_TICKS: u32 = 10;
-/// Maximum number of runtimes enqueued per tick: the restart of an agent causes a reconcile of its runtime.
-const MAX_ENQUEUED: usize = 20;
+/// Maximum number of runtimes of the fleet enqueued per tick: the restart of an agent causes a reconcile of its runtime.
+const MAX_ENQUEUED: u32 = 20;
 
 /// Dependencies of the task.
 pub struct Dependencies {
@@ -53,6 +63,8 @@ pub struct Dependencies {
     pub takeover: Takeover,
     /// Records the progress as Kubernetes Events.
     pub recorder: EventRecorder,
+    /// All replicas, which assess their runtimes.
+    pub replicas: Replicas,
     /// Metrics of the upgrade.
     pub metrics: Metrics,
 }
@@ -65,16 +77,19 @@ pub struct UpgradeTask {
     map: StateMap,
     snapshot: Snapshot,
     handle: UpgradeHandle,
-    dependencies: Dependencies,
-    table: AssessmentTable,
+    assessor: Assessor,
+    fleet: RuntimeTable,
+    recorder: EventRecorder,
+    replicas: Replicas,
+    metrics: Metrics,
     /// Runtimes enqueued since the state last changed.
     enqueued: HashSet<KymaKey>,
     idle: u32,
 }
 
 impl UpgradeTask {
-    /// Reads the stored state. The client must be fenced, so that only the active receiver writes. Decisions are
-    /// published in the [`UpgradeHandle`].
+    /// Reads the stored state, and answers questions about the runtimes from now on. The client must be fenced, so that only
+    /// the replica with the fleet role writes. Decisions are published in the [`UpgradeHandle`].
     ///
     /// # Errors
     /// [`ReadStateMapError`].
@@ -91,6 +106,11 @@ impl UpgradeTask {
             Snapshot::Valid { state, .. } => state.clone(),
             Snapshot::Absent | Snapshot::Invalid => UpgradeState::unknown(image, Timestamp::now().as_second()),
         });
+        let Dependencies { fleet, stores, pause, takeover, recorder, replicas, metrics } = dependencies;
+        let (table, deadline) = (Arc::new(Mutex::new(AssessmentTable::default())), flags.agent_upgrade_deadline);
+        let assessor =
+            Assessor { fleet: fleet.clone(), stores, pause, takeover, handle: handle.clone(), deadline, table };
+        assessor.respond(&replicas);
         let upgrade = Self {
             flags,
             image: image.to_owned(),
@@ -98,8 +118,11 @@ impl UpgradeTask {
             map,
             snapshot,
             handle: handle.clone(),
-            dependencies,
-            table: AssessmentTable::default(),
+            assessor,
+            fleet,
+            recorder,
+            replicas,
+            metrics,
             enqueued: HashSet::new(),
             idle: 0,
         };
@@ -131,10 +154,11 @@ impl UpgradeTask {
     /// resume it.
     fn is_due(&mut self) -> bool {
         let state = self.handle.state.load();
+        let has_target = || *state.target == *self.image || !self.replicas.role.is_held();
         let rests = match &self.snapshot {
             Snapshot::Absent => false,
             Snapshot::Invalid => true,
-            Snapshot::Valid { .. } => *state.target == *self.image && (state.is_done() || state.halted().is_some()),
+            Snapshot::Valid { .. } => has_target() && (state.is_done() || state.halted().is_some()),
         };
         self.idle = if rests { (self.idle + 1) % IDLE_TICKS } else { 0 };
         self.idle == 0
@@ -177,22 +201,65 @@ impl UpgradeTask {
                 format!("the upgrade to {target} is in stage {stage} of {}", self.flags.agent_upgrade_stages.count())
             }
         };
-        self.dependencies.recorder.report_upgrade(&self.namespace, CONFIG_MAP, uid, state.halted().is_some(), note);
+        // Every replica observes the state, and one posts the Event.
+        if self.replicas.role.is_held() {
+            self.recorder.report_upgrade(&self.namespace, CONFIG_MAP, uid, state.halted().is_some(), note);
+        }
     }
 
     async fn tick(&mut self, now: Instant) {
         let current = self.handle.state.load_full();
         let is_refused = matches!(self.snapshot, Snapshot::Invalid);
-        self.dependencies.metrics.set_state(&current, is_refused);
+        self.metrics.set_state(&current, is_refused);
         let unix = Timestamp::now().as_second();
-        let retargeted = current.retarget(&self.image, unix);
-        let fleet = self.fleet(&current, &retargeted, now);
-        self.dependencies.metrics.set_counts(&Counts::of(&retargeted, &fleet.members), fleet.excluded);
+        // Replicas may be configured with different images while they are upgraded themselves: one of them decides.
+        let retargeted = match self.replicas.role.is_held() {
+            true => current.retarget(&self.image, unix),
+            false => UpgradeState::clone(&current),
+        };
+        let fleet = self.assessor.assess(&current, &retargeted, now);
+        self.metrics.set_counts(&Counts::of(&retargeted, &fleet.members), fleet.excluded.len());
+        let known: HashSet<_> = fleet.kymas().collect();
+        self.enqueued.retain(|key| known.contains(key));
         if current.target == retargeted.target {
             self.enqueue_outdated(&current, &fleet);
         }
         if is_refused || !self.map.is_writable(self.snapshot.version(), now) {
             return;
+        }
+        let role = self.replicas.role.clone();
+        // Without the role there is nothing to decide.
+        let _ = role.run(self.decide(&current, retargeted, unix)).await;
+    }
+
+    /// Computes the next state, and stores it. A new target needs no evidence, and does not wait for any: runtimes may need
+    /// the previous image urgently.
+    async fn decide(&mut self, current: &UpgradeState, retargeted: UpgradeState, unix: i64) {
+        let next = self.step(current, &retargeted, unix).await.unwrap_or_else(|error| {
+            tracing::debug!(
+                error = error_levels::own(&error),
+                "Agent upgrade waits for the assessment of all replicas"
+            );
+            self.metrics.incomplete.inc();
+            None
+        });
+        let next = next.unwrap_or(retargeted);
+        if next != *current || matches!(self.snapshot, Snapshot::Absent) {
+            let outcome = self.map.write(self.snapshot.metadata().cloned(), next.to_data()).await;
+            self.metrics.count_write(outcome);
+        }
+    }
+
+    /// Computes the next step from the summaries of all replicas; `None` if the state does not change. Their order is asked
+    /// for only when a stage begins or grows, since it names each runtime.
+    async fn step(
+        &self,
+        current: &UpgradeState,
+        retargeted: &UpgradeState,
+        unix: i64,
+    ) -> Result<Option<UpgradeState>, AskError> {
+        if retargeted.is_done() {
+            return Ok(None);
         }
         let criteria = Criteria {
             stages: &self.flags.agent_upgrade_stages,
@@ -201,56 +268,23 @@ impl UpgradeTask {
             confirmed: self.snapshot.confirms(&retargeted.target),
             now: unix,
         };
-        let next = decide::step(&retargeted, &fleet, criteria).unwrap_or(retargeted);
-        if next != *current || matches!(self.snapshot, Snapshot::Absent) {
-            let outcome = self.map.write(self.snapshot.metadata().cloned(), next.to_data()).await;
-            self.dependencies.metrics.count_write(outcome);
-        }
-    }
-
-    /// Assesses all runtimes. `current` is the state in effect, `retargeted` the next one.
-    fn fleet(&mut self, current: &UpgradeState, retargeted: &UpgradeState, now: Instant) -> Fleet {
-        let reports = self.dependencies.fleet.path_reports();
-        let known: BTreeSet<_> = reports.iter().map(|report| &report.kyma).collect();
-        self.table.retain(|key| known.contains(key));
-        self.handle.retain(|key| known.contains(key));
-        self.enqueued.retain(|key| known.contains(key));
-        self.table.set_target(&retargeted.target);
-        let mut fleet = Fleet::default();
-        for report in &reports {
-            if !self.is_eligible(report) {
-                fleet.excluded += 1;
-                self.table.suspend(&report.kyma);
-                continue;
+        for with_order in [false, true] {
+            let question = Question::new(current, retargeted, with_order);
+            let summaries = self.replicas.ask(Topic::AgentUpgrade, &question).await?;
+            let fleet = Summary::merged(summaries).ok_or(AskError::Incomplete)?;
+            match decide::step(retargeted, &fleet, criteria) {
+                Step::Wait => return Ok(None),
+                Step::Become(next) => return Ok(Some(next)),
+                Step::NeedsOrder => {}
             }
-            let rank = self.table.rank(&report.kyma, &report.runtime);
-            let decision = if current.target == retargeted.target {
-                current.image_for_rank(rank)
-            } else {
-                current.image_for(&report.runtime)
-            };
-            let observation = Observation { report, observed: self.handle.observed_image(&report.kyma), decision };
-            fleet.members.extend(self.table.assess(observation, self.flags.agent_upgrade_deadline, now));
         }
-        fleet
-    }
-
-    /// Returns whether a runtime counts.
-    fn is_eligible(&self, report: &PathReport) -> bool {
-        if matches!(report.path, PathState::Unproven(Unproven::Away | Unproven::LegacyAgent)) {
-            return false;
-        }
-        let key = &report.kyma;
-        let kyma = self.dependencies.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
-        let Dependencies { takeover, pause, .. } = &self.dependencies;
-        let is_reconciled =
-            |kyma: &Kyma| kyma.metadata.deletion_timestamp.is_none() && takeover.reconciles(kyma, pause);
-        kyma.is_some_and(|kyma| is_reconciled(&kyma)) && !takeover.is_pending(key)
+        // An answer lacks the order, although it was asked for.
+        Err(AskError::Unavailable)
     }
 
     /// Enqueues, once each, runtimes that do not have their assigned image; the queue retries failed reconciles.
     fn enqueue_outdated(&mut self, state: &UpgradeState, fleet: &Fleet) {
-        let lacks = |member: &&decide::Member| match state.image_for_rank(member.rank) {
+        let lacks = |member: &&Member| match state.image_for_rank(member.rank) {
             ImageDecision::Use(image) => match &member.image {
                 Some(has) => *has != image,
                 // Images are observed by verifications within minutes after a start; an upgrade does not wait for them.
@@ -259,11 +293,11 @@ impl UpgradeTask {
             ImageDecision::KeepOr(_) => member.image.is_none(),
         };
         let enqueued = &self.enqueued;
-        let next =
-            fleet.members.iter().filter(lacks).filter(|member| !enqueued.contains(&member.kyma)).take(MAX_ENQUEUED);
+        let most = usize::try_from(self.fleet.share_of_rate(MAX_ENQUEUED)).unwrap_or(usize::MAX);
+        let next = fleet.members.iter().filter(lacks).filter(|member| !enqueued.contains(&member.kyma)).take(most);
         let next: Vec<_> = next.map(|member| member.kyma.clone()).collect();
         for key in next {
-            self.dependencies.fleet.enqueue(&key, WorkSet::INSTALLER, Priority::Catalog);
+            self.fleet.enqueue(&key, WorkSet::INSTALLER, Priority::Catalog);
             self.enqueued.insert(key);
         }
     }

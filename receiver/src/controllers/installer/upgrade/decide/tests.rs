@@ -1,9 +1,22 @@
-//! Tests of single steps with fixed fleets, and of whole upgrades with random ones.
+//! Tests of single steps with fixed fleets, and of whole upgrades with random ones. Each step is decided on the merged
+//! summaries of three replicas, and compared with the decision on the list of all runtimes.
+
+mod reference;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::controllers::installer::upgrade::state::tests::upgrade;
+use crate::{
+    base::key::KymaKey,
+    controllers::{
+        installer::upgrade::{
+            ImageDecision,
+            assessment::{Assessment, Fleet, Member},
+            state::tests::upgrade,
+        },
+        rings::{Candidate, Order},
+    },
+};
 
 const NOW: i64 = 1_800_000_000;
 const PAUSE: i64 = 100;
@@ -26,7 +39,38 @@ fn with_a(assessments: &[Assessment]) -> Vec<Member> {
 }
 
 fn fleet(members: Vec<Member>) -> Fleet {
-    Fleet { members, excluded: 0 }
+    Fleet { members, excluded: Vec::new() }
+}
+
+/// Divides a fleet between so many replicas.
+fn divided(fleet: &Fleet, replicas: usize) -> Vec<Fleet> {
+    let mut parts = vec![Fleet::default(); replicas];
+    fleet.members.iter().enumerate().for_each(|(at, it)| parts[at * 7 % replicas].members.push(it.clone()));
+    fleet.excluded.iter().enumerate().for_each(|(at, it)| parts[at % replicas].excluded.push(it.clone()));
+    parts
+}
+
+/// Decides on the merged summaries of replicas.
+fn step_of(parts: &[Fleet], state: &UpgradeState, criteria: Criteria<'_>) -> Option<UpgradeState> {
+    let summary = |with_order| {
+        let parts = parts.iter().map(|part| serde_json::to_vec(&Summary::of(state, part, with_order)).unwrap());
+        Summary::merged(parts.map(|part| serde_json::from_slice(&part).unwrap())).unwrap()
+    };
+    let next = match super::step(state, &summary(false), criteria) {
+        Step::NeedsOrder => super::step(state, &summary(true), criteria),
+        next => next,
+    };
+    match next {
+        Step::Wait => None,
+        Step::Become(next) => Some(next),
+        Step::NeedsOrder => panic!("the order is known"),
+    }
+}
+
+fn step(state: &UpgradeState, fleet: &Fleet, criteria: Criteria<'_>) -> Option<UpgradeState> {
+    let next = step_of(&divided(fleet, 3), state, criteria);
+    assert_eq!(next, reference::step(state, fleet, criteria));
+    next
 }
 
 fn stage(state: &UpgradeState) -> (u32, u64) {
@@ -115,7 +159,10 @@ fn upgrade_halts_only_when_upgraded_runtimes_fare_worse_than_the_others() {
 fn unknown_previous_image_is_derived_from_the_runtimes() {
     let stages = stages("1%,100%");
     let unknown = UpgradeState::unknown("b", NOW);
-    let step = |members, excluded| step(&unknown, &Fleet { members, excluded }, criteria(&stages, NOW));
+    let step = |members, excluded| {
+        let excluded = vec![KymaKey::new("ns", "away"); excluded];
+        step(&unknown, &Fleet { members, excluded }, criteria(&stages, NOW))
+    };
     assert!(step(Vec::new(), 0).unwrap().is_done(), "there are none");
     assert_eq!(step(Vec::new(), 3), None, "all are away");
     assert!(step(vec![member(1, "b", Proven), member(2, "b", Failing)], 0).unwrap().is_done());
@@ -184,6 +231,10 @@ fn previous_image_is_derived_only_when_every_image_is_observed() {
     assert!(begun(&upgrade(None), &members).is_some(), "the previous image is known");
 }
 
+fn fleet_of(members: &[Member]) -> Fleet {
+    fleet(members.to_vec())
+}
+
 /// Random runtime.
 #[derive(Clone, Debug)]
 struct RandomRuntime {
@@ -203,6 +254,34 @@ fn any_stages() -> impl Strategy<Value = Rings> {
     prop::collection::btree_set(1u16..100, 0..4).prop_map(|shares| {
         let texts = shares.iter().map(|share| format!("{share}%,"));
         stages(&format!("{}100%", texts.collect::<String>()))
+    })
+}
+
+/// Members in any state, also in those that no upgrade leads to. Few ranks, so that some are within a stage.
+fn any_members() -> impl Strategy<Value = Vec<Member>> {
+    let image = prop::sample::select(vec![None, Some("a"), Some("b"), Some("c"), Some("d")]);
+    let assessment = prop::sample::select(vec![Proven, Proven, Proven, Pending, Failing, Unfit]);
+    let one = (0u64..400, image, assessment)
+        .prop_map(|(rank, image, assessment)| Member { image: image.map(Into::into), ..member(rank, "", assessment) });
+    let few = prop::collection::btree_map(0u64..400, one, 0..40);
+    few.prop_map(|members| {
+        members
+            .into_iter()
+            .map(|(rank, one)| Member { kyma: KymaKey::new("ns", format!("k{rank}")), rank, ..one })
+            .collect()
+    })
+}
+
+fn any_state() -> impl Strategy<Value = UpgradeState> {
+    let stage = prop::option::of((1u32..4, prop_oneof![0u64..400, Just(u64::MAX)]));
+    let previous = prop::option::of(Just("a"));
+    (stage, previous, prop::bool::weighted(0.2)).prop_map(|(stage, previous, is_halted)| {
+        let mut state = UpgradeState { since: NOW, ..upgrade(stage) };
+        if let Some(ongoing) = &mut state.ongoing {
+            ongoing.previous = previous.map(Into::into);
+            ongoing.halted = (is_halted && ongoing.stage.is_some()).then(|| "3 of 9".to_owned());
+        }
+        state
     })
 }
 
@@ -231,7 +310,7 @@ fn run(fleet: &[RandomRuntime], stages: &Rings, mut check: impl FnMut(&UpgradeSt
                 (true, true, _) => Proven,
             };
         }
-        let fleet = Fleet { members: members.clone(), excluded: 0 };
+        let fleet = fleet_of(&members);
         if let Some(next) = step(&state, &fleet, criteria(stages, now)) {
             state = next;
         }
@@ -285,5 +364,24 @@ proptest! {
                 assert!(upgraded <= fleet.iter().filter(|runtime| runtime.rank <= through).count());
             }
         });
+    }
+    #[test]
+    fn decision_on_merged_summaries_is_that_on_all_runtimes(
+        members in any_members(),
+        excluded in 0usize..2,
+        state in any_state(),
+        replicas in 1usize..6,
+        stages in any_stages(),
+        confirmed: bool,
+        later in 0i64..2 * PAUSE,
+        max_failures in prop::sample::select(vec!["1%", "20%", "100%"]),
+    ) {
+        let fleet = Fleet { members, excluded: vec![KymaKey::new("ns", "away"); excluded] };
+        let max_failures = max_failures.parse().unwrap();
+        let criteria = Criteria { confirmed, max_failures, ..criteria(&stages, NOW + later) };
+        let parts = divided(&fleet, replicas);
+        prop_assert_eq!(step_of(&parts, &state, criteria), reference::step(&state, &fleet, criteria));
+        let merged = Summary::merged(parts.iter().map(|part| Summary::of(&state, part, true)));
+        prop_assert_eq!(merged, Some(Summary::of(&state, &fleet, true)));
     }
 }

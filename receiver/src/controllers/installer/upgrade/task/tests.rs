@@ -1,23 +1,23 @@
 //! Tests of the task with a runtime table, a fake control plane, and simulated reconciles.
 
-use std::sync::Arc;
-
 use kube::runtime::{
     reflector::{self, store::Writer},
     watcher::Event,
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    identity::{Epoch, RuntimeId},
+    api::Kyma,
+    identity::{Epoch, Instance, RuntimeId},
     names::{annotation, label},
     plan::Plan,
 };
 
 use super::*;
 use crate::{
-    base::pause::Pause,
+    base::{pause::Pause, shard::ShardCount},
+    controllers::{evidence::tests::FakePeers, installer::upgrade::ImageDecision},
     fleet::{Verified, table},
-    kube::recorder,
+    kube::{leader::WriteFence, recorder},
     testing::FakeApiServer,
 };
 
@@ -98,8 +98,16 @@ impl Bed {
     }
 
     fn fleet(count: u32) -> RuntimeTable {
+        Self::fleet_of(count, |_| true)
+    }
+
+    /// Table of a replica that holds some shards.
+    fn fleet_of(count: u32, holds: impl Fn(u16) -> bool) -> RuntimeTable {
         let metrics = table::Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
-        let fleet = RuntimeTable::alone(1, table::Settings::default(), metrics);
+        let fleet = RuntimeTable::new(ShardCount::default(), table::Settings::default(), metrics);
+        for shard in ShardCount::default().shards().filter(|shard| holds(shard.number())) {
+            fleet.acquire(shard, Instance::new(1), &WriteFence::default(), Instant::now());
+        }
         let plan = Arc::new(Plan::new("1".into(), Vec::new()).unwrap());
         (0..count).for_each(|n| fleet.place(key(n), "", Some(id(n)), plan.clone()));
         fleet.set_synced();
@@ -108,18 +116,23 @@ impl Bed {
 
     /// Starts a receiver that is configured with this image.
     async fn start_receiver(&mut self, image: &str) -> UpgradeTask {
+        self.fleet = Self::fleet(self.count);
+        self.start(image, self.fleet.clone(), Replicas::alone()).await
+    }
+
+    async fn start(&self, image: &str, fleet: RuntimeTable, replicas: Replicas) -> UpgradeTask {
         #[derive(clap::Parser)]
         struct Cli {
             #[command(flatten)]
             flags: Flags,
         }
-        self.fleet = Self::fleet(self.count);
         let dependencies = Dependencies {
-            fleet: self.fleet.clone(),
+            fleet,
             stores: self.stores.clone(),
             pause: Pause::default(),
             takeover: Takeover::default(),
             recorder: EventRecorder::new(recorder::Metrics::default()),
+            replicas,
             metrics: Metrics::default(),
         };
         let args = ["x", "--agent-upgrade-stages", "1%,50%,100%", "--agent-upgrade-pause-seconds", "0"];
@@ -129,10 +142,33 @@ impl Bed {
         upgrade
     }
 
+    /// Starts two replicas, of which the first has the fleet role and all shards with an even number.
+    async fn start_replicas(&mut self, images: [&str; 2], peers: &Arc<FakePeers>) -> [UpgradeTask; 2] {
+        peers.replicas.lock().unwrap().clear();
+        let mut upgrades = Vec::new();
+        for (at, image) in (0..).zip(images) {
+            let replicas = Replicas::joining(peers);
+            if at == 0 {
+                replicas.role.acquire(WriteFence::default());
+            }
+            let fleet = Self::fleet_of(self.count, |shard| shard % 2 == at);
+            upgrades.push(self.start(image, fleet, replicas).await);
+        }
+        upgrades.try_into().ok().unwrap()
+    }
+
     /// Simulates 30 seconds: reconciles, heartbeats of agents that are well, and one tick.
     async fn advance(&mut self, upgrade: &mut UpgradeTask, has: &mut [String]) {
+        self.advance_all(std::slice::from_mut(upgrade), has).await;
+    }
+
+    async fn advance_all(&mut self, upgrades: &mut [UpgradeTask], has: &mut [String]) {
         self.counter += 1;
+        let holder = |upgrades: &[UpgradeTask], n| {
+            upgrades.iter().position(|upgrade| upgrade.fleet.kyma_of(&id(n)).is_ok()).unwrap()
+        };
         for (n, has) in (0..).zip(has.iter_mut()) {
+            let upgrade = &upgrades[holder(upgrades, n)];
             match upgrade.handle.image_for(&id(n)) {
                 ImageDecision::Use(image) => *has = image.to_string(),
                 ImageDecision::KeepOr(image) if has.is_empty() => *has = image.to_string(),
@@ -148,10 +184,14 @@ impl Bed {
                 "canary": {"ageSeconds": 1}, "watches": []});
             let heartbeat = serde_json::from_value(heartbeat).unwrap();
             let heartbeat = Verified::unchecked(&id(n), Epoch::new(1), 1, heartbeat);
-            self.fleet.heartbeat(heartbeat, 1_700_000_000).unwrap();
+            upgrades[holder(upgrades, n)].fleet.heartbeat(heartbeat, 1_700_000_000).unwrap();
         }
-        upgrade.tick(Instant::now()).await;
-        upgrade.observe(self.kcp.map().as_ref());
+        for upgrade in &mut *upgrades {
+            upgrade.tick(Instant::now()).await;
+        }
+        for upgrade in upgrades {
+            upgrade.observe(self.kcp.map().as_ref());
+        }
         time::advance(Duration::from_secs(29)).await;
     }
 
@@ -366,4 +406,82 @@ async fn deleted_runtimes_are_forgotten() {
     bed.fleet.remove(&key(0));
     upgrade.tick(Instant::now()).await;
     assert_eq!(upgrade.enqueued, HashSet::from([key(1)]), "should it come back, it is enqueued anew");
+}
+
+#[tokio::test(start_paused = true)]
+async fn replicas_upgrade_the_fleet_in_the_stages_of_one() {
+    let (mut bed, peers) = (Bed::new(9), Arc::new(FakePeers::default()));
+    let mut has = all_with(9, "");
+    let mut upgrades = bed.start_replicas(["x:a", "x:b"], &peers).await;
+    for _ in 0..20 {
+        bed.advance_all(&mut upgrades, &mut has).await;
+    }
+    // The second replica is of a newer version, and waits for the role.
+    assert_eq!((has.clone(), bed.kcp.data("stage").as_deref()), (all_with(9, "x:a"), Some("done")));
+    let asked = peers.asked();
+    for _ in 0..20 {
+        bed.advance_all(&mut upgrades, &mut has).await;
+    }
+    assert_eq!(peers.asked(), asked, "no question without an upgrade");
+
+    let [first, second] = &upgrades;
+    first.replicas.role.release().await;
+    second.replicas.role.acquire(WriteFence::default());
+    let mut seen = vec![0];
+    for _ in 0..60 {
+        bed.advance_all(&mut upgrades, &mut has).await;
+        let upgraded = count_with(&has, "x:b");
+        if seen.last() != Some(&upgraded) {
+            seen.push(upgraded);
+        }
+    }
+    assert_eq!(seen, [0, 1, 4, 9]);
+    assert_eq!(bed.kcp.data("stage").as_deref(), Some("done"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn stage_waits_for_the_answers_of_all_replicas_and_a_new_target_does_not() {
+    let (mut bed, peers) = (Bed::new(9), Arc::new(FakePeers::default()));
+    let mut has = all_with(9, "x:a");
+    let mut upgrades = bed.start_replicas(["x:a", "x:a"], &peers).await;
+    for _ in 0..20 {
+        bed.advance_all(&mut upgrades, &mut has).await;
+    }
+    peers.fail(Some(AskError::Incomplete));
+    let mut upgrades = bed.start_replicas(["x:b", "x:b"], &peers).await;
+    for _ in 0..20 {
+        bed.advance_all(&mut upgrades, &mut has).await;
+    }
+    assert_eq!((bed.kcp.data("target").as_deref(), bed.kcp.data("stage").as_deref()), (Some("x:b"), Some("0")));
+    assert_eq!(
+        (count_with(&has, "x:b"), upgrades[0].metrics.incomplete.get(), upgrades[1].metrics.incomplete.get()),
+        (0, 20, 0)
+    );
+    peers.fail(None);
+    // A shard that a replica has acquired, and whose Kymas it has not placed yet.
+    let taken = ShardCount::default().shard(1).unwrap();
+    upgrades[0].fleet.acquire(taken, Instance::new(2), &WriteFence::default(), Instant::now());
+    upgrades[0].tick(Instant::now()).await;
+    assert_eq!(bed.kcp.data("stage").as_deref(), Some("0"));
+    upgrades[0].fleet.release(taken);
+    bed.advance_all(&mut upgrades, &mut has).await;
+    assert_eq!(bed.kcp.data("stage").as_deref(), Some("1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn replica_without_the_role_writes_nothing_and_posts_no_event() {
+    let (mut bed, peers) = (Bed::new(2), Arc::new(FakePeers::default()));
+    let [mut first, mut second] = bed.start_replicas(["x:a", "x:a"], &peers).await;
+    second.tick(Instant::now()).await;
+    assert_eq!((bed.kcp.map(), peers.asked()), (None, 0));
+    first.tick(Instant::now()).await;
+    let map = bed.kcp.map();
+    for upgrade in [&mut first, &mut second] {
+        upgrade.observe(map.as_ref());
+    }
+    bed.kcp.edit(|map| map["data"] = json!({"target": "x:a", "stage": "done", "since": "2026-11-01T00:00:00Z"}));
+    for upgrade in [&mut first, &mut second] {
+        upgrade.observe(bed.kcp.map().as_ref());
+    }
+    assert_eq!([&first, &second].map(|upgrade| upgrade.recorder.pending_notes().len()), [1, 0]);
 }
