@@ -127,6 +127,9 @@ fn text(progress: &RotationProgress, now: i64) -> String {
         let minutes = now.saturating_sub(*since).max(0) / 60;
         text.push_str(&format!("; {waiting_for} of {runtimes} runtimes are awaited, for {minutes} min"));
     }
+    if progress.incomplete {
+        text.push_str("; A REPLICA DOES NOT ANSWER, the numbers are old");
+    }
     match secret {
         SecretState::Good => {}
         SecretState::Lost => text.push_str("; THE SECRET OF THE CA IS GONE"),
@@ -158,6 +161,8 @@ mod tests {
             serde_json::from_value::<RotationProgress>(value).unwrap()
         };
         assert_eq!(text(&progress("steady", 0), 9_000), "The root is ab; no rotation is under way");
+        let incomplete = RotationProgress { incomplete: true, ..progress("retire", 0) };
+        assert!(text(&incomplete, 1_000).ends_with("; A REPLICA DOES NOT ANSWER, the numbers are old"));
         let page = text(&progress("spread", 7), 1_130);
         let lines: Vec<_> = page.lines().collect();
         assert_eq!(lines[0], "spread: the root ab goes to every runtime; 7 of 9 runtimes are awaited, for 2 min");

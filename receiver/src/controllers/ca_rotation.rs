@@ -1,12 +1,16 @@
-//! Carries a rotation of the built-in CA out: one task of the active receiver reconciles, decides by `decide`, and writes the next
-//! phase into the CA's Secret. The phase takes effect when the watch returns the Secret, here as in every other replica.
+//! Carries a rotation of the built-in CA out. A task of each replica announces the current roots to the runtimes of its shards, and
+//! observes which of them follow. The one with the fleet role asks all replicas, decides by `decide`, and writes the next phase into the
+//! CA's Secret. The phase takes effect when the watch returns the Secret, here as in every other replica; none follows it before each
+//! replica with shards has observed it.
 
 mod decide;
+mod followers;
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
+use futures::FutureExt as _;
 use kube::Client;
-use tidewatch_shared::variant::VariantName as _;
 use tokio::{
     sync::{mpsc, watch},
     time::{self, Instant, MissedTickBehavior, error::Elapsed, timeout},
@@ -14,18 +18,22 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use decide::{RotationPolicy, Transition};
+use followers::{FollowerSummary, Question};
 
 use crate::{
-    base::error_levels,
+    base::{
+        error_levels,
+        peers::{AskError, Topic},
+    },
+    controllers::evidence::{self, Replicas},
     fleet::{
         queue::{Priority, WorkSet},
-        table::{RuntimeTable, RuntimeTrust, TrustAnnouncement},
+        table::{RuntimeTable, TrustAnnouncement},
     },
     pki::{
         Flags, Metrics, PendingRotation, RotationError, RotationHandle, RotationProgress, RotationRequest,
-        RotationResponse, SecretState, Straggler, StragglerReason, Stragglers, TlsState, Trust,
+        RotationResponse, SecretState, Stragglers, TlsState, Trust,
         ca_state::CaState,
-        progress::MAX_NAMED_STRAGGLERS,
         rotation_handle,
         store::{CaSecret, CaSecretError, Store},
         stragglers::{self, StragglerTracker},
@@ -41,16 +49,17 @@ const RETRY_DELAY: Duration = Duration::from_secs(5);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay before a deleted Secret is created anew, because an operator may be about to restore it.
 const RECREATE_DELAY: Duration = Duration::from_secs(3);
-/// Runtimes per second that are enqueued to receive a new trust bundle.
+/// Runtimes of the fleet per second that are enqueued to receive a new trust bundle.
 const BUNDLES_PER_SECOND: u32 = 50;
 /// Outcome of a write that changed the Secret.
 const WRITTEN: &str = "written";
 
-/// The rotation task of the active receiver.
+/// The rotation task of a replica.
 pub struct CaRotation {
     tls_state: TlsState,
     store: Store,
     fleet: RuntimeTable,
+    replicas: Replicas,
     flags: Flags,
     requests: mpsc::Receiver<PendingRotation>,
     progress: watch::Sender<Option<Arc<RotationProgress>>>,
@@ -64,15 +73,15 @@ pub struct CaRotation {
 }
 
 impl CaRotation {
-    /// Creates the task and announces the current trust to the runtime table. The client must be behind the write fence: only the active
-    /// receiver advances a rotation.
+    /// Creates the task, announces the current trust to the runtime table, and answers the questions of other replicas from now on. The
+    /// client must be behind the write fence: only the replica with the fleet role advances a rotation.
     #[must_use]
     pub fn new(
         tls_state: TlsState,
-        client: Client,
-        namespace: &str,
+        (client, namespace): (Client, &str),
         flags: &Flags,
         fleet: RuntimeTable,
+        replicas: Replicas,
         metrics: Metrics,
     ) -> (Self, RotationHandle) {
         let (request_sender, requests) = mpsc::channel(4);
@@ -91,10 +100,13 @@ impl CaRotation {
             not_before: Instant::now(),
             tls_state,
             fleet,
+            replicas,
         };
         rotation.announce_trust(&rotation.tls_state.trust().borrow());
         let handle =
             RotationHandle { requests: request_sender, progress: progress_receiver, stragglers: straggler_receiver };
+        followers::respond(&rotation.replicas, &rotation.tls_state, rotation.fleet.clone(), rotation.flags.clone());
+        respond(&rotation.replicas, &handle);
         (rotation, handle)
     }
 
@@ -119,8 +131,10 @@ impl CaRotation {
                     enqueue_all = true;
                 }
                 Some((request, response)) = self.requests.recv() => {
+                    let role = self.replicas.role.clone();
+                    let responded = role.run(self.request(request)).await.unwrap_or(Err(RotationError::Timeout));
                     // The requester may have given up.
-                    let _ = response.send(self.request(request).await);
+                    let _ = response.send(responded);
                 }
                 _ = ticks.tick() => self.reconcile().await,
             }
@@ -144,18 +158,70 @@ impl CaRotation {
             }
             CaSecretStatus::Good(secret) => {
                 self.lost_since = None;
-                // A steady CA waits for no runtime.
-                let followers = if secret.state.is_rotating() { self.fleet.runtime_trust() } else { Vec::new() };
-                self.publish_progress(&secret.state, SecretState::Good, &followers);
-                if Instant::now() >= self.not_before && !self.is_write_pending(secret) {
-                    let transition = self.next_transition(&secret.state, &followers, false);
-                    // A failure is logged, and the next reconcile tries again.
-                    let _ = self.advance(secret, transition, None).await;
-                }
+                self.track(&secret.state);
             }
-            CaSecretStatus::Lost => self.replace_lost().await,
-            CaSecretStatus::Refused => self.publish_secret_state(SecretState::Refused),
+            CaSecretStatus::Lost | CaSecretStatus::Refused => {}
         }
+        let role = self.replicas.role.clone();
+        let decided = role.run(async {
+            match &status {
+                CaSecretStatus::Unused => {}
+                CaSecretStatus::Good(secret) => self.carry_on(secret).await,
+                CaSecretStatus::Lost => self.replace_lost().await,
+                CaSecretStatus::Refused => self.publish_secret_state(SecretState::Refused),
+            }
+        });
+        if decided.await.is_none() {
+            // The replica with the role knows it.
+            self.progress.send_if_modified(|progress| progress.take().is_some());
+            self.lost_since = None;
+        }
+    }
+
+    /// Decides on the next transition, from the answers of all replicas, and stores it.
+    async fn carry_on(&mut self, secret: &CaSecret) {
+        // The watch returns the next state soon; other replicas may have observed it.
+        if self.is_write_pending(secret) {
+            return;
+        }
+        let followers = self.followers(secret).await.inspect_err(|error| {
+            tracing::debug!(
+                error = error_levels::own(error),
+                "The rotation of the CA waits for the answers of all replicas"
+            );
+            self.metrics.incomplete();
+        });
+        self.publish_progress(&secret.state, followers.as_ref().ok());
+        if Instant::now() >= self.not_before {
+            let waiting_for = followers.ok().map(|followers| followers.waiting_for);
+            let transition = self.next_transition(&secret.state, waiting_for, false);
+            // A failure is logged, and the next reconcile tries again.
+            let _ = self.advance(secret, transition, None).await;
+        }
+    }
+
+    /// Summary of the runtimes of the fleet. A steady CA waits for no runtime, and asks nobody.
+    async fn followers(&self, secret: &CaSecret) -> Result<FollowerSummary, AskError> {
+        if !secret.state.is_rotating() {
+            return Ok(FollowerSummary { runtimes: self.fleet.runtimes_of_fleet(), ..FollowerSummary::default() });
+        }
+        let question = Question::new(secret, self.tls_state.trust().borrow().agents.revision());
+        let answers = self.replicas.ask(Topic::CaRotation, &question).await?;
+        FollowerSummary::merged(answers).ok_or(AskError::Unavailable)
+    }
+
+    /// Observes which runtimes of this replica's shards the phase waits for.
+    fn track(&mut self, state: &CaState) {
+        let revision = self.tls_state.trust().borrow().agents.revision().to_owned();
+        let followers = if state.is_rotating() { self.fleet.runtime_trust() } else { Vec::new() };
+        let count = followers.len();
+        let behind = followers::behind(state, &self.flags, &revision, followers);
+        self.metrics.rotation(state.name(), behind.len());
+        let per_second = self.fleet.share_of_rate(self.flags.renewals_per_second.get().min(BUNDLES_PER_SECOND));
+        let overdue_after = stragglers::overdue_after(self.fleet.heartbeat_interval().get(), count, per_second);
+        let behind = behind.into_iter().map(|(follower, reason)| (follower.kyma, reason));
+        let tracked = self.tracker.update(behind, overdue_after, Instant::now());
+        self.publish_stragglers(tracked);
     }
 
     /// True until the watch returns the Secret that was written over this one.
@@ -163,14 +229,10 @@ impl CaRotation {
         self.written_over.as_deref() == Some(secret.version())
     }
 
-    fn next_transition(&self, state: &CaState, followers: &[RuntimeTrust], requested: bool) -> Transition {
+    fn next_transition(&self, state: &CaState, waiting_for: Option<usize>, requested: bool) -> Transition {
         let trust = self.tls_state.trust().borrow().clone();
-        decide::next_transition(state, self.policy(trust.agents.revision()), followers, requested, unix())
-    }
-
-    const fn policy<'a>(&self, revision: &'a str) -> RotationPolicy<'a> {
-        let Flags { certificate_validity: leaf_validity, ca_rotation_age: max_root_age, .. } = self.flags;
-        RotationPolicy { leaf_validity, max_root_age, revision }
+        let policy = policy(&self.flags, trust.agents.revision());
+        decide::next_transition(state, policy, waiting_for, requested, unix())
     }
 
     /// Stores the next phase before any of it takes effect.
@@ -263,7 +325,7 @@ impl CaRotation {
             }
             let transition = match request.compromised {
                 true => Transition::Replace,
-                false => self.next_transition(&secret.state, &[], true),
+                false => self.next_transition(&secret.state, None, true),
             };
             let state = self.advance(&secret, transition, Some(request)).await?.ok_or(RotationError::Write)?;
             return Ok(RotationResponse { target: state.target().id.clone() });
@@ -280,22 +342,19 @@ impl CaRotation {
         Ok(response)
     }
 
-    fn publish_progress(&mut self, state: &CaState, secret: SecretState, followers: &[RuntimeTrust]) {
-        let (now, trust) = (unix(), self.tls_state.trust().borrow().clone());
-        let policy = self.policy(trust.agents.revision());
-        let reason = |follower| decide::straggler_reason(state, policy, follower, now).map(|reason| (follower, reason));
-        let mut behind: Vec<_> = followers.iter().filter_map(reason).collect();
-        behind.sort_unstable_by(|(a, _), (b, _)| a.kyma.cmp(&b.kyma));
-        let waiting_for = behind.len();
-        self.metrics.rotation(state.name(), waiting_for);
-        let stragglers = behind.iter().take(MAX_NAMED_STRAGGLERS);
-        let stragglers = stragglers.map(|(follower, reason)| straggler(follower, *reason)).collect();
-        let per_second = self.flags.renewals_per_second.get().min(BUNDLES_PER_SECOND);
-        let overdue_after =
-            stragglers::overdue_after(self.fleet.heartbeat_interval().get(), followers.len(), per_second);
-        let behind = behind.into_iter().map(|(follower, reason)| (follower.kyma.clone(), reason));
-        let tracked = self.tracker.update(behind, overdue_after, Instant::now());
-        self.publish_stragglers(tracked);
+    /// Publishes the progress; without `followers`, with the last numbers of the phase.
+    fn publish_progress(&self, state: &CaState, followers: Option<&FollowerSummary>) {
+        let last =
+            self.progress.borrow().clone().filter(|last| (last.phase, last.since) == (state.name(), state.since));
+        let (runtimes, waiting_for, stragglers) = match (followers.cloned(), last) {
+            (Some(FollowerSummary { runtimes, waiting_for, stragglers }), _) => (runtimes, waiting_for, stragglers),
+            (None, Some(last)) => (last.runtimes, last.waiting_for, last.stragglers.clone()),
+            (None, None) => {
+                // Of none is it known that it has followed.
+                let runtimes = self.fleet.runtimes_of_fleet();
+                (runtimes, runtimes, Vec::new())
+            }
+        };
         let target = state.target();
         self.progress.send_replace(Some(Arc::new(RotationProgress {
             phase: state.name(),
@@ -303,10 +362,11 @@ impl CaRotation {
             target: target.id.clone(),
             target_not_after: target.ca.not_after(),
             force_after_seconds: state.force_after,
-            secret,
-            runtimes: self.fleet.runtimes(),
+            secret: SecretState::Good,
+            runtimes,
             waiting_for,
             stragglers,
+            incomplete: followers.is_none(),
         })));
     }
 
@@ -329,13 +389,34 @@ impl CaRotation {
     }
 }
 
-fn straggler(follower: &RuntimeTrust, behind: StragglerReason) -> Straggler {
-    Straggler {
-        kyma: follower.kyma.to_string(),
-        runtime_id: follower.runtime.as_str().to_owned(),
-        path: follower.path.as_str().to_owned(),
-        behind,
-    }
+/// Answers requests for a rotation, and questions about its progress, while this replica has the fleet role.
+fn respond(replicas: &Replicas, handle: &RotationHandle) {
+    let (role, handle) = (replicas.role.clone(), handle.clone());
+    let progress = handle.progress.clone();
+    let is_holder = move || if role.is_held() { Ok(()) } else { Err(AskError::Unavailable) };
+    let is_held = is_holder.clone();
+    let rotate = move |request: Bytes| {
+        let (is_held, handle) = (is_held.clone(), handle.clone());
+        async move {
+            is_held()?;
+            let request = evidence::decode(Topic::RotateCa, &request)?;
+            evidence::encode(Topic::RotateCa, &handle.request(request).await)
+        }
+        .boxed()
+    };
+    replicas.responders.set(Topic::RotateCa, Arc::new(rotate));
+    // The question has no content.
+    let progress = move |_: Bytes| {
+        let progress = progress.borrow().clone();
+        let answered = is_holder().and_then(|()| evidence::encode(Topic::RotationProgress, &progress.as_deref()));
+        async { answered }.boxed()
+    };
+    replicas.responders.set(Topic::RotationProgress, Arc::new(progress));
+}
+
+const fn policy<'a>(flags: &Flags, revision: &'a str) -> RotationPolicy<'a> {
+    let Flags { certificate_validity: leaf_validity, ca_rotation_age: max_root_age, .. } = *flags;
+    RotationPolicy { leaf_validity, max_root_age, revision }
 }
 
 fn unix() -> i64 {

@@ -40,10 +40,13 @@ metric_set! {
         leaves: Family<OutcomeLabel, Counter> = "pki_server_certificates",
         /// Phase of the built-in CA's rotation: 1 for the current phase, 0 for the others.
         phase: Family<PhaseLabel, Gauge> = "pki_rotation_phase",
-        /// Runtimes that the phase of the rotation waits for.
+        /// Runtimes that the phase of the rotation waits for. Each replica counts those of its shards.
         stragglers: Family<PhaseLabel, Gauge> = "pki_rotation_stragglers",
         /// Writes of the CA's Secret, by outcome: written, conflict (changed since it was read), or failed.
         writes: Family<OutcomeLabel, Counter> = "pki_ca_secret_writes",
+        /// Reconciles of the rotation that decided nothing because not every shard had a replica with the same roots that knew
+        /// which of its runtimes follow.
+        incomplete: Counter = "pki_rotation_incomplete",
         pub(crate) incumbent: Incumbent = _,
     }
 }
@@ -91,6 +94,10 @@ impl Metrics {
             let waiting = if is_now { i64::try_from(stragglers).unwrap_or(i64::MAX) } else { 0 };
             self.stragglers.get_or_create(&label).set(waiting);
         }
+    }
+
+    pub(crate) fn incomplete(&self) {
+        self.incomplete.inc();
     }
 
     pub(crate) fn wrote(&self, outcome: &'static str) {

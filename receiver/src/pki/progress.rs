@@ -31,6 +31,9 @@ pub struct RotationProgress {
     pub waiting_for: usize,
     /// Their names, sorted by Kyma; at most a hundred.
     pub stragglers: Vec<Straggler>,
+    /// True while the numbers are old, since not every replica answers; the rotation waits.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub incomplete: bool,
 }
 
 /// State of the CA's Secret.

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -14,7 +15,8 @@ use super::{RotationProgress, RotationRequest, RotationResponse, Stragglers};
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Failure of a request to rotate.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum RotationError {
     /// This receiver has no built-in CA.
     #[error("there is no built-in CA")]
@@ -25,7 +27,7 @@ pub enum RotationError {
     /// The write of the Secret failed.
     #[error("the Secret of the CA could not be written")]
     Write,
-    /// The request timed out.
+    /// The request timed out, or another replica carries the rotation out from now on.
     #[error("there was no answer in time")]
     Timeout,
 }
@@ -34,9 +36,9 @@ pub enum RotationError {
 #[derive(Clone)]
 pub struct RotationHandle {
     pub(crate) requests: mpsc::Sender<PendingRotation>,
-    /// Progress of the rotation; `None` without a built-in CA, and before the first reconcile.
+    /// Progress of the rotation; `None` without a built-in CA, before the first reconcile, and in a replica without the fleet role.
     pub(crate) progress: watch::Receiver<Option<Arc<RotationProgress>>>,
-    /// Runtimes that the rotation waits for; `None` before the first reconcile.
+    /// Runtimes of this replica's shards that the rotation waits for; `None` before the first reconcile.
     pub(crate) stragglers: watch::Receiver<Option<Arc<Stragglers>>>,
 }
 

@@ -1,4 +1,5 @@
-//! Pure decisions of a rotation: the stragglers of a phase, and the next transition.
+//! Pure decisions of a rotation: the stragglers of a phase, and the next transition, which depends on the number of stragglers of the
+//! fleet.
 //!
 //! Every phase is stored before it takes effect, and follows from the stored state alone, so that another receiver continues after a
 //! crash at any point.
@@ -72,11 +73,13 @@ pub(super) fn straggler_reason(
     has_old_leaf.then_some(StragglerReason::Certificate)
 }
 
-/// Returns the next transition. `requested` begins a rotation; while one is under way it has no effect.
+/// Returns the next transition. `waiting_for` is the number of runtimes of the fleet that the phase waits for; `None` if it is
+/// unknown, which only an expired root and `force_after` do not wait for. `requested` begins a rotation; while one is under way it has
+/// no effect.
 pub(super) fn next_transition(
     state: &CaState,
     policy: RotationPolicy<'_>,
-    followers: &[RuntimeTrust],
+    waiting_for: Option<usize>,
     requested: bool,
     now: i64,
 ) -> Transition {
@@ -95,8 +98,7 @@ pub(super) fn next_transition(
     };
     let waited = now.saturating_sub(state.since);
     let is_forced = state.force_after.is_some_and(|after| waited >= i64::from(after));
-    let all_follow = || followers.iter().all(|follower| straggler_reason(state, policy, follower, now).is_none());
-    if is_expired || is_forced || all_follow() { next } else { Transition::Wait }
+    if is_expired || is_forced || waiting_for == Some(0) { next } else { Transition::Wait }
 }
 
 /// Returns the state after a transition; `None` for [`Transition::Wait`] and for a transition that is not possible in this phase.

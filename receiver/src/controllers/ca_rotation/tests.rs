@@ -2,15 +2,20 @@ use std::collections::BTreeMap;
 
 use tidewatch_shared::{
     heartbeat::{CertificateState, Heartbeat},
-    identity::{Epoch, RuntimeId},
+    identity::{Epoch, Instance, RuntimeId},
 };
 
 use super::*;
 use crate::{
-    base::key::KymaKey,
+    base::{
+        key::KymaKey,
+        shard::{ShardCount, ShardId},
+    },
+    controllers::evidence::tests::FakePeers,
     fleet::{Verified, table},
+    kube::leader::WriteFence,
     pki::{
-        CertificateReloader, FollowState, PhaseName, Setup, TlsFlags,
+        CertificateReloader, FollowState, PhaseName, Setup, StragglerReason, TlsFlags,
         testing::{FakeKcp, flags},
     },
 };
@@ -28,6 +33,11 @@ struct World {
 
 impl World {
     async fn new(kcp: FakeKcp) -> Self {
+        Self::open(kcp, Replicas::alone(), |_| true).await
+    }
+
+    /// A replica that holds some shards.
+    async fn open(kcp: FakeKcp, replicas: Replicas, holds: impl Fn(ShardId) -> bool) -> Self {
         let (flags, domain) = (flags(), "kyma.local".parse().unwrap());
         let tls = TlsFlags { tls_cert: None, tls_key: None, client_ca: None, proxy_ca: None, proxy_identity: None };
         let names = vec!["localhost".parse().unwrap()];
@@ -36,15 +46,19 @@ impl World {
         let (tls_state, reloader) = TlsState::open(setup, kcp.client(), kcp.client(), metrics.clone()).await.unwrap();
         let mut registry = crate::telemetry::Metrics::new();
         let hub_metrics = table::Metrics::register(registry.tidewatch());
-        let fleet = RuntimeTable::alone(1, table::Settings::default(), hub_metrics);
+        let fleet = RuntimeTable::new(ShardCount::default(), table::Settings::default(), hub_metrics);
+        for shard in ShardCount::default().shards().filter(|shard| holds(*shard)) {
+            fleet.acquire(shard, Instance::new(1), &WriteFence::default(), Instant::now());
+        }
         let plan =
             Arc::new(crate::controllers::watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(Vec::new(), &[]).0);
         for name in ["r-1", "r-2"] {
             fleet.place(KymaKey::new("kcp-system", name), "", Some(name.parse().unwrap()), plan.clone());
         }
         fleet.set_synced();
+        let client = (kcp.client(), "kcp-system");
         let (rotation, rotation_handle) =
-            CaRotation::new(tls_state.clone(), kcp.client(), "kcp-system", &flags, fleet.clone(), metrics);
+            CaRotation::new(tls_state.clone(), client, &flags, fleet.clone(), replicas, metrics);
         Self { kcp, tls_state, reloader, fleet, rotation, rotation_handle, counter: 0 }
     }
 
@@ -306,4 +320,100 @@ async fn overdue_stragglers_are_reported_until_they_follow() {
     }
     world.reconcile().await;
     assert_eq!(follow_states(&world), Some([FollowState::UpToDate; 2]), "there is no rotation any more");
+}
+
+/// Two replicas with a runtime each. The first holds the shard of `r-1` and the fleet role.
+async fn replicas() -> (Arc<FakePeers>, [World; 2]) {
+    let (kcp, peers, shards) = (FakeKcp::default(), Arc::new(FakePeers::default()), ShardCount::default());
+    let [shard, other] = ["r-1", "r-2"].map(|runtime| shards.of_runtime(&runtime.parse().unwrap()));
+    assert_ne!(shard, other);
+    let [one, two] = [0, 1].map(|_| Replicas::joining(&peers));
+    one.role.acquire(WriteFence::default());
+    let one = World::open(kcp.clone(), one, |it| it == shard).await;
+    let two = World::open(kcp, two, |it| it != shard).await;
+    (peers, [one, two])
+}
+
+impl World {
+    fn progress(&self) -> Option<Arc<RotationProgress>> {
+        self.rotation_handle.progress.borrow().clone()
+    }
+
+    fn follow_state(&self, name: &str) -> FollowState {
+        self.rotation_handle.stragglers.borrow().as_ref().unwrap().of(&KymaKey::new("kcp-system", name))
+    }
+
+    async fn answer(&self, topic: Topic, question: &str) -> Result<serde_json::Value, AskError> {
+        let question = Bytes::copy_from_slice(question.as_bytes());
+        let answered = self.rotation.replicas.responders.answer(topic, question).await?;
+        Ok(serde_json::from_slice(&answered).unwrap())
+    }
+}
+
+#[tokio::test]
+async fn phase_waits_for_the_runtimes_of_every_replica() {
+    let (peers, [mut one, mut two]) = replicas().await;
+    assert_eq!((one.reconcile().await, peers.asked()), (PhaseName::Steady, 0), "a steady CA waits for none");
+    assert_eq!(one.progress().unwrap().runtimes, 2);
+    one.request(None).await.unwrap();
+    one.beat("r-1");
+    assert_eq!(one.reconcile().await, PhaseName::Spread, "the other replica has not observed the phase");
+    assert!(one.progress().unwrap().incomplete);
+    two.watch();
+    assert_eq!((one.reconcile().await, two.reconcile().await), (PhaseName::Spread, PhaseName::Spread));
+    let progress = one.progress().unwrap();
+    assert_eq!((progress.waiting_for, progress.runtimes, progress.incomplete), (1, 2, false));
+    assert_eq!(progress.stragglers[0].kyma, "kcp-system/r-2");
+    assert_eq!((two.progress(), two.follow_state("r-2")), (None, FollowState::Pending), "each observes its own");
+    assert_eq!(one.follow_state("r-2"), FollowState::UpToDate);
+    two.beat("r-2");
+    let asked = peers.asked();
+    assert_eq!(two.reconcile().await, PhaseName::Spread, "it does not decide");
+    assert_eq!(peers.asked(), asked);
+    assert_eq!(one.reconcile().await, PhaseName::Reissue);
+}
+
+#[tokio::test]
+async fn no_phase_ends_on_answers_of_a_part_of_the_fleet() {
+    let (peers, [mut one, mut two]) = replicas().await;
+    one.request(None).await.unwrap();
+    two.watch();
+    one.beat("r-1");
+    assert_eq!(one.reconcile().await, PhaseName::Spread);
+    two.beat("r-2");
+    for error in [AskError::Incomplete, AskError::Unavailable] {
+        peers.fail(Some(error));
+        assert_eq!(one.reconcile().await, PhaseName::Spread);
+        let progress = one.progress().unwrap();
+        assert_eq!((progress.waiting_for, progress.incomplete), (1, true), "the last numbers");
+    }
+    peers.fail(None);
+    // A shard that was acquired just now, and whose Kymas are not placed yet.
+    let acquired = ShardCount::default().of_runtime(&"r-1".parse().unwrap());
+    two.fleet.acquire(acquired, Instance::new(2), &WriteFence::default(), Instant::now());
+    assert_eq!(one.reconcile().await, PhaseName::Spread);
+    two.fleet.release(acquired);
+    assert_eq!(one.reconcile().await, PhaseName::Reissue);
+    peers.fail(Some(AskError::Incomplete));
+    two.watch();
+    one.request(Some(0)).await.unwrap();
+    assert_eq!(one.reconcile().await, PhaseName::Retire, "an operator forces it");
+}
+
+#[tokio::test]
+async fn rotation_goes_on_where_the_role_is() {
+    let (_, [mut one, mut two]) = replicas().await;
+    one.request(None).await.unwrap();
+    assert_eq!(two.answer(Topic::RotationProgress, "").await, Err(AskError::Unavailable));
+    assert_eq!(two.answer(Topic::RotateCa, "{}").await, Err(AskError::Unavailable));
+    assert_eq!(one.answer(Topic::RotateCa, "{\"a\": 1}").await, Err(AskError::Unavailable), "not a request");
+    one.rotation.replicas.role.release().await;
+    two.rotation.replicas.role.acquire(WriteFence::default());
+    two.watch();
+    one.beat("r-1");
+    two.beat("r-2");
+    assert_eq!((one.reconcile().await, one.progress()), (PhaseName::Spread, None));
+    assert_eq!(two.reconcile().await, PhaseName::Reissue);
+    let progress = two.answer(Topic::RotationProgress, "").await.unwrap();
+    assert_eq!((&progress["phase"], &progress["runtimes"]), (&"spread".into(), &2.into()));
 }

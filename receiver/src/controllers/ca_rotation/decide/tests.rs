@@ -21,7 +21,9 @@ const LEAF: Duration = Duration::from_secs(86_400);
 
 fn next_transition(state: &CaState, followers: &[RuntimeTrust], requested: bool, now: i64) -> Transition {
     let revision = state.trust().agents.revision().to_owned();
-    super::next_transition(state, policy(&revision), followers, requested, now)
+    let reason = |follower: &&RuntimeTrust| super::straggler_reason(state, policy(&revision), follower, now).is_some();
+    let waiting_for = followers.iter().filter(reason).count();
+    super::next_transition(state, policy(&revision), Some(waiting_for), requested, now)
 }
 
 fn straggler_reason(state: &CaState, follower: &RuntimeTrust, now: i64) -> Option<StragglerReason> {
@@ -100,6 +102,23 @@ fn every_phase_waits_for_exactly_its_stragglers() {
         let two = [good, old];
         assert_eq!(next_transition(&forced, &two, false, NOW + 59), Transition::Wait, "{name}");
         assert_eq!(next_transition(&forced, &two, false, NOW + 60), on(name), "{name}");
+    }
+}
+
+#[test]
+fn unknown_stragglers_are_waited_for_like_known_ones() {
+    for state in phases().into_iter().skip(1) {
+        let (name, revision) = (state.name(), state.trust().agents.revision().to_owned());
+        let at = |force_after, waiting_for, now| {
+            let state = CaState { force_after, ..state.clone() };
+            super::next_transition(&state, policy(&revision), waiting_for, false, now)
+        };
+        assert_eq!(at(None, None, NOW), Transition::Wait, "{name}");
+        assert_eq!(at(None, Some(1), NOW), Transition::Wait, "{name}");
+        assert_eq!(at(None, Some(0), NOW), on(name), "{name}");
+        assert_eq!(at(Some(60), None, NOW + 59), Transition::Wait, "{name}");
+        assert_eq!(at(Some(60), None, NOW + 60), on(name), "{name}: an operator forces it");
+        assert_eq!(at(None, None, NOW + 1_000_000), Transition::Replace, "{name}: no certificate is valid any more");
     }
 }
 
