@@ -59,7 +59,7 @@ pub(crate) use rollout::{RolloutBoard, RolloutMark, RolloutSlot, VersionSource};
 use self::{
     holds::Holds,
     inventory::Inventory,
-    releases::Ledger,
+    releases::{Ledger, Observed},
     removal_guard::{
         ChannelTarget, GuardDecision, HeldRemoval, HeldRemovals, LostReleases, RemovalPolicy, VisibilityLabels,
     },
@@ -70,7 +70,10 @@ use self::{
 use crate::{
     base::{key::KymaKey, stores::Stores, takeover},
     fleet::queue::Drift,
-    kube::WriteBudgets,
+    kube::{
+        WriteBudgets,
+        leader::{FleetRole, WriteFence},
+    },
 };
 
 /// Configuration of catalog sync.
@@ -90,6 +93,7 @@ struct Inner {
     settings: Settings,
     metrics: Metrics,
     budgets: WriteBudgets,
+    role: FleetRole,
     kcp: Mutex<KcpState>,
     runtimes: Mutex<Runtimes>,
     rollouts: RolloutBoard,
@@ -169,11 +173,18 @@ impl CatalogUpdate {
 }
 
 impl Catalog {
-    /// Creates catalog sync without any runtime.
+    /// Creates catalog sync without any runtime, of a process that decides on changes of the releases itself.
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics, budgets: WriteBudgets) -> Self {
+        Self::of_replica(settings, metrics, budgets, FleetRole::held(WriteFence::default()))
+    }
+
+    /// Creates catalog sync of a replica. While another one has the fleet role, this one follows the decisions that are stored: until
+    /// one is, no runtime loses anything, and no new version reaches a runtime.
+    #[must_use]
+    pub fn of_replica(settings: Settings, metrics: Metrics, budgets: WriteBudgets, role: FleetRole) -> Self {
         let (kcp, runtimes, rollouts) = Default::default();
-        Self(Arc::new(Inner { settings, metrics, budgets, kcp, runtimes, rollouts }))
+        Self(Arc::new(Inner { settings, metrics, budgets, role, kcp, runtimes, rollouts }))
     }
 
     /// Ring rollouts.
@@ -267,6 +278,12 @@ impl Catalog {
         lock(&self.0.kcp).undecided.insert(module.to_owned());
     }
 
+    /// Returns whether this replica waits for the decision of another one.
+    #[must_use]
+    pub(crate) fn awaits_decision(&self) -> bool {
+        !self.0.role.is_held() && !lock(&self.0.kcp).undecided.is_empty()
+    }
+
     /// Returns whether the removal of a module waits for a decision or a confirmation. No runtime loses the module while it does.
     #[must_use]
     pub fn is_held(&self, module: &str) -> bool {
@@ -356,10 +373,11 @@ impl Catalog {
         self.0.settings.flags.module_upgrade_rollout_max_delay
     }
 
-    /// Observes the ConfigMap of releases, `None` if there is none. Returns whether its accepted state was adopted, or it carries a
-    /// new confirmation.
+    /// Observes the ConfigMap of releases, `None` if there is none. Returns whether [`Catalog::refresh`] may decide otherwise now: the
+    /// accepted state was adopted, there is a new confirmation, or the decision of another replica.
     pub(crate) fn observe_releases(&self, map: Option<&ConfigMap>) -> bool {
-        lock(&self.0.kcp).ledger.observe(map)
+        let Observed { is_input, is_other } = lock(&self.0.kcp).ledger.observe(map);
+        is_input || is_other && !self.0.role.is_held()
     }
 
     /// Writes the ConfigMap of releases if it is out of date. Returns false if that failed; the accepted state then stays pending.
@@ -451,27 +469,42 @@ impl Catalog {
         runtime.delete_inventory().await.map_err(SyncError::Inventory)
     }
 
-    /// Computes the snapshot from KCP's caches and lets the removal guard decide on the changes.
+    /// Computes the snapshot from KCP's caches and lets the removal guard decide on the changes, or follows the decisions of another
+    /// replica.
     fn read(&self, kcp: &mut KcpState, stores: &Stores) -> Arc<Snapshot> {
         let restricted = &self.0.settings.restricted_modules;
         let with_holds =
             |holds| Snapshot::new(stores.templates.state(), stores.release_metas.state(), restricted, holds);
         let unheld = with_holds(Holds::default());
         let kymas = stores.kymas.state();
+        let (decides, no_confirmation) = (self.0.role.is_held(), BTreeSet::new());
+        if !decides {
+            kcp.used.clear();
+            kcp.ledger.follow();
+        }
         let policy = RemovalPolicy {
             percent: self.0.settings.flags.removal_limit_percent,
-            confirmed: &kcp.ledger.confirmed,
+            confirmed: if decides { &kcp.ledger.confirmed } else { &no_confirmation },
             now: Timestamp::now().as_second(),
         };
         // A new installation accepts the catalog as it is: no Kyma was ever reconciled by a receiver.
         let is_lost = kcp.ledger.accepted.is_none() && kymas.iter().any(|kyma| takeover::is_managed(kyma));
-        let decision = if is_lost {
+        let labels = kymas.iter().map(|kyma| kyma.labels());
+        let decision = if let (false, Some(accepted)) = (decides, &kcp.ledger.accepted) {
+            Ok(removal_guard::hold_all(accepted, unheld.releases(), labels, policy.now))
+        } else if is_lost || !decides {
             LostReleases::decide(unheld.releases(), kcp.ledger.loss(), policy)
         } else {
-            let labels = kymas.iter().map(|kyma| kyma.labels());
             Ok(removal_guard::evaluate(kcp.ledger.accepted.as_ref(), unheld.releases(), labels, policy))
         };
         let snapshot = match decision {
+            Ok(decision) if !decides => {
+                kcp.undecided.extend(kcp.ledger.undecided(&decision));
+                let GuardDecision { accepted, held, .. } = decision;
+                let snapshot = if held.is_empty() { unheld } else { with_holds(Holds::of(&held, &accepted)) };
+                (kcp.held, kcp.lost) = (held, None);
+                snapshot
+            }
             Ok(GuardDecision { accepted, held, used }) => {
                 kcp.ledger.confirmed.retain(|change| !used.contains(change));
                 kcp.used.extend(used);

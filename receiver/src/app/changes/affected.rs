@@ -12,7 +12,7 @@ use super::{
 use crate::{base::key::KymaKey, controllers::catalog::VersionSource};
 
 /// Kymas that a change of the catalog affects.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Affected {
     /// Kymas to reconcile at once.
     pub(super) users: BTreeSet<KymaKey>,

@@ -42,13 +42,22 @@ impl CatalogDebouncer {
         synced.cancelled().await;
         // Changes since the previous process take effect as well.
         self.changed.notify_one();
+        let mut role_changes = components.role.changes();
         loop {
-            self.changed.notified().await;
+            tokio::select! {
+                () = self.changed.notified() => {}
+                () = role_changes.next() => {}
+            }
             time::sleep(DEBOUNCE).await;
             let affected = mem::take(&mut *self.affected.lock().unwrap_or_else(PoisonError::into_inner));
             let renewed = components.catalog.refresh(&components.stores);
             // Persisted first, so that the next process knows since when channels have pointed to their versions.
-            let persisted = components.catalog.persist_releases(kcp.0, kcp.1).await;
+            let persisted =
+                components.role.run(components.catalog.persist_releases(kcp.0, kcp.1)).await.unwrap_or(true);
+            if components.catalog.awaits_decision() {
+                // They are affected again by the decision of the replica with the fleet role.
+                self.affected.lock().unwrap_or_else(PoisonError::into_inner).add(affected.clone());
+            }
             components.apply_catalog_update(kcp.1, &renewed, affected);
             if !persisted {
                 // The next change or the retry, whichever comes first.

@@ -159,7 +159,7 @@ impl Outlook {
         let applied = applied(&live.objects, objects, options);
         let (before, later) = (snapshot(&live.objects, Holds::default()), snapshot(&applied, Holds::default()));
         let mut ledger = Ledger::default();
-        ledger.observe(live.releases.as_ref());
+        let _ = ledger.observe(live.releases.as_ref());
         let accepted = ledger.accepted.take().unwrap_or_else(|| before.releases());
         let (percent, confirmed) = (options.removal_limit_percent, &ledger.confirmed);
         let policy = RemovalPolicy { percent, confirmed, now: options.now };

@@ -15,7 +15,7 @@ use kube::{
 use serde_json::json;
 use tidewatch_shared::names::{RELEASES, annotation, field_manager};
 
-use super::removal_guard::{HeldRemoval, HeldRemovals, LossCause, LostReleases, Releases};
+use super::removal_guard::{GuardDecision, HeldRemoval, HeldRemovals, LossCause, LostReleases, ModuleState, Releases};
 
 /// Deadline of a write; the catalog takes effect without it.
 pub(super) const WRITE_DEADLINE: Duration = Duration::from_secs(5);
@@ -25,6 +25,15 @@ const ACCEPTED: &str = "accepted";
 const HELD: &str = "held";
 /// Key of the hold of every removal while the accepted state is lost, as JSON.
 const LOST: &str = "lost";
+
+/// Relevance of an observed ConfigMap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Observed {
+    /// The next decision may be another one.
+    pub(super) is_input: bool,
+    /// The data is not that of the last observation or write.
+    pub(super) is_other: bool,
+}
 
 /// Accepted state, and the data last seen in the ConfigMap.
 #[derive(Debug, Default)]
@@ -40,8 +49,9 @@ pub(super) struct Ledger {
 
 impl Ledger {
     /// Observes the ConfigMap. Its accepted state is adopted only by a process that has none of its own yet. Returns
-    /// whether it was adopted, or carries a new confirmation.
-    pub(super) fn observe(&mut self, map: Option<&ConfigMap>) -> bool {
+    /// whether it was adopted, or carries a new confirmation, or other data.
+    pub(super) fn observe(&mut self, map: Option<&ConfigMap>) -> Observed {
+        let before = self.written.take();
         self.written = map.map(|map| map.data.clone().unwrap_or_default());
         let mut adopted = false;
         if self.accepted.is_none() {
@@ -60,7 +70,30 @@ impl Ledger {
         let confirmed = annotation.map(|text| confirmations(text)).unwrap_or_default();
         let moved = !confirmed.is_subset(&self.confirmed);
         self.confirmed = confirmed;
-        moved || adopted
+        Observed { is_input: moved || adopted, is_other: self.written != before }
+    }
+
+    /// Adopts the stored state, in a process that does not decide. Without a valid one, the last state stays.
+    pub(super) fn follow(&mut self) {
+        let stored = self.written.as_ref().and_then(|data| data.get(ACCEPTED));
+        if let Some(accepted) = stored.and_then(|text| serde_json::from_str(text).ok()) {
+            self.accepted = Some(accepted);
+        }
+    }
+
+    /// Modules for which the replica that decides has not stored its decision yet, by the decision of one that does not.
+    pub(super) fn undecided(&self, decision: &GuardDecision) -> BTreeSet<String> {
+        let stored = self.written.as_ref().and_then(|data| data.get(HELD));
+        let stored: Vec<HeldRemoval> = stored.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let is_stored = |removal: &&HeldRemoval| stored.iter().any(|stored| stored.change == removal.change);
+        let held = decision.held.removals.iter().filter(|removal| !is_stored(removal));
+        let (accepted, none) = (self.accepted.as_ref(), ModuleState::default());
+        let state = |module: &String| accepted.and_then(|accepted| accepted.get(module)).unwrap_or(&none);
+        let differs = |(module, next): &(&String, &ModuleState)| state(module).without_times() != next.without_times();
+        let changed = decision.accepted.iter().filter(differs).map(|(module, _)| module.clone());
+        let gone = accepted.into_iter().flat_map(BTreeMap::keys);
+        let gone = gone.filter(|module| !decision.accepted.contains_key(*module)).cloned();
+        changed.chain(gone).chain(held.map(|removal| removal.module.clone())).collect()
     }
 
     /// Why no accepted state was adopted.
@@ -172,15 +205,15 @@ mod tests {
         assert_eq!(Ledger::held(Some(&map(stored, None))), [removal]);
 
         let mut next = Ledger::default();
-        assert!(next.observe(Some(&map(data.clone(), None))), "the state is adopted");
-        assert!(!next.observe(Some(&map(data.clone(), None))));
+        assert!(next.observe(Some(&map(data.clone(), None))).is_input, "the state is adopted");
+        assert!(!next.observe(Some(&map(data.clone(), None))).is_input);
         assert_eq!((&next.accepted, next.pending(&none, None)), (&ledger.accepted, None));
-        assert!(next.observe(Some(&map(data.clone(), Some("c")))));
-        assert!(!next.observe(Some(&map(data.clone(), Some("c")))), "the confirmation was already observed");
-        assert!(next.observe(Some(&map(data.clone(), Some("c, d")))), "a second one");
+        assert!(next.observe(Some(&map(data.clone(), Some("c")))).is_input);
+        assert!(!next.observe(Some(&map(data.clone(), Some("c")))).is_input, "the confirmation was already observed");
+        assert!(next.observe(Some(&map(data.clone(), Some("c, d")))).is_input, "a second one");
         assert_eq!(next.confirmed, ["c", "d"].map(str::to_owned).into());
-        assert!(!next.observe(Some(&map(data, Some("d")))), "one was removed");
-        assert!(!next.observe(None));
+        assert!(!next.observe(Some(&map(data, Some("d")))).is_input, "one was removed");
+        assert!(!next.observe(None).is_input);
         assert!(next.accepted.is_some() && next.pending(&none, None).is_some(), "the ConfigMap is written again");
     }
 
@@ -219,7 +252,7 @@ mod tests {
         let (mut ledger, none) = (Ledger::default(), HeldRemovals::default());
         assert_eq!(ledger.loss(), LossCause::Missing);
         let stored = BTreeMap::from([(ACCEPTED.to_owned(), "{".to_owned())]);
-        assert!(!ledger.observe(Some(&map(stored, None))));
+        assert!(!ledger.observe(Some(&map(stored, None))).is_input);
         assert_eq!(
             (&ledger.accepted, ledger.loss(), ledger.pending(&none, None)),
             (&None, LossCause::Unreadable, None)
@@ -229,10 +262,10 @@ mod tests {
         assert_eq!((&*data[ACCEPTED], Ledger::lost(Some(&map(data.clone(), None)))), ("{", Some(lost.clone())));
         // The next process finds the same.
         let mut next = Ledger::default();
-        next.observe(Some(&map(data, None)));
+        let _ = next.observe(Some(&map(data, None)));
         assert_eq!((next.loss(), next.pending(&none, Some(&lost))), (LossCause::Unreadable, None));
         // An operator restores it.
-        assert!(next.observe(Some(&map(BTreeMap::from([(ACCEPTED.to_owned(), "{}".to_owned())]), None))));
+        assert!(next.observe(Some(&map(BTreeMap::from([(ACCEPTED.to_owned(), "{}".to_owned())]), None))).is_input);
         assert_eq!(next.accepted, Some(Releases::new()));
     }
 }

@@ -53,6 +53,30 @@ pub struct RemovalPolicy<'a> {
 #[must_use]
 pub fn evaluate<'a>(
     accepted: Option<&Releases>,
+    next: Releases,
+    kymas: impl IntoIterator<Item = &'a BTreeMap<String, String>>,
+    policy: RemovalPolicy<'_>,
+) -> GuardDecision {
+    evaluate_beyond(MAX_UNGUARDED_RUNTIMES, accepted, next, kymas, policy)
+}
+
+/// Compares the `accepted` state with the `next`, in a replica that does not decide: each part that a runtime would lose is held,
+/// until the replica that decides has accepted its removal.
+#[must_use]
+pub fn hold_all<'a>(
+    accepted: &Releases,
+    next: Releases,
+    kymas: impl IntoIterator<Item = &'a BTreeMap<String, String>>,
+    now: i64,
+) -> GuardDecision {
+    let policy = RemovalPolicy { percent: 0, confirmed: &BTreeSet::new(), now };
+    evaluate_beyond(0, Some(accepted), next, kymas, policy)
+}
+
+/// As [`evaluate`], with the number of runtimes that may lose something without the percentage limit.
+fn evaluate_beyond<'a>(
+    unguarded: usize,
+    accepted: Option<&Releases>,
     mut next: Releases,
     kymas: impl IntoIterator<Item = &'a BTreeMap<String, String>>,
     policy: RemovalPolicy<'_>,
@@ -66,7 +90,7 @@ pub fn evaluate<'a>(
     let changed = before.iter().filter(|(module, state)| after(module).without_times() != state.without_times());
     let changed: Vec<_> = changed.map(|(module, state)| (module, Losses::between(state, after(module)))).collect();
     let tally = Tally::of(&changed, kymas);
-    let limit = (tally.of.saturating_mul(policy.percent.into()) / 100).max(MAX_UNGUARDED_RUNTIMES);
+    let limit = (tally.of.saturating_mul(policy.percent.into()) / 100).max(unguarded);
     let removals = tally.counts.iter().map(|((module, part), runtimes)| HeldRemoval {
         change: part_id(part, module, &before[*module], after(module)),
         module: (*module).to_owned(),

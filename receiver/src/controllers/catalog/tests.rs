@@ -785,3 +785,65 @@ fn module_with_rings_waits_for_the_recorded_rollout() {
     apply(&mut fixture, with_rings(&[("regular", "2.0.0"), ("fast", "2.0.0")], "off"));
     assert!(matches!(slot(&fixture, "2.0.0"), RolloutSlot::After(_)));
 }
+
+/// Syncs the runtime of a fixture with the catalog of another replica.
+async fn sync_with(catalog: &Catalog, fixture: &Fixture) -> Vec<String> {
+    let Fixture { key, runtime, stores, .. } = fixture;
+    catalog.sync(key, &runtime.client(), &BTreeMap::new(), stores, &Drift::None).await.unwrap();
+    runtime.calls()
+}
+
+#[tokio::test]
+async fn replica_without_the_role_takes_nothing_away_before_the_decision_is_stored() {
+    let mut fixture = Fixture::synced().await;
+    // So few that the guard accepts every removal at once.
+    fixture.kymas(2);
+    let role = FleetRole::released();
+    let follower = Catalog::of_replica(Settings::default(), Metrics::default(), WriteBudgets::default(), role.clone());
+    let observe = |data: &BTreeMap<String, String>| {
+        follower.observe_releases(Some(&ConfigMap { data: Some(data.clone()), ..ConfigMap::default() }))
+    };
+    let _ = follower.refresh(&fixture.stores);
+    assert!(follower.lost().is_some() && follower.is_held("alpha"), "nothing is stored yet");
+    let stored = fixture.catalog.pending_releases().unwrap();
+    assert!(observe(&stored));
+    let _ = follower.refresh(&fixture.stores);
+    assert_eq!((follower.lost(), follower.is_held("alpha"), follower.awaits_decision()), (None, false, false));
+    assert!(!observe(&stored), "it is the same");
+
+    fixture.template("alpha", "1.5.0");
+    fixture.meta("alpha", &[("regular", "1.5.0"), ("fast", "2.0.0")]);
+    let _ = fixture.delete_meta("omega");
+    let _ = follower.refresh(&fixture.stores);
+    assert_eq!((fixture.catalog.is_held("omega"), follower.is_held("omega")), (false, true));
+    let regular = VersionSource::Channel("regular");
+    let slot = || follower.rollout_slot("uid", "alpha", regular, "1.5.0");
+    assert_eq!((slot(), follower.awaits_decision()), (RolloutSlot::Undecided, true));
+    let calls = sync_with(&follower, &fixture).await;
+    assert!(calls.iter().all(|call| !call.starts_with("delete ")), "{calls:?}");
+
+    assert!(observe(&fixture.catalog.pending_releases().unwrap()));
+    let update = follower.refresh(&fixture.stores);
+    assert_eq!((update.no_longer_held, follower.awaits_decision()), (BTreeSet::from(["omega".to_owned()]), false));
+    assert!(matches!(slot(), RolloutSlot::After(_)));
+    assert_eq!(follower.target("alpha", regular), fixture.catalog.target("alpha", regular), "with the same time");
+    let calls = sync_with(&follower, &fixture).await;
+    assert_eq!(calls, ["delete modulereleasemetas/omega", "delete moduletemplates/omega-1.0.0"]);
+
+    // A removal that waits for its confirmation is decided.
+    fixture.managed_kymas(4);
+    let held = fixture.delete_meta("alpha").held;
+    assert_eq!(held.len(), 1);
+    let _ = follower.refresh(&fixture.stores);
+    assert!(follower.awaits_decision());
+    assert!(observe(&fixture.catalog.pending_releases().unwrap()));
+    let _ = follower.refresh(&fixture.stores);
+    assert_eq!((follower.awaits_decision(), follower.held().removals), (false, held));
+
+    // With the role it decides by the state that it has followed.
+    role.acquire(WriteFence::default());
+    fixture.meta("alpha", &[("regular", "1.5.0"), ("fast", "2.0.0")]);
+    let _ = follower.refresh(&fixture.stores);
+    assert!(follower.held().is_empty() && !follower.is_held("alpha"));
+    assert_eq!(follower.pending_releases(), fixture.catalog.pending_releases());
+}

@@ -174,7 +174,7 @@ impl ModuleState {
     }
 
     /// The state without the times and contents, which are no access to anything.
-    pub(super) fn without_times(&self) -> Self {
+    pub(in crate::controllers::catalog) fn without_times(&self) -> Self {
         let mut state = self.clone();
         state
             .channels

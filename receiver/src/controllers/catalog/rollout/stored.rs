@@ -60,7 +60,7 @@ pub(crate) fn data_key(key: &RolloutKey) -> String {
 /// Accepted targets of the channels and mandatory versions in the ConfigMap of releases.
 pub(crate) fn accepted_targets(releases: Option<&ConfigMap>) -> BTreeMap<RolloutKey, ChannelTarget> {
     let mut ledger = Ledger::default();
-    ledger.observe(releases);
+    let _ = ledger.observe(releases);
     let accepted = ledger.accepted.unwrap_or_default();
     let targets = accepted.iter().flat_map(|(module, state)| {
         state.targets().map(|(source, target)| (RolloutKey::new(module, source), target.clone()))
