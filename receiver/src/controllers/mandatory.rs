@@ -1,5 +1,6 @@
 //! Finalizer of the release metas of mandatory modules: it is set before the first runtime gets the module, and removed
-//! after the module is gone from every runtime. The Kyma reconcile installs and removes the module.
+//! after the module is gone from every runtime. The Kyma reconcile installs and removes the module. Of several replicas the one with
+//! the fleet role sets and removes it, by the caches of KCP, which have the Manifests of the whole fleet.
 
 mod action;
 #[cfg(test)]
@@ -31,6 +32,7 @@ use super::catalog::Catalog;
 use crate::{
     base::{labels::is_true, stores::Stores},
     kube::{
+        leader::FleetRole,
         recorder::{EventRecorder, PendingEvent, Regarding},
         runtime_access::describe,
     },
@@ -100,6 +102,7 @@ pub struct Finalizers {
     stores: Stores,
     catalog: Catalog,
     modules: MandatoryModules,
+    role: FleetRole,
     /// By the uid of the release meta; bounded by the release metas.
     removals: HashMap<String, Removal>,
 }
@@ -115,18 +118,27 @@ struct Removal {
 impl Finalizers {
     /// `client` is that of KCP.
     #[must_use]
-    pub fn new(client: Client, stores: Stores, catalog: Catalog, modules: MandatoryModules) -> Self {
-        Self { client, stores, catalog, modules, removals: HashMap::new() }
+    pub fn new(client: Client, stores: Stores, catalog: Catalog, modules: MandatoryModules, role: FleetRole) -> Self {
+        Self { client, stores, catalog, modules, role, removals: HashMap::new() }
     }
 
     /// Runs forever, once all caches are synced: a Manifest missing from the cache would look removed.
     pub async fn run(mut self, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
-        let modules = self.modules.0.clone();
+        let (modules, role) = (self.modules.0.clone(), self.role.clone());
+        let mut role_changes = role.changes();
         loop {
-            let again = self.reconcile().await;
+            let reconciled = role.run(self.reconcile()).await;
+            let again = reconciled.unwrap_or_else(|| {
+                // A removal is observed from the acquisition of the role on.
+                self.removals.clear();
+                None
+            });
             let changed = async {
-                modules.changed.notified().await;
+                tokio::select! {
+                    () = modules.changed.notified() => {}
+                    () = role_changes.next() => {}
+                }
                 time::sleep(DEBOUNCE).await;
             };
             match again {

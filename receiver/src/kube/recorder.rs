@@ -55,7 +55,7 @@ impl EventRecorder {
         Self(Arc::new(Shared { state: Mutex::default(), posted: Notify::new(), metrics }))
     }
 
-    /// Observes a Kyma of the first list of this process, without posting Events.
+    /// Observes a Kyma of the first list of this process, or one of another replica, without posting Events.
     pub(crate) fn initial_kyma(&self, key: &KymaKey, kyma: &Kyma) {
         self.lock().kymas.insert(key.clone(), KymaSnapshot::of(kyma));
     }
@@ -71,11 +71,11 @@ impl EventRecorder {
         self.post(state, events);
     }
 
-    /// Observes a Kyma that was deleted or is no longer selected.
-    pub(crate) fn deleted_kyma(&self, key: &KymaKey, kyma: &Kyma) {
+    /// Observes a Kyma that was deleted or is no longer selected; `posts` unless it belongs to another replica.
+    pub(crate) fn deleted_kyma(&self, key: &KymaKey, kyma: &Kyma, posts: bool) {
         let mut state = self.lock();
         state.kymas.remove(key);
-        self.post(state, event_diff::of_deleted_kyma(kyma).into_iter().collect());
+        self.post(state, event_diff::of_deleted_kyma(kyma).into_iter().filter(|_| posts).collect());
     }
 
     /// Posts Events that a controller has composed. The queue is bounded; those beyond its capacity are dropped and
@@ -91,7 +91,7 @@ impl EventRecorder {
         self.publish(vec![PendingEvent { regarding, warning: true, reason: "Unreadable", note }]);
     }
 
-    /// Observes a Watcher of the first list of this process, without posting Events.
+    /// Observes a Watcher of the first list of this process, or in a replica without the fleet role, without posting Events.
     pub(crate) fn initial_watcher(&self, key: &KymaKey, watcher: &Watcher) {
         self.lock().watchers.insert(key.clone(), event_diff::state_of(watcher));
     }
@@ -123,7 +123,7 @@ impl EventRecorder {
         self.lock().queue.pending.iter().map(|event| event.note.clone()).collect()
     }
 
-    /// Writes posted Events, forever.
+    /// Writes posted Events, forever. The client needs no fence: an Event of a former holder harms nothing.
     pub async fn run(self, client: Client) -> &'static str {
         publish::run(&self, &client).await
     }

@@ -34,7 +34,9 @@ use crate::{
         table::RuntimeTable,
     },
     ingress::{enrolment::Revocations, gateway::v2},
-    kube::{kinds::KindCache, recorder::EventRecorder, runtime_access::RuntimeAccess, watch::Change},
+    kube::{
+        kinds::KindCache, leader::FleetRole, recorder::EventRecorder, runtime_access::RuntimeAccess, watch::Change,
+    },
 };
 
 /// Components that react to changes of KCP.
@@ -72,6 +74,8 @@ pub struct Components {
     pub mandatory: MandatoryModules,
     /// Recorder of Kubernetes Events about Kymas, Watchers and the catalog.
     pub recorder: EventRecorder,
+    /// Permission to write the status of what concerns the whole fleet, and to post Events about it.
+    pub role: FleetRole,
 }
 
 /// Factory of the handlers, and the state that they share.
@@ -127,8 +131,9 @@ impl EventHandlers {
             match change {
                 Change::Initial(kyma) | Change::Applied(kyma) => {
                     let (key, now) = (KymaKey::of(kyma), KymaFingerprint::of(kyma, &components.takeover));
-                    // Events record status changes as well, which change no fingerprint and are skipped below.
-                    if initial {
+                    // Events record status changes as well, which change no fingerprint and are skipped below. The replica that
+                    // holds the Kyma posts them.
+                    if initial || components.fleet.is_elsewhere(&key) {
                         components.recorder.initial_kyma(&key, kyma);
                     } else {
                         components.recorder.kyma(&key, kyma);
@@ -167,7 +172,8 @@ impl EventHandlers {
                 }
                 Change::Deleted(kyma) => {
                     let key = KymaKey::of(kyma);
-                    components.recorder.deleted_kyma(&key, kyma);
+                    let is_elsewhere = components.fleet.is_elsewhere(&key);
+                    components.recorder.deleted_kyma(&key, kyma, !is_elsewhere);
                     fingerprints.delete(&key);
                     kyma_placer.remove(&key);
                     components.manifest_queue.cancel_kyma(&key);
@@ -265,10 +271,12 @@ impl EventHandlers {
 
     pub(super) fn watchers(&self) -> impl FnMut(Change<'_, Watcher>) + Send + 'static + use<> {
         let (changed, recorder) = (self.watchers_changed.clone(), self.components.recorder.clone());
+        let role = self.components.role.clone();
         let mut fingerprints = Fingerprints::new();
         move |change| {
             match change {
                 Change::Initial(watcher) => recorder.initial_watcher(&KymaKey::of(watcher), watcher),
+                Change::Applied(watcher) if !role.is_held() => recorder.initial_watcher(&KymaKey::of(watcher), watcher),
                 Change::Applied(watcher) => recorder.watcher(&KymaKey::of(watcher), watcher),
                 Change::Deleted(watcher) => recorder.deleted_watcher(&KymaKey::of(watcher)),
                 Change::Listed => {}
@@ -300,7 +308,9 @@ impl Components {
         let per_second = self.catalog.flags().catalog_sync_rate;
         self.mandatory.notify_changed();
         self.catalog.rollouts().notify_moved();
-        self.recorder.publish(update.events(namespace));
+        if self.role.is_held() {
+            self.recorder.publish(update.events(namespace));
+        }
         let kymas = self.stores.kymas.state();
         let viewers = kymas.iter().filter(|kyma| update.affects(kyma.labels()));
         let viewers: Vec<_> = viewers.map(|kyma| KymaKey::of(kyma.as_ref())).collect();

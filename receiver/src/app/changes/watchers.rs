@@ -1,4 +1,5 @@
-//! Task of the Watchers: derives plan and routes from them, and writes the status of each.
+//! Task of the Watchers: derives plan and routes from them, and writes the status of each. Of several replicas the one with the fleet
+//! role writes, with the health of its own deliveries.
 
 use std::{error::Error as _, sync::Arc, time::Duration};
 
@@ -26,9 +27,11 @@ pub(super) async fn run(
     pending: SyncGuard,
 ) -> &'static str {
     let mut pending = Some(pending);
+    let mut role_changes = components.role.changes();
     loop {
         tokio::select! {
             () = changed.notified() => {}
+            () = role_changes.next() => {}
             () = components.fleet.forward_health_changed() => {}
         }
         time::sleep(DEBOUNCE).await;
@@ -40,21 +43,24 @@ pub(super) async fn run(
         placer.replan(plan);
         let health = components.fleet.forward_health();
         drop(pending.take());
-        let mut failed = false;
-        for watcher in &watchers {
-            let key = KymaKey::of(watcher.as_ref());
-            let serving = match (rejected.get(&key), health.get(watcher::watch_name(&key).as_str())) {
-                (Some(error), _) => ServingMode::Rejected(error),
-                (None, Some((target, health))) => ServingMode::Forwarded(target, *health),
-                (None, None) => ServingMode::Local,
-            };
-            if let Err(error) = watcher::write_status(&client, &namespace, watcher, &serving).await {
-                let cause = error.source().map(tracing::field::display);
-                tracing::warn!(watcher = %key, %error, cause, "Watcher status write failed");
-                failed = true;
+        let writing = async {
+            let mut failed = false;
+            for watcher in &watchers {
+                let key = KymaKey::of(watcher.as_ref());
+                let serving = match (rejected.get(&key), health.get(watcher::watch_name(&key).as_str())) {
+                    (Some(error), _) => ServingMode::Rejected(error),
+                    (None, Some((target, health))) => ServingMode::Forwarded(target, *health),
+                    (None, None) => ServingMode::Local,
+                };
+                if let Err(error) = watcher::write_status(&client, &namespace, watcher, &serving).await {
+                    let cause = error.source().map(tracing::field::display);
+                    tracing::warn!(watcher = %key, %error, cause, "Watcher status write failed");
+                    failed = true;
+                }
             }
-        }
-        if failed {
+            failed
+        };
+        if components.role.run(writing).await == Some(true) {
             // A change or the retry, whichever comes first.
             let _ = time::timeout(RETRY, changed.notified()).await;
             changed.notify_one();

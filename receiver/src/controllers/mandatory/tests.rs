@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     controllers::catalog,
     kube::WriteBudgets,
-    kube::recorder,
+    kube::{leader::WriteFence, recorder},
     testing::{FakeApiServer, fill},
 };
 
@@ -47,7 +47,8 @@ impl Bed {
         let catalog = Catalog::new(catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default());
         let recorder = EventRecorder::new(recorder::Metrics::default());
         let modules = MandatoryModules::new("kcp-system", recorder);
-        let finalizers = Finalizers::new(kcp.client(), stores, catalog.clone(), modules);
+        let role = FleetRole::held(WriteFence::default());
+        let finalizers = Finalizers::new(kcp.client(), stores, catalog.clone(), modules, role);
         Self { kcp, metas, manifests, catalog, finalizers }
     }
 

@@ -130,10 +130,12 @@ fn initial_kymas_cause_no_event_and_recreated_ones_do() {
     recorder.kyma(&key(), &anew);
     assert_eq!(recorder.next().unwrap().event.reason, "KymaReady");
 
-    recorder.deleted_kyma(&key(), &anew);
+    recorder.deleted_kyma(&key(), &anew, true);
     assert_eq!(recorder.next(), None, "it is no longer selected, and not deleted");
     anew.metadata.deletion_timestamp = Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
-    recorder.deleted_kyma(&key(), &anew);
+    recorder.deleted_kyma(&key(), &anew, false);
+    assert_eq!(recorder.next(), None, "another replica posts it");
+    recorder.deleted_kyma(&key(), &anew, true);
     assert_eq!(recorder.next().unwrap().event.reason, "KymaDeleted");
 
     let mut unlabelled = kyma(json!({}));
