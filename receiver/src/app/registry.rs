@@ -57,7 +57,8 @@ fn enqueue(
     manifests: &ManifestQueue,
     per_second: u32,
 ) {
-    let work = WorkSet::of(&[Work::Kyma]);
+    // Only work of this replica waits.
+    let (work, per_second) = (WorkSet::of(&[Work::Kyma]), fleet.share_of_rate(per_second));
     let (kymas, paced) = at_once(layers.take_waiting(change));
     kymas.iter().for_each(|key| fleet.enqueue(key, work, Priority::User));
     fleet.enqueue_paced(paced, work, per_second);

@@ -45,6 +45,7 @@ use crate::{
         limits::CONNECTION_LOST_AFTER,
         pause::Pause,
         plans::Plans,
+        shard::ShardId,
         stores::Stores,
         takeover::{self, Takeover},
     },
@@ -54,6 +55,7 @@ use crate::{
         queue::{Priority, WorkSet},
         table::RuntimeTable,
     },
+    kube::leader::fenced,
     pki::RotationHandle,
 };
 
@@ -160,6 +162,7 @@ impl EventPathController {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let now = tick.tick().await;
+            self.follow_shards(&mut state);
             if let Some(ClockStep::Forward(step)) = clock.step(Timestamp::now(), Instant::now()) {
                 tracing::info!(seconds = step.as_secs(), "The system's clock was set forward");
                 self.fleet.clock_advanced(step);
@@ -186,6 +189,18 @@ impl EventPathController {
 
     /// Verifies the installation after the loss of a path, which the agent may be unable to report, and after the proof
     /// of a path, for which an installation may wait.
+    /// Adapts the rates to this replica's part of the fleet, and forgets the Kymas of released shards.
+    fn follow_shards(&self, state: &mut LoopState) {
+        let (held, flags) = (self.fleet.held(), &self.flags);
+        if held == state.held {
+            return;
+        }
+        state.held = held;
+        state.polls.set_rate(self.fleet.share_of_rate(flags.fallback_polls_per_second));
+        state.writes.set_rate(self.fleet.share_of_rate(flags.condition_writes_per_second));
+        state.retain(|key| !self.fleet.is_elsewhere(key));
+    }
+
     fn path_changed(&self, state: &mut LoopState, key: &KymaKey, path: &PathState, now: Instant) {
         if !self.installs {
             return;
@@ -268,8 +283,10 @@ impl EventPathController {
         state.write_backoff.select(&mut pending, now);
         // The rest follows with the next ticks.
         pending.truncate(state.writes.take(pending.len(), now));
+        let tenures = &self.fleet.tenures();
         let writes = pending.into_iter().map(async |(key, kyma, change)| {
-            let result = write::condition(&self.client, &kyma, &change).await;
+            // The shard may have been released meanwhile.
+            let result = fenced(tenures(&key).fence, write::condition(&self.client, &kyma, &change)).await;
             (key, change, result)
         });
         let mut written = stream::iter(writes).buffer_unordered(WRITE_CONCURRENCY);
@@ -289,6 +306,8 @@ impl EventPathController {
 
 /// State of the loop, bounded by the number of Kymas.
 struct LoopState {
+    /// Shards by which the rates were set last.
+    held: Vec<ShardId>,
     paths: HashMap<KymaKey, PathState>,
     /// Kymas with an agent that may be broken, and since when.
     suspects: BTreeMap<KymaKey, Instant>,
@@ -303,6 +322,7 @@ struct LoopState {
 impl LoopState {
     fn new(flags: &Flags, now: Instant) -> Self {
         Self {
+            held: Vec::new(),
             paths: HashMap::new(),
             suspects: BTreeMap::new(),
             scheduler: PollScheduler::new(flags.fallback_poll_interval, flags.verification_interval),
@@ -342,10 +362,15 @@ impl LoopState {
             .filter_map(|kyma| Some((kyma.metadata.namespace.as_deref()?, kyma.metadata.name.as_deref()?)))
             .collect();
         let is_present = |key: &KymaKey| present.contains(&(key.namespace.as_str(), key.name.as_str()));
-        self.paths.retain(|key, _| is_present(key));
-        self.suspects.retain(|key, _| is_present(key));
-        self.scheduler.retain(is_present);
-        self.write_backoff.retain(is_present);
+        self.retain(is_present);
+    }
+
+    /// Retains only these Kymas.
+    fn retain(&mut self, keep: impl Fn(&KymaKey) -> bool) {
+        self.paths.retain(|key, _| keep(key));
+        self.suspects.retain(|key, _| keep(key));
+        self.scheduler.retain(&keep);
+        self.write_backoff.retain(keep);
     }
 }
 

@@ -62,7 +62,10 @@ use crate::{
     base::{flags::connections, key::KymaKey},
     fleet::table::PlacementError,
     ingress::source::network,
-    kube::runtime_access::{RuntimeAccess, RuntimeAccessError},
+    kube::{
+        leader::fenced,
+        runtime_access::{RuntimeAccess, RuntimeAccessError},
+    },
     pki::{ParseRequestError, SigningRequest},
 };
 use keys::KeyCache;
@@ -256,7 +259,10 @@ impl EnrolmentService {
             verified?;
         }
         let (this, token, request) = (self.clone(), token.to_owned(), request.clone());
-        let evaluation = self.0.handle.spawn(async move { this.evaluate(kyma, &token, &request, kind, address).await });
+        // Another replica decides on the runtime once its shard is released.
+        let fence = self.0.issuer.fence(&kyma);
+        let evaluation = async move { this.evaluate(kyma, &token, &request, kind, address).await };
+        let evaluation = self.0.handle.spawn(fenced(fence, evaluation));
         AbortOnDropHandle::new(evaluation).await.unwrap_or_else(|error| {
             tracing::error!(%error, "The task of an enrolment failed");
             Err(EnrolmentError::Unreachable)

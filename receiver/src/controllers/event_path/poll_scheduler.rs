@@ -118,6 +118,12 @@ impl TokenBucket {
         Self { per_second: per_second.into(), available: per_second.into(), at: now }
     }
 
+    /// Changes the rate from now on.
+    pub(super) fn set_rate(&mut self, per_second: u32) {
+        self.per_second = per_second.into();
+        self.available = self.available.min(self.per_second);
+    }
+
     /// Takes up to `limit` available tokens.
     pub(super) fn take(&mut self, limit: usize, now: Instant) -> usize {
         let passed = now.saturating_duration_since(std::mem::replace(&mut self.at, now));
@@ -207,5 +213,11 @@ mod tests {
         assert_eq!(tokens.take(3, late + S / 2), 3);
         tokens.put_back(100);
         assert_eq!(tokens.take(usize::MAX, late + S / 2), 20);
+        tokens.put_back(100);
+        tokens.set_rate(5);
+        assert_eq!(tokens.take(usize::MAX, late + S / 2), 5, "another replica took shards over");
+        assert_eq!(tokens.take(usize::MAX, late + S * 9), 5);
+        tokens.set_rate(20);
+        assert_eq!(tokens.take(usize::MAX, late + S * 10), 20);
     }
 }

@@ -79,8 +79,8 @@ impl PolicyFile {
         file
     }
 
-    /// Polls the file and the system's clock forever. The Kymas that wait for a window are enqueued, up to `per_second`, when
-    /// the policy or the clock changes.
+    /// Polls the file and the system's clock forever. The Kymas that wait for a window are enqueued, up to `per_second` of the
+    /// fleet, when the policy or the clock changes.
     pub async fn run(mut self, fleet: RuntimeTable, per_second: u32) -> &'static str {
         let mut poll = time::interval(FILE_POLL_INTERVAL);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -90,7 +90,8 @@ impl PolicyFile {
             if self.reload() || has_stepped {
                 let waiting = self.windows.waiting();
                 tracing::info!(has_stepped, kymas = waiting.len(), "Maintenance windows are determined again");
-                fleet.enqueue_paced(waiting, WorkSet::of(&[Work::Kyma]), per_second);
+                // Those of this replica wait here.
+                fleet.enqueue_paced(waiting, WorkSet::of(&[Work::Kyma]), fleet.share_of_rate(per_second));
             }
         }
     }

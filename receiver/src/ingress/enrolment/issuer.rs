@@ -14,6 +14,7 @@ use super::{EnrolmentError, Metrics, Revocations, rate_limiter::RateLimiter};
 use crate::{
     base::{error_levels, key::KymaKey},
     fleet::table::RuntimeTable,
+    kube::leader::WriteFence,
     pki::{Authority, IssueError, SigningRequest},
 };
 
@@ -69,6 +70,11 @@ impl CertificateIssuer {
     pub(super) fn kyma(&self, runtime: &RuntimeId) -> Result<KymaKey, EnrolmentError> {
         let kyma = self.0.fleet.kyma_of(runtime)?;
         if self.0.revocations.revokes_runtime(runtime) { Err(EnrolmentError::Revoked) } else { Ok(kyma) }
+    }
+
+    /// Write fence of the shard of a Kyma, closed if it is not held.
+    pub(super) fn fence(&self, kyma: &KymaKey) -> WriteFence {
+        self.0.fleet.tenures()(kyma).fence
     }
 
     /// Counts a certificate against the rate limit of an authenticated runtime, so that other clients cannot use it up.
