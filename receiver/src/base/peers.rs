@@ -21,6 +21,8 @@ pub enum Topic {
     CaRotation,
     /// Assessment of the runtimes' agents, for their upgrade.
     AgentUpgrade,
+    /// Runtimes that are admitted to the rollout of a module's version.
+    ModuleRollout,
     /// Progress of a rotation of the CA. Only the replica that runs the fleet-wide tasks answers it.
     RotationProgress,
     /// Request for a rotation of the CA. Only the replica that runs the fleet-wide tasks answers it.

@@ -8,6 +8,7 @@
 //! operators.
 
 mod decide;
+mod grants;
 mod members;
 mod metrics;
 mod store;

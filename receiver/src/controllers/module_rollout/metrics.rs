@@ -22,7 +22,7 @@ metric_set! {
     /// Metrics of the ring rollouts; clones share the values.
     #[derive(Debug)]
     pub struct Metrics {
-        /// Ring rollouts of modules that have not ended, by state: progressing, waiting (for a pause, or for runtimes that
+        /// Ring rollouts of modules that have not ended, in the replica that decides on them, by state: progressing, waiting (for a pause, or for runtimes that
         /// cannot be upgraded now), halted, or invalid (their stored state or the annotations of their ModuleReleaseMeta).
         rollouts: Family<StateLabels, Gauge> = "module_rollouts",
         /// Runtimes of the ring rollouts that have not ended, by standing: waiting, blocked (unreachable, paused, outside
@@ -32,6 +32,8 @@ metric_set! {
         /// Writes of the ConfigMap with the state of the ring rollouts, by outcome: written, conflict (changed since it was
         /// read) or failed.
         writes: Family<OutcomeLabel, Counter> = "module_rollout_writes",
+        /// Admissions to a ring rollout that did not reach every replica; they are repeated.
+        incomplete: Counter = "module_rollout_incomplete",
     }
 }
 
@@ -65,6 +67,10 @@ impl Metrics {
         ] {
             self.runtimes.get_or_create(&StandingLabels { standing }).set(gauge(number));
         }
+    }
+
+    pub(super) fn count_incomplete(&self) {
+        self.incomplete.inc();
     }
 
     pub(super) fn count_write(&self, outcome: &'static str) {

@@ -1,5 +1,7 @@
-//! Task of the active receiver that drives the rollouts: it assesses the runtimes, computes the next steps, writes them to
-//! the ConfigMap, and publishes which runtimes get a version now. A step takes effect when the watch returns it.
+//! Task that drives the rollouts. The replica with the fleet role assesses the runtimes of the whole fleet, by the caches of KCP,
+//! computes the next steps, writes them to the ConfigMap, and grants all replicas which runtimes get a version now. A step takes
+//! effect in each replica when the watch returns it, and admits only what is granted. The other replicas assess the runtimes
+//! for the conditions of their Kymas, and to continue where the role moves to.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -23,12 +25,13 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Metrics,
     decide::{self, Counts, Criteria},
+    grants::{Grants, Question},
     members::{self, Block, Member, Observation, Standing, Times},
     metrics::States,
     store::{Rollouts, Snapshot},
 };
 use crate::{
-    base::{key::KymaKey, pause::Pause, stores::Stores, takeover::Takeover},
+    base::{error_levels, key::KymaKey, pause::Pause, peers::Topic, stores::Stores, takeover::Takeover},
     controllers::{
         catalog::{
             Catalog,
@@ -36,6 +39,7 @@ use crate::{
             rollout::{BoardEntry, Rollout, RolloutKey, RolloutPolicy},
             visibility::template_name,
         },
+        evidence::Replicas,
         windows::{MaintenanceWindows, WindowState},
     },
     fleet::{
@@ -70,6 +74,8 @@ pub struct Dependencies {
     pub takeover: Takeover,
     /// Records the progress as Kubernetes Events.
     pub recorder: EventRecorder,
+    /// All replicas, which admit Kymas.
+    pub replicas: Replicas,
     /// Metrics of the rollouts.
     pub metrics: Metrics,
 }
@@ -82,6 +88,7 @@ pub struct RolloutTask {
     dependencies: Dependencies,
     /// Memory of each rollout in progress.
     runs: HashMap<RolloutKey, Run>,
+    grants: Grants,
     idle: u32,
 }
 
@@ -90,7 +97,7 @@ pub struct RolloutTask {
 struct Run {
     change: String,
     times: Times,
-    /// Uids of the Kymas that the last step admitted, and that were enqueued.
+    /// Uids of the Kymas that the last step admitted, here or in the replica with the role, and that were enqueued.
     admitted: BTreeSet<String>,
 }
 
@@ -115,14 +122,21 @@ struct Evaluation {
 }
 
 impl RolloutTask {
-    /// Reads the stored state. The client must be fenced, so that only the active receiver writes.
+    /// Reads the stored state, and receives grants from now on. The client must be fenced, so that only the replica with the fleet
+    /// role writes.
     ///
     /// # Errors
     /// [`ReadStateMapError`].
     pub async fn open(client: Client, namespace: &str, dependencies: Dependencies) -> Result<Self, ReadStateMapError> {
         let map = StateMap::new(client, namespace, ROLLOUTS);
         let snapshot = Snapshot::of(map.read().await?.as_ref());
-        let task = Self { map, namespace: namespace.to_owned(), snapshot, dependencies, runs: HashMap::new(), idle: 0 };
+        let (grants, namespace, runs) = (Grants::default(), namespace.to_owned(), HashMap::new());
+        let received = grants.clone();
+        dependencies.replicas.respond(Topic::ModuleRollout, move |question| {
+            received.receive(question, Instant::now());
+            Ok(())
+        });
+        let task = Self { map, namespace, snapshot, dependencies, runs, grants, idle: 0 };
         task.publish(&HashMap::new());
         Ok(task)
     }
@@ -133,7 +147,8 @@ impl RolloutTask {
         let mut maps = self.map.watch();
         let mut ticks = time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let catalog = self.dependencies.catalog.clone();
+        let (catalog, grants, role) =
+            (self.dependencies.catalog.clone(), self.grants.clone(), self.dependencies.replicas.role.clone());
         loop {
             tokio::select! {
                 map = maps.next() => match map {
@@ -141,6 +156,12 @@ impl RolloutTask {
                     None => return "watch of the module rollouts",
                 },
                 () = catalog.rollouts().moved() => self.tick(Instant::now()).await,
+                () = grants.changed() => {
+                    // The replica with the role grants them to itself as well.
+                    if !role.is_held() {
+                        self.tick(Instant::now()).await;
+                    }
+                }
                 now = ticks.tick() => {
                     if self.idle == 0 {
                         self.tick(now).await;
@@ -209,6 +230,10 @@ impl RolloutTask {
         };
         let warning = rollout.halted().is_some();
         let reason = if warning { "ModuleRolloutHalted" } else { "ModuleRollout" };
+        // Every replica observes the state, and one posts the Event.
+        if !self.dependencies.replicas.role.is_held() {
+            return;
+        }
         let regarding = Regarding {
             kind: "ModuleReleaseMeta",
             namespace: self.namespace.clone(),
@@ -246,13 +271,50 @@ impl RolloutTask {
             self.runs.values_mut().for_each(Run::admit_again);
             return;
         }
+        let role = self.dependencies.replicas.role.clone();
+        if !role.is_held() {
+            self.admit_granted(now);
+        }
         let evaluation = self.evaluate(now);
-        let Evaluation { rollouts, admitted, halted, counts, states } = evaluation;
+        self.dependencies.catalog.rollouts().publish_halts(evaluation.halted.clone());
+        if role.run(self.carry_on(evaluation, now)).await.is_none() {
+            // The replica with the role counts all runtimes.
+            self.dependencies.metrics.set(States::default(), &Counts::default());
+        }
+    }
+
+    /// Admits the Kymas that the replica with the role grants a version.
+    fn admit_granted(&mut self, now: Instant) {
+        self.grants.retain(|key| self.snapshot.rollouts.contains_key(key));
+        let is_ongoing = |(_, rollout): &(&RolloutKey, &Rollout)| rollout.progress.is_some();
+        let mut admitted = HashMap::new();
+        for (key, rollout) in self.snapshot.rollouts.iter().filter(is_ongoing) {
+            let run = self.runs.entry(key.clone()).or_default();
+            if run.change != rollout.change {
+                *run = Run { change: rollout.change.clone(), ..Run::default() };
+            }
+            admitted.insert(key.clone(), self.grants.of(key, &rollout.change, now));
+        }
+        self.publish(&admitted);
+        self.enqueue_admitted(admitted);
+    }
+
+    /// Grants what the evaluation admits, and stores the next states.
+    async fn carry_on(&mut self, evaluation: Evaluation, now: Instant) {
+        let Evaluation { rollouts, admitted, counts, states, .. } = evaluation;
         self.dependencies.metrics.set(states, &counts);
         let is_active = admitted.values().any(|admitted| !admitted.is_empty()) || counts.upgrading > 0;
         self.publish(&admitted);
-        self.dependencies.catalog.rollouts().publish_halts(halted);
+        let grants = self.grants_of(&admitted);
         self.enqueue_admitted(admitted);
+        for grant in grants {
+            let granted = self.dependencies.replicas.ask::<()>(Topic::ModuleRollout, &grant).await;
+            if let Err(error) = granted {
+                // A Kyma keeps its place, and is granted the version again with the next tick.
+                tracing::debug!(error = error_levels::own(&error), "Not every replica admits runtimes to a rollout");
+                self.dependencies.metrics.count_incomplete();
+            }
+        }
         let is_deleted = self.snapshot.version().is_empty() && !rollouts.is_empty();
         let is_changed = is_deleted || rollouts != self.snapshot.rollouts;
         if is_active || is_changed {
@@ -263,6 +325,18 @@ impl RolloutTask {
             let outcome = self.map.write(metadata, data).await;
             self.dependencies.metrics.count_write(outcome);
         }
+    }
+
+    /// Grants for these Kymas of recorded rollouts; also of none, if the last step admitted some.
+    fn grants_of(&self, admitted: &HashMap<RolloutKey, BTreeSet<String>>) -> Vec<Question> {
+        let round = Timestamp::now().as_microsecond();
+        let questions = admitted.iter().filter_map(|(key, admitted)| {
+            let rollout = self.snapshot.rollouts.get(key)?;
+            let before = self.runs.get(key).map(|run| &run.admitted);
+            let is_needed = !admitted.is_empty() || before.is_some_and(|before| !before.is_empty());
+            is_needed.then(|| Question::of(key, &rollout.change, round, admitted))
+        });
+        questions.flatten().collect()
     }
 
     /// Evaluates the rollouts of all modules that have rings.

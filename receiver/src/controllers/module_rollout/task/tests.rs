@@ -8,20 +8,22 @@ use kube::runtime::{
 use serde_json::{Value, json};
 use tidewatch_shared::{
     api::{ModuleReleaseMeta, ModuleTemplate, State},
-    identity::RuntimeId,
+    identity::{Instance, RuntimeId},
     names::RELEASES,
     plan::Plan,
 };
 
 use super::*;
 use crate::{
+    base::{limits::REQUEST_DEADLINE, peers::AskError, shard::ShardCount},
     controllers::{
         catalog::{self, Flags, RolloutMark, RolloutSlot, VersionSource, rollout::RolloutFlags},
+        evidence::tests::FakePeers,
         manifest::is_healthy,
         windows,
     },
     fleet::{queue::ReconcileOutcome, table},
-    kube::{WriteBudgets, recorder, state_map::RETRY},
+    kube::{WriteBudgets, leader::WriteFence, recorder, state_map::RETRY},
     testing::FakeApiServer,
 };
 
@@ -135,16 +137,25 @@ impl Bed {
 
     /// Starts a receiver, which continues with the state in the control plane.
     async fn start_receiver(&self) -> Receiver {
+        self.start(Replicas::alone(), |_| true).await
+    }
+
+    /// Starts a replica that holds some shards.
+    async fn start(&self, replicas: Replicas, holds: impl Fn(u16) -> bool) -> Receiver {
         let flags =
             Flags { module_upgrade_rollout_max_delay: self.window, rollout: self.flags.clone(), ..Flags::default() };
         let settings = catalog::Settings { flags, ..catalog::Settings::default() };
-        let catalog = Catalog::new(settings, catalog::Metrics::default(), WriteBudgets::default());
+        let (metrics, budgets) = (catalog::Metrics::default(), WriteBudgets::default());
+        let catalog = Catalog::of_replica(settings, metrics, budgets, replicas.role.clone());
         let releases = self.kcp.object(&format!("configmaps/{RELEASES}"));
         let releases: Option<ConfigMap> = releases.map(|map| serde_json::from_value(map).unwrap());
         catalog.observe_releases(releases.as_ref());
         drop(catalog.refresh(&self.stores));
         let metrics = table::Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
-        let fleet = RuntimeTable::alone(1, table::Settings::default(), metrics);
+        let fleet = RuntimeTable::new(ShardCount::default(), table::Settings::default(), metrics);
+        for shard in ShardCount::default().shards().filter(|shard| holds(shard.number())) {
+            fleet.acquire(shard, Instance::new(1), &WriteFence::default(), Instant::now());
+        }
         let plan = Arc::new(Plan::new("1".into(), Vec::new()).unwrap());
         for n in 0..COUNT {
             fleet.place(key(n), "", Some(format!("r-{n}").parse::<RuntimeId>().unwrap()), plan.clone());
@@ -160,6 +171,7 @@ impl Bed {
             pause: Pause::default(),
             takeover: Takeover::default(),
             recorder: recorder.clone(),
+            replicas,
             metrics: metrics.clone(),
         };
         let task = RolloutTask::open(self.kcp.client(), "kcp-system", dependencies).await.unwrap();
@@ -604,4 +616,121 @@ async fn lost_releases_change_nothing() {
     bed.run_to_end(&mut receiver).await;
     assert_eq!((bed.map(), bed.with("1.1.0").len(), receiver.admitted("1.1.0")), (confirmed, LIMIT, 0));
     assert_eq!(receiver.catalog.rollouts().halts(), None, "the conditions stay");
+}
+
+/// Two replicas with every second shard each, of which the first has the fleet role, and a moved channel.
+async fn replicas(bed: &mut Bed) -> (Arc<FakePeers>, [Receiver; 2]) {
+    let peers = Arc::new(FakePeers::default());
+    let [one, two] = [0, 1].map(|_| Replicas::joining(&peers));
+    one.role.acquire(WriteFence::default());
+    let receivers = [bed.start(one, |shard| shard % 2 == 0).await, bed.start(two, |shard| shard % 2 == 1).await];
+    // Reconciles since the acquisition of a shard are repeated once.
+    time::advance(2 * REQUEST_DEADLINE).await;
+    receivers.iter().for_each(|receiver| drop(receiver.take_enqueued()));
+    bed.point("1.1.0", &json!({}));
+    bed.decide(&receivers[0]).await;
+    follow_releases(bed, &receivers[1]);
+    (peers, receivers)
+}
+
+/// The watch returns the decision on the moved channel.
+fn follow_releases(bed: &Bed, receiver: &Receiver) {
+    let releases: ConfigMap =
+        serde_json::from_value(bed.kcp.object(&format!("configmaps/{RELEASES}")).unwrap()).unwrap();
+    assert!(receiver.catalog.observe_releases(Some(&releases)));
+    drop(receiver.catalog.refresh(&bed.stores));
+}
+
+/// Simulates a second of all replicas; returns the Kymas that each has enqueued.
+async fn advance_all(bed: &mut Bed, receivers: &mut [Receiver; 2]) -> [BTreeSet<KymaKey>; 2] {
+    for receiver in &mut *receivers {
+        receiver.task.tick(Instant::now()).await;
+    }
+    let mut enqueued = [BTreeSet::new(), BTreeSet::new()];
+    for (receiver, enqueued) in receivers.iter_mut().zip(&mut enqueued) {
+        receiver.watch(bed);
+        *enqueued = receiver.take_enqueued();
+        for n in (0..COUNT).filter(|n| enqueued.contains(&key(*n))) {
+            bed.reconcile(receiver, n);
+        }
+    }
+    bed.settle();
+    time::advance(INTERVAL).await;
+    enqueued
+}
+
+#[tokio::test(start_paused = true)]
+async fn replicas_admit_what_the_one_with_the_role_grants_within_the_limit_of_the_fleet() {
+    let mut bed = Bed::new(flags());
+    let (_, mut receivers) = replicas(&mut bed).await;
+    let mut by_each = [BTreeSet::new(), BTreeSet::new()];
+    let mut sizes = BTreeMap::new();
+    for _ in 0..60 {
+        let ring = bed.rollout().and_then(|rollout| rollout.ring());
+        let enqueued = advance_all(&mut bed, &mut receivers).await;
+        let new = enqueued.iter().map(BTreeSet::len).sum::<usize>();
+        assert!(new <= LIMIT, "{enqueued:?}");
+        by_each.iter_mut().zip(enqueued).for_each(|(all, new)| all.extend(new));
+        sizes.insert(ring, bed.with("1.1.0").len());
+    }
+    assert_eq!(sizes, BTreeMap::from([(Some(1), 2), (Some(2), 10), (Some(3), COUNT), (None, COUNT)]));
+    let [one, two] = by_each;
+    assert!(one.is_disjoint(&two) && !one.is_empty() && !two.is_empty());
+    assert_eq!(one.len() + two.len(), COUNT, "once each");
+    assert_eq!(receivers.each_ref().map(|receiver| receiver.recorder.pending_notes().is_empty()), [false, true]);
+    assert_eq!(receivers.each_ref().map(|receiver| receiver.metric("module_rollout_incomplete_total")), [0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_admitted_without_a_grant_or_after_its_end() {
+    let mut bed = Bed::new(flags());
+    let (peers, mut receivers) = replicas(&mut bed).await;
+    peers.fail(Some(AskError::Incomplete));
+    for _ in 0..20 {
+        let [_, two] = advance_all(&mut bed, &mut receivers).await;
+        assert_eq!((two, receivers[1].admitted("1.1.0")), (BTreeSet::new(), 0));
+    }
+    assert_ne!(receivers[0].metric("module_rollout_incomplete_total"), 0);
+    let fleet = &receivers[0].fleet;
+    assert!(
+        bed.with("1.1.0").iter().all(|key| !fleet.is_elsewhere(key)),
+        "those of the other replica keep their places"
+    );
+    // A grant reaches the replica, and the one with the role ends.
+    peers.fail(None);
+    receivers[0].task.tick(Instant::now()).await;
+    receivers[1].task.tick(Instant::now()).await;
+    let granted = receivers[1].admitted("1.1.0");
+    assert_ne!(granted, 0);
+    time::advance(Duration::from_secs(31)).await;
+    receivers[1].task.tick(Instant::now()).await;
+    assert_eq!(receivers[1].admitted("1.1.0"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rollout_continues_where_the_role_moves_to_with_the_places_that_are_taken() {
+    let mut bed = Bed::new(flags());
+    let (_, mut receivers) = replicas(&mut bed).await;
+    // Both are admitted, and none is upgraded yet.
+    for _ in 0..4 {
+        receivers[0].tick(&bed).await;
+        receivers[1].tick(&bed).await;
+    }
+    let admitted = |receiver: &Receiver| {
+        let is_now = |n: &usize| receiver.catalog.rollout_slot(&uid(*n), MODULE, FAST, "1.1.0") == RolloutSlot::Now;
+        (0..COUNT).filter(is_now).collect::<BTreeSet<_>>()
+    };
+    let before = admitted(&receivers[0]);
+    assert_eq!((before.len(), admitted(&receivers[1])), (LIMIT, before.clone()));
+    receivers[0].task.dependencies.replicas.role.release().await;
+    receivers[1].task.dependencies.replicas.role.acquire(WriteFence::default());
+    for _ in 0..4 {
+        receivers[1].tick(&bed).await;
+        receivers[0].tick(&bed).await;
+        assert_eq!(receivers.each_ref().map(admitted), [before.clone(), before.clone()]);
+    }
+    for _ in 0..60 {
+        advance_all(&mut bed, &mut receivers).await;
+    }
+    assert_eq!(bed.with("1.1.0").len(), COUNT);
 }
