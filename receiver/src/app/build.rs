@@ -20,12 +20,16 @@ use super::{
 };
 use crate::{
     app::changes,
-    base::{key::KymaKey, limits::REQUEST_DEADLINE, pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
+    base::{
+        key::KymaKey, limits::REQUEST_DEADLINE, pause::Pause, peers::Responders, plans::Plans, stores::Stores,
+        takeover::Takeover,
+    },
     config::Config,
     controllers::{
         ca_rotation::CaRotation,
         catalog,
         event_path::{AcquiredKymas, EventPathController},
+        evidence::Replicas,
         installer::{
             self, Installer,
             upgrade::{self, UpgradeTask},
@@ -58,6 +62,7 @@ use crate::{
     kube::{
         WriteBudgets,
         kinds::KindCache,
+        leader::WriteFence,
         recorder::EventRecorder,
         runtime_access::{self, RuntimeAccess},
         shards,
@@ -103,9 +108,13 @@ pub(super) struct Receiver {
 pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result<Receiver> {
     let Process { config, lease, tls_state, pki, .. } = process;
     let mut metrics = Metrics::new();
-    let client = kube_config(config.kubeconfig.as_deref()).await?;
+    let access = kube_config(config.kubeconfig.as_deref()).await?;
     let client =
-        crate::kube::client::client(&client, &process.fence).context("build the client of the control plane")?;
+        crate::kube::client::client(&access, &process.fence).context("build the client of the control plane")?;
+    let events =
+        crate::kube::client::client(&access, &WriteFence::default()).context("build the client of the Events")?;
+    let (role, responders) = (process.role.clone(), Responders::default());
+    let replicas = Replicas { role, peers: Arc::new(responders.clone()), responders };
     let (stores, writers) = changes::stores();
     let counters = Counters::register_all(&mut metrics, lease, pki, stores.clone());
     let installs = config.installer.settings(&config.trust_domain);
@@ -125,6 +134,7 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
     listeners.extend(tls_state.authority.as_ref().map(|_| config.enrolment.enrolment_max_connections));
     let mut builder = Builder {
         process,
+        replicas: replicas.clone(),
         connections: process.open_files.divide(&listeners, &counters.open_files),
         client: &client,
         components: &components,
@@ -137,8 +147,7 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
     let v2 = builder.v2(forward.clone())?;
     let changes::Components { stores, fleet, access, recorder, manifest_queue, manifest_memories, .. } =
         components.clone();
-    let (rotation, rotations) =
-        CaRotation::new(tls_state.clone(), client.clone(), &config.namespace, &config.pki, fleet.clone(), pki.clone());
+    let (rotation, rotations) = builder.rotation();
     let windows = builder.windows();
     let event_path = builder.event_path(rotations.clone(), windows.clone(), installs.is_some());
     let acquired = event_path.acquired_kymas();
@@ -161,9 +170,10 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
         stores.clone(),
         components.catalog.clone(),
         components.mandatory.clone(),
+        replicas.role,
     );
     tasks.push(finalizers.run(synced.clone()).boxed());
-    tasks.push(recorder.run(client.clone()).boxed());
+    tasks.push(recorder.run(events).boxed());
     tasks.push(manifest_queue.clone().observe_ages().boxed());
     tasks.push(module_reports::run(fleet, manifest_queue, stores.manifests, manifest_memories).boxed());
     let (enrolments, namespace, lease) =
@@ -197,7 +207,7 @@ fn components(
     counters: &Counters,
     is_sharded: bool,
 ) -> Result<changes::Components> {
-    let Process { config, fence, instance, tls_state, .. } = process;
+    let Process { config, fence, instance, tls_state, role, .. } = process;
     let backdate = tls_state.authority.as_ref().map_or(Duration::ZERO, pki::Authority::backdate);
     let settings = table::Settings {
         heartbeat: config.heartbeat,
@@ -240,7 +250,12 @@ fn components(
         stores,
         fleet,
         access: RuntimeAccess::new(access, counters.access.clone()),
-        catalog: catalog::Catalog::new(catalog, counters.catalog.clone(), WriteBudgets::new(counters.writes.clone())),
+        catalog: catalog::Catalog::of_replica(
+            catalog,
+            counters.catalog.clone(),
+            WriteBudgets::new(counters.writes.clone()),
+            role.clone(),
+        ),
         plans,
         installed: installed.into(),
         pause: Pause::new(config.pause),
@@ -253,12 +268,14 @@ fn components(
         manifest_writes: kyma::PendingWrites::default(),
         mandatory: MandatoryModules::new(&config.namespace, recorder.clone()),
         recorder,
+        role: role.clone(),
     })
 }
 
 /// Builds the components that depend on [`changes::Components`].
 struct Builder<'a> {
     process: &'a Process,
+    replicas: Replicas,
     /// Connections that each listener accepts.
     connections: ConnectionShare,
     client: &'a Client,
@@ -271,6 +288,12 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
+    fn rotation(&self) -> (CaRotation, RotationHandle) {
+        let Self { process: Process { config, tls_state, pki, .. }, client, components, replicas, .. } = self;
+        let (kcp, fleet) = ((Client::clone(client), config.namespace.as_str()), components.fleet.clone());
+        CaRotation::new(tls_state.clone(), kcp, &config.pki, fleet, replicas.clone(), pki.clone())
+    }
+
     fn event_path(
         &self,
         rotations: RotationHandle,
@@ -347,9 +370,18 @@ impl Builder<'_> {
     async fn module_rollouts(&mut self, windows: MaintenanceWindows) -> Result<()> {
         let Self { process: Process { config, .. }, client, components, counters, .. } = *self;
         let changes::Components { fleet, stores, catalog, pause, takeover, recorder, .. } = components.clone();
-        let metrics = counters.module_rollout.clone();
-        let dependencies =
-            module_rollout::Dependencies { fleet, stores, catalog, windows, pause, takeover, recorder, metrics };
+        let (metrics, replicas) = (counters.module_rollout.clone(), self.replicas.clone());
+        let dependencies = module_rollout::Dependencies {
+            fleet,
+            stores,
+            catalog,
+            windows,
+            pause,
+            takeover,
+            recorder,
+            replicas,
+            metrics,
+        };
         let opened = RolloutTask::open(client.clone(), &config.namespace, dependencies).await;
         self.tasks.push(opened.context("read the state of the module rollouts")?.run(self.synced.clone()).boxed());
         Ok(())
@@ -422,7 +454,15 @@ impl Builder<'_> {
         let Self { process: Process { config, tls_state, .. }, client, components, counters, .. } = *self;
         let changes::Components { stores, fleet, pause, takeover, recorder, .. } = components.clone();
         let installer::Metrics { upgrade: metrics, .. } = counters.installer.clone();
-        let dependencies = upgrade::Dependencies { fleet: fleet.clone(), stores, pause, takeover, recorder, metrics };
+        let dependencies = upgrade::Dependencies {
+            fleet: fleet.clone(),
+            stores,
+            pause,
+            takeover,
+            recorder,
+            replicas: self.replicas.clone(),
+            metrics,
+        };
         let flags = config.installer.upgrade.clone();
         let opened = UpgradeTask::open(client.clone(), &config.namespace, &settings.image, flags, dependencies).await;
         let (upgrade, handle) = opened.context("read the state of the upgrade of agents")?;
