@@ -271,25 +271,33 @@ impl Landscape {
     /// # Errors
     /// When it cannot be started.
     pub async fn start_replica(&self, name: &str) -> Result<Replica> {
-        let enrolment = self.enrolment_port.map(|_| ports::free()).transpose()?;
-        let (events, relay) = (ports::free()?, ports::free()?);
-        let mut options = self.options.clone();
-        let relay = self.at(relay).to_string();
+        self.start_replica_with(name, &self.options.agent_image).await
+    }
+
+    /// The same with another image of the agents.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub async fn start_replica_with(&self, name: &str, agent_image: &str) -> Result<Replica> {
+        let relay = self.at(ports::free()?).to_string();
         let flags = ["--relay-address", &relay, "--replica-name", name, "--authority", &self.agents_authority()];
-        options.receiver.extend(flags.map(str::to_owned));
-        let process = self.launch_at(name, (events, enrolment), &options).await?;
-        Ok(Replica { process, events: self.at(events), enrolment: enrolment.map(|port| self.at(port)) })
+        self.start_at_own_ports(name, agent_image, &flags).await
     }
 
     /// Starts a receiver that is to be the only active one, with ports of its own as a replica has them.
     ///
     /// # Errors
     /// When it cannot be started.
-    pub async fn start_single(&self, name: &str, arguments: &[&str]) -> Result<Replica> {
+    pub async fn start_single(&self, name: &str) -> Result<Replica> {
+        let flags = ["--authority", &self.agents_authority()];
+        self.start_at_own_ports(name, &self.options.agent_image, &flags).await
+    }
+
+    async fn start_at_own_ports(&self, name: &str, agent_image: &str, flags: &[&str]) -> Result<Replica> {
         let enrolment = self.enrolment_port.map(|_| ports::free()).transpose()?;
         let events = ports::free()?;
-        let mut options = self.options.clone();
-        options.receiver.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        let mut options = Options { agent_image: agent_image.to_owned(), ..self.options.clone() };
+        options.receiver.extend(flags.iter().map(|&flag| flag.to_owned()));
         let process = self.launch_at(name, (events, enrolment), &options).await?;
         Ok(Replica { process, events: self.at(events), enrolment: enrolment.map(|port| self.at(port)) })
     }

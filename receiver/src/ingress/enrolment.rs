@@ -62,10 +62,7 @@ use crate::{
     base::{flags::connections, key::KymaKey},
     fleet::table::PlacementError,
     ingress::source::network,
-    kube::{
-        leader::fenced,
-        runtime_access::{RuntimeAccess, RuntimeAccessError},
-    },
+    kube::runtime_access::{RuntimeAccess, RuntimeAccessError},
     pki::{ParseRequestError, SigningRequest},
 };
 use keys::KeyCache;
@@ -260,9 +257,12 @@ impl EnrolmentService {
         }
         let (this, token, request) = (self.clone(), token.to_owned(), request.clone());
         // Another replica decides on the runtime once its shard is released.
-        let fence = self.0.issuer.fence(&kyma);
-        let evaluation = async move { this.evaluate(kyma, &token, &request, kind, address).await };
-        let evaluation = self.0.handle.spawn(fenced(fence, evaluation));
+        let tenure = self.0.issuer.tenure(&kyma);
+        let evaluation = async move {
+            let evaluated = tenure.run(this.evaluate(kyma, &token, &request, kind, address)).await;
+            evaluated.unwrap_or(Err(EnrolmentError::Placement(PlacementError::Elsewhere)))
+        };
+        let evaluation = self.0.handle.spawn(evaluation);
         AbortOnDropHandle::new(evaluation).await.unwrap_or_else(|error| {
             tracing::error!(%error, "The task of an enrolment failed");
             Err(EnrolmentError::Unreachable)

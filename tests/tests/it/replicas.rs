@@ -1,23 +1,25 @@
 //! Several active replicas: they share the runtimes, relay requests to each other, and take over from each other.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+use std::{collections::BTreeMap, net::SocketAddr, process::Stdio, sync::Arc};
 
 use anyhow::{Context as _, Result, ensure};
 use futures::future::join_all;
-use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::ConfigMap};
 use kube::{Api, api::ListParams};
 use tidewatch_receiver::{
     base::shard::ShardCount,
     kube::shards::{Unit, names},
 };
+use tidewatch_shared::names::{AGENT_DEPLOYMENT, AGENT_OBJECT, SKR_NAMESPACE, TRUST_BUNDLE_KEY};
 use tidewatch_tests::{
     balancer::Balancer,
     bed::{self, TestBed},
     kubelet::{self, Kubelet},
     landscape::{DEADLINE, Landscape, Options, Replica, until},
     ports,
+    product::build_binaries,
 };
-use tokio::sync::SemaphorePermit;
+use tokio::{process::Command, sync::SemaphorePermit, time::timeout};
 
 use crate::support::{Member, SLOTS, TestResult, quick_options};
 
@@ -132,6 +134,17 @@ impl Replicas {
         self.holders().await?.remove(&unit).context("a holder")
     }
 
+    /// The trust bundle in the ConfigMap of each runtime's agent.
+    async fn trust_bundles(&self) -> Result<Vec<String>> {
+        let mut bundles = Vec::new();
+        for member in &self.members {
+            let maps = Api::<ConfigMap>::namespaced(member.runtime.cluster().client().await?, SKR_NAMESPACE);
+            let data = maps.get(AGENT_OBJECT).await?.data.context("data")?;
+            bundles.push(data.get(TRUST_BUNDLE_KEY).cloned().context("a trust bundle")?);
+        }
+        Ok(bundles)
+    }
+
     /// Every runtime's change reaches the modules in its Kyma.
     async fn deliver(&self, modules: &[&str]) -> Result<()> {
         for delivered in join_all(self.members.iter().map(|member| member.delivers(modules))).await {
@@ -233,8 +246,7 @@ async fn frozen_and_partitioned_replicas_lose_their_shards_and_return() -> TestR
 async fn receiver_without_shards_and_replicas_exclude_each_other() -> TestResult {
     let mut replicas = Replicas::prepare("replicas-upgrade", short_lease()).await?;
     let landscape = replicas.landscape.clone();
-    let authority = landscape.agents_authority();
-    let single = landscape.start_single("single", &["--authority", &authority]).await?;
+    let single = landscape.start_single("single").await?;
     replicas.running.insert("single".to_owned(), single);
     replicas.balance();
     replicas.are_ready().await?;
@@ -258,7 +270,7 @@ async fn receiver_without_shards_and_replicas_exclude_each_other() -> TestResult
     replicas.deliver(&[]).await?;
 
     // Rollback: the older receiver waits until the replicas have ended.
-    let standby = landscape.start_single("single", &["--authority", &authority]).await?;
+    let standby = landscape.start_single("single").await?;
     let (_, text) = until("a receiver that stands by", async || {
         let response = standby.process.get("/readyz").await?;
         Ok(response.1.contains("lease").then_some(response))
@@ -272,6 +284,62 @@ async fn receiver_without_shards_and_replicas_exclude_each_other() -> TestResult
     replicas.balance();
     replicas.are_ready().await?;
     assert!(replicas.holders().await?.is_empty());
+    replicas.deliver(&[]).await?;
+    Ok(())
+}
+
+/// The rotation of the CA, asked for at a replica without the fleet role, and an upgrade of the agents, end although the replica
+/// with the role restarts in the middle of both.
+#[tokio::test]
+async fn tasks_of_the_whole_fleet_go_on_while_shards_move() -> TestResult {
+    let options = Options {
+        receiver: vec!["--agent-upgrade-stages=1%,100%".to_owned(), "--agent-upgrade-pause-seconds=0".to_owned()],
+        ..short_lease()
+    };
+    let mut replicas = Replicas::start("replicas-tasks", &["a", "b", "c"], 2, options).await?;
+    replicas.share_equally().await?;
+    let before = replicas.trust_bundles().await?;
+    let holder = replicas.holders().await?.remove(&Unit::Fleet).context("a holder of the fleet role")?;
+    let asked = replicas.running.iter().find(|(name, _)| **name != holder).context("another replica")?.1;
+    let url = format!("http://{}", asked.process.admin().context("its admin listener")?);
+    let rotation = Command::new(build_binaries().await?.cli()?)
+        .args(["rotate-ca", "--admin-url", &url])
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let rotation = tokio::spawn(timeout(DEADLINE * 4, rotation));
+    until("a rotation in progress", async || Ok((replicas.trust_bundles().await? != before).then_some(()))).await?;
+    ensure_success(replicas.remove(&holder)?.process.sigterm(DEADLINE).await?)?;
+    let rotated = rotation.await?.context("rotate-ca does not exit")??;
+    assert!(rotated.status.success(), "{}", String::from_utf8_lossy(&rotated.stderr));
+    replicas.launch(&holder).await?;
+    replicas.are_ready().await?;
+    replicas.deliver(&["keda"]).await?;
+
+    // Another image, by a rolling restart: for a time the replicas have different ones.
+    const IMAGE: &str = "example.test/tidewatch-agent:2";
+    for name in ["a", "b", "c"] {
+        ensure_success(replicas.remove(name)?.process.sigterm(DEADLINE).await?)?;
+        let replica = replicas.landscape.start_replica_with(name, IMAGE).await?;
+        replicas.running.insert(name.to_owned(), replica);
+        replicas.balance();
+        replicas.are_ready().await?;
+    }
+    let holder = replicas.holders().await?.remove(&Unit::Fleet).context("a holder of the fleet role")?;
+    ensure_success(replicas.remove(&holder)?.process.sigterm(DEADLINE).await?)?;
+    until("the new image in every runtime", async || {
+        let mut images = Vec::new();
+        for member in &replicas.members {
+            let api: Api<Deployment> = Api::namespaced(member.runtime.user(), SKR_NAMESPACE);
+            let pod = api.get(AGENT_DEPLOYMENT).await?.spec.context("a spec")?.template.spec.context("a pod")?;
+            images.extend(pod.containers.into_iter().filter_map(|container| container.image));
+        }
+        Ok(images.iter().all(|image| image == IMAGE).then_some(()))
+    })
+    .await?;
+    for member in &replicas.members {
+        member.path_proven().await?;
+    }
     replicas.deliver(&[]).await?;
     Ok(())
 }

@@ -13,8 +13,7 @@ use tokio::time::Instant;
 use super::{EnrolmentError, Metrics, Revocations, rate_limiter::RateLimiter};
 use crate::{
     base::{error_levels, key::KymaKey},
-    fleet::table::RuntimeTable,
-    kube::leader::WriteFence,
+    fleet::{Tenure, table::RuntimeTable},
     pki::{Authority, IssueError, SigningRequest},
 };
 
@@ -72,9 +71,9 @@ impl CertificateIssuer {
         if self.0.revocations.revokes_runtime(runtime) { Err(EnrolmentError::Revoked) } else { Ok(kyma) }
     }
 
-    /// Write fence of the shard of a Kyma, closed if it is not held.
-    pub(super) fn fence(&self, kyma: &KymaKey) -> WriteFence {
-        self.0.fleet.tenures()(kyma).fence
+    /// Tenure of the shard of a Kyma, ended if it is not held.
+    pub(super) fn tenure(&self, kyma: &KymaKey) -> Tenure {
+        self.0.fleet.tenures()(kyma)
     }
 
     /// Counts a certificate against the rate limit of an authenticated runtime, so that other clients cannot use it up.
