@@ -1,7 +1,7 @@
 //! Cache of the Manifests of KCP with an index by Kyma, so that a reconcile reads only the Manifests of its Kyma.
 
 use std::{
-    collections::{BTreeSet, HashMap, hash_map::Entry},
+    collections::{BTreeSet, HashMap},
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
@@ -21,11 +21,12 @@ pub struct Manifests {
     index: Arc<RwLock<Index>>,
 }
 
-/// Names of the Manifests by owner, and the owners of each Manifest at its last event; bounded by the cache.
+/// Manifests by owner, and the owners of each Manifest at its last event; bounded by the cache. Both share their keys, because a
+/// control plane has thousands of Manifests.
 #[derive(Default)]
 struct Index {
-    owners: HashMap<KymaKey, BTreeSet<Owner>>,
-    names: HashMap<Owner, BTreeSet<String>>,
+    owners: HashMap<KymaKey, Box<[Owner]>>,
+    manifests: HashMap<Owner, BTreeSet<KymaKey>>,
 }
 
 /// Owner of a Manifest, within its namespace.
@@ -34,7 +35,7 @@ enum Owner {
     /// Kyma that the label names.
     Name(KymaKey),
     /// Namespace of the Manifest, and the uid in an owner reference.
-    Uid(String, String),
+    Uid(Arc<(String, String)>),
 }
 
 impl From<Store<Manifest>> for Manifests {
@@ -65,8 +66,8 @@ impl Manifests {
     #[must_use]
     pub fn of_kyma(&self, kyma: &KymaKey, uid: Option<&str>) -> Vec<Arc<Manifest>> {
         let wanted = wanted(kyma, uid);
-        let names = self.read().names(&wanted);
-        let cached = names.into_iter().filter_map(|name| self.get(&KymaKey::new(&kyma.namespace, name)));
+        let found = self.read().of(&wanted);
+        let cached = found.into_iter().filter_map(|manifest| self.get(&manifest));
         cached.filter(|manifest| !owners(manifest).is_disjoint(&wanted)).collect()
     }
 
@@ -95,7 +96,7 @@ impl Manifests {
 
 /// The owners by which a Manifest belongs to a Kyma.
 fn wanted(kyma: &KymaKey, uid: Option<&str>) -> BTreeSet<Owner> {
-    let uid = uid.map(|uid| Owner::Uid(kyma.namespace.clone(), uid.to_owned()));
+    let uid = uid.map(|uid| Owner::uid(&kyma.namespace, uid));
     uid.into_iter().chain([Owner::Name(kyma.clone())]).collect()
 }
 
@@ -104,37 +105,52 @@ fn owners(manifest: &Manifest) -> BTreeSet<Owner> {
     let label = manifest.labels().get(label::KYMA_NAME);
     let name = label.map(|name| Owner::Name(KymaKey::new(&namespace, name)));
     let uids = manifest.owner_references().iter();
-    uids.map(|owner| Owner::Uid(namespace.clone(), owner.uid.clone())).chain(name).collect()
+    uids.map(|owner| Owner::uid(&namespace, &owner.uid)).chain(name).collect()
+}
+
+impl Owner {
+    fn uid(namespace: &str, uid: &str) -> Self {
+        Self::Uid(Arc::new((namespace.to_owned(), uid.to_owned())))
+    }
 }
 
 impl Index {
-    fn names(&self, owners: &BTreeSet<Owner>) -> BTreeSet<String> {
-        owners.iter().filter_map(|owner| self.names.get(owner)).flatten().cloned().collect()
+    fn of(&self, owners: &BTreeSet<Owner>) -> BTreeSet<KymaKey> {
+        owners.iter().filter_map(|owner| self.manifests.get(owner)).flatten().cloned().collect()
     }
 
     /// Replaces the owners of a Manifest. Returns the Kymas that its label names and named before.
     fn set(&mut self, manifest: KymaKey, owners: BTreeSet<Owner>) -> BTreeSet<KymaKey> {
-        let previous = self.owners.remove(&manifest).unwrap_or_default();
-        for owner in previous.difference(&owners) {
-            if let Entry::Occupied(mut names) = self.names.entry(owner.clone()) {
-                names.get_mut().remove(&manifest.name);
-                if names.get().is_empty() {
-                    names.remove();
+        let (manifest, previous) = self.owners.remove_entry(&manifest).unwrap_or((manifest, Box::default()));
+        let kymas = previous.iter().chain(&owners).filter_map(|owner| match owner {
+            Owner::Name(kyma) => Some(kyma.clone()),
+            Owner::Uid(_) => None,
+        });
+        let kymas = kymas.collect();
+        for owner in previous.iter().filter(|owner| !owners.contains(*owner)) {
+            if let Some(manifests) = self.manifests.get_mut(owner) {
+                manifests.remove(&manifest);
+                if manifests.is_empty() {
+                    self.manifests.remove(owner);
                 }
             }
         }
-        for owner in owners.difference(&previous) {
-            self.names.entry(owner.clone()).or_default().insert(manifest.name.clone());
-        }
-        let kymas = previous.union(&owners).filter_map(|owner| match owner {
-            Owner::Name(kyma) => Some(kyma.clone()),
-            Owner::Uid(..) => None,
-        });
-        let kymas = kymas.collect();
+        let owners: Box<[_]> = owners.into_iter().map(|owner| self.add(owner, &manifest)).collect();
         if !owners.is_empty() {
             self.owners.insert(manifest, owners);
         }
         kymas
+    }
+
+    /// Adds a Manifest to those of an owner. Returns the key that the Manifests of this owner share.
+    fn add(&mut self, owner: Owner, manifest: &KymaKey) -> Owner {
+        let entry = self.manifests.entry(owner);
+        let shared = entry.key().clone();
+        let manifests = entry.or_default();
+        if !manifests.contains(manifest) {
+            manifests.insert(manifest.clone());
+        }
+        shared
     }
 }
 
