@@ -49,13 +49,13 @@ pub struct ManifestSpec {
     /// localizedImages is the list of image references that replace the original references in the resources of the
     /// module, for runtimes that pull from another registry.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub localized_images: Option<Vec<String>>,
+    pub localized_images: Option<Shared<Vec<String>>>,
     /// manager references the workload of the module from which the readiness of the module is derived.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub manager: Option<Manager>,
+    pub manager: Option<Shared<Manager>>,
     /// Deprecated: config is the layer with the configuration of the module. Present on older Manifests.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub config: Option<ImageSpec>,
+    pub config: Option<Box<ImageSpec>>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]

@@ -169,7 +169,7 @@ pub struct Gvk {
 
 /// manager references the workload of the module, usually a Deployment, from which the readiness of the module is
 /// derived.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Manager {
     /// group is the API group of the workload.

@@ -45,7 +45,7 @@ async fn a_selected_module_gets_a_manifest_and_a_deselected_one_loses_it() -> Te
         (&manifest.spec.install.source["type"], &manifest.spec.install.source["ref"]),
         (&json!("oci-dir"), &json!(digest))
     );
-    assert_eq!(manifest.spec.localized_images.as_deref(), Some(&["example.test/keda:1.0.0".to_owned()][..]));
+    assert_eq!(manifest.spec.localized_images.as_deref(), Some(&vec!["example.test/keda:1.0.0".to_owned()]));
     assert_eq!(manifest.spec.resource().context("the default CR")?["kind"], "Sample");
     assert!(manifest.owner_references().iter().any(|owner| owner.kind == "Kyma" && owner.name == setup.runtime.name()));
 

@@ -34,6 +34,6 @@ impl ModuleLayer {
     /// The layer that a Manifest installs.
     pub(super) fn installed(manifest: &Manifest) -> Self {
         let install = serde_json::to_value(&manifest.spec.install).unwrap_or_default();
-        Self { install, images: manifest.spec.localized_images.clone().unwrap_or_default() }
+        Self { install, images: manifest.spec.localized_images.as_deref().cloned().unwrap_or_default() }
     }
 }

@@ -466,7 +466,7 @@ mod tests {
         let mut replaced = is.clone();
         replaced.spec.resource = Some(json!({"kind": "Evil"}).into());
         let mut added = is.clone();
-        added.spec.localized_images = Some(vec!["evil".into()]);
+        added.spec.localized_images = Some(vec!["evil".to_owned()].into());
         for changed in [older, other_channel, tampered, foreign, replaced, added] {
             assert_eq!(check(std::slice::from_ref(&a), &[changed]).0, ["a"]);
         }
@@ -496,7 +496,7 @@ mod tests {
         }
         // Nulls equal absence; metadata of other writers stays.
         let mut same = with("/spec", "logging", Value::Null);
-        same.spec.localized_images = Some(Vec::new());
+        same.spec.localized_images = Some(Vec::new().into());
         same.labels_mut().insert("theirs".into(), "x".into());
         assert_eq!(check(std::slice::from_ref(&a), &[same]).0, none);
 

@@ -86,7 +86,7 @@ pub(super) enum RenderError {
 /// [`RenderError`].
 pub(super) fn render(objects: &[Value], settings: &RenderSettings<'_>) -> Result<Vec<RenderedObject>, RenderError> {
     let defined: BTreeSet<_> = objects.iter().filter_map(defined_kind).collect();
-    let images = settings.manifest.spec.localized_images.as_deref().unwrap_or_default();
+    let images = settings.manifest.spec.localized_images.as_deref().map(Vec::as_slice).unwrap_or_default();
     let localizer = Localizer::new(images);
     let mut rendered = BTreeMap::new();
     let mut keys = BTreeSet::new();
@@ -119,7 +119,7 @@ fn render_one(
         containers(pod).for_each(|container| localizer.localize(container));
         let takes_secret = key.group == "apps" && matches!(key.kind.as_str(), "Deployment" | "StatefulSet");
         if let Some(secret) = settings.pull_secret.filter(|_| takes_secret) {
-            add_pull_secret(pod, &key, secret, settings.manifest.spec.manager.as_ref())?;
+            add_pull_secret(pod, &key, secret, settings.manifest.spec.manager.as_deref())?;
         }
     }
     Ok(RenderedObject { stage: Stage::of(&key, defined), served: scope != Scope::NotServed, version, key, body })

@@ -4,7 +4,7 @@
 use std::{collections::HashSet, hash::Hash};
 
 use serde_json::Value;
-use tidewatch_shared::api::{Manifest, Resource, Shared};
+use tidewatch_shared::api::{Manager, Manifest, Resource, Shared};
 
 /// Number of parts from which unused ones are dropped.
 const MIN_PRUNED: usize = 256;
@@ -13,6 +13,8 @@ const MIN_PRUNED: usize = 256;
 #[derive(Debug, Default)]
 pub(crate) struct CommonParts {
     inventories: Pool<Vec<Resource>>,
+    images: Pool<Vec<String>>,
+    managers: Pool<Manager>,
     values: Pool<Value>,
 }
 
@@ -21,6 +23,8 @@ impl CommonParts {
     pub(crate) fn share(&mut self, manifest: &mut Manifest) {
         self.values.share(&mut manifest.spec.install.source);
         manifest.spec.resource.iter_mut().for_each(|resource| self.values.share(resource));
+        manifest.spec.localized_images.iter_mut().for_each(|images| self.images.share(images));
+        manifest.spec.manager.iter_mut().for_each(|manager| self.managers.share(manager));
         let synced = manifest.status.iter_mut().flat_map(|status| &mut status.synced);
         synced.for_each(|synced| self.inventories.share(synced));
     }
@@ -64,7 +68,8 @@ mod tests {
             json!({"group": "", "version": "v1", "kind": "ConfigMap", "namespace": "kyma-system", "name": layer});
         serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
             "metadata": {"name": name, "namespace": "ns"},
-            "spec": {"remote": true, "install": {"name": "i", "source": {"ref": layer}}, "resource": {"kind": "Sample"}},
+            "spec": {"remote": true, "install": {"name": "i", "source": {"ref": layer}}, "resource": {"kind": "Sample"},
+                "localizedImages": [layer], "manager": {"group": "apps", "version": "v1", "kind": "Deployment", "name": layer}},
             "status": {"state": "Ready", "synced": [entry]}}))
         .unwrap()
     }
@@ -83,6 +88,10 @@ mod tests {
         let [a, b, c] = &manifests;
         assert!(Shared::is_same(synced(a), synced(b)) && !Shared::is_same(synced(a), synced(c)));
         assert!(Shared::is_same(&a.spec.install.source, &b.spec.install.source));
+        let images = [a, b, c].map(|it| it.spec.localized_images.as_ref().unwrap());
+        assert!(Shared::is_same(images[0], images[1]) && !Shared::is_same(images[0], images[2]));
+        let managers = [a, b, c].map(|it| it.spec.manager.as_ref().unwrap());
+        assert!(Shared::is_same(managers[0], managers[1]) && !Shared::is_same(managers[0], managers[2]));
         let resources = [a, b, c].map(|it| it.spec.resource.as_ref().unwrap());
         assert!(Shared::is_same(resources[0], resources[1]) && Shared::is_same(resources[0], resources[2]));
     }
