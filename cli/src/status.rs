@@ -1,5 +1,7 @@
 //! `status`: the agent of one runtime, through a port-forward in the runtime's cluster.
 
+use std::sync::Arc;
+
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use clap::Args;
@@ -92,7 +94,8 @@ impl StatusCommand {
             ..Settings::default()
         };
         let access = RuntimeAccess::new(settings, Metrics::default());
-        access.set_secrets(&self.key(), &secrets.iter().map(AccessSecret::from).collect::<Vec<_>>());
+        access
+            .set_secrets(&self.key(), secrets.into_iter().map(|secret| Arc::new(AccessSecret::from(secret))).collect());
         Ok(access)
     }
 }

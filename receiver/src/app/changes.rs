@@ -18,7 +18,6 @@ mod watchers;
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, Client,
     core::{DeserializeGuard, NamespaceResourceScope, Resource},
@@ -41,12 +40,13 @@ use crate::{
     kube::{
         Metrics,
         recorder::{EventRecorder, Regarding},
+        runtime_access::AccessSecret,
         watch,
     },
     telemetry::Readiness,
 };
 
-/// Write halves of [`Stores`], each for exactly one watch.
+/// Write halves of [`Stores`] and of the access Secrets, each for exactly one watch.
 #[derive(Default)]
 pub struct Writers {
     kymas: Writer<Kyma>,
@@ -54,7 +54,7 @@ pub struct Writers {
     release_metas: Writer<ModuleReleaseMeta>,
     manifests: Writer<Manifest>,
     watchers: Writer<Watcher>,
-    secrets: Writer<Secret>,
+    secrets: Writer<AccessSecret>,
 }
 
 /// Makes empty caches and their write halves.
@@ -67,7 +67,6 @@ pub fn stores() -> (Stores, Writers) {
         release_metas: writers.release_metas.as_reader(),
         manifests: writers.manifests.as_reader().into(),
         watchers: writers.watchers.as_reader(),
-        secrets: writers.secrets.as_reader(),
     };
     (stores, writers)
 }
@@ -101,7 +100,7 @@ impl Watches {
         let Self { client, namespace, lease, components, writers, metrics } = self;
         let recorder = components.recorder.clone();
         let debouncer = Arc::new(debounce::CatalogDebouncer::default());
-        let handlers = handlers::EventHandlers::new(components.clone(), debouncer.clone());
+        let handlers = handlers::EventHandlers::new(components.clone(), debouncer.clone(), writers.secrets.as_reader());
         let caches_synced = synced.clone();
         let handover = ShardHandover {
             fleet: components.fleet.clone(),

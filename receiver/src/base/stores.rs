@@ -1,6 +1,5 @@
 //! Caches of the control plane, shared by all layers.
 
-use k8s_openapi::api::core::v1::Secret;
 use kube::runtime::reflector::Store;
 use tidewatch_shared::api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher};
 
@@ -19,6 +18,4 @@ pub struct Stores {
     pub manifests: Manifests,
     /// Watchers.
     pub watchers: Store<Watcher>,
-    /// Access Secrets, selected by the label `operator.kyma-project.io/kyma-name`.
-    pub secrets: Store<Secret>,
 }

@@ -18,19 +18,17 @@ mod limits;
 mod list;
 mod metrics;
 mod response;
+mod secret;
 mod structure;
 mod upgrade;
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use aws_lc_rs::digest::{self, SHA256};
-use k8s_openapi::api::core::v1::Secret;
-use kube::{Client, ResourceExt};
+use kube::Client;
 use strum::IntoStaticStr;
 use thiserror::Error;
 use tidewatch_shared::{tls, variant::VariantName as _};
@@ -43,6 +41,7 @@ pub use kubeconfig::KubeconfigError;
 pub use list::{ListError, ListLimits, list_all, list_first, list_map};
 pub use metrics::Metrics;
 pub use response::{LimitError, Limits};
+pub use secret::AccessSecret;
 
 use crate::{base::key::KymaKey, kube::leader::WriteFence};
 use addresses::AddressRules;
@@ -64,40 +63,6 @@ pub struct Settings {
     pub memory: MemoryLimits,
     /// Write fence of all requests to runtimes.
     pub fence: WriteFence,
-}
-
-/// The relevant parts of an access Secret.
-#[derive(Clone, PartialEq, Eq)]
-pub struct AccessSecret {
-    /// Its name.
-    pub name: String,
-    /// `metadata.resourceVersion`.
-    pub resource_version: String,
-    /// The value of the key `config`.
-    pub kubeconfig: Option<Vec<u8>>,
-}
-
-impl From<&Secret> for AccessSecret {
-    fn from(secret: &Secret) -> Self {
-        Self {
-            name: secret.name_any(),
-            resource_version: secret.resource_version().unwrap_or_default(),
-            kubeconfig: secret
-                .data
-                .as_ref()
-                .and_then(|data| data.get(kubeconfig::SECRET_KEY))
-                .map(|bytes| bytes.0.clone()),
-        }
-    }
-}
-
-impl fmt::Debug for AccessSecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AccessSecret")
-            .field("name", &self.name)
-            .field("resource_version", &self.resource_version)
-            .finish_non_exhaustive()
-    }
 }
 
 /// Reason for which a Kyma has no client. The text is one sentence for the condition `RuntimeAccess`, the name a metric
@@ -148,37 +113,15 @@ struct Table {
 }
 
 struct Entry {
-    fingerprints: Vec<SecretFingerprint>,
+    /// Sorted by name, not empty; shared with the cache of the Secrets.
+    secrets: Vec<Arc<AccessSecret>>,
     revision: u64,
     /// Memory of its responses; the same for all its clients.
     account: Account,
-    kubeconfig: Result<Box<RuntimeKubeconfig>, RuntimeAccessError>,
+    /// Reason for which no client can be built from the kubeconfig.
+    refusal: Option<KubeconfigError>,
     /// Client of the kubeconfig, once built and until evicted.
     cached: Option<CachedClient>,
-}
-
-/// Distinguishes Secrets without keeping their content.
-struct SecretFingerprint {
-    name: String,
-    resource_version: String,
-    content: Option<digest::Digest>,
-}
-
-impl SecretFingerprint {
-    fn matches(&self, secret: &AccessSecret) -> bool {
-        self.name == secret.name
-            && (self.resource_version == secret.resource_version
-                || self.content.as_ref().map(AsRef::as_ref) == content(secret).as_ref().map(AsRef::as_ref))
-    }
-
-    fn of(secret: &AccessSecret) -> Self {
-        let AccessSecret { name, resource_version, .. } = secret;
-        Self { name: name.clone(), resource_version: resource_version.clone(), content: content(secret) }
-    }
-}
-
-fn content(secret: &AccessSecret) -> Option<digest::Digest> {
-    secret.kubeconfig.as_deref().map(|bytes| digest::digest(&SHA256, bytes))
 }
 
 impl RuntimeAccess {
@@ -194,40 +137,36 @@ impl RuntimeAccess {
 
     /// As [`set_secrets`](Self::set_secrets), with the Secrets that `read` returns. Concurrent callers are serialized,
     /// so the latest read wins: otherwise a caller that read before a Secret was added could remove it again.
-    pub fn refresh_secrets(&self, key: &KymaKey, read: impl FnOnce() -> Vec<AccessSecret>) -> bool {
+    pub fn refresh_secrets(&self, key: &KymaKey, read: impl FnOnce() -> Vec<Arc<AccessSecret>>) -> bool {
         let _refreshing = self.0.refresh.lock().unwrap_or_else(PoisonError::into_inner);
-        self.set_secrets(key, &read())
+        self.set_secrets(key, read())
     }
 
     /// Sets the Secrets that are labelled with this Kyma's name, in any order. Returns true if access changed: then the
     /// old client is dropped at once (its pending calls fail), and the next [`client`](Self::client) is a new one. A
     /// Secret of the same name and content is no change, whatever its resourceVersion.
-    pub fn set_secrets(&self, key: &KymaKey, secrets: &[AccessSecret]) -> bool {
+    pub fn set_secrets(&self, key: &KymaKey, mut secrets: Vec<Arc<AccessSecret>>) -> bool {
         let mut table = self.table();
         if secrets.is_empty() {
             return table.entries.remove(key).is_some();
         }
-        let mut secrets: Vec<_> = secrets.iter().collect();
-        secrets.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        secrets.sort_unstable_by(|a, b| a.name().cmp(b.name()));
         if let Some(entry) = table.entries.get_mut(key)
-            && entry.fingerprints.len() == secrets.len()
-            && entry.fingerprints.iter().zip(&secrets).all(|(fingerprint, secret)| fingerprint.matches(secret))
+            && entry.secrets.len() == secrets.len()
+            && entry.secrets.iter().zip(&secrets).all(|(before, now)| before.gives_same_access(now))
         {
-            for (fingerprint, secret) in entry.fingerprints.iter_mut().zip(secrets) {
-                fingerprint.resource_version.clone_from(&secret.resource_version);
-            }
+            // Else the old ones would be held beside those of the cache.
+            entry.secrets = secrets;
             return false;
         }
-        let kubeconfig = parse_only_kubeconfig(&secrets).map(Box::new);
-        if let Err(unusable) = &kubeconfig {
+        if let Err(unusable) = only_kubeconfig(&secrets) {
             self.0.parts.guard.metrics.unusable(unusable.as_str());
         }
         table.last_revision += 1;
         let revision = table.last_revision;
-        let fingerprints = secrets.into_iter().map(SecretFingerprint::of).collect();
         let account = table.entries.get(key).map(|entry| entry.account.clone());
         let account = account.unwrap_or_else(|| self.0.memory.account());
-        table.entries.insert(key.clone(), Entry { fingerprints, revision, account, kubeconfig, cached: None });
+        table.entries.insert(key.clone(), Entry { secrets, revision, account, refusal: None, cached: None });
         true
     }
 
@@ -252,16 +191,15 @@ impl RuntimeAccess {
     pub fn client_and_revision(&self, key: &KymaKey) -> Result<(Client, u64), RuntimeAccessError> {
         let mut table = self.table();
         let entry = table.entries.get_mut(key).ok_or(RuntimeAccessError::Missing)?;
-        let kubeconfig = entry.kubeconfig.as_ref().map_err(Clone::clone)?;
+        let kubeconfig = usable_kubeconfig(&entry.secrets, entry.refusal.as_ref())?;
         let cached = match &mut entry.cached {
             Some(cached) => cached,
             none => match client::build(&self.0.parts, &entry.account, kubeconfig) {
                 Ok(new) => none.insert(new),
                 Err(refusal) => {
                     self.0.parts.guard.metrics.unusable(refusal.as_str());
-                    let unusable = RuntimeAccessError::from(refusal);
-                    entry.kubeconfig = Err(unusable.clone());
-                    return Err(unusable);
+                    entry.refusal = Some(refusal.clone());
+                    return Err(refusal.into());
                 }
             },
         };
@@ -278,7 +216,7 @@ impl RuntimeAccess {
     pub fn upgrade_client(&self, key: &KymaKey) -> Result<Client, RuntimeAccessError> {
         let table = self.table();
         let entry = table.entries.get(key).ok_or(RuntimeAccessError::Missing)?;
-        let kubeconfig = entry.kubeconfig.as_ref().map_err(Clone::clone)?;
+        let kubeconfig = usable_kubeconfig(&entry.secrets, entry.refusal.as_ref())?;
         Ok(upgrade::build(&self.0.parts, kubeconfig)?)
     }
 
@@ -312,16 +250,24 @@ impl RuntimeAccess {
     }
 }
 
-/// Parses the kubeconfig of the only Secret. `secrets` is sorted and not empty.
-fn parse_only_kubeconfig(secrets: &[&AccessSecret]) -> Result<RuntimeKubeconfig, RuntimeAccessError> {
+/// Returns the kubeconfig of the only Secret, unless no client can be built from it.
+fn usable_kubeconfig<'a>(
+    secrets: &'a [Arc<AccessSecret>],
+    refusal: Option<&KubeconfigError>,
+) -> Result<&'a RuntimeKubeconfig, RuntimeAccessError> {
+    match refusal {
+        Some(refusal) => Err(refusal.clone().into()),
+        None => only_kubeconfig(secrets),
+    }
+}
+
+/// Returns the kubeconfig of the only Secret. `secrets` is sorted.
+fn only_kubeconfig(secrets: &[Arc<AccessSecret>]) -> Result<&RuntimeKubeconfig, RuntimeAccessError> {
     match secrets {
         [] => Err(RuntimeAccessError::Missing),
-        [secret] => {
-            let bytes = secret.kubeconfig.as_deref().ok_or(KubeconfigError::NoKey)?;
-            Ok(RuntimeKubeconfig::parse(bytes)?)
-        }
+        [secret] => secret.kubeconfig().map_err(|refusal| refusal.clone().into()),
         several => Err(RuntimeAccessError::Several(
-            several.iter().take(MAX_NAMED_SECRETS).map(|secret| secret.name.clone()).collect(),
+            several.iter().take(MAX_NAMED_SECRETS).map(|secret| secret.name().to_owned()).collect(),
         )),
     }
 }

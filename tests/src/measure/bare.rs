@@ -15,6 +15,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
@@ -25,7 +26,7 @@ use tidewatch_receiver::{
     controllers::catalog::desired::DesiredObject,
     kube::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings},
 };
-use tidewatch_shared::names::SKR_NAMESPACE;
+use tidewatch_shared::names::{KUBECONFIG_KEY, SKR_NAMESPACE};
 use tokio::runtime;
 
 use crate::{load::SimulatedFleet, product::cpu_by_thread};
@@ -64,12 +65,10 @@ impl BareClients {
         let mut keys = Vec::with_capacity(fleet.members().len());
         for member in fleet.members() {
             let key = KymaKey::new("", member.name());
-            let secret = AccessSecret {
-                name: member.name().to_owned(),
-                resource_version: "1".to_owned(),
-                kubeconfig: Some(fleet.fake().kubeconfig(member.name()).into_bytes()),
-            };
-            access.set_secrets(&key, &[secret]);
+            let kubeconfig = ByteString(fleet.fake().kubeconfig(member.name()).into_bytes());
+            let data = Some([(KUBECONFIG_KEY.to_owned(), kubeconfig)].into());
+            let secret = Secret { data, ..Secret::default() };
+            access.set_secrets(&key, vec![Arc::new(AccessSecret::from(secret))]);
             keys.push(key);
         }
         let threads = format!("bare-{}", NUMBERS.fetch_add(1, Ordering::Relaxed));

@@ -3,8 +3,11 @@
 
 use std::{slice, sync::Arc};
 
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::{ResourceExt, runtime::reflector::ObjectRef};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    ResourceExt,
+    runtime::reflector::{ObjectRef, Store},
+};
 use tidewatch_shared::{
     api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher},
     plan::{PlannedWatch, Work},
@@ -35,7 +38,11 @@ use crate::{
     },
     ingress::{enrolment::Revocations, gateway::v2},
     kube::{
-        kinds::KindCache, leader::FleetRole, recorder::EventRecorder, runtime_access::RuntimeAccess, watch::Change,
+        kinds::KindCache,
+        leader::FleetRole,
+        recorder::EventRecorder,
+        runtime_access::{AccessSecret, RuntimeAccess},
+        watch::Change,
     },
 };
 
@@ -89,10 +96,10 @@ pub(super) struct EventHandlers {
 }
 
 impl EventHandlers {
-    pub(super) fn new(components: Components, debouncer: Arc<CatalogDebouncer>) -> Self {
+    pub(super) fn new(components: Components, debouncer: Arc<CatalogDebouncer>, secrets: Store<AccessSecret>) -> Self {
         let placer =
             KymaPlacer::new(components.fleet.clone(), components.plans.clone(), components.stores.kymas.clone());
-        Self { components, debouncer, watchers_changed: Arc::default(), owners: Arc::default(), placer }
+        Self { components, debouncer, watchers_changed: Arc::default(), owners: Arc::new(secrets.into()), placer }
     }
 
     /// Handler of the ConfigMap that pauses all runtimes. The end of a pause enqueues the paused Kymas at once.
@@ -250,7 +257,7 @@ impl EventHandlers {
         }
     }
 
-    pub(super) fn secrets(&self) -> impl FnMut(Change<'_, Secret>) + Send + 'static + use<> {
+    pub(super) fn secrets(&self) -> impl FnMut(Change<'_, AccessSecret>) + Send + 'static + use<> {
         let components = self.components.clone();
         let owners = self.owners.clone();
         move |change| {
@@ -334,7 +341,7 @@ impl Components {
     /// replaces the client at once and invalidates the cached state of the runtime.
     fn set_secrets(&self, key: &KymaKey, owners: &SecretOwners) -> bool {
         // Called concurrently by the watches of Kymas and of Secrets.
-        let changed = self.access.refresh_secrets(key, || owners.read(key, &self.stores.secrets));
+        let changed = self.access.refresh_secrets(key, || owners.read(key));
         if changed {
             self.catalog.forget(key);
         }

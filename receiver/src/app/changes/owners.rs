@@ -2,21 +2,18 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use k8s_openapi::api::core::v1::Secret;
-use kube::{
-    ResourceExt,
-    runtime::reflector::{ObjectRef, Store},
-};
-use tidewatch_shared::names::label;
+use kube::runtime::reflector::{ObjectRef, Store};
 
 use crate::{base::key::KymaKey, kube::runtime_access::AccessSecret};
 
-/// Index of the access Secrets; bounded by the Secrets in the cache.
-#[derive(Debug, Default)]
-pub(super) struct SecretOwners(Mutex<State>);
+/// Cache of the access Secrets with its index, which is bounded by the Secrets in the cache.
+pub(super) struct SecretOwners {
+    cache: Store<AccessSecret>,
+    index: Mutex<State>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -26,37 +23,34 @@ struct State {
     secrets: HashMap<KymaKey, Vec<String>>,
 }
 
-/// Kyma that the label of a Secret names.
-fn owner(secret: &Secret) -> Option<KymaKey> {
-    let name = secret.labels().get(label::KYMA_NAME)?;
-    Some(KymaKey::new(secret.namespace().unwrap_or_default(), name.clone()))
+impl From<Store<AccessSecret>> for SecretOwners {
+    fn from(cache: Store<AccessSecret>) -> Self {
+        Self { cache, index: Mutex::default() }
+    }
 }
 
 impl SecretOwners {
     /// Records a Secret. Returns the Kymas that it concerns: the one it belongs to, and the one it belonged to before.
-    pub(super) fn apply(&self, secret: &Secret) -> Vec<KymaKey> {
-        self.lock().set(KymaKey::of(secret), owner(secret))
+    pub(super) fn apply(&self, secret: &AccessSecret) -> Vec<KymaKey> {
+        self.lock().set(KymaKey::of(secret), secret.kyma())
     }
 
     /// Records the deletion of a Secret. Returns the Kyma that it belonged to.
-    pub(super) fn delete(&self, secret: &Secret) -> Vec<KymaKey> {
+    pub(super) fn delete(&self, secret: &AccessSecret) -> Vec<KymaKey> {
         self.lock().set(KymaKey::of(secret), None)
     }
 
     /// Returns the Secrets of a Kyma from the cache, without scanning the others.
-    pub(super) fn read(&self, kyma: &KymaKey, cache: &Store<Secret>) -> Vec<AccessSecret> {
+    pub(super) fn read(&self, kyma: &KymaKey) -> Vec<Arc<AccessSecret>> {
         let names = self.lock().secrets.get(kyma).cloned().unwrap_or_default();
-        let cached = names.iter().filter_map(|name| cache.get(&ObjectRef::new(name).within(&kyma.namespace)));
+        let cached = names.iter().filter_map(|name| self.cache.get(&ObjectRef::new(name).within(&kyma.namespace)));
         // The cache may be ahead of this index: the label may have changed already.
-        cached
-            .filter(|secret| owner(secret).as_ref() == Some(kyma))
-            .map(|secret| AccessSecret::from(&*secret))
-            .collect()
+        cached.filter(|secret| secret.kyma().as_ref() == Some(kyma)).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // No change panics half-way.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -90,10 +84,11 @@ impl State {
 mod tests {
     use kube::runtime::{reflector::store::Writer, watcher::Event};
     use serde_json::json;
+    use tidewatch_shared::names::label;
 
     use super::*;
 
-    fn secret(name: &str, kyma: Option<&str>) -> Secret {
+    fn secret(name: &str, kyma: Option<&str>) -> AccessSecret {
         let labels = kyma.map(|kyma| json!({label::KYMA_NAME: kyma}));
         serde_json::from_value(json!({"metadata": {"name": name, "namespace": "ns", "labels": labels}})).unwrap()
     }
@@ -104,13 +99,13 @@ mod tests {
 
     #[test]
     fn secrets_are_found_by_their_current_label() {
-        let (owners, mut writer) = (SecretOwners::default(), Writer::<Secret>::default());
-        let cache = writer.as_reader();
-        let mut apply = |secret: &Secret| {
+        let mut writer = Writer::<AccessSecret>::default();
+        let owners = SecretOwners::from(writer.as_reader());
+        let mut apply = |secret: &AccessSecret| {
             writer.apply_watcher_event(&Event::Apply(secret.clone()));
             owners.apply(secret)
         };
-        let names = |of: &str| owners.read(&kyma(of), &cache).into_iter().map(|secret| secret.name).collect::<Vec<_>>();
+        let names = |of: &str| owners.read(&kyma(of)).iter().map(|secret| secret.name().to_owned()).collect::<Vec<_>>();
         assert_eq!(apply(&secret("s1", Some("a"))), [kyma("a")]);
         assert_eq!(apply(&secret("s2", Some("a"))), [kyma("a")]);
         assert_eq!(apply(&secret("other", Some("b"))), [kyma("b")]);
@@ -131,9 +126,10 @@ mod tests {
 
     #[test]
     fn secret_whose_label_changed_in_the_cache_is_not_returned() {
-        let (owners, mut writer) = (SecretOwners::default(), Writer::<Secret>::default());
+        let mut writer = Writer::<AccessSecret>::default();
+        let owners = SecretOwners::from(writer.as_reader());
         owners.apply(&secret("s", Some("a")));
         writer.apply_watcher_event(&Event::Apply(secret("s", Some("b"))));
-        assert!(owners.read(&kyma("a"), &writer.as_reader()).is_empty());
+        assert!(owners.read(&kyma("a")).is_empty());
     }
 }

@@ -58,14 +58,8 @@ impl Fixture {
     fn empty(restricted_modules: BTreeSet<String>) -> Self {
         let ((templates, templates_writer), (metas, metas_writer)) = (store(), store());
         let (kymas, kymas_writer) = store();
-        let stores = Stores {
-            kymas,
-            templates,
-            release_metas: metas,
-            manifests: store().0.into(),
-            watchers: store().0,
-            secrets: store().0,
-        };
+        let stores =
+            Stores { kymas, templates, release_metas: metas, manifests: store().0.into(), watchers: store().0 };
         let settings = Settings { restricted_modules, ..Settings::default() };
         let catalog = Catalog::new(settings, Metrics::default(), WriteBudgets::default());
         let key = KymaKey::new("kcp-system", "k");

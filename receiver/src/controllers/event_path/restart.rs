@@ -266,7 +266,6 @@ mod tests {
             release_metas: filled::<ModuleReleaseMeta>(&[object("ModuleReleaseMeta", "keda", meta)]),
             manifests: filled(&[manifest]).into(),
             watchers: filled(&[]),
-            secrets: filled(&[]),
         };
         let flags =
             crate::controllers::catalog::Flags { module_upgrade_rollout_max_delay: WINDOW, ..Default::default() };

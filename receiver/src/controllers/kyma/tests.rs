@@ -100,14 +100,8 @@ impl Bed {
                    "channels": [{"channel": "regular", "version": "1.0.0"}]}),
         )]);
         let (manifests, writer) = filled::<Manifest>(&[]);
-        let stores = Stores {
-            kymas: store().0,
-            templates,
-            release_metas,
-            manifests: manifests.into(),
-            watchers: store().0,
-            secrets: store().0,
-        };
+        let stores =
+            Stores { kymas: store().0, templates, release_metas, manifests: manifests.into(), watchers: store().0 };
         let client = runtime.client();
         let unavailable = Arc::<Mutex<Option<LayerLookup>>>::default();
         let lookup = unavailable.clone();

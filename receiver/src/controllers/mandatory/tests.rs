@@ -42,7 +42,6 @@ impl Bed {
             release_metas: metas.as_reader(),
             manifests: manifests.as_reader().into(),
             watchers: reflector::store().0,
-            secrets: reflector::store().0,
         };
         let catalog = Catalog::new(catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default());
         let recorder = EventRecorder::new(recorder::Metrics::default());

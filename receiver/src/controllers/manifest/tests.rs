@@ -66,7 +66,6 @@ impl Fixture {
             release_metas: reflector::store().0,
             manifests: manifest_store.into(),
             watchers: reflector::store().0,
-            secrets: reflector::store().0,
         };
         let layer = Arc::new(std::sync::Mutex::new(LayerObjects::Ready(Arc::new(objects()))));
         let (client, found) = (runtime.client(), layer.clone());

@@ -314,7 +314,6 @@ fn stores() -> Stores {
         release_metas: reflector::store().0,
         manifests: reflector::store().0.into(),
         watchers: reflector::store().0,
-        secrets: reflector::store().0,
     }
 }
 

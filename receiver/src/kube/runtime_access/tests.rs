@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use tidewatch_shared::metrics::ReasonLabel;
 
-use self::test_bed::{ApiServer, Party, chunks, secret, text};
+use self::test_bed::{ApiServer, Party, chunks, named_secret, secret, text};
 use super::{addresses::ForbiddenReason, *};
 use crate::{
     base::error_class::ErrorClass,
@@ -33,7 +33,7 @@ fn local() -> Settings {
 
 fn access(settings: Settings, kubeconfig: Vec<u8>) -> RuntimeAccess {
     let access = RuntimeAccess::new(settings, Metrics::default());
-    assert!(access.set_secrets(&key(), &[secret("1", kubeconfig)]));
+    assert!(access.set_secrets(&key(), vec![secret("1", kubeconfig)]));
     access
 }
 
@@ -61,7 +61,7 @@ async fn flood_of_frames_ends_the_connection() {
         let server = ApiServer::flooding(frame.repeat(100)).await;
         let metrics = Metrics::default();
         let access = RuntimeAccess::new(local(), metrics.clone());
-        access.set_secrets(&key(), &[secret("1", server.kubeconfig("127.0.0.1", "token: sesame"))]);
+        access.set_secrets(&key(), vec![secret("1", server.kubeconfig("127.0.0.1", "token: sesame"))]);
         let error = get(access.client(&key()).unwrap()).await.unwrap_err();
         assert_eq!(classify(&error), ErrorClass::Transport, "{error:?}");
         assert!(metrics.refused.get_or_create(&ReasonLabel { reason: "frames" }).get() > 0, "{frame:?}: {error:?}");
@@ -262,27 +262,27 @@ async fn only_a_changed_secret_gives_a_new_client() {
     let (_, first) = access.client_and_revision(&key()).unwrap();
     assert_eq!(access.client_and_revision(&key()).unwrap().1, first);
     // Only a label was written: another resourceVersion, the same content.
-    assert!(!access.set_secrets(&key(), &[secret("2", old.clone())]));
+    assert!(!access.set_secrets(&key(), vec![secret("2", old.clone())]));
     assert_eq!(access.client_and_revision(&key()).unwrap().1, first);
 
-    assert!(access.set_secrets(&key(), &[secret("3", server.kubeconfig("127.0.0.1", "token: new"))]));
+    assert!(access.set_secrets(&key(), vec![secret("3", server.kubeconfig("127.0.0.1", "token: new"))]));
     let (client, second) = access.client_and_revision(&key()).unwrap();
     assert_ne!(first, second);
     get(client).await.unwrap();
     assert_eq!(seen.lock().unwrap()[0].0[header::AUTHORIZATION], "Bearer new");
 
-    let other = AccessSecret { name: "other".into(), ..secret("9", old.clone()) };
-    assert!(access.set_secrets(&key(), &[other.clone(), secret("3", old.clone())]));
+    let other = named_secret("other", "9", old.clone());
+    assert!(access.set_secrets(&key(), vec![other.clone(), secret("3", old.clone())]));
     let several = access.client(&key()).err().unwrap();
     assert_eq!(several.to_string(), "several access Secrets are labelled with this Kyma's name: access, other");
-    assert!(!access.set_secrets(&key(), &[secret("3", old.clone()), other.clone()]), "the order does not matter");
-    assert!(access.set_secrets(&key(), &[other]));
+    assert!(!access.set_secrets(&key(), vec![secret("3", old.clone()), other.clone()]), "the order does not matter");
+    assert!(access.set_secrets(&key(), vec![other]));
     access.client(&key()).unwrap();
 
-    assert!(access.set_secrets(&key(), &[]));
-    assert!(!access.set_secrets(&key(), &[]));
+    assert!(access.set_secrets(&key(), vec![]));
+    assert!(!access.set_secrets(&key(), vec![]));
     assert_eq!(access.client(&key()).err(), Some(RuntimeAccessError::Missing));
-    access.set_secrets(&key(), &[secret("1", old)]);
+    access.set_secrets(&key(), vec![secret("1", old)]);
     access.remove(&key());
     assert_eq!(access.client(&key()).err(), Some(RuntimeAccessError::Missing));
 }
@@ -317,7 +317,7 @@ async fn least_recently_used_clients_are_evicted_first() {
     let access = RuntimeAccess::new(local(), Metrics::default());
     let keys: Vec<_> = (0..MAX_IDLE_CLIENTS + 2).map(|number| KymaKey::new("kcp-system", number.to_string())).collect();
     for key in &keys {
-        access.set_secrets(key, &[secret("1", kubeconfig.clone())]);
+        access.set_secrets(key, vec![secret("1", kubeconfig.clone())]);
         access.client(key).unwrap();
         tokio::time::advance(client::IDLE_TIMEOUT / 1_000).await;
     }
@@ -329,19 +329,30 @@ async fn least_recently_used_clients_are_evicted_first() {
 }
 
 #[test]
-fn secrets_are_read_by_their_key_and_debug_hides_them() {
-    let data = |key: &str| {
-        serde_json::from_value::<Secret>(serde_json::json!({
-            "metadata": {"name": "access", "resourceVersion": "7"}, "data": {key: "c2VzYW1l"}
-        }))
+fn secret_is_held_once_whichever_was_set_first() {
+    let kubeconfig = |token: &str| {
+        let ca = Party::new("runtime").certificate_data();
+        format!(
+            "clusters: [{{name: a, cluster: {{server: 'https://runtime', certificate-authority-data: {ca}}}}}]\n\
+             users: [{{name: b, user: {{token: {token}}}}}]\ncontexts: [{{name: c, context: {{cluster: a, user: b}}}}]\n"
+        )
     };
-    let read = AccessSecret::from(&data("config").unwrap());
-    assert_eq!((read.name.as_str(), read.resource_version.as_str()), ("access", "7"));
-    assert_eq!(read.kubeconfig.as_deref(), Some(&b"sesame"[..]));
-    assert!(!format!("{read:?}").contains("sesame") && !format!("{read:?}").contains("115"));
-    let empty = AccessSecret::from(&data("other").unwrap());
+    let access = RuntimeAccess::new(local(), Metrics::default());
+    let old = kubeconfig("old");
+    let (first, listed_again) = (secret("1", old.clone().into_bytes()), secret("2", old.into_bytes()));
+    assert!(access.set_secrets(&key(), vec![first.clone()]));
+    assert_eq!(Arc::strong_count(&first), 2, "the access shares the cached Secret");
+    assert!(!access.set_secrets(&key(), vec![listed_again.clone()]));
+    assert_eq!((Arc::strong_count(&first), Arc::strong_count(&listed_again)), (1, 2), "the replaced one is dropped");
+    assert!(access.set_secrets(&key(), vec![secret("3", kubeconfig("new").into_bytes())]));
+    assert_eq!(Arc::strong_count(&listed_again), 1);
+}
+
+#[test]
+fn secret_without_kubeconfig_gives_no_access() {
+    let empty = Arc::new(AccessSecret::from(k8s_openapi::api::core::v1::Secret::default()));
     let access = RuntimeAccess::new(Settings::default(), Metrics::default());
-    assert!(access.set_secrets(&key(), &[empty]));
+    assert!(access.set_secrets(&key(), vec![empty]));
     assert_eq!(access.client(&key()).err(), Some(RuntimeAccessError::Kubeconfig(KubeconfigError::NoKey)));
 }
 

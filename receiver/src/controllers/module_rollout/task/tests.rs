@@ -101,8 +101,8 @@ impl Bed {
         let (manifests, manifests_writer) = reflector::store();
         let (release_metas, metas) = reflector::store();
         let (templates, templates_writer) = reflector::store();
-        let (watchers, secrets) = (reflector::store().0, reflector::store().0);
-        let stores = Stores { kymas, templates, release_metas, manifests: manifests.into(), watchers, secrets };
+        let watchers = reflector::store().0;
+        let stores = Stores { kymas, templates, release_metas, manifests: manifests.into(), watchers };
         let (kymas, manifests, templates) = (kymas_writer, manifests_writer, templates_writer);
         let (kcp, window, bad) = (FakeApiServer::default(), Duration::ZERO, None);
         let mut bed = Self { kcp, stores, kymas, manifests, metas, templates, flags, window, bad };

@@ -125,7 +125,7 @@ async fn thirty_hostile_runtimes_do_not_stop_another_one() {
     let access = RuntimeAccess::new(local(), Metrics::default());
     let client = |name: String, server: &ApiServer| {
         let key = KymaKey::new("kcp-system", name);
-        access.set_secrets(&key, &[secret("1", server.kubeconfig("127.0.0.1", "token: t"))]);
+        access.set_secrets(&key, vec![secret("1", server.kubeconfig("127.0.0.1", "token: t"))]);
         access.client(&key).unwrap()
     };
     let mut stuck = JoinSet::new();

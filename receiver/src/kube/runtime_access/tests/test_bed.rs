@@ -13,6 +13,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
 };
+use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
 use tidewatch_shared::tls;
@@ -24,7 +25,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use crate::base::key::KymaKey;
-use crate::kube::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings};
+use crate::kube::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings, kubeconfig::SECRET_KEY};
 
 pub(in crate::kube::runtime_access) type Reply = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
@@ -118,7 +119,7 @@ impl ApiServer {
     pub(in crate::kube::runtime_access) fn client(&self, settings: Settings) -> kube::Client {
         let access = RuntimeAccess::new(settings, Metrics::default());
         let key = KymaKey::new("kcp-system", "kyma");
-        access.set_secrets(&key, &[secret("1", self.kubeconfig("127.0.0.1", "token: sesame"))]);
+        access.set_secrets(&key, vec![secret("1", self.kubeconfig("127.0.0.1", "token: sesame"))]);
         access.client(&key).unwrap()
     }
 }
@@ -165,8 +166,23 @@ async fn drain(tcp: TcpStream) {
     }
 }
 
-pub(in crate::kube::runtime_access) fn secret(resource_version: &str, kubeconfig: Vec<u8>) -> AccessSecret {
-    AccessSecret { name: "access".into(), resource_version: resource_version.into(), kubeconfig: Some(kubeconfig) }
+pub(in crate::kube::runtime_access) fn secret(resource_version: &str, kubeconfig: Vec<u8>) -> Arc<AccessSecret> {
+    named_secret("access", resource_version, kubeconfig)
+}
+
+/// An access Secret with this name.
+pub(in crate::kube::runtime_access) fn named_secret(
+    name: &str,
+    resource_version: &str,
+    kubeconfig: Vec<u8>,
+) -> Arc<AccessSecret> {
+    let metadata = ObjectMeta {
+        name: Some(name.to_owned()),
+        resource_version: Some(resource_version.to_owned()),
+        ..ObjectMeta::default()
+    };
+    let data = [(SECRET_KEY.to_owned(), ByteString(kubeconfig))].into();
+    Arc::new(Secret { metadata, data: Some(data), ..Secret::default() }.into())
 }
 
 /// A response with one text.

@@ -82,7 +82,6 @@ impl Bed {
             release_metas: reflector::store().0,
             manifests: reflector::store().0.into(),
             watchers: reflector::store().0,
-            secrets: reflector::store().0,
         };
         let mut bed = Self {
             kcp: Kcp::default(),
