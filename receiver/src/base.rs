@@ -21,3 +21,4 @@ pub mod shard;
 pub mod short_map;
 pub mod stores;
 pub mod takeover;
+pub mod unread;

@@ -35,7 +35,7 @@ pub use handlers::Components;
 pub use handover::ShardHandover;
 
 use crate::{
-    base::{pause::CONFIG_MAP, stores::Stores},
+    base::{pause::CONFIG_MAP, stores::Stores, unread::drop_unread},
     ingress::enrolment,
     kube::{
         Metrics,
@@ -147,7 +147,8 @@ impl Watches {
         let mut parts = watch::CommonParts::default();
         let share = Box::new(move |manifest: &mut Manifest| parts.share(manifest));
         start.watch_compactly("manifests", (manifests, share), everything(), handlers.manifests());
-        start.watch("kymas", kymas, everything().labels(&components.takeover.query()), handlers.kymas());
+        let selected = everything().labels(&components.takeover.query());
+        start.watch_compactly("kymas", (kymas, Box::new(drop_unread)), selected, handlers.kymas());
         let WatchStarter { gate, monitor, tasks, .. } = start;
         tasks.spawn(monitor.run());
         let targets = (components.clone(), handlers.placer.clone());

@@ -208,13 +208,13 @@ pub struct ModuleStatus {
     pub maintenance: Option<bool>,
     /// manifest references the Manifest that installs the module. Set in the control plane only.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub manifest: Option<TrackingObject>,
+    pub manifest: Option<Box<TrackingObject>>,
     /// resource references the default module CR. Set only if the customResourcePolicy is CreateAndDelete.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub resource: Option<TrackingObject>,
+    pub resource: Option<Box<TrackingObject>>,
     /// template references the ModuleTemplate that the module was resolved to.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub template: Option<TrackingObject>,
+    pub template: Option<Box<TrackingObject>>,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]

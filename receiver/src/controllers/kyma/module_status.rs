@@ -160,8 +160,8 @@ pub(super) fn operation_of(manifest: &Manifest) -> Option<String> {
     Some(last.operation.clone()).filter(|operation| !operation.is_empty())
 }
 
-fn tracking<K: Resource>(kind: &str, object: &K) -> TrackingObject {
-    TrackingObject {
+fn tracking<K: Resource>(kind: &str, object: &K) -> Box<TrackingObject> {
+    Box::new(TrackingObject {
         api_version: Some(format!("{GROUP}/{VERSION}")),
         kind: Some(kind.to_owned()),
         metadata: Some(PartialMeta {
@@ -171,18 +171,18 @@ fn tracking<K: Resource>(kind: &str, object: &K) -> TrackingObject {
             ..PartialMeta::default()
         }),
         ..TrackingObject::default()
-    }
+    })
 }
 
 /// The default module CR if the policy creates it.
-fn resource(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>) -> Option<TrackingObject> {
+fn resource(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>) -> Option<Box<TrackingObject>> {
     let data = found.template.spec.data.as_ref().filter(|_| module.policy == CustomResourcePolicy::CreateAndDelete)?;
     let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
     let cluster_scoped =
         found.template.annotations().get(annotation::CLUSTER_SCOPED).is_some_and(|value| value == "true");
     let namespace =
         (!cluster_scoped).then(|| text(&data["metadata"]["namespace"]).unwrap_or_else(|| SKR_NAMESPACE.to_owned()));
-    Some(TrackingObject {
+    Some(Box::new(TrackingObject {
         kind: Some(text(&data["kind"])?),
         api_version: text(&data["apiVersion"]),
         metadata: Some(PartialMeta {
@@ -191,7 +191,7 @@ fn resource(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>
             ..PartialMeta::default()
         }),
         ..TrackingObject::default()
-    })
+    }))
 }
 
 #[cfg(test)]
