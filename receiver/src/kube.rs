@@ -9,6 +9,7 @@ pub mod leader;
 mod metrics;
 pub(crate) mod object;
 pub mod recorder;
+mod request_meter;
 pub mod runtime_access;
 pub mod shards;
 pub mod state_map;

@@ -109,14 +109,14 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
     let Process { config, lease, tls_state, pki, .. } = process;
     let mut metrics = Metrics::new();
     let access = kube_config(config.kubeconfig.as_deref()).await?;
-    let client =
-        crate::kube::client::client(&access, &process.fence).context("build the client of the control plane")?;
     let events =
         crate::kube::client::client(&access, &WriteFence::default()).context("build the client of the Events")?;
     let (role, responders) = (process.role.clone(), Responders::default());
     let replicas = Replicas { role, peers: Arc::new(responders.clone()), responders };
     let (stores, writers) = changes::stores();
     let counters = Counters::register_all(&mut metrics, lease, pki, stores.clone());
+    let client = crate::kube::client::counted_client(&access, &process.fence, counters.kcp.clone())
+        .context("build the client of the control plane")?;
     let installs = config.installer.settings(&config.trust_domain);
     let installs = installs.map(|settings| settings.with_modules_pull_secret(config.skr_image_pull_secret.as_ref()));
     let mut replica_tasks = Vec::new();

@@ -21,7 +21,7 @@ use tower::{
     timeout::{Timeout, TimeoutLayer},
 };
 
-use super::{body_deadline, write_meter};
+use super::{Metrics, body_deadline, request_meter, write_meter};
 use crate::{base::limits::REQUEST_DEADLINE, kube::leader::WriteFence};
 
 /// Deadline for opening a connection to KCP, TLS handshake included.
@@ -63,12 +63,25 @@ pub async fn config(kubeconfig: Option<&Path>, default: impl Future<Output = Res
 /// # Errors
 /// The configuration cannot be used, or requires a proxy.
 pub(crate) fn client(config: &Config, fence: &WriteFence) -> Result<Client> {
-    client_within(config, fence, (REQUEST_DEADLINE, BODY))
+    counted_client(config, fence, Metrics::default())
+}
+
+/// As [`client`], with metrics that count its requests and open watches.
+///
+/// # Errors
+/// Those of [`client`].
+pub(crate) fn counted_client(config: &Config, fence: &WriteFence, metrics: Metrics) -> Result<Client> {
+    client_within(config, fence, metrics, (REQUEST_DEADLINE, BODY))
 }
 
 /// `head` is the deadline of the response's head, also for watches; `body` that of its body, from then on. The body of a
 /// watch on a lost connection is ended by the pings, and a silent one by the watcher.
-fn client_within(config: &Config, fence: &WriteFence, (head, body): (Duration, Duration)) -> Result<Client> {
+fn client_within(
+    config: &Config,
+    fence: &WriteFence,
+    metrics: Metrics,
+    (head, body): (Duration, Duration),
+) -> Result<Client> {
     ensure!(config.proxy_url.is_none(), "the control plane cannot be reached through a proxy");
     let mut http = HttpConnector::new();
     http.enforce_http(false);
@@ -102,6 +115,7 @@ fn client_within(config: &Config, fence: &WriteFence, (head, body): (Duration, D
         .layer(config.extra_headers_layer()?)
         // Innermost, because obtaining a token takes time in which the fence may close.
         .layer(fence.layer())
+        .layer(request_meter::layer(metrics))
         .layer(write_meter::layer())
         .service(client);
     Ok(Client::new(service, config.default_namespace.clone()))
@@ -140,7 +154,7 @@ mod tests {
 
     fn api(listener: &TcpListener, fence: &WriteFence, deadlines: (Duration, Duration)) -> Api<ConfigMap> {
         let config = Config::new(format!("http://{}", listener.local_addr().unwrap()).parse().unwrap());
-        Api::namespaced(client_within(&config, fence, deadlines).unwrap(), "kcp-system")
+        Api::namespaced(client_within(&config, fence, Metrics::default(), deadlines).unwrap(), "kcp-system")
     }
 
     /// Answers a request with a head and the beginning of a body.

@@ -1,12 +1,14 @@
-//! Metrics of the watches of KCP.
+//! Metrics of the watches and requests of KCP.
 
 use std::sync::atomic::AtomicU64;
 
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
 use tidewatch_shared::{metric_set, metrics::KindLabel};
 
+use super::request_meter::RequestLabels;
+
 metric_set! {
-    /// Metrics of the watches, by kind.
+    /// Metrics of the watches and requests, by kind.
     pub struct Metrics {
         /// Objects in the cache, by kind.
         pub(super) objects: Family<KindLabel, Gauge> = "kcp_objects",
@@ -17,5 +19,9 @@ metric_set! {
         /// Time since the API server last confirmed that the cache is current, by a list, an event, a bookmark or the
         /// orderly end of a watch, by kind. Above 360 s the cache is stale and the receiver not ready.
         pub(super) age: Family<KindLabel, Gauge<f64, AtomicU64>> = "kcp_cache_age_seconds",
+        /// Requests to the control plane by kind and operation, those for the Lease excepted; each page of a list counts.
+        pub(super) requests: Family<RequestLabels, Counter> = "kcp_requests",
+        /// Open watches of the control plane, by kind.
+        pub(super) watches: Family<KindLabel, Gauge> = "kcp_watches_open",
     }
 }
