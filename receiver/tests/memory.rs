@@ -1,0 +1,168 @@
+//! Memory per runtime of the caches that hold one object for each, counted by the allocator. In a binary of its own, because
+//! other tests would allocate at the same time.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by a panic, in its helpers too")]
+
+use std::alloc::System;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use kube::{
+    Resource,
+    core::DeserializeGuard,
+    runtime::{
+        reflector::{self, Store},
+        watcher::Event,
+    },
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use tidewatch_receiver::{
+    base::{key::KymaKey, manifests::Manifests, unread::drop_unread},
+    kube::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings},
+};
+use tidewatch_shared::{
+    api::Manifest,
+    names::{KUBECONFIG_KEY, annotation, label},
+};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// Objects of each kind: seven eighths of a power of two, at which hash tables are full.
+const OBJECTS: usize = 896;
+/// Characters of a token of a service account.
+const TOKEN: usize = 900;
+/// Limit of the bytes that a Kyma with so many modules needs. It needs about 3,400 without modules and 650 for each; the
+/// unread parts of its status would add 250, and 550 for each module.
+const KYMA: [(usize, usize); 2] = [(0, 3_500), (3, 5_600)];
+/// Limit of the bytes that an access Secret and its access need. They need about 2,900; the text of a kubeconfig alone has
+/// 2,000.
+const SECRET: usize = 3_100;
+
+/// Limit of the bytes that the index of the Manifests needs for each, if a Kyma has this number of them.
+const INDEX: (usize, usize) = (8, 480);
+
+fn id(n: usize) -> String {
+    format!("f1c2d3e4-0000-4000-8000-{n:012}")
+}
+
+/// Metadata of an object of KCP.
+fn metadata(n: usize, name: &str, labels: &Value) -> Value {
+    json!({"name": name, "namespace": "kcp-system", "uid": id(n), "resourceVersion": (1_000_000 + n).to_string(),
+        "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z", "labels": labels})
+}
+
+/// A reconciled Kyma with so many modules, as a list returns it.
+fn kyma(n: usize, modules: usize) -> String {
+    let tracked = |kind: &str, namespace: &str, name: &str| {
+        json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": kind,
+            "metadata": {"name": name, "namespace": namespace, "generation": 1}})
+    };
+    let module = |m: usize| {
+        let (name, component) = (format!("module-{m}"), format!("kyma-project.io/module/module-{m}"));
+        json!({"name": name, "state": "Ready", "channel": "regular", "version": "1.2.3", "fqdn": component,
+            "ocmComponentName": component, "manifest": tracked("Manifest", "kcp-system", &format!("{}-{name}-1a2b3c", id(n))),
+            "resource": tracked("Sample", "kyma-system", "default"),
+            "template": tracked("ModuleTemplate", "kyma-system", &format!("{name}-1.2.3"))})
+    };
+    let condition = |kind: &str, message: &str| {
+        json!({"type": kind, "status": "True", "reason": "Ready", "message": message, "observedGeneration": 1,
+            "lastTransitionTime": "2026-01-01T00:00:00Z"})
+    };
+    let selected: Vec<_> = (0..modules).map(|m| json!({"name": format!("module-{m}"), "managed": true})).collect();
+    let spec = json!({"channel": "regular", "modules": selected});
+    let mut metadata = metadata(n, &id(n), &json!({label::RUNTIME_ID: id(n), label::INSTANCE_ID: id(n)}));
+    metadata["finalizers"] = json!(["operator.kyma-project.io/Kyma"]);
+    metadata["annotations"] = json!({annotation::INPUTS: "0123456789abcdef.0123456789abcdef",
+        annotation::ACCEPTED_SPEC: spec.to_string(), annotation::SKR_DOMAIN: format!("{n}.kyma.example.com")});
+    let status = json!({"state": "Ready", "activeChannel": "regular",
+    "lastOperation": {"operation": "kyma is ready", "lastUpdateTime": "2026-01-01T00:00:00Z"},
+    "modules": (0..modules).map(module).collect::<Vec<_>>(),
+    "conditions": [
+        condition("CRDsSync", "CRDs are synchronized to the SKR"),
+        condition("EventPath", "events arrive: the agent's canary comes through, and every watch stands"),
+        condition("ModuleCatalog", "module templates are synchronized"),
+        condition("Modules", "all modules are in ready state"),
+        condition("RuntimeAccess", "the API server of the runtime cluster responds"),
+        condition("SKRWebhook", "the agent is installed, and its event path was proven"),
+    ]});
+    json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma", "metadata": metadata, "spec": spec,
+        "status": status})
+    .to_string()
+}
+
+/// An access Secret with a CA and a token.
+fn secret(n: usize) -> String {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let ca = rcgen::CertificateParams::new(vec!["runtime".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let kubeconfig = format!(
+        "clusters: [{{name: a, cluster: {{server: 'https://api.{n}.example.com', certificate-authority-data: {}}}}}]\n\
+         users: [{{name: b, user: {{token: {}}}}}]\ncontexts: [{{name: c, context: {{cluster: a, user: b}}}}]\n",
+        STANDARD.encode(ca.pem()),
+        "t".repeat(TOKEN)
+    );
+    let metadata = metadata(n, &format!("kubeconfig-{}", id(n)), &json!({label::KYMA_NAME: id(n)}));
+    json!({"metadata": metadata, "type": "Opaque", "data": {KUBECONFIG_KEY: STANDARD.encode(kubeconfig)}}).to_string()
+}
+
+/// A Manifest of a Kyma that has `INDEX.0` of them.
+fn manifest(n: usize) -> String {
+    let kyma = id(n / INDEX.0);
+    let mut metadata = metadata(n, &format!("{kyma}-module-{n}-1a2b3c"), &json!({label::KYMA_NAME: kyma}));
+    metadata["ownerReferences"] =
+        json!([{"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma", "name": kyma, "uid": kyma}]);
+    json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest", "metadata": metadata,
+        "spec": {"remote": true, "install": {"name": "raw-manifest", "source": {}}}})
+    .to_string()
+}
+
+/// Fills a cache as a watch does.
+fn cache<K>(objects: &[String], compact: impl Fn(&mut K)) -> Store<K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + 'static,
+{
+    let (store, mut writer) = reflector::store();
+    for object in objects {
+        let mut object = serde_json::from_str::<DeserializeGuard<K>>(object).unwrap().0.unwrap();
+        compact(&mut object);
+        writer.apply_watcher_event(&Event::Apply(object));
+    }
+    store
+}
+
+/// Bytes per object that were allocated since, and not freed.
+fn held(region: &Region<'_, System>) -> usize {
+    let stats = region.change();
+    (stats.bytes_allocated - stats.bytes_deallocated) / OBJECTS
+}
+
+#[test]
+fn object_of_each_runtime_is_held_once_and_without_unread_parts() {
+    for (modules, limit) in KYMA {
+        let objects: Vec<_> = (0..OBJECTS).map(|n| kyma(n, modules)).collect();
+        let region = Region::new(ALLOCATOR);
+        let kymas = cache(&objects, drop_unread);
+        let bytes = held(&region);
+        assert!(bytes <= limit, "a Kyma with {modules} modules needs {bytes} bytes");
+        assert_eq!(kymas.len(), OBJECTS);
+    }
+    let objects: Vec<_> = (0..OBJECTS).map(secret).collect();
+    let access = RuntimeAccess::new(Settings::default(), Metrics::default());
+    let region = Region::new(ALLOCATOR);
+    let secrets = cache::<AccessSecret>(&objects, |_| ());
+    for (n, secret) in secrets.state().into_iter().enumerate() {
+        access.set_secrets(&KymaKey::new("kcp-system", id(n)), vec![secret]);
+    }
+    let bytes = held(&region);
+    assert!(bytes <= SECRET, "an access Secret needs {bytes} bytes");
+    let objects: Vec<_> = (0..OBJECTS).map(manifest).collect();
+    let cached = cache::<Manifest>(&objects, |_| ());
+    let region = Region::new(ALLOCATOR);
+    let manifests = Manifests::from(cached.clone());
+    for manifest in cached.state() {
+        manifests.apply(&manifest);
+    }
+    let bytes = held(&region);
+    assert!(bytes <= INDEX.1, "the index needs {bytes} bytes for a Manifest");
+}
