@@ -5,7 +5,10 @@
 
 use std::{
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -13,7 +16,7 @@ use std::{
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use h2::{Ping, PingPong, Reason, RecvStream, client as http2};
-use http::{HeaderValue, Request, Response, Uri, header};
+use http::{HeaderMap, HeaderValue, Request, Response, Uri, header};
 use http_body::Frame;
 use http_body_util::Full;
 use hyper::{body::Incoming, client::conn::http1, rt, service::Service};
@@ -25,7 +28,7 @@ use hyper_util::{
 };
 use thiserror::Error;
 use tokio::{
-    sync::Mutex,
+    sync::{Mutex, Notify},
     time::{sleep, timeout},
 };
 
@@ -71,6 +74,10 @@ pub(crate) struct Connection {
     connector: Connector,
     settings: ConnectionSettings,
     pooled: Mutex<Option<Sender>>,
+    /// Notified when a connection ends.
+    ended: Arc<Notify>,
+    /// The last HTTP/1.1 response announced the end of its connection.
+    is_end_announced: AtomicBool,
 }
 
 /// Sending half of a connection.
@@ -113,7 +120,19 @@ where
 impl Connection {
     /// A connection that is not opened yet.
     pub(crate) fn new(connector: Connector, settings: ConnectionSettings) -> Self {
-        Self { connector, settings, pooled: Mutex::default() }
+        let (pooled, ended, is_end_announced) = Default::default();
+        Self { connector, settings, pooled, ended, is_end_announced }
+    }
+
+    /// Completes when a connection has ended that no response announced, as when the server is killed; also if that was
+    /// before the call. For a user that calls it between its requests. Cancel safe.
+    pub(crate) async fn lost(&self) {
+        loop {
+            self.ended.notified().await;
+            if !self.is_end_announced.load(Ordering::Relaxed) {
+                return;
+            }
+        }
     }
 
     /// Sends a request to an absolute URI and returns the response once its head has arrived. Dropping the future
@@ -137,6 +156,7 @@ impl Connection {
             Sender::Http1(mut sender) => {
                 origin_form(&mut request)?;
                 let response = sender.send_request(request.map(Full::new)).await.map_err(broken)?;
+                self.is_end_announced.store(announces_end(response.headers()), Ordering::Relaxed);
                 // The connection takes no request while a response is read; a concurrent request opens another
                 // connection.
                 *self.pooled.lock().await = Some(Sender::Http1(sender));
@@ -165,7 +185,11 @@ impl Connection {
                 .handshake(stream)
                 .await
                 .map_err(broken)?;
-            tokio::spawn(async { log_end(connection.await) });
+            let ended = self.ended.clone();
+            tokio::spawn(async move {
+                log_end(connection.await);
+                ended.notify_one();
+            });
             return Ok(Sender::Http1(sender));
         }
         let sender = self.http2(stream).await.map_err(broken)?;
@@ -182,13 +206,14 @@ impl Connection {
             .enable_push(false)
             .handshake(TokioIo::new(stream))
             .await?;
-        let pings = connection.ping_pong();
+        let (pings, ended) = (connection.ping_pong(), self.ended.clone());
         // Ends when all senders are dropped and the last response has been read.
         tokio::spawn(async move {
             tokio::select! {
                 end = connection => log_end(end),
                 () = ping_timeout(pings, ping, ping_answer) => tracing::warn!("Closing a connection after a PING timeout"),
             }
+            ended.notify_one();
         });
         Ok(sender)
     }
@@ -212,6 +237,12 @@ fn log_end<E: std::error::Error>(end: Result<(), E>) {
     if let Err(error) = end {
         tracing::debug!(%error, "Connection closed with an error");
     }
+}
+
+/// Returns whether the connection ends with this HTTP/1.1 response.
+fn announces_end(fields: &HeaderMap) -> bool {
+    let values = fields.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|option| option.trim().eq_ignore_ascii_case("close"))
 }
 
 fn broken(error: impl Into<BoxError>) -> ExchangeError {

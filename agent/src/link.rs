@@ -45,6 +45,9 @@ use evidence::ExtraHeartbeats;
 
 /// Bounds of the heartbeat interval that the receiver may set, in seconds.
 const HEARTBEAT_SECONDS: (u32, u32) = (1, 3_600);
+/// Time over which the agents of a receiver that has ended open new connections, each at random. The receiver regards an
+/// agent as silent that is not back within five seconds.
+const RECONNECT: Duration = Duration::from_secs(3);
 /// Minimum time between new epochs caused by refused signatures or nonces.
 const EPOCH_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -156,6 +159,7 @@ impl Link {
             () = sleep_until(wake) => {}
             () = self.core.woken() => {}
             () = self.canary_state.came_back() => {}
+            () = client.lost() => self.extra_heartbeats.connection_lost(Instant::now() + random::up_to(RECONNECT)),
             order = ordered(self.renewals.as_mut()) => self.renew(client, order),
             Some(_) = self.renewal_task.join_next() => {}
             _ = self.credentials.changed() => self.credentials.mark_changed(),
@@ -275,6 +279,7 @@ impl Link {
         // The connection works: routes that only waited for a connection need not wait any longer.
         self.events.connected();
         self.heartbeats.connected();
+        self.extra_heartbeats.connected();
     }
 
     fn refused(&mut self, client: &Client, route: Route, epoch: Epoch, response: &BufferedResponse, now: Instant) {

@@ -8,7 +8,7 @@ use futures::future::Either;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::{rt::ReadBufCursor, server, service::service_fn};
 use tokio::{
-    io::{DuplexStream, duplex},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
     sync::{Notify, mpsc},
 };
 
@@ -173,6 +173,30 @@ async fn connection_is_closed_after_a_ping_timeout() {
     answered.notify_one();
     let lost = timeout(Duration::from_secs(3_600), harness.connection.send(request("/"))).await;
     assert!(matches!(lost.expect("it is not waited for for ever"), Err(ExchangeError::Broken(_))));
+}
+
+#[tokio::test]
+async fn connection_is_lost_unless_a_response_announced_its_end() {
+    for (field, is_lost) in [("", true), ("connection: close\r\n", false), ("Connection: x, Close\r\n", false)] {
+        let mut harness = harness(false);
+        let server = async {
+            let mut far = harness.opened.recv().await.unwrap();
+            let mut received = Vec::new();
+            while !received.ends_with(&[b'x'; 500]) {
+                far.read_buf(&mut received).await.unwrap();
+            }
+            let response = format!("HTTP/1.1 200 OK\r\n{field}content-length: 0\r\n\r\n");
+            far.write_all(response.as_bytes()).await.unwrap();
+            far
+        };
+        let (far, response) = tokio::join!(server, harness.connection.send(request("/")));
+        assert!(text(response.unwrap()).await.is_empty());
+        drop(far);
+        // The connection has ended.
+        harness.connection.ended.notified().await;
+        harness.connection.ended.notify_one();
+        assert_eq!(futures::FutureExt::now_or_never(harness.connection.lost()).is_some(), is_lost, "{field}");
+    }
 }
 
 #[tokio::test]

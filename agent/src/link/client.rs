@@ -61,6 +61,11 @@ impl Client {
         exchange(&self.http, self.request(path, v2::CONTENT_TYPE)?.body(body)?, DEADLINE).await
     }
 
+    /// Completes when the connection has ended without an announcement; see [`Connection::lost`].
+    pub(super) async fn lost(&self) {
+        self.http.lost().await;
+    }
+
     fn request(&self, path: &str, content_type: &str) -> Result<Builder, http::Error> {
         let uri = self.credentials.receiver.uri(path)?;
         Ok(Request::builder().method(Method::POST).uri(uri).header(header::CONTENT_TYPE, content_type))

@@ -1,4 +1,5 @@
-//! Heartbeats between the regular ones, sent when the evidence differs from that of the last accepted heartbeat.
+//! Heartbeats between the regular ones, sent when the evidence differs from that of the last accepted heartbeat, and when
+//! the connection was lost: the next receiver, or the same after a restart, hears of the runtime at once.
 
 use std::time::Duration;
 
@@ -21,13 +22,15 @@ pub(super) struct ExtraHeartbeats {
     reported: Option<(Evidence, Instant)>,
     /// Time since which the current evidence differs.
     differs_since: Option<Instant>,
+    /// Time of the heartbeat that a lost connection causes, until a request is accepted.
+    reconnect: Option<Instant>,
     /// Extra heartbeats that may be sent before the next regular one.
     budget: u32,
 }
 
 impl Default for ExtraHeartbeats {
     fn default() -> Self {
-        Self { reported: None, differs_since: None, budget: BURST }
+        Self { reported: None, differs_since: None, reconnect: None, budget: BURST }
     }
 }
 
@@ -35,12 +38,26 @@ impl ExtraHeartbeats {
     /// The time of the next heartbeat: `regular`, or earlier if the evidence changed.
     pub(super) fn due(&mut self, current: &Evidence, regular: Instant, now: Instant) -> Instant {
         let Some((reported, at)) = &self.reported else { return regular };
-        if reported == current {
+        let changed = if reported == current {
             self.differs_since = None;
-            return regular;
-        }
-        let since = *self.differs_since.get_or_insert(now);
-        if self.budget == 0 { regular } else { regular.min((since + DEBOUNCE).max(*at + SPACING)) }
+            None
+        } else {
+            let since = *self.differs_since.get_or_insert(now);
+            Some((since + DEBOUNCE).max(*at + SPACING))
+        };
+        let extra = changed.into_iter().chain(self.reconnect).filter(|_| self.budget > 0);
+        extra.fold(regular, Instant::min)
+    }
+
+    /// The connection ended without an announcement: a heartbeat at this time opens another one, unless an earlier request
+    /// does.
+    pub(super) fn connection_lost(&mut self, at: Instant) {
+        self.reconnect.get_or_insert(at);
+    }
+
+    /// A request was accepted, so there is a connection.
+    pub(super) const fn connected(&mut self) {
+        self.reconnect = None;
     }
 
     /// A heartbeat with this evidence was accepted; `regular` is the time at which it was due without the evidence.
@@ -87,6 +104,34 @@ mod tests {
         let mut end = ExtraHeartbeats::default();
         end.accepted(evidence(false), now, now);
         assert_eq!(end.due(&evidence(true), regular, regular), regular, "never later than the regular one");
+    }
+
+    #[test]
+    fn lost_connection_causes_one_heartbeat_unless_a_request_is_accepted_before() {
+        let (mut extra, now) = (ExtraHeartbeats::default(), Instant::now());
+        extra.accepted(evidence(true), now, now);
+        let regular = now + INTERVAL;
+        extra.connection_lost(now + S * 2);
+        extra.connection_lost(now + S * 5);
+        assert_eq!(extra.due(&evidence(true), regular, now + S), now + S * 2, "the first of several losses counts");
+        extra.connected();
+        assert_eq!(extra.due(&evidence(true), regular, now + S), regular);
+    }
+
+    #[test]
+    fn connections_that_end_again_and_again_at_most_double_the_heartbeats() {
+        let (mut extra, start) = (ExtraHeartbeats::default(), Instant::now());
+        let (mut now, mut regular, mut sent) = (start, start, 0);
+        while now < start + INTERVAL * 100 {
+            if extra.due(&evidence(true), regular, now) <= now {
+                extra.accepted(evidence(true), regular, now);
+                extra.connected();
+                (regular, sent) = (now + INTERVAL, sent + 1);
+                extra.connection_lost(now + S);
+            }
+            now += Duration::from_millis(100);
+        }
+        assert!((100..=200 + BURST).contains(&sent), "{sent}");
     }
 
     #[test]

@@ -72,6 +72,8 @@ type Script = Box<dyn FnMut(&ObservedRequest) -> Option<Reply> + Send>;
 struct Harness {
     core: Core,
     seen: mpsc::UnboundedReceiver<ObservedRequest>,
+    /// Makes the receiver drop its connections.
+    kill: watch::Sender<()>,
     /// Closed connections.
     ended: mpsc::UnboundedReceiver<SocketAddr>,
     link: JoinHandle<()>,
@@ -127,8 +129,15 @@ async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) ->
     let mut config = tls::server(&tls::Identity::from_pem(&chain, &key).unwrap(), roots).unwrap();
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     let ((publish, seen), (end, ended)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
-    let receiver =
-        Arc::new(Receiver { authority: address.to_string(), leaf, script: Mutex::new(script), publish, end });
+    let (kill, killed) = watch::channel(());
+    let receiver = Arc::new(Receiver {
+        authority: address.to_string(),
+        leaf,
+        script: Mutex::new(script),
+        publish,
+        end,
+        kill: killed,
+    });
     let server = tokio::spawn(serve(listener, TlsAcceptor::from(Arc::new(config)), receiver));
 
     let core = Core::new("r-1".parse().unwrap(), 100, Metrics::default());
@@ -150,7 +159,7 @@ async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) ->
         metrics: Metrics::default(),
     };
     let link = tokio::spawn(set_up(Link::new(parts)).run(CancellationToken::new()));
-    Harness { core, seen, ended, link, server, readiness, interval: subscribed, canary_state, id }
+    Harness { core, seen, kill, ended, link, server, readiness, interval: subscribed, canary_state, id }
 }
 
 /// The receiver of a test.
@@ -160,6 +169,7 @@ struct Receiver {
     script: Mutex<Script>,
     publish: mpsc::UnboundedSender<ObservedRequest>,
     end: mpsc::UnboundedSender<SocketAddr>,
+    kill: watch::Receiver<()>,
 }
 
 async fn serve(listener: TcpListener, acceptor: TlsAcceptor, receiver: Arc<Receiver>) {
@@ -169,7 +179,13 @@ async fn serve(listener: TcpListener, acceptor: TlsAcceptor, receiver: Arc<Recei
         tokio::spawn(async move {
             let stream = acceptor.accept(stream).await.unwrap();
             let service = service_fn(|request| response(request, connection, receiver.clone()));
-            let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+            let mut kill = receiver.kill.clone();
+            kill.mark_unchanged();
+            let serving = auto::Builder::new(TokioExecutor::new());
+            tokio::select! {
+                _ = serving.serve_connection(TokioIo::new(stream), service) => {}
+                Ok(()) = kill.changed() => {}
+            }
             let _ = receiver.end.send(connection);
         });
     }
@@ -286,6 +302,21 @@ async fn changed_evidence_causes_a_heartbeat_before_the_next_regular_one() {
     harness.core.set_error(harness.id, None);
     let fourth = timeout(Duration::from_secs(60), harness.next(HEARTBEAT_PATH)).await.expect("the watch recovered");
     assert_eq!(heartbeat(&fourth).watches[0].error, None);
+}
+
+#[tokio::test]
+async fn lost_connection_is_replaced_before_the_next_regular_heartbeat() {
+    for alpn in [BOTH, &BOTH[1..]] {
+        let mut harness = start(alpn, hourly()).await;
+        let first = harness.next(HEARTBEAT_PATH).await;
+        let events = harness.next(EVENTS_PATH).await;
+        assert_eq!(first.connection, events.connection);
+        harness.kill.send_replace(());
+        assert_eq!(harness.ended.recv().await, Some(first.connection));
+        let second =
+            timeout(Duration::from_secs(60), harness.next(HEARTBEAT_PATH)).await.expect("the connection was lost");
+        assert_ne!(second.connection, first.connection);
+    }
 }
 
 #[tokio::test]

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use crate::{backoff::Backoff, random};
 
 const BASE: Duration = Duration::from_millis(200);
-/// Backoff cap while connects fail, short so that a restarted receiver is found soon.
-const CONNECT_CAP: Duration = Duration::from_secs(15);
+/// Backoff cap while connects fail: a refused connect costs little, and a restarted receiver is found within it.
+const CONNECT_CAP: Duration = Duration::from_secs(5);
 /// Backoff cap while requests fail on a working connection.
 const ERROR_CAP: Duration = Duration::from_secs(60);
 /// Upper bound of a `Retry-After`.

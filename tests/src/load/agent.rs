@@ -22,9 +22,13 @@ use super::{
 
 /// Events per request, the batch size of agents.
 pub(super) const EVENTS_PER_REQUEST: usize = 250;
-const CONNECT_CAP: Duration = Duration::from_secs(15);
+const CONNECT_CAP: Duration = Duration::from_secs(5);
 const ERROR_CAP: Duration = Duration::from_secs(60);
 const BACKOFF: Duration = Duration::from_millis(500);
+/// Time over which agents reconnect after the loss of a connection, each at random, with a heartbeat.
+const RECONNECT: Duration = Duration::from_secs(3);
+/// Number of heartbeats before their time, in a row; each regular one admits one more.
+const BURST: u32 = 4;
 
 /// Result of a request that was answered.
 #[derive(Debug)]
@@ -164,23 +168,30 @@ impl Agent {
     }
 
     /// Runs the schedule of real agents, for ever: pending events at once and one request after the other, heartbeats
-    /// at the interval that the receiver sets, and backoff after refusals and faults.
+    /// at the interval that the receiver sets and after the loss of a connection, and backoff after refusals and faults.
     pub async fn run(mut self) {
         let mut random = jitter_source(&self.handle);
         let (mut events, mut beats) = (Backoff::default(), Backoff::default());
         // Spread over a second, like all later heartbeats: thousands of agents start at once.
-        let mut due = Instant::now() + Duration::from_secs(1).mul_f64(random());
-        let handle = self.handle.clone();
+        let mut regular = Instant::now() + Duration::from_secs(1).mul_f64(random());
+        let (mut reconnect, mut budget) = (None::<Instant>, BURST);
+        let (handle, ended) = (self.handle.clone(), self.client.ended());
         loop {
             handle.refill();
             let now = Instant::now();
+            let due = reconnect.filter(|_| budget > 0).map_or(regular, |at| regular.min(at));
             if handle.lock().has_pending() && events.is_open(now) {
                 let sent = self.send().await;
+                if let Ok(Some(RequestOutcome::Accepted(_))) = sent {
+                    reconnect = None;
+                }
                 events.record(sent.map(|sent| sent.unwrap_or(RequestOutcome::Accepted(0))), &mut random);
             } else if due.max(beats.next_attempt()) <= now {
                 let beaten = self.send_heartbeat().await;
                 if let Ok(RequestOutcome::Accepted(_)) = beaten {
-                    due = Instant::now() + self.heartbeat.mul_f64(0.9 + 0.2 * random());
+                    reconnect = None;
+                    budget = if now < regular { budget - 1 } else { (budget + 1).min(BURST) };
+                    regular = Instant::now() + self.heartbeat.mul_f64(0.9 + 0.2 * random());
                 }
                 beats.record(beaten, &mut random);
             } else {
@@ -190,6 +201,11 @@ impl Agent {
                 tokio::select! {
                     () = sleep_until(at) => {}
                     () = handle.0.changed.notified() => {}
+                    () = ended.notified() => {
+                        if !self.client.is_end_announced() {
+                            reconnect.get_or_insert_with(|| Instant::now() + RECONNECT.mul_f64(random()));
+                        }
+                    }
                 }
             }
         }

@@ -17,7 +17,7 @@ use tidewatch_shared::{
     signature::{self, Headers, Message, Nonce, Signer},
     tls::{self, Identity},
 };
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{net::TcpStream, sync::Notify, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::IssuedIdentity;
@@ -61,6 +61,8 @@ pub struct BufferedResponse {
     pub retry_after: Option<Duration>,
     /// The whole body.
     pub body: Bytes,
+    /// The connection ends with this response.
+    pub is_last: bool,
 }
 
 /// See the module. Connects with the first request.
@@ -73,6 +75,10 @@ pub struct SignedClient {
     signer: Signer,
     certificate: CertificateState,
     sender: Option<http1::SendRequest<Full<Bytes>>>,
+    /// Notified when a connection ends.
+    ended: Arc<Notify>,
+    /// The last response announced the end of its connection.
+    is_end_announced: bool,
 }
 
 impl SignedClient {
@@ -100,6 +106,8 @@ impl SignedClient {
             signer: Signer::new(&identity.key, fingerprint.clone())?,
             certificate: CertificateState { not_after, fingerprint, renewal_failed_since: None },
             sender: None,
+            ended: Arc::default(),
+            is_end_announced: false,
         })
     }
 
@@ -108,8 +116,19 @@ impl SignedClient {
     /// # Errors
     /// When the identity is not usable.
     pub fn set_identity(&mut self, enrolled: IssuedIdentity) -> Result<()> {
-        *self = Self::new(&enrolled.identity, enrolled.roots, self.address)?;
+        let ended = self.ended.clone();
+        *self = Self { ended, ..Self::new(&enrolled.identity, enrolled.roots, self.address)? };
         Ok(())
+    }
+
+    /// Notified when a connection ends.
+    pub(super) fn ended(&self) -> Arc<Notify> {
+        self.ended.clone()
+    }
+
+    /// The last response announced the end of its connection.
+    pub(super) fn is_end_announced(&self) -> bool {
+        self.is_end_announced
     }
 
     /// The certificate's state, for heartbeats.
@@ -203,9 +222,19 @@ impl SignedClient {
         };
         let sender = match &mut self.sender {
             Some(sender) if ready => sender,
-            slot => slot.insert(connect(self.address, &self.tls).await?),
+            slot => {
+                let (sender, connection) = open(self.address, &self.tls).await?;
+                let ended = self.ended.clone();
+                tokio::spawn(async move {
+                    let _ = connection.await;
+                    ended.notify_one();
+                });
+                slot.insert(sender)
+            }
         };
-        exchange(sender, request).await
+        let response = exchange(sender, request).await?;
+        self.is_end_announced = response.is_last;
+        Ok(response)
     }
 }
 
@@ -218,7 +247,8 @@ pub(super) async fn exchange(
     let (head, body) = sender.send_request(request).await.map_err(RequestError::Http)?.into_parts();
     let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(RequestError::Read)?.to_bytes();
     let retry_after = head.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    Ok(BufferedResponse { status: head.status, retry_after: retry_after.map(Duration::from_secs), body })
+    let is_last = head.headers.get(header::CONNECTION).is_some_and(|value| value == "close");
+    Ok(BufferedResponse { status: head.status, retry_after: retry_after.map(Duration::from_secs), body, is_last })
 }
 
 async fn dial(address: SocketAddr, tls: &TlsConnector) -> Result<TlsStream<TcpStream>, RequestError> {
@@ -231,10 +261,21 @@ pub(super) async fn connect<B>(address: SocketAddr, tls: &TlsConnector) -> Resul
 where
     B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
 {
-    let stream = dial(address, tls).await?;
-    let (sender, connection) =
-        http1::Builder::new().max_buf_size(BUFFER).handshake(TokioIo::new(stream)).await.map_err(RequestError::Http)?;
+    let (sender, connection) = open(address, tls).await?;
     // The task ends with the last sender; its error shows in the next request.
     tokio::spawn(connection);
     Ok(sender)
+}
+
+type Connection<B> = http1::Connection<TokioIo<TlsStream<TcpStream>>, B>;
+
+async fn open<B>(
+    address: SocketAddr,
+    tls: &TlsConnector,
+) -> Result<(http1::SendRequest<B>, Connection<B>), RequestError>
+where
+    B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
+{
+    let stream = dial(address, tls).await?;
+    http1::Builder::new().max_buf_size(BUFFER).handshake(TokioIo::new(stream)).await.map_err(RequestError::Http)
 }
