@@ -98,6 +98,17 @@ impl Directory {
         self.kymas.values().filter(|placed| placed.has_runtime && self.tenure(placed.shard).is_none()).count()
     }
 
+    /// Number of Kymas of each shard, in order.
+    pub(super) fn kymas_by_shard(&self) -> Vec<usize> {
+        let mut kymas = vec![0; self.held.len()];
+        for placed in self.kymas.values() {
+            if let Some(count) = kymas.get_mut(placed.shard.index()) {
+                *count += 1;
+            }
+        }
+        kymas
+    }
+
     /// Sets the tenure of a shard. Returns the one before.
     pub(super) fn hold(&mut self, shard: ShardId, tenure: Option<Tenure>) -> Option<Tenure> {
         self.held.get_mut(shard.index()).and_then(|held| std::mem::replace(held, tenure))

@@ -120,6 +120,24 @@ impl RuntimeTable {
         self.directory().held()
     }
 
+    /// Shards that this process may speak for now, with the instance of each: they are held with an open fence, and all of
+    /// their Kymas are placed.
+    #[must_use]
+    pub fn served(&self) -> Vec<(ShardId, Instance)> {
+        let served = |shard: ShardId| {
+            let slot = self.lock(shard);
+            let state = slot.as_ref().filter(|state| state.synced && state.tenure.fence.is_open())?;
+            Some((shard, state.instance))
+        };
+        self.held().into_iter().filter_map(served).collect()
+    }
+
+    /// Number of Kymas of each shard of the fleet, in order, of shards that are held elsewhere too.
+    #[must_use]
+    pub fn kymas_by_shard(&self) -> Vec<usize> {
+        self.directory().kymas_by_shard()
+    }
+
     /// Shard of a runtime, or of a Kyma without a runtime id by the uid of its object.
     #[must_use]
     pub fn shard_of(&self, runtime: Option<&RuntimeId>, uid: &str) -> ShardId {

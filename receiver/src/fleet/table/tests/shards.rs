@@ -49,6 +49,32 @@ fn neighbours_and_stranger() -> ([u32; 2], u32) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn process_speaks_for_shards_with_an_open_fence_whose_kymas_are_placed() {
+    let (fleet, _) = unheld(4);
+    let all: Vec<_> = shards().shards().collect();
+    let fence = acquire(&fleet, all[1], 5);
+    acquire(&fleet, all[3], 6);
+    fleet.acquire(all[2], Instance::new(7), &WriteFence::default(), Instant::now());
+    assert_eq!(fleet.served(), [(all[1], Instance::new(5)), (all[3], Instance::new(6))], "2 is not synced");
+    fence.close();
+    fleet.set_shard_synced(all[2]);
+    assert_eq!(fleet.served(), [(all[2], Instance::new(7)), (all[3], Instance::new(6))], "1 has lapsed");
+    fleet.release(all[3]);
+    assert_eq!(fleet.served(), [(all[2], Instance::new(7))]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn kymas_are_counted_by_shard_whether_it_is_held_or_not() {
+    let (fleet, _) = unheld(4);
+    acquire(&fleet, shard_of(0), 1);
+    (0..20).for_each(|n| fleet.place(key(n), "", Some(id(n)), plan("1")));
+    let expected = shards().shards().map(|shard| (0..20).filter(|n| shard_of(*n) == shard).count());
+    assert_eq!(fleet.kymas_by_shard(), expected.collect::<Vec<_>>());
+    fleet.remove(&key(0));
+    assert_eq!(fleet.kymas_by_shard().iter().sum::<usize>(), 19);
+}
+
+#[tokio::test(start_paused = true)]
 async fn requests_of_a_shard_that_is_not_held_have_no_effect() {
     let (fleet, registry) = unheld(4);
     let ([here, _], elsewhere) = neighbours_and_stranger();
