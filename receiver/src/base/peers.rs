@@ -12,7 +12,19 @@ use futures::future::BoxFuture;
 use thiserror::Error;
 
 /// What a question is about: the last segment of its path, and a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr, strum::EnumString)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    strum::IntoStaticStr,
+    strum::EnumString,
+    strum::VariantArray,
+)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Topic {
     /// Report of the runtimes.
@@ -29,8 +41,9 @@ pub enum Topic {
     RotateCa,
 }
 
-/// A question has no answer now. Every reason is temporary.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+/// A question has no answer now. Every reason is temporary. The name is a metric label.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum AskError {
     /// At least one shard has no holder that answered, so the answers are not those of the whole fleet.
     #[error("at least one shard of the fleet has no replica that answers")]
@@ -48,7 +61,8 @@ pub trait Peers: Send + Sync + 'static {
     /// Asks every replica that holds shards, this one included. The answers cover every shard.
     ///
     /// # Errors
-    /// [`AskError::Incomplete`]: answers of a part of the fleet are never returned.
+    /// [`AskError::Incomplete`]: answers of a part of the fleet are never returned. [`AskError::Unavailable`] if the question
+    /// cannot be asked at all.
     fn ask_all(&self, topic: Topic, question: Bytes) -> BoxFuture<'_, Result<Vec<Bytes>, AskError>>;
 
     /// Asks the replica that runs the fleet-wide tasks, which may be this one.

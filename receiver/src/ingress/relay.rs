@@ -7,15 +7,22 @@
 //! mutual TLS with certificates of replicas ([`ReplicaTls`]). The holder performs all checks as if the request had come
 //! to itself, so a signature is verified once, end to end, and all limits of a runtime hold across replicas.
 //!
+//! Replicas also ask each other *questions* about the whole fleet, over the same connections: [`ReplicaPeers`] asks, and
+//! [`Answers`] answers for the shards that this replica holds. Answers of a part of the fleet are never returned. A question
+//! is never passed on.
+//!
 //! A refusal is immediate and temporary (503 with `Retry-After`) while the holder is unknown, gone, full or late: the
 //! agent keeps its events, and nothing is stored here. A request whose bytes may have left is never sent again, and one
 //! that was relayed is never relayed again.
 
+mod answers;
 mod connection;
 mod flags;
 mod holder;
 mod lost;
 mod metrics;
+mod peers;
+mod question;
 mod request;
 mod response;
 
@@ -34,14 +41,21 @@ use self::{
     holder::HolderPool,
     lost::{LostConnections, Report},
 };
-use crate::{base::replica::ReplicaName, ingress::gateway::HttpResponse, pki::ReplicaTls};
+use crate::{
+    base::{peers::Topic, replica::ReplicaName},
+    ingress::gateway::HttpResponse,
+    pki::ReplicaTls,
+};
 
 pub use self::{
+    answers::{Answers, ServedShards},
     flags::{Flags, FlagsError, ReplicaSettings},
     metrics::Metrics,
+    peers::{Directory, ReplicaPeers},
 };
 pub(in crate::ingress) use self::{
     lost::{LOST_PATH, LostConnection, MAX_LOST_BYTES},
+    question::{MAX_QUESTION_BYTES, QUESTION_PATH},
     request::{RelayedPort, RelayedRequest, source_of},
     response::{RelayedResponse, mark_last},
 };
@@ -58,7 +72,7 @@ pub struct Replica {
     pub address: SocketAddr,
 }
 
-/// Holder of a runtime's shard.
+/// Holder of a runtime's shard, or of the role that runs the fleet-wide tasks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {
     /// This replica.
@@ -116,6 +130,10 @@ pub(in crate::ingress) struct Deadlines {
     pub(in crate::ingress) v2: Duration,
     /// The same for renewals and enrolments, which wait for the runtime and the issuer.
     pub(in crate::ingress) issuance: Duration,
+    /// From a question to its answers.
+    pub(in crate::ingress) question: Duration,
+    /// From a request for a rotation of the CA to its answer: above the time in which the CA's Secret must be written.
+    pub(in crate::ingress) rotation: Duration,
 }
 
 impl Deadlines {
@@ -124,6 +142,14 @@ impl Deadlines {
             RelayedPort::Event | RelayedPort::Lost => self.event,
             RelayedPort::V2 => self.v2,
             RelayedPort::Renewal | RelayedPort::Enrolment => self.issuance,
+            RelayedPort::Question => self.question,
+        }
+    }
+
+    const fn of_question(&self, topic: Topic) -> Duration {
+        match topic {
+            Topic::RotateCa => self.rotation,
+            Topic::Report | Topic::CaRotation | Topic::AgentUpgrade | Topic::RotationProgress => self.question,
         }
     }
 }
@@ -136,6 +162,8 @@ impl Default for Deadlines {
             event: Duration::from_secs(5),
             v2: Duration::from_secs(12),
             issuance: Duration::from_secs(32),
+            question: Duration::from_secs(5),
+            rotation: Duration::from_secs(17),
         }
     }
 }

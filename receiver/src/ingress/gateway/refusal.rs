@@ -15,6 +15,7 @@ use tidewatch_shared::{
 };
 
 use crate::{
+    base::peers::AskError,
     fleet::table::PlacementError,
     ingress::{
         enrolment::{EnrolmentError, TokenError},
@@ -115,6 +116,8 @@ pub enum Refusal {
     Replica,
     /// The runtime belongs to another replica, and the request was not relayed to it.
     Relay(RelayError),
+    /// The question of another replica has no answer now.
+    Question(AskError),
     /// A defect of the receiver.
     Internal,
 }
@@ -236,6 +239,9 @@ impl Refusal {
                 .retry(Jittered(SHORT_WAIT)),
             Self::Replica => forbidden("replica", "the client certificate names no replica of this trust domain"),
             Self::Relay(error) => relay_problem(error),
+            Self::Question(_) => {
+                unavailable("question", "this replica cannot answer the question now", Jittered(SHORT_WAIT))
+            }
             Self::Internal => problem(S::INTERNAL_SERVER_ERROR, "fault", "the receiver failed to handle the request"),
         }
     }
@@ -355,6 +361,12 @@ impl From<PlacementError> for Refusal {
 impl From<RelayError> for Refusal {
     fn from(error: RelayError) -> Self {
         Self::Relay(error)
+    }
+}
+
+impl From<AskError> for Refusal {
+    fn from(error: AskError) -> Self {
+        Self::Question(error)
     }
 }
 

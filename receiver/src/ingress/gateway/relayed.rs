@@ -5,6 +5,8 @@
 //! revocation, limits and signature, and counts it, so everything about a runtime is decided in one place, however its
 //! requests arrive. The other replica is trusted for what no signature covers: the address of an enrolment, and the
 //! possession of the key in contract v2.
+//!
+//! It also answers the questions of other replicas about the fleet (`relay::Answers`).
 
 mod handler;
 

@@ -17,12 +17,27 @@ use tidewatch_shared::{
     variant::VariantName as _,
 };
 
-use super::{RelayError, RelayedPort};
+use super::{RelayError, RelayedPort, question::QuestionError};
+use crate::base::peers::{AskError, Topic};
 
 /// Port that accepted a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct PortLabel {
     pub(super) port: &'static str,
+}
+
+/// Topic of a question, and its outcome.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct QuestionLabels {
+    pub(super) topic: &'static str,
+    pub(super) outcome: &'static str,
+}
+
+/// Topic of a question, and the reason for which a replica did not answer it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct FailureLabels {
+    pub(super) topic: &'static str,
+    pub(super) reason: &'static str,
 }
 
 metric_set! {
@@ -43,6 +58,11 @@ metric_set! {
         pub(super) connections: Family<OutcomeLabel, Counter> = "relay_connections",
         /// Lost connections of runtimes of other replicas, by outcome: reported, dropped (too many at once) or failed.
         pub(super) lost: Family<OutcomeLabel, Counter> = "relay_lost_connections",
+        /// Questions of this replica about the fleet, by topic and outcome: answered, incomplete (a shard has no replica that
+        /// answers), no-fleet-holder or unavailable.
+        pub(super) questions: Family<QuestionLabels, Counter> = "relay_questions",
+        /// Attempts to ask one replica that got no answer, by topic and reason.
+        pub(super) questions_failed: Family<FailureLabels, Counter> = "relay_questions_failed",
     }
 }
 
@@ -66,5 +86,14 @@ impl Metrics {
 
     pub(super) fn lost_reported(&self, outcome: &'static str, count: u64) {
         self.lost.get_or_create(&OutcomeLabel { outcome }).inc_by(count);
+    }
+
+    pub(super) fn asked(&self, topic: Topic, error: Option<&AskError>) {
+        let outcome = error.map_or("answered", |error| error.as_str());
+        self.questions.get_or_create(&QuestionLabels { topic: topic.as_str(), outcome }).inc();
+    }
+
+    pub(super) fn question_failed(&self, topic: Topic, error: QuestionError) {
+        self.questions_failed.get_or_create(&FailureLabels { topic: topic.as_str(), reason: error.as_str() }).inc();
     }
 }

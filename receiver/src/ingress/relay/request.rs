@@ -8,13 +8,14 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Version, header, request::Parts};
 use http_body_util::Full;
 use rustls_pki_types::CertificateDer;
+use strum::VariantArray as _;
 use tidewatch_shared::{
     forwarded::CLIENT_CERT,
     signature::{CONTENT_DIGEST, SIGNATURE, SIGNATURE_INPUT},
 };
 
-use super::RelayError;
-use crate::ingress::http::single_value;
+use super::{RelayError, answers::PLACES};
+use crate::{base::peers::Topic, ingress::http::single_value};
 
 /// Header field with the port that accepted the request.
 pub(in crate::ingress) const RELAY_FIELD: &str = "tidewatch-relay";
@@ -38,11 +39,13 @@ pub(in crate::ingress) enum RelayedPort {
     V2,
     /// Lost connections of the event port, which the accepting replica itself reports.
     Lost,
+    /// Questions, which the other replica itself asks.
+    Question,
 }
 
 impl RelayedPort {
     /// Number of ports.
-    pub(super) const COUNT: usize = 5;
+    pub(super) const COUNT: usize = 6;
 
     /// Reads the port from the fields of a relayed request.
     pub(in crate::ingress) fn of(headers: &HeaderMap) -> Option<Self> {
@@ -57,6 +60,7 @@ impl RelayedPort {
             Self::V2 => 256,
             Self::Renewal | Self::Enrolment => 96,
             Self::Lost => 1,
+            Self::Question => PLACES * Topic::VARIANTS.len(),
         }
     }
 
@@ -73,7 +77,7 @@ impl RelayedPort {
             }
             Self::Enrolment => &["content-type", "authorization", TRACEPARENT, "tracestate"],
             Self::V2 => &["content-type", TRACEPARENT, "tracestate"],
-            Self::Lost => &[],
+            Self::Lost | Self::Question => &[],
         }
     }
 }

@@ -20,12 +20,12 @@ use crate::{
             service::{self, Owner, Port, Service},
             v2::{self, V2Handler, V2Intake},
         },
-        relay::{LOST_PATH, LostConnection, MAX_LOST_BYTES, RelayedPort},
+        relay::{Answers, LOST_PATH, LostConnection, MAX_LOST_BYTES, MAX_QUESTION_BYTES, QUESTION_PATH, RelayedPort},
     },
     pki::replica_of,
 };
 
-/// Handlers of the ports whose requests may be relayed to this replica.
+/// Handlers of the ports whose requests may be relayed to this replica, and of the questions of other replicas.
 pub struct RelayedHandlers<I, T> {
     /// Event port.
     pub events: Arc<V3Handler<I>>,
@@ -33,6 +33,8 @@ pub struct RelayedHandlers<I, T> {
     pub v2: Option<Arc<V2Handler<T>>>,
     /// Enrolment port, if it is served.
     pub enrolment: Option<Arc<EnrolmentHandler>>,
+    /// Answers of this replica.
+    pub answers: Answers,
 }
 
 /// State that all connections of this port share.
@@ -55,6 +57,44 @@ impl<I: Intake, T: V2Intake> RelayHandler<I, T> {
     /// refusals.
     pub fn new(settings: &Settings, handlers: RelayedHandlers<I, T>, metrics: PortMetrics) -> Self {
         Self { port: Port::new(settings, metrics), domain: settings.domain.clone(), handlers }
+    }
+}
+
+impl<I: Intake, T: V2Intake> RelayHandler<I, T> {
+    /// Records lost connections of runtimes.
+    async fn lost<B: Body<Data = Bytes> + Send>(
+        &self,
+        parts: &Parts,
+        body: Pin<&mut B>,
+    ) -> Result<HttpResponse, Refusal> {
+        if parts.uri.path() != LOST_PATH {
+            return Err(Refusal::Route);
+        }
+        if parts.method != Method::POST {
+            return Err(Refusal::Method);
+        }
+        let body = self.port.read_body(body, MAX_LOST_BYTES, &mut 0, None).await?;
+        let lost = LostConnection::parse(&body.bytes).ok_or(Refusal::Malformed)?;
+        self.handlers.events.lost_elsewhere(lost);
+        let mut response = Response::new(Full::default());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        Ok(response)
+    }
+
+    /// Answers a question for the shards of this replica, which it never passes on.
+    async fn question<B: Body<Data = Bytes> + Send>(
+        &self,
+        parts: &Parts,
+        body: Pin<&mut B>,
+    ) -> Result<HttpResponse, Refusal> {
+        let topic = parts.uri.path().strip_prefix(QUESTION_PATH).and_then(|topic| topic.parse().ok());
+        let topic = topic.ok_or(Refusal::Route)?;
+        if parts.method != Method::POST {
+            return Err(Refusal::Method);
+        }
+        let body = self.port.read_body(body, MAX_QUESTION_BYTES, &mut 0, None).await?;
+        let (question, _share) = body.into_parts();
+        Ok(self.handlers.answers.answer_replica(topic, question).await?.into_response())
     }
 }
 
@@ -84,7 +124,11 @@ impl<I: Intake, T: V2Intake> Service for RelayHandler<I, T> {
     }
 
     fn route(path: &str) -> &'static str {
-        if path == LOST_PATH { "lost" } else { "other" }
+        match path {
+            LOST_PATH => "lost",
+            path if path.starts_with(QUESTION_PATH) => "question",
+            _ => "other",
+        }
     }
 
     fn authenticate(&self, _: &Parts, peer: &Peer, _: Now) -> Result<(), Refusal> {
@@ -102,18 +146,11 @@ impl<I: Intake, T: V2Intake> Service for RelayHandler<I, T> {
         (): &(),
         _: Now,
     ) -> Result<HttpResponse, Refusal> {
-        if RelayedPort::of(&parts.headers) != Some(RelayedPort::Lost) || parts.uri.path() != LOST_PATH {
-            return Err(Refusal::Route);
+        match RelayedPort::of(&parts.headers) {
+            Some(RelayedPort::Lost) => self.lost(parts, body).await,
+            Some(RelayedPort::Question) => self.question(parts, body).await,
+            _ => Err(Refusal::Route),
         }
-        if parts.method != Method::POST {
-            return Err(Refusal::Method);
-        }
-        let body = self.port.read_body(body, MAX_LOST_BYTES, &mut 0, None).await?;
-        let lost = LostConnection::parse(&body.bytes).ok_or(Refusal::Malformed)?;
-        self.handlers.events.lost_elsewhere(lost);
-        let mut response = Response::new(Full::default());
-        *response.status_mut() = StatusCode::NO_CONTENT;
-        Ok(response)
     }
 
     fn record(&self, path: &str, _: Option<&()>, refusal: Refusal) {
@@ -122,7 +159,7 @@ impl<I: Intake, T: V2Intake> Service for RelayHandler<I, T> {
 
     /// Passes a relayed request on to the handler of the port that accepted it.
     async fn handle<B: Body<Data = Bytes> + Send>(&self, request: Request<B>, peer: &Peer) -> (HttpResponse, bool) {
-        let RelayedHandlers { events, v2, enrolment } = &self.handlers;
+        let RelayedHandlers { events, v2, enrolment, .. } = &self.handlers;
         let port = match peer {
             Peer::Replica(_) => RelayedPort::of(request.headers()),
             Peer::Stranger => None,

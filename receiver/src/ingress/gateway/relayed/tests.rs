@@ -5,4 +5,5 @@ mod answers;
 mod faults;
 mod identities;
 mod isolation;
+mod questions;
 mod testing;

@@ -18,7 +18,7 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::{ClientConfig, ServerConfig};
 use tidewatch_shared::{
-    identity::RuntimeId,
+    identity::{Instance, RuntimeId},
     metrics::Registry,
     tls::{self, Identity},
     v2::{Caller, Event},
@@ -28,6 +28,10 @@ use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    base::{
+        peers::Responders,
+        shard::{ShardCount, ShardId},
+    },
     ingress::{
         enrolment::{
             Revocations,
@@ -42,7 +46,7 @@ use crate::{
             tests::testing::{AUTHORITY, Agent, RecordingIntake, RequestSpec, ca, domain, settings},
             v2::{self, CallerVerifier, V2Handler, V2Intake},
         },
-        relay::{self, Deadlines, Holder, Holders, Relay, Replica},
+        relay::{self, Answers, Deadlines, Directory, Holder, Holders, Relay, Replica, ReplicaPeers},
     },
     pki::{
         Authority, Ca, RUNTIME_VALIDITY, ReplicaCertificate, ReplicaMetrics, ReplicaSource, ReplicaTls,
@@ -60,7 +64,12 @@ pub(super) struct Fleet {
     pub(super) enrolment: TestBed,
     places: Places,
     addresses: Arc<Mutex<HashMap<String, SocketAddr>>>,
+    served: Served,
+    fleet_holder: Arc<Mutex<Option<String>>>,
 }
+
+/// Shards of each replica.
+type Served = Arc<Mutex<HashMap<String, Vec<(ShardId, Instance)>>>>;
 
 /// Name of the replica of each runtime.
 type Places = Arc<Mutex<HashMap<RuntimeId, String>>>;
@@ -87,13 +96,47 @@ impl Holders for KnownHolders {
     }
 }
 
+/// What one replica knows of the others. The fleet has four shards.
+struct KnownReplicas {
+    own: String,
+    addresses: Arc<Mutex<HashMap<String, SocketAddr>>>,
+    fleet_holder: Arc<Mutex<Option<String>>>,
+}
+
+impl KnownReplicas {
+    fn replica(&self, name: &str) -> Option<Arc<Replica>> {
+        let address = self.addresses.lock().unwrap().get(name).copied()?;
+        Some(Arc::new(Replica { name: name.parse().unwrap(), address }))
+    }
+}
+
+impl Directory for KnownReplicas {
+    fn shards(&self) -> ShardCount {
+        ShardCount::new(4).unwrap()
+    }
+
+    fn replicas(&self) -> Vec<Arc<Replica>> {
+        let names: Vec<_> = self.addresses.lock().unwrap().keys().filter(|name| **name != self.own).cloned().collect();
+        names.iter().filter_map(|name| self.replica(name)).collect()
+    }
+
+    fn fleet_holder(&self) -> Holder {
+        match self.fleet_holder.lock().unwrap().as_deref() {
+            Some(name) if name == self.own => Holder::Here,
+            Some(name) => self.replica(name).map_or(Holder::Unknown, Holder::At),
+            None => Holder::Unknown,
+        }
+    }
+}
+
 impl Fleet {
     pub(super) fn new() -> Self {
         let ca = ca(unix_now());
         let copy = Ca::from_pem(ca.certificate_pem().as_bytes(), ca.key_pem().as_bytes()).unwrap();
         let authority = fixed_authority(copy, domain(), RUNTIME_VALIDITY);
         let (places, addresses) = (Places::default(), Arc::default());
-        Self { ca, authority, enrolment: TestBed::limited(Some(20)), places, addresses }
+        let enrolment = TestBed::limited(Some(20));
+        Self { ca, authority, enrolment, places, addresses, served: Served::default(), fleet_holder: Arc::default() }
     }
 
     /// Assigns a runtime to a replica.
@@ -104,6 +147,17 @@ impl Fleet {
     /// Forgets the holder of a runtime.
     pub(super) fn displace(&self, runtime: &str) {
         self.places.lock().unwrap().remove(&runtime.parse().unwrap());
+    }
+
+    /// Gives shards to a replica, beside or instead of those of others.
+    pub(super) fn serve(&self, replica: &str, shards: &[u16]) {
+        let shards = shards.iter().map(|shard| (ShardCount::default().shard(*shard).unwrap(), Instance::new(1)));
+        self.served.lock().unwrap().insert(replica.to_owned(), shards.collect());
+    }
+
+    /// Gives the role that runs the fleet-wide tasks to a replica.
+    pub(super) fn appoint(&self, replica: Option<&str>) {
+        *self.fleet_holder.lock().unwrap() = replica.map(str::to_owned);
     }
 
     /// Sets the address under which a replica is known.
@@ -209,7 +263,16 @@ impl Fleet {
         let v2_address = gateway.address();
         tasks.spawn(gateway.run(shutdown.clone()));
 
-        let handlers = RelayedHandlers { events: events.unwrap(), v2: v2_handler, enrolment };
+        let (responders, served, own) = (Responders::default(), self.served.clone(), name.to_owned());
+        let served = Arc::new(move || served.lock().unwrap().get(&own).cloned().unwrap_or_default());
+        let answers = Answers::new(responders.clone(), served);
+        let directory = KnownReplicas {
+            own: name.to_owned(),
+            addresses: self.addresses.clone(),
+            fleet_holder: self.fleet_holder.clone(),
+        };
+        let peers = ReplicaPeers::new(relay.clone(), directory, answers.clone());
+        let handlers = RelayedHandlers { events: events.unwrap(), v2: v2_handler, enrolment, answers };
         let relay_port = PortMetrics::register(&mut Registry::default());
         let relay_metrics = relay_port.clone();
         let relay_settings =
@@ -235,6 +298,8 @@ impl Fleet {
             revocations,
             tls,
             asked,
+            responders,
+            peers,
             shutdown,
             tasks,
         }
@@ -255,6 +320,8 @@ pub(super) struct Running {
     pub(super) revocations: Revocations,
     pub(super) tls: ReplicaTls,
     pub(super) asked: Arc<AtomicUsize>,
+    pub(super) responders: Responders,
+    pub(super) peers: ReplicaPeers,
     shutdown: CancellationToken,
     tasks: JoinSet<()>,
 }

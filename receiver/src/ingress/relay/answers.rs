@@ -1,0 +1,175 @@
+//! Answers of this replica, to itself and to others.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use bytes::Bytes;
+use strum::VariantArray as _;
+use tidewatch_shared::{identity::Instance, variant::VariantName as _};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+
+use super::{
+    Deadlines,
+    question::{Answer, MAX_ANSWER_BYTES},
+};
+use crate::base::{
+    peers::{AskError, Responders, Topic},
+    shard::ShardId,
+};
+
+/// Returns the shards that this replica may speak for now, each with its instance, which is new at each acquisition:
+/// those that it holds with an open fence, and of which it knows all Kymas.
+pub type ServedShards = Arc<dyn Fn() -> Vec<(ShardId, Instance)> + Send + Sync>;
+
+/// Questions in progress of one topic at most: two callers, or two replicas, that ask at the same time. With all topics,
+/// no more than the streams that requests of agents leave on a connection.
+pub(super) const PLACES: usize = 2;
+
+/// Answers questions for the shards of this replica. Clones share it.
+#[derive(Clone)]
+pub struct Answers(Arc<Inner>);
+
+struct Inner {
+    responders: Responders,
+    served: ServedShards,
+    places: Places,
+}
+
+/// Places of the questions in progress, of each topic on its own, so that views of operators hold up no task.
+pub(super) struct Places(Vec<Arc<Semaphore>>);
+
+impl Places {
+    pub(super) fn new() -> Self {
+        Self(Topic::VARIANTS.iter().map(|_| Arc::new(Semaphore::new(PLACES))).collect())
+    }
+
+    /// Waits for a place. The caller sets the deadline.
+    pub(super) async fn acquire(&self, topic: Topic) -> Option<OwnedSemaphorePermit> {
+        // There is one for each topic, and none is ever closed.
+        self.0.get(topic as usize)?.clone().acquire_owned().await.ok()
+    }
+}
+
+impl Answers {
+    /// Answers with these responders for the shards that `served` returns.
+    #[must_use]
+    pub fn new(responders: Responders, served: ServedShards) -> Self {
+        Self(Arc::new(Inner { responders, served, places: Places::new() }))
+    }
+
+    /// Answers a question of this replica itself. The caller sets the deadline.
+    pub(super) async fn answer(&self, topic: Topic, question: Bytes) -> Result<Answer, AskError> {
+        let Inner { responders, served, .. } = &*self.0;
+        // A shard that is acquired or lost meanwhile is not covered, even if it is lost and acquired again: its instance
+        // is another one then.
+        let before: BTreeSet<_> = served().into_iter().collect();
+        let payload = responders.answer(topic, question).await?;
+        if payload.len() > MAX_ANSWER_BYTES {
+            tracing::warn!(topic = topic.as_str(), bytes = payload.len(), "The answer to a replica is too large");
+            return Err(AskError::Unavailable);
+        }
+        Ok(Answer { shards: served().into_iter().filter(|shard| before.contains(shard)).collect(), payload })
+    }
+
+    /// Answers a question of another replica. Its place is taken until the answer has been sent.
+    pub(in crate::ingress) async fn answer_replica(&self, topic: Topic, question: Bytes) -> Result<Answer, AskError> {
+        let answer = async {
+            let place = self.0.places.acquire(topic).await.ok_or(AskError::Unavailable)?;
+            let Answer { shards, payload } = self.answer(topic, question).await?;
+            Ok(Answer { shards, payload: Bytes::from_owner(PlacedPayload { payload, _place: place }) })
+        };
+        timeout(Deadlines::default().of_question(topic), answer).await.map_err(|_| AskError::Unavailable)?
+    }
+}
+
+/// Payload that keeps its place until it is dropped.
+struct PlacedPayload {
+    payload: Bytes,
+    _place: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for PlacedPayload {
+    fn as_ref(&self) -> &[u8] {
+        &self.payload
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use futures::FutureExt as _;
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::base::shard::ShardCount;
+
+    type Served = Arc<Mutex<Vec<(ShardId, Instance)>>>;
+
+    /// Answers that wait for a permit, and the shards that are served.
+    fn answers() -> (Answers, Served, Arc<Notify>) {
+        let (served, release) = (Served::default(), Arc::<Notify>::default());
+        let responders = Responders::default();
+        let released = release.clone();
+        let respond = move |question: Bytes| {
+            let released = released.clone();
+            async move {
+                released.notified().await;
+                Ok(question)
+            }
+            .boxed()
+        };
+        responders.set(Topic::Report, Arc::new(respond));
+        let known = served.clone();
+        (Answers::new(responders, Arc::new(move || known.lock().unwrap().clone())), served, release)
+    }
+
+    #[test]
+    fn answer_covers_the_shards_that_were_served_all_the_time() {
+        let (answers, served, release) = answers();
+        let shards: Vec<_> = ShardCount::new(4).unwrap().shards().collect();
+        let at = |numbers: &[(usize, u64)]| -> Vec<_> {
+            numbers.iter().map(|(shard, instance)| (shards[*shard], Instance::new(*instance))).collect()
+        };
+        *served.lock().unwrap() = at(&[(0, 1), (1, 1), (2, 1)]);
+        let mut answer = Box::pin(answers.answer(Topic::Report, Bytes::from_static(b"q")));
+        assert!(answer.as_mut().now_or_never().is_none());
+        // 0 is lost, 1 is lost and acquired again, and 3 is acquired.
+        *served.lock().unwrap() = at(&[(1, 2), (2, 1), (3, 1)]);
+        release.notify_one();
+        let answer = answer.now_or_never().unwrap().unwrap();
+        assert_eq!((answer.shards, &*answer.payload), (at(&[(2, 1)]), &b"q"[..]));
+    }
+
+    #[test]
+    fn too_large_answer_is_none() {
+        let (answers, _, release) = answers();
+        for (bytes, expected) in [(MAX_ANSWER_BYTES, true), (MAX_ANSWER_BYTES + 1, false)] {
+            release.notify_one();
+            let answer = answers.answer(Topic::Report, vec![0; bytes].into()).now_or_never().unwrap();
+            assert_eq!(answer.is_ok(), expected, "{bytes}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn place_is_taken_until_the_answer_is_dropped_and_each_topic_has_its_own() {
+        let (answers, _, release) = answers();
+        let mut held = Vec::new();
+        for _ in 0..PLACES {
+            release.notify_one();
+            held.push(answers.answer_replica(Topic::Report, Bytes::new()).await.unwrap());
+        }
+        release.notify_one();
+        let other = answers.answer_replica(Topic::CaRotation, Bytes::new()).now_or_never().unwrap();
+        assert_eq!(other, Err(AskError::Unavailable), "not for want of a place: it has no responder");
+        let mut waiting = Box::pin(answers.answer_replica(Topic::Report, Bytes::new()));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        held.pop();
+        assert!(waiting.await.is_ok());
+        held.pop();
+        let late = answers.answer_replica(Topic::Report, Bytes::new()).await;
+        assert_eq!(late, Err(AskError::Unavailable), "no responder waits for ever");
+    }
+}
