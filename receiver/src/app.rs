@@ -285,7 +285,8 @@ async fn run_active(
         [&events.address, &v2.address, &enrolments.address].map(|address| address.map(tracing::field::display));
     let relay_port = match (&built.sharding, events.handler) {
         (Some(sharding), Some(events)) => {
-            let handlers = RelayedHandlers { events, v2: v2.handler, enrolment: enrolments.handler };
+            let (v2, enrolment) = (v2.handler, enrolments.handler);
+            let handlers = RelayedHandlers { events, v2, enrolment, answers: built.answers };
             let binding = sharding.bind(&config, handlers, built.relay_port);
             start_listener(gateway, Some(binding), "relay port", stop, listening).await?.address
         }

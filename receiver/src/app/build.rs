@@ -21,7 +21,12 @@ use super::{
 use crate::{
     app::changes,
     base::{
-        key::KymaKey, limits::REQUEST_DEADLINE, pause::Pause, peers::Responders, plans::Plans, stores::Stores,
+        key::KymaKey,
+        limits::REQUEST_DEADLINE,
+        pause::Pause,
+        peers::{Peers, Responders},
+        plans::Plans,
+        stores::Stores,
         takeover::Takeover,
     },
     config::Config,
@@ -57,7 +62,7 @@ use crate::{
             enrol::{self, EnrolmentHandler},
             v2::{self, V2Adapter, V2Handler},
         },
-        relay::Relay,
+        relay::{Answers, Relay},
     },
     kube::{
         WriteBudgets,
@@ -97,6 +102,9 @@ pub(super) struct Receiver {
     pub(super) shares: Shares,
     pub(super) metrics: Metrics,
     pub(super) acquired: AcquiredKymas,
+    pub(super) replicas: Replicas,
+    /// Answers to the questions of other replicas.
+    pub(super) answers: Answers,
     /// Relay and ownership of a replica among others.
     pub(super) sharding: Option<Sharding>,
     pub(super) ownership: shards::Metrics,
@@ -111,8 +119,6 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
     let access = kube_config(config.kubeconfig.as_deref()).await?;
     let events =
         crate::kube::client::client(&access, &WriteFence::default()).context("build the client of the Events")?;
-    let (role, responders) = (process.role.clone(), Responders::default());
-    let replicas = Replicas { role, peers: Arc::new(responders.clone()), responders };
     let (stores, writers) = changes::stores();
     let counters = Counters::register_all(&mut metrics, lease, pki, stores.clone());
     let client = crate::kube::client::counted_client(&access, &process.fence, counters.kcp.clone())
@@ -128,6 +134,13 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
         None => None,
     };
     let components = components(process, stores, installs.is_some(), &counters, sharding.is_some())?;
+    let (responders, served) = (Responders::default(), components.fleet.clone());
+    let answers = Answers::new(responders.clone(), Arc::new(move || served.served()));
+    let peers: Arc<dyn Peers> = match &sharding {
+        Some(sharding) => Arc::new(sharding.peers(answers.clone())),
+        None => Arc::new(responders.clone()),
+    };
+    let replicas = Replicas { role: process.role.clone(), peers, responders };
     let synced = CancellationToken::new();
     let mut listeners = vec![config.capacity.event_max_connections];
     listeners.extend(config.v2.v2.then_some(config.v2.v2_max_connections));
@@ -170,7 +183,7 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
         stores.clone(),
         components.catalog.clone(),
         components.mandatory.clone(),
-        replicas.role,
+        replicas.role.clone(),
     );
     tasks.push(finalizers.run(synced.clone()).boxed());
     tasks.push(recorder.run(events).boxed());
@@ -192,6 +205,8 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
         shares: Shares::new(counters.shares),
         metrics,
         acquired,
+        replicas,
+        answers,
         sharding,
         ownership: counters.shards,
         relay_port: counters.relay_port,

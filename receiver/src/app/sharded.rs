@@ -30,7 +30,7 @@ use crate::{
             relayed::{self, RelayHandler, RelayedHandlers},
             v2::V2Intake,
         },
-        relay::{self, Relay, ReplicaSettings},
+        relay::{self, Answers, Relay, ReplicaPeers, ReplicaSettings},
     },
     kube::{
         leader::FleetRole,
@@ -57,6 +57,7 @@ pub(super) struct Sharding {
     pub(super) tls: ReplicaTls,
     pub(super) relay: Relay,
     pub(super) holders: HoldersHandle,
+    known: ShardHolders,
 }
 
 impl Replica {
@@ -86,7 +87,7 @@ impl Replica {
         tasks.push(certificate.run().boxed());
         let holders = HoldersHandle::default();
         let known = ShardHolders::new(holders.clone(), config.replicas.shards);
-        let (relay, reports) = Relay::new(known, tls.clone(), relay_metrics);
+        let (relay, reports) = Relay::new(known.clone(), tls.clone(), relay_metrics);
         // Ends with the process, as all tasks do.
         tasks.push(
             async move {
@@ -95,7 +96,7 @@ impl Replica {
             }
             .boxed(),
         );
-        Ok(Sharding { settings, all_held, tls, relay, holders })
+        Ok(Sharding { settings, all_held, tls, relay, holders, known })
     }
 }
 
@@ -115,6 +116,11 @@ pub(super) struct Ownership {
 }
 
 impl Sharding {
+    /// All replicas, of which this one answers its own questions with `answers`.
+    pub(super) fn peers(&self, answers: Answers) -> ReplicaPeers {
+        ReplicaPeers::new(self.relay.clone(), self.known.clone(), answers)
+    }
+
     /// Listens on the relay port, whose requests go to the handlers of the ports that accept those of agents.
     pub(super) fn bind<I: Intake, T: V2Intake>(
         &self,

@@ -149,7 +149,11 @@ impl Deadlines {
     const fn of_question(&self, topic: Topic) -> Duration {
         match topic {
             Topic::RotateCa => self.rotation,
-            Topic::Report | Topic::CaRotation | Topic::AgentUpgrade | Topic::RotationProgress => self.question,
+            Topic::Report
+            | Topic::CaRotation
+            | Topic::AgentUpgrade
+            | Topic::ModuleRollout
+            | Topic::RotationProgress => self.question,
         }
     }
 }

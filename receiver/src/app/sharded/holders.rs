@@ -6,7 +6,7 @@ use tidewatch_shared::identity::RuntimeId;
 
 use crate::{
     base::shard::ShardCount,
-    ingress::relay::{self, Replica},
+    ingress::relay::{self, Directory, Replica},
     kube::shards::{Holder, HoldersHandle},
 };
 
@@ -25,12 +25,15 @@ impl ShardHolders {
 
 impl relay::Holders for ShardHolders {
     fn holder(&self, runtime: &RuntimeId) -> relay::Holder {
-        let holders = self.holders.current();
-        match holders.get(self.shards.of_runtime(runtime)) {
-            Some(holder) if holder.is_own => relay::Holder::Here,
-            Some(holder) => replica(holder).map_or(relay::Holder::Unknown, relay::Holder::At),
-            None => relay::Holder::Unknown,
-        }
+        place(self.holders.current().get(self.shards.of_runtime(runtime)))
+    }
+}
+
+fn place(holder: Option<&Holder>) -> relay::Holder {
+    match holder {
+        Some(holder) if holder.is_own => relay::Holder::Here,
+        Some(holder) => replica(holder).map_or(relay::Holder::Unknown, relay::Holder::At),
+        None => relay::Holder::Unknown,
     }
 }
 
@@ -38,4 +41,26 @@ impl relay::Holders for ShardHolders {
 fn replica(holder: &Holder) -> Option<Arc<Replica>> {
     let (name, address) = (holder.name.parse().ok()?, holder.relay_address.as_ref()?.parse().ok()?);
     Some(Arc::new(Replica { name, address }))
+}
+
+impl Directory for ShardHolders {
+    fn shards(&self) -> ShardCount {
+        self.shards
+    }
+
+    fn replicas(&self) -> Vec<Arc<Replica>> {
+        let holders = self.holders.current();
+        let units = self.shards.shards().filter_map(|shard| holders.get(shard)).chain(holders.fleet());
+        let others = units.filter(|holder| !holder.is_own).filter_map(replica);
+        others.fold(Vec::new(), |mut replicas, replica| {
+            if !replicas.contains(&replica) {
+                replicas.push(replica);
+            }
+            replicas
+        })
+    }
+
+    fn fleet_holder(&self) -> relay::Holder {
+        place(self.holders.current().fleet())
+    }
 }
