@@ -63,9 +63,9 @@ impl FollowerSummary {
         summary
     }
 
-    /// Merges the answers of all replicas. `None` if one has observed another state.
-    pub(super) fn merged(answers: impl IntoIterator<Item = Answer>) -> Option<Self> {
-        let mut merged = Self::default();
+    /// Merges the answers of all replicas. `None` if one has observed another state, and without any answer.
+    pub(super) fn merged(answers: Vec<Answer>) -> Option<Self> {
+        let mut merged = (!answers.is_empty()).then(Self::default)?;
         for answer in answers {
             let Answer::Followers(part) = answer else { return None };
             merged.runtimes += part.runtimes;
@@ -153,7 +153,7 @@ mod tests {
     fn summary_of_the_fleet_is_the_merge_of_its_parts() {
         let merged = |parts: &[FollowerSummary]| {
             let parts = parts.iter().map(|part| serde_json::to_vec(&Answer::Followers(part.clone())).unwrap());
-            FollowerSummary::merged(parts.map(|part| serde_json::from_slice(&part).unwrap())).unwrap()
+            FollowerSummary::merged(parts.map(|part| serde_json::from_slice(&part).unwrap()).collect()).unwrap()
         };
         let all = merged(&[summary(150..170, "a"), summary(0..60, "a"), summary(60..150, "a")]);
         assert_eq!((all.runtimes, all.waiting_for), (600, 170));
@@ -161,7 +161,8 @@ mod tests {
         let namespaces = merged(&[summary(0..1, "a-b"), summary(0..1, "a")]);
         let names: Vec<_> = namespaces.stragglers.iter().map(|straggler| straggler.kyma.as_str()).collect();
         assert_eq!(names, ["a/k-0000", "a-b/k-0000"], "by namespace");
-        let answers = [Answer::Followers(all), Answer::OtherState];
+        let answers = vec![Answer::Followers(all), Answer::OtherState];
         assert_eq!(FollowerSummary::merged(answers), None);
+        assert_eq!(FollowerSummary::merged(Vec::new()), None, "nothing is known");
     }
 }
