@@ -68,7 +68,7 @@ use crate::{
         WriteBudgets,
         kinds::KindCache,
         leader::WriteFence,
-        recorder::EventRecorder,
+        recorder::{EventRecorder, ServedKymas},
         runtime_access::{self, RuntimeAccess},
         shards,
     },
@@ -120,7 +120,8 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
     let events =
         crate::kube::client::client(&access, &WriteFence::default()).context("build the client of the Events")?;
     let (stores, writers) = changes::stores();
-    let counters = Counters::register_all(&mut metrics, lease, pki, stores.clone());
+    let served_kymas = ServedKymas::default();
+    let counters = Counters::register_all(&mut metrics, lease, pki, stores.clone(), served_kymas.clone());
     let client = crate::kube::client::counted_client(&access, &process.fence, counters.kcp.clone())
         .context("build the client of the control plane")?;
     let installs = config.installer.settings(&config.trust_domain);
@@ -134,6 +135,10 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
         None => None,
     };
     let components = components(process, stores, installs.is_some(), &counters, sharding.is_some())?;
+    if sharding.is_some() {
+        let fleet = components.fleet.clone();
+        served_kymas.limit_to(move |key| !fleet.is_elsewhere(key));
+    }
     let (responders, served) = (Responders::default(), components.fleet.clone());
     let answers = Answers::new(responders.clone(), Arc::new(move || served.served()));
     let peers: Arc<dyn Peers> = match &sharding {

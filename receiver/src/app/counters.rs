@@ -67,6 +67,7 @@ impl Counters {
         lease: &leader::Metrics,
         pki: &pki::Metrics,
         stores: Stores,
+        served: recorder::ServedKymas,
     ) -> Self {
         let registry = metrics.tidewatch();
         lease.register_in(registry);
@@ -80,7 +81,7 @@ impl Counters {
         counters.enrolment_port.register_in(registry.sub_registry_with_prefix("enrolment"));
         counters.relay_port.register_in(registry.sub_registry_with_prefix("relay_port"));
         let incumbent = metrics.incumbent();
-        recorder::register_states(incumbent, stores);
+        recorder::register_states(incumbent, stores, served);
         pki.incumbent.register_in(incumbent);
         counters.incumbent.register_in(incumbent);
         counters.kyma.requeues.register_in(incumbent);
@@ -95,6 +96,6 @@ impl Counters {
 #[must_use]
 pub fn described() -> Vec<MetricDescription> {
     let (mut metrics, (stores, _)) = (Metrics::new(), changes::stores());
-    Counters::register_all(&mut metrics, &leader::Metrics::default(), &pki::Metrics::default(), stores);
+    Counters::register_all(&mut metrics, &leader::Metrics::default(), &pki::Metrics::default(), stores, recorder::ServedKymas::default());
     metrics.described()
 }

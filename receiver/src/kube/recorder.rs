@@ -24,7 +24,7 @@ use tidewatch_shared::api::{Kyma, State, Watcher};
 use tokio::{sync::Notify, time::Instant};
 
 pub use metrics::Metrics;
-pub use states::register as register_states;
+pub use states::{ServedKymas, register as register_states};
 
 use self::{event_diff::KymaSnapshot, event_queue::EventQueue};
 use crate::base::key::KymaKey;

@@ -1,7 +1,10 @@
 //! The incumbent's gauges of states, with the names, labels and meanings that existing dashboards use. They are
 //! computed from the cache at each scrape, so they need no memory, and deleted objects have no samples.
 
-use std::fmt;
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 use kube::ResourceExt;
 use prometheus_client::{
@@ -16,7 +19,7 @@ use tidewatch_shared::{
     variant::VariantName as _,
 };
 
-use crate::base::stores::Stores;
+use crate::base::{key::KymaKey, stores::Stores};
 
 const KYMAS: &str = "lifecycle_mgr_kyma_state";
 const KYMAS_HELP: &str = "State of each Kyma: 1 for its current state, 0 for the others";
@@ -32,8 +35,27 @@ const MANDATORY_STATE_HELP: &str =
 const STATES: [State; 6] =
     [State::Ready, State::Processing, State::Error, State::Deleting, State::Warning, State::Unmanaged];
 
+/// Returns true for a Kyma that this process serves.
+type Serves = Box<dyn Fn(&KymaKey) -> bool + Send + Sync>;
+
+/// Kymas that this process serves; all of them before [`ServedKymas::limit_to`]. Others have no samples here: the replica that
+/// serves them has them. Clones share the limit.
+#[derive(Clone, Default)]
+pub struct ServedKymas(Arc<OnceLock<Serves>>);
+
+impl ServedKymas {
+    /// Limits the Kymas to those for which the function returns true. Only the first call has an effect.
+    pub fn limit_to(&self, serves: impl Fn(&KymaKey) -> bool + Send + Sync + 'static) {
+        let _ = self.0.set(Box::new(serves));
+    }
+
+    fn contains(&self, key: &KymaKey) -> bool {
+        self.0.get().is_none_or(|serves| serves(key))
+    }
+}
+
 /// Registers the gauges in a registry without a prefix.
-pub fn register(registry: &mut Registry, stores: Stores) {
+pub fn register(registry: &mut Registry, stores: Stores, served: ServedKymas) {
     let gauge = |name: &str, labels: &[&str], help: &str| MetricDescription {
         name: name.to_owned(),
         kind: "gauge",
@@ -46,7 +68,7 @@ pub fn register(registry: &mut Registry, stores: Stores) {
         gauge(MANDATORY, &[], MANDATORY_HELP),
         gauge(MANDATORY_STATE, &["kyma_name", "module_name", "state"], MANDATORY_STATE_HELP),
     ];
-    registry.collect(described, Box::new(StateCollector(stores)));
+    registry.collect(described, Box::new(StateCollector(stores, served)));
 }
 
 /// Shoot and instance of a Kyma; `None` if it lacks either, as in the incumbent, which has no metrics of such a Kyma.
@@ -57,7 +79,7 @@ pub(super) fn labels(kyma: &Kyma) -> Option<(&str, &str)> {
     (domain.contains('.') && !shoot.is_empty()).then_some((shoot, instance))
 }
 
-struct StateCollector(Stores);
+struct StateCollector(Stores, ServedKymas);
 
 impl fmt::Debug for StateCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -67,7 +89,8 @@ impl fmt::Debug for StateCollector {
 
 impl Collector for StateCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let kymas = self.0.kymas.state();
+        let mut kymas = self.0.kymas.state();
+        kymas.retain(|kyma| self.1.contains(&KymaKey::of(kyma.as_ref())));
         let labelled = || kymas.iter().filter_map(|kyma| Some((kyma.name_any(), labels(kyma)?, kyma.status.as_ref()?)));
         let mut gauge = encoder.encode_descriptor(KYMAS, KYMAS_HELP, None, MetricType::Gauge)?;
         for (name, (shoot, instance), status) in labelled() {
@@ -100,6 +123,9 @@ impl StateCollector {
         for manifest in self.0.manifests.with_label(label::MANDATORY_MODULE) {
             let of = |key| manifest.labels().get(key).map(String::as_str);
             let (Some(kyma), Some(module)) = (of(label::KYMA_NAME), of(label::MODULE_NAME)) else { continue };
+            if !self.1.contains(&KymaKey::new(&manifest.namespace().unwrap_or_default(), kyma)) {
+                continue;
+            }
             let labels = |state| [("kyma_name", kyma), ("module_name", module), ("state", state)];
             encode_states(&mut gauge, &STATES[..5], state_of(&manifest), labels)?;
         }

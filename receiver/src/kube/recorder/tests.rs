@@ -285,7 +285,8 @@ async fn event_is_created_counted_and_recreated_after_its_deletion() {
 #[test]
 fn states_match_the_incumbents_metrics_and_vanish_with_the_kyma() {
     let (mut registry, mut writer) = (Registry::default(), Writer::<Kyma>::default());
-    register_states(&mut registry, Stores { kymas: writer.as_reader(), ..stores() });
+    let served = ServedKymas::default();
+    register_states(&mut registry, Stores { kymas: writer.as_reader(), ..stores() }, served.clone());
     let labelled = kyma(json!({"state": "Warning", "modules": [module("keda", "Unmanaged", None)]}));
     let mut unlabelled = labelled.clone();
     unlabelled.metadata.name = Some("unlabelled".into());
@@ -302,6 +303,9 @@ fn states_match_the_incumbents_metrics_and_vanish_with_the_kyma() {
     ] {
         assert!(samples.contains(&line), "{line}\n{page}");
     }
+    // Another replica serves its runtime.
+    served.limit_to(|key| key.name != "k");
+    assert!(!registry.encode().unwrap().contains("kyma_name"));
     writer.apply_watcher_event(&Event::Delete(labelled));
     assert!(!registry.encode().unwrap().contains("kyma_name"));
 }
@@ -322,7 +326,7 @@ fn mandatory_modules_have_the_incumbents_metrics_and_they_vanish_with_their_obje
     let (mut registry, mut metas, mut manifests) =
         (Registry::default(), Writer::<ModuleReleaseMeta>::default(), Writer::<Manifest>::default());
     let (release_metas, cache) = (metas.as_reader(), manifests.as_reader().into());
-    register_states(&mut registry, Stores { release_metas, manifests: cache, ..stores() });
+    register_states(&mut registry, Stores { release_metas, manifests: cache, ..stores() }, ServedKymas::default());
     let object = |kind: &str, name: &str, spec: Value| {
         json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": kind,
             "metadata": {"name": name, "namespace": "kcp-system"}, "spec": spec})
