@@ -34,6 +34,7 @@ pub struct Answers(Arc<Inner>);
 struct Inner {
     responders: Responders,
     served: ServedShards,
+    deadlines: Deadlines,
     places: Places,
 }
 
@@ -56,7 +57,15 @@ impl Answers {
     /// Answers with these responders for the shards that `served` returns.
     #[must_use]
     pub fn new(responders: Responders, served: ServedShards) -> Self {
-        Self(Arc::new(Inner { responders, served, places: Places::new() }))
+        Self::with_deadlines(responders, served, Deadlines::default())
+    }
+
+    pub(in crate::ingress) fn with_deadlines(
+        responders: Responders,
+        served: ServedShards,
+        deadlines: Deadlines,
+    ) -> Self {
+        Self(Arc::new(Inner { responders, served, deadlines, places: Places::new() }))
     }
 
     /// Answers a question of this replica itself. The caller sets the deadline.
@@ -80,7 +89,7 @@ impl Answers {
             let Answer { shards, payload } = self.answer(topic, question).await?;
             Ok(Answer { shards, payload: Bytes::from_owner(PlacedPayload { payload, _place: place }) })
         };
-        timeout(Deadlines::default().of_question(topic), answer).await.map_err(|_| AskError::Unavailable)?
+        timeout(self.0.deadlines.of_question(topic), answer).await.map_err(|_| AskError::Unavailable)?
     }
 }
 

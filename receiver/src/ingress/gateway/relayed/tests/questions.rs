@@ -181,7 +181,7 @@ async fn slow_replica_leaves_the_answers_incomplete_at_the_deadline() {
 /// The agents of a replica's runtimes are served while its answers are awaited, and the other way round.
 #[tokio::test]
 async fn questions_and_relayed_requests_hold_up_neither_each_other_nor_other_topics() {
-    let (fleet, replicas) = three().await;
+    let (fleet, replicas) = three_with(Deadlines { question: PATIENCE, ..Deadlines::default() }).await;
     let (questions, begun) = (Arc::<AtomicUsize>::default(), Arc::<Notify>::default());
     replicas[1].responders.set(Topic::Report, silent(&questions, &begun));
     for replica in &replicas {

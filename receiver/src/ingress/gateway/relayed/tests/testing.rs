@@ -265,7 +265,7 @@ impl Fleet {
 
         let (responders, served, own) = (Responders::default(), self.served.clone(), name.to_owned());
         let served = Arc::new(move || served.lock().unwrap().get(&own).cloned().unwrap_or_default());
-        let answers = Answers::new(responders.clone(), served);
+        let answers = Answers::with_deadlines(responders.clone(), served, deadlines);
         let directory = KnownReplicas {
             own: name.to_owned(),
             addresses: self.addresses.clone(),
