@@ -33,7 +33,7 @@ use crate::{
     controllers::forward,
     ingress::{
         ListenError,
-        admin::{self, FleetHandle},
+        admin::{self, ActiveFleet, FleetHandle},
         gateway::{Gateway, Service, relayed::RelayedHandlers},
         probes,
     },
@@ -43,7 +43,7 @@ use crate::{
     telemetry::{self, Metrics, MetricsPage, Pending, Readiness},
 };
 use open_files::OpenFiles;
-use sharded::{Followers, Ownership, Replica};
+use sharded::{Followers, Ownership, Replica, Sharding};
 use signals::Signals;
 use workers::{Kymas, Manifests, Workers};
 
@@ -274,7 +274,14 @@ async fn run_active(
     let Process { config, metrics, readiness, fleet: handle, standby, role, instance, .. } = process;
     let changes::Components { fleet, manifest_queue, .. } = built.watches.components.clone();
     metrics.store(Arc::new(built.metrics));
-    handle.activate(fleet.clone(), built.rotations);
+    let active = ActiveFleet {
+        table: fleet.clone(),
+        rotations: built.rotations,
+        role: role.clone(),
+        peers: built.replicas.peers,
+        holders: built.sharding.as_ref().map(Sharding::current_holders),
+    };
+    handle.activate(active, &built.replicas.responders);
 
     let (shutdown, mut tasks, mut gateways) = (CancellationToken::new(), JoinSet::new(), JoinSet::new());
     let (stop, listening) = (&shutdown, &mut gateways);

@@ -25,6 +25,7 @@ use crate::{
     config::Config,
     controllers::{event_path::AcquiredKymas, kyma},
     ingress::{
+        admin::CurrentHolders,
         gateway::{
             self, Gateway, Intake, PortMetrics,
             relayed::{self, RelayHandler, RelayedHandlers},
@@ -119,6 +120,11 @@ impl Sharding {
     /// All replicas, of which this one answers its own questions with `answers`.
     pub(super) fn peers(&self, answers: Answers) -> ReplicaPeers {
         ReplicaPeers::new(self.relay.clone(), self.known.clone(), answers)
+    }
+
+    /// Holders for the report of the shards.
+    pub(super) fn current_holders(&self) -> CurrentHolders {
+        self.known.views()
     }
 
     /// Listens on the relay port, whose requests go to the handlers of the ports that accept those of agents.

@@ -106,7 +106,6 @@ impl CaRotation {
         let handle =
             RotationHandle { requests: request_sender, progress: progress_receiver, stragglers: straggler_receiver };
         followers::respond(&rotation.replicas, &rotation.tls_state, rotation.fleet.clone(), rotation.flags.clone());
-        respond(&rotation.replicas, &handle);
         (rotation, handle)
     }
 
@@ -387,31 +386,6 @@ impl CaRotation {
             true
         });
     }
-}
-
-/// Answers requests for a rotation, and questions about its progress, while this replica has the fleet role.
-fn respond(replicas: &Replicas, handle: &RotationHandle) {
-    let (role, handle) = (replicas.role.clone(), handle.clone());
-    let progress = handle.progress.clone();
-    let is_holder = move || if role.is_held() { Ok(()) } else { Err(AskError::Unavailable) };
-    let is_held = is_holder.clone();
-    let rotate = move |request: Bytes| {
-        let (is_held, handle) = (is_held.clone(), handle.clone());
-        async move {
-            is_held()?;
-            let request = evidence::decode(Topic::RotateCa, &request)?;
-            evidence::encode(Topic::RotateCa, &handle.request(request).await)
-        }
-        .boxed()
-    };
-    replicas.responders.set(Topic::RotateCa, Arc::new(rotate));
-    // The question has no content.
-    let progress = move |_: Bytes| {
-        let progress = progress.borrow().clone();
-        let answered = is_holder().and_then(|()| evidence::encode(Topic::RotationProgress, &progress.as_deref()));
-        async { answered }.boxed()
-    };
-    replicas.responders.set(Topic::RotationProgress, Arc::new(progress));
 }
 
 const fn policy<'a>(flags: &Flags, revision: &'a str) -> RotationPolicy<'a> {

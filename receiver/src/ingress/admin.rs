@@ -1,35 +1,34 @@
-//! The admin listener: a report of the fleet, the progress of a CA rotation, and requests for one.
+//! The admin listener: reports of the fleet and of its shards, the progress of a CA rotation, and requests for one.
+//!
+//! Any replica serves it: what it does not know itself it asks of the others (`fleet`), and never shows a part as the whole.
 //!
 //! On a loopback address it serves plain HTTP to every client. On other addresses it serves TLS and authorizes each
-//! request's bearer token in KCP (`auth`). `report` is the JSON of the fleet, `routes` serves it.
+//! request's bearer token in KCP (`auth`). `report` is the JSON of the fleet, `shards` that of the shards, `routes` serves
+//! them.
 
 mod auth;
+mod fleet;
 pub mod report;
 mod routes;
+pub mod shards;
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use clap::Args;
 use kube::Client;
 use rustls::ServerConfig;
 use thiserror::Error;
-use tidewatch_shared::identity::Instance;
-use tokio::time::Instant;
 
-use crate::{
-    fleet::table::RuntimeTable,
-    ingress::http::{HttpServer, Limits, ListenError},
-    pki::{RotationError, RotationHandle, RotationProgress, RotationRequest, RotationResponse},
-};
+use crate::ingress::http::{HttpServer, Limits, ListenError};
 use auth::TokenReviewer;
+
+pub use fleet::{ActiveFleet, FleetHandle};
 
 /// Path of the fleet's report; also the `nonResourceURL` to grant, with the verb `get`, for access by token.
 pub const FLEET_PATH: &str = "/fleet";
+/// Path of the report of the shards; also the `nonResourceURL` to grant, with the verb `get`.
+pub const SHARDS_PATH: &str = "/shards";
 /// Path of the progress of a CA rotation; also the `nonResourceURL` to grant, with the verb `get`.
 pub const ROTATION_PATH: &str = "/rotation";
 /// Path that requests a CA rotation; also the `nonResourceURL` to grant, with the verb `post`.
@@ -43,13 +42,13 @@ const LIMITS: Limits = Limits { connections: 8, deadline: Duration::from_secs(30
 #[group(skip)]
 #[command(next_help_heading = "Admin")]
 pub struct Flags {
-    /// Listen address of the fleet's report and of CA rotations: plain HTTP on loopback; other addresses require
+    /// Listen address of the reports of the fleet and of CA rotations: plain HTTP on loopback; other addresses require
     /// --admin-auth
     #[arg(long, env = "TIDEWATCH_ADMIN_ADDRESS", default_value = "127.0.0.1:8085", value_name = "IP:PORT")]
     pub admin_address: SocketAddr,
 
     /// Serve the admin listener over TLS, with the event port's certificate, and authorize bearer tokens in the control
-    /// plane: to get the nonResourceURLs `/fleet` and `/rotation`, and to post `/rotate-ca`
+    /// plane: to get the nonResourceURLs `/fleet`, `/shards` and `/rotation`, and to post `/rotate-ca`
     #[arg(long, env = "TIDEWATCH_ADMIN_AUTH")]
     pub admin_auth: bool,
 }
@@ -72,48 +71,6 @@ enum AccessPolicy {
     Loopback,
     /// Bearers of a token that KCP authenticates and authorizes.
     Token(TokenReviewer),
-}
-
-/// Access to the fleet and to CA rotations, inactive until this receiver holds the Lease. Clones share one state.
-#[derive(Clone)]
-pub struct FleetHandle(Arc<Inner>);
-
-struct Inner {
-    instance: Instance,
-    started: Instant,
-    active: OnceLock<(RuntimeTable, RotationHandle)>,
-}
-
-impl FleetHandle {
-    /// Makes the handle of a receiver that does not hold the Lease yet. Reports show the instance of the process, which is that
-    /// of all its shards while one Lease stands for them.
-    #[must_use]
-    pub fn new(instance: Instance) -> Self {
-        Self(Arc::new(Inner { instance, started: Instant::now(), active: OnceLock::new() }))
-    }
-
-    /// Connects the runtime table and the CA of the receiver that became active. Only the first call has an effect: a
-    /// process becomes active once.
-    pub fn activate(&self, fleet: RuntimeTable, rotations: RotationHandle) {
-        let _ = self.0.active.set((fleet, rotations));
-    }
-
-    /// Progress of the CA rotation; `None` without a built-in CA, and while this receiver is inactive.
-    fn rotation(&self) -> Option<Arc<RotationProgress>> {
-        self.0.active.get()?.1.progress.borrow().clone()
-    }
-
-    /// Requests a CA rotation; `None` while this receiver is inactive.
-    async fn rotate(&self, request: RotationRequest) -> Option<Result<RotationResponse, RotationError>> {
-        let (_, rotations) = self.0.active.get()?;
-        Some(rotations.request(request).await)
-    }
-
-    /// Report of the fleet now, without runtimes while this receiver is inactive.
-    fn report(&self) -> report::Report {
-        let views = self.0.active.get().map(|(fleet, _)| fleet.views());
-        report::Report::new(self.0.instance, self.0.started.elapsed(), views)
-    }
 }
 
 /// Binds the admin listener, with port 0 to any free port. With `--admin-auth` it serves with `tls` and reviews tokens

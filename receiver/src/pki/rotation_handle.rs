@@ -14,7 +14,7 @@ use super::{RotationProgress, RotationRequest, RotationResponse, Stragglers};
 /// Timeout of a request to rotate.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Failure of a request to rotate.
+/// Failure of a request to rotate. Its JSON is part of the answers between replicas.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum RotationError {

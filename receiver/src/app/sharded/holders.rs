@@ -3,10 +3,14 @@
 use std::sync::Arc;
 
 use tidewatch_shared::identity::RuntimeId;
+use tokio::time::Instant;
 
 use crate::{
     base::shard::ShardCount,
-    ingress::relay::{self, Directory, Replica},
+    ingress::{
+        admin::{CurrentHolders, HolderView, HolderViews},
+        relay::{self, Directory, Replica},
+    },
     kube::shards::{Holder, HoldersHandle},
 };
 
@@ -20,6 +24,17 @@ pub(super) struct ShardHolders {
 impl ShardHolders {
     pub(super) fn new(holders: HoldersHandle, shards: ShardCount) -> Self {
         Self { holders, shards }
+    }
+
+    /// Returns the holders for the report of the shards.
+    pub(super) fn views(&self) -> CurrentHolders {
+        let Self { holders, shards } = self.clone();
+        Arc::new(move || {
+            let (holders, now) = (holders.current(), Instant::now());
+            let view = |holder: Option<&Holder>| holder.map(|holder| HolderView::of(holder, now));
+            let fleet = view(holders.fleet());
+            HolderViews { shards: shards.shards().map(|shard| view(holders.get(shard))).collect(), fleet }
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tidewatch_shared::{api::ConditionStatus, identity::Instance};
 
@@ -19,7 +20,7 @@ pub struct Report {
     pub runtimes: Vec<RuntimeView>,
 }
 
-/// Receiver of a report.
+/// Receiver that made a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Receiver {
@@ -27,7 +28,7 @@ pub struct Receiver {
     pub instance: Instance,
     /// Version of the program.
     pub version: String,
-    /// True if this receiver holds the Lease; otherwise the report has no runtimes.
+    /// True if this receiver works on runtimes; otherwise the report has none.
     pub active: bool,
     /// Time since the start of the process, in seconds.
     pub uptime_seconds: u64,
@@ -56,16 +57,21 @@ pub struct Summary {
     pub renewals_failing: usize,
 }
 
+impl Receiver {
+    /// This receiver.
+    pub(super) fn new(instance: Instance, uptime: Duration, active: bool) -> Self {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Self { instance, version, active, uptime_seconds: uptime.as_secs() }
+    }
+}
+
 impl Report {
-    /// Makes the report from the views of the runtime table; `None` if this receiver is not active.
-    pub(super) fn new(instance: Instance, uptime: Duration, views: Option<Vec<RuntimeView>>) -> Self {
-        let receiver = Receiver {
-            instance,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            active: views.is_some(),
-            uptime_seconds: uptime.as_secs(),
-        };
-        let mut runtimes = views.unwrap_or_default();
+    /// Makes the report from views of runtimes, which are in any order, and more than once if they come from two replicas.
+    pub(super) fn new(receiver: Receiver, views: Vec<RuntimeView>) -> Self {
+        let mut runtimes = views;
+        // Stable, so that of the views of one Kyma that of the first answer stays.
+        runtimes.sort_by(|a, b| (&a.namespace, &a.kyma).cmp(&(&b.namespace, &b.kyma)));
+        runtimes.dedup_by(|a, b| (&a.namespace, &a.kyma) == (&b.namespace, &b.kyma));
         runtimes.sort_unstable_by(|a, b| {
             let order = |runtime: &RuntimeView| match runtime.path.state {
                 ConditionStatus::False => 0,
@@ -75,6 +81,18 @@ impl Report {
             order(a).cmp(&order(b)).then_with(|| (&a.namespace, &a.kyma).cmp(&(&b.namespace, &b.kyma)))
         });
         Self { receiver, summary: Summary::of(&runtimes), runtimes }
+    }
+
+    /// Makes the report from the answers of replicas, each a JSON list of the runtimes of one.
+    ///
+    /// # Errors
+    /// An answer is malformed.
+    pub(super) fn merge(receiver: Receiver, answers: Vec<Bytes>) -> Result<Self, serde_json::Error> {
+        let mut views = Vec::new();
+        for answer in answers {
+            views.append(&mut serde_json::from_slice::<Vec<RuntimeView>>(&answer)?);
+        }
+        Ok(Self::new(receiver, views))
     }
 }
 

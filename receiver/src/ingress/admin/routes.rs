@@ -11,11 +11,12 @@ use serde::Serialize;
 use tokio::time::timeout;
 
 use super::{
-    AccessPolicy, FLEET_PATH, FleetHandle, ROTATE_PATH, ROTATION_PATH,
+    AccessPolicy, FLEET_PATH, FleetHandle, ROTATE_PATH, ROTATION_PATH, SHARDS_PATH,
     auth::{Authorization, Permission},
     report::Report,
 };
 use crate::{
+    base::peers::AskError,
     ingress::http::{HEAD_DEADLINE, HttpResponse, TEXT, method_not_allowed, response, single_value, with_body},
     pki::{RotationError, RotationRequest, RotationResponse},
 };
@@ -35,6 +36,7 @@ struct Route {
 
 impl Route {
     const FLEET: Self = Self::new("GET", "get", FLEET_PATH);
+    const SHARDS: Self = Self::new("GET", "get", SHARDS_PATH);
     const ROTATION: Self = Self::new("GET", "get", ROTATION_PATH);
     const ROTATE: Self = Self::new("POST", "post", ROTATE_PATH);
 
@@ -50,7 +52,7 @@ pub(super) async fn respond<B: Body<Data = Bytes, Error: std::error::Error + Sen
     request: Request<B>,
 ) -> HttpResponse {
     let (parts, body) = request.into_parts();
-    let routes = [Route::FLEET, Route::ROTATION, Route::ROTATE];
+    let routes = [Route::FLEET, Route::SHARDS, Route::ROTATION, Route::ROTATE];
     let route = routes.into_iter().find(|route| route.permission.path == parts.uri.path());
     // Unknown paths need the permission to read the fleet, so that clients without it cannot probe for paths.
     if let Err(refused) = authorize(policy, &parts, route.unwrap_or(Route::FLEET).permission).await {
@@ -61,13 +63,21 @@ pub(super) async fn respond<B: Body<Data = Bytes, Error: std::error::Error + Sen
         return method_not_allowed(route.method);
     }
     match route.permission.path {
-        FLEET_PATH => chunked(fleet.report()),
-        ROTATION_PATH => match fleet.rotation() {
-            Some(progress) => json(StatusCode::OK, &*progress),
-            None => text(StatusCode::NOT_FOUND, "there is no built-in CA, or this receiver is not active\n"),
+        FLEET_PATH => match fleet.report().await {
+            Ok(report) => chunked(report),
+            Err(error) => unanswered(error),
+        },
+        SHARDS_PATH => json(StatusCode::OK, &fleet.shards()),
+        ROTATION_PATH => match fleet.rotation().await {
+            Ok(Some(progress)) => json(StatusCode::OK, &progress),
+            Ok(None) => text(StatusCode::NOT_FOUND, "there is no built-in CA, or this receiver is not active\n"),
+            Err(error) => unanswered(error),
         },
         _ => match rotation_request(&parts, body).await {
-            Ok(request) => rotation_response(fleet.rotate(request).await),
+            Ok(request) => match fleet.rotate(request).await {
+                Ok(result) => rotation_response(result),
+                Err(error) => unanswered(error),
+            },
             Err(refused) => refused,
         },
     }
@@ -101,6 +111,18 @@ fn rotation_response(result: Option<Result<RotationResponse, RotationError>>) ->
             text(StatusCode::SERVICE_UNAVAILABLE, "the Secret of the CA could not be written; retry later\n")
         }
     }
+}
+
+/// Response to a request that this replica could not serve without others. All reasons are temporary.
+fn unanswered(error: AskError) -> HttpResponse {
+    let reason = match error {
+        AskError::Incomplete => {
+            "at least one shard has no replica that answers for it now, so there is no whole report; retry later\n"
+        }
+        AskError::NoFleetHolder => "no replica that runs the tasks of the whole fleet answers now; retry later\n",
+        AskError::Unavailable => "a replica cannot answer this now; retry later\n",
+    };
+    text(StatusCode::SERVICE_UNAVAILABLE, reason)
 }
 
 /// Authorizes a request before anything else is disclosed.
@@ -178,7 +200,7 @@ mod tests {
     use tidewatch_shared::identity::Instance;
 
     use super::*;
-    use crate::ingress::admin::{self, BindError, Flags};
+    use crate::ingress::admin::{self, BindError, Flags, report::Receiver, shards::ShardsReport};
 
     fn request(method: Method, path: &str, host: &str) -> Request<Full<Bytes>> {
         Request::builder().method(method).uri(path).header(header::HOST, host).body(Full::default()).unwrap()
@@ -206,6 +228,9 @@ mod tests {
         assert_eq!(send(Method::GET, "/metrics", "localhost").await.0, 404);
         assert_eq!(send(Method::GET, "/rotate-ca", "localhost").await.0, 405);
         assert_eq!(send(Method::GET, "/rotation", "localhost").await.0, 404);
+        let (status, body) = send(Method::GET, "/shards", "localhost").await;
+        let report: ShardsReport = serde_json::from_str(&body).unwrap();
+        assert_eq!((status, report.receiver.active, report.ownership), (200, false, None));
     }
 
     #[tokio::test]
@@ -242,7 +267,7 @@ mod tests {
             .unwrap()
         };
         for count in [0, 1, RUNTIMES_PER_CHUNK, RUNTIMES_PER_CHUNK * 2 + 1] {
-            let mut report = Report::new(Instance::new(1), Duration::ZERO, None);
+            let mut report = Report::new(Receiver::new(Instance::new(1), Duration::ZERO, true), Vec::new());
             report.runtimes = (0..count).map(runtime).collect();
             let body = chunked(report.clone()).into_body().collect().await.unwrap().to_bytes();
             assert_eq!(serde_json::from_slice::<Report>(&body).unwrap(), report);
