@@ -10,12 +10,15 @@ use http::{
     uri::{Authority, Scheme},
 };
 use http_body_util::Full;
-use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
+use k8s_openapi::api::{
+    coordination::v1::{Lease, LeaseSpec},
+    core::v1::Pod,
+};
 use kube::{Api, Client, ResourceExt as _, api::ListParams, core::PartialObjectMeta};
 use rustls_pki_types::ServerName;
 use serde::Serialize;
 use thiserror::Error;
-use tidewatch_receiver::kube::runtime_access::list_all;
+use tidewatch_receiver::kube::{runtime_access::list_all, shards::names};
 use tidewatch_shared::tls;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -216,7 +219,7 @@ impl ReceiverPods<'_> {
         Ok(body)
     }
 
-    /// Name of the pod of the Lease holder.
+    /// Name of the pod of the Lease holder; of any replica if sharded replicas hold it together.
     async fn active_pod(&self) -> Result<String> {
         let AdminFlags { cluster, lease_name: lease, .. } = self.flags;
         let namespace = &cluster.namespace;
@@ -225,6 +228,8 @@ impl ReceiverPods<'_> {
         let found = found.with_context(|| format!("read the Lease {namespace}/{lease}"))?;
         let holder = found.and_then(|lease| lease.spec?.holder_identity).filter(|holder| !holder.is_empty());
         let holder = holder.with_context(|| format!("no receiver holds the Lease {namespace}/{lease}"))?;
+        let holder =
+            if holder.starts_with(names::SHARDED_HOLDER) { self.newest_member(&leases).await? } else { holder };
         let pods: Api<PartialObjectMeta<Pod>> = cluster.api(&self.client);
         let pods = list_all(&pods, &ListParams::default(), &LIST_LIMITS).await;
         let pods = pods.with_context(|| format!("list the pods in {namespace}"))?;
@@ -233,6 +238,24 @@ impl ReceiverPods<'_> {
             format!("the holder {holder} of the Lease {namespace}/{lease} is no pod in {namespace}; use --admin-url")
         })
     }
+
+    /// Identity of the replica with the newest renewal of a membership Lease. Each of them serves the whole fleet.
+    async fn newest_member(&self, leases: &Api<Lease>) -> Result<String> {
+        let mut specs = Vec::new();
+        for name in (0..names::MAX_REPLICAS).map(names::member) {
+            let lease = within_deadline(leases.get_opt(&name)).await;
+            let lease = lease.with_context(|| format!("read the Lease {}/{name}", self.flags.cluster.namespace))?;
+            specs.extend(lease.and_then(|lease| lease.spec));
+        }
+        let newest = newest_holder(specs.into_iter());
+        newest.with_context(|| format!("no replica holds a membership Lease in {}", self.flags.cluster.namespace))
+    }
+}
+
+/// Holder with the newest renewal.
+fn newest_holder(specs: impl Iterator<Item = LeaseSpec>) -> Option<String> {
+    let held = specs.filter_map(|spec| Some((spec.renew_time?.0, spec.holder_identity.filter(|id| !id.is_empty())?)));
+    held.max().map(|(_, holder)| holder)
 }
 
 /// Matches the part of the holder identity before the instance: the pod's uid (`--lease-place`, as deployed), or its
@@ -299,6 +322,15 @@ mod tests {
         for other in ["u-2_00ff", "u-1", "receiver_0", "_00ff", ""] {
             assert!(!is_holder(&pod, other), "{other}");
         }
+    }
+
+    #[test]
+    fn newest_renewal_decides_among_the_replicas() {
+        let specs =
+            |specs: serde_json::Value| newest_holder(serde_json::from_value::<Vec<_>>(specs).unwrap().into_iter());
+        let spec = |holder: &str, second: u8| json!({"holderIdentity": holder, "renewTime": format!("2026-11-25T20:00:{second:02}.000000Z")});
+        assert_eq!(specs(json!([spec("a", 1), spec("b", 3), spec("c", 2), spec("", 9)])).as_deref(), Some("b"));
+        assert_eq!(specs(json!([spec("", 1), {"holderIdentity": "never renewed"}, {}])), None);
     }
 
     #[test]

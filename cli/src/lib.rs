@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`catalog`] | `catalog check`, `catalog diff`, `catalog show` |
 //! | [`fleet`] | `fleet` |
+//! | [`shards`] | `shards` |
 //! | [`module`] | `module pack`, `module show`, `module render`, `module diff` |
 //! | [`rollout`] | `rollout`, `rollout confirm` |
 //! | [`rotate_ca`] | `rotate-ca` |
@@ -42,6 +43,7 @@ mod port_forward;
 mod request;
 pub mod rollout;
 pub mod rotate_ca;
+pub mod shards;
 pub mod status;
 pub mod windows;
 
@@ -61,7 +63,9 @@ pub mod exit {
     pub const UNREADABLE: u8 = 2;
     /// `fleet --check` only: an event path is broken.
     pub const BROKEN_PATH: u8 = 3;
-    /// `fleet --check` only: the receiver is not the active one.
+    /// `shards --check` only: a shard or the fleet role has no holder.
+    pub const UNHELD_SHARD: u8 = 3;
+    /// `fleet --check` and `shards --check` only: the receiver is not the active one.
     pub const NOT_ACTIVE: u8 = 4;
     /// `module` only: the folder or the artefact is not a valid module.
     pub const INVALID_MODULE: u8 = 3;
@@ -83,6 +87,10 @@ pub enum Command {
     #[command(after_help = "Exit codes: 0 shown; 1 no response; 2 invalid arguments.\n\
         With --check also: 3 an event path is broken; 4 the receiver is not the active one.")]
     Fleet(fleet::Fleet),
+    /// Show the shards of the fleet: holder, its last renewal, runtimes, last move; and the holder of the fleet role
+    #[command(after_help = "Exit codes: 0 shown; 1 no response; 2 invalid arguments.\n\
+        With --check also: 3 a shard or the fleet role has no holder; 4 the receiver is not active.")]
+    Shards(shards::Shards),
     /// Rotate the root of the built-in CA, and show progress and stragglers until the rotation has ended
     #[command(
         after_help = "Exit codes: 0 the rotation has ended, or has begun with --no-wait; 1 it was refused, or the \
@@ -118,6 +126,7 @@ impl Cli {
     pub fn run(&self) -> ExitCode {
         let (name, failure, result) = match &self.command {
             Command::Fleet(fleet) => ("fleet", exit::FAILURE, fleet.run()),
+            Command::Shards(shards) => ("shards", exit::FAILURE, shards.run()),
             Command::RotateCa(rotate) => ("rotate-ca", exit::FAILURE, rotate.run()),
             Command::Rollout(rollout) => ("rollout", exit::FAILURE, rollout.run()),
             Command::Catalog(catalog) => ("catalog", exit::UNREADABLE, catalog.run()),

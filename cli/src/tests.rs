@@ -15,6 +15,8 @@ fn arguments_select_the_command() {
     Cli::command().debug_assert();
     let Ok(Command::Fleet(fleet)) = parse(&["fleet", "--json"]) else { panic!() };
     assert!(fleet.json && !fleet.check && fleet.admin.admin_url.is_none());
+    let Ok(Command::Shards(shards)) = parse(&["shards", "--check"]) else { panic!() };
+    assert!(shards.check && !shards.json);
     let rotate = parse(&["rotate-ca", "--force-after", "60", "--no-wait"]);
     assert!(matches!(rotate, Ok(Command::RotateCa(rotate_ca::RotateCa { force_after: Some(60), no_wait: true, .. }))));
     let check = parse(&["catalog", "check", "a.yaml", "-", "--against", "b", "--json"]);
@@ -98,7 +100,7 @@ fn leaves(command: &clap::Command, path: &str) -> Vec<(String, clap::Command)> {
 fn help_documents_exit_codes_and_every_argument() {
     let leaves = leaves(&Cli::command(), "");
     let paths: Vec<_> = leaves.iter().map(|(path, _)| path.as_str()).collect();
-    assert_eq!(paths.len(), 16, "{paths:?}");
+    assert_eq!(paths.len(), 17, "{paths:?}");
     for (path, mut command) in leaves {
         let help = command.render_long_help().to_string();
         assert!(help.contains("Exit codes: 0 "), "{path}: {help}");

@@ -83,7 +83,7 @@ async fn fleet_check_distinguishes_broken_paths_and_a_standby() {
 async fn no_response_is_1_and_invalid_arguments_are_2() {
     let refusing = Server::http(|_| Answer::Json(403, json!("no"))).await;
     let url = refusing.url();
-    for command in [&["fleet"][..], &["fleet", "--check"], &["rotate-ca"], &["rotate-ca", "--no-wait"]] {
+    for command in [&["fleet"][..], &["fleet", "--check"], &["shards"], &["rotate-ca"], &["rotate-ca", "--no-wait"]] {
         let refused = tidewatch(&[command, &["--admin-url", &url]].concat()).await;
         assert_eq!((code(&refused), stdout(&refused)), (1, String::new()));
         assert!(stderr(&refused).contains("403") && stderr(&refused).contains(&url), "{}", stderr(&refused));
@@ -163,6 +163,38 @@ async fn active_receiver_is_reached_by_port_forward() {
         assert!(last.starts_with("get /fleet http/1.1\r\n") && last.contains("host: localhost:8085\r\n"), "{last}");
         assert!(received[received.len() - 2].ends_with("ports=8085"), "{received:?}");
     }
+}
+
+/// Sharded replicas hold the receivers' Lease together, and each serves the whole fleet.
+#[tokio::test]
+async fn sharded_replica_is_reached_by_its_membership() {
+    let member = |name: &str, holder: &str, renewed: &str| {
+        Answer::Json(
+            200,
+            json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name},
+                "spec": {"holderIdentity": holder, "renewTime": renewed}}),
+        )
+    };
+    let shards = json!({
+        "receiver": {"instance": "00000000000000ff", "version": "0.1.0", "active": true, "uptimeSeconds": 5},
+        "ownership": {"mode": "sharded", "fleet": null, "shards": [{"shard": 0, "holder": null, "runtimes": 5}]},
+    });
+    let replicas = receivers("tidewatch-shards-24", Answer::Pod(shards));
+    let kcp = Server::http(move |parts| {
+        match parts.uri.path().strip_prefix("/apis/coordination.k8s.io/v1/namespaces/kcp/leases/tidewatch-replica-") {
+            Some("0") => member("tidewatch-replica-0", "u-a_00ff", "2026-11-25T20:00:00.000000Z"),
+            Some("3") => member("tidewatch-replica-3", "u-b_00ff", "2026-11-25T20:00:05.000000Z"),
+            Some("4") => member("tidewatch-replica-4", "", "2026-11-25T20:00:09.000000Z"),
+            Some(other) => status(404, other),
+            None => replicas(parts),
+        }
+    })
+    .await;
+    let (_dir, kubeconfig) = file(&kcp.kubeconfig());
+    let shown = tidewatch(&["shards", "--check", "--kubeconfig", &kubeconfig, "-n", "kcp"]).await;
+    assert_eq!(code(&shown), 3, "{}", stderr(&shown));
+    assert!(stderr(&shown).contains("fleet role, shard 0"), "{}", stderr(&shown));
+    assert!(stdout(&shown).contains("SHARD  HOLDER"), "{}", stdout(&shown));
 }
 
 #[tokio::test]

@@ -21,6 +21,10 @@ pub const RELAY_ADDRESS: &str = "operator.kyma-project.io/tidewatch-relay-addres
 /// Annotation of a membership Lease whose replica hands its shards over and claims none, because it stops.
 pub const LEAVING: &str = "operator.kyma-project.io/tidewatch-leaving";
 
+/// Beginning of the holder identity of the Lease of the unsharded receiver while sharded replicas keep it alive; the number of
+/// shards follows.
+pub const SHARDED_HOLDER: &str = "tidewatch-shards-";
+
 /// Name of the Lease of a shard or of the fleet role.
 #[must_use]
 pub fn unit(unit: Unit) -> String {

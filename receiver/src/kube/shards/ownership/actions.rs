@@ -5,7 +5,7 @@ use std::time::Duration;
 use strum::IntoStaticStr;
 use tokio::time::Instant;
 
-use super::super::{Unit, record::LeaseId};
+use super::super::{Unit, names, record::LeaseId};
 use crate::{base::shard::ShardCount, kube::leader::Timings};
 
 /// What does not change while the process runs.
@@ -28,7 +28,7 @@ impl Settings {
     /// Holder of the Lease of the unsharded receiver while shards are held. It contains the number of shards, so that
     /// replicas with different numbers never keep it alive for each other.
     pub(in crate::kube::shards) fn sharded(&self) -> String {
-        format!("tidewatch-shards-{}", self.shards)
+        format!("{}{}", names::SHARDED_HOLDER, self.shards)
     }
 
     /// Longest time from the request to hand a shard over to the end of its fence.
