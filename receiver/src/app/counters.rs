@@ -96,6 +96,12 @@ impl Counters {
 #[must_use]
 pub fn described() -> Vec<MetricDescription> {
     let (mut metrics, (stores, _)) = (Metrics::new(), changes::stores());
-    Counters::register_all(&mut metrics, &leader::Metrics::default(), &pki::Metrics::default(), stores, recorder::ServedKymas::default());
+    Counters::register_all(
+        &mut metrics,
+        &leader::Metrics::default(),
+        &pki::Metrics::default(),
+        stores,
+        recorder::ServedKymas::default(),
+    );
     metrics.described()
 }

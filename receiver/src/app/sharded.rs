@@ -25,7 +25,7 @@ use crate::{
     config::Config,
     controllers::{event_path::AcquiredKymas, kyma},
     ingress::{
-        admin::CurrentHolders,
+        admin::shards::CurrentHolders,
         gateway::{
             self, Gateway, Intake, PortMetrics,
             relayed::{self, RelayHandler, RelayedHandlers},

@@ -8,8 +8,6 @@ mod followers;
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use futures::FutureExt as _;
 use kube::Client;
 use tokio::{
     sync::{mpsc, watch},
@@ -25,7 +23,7 @@ use crate::{
         error_levels,
         peers::{AskError, Topic},
     },
-    controllers::evidence::{self, Replicas},
+    controllers::evidence::Replicas,
     fleet::{
         queue::{Priority, WorkSet},
         table::{RuntimeTable, TrustAnnouncement},

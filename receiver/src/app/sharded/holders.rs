@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::{
     base::shard::ShardCount,
     ingress::{
-        admin::{CurrentHolders, HolderView, HolderViews},
+        admin::shards::{CurrentHolders, HolderView, HolderViews},
         relay::{self, Directory, Replica},
     },
     kube::shards::{Holder, HoldersHandle},

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use tidewatch_shared::{
     heartbeat::{CertificateState, Heartbeat},
     identity::{Epoch, Instance, RuntimeId},
