@@ -83,6 +83,7 @@ pub fn roots(bundle: &[CertificateDer<'static>]) -> Result<RootCertStore, TlsCon
         return Err(TlsConfigError::Empty("the trust bundle"));
     }
     let mut store = RootCertStore::empty();
+    store.roots.reserve_exact(bundle.len());
     bundle.iter().try_for_each(|root| store.add(root.clone())).map_err(TlsConfigError::Root)?;
     Ok(store)
 }

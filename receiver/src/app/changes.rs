@@ -141,7 +141,8 @@ impl Watches {
         start.watch("releases", Writer::default(), named(RELEASES), handlers.releases());
         // Watchers and Secrets before Kymas: a Kyma that is placed mostly finds its plan and its access.
         start.watch("watchers", watchers, everything(), handlers.watchers());
-        start.watch("secrets", secrets, everything().labels(label::KYMA_NAME), handlers.secrets());
+        let (labelled, compact) = (everything().labels(label::KYMA_NAME), Box::new(AccessSecret::drop_version));
+        start.watch_compactly("secrets", (secrets, compact), labelled, handlers.secrets());
         start.watch("moduletemplates", templates, everything(), handlers.templates());
         start.watch("modulereleasemetas", release_metas, everything(), handlers.release_metas());
         let mut parts = watch::CommonParts::default();

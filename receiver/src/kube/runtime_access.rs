@@ -114,14 +114,14 @@ struct Table {
 
 struct Entry {
     /// Sorted by name, not empty; shared with the cache of the Secrets.
-    secrets: Vec<Arc<AccessSecret>>,
+    secrets: Box<[Arc<AccessSecret>]>,
     revision: u64,
     /// Memory of its responses; the same for all its clients.
     account: Account,
     /// Reason for which no client can be built from the kubeconfig.
     refusal: Option<KubeconfigError>,
-    /// Client of the kubeconfig, once built and until evicted.
-    cached: Option<CachedClient>,
+    /// Client of the kubeconfig, once built and until evicted: few entries have one.
+    cached: Option<Box<CachedClient>>,
 }
 
 impl RuntimeAccess {
@@ -151,6 +151,7 @@ impl RuntimeAccess {
             return table.entries.remove(key).is_some();
         }
         secrets.sort_unstable_by(|a, b| a.name().cmp(b.name()));
+        let secrets = secrets.into_boxed_slice();
         if let Some(entry) = table.entries.get_mut(key)
             && entry.secrets.len() == secrets.len()
             && entry.secrets.iter().zip(&secrets).all(|(before, now)| before.gives_same_access(now))
@@ -195,7 +196,7 @@ impl RuntimeAccess {
         let cached = match &mut entry.cached {
             Some(cached) => cached,
             none => match client::build(&self.0.parts, &entry.account, kubeconfig) {
-                Ok(new) => none.insert(new),
+                Ok(new) => none.insert(Box::new(new)),
                 Err(refusal) => {
                     self.0.parts.guard.metrics.unusable(refusal.as_str());
                     entry.refusal = Some(refusal.clone());
@@ -235,7 +236,7 @@ impl RuntimeAccess {
         idle_times.sort_unstable_by(|a, b| b.cmp(a));
         // Clients that were last used before this are evicted.
         let full = idle_times.get(MAX_IDLE_CLIENTS - 1).copied();
-        let idle = |cached: &mut CachedClient| {
+        let idle = |cached: &mut Box<CachedClient>| {
             let since = cached.usage.idle_since();
             since.is_some_and(|since| since.elapsed() >= client::IDLE_TIMEOUT || full.is_some_and(|full| since < full))
         };

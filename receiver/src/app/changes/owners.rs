@@ -19,8 +19,8 @@ pub(super) struct SecretOwners {
 struct State {
     /// Kyma of each Secret at its last event; a changed label moves a Secret to another Kyma.
     kymas: HashMap<KymaKey, KymaKey>,
-    /// Sorted names of the Secrets of each Kyma, nearly always one.
-    secrets: HashMap<KymaKey, Vec<String>>,
+    /// Sorted Secrets of each Kyma, nearly always one.
+    secrets: HashMap<KymaKey, Vec<KymaKey>>,
 }
 
 impl From<Store<AccessSecret>> for SecretOwners {
@@ -42,8 +42,8 @@ impl SecretOwners {
 
     /// Returns the Secrets of a Kyma from the cache, without scanning the others.
     pub(super) fn read(&self, kyma: &KymaKey) -> Vec<Arc<AccessSecret>> {
-        let names = self.lock().secrets.get(kyma).cloned().unwrap_or_default();
-        let cached = names.iter().filter_map(|name| self.cache.get(&ObjectRef::new(name).within(&kyma.namespace)));
+        let secrets = self.lock().secrets.get(kyma).cloned().unwrap_or_default();
+        let cached = secrets.iter().filter_map(|it| self.cache.get(&ObjectRef::new(&it.name).within(&it.namespace)));
         // The cache may be ahead of this index: the label may have changed already.
         cached.filter(|secret| secret.kyma().as_ref() == Some(kyma)).collect()
     }
@@ -62,18 +62,18 @@ impl State {
         };
         let previous = previous.filter(|previous| Some(previous) != owner.as_ref());
         if let Some(previous) = &previous
-            && let Some(names) = self.secrets.get_mut(previous)
+            && let Some(secrets) = self.secrets.get_mut(previous)
         {
-            names.retain(|name| *name != secret.name);
-            if names.is_empty() {
+            secrets.retain(|known| *known != secret);
+            if secrets.is_empty() {
                 self.secrets.remove(previous);
             }
         }
         if let Some(owner) = &owner {
-            let names = self.secrets.entry(owner.clone()).or_default();
-            if let Err(at) = names.binary_search(&secret.name) {
-                names.reserve_exact(1);
-                names.insert(at, secret.name.clone());
+            let secrets = self.secrets.entry(owner.clone()).or_default();
+            if let Err(at) = secrets.binary_search(&secret) {
+                secrets.reserve_exact(1);
+                secrets.insert(at, secret);
             }
         }
         owner.into_iter().chain(previous).collect()

@@ -16,7 +16,7 @@ use crate::base::key::KymaKey;
 #[derive(Clone, Deserialize)]
 #[serde(from = "Secret")]
 pub struct AccessSecret {
-    /// Name, namespace, uid and resourceVersion.
+    /// Name and namespace, until [`AccessSecret::drop_version`] also uid and resourceVersion.
     metadata: ObjectMeta,
     /// Name of the Kyma, by the label.
     kyma: Option<Box<str>>,
@@ -46,6 +46,11 @@ impl AccessSecret {
         self.metadata.name.as_deref().unwrap_or_default()
     }
 
+    /// Drops the identity of this version, which only its watch needs.
+    pub fn drop_version(&mut self) {
+        (self.metadata.uid, self.metadata.resource_version) = (None, None);
+    }
+
     /// The Kyma that the label names.
     pub(crate) fn kyma(&self) -> Option<KymaKey> {
         Some(KymaKey::new(self.metadata.namespace.as_deref().unwrap_or_default(), self.kyma.as_deref()?))
@@ -67,10 +72,7 @@ impl AccessSecret {
 
 impl fmt::Debug for AccessSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AccessSecret")
-            .field("name", &self.metadata.name)
-            .field("resource_version", &self.metadata.resource_version)
-            .finish_non_exhaustive()
+        f.debug_struct("AccessSecret").field("name", &self.metadata.name).finish_non_exhaustive()
     }
 }
 
@@ -134,8 +136,14 @@ mod tests {
         assert_eq!((secret.name(), secret.kyma()), ("access", Some(KymaKey::new("ns", "k"))));
         assert_eq!(secret.kubeconfig().unwrap().server, "https://runtime");
         let ObjectMeta { uid, resource_version, labels, annotations, .. } = secret.meta();
-        assert_eq!((uid.as_deref(), resource_version.as_deref()), (Some("u"), Some("7")));
-        assert_eq!((labels, annotations), (&None, &None), "not read");
+        assert_eq!((uid.as_deref(), resource_version.as_deref()), (Some("u"), Some("7")), "read by the watch");
+        assert_eq!((labels, annotations), (&None, &None));
+        let mut cached = secret.clone();
+        cached.drop_version();
+        let ObjectMeta { name, namespace, uid, resource_version, .. } = cached.meta();
+        assert_eq!((name.as_deref(), namespace.as_deref()), (Some("access"), Some("ns")));
+        assert_eq!((uid, resource_version), (&None, &None));
+        assert!(secret.gives_same_access(&cached));
         assert!(!format!("{secret:?}").contains("sesame"));
         // Each byte of the text counts, and nothing else of the Secret but its name.
         let change = |member: &str, value: &str| {
