@@ -59,7 +59,7 @@ const RATE: u32 = 10_000;
 /// The channel that moves, and the versions between which it moves. Both always have a template, so no template
 /// changes.
 const CHANNEL: &str = "regular";
-const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];
+pub(super) const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];
 /// Name of the bare client's own release meta in each runtime, and its field manager.
 const FLOOR: &str = "floor";
 /// Resources of a catalog.
@@ -83,17 +83,17 @@ pub struct Settings {
 }
 
 /// One move with so many runtimes; times in seconds.
-struct MoveSample {
-    all: f64,
+pub(super) struct MoveSample {
+    pub(super) all: f64,
     /// CPU time of the receiver until its queue is empty again.
-    cpu: f64,
+    pub(super) cpu: f64,
     /// CPU time of this process in the same time: the runtimes' API servers, and the agents.
-    others: f64,
+    pub(super) others: f64,
     /// Requests of all clients that KCP answered.
     kcp: f64,
     /// Requests to each runtime.
-    calls: Vec<Calls>,
-    floor: PassCost,
+    pub(super) calls: Vec<Calls>,
+    pub(super) floor: PassCost,
 }
 
 /// The samples of one number of runtimes.
@@ -201,7 +201,6 @@ impl Samples {
         let sum = Calls::sum(calls.iter().copied());
         progress::print_line(&format!("requests to the runtimes in {} moves: {sum}", self.moves.len()));
         let runtimes = number(calls.len() as u64).max(1.0);
-        let patches = |calls: &Calls| RESOURCES.iter().map(|resource| calls.of("patch", resource)).sum::<u64>();
         let writes = |calls: &Calls, resource| {
             ["create", "update", "patch", "delete"].into_iter().map(|verb| calls.of(verb, resource)).sum::<u64>()
         };
@@ -242,14 +241,9 @@ fn project(all: &[Samples], emit: &mut impl FnMut(&Figure)) {
 
 /// Moves the channel in KCP to that version, once the receiver has closed its connections to the runtimes; measures the
 /// floor afterwards.
-async fn one_move(setup: &FleetSetup, to: &'static str) -> Result<MoveSample> {
+pub(super) async fn one_move(setup: &FleetSetup, to: &'static str) -> Result<MoveSample> {
     let FleetSetup { fleet, landscape, .. } = setup;
-    until_within("the receiver to close its connections to the runtimes", WAIT_LIMIT, async || {
-        let open = fleet.fake().connections();
-        ensure!(open == 0, "{open} connections are open");
-        Ok(Some(()))
-    })
-    .await?;
+    setup.disconnected().await?;
     let calls = calls(setup);
     let (kcp, cpu, others) =
         (api_calls::answered(landscape.kcp()).await?, setup.receiver_cpu().await?, cpu_of(process::id())?);
@@ -352,6 +346,11 @@ async fn idle(setup: &FleetSetup, seconds: u32, emit: &mut impl FnMut(&Figure)) 
     emit(&Figure::new("catalog_idle_verifications", verified, "runtimes"));
     emit(&Figure::new("catalog_idle_calls", number(outside), "calls").at_most(0.0));
     Ok(())
+}
+
+/// Patches of a catalog's objects.
+pub(super) fn patches(calls: &Calls) -> u64 {
+    RESOURCES.iter().map(|resource| calls.of("patch", resource)).sum()
 }
 
 /// Requests to each runtime so far.

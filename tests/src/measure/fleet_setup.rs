@@ -2,7 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
+use tidewatch_receiver::ingress::admin::{FLEET_PATH, report::Report};
 use tidewatch_shared::{
     names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE},
     plan::Plan,
@@ -11,7 +12,8 @@ use tidewatch_shared::{
 use super::figure::cpu_of;
 use crate::{
     bed::TestBed,
-    landscape::{Landscape, Options},
+    http,
+    landscape::{DEADLINE, Landscape, Options},
     load::{SimulatedFleet, until_within},
     product::Memory,
     progress::Step,
@@ -112,6 +114,23 @@ impl FleetSetup {
     pub(super) async fn metrics(&self) -> Result<String> {
         let (_, page) = self.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
         Ok(page)
+    }
+
+    /// The receiver's report of all runtimes.
+    pub(super) async fn report(&self) -> Result<Report> {
+        let admin = self.landscape.with_receiver(async |receiver| receiver.admin()).await?;
+        let (_, report) = http::get(admin.context("no admin listener")?, FLEET_PATH, DEADLINE).await?;
+        serde_json::from_str(&report).context("read the fleet")
+    }
+
+    /// Waits until the receiver has closed its idle connections to the runtimes, as after any quiet minute.
+    pub(super) async fn disconnected(&self) -> Result<()> {
+        until_within("the receiver to close its connections to the runtimes", WAIT_LIMIT, async || {
+            let open = self.fleet.fake().connections();
+            ensure!(open == 0, "{open} connections are open");
+            Ok(Some(()))
+        })
+        .await
     }
 
     /// CPU time of the receiver so far, in seconds.

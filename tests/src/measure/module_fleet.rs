@@ -73,7 +73,9 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
     );
     let smallest = settings.runtimes.first().copied().unwrap_or_default();
     ensure!(settings.reconciles <= smallest, "at most {smallest} Kymas can be reconciled");
-    let mut measured = ModuleFleet::start(settings).await?;
+    // No poll, and verifications so far apart that hardly one falls into the measurement.
+    let arguments = ["--fallback-poll-seconds", "86400", "--verification-seconds", "2592000"];
+    let mut measured = ModuleFleet::start(settings.modules, &arguments).await?;
     let mut first = None;
     for runtimes in &settings.runtimes {
         measured.install(*runtimes, emit).await?;
@@ -93,9 +95,10 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
     measured.idle(settings.idle_seconds, emit).await
 }
 
-struct ModuleFleet {
-    setup: FleetSetup,
-    modules: Vec<String>,
+/// Runtimes with several modules each.
+pub(super) struct ModuleFleet {
+    pub(super) setup: FleetSetup,
+    pub(super) modules: Vec<String>,
     /// Version of the first module in its channel; that of all others never changes.
     version: String,
     upgrades: u32,
@@ -111,12 +114,11 @@ struct Counts {
 }
 
 impl ModuleFleet {
-    async fn start(settings: &Settings) -> Result<Self> {
-        // No poll, and verifications so far apart that hardly one falls into the measurement.
-        let setup =
-            FleetSetup::start(&["--fallback-poll-seconds", "86400", "--verification-seconds", "2592000"]).await?;
+    /// Starts a receiver with these arguments, and releases so many modules.
+    pub(super) async fn start(modules: u8, receiver: &[&str]) -> Result<Self> {
+        let setup = FleetSetup::start(receiver).await?;
         let modules: Vec<_> =
-            (0..settings.modules).map(|n| format!("{WIDE}{}", char::from(b'a' + n).to_string().repeat(3))).collect();
+            (0..modules).map(|n| format!("{WIDE}{}", char::from(b'a' + n).to_string().repeat(3))).collect();
         for module in &modules {
             setup.landscape.write_wide(module, FIRST).await?;
         }
@@ -124,7 +126,7 @@ impl ModuleFleet {
     }
 
     /// Registers runtimes up to this number, and installs all modules in the new ones.
-    async fn install(&mut self, runtimes: usize, emit: &mut impl FnMut(&Figure)) -> Result<()> {
+    pub(super) async fn install(&mut self, runtimes: usize, emit: &mut impl FnMut(&Figure)) -> Result<()> {
         let known = self.setup.fleet.members().len();
         self.setup.grow(runtimes).await?;
         let step = Step::begin(format!("installing {} modules in {} runtimes", self.modules.len(), runtimes - known));
@@ -162,12 +164,7 @@ impl ModuleFleet {
     /// runtime.
     async fn reconciles(&self, of: usize) -> Result<f64> {
         let fleet = &self.setup.fleet;
-        until_within("the receiver to close its connections to the runtimes", WAIT_LIMIT, async || {
-            let open = fleet.fake().connections();
-            ensure!(open == 0, "{open} connections are open");
-            Ok(Some(()))
-        })
-        .await?;
+        self.setup.disconnected().await?;
         let idle = self.idle_cpu().await?;
         let step = Step::begin(format!("{of} reconciles of Kymas among {}", fleet.members().len()));
         let (kymas, params) = (

@@ -12,10 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use kube::{Api, api::ListParams};
-use tidewatch_receiver::{
-    fleet::Contract as Spoken,
-    ingress::admin::{FLEET_PATH, report::Report},
-};
+use tidewatch_receiver::fleet::Contract as Spoken;
 use tidewatch_shared::{api::Manifest, names::label, variant::VariantName as _};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
@@ -25,8 +22,6 @@ use super::{
     fleet_setup::{FleetSetup, MODULE, WAIT_LIMIT, metric},
 };
 use crate::{
-    http,
-    landscape::DEADLINE,
     load::{FleetMember, ProtocolState},
     progress::Step,
 };
@@ -52,14 +47,24 @@ pub struct Settings {
     pub away: u32,
 }
 
+/// Conditions of one restart.
+pub(super) struct Round<'a> {
+    /// Percentage of runtimes that change while the receiver is down, if any do.
+    pub(super) percent: Option<usize>,
+    /// Downtime of the receiver, in seconds.
+    pub(super) away: u32,
+    /// Modules that every runtime selects besides.
+    pub(super) others: &'a [&'a str],
+}
+
 /// One restart, in seconds from the start of the process.
-struct Restart {
-    ready: f64,
+pub(super) struct Restart {
+    pub(super) ready: f64,
     /// Until half of the changes showed in their runtimes.
-    shown: f64,
+    pub(super) shown: f64,
     /// Until all of them showed, and no accepted event was unsettled.
-    changes: f64,
-    settled: f64,
+    pub(super) changes: f64,
+    pub(super) settled: f64,
 }
 
 /// Runs the measurement and emits each figure. The projection is the line through the medians of each number of agents,
@@ -77,12 +82,14 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
     for agents in &settings.agents {
         setup.grow(*agents).await?;
         let step = Step::begin(format!("restart with {agents} agents without changes"));
-        let floor = round(&setup, settings, None).await?;
+        let unchanged = Round { percent: None, away: settings.away, others: &[] };
+        let changed = Round { percent: Some(settings.percent), ..unchanged };
+        let floor = round(&setup, &unchanged).await?;
         step.done();
         let mut rounds = Vec::new();
         for number in 1..=settings.rounds {
             let step = Step::begin(format!("restart {number} of {} with {agents} agents", settings.rounds));
-            rounds.push(round(&setup, settings, Some(settings.percent)).await?);
+            rounds.push(round(&setup, &changed).await?);
             step.done();
         }
         let count = f64::from(u32::try_from(*agents)?);
@@ -117,9 +124,10 @@ struct Change<'a> {
 
 impl<'a> Change<'a> {
     /// Toggles the module: each runtime that has it deselects it, and each other selects it.
-    fn make(member: &'a FleetMember) -> Self {
+    fn make(member: &'a FleetMember, others: &[&str]) -> Self {
         let takes = !has_module(member);
-        member.select(if takes { &[MODULE] } else { &[] });
+        let selected: Vec<_> = others.iter().copied().chain(takes.then_some(MODULE)).collect();
+        member.select(&selected);
         Self { member, takes }
     }
 
@@ -132,14 +140,14 @@ fn has_module(member: &FleetMember) -> bool {
     member.status_modules().is_some_and(|shown| shown.iter().any(|module| module == MODULE))
 }
 
-/// One restart, with changes in this percentage of the runtimes.
-async fn round(setup: &FleetSetup, settings: &Settings, percent: Option<usize>) -> Result<Restart> {
-    let FleetSetup { fleet, landscape, .. } = setup;
+/// One restart, with changes in some of the runtimes.
+pub(super) async fn round(setup: &FleetSetup, round: &Round<'_>) -> Result<Restart> {
+    let (FleetSetup { fleet, landscape, .. }, Round { percent, away, others }) = (setup, round);
     landscape.with_receiver(async |receiver| receiver.kill9()).await?;
     let every = percent.map(|percent| (100 / percent.clamp(1, 100)).max(1));
-    let changed: Vec<_> =
-        every.into_iter().flat_map(|every| fleet.members().iter().step_by(every)).map(Change::make).collect();
-    sleep(Duration::from_secs(settings.away.into())).await;
+    let chosen = every.into_iter().flat_map(|every| fleet.members().iter().step_by(every));
+    let changed: Vec<_> = chosen.map(|member| Change::make(member, others)).collect();
+    sleep(Duration::from_secs((*away).into())).await;
 
     let begun = Instant::now();
     landscape.start_receiver().await?;
@@ -166,7 +174,8 @@ async fn round(setup: &FleetSetup, settings: &Settings, percent: Option<usize>) 
     // Every agent must receive that its events are settled, and no Manifest may be missing or left over.
     fleet.at_rest(WAIT_LIMIT).await?;
     let manifests = Api::<Manifest>::namespaced(landscape.kcp().client().await?, landscape.namespace());
-    let listed = manifests.list(&ListParams::default()).await?;
+    let listed =
+        manifests.list_metadata(&ListParams::default().labels(&format!("{}={MODULE}", label::MODULE_NAME))).await?;
     let owners: BTreeSet<_> =
         listed.items.iter().filter_map(|manifest| manifest.metadata.labels.as_ref()?.get(label::KYMA_NAME)).collect();
     let wrong =
@@ -212,9 +221,7 @@ async fn unsettled(setup: &FleetSetup, agents: usize) -> Result<Option<String>> 
     if speaking > 0 {
         return Ok(Some(format!("{speaking} agents have pending events")));
     }
-    let admin = setup.landscape.with_receiver(async |receiver| receiver.admin()).await?;
-    let (_, report) = http::get(admin.context("no admin listener")?, FLEET_PATH, DEADLINE).await?;
-    let report: Report = serde_json::from_str(&report).context("read the fleet")?;
+    let report = setup.report().await?;
     let connected = report.runtimes.iter().filter(|runtime| runtime.contract != Spoken::Unknown.as_str()).count();
     let unsettled = report.summary.unsettled;
     let is_settled = connected >= agents && unsettled == 0;
