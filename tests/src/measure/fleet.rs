@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use tidewatch_receiver::fleet::table::RuntimeView;
 use tokio::time::sleep;
 
 use super::{
@@ -52,7 +53,7 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
         let silent = setup.receiver_memory().await?;
         setup.grow(*agents).await?;
         let count = f64::from(u32::try_from(*agents)?);
-        let memory = connected(&setup, *agents, settings).await?;
+        let (memory, open) = connected(&setup, *agents, settings).await?;
         let (pss, peak) = (mebibytes(memory.pss_kib), mebibytes(memory.peak_rss_kib));
         // The floor is the same receiver with as many runtimes and no agent connected.
         let floor = mebibytes(silent.pss_kib) - earlier;
@@ -61,6 +62,7 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
             points.push((count, value));
         }
         emit(&Figure::new("fleet_agents", count, "agents"));
+        emit(&Figure::new("fleet_open_connections", open, "connections"));
         emit(&Figure::new("fleet_receiver_pss", pss, "MiB").with_floor(floor));
         emit(&Figure::new("fleet_receiver_peak_rss", peak, "MiB"));
     }
@@ -81,20 +83,27 @@ async fn rest(settings: &Settings) {
     step.done();
 }
 
-/// The receiver's memory after a quiet period with so many agents connected and sending heartbeats.
-async fn connected(setup: &FleetSetup, agents: usize, settings: &Settings) -> Result<Memory> {
+/// The receiver's memory and its open connections after a quiet period in which so many agents send heartbeats. Not all of
+/// them are connected at any time: after its connection ended by its age, an agent opens another with its next heartbeat.
+async fn connected(setup: &FleetSetup, agents: usize, settings: &Settings) -> Result<(Memory, f64)> {
     setup.proven(agents).await?;
     let before = setup.fleet.counters().heartbeats();
     rest(settings).await;
     let (beats, due) =
         (setup.fleet.counters().heartbeats() - before, agents * usize::try_from(settings.seconds / HEARTBEAT)?);
     ensure!(usize::try_from(beats)? >= due, "{beats} heartbeats of {agents} agents, expected at least {due}");
-    // After its connection expired, an agent reconnects with its next heartbeat.
-    until_within("every agent to be connected", WAIT_LIMIT, async || {
-        let open = metric(&setup.metrics().await?, "tidewatch_gateway_connections");
-        ensure!(open >= f64::from(u32::try_from(agents)?), "{open} of {agents} agents are connected");
+    // Measured before the report, which takes memory itself.
+    let memory = setup.receiver_memory().await?;
+    let open = metric(&setup.metrics().await?, "tidewatch_gateway_connections");
+    until_within("a heartbeat of every agent within two intervals", WAIT_LIMIT, async || {
+        let report = setup.report().await?;
+        let is_heard = |runtime: &&RuntimeView| {
+            runtime.last_seen_seconds.is_some_and(|seconds| seconds <= 2 * runtime.heartbeat_seconds)
+        };
+        let heard = report.runtimes.iter().filter(is_heard).count();
+        ensure!(heard >= agents, "{heard} of {agents} agents were heard");
         Ok(Some(()))
     })
     .await?;
-    setup.receiver_memory().await
+    Ok((memory, open))
 }
