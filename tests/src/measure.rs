@@ -24,6 +24,7 @@ pub mod preview;
 pub mod restart;
 pub mod rollout;
 mod runtime_setup;
+pub mod scale;
 pub mod soak;
 mod user_write;
 mod writer;

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 
 use super::{
     Figure, Settings, catalog, enrolment, event_path, fleet, flood, hostile, idle, knee, module_fleet, modules,
-    plain_server_process, preview, restart, rollout, soak, user_write,
+    plain_server_process, preview, restart, rollout, scale, soak, user_write,
 };
 use crate::{limits, load::Coexistence, progress, run_command};
 
@@ -53,6 +53,8 @@ enum Measurement {
     Modules(modules::Settings),
     /// Installation and upgrade of modules in many runtimes; reconciles, restart, memory and calls with all Manifests present
     ModuleFleet(module_fleet::Settings),
+    /// CPU while nothing changes, a moved channel and a restart of one receiver with 5,000 runtimes and their Manifests
+    Scale(scale::Settings),
     /// Ring rollout of a failing version of a module until its halt, and of a good one until every runtime has it
     Rollout(rollout::Settings),
     /// Time to pack, render and compare a module of 200 objects with the operators' program
@@ -81,6 +83,7 @@ pub fn main() -> ExitCode {
             | Measurement::Catalog(_)
             | Measurement::ModuleFleet(_)
             | Measurement::Rollout(_)
+            | Measurement::Scale(_)
             | Measurement::Flood(_)
             | Measurement::Hostile(_)
             | Measurement::Soak(_)
@@ -110,6 +113,7 @@ async fn measure(arguments: Arguments) -> anyhow::Result<()> {
         Measurement::Catalog(settings) => catalog::measure(&settings, &mut emit).await?,
         Measurement::Modules(settings) => modules::measure(&settings, &mut emit).await?,
         Measurement::ModuleFleet(settings) => module_fleet::measure(&settings, &mut emit).await?,
+        Measurement::Scale(settings) => scale::measure(&settings, &mut emit).await?,
         Measurement::Rollout(settings) => rollout::measure(&settings, &mut emit).await?,
         Measurement::Preview(settings) => preview::measure(&settings, &mut emit).await?,
         Measurement::Flood(settings) => flood::measure(&settings, &mut emit).await?,

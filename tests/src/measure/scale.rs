@@ -1,0 +1,163 @@
+//! Cost and speed of one receiver with thousands of runtimes and all their Manifests, in one run: CPU while nothing changes,
+//! a channel that moves in KCP, and a restart during which users change modules.
+//!
+//! The receiver has its default flags, so the pacing of its work is part of each figure. No rollout is delayed, and no module
+//! has rings. Runtimes have fake API servers; their agents, KCP and the receiver share one machine.
+//!
+//! * Idle: all work is done, the connections to the runtimes are closed, and every agent sends heartbeats at its interval.
+//! * Moved channel: as in `cargo measure catalog`, with the default rate. The floor is a bare apply of one release meta to
+//!   every runtime.
+//! * Restart: as in `cargo measure restart`, from the start of the process until a request of every agent has arrived and every
+//!   change is settled. The floor is a restart during which no user changed anything.
+
+use std::{collections::BTreeMap, process, time::Duration};
+
+use anyhow::{Result, ensure};
+use tokio::time::sleep;
+
+use super::{
+    Figure,
+    catalog::{self, MoveSample, VERSIONS},
+    figure::{cpu_of, mebibytes, median},
+    fleet_setup::{FleetSetup, WAIT_LIMIT, metric},
+    module_fleet::ModuleFleet,
+    restart::{self, Restart, Round},
+};
+use crate::{fake::Calls, load::until_within, progress::Step};
+
+/// Threads of the receiver, by the first part of their names.
+const THREADS: [(&str, &str); 2] = [("gateway", "scale_idle_gateway_cpu"), ("reconcile", "scale_idle_reconcile_cpu")];
+
+/// Extent of the measurement.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Settings {
+    /// Number of runtimes
+    #[arg(long, default_value_t = 5_000)]
+    pub runtimes: usize,
+    /// Modules of each runtime
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..=26))]
+    pub modules: u8,
+    /// Seconds over which the CPU time of the idle receiver is measured
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    pub idle_seconds: u32,
+    /// Moves of the channel, and restarts
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Percentage of runtimes that change while the receiver is down
+    #[arg(long, default_value_t = 5)]
+    pub percent: usize,
+    /// Downtime of the receiver, in seconds
+    #[arg(long, default_value_t = 20)]
+    pub away: u32,
+}
+
+/// Runs the measurement and emits each figure.
+///
+/// # Errors
+/// When the setup cannot be started, a runtime does not reach its desired state, or a change is lost.
+pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
+    let mut measured = ModuleFleet::start(settings.modules, &[]).await?;
+    measured.install(settings.runtimes, emit).await?;
+    let ModuleFleet { setup, modules, .. } = &measured;
+    let modules: Vec<_> = modules.iter().map(String::as_str).collect();
+    idle(setup, settings.idle_seconds, emit).await?;
+    moves(setup, settings.rounds, emit).await?;
+    restarts(setup, settings, &modules, emit).await
+}
+
+/// CPU time of the receiver while nothing changes, in percent of a core.
+async fn idle(setup: &FleetSetup, seconds: u32, emit: &mut impl FnMut(&Figure)) -> Result<()> {
+    setup.proven(setup.fleet.members().len()).await?;
+    setup.fleet.at_rest(WAIT_LIMIT).await?;
+    until_within("the Kubernetes Events of the installation to be published", WAIT_LIMIT, async || {
+        let waiting = metric(&setup.metrics().await?, "tidewatch_kubernetes_events_waiting");
+        ensure!(waiting == 0.0, "{waiting} are pending");
+        Ok(Some(()))
+    })
+    .await?;
+    setup.disconnected().await?;
+    let by_thread =
+        async || Ok::<_, anyhow::Error>(setup.landscape.with_receiver(async |it| it.cpu_by_thread()).await??);
+    let (before, heartbeats) = (by_thread().await?, setup.fleet.counters().heartbeats());
+    let step = Step::begin(format!("no changes for {seconds} s"));
+    sleep(Duration::from_secs(seconds.into())).await;
+    step.done();
+    let (after, heartbeats) = (by_thread().await?, setup.fleet.counters().heartbeats() - heartbeats);
+    let percent = |of: &str| {
+        let sum = |cpu: &BTreeMap<String, Duration>| {
+            cpu.iter().filter(|(name, _)| name.starts_with(of)).map(|(_, spent)| spent.as_secs_f64()).sum::<f64>()
+        };
+        (sum(&after) - sum(&before)) * 100.0 / f64::from(seconds)
+    };
+    let open = metric(&setup.metrics().await?, "tidewatch_gateway_connections");
+    emit(&Figure::new("scale_idle_cpu", percent(""), "%").at_most(3.0));
+    for (thread, figure) in THREADS {
+        emit(&Figure::new(figure, percent(thread), "%"));
+    }
+    emit(&Figure::new("scale_idle_heartbeats", number(heartbeats) / f64::from(seconds), "1/s"));
+    emit(&Figure::new("scale_open_connections", open, "connections"));
+    emit(&Figure::new("scale_receiver_pss", mebibytes(setup.receiver_memory().await?.pss_kib), "MiB"));
+    Ok(())
+}
+
+/// Moves a channel to and fro. No Kyma selects the module, so the catalog of each runtime is all that changes.
+async fn moves(setup: &FleetSetup, rounds: u32, emit: &mut impl FnMut(&Figure)) -> Result<()> {
+    let mut moves = Vec::new();
+    for (round, version) in (1..=rounds).zip(VERSIONS.iter().rev().cycle()) {
+        let step = Step::begin(format!("move {round} of {rounds}"));
+        moves.push(catalog::one_move(setup, version).await?);
+        step.done();
+    }
+    let of = |pick: fn(&MoveSample) -> f64| median(moves.iter().map(pick).collect());
+    let runtimes = number(setup.fleet.members().len() as u64);
+    let patches = || moves.iter().flat_map(|moved| &moved.calls).map(catalog::patches);
+    let moved = Figure::new("scale_catalog_moved", of(|moved| moved.all), "s");
+    emit(&moved.with_floor(of(|moved| moved.floor.seconds)).at_most(30.0));
+    let (most, fewest) = (patches().max().unwrap_or_default(), patches().min().unwrap_or_default());
+    emit(&Figure::new("scale_catalog_patches_per_runtime_most", number(most), "patches").at_most(1.0));
+    emit(&Figure::new("scale_catalog_patches_per_runtime_fewest", number(fewest), "patches").at_least(1.0));
+    let calls = Calls::sum(moves.iter().flat_map(|moved| &moved.calls)).total();
+    emit(&Figure::new("scale_catalog_calls_per_runtime", number(calls) / runtimes / f64::from(rounds), "calls"));
+    let cpu = Figure::new("scale_catalog_receiver_cpu_per_runtime", of(|moved| moved.cpu) * 1e3 / runtimes, "ms");
+    emit(&cpu.with_floor(of(|moved| moved.floor.cpu) * 1e3 / runtimes));
+    let others = of(|moved| moved.others) * 1e3 / runtimes;
+    emit(&Figure::new("scale_catalog_agents_and_runtimes_cpu_per_runtime", others, "ms"));
+    Ok(())
+}
+
+/// A restart without changes, then restarts with changes.
+async fn restarts(
+    setup: &FleetSetup,
+    settings: &Settings,
+    modules: &[&str],
+    emit: &mut impl FnMut(&Figure),
+) -> Result<()> {
+    let unchanged = Round { percent: None, away: settings.away, others: modules };
+    let changed = Round { percent: Some(settings.percent), ..unchanged };
+    let step = Step::begin("restart without changes");
+    let floor = restart::round(setup, &unchanged).await?;
+    step.done();
+    let mut rounds = Vec::new();
+    let (mut receiver, mut others) = (Vec::new(), Vec::new());
+    for number in 1..=settings.rounds {
+        let step = Step::begin(format!("restart {number} of {}", settings.rounds));
+        let before = cpu_of(process::id())?;
+        rounds.push(restart::round(setup, &changed).await?);
+        receiver.push(setup.receiver_cpu().await?);
+        others.push(cpu_of(process::id())? - before);
+        step.done();
+    }
+    let of = |pick: fn(&Restart) -> f64| median(rounds.iter().map(pick).collect());
+    emit(&Figure::new("scale_restart_ready", of(|round| round.ready), "s").with_floor(floor.ready));
+    emit(&Figure::new("scale_restart_shown_p50", of(|round| round.shown), "s"));
+    emit(&Figure::new("scale_restart_changes_settled", of(|round| round.changes), "s"));
+    let settled = Figure::new("scale_restart_settled", of(|round| round.settled), "s");
+    emit(&settled.with_floor(floor.settled).at_most(10.0));
+    emit(&Figure::new("scale_restart_receiver_cpu", median(receiver), "s"));
+    emit(&Figure::new("scale_restart_agents_and_runtimes_cpu", median(others), "s"));
+    Ok(())
+}
+
+fn number(count: u64) -> f64 {
+    f64::from(u32::try_from(count).unwrap_or(u32::MAX))
+}
