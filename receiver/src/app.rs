@@ -137,7 +137,7 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     pki.register_in(metrics.tidewatch());
     let (metrics, fleet) = (MetricsPage::new(ArcSwap::from_pointee(metrics)), FleetHandle::new(instance));
     let standby = readiness.pending("lease");
-    let replica = replica.map(|settings| Replica::new(settings, &readiness));
+    let replica = replica.map(|settings| Replica::new(settings, &readiness, lease.clone()));
     let role = if replica.is_some() { FleetRole::released() } else { FleetRole::held(fence.clone()) };
     let tls = tls_state.tokens.clone();
     let process = Process {

@@ -34,7 +34,7 @@ use crate::{
         relay::{self, Answers, Relay, ReplicaPeers, ReplicaSettings},
     },
     kube::{
-        leader::FleetRole,
+        leader::{self, FleetRole},
         shards::{self as ownership, HoldersHandle, ShardChanges, ShardElector, ShardOwnership},
     },
     pki::{ReplicaCertificate, ReplicaMetrics, ReplicaSource, ReplicaTls, TlsState},
@@ -49,12 +49,14 @@ pub(super) struct Replica {
     pub(super) settings: ReplicaSettings,
     /// Pending until each shard has a holder, for the first time.
     all_held: Pending,
+    serving: leader::Metrics,
 }
 
 /// Relay and ownership, not running.
 pub(super) struct Sharding {
     settings: ReplicaSettings,
     all_held: Pending,
+    serving: leader::Metrics,
     pub(super) tls: ReplicaTls,
     pub(super) relay: Relay,
     pub(super) holders: HoldersHandle,
@@ -62,8 +64,9 @@ pub(super) struct Sharding {
 }
 
 impl Replica {
-    pub(super) fn new(settings: ReplicaSettings, readiness: &Readiness) -> Self {
-        Self { settings, all_held: readiness.pending("shards") }
+    /// `serving` shows from when on the replica serves.
+    pub(super) fn new(settings: ReplicaSettings, readiness: &Readiness, serving: leader::Metrics) -> Self {
+        Self { settings, all_held: readiness.pending("shards"), serving }
     }
 
     /// Opens the replica's certificate and makes its relay. Pushes the tasks that run forever.
@@ -74,7 +77,7 @@ impl Replica {
         (relay_metrics, certificate_metrics): (relay::Metrics, ReplicaMetrics),
         tasks: &mut Vec<Task>,
     ) -> Result<Sharding> {
-        let Self { settings, all_held } = self;
+        let Self { settings, all_held, serving } = self;
         let source = match (&settings.files, &tls_state.authority) {
             (Some(files), _) => ReplicaSource::Files(files.clone()),
             (None, Some(authority)) => ReplicaSource::Issuer(authority.clone()),
@@ -97,7 +100,7 @@ impl Replica {
             }
             .boxed(),
         );
-        Ok(Sharding { settings, all_held, tls, relay, holders, known })
+        Ok(Sharding { settings, all_held, serving, tls, relay, holders, known })
     }
 }
 
@@ -152,7 +155,7 @@ impl Sharding {
         synced: CancellationToken,
         (followers, tasks): (Followers, &mut JoinSet<&'static str>),
     ) -> Result<Ownership> {
-        let Self { settings, all_held, holders, .. } = self;
+        let Self { settings, all_held, serving, holders, .. } = self;
         let advertised = SocketAddr::new(settings.advertise, relay_address.port());
         let settings = ownership::Settings {
             name: settings.name.to_string(),
@@ -180,6 +183,7 @@ impl Sharding {
             while !holders.current().are_complete(shards) {
                 ticks.tick().await;
             }
+            serving.serve_as_replica();
             all_held.done();
             std::future::pending().await
         });

@@ -4,12 +4,20 @@ use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge}
 use tidewatch_shared::{metric_set, metrics::OutcomeLabel};
 
 metric_set! {
-    /// Counters of the Lease; clones share them.
+    /// Metrics of the Lease, and whether this receiver serves; clones share them.
     #[derive(Debug)]
     pub struct Metrics {
-        /// Leadership of this receiver: 1 if it is the active one, else 0.
+        /// 1 if this receiver serves, else 0: it holds the Lease, or it is one of several replicas and each shard has had a
+        /// holder.
         pub(super) active: Gauge = "active",
         /// Writes of the leader election Lease, by outcome: written, conflict (another writer was first), or failed.
         pub(super) writes: Family<OutcomeLabel, Counter> = "lease_writes",
+    }
+}
+
+impl Metrics {
+    /// Records that this replica serves, which shares the runtimes with others and so does not wait for the Lease.
+    pub(crate) fn serve_as_replica(&self) {
+        self.active.set(1);
     }
 }

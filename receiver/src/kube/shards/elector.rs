@@ -103,6 +103,7 @@ impl ShardElector {
         let (held, state) = watch::channel(HeldShards::new());
         let stopped = Arc::new(Stopped::default());
         let guard = FenceGuard::start(metrics.clone())?;
+        metrics.shards.set(i64::from(settings.shards.get()));
         let elector = Self {
             api: LeaseApi::new(leases.clone(), timings.call),
             leases,

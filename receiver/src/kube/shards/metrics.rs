@@ -10,6 +10,8 @@ metric_set! {
     /// Metrics of the shards of this replica; clones share them.
     #[derive(Debug)]
     pub struct Metrics {
+        /// Number of shards into which this replica divides the runtimes; 0 if one receiver holds all runtimes by its Lease.
+        pub(super) shards: Gauge = "shards",
         /// Shards that this replica holds.
         pub(super) held: Gauge = "shards_held",
         /// 1 while this replica holds the fleet role, and so runs the tasks of the whole fleet.
