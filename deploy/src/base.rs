@@ -1,21 +1,25 @@
 //! The installation of the receiver in KCP as a kustomize base. Deployments adapt the ConfigMap of settings and the
 //! images.
 
-use anyhow::Result;
-use k8s_openapi::api::rbac::v1::PolicyRule;
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::{coordination::v1::Lease, rbac::v1::PolicyRule};
 use serde_json::{Value, json};
 use tidewatch_receiver::{pki::CA_SECRET, rights};
 use tidewatch_shared::names::KCP_NAMESPACE;
 
 use crate::{
     alerts,
-    render::{File, kustomization, object},
+    render::{self, File, kustomization, object},
 };
 
 /// Name of all objects of the installation.
 const NAME: &str = "tidewatch-receiver";
 /// Placeholder for the host name of the receiver.
 const HOST: &str = "tidewatch.example.com";
+/// Labels of all objects of the installation.
+const LABELS: [(&str, &str); 2] = [("app.kubernetes.io/name", NAME), ("app.kubernetes.io/part-of", "tidewatch")];
 /// Namespace of the CA in the overlay that separates it.
 const CA_NAMESPACE: &str = "tidewatch-ca";
 /// Secret of the receiver's certificate, if cert-manager issues it, and its mount path.
@@ -34,6 +38,12 @@ const ENROLMENT: u16 = 8444;
 const METRICS: u16 = 8080;
 /// Port of the probes alone.
 const PROBES: u16 = 8081;
+/// Port of the requests that another replica accepted, open to the pods of the installation alone.
+const RELAY: u16 = 8445;
+/// Replicas, all of which are active. Two of them serve all runtimes while the third one is replaced.
+const REPLICAS: u8 = 3;
+/// Variables that make a receiver a replica among others; without the first one the others have no effect.
+const RELAY_VARIABLES: [&str; 3] = ["TIDEWATCH_RELAY_ADDRESS", "TIDEWATCH_RELAY_ADVERTISE", "TIDEWATCH_REPLICA_NAME"];
 /// Label of the namespaces whose pods may read the metrics, by the convention of Kubebuilder.
 const METRICS_LABEL: (&str, &str) = ("metrics", "enabled");
 
@@ -50,17 +60,19 @@ pub fn base() -> Result<Vec<File>> {
         ("role", role),
         ("rolebinding", role_binding),
         ("deployment", deployment()),
+        ("poddisruptionbudget", pod_disruption_budget()),
         ("service", service()),
         ("networkpolicy", network_policy()),
         ("podmonitor", pod_monitor()),
         ("prometheusrule", named("monitoring.coreos.com/v1", "PrometheusRule", json!({"spec": alerts::rules()}))),
     ];
+    let mut files = objects.iter().map(|(name, value)| object(name, value)).collect::<Result<Vec<_>>>()?;
+    files.push(render::objects("leases", &leases()?)?);
     let mut resources = vec!["../crds".to_owned()];
-    resources.extend(objects.iter().map(|(name, _)| format!("{name}.yaml")));
+    resources.extend(files.iter().map(|file| file.name.clone()));
     let mut kustomization = kustomization(&resources);
     kustomization["namespace"] = json!(KCP_NAMESPACE);
     kustomization["images"] = json!([{"name": NAME, "newName": NAME, "newTag": env!("CARGO_PKG_VERSION")}]);
-    let mut files = objects.iter().map(|(name, value)| object(name, value)).collect::<Result<Vec<_>>>()?;
     files.push(object("kustomization", &kustomization)?);
     Ok(files)
 }
@@ -134,6 +146,31 @@ pub fn ca_namespace() -> Result<Vec<File>> {
     .collect()
 }
 
+/// Renders the files of `deploy/overlays/single`: one receiver that holds the Lease and relays nothing, for small fleets.
+///
+/// # Errors
+/// An object cannot be serialized.
+pub fn single() -> Result<Vec<File>> {
+    let removed = |name: &str| json!({"name": name, "$patch": "delete"});
+    let container = json!({
+        "name": "receiver",
+        "env": RELAY_VARIABLES.map(removed),
+        "ports": [{"containerPort": RELAY, "$patch": "delete"}],
+    });
+    let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": NAME},
+        "spec": {"replicas": 1, "template": {"spec": {"containers": [container]}}}});
+    // Any budget that protects the one pod keeps its node from being drained.
+    let budget = json!({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": NAME},
+        "$patch": "delete"});
+    let mut kustomization = kustomization(&["../../base".to_owned()]);
+    kustomization["namespace"] = json!(KCP_NAMESPACE);
+    kustomization["patches"] = json!([{"path": "deployment.yaml"}, {"path": "poddisruptionbudget.yaml"}]);
+    [("deployment", deployment), ("poddisruptionbudget", budget), ("kustomization", kustomization)]
+        .iter()
+        .map(|(name, value)| object(name, value))
+        .collect()
+}
+
 /// The empty Secret of the built-in CA, which the receiver fills: it has no right to create Secrets. Applying it again
 /// does not touch the content.
 fn ca_secret(namespace: &str) -> Value {
@@ -141,6 +178,16 @@ fn ca_secret(namespace: &str) -> Value {
     secret["metadata"]["name"] = json!(CA_SECRET);
     secret["metadata"]["namespace"] = json!(namespace);
     secret
+}
+
+/// The Leases of the receiver, without a holder: it has no right to create Leases. Applying them again changes no holder.
+fn leases() -> Result<Vec<Value>> {
+    let labelled = |mut lease: Lease| {
+        let name = lease.metadata.name.clone().unwrap_or_default();
+        lease.metadata.labels = Some(BTreeMap::from(LABELS.map(|(key, value)| (key.to_owned(), value.to_owned()))));
+        serde_json::to_value(&lease).with_context(|| format!("cannot serialize the Lease {name}"))
+    };
+    rights::leases(KCP_NAMESPACE).map(labelled).collect()
 }
 
 /// The Certificate of the receiver, which reloads it after renewal without a restart.
@@ -163,7 +210,7 @@ fn named(version: &str, kind: &str, mut body: Value) -> Value {
 }
 
 fn labels() -> Value {
-    json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "tidewatch"})
+    LABELS.into_iter().collect()
 }
 
 fn selector() -> Value {
@@ -200,18 +247,22 @@ fn settings() -> Value {
     named("v1", "ConfigMap", json!({"data": data}))
 }
 
-/// Two replicas: one is active; the other is not ready, waits for the Lease, and takes over immediately after a
-/// graceful shutdown of the first. There is no PodDisruptionBudget: with one of two replicas ready by design, any
-/// effective budget would block draining the node of the active replica.
+/// Replicas that are all active. One that stops hands its shards over; the next one stops when the new pod is ready, that
+/// is, when its caches have synced and each shard has had a holder.
 fn deployment() -> Value {
     let probe = |path: &str| json!({"httpGet": {"path": path, "port": "probes"}});
+    let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let [relay_address, relay_advertise, replica_name] = RELAY_VARIABLES;
     let container = json!({
         "name": "receiver",
         "image": NAME,
         "envFrom": [{"configMapRef": {"name": NAME}}],
         "env": [
-            {"name": "TIDEWATCH_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
-            {"name": "TIDEWATCH_LEASE_PLACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+            field("TIDEWATCH_NAMESPACE", "metadata.namespace"),
+            field("TIDEWATCH_LEASE_PLACE", "metadata.uid"),
+            {"name": relay_address, "value": format!("[::]:{RELAY}")},
+            field(relay_advertise, "status.podIP"),
+            field(replica_name, "metadata.name"),
             {"name": "TIDEWATCH_PROBE_ADDRESS", "value": format!("[::]:{PROBES}")},
             {"name": "TIDEWATCH_OCI_CONTENT_DIR", "value": CONTENT_DIR},
         ],
@@ -222,6 +273,7 @@ fn deployment() -> Value {
         "ports": [
             {"name": "events", "containerPort": EVENTS},
             {"name": "enrolment", "containerPort": ENROLMENT},
+            {"name": "relay", "containerPort": RELAY},
             {"name": "metrics", "containerPort": METRICS},
             {"name": "probes", "containerPort": PROBES},
         ],
@@ -234,13 +286,15 @@ fn deployment() -> Value {
             "capabilities": {"drop": ["ALL"]},
         },
     });
-    let spread = json!([{
-        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": selector()},
-    }]);
+    let spread = ["kubernetes.io/hostname", "topology.kubernetes.io/zone"].map(|key| {
+        json!({
+            "maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": selector()},
+        })
+    });
     let pod = json!({
         "serviceAccountName": NAME,
-        // Seconds for a graceful handover.
+        // Seconds for the hand-over of all shards, and for the end of reconciles and connections.
         "terminationGracePeriodSeconds": 60,
         "topologySpreadConstraints": spread,
         "securityContext": {
@@ -254,13 +308,22 @@ fn deployment() -> Value {
         ],
     });
     let spec = json!({
-        "replicas": 2,
-        // The standby replica cannot become ready while the other one is active.
+        "replicas": REPLICAS,
+        // One replica at a time moves its shards.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}},
         "selector": {"matchLabels": selector()},
         "template": {"metadata": {"labels": labels()}, "spec": pod},
     });
     named("apps/v1", "Deployment", json!({"spec": spec}))
+}
+
+/// A drain of nodes stops one replica at a time, too.
+fn pod_disruption_budget() -> Value {
+    named(
+        "policy/v1",
+        "PodDisruptionBudget",
+        json!({"spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector()}}}),
+    )
 }
 
 fn service() -> Value {
@@ -275,8 +338,8 @@ fn service() -> Value {
     named("v1", "Service", json!({"spec": spec}))
 }
 
-/// Ingress: agents from any address, metrics from pods of the namespaces with [`METRICS_LABEL`]; the kubelet reaches the
-/// probes under any policy. Egress: DNS, and TCP to any address, because runtimes'
+/// Ingress: agents from any address, relayed requests from the other replicas, metrics from pods of the namespaces with
+/// [`METRICS_LABEL`]; the kubelet reaches the probes under any policy. Egress: DNS, and TCP to any address, because runtimes'
 /// API servers have no fixed addresses.
 fn network_policy() -> Value {
     let tcp = |port: u16| json!({"protocol": "TCP", "port": port});
@@ -286,6 +349,7 @@ fn network_policy() -> Value {
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [
             {"ports": [tcp(EVENTS), tcp(ENROLMENT)]},
+            {"from": [{"podSelector": {"matchLabels": selector()}}], "ports": [tcp(RELAY)]},
             {"from": [{"namespaceSelector": {"matchLabels": {METRICS_LABEL.0: METRICS_LABEL.1}}}], "ports": [tcp(METRICS)]},
         ],
         "egress": [{"ports": dns}, {"ports": [{"protocol": "TCP"}]}],

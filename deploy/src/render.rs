@@ -1,5 +1,7 @@
 //! Renders objects as YAML files.
 
+use std::slice;
+
 use anyhow::{Context as _, Result};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::{Value, json};
@@ -47,9 +49,15 @@ fn crd(crd: &CustomResourceDefinition) -> Result<File> {
 
 /// Renders one object as `<name>.yaml`.
 pub(crate) fn object(name: &str, value: &Value) -> Result<File> {
-    let yaml = serde_saphyr::to_string_with_options(value, ser_options! { prefer_block_scalars: false });
-    let yaml = yaml.with_context(|| format!("cannot serialize {name} as YAML"))?;
-    Ok(File { name: format!("{name}.yaml"), content: format!("{HEADER}{yaml}") })
+    objects(name, slice::from_ref(value))
+}
+
+/// Renders objects as the documents of `<name>.yaml`.
+pub(crate) fn objects(name: &str, values: &[Value]) -> Result<File> {
+    let yaml = |value| serde_saphyr::to_string_with_options(value, ser_options! { prefer_block_scalars: false });
+    let documents = values.iter().map(yaml).collect::<Result<Vec<_>, _>>();
+    let documents = documents.with_context(|| format!("cannot serialize {name} as YAML"))?;
+    Ok(File { name: format!("{name}.yaml"), content: format!("{HEADER}{}", documents.join("---\n")) })
 }
 
 #[cfg(test)]

@@ -23,6 +23,8 @@ fn variables(files: &[File]) -> Variables {
     for set in container["env"].as_array().into_iter().flatten() {
         let value = match set["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
             Some("metadata.namespace") => KCP_NAMESPACE.to_owned(),
+            Some("metadata.name") => "tidewatch-receiver-7d9c-x2x4l".to_owned(),
+            Some("status.podIP") => "2001:db8::7".to_owned(),
             Some("metadata.uid") => "a46a2b5c-9bd6-4ea5-9d1b-0c5f2f0f8d11".to_owned(),
             Some(other) => panic!("unexpected field {other}"),
             None => text(&set["value"]),
@@ -95,6 +97,68 @@ fn the_ca_can_stand_in_a_namespace_of_its_own() {
     for secret in [read(&overlay, "casecret"), read(&base, "casecret")] {
         assert!(secret.get("data").is_none(), "applying it again must not touch the content");
     }
+}
+
+/// The names of the Leases that the account may write.
+fn written_leases(role: &Value) -> Vec<&str> {
+    let rules = role["rules"].as_array().unwrap().iter();
+    let writes =
+        rules.filter(|rule| rule["resources"] == json!(["leases"]) && rule["verbs"] != json!(["list", "watch"]));
+    writes.flat_map(|rule| rule["resourceNames"].as_array().unwrap()).map(|name| name.as_str().unwrap()).collect()
+}
+
+#[test]
+fn all_replicas_are_active_and_reach_each_other_alone() {
+    let files = base().unwrap();
+    let config = receiver(&variables(&files)).unwrap();
+    let replica = config.replicas.replica().unwrap().unwrap();
+    assert_eq!((replica.address.port(), replica.advertise.to_string()), (RELAY, "2001:db8::7".to_owned()));
+    assert_eq!((replica.name.as_str(), replica.files), ("tidewatch-receiver-7d9c-x2x4l", None));
+    let deployment = read(&files, "deployment");
+    let ports = deployment["spec"]["template"]["spec"]["containers"][0]["ports"].as_array().unwrap();
+    assert!(ports.contains(&json!({"name": "relay", "containerPort": RELAY})), "{ports:?}");
+    // Only its own pods reach the relay port, by whichever rule of the policy.
+    let policy = read(&files, "networkpolicy");
+    let rules = policy["spec"]["ingress"].as_array().unwrap().iter();
+    let open = rules.filter(|rule| rule["ports"].as_array().unwrap().iter().any(|port| port["port"] == RELAY));
+    let pods = json!([{"podSelector": policy["spec"]["podSelector"]}]);
+    assert!(open.map(|rule| &rule["from"]).eq([&pods]), "{policy}");
+    assert!(read(&files, "service")["spec"]["ports"].as_array().unwrap().iter().all(|port| port["port"] != RELAY));
+}
+
+#[test]
+fn the_installation_contains_the_leases_that_the_receiver_may_write() {
+    let files = base().unwrap();
+    let file = files.iter().find(|file| file.name == "leases.yaml").unwrap();
+    let documents = file.content.split("---\n").skip(1).map(|text| serde_saphyr::from_str(text).unwrap());
+    let leases: Vec<Value> = documents.collect();
+    let role = read(&files, "role");
+    let names: Vec<_> = leases.iter().map(|lease| lease["metadata"]["name"].as_str().unwrap()).collect();
+    assert_eq!(names, written_leases(&role));
+    for lease in &leases {
+        let metadata = json!({"name": lease["metadata"]["name"], "namespace": KCP_NAMESPACE, "labels": labels()});
+        let expected = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata});
+        assert_eq!(*lease, expected, "applying it again must not change its holder");
+    }
+}
+
+#[test]
+fn one_replica_is_a_receiver_without_a_relay_and_without_a_disruption_budget() {
+    let (base, overlay) = (base().unwrap(), single().unwrap());
+    let (mut variables, patch) = (variables(&base), read(&overlay, "deployment"));
+    let container = &patch["spec"]["template"]["spec"]["containers"][0];
+    for removed in container["env"].as_array().unwrap() {
+        let name = removed["name"].as_str().unwrap();
+        assert!(removed["$patch"] == "delete" && variables.remove(name).is_some(), "{name}");
+    }
+    assert_eq!(receiver(&variables).unwrap().replicas.replica(), Ok(None));
+    assert!(variables.keys().all(|name| !name.contains("RELAY") && !name.contains("REPLICA")), "{variables:?}");
+    assert_eq!((&patch["spec"]["replicas"], patch["metadata"]["name"].as_str()), (&json!(1), Some(NAME)));
+    let budget = read(&overlay, "poddisruptionbudget");
+    assert_eq!(
+        (&budget["$patch"], &budget["metadata"]["name"]),
+        (&json!("delete"), &read(&base, "poddisruptionbudget")["metadata"]["name"])
+    );
 }
 
 /// `acceptance.md` C1 33: the installation grants exactly so many rules, by one Role and its binding, and each overlay those of

@@ -63,6 +63,8 @@ async fn environment(client: &Client, container: &Container) -> Result<BTreeMap<
         let value = match (field, &variable.value) {
             (Some("metadata.namespace"), _) => NAMESPACE.to_owned(),
             (Some("metadata.uid"), _) => "pod-1".to_owned(),
+            (Some("metadata.name"), _) => "tidewatch-receiver-1".to_owned(),
+            (Some("status.podIP"), _) => "127.0.0.1".to_owned(),
             (None, Some(value)) => value.clone(),
             other => anyhow::bail!("{}: {other:?}", variable.name),
         };
@@ -104,12 +106,21 @@ async fn the_rendered_installation_becomes_ready() -> TestResult {
     let mut program = Program::new("receiver", binaries.receiver()?, dir.path().join("receiver.log"))
         .env("TIDEWATCH_KUBECONFIG", kubeconfig)
         .args(["--event-address", &local(ports::free()?), "--enrolment-address", &local(ports::free()?)])
-        .args(["--metrics-address", &local(probes), "--admin-address", &local(admin)]);
+        .args(["--metrics-address", &local(probes), "--admin-address", &local(admin)])
+        .args(["--relay-address", &local(ports::free()?)]);
     for (name, value) in environment(&client, container).await? {
         program = program.env(name, value);
     }
     let receiver = ProductProcess::start(program, ([127, 0, 0, 1], probes).into())?;
     receiver.ready(DEADLINE).await?;
+    // It serves all shards by the Leases and the Role of the installation, as a replica among others.
+    let (_, page) = receiver.get("/metrics").await?;
+    for sample in ["tidewatch_active 1", "tidewatch_shards 24"] {
+        assert!(page.lines().any(|line| line == sample), "{sample}: {page}");
+    }
+    let held = ["tidewatch_shards_held 24", "tidewatch_fleet_role_held 1"];
+    let all_held = |page: &str| held.iter().all(|held| page.lines().any(|line| line == *held)).then_some(());
+    receiver.metrics_until(DEADLINE, all_held).await?;
 
     let fleet = tokio::process::Command::new(binaries.cli()?)
         .args(["fleet", "--json", "--admin-url", &format!("http://{}", local(admin))])

@@ -99,7 +99,7 @@ const AGENT_NAMESPACE_RIGHTS: [NeededRight; 12] = [
 
 /// Rights of the receiver in its namespace of KCP, each with its reason. Each `list` and `watch` serves a reflector,
 /// and readiness waits for all of them; the module of tests that uses a verb is in parentheses.
-const RECEIVER_RIGHTS: [(Right<'static>, &str); 19] = [
+const RECEIVER_RIGHTS: [(Right<'static>, &str); 18] = [
     (
         (GROUP, "kymas", "", "get list patch watch"),
         "get: every reconcile begins with a quorum read; patch: finalizer (kyma)",
@@ -140,10 +140,19 @@ const RECEIVER_RIGHTS: [(Right<'static>, &str); 19] = [
         ("", "configmaps", "tidewatch-rollouts", "list update watch"),
         "state of the ring rollouts, from ring to ring (module_rollout)",
     ),
-    (("coordination.k8s.io", "leases", "", "create"), "leader election: create cannot be limited by name (active)"),
-    (("coordination.k8s.io", "leases", "tidewatch-receiver", "get update"), "leader election (active)"),
+    (("coordination.k8s.io", "leases", "", "list watch"), "one watch serves all Leases of the shards (replicas)"),
     (("events.k8s.io", "events", "", "create patch"), "Events (record); patch: series of repeated Events"),
 ];
+
+/// Rights of the receiver to write Leases, in its namespace of KCP: that of the one active receiver (active), those of the
+/// members and of the shards, and that of the fleet role (replicas). It creates none.
+fn receiver_leases() -> Vec<String> {
+    let numbered = |name: &str, count: u8, digits: usize| {
+        (0..count).map(|number| format!("tidewatch-{name}-{number:0digits$}")).collect::<Vec<_>>()
+    };
+    let single = ["tidewatch-receiver", "tidewatch-fleet"].map(str::to_owned).to_vec();
+    [single, numbered("replica", 8, 1), numbered("shard", 24, 2)].concat()
+}
 
 /// Returns the result of a SelfSubjectRulesReview: the verbs by group, resource and name, and the non-resource URLs.
 async fn review(
@@ -244,7 +253,10 @@ async fn accounts_have_exactly_the_listed_rights() -> TestResult {
         );
     }
     let (kcp, home) = (fleet.landscape.kcp(), fleet.landscape.namespace());
-    assert_eq!(rights_of(kcp, home, RECEIVER, home).await?, sorted(RECEIVER_RIGHTS.map(|(right, _)| right)));
+    let leases = receiver_leases();
+    let leases = leases.iter().map(|name| ("coordination.k8s.io", "leases", name.as_str(), "get update"));
+    let expected = sorted(RECEIVER_RIGHTS.map(|(right, _)| right).into_iter().chain(leases));
+    assert_eq!(rights_of(kcp, home, RECEIVER, home).await?, expected);
     for elsewhere in ["default", "kube-system"] {
         assert_eq!(rights_of(kcp, home, RECEIVER, elsewhere).await?, sorted([]), "{elsewhere}");
     }
