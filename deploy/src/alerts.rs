@@ -53,7 +53,10 @@ pub(crate) fn page() -> File {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::{collections::BTreeSet, time::Duration};
+
+    use clap::Parser as _;
+    use tidewatch_receiver::{config::Config, pki::REPLICA_VALIDITY};
 
     use super::*;
 
@@ -72,6 +75,26 @@ mod tests {
                 assert!(known.contains(metric), "{}: {metric} does not exist", alert.name);
             }
         }
+    }
+
+    fn alert(name: &str) -> &'static Alert {
+        ALERTS.iter().find(|alert| alert.name == name).unwrap()
+    }
+
+    #[test]
+    fn shards_without_a_holder_alert_after_a_take_over_should_have_ended() {
+        let config = Config::try_parse_from(["receiver", "--authority=kcp:8443", "--oci-registry-host=r"]).unwrap();
+        let pending = format!("{}s", config.lease.lease_duration.as_secs() + 60);
+        for name in ["TidewatchShardWithoutHolder", "TidewatchFleetRoleWithoutHolder"] {
+            assert_eq!(alert(name).pending, pending, "{name}");
+        }
+    }
+
+    #[test]
+    fn replica_certificate_alerts_between_its_renewal_and_its_end() {
+        let (_, seconds) = alert("TidewatchReplicaCertificateExpiring").expression.split_once(" < ").unwrap();
+        let left = Duration::from_secs(seconds.parse().unwrap());
+        assert!(left < REPLICA_VALIDITY / 3 && left >= REPLICA_VALIDITY / 8, "{left:?}");
     }
 
     #[test]

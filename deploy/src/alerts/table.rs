@@ -22,12 +22,86 @@ pub(super) const ALERTS: &[Alert] = &[
         expression: "absent(tidewatch_active == 1)",
         pending: "2m",
         severity: "critical",
-        summary: "No receiver holds the Lease",
-        meaning: "No event is accepted and no Kyma is reconciled. Agents keep their events and resend them later: nothing is lost.",
-        checks: "`kubectl -n kcp-system get lease tidewatch-receiver -o yaml` shows the last holder and renewal. Logs of the receiver pods \
-                 name the failing step. Readiness (`/readyz`) lists pending caches.",
+        summary: "No receiver serves",
+        meaning: "No event is accepted and no Kyma is reconciled. Agents keep their events and resend them later: nothing is lost. With \
+                  several replicas, none has seen all shards held since its start; a single receiver does not hold the Lease.",
+        checks: "`kubectl -n kcp-system get leases` shows the holders. Logs of the receiver pods name the failing step. Readiness (`/readyz`) \
+                 lists pending caches, and `shards` or `lease`.",
         remedy: "Restore the receiver's access to the API server of the control plane, or fix the configuration error named in its log. \
                  Reconciles of changed Kymas start first after the return.",
+    },
+    Alert {
+        name: "TidewatchShardWithoutHolder",
+        expression: "sum(tidewatch_shards_held) < max(tidewatch_shards)",
+        pending: "75s",
+        severity: "critical",
+        summary: "A shard has no holder for longer than a take-over needs",
+        meaning: "The runtimes of the shard are not reconciled, and their requests are answered 503: agents keep their events. A take-over \
+                  ends within `--lease-seconds` (15) and a moment; with a longer duration, raise the time of this alert by the difference.",
+        checks: "`tidewatch_shards_refused` by reason shows why replicas claim no shard; `kubectl -n kcp-system get leases` shows which \
+                 `tidewatch-shard-…` has no holder or does not exist; `tidewatch_shard_lease_writes_total{outcome=\"failed\"}` and the logs \
+                 show failed writes.",
+        remedy: "Restore the API server of the control plane, or the Leases and the Role by applying `deploy/base` again: see \
+                 [replicas](replicas.md#failures).",
+    },
+    Alert {
+        name: "TidewatchFleetRoleWithoutHolder",
+        expression: "sum(tidewatch_fleet_role_held) == 0 and max(tidewatch_shards) > 0",
+        pending: "75s",
+        severity: "warning",
+        summary: "No replica runs the tasks of the whole fleet",
+        meaning: "Rotation of the CA, upgrade of agents and ring rollouts stand still. Runtimes are served.",
+        checks: "The Lease `tidewatch-fleet` and its holder; `tidewatch_shards_refused` by reason.",
+        remedy: "That of a [shard without a holder](#tidewatchshardwithoutholder).",
+    },
+    Alert {
+        name: "TidewatchReplicaClaimsNoShard",
+        expression: "tidewatch_shards_refused == 1",
+        pending: "5m",
+        severity: "warning",
+        summary: "A replica claims no shard",
+        meaning: "The other replicas have its share. By reason, `unsharded-active`: a receiver without shards, or \
+                  replicas with another number of them, hold the Lease; \
+                  `other-count`: another number of shards is stored than its `--shards`; `no-membership`: eight replicas live already; \
+                  `lease-missing`: the installation lacks a Lease; `unconfirmed`: it cannot renew its Lease.",
+        checks: "The reason, and the log of that replica.",
+        remedy: "See [replicas](replicas.md#a-replica-that-claims-no-shard).",
+    },
+    Alert {
+        name: "TidewatchSharesUneven",
+        expression: "max(tidewatch_shards_held) - min(tidewatch_shards_held) > 2",
+        pending: "10m",
+        severity: "warning",
+        summary: "Replicas hold shards unevenly",
+        meaning: "Shares differ by two at most once the replicas have been the same for a Lease duration. One replica carries more load; \
+                  nothing else is affected.",
+        checks: "`tidewatch_shards_held` and `tidewatch_shards_wanted` by pod; `tidewatch_shards_refused`; \
+                 `tidewatch_shards_ended_total{reason=\"hand-over-timeout\"}`; a replica that restarts again and again.",
+        remedy: "Repair or restart the replica that holds fewer than it wants.",
+    },
+    Alert {
+        name: "TidewatchRelayFails",
+        expression: "sum by (reason) (rate(tidewatch_relay_requests_refused_total{reason!~\"unknown|not-here\"}[5m])) > 0.1",
+        pending: "10m",
+        severity: "warning",
+        summary: "Replicas cannot relay requests to each other",
+        meaning: "Requests of runtimes that another replica holds are answered 503; their agents keep the events, and may reach the holder \
+                  with another connection. The reasons `unknown` and `not-here` belong to hand-overs and do not count.",
+        checks: "By reason, `gone`: network policy and address in the Lease of the replica, `tidewatch_relay_connections_total{outcome=\"failed\"}`, \
+                 its certificate; `full` or `share`: CPU of the holder; `late` or `broken`: its log and `tidewatch_gateway_lag_seconds`.",
+        remedy: "Open the relay port (8445) between the pods; restart the replica that does not respond; raise its CPU.",
+    },
+    Alert {
+        name: "TidewatchReplicaCertificateExpiring",
+        expression: "min(tidewatch_relay_certificate_end_timestamp_seconds > 0) - time() < 14400",
+        pending: "10m",
+        severity: "critical",
+        summary: "The certificate of a replica expires within four hours",
+        meaning: "A replica renews it when 8 of its 24 hours are left, so renewals have failed since. After its expiry no other replica \
+                  relays to this one or accepts requests from it.",
+        checks: "`tidewatch_relay_certificate_renewals_total{outcome=\"failed\"}`; the log of the replica names the error of the issuer, or \
+                 of the files of `--relay-cert`.",
+        remedy: "Restore the CA Secret, the issuer of cert-manager or the files: see [CA](ca.md).",
     },
     Alert {
         name: "TidewatchEventPathBroken",
