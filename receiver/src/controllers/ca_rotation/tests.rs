@@ -343,12 +343,6 @@ impl World {
     fn follow_state(&self, name: &str) -> FollowState {
         self.rotation_handle.stragglers.borrow().as_ref().unwrap().of(&KymaKey::new("kcp-system", name))
     }
-
-    async fn answer(&self, topic: Topic, question: &str) -> Result<serde_json::Value, AskError> {
-        let question = Bytes::copy_from_slice(question.as_bytes());
-        let answered = self.rotation.replicas.responders.answer(topic, question).await?;
-        Ok(serde_json::from_slice(&answered).unwrap())
-    }
 }
 
 #[tokio::test]
