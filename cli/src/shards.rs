@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(check(&sharded(&held, &[held.clone(), held.clone()])), exit::SUCCESS);
         let partly = sharded(&held, &[held.clone(), none.clone()]);
         assert_eq!((check(&partly), &*unheld(&partly)), (exit::UNHELD_SHARD, "shard 1"));
-        let leaderless = sharded(&none, &[held.clone()]);
+        let leaderless = sharded(&none, std::slice::from_ref(&held));
         assert_eq!((check(&leaderless), &*unheld(&leaderless)), (exit::UNHELD_SHARD, "fleet role"));
         assert_eq!(check(&report(&json!({"mode": "single", "shards": 24, "runtimes": 7}))), exit::SUCCESS);
         assert_eq!(check(&report(&none)), exit::NOT_ACTIVE);

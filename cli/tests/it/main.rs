@@ -185,7 +185,11 @@ async fn sharded_replica_is_reached_by_its_membership() {
             Some("0") => member("tidewatch-replica-0", "u-a_00ff", "2026-11-25T20:00:00.000000Z"),
             Some("3") => member("tidewatch-replica-3", "u-b_00ff", "2026-11-25T20:00:05.000000Z"),
             Some("4") => member("tidewatch-replica-4", "", "2026-11-25T20:00:09.000000Z"),
-            Some(other) => status(404, other),
+            // A Lease that the installation does not contain.
+            Some(_) => Answer::Json(
+                404,
+                json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}),
+            ),
             None => replicas(parts),
         }
     })
