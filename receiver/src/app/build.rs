@@ -1,12 +1,15 @@
 //! Builds all components of an active receiver from the configuration, without starting them.
 
-use std::{collections::BTreeSet, mem, path::Path, sync::Arc, time::Duration};
+mod components;
+mod listeners;
+
+use std::{collections::BTreeSet, mem, path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use futures::{FutureExt as _, future::BoxFuture};
 use kube::Client;
-use tidewatch_shared::{api::Watcher, identity::Instance, plan::Work};
+use tidewatch_shared::{identity::Instance, plan::Work};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -22,17 +25,11 @@ use crate::{
     app::changes,
     base::{
         key::KymaKey,
-        limits::REQUEST_DEADLINE,
-        pause::Pause,
         peers::{Peers, Responders},
-        plans::Plans,
-        stores::Stores,
-        takeover::Takeover,
     },
     config::Config,
     controllers::{
         ca_rotation::CaRotation,
-        catalog,
         event_path::{AcquiredKymas, EventPathController},
         evidence::Replicas,
         installer::{
@@ -40,42 +37,31 @@ use crate::{
             upgrade::{self, UpgradeTask},
         },
         kyma::{self, ComponentLayers, ModulePullSecret},
-        mandatory::{self, MandatoryModules},
-        manifest::{self, ModuleLayers, module_watches},
+        mandatory,
+        manifest::{self, ModuleLayers},
         module_rollout::{self, RolloutTask},
         module_secrets::{self, ModuleSecrets},
         pull_secret::{PullSecretWatch, Purpose},
-        watcher,
         windows::{MaintenanceWindows, PolicyFile},
     },
-    fleet::{
-        Shares, forward,
-        manifests::{self, ManifestQueue},
-        queue::WorkSet,
-        table::{self, RuntimeTable},
-    },
+    fleet::{Shares, forward, queue::WorkSet, table::RuntimeTable},
     ingress::{
         ListenError,
-        enrolment::{CertificateIssuer, EnrolmentService, Revocations},
+        enrolment::{CertificateIssuer, EnrolmentService},
         gateway::{
-            self, Gateway, OwnAuthority, PortMetrics, V3Handler,
-            enrol::{self, EnrolmentHandler},
-            v2::{self, V2Adapter, V2Handler},
+            Gateway, OwnAuthority, PortMetrics, V3Handler,
+            enrol::EnrolmentHandler,
+            v2::{V2Adapter, V2Handler},
         },
         relay::{Answers, Relay},
     },
-    kube::{
-        WriteBudgets,
-        kinds::KindCache,
-        leader::WriteFence,
-        recorder::{EventRecorder, ServedKymas},
-        runtime_access::{self, RuntimeAccess},
-        shards,
-    },
+    kube::{WriteBudgets, leader::WriteFence, recorder::ServedKymas, shards},
     oci::{flags::Source, registry::Registry},
     pki::{self, CertificateReloader, RotationHandle, ServerName, Setup, TlsState},
     telemetry::Metrics,
 };
+use components::components;
+pub(super) use listeners::check_v2_files;
 
 /// Future that listens on a port, on the executor that polls it.
 pub(super) type Binding<H> = BoxFuture<'static, Result<Gateway<Arc<H>>, ListenError>>;
@@ -215,80 +201,6 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
         sharding,
         ownership: counters.shards,
         relay_port: counters.relay_port,
-    })
-}
-
-/// Creates the components that changes of KCP reach. With `installs`, the plan also has the watches that the agents'
-/// installation needs; if it `is_sharded`, no shard is held yet.
-fn components(
-    process: &Process,
-    stores: Stores,
-    installs: bool,
-    counters: &Counters,
-    is_sharded: bool,
-) -> Result<changes::Components> {
-    let Process { config, fence, instance, tls_state, role, .. } = process;
-    let backdate = tls_state.authority.as_ref().map_or(Duration::ZERO, pki::Authority::backdate);
-    let settings = table::Settings {
-        heartbeat: config.heartbeat,
-        max_heartbeats_per_second: config.path.max_heartbeats_per_second,
-        away_after: config.path.away_after,
-        request_deadline: REQUEST_DEADLINE,
-        slots: usize::from(config.concurrency),
-        ..table::Settings::default()
-    };
-    let fleet = if is_sharded {
-        RuntimeTable::new(config.replicas.shards, settings, counters.fleet.clone())
-    } else {
-        // The Lease of this process stands for all shards, so they share its instance.
-        RuntimeTable::holding_all(settings, counters.fleet.clone(), *instance, fence, Instant::now())
-    };
-    let settings = manifests::Settings { slots: settings.slots, ..manifests::Settings::default() };
-    let manifest_queue = ManifestQueue::new(settings, counters.manifests.clone(), fleet.tenures());
-    #[cfg(feature = "stamps")]
-    if let Some(path) = &config.stamp_file {
-        fleet.set_stamps(path).with_context(|| format!("open the stamp file {}", path.display()))?;
-    }
-    let access = runtime_access::Settings {
-        allow: config.allow_runtime_addresses.clone(),
-        deny: config.deny_runtime_addresses.clone(),
-        fence: fence.clone(),
-        ..Default::default()
-    };
-    let restricted_modules = catalog::visibility::restricted_modules(&config.restricted_default_modules);
-    let catalog = catalog::Settings { restricted_modules, flags: config.catalog.clone() };
-    let installed = if installs { installer::watches() } else { Vec::new() };
-    let (plan, ..) = watcher::plan::<Arc<Watcher>>(installed.clone(), &[]);
-    let manifests = stores.manifests.clone();
-    let manifest_memories = manifest::Memories::default();
-    let memories = manifest_memories.clone();
-    let additional =
-        move |key: &KymaKey| module_watches(manifests.of_kyma(key, None).iter().map(AsRef::as_ref), &memories);
-    let plans = Plans::new(plan, Box::new(additional), watcher::extend);
-    let recorder = EventRecorder::new(counters.recorder.clone());
-    Ok(changes::Components {
-        stores,
-        fleet,
-        access: RuntimeAccess::new(access, counters.access.clone()),
-        catalog: catalog::Catalog::of_replica(
-            catalog,
-            counters.catalog.clone(),
-            WriteBudgets::new(counters.writes.clone()),
-            role.clone(),
-        ),
-        plans,
-        installed: installed.into(),
-        pause: Pause::new(config.pause),
-        takeover: Takeover::new(&config.kyma_selector, config.takeover_quiet),
-        v2_allowed: v2::V2AllowList::default(),
-        revocations: Revocations::new(counters.enrolment.clone(), backdate),
-        manifest_queue,
-        manifest_memories,
-        kinds: KindCache::default(),
-        manifest_writes: kyma::PendingWrites::default(),
-        mandatory: MandatoryModules::new(&config.namespace, recorder.clone()),
-        recorder,
-        role: role.clone(),
     })
 }
 
@@ -511,56 +423,6 @@ impl Builder<'_> {
         let issuer = CertificateIssuer::new(authority, fleet, revocations, metrics.clone());
         Some(EnrolmentService::new(&config.enrolment, &config.trust_domain, issuer, access, metrics))
     }
-
-    fn gateway(&self, enrolments: Option<EnrolmentService>) -> Binding<V3Handler<RuntimeTable>> {
-        let Self { process: Process { config, tls_state, .. }, components, counters, .. } = self;
-        let settings = gateway::Settings {
-            heartbeat_interval: components.fleet.heartbeat_interval(),
-            proxy: tls_state.proxy.clone(),
-            revocations: components.revocations.clone(),
-            trust: Some(tls_state.trust()),
-            enrolments,
-            max_connections: self.connections.of(config.capacity.event_max_connections),
-            handshake_steps: config.capacity.handshake_steps(),
-            relay: self.relay.clone(),
-            ..gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone())
-        };
-        let (fleet, metrics) = (components.fleet.clone(), counters.gateway.clone());
-        let handler = move |settings: &_| Arc::new(V3Handler::new(settings, fleet, metrics));
-        Gateway::bind(settings, tls_state.events.clone(), handler).boxed()
-    }
-
-    fn v2(&mut self, forward: forward::Client) -> Result<Option<Binding<V2Handler<V2Adapter>>>> {
-        let Self { process: Process { config, pki, .. }, components, counters, .. } = self;
-        let flags = &config.v2;
-        if !flags.v2 {
-            return Ok(None);
-        }
-        let changes::Components { fleet, plans, v2_allowed, revocations, .. } = components.clone();
-        let files = v2_files(config, pki)?;
-        let settings = v2::settings(flags.v2_address, config.trust_domain.clone());
-        let max_connections = self.connections.of(flags.v2_max_connections);
-        let handshake_steps = config.capacity.handshake_steps();
-        let relay = self.relay.clone();
-        let settings = gateway::Settings { revocations, max_connections, handshake_steps, relay, ..settings };
-        let adapter = V2Adapter::new(fleet, plans, v2_allowed, forward);
-        let (callers, metrics, shared) = (files.callers.clone(), counters.v2.clone(), counters.gateway.port.clone());
-        let handler = move |settings: &_| Arc::new(V2Handler::new(settings, callers, adapter, metrics, shared));
-        let binding = Gateway::bind(settings, files.tls.clone(), handler).boxed();
-        self.tasks.push(files.run().boxed());
-        Ok(Some(binding))
-    }
-
-    fn enrolment(&self, enrolments: EnrolmentService) -> Binding<EnrolmentHandler> {
-        let Self { process: Process { config, tls_state, .. }, counters, .. } = self;
-        let settings = enrol::settings(config.enrolment.enrolment_address, config.trust_domain.clone());
-        let max_connections = self.connections.of(config.enrolment.enrolment_max_connections);
-        let settings = gateway::Settings { max_connections, relay: self.relay.clone(), ..settings };
-        let metrics = counters.enrolment_port.clone();
-        let handler = move |settings: &_| Arc::new(EnrolmentHandler::new(settings, enrolments, metrics));
-        // The TLS configuration of this port requests no client certificate.
-        Gateway::bind(settings, tls_state.enrolment.clone(), handler).boxed()
-    }
 }
 
 /// Configuration of the client of KCP: from the kubeconfig, or with the pod's service account.
@@ -595,22 +457,6 @@ pub(super) async fn tls_state(
         namespace: &config.namespace,
     };
     TlsState::open(setup, client, fenced, metrics).await.context("prepare the certificates")
-}
-
-/// Checks the files of contract v2, which the active receiver opens: a standby must not fail when it takes over.
-///
-/// # Errors
-/// A file is missing or unusable.
-pub(super) fn check_v2_files(config: &Config, metrics: &pki::Metrics) -> Result<()> {
-    if config.v2.v2 {
-        v2_files(config, metrics)?;
-    }
-    Ok(())
-}
-
-fn v2_files(config: &Config, metrics: &pki::Metrics) -> Result<v2::TlsFiles, v2::TlsFilesError> {
-    let (certificate, key) = (config.tls.tls_cert.as_ref(), config.tls.tls_key.as_ref());
-    v2::TlsFiles::open(&config.v2, certificate, key, metrics.clone())
 }
 
 /// Random instance of this process, drawn at every start.

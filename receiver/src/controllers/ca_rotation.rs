@@ -197,7 +197,7 @@ impl CaRotation {
         }
     }
 
-    /// Summary of the runtimes of the fleet. A steady CA waits for no runtime, and asks nobody.
+    /// Summary of the runtimes of the fleet. A steady CA waits for no runtime, and needs no answers.
     async fn followers(&self, secret: &CaSecret) -> Result<FollowerSummary, AskError> {
         if !secret.state.is_rotating() {
             return Ok(FollowerSummary { runtimes: self.fleet.runtimes_of_fleet(), ..FollowerSummary::default() });

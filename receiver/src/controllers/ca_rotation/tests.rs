@@ -1,6 +1,5 @@
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use tidewatch_shared::{
     heartbeat::{CertificateState, Heartbeat},
     identity::{Epoch, Instance, RuntimeId},

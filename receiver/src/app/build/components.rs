@@ -1,0 +1,106 @@
+//! Components that changes of KCP reach.
+
+use std::{sync::Arc, time::Duration};
+
+#[cfg(feature = "stamps")]
+use anyhow::Context as _;
+use anyhow::Result;
+use tidewatch_shared::api::Watcher;
+use tokio::time::Instant;
+
+use crate::{
+    app::{Process, changes, counters::Counters},
+    base::{key::KymaKey, limits::REQUEST_DEADLINE, pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
+    controllers::{
+        catalog, installer, kyma,
+        mandatory::MandatoryModules,
+        manifest::{self, module_watches},
+        watcher,
+    },
+    fleet::{
+        manifests::{self, ManifestQueue},
+        table::{self, RuntimeTable},
+    },
+    ingress::{enrolment::Revocations, gateway::v2},
+    kube::{
+        WriteBudgets,
+        kinds::KindCache,
+        recorder::EventRecorder,
+        runtime_access::{self, RuntimeAccess},
+    },
+    pki,
+};
+
+/// Creates the components that changes of KCP reach. With `installs`, the plan also has the watches that the agents'
+/// installation needs; if it `is_sharded`, no shard is held yet.
+pub(super) fn components(
+    process: &Process,
+    stores: Stores,
+    installs: bool,
+    counters: &Counters,
+    is_sharded: bool,
+) -> Result<changes::Components> {
+    let Process { config, fence, instance, tls_state, role, .. } = process;
+    let backdate = tls_state.authority.as_ref().map_or(Duration::ZERO, pki::Authority::backdate);
+    let settings = table::Settings {
+        heartbeat: config.heartbeat,
+        max_heartbeats_per_second: config.path.max_heartbeats_per_second,
+        away_after: config.path.away_after,
+        request_deadline: REQUEST_DEADLINE,
+        slots: usize::from(config.concurrency),
+        ..table::Settings::default()
+    };
+    let fleet = if is_sharded {
+        RuntimeTable::new(config.replicas.shards, settings, counters.fleet.clone())
+    } else {
+        // The Lease of this process stands for all shards, so they share its instance.
+        RuntimeTable::holding_all(settings, counters.fleet.clone(), *instance, fence, Instant::now())
+    };
+    let settings = manifests::Settings { slots: settings.slots, ..manifests::Settings::default() };
+    let manifest_queue = ManifestQueue::new(settings, counters.manifests.clone(), fleet.tenures());
+    #[cfg(feature = "stamps")]
+    if let Some(path) = &config.stamp_file {
+        fleet.set_stamps(path).with_context(|| format!("open the stamp file {}", path.display()))?;
+    }
+    let access = runtime_access::Settings {
+        allow: config.allow_runtime_addresses.clone(),
+        deny: config.deny_runtime_addresses.clone(),
+        fence: fence.clone(),
+        ..Default::default()
+    };
+    let restricted_modules = catalog::visibility::restricted_modules(&config.restricted_default_modules);
+    let catalog = catalog::Settings { restricted_modules, flags: config.catalog.clone() };
+    let installed = if installs { installer::watches() } else { Vec::new() };
+    let (plan, ..) = watcher::plan::<Arc<Watcher>>(installed.clone(), &[]);
+    let manifests = stores.manifests.clone();
+    let manifest_memories = manifest::Memories::default();
+    let memories = manifest_memories.clone();
+    let additional =
+        move |key: &KymaKey| module_watches(manifests.of_kyma(key, None).iter().map(AsRef::as_ref), &memories);
+    let plans = Plans::new(plan, Box::new(additional), watcher::extend);
+    let recorder = EventRecorder::new(counters.recorder.clone());
+    Ok(changes::Components {
+        stores,
+        fleet,
+        access: RuntimeAccess::new(access, counters.access.clone()),
+        catalog: catalog::Catalog::of_replica(
+            catalog,
+            counters.catalog.clone(),
+            WriteBudgets::new(counters.writes.clone()),
+            role.clone(),
+        ),
+        plans,
+        installed: installed.into(),
+        pause: Pause::new(config.pause),
+        takeover: Takeover::new(&config.kyma_selector, config.takeover_quiet),
+        v2_allowed: v2::V2AllowList::default(),
+        revocations: Revocations::new(counters.enrolment.clone(), backdate),
+        manifest_queue,
+        manifest_memories,
+        kinds: KindCache::default(),
+        manifest_writes: kyma::PendingWrites::default(),
+        mandatory: MandatoryModules::new(&config.namespace, recorder.clone()),
+        recorder,
+        role: role.clone(),
+    })
+}
