@@ -17,7 +17,7 @@ use std::{
 use futures::{FutureExt as _, future::BoxFuture};
 use http::{Method, Request};
 use thiserror::Error;
-use tokio::task_local;
+use tokio::{task_local, time};
 use tower::{BoxError, Layer, Service, layer::layer_fn};
 
 task_local! {
@@ -38,6 +38,11 @@ const CLOSED: u64 = 1;
 const UNBOUNDED: u64 = u64::MAX;
 /// Longest pause between two checks of the guard, for an end that was moved forward.
 const GUARD_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time on the executor's clock: that of the system, except in simulations.
+fn now() -> Instant {
+    time::Instant::now().into_std()
+}
 
 /// A write was refused because this process may not write, or no longer, or not for the runtimes of this shard.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -79,7 +84,7 @@ impl WriteFence {
 
     fn at(until: u64, parent: Option<Self>) -> Self {
         // In the past, so that no time is below the constants.
-        let now = Instant::now();
+        let now = now();
         let base = now.checked_sub(Duration::from_secs(1)).unwrap_or(now);
         Self(Arc::new(Inner { base, until: AtomicU64::new(until), parent }))
     }
@@ -95,14 +100,14 @@ impl WriteFence {
         let is_open = match self.0.until.load(Ordering::Acquire) {
             UNOPENED | CLOSED => false,
             UNBOUNDED => true,
-            until => self.nanos(Instant::now()) < until,
+            until => self.nanos(now()) < until,
         };
         is_open && self.0.parent.as_ref().is_none_or(Self::is_open)
     }
 
     /// Opens the fence, or moves its end. Returns false, without any change, when it has ended already.
     pub(in crate::kube) fn extend(&self, until: Instant) -> bool {
-        let (now, until) = (self.nanos(Instant::now()), self.nanos(until));
+        let (now, until) = (self.nanos(now()), self.nanos(until));
         let moved = |current| (current == UNOPENED || now < current).then_some(until);
         self.0.until.fetch_update(Ordering::AcqRel, Ordering::Acquire, moved).is_ok()
     }
@@ -120,7 +125,7 @@ impl WriteFence {
     pub fn guard(&self, ended: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let fence = self.clone();
         let watch = move || loop {
-            let now = fence.nanos(Instant::now());
+            let now = fence.nanos(now());
             match fence.0.until.load(Ordering::Acquire) {
                 CLOSED => return,
                 UNOPENED | UNBOUNDED => thread::sleep(GUARD_INTERVAL),
