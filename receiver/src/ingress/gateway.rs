@@ -77,7 +77,7 @@ use handshake_places::HandshakePlaces;
 pub use authority::{OwnAuthority, ParseAuthorityError};
 pub use handler::V3Handler;
 pub use intake::Intake;
-pub use listen::Listen;
+pub use listen::{Listen, Stream};
 pub use metrics::{Metrics, PortMetrics};
 pub(in crate::ingress) use refusal::HttpResponse;
 pub use request_limiter::Limits;

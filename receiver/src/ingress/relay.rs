@@ -16,6 +16,7 @@
 //! that was relayed is never relayed again.
 
 mod answers;
+mod connect;
 mod connection;
 mod flags;
 mod holder;
@@ -38,6 +39,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use self::{
+    connect::Tcp,
     holder::HolderPool,
     lost::{LostConnections, Report},
 };
@@ -49,6 +51,7 @@ use crate::{
 
 pub use self::{
     answers::{Answers, ServedShards},
+    connect::Connect,
     flags::{Flags, FlagsError, ReplicaSettings},
     metrics::Metrics,
     peers::{Directory, ReplicaPeers},
@@ -179,6 +182,7 @@ pub struct Relay(Arc<Inner>);
 struct Inner {
     holders: Box<dyn Holders>,
     tls: ReplicaTls,
+    connect: Box<dyn Connect>,
     deadlines: Deadlines,
     /// Pools of the holders known so far: few, read with each request, and replaced when one is new or has moved.
     pools: ArcSwap<Vec<Arc<HolderPool>>>,
@@ -196,15 +200,36 @@ impl Relay {
         Self::with_deadlines(holders, tls, metrics, Deadlines::default())
     }
 
+    /// The same over another network.
+    #[must_use]
+    pub fn over(
+        connect: impl Connect,
+        holders: impl Holders,
+        tls: ReplicaTls,
+        metrics: Metrics,
+    ) -> (Self, RelayTask) {
+        Self::with_parts(Box::new(connect), Box::new(holders), tls, metrics, Deadlines::default())
+    }
+
     pub(super) fn with_deadlines(
         holders: impl Holders,
         tls: ReplicaTls,
         metrics: Metrics,
         deadlines: Deadlines,
     ) -> (Self, RelayTask) {
+        Self::with_parts(Box::new(Tcp), Box::new(holders), tls, metrics, deadlines)
+    }
+
+    fn with_parts(
+        connect: Box<dyn Connect>,
+        holders: Box<dyn Holders>,
+        tls: ReplicaTls,
+        metrics: Metrics,
+        deadlines: Deadlines,
+    ) -> (Self, RelayTask) {
         let (reports, queue) = mpsc::channel(lost::CAPACITY);
-        let (holders, pools) = (Box::new(holders), ArcSwap::default());
-        let relay = Self(Arc::new(Inner { holders, tls, deadlines, pools, reports, metrics }));
+        let pools = ArcSwap::default();
+        let relay = Self(Arc::new(Inner { holders, tls, connect, deadlines, pools, reports, metrics }));
         (relay.clone(), RelayTask(LostConnections { relay, queue }))
     }
 

@@ -14,7 +14,6 @@ use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls_pki_types::ServerName;
 use tokio::{
-    net::TcpStream,
     sync::Mutex,
     time::{Instant, timeout},
 };
@@ -112,11 +111,10 @@ impl ConnectionSlot {
 /// Opens a connection whose peer proves to be the holder.
 async fn open(relay: &Relay, holder: &Replica, client: Arc<ReplicaClient>) -> Result<Connection, String> {
     let config = client.config(&holder.name).map_err(|error| error.to_string())?;
-    let tcp = TcpStream::connect(holder.address).await.map_err(|error| error.to_string())?;
-    let _ = tcp.set_nodelay(true);
+    let stream = relay.0.connect.connect(holder.address).await.map_err(|error| error.to_string())?;
     // The name has no meaning: the holder's certificate is verified by its replica.
     let name = ServerName::from(holder.address.ip());
-    let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.map_err(|error| error.to_string())?;
+    let tls = TlsConnector::from(Arc::new(config)).connect(name, stream).await.map_err(|error| error.to_string())?;
     let ping = relay.0.deadlines.ping;
     let handshake = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
