@@ -48,6 +48,7 @@ use signals::Signals;
 use workers::{Kymas, Manifests, Workers};
 
 pub use counters::described as metrics;
+pub use sharded::ShardHolders;
 
 /// After a signal, time for running reconciles and open connections to end.
 const DRAIN: Duration = Duration::from_secs(20);

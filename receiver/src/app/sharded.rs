@@ -16,7 +16,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::{holders::ShardHolders, shards::HeldShards};
+pub use self::holders::ShardHolders;
 use super::{
     build::{Binding, Task},
     changes::ShardHandover,
@@ -35,7 +35,7 @@ use crate::{
     },
     kube::{
         leader::{self, FleetRole},
-        shards::{self as ownership, HoldersHandle, ShardChanges, ShardElector, ShardOwnership},
+        shards::{self as ownership, HoldersHandle, ShardElector, ShardOwnership},
     },
     pki::{ReplicaCertificate, ReplicaMetrics, ReplicaSource, ReplicaTls, TlsState},
     telemetry::{Pending, Readiness},
@@ -176,7 +176,7 @@ impl Sharding {
                 elector.run(stopped).await;
             }
         });
-        let follower = tokio::spawn(follow(followers, changes));
+        let follower = tokio::spawn(ownership::follow(changes, followers));
         tasks.spawn(async move {
             let mut ticks = time::interval(READY_INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -189,10 +189,6 @@ impl Sharding {
         });
         Ok(Ownership { elector, follower, stop })
     }
-}
-
-async fn follow(followers: Followers, changes: ShardChanges) {
-    HeldShards::new(followers, changes).run().await;
 }
 
 impl Ownership {

@@ -2,7 +2,7 @@
 //! role, whose holder runs the tasks of the whole fleet, is owned in the same way as one more shard.
 //!
 //! `ownership` decides purely; `elector` watches and writes the Leases, and opens and closes a write fence per shard;
-//! `changes` delivers acquired, handed over and lost shards to the consumer; `holders` is the relay's view of the holders of
+//! `changes` delivers acquired, handed over and lost shards to the consumer, and `follow` carries them out; `holders` is the relay's view of the holders of
 //! all shards; `guard` closes ended fences even if the executor hangs.
 //!
 //! | Lease | holder | renewed |
@@ -17,6 +17,7 @@
 
 mod changes;
 mod elector;
+mod follow;
 mod guard;
 mod holders;
 mod metrics;
@@ -29,6 +30,7 @@ use std::{fmt, time::Duration};
 pub use self::{
     changes::{HeldShard, ShardChange, ShardChanges},
     elector::{ShardElector, ShardOwnership},
+    follow::{Consumer, follow},
     holders::{Holder, Holders, HoldersHandle},
     metrics::Metrics,
 };

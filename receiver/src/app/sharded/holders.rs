@@ -16,13 +16,15 @@ use crate::{
 
 /// Holders of the shards, as the elector published them.
 #[derive(Clone)]
-pub(super) struct ShardHolders {
+pub struct ShardHolders {
     holders: HoldersHandle,
     shards: ShardCount,
 }
 
 impl ShardHolders {
-    pub(super) fn new(holders: HoldersHandle, shards: ShardCount) -> Self {
+    /// Finds the shards of the runtimes in the holders that an elector publishes.
+    #[must_use]
+    pub fn new(holders: HoldersHandle, shards: ShardCount) -> Self {
         Self { holders, shards }
     }
 
