@@ -77,7 +77,7 @@ impl Controller for Kymas {
     }
 
     fn fence(job: &Job) -> &WriteFence {
-        &job.start.tenure.fence
+        job.fence()
     }
 
     fn kyma(job: &Job) -> &KymaKey {

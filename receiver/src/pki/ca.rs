@@ -203,7 +203,10 @@ impl Ca {
     }
 
     /// Generates a key and issues the certificate of a replica for it. It expires after `validity`, or with the CA.
-    pub(super) fn make_replica(
+    ///
+    /// # Errors
+    /// [`PkiError`].
+    pub fn make_replica(
         &self,
         replica: &ReplicaName,
         domain: &TrustDomain,

@@ -13,6 +13,7 @@ use crate::{
         Snapshot, Tenure, WorkInProgress,
         queue::{QueuedWork, ReconcileOutcome, SlowSlot},
     },
+    kube::leader::WriteFence,
 };
 
 /// A reconcile that begins.
@@ -58,6 +59,17 @@ impl Job {
     pub(super) fn new(table: RuntimeTable, (key, queued, start): Started) -> Self {
         let traceparent = start.traces.end_wait();
         Self { key, queued, start, table: Some(table), traceparent }
+    }
+
+    /// Fence that permits the writes of its reconcile.
+    #[must_use]
+    pub const fn fence(&self) -> &WriteFence {
+        &self.start.tenure.fence
+    }
+
+    /// Waits until its reconcile must end without an outcome. Cancel safe.
+    pub async fn cancelled(&self) {
+        self.start.cancellation.cancelled().await;
     }
 
     /// Starts the span of its reconcile, which continues the trace of its wait in the queue.
