@@ -202,12 +202,7 @@ impl Relay {
 
     /// The same over another network.
     #[must_use]
-    pub fn over(
-        connect: impl Connect,
-        holders: impl Holders,
-        tls: ReplicaTls,
-        metrics: Metrics,
-    ) -> (Self, RelayTask) {
+    pub fn over(connect: impl Connect, holders: impl Holders, tls: ReplicaTls, metrics: Metrics) -> (Self, RelayTask) {
         Self::with_parts(Box::new(connect), Box::new(holders), tls, metrics, Deadlines::default())
     }
 
