@@ -49,6 +49,7 @@ mod watch;
 
 pub use calls::Calls;
 pub use cluster::FakeCluster;
+pub use serve::Answer;
 use store::{RefusedPods, TextPool};
 
 /// See the module. Dropping it ends the server.

@@ -29,6 +29,12 @@ struct Inner {
 }
 
 impl FakeCluster {
+    /// A cluster without a port, for [`FakeCluster::respond`].
+    #[must_use]
+    pub fn in_memory() -> Self {
+        Self::new(Arc::default())
+    }
+
     pub(super) fn new(texts: Arc<TextPool>) -> Self {
         let (store, calls) = (Mutex::new(Store::new(texts)), Mutex::default());
         Self(Arc::new(Inner {

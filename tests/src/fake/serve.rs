@@ -4,6 +4,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header, request::Parts};
+use http_body::Body;
 use http_body_util::{BodyExt as _, Full, Limited, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -26,7 +27,8 @@ use super::{
     watch::{Watch, WatchPosition},
 };
 
-type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
+/// A response, which may be that of a watch.
+pub type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
 const BODY_BYTES: usize = 4 << 20;
 /// Length of a watch in seconds if the client sets none, as in API servers.
@@ -84,6 +86,24 @@ async fn answer(shared: &Shared, request: Request<Incoming>) -> Answer {
         Some((cluster, Target::Resources { group, version })) => discover(&cluster.read(), group, version),
         Some((cluster, Target::Objects(at))) => objects(cluster, &at, &parts, &body),
         None => not_served(),
+    }
+}
+
+impl FakeCluster {
+    /// The response to a request for objects, by a path without the prefix of a runtime. The lines of a watch arrive with
+    /// the changes.
+    pub async fn respond<B>(&self, request: Request<B>) -> Answer
+    where
+        B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+    {
+        let (parts, body) = request.into_parts();
+        let body =
+            Limited::new(std::pin::pin!(body), BODY_BYTES).collect().await.map(http_body_util::Collected::to_bytes);
+        let Ok(body) = body else { return failure(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", "") };
+        match path::parse(parts.uri.path()) {
+            Some(Target::Objects(at)) => objects(self.clone(), &at, &parts, &body),
+            _ => not_served(),
+        }
     }
 }
 
