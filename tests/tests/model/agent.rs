@@ -10,7 +10,7 @@ use tidewatch_shared::{
     event::{Received, parse_batch},
     exchange::{EventsResponse, HeartbeatResponse},
     heartbeat::{CertificateState, Heartbeat},
-    identity::Epoch,
+    identity::{Epoch, RuntimeId},
     plan::Plan,
 };
 use tokio::time::Instant;
@@ -104,8 +104,8 @@ pub(crate) struct Agent {
 
 impl Agent {
     /// Starts an agent with the plan that its cluster contains.
-    pub(crate) fn start(incarnation: u64, cap: usize, plan: &Plan, metrics: Metrics) -> Self {
-        let core = Core::new("r-1".parse().unwrap(), cap, metrics);
+    pub(crate) fn start(runtime: RuntimeId, incarnation: u64, cap: usize, plan: &Plan, metrics: Metrics) -> Self {
+        let core = Core::new(runtime, cap, metrics);
         let mut agent = Self { core, incarnation, loops: Default::default(), in_flight: None, requests: 0 };
         agent.apply_plan(plan);
         agent

@@ -2,8 +2,8 @@
 //! between hosts that crash and over a network that partitions, drops and delays messages. Once faults end, everything
 //! converges, and the records match the cluster.
 
-mod shared_state;
-mod transport;
+pub(crate) mod shared_state;
+pub(crate) mod transport;
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -53,22 +53,27 @@ const LATENCY: Duration = Duration::from_millis(50);
 const TICK: Duration = Duration::from_millis(10);
 
 /// A SplitMix64 generator: each seed determines one simulation.
-struct Rng(u64);
+pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         (mixed ^ mixed >> 31) % bound
     }
 
-    fn index(&mut self, length: usize) -> usize {
+    pub(crate) fn index(&mut self, length: usize) -> usize {
         usize::try_from(self.below(length as u64)).unwrap()
     }
 
-    fn millis(&mut self, max: u64) -> Duration {
+    pub(crate) fn millis(&mut self, max: u64) -> Duration {
         Duration::from_millis(1 + self.below(max))
+    }
+
+    /// Another generator.
+    pub(crate) fn split(&mut self) -> Self {
+        Self(self.below(u64::MAX))
     }
 }
 
@@ -80,7 +85,7 @@ async fn run_receiver(shared: SharedState, host: usize, mut rng: Rng) -> turmoil
         sleep(sync_delay).await;
         syncing.set_synced();
     });
-    tokio::spawn(run_forwarder(shared.clone(), fleet.clone(), Rng(rng.below(u64::MAX))));
+    tokio::spawn(run_forwarder(shared.clone(), fleet.clone(), rng.split()));
     tokio::spawn(run_worker(shared.clone(), fleet.clone(), rng));
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));

@@ -24,7 +24,7 @@ use tokio::time::{self, Instant};
 use crate::{
     agent::{Agent, Body, LARGE_CAP, ReportedObject, Request, RequestId, Response, SMALL_CAP},
     cluster::{Cluster, Mutation, Name, PlanId, WATCH_COUNT, WATCHES},
-    receiver::{LateWrite, ManagerResponse, Receiver, ReconcileResult, Records},
+    receiver::{LateWrite, ManagerResponse, Receiver, ReconcileResult, Records, runtime},
 };
 use actions::{Action, RequestFault};
 
@@ -98,7 +98,7 @@ impl World {
     pub(crate) fn new(instances: usize, metrics: Metrics) -> Self {
         let plan = PlanId::ALL;
         let cap = if instances == 1 { SMALL_CAP } else { LARGE_CAP };
-        let agent = Agent::start(0, cap, &plan.plan(0), metrics.agent.clone());
+        let agent = Agent::start(runtime(), 0, cap, &plan.plan(0), metrics.agent.clone());
         let mut world = Self {
             cap,
             cluster: Cluster::new(),
@@ -378,7 +378,8 @@ impl World {
     fn restart_agent(&mut self) {
         self.incarnations += 1;
         let (plan, revision) = self.written_plan;
-        self.agent = Agent::start(self.incarnations, self.cap, &plan.plan(revision), self.metrics.agent.clone());
+        self.agent =
+            Agent::start(runtime(), self.incarnations, self.cap, &plan.plan(revision), self.metrics.agent.clone());
     }
 
     fn restart_receiver(&mut self, at: usize, slow: bool) {

@@ -137,7 +137,7 @@ impl SharedState {
     pub(crate) fn start_agent(&self) -> tidewatch_agent::core::Core {
         let mut state = self.state();
         state.incarnations += 1;
-        let agent = Agent::start(state.incarnations, SMALL_CAP, &PlanId::ALL.plan(0), self.agent_metrics());
+        let agent = Agent::start(runtime(), state.incarnations, SMALL_CAP, &PlanId::ALL.plan(0), self.agent_metrics());
         let core = agent.core();
         state.agent = Some(agent);
         core

@@ -28,7 +28,7 @@ use turmoil::net::{TcpListener, TcpStream};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One end of a simulated connection.
-pub(crate) struct SimulatedStream(TcpStream);
+pub(crate) struct SimulatedStream(pub(crate) TcpStream);
 
 impl AsyncRead for SimulatedStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {

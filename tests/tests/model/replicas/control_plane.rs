@@ -1,0 +1,175 @@
+//! The control plane: an API server with the Leases, and a network between it and each replica that delays, cuts and loses
+//! messages. A request that has left its replica arrives even if that one stops or dies.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures::StreamExt as _;
+use http::Request;
+use http_body_util::{BodyExt as _, BodyStream, StreamBody};
+use kube::client::Body;
+use tidewatch_receiver::kube::shards::names;
+use tidewatch_tests::fake::{Answer, FakeCluster};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::sleep,
+};
+
+use super::{NAMESPACE, Rng, TICK, UNSHARDED, shards};
+
+/// State of the network between a replica and the control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KcpNetwork {
+    Healthy,
+    /// Nothing passes.
+    Cut,
+    /// Requests pass, no responses.
+    LostResponses,
+    /// All but the lines of watches pass.
+    CutWatches,
+}
+
+/// Network between one replica and the control plane.
+struct Network {
+    state: KcpNetwork,
+    max_latency: Duration,
+    rng: Rng,
+}
+
+/// The network of one replica. Clones share it.
+#[derive(Clone)]
+pub(crate) struct KcpLink(Arc<Mutex<Network>>);
+
+impl KcpLink {
+    pub(crate) fn new(seed: u64) -> Self {
+        let network = Network { state: KcpNetwork::Healthy, max_latency: MAX_LATENCY, rng: Rng(seed) };
+        Self(Arc::new(Mutex::new(network)))
+    }
+
+    fn network(&self) -> MutexGuard<'_, Network> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set(&self, state: KcpNetwork) {
+        self.network().state = state;
+    }
+
+    pub(crate) fn set_max_latency(&self, latency: Duration) {
+        self.network().max_latency = latency;
+    }
+
+    pub(crate) fn repair(&self) {
+        self.set(KcpNetwork::Healthy);
+        self.set_max_latency(MAX_LATENCY);
+    }
+
+    /// Waits for the latency of one message.
+    async fn delay(&self) {
+        let latency = {
+            let mut network = self.network();
+            let max = u64::try_from(network.max_latency.as_millis()).unwrap();
+            // Hosts run one after the other for one tick, so a shorter one could reach the past.
+            TICK + network.rng.millis(max)
+        };
+        sleep(latency).await;
+    }
+
+    fn is(&self, states: &[KcpNetwork]) -> bool {
+        states.contains(&self.network().state)
+    }
+
+    /// Delays the lines of a watch, and retains them while nothing passes.
+    fn lines(&self, response: Answer) -> Answer {
+        let link = self.clone();
+        response.map(|body| {
+            let frames = BodyStream::new(body).then(move |frame| {
+                let link = link.clone();
+                async move {
+                    link.delay().await;
+                    while link.is(&[KcpNetwork::Cut, KcpNetwork::LostResponses, KcpNetwork::CutWatches]) {
+                        sleep(TICK).await;
+                    }
+                    frame
+                }
+            });
+            StreamBody::new(frames).boxed_unsync()
+        })
+    }
+}
+
+const MAX_LATENCY: Duration = Duration::from_millis(50);
+/// Longest wait of a client for a response that was lost.
+const GIVE_UP: Duration = Duration::from_secs(60);
+
+/// A request on its way.
+struct Sent {
+    link: KcpLink,
+    request: Request<Body>,
+    response: oneshot::Sender<Answer>,
+}
+
+/// The control plane. Clones refer to the same one.
+#[derive(Clone)]
+pub(crate) struct ControlPlane(Arc<Inner>);
+
+struct Inner {
+    cluster: FakeCluster,
+    requests: mpsc::UnboundedSender<Sent>,
+    /// Taken by the host that serves.
+    arriving: Mutex<Option<mpsc::UnboundedReceiver<Sent>>>,
+}
+
+impl ControlPlane {
+    /// A control plane with the Leases of an installation.
+    pub(crate) fn new() -> Self {
+        let (requests, arriving) = mpsc::unbounded_channel();
+        let cluster = FakeCluster::in_memory();
+        for lease in names::leases(NAMESPACE, UNSHARDED, shards()) {
+            let key = format!("coordination.k8s.io/leases/{NAMESPACE}/{}", lease.metadata.name.as_deref().unwrap());
+            cluster.edit(&key, |object| *object = serde_json::to_value(&lease).unwrap());
+        }
+        Self(Arc::new(Inner { cluster, requests, arriving: Mutex::new(Some(arriving)) }))
+    }
+
+    /// A client of a replica.
+    pub(crate) fn client(&self, link: &KcpLink) -> kube::Client {
+        let (requests, link) = (self.0.requests.clone(), link.clone());
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (requests, link) = (requests.clone(), link.clone());
+            async move {
+                let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+                let (sender, response) = oneshot::channel();
+                let _ = requests.send(Sent { link: link.clone(), request, response: sender });
+                let response = response.await.map_err(|_| std::io::Error::from(std::io::ErrorKind::ConnectionReset))?;
+                Ok::<_, std::io::Error>(if is_watch { link.lines(response) } else { response })
+            }
+        });
+        kube::Client::new(service, NAMESPACE)
+    }
+
+    /// Serves for ever.
+    pub(crate) async fn run(self) -> turmoil::Result {
+        let mut arriving = self.0.arriving.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap();
+        while let Some(Sent { link, request, response }) = arriving.recv().await {
+            let cluster = self.0.cluster.clone();
+            tokio::spawn(async move {
+                link.delay().await;
+                let mut is_lost = link.is(&[KcpNetwork::Cut]);
+                if !is_lost {
+                    let answer = cluster.respond(request).await;
+                    link.delay().await;
+                    is_lost = link.is(&[KcpNetwork::Cut, KcpNetwork::LostResponses]);
+                    if !is_lost {
+                        let _ = response.send(answer);
+                        return;
+                    }
+                }
+                sleep(GIVE_UP).await;
+                drop(response);
+            });
+        }
+        Ok(())
+    }
+}
