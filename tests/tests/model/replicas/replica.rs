@@ -13,7 +13,7 @@ use futures::{FutureExt as _, future::BoxFuture};
 use http::Method;
 use tidewatch_receiver::{
     app::ShardHolders,
-    base::{error_class::ErrorClass, key::KymaKey},
+    base::{error_class::ErrorClass, key::KymaKey, peers::Responders},
     fleet::{
         EventBatch, Verified,
         queue::ReconcileOutcome,
@@ -25,7 +25,7 @@ use tidewatch_receiver::{
             relayed::{self, RelayHandler, RelayedHandlers},
             v2::V2Adapter,
         },
-        relay::Relay,
+        relay::{Answers, Relay},
     },
     kube::{
         leader::WriteFence,
@@ -98,7 +98,8 @@ pub(crate) async fn run(shared: SharedState, at: usize, mut rng: Rng) -> turmoil
     let address = SocketAddr::new(turmoil::lookup(REPLICAS[at]), RELAY_PORT);
     let listener =
         GatedListener { gate: gate.clone(), listener: TcpListener::bind((Ipv4Addr::UNSPECIFIED, RELAY_PORT)).await? };
-    let handlers = RelayedHandlers::<_, V2Adapter> { events: events.unwrap(), v2: None, enrolment: None };
+    let answers = Answers::new(Responders::default(), Arc::new(Vec::new));
+    let handlers = RelayedHandlers::<_, V2Adapter> { events: events.unwrap(), v2: None, enrolment: None, answers };
     let settings = relayed::settings(address, identities.domain.clone());
     let gateway = Gateway::with_listener(listener, address, settings, tls.server.clone(), |settings| {
         RelayHandler::new(settings, handlers, metrics.relay_port)
