@@ -123,7 +123,7 @@ impl StateCollector {
         for manifest in self.0.manifests.with_label(label::MANDATORY_MODULE) {
             let of = |key| manifest.labels().get(key).map(String::as_str);
             let (Some(kyma), Some(module)) = (of(label::KYMA_NAME), of(label::MODULE_NAME)) else { continue };
-            if !self.1.contains(&KymaKey::new(&manifest.namespace().unwrap_or_default(), kyma)) {
+            if !self.1.contains(&KymaKey::new(manifest.namespace().unwrap_or_default(), kyma)) {
                 continue;
             }
             let labels = |state| [("kyma_name", kyma), ("module_name", module), ("state", state)];
