@@ -74,8 +74,12 @@ impl<C: Consumer> Follower<C> {
             }
             ShardChange::HandOver { unit, instance, .. } => {
                 self.draining.insert(unit, instance);
-                let drain = self.consumer.drain(unit);
-                self.drains.push(drain.map(move |()| (unit, instance)).boxed());
+                let mut drain = self.consumer.drain(unit).map(move |()| (unit, instance)).boxed();
+                // It begins at once: later the unit may be that of a later acquisition.
+                match drain.as_mut().now_or_never() {
+                    Some((unit, instance)) => self.drained(unit, instance),
+                    None => self.drains.push(drain),
+                }
             }
             ShardChange::Lost { unit, .. } => {
                 self.draining.remove(&unit);
@@ -91,5 +95,223 @@ impl<C: Consumer> Follower<C> {
             self.consumer.release(unit);
             self.changes.stopped(unit, instance);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex, MutexGuard};
+
+    use tokio::{
+        sync::{oneshot, watch},
+        time::Instant,
+    };
+
+    use super::*;
+    use crate::{
+        base::shard::ShardCount,
+        kube::shards::changes::{HeldShard, HeldShards, Stopped},
+    };
+
+    /// Runs with a drain of a unit, when it begins.
+    type OnDrain = Box<dyn FnMut() + Send>;
+
+    /// Records calls, in words.
+    #[derive(Default)]
+    struct Recorded {
+        calls: Vec<String>,
+        /// Ends of the drains, in the order of their beginnings.
+        drains: Vec<oneshot::Sender<()>>,
+        on_drain: Option<OnDrain>,
+    }
+
+    /// Consumer of each shard with one Kyma, whose work ends when the test says so.
+    #[derive(Clone, Default)]
+    struct Fake(Arc<Mutex<Recorded>>);
+
+    impl Fake {
+        fn recorded(&self) -> MutexGuard<'_, Recorded> {
+            self.0.lock().unwrap()
+        }
+
+        fn record(&self, call: String) {
+            self.recorded().calls.push(call);
+        }
+
+        /// The calls since the last time.
+        fn calls(&self) -> Vec<String> {
+            mem::take(&mut self.recorded().calls)
+        }
+    }
+
+    impl Consumer for Fake {
+        async fn acquire(&mut self, unit: Unit, instance: Instance, fence: WriteFence) -> Vec<KymaKey> {
+            self.record(format!("acquire {unit} {}{}", name(instance), if fence.is_open() { "" } else { ", closed" }));
+            if unit == Unit::Fleet { Vec::new() } else { vec![KymaKey::new("ns", unit.to_string())] }
+        }
+
+        fn enqueue(&mut self, acquired: &[KymaKey]) {
+            let names: Vec<_> = acquired.iter().map(|kyma| &*kyma.name).collect();
+            self.record(format!("enqueue {}", names.join(", ")));
+        }
+
+        fn drain(&self, unit: Unit) -> BoxFuture<'static, ()> {
+            let this = self.clone();
+            let (end, ended) = oneshot::channel();
+            if let Some(on_drain) = &mut self.recorded().on_drain {
+                on_drain();
+            }
+            async move {
+                this.record(format!("drain {unit}"));
+                this.recorded().drains.push(end);
+                let _ = ended.await;
+            }
+            .boxed()
+        }
+
+        fn release(&mut self, unit: Unit) {
+            self.record(format!("release {unit}"));
+        }
+    }
+
+    fn name(instance: Instance) -> &'static str {
+        if instance == Instance::new(1) { "first" } else { "later" }
+    }
+
+    fn held(instance: u64) -> HeldShard {
+        HeldShard { instance: Instance::new(instance), fence: WriteFence::default(), hand_over: None }
+    }
+
+    fn handed_over(instance: u64) -> HeldShard {
+        HeldShard { hand_over: Some(Instant::now()), ..held(instance) }
+    }
+
+    struct Setup {
+        /// The two shards, and the fleet role.
+        units: [Unit; 3],
+        state: watch::Sender<HeldShards>,
+        stopped: Arc<Stopped>,
+        fake: Fake,
+        follow: BoxFuture<'static, ()>,
+    }
+
+    impl Setup {
+        fn new() -> Self {
+            let (state, receiver) = watch::channel(HeldShards::new());
+            let (stopped, fake) = (Arc::<Stopped>::default(), Fake::default());
+            let follow = follow(ShardChanges::new(receiver, stopped.clone()), fake.clone()).boxed();
+            let units: Vec<_> = Unit::all(ShardCount::new(2).unwrap()).collect();
+            Self { units: units.try_into().unwrap(), state, stopped, fake, follow }
+        }
+
+        /// Holds these units; returns the calls that follow.
+        fn hold<const N: usize>(&mut self, held: [(usize, HeldShard); N]) -> Vec<String> {
+            let units = self.units;
+            self.state.send_replace(held.into_iter().map(|(unit, held)| (units[unit], held)).collect());
+            self.go_on()
+        }
+
+        /// Carries out the pending changes; returns the calls.
+        fn go_on(&mut self) -> Vec<String> {
+            assert!(self.follow.as_mut().now_or_never().is_none(), "the elector has not ended");
+            self.fake.calls()
+        }
+
+        /// Ends the work that a drain waits for; returns the calls that follow.
+        fn end_drain(&mut self, drain: usize) -> Vec<String> {
+            let drain = self.fake.recorded().drains.remove(drain);
+            // A drain that is not waited for any more has no receiver.
+            let _ = drain.send(());
+            self.go_on()
+        }
+
+        fn acknowledged(&self) -> Vec<(Unit, Instance)> {
+            self.stopped.take().into_iter().collect()
+        }
+    }
+
+    #[test]
+    fn shards_that_are_acquired_in_a_burst_are_enqueued_together() {
+        let mut setup = Setup::new();
+        let calls = setup.hold([(0, held(1)), (1, held(1)), (2, held(1))]);
+        let acquired = ["acquire shard 0 first", "acquire shard 1 first", "acquire fleet role first"];
+        assert_eq!(
+            (&calls[..3], &calls[3..]),
+            (&acquired.map(str::to_owned)[..], &["enqueue shard 0, shard 1".to_owned()][..])
+        );
+        assert_eq!(
+            setup.hold([(0, held(1)), (1, held(2)), (2, held(1))]),
+            ["release shard 1", "acquire shard 1 later", "enqueue shard 1"]
+        );
+        assert_eq!(setup.go_on(), [""; 0], "once");
+    }
+
+    #[test]
+    fn hand_over_is_acknowledged_when_its_work_has_ended_and_it_is_released() {
+        for unit in 0..3 {
+            let mut setup = Setup::new();
+            setup.hold([(unit, held(1))]);
+            let name = setup.units[unit];
+            assert_eq!(setup.hold([(unit, handed_over(1))]), [format!("drain {name}")]);
+            assert_eq!(setup.acknowledged(), [], "its work is in progress");
+            assert_eq!(setup.end_drain(0), [format!("release {name}")]);
+            assert_eq!(setup.acknowledged(), [(name, Instance::new(1))]);
+        }
+    }
+
+    #[test]
+    fn shard_that_is_lost_while_it_is_drained_is_not_acknowledged() {
+        for unit in 0..3 {
+            let mut setup = Setup::new();
+            setup.hold([(unit, held(1))]);
+            setup.hold([(unit, handed_over(1))]);
+            assert_eq!(setup.hold([]), [format!("release {}", setup.units[unit])]);
+            assert_eq!(setup.end_drain(0), [""; 0]);
+            assert_eq!(setup.acknowledged(), []);
+        }
+    }
+
+    #[test]
+    fn drain_of_an_earlier_acquisition_releases_no_later_one() {
+        let mut setup = Setup::new();
+        setup.hold([(0, held(1))]);
+        setup.hold([(0, handed_over(1))]);
+        let again = ["release shard 0", "acquire shard 0 later", "enqueue shard 0"];
+        assert_eq!(setup.hold([(0, held(2))]), again);
+        // Both are drained at once, and the earlier one ends first.
+        assert_eq!(setup.hold([(0, handed_over(2))]), ["drain shard 0"]);
+        assert_eq!(setup.end_drain(0), [""; 0]);
+        assert_eq!(setup.acknowledged(), []);
+        assert_eq!(setup.end_drain(0), ["release shard 0"]);
+        assert_eq!(setup.acknowledged(), [(setup.units[0], Instance::new(2))]);
+    }
+
+    /// Otherwise it would drain the later acquisition, whose work would never begin.
+    #[test]
+    fn drain_begins_before_the_shard_is_acquired_again() {
+        // The order of changes and ends of drains is random.
+        for _ in 0..50 {
+            let mut setup = Setup::new();
+            setup.hold([(0, held(1))]);
+            let (state, unit) = (setup.state.clone(), setup.units[0]);
+            setup.fake.recorded().on_drain = Some(Box::new(move || {
+                state.send_replace([(unit, held(2))].into());
+            }));
+            let calls = setup.hold([(0, handed_over(1))]);
+            assert_eq!(calls, ["drain shard 0", "release shard 0", "acquire shard 0 later", "enqueue shard 0"]);
+        }
+    }
+
+    #[test]
+    fn all_units_are_released_when_the_elector_ends() {
+        let mut setup = Setup::new();
+        setup.hold([(0, held(1)), (1, held(1)), (2, held(1))]);
+        setup.hold([(0, held(1)), (1, handed_over(1)), (2, held(1))]);
+        setup.state.send_replace(HeldShards::new());
+        let Setup { state, follow, fake, stopped, .. } = setup;
+        drop(state);
+        assert!(follow.now_or_never().is_some());
+        assert_eq!(fake.calls(), ["release shard 0", "release shard 1", "release fleet role"]);
+        assert!(stopped.take().is_empty());
     }
 }
