@@ -317,7 +317,13 @@ async fn run_active(
     workers.start(manifests, config.concurrency, &built.synced, &shutdown);
     let mut ownership = match (built.sharding, lease_client, relay_port) {
         (Some(sharding), Some(client), Some(address)) => {
-            let followers = Followers { handover, acquired: built.acquired, context: built.context, role };
+            let (acquired, context) = (built.acquired, built.context);
+            let followers = Followers {
+                handover,
+                role,
+                enqueue: Box::new(move |kymas| acquired.enqueue(kymas)),
+                forget: Box::new(move |kyma| context.forget(kyma)),
+            };
             let identity = (instance, built.ownership);
             Some(sharding.start(client, &config, identity, address, built.synced, (followers, &mut tasks))?)
         }
@@ -344,8 +350,8 @@ async fn run_active(
         error = unexpected_end_of(ownership.as_mut()) => Err(error),
     };
     tracing::info!("Draining");
-    if let (Some(ownership), Ok(())) = (ownership, &ended) {
-        // Workers and listeners go on until the other replicas hold the shards.
+    if let Some(ownership) = ownership {
+        // Workers and listeners go on until the other replicas hold the shards, also after another task has failed.
         ownership.leave().await;
     }
     shutdown.cancel();

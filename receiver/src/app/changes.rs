@@ -33,6 +33,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use handlers::Components;
 pub use handover::ShardHandover;
+#[cfg(test)]
+pub(super) use handover::tests as testing;
 
 use crate::{
     base::{pause::CONFIG_MAP, stores::Stores, unread::drop_unread},

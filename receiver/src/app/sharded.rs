@@ -11,7 +11,7 @@ use futures::FutureExt as _;
 use kube::Client;
 use tidewatch_shared::identity::Instance;
 use tokio::{
-    task::{JoinHandle, JoinSet},
+    task::JoinSet,
     time::{self, MissedTickBehavior},
 };
 use tokio_util::sync::CancellationToken;
@@ -22,8 +22,8 @@ use super::{
     changes::ShardHandover,
 };
 use crate::{
+    base::key::KymaKey,
     config::Config,
-    controllers::{event_path::AcquiredKymas, kyma},
     ingress::{
         admin::shards::CurrentHolders,
         gateway::{
@@ -43,6 +43,8 @@ use crate::{
 
 /// Interval at which a replica that is not ready looks whether all shards have holders.
 const READY_INTERVAL: Duration = Duration::from_millis(200);
+/// Number of tasks of an [`Ownership`].
+const TASKS: usize = 2;
 
 /// The parts of a replica that exist before it owns shards.
 pub(super) struct Replica {
@@ -107,15 +109,17 @@ impl Replica {
 /// Components that follow the held shards.
 pub(super) struct Followers {
     pub(super) handover: ShardHandover,
-    pub(super) acquired: AcquiredKymas,
-    pub(super) context: Arc<kyma::Context>,
     pub(super) role: FleetRole,
+    /// Enqueues the Kymas of acquired shards.
+    pub(super) enqueue: Box<dyn Fn(&[KymaKey]) + Send>,
+    /// Drops the results of earlier reconciles of a Kyma.
+    pub(super) forget: Box<dyn Fn(&KymaKey) + Send>,
 }
 
-/// A replica that owns shards.
+/// A replica that owns shards. Its tasks end when it is dropped: then no Lease is renewed any more.
 pub(super) struct Ownership {
-    elector: JoinHandle<()>,
-    follower: JoinHandle<()>,
+    /// The elector, and the follower of its changes, which ends after it.
+    tasks: JoinSet<()>,
     stop: CancellationToken,
 }
 
@@ -170,13 +174,14 @@ impl Sharding {
         let ShardOwnership { elector, changes } = started.context("start the guard of the shards")?;
         let stop = CancellationToken::new();
         let (stopped, shards) = (stop.clone(), config.replicas.shards);
-        let elector = tokio::spawn(async move {
+        let mut owning = JoinSet::new();
+        owning.spawn(async move {
             // Shards whose Kymas are not known yet could not be served.
             if stopped.run_until_cancelled(synced.cancelled()).await.is_some() {
                 elector.run(stopped).await;
             }
         });
-        let follower = tokio::spawn(ownership::follow(changes, followers));
+        owning.spawn(ownership::follow(changes, followers));
         tasks.spawn(async move {
             let mut ticks = time::interval(READY_INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -187,28 +192,96 @@ impl Sharding {
             all_held.done();
             std::future::pending().await
         });
-        Ok(Ownership { elector, follower, stop })
+        Ok(Ownership { tasks: owning, stop })
     }
 }
 
 impl Ownership {
-    /// Waits for the unexpected end of the elector. Cancel safe.
+    /// Waits for the unexpected end of one of the tasks. Cancel safe.
     pub(super) async fn ended(&mut self) -> anyhow::Error {
-        let ended = tokio::select! {
-            ended = &mut self.elector => ended,
-            ended = &mut self.follower => ended,
-        };
-        match ended {
-            Ok(()) => anyhow::anyhow!("task ended unexpectedly: shards"),
-            Err(error) => anyhow::Error::new(error).context("the task of the shards failed"),
+        match self.tasks.join_next().await {
+            Some(Err(error)) => anyhow::Error::new(error).context("the task of the shards failed"),
+            Some(Ok(())) | None => anyhow::anyhow!("task ended unexpectedly: shards"),
         }
     }
 
     /// Hands all shards over, and gives the membership back, within the duration of the Lease. The listeners must go on meanwhile:
     /// requests of shards that have moved are relayed to their new holders.
-    pub(super) async fn leave(self) {
+    ///
+    /// Without one of the tasks nothing can be handed over in order: the other one ends at once, and the Leases expire.
+    pub(super) async fn leave(mut self) {
+        if self.tasks.len() < TASKS {
+            return;
+        }
         self.stop.cancel();
-        let _ = self.elector.await;
-        let _ = self.follower.await;
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use futures::FutureExt as _;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// Ends with the task that has it.
+    type Alive = oneshot::Sender<()>;
+
+    fn ownership() -> (Ownership, CancellationToken) {
+        let stop = CancellationToken::new();
+        (Ownership { tasks: JoinSet::new(), stop: stop.clone() }, stop)
+    }
+
+    /// A task that never ends by itself.
+    fn spawn_endless(ownership: &mut Ownership) -> oneshot::Receiver<()> {
+        let (alive, ended): (Alive, _) = oneshot::channel();
+        ownership.tasks.spawn(async move {
+            let _alive = alive;
+            pending().await
+        });
+        ended
+    }
+
+    /// A replica whose process is about to fail must not renew the Leases of shards that it does not serve any more.
+    #[tokio::test(start_paused = true)]
+    async fn elector_ends_with_its_ownership() {
+        let (mut owner, stop) = ownership();
+        let ended = [spawn_endless(&mut owner), spawn_endless(&mut owner)];
+        drop(owner);
+        for ended in ended {
+            assert!(time::timeout(Duration::from_secs(60), ended).await.expect("aborted").is_err());
+        }
+        assert!(!stop.is_cancelled(), "nothing is handed over");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn leaving_waits_for_both_tasks() {
+        let (mut owner, stop) = ownership();
+        let (let_follower_end, may_end) = oneshot::channel::<()>();
+        let stopped = stop.clone();
+        owner.tasks.spawn(async move { stopped.cancelled().await });
+        owner.tasks.spawn(async move { drop(may_end.await) });
+        assert!(owner.ended().now_or_never().is_none());
+        let mut leave = Box::pin(owner.leave());
+        assert!(time::timeout(Duration::from_secs(60), &mut leave).await.is_err(), "the follower runs");
+        assert!(stop.is_cancelled());
+        drop(let_follower_end);
+        time::timeout(Duration::from_secs(60), leave).await.expect("both have ended");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_task_is_reported_and_leaves_at_once() {
+        for panics in [false, true] {
+            let (mut owner, _) = ownership();
+            let other = spawn_endless(&mut owner);
+            owner.tasks.spawn(async move { assert!(!panics, "as the test wants") });
+            let error = owner.ended().await.to_string();
+            assert_eq!(error.contains("failed"), panics, "{error}");
+            time::timeout(Duration::from_secs(60), owner.leave()).await.expect("no wait");
+            assert!(time::timeout(Duration::from_secs(60), other).await.expect("aborted").is_err());
+        }
     }
 }

@@ -71,7 +71,7 @@ pub(super) fn register(queue: &ManifestQueue, manifests: &Manifests, kyma: &Kyma
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::app) mod tests {
     use futures::FutureExt as _;
     use kube::runtime::reflector;
     use serde_json::json;
@@ -115,19 +115,19 @@ mod tests {
     }
 
     /// Two Kymas with a Manifest each, in different shards of a table that holds none.
-    struct Setup {
-        fleet: RuntimeTable,
+    pub(in crate::app) struct Setup {
+        pub(in crate::app) fleet: RuntimeTable,
         queue: ManifestQueue,
-        handover: ShardHandover,
-        synced: CancellationToken,
+        pub(in crate::app) handover: ShardHandover,
+        pub(in crate::app) synced: CancellationToken,
         /// Name of the Kyma that is not `a`.
         other: String,
-        mine: ShardId,
-        theirs: ShardId,
+        pub(in crate::app) mine: ShardId,
+        pub(in crate::app) theirs: ShardId,
     }
 
     impl Setup {
-        fn new() -> Self {
+        pub(in crate::app) fn new() -> Self {
             let shards = ShardCount::new(8).unwrap();
             let shard = |name: &str| shards.of_runtime(&name.parse().unwrap());
             let other = (0..).map(|n| format!("b-{n}")).find(|name| shard(name) != shard("a")).unwrap();

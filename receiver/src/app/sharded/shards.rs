@@ -24,7 +24,7 @@ impl Consumer for Followers {
     }
 
     fn enqueue(&mut self, acquired: &[KymaKey]) {
-        self.acquired.enqueue(acquired);
+        (self.enqueue)(acquired);
     }
 
     fn drain(&self, unit: Unit) -> BoxFuture<'static, ()> {
@@ -39,10 +39,77 @@ impl Consumer for Followers {
     }
 
     fn release(&mut self, unit: Unit) {
-        let Self { handover, context, role, .. } = self;
         match unit {
-            Unit::Shard(shard) => handover.release(shard).iter().for_each(|kyma| context.forget(kyma)),
-            Unit::Fleet => role.end(),
+            Unit::Shard(shard) => self.handover.release(shard).iter().for_each(&self.forget),
+            Unit::Fleet => self.role.end(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::pending,
+        mem,
+        sync::{Arc, Mutex},
+    };
+
+    use super::*;
+    use crate::{app::changes::testing::Setup, kube::leader::FleetRole};
+
+    type Seen = Arc<Mutex<Vec<KymaKey>>>;
+
+    /// Followers, and the Kymas that they have enqueued and forgotten.
+    fn followers(setup: &Setup) -> (Followers, [Seen; 2]) {
+        let seen = [Seen::default(), Seen::default()];
+        let [enqueued, forgotten] = seen.clone();
+        let followers = Followers {
+            handover: setup.handover.clone(),
+            role: FleetRole::released(),
+            enqueue: Box::new(move |kymas| enqueued.lock().unwrap().extend_from_slice(kymas)),
+            forget: Box::new(move |kyma| forgotten.lock().unwrap().push(kyma.clone())),
+        };
+        (followers, seen)
+    }
+
+    #[tokio::test]
+    async fn fleet_role_is_held_until_it_is_lost_or_handed_over() {
+        let (mut followers, _) = followers(&Setup::new());
+        let role = followers.role.clone();
+        let no_kyma: [KymaKey; 0] = [];
+        for is_lost in [true, false] {
+            assert_eq!(followers.acquire(Unit::Fleet, Instance::new(1), WriteFence::default()).await, no_kyma);
+            assert!(role.is_held());
+            if !is_lost {
+                let mut decision = Box::pin(role.run(pending::<()>()));
+                assert!(decision.as_mut().now_or_never().is_none());
+                let mut drain = followers.drain(Unit::Fleet);
+                assert!(drain.as_mut().now_or_never().is_none(), "a decision is in progress");
+                assert!(!role.is_held(), "no other one begins");
+                drop(decision);
+                assert!(drain.now_or_never().is_some());
+            }
+            followers.release(Unit::Fleet);
+            assert!(!role.is_held());
+        }
+    }
+
+    #[tokio::test]
+    async fn kymas_of_a_released_shard_are_forgotten_and_the_role_stays() {
+        let setup = Setup::new();
+        setup.synced.cancel();
+        let (mut followers, [enqueued, forgotten]) = followers(&setup);
+        let taken = |kymas: &Mutex<Vec<KymaKey>>| mem::take(&mut *kymas.lock().unwrap());
+        followers.acquire(Unit::Fleet, Instance::new(1), WriteFence::default()).await;
+        for shard in [setup.mine, setup.theirs] {
+            let acquired = followers.acquire(Unit::Shard(shard), Instance::new(1), WriteFence::default()).await;
+            followers.enqueue(&acquired);
+            assert_eq!((acquired.len(), taken(&enqueued)), (1, acquired));
+        }
+        assert!(followers.drain(Unit::Shard(setup.mine)).now_or_never().is_some());
+        assert_eq!((setup.fleet.held().len(), taken(&forgotten).len()), (2, 0), "until the release");
+        followers.release(Unit::Shard(setup.mine));
+        assert_eq!((setup.fleet.held(), taken(&forgotten)), (vec![setup.theirs], vec![KymaKey::new("ns", "a")]));
+        assert!(followers.role.is_held());
     }
 }
