@@ -81,3 +81,99 @@ impl Directory for ShardHolders {
         place(self.holders.current().fleet())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ingress::relay::Holders as _, kube::shards::Unit};
+
+    const ADDRESS: &str = "127.0.0.1:9000";
+
+    fn holder(name: &str, address: Option<&str>) -> Holder {
+        let (name, relay_address) = (name.into(), address.map(Into::into));
+        Holder { name, relay_address, is_own: false, renewed: Instant::now(), moved: None }
+    }
+
+    fn own() -> Holder {
+        Holder { is_own: true, ..holder("own", Some("127.0.0.1:8999")) }
+    }
+
+    fn at(name: &str, address: &str) -> Arc<Replica> {
+        Arc::new(Replica { name: name.parse().unwrap(), address: address.parse().unwrap() })
+    }
+
+    /// Four shards and the fleet role, with these holders.
+    fn holders(of: [Option<Holder>; 5]) -> ShardHolders {
+        let shards = ShardCount::new(4).unwrap();
+        let handle = HoldersHandle::fixed(shards, |unit| match unit {
+            Unit::Shard(shard) => of[shard.index()].clone(),
+            Unit::Fleet => of[4].clone(),
+        });
+        ShardHolders::new(handle, shards)
+    }
+
+    /// The first runtime of a shard.
+    fn runtime(shard: usize) -> RuntimeId {
+        let shards = ShardCount::new(4).unwrap();
+        let mut runtimes = (0..).map(|n| format!("r-{n}").parse().unwrap());
+        runtimes.find(|runtime| shards.of_runtime(runtime).index() == shard).unwrap()
+    }
+
+    #[test]
+    fn requests_go_to_the_holder_of_the_shard_of_their_runtime() {
+        let known = holders([Some(own()), Some(holder("b", Some(ADDRESS))), None, None, Some(own())]);
+        let [here, there, nowhere] = [0, 1, 2].map(|shard| known.holder(&runtime(shard)));
+        assert_eq!(here, relay::Holder::Here);
+        assert_eq!(there, relay::Holder::At(at("b", ADDRESS)));
+        assert_eq!(nowhere, relay::Holder::Unknown);
+        assert_eq!(known.fleet_holder(), relay::Holder::Here);
+        let unlisted = ShardHolders::new(HoldersHandle::default(), ShardCount::new(4).unwrap());
+        assert_eq!(unlisted.holder(&runtime(0)), relay::Holder::Unknown, "the Leases are not listed yet");
+        assert_eq!(unlisted.fleet_holder(), relay::Holder::Unknown);
+    }
+
+    /// Names and addresses are those that any writer of the Lease put there.
+    #[test]
+    fn holder_with_an_invalid_name_or_address_is_unknown() {
+        let long = "a".repeat(254);
+        let invalid = [
+            ("", Some(ADDRESS)),
+            ("not a name", Some(ADDRESS)),
+            ("a/b", Some(ADDRESS)),
+            (long.as_str(), Some(ADDRESS)),
+            ("b", None),
+            ("b", Some("")),
+            ("b", Some("127.0.0.1")),
+            ("b", Some("127.0.0.1:65536")),
+            ("b", Some("host.example:9000")),
+            ("b", Some("127.0.0.1:9000\n")),
+        ];
+        for (name, address) in invalid {
+            let invalid = || Some(holder(name, address));
+            let known = holders([invalid(), None, None, None, invalid()]);
+            assert_eq!(known.holder(&runtime(0)), relay::Holder::Unknown, "{name} {address:?}");
+            assert_eq!(known.fleet_holder(), relay::Holder::Unknown, "{name} {address:?}");
+            assert_eq!(known.replicas(), [], "{name} {address:?}");
+        }
+        // This replica needs no connection to itself.
+        let known = holders([Some(Holder { relay_address: None, ..own() }), None, None, None, None]);
+        assert_eq!(known.holder(&runtime(0)), relay::Holder::Here);
+    }
+
+    #[test]
+    fn replicas_are_named_once_without_this_one() {
+        let b = || Some(holder("b", Some(ADDRESS)));
+        let c = Some(holder("c", Some("127.0.0.1:9001")));
+        let known = holders([b(), Some(own()), b(), None, c]);
+        assert_eq!(known.replicas(), [at("b", ADDRESS), at("c", "127.0.0.1:9001")], "c holds the fleet role alone");
+        assert_eq!(holders([Some(own()), None, None, None, Some(own())]).replicas(), []);
+    }
+
+    #[test]
+    fn report_names_the_holders_of_all_units() {
+        let b = || Some(holder("b", None));
+        let views = holders([b(), Some(own()), None, None, b()]).views()();
+        let held: Vec<_> = views.shards.iter().map(Option::is_some).collect();
+        assert_eq!((held, views.fleet.is_some()), (vec![true, true, false, false], true));
+    }
+}

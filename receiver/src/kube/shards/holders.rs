@@ -81,3 +81,13 @@ impl HoldersHandle {
         self.0.store(Arc::new(holders));
     }
 }
+
+#[cfg(test)]
+impl HoldersHandle {
+    /// Holders that do not change.
+    pub(crate) fn fixed(shards: ShardCount, holder: impl Fn(Unit) -> Option<Holder>) -> Self {
+        let holders = Self::default();
+        holders.publish(Holders::new(shards, holder));
+        holders
+    }
+}
