@@ -377,8 +377,22 @@ impl LoopState {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use futures::FutureExt as _;
+    use http::StatusCode;
+    use kube::runtime::reflector::store::Writer;
+    use serde_json::json;
+    use tidewatch_shared::{identity::RuntimeId, metrics::Registry, plan::Plan};
+    use tokio::sync::{mpsc, watch};
+
     use super::*;
-    use crate::fleet::Unproven;
+    use crate::{
+        controllers::catalog,
+        fleet::{Unproven, table},
+        kube::{WriteBudgets, leader::WriteFence},
+        testing,
+    };
 
     const S: Duration = Duration::from_secs(1);
     const FLEET: u32 = 5_000;
@@ -387,9 +401,8 @@ mod tests {
         KymaKey::new("ns", format!("k{n}"))
     }
 
-    /// State after all paths were lost so long ago that each Kyma is due for a poll.
-    fn after_loss(start: Instant) -> LoopState {
-        let flags = Flags {
+    fn flags() -> Flags {
+        Flags {
             fallback_poll_interval: 300 * S,
             fallback_polls_per_second: 20,
             condition_writes_per_second: 20,
@@ -397,8 +410,12 @@ mod tests {
             restart_spread: 300 * S,
             away_after: 7_200 * S,
             max_heartbeats_per_second: 200,
-        };
-        let mut state = LoopState::new(&flags, start);
+        }
+    }
+
+    /// State after all paths were lost so long ago that each Kyma is due for a poll.
+    fn after_loss(start: Instant) -> LoopState {
+        let mut state = LoopState::new(&flags(), start);
         for key in (0..FLEET).map(key) {
             state.scheduler.path_changed(&key, &PathState::Unproven(Unproven::NoHeartbeat), start);
             state.suspects.insert(key, start);
@@ -432,5 +449,77 @@ mod tests {
         let mut state = after_loss(start);
         let before_any_is_due = start;
         assert!(state.take_repairs(|_, _| true, before_any_is_due).len() >= 19, "unused polls leave their part");
+    }
+
+    fn controller(client: Client, fleet: RuntimeTable) -> EventPathController {
+        let empty = Stores {
+            kymas: Writer::default().as_reader(),
+            templates: Writer::default().as_reader(),
+            release_metas: Writer::default().as_reader(),
+            manifests: Writer::default().as_reader().into(),
+            watchers: Writer::default().as_reader(),
+        };
+        let catalog = Catalog::new(catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default());
+        let (requests, _) = mpsc::channel(1);
+        let rotations =
+            RotationHandle { requests, progress: watch::channel(None).1, stragglers: watch::channel(None).1 };
+        EventPathController {
+            flags: flags(),
+            client,
+            stores: empty,
+            fleet,
+            catalog,
+            plans: Plans::fixed(Plan::new("r".into(), Vec::new()).unwrap()),
+            pause: Pause::default(),
+            takeover: Takeover::default(),
+            windows: MaintenanceWindows::with_policy(&json!({})),
+            rotations,
+            installs: true,
+            metrics: Metrics::register(&mut Registry::default()),
+        }
+    }
+
+    /// Their next holder writes them. A drain waits for those that are being written, under the fence of their shard.
+    #[tokio::test(start_paused = true)]
+    async fn conditions_of_a_shard_that_is_drained_or_released_are_not_written() {
+        let metrics = table::Metrics::register(&mut Registry::default());
+        let fleet = RuntimeTable::alone(1, table::Settings::default(), metrics);
+        let shard = |runtime: &str| fleet.shard_of(Some(&runtime.parse().unwrap()), "");
+        let kyma = |name: &str| -> Arc<Kyma> {
+            let kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+                "metadata": {"name": name, "namespace": "ns", "uid": name}, "spec": {"channel": "regular"}});
+            Arc::new(serde_json::from_value(kyma).unwrap())
+        };
+        let names = ["r-1", "r-2", "r-3"];
+        let [drained, released, held] = names.map(shard);
+        assert!(drained != released && released != held && held != drained);
+        for name in names {
+            let plan = Arc::new(Plan::new("r".into(), Vec::new()).unwrap());
+            fleet.place(KymaKey::new("ns", name), name, Some(name.parse::<RuntimeId>().unwrap()), plan);
+        }
+        fleet.set_synced();
+        let (table, written) = (fleet.clone(), Arc::<Mutex<Vec<_>>>::default());
+        let requests = written.clone();
+        let client = testing::client("ns", move |parts, body| {
+            let is_permitted = WriteFence::closed().check(&parts.method).is_ok();
+            let is_awaited = table.drain(held).now_or_never().is_none();
+            let name = parts.uri.path().rsplit('/').nth(1).unwrap().to_owned();
+            requests.lock().unwrap().push((name, is_permitted, is_awaited));
+            Some((StatusCode::OK, body.to_vec()))
+        });
+
+        let controller = controller(client, fleet.clone());
+        let now = Instant::now();
+        let mut state = LoopState::new(&controller.flags, now);
+        for name in names {
+            state.paths.insert(KymaKey::new("ns", name), PathState::Unproven(Unproven::NoHeartbeat));
+        }
+        assert!(fleet.drain(drained).now_or_never().is_some());
+        fleet.release(released);
+        controller.write_conditions(&mut state, &names.map(kyma), now).await;
+        assert_eq!(*written.lock().unwrap(), [("r-3".to_owned(), true, true)]);
+        assert!(fleet.drain(held).now_or_never().is_some());
+        controller.write_conditions(&mut state, &names.map(kyma), now + 3_600 * S).await;
+        assert_eq!(written.lock().unwrap().len(), 1, "drained as well");
     }
 }
