@@ -5,5 +5,6 @@ mod answers;
 mod faults;
 mod identities;
 mod isolation;
+mod pools;
 mod questions;
 mod testing;

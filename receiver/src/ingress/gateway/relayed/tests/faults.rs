@@ -17,7 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::testing::*;
 use crate::{ingress::relay::Deadlines, pki::ReplicaTls};
 
-fn is_temporary(response: &Response<Bytes>) {
+pub(super) fn is_temporary(response: &Response<Bytes>) {
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     let wait: u64 = response.headers()[header::RETRY_AFTER].to_str().unwrap().parse().unwrap();
     assert!((1..=60).contains(&wait), "{wait}");
@@ -25,7 +25,7 @@ fn is_temporary(response: &Response<Bytes>) {
     assert_eq!(problem["status"], 503);
 }
 
-fn refused(replica: &Running, reason: &str) -> u64 {
+pub(super) fn refused(replica: &Running, reason: &str) -> u64 {
     replica.metric(&format!("relay_requests_refused_total{{reason=\"{reason}\"}}"))
 }
 

@@ -23,7 +23,7 @@ use tidewatch_shared::{
     tls::{self, Identity},
     v2::{Caller, Event},
 };
-use tokio::{net::TcpStream, task::JoinSet, time::timeout};
+use tokio::{net::TcpStream, sync::watch, task::JoinSet, time::timeout};
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
@@ -50,7 +50,7 @@ use crate::{
     },
     pki::{
         Authority, Ca, RUNTIME_VALIDITY, ReplicaCertificate, ReplicaMetrics, ReplicaSource, ReplicaTls,
-        SERVER_VALIDITY, ServerIdentity, testing::fixed_authority,
+        SERVER_VALIDITY, ServerIdentity, Trust, TrustBundle, testing::fixed_authority,
     },
 };
 
@@ -61,6 +61,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 pub(super) struct Fleet {
     pub(super) ca: Ca,
     pub(super) authority: Authority,
+    /// Trust that the replicas follow.
+    trust: watch::Sender<Arc<Trust>>,
     pub(super) enrolment: TestBed,
     places: Places,
     addresses: Arc<Mutex<HashMap<String, SocketAddr>>>,
@@ -134,9 +136,17 @@ impl Fleet {
         let ca = ca(unix_now());
         let copy = Ca::from_pem(ca.certificate_pem().as_bytes(), ca.key_pem().as_bytes()).unwrap();
         let authority = fixed_authority(copy, domain(), RUNTIME_VALIDITY);
-        let (places, addresses) = (Places::default(), Arc::default());
-        let enrolment = TestBed::limited(Some(20));
-        Self { ca, authority, enrolment, places, addresses, served: Served::default(), fleet_holder: Arc::default() }
+        let trust = watch::Sender::new(authority.trust().borrow().clone());
+        Self {
+            ca,
+            authority,
+            trust,
+            enrolment: TestBed::limited(Some(20)),
+            places: Places::default(),
+            addresses: Arc::default(),
+            served: Served::default(),
+            fleet_holder: Arc::default(),
+        }
     }
 
     /// Assigns a runtime to a replica.
@@ -172,9 +182,18 @@ impl Fleet {
     }
 
     pub(super) async fn tls(&self, replica: &str) -> ReplicaTls {
+        self.certificate(replica).await.0
+    }
+
+    async fn certificate(&self, replica: &str) -> (ReplicaTls, ReplicaCertificate) {
         let (name, source) = (replica.parse().unwrap(), ReplicaSource::Issuer(self.authority.clone()));
-        let (trust, metrics) = (self.authority.trust(), ReplicaMetrics::default());
-        ReplicaCertificate::open(name, domain(), source, trust, metrics).await.unwrap().0
+        let (trust, metrics) = (self.trust.subscribe(), ReplicaMetrics::default());
+        ReplicaCertificate::open(name, domain(), source, trust, metrics).await.unwrap()
+    }
+
+    /// Sets the roots of the replicas, which follow them with their next refresh.
+    pub(super) fn set_roots(&self, clients: TrustBundle) {
+        self.trust.send_modify(|trust| *trust = Arc::new(Trust { clients, ..Trust::clone(trust) }));
     }
 
     /// Starts two replicas, `one` and `two`.
@@ -202,7 +221,7 @@ impl Fleet {
             asked: asked.clone(),
         };
         let mut registry = Registry::default();
-        let tls = self.tls(name).await;
+        let (tls, certificate) = self.certificate(name).await;
         let (relay, reporter) =
             Relay::with_deadlines(holders, tls.clone(), relay::Metrics::register(&mut registry), deadlines);
         let server = self.ca.make_server(&["kcp.test".parse().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
@@ -297,6 +316,7 @@ impl Fleet {
             registry,
             revocations,
             tls,
+            certificate,
             asked,
             responders,
             peers,
@@ -319,6 +339,8 @@ pub(super) struct Running {
     pub(super) registry: Registry,
     pub(super) revocations: Revocations,
     pub(super) tls: ReplicaTls,
+    /// Keeps `tls` up to date.
+    pub(super) certificate: ReplicaCertificate,
     pub(super) asked: Arc<AtomicUsize>,
     pub(super) responders: Responders,
     pub(super) peers: ReplicaPeers,
