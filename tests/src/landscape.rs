@@ -31,6 +31,7 @@ pub mod catalog;
 mod objects;
 mod rights;
 mod runtime;
+mod shards;
 mod wait;
 pub mod watchers;
 

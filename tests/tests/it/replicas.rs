@@ -4,12 +4,9 @@ use std::{collections::BTreeMap, net::SocketAddr, process::Stdio, sync::Arc};
 
 use anyhow::{Context as _, Result, ensure};
 use futures::future::join_all;
-use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::ConfigMap};
-use kube::{Api, api::ListParams};
-use tidewatch_receiver::{
-    base::shard::ShardCount,
-    kube::shards::{Unit, names},
-};
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::ConfigMap};
+use kube::Api;
+use tidewatch_receiver::{base::shard::ShardCount, kube::shards::Unit};
 use tidewatch_shared::names::{AGENT_DEPLOYMENT, AGENT_OBJECT, SKR_NAMESPACE, TRUST_BUNDLE_KEY};
 use tidewatch_tests::{
     balancer::Balancer,
@@ -105,15 +102,7 @@ impl Replicas {
 
     /// Holder of each shard and of the fleet role, by the Leases.
     async fn holders(&self) -> Result<BTreeMap<Unit, String>> {
-        let leases: Api<Lease> = Api::namespaced(self.landscape.kcp().client().await?, self.landscape.namespace());
-        let leases = leases.list(&ListParams::default()).await?.items;
-        let holder = |unit: Unit| {
-            let lease = leases.iter().find(|lease| lease.metadata.name.as_deref() == Some(&names::unit(unit)))?;
-            let identity = lease.spec.as_ref()?.holder_identity.as_deref().filter(|identity| !identity.is_empty())?;
-            Some((unit, identity.rsplit_once('_')?.0.to_owned()))
-        };
-        let shards = ShardCount::default();
-        Ok(shards.shards().map(Unit::Shard).chain([Unit::Fleet]).filter_map(holder).collect())
+        self.landscape.holders().await
     }
 
     /// Waits until the running replicas share all shards equally.
