@@ -35,4 +35,4 @@ pub use flood::{Flood, FloodReport, Flooder};
 pub use hostile::{Attack, Attacks};
 pub use plain_server::{PlainServer, ServerMode, THREADS};
 pub use protocol::ProtocolState;
-pub use user::{ChangeTimes, toggle_module};
+pub use user::{ChangeTimes, Pace, switch_channel, switch_channel_once, toggle_module};

@@ -1,6 +1,7 @@
 //! One simulated agent: the requests that it sends, and their schedule.
 
 use std::{
+    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -118,6 +119,11 @@ impl Agent {
     /// When the identity is not usable.
     pub fn set_identity(&mut self, enrolled: IssuedIdentity) -> anyhow::Result<()> {
         self.client.set_identity(enrolled)
+    }
+
+    /// Connects to another address from the next request on. The authority, which each request signs, stays.
+    pub fn connect_to(&mut self, address: SocketAddr) {
+        self.client.connect_to(address);
     }
 
     /// Sends the pending events; `None` when there are none.

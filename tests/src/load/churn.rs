@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use tokio::time::sleep;
 
-use super::{Agent, EnrolmentClient, FleetMember, toggle_module};
+use super::{Agent, EnrolmentClient, FleetMember, Pace, toggle_module};
 
 /// Turn in each cycle after which the agent gets another certificate, and so another connection.
 const ENROLS: u32 = 1;
@@ -75,7 +75,7 @@ impl ChangingRuntime {
     }
 
     async fn turn(&mut self, turn: u32) -> Result<()> {
-        toggle_module(&self.member, &mut self.agent, &self.module, 1, self.pause).await?;
+        toggle_module(&self.member, &mut self.agent, &self.module, Pace { changes: 1, pause: self.pause }).await?;
         self.counters.changes.fetch_add(1, Ordering::Relaxed);
         match turn % CYCLE {
             ENROLS => {

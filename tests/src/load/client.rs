@@ -117,8 +117,14 @@ impl SignedClient {
     /// When the identity is not usable.
     pub fn set_identity(&mut self, enrolled: IssuedIdentity) -> Result<()> {
         let ended = self.ended.clone();
-        *self = Self { ended, ..Self::new(&enrolled.identity, enrolled.roots, self.address)? };
+        let authority = self.authority.clone();
+        *self = Self { ended, authority, ..Self::new(&enrolled.identity, enrolled.roots, self.address)? };
         Ok(())
+    }
+
+    /// Connects to another address from the next request on. The authority, which each request signs, stays.
+    pub fn connect_to(&mut self, address: SocketAddr) {
+        (self.address, self.sender) = (address, None);
     }
 
     /// Notified when a connection ends.

@@ -13,7 +13,8 @@ use tidewatch_shared::{
 use tokio::time::sleep;
 
 use super::{
-    Agent, Attack, Attacks, ChangeTimes, EnrolmentEndpoint, FleetMember, SimulatedFleet, toggle_module, until_within,
+    Agent, Attack, Attacks, ChangeTimes, EnrolmentEndpoint, FleetMember, Pace, SimulatedFleet, toggle_module,
+    until_within,
 };
 use crate::{landscape::Landscape, progress::Step};
 
@@ -143,7 +144,7 @@ impl Coexistence {
         let offset = pause / u32::try_from(self.others.max(1))?;
         let users = fleet.members().iter().zip(agents).zip(0_u32..).map(|((member, agent), number)| async move {
             sleep(offset * number).await;
-            toggle_module(member, agent, module, changes, pause).await
+            toggle_module(member, agent, module, Pace { changes, pause }).await
         });
         let mut all = ChangeTimes::default();
         try_join_all(users).await?.into_iter().for_each(|times| all.extend(times));

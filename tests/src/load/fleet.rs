@@ -156,7 +156,8 @@ impl FleetMember {
     }
 
     /// The same runtime for another task, without its agent.
-    pub(super) fn without_agent(&self) -> Self {
+    #[must_use]
+    pub fn without_agent(&self) -> Self {
         let Self { name, id, cluster, handle, agent: _, is_paused } = self;
         let (cluster, handle) = (cluster.clone(), handle.clone());
         Self { name: name.clone(), id: id.clone(), cluster, handle, agent: None, is_paused: *is_paused }
@@ -166,6 +167,18 @@ impl FleetMember {
     pub fn select(&self, modules: &[&str]) {
         select(&self.cluster, modules);
         self.handle.update(|state| state.mark("kyma", 0));
+    }
+
+    /// Sets the channel of the runtime's Kyma as its user does, and lets the agent observe the change.
+    pub fn set_channel(&self, channel: &str) {
+        self.cluster.edit(KYMA, |kyma| kyma["spec"]["channel"] = channel.into());
+        self.handle.update(|state| state.mark("kyma", 0));
+    }
+
+    /// Channel in the status of the runtime's Kyma, which the reconcile of a changed channel writes; `None` before the first.
+    #[must_use]
+    pub fn active_channel(&self) -> Option<String> {
+        self.cluster.object(KYMA)?["status"]["activeChannel"].as_str().map(str::to_owned)
     }
 
     /// Modules in the status of the runtime's Kyma; `None` when there is no status.

@@ -34,33 +34,89 @@ impl ChangeTimes {
     }
 }
 
-/// Selects and deselects a module so many times, one change at an interval or once the one before is shown.
+/// Number of the changes of a user, and the time between two of them: one change at an interval, or once the one before is
+/// shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Changes.
+    pub changes: u32,
+    /// Interval.
+    pub pause: Duration,
+}
+
+/// Selects and deselects a module.
 ///
 /// # Errors
 /// When a change is not shown in time.
-pub async fn toggle_module(
+pub async fn toggle_module(member: &FleetMember, agent: &mut Agent, module: &str, pace: Pace) -> Result<ChangeTimes> {
+    let change = || {
+        let has_module = || member.status_modules().is_some_and(|shown| shown.iter().any(|shown| shown == module));
+        let wanted = !has_module();
+        member.select(if wanted { std::slice::from_ref(&module) } else { &[] });
+        move || {
+            let shown = format!("shows the modules {:?}", member.status_modules().unwrap_or_default());
+            (has_module() != wanted).then_some(shown)
+        }
+    };
+    change_at_intervals(member, agent, pace, change).await
+}
+
+/// Moves the Kyma between the channels `regular` and `fast`: a change that is shown in its status, and that causes no other
+/// writes as long as no module is selected.
+///
+/// # Errors
+/// When a change is not shown in time.
+pub async fn switch_channel(member: &FleetMember, agent: &mut Agent, pace: Pace) -> Result<ChangeTimes> {
+    let change = || {
+        let wanted = other_channel(member);
+        member.set_channel(wanted);
+        move || missing_channel(member, wanted)
+    };
+    change_at_intervals(member, agent, pace, change).await
+}
+
+/// Moves the Kyma between the channels `regular` and `fast` while its agent runs, and waits until the change is shown.
+///
+/// # Errors
+/// When the change is not shown in time.
+pub async fn switch_channel_once(member: &FleetMember) -> Result<()> {
+    let wanted = other_channel(member);
+    member.set_channel(wanted);
+    shown(member, &|| missing_channel(member, wanted), Instant::now() + DEADLINE).await
+}
+
+fn other_channel(member: &FleetMember) -> &'static str {
+    if member.active_channel().as_deref() == Some("fast") { "regular" } else { "fast" }
+}
+
+fn missing_channel(member: &FleetMember, wanted: &str) -> Option<String> {
+    let active = member.active_channel();
+    (active.as_deref() != Some(wanted)).then(|| format!("shows the channel {active:?} instead of {wanted}"))
+}
+
+/// Makes changes. `change` makes one, and returns a check that describes how the status of the runtime's Kyma differs from
+/// it.
+async fn change_at_intervals<C: Fn() -> Option<String>>(
     member: &FleetMember,
     agent: &mut Agent,
-    module: &str,
-    changes: u32,
-    pause: Duration,
+    pace: Pace,
+    change: impl Fn() -> C,
 ) -> Result<ChangeTimes> {
     let mut times = ChangeTimes::default();
-    let mut ticks = interval(pause);
+    let mut ticks = interval(pace.pause);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut beat = Instant::now();
-    for _ in 0..changes {
+    for _ in 0..pace.changes {
         ticks.tick().await;
         if Instant::now() >= beat {
             times.repeated += u64::from(!matches!(agent.send_heartbeat().await, Ok(RequestOutcome::Accepted(_))));
             beat = Instant::now() + HEARTBEAT;
         }
-        let has_module = member.status_modules().is_some_and(|shown| shown.iter().any(|shown| shown == module));
         let begun = Instant::now();
-        member.select(if has_module { &[] } else { std::slice::from_ref(&module) });
+        let difference = change();
         accept(agent, begun + DEADLINE, &mut times).await.with_context(|| member.name().to_owned())?;
         times.accepted.push(begun.elapsed());
-        shown(member, module, !has_module, begun + DEADLINE).await?;
+        shown(member, &difference, begun + DEADLINE).await?;
         times.shown.push(begun.elapsed());
     }
     Ok(times)
@@ -82,22 +138,15 @@ async fn accept(agent: &mut Agent, deadline: Instant, times: &mut ChangeTimes) -
     }
 }
 
-/// Waits until the status of the runtime's Kyma has or lacks the module.
-async fn shown(member: &FleetMember, module: &str, is_wanted: bool, deadline: Instant) -> Result<()> {
+/// Waits until the status of the runtime's Kyma does not differ any more.
+async fn shown(member: &FleetMember, difference: &impl Fn() -> Option<String>, deadline: Instant) -> Result<()> {
     let cluster = member.cluster();
     loop {
         let mut changed = std::pin::pin!(cluster.changed().notified());
         // Registered before the status is read, so that no change is missed in between.
         changed.as_mut().enable();
-        let status = member.status_modules().unwrap_or_default();
-        if status.iter().any(|shown| shown == module) == is_wanted {
-            return Ok(());
-        }
+        let Some(difference) = difference() else { return Ok(()) };
         let waited = timeout_at(deadline, changed).await;
-        ensure!(
-            waited.is_ok(),
-            "{} was to show {module}: {is_wanted}, and shows {status:?} after {DEADLINE:?}",
-            member.name()
-        );
+        ensure!(waited.is_ok(), "{} {difference} after {DEADLINE:?}", member.name());
     }
 }
