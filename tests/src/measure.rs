@@ -21,6 +21,7 @@ mod plain_modules;
 mod plain_path;
 mod plain_server_process;
 pub mod preview;
+pub mod replicas;
 pub mod restart;
 pub mod rollout;
 mod runtime_setup;

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 
 use super::{
     Figure, Settings, catalog, enrolment, event_path, fleet, flood, hostile, idle, knee, module_fleet, modules,
-    plain_server_process, preview, restart, rollout, scale, soak, user_write,
+    plain_server_process, preview, replicas, restart, rollout, scale, soak, user_write,
 };
 use crate::{limits, load::Coexistence, progress, run_command};
 
@@ -42,6 +42,8 @@ enum Measurement {
     Fleet(fleet::Settings),
     /// Time from the receiver's start until all changes of its downtime are settled, projected to 5,000 agents
     Restart(restart::Settings),
+    /// Several active replicas: cost of a relayed event, loss of a replica and a rolling restart under load, memory
+    Replicas(replicas::Settings),
     /// Time from the receiver's start until agents without a certificate have one and their paths are proven, projected
     /// to 5,000
     Enrolment(enrolment::Settings),
@@ -79,6 +81,7 @@ pub fn main() -> ExitCode {
         Measurement::ReceiverKnee(_)
             | Measurement::Fleet(_)
             | Measurement::Restart(_)
+            | Measurement::Replicas(_)
             | Measurement::Enrolment(_)
             | Measurement::Catalog(_)
             | Measurement::ModuleFleet(_)
@@ -109,6 +112,7 @@ async fn measure(arguments: Arguments) -> anyhow::Result<()> {
         Measurement::ReceiverKnee(settings) => knee::measure(&settings, &mut emit).await?,
         Measurement::Fleet(settings) => fleet::measure(&settings, &mut emit).await?,
         Measurement::Restart(settings) => restart::measure(&settings, &mut emit).await?,
+        Measurement::Replicas(settings) => replicas::measure(&settings, &mut emit).await?,
         Measurement::Enrolment(settings) => enrolment::measure(&settings, &mut emit).await?,
         Measurement::Catalog(settings) => catalog::measure(&settings, &mut emit).await?,
         Measurement::Modules(settings) => modules::measure(&settings, &mut emit).await?,

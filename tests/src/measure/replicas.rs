@@ -1,0 +1,84 @@
+//! Several active replicas that share the runtimes, with simulated agents and fake API servers of the runtimes.
+//!
+//! * `relay`: all agents connect to one of two replicas, which holds the runtimes of one half of them and relays the requests of
+//!   the other half. The floor is the same load with each agent connected to the holder of its runtime.
+//! * `kill`: one of three replicas is killed under load.
+//! * `rolling`: all three are restarted under load, one after the other.
+//! * `memory`: all three together, with connected agents. The floor is one receiver without shards.
+//!
+//! A change is a channel that the user of a runtime sets: its reconcile writes the status of both Kymas and nothing else. It
+//! is accepted when the agent has the answer to its event, and settled when the status in the runtime shows it.
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use super::Figure;
+
+mod memory;
+mod outage;
+mod relay;
+mod setup;
+mod users;
+
+/// Extent of the measurement.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Settings {
+    /// Parts of the measurement
+    #[arg(long = "part", value_enum, default_values_t = Part::value_variants().to_vec())]
+    pub parts: Vec<Part>,
+    /// Agents of all parts but `memory`
+    #[arg(long, default_value_t = 200)]
+    pub agents: u32,
+    /// Changes per second of all runtimes together
+    #[arg(long, default_value_t = 20)]
+    pub rate: u32,
+    /// Seconds of each run of `relay`, and of the load before the first outage
+    #[arg(long, default_value_t = 30)]
+    pub seconds: u32,
+    /// Runs of `relay` each way
+    #[arg(long, default_value_t = 3)]
+    pub runs: u32,
+    /// Duration of a Lease in seconds
+    #[arg(long, default_value_t = 15)]
+    pub lease: u16,
+    /// Agents of `memory`; its bar is for 20,000
+    #[arg(long, default_value_t = 2_000)]
+    pub memory_agents: u32,
+}
+
+/// One part of the measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// Relayed beside direct events.
+    Relay,
+    /// A killed replica.
+    Kill,
+    /// A rolling restart.
+    Rolling,
+    /// Memory of all replicas.
+    Memory,
+}
+
+/// Runs the measurement and emits each figure.
+///
+/// # Errors
+/// When the setup cannot be started, or, in `relay`, a change is lost.
+pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
+    if settings.parts.contains(&Part::Relay) {
+        relay::measure(settings, emit).await?;
+    }
+    if settings.parts.contains(&Part::Kill) {
+        outage::kill(settings, emit).await?;
+    }
+    if settings.parts.contains(&Part::Rolling) {
+        outage::rolling(settings, emit).await?;
+    }
+    if settings.parts.contains(&Part::Memory) {
+        memory::measure(settings, emit).await?;
+    }
+    Ok(())
+}
+
+fn number(count: usize) -> f64 {
+    f64::from(u32::try_from(count).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,156 @@
+//! Relayed events beside direct ones.
+
+use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use tokio::{task::JoinSet, time::sleep};
+
+use super::{
+    super::{
+        Figure,
+        figure::{median, millis, quantile},
+    },
+    Settings, number,
+    setup::{ReplicaSetup, shard_of},
+};
+use crate::{
+    load::{Agent, ChangeTimes, FleetMember, Pace, switch_channel},
+    progress::Step,
+};
+
+/// The replica to which all agents connect, and the other one.
+const REPLICAS: [&str; 2] = ["a", "b"];
+
+/// Replica to which the agents connect.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Route {
+    First,
+    Holder,
+}
+
+/// A runtime, and its agent with the addresses to which it may connect.
+struct Runtime {
+    member: FleetMember,
+    agent: Agent,
+    holder: SocketAddr,
+    is_relayed: bool,
+}
+
+/// One run.
+#[derive(Default)]
+struct Run {
+    direct: ChangeTimes,
+    relayed: ChangeTimes,
+    /// CPU time of both replicas per event, in milliseconds.
+    cpu: f64,
+}
+
+pub(super) async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
+    let mut setup = ReplicaSetup::start(&REPLICAS, settings.agents, settings.lease).await?;
+    let first = setup.running[REPLICAS[0]].events;
+    let held = setup.shards_of(REPLICAS[0]).await?;
+    let mut runtimes = runtimes(&mut setup, &held)?;
+    let pace = Pace {
+        changes: (settings.rate * settings.seconds).div_ceil(settings.agents.max(1)),
+        pause: Duration::from_secs(settings.agents.into()) / settings.rate.max(1),
+    };
+    // Connections between the replicas, caches and clients of the runtimes are not part of the path.
+    let step = Step::begin("warming up");
+    let warm = Pace { changes: 1, ..pace };
+    for route in [Route::Holder, Route::First] {
+        run(&setup, &mut runtimes, (route, first), warm).await?;
+    }
+    step.done();
+    let (mut through_first, mut to_holders) = (Vec::new(), Vec::new());
+    for number in 1..=settings.runs {
+        for (route, runs) in [(Route::First, &mut through_first), (Route::Holder, &mut to_holders)] {
+            let way = if route == Route::First { "through one replica" } else { "to the holders" };
+            let step = Step::begin(format!("run {number} of {}, {way}", settings.runs));
+            runs.push(run(&setup, &mut runtimes, (route, first), pace).await?);
+            step.done();
+        }
+    }
+    ensure!(setup.shards_of(REPLICAS[0]).await? == held, "shards have moved during the measurement");
+    report(&through_first, &to_holders, emit);
+    Ok(())
+}
+
+fn runtimes(setup: &mut ReplicaSetup, held: &BTreeSet<u16>) -> Result<Vec<Runtime>> {
+    let [first, second] = REPLICAS.map(|name| setup.running[name].events);
+    let runtimes = setup.fleet.members_mut().iter_mut().map(|member| {
+        let is_relayed = !held.contains(&shard_of(member));
+        let agent = member.take_agent().context("an agent runs")?;
+        let holder = if is_relayed { second } else { first };
+        Ok(Runtime { member: member.without_agent(), agent, holder, is_relayed })
+    });
+    runtimes.collect()
+}
+
+/// Lets all users make their changes, and waits until each is shown.
+async fn run(
+    setup: &ReplicaSetup,
+    runtimes: &mut Vec<Runtime>,
+    (route, first): (Route, SocketAddr),
+    pace: Pace,
+) -> Result<Run> {
+    let offset = pace.pause / u32::try_from(runtimes.len().max(1))?;
+    for runtime in runtimes.iter_mut() {
+        runtime.agent.connect_to(if route == Route::First { first } else { runtime.holder });
+        // Connects, and keeps the path proven.
+        let _ = runtime.agent.send_heartbeat().await.context("connect an agent")?;
+    }
+    let (cpu, events) = (setup.cpu()?, setup.fleet.counters().events());
+    let mut users = JoinSet::new();
+    for (number, mut runtime) in (0_u32..).zip(runtimes.drain(..)) {
+        users.spawn(async move {
+            sleep(offset * number).await;
+            let times = switch_channel(&runtime.member, &mut runtime.agent, pace).await;
+            (number, runtime, times)
+        });
+    }
+    let mut done = users.join_all().await;
+    done.sort_by_key(|(number, ..)| *number);
+    let (cpu, events) = (setup.cpu()? - cpu, setup.fleet.counters().events() - events);
+    let mut run = Run { cpu: cpu * 1e3 / number(usize::try_from(events)?).max(1.0), ..Run::default() };
+    for (_, runtime, times) in done {
+        let half = if runtime.is_relayed { &mut run.relayed } else { &mut run.direct };
+        half.extend(times?);
+        runtimes.push(runtime);
+    }
+    Ok(run)
+}
+
+fn report(through_first: &[Run], to_holders: &[Run], emit: &mut impl FnMut(&Figure)) {
+    for (place, names) in [
+        ["replicas_relay_accepted_p50", "replicas_relay_accepted_p99"],
+        ["replicas_relay_settled_p50", "replicas_relay_settled_p99"],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for (q, name) in [0.5, 0.99].into_iter().zip(names) {
+            let of = |times: &ChangeTimes| {
+                let times = if place == 0 { &times.accepted } else { &times.shown };
+                quantile(&mut times.iter().copied().map(millis).collect::<Vec<_>>(), q)
+            };
+            let [relayed, direct, ratios] = [
+                |relayed: f64, _: f64| relayed,
+                |_: f64, direct: f64| direct,
+                |relayed: f64, direct: f64| relayed / direct,
+            ]
+            .map(|pick| median(through_first.iter().map(|run| pick(of(&run.relayed), of(&run.direct))).collect()));
+            let figure = Figure::new(name, relayed, "ms");
+            emit(&if q == 0.5 { figure.ratio_at_most(direct, ratios, 1.3) } else { figure.with_floor(direct) });
+        }
+    }
+    let cpu = |runs: &[Run]| median(runs.iter().map(|run| run.cpu).collect());
+    let (relayed, floor) = (cpu(through_first), cpu(to_holders));
+    emit(&Figure::new("replicas_relay_cpu_per_event", relayed, "ms").with_floor(floor));
+    emit(&Figure::new("replicas_relay_cpu_more_per_event", relayed - floor, "ms").at_most(0.15));
+    let runs = || through_first.iter().chain(to_holders);
+    let [direct, through] = [|run: &Run| run.direct.shown.len(), |run: &Run| run.relayed.shown.len()]
+        .map(|of| number(through_first.iter().map(of).sum()));
+    emit(&Figure::new("replicas_relay_events_relayed", through / (direct + through).max(1.0), "of all"));
+    let repeated = runs().map(|run| run.direct.repeated + run.relayed.repeated).sum::<u64>();
+    emit(&Figure::new("replicas_relay_repeated", number(usize::try_from(repeated).unwrap_or(usize::MAX)), "requests"));
+}
