@@ -4,6 +4,7 @@ pub(crate) mod testing;
 
 use std::collections::HashSet;
 
+use futures::FutureExt as _;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, SanType,
 };
@@ -34,7 +35,8 @@ async fn agent_gets_the_certificate_of_its_own_runtime() {
     let answer = bed.enrolments.enrol(&bed.first.token(), &honest_request("r-1"), None).await.unwrap();
     assert_eq!(read(&answer).runtime.as_str(), "r-1");
     assert_eq!((bed.first.call_counts(), bed.second.call_counts()), ((1, 1), (0, 0)));
-    assert_eq!((bed.count_issued(IssuanceKind::Enrolment), bed.count_issued(IssuanceKind::Renewal)), (1, 0));
+    // The first one, and the certificates with which the two renewals were requested.
+    assert_eq!((bed.count_issued(IssuanceKind::Enrolment), bed.count_issued(IssuanceKind::Renewal)), (3, 0));
 }
 
 #[tokio::test]
@@ -235,6 +237,34 @@ async fn only_unrevoked_runtimes_of_exactly_one_kyma_are_served() {
     place(&bed.fleet, "k-4", "r-1");
     let refused = bed.enrolments.enrol(&token, &honest_request("r-1"), None).await;
     assert_eq!(refused, Err(EnrolmentError::NoAccess), "a Kyma without a usable Secret");
+}
+
+/// Otherwise two replicas could decide on one runtime.
+#[tokio::test]
+async fn runtimes_of_a_shard_that_is_drained_or_released_get_no_certificate() {
+    let elsewhere = Some(EnrolmentError::Placement(PlacementError::Elsewhere));
+    let bed = TestBed::new();
+    let [mine, other] = ["r-1", "r-2"].map(|runtime| bed.fleet.shard_of(Some(&runtime.parse().unwrap()), ""));
+    assert_ne!(mine, other);
+
+    let fleet = bed.fleet.clone();
+    bed.first.on_review(move || assert!(fleet.drain(mine).now_or_never().is_none(), "an enrolment is in progress"));
+    let token = bed.first.token();
+    bed.enrolments.enrol(&token, &honest_request("r-1"), None).await.unwrap();
+    assert!(bed.fleet.drain(mine).now_or_never().is_some());
+    let before = bed.first.call_counts();
+    assert_eq!(bed.enrolments.enrol(&token, &honest_request("r-1"), None).await.err(), elsewhere, "drained");
+    assert_eq!(renew(&bed, honest_request("r-1"), token.clone()).await.err(), elsewhere, "drained");
+    bed.fleet.release(mine);
+    assert_eq!(bed.enrolments.enrol(&token, &honest_request("r-1"), None).await.err(), elsewhere, "released");
+    assert_eq!(renew(&bed, honest_request("r-1"), token).await.err(), elsewhere, "released");
+    assert_eq!(bed.first.call_counts(), before, "the next holder asks the runtime");
+
+    let (fleet, token) = (bed.fleet.clone(), bed.second.token());
+    bed.second.on_review(move || drop(fleet.release(other)));
+    let lost = bed.enrolments.enrol(&token, &honest_request("r-2"), None).await;
+    assert_eq!(lost.err(), elsewhere, "released during the review");
+    assert_eq!((bed.count_issued(IssuanceKind::Enrolment), bed.count_issued(IssuanceKind::Renewal)), (1, 0));
 }
 
 #[tokio::test]

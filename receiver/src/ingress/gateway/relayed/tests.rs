@@ -2,6 +2,7 @@
 //! relay port.
 
 mod answers;
+mod bodies;
 mod faults;
 mod identities;
 mod isolation;
