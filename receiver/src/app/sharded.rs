@@ -106,12 +106,15 @@ impl Replica {
     }
 }
 
+/// Called with the Kymas of acquired shards.
+type OnAcquired = Box<dyn Fn(&[KymaKey]) + Send>;
+
 /// Components that follow the held shards.
 pub(super) struct Followers {
     pub(super) handover: ShardHandover,
     pub(super) role: FleetRole,
     /// Enqueues the Kymas of acquired shards.
-    pub(super) enqueue: Box<dyn Fn(&[KymaKey]) + Send>,
+    pub(super) enqueue: OnAcquired,
     /// Drops the results of earlier reconciles of a Kyma.
     pub(super) forget: Box<dyn Fn(&KymaKey) + Send>,
 }
