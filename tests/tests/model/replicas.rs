@@ -63,6 +63,9 @@ const MOVE_LIMIT: Duration = Duration::from_secs(5);
 const CONVERGENCE_LIMIT: Duration = Duration::from_secs(300);
 /// Time for which the state must stay converged: longer than the last write of a dead replica may take.
 const STABLE_PERIOD: Duration = REQUEST_DEADLINE.saturating_add(Duration::from_secs(3));
+/// Maximum message latency of a slow network, in milliseconds. The last fault has its effect for that time: a replica may
+/// get the Leases so late.
+const SLOW_MILLIS: u64 = 4_000;
 /// Maximum message latency of a healthy network.
 const LATENCY: Duration = Duration::from_millis(50);
 const TICK: Duration = Duration::from_millis(25);
@@ -186,11 +189,11 @@ impl Simulation<'_> {
             12 => shared.link(at).set(KcpNetwork::Cut),
             13 => shared.link(at).set(KcpNetwork::LostResponses),
             14 => shared.link(at).set(KcpNetwork::CutWatches),
-            15 => shared.link(at).set_max_latency(rng.millis(4_000)),
+            15 => shared.link(at).set_max_latency(rng.millis(SLOW_MILLIS)),
             16 => shared.link(at).repair(),
             17 => sim.partition(replica, other),
             18 => sim.partition_oneway(replica, other),
-            19 => sim.set_link_max_message_latency(replica, other, rng.millis(4_000)),
+            19 => sim.set_link_max_message_latency(replica, other, rng.millis(SLOW_MILLIS)),
             20 => sim.partition(AGENTS[agent], replica),
             21 => shared.rebalance(agent),
             22 => {
@@ -232,11 +235,11 @@ impl Simulation<'_> {
     fn end_faults(&mut self) {
         self.repair_network();
         let first = self.rng.index(REPLICAS.len());
-        for at in 0..REPLICAS.len() {
+        for (at, replica) in REPLICAS.iter().enumerate() {
             self.shared.gate(at).open();
             if at == first && self.shared.is_stopping(at) {
                 self.shared.ended(at);
-                self.sim.crash(REPLICAS[at]);
+                self.sim.crash(*replica);
             }
             if at == first || self.rng.below(2) == 0 {
                 self.start(at);
@@ -256,7 +259,7 @@ impl Simulation<'_> {
         }
         self.end_faults();
         // The converged state must last: heartbeats continue, and the verifications after an acquisition end.
-        let ended = self.sim.elapsed();
+        let ended = self.sim.elapsed() + Duration::from_millis(SLOW_MILLIS);
         let mut since = ended;
         while self.sim.elapsed() < ended + OWNERSHIP_LIMIT || self.sim.elapsed() < since + STABLE_PERIOD {
             self.step()?;

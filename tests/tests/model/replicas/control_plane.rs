@@ -80,11 +80,11 @@ impl KcpLink {
         states.contains(&self.network().state)
     }
 
-    /// Delays the lines of a watch, and retains them while nothing passes.
+    /// Delays the lines of a watch, in their order, and retains them while nothing passes.
     fn lines(&self, response: Answer) -> Answer {
         let link = self.clone();
         response.map(|body| {
-            let frames = BodyStream::new(body).then(move |frame| {
+            let frames = BodyStream::new(body).map(move |frame| {
                 let link = link.clone();
                 async move {
                     link.delay().await;
@@ -94,12 +94,14 @@ impl KcpLink {
                     frame
                 }
             });
-            StreamBody::new(frames).boxed_unsync()
+            StreamBody::new(frames.buffered(LINES_IN_FLIGHT)).boxed_unsync()
         })
     }
 }
 
 const MAX_LATENCY: Duration = Duration::from_millis(50);
+/// Lines of a watch on their way at most.
+const LINES_IN_FLIGHT: usize = 64;
 /// Longest wait of a client for a response that was lost.
 const GIVE_UP: Duration = Duration::from_secs(60);
 

@@ -121,7 +121,7 @@ pub(crate) fn runtime_id(runtime: usize) -> RuntimeId {
 }
 
 pub(crate) fn kyma(runtime: usize) -> KymaKey {
-    KymaKey::new("ns", &format!("kyma-{runtime}"))
+    KymaKey::new("ns", format!("kyma-{runtime}"))
 }
 
 /// Index of a Kyma's runtime.
@@ -431,10 +431,12 @@ impl SharedState {
     /// Records a request that reaches the runtime table of a replica.
     pub(crate) fn received(&self, at: usize, runtime: &RuntimeId) {
         let mut state = self.state();
-        let (unit, elapsed) = (Unit::Shard(shards().of_runtime(runtime)), state.elapsed);
-        let own = state.replicas[at].as_ref().map(|replica| replica.own.get(&unit).copied());
+        let (shard, elapsed) = (shards().of_runtime(runtime), state.elapsed);
+        let Some(replica) = &state.replicas[at] else { return };
+        let is_own = replica.holders.current().get(shard).is_some_and(|holder| holder.is_own);
         // The holder is looked up before the body is read.
-        if own.is_some_and(|own| own.is_none_or(|own| own + MAX_BODY_TIME < elapsed)) {
+        let was_own = replica.own.get(&Unit::Shard(shard)).is_some_and(|own| *own + MAX_BODY_TIME >= elapsed);
+        if !is_own && !was_own {
             let replica = REPLICAS[at];
             state.violate(format!(
                 "a request of {runtime} reached the runtime table of {replica}, which does not hold it"
