@@ -123,6 +123,11 @@ pub(crate) enum Mutation {
     Recreate,
 }
 
+impl Mutation {
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Spec, Self::RevertSpec, Self::Metadata, Self::Status, Self::Label, Self::Delete, Self::Recreate];
+}
+
 /// The state of an object that is visible through a watch: uid, spec, metadata, and status where the watch covers it. A
 /// reconcile that has read it has read everything that the watch could report.
 pub(crate) type ObservedObject = (u64, u64, u64, Option<u64>);

@@ -155,18 +155,9 @@ impl Simulation<'_> {
     }
 
     fn mutate_random_object(&mut self) {
-        const MUTATIONS: [Mutation; 7] = [
-            Mutation::Spec,
-            Mutation::RevertSpec,
-            Mutation::Metadata,
-            Mutation::Status,
-            Mutation::Label,
-            Mutation::Delete,
-            Mutation::Recreate,
-        ];
         let (shared, rng) = (&self.shared, &mut self.rng);
         let name = u8::try_from(rng.below(NAMES.into())).unwrap();
-        let mutation = MUTATIONS[rng.index(MUTATIONS.len())];
+        let mutation = Mutation::ALL[rng.index(Mutation::ALL.len())];
         shared.mutate(rng.index(RUNTIMES), rng.index(RESOURCES.len()), name, mutation);
     }
 

@@ -192,17 +192,8 @@ fn repair_network(sim: &mut Sim<'_>) {
 }
 
 fn mutate_random_object(shared: &SharedState, rng: &mut Rng) {
-    const MUTATIONS: [Mutation; 7] = [
-        Mutation::Spec,
-        Mutation::RevertSpec,
-        Mutation::Metadata,
-        Mutation::Status,
-        Mutation::Label,
-        Mutation::Delete,
-        Mutation::Recreate,
-    ];
     let name = u8::try_from(rng.below(NAMES.into())).unwrap();
-    shared.mutate(rng.index(RESOURCES.len()), name, MUTATIONS[rng.index(MUTATIONS.len())]);
+    shared.mutate(rng.index(RESOURCES.len()), name, Mutation::ALL[rng.index(Mutation::ALL.len())]);
 }
 
 fn simulate(seed: u64) {
