@@ -79,13 +79,6 @@ impl FleetRole {
         RoleChanges { changes: self.0.fence.subscribe(), _role: self.clone() }
     }
 
-    /// Waits until the role is acquired or given back. Cancel safe only in a `select!` whose other branches look at the role
-    /// as well: a change between two calls is not reported.
-    pub async fn changed(&self) {
-        // The sender is part of this role.
-        let _ = self.0.fence.subscribe().changed().await;
-    }
-
     /// Runs a decision and its writes while this replica holds the role; returns `None` without polling it if it does not.
     pub async fn run<F: Future>(&self, decision: F) -> Option<F::Output> {
         let _running = self.0.running.read().await;
