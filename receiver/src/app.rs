@@ -15,7 +15,6 @@ use std::{future, net::SocketAddr, process, sync::Arc, thread, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
 use arc_swap::ArcSwap;
-use futures::future::BoxFuture;
 use kube::Client;
 use rustls::ServerConfig;
 use tidewatch_shared::identity::Instance;
@@ -32,9 +31,8 @@ use crate::{
     config::Config,
     controllers::forward,
     ingress::{
-        ListenError,
         admin::{self, ActiveFleet, FleetHandle},
-        gateway::{Gateway, Service, relayed::RelayedHandlers},
+        gateway::{Service, relayed::RelayedHandlers},
         probes,
     },
     kube::leader::{self, FleetRole, LeaderElector, WriteFence},
@@ -141,7 +139,7 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     pki.register_in(metrics.tidewatch());
     let (metrics, fleet) = (MetricsPage::new(ArcSwap::from_pointee(metrics)), FleetHandle::new(instance));
     let standby = readiness.pending("lease");
-    let replica = replica.map(|settings| Replica::new(settings, &readiness, lease.clone()));
+    let replica = replica.map(|settings| Replica::new(settings, own.clone(), &readiness, lease.clone()));
     let role = if replica.is_some() { FleetRole::released() } else { FleetRole::held(fence.clone()) };
     let tls = tls_state.tokens.clone();
     let process = Process {
@@ -166,7 +164,7 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     let ended = match replica {
         Some(replica) => tokio::select! {
             error = unexpected_end(&mut listeners) => Err(error),
-            ended = run_active(process, executors, &mut signals, Some((replica, own))) => ended,
+            ended = run_active(process, executors, &mut signals, Some(replica)) => ended,
         },
         None => run_alone(process, executors, &mut signals, &mut listeners, own).await?,
     };
@@ -265,15 +263,14 @@ async fn unexpected_end(tasks: &mut JoinSet<&'static str>) -> anyhow::Error {
 }
 
 /// Builds and runs the components of an active receiver, and drains them after a signal. A replica among others owns shards by
-/// Leases, with a client of its own.
+/// Leases.
 async fn run_active(
     process: Process,
     executors: Executors<'_>,
     signals: &mut Signals,
-    replica: Option<(Replica, Client)>,
+    replica: Option<Replica>,
 ) -> Result<()> {
     let Executors { gateway, enrolment } = executors;
-    let (replica, lease_client) = replica.unzip();
     let built = build::build(&process, replica).await?;
     let Process { config, metrics, readiness, fleet: handle, standby, role, instance, .. } = process;
     let changes::Components { fleet, manifest_queue, .. } = built.watches.components.clone();
@@ -289,20 +286,27 @@ async fn run_active(
 
     let (shutdown, mut tasks, mut gateways) = (CancellationToken::new(), JoinSet::new(), JoinSet::new());
     let (stop, listening) = ((&built.synced, &shutdown), &mut gateways);
-    let events = start_listener(gateway, Some(built.gateway), "gateway", stop, listening).await?;
-    let v2 = start_listener(gateway, built.v2, "gateway of contract v2", stop, listening).await?;
-    let enrolments = start_listener(enrolment, built.enrolment, "enrolment port", stop, listening).await?;
-    let addresses =
-        [&events.address, &v2.address, &enrolments.address].map(|address| address.map(tracing::field::display));
-    let relay_port = match (&built.sharding, events.handler) {
-        (Some(sharding), Some(events)) => {
-            let (v2, enrolment) = (v2.handler, enrolments.handler);
-            let handlers = RelayedHandlers { events, v2, enrolment, answers: built.answers };
+    let (event_address, events) = start_listener(gateway, built.gateway, "gateway", stop, listening).await?;
+    let (v2_address, v2) = match built.v2 {
+        Some(v2) => Some(start_listener(gateway, v2, "gateway of contract v2", stop, listening).await?),
+        None => None,
+    }
+    .unzip();
+    let (enrolment_address, enrolments) = match built.enrolment {
+        Some(enrolments) => Some(start_listener(enrolment, enrolments, "enrolment port", stop, listening).await?),
+        None => None,
+    }
+    .unzip();
+    let replica = match built.sharding {
+        Some(sharding) => {
+            let handlers = RelayedHandlers { events, v2, enrolment: enrolments, answers: built.answers };
             let binding = sharding.bind(&config, handlers, built.relay_port);
-            start_listener(gateway, Some(binding), "relay port", stop, listening).await?.address
+            let (address, _) = start_listener(gateway, binding, "relay port", stop, listening).await?;
+            Some((sharding, address))
         }
-        _ => None,
+        None => None,
     };
+    let relay_address = replica.as_ref().map(|(_, address)| *address);
     let handover = built.watches.start(&readiness, built.synced.clone(), &mut tasks);
     for task in built.tasks {
         tasks.spawn(task);
@@ -315,8 +319,8 @@ async fn run_active(
     workers.start(kymas, config.concurrency, &built.synced, &shutdown);
     let manifests = Manifests { context: built.manifest_context, queue: manifest_queue };
     workers.start(manifests, config.concurrency, &built.synced, &shutdown);
-    let mut ownership = match (built.sharding, lease_client, relay_port) {
-        (Some(sharding), Some(client), Some(address)) => {
+    let mut ownership = match replica {
+        Some((sharding, address)) => {
             let (acquired, context) = (built.acquired, built.context);
             let followers = Followers {
                 handover,
@@ -325,16 +329,15 @@ async fn run_active(
                 forget: Box::new(move |kyma| context.forget(kyma)),
             };
             let identity = (instance, built.ownership);
-            Some(sharding.start(client, &config, identity, address, built.synced, (followers, &mut tasks))?)
+            Some(sharding.start(&config, identity, address, built.synced, (followers, &mut tasks))?)
         }
-        _ => None,
+        None => None,
     };
-    let [event_address, v2_address, enrolment_address] = addresses;
     tracing::info!(
-        event_address,
-        v2_address,
-        enrolment_address,
-        relay_address = relay_port.map(tracing::field::display),
+        %event_address,
+        v2_address = v2_address.map(tracing::field::display),
+        enrolment_address = enrolment_address.map(tracing::field::display),
+        relay_address = relay_address.map(tracing::field::display),
         kyma_selector = config.kyma_selector,
         concurrency = config.concurrency,
         event_threads = config.capacity.threads(),
@@ -371,27 +374,16 @@ async fn unexpected_end_of(ownership: Option<&mut Ownership>) -> anyhow::Error {
     }
 }
 
-/// A listener that serves.
-struct Listening<H> {
-    address: Option<SocketAddr>,
-    /// Handler of its requests.
-    handler: Option<H>,
-}
-
-/// Starts a listener, if it is configured, on its executor, with a task that ends when it ends. Only an active receiver
-/// listens, so that no event is accepted by one that does not reconcile. Connections are accepted once the caches have synced, or
-/// after [`BACKLOG`].
+/// Starts a listener on its executor, with a task that ends when it ends; returns its address and the handler of its requests.
+/// Only an active receiver listens, so that no event is accepted by one that does not reconcile. Connections are accepted once
+/// the caches have synced, or after [`BACKLOG`].
 async fn start_listener<S: Service>(
     executor: &Executor,
-    binding: Option<BoxFuture<'static, Result<Gateway<Arc<S>>, ListenError>>>,
+    binding: build::Binding<S>,
     name: &'static str,
     (synced, shutdown): (&CancellationToken, &CancellationToken),
     tasks: &mut JoinSet<&'static str>,
-) -> Result<Listening<Arc<S>>>
-where
-    Arc<S>: Service,
-{
-    let Some(binding) = binding else { return Ok(Listening { address: None, handler: None }) };
+) -> Result<(SocketAddr, Arc<S>)> {
     let bound = executor.spawn(binding).await.with_context(|| format!("start the {name}"))??;
     let (address, handler) = (bound.address(), bound.service().clone());
     let (synced, stop) = (synced.clone(), shutdown.clone());
@@ -404,7 +396,7 @@ where
         let _ = serving.await;
         name
     });
-    Ok(Listening { address: Some(address), handler: Some(handler) })
+    Ok((address, handler))
 }
 
 /// Waits until the caches have synced, at most for [`BACKLOG`], or until the shutdown.

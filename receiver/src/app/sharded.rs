@@ -46,9 +46,11 @@ const READY_INTERVAL: Duration = Duration::from_millis(200);
 /// Number of tasks of an [`Ownership`].
 const TASKS: usize = 2;
 
-/// The parts of a replica that exist before it owns shards.
+/// The parts of a replica that exist before its components.
 pub(super) struct Replica {
-    pub(super) settings: ReplicaSettings,
+    settings: ReplicaSettings,
+    /// Client of the Leases alone, without a write fence.
+    client: Client,
     /// Pending until each shard has a holder, for the first time.
     all_held: Pending,
     serving: leader::Metrics,
@@ -56,19 +58,21 @@ pub(super) struct Replica {
 
 /// Relay and ownership, not running.
 pub(super) struct Sharding {
-    settings: ReplicaSettings,
-    all_held: Pending,
-    serving: leader::Metrics,
-    pub(super) tls: ReplicaTls,
+    replica: Replica,
+    tls: ReplicaTls,
     pub(super) relay: Relay,
-    pub(super) holders: HoldersHandle,
-    known: ShardHolders,
+    holders: ShardHolders,
 }
 
 impl Replica {
-    /// `serving` shows from when on the replica serves.
-    pub(super) fn new(settings: ReplicaSettings, readiness: &Readiness, serving: leader::Metrics) -> Self {
-        Self { settings, all_held: readiness.pending("shards"), serving }
+    /// The client must be for the Leases alone, without a write fence. `serving` shows from when on the replica serves.
+    pub(super) fn new(
+        settings: ReplicaSettings,
+        client: Client,
+        readiness: &Readiness,
+        serving: leader::Metrics,
+    ) -> Self {
+        Self { settings, client, all_held: readiness.pending("shards"), serving }
     }
 
     /// Opens the replica's certificate and makes its relay. Pushes the tasks that run forever.
@@ -79,21 +83,19 @@ impl Replica {
         (relay_metrics, certificate_metrics): (relay::Metrics, ReplicaMetrics),
         tasks: &mut Vec<Task>,
     ) -> Result<Sharding> {
-        let Self { settings, all_held, serving } = self;
-        let source = match (&settings.files, &tls_state.authority) {
+        let source = match (&self.settings.files, &tls_state.authority) {
             (Some(files), _) => ReplicaSource::Files(files.clone()),
             (None, Some(authority)) => ReplicaSource::Issuer(authority.clone()),
             (None, None) => anyhow::bail!(
                 "--relay-address needs --relay-cert, --relay-key and --relay-ca, because this receiver issues no certificates"
             ),
         };
-        let (name, domain) = (settings.name.clone(), config.trust_domain.clone());
+        let (name, domain) = (self.settings.name.clone(), config.trust_domain.clone());
         let opened = ReplicaCertificate::open(name, domain, source, tls_state.trust(), certificate_metrics).await;
         let (tls, certificate) = opened.context("prepare the replica's certificate")?;
         tasks.push(certificate.run().boxed());
-        let holders = HoldersHandle::default();
-        let known = ShardHolders::new(holders.clone(), config.replicas.shards);
-        let (relay, reports) = Relay::new(known.clone(), tls.clone(), relay_metrics);
+        let holders = ShardHolders::new(HoldersHandle::default(), config.replicas.shards);
+        let (relay, reports) = Relay::new(holders.clone(), tls.clone(), relay_metrics);
         // Ends with the process, as all tasks do.
         tasks.push(
             async move {
@@ -102,7 +104,7 @@ impl Replica {
             }
             .boxed(),
         );
-        Ok(Sharding { settings, all_held, serving, tls, relay, holders, known })
+        Ok(Sharding { replica: self, tls, relay, holders })
     }
 }
 
@@ -129,12 +131,12 @@ pub(super) struct Ownership {
 impl Sharding {
     /// All replicas, of which this one answers its own questions with `answers`.
     pub(super) fn peers(&self, answers: Answers) -> ReplicaPeers {
-        ReplicaPeers::new(self.relay.clone(), self.known.clone(), answers)
+        ReplicaPeers::new(self.relay.clone(), self.holders.clone(), answers)
     }
 
     /// Holders for the report of the shards.
     pub(super) fn current_holders(&self) -> CurrentHolders {
-        self.known.views()
+        self.holders.views()
     }
 
     /// Listens on the relay port, whose requests go to the handlers of the ports that accept those of agents.
@@ -146,23 +148,23 @@ impl Sharding {
     ) -> Binding<RelayHandler<I, T>> {
         let settings = gateway::Settings {
             handshake_steps: config.capacity.handshake_steps(),
-            ..relayed::settings(self.settings.address, config.trust_domain.clone())
+            ..relayed::settings(self.replica.settings.address, config.trust_domain.clone())
         };
         let handler = move |settings: &_| Arc::new(RelayHandler::new(settings, handlers, metrics));
         Gateway::bind(settings, self.tls.server.clone(), handler).boxed()
     }
 
-    /// Begins to own shards once the caches of KCP have synced. The client must be the elector's own, without a write fence.
+    /// Begins to own shards once the caches of KCP have synced.
     pub(super) fn start(
         self,
-        client: Client,
         config: &Config,
         (instance, metrics): (Instance, ownership::Metrics),
         relay_address: SocketAddr,
         synced: CancellationToken,
         (followers, tasks): (Followers, &mut JoinSet<&'static str>),
     ) -> Result<Ownership> {
-        let Self { settings, all_held, serving, holders, .. } = self;
+        let Replica { settings, client, all_held, serving } = self.replica;
+        let holders = self.holders.handle();
         let advertised = SocketAddr::new(settings.advertise, relay_address.port());
         let settings = ownership::Settings {
             name: settings.name.to_string(),

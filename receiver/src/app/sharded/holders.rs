@@ -28,6 +28,11 @@ impl ShardHolders {
         Self { holders, shards }
     }
 
+    /// The holders, to publish them.
+    pub(super) fn handle(&self) -> HoldersHandle {
+        self.holders.clone()
+    }
+
     /// Returns the holders for the report of the shards.
     pub(super) fn views(&self) -> CurrentHolders {
         let Self { holders, shards } = self.clone();
