@@ -58,7 +58,7 @@ pub enum AskError {
 
 /// Asks replicas.
 pub trait Peers: Send + Sync + 'static {
-    /// Asks every replica that holds shards, this one included. The answers cover every shard.
+    /// Sends a question to every replica that holds shards, this one included, and returns answers that cover every shard.
     ///
     /// # Errors
     /// [`AskError::Incomplete`]: answers of a part of the fleet are never returned. [`AskError::Unavailable`] if the question

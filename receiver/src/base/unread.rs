@@ -3,7 +3,7 @@
 
 use tidewatch_shared::api::{Kyma, ModuleStatus, PartialMeta, TrackingObject};
 
-/// Conditions that repeat for users what others in the status say: the states of the modules, and of the pull secret.
+/// Conditions that summarize other parts of the status for users: the states of the modules, and of the pull secret.
 const UNREAD_CONDITIONS: [&str; 2] = ["Modules", "SKRImagePullSecretSync"];
 
 /// Drops the unread parts of a Kyma's status. Of the objects that a module's status names, only the name of the Manifest is

@@ -7,8 +7,8 @@
 //! mutual TLS with certificates of replicas ([`ReplicaTls`]). The holder performs all checks as if the request had come
 //! to itself, so a signature is verified once, end to end, and all limits of a runtime hold across replicas.
 //!
-//! Replicas also ask each other *questions* about the whole fleet, over the same connections: [`ReplicaPeers`] asks, and
-//! [`Answers`] answers for the shards that this replica holds. Answers of a part of the fleet are never returned. A question
+//! Replicas also exchange *questions* about the whole fleet over the same connections: [`ReplicaPeers`] sends them, and
+//! [`Answers`] responds for the shards that this replica holds. Answers of a part of the fleet are never returned. A question
 //! is never passed on.
 //!
 //! A refusal is immediate and temporary (503 with `Retry-After`) while the holder is unknown, gone, full or late: the

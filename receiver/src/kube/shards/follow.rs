@@ -125,7 +125,7 @@ mod tests {
         on_drain: Option<OnDrain>,
     }
 
-    /// Consumer of each shard with one Kyma, whose work ends when the test says so.
+    /// Consumer with one Kyma in each shard. The test ends its drains.
     #[derive(Clone, Default)]
     struct Fake(Arc<Mutex<Recorded>>);
 
