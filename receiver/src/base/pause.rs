@@ -54,12 +54,16 @@ impl Pause {
     /// Reason for which a Kyma's runtime is paused, if any.
     #[must_use]
     pub fn of(&self, kyma: &Kyma) -> Option<PauseReason> {
+        self.of_all().or_else(|| is_true(Some(kyma.labels()), label::PAUSE).then_some(PauseReason::Label))
+    }
+
+    /// Reason for which all runtimes are paused, if any.
+    #[must_use]
+    pub fn of_all(&self) -> Option<PauseReason> {
         if self.flag {
             Some(PauseReason::Flag)
-        } else if self.map.load(Ordering::Acquire) {
-            Some(PauseReason::ConfigMap)
         } else {
-            is_true(Some(kyma.labels()), label::PAUSE).then_some(PauseReason::Label)
+            self.map.load(Ordering::Acquire).then_some(PauseReason::ConfigMap)
         }
     }
 

@@ -9,6 +9,7 @@ mod condition;
 mod metrics;
 mod poll_scheduler;
 mod restart;
+mod up_to_date;
 mod write;
 mod write_backoff;
 
@@ -34,6 +35,7 @@ pub use restart::AcquiredKymas;
 
 use self::{
     poll_scheduler::{PollScheduler, TokenBucket},
+    up_to_date::{SharedInputs, UpToDate},
     write_backoff::WriteBackoff,
 };
 use crate::{
@@ -169,9 +171,9 @@ impl EventPathController {
             for (key, path) in self.fleet.changed_paths() {
                 self.metrics.transitioned(&path);
                 tracing::info!(kyma = %key, path = path.as_str(), "Event path changed");
-                state.scheduler.path_changed(&key, &path, now);
                 self.path_changed(&mut state, &key, &path, now);
-                state.paths.insert(key, path);
+                let kyma = self.kyma(&key);
+                state.path_changed(key, path, kyma.as_ref(), now);
             }
             let kymas = self.stores.kymas.state();
             state.forget_deleted(&kymas);
@@ -186,8 +188,6 @@ impl EventPathController {
         }
     }
 
-    /// Verifies the installation after the loss of a path, which the agent may be unable to report, and after the proof
-    /// of a path, for which an installation may wait.
     /// Adapts the rates to this replica's part of the fleet, and forgets the Kymas of released shards.
     fn follow_shards(&self, state: &mut LoopState) {
         let (held, flags) = (self.fleet.held(), &self.flags);
@@ -195,11 +195,14 @@ impl EventPathController {
             return;
         }
         state.held = held;
+        state.up_to_date.clear();
         state.polls.set_rate(self.fleet.share_of_rate(flags.fallback_polls_per_second));
         state.writes.set_rate(self.fleet.share_of_rate(flags.condition_writes_per_second));
         state.retain(|key| !self.fleet.is_elsewhere(key));
     }
 
+    /// Verifies the installation after the loss of a path, which the agent may be unable to report, and after the proof
+    /// of a path, for which an installation may wait.
     fn path_changed(&self, state: &mut LoopState, key: &KymaKey, path: &PathState, now: Instant) {
         if !self.installs {
             return;
@@ -260,10 +263,14 @@ impl EventPathController {
 
     /// Writes the conditions that differ from the cached ones.
     async fn write_conditions(&self, state: &mut LoopState, kymas: &[Arc<Kyma>], now: Instant) {
-        let stragglers = self.rotations.stragglers.borrow().clone();
-        let halts = self.catalog.rollouts().halts();
+        let inputs = SharedInputs {
+            stragglers: self.rotations.stragglers.borrow().clone(),
+            halts: self.catalog.rollouts().halts(),
+            paused: self.pause.of_all(),
+        };
+        state.up_to_date.follow(&inputs, kymas);
         let mut pending = Vec::new();
-        for kyma in kymas {
+        for kyma in kymas.iter().filter(|kyma| !state.up_to_date.contains(kyma)).collect::<Vec<_>>() {
             let Some((name, namespace)) = kyma.metadata.name.as_ref().zip(kyma.metadata.namespace.as_ref()) else {
                 continue;
             };
@@ -271,12 +278,17 @@ impl EventPathController {
             if self.is_foreign(&key, kyma) {
                 continue;
             }
-            let change = condition::event_path(state.paths.get(&key), || self.fleet.kyma_has_used_v3(&key), kyma)
+            let path = state.paths.get(&key);
+            let changes: Vec<_> = condition::event_path(path, || self.fleet.kyma_has_used_v3(&key), kyma)
                 .into_iter()
                 .chain(condition::paused(self.pause.of(kyma), kyma))
-                .chain(condition::module_rollout(halts.as_ref().map(|halts| halts.get(&key)), kyma))
-                .chain(condition::rotation(stragglers.as_ref().map(|stragglers| stragglers.of(&key)), kyma));
-            pending.extend(change.map(|change| (key.clone(), kyma.clone(), change)));
+                .chain(condition::module_rollout(inputs.halts.as_ref().map(|halts| halts.get(&key)), kyma))
+                .chain(condition::rotation(inputs.stragglers.as_ref().map(|stragglers| stragglers.of(&key)), kyma))
+                .collect();
+            if changes.is_empty() && path.is_none_or(condition::is_independent_of_events) {
+                state.up_to_date.insert(kyma);
+            }
+            pending.extend(changes.into_iter().map(|change| (key.clone(), kyma.clone(), change)));
         }
         self.metrics.waiting(pending.len());
         state.write_backoff.select(&mut pending, now);
@@ -318,6 +330,7 @@ struct LoopState {
     polls_first: bool,
     write_backoff: WriteBackoff,
     writes: TokenBucket,
+    up_to_date: UpToDate,
 }
 
 impl LoopState {
@@ -331,7 +344,17 @@ impl LoopState {
             polls_first: false,
             write_backoff: WriteBackoff::default(),
             writes: TokenBucket::new(flags.condition_writes_per_second, now),
+            up_to_date: UpToDate::default(),
         }
+    }
+
+    /// Follows a changed path of a Kyma, which is `None` once it is deleted.
+    fn path_changed(&mut self, key: KymaKey, path: PathState, kyma: Option<&Arc<Kyma>>, now: Instant) {
+        self.scheduler.path_changed(&key, &path, now);
+        if let Some(kyma) = kyma {
+            self.up_to_date.remove(kyma);
+        }
+        self.paths.insert(key, path);
     }
 
     /// Takes the suspects to repair now, within the rate of all polls. Suspects that need no repair any more use none of
@@ -521,5 +544,52 @@ mod tests {
         assert!(fleet.drain(held).now_or_never().is_some());
         controller.write_conditions(&mut state, &names.map(kyma), now + 3_600 * S).await;
         assert_eq!(written.lock().unwrap().len(), 1, "drained as well");
+    }
+
+    fn bare() -> Kyma {
+        serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+            "metadata": {"name": "k", "namespace": "ns", "uid": "u"}, "spec": {"channel": "regular"}}))
+        .unwrap()
+    }
+
+    /// Kymas with nothing to write are not computed again, until an input changes.
+    #[tokio::test(start_paused = true)]
+    async fn condition_of_a_changed_path_is_written_after_it_was_up_to_date() {
+        let written = Arc::<Mutex<Vec<_>>>::default();
+        let requests = written.clone();
+        let client = testing::client("ns", move |parts, body| {
+            requests.lock().unwrap().push(parts.uri.path().rsplit('/').nth(1).unwrap().to_owned());
+            Some((StatusCode::OK, body.to_vec()))
+        });
+        let fleet =
+            RuntimeTable::alone(1, table::Settings::default(), table::Metrics::register(&mut Registry::default()));
+        let controller = controller(client, fleet);
+        let (now, key) = (Instant::now(), KymaKey::new("ns", "k"));
+        let mut state = LoopState::new(&controller.flags, now);
+        let shown = |path: &PathState| -> Arc<Kyma> {
+            let Some(condition::Change::Set { reason, message, .. }) =
+                condition::event_path(Some(path), || false, &bare())
+            else {
+                panic!("no condition")
+            };
+            let mut kyma = json!(bare());
+            kyma["status"] = json!({"conditions": [{"type": "EventPath", "status": path.status(), "reason": reason,
+                "message": message, "lastTransitionTime": "2026-01-01T00:00:00Z"}]});
+            Arc::new(serde_json::from_value(kyma).unwrap())
+        };
+        let kymas = [shown(&PathState::Proven)];
+        state.path_changed(key.clone(), PathState::Proven, Some(&kymas[0]), now);
+        controller.write_conditions(&mut state, &kymas, now).await;
+        assert!(written.lock().unwrap().is_empty() && state.up_to_date.contains(&kymas[0]));
+        let failing = PathState::Unproven(Unproven::OldPlan { error: None });
+        state.path_changed(key.clone(), failing.clone(), Some(&kymas[0]), now);
+        controller.write_conditions(&mut state, &kymas, now).await;
+        assert_eq!(*written.lock().unwrap(), ["k"]);
+        assert!(!state.up_to_date.contains(&kymas[0]), "the cache does not have the condition yet");
+        let silent = PathState::Unproven(Unproven::NoHeartbeat);
+        let kymas = [shown(&silent)];
+        state.path_changed(key, silent, Some(&kymas[0]), now);
+        controller.write_conditions(&mut state, &kymas, now).await;
+        assert!(!state.up_to_date.contains(&kymas[0]), "its condition depends on events, too");
     }
 }

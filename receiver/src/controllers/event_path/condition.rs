@@ -67,6 +67,12 @@ pub(super) fn event_path(path: Option<&PathState>, used_v3: impl FnOnce() -> boo
     change(kyma, EVENT_PATH, path.status(), path.as_str(), message + suffix)
 }
 
+/// Returns whether the condition of the path depends on nothing but the path: only that of a path without heartbeats contains
+/// whether events have arrived.
+pub(super) fn is_independent_of_events(path: &PathState) -> bool {
+    matches!(path, PathState::Unknown) || path.receives_heartbeats()
+}
+
 fn message(flaw: &Unproven) -> String {
     match flaw {
         Unproven::NoHeartbeat => "no heartbeat of the agent came for three intervals".to_owned(),
