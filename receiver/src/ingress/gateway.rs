@@ -201,7 +201,7 @@ impl Settings {
             response_deadline: Duration::from_secs(10),
             ping_interval: Duration::from_secs(30),
             idle: Duration::from_secs(5 * 60),
-            max_age: Duration::from_secs(10 * 60),
+            max_age: Duration::from_secs(30 * 60),
             heartbeat_interval: HeartbeatInterval::default(),
             drain_deadline: Duration::from_secs(10),
             max_head: 16 << 10,
