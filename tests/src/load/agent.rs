@@ -84,11 +84,16 @@ impl AgentHandle {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Marks so many objects of the watch `kyma` as changed now.
+    pub fn mark(&self, objects: u32) {
+        let mut state = self.lock();
+        (0..objects).for_each(|object| state.mark("kyma", object));
+    }
+
     fn refill(&self) {
         let objects = self.0.refill.load(std::sync::atomic::Ordering::Relaxed);
         if objects > 0 {
-            let mut state = self.lock();
-            (0..objects).for_each(|object| state.mark("kyma", object));
+            self.mark(objects);
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Several active replicas that share the runtimes, with simulated agents and fake API servers of the runtimes.
 //!
 //! * `relay`: all agents connect to one of two replicas, which holds the runtimes of one half of them and relays the requests of
-//!   the other half. The floor is the same load with each agent connected to the holder of its runtime.
-//! * `kill`: one of three replicas is killed under load.
+//!   the other half. The floor is the same load with each agent connected to the holder of its runtime. First with the changes of
+//!   users, then with requests at a higher rate and hardly a reconcile.
+//! * `kill`: one of three replicas is killed under load and started again, several times.
 //! * `rolling`: all three are restarted under load, one after the other.
 //! * `memory`: all three together, with connected agents. The floor is one receiver without shards.
 //!
@@ -14,6 +15,7 @@ use clap::ValueEnum;
 
 use super::Figure;
 
+mod busy;
 mod memory;
 mod outage;
 mod relay;
@@ -35,9 +37,15 @@ pub struct Settings {
     /// Seconds of each run of `relay`, and of the load before the first outage
     #[arg(long, default_value_t = 30)]
     pub seconds: u32,
+    /// Requests per second of all agents in the second half of `relay`
+    #[arg(long, default_value_t = 400)]
+    pub busy_rate: u32,
     /// Runs of `relay` each way
     #[arg(long, default_value_t = 3)]
     pub runs: u32,
+    /// Ends of a replica in `kill`, one replica after the other
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub kills: u32,
     /// Duration of a Lease in seconds
     #[arg(long, default_value_t = 15)]
     pub lease: u16,

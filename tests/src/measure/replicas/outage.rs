@@ -31,26 +31,64 @@ async fn start(settings: &Settings) -> Result<ReplicaSetup> {
     Ok(setup)
 }
 
+/// Changes around the end of a replica.
+#[derive(Default)]
+struct Kills {
+    /// Longest time from an end until all shards of the replica settled a change again, in seconds.
+    recovered: f64,
+    /// Longest wait of a user whose shard had lost its holder, in seconds.
+    waited: f64,
+    /// Times of the changes in other shards until then, in milliseconds.
+    during: Vec<f64>,
+    /// The same before.
+    calm: Vec<f64>,
+    changes: usize,
+    lost: usize,
+}
+
 pub(super) async fn kill(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
     let mut setup = start(settings).await?;
-    let users = Users::start(&setup, settings.rate)?;
+    let mut kills = Kills::default();
+    for (number, replica) in (1..=settings.kills).zip(REPLICAS.iter().cycle()) {
+        let step = Step::begin(format!("end {number} of {}", settings.kills));
+        one_kill(&mut setup, settings, replica, &mut kills).await?;
+        setup.launch(replica).await?;
+        setup.are_ready().await?;
+        setup.share_equally().await?;
+        step.done();
+    }
+    let Kills { recovered, waited, mut during, mut calm, changes, lost } = kills;
+    let bar = f64::from(settings.lease) + 5.0;
+    emit(&Figure::new("replicas_kill_settles_again", recovered, "s").at_most(bar));
+    emit(&Figure::new("replicas_kill_longest_wait", waited, "s"));
+    emit(&Figure::new("replicas_kill_others_samples", number(during.len()), "changes").with_floor(number(calm.len())));
+    let mut of = |q: f64| (quantile(&mut during, q), quantile(&mut calm, q));
+    let (p50, floor) = of(0.5);
+    emit(&Figure::new("replicas_kill_others_p50", p50, "ms").with_floor(floor));
+    let (p99, floor) = of(0.99);
+    emit(&Figure::new("replicas_kill_others_p99", p99, "ms").ratio_at_most(floor, p99 / floor, 1.5));
+    emit(&Figure::new("replicas_kill_changes", number(changes), "changes"));
+    emit(&Figure::new("replicas_kill_lost", number(lost), "changes").at_most(0.0));
+    Ok(())
+}
+
+/// Kills a replica under load.
+async fn one_kill(setup: &mut ReplicaSetup, settings: &Settings, replica: &str, kills: &mut Kills) -> Result<()> {
+    let users = Users::start(setup, settings.rate)?;
     let before = Duration::from_secs(settings.seconds.into());
     // The first of each agent's changes is not part of the comparison: its connections are new.
     let round = Duration::from_secs(settings.agents.into()) / settings.rate.max(1);
-    let step = Step::begin(format!("changes without an outage: {:?}", round + before));
     sleep(round + before).await;
-    step.done();
-    let held = setup.shards_of(REPLICAS[0]).await?;
-    let killed_replica = setup.remove(REPLICAS[0])?;
+    let held = setup.shards_of(replica).await?;
+    let killed_replica = setup.remove(replica)?;
     killed_replica.process.kill9();
     let killed = Instant::now();
-    let step = Step::begin("changes after a replica was killed");
     setup.share_equally().await?;
     // Every user has made another change by then.
     sleep(round * 2).await;
     let changes = users.end().await?;
-    step.done();
-    let lost = lost(&setup, &changes).await;
+    kills.lost += lost(setup, &changes).await;
+    kills.changes += changes.len();
 
     let is_held = |change: &&Change| held.contains(&change.shard);
     let mut again = BTreeMap::new();
@@ -62,26 +100,17 @@ pub(super) async fn kill(settings: &Settings, emit: &mut impl FnMut(&Figure)) ->
     }
     ensure!(!again.is_empty(), "the killed replica held no runtime, or none of its users made a change");
     let recovered = again.values().copied().fold(0.0, f64::max);
+    kills.recovered = kills.recovered.max(recovered);
     let end = killed + Duration::try_from_secs_f64(recovered).context("a shard did not settle again")?;
+    let held_changes = changes.iter().filter(is_held).filter(|change| change.begun < end);
+    kills.waited = held_changes.filter_map(Change::seconds).fold(kills.waited, f64::max);
     let others = |from: Instant, to: Instant| {
         let others = changes.iter().filter(|change| !held.contains(&change.shard));
-        let within = others.filter(|change| change.begun >= from && change.begun < to);
+        let within = others.filter(move |change| change.begun >= from && change.begun < to);
         within.map(|change| change.seconds().unwrap_or(f64::INFINITY) * 1e3).collect::<Vec<_>>()
     };
-    let (mut during, mut calm) = (others(killed, end), others(killed - before, killed));
-    let bar = f64::from(settings.lease) + 5.0;
-    emit(&Figure::new("replicas_kill_settles_again", recovered, "s").at_most(bar));
-    let held_changes = changes.iter().filter(is_held).filter(|change| change.begun < end);
-    let waited = held_changes.filter_map(Change::seconds).fold(0.0, f64::max);
-    emit(&Figure::new("replicas_kill_longest_wait", waited, "s"));
-    emit(&Figure::new("replicas_kill_others_samples", number(during.len()), "changes").with_floor(number(calm.len())));
-    let mut of = |q: f64| (quantile(&mut during, q), quantile(&mut calm, q));
-    let (p50, floor) = of(0.5);
-    emit(&Figure::new("replicas_kill_others_p50", p50, "ms").with_floor(floor));
-    let (p99, floor) = of(0.99);
-    emit(&Figure::new("replicas_kill_others_p99", p99, "ms").ratio_at_most(floor, p99 / floor, 1.5));
-    emit(&Figure::new("replicas_kill_changes", number(changes.len()), "changes"));
-    emit(&Figure::new("replicas_kill_lost", number(lost), "changes").at_most(0.0));
+    kills.during.extend(others(killed, end));
+    kills.calm.extend(others(killed - before, killed));
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use super::{
         Figure,
         figure::{median, millis, quantile},
     },
-    Settings, number,
+    Settings, busy, number,
     setup::{ReplicaSetup, shard_of},
 };
 use crate::{
@@ -23,17 +23,27 @@ const REPLICAS: [&str; 2] = ["a", "b"];
 
 /// Replica to which the agents connect.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Route {
+pub(super) enum Route {
     First,
     Holder,
 }
 
 /// A runtime, and its agent with the addresses to which it may connect.
-struct Runtime {
+pub(super) struct Runtime {
     member: FleetMember,
-    agent: Agent,
+    pub(super) agent: Agent,
     holder: SocketAddr,
-    is_relayed: bool,
+    /// The replica to which all agents connect does not hold it.
+    pub(super) is_relayed: bool,
+}
+
+impl Runtime {
+    /// Connects the agent, and keeps the path proven.
+    pub(super) async fn connect(&mut self, route: Route, first: SocketAddr) -> Result<()> {
+        self.agent.connect_to(if route == Route::First { first } else { self.holder });
+        let _ = self.agent.send_heartbeat().await.context("connect an agent")?;
+        Ok(())
+    }
 }
 
 /// One run.
@@ -72,6 +82,8 @@ pub(super) async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure))
     }
     ensure!(setup.shards_of(REPLICAS[0]).await? == held, "shards have moved during the measurement");
     report(&through_first, &to_holders, emit);
+    busy::measure(settings, &setup, (&mut runtimes, first), emit).await?;
+    ensure!(setup.shards_of(REPLICAS[0]).await? == held, "shards have moved during the measurement");
     Ok(())
 }
 
@@ -95,9 +107,7 @@ async fn run(
 ) -> Result<Run> {
     let offset = pace.pause / u32::try_from(runtimes.len().max(1))?;
     for runtime in runtimes.iter_mut() {
-        runtime.agent.connect_to(if route == Route::First { first } else { runtime.holder });
-        // Connects, and keeps the path proven.
-        let _ = runtime.agent.send_heartbeat().await.context("connect an agent")?;
+        runtime.connect(route, first).await?;
     }
     let (cpu, events) = (setup.cpu()?, setup.fleet.counters().events());
     let mut users = JoinSet::new();
