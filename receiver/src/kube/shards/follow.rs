@@ -3,7 +3,11 @@
 
 use std::{collections::BTreeMap, mem};
 
-use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use futures::{
+    FutureExt as _, StreamExt as _,
+    future::{self, BoxFuture},
+    stream::FuturesUnordered,
+};
 use tidewatch_shared::identity::Instance;
 
 use super::{ShardChange, ShardChanges, Unit};
@@ -11,7 +15,12 @@ use crate::{base::key::KymaKey, kube::leader::WriteFence};
 
 /// Components that work for the held shards, and for the fleet role.
 pub trait Consumer: Send {
-    /// Begins to work for a unit, whose fence is open. Returns the Kymas to enqueue.
+    /// Prepares the work for a unit, without any of it. A release of the unit ends it.
+    fn prepare(&mut self, _unit: Unit) -> BoxFuture<'static, ()> {
+        future::ready(()).boxed()
+    }
+
+    /// Begins to work for a unit that is prepared, whose fence was opened. Returns the Kymas to enqueue.
     fn acquire(
         &mut self,
         unit: Unit,
@@ -32,16 +41,24 @@ pub trait Consumer: Send {
 
 /// Runs until the elector has ended and every change is carried out.
 pub async fn follow(changes: ShardChanges, consumer: impl Consumer) {
-    Follower { consumer, changes, draining: BTreeMap::new(), drains: FuturesUnordered::new() }.run().await;
+    let (preparing, preparations) = (BTreeMap::new(), FuturesUnordered::new());
+    let (draining, drains) = (BTreeMap::new(), FuturesUnordered::new());
+    Follower { consumer, changes, preparing, preparations, draining, drains }.run().await;
 }
 
-/// The held units, and the hand-overs in progress.
+/// End of a preparation or a drain, for one acquisition of a unit.
+type Ended = BoxFuture<'static, (Unit, Instance)>;
+
+/// The acquisitions and hand-overs in progress.
 struct Follower<C> {
     consumer: C,
     changes: ShardChanges,
+    /// Units that are acquired once they are prepared, with instance and fence.
+    preparing: BTreeMap<Unit, (Instance, WriteFence)>,
+    preparations: FuturesUnordered<Ended>,
     /// Units that are handed over, by the instance of their acquisition.
     draining: BTreeMap<Unit, Instance>,
-    drains: FuturesUnordered<BoxFuture<'static, (Unit, Instance)>>,
+    drains: FuturesUnordered<Ended>,
 }
 
 impl<C: Consumer> Follower<C> {
@@ -53,7 +70,10 @@ impl<C: Consumer> Follower<C> {
                 match self.changes.next().now_or_never() {
                     Some(Some(change)) => self.carry_out(change, &mut acquired).await,
                     Some(None) => return,
-                    None => self.consumer.enqueue(&mem::take(&mut acquired)),
+                    None => match self.preparations.next().now_or_never().flatten() {
+                        Some((unit, instance)) => self.prepared(unit, instance, &mut acquired).await,
+                        None => self.consumer.enqueue(&mem::take(&mut acquired)),
+                    },
                 }
                 continue;
             }
@@ -62,6 +82,9 @@ impl<C: Consumer> Follower<C> {
                     Some(change) => self.carry_out(change, &mut acquired).await,
                     None => return,
                 },
+                Some((unit, instance)) = self.preparations.next() => {
+                    self.prepared(unit, instance, &mut acquired).await;
+                }
                 Some((unit, instance)) = self.drains.next() => self.drained(unit, instance),
             }
         }
@@ -70,9 +93,20 @@ impl<C: Consumer> Follower<C> {
     async fn carry_out(&mut self, change: ShardChange, acquired: &mut Vec<KymaKey>) {
         match change {
             ShardChange::Acquired { unit, instance, fence } => {
-                acquired.extend(self.consumer.acquire(unit, instance, fence).await);
+                self.preparing.insert(unit, (instance, fence));
+                let mut prepare = self.consumer.prepare(unit).map(move |()| (unit, instance)).boxed();
+                match prepare.as_mut().now_or_never() {
+                    Some((unit, instance)) => self.prepared(unit, instance, acquired).await,
+                    None => self.preparations.push(prepare),
+                }
             }
             ShardChange::HandOver { unit, instance, .. } => {
+                if self.preparing.remove(&unit).is_some() {
+                    // None of its work has begun.
+                    self.consumer.release(unit);
+                    self.changes.stopped(unit, instance);
+                    return;
+                }
                 self.draining.insert(unit, instance);
                 let mut drain = self.consumer.drain(unit).map(move |()| (unit, instance)).boxed();
                 // It begins at once: later the unit may be that of a later acquisition.
@@ -82,9 +116,20 @@ impl<C: Consumer> Follower<C> {
                 }
             }
             ShardChange::Lost { unit, .. } => {
+                self.preparing.remove(&unit);
                 self.draining.remove(&unit);
                 self.consumer.release(unit);
             }
+        }
+    }
+
+    /// Acquires a prepared unit, unless it was lost or handed over meanwhile.
+    async fn prepared(&mut self, unit: Unit, instance: Instance, acquired: &mut Vec<KymaKey>) {
+        if self.preparing.get(&unit).is_none_or(|(current, _)| *current != instance) {
+            return;
+        }
+        if let Some((_, fence)) = self.preparing.remove(&unit) {
+            acquired.extend(self.consumer.acquire(unit, instance, fence).await);
         }
     }
 
@@ -123,6 +168,9 @@ mod tests {
         /// Ends of the drains, in the order of their beginnings.
         drains: Vec<oneshot::Sender<()>>,
         on_drain: Option<OnDrain>,
+        /// Ends of the preparations of these units, in the order of their beginnings; others need none.
+        slow: Vec<Unit>,
+        preparations: Vec<oneshot::Sender<()>>,
     }
 
     /// Consumer with one Kyma in each shard. The test ends its drains.
@@ -145,6 +193,17 @@ mod tests {
     }
 
     impl Consumer for Fake {
+        fn prepare(&mut self, unit: Unit) -> BoxFuture<'static, ()> {
+            let mut recorded = self.recorded();
+            if !recorded.slow.contains(&unit) {
+                return future::ready(()).boxed();
+            }
+            let (end, ended) = oneshot::channel();
+            recorded.calls.push(format!("prepare {unit}"));
+            recorded.preparations.push(end);
+            ended.map(|_| ()).boxed()
+        }
+
         async fn acquire(&mut self, unit: Unit, instance: Instance, fence: WriteFence) -> Vec<KymaKey> {
             self.record(format!("acquire {unit} {}{}", name(instance), if fence.is_open() { "" } else { ", closed" }));
             if unit == Unit::Fleet { Vec::new() } else { vec![KymaKey::new("ns", unit.to_string())] }
@@ -225,6 +284,18 @@ mod tests {
             self.go_on()
         }
 
+        /// Makes the preparation of a unit slow.
+        fn slow_down(&self, unit: usize) {
+            self.fake.recorded().slow.push(self.units[unit]);
+        }
+
+        /// Ends the first preparation; returns the calls that follow.
+        fn end_preparation(&mut self) -> Vec<String> {
+            let preparation = self.fake.recorded().preparations.remove(0);
+            let _ = preparation.send(());
+            self.go_on()
+        }
+
         fn acknowledged(&self) -> Vec<(Unit, Instance)> {
             self.stopped.take().into_iter().collect()
         }
@@ -244,6 +315,53 @@ mod tests {
             ["release shard 1", "acquire shard 1 later", "enqueue shard 1"]
         );
         assert_eq!(setup.go_on(), [""; 0], "once");
+    }
+
+    #[test]
+    fn shard_is_acquired_once_it_is_prepared_and_delays_no_other_change() {
+        let mut setup = Setup::new();
+        setup.slow_down(0);
+        let calls = setup.hold([(0, held(1)), (1, held(1))]);
+        assert_eq!(calls, ["prepare shard 0", "acquire shard 1 first", "enqueue shard 1"]);
+        assert_eq!(setup.hold([(0, held(1))]), ["release shard 1"]);
+        assert_eq!(setup.end_preparation(), ["acquire shard 0 first", "enqueue shard 0"]);
+        assert_eq!(setup.go_on(), [""; 0], "once");
+    }
+
+    #[test]
+    fn shards_that_are_prepared_together_are_enqueued_together() {
+        let mut setup = Setup::new();
+        setup.slow_down(0);
+        setup.slow_down(1);
+        setup.hold([(0, held(1)), (1, held(1))]);
+        let preparations = mem::take(&mut setup.fake.recorded().preparations);
+        preparations.into_iter().for_each(|preparation| preparation.send(()).unwrap());
+        let mut calls = setup.go_on();
+        let last = calls.pop().unwrap();
+        calls.sort();
+        assert_eq!(calls, ["acquire shard 0 first", "acquire shard 1 first"]);
+        assert!(["enqueue shard 0, shard 1", "enqueue shard 1, shard 0"].contains(&&*last), "{last}");
+    }
+
+    #[test]
+    fn shard_that_is_lost_while_it_is_prepared_is_not_acquired() {
+        let mut setup = Setup::new();
+        setup.slow_down(0);
+        setup.hold([(0, held(1))]);
+        assert_eq!(setup.hold([]), ["release shard 0"]);
+        assert_eq!(setup.hold([(0, held(2))]), ["prepare shard 0"]);
+        assert_eq!(setup.end_preparation(), [""; 0], "that of the earlier acquisition");
+        assert_eq!(setup.end_preparation(), ["acquire shard 0 later", "enqueue shard 0"]);
+    }
+
+    #[test]
+    fn shard_that_is_handed_over_while_it_is_prepared_is_acknowledged_at_once() {
+        let mut setup = Setup::new();
+        setup.slow_down(0);
+        setup.hold([(0, held(1))]);
+        assert_eq!(setup.hold([(0, handed_over(1))]), ["release shard 0"]);
+        assert_eq!(setup.acknowledged(), [(setup.units[0], Instance::new(1))]);
+        assert_eq!(setup.end_preparation(), [""; 0]);
     }
 
     #[test]
