@@ -228,11 +228,16 @@ impl State {
         let selector = parameter(query, "labelSelector").unwrap_or_default();
         let field = parameter(query, "fieldSelector").unwrap_or_default();
         let selects = |object: &&Value| {
-            let mut labels = selector.split(',').filter_map(|one| one.split_once('='));
-            let by_labels = labels.all(|(key, value)| match key.strip_suffix('!') {
-                Some(key) => object["metadata"]["labels"][key] != value,
-                None => object["metadata"]["labels"][key] == value,
-            });
+            let labels = &object["metadata"]["labels"];
+            let by_labels = match selector.strip_suffix(')').and_then(|selector| selector.split_once(" in (")) {
+                Some((key, values)) => values.split(',').any(|value| labels[key] == value),
+                None => selector.split(',').filter_map(|one| one.split_once('=')).all(|(key, value)| {
+                    match key.strip_suffix('!') {
+                        Some(key) => labels[key] != value,
+                        None => labels[key] == value,
+                    }
+                }),
+            };
             by_labels && field.strip_prefix("metadata.name=").is_none_or(|name| object["metadata"]["name"] == name)
         };
         let all: Vec<_> = self.of_kind(plural).filter(selects).collect();
@@ -377,7 +382,8 @@ fn object_id(path: &str) -> (String, bool) {
 /// Decoded value of a query parameter.
 fn parameter(query: &str, name: &str) -> Option<String> {
     let value = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
-    let decoded = [("%2F", "/"), ("%3D", "="), ("%21", "!"), ("%2C", ","), ("%3A", ":")];
+    let decoded =
+        [("+", " "), ("%2F", "/"), ("%3D", "="), ("%21", "!"), ("%2C", ","), ("%3A", ":"), ("%28", "("), ("%29", ")")];
     Some(decoded.iter().fold(value.to_owned(), |text, (code, plain)| text.replace(code, plain)))
 }
 
