@@ -3,14 +3,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic, in its helpers too")]
 
-use std::alloc::System;
+use std::{alloc::System, collections::HashMap, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kube::{
     Resource,
     core::DeserializeGuard,
     runtime::{
-        reflector::{self, Store},
+        reflector::{self, Lookup, Store},
         watcher::Event,
     },
 };
@@ -18,11 +18,15 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tidewatch_receiver::{
-    base::{key::KymaKey, manifests::Manifests, unread::drop_unread},
+    base::{
+        key::KymaKey,
+        manifests::{CachedManifest, Manifests, ReducedManifest},
+        unread::drop_unread,
+    },
     kube::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings},
 };
 use tidewatch_shared::{
-    api::Manifest,
+    api::{Manifest, Shared},
     names::{KUBECONFIG_KEY, annotation, label},
 };
 
@@ -41,6 +45,8 @@ const SECRET: usize = 2_450;
 
 /// Limit of the bytes that the index of the Manifests needs for each, if a Kyma has this number of them.
 const INDEX: (usize, usize) = (8, 300);
+/// Limits of the bytes that a whole and a reduced Manifest need, with their parts of what they share. They need about 3,360 and 490.
+const MANIFEST: [usize; 2] = [3_450, 520];
 
 fn id(n: usize) -> String {
     format!("f1c2d3e4-0000-4000-8000-{n:012}")
@@ -116,18 +122,75 @@ fn manifest(n: usize) -> String {
     .to_string()
 }
 
+/// A Manifest of a module that is installed.
+fn installed(n: usize) -> String {
+    let mut object: Value = serde_json::from_str(&manifest(n)).unwrap();
+    object["metadata"]["labels"][label::MODULE_NAME] = json!("module");
+    object["metadata"]["labels"][label::CHANNEL] = json!("regular");
+    object["metadata"]["labels"][label::MANAGED_BY] = json!("kyma");
+    object["metadata"]["finalizers"] = json!(["declarative.kyma-project.io/finalizer", "label-removal-finalizer"]);
+    object["metadata"]["annotations"] = json!({annotation::SYNC_OCI_REF: format!("sha256:{}", "1".repeat(64)),
+        "operator.kyma-project.io/fqdn": "kyma-project.io/module/module"});
+    object["spec"] = json!({"remote": true, "version": "1.2.3", "customResourcePolicy": "CreateAndDelete",
+        "install": {"name": "raw-manifest", "source": {"name": "kyma-project.io/module/module", "type": "oci-ref",
+            "repo": "registry.example.com/modules/component-descriptors", "ref": format!("sha256:{}", "1".repeat(64))}},
+        "resource": {"apiVersion": "operator.kyma-project.io/v1alpha1", "kind": "Module", "metadata": {"name": "default"}},
+        "manager": {"group": "apps", "version": "v1", "kind": "Deployment", "name": "module", "namespace": "kyma-system"}});
+    let condition = |kind: &str| {
+        json!({"type": kind, "status": "True", "reason": "Ready", "message": "installation is ready and resources can be used",
+            "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"})
+    };
+    let synced = |n: usize| json!({"group": "apps", "version": "v1", "kind": "Deployment", "name": format!("module-{n}"), "namespace": "kyma-system"});
+    object["status"] = json!({"state": "Ready", "synced": (0..12).map(synced).collect::<Vec<_>>(),
+        "lastOperation": {"operation": "installation is ready", "lastUpdateTime": "2026-01-01T00:00:00Z"},
+        "conditions": [condition("Resources"), condition("Installation"), condition("ModuleCR")]});
+    object.to_string()
+}
+
+/// Shares equal parts and texts, as the cache of Manifests does.
+#[derive(Default)]
+struct Parts {
+    first: Option<Manifest>,
+    texts: HashMap<String, Shared<String>>,
+}
+
+impl Parts {
+    fn compact(&mut self, mut manifest: Manifest, is_reduced: bool) -> CachedManifest {
+        let first = self.first.get_or_insert_with(|| manifest.clone());
+        manifest.spec.install.source.clone_from(&first.spec.install.source);
+        manifest.spec.resource.clone_from(&first.spec.resource);
+        manifest.spec.manager.clone_from(&first.spec.manager);
+        let status = first.status.as_ref().unwrap();
+        manifest.status.as_mut().unwrap().synced.clone_from(&status.synced);
+        if !is_reduced {
+            return manifest.into();
+        }
+        let metadata = &manifest.metadata;
+        let key = KymaKey::new(metadata.namespace.clone().unwrap(), metadata.name.clone().unwrap());
+        let share = |text: &str| self.texts.entry(text.to_owned()).or_insert_with(|| text.to_owned().into()).clone();
+        CachedManifest::Reduced(Arc::new(ReducedManifest::of(key, &manifest, share).unwrap()))
+    }
+}
+
 /// Fills a cache as a watch does.
-fn cache<K>(objects: &[String], compact: impl Fn(&mut K)) -> Store<K>
+fn cache<K, S>(objects: &[String], mut compact: impl FnMut(K) -> S) -> Store<S>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + 'static,
+    S: Lookup<DynamicType = ()> + Clone + 'static,
 {
     let (store, mut writer) = reflector::store();
     for object in objects {
-        let mut object = serde_json::from_str::<DeserializeGuard<K>>(object).unwrap().0.unwrap();
-        compact(&mut object);
-        writer.apply_watcher_event(&Event::Apply(object));
+        let object = serde_json::from_str::<DeserializeGuard<K>>(object).unwrap().0.unwrap();
+        writer.apply_watcher_event(&Event::Apply(compact(object)));
     }
     store
+}
+
+fn changed<K>(change: impl Fn(&mut K)) -> impl Fn(K) -> K {
+    move |mut object| {
+        change(&mut object);
+        object
+    }
 }
 
 /// Bytes per object that were allocated since, and not freed.
@@ -141,7 +204,7 @@ fn object_of_each_runtime_is_held_once_and_without_unread_parts() {
     for (modules, limit) in KYMA {
         let objects: Vec<_> = (0..OBJECTS).map(|n| kyma(n, modules)).collect();
         let region = Region::new(ALLOCATOR);
-        let kymas = cache(&objects, drop_unread);
+        let kymas = cache(&objects, changed(drop_unread));
         let bytes = held(&region);
         assert!(bytes <= limit, "a Kyma with {modules} modules needs {bytes} bytes");
         assert_eq!(kymas.len(), OBJECTS);
@@ -149,14 +212,14 @@ fn object_of_each_runtime_is_held_once_and_without_unread_parts() {
     let objects: Vec<_> = (0..OBJECTS).map(secret).collect();
     let access = RuntimeAccess::new(Settings::default(), Metrics::default());
     let region = Region::new(ALLOCATOR);
-    let secrets = cache(&objects, AccessSecret::drop_version);
+    let secrets = cache(&objects, changed(AccessSecret::drop_version));
     for (n, secret) in secrets.state().into_iter().enumerate() {
         access.set_secrets(&KymaKey::new("kcp-system", id(n)), vec![secret]);
     }
     let bytes = held(&region);
     assert!(bytes <= SECRET, "an access Secret needs {bytes} bytes");
     let objects: Vec<_> = (0..OBJECTS).map(manifest).collect();
-    let cached = cache::<Manifest>(&objects, |_| ());
+    let cached = cache::<Manifest, _>(&objects, CachedManifest::from);
     let region = Region::new(ALLOCATOR);
     let manifests = Manifests::from(cached.clone());
     for manifest in cached.state() {
@@ -164,4 +227,13 @@ fn object_of_each_runtime_is_held_once_and_without_unread_parts() {
     }
     let bytes = held(&region);
     assert!(bytes <= INDEX.1, "the index needs {bytes} bytes for a Manifest");
+    let objects: Vec<_> = (0..OBJECTS).map(installed).collect();
+    for (is_reduced, limit) in [false, true].into_iter().zip(MANIFEST) {
+        let mut parts = Parts::default();
+        let region = Region::new(ALLOCATOR);
+        let manifests = cache(&objects, |manifest: Manifest| parts.compact(manifest, is_reduced));
+        let bytes = held(&region);
+        assert!(bytes <= limit, "a Manifest, reduced: {is_reduced}, needs {bytes} bytes");
+        assert_eq!(manifests.len(), OBJECTS);
+    }
 }

@@ -180,6 +180,7 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
     tasks.push(recorder.run(events).boxed());
     tasks.push(manifest_queue.clone().observe_ages().boxed());
     tasks.push(module_reports::run(fleet, manifest_queue, stores.manifests, manifest_memories).boxed());
+    let shards = sharding.is_some().then_some(config.replicas.shards);
     let (enrolments, namespace, lease) =
         (builder.enrolments(), config.namespace.clone(), config.lease.lease_name.clone());
     Ok(Receiver {
@@ -188,7 +189,7 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
         enrolment: enrolments.map(|enrolments| builder.enrolment(enrolments)),
         rotations,
         forward,
-        watches: changes::Watches { client, namespace, lease, components, writers, metrics: counters.kcp },
+        watches: changes::Watches { client, namespace, lease, components, writers, shards, metrics: counters.kcp },
         synced,
         tasks,
         context,

@@ -2,10 +2,12 @@
 //!
 //! `kube::watch` keeps one cache and reports each change, `fingerprint` reduces an object to the fields that matter,
 //! `users` finds the Kymas that use a module, `affected` those that a change affects, `handlers` and `manifests` enqueue
-//! them, `placer` keeps the runtime table's entries current, `handover` acquires and releases shards. The receiver's own
-//! status writes change no fingerprint, so they enqueue nothing.
+//! them, `placer` keeps the runtime table's entries current, `handover` acquires and releases shards, and `bodies` reduces the
+//! cached Manifests of other replicas' shards and fetches those of acquired ones. The receiver's own status writes change no
+//! fingerprint, so they enqueue nothing.
 
 mod affected;
+mod bodies;
 mod debounce;
 mod fingerprint;
 mod handlers;
@@ -21,12 +23,16 @@ use std::sync::Arc;
 use kube::{
     Api, Client,
     core::{DeserializeGuard, NamespaceResourceScope, Resource},
-    runtime::{reflector::store::Writer, watcher},
+    runtime::{
+        reflector::{Lookup, store::Writer},
+        watcher,
+    },
 };
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{
     api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher},
     names::{RELEASES, label},
+    plan::Work,
 };
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -37,7 +43,11 @@ pub use handover::ShardHandover;
 pub(super) use handover::tests as testing;
 
 use crate::{
-    base::{pause::CONFIG_MAP, stores::Stores, unread::drop_unread},
+    base::{
+        key::KymaKey, manifests::CachedManifest, pause::CONFIG_MAP, shard::ShardCount, stores::Stores,
+        unread::drop_unread,
+    },
+    fleet::queue::{Priority, WorkSet},
     ingress::enrolment,
     kube::{
         Metrics,
@@ -54,7 +64,7 @@ pub struct Writers {
     kymas: Writer<Kyma>,
     templates: Writer<ModuleTemplate>,
     release_metas: Writer<ModuleReleaseMeta>,
-    manifests: Writer<Manifest>,
+    manifests: Writer<CachedManifest>,
     watchers: Writer<Watcher>,
     secrets: Writer<AccessSecret>,
 }
@@ -85,6 +95,8 @@ pub struct Watches {
     pub components: Components,
     /// Write halves of the caches.
     pub writers: Writers,
+    /// Number of shards of a replica among others, whose caches have only facts of objects in the shards of others.
+    pub shards: Option<ShardCount>,
     /// Metrics of the watches.
     pub metrics: Metrics,
 }
@@ -99,10 +111,18 @@ impl Watches {
         synced: CancellationToken,
         tasks: &mut JoinSet<&'static str>,
     ) -> ShardHandover {
-        let Self { client, namespace, lease, components, writers, metrics } = self;
+        let Self { client, namespace, lease, components, writers, shards, metrics } = self;
+        let Writers { kymas, templates, release_metas, manifests, watchers, secrets } = writers;
+        let manifests = watch::SharedWriter::from(manifests);
+        let stores = &components.stores;
+        let bodies = shards.map(|shards| {
+            let (kymas, metrics) = (stores.kymas.clone(), metrics.clone());
+            bodies::Bodies::new(stores.manifests.clone(), manifests.clone(), kymas, shards, metrics)
+        });
         let recorder = components.recorder.clone();
         let debouncer = Arc::new(debounce::CatalogDebouncer::default());
-        let handlers = handlers::EventHandlers::new(components.clone(), debouncer.clone(), writers.secrets.as_reader());
+        let (access_secrets, whole) = (secrets.as_reader(), bodies.clone());
+        let handlers = handlers::EventHandlers::new(components.clone(), debouncer.clone(), access_secrets, whole);
         let caches_synced = synced.clone();
         let handover = ShardHandover {
             fleet: components.fleet.clone(),
@@ -112,6 +132,7 @@ impl Watches {
             memories: components.manifest_memories.clone(),
             catalog: components.catalog.clone(),
             kinds: components.kinds.clone(),
+            bodies: bodies.clone(),
             synced: synced.clone(),
         };
         let gate = watch::SyncGate::new(readiness, {
@@ -132,7 +153,6 @@ impl Watches {
             monitor,
             tasks,
         };
-        let Writers { kymas, templates, release_metas, manifests, watchers, secrets } = writers;
         let everything = watcher::Config::default;
         let named = |name| everything().fields(&format!("metadata.name={name}"));
         // A pause must be known before the first reconcile.
@@ -143,24 +163,52 @@ impl Watches {
         start.watch("releases", Writer::default(), named(RELEASES), handlers.releases());
         // Watchers and Secrets before Kymas: a Kyma that is placed mostly finds its plan and its access.
         start.watch("watchers", watchers, everything(), handlers.watchers());
-        let (labelled, compact) = (everything().labels(label::KYMA_NAME), Box::new(AccessSecret::drop_version));
-        start.watch_compactly("secrets", (secrets, compact), labelled, handlers.secrets());
+        let (labelled, compact) = (everything().labels(label::KYMA_NAME), changed(AccessSecret::drop_version));
+        start.watch_compactly("secrets", (secrets.into(), compact), labelled, handlers.secrets());
         start.watch("moduletemplates", templates, everything(), handlers.templates());
         start.watch("modulereleasemetas", release_metas, everything(), handlers.release_metas());
-        let mut parts = watch::CommonParts::default();
-        let share = Box::new(move |manifest: &mut Manifest| parts.share(manifest));
-        start.watch_compactly("manifests", (manifests, share), everything(), handlers.manifests());
+        let compact = compact_manifests(bodies.clone());
+        start.watch_compactly("manifests", (manifests, compact), everything(), handlers.manifests());
         let selected = everything().labels(&components.takeover.query());
-        start.watch_compactly("kymas", (kymas, Box::new(drop_unread)), selected, handlers.kymas());
+        start.watch_compactly("kymas", (kymas.into(), changed(drop_unread)), selected, handlers.kymas());
         let WatchStarter { gate, monitor, tasks, .. } = start;
         tasks.spawn(monitor.run());
         let targets = (components.clone(), handlers.placer.clone());
         tasks.spawn(placer::follow(handlers.placer.clone(), components.manifest_memories.clone()));
         let (changed, planned) = (handlers.watchers_changed.clone(), gate.guard("plan"));
         tasks.spawn(watchers::run(client.clone(), namespace.clone(), targets, changed, planned));
+        if let Some(bodies) = bodies {
+            let (fleet, queue) = (components.fleet.clone(), components.manifest_queue.clone());
+            let on_fetched = move |kyma: &KymaKey| {
+                // Reconciles that needed the bodies have failed. A shard that is being acquired has none yet.
+                queue.enqueue_kyma(kyma, Priority::User, false);
+                fleet.enqueue(kyma, WorkSet::of(&[Work::Kyma]), Priority::User);
+            };
+            tasks.spawn(bodies.run(Api::namespaced(client.clone(), &namespace), on_fetched));
+        }
         tasks.spawn(async move { debouncer.run(&components, (&client, &namespace), caches_synced).await });
         handover
     }
+}
+
+/// Compaction that changes an object.
+fn changed<K: 'static>(mut change: impl FnMut(&mut K) + Send + 'static) -> watch::Compact<K, K> {
+    Box::new(move |mut object| {
+        change(&mut object);
+        object
+    })
+}
+
+/// Compaction of Manifests, which have parts in common.
+fn compact_manifests(bodies: Option<bodies::Bodies>) -> watch::Compact<Manifest, CachedManifest> {
+    let Some(bodies) = bodies else {
+        let mut parts = watch::CommonParts::default();
+        return Box::new(move |mut manifest| {
+            parts.share(&mut manifest);
+            manifest.into()
+        });
+    };
+    Box::new(move |manifest| bodies.compact(manifest))
 }
 
 /// Parameters of all watches.
@@ -190,16 +238,16 @@ impl WatchStarter<'_> {
             + Sync
             + 'static,
     {
-        self.watch_compactly(kind, (writer, Box::new(|_| ())), config, handler);
+        self.watch_compactly(kind, (writer.into(), Box::new(|object| object)), config, handler);
     }
 
     /// As [`Self::watch`], with a function that reduces the memory of each object.
-    fn watch_compactly<K>(
+    fn watch_compactly<K, S>(
         &mut self,
         kind: &'static str,
-        (writer, compact): (Writer<K>, watch::Compact<K>),
+        (writer, compact): (watch::SharedWriter<S>, watch::Compact<K, S>),
         config: watcher::Config,
-        handler: impl FnMut(watch::Change<'_, K>) + Send + 'static,
+        handler: impl FnMut(watch::Change<'_, S>) + Send + 'static,
     ) where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Clone
@@ -208,12 +256,13 @@ impl WatchStarter<'_> {
             + Send
             + Sync
             + 'static,
+        S: Lookup<DynamicType = ()> + Clone + Send + Sync + 'static,
     {
         let freshness = watch::Freshness::new();
         self.monitor.add(kind, freshness.clone());
         let api: Api<DeserializeGuard<K>> = Api::namespaced(freshness.observe(self.client.clone()), &self.namespace);
         let (gate, metrics, recorder) = (self.gate.guard(kind), self.metrics.clone(), self.recorder.clone());
-        let reader = writer.as_reader();
+        let reader = writer.reader();
         let cache = watch::Cache { kind, reader, writer, compact, gate: Some(gate), freshness, metrics, recorder };
         self.tasks.spawn(watch::run(api, config, cache, handler));
     }

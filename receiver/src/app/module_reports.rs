@@ -4,7 +4,7 @@
 use crate::{
     base::manifests::Manifests,
     controllers::manifest::{Memories, affected},
-    fleet::{manifests::ManifestQueue, table::RuntimeTable},
+    fleet::{manifests::ManifestQueue, queue::Drift, table::RuntimeTable},
 };
 
 /// Runs for ever.
@@ -17,9 +17,15 @@ pub(super) async fn run(
     loop {
         tokio::select! {
             report = fleet.next_module_report() => {
-                let of_kyma = manifests.of_kyma(&report.ticket.kyma, None);
-                let of_kyma = of_kyma.iter().map(AsRef::as_ref);
-                queue.report(affected(of_kyma, &report.drift, &memories), report.ticket);
+                let affected = match manifests.of_kyma(&report.ticket.kyma, None) {
+                    Ok(of_kyma) => affected(of_kyma.iter().map(AsRef::as_ref), &report.drift, &memories),
+                    // Their inventories are not known yet, so that each may have a changed object.
+                    Err(_) => {
+                        let of_kyma = manifests.find_of_kyma(&report.ticket.kyma, None);
+                        of_kyma.iter().map(|manifest| (manifest.key(), Drift::All)).collect()
+                    }
+                };
+                queue.report(affected, report.ticket);
             }
             ticket = queue.next_settled() => fleet.modules_settled(&ticket),
         }

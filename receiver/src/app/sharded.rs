@@ -43,6 +43,9 @@ use crate::{
 
 /// Interval at which a replica that is not ready looks whether all shards have holders.
 const READY_INTERVAL: Duration = Duration::from_millis(200);
+/// Time after which the shards have been divided among replicas that started together: before it, few bodies of cached
+/// objects would be dropped that an acquisition does not fetch again.
+const REDUCE_AFTER: Duration = Duration::from_secs(60);
 /// Number of tasks of an [`Ownership`].
 const TASKS: usize = 2;
 
@@ -179,7 +182,7 @@ impl Sharding {
         let ShardOwnership { elector, changes } = started.context("start the guard of the shards")?;
         let stop = CancellationToken::new();
         let (stopped, shards) = (stop.clone(), config.replicas.shards);
-        let mut owning = JoinSet::new();
+        let (mut owning, handover) = (JoinSet::new(), followers.handover.clone());
         owning.spawn(async move {
             // Shards whose Kymas are not known yet could not be served.
             if stopped.run_until_cancelled(synced.cancelled()).await.is_some() {
@@ -195,6 +198,8 @@ impl Sharding {
             }
             serving.serve_as_replica();
             all_held.done();
+            time::sleep(REDUCE_AFTER).await;
+            handover.reduce_others();
             std::future::pending().await
         });
         Ok(Ownership { tasks: owning, stop })

@@ -1,87 +1,130 @@
 //! Cache of the Manifests of KCP with an index by Kyma, so that a reconcile reads only the Manifests of its Kyma.
 
+mod cached;
+mod facts;
+mod index;
+
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
-use kube::{
-    ResourceExt,
-    runtime::reflector::{ObjectRef, Store},
-};
-use tidewatch_shared::{api::Manifest, names::label};
+use kube::runtime::reflector::{ObjectRef, Store};
+use thiserror::Error;
+use tidewatch_shared::api::Manifest;
+use tokio::sync::Notify;
 
-use super::{key::KymaKey, labels::is_true};
+use self::index::{Index, Owner};
+pub use self::{
+    cached::{CachedManifest, ReducedManifest},
+    facts::ManifestFacts,
+};
+use super::key::KymaKey;
 
 /// Cache and index. Clones share them. The watch updates the cache first and the index directly afterwards; a read
 /// verifies each object that the index names, so an index that is behind yields no Manifest of another Kyma.
+///
+/// Manifests of runtimes in other replicas' shards are reduced to their facts. Readers that need the body of one get
+/// [`BodyMissingError`], never the answer that it does not exist.
 #[derive(Clone)]
 pub struct Manifests {
-    cache: Store<Manifest>,
+    cache: Store<CachedManifest>,
     index: Arc<RwLock<Index>>,
+    /// Notified when a reader needs the body of a reduced Manifest.
+    missed: Arc<Notify>,
 }
 
-/// Manifests by owner, and the owners of each Manifest at its last event; bounded by the cache. Both share their keys, because a
-/// control plane has thousands of Manifests.
-#[derive(Default)]
-struct Index {
-    owners: HashMap<KymaKey, Box<[Owner]>>,
-    manifests: HashMap<Owner, BTreeSet<KymaKey>>,
-}
+/// A Manifest exists, and the cache has only its facts.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("the cache has no body of the Manifest {0} yet")]
+pub struct BodyMissingError(pub KymaKey);
 
-/// Owner of a Manifest, within its namespace.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Owner {
-    /// Kyma that the label names.
-    Name(KymaKey),
-    /// Namespace of the Manifest, and the uid in an owner reference.
-    Uid(Arc<(String, String)>),
-}
-
-impl From<Store<Manifest>> for Manifests {
-    fn from(cache: Store<Manifest>) -> Self {
-        Self { cache, index: Arc::default() }
+impl From<Store<CachedManifest>> for Manifests {
+    fn from(cache: Store<CachedManifest>) -> Self {
+        Self { cache, index: Arc::default(), missed: Arc::default() }
     }
 }
 
 impl Manifests {
     /// Indexes a Manifest of the cache that is new or changed. Returns the Kymas that its label names and named before.
-    pub fn apply(&self, manifest: &Manifest) -> BTreeSet<KymaKey> {
-        self.write().set(KymaKey::of(manifest), owners(manifest))
+    pub fn apply(&self, manifest: &CachedManifest) -> BTreeSet<KymaKey> {
+        self.write().set(manifest.key(), manifest.owners())
     }
 
     /// Removes a deleted Manifest from the index. Returns the Kyma that its label named.
-    pub fn delete(&self, manifest: &Manifest) -> BTreeSet<KymaKey> {
-        self.write().set(KymaKey::of(manifest), BTreeSet::new())
+    pub fn delete(&self, manifest: &KymaKey) -> BTreeSet<KymaKey> {
+        self.write().set(manifest.clone(), BTreeSet::new())
     }
 
-    /// Returns a Manifest by name.
+    /// Returns a Manifest by name; `None` if the cache has none.
+    ///
+    /// # Errors
+    /// The cache has only its facts.
+    pub fn get(&self, manifest: &KymaKey) -> Result<Option<Arc<Manifest>>, BodyMissingError> {
+        self.find(manifest).map(|found| self.body(found)).transpose()
+    }
+
+    /// Returns a Manifest by name, reduced or not.
     #[must_use]
-    pub fn get(&self, manifest: &KymaKey) -> Option<Arc<Manifest>> {
-        self.cache.get(&ObjectRef::new(&manifest.name).within(&manifest.namespace))
+    pub fn find(&self, manifest: &KymaKey) -> Option<CachedManifest> {
+        let found = self.cache.get(&ObjectRef::new(&manifest.name).within(&manifest.namespace))?;
+        Some((*found).clone())
     }
 
     /// Returns the Manifests of a Kyma, by label or by the uid in an owner reference, sorted by name. The cost depends
     /// on their number alone.
+    ///
+    /// # Errors
+    /// The cache has only the facts of one of them.
+    pub fn of_kyma(&self, kyma: &KymaKey, uid: Option<&str>) -> Result<Vec<Arc<Manifest>>, BodyMissingError> {
+        self.find_of_kyma(kyma, uid).into_iter().map(|found| self.body(found)).collect()
+    }
+
+    /// As [`Self::of_kyma`], reduced or not.
     #[must_use]
-    pub fn of_kyma(&self, kyma: &KymaKey, uid: Option<&str>) -> Vec<Arc<Manifest>> {
+    pub fn find_of_kyma(&self, kyma: &KymaKey, uid: Option<&str>) -> Vec<CachedManifest> {
         let wanted = wanted(kyma, uid);
         let found = self.read().of(&wanted);
-        let cached = found.into_iter().filter_map(|manifest| self.get(&manifest));
-        cached.filter(|manifest| !owners(manifest).is_disjoint(&wanted)).collect()
+        let cached = found.into_iter().filter_map(|manifest| self.find(&manifest));
+        cached.filter(|manifest| !manifest.owners().is_disjoint(&wanted)).collect()
     }
 
     /// Returns the Manifests of a module in all Kymas. Scans the cache, so only for changes of the catalog.
     #[must_use]
-    pub fn of_module(&self, module: &str) -> Vec<Arc<Manifest>> {
-        let of_module = |manifest: &Manifest| manifest.labels().get(label::MODULE_NAME).is_some_and(|of| of == module);
-        self.cache.state_filter(of_module)
+    pub fn of_module(&self, module: &str) -> Vec<Arc<CachedManifest>> {
+        self.cache.state_filter(|manifest| manifest.is_of_module(module))
     }
 
-    /// Returns the Manifests with this label set to `true`. Scans the cache, so only for metrics.
+    /// Returns the Manifests for whose facts the function returns true. Scans the cache, so only for metrics.
     #[must_use]
-    pub fn with_label(&self, key: &str) -> Vec<Arc<Manifest>> {
-        self.cache.state_filter(|manifest| is_true(Some(manifest.labels()), key))
+    pub fn with_facts(&self, select: impl Fn(ManifestFacts<'_>) -> bool) -> Vec<Arc<CachedManifest>> {
+        self.cache.state_filter(|manifest| select(manifest.facts()))
+    }
+
+    /// Returns all Manifests that are reduced, or all that are not.
+    pub(crate) fn all(&self, reduced: bool) -> Vec<Arc<CachedManifest>> {
+        self.cache.state_filter(|manifest| manifest.is_reduced() == reduced)
+    }
+
+    /// Returns the index's clone of a key, to share its text.
+    pub(crate) fn shared_key(&self, manifest: KymaKey) -> KymaKey {
+        let index = self.read();
+        index.owners.get_key_value(&manifest).map(|(known, _)| known.clone()).unwrap_or(manifest)
+    }
+
+    /// Waits until a reader needs the body of a reduced Manifest. Supports one caller. Cancel safe.
+    pub(crate) async fn missed(&self) {
+        self.missed.notified().await;
+    }
+
+    fn body(&self, found: CachedManifest) -> Result<Arc<Manifest>, BodyMissingError> {
+        match found {
+            CachedManifest::Whole(manifest) => Ok(manifest),
+            CachedManifest::Reduced(_) => {
+                self.missed.notify_one();
+                Err(BodyMissingError(found.key()))
+            }
+        }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Index> {
@@ -98,60 +141,6 @@ impl Manifests {
 fn wanted(kyma: &KymaKey, uid: Option<&str>) -> BTreeSet<Owner> {
     let uid = uid.map(|uid| Owner::uid(&kyma.namespace, uid));
     uid.into_iter().chain([Owner::Name(kyma.clone())]).collect()
-}
-
-fn owners(manifest: &Manifest) -> BTreeSet<Owner> {
-    let namespace = manifest.namespace().unwrap_or_default();
-    let label = manifest.labels().get(label::KYMA_NAME);
-    let name = label.map(|name| Owner::Name(KymaKey::new(&namespace, name)));
-    let uids = manifest.owner_references().iter();
-    uids.map(|owner| Owner::uid(&namespace, &owner.uid)).chain(name).collect()
-}
-
-impl Owner {
-    fn uid(namespace: &str, uid: &str) -> Self {
-        Self::Uid(Arc::new((namespace.to_owned(), uid.to_owned())))
-    }
-}
-
-impl Index {
-    fn of(&self, owners: &BTreeSet<Owner>) -> BTreeSet<KymaKey> {
-        owners.iter().filter_map(|owner| self.manifests.get(owner)).flatten().cloned().collect()
-    }
-
-    /// Replaces the owners of a Manifest. Returns the Kymas that its label names and named before.
-    fn set(&mut self, manifest: KymaKey, owners: BTreeSet<Owner>) -> BTreeSet<KymaKey> {
-        let (manifest, previous) = self.owners.remove_entry(&manifest).unwrap_or((manifest, Box::default()));
-        let kymas = previous.iter().chain(&owners).filter_map(|owner| match owner {
-            Owner::Name(kyma) => Some(kyma.clone()),
-            Owner::Uid(_) => None,
-        });
-        let kymas = kymas.collect();
-        for owner in previous.iter().filter(|owner| !owners.contains(*owner)) {
-            if let Some(manifests) = self.manifests.get_mut(owner) {
-                manifests.remove(&manifest);
-                if manifests.is_empty() {
-                    self.manifests.remove(owner);
-                }
-            }
-        }
-        let owners: Box<[_]> = owners.into_iter().map(|owner| self.add(owner, &manifest)).collect();
-        if !owners.is_empty() {
-            self.owners.insert(manifest, owners);
-        }
-        kymas
-    }
-
-    /// Adds a Manifest to those of an owner. Returns the key that the Manifests of this owner share.
-    fn add(&mut self, owner: Owner, manifest: &KymaKey) -> Owner {
-        let entry = self.manifests.entry(owner);
-        let shared = entry.key().clone();
-        let manifests = entry.or_default();
-        if !manifests.contains(manifest) {
-            manifests.insert(manifest.clone());
-        }
-        shared
-    }
 }
 
 #[cfg(test)]

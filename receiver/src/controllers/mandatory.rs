@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use self::action::{Action, Use, action, is_wanted};
 use super::catalog::Catalog;
 use crate::{
-    base::{labels::is_true, stores::Stores},
+    base::{labels::is_true, manifests::CachedManifest, stores::Stores},
     kube::{
         leader::FleetRole,
         recorder::{EventRecorder, PendingEvent, Regarding},
@@ -196,7 +196,8 @@ impl Finalizers {
             return Use { has_manifests: true, is_held, leaving_for: Duration::ZERO };
         }
         let manifests = self.stores.manifests.of_module(&module);
-        let manifests = manifests.iter().filter(|manifest| is_of(meta, manifest.as_ref())).count();
+        let holds = |manifest: &CachedManifest| meta.spec.mandatory.is_some() || manifest.facts().flags.is_mandatory;
+        let manifests = manifests.iter().filter(|manifest| holds(manifest)).count();
         let started = Removal { observed: Instant::now(), is_reported: false };
         let removal = self.removals.entry(meta.uid().unwrap_or_default()).or_insert(started);
         let leaving_for = removal.observed.elapsed();

@@ -74,6 +74,7 @@ use crate::{
         error_class::ErrorClass,
         key::KymaKey,
         labels::is_true,
+        manifests::{BodyMissingError, ManifestFacts},
         pause::Pause,
         stores::Stores,
         takeover::{self, Takeover},
@@ -150,12 +151,15 @@ pub enum Error {
     /// The reconcile exceeded its time limit, because the runtime cluster responds slowly.
     #[error("the reconcile took more than {} s, and was cut", .0.as_secs())]
     TooLong(Duration),
+    /// Its runtime came into a shard of this replica a moment ago; the end of the fetch of its body enqueues it.
+    #[error(transparent)]
+    Body(#[from] BodyMissingError),
 }
 
 impl Error {
     const fn class(&self) -> ErrorClass {
         match self {
-            Self::ControlPlane(..) => ErrorClass::Ours,
+            Self::ControlPlane(..) | Self::Body(_) => ErrorClass::Ours,
             Self::TooLong(_) => ErrorClass::Transport,
         }
     }
@@ -196,7 +200,7 @@ async fn run_within(ctx: &Context, key: &ManifestKey, queued: &QueuedWork, limit
 
 async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<ReconcileOutcome, Error> {
     let ended = || ReconcileOutcome::ended(queued.work);
-    let Some(manifest) = ctx.stores.manifests.get(key) else {
+    let Some(manifest) = ctx.stores.manifests.get(key)? else {
         ctx.forget(key);
         return Ok(ended());
     };
@@ -211,7 +215,7 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
             return Ok(ReconcileOutcome { requeue_after: Some(TAKEOVER_RECHECK), ..ended() });
         }
     }
-    let has_successor = ctx.has_successor(&manifest);
+    let has_successor = ctx.has_successor(&manifest)?;
     if has_successor && goal_of(&manifest) == Goal::Install {
         // Its deletion, once the successor is applied, enqueues it.
         return Ok(ended());
@@ -261,16 +265,17 @@ impl Context {
 
     /// Returns true if a newer Manifest of the same Kyma installs the same module: the component of a module was
     /// renamed. The successor owns the objects of both, the default module CR, and the decision on user CRs.
-    fn has_successor(&self, manifest: &Manifest) -> bool {
+    fn has_successor(&self, manifest: &Manifest) -> Result<bool, BodyMissingError> {
         let (Some(kyma), Some(module)) = (manifest.labels().get(label::KYMA_NAME), module_of(manifest)) else {
-            return false;
+            return Ok(false);
         };
         let key = KymaKey::new(manifest.namespace().unwrap_or_default(), kyma);
-        self.stores.manifests.of_kyma(&key, None).iter().any(|other| {
+        let of_kyma = self.stores.manifests.of_kyma(&key, None)?;
+        Ok(of_kyma.iter().any(|other| {
             other.metadata.deletion_timestamp.is_none()
                 && module_of(other) == Some(module)
                 && other.creation_timestamp() > manifest.creation_timestamp()
-        })
+        }))
     }
 
     fn kyma(&self, key: &KymaKey) -> Option<Arc<Kyma>> {
@@ -306,13 +311,12 @@ fn manages_default(manifest: &Manifest) -> bool {
 
 /// True if the layer that the Manifest names was applied completely.
 pub(crate) fn is_synced(manifest: &Manifest) -> bool {
-    let reference = manifest.spec.install.source["ref"].as_str();
-    reference.is_some() && manifest.annotations().get(annotation::SYNC_OCI_REF).map(String::as_str) == reference
+    ManifestFacts::from(manifest).flags.is_synced
 }
 
 /// True for a module that is ready, or in a warning state.
 pub(crate) fn is_healthy(manifest: &Manifest) -> bool {
-    manifest.status.as_ref().is_some_and(|status| matches!(status.state, State::Ready | State::Warning))
+    ManifestFacts::from(manifest).is_healthy()
 }
 
 fn goal_of(manifest: &Manifest) -> Goal {

@@ -169,7 +169,7 @@ fn is_of_module(manifest: &Manifest) -> bool {
 
 fn keys(manifests: &Manifests) -> Vec<ManifestKey> {
     let of_module = manifests.of_module(MODULE);
-    of_module.iter().map(|it| ManifestKey::new(it.namespace().unwrap_or_default(), it.name_any())).collect()
+    of_module.iter().map(|manifest| manifest.key()).collect()
 }
 
 /// Replaces the data of a Secret with the annotation.

@@ -12,6 +12,12 @@ metric_set! {
     pub struct Metrics {
         /// Objects in the cache, by kind.
         pub(super) objects: Family<KindLabel, Gauge> = "kcp_objects",
+        /// Objects in the cache without their body, because they concern runtimes in the shards of other replicas, by kind.
+        pub(crate) reduced: Family<KindLabel, Gauge> = "kcp_reduced_objects",
+        /// Bodies that were fetched for acquired shards, by kind.
+        pub(crate) bodies_fetched: Family<KindLabel, Counter> = "kcp_bodies_fetched",
+        /// Lists of bodies for acquired shards that failed and are retried, by kind.
+        pub(crate) body_fetches_failed: Family<KindLabel, Counter> = "kcp_body_fetch_failures",
         /// Objects that could not be decoded, by kind.
         pub(super) unreadable: Family<KindLabel, Counter> = "kcp_unreadable_objects",
         /// Failures of watches, by kind.

@@ -2,6 +2,7 @@
 
 mod common_parts;
 mod freshness;
+mod writer;
 
 use std::{borrow::Cow, collections::HashSet, fmt::Debug, sync::Arc};
 
@@ -11,7 +12,7 @@ use kube::{
     core::{DeserializeGuard, Resource},
     runtime::{
         WatchStreamExt,
-        reflector::{Lookup, ObjectRef, Store, store::Writer},
+        reflector::{Lookup, ObjectRef, Store},
         watcher::{self, Event},
     },
 };
@@ -20,6 +21,7 @@ use tidewatch_shared::{metrics::KindLabel, names::GROUP};
 
 pub(crate) use common_parts::CommonParts;
 pub(crate) use freshness::{CacheMonitor, Freshness};
+pub(crate) use writer::SharedWriter;
 
 use super::Metrics;
 use crate::{
@@ -78,14 +80,15 @@ impl SyncGate {
 }
 
 /// Runs forever; returns the kind if the stream ends, which is a defect.
-pub(crate) async fn run<K>(
+pub(crate) async fn run<K, S>(
     api: Api<DeserializeGuard<K>>,
     config: watcher::Config,
-    mut cache: Cache<K>,
-    mut handler: impl FnMut(Change<'_, K>),
+    mut cache: Cache<K, S>,
+    mut handler: impl FnMut(Change<'_, S>),
 ) -> &'static str
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    S: Lookup<DynamicType = ()> + Clone + 'static,
 {
     let kind = cache.kind;
     let mut stream = watcher::watcher(api, config).default_backoff().boxed();
@@ -106,15 +109,16 @@ where
     kind
 }
 
-/// Reduces the memory of an object before it is stored.
-pub(crate) type Compact<K> = Box<dyn FnMut(&mut K) + Send>;
+/// Returns the form of an object in which it is stored, which needs less memory.
+pub(crate) type Compact<K, S> = Box<dyn FnMut(K) -> S + Send>;
 
-/// Cache of one kind with its write and read halves.
-pub(crate) struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
+/// Cache of one kind with its write and read halves. It stores objects of the type `K` as `S`.
+pub(crate) struct Cache<K, S: Lookup<DynamicType = ()> + Clone + 'static> {
     pub(crate) kind: &'static str,
-    pub(crate) writer: Writer<K>,
-    pub(crate) reader: Store<K>,
-    pub(crate) compact: Compact<K>,
+    pub(crate) writer: SharedWriter<S>,
+    pub(crate) reader: Store<S>,
+    /// Called while the cache is locked.
+    pub(crate) compact: Compact<K, S>,
     /// Held until the first list is complete.
     pub(crate) gate: Option<SyncGuard>,
     /// Confirmed by each complete list; its client's watches confirm it as well.
@@ -123,20 +127,15 @@ pub(crate) struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
     pub(crate) recorder: EventRecorder,
 }
 
-impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Cache<K> {
-    fn apply(&mut self, event: Event<DeserializeGuard<K>>, handler: &mut impl FnMut(Change<'_, K>)) {
-        let event = match event {
-            Event::InitDone => {
-                self.complete_list(handler);
-                None
-            }
-            Event::Init => Some(Event::Init),
-            Event::InitApply(object) => self.last_valid(object).map(Event::InitApply),
-            Event::Apply(object) => self.last_valid(object).map(Event::Apply),
-            Event::Delete(object) => self.last_valid(object).map(Event::Delete),
-        };
-        if let Some(event) = event {
-            self.writer.apply_watcher_event(&event);
+impl<K, S> Cache<K, S>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + 'static,
+    S: Lookup<DynamicType = ()> + Clone + 'static,
+{
+    fn apply(&mut self, event: Event<DeserializeGuard<K>>, handler: &mut impl FnMut(Change<'_, S>)) {
+        if let Event::InitDone = event {
+            self.complete_list(handler);
+        } else if let Some(event) = self.store(event) {
             match &event {
                 Event::Apply(object) => handler(Change::Applied(object)),
                 Event::Delete(object) => handler(Change::Deleted(object)),
@@ -147,9 +146,24 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Cache<K> {
         self.metrics.objects.get_or_create(&KindLabel { kind: self.kind }).set(count);
     }
 
-    fn complete_list(&mut self, handler: &mut impl FnMut(Change<'_, K>)) {
+    /// Applies an event to the cache; `None` if it has nothing to store.
+    fn store(&mut self, event: Event<DeserializeGuard<K>>) -> Option<Event<S>> {
+        let writer = self.writer.clone();
+        let mut cache = writer.lock();
+        let event = match event {
+            Event::Init => Event::Init,
+            Event::InitApply(object) => Event::InitApply(self.last_valid(object)?),
+            Event::Apply(object) => Event::Apply(self.last_valid(object)?),
+            Event::Delete(object) => Event::Delete(self.last_valid(object)?),
+            Event::InitDone => Event::InitDone,
+        };
+        cache.apply(&event);
+        Some(event)
+    }
+
+    fn complete_list(&mut self, handler: &mut impl FnMut(Change<'_, S>)) {
         let before = self.reader.state();
-        self.writer.apply_watcher_event(&Event::InitDone);
+        self.writer.lock().apply(&Event::InitDone);
         let after = self.reader.state();
         let first = self.gate.is_some();
         after.iter().for_each(|object| handler(if first { Change::Initial(object) } else { Change::Applied(object) }));
@@ -161,14 +175,13 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Cache<K> {
         self.gate = None;
     }
 
-    /// Returns the object; for an invalid one its last valid state, because an error in an object must not look like
-    /// its deletion. An invalid object is logged, counted, and reported by an Event if it is of Kyma's API group.
-    fn last_valid(&mut self, object: DeserializeGuard<K>) -> Option<K> {
+    /// Returns the object as it is stored; for an invalid one its last valid state, because an error in an object must not
+    /// look like its deletion. An invalid object is logged, counted, and reported by an Event if it is of Kyma's API group.
+    fn last_valid(&mut self, object: DeserializeGuard<K>) -> Option<S> {
         match object.0 {
             Ok(mut object) => {
                 object.meta_mut().managed_fields = None;
-                (self.compact)(&mut object);
-                Some(object)
+                Some((self.compact)(object))
             }
             Err(invalid) => {
                 let (namespace, name) = (invalid.metadata.namespace, invalid.metadata.name);
@@ -212,8 +225,8 @@ mod tests {
         let mut cache = Cache {
             kind: "moduletemplates",
             reader: writer.as_reader(),
-            writer,
-            compact: Box::new(|_| ()),
+            writer: writer.into(),
+            compact: Box::new(|template| template),
             gate: None,
             freshness: Freshness::new(),
             metrics,
@@ -255,8 +268,8 @@ mod tests {
             Cache {
                 kind,
                 reader: writer.as_reader(),
-                writer,
-                compact: Box::new(|_| ()),
+                writer: writer.into(),
+                compact: Box::new(|template| template),
                 gate,
                 freshness: Freshness::new(),
                 metrics: metrics.clone(),

@@ -75,8 +75,10 @@ pub(super) fn components(
     let manifests = stores.manifests.clone();
     let manifest_memories = manifest::Memories::default();
     let memories = manifest_memories.clone();
-    let additional =
-        move |key: &KymaKey| module_watches(manifests.of_kyma(key, None).iter().map(AsRef::as_ref), &memories);
+    let additional = move |key: &KymaKey| {
+        let of_kyma = manifests.find_of_kyma(key, None);
+        module_watches(of_kyma.iter().map(|manifest| (manifest.key(), manifest.facts())), &memories)
+    };
     let plans = Plans::new(plan, Box::new(additional), watcher::extend);
     let recorder = EventRecorder::new(counters.recorder.clone());
     Ok(changes::Components {

@@ -123,12 +123,10 @@ pub(super) fn template(users: &Users, version: &str, target: impl Fn(&str) -> Op
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_shared::{
-        api::{Manifest, ModuleReleaseMeta},
-        names::finalizer,
-    };
+    use tidewatch_shared::{api::ModuleReleaseMeta, names::finalizer};
 
     use super::*;
+    use crate::base::manifests::CachedManifest;
 
     fn kyma_with(name: &str, selected: &Value) -> Arc<Kyma> {
         let team = if name == "fast" { "b" } else { "a" };
@@ -142,7 +140,7 @@ mod tests {
         Arc::new(serde_json::from_value(kyma).unwrap())
     }
 
-    fn installed(kyma: &str, channel: Option<&str>, version: &str) -> Arc<Manifest> {
+    fn installed(kyma: &str, channel: Option<&str>, version: &str) -> Arc<CachedManifest> {
         let mut manifest = json!({
             "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
             "metadata": {"name": format!("{kyma}-keda"), "namespace": "kcp-system", "labels": {

@@ -9,13 +9,14 @@ use kube::{
     runtime::reflector::{ObjectRef, Store},
 };
 use tidewatch_shared::{
-    api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher},
+    api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher},
     plan::{PlannedWatch, Work},
 };
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
     affected::{self, Affected, Follower},
+    bodies::Bodies,
     debounce::CatalogDebouncer,
     fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ObjectFingerprint, ReleaseFingerprint},
     handover, manifests,
@@ -24,7 +25,7 @@ use super::{
     users::{self, Users},
 };
 use crate::{
-    base::{key::KymaKey, pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
+    base::{key::KymaKey, manifests::CachedManifest, pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
     controllers::{
         catalog::{Catalog, CatalogUpdate},
         kyma::PendingWrites,
@@ -93,13 +94,21 @@ pub(super) struct EventHandlers {
     pub(super) watchers_changed: Arc<Notify>,
     owners: Arc<SecretOwners>,
     pub(super) placer: KymaPlacer,
+    /// Bodies of the cached Manifests, if those of other replicas' shards are reduced.
+    bodies: Option<Bodies>,
 }
 
 impl EventHandlers {
-    pub(super) fn new(components: Components, debouncer: Arc<CatalogDebouncer>, secrets: Store<AccessSecret>) -> Self {
+    pub(super) fn new(
+        components: Components,
+        debouncer: Arc<CatalogDebouncer>,
+        secrets: Store<AccessSecret>,
+        bodies: Option<Bodies>,
+    ) -> Self {
         let placer =
             KymaPlacer::new(components.fleet.clone(), components.plans.clone(), components.stores.kymas.clone());
-        Self { components, debouncer, watchers_changed: Arc::default(), owners: Arc::new(secrets.into()), placer }
+        let owners = Arc::new(secrets.into());
+        Self { components, debouncer, watchers_changed: Arc::default(), owners, placer, bodies }
     }
 
     /// Handler of the ConfigMap that pauses all runtimes. The end of a pause enqueues the paused Kymas at once.
@@ -132,6 +141,7 @@ impl EventHandlers {
 
     pub(super) fn kymas(&self) -> impl FnMut(Change<'_, Kyma>) + Send + 'static + use<> {
         let (components, owners, kyma_placer) = (self.components.clone(), self.owners.clone(), self.placer.clone());
+        let bodies = self.bodies.clone();
         let mut fingerprints = Fingerprints::new();
         move |change| {
             let initial = matches!(change, Change::Initial(_));
@@ -161,6 +171,10 @@ impl EventHandlers {
                         components.manifest_queue.remove_kymas(slice::from_ref(&key));
                     } else if is_relabelled || (is_new && !initial) {
                         handover::register(&components.manifest_queue, &components.stores.manifests, &key);
+                    }
+                    if let Some(bodies) = bodies.as_ref().filter(|_| is_new || is_relabelled) {
+                        // It may have come into another shard.
+                        bodies.kyma_moved(&key);
                     }
                     if is_new {
                         // Its Secrets may have been applied before it.
@@ -242,7 +256,7 @@ impl EventHandlers {
         }
     }
 
-    pub(super) fn manifests(&self) -> impl FnMut(Change<'_, Manifest>) + Send + 'static + use<> {
+    pub(super) fn manifests(&self) -> impl FnMut(Change<'_, CachedManifest>) + Send + 'static + use<> {
         let (placer, components) = (self.placer.clone(), self.components.clone());
         let mandatory = components.mandatory.clone();
         let Components { stores, fleet, manifest_queue, manifest_memories, manifest_writes, .. } = components;

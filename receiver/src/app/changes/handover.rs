@@ -1,11 +1,12 @@
 //! Hand-over of shards: registers the Kymas and Manifests of a shard that is acquired, and drops the state of one that is
 //! released.
 
+use futures::{FutureExt as _, future::BoxFuture};
 use tidewatch_shared::identity::Instance;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{manifests, placer::KymaPlacer};
+use super::{bodies::Bodies, manifests, placer::KymaPlacer};
 use crate::{
     base::{key::KymaKey, manifests::Manifests, shard::ShardId},
     controllers::{catalog::Catalog, manifest::Memories},
@@ -23,12 +24,36 @@ pub struct ShardHandover {
     pub(super) memories: Memories,
     pub(super) catalog: Catalog,
     pub(super) kinds: KindCache,
+    /// Bodies of the cached Manifests, if those of other replicas' shards are reduced.
+    pub(super) bodies: Option<Bodies>,
     /// Cancelled when the caches are synced.
     pub(super) synced: CancellationToken,
 }
 
 impl ShardHandover {
-    /// Begins to serve a shard once the caches have synced: places its Kymas, registers their Manifests, and accepts
+    /// Waits until the caches have synced and have the whole objects of a shard, which they keep from now on until its release.
+    pub fn prepare(&self, shard: ShardId) -> BoxFuture<'static, ()> {
+        let (synced, bodies) = (self.synced.clone(), self.bodies.clone());
+        if let Some(bodies) = &bodies {
+            bodies.keep(shard);
+        }
+        async move {
+            synced.cancelled().await;
+            if let Some(bodies) = bodies {
+                bodies.are_complete(shard).await;
+            }
+        }
+        .boxed()
+    }
+
+    /// Drops the bodies of objects in the shards of other replicas from now on.
+    pub(crate) fn reduce_others(&self) {
+        if let Some(bodies) = &self.bodies {
+            bodies.reduce_others();
+        }
+    }
+
+    /// Begins to serve a shard that is prepared, once the caches have synced: places its Kymas, registers their Manifests, and accepts
     /// requests of its runtimes. Enqueues the Manifests that the holder before left unfinished; returns the Kymas, which may have
     /// changed while no replica served them.
     pub async fn acquire(&self, shard: ShardId, instance: Instance, fence: &WriteFence) -> Vec<KymaKey> {
@@ -53,11 +78,14 @@ impl ShardHandover {
         let released = self.fleet.release(shard);
         self.queue.remove_kymas(&released);
         for kyma in &released {
-            for manifest in self.manifests.of_kyma(kyma, None) {
-                self.memories.forget(&KymaKey::of(manifest.as_ref()));
+            for manifest in self.manifests.find_of_kyma(kyma, None) {
+                self.memories.forget(&manifest.key());
             }
             self.catalog.forget(kyma);
             self.kinds.forget(kyma);
+        }
+        if let Some(bodies) = &self.bodies {
+            bodies.release(shard);
         }
         released
     }
@@ -65,14 +93,13 @@ impl ShardHandover {
 
 /// Registers the Manifests of a Kyma in their queue.
 pub(super) fn register(queue: &ManifestQueue, manifests: &Manifests, kyma: &KymaKey) {
-    for manifest in manifests.of_kyma(kyma, None) {
-        queue.insert(KymaKey::of(manifest.as_ref()), kyma.clone());
+    for manifest in manifests.find_of_kyma(kyma, None) {
+        queue.insert(manifest.key(), kyma.clone());
     }
 }
 
 #[cfg(test)]
 pub(in crate::app) mod tests {
-    use futures::FutureExt as _;
     use kube::runtime::reflector;
     use serde_json::json;
     use tidewatch_shared::{
@@ -84,7 +111,7 @@ pub(in crate::app) mod tests {
 
     use super::*;
     use crate::{
-        base::{plans::Plans, shard::ShardCount},
+        base::{manifests::CachedManifest, plans::Plans, shard::ShardCount},
         controllers::catalog,
         fleet::{
             self,
@@ -140,7 +167,7 @@ pub(in crate::app) mod tests {
             let manifests = Manifests::from(store);
             for name in ["a", &other] {
                 writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(kyma(name)));
-                let manifest = manifest(name);
+                let manifest = CachedManifest::from(manifest(name));
                 manifest_writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(manifest.clone()));
                 manifests.apply(&manifest);
             }
@@ -158,6 +185,7 @@ pub(in crate::app) mod tests {
                     WriteBudgets::default(),
                 ),
                 kinds: KindCache::default(),
+                bodies: None,
                 synced: synced.clone(),
             };
             let (mine, theirs) = (shard("a"), shard(&other));

@@ -1,19 +1,17 @@
 //! Handler of Manifests: a change enqueues the reconcile of the Manifest and updates the status of its Kyma, a deletion
 //! reconciles the Kyma.
 
-use kube::ResourceExt as _;
-use tidewatch_shared::{
-    api::{Manifest, State},
-    names::{annotation, label},
-    plan::Work,
-};
+use tidewatch_shared::{api::State, plan::Work};
 
 use super::{
     fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ManifestFingerprint},
     placer::KymaPlacer,
 };
 use crate::{
-    base::{key::KymaKey, manifests::Manifests},
+    base::{
+        key::KymaKey,
+        manifests::{CachedManifest, Manifests},
+    },
     controllers::{kyma::PendingWrites, manifest::Memories},
     fleet::{
         manifests::{ManifestKey, ManifestQueue},
@@ -25,6 +23,9 @@ use crate::{
 
 /// Keeps the index and the queue current. The echo of our own write enqueues nothing: the reconcile that wrote shows the
 /// result.
+///
+/// A reduced Manifest is one of another replica's runtime. Its fingerprint is forgotten, so that the first change after it has
+/// a body again counts.
 pub(super) fn handler(
     manifests: Manifests,
     fleet: RuntimeTable,
@@ -32,21 +33,21 @@ pub(super) fn handler(
     memories: Memories,
     writes: PendingWrites,
     placer: KymaPlacer,
-) -> impl FnMut(Change<'_, Manifest>) + Send + 'static {
+) -> impl FnMut(Change<'_, CachedManifest>) + Send + 'static {
     let mut fingerprints = Fingerprints::new();
     move |change| match change {
-        Change::Initial(manifest) => {
-            let key = KymaKey::of(manifest);
-            manifests.apply(manifest);
+        Change::Initial(cached @ CachedManifest::Whole(manifest)) => {
+            let key = cached.key();
+            manifests.apply(cached);
             fingerprints.apply(key.clone(), ManifestFingerprint::of(manifest));
-            place(&fleet, &queue, &key, manifest);
-            if is_unfinished(manifest) {
+            place(&fleet, &queue, &key, cached);
+            if is_unfinished(cached) {
                 queue.enqueue(&key, Priority::Catalog, false);
             }
         }
-        Change::Applied(manifest) => {
-            let (key, now) = (KymaKey::of(manifest), ManifestFingerprint::of(manifest));
-            let affected = manifests.apply(manifest);
+        Change::Applied(cached @ CachedManifest::Whole(manifest)) => {
+            let (key, now) = (cached.key(), ManifestFingerprint::of(manifest));
+            let affected = manifests.apply(cached);
             memories.observe(&key, manifest);
             let (is_shown, is_desired) = match fingerprints.apply(key.clone(), now.clone()) {
                 None => (true, true),
@@ -54,7 +55,7 @@ pub(super) fn handler(
                 Some(FingerprintChange::Changed(old)) => (now.shown == old.shown, now.desired == old.desired),
             };
             if !is_desired {
-                place(&fleet, &queue, &key, manifest);
+                place(&fleet, &queue, &key, cached);
                 queue.enqueue(&key, Priority::User, false);
             }
             for kyma in affected {
@@ -68,12 +69,22 @@ pub(super) fn handler(
                 }
             }
         }
-        Change::Deleted(manifest) => {
-            let key = KymaKey::of(manifest);
+        Change::Initial(cached) | Change::Applied(cached) => {
+            let key = cached.key();
+            fingerprints.delete(&key);
+            place(&fleet, &queue, &key, cached);
+            // It may have been one of a runtime of this replica.
+            for kyma in manifests.apply(cached).into_iter().filter(|kyma| !fleet.is_elsewhere(kyma)) {
+                placer.replan_runtime(&kyma);
+                fleet.enqueue(&kyma, WorkSet::STATUS, Priority::User);
+            }
+        }
+        Change::Deleted(cached) => {
+            let key = cached.key();
             fingerprints.delete(&key);
             queue.remove(&key);
             memories.forget(&key);
-            for kyma in manifests.delete(manifest) {
+            for kyma in manifests.delete(&key) {
                 // A module that is selected again needs a new Manifest.
                 placer.replan_runtime(&kyma);
                 fleet.enqueue(&kyma, WorkSet::of(&[Work::Kyma]), Priority::User);
@@ -99,16 +110,15 @@ pub(super) fn enqueue_released(
 
 /// Enqueues the Manifests of a Kyma on which the holder of its shard before left the work unfinished.
 pub(super) fn enqueue_unfinished(queue: &ManifestQueue, manifests: &Manifests, kyma: &KymaKey) {
-    for manifest in manifests.of_kyma(kyma, None).iter().filter(|manifest| is_unfinished(manifest)) {
-        queue.enqueue(&KymaKey::of(manifest.as_ref()), Priority::Catalog, false);
+    for manifest in manifests.find_of_kyma(kyma, None).iter().filter(|manifest| is_unfinished(manifest)) {
+        queue.enqueue(&manifest.key(), Priority::Catalog, false);
     }
 }
 
 /// Registers a Manifest in the queue as one of the Kyma that its label names. Without the label it belongs to no runtime.
 /// Those of another replica's shards are not registered.
-fn place(fleet: &RuntimeTable, queue: &ManifestQueue, key: &ManifestKey, manifest: &Manifest) {
-    let kyma = manifest.labels().get(label::KYMA_NAME).map(|kyma| KymaKey::new(&key.namespace, kyma));
-    match kyma.filter(|kyma| !fleet.is_elsewhere(kyma)) {
+fn place(fleet: &RuntimeTable, queue: &ManifestQueue, key: &ManifestKey, manifest: &CachedManifest) {
+    match manifest.kyma().filter(|kyma| !fleet.is_elsewhere(kyma)) {
         Some(kyma) => queue.insert(key.clone(), kyma),
         None => queue.remove(key),
     }
@@ -116,11 +126,9 @@ fn place(fleet: &RuntimeTable, queue: &ManifestQueue, key: &ManifestKey, manifes
 
 /// Returns true if the previous process left the work on a Manifest unfinished. All others are up to date as far as KCP
 /// shows, and are verified together with their Kymas, spread over time.
-fn is_unfinished(manifest: &Manifest) -> bool {
-    let is_ready = manifest.status.as_ref().is_some_and(|status| status.state == State::Ready);
-    let installed = manifest.annotations().get(annotation::SYNC_OCI_REF).map(String::as_str);
-    let is_applied = installed.is_some() && installed == manifest.spec.install.source["ref"].as_str();
-    manifest.metadata.deletion_timestamp.is_some() || !is_ready || !is_applied
+fn is_unfinished(manifest: &CachedManifest) -> bool {
+    let flags = manifest.facts().flags;
+    flags.is_deleting || flags.state != Some(State::Ready) || !flags.is_synced
 }
 
 #[cfg(test)]
@@ -130,7 +138,12 @@ mod tests {
     use futures::FutureExt as _;
     use kube::runtime::reflector;
     use serde_json::{Value, json};
-    use tidewatch_shared::{api::Kyma, metrics::Registry, plan::Plan};
+    use tidewatch_shared::{
+        api::Kyma,
+        metrics::Registry,
+        names::{annotation, label},
+        plan::Plan,
+    };
 
     use super::*;
     use crate::{
@@ -138,7 +151,7 @@ mod tests {
         fleet::{Tenure, manifests, queue::ReconcileOutcome, table},
     };
 
-    fn manifest(version: u32, change: impl FnOnce(&mut Value)) -> Manifest {
+    fn manifest(version: u32, change: impl FnOnce(&mut Value)) -> CachedManifest {
         let mut manifest = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
             "metadata": {"name": "m", "namespace": "ns", "uid": "u", "resourceVersion": version.to_string(),
                 "generation": 1, "labels": {"operator.kyma-project.io/kyma-name": "a"}},
@@ -172,7 +185,7 @@ mod tests {
             Self { fleet, queue, manifests, writes, plans, kymas: reflector::store() }
         }
 
-        fn handler(&self) -> impl FnMut(Change<'_, Manifest>) + Send + 'static {
+        fn handler(&self) -> impl FnMut(Change<'_, CachedManifest>) + Send + 'static {
             let memories = Memories::default();
             let placer = KymaPlacer::new(self.fleet.clone(), self.plans.clone(), self.kymas.0.clone());
             let (manifests, fleet, queue) = (self.manifests.clone(), self.fleet.clone(), self.queue.clone());
@@ -204,7 +217,7 @@ mod tests {
     async fn change_of_a_manifest_enqueues_the_status_and_its_deletion_a_reconcile() {
         let fixture = Fixture::new();
         let mut handle = fixture.handler();
-        let mut check = |change: Change<'_, Manifest>, expected: &[(&str, WorkSet)]| {
+        let mut check = |change: Change<'_, CachedManifest>, expected: &[(&str, WorkSet)]| {
             handle(change);
             let expected: Vec<_> = expected.iter().map(|(kyma, work)| ((*kyma).to_owned(), *work)).collect();
             assert_eq!(fixture.enqueued(), expected);
@@ -226,7 +239,8 @@ mod tests {
         check(Change::Applied(&manifest(4, timed)), &[]);
 
         let written = manifest(5, |manifest| manifest["metadata"]["generation"] = json!(2));
-        fixture.writes.is(&KymaKey::new("ns", "a"), &written);
+        let CachedManifest::Whole(object) = &written else { panic!("it is whole") };
+        fixture.writes.is(&KymaKey::new("ns", "a"), object);
         check(Change::Applied(&written), &[]);
         let relabelled = manifest(6, |manifest| {
             manifest["metadata"]["labels"]["operator.kyma-project.io/kyma-name"] = json!("b");
@@ -327,6 +341,26 @@ mod tests {
             enqueue_released(&fixture.queue, &key, &now, &change);
             assert_eq!(fixture.job().is_some(), is_enqueued, "{labels}");
         }
+    }
+
+    /// A change while it was reduced was seen by another replica alone, even if a later one reverts it.
+    #[tokio::test(start_paused = true)]
+    async fn first_change_after_a_reduced_form_counts() {
+        let fixture = Fixture::new();
+        let mut handle = fixture.handler();
+        let ready = manifest(1, |manifest| applied(manifest, "sha256:1", "sha256:1"));
+        handle(Change::Initial(&ready));
+        fixture.enqueued();
+        assert_eq!(fixture.job(), None);
+        handle(Change::Applied(&ready));
+        assert_eq!((fixture.job(), fixture.enqueued()), (None, Vec::new()), "unchanged");
+        let CachedManifest::Whole(object) = &ready else { panic!("it is whole") };
+        handle(Change::Applied(&CachedManifest::reduced(object)));
+        fixture.enqueued();
+        assert_eq!(fixture.job(), None);
+        handle(Change::Applied(&ready));
+        assert_eq!(fixture.job(), Some((Priority::User, "a".to_owned())));
+        assert_eq!(fixture.enqueued(), [("a".to_owned(), WorkSet::STATUS)]);
     }
 
     #[tokio::test(start_paused = true)]

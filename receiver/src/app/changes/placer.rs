@@ -119,7 +119,7 @@ impl KymaPlacer {
     }
 }
 
-fn runtime_of(kyma: &Kyma) -> Option<RuntimeId> {
+pub(super) fn runtime_of(kyma: &Kyma) -> Option<RuntimeId> {
     kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok())
 }
 

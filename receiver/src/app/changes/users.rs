@@ -8,14 +8,12 @@ use std::{
 
 use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
 use serde::Deserialize;
-use tidewatch_shared::{
-    api::{Kyma, Manifest},
-    names::{annotation, label},
-};
+use tidewatch_shared::{api::Kyma, names::annotation};
 
-use crate::{
-    base::{key::KymaKey, stores::Stores},
-    controllers::kyma::is_mandatory,
+use crate::base::{
+    key::KymaKey,
+    manifests::{CachedManifest, ManifestFacts},
+    stores::Stores,
 };
 
 /// Source of a module's version in the spec of a Kyma.
@@ -65,11 +63,11 @@ impl Users {
     }
 
     /// Finds the users of a module among these Kymas; `manifests` are all Manifests of the module.
-    pub(super) fn among(kymas: &[Arc<Kyma>], manifests: &[Arc<Manifest>], module: &str) -> Self {
+    pub(super) fn among(kymas: &[Arc<Kyma>], manifests: &[Arc<CachedManifest>], module: &str) -> Self {
         let mut installed: HashMap<KymaKey, Installed> = manifests
             .iter()
-            .filter(|manifest| !is_mandatory(manifest))
-            .filter_map(|manifest| Some((kyma_of(manifest)?, Installed::of(manifest))))
+            .filter(|manifest| !manifest.facts().flags.is_mandatory)
+            .filter_map(|manifest| Some((manifest.kyma()?, Installed::of(&manifest.facts()))))
             .collect();
         let users = kymas.iter().filter_map(|kyma| {
             let (selected, installed) = (selected(kyma, module), installed.remove(&KymaKey::of(kyma.as_ref())));
@@ -81,8 +79,8 @@ impl Users {
 }
 
 impl Installed {
-    fn of(manifest: &Manifest) -> Self {
-        Self { channel: manifest.labels().get(label::CHANNEL).cloned(), version: manifest.spec.version.clone() }
+    fn of(manifest: &ManifestFacts<'_>) -> Self {
+        Self { channel: manifest.channel.map(str::to_owned), version: manifest.version.map(str::to_owned) }
     }
 }
 
@@ -124,16 +122,11 @@ pub(super) fn target(stores: &Stores, namespace: &str, module: &str, channel: &s
     channels.find(|entry| entry.channel == channel).map(|entry| entry.version.clone())
 }
 
-/// Kyma that the label of a Manifest names.
-fn kyma_of(manifest: &Manifest) -> Option<KymaKey> {
-    let kyma = manifest.labels().get(label::KYMA_NAME)?;
-    Some(KymaKey::new(manifest.namespace().unwrap_or_default(), kyma))
-}
-
 /// Kymas with a Manifest of a module that is mandatory, or was.
 pub(super) fn of_mandatory(stores: &Stores, module: &str) -> BTreeSet<KymaKey> {
     let manifests = stores.manifests.of_module(module);
-    manifests.iter().filter(|manifest| is_mandatory(manifest)).filter_map(|manifest| kyma_of(manifest)).collect()
+    let mandatory = manifests.iter().filter(|manifest| manifest.facts().flags.is_mandatory);
+    mandatory.filter_map(|manifest| manifest.kyma()).collect()
 }
 
 /// Members of a spec that select modules: a change of the catalog parses them of every user, so nothing else.

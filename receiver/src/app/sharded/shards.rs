@@ -1,6 +1,9 @@
 //! Work of the shards that this replica holds, in the runtime table, and of the fleet role.
 
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::{
+    FutureExt as _,
+    future::{self, BoxFuture},
+};
 use tidewatch_shared::identity::Instance;
 
 use super::Followers;
@@ -13,6 +16,13 @@ use crate::{
 };
 
 impl Consumer for Followers {
+    fn prepare(&mut self, unit: Unit) -> BoxFuture<'static, ()> {
+        match unit {
+            Unit::Shard(shard) => self.handover.prepare(shard),
+            Unit::Fleet => future::ready(()).boxed(),
+        }
+    }
+
     async fn acquire(&mut self, unit: Unit, instance: Instance, fence: WriteFence) -> Vec<KymaKey> {
         match unit {
             Unit::Shard(shard) => self.handover.acquire(shard, instance, &fence).await,

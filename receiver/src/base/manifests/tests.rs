@@ -3,12 +3,19 @@ use kube::runtime::{
     watcher::Event,
 };
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
+use tidewatch_shared::names::{annotation, label};
 
 use super::*;
 
 /// A Manifest as the API server stores it: name, Kyma of the label, uid of the owner.
 type Stored = (u8, Option<u8>, Option<u8>);
+
+/// Form in which the cache has it, if it can be reduced.
+fn cached(stored: Stored, is_reduced: bool) -> CachedManifest {
+    let manifest = manifest(stored);
+    if is_reduced && stored.1.is_some() { CachedManifest::reduced(&manifest) } else { manifest.into() }
+}
 
 fn manifest((name, label, owner): Stored) -> Manifest {
     let label = label.map(|kyma| json!({label::KYMA_NAME: format!("k{kyma}")}));
@@ -21,7 +28,7 @@ fn manifest((name, label, owner): Stored) -> Manifest {
 
 /// Cache, index and watch, in the order of `kube::watch`: the cache first.
 struct Watched {
-    writer: Writer<Manifest>,
+    writer: Writer<CachedManifest>,
     manifests: Manifests,
 }
 
@@ -33,43 +40,46 @@ impl Watched {
         Self { writer, manifests: cache.into() }
     }
 
-    fn apply(&mut self, stored: Stored) {
-        self.writer.apply_watcher_event(&Event::Apply(manifest(stored)));
-        self.manifests.apply(&manifest(stored));
+    fn apply(&mut self, stored: Stored, is_reduced: bool) {
+        let cached = cached(stored, is_reduced);
+        self.writer.apply_watcher_event(&Event::Apply(cached.clone()));
+        self.manifests.apply(&cached);
     }
 
     fn delete(&mut self, name: u8) {
-        let Some(known) = self.manifests.get(&KymaKey::new("ns", format!("m{name}"))) else { return };
-        self.writer.apply_watcher_event(&Event::Delete((*known).clone()));
-        self.manifests.delete(&known);
+        let key = KymaKey::new("ns", format!("m{name}"));
+        let Some(known) = self.manifests.find(&key) else { return };
+        self.writer.apply_watcher_event(&Event::Delete(known));
+        self.manifests.delete(&key);
     }
 
-    fn list(&mut self, all: &[Stored]) {
+    fn list(&mut self, all: &[Stored], is_reduced: bool) {
         let before = self.manifests.cache.state();
         self.writer.apply_watcher_event(&Event::Init);
-        all.iter().for_each(|stored| self.writer.apply_watcher_event(&Event::InitApply(manifest(*stored))));
+        for stored in all {
+            self.writer.apply_watcher_event(&Event::InitApply(cached(*stored, is_reduced)));
+        }
         self.writer.apply_watcher_event(&Event::InitDone);
         self.manifests.cache.state().iter().for_each(|manifest| drop(self.manifests.apply(manifest)));
-        let gone = before.iter().filter(|manifest| self.manifests.get(&KymaKey::of(manifest.as_ref())).is_none());
-        gone.for_each(|manifest| drop(self.manifests.delete(manifest)));
+        let gone = before.iter().map(|manifest| manifest.key()).filter(|key| self.manifests.find(key).is_none());
+        gone.for_each(|key| drop(self.manifests.delete(&key)));
     }
 
     /// The scan of the whole cache.
     fn scan(&self, kyma: u8, uid: u8) -> BTreeSet<String> {
         let (kyma, uid) = (format!("k{kyma}"), format!("u{uid}"));
-        let is_owned = |manifest: &Manifest| {
-            manifest.labels().get(label::KYMA_NAME) == Some(&kyma)
-                || manifest.owner_references().iter().any(|owner| owner.uid == uid)
+        let is_owned = |manifest: &CachedManifest| {
+            manifest.facts().kyma == Some(&*kyma) || manifest.owner_uids().any(|owner| owner == uid)
         };
-        self.manifests.cache.state_filter(is_owned).iter().map(|manifest| manifest.name_any()).collect()
+        self.manifests.cache.state_filter(is_owned).iter().map(|manifest| manifest.key().name.clone()).collect()
     }
 }
 
 #[derive(Clone, Debug)]
 enum Change {
-    Apply(Stored),
+    Apply(Stored, bool),
     Delete(u8),
-    List(Vec<Stored>),
+    List(Vec<Stored>, bool),
 }
 
 fn stored() -> impl Strategy<Value = Stored> {
@@ -78,9 +88,10 @@ fn stored() -> impl Strategy<Value = Stored> {
 
 fn change() -> impl Strategy<Value = Change> {
     prop_oneof![
-        6 => stored().prop_map(Change::Apply),
+        6 => (stored(), any::<bool>()).prop_map(|(stored, is_reduced)| Change::Apply(stored, is_reduced)),
         3 => (0..6u8).prop_map(Change::Delete),
-        1 => proptest::collection::vec(stored(), 0..6).prop_map(Change::List),
+        1 => (proptest::collection::vec(stored(), 0..6), any::<bool>())
+            .prop_map(|(all, is_reduced)| Change::List(all, is_reduced)),
     ]
 }
 
@@ -90,9 +101,9 @@ proptest! {
         let mut watched = Watched::new();
         for change in changes {
             match change {
-                Change::Apply(stored) => watched.apply(stored),
+                Change::Apply(stored, is_reduced) => watched.apply(stored, is_reduced),
                 Change::Delete(name) => watched.delete(name),
-                Change::List(all) => watched.list(&all),
+                Change::List(all, is_reduced) => watched.list(&all, is_reduced),
             }
             for (kyma, uid) in (0..3).flat_map(|kyma| (0..3).map(move |uid| (kyma, uid))) {
                 let (key, uid_text) = (KymaKey::new("ns", format!("k{kyma}")), format!("u{uid}"));
@@ -100,12 +111,15 @@ proptest! {
                 let named: BTreeSet<_> = named.iter().map(|manifest| manifest.name.clone()).collect();
                 let expected = watched.scan(kyma, uid);
                 prop_assert_eq!(&named, &expected, "no Manifest of another Kyma is read");
-                let found = watched.manifests.of_kyma(&key, Some(&uid_text));
-                let found: Vec<_> = found.iter().map(|manifest| manifest.name_any()).collect();
-                prop_assert_eq!(found, expected.into_iter().collect::<Vec<_>>());
+                let found = watched.manifests.find_of_kyma(&key, Some(&uid_text));
+                let names: Vec<_> = found.iter().map(|manifest| manifest.key().name.clone()).collect();
+                prop_assert_eq!(names, expected.into_iter().collect::<Vec<_>>());
+                let is_whole = !found.iter().any(CachedManifest::is_reduced);
+                let whole = watched.manifests.of_kyma(&key, Some(&uid_text));
+                prop_assert_eq!(whole.map(|whole| whole.len()).ok(), is_whole.then_some(found.len()));
             }
         }
-        watched.list(&[]);
+        watched.list(&[], false);
         let index = watched.manifests.read();
         prop_assert!(index.owners.is_empty() && index.manifests.is_empty(), "no entry is leaked");
     }
@@ -115,11 +129,85 @@ proptest! {
 fn relabelled_manifest_concerns_both_kymas_and_a_cache_ahead_of_the_index_yields_no_foreign_manifest() {
     let mut watched = Watched::new();
     let kyma = |n: u8| KymaKey::new("ns", format!("k{n}"));
-    watched.apply((0, Some(1), None));
-    watched.writer.apply_watcher_event(&Event::Apply(manifest((0, Some(2), None))));
-    assert!(watched.manifests.of_kyma(&kyma(1), None).is_empty());
-    assert_eq!(watched.manifests.apply(&manifest((0, Some(2), None))), [kyma(1), kyma(2)].into());
-    assert_eq!(watched.manifests.of_kyma(&kyma(2), None).len(), 1);
-    assert!(watched.manifests.of_kyma(&KymaKey::new("other", "k2"), None).is_empty());
-    assert_eq!(watched.manifests.delete(&manifest((0, Some(2), None))), [kyma(2)].into());
+    watched.apply((0, Some(1), None), false);
+    let relabelled = cached((0, Some(2), None), false);
+    watched.writer.apply_watcher_event(&Event::Apply(relabelled.clone()));
+    assert!(watched.manifests.of_kyma(&kyma(1), None).unwrap().is_empty());
+    assert_eq!(watched.manifests.apply(&relabelled), [kyma(1), kyma(2)].into());
+    assert_eq!(watched.manifests.of_kyma(&kyma(2), None).unwrap().len(), 1);
+    assert!(watched.manifests.of_kyma(&KymaKey::new("other", "k2"), None).unwrap().is_empty());
+    assert_eq!(watched.manifests.delete(&relabelled.key()), [kyma(2)].into());
+}
+
+#[test]
+fn reader_of_a_body_is_never_told_that_a_reduced_manifest_does_not_exist() {
+    let mut watched = Watched::new();
+    let (whole, reduced) = ((0, Some(1), None), (1, Some(1), None));
+    watched.apply(whole, false);
+    watched.apply(reduced, true);
+    let key = |name: u8| KymaKey::new("ns", format!("m{name}"));
+    assert!(watched.manifests.get(&key(0)).unwrap().is_some());
+    assert_eq!(watched.manifests.get(&key(1)), Err(BodyMissingError(key(1))));
+    assert_eq!(watched.manifests.get(&key(2)), Ok(None));
+    let kyma = KymaKey::new("ns", "k1");
+    assert_eq!(watched.manifests.of_kyma(&kyma, None), Err(BodyMissingError(key(1))));
+    watched.apply(reduced, false);
+    assert_eq!(watched.manifests.of_kyma(&kyma, None).unwrap().len(), 2);
+}
+
+#[test]
+fn reduced_manifest_has_the_facts_of_the_whole_one() {
+    let resource = json!({"group": "", "version": "v1", "kind": "ConfigMap", "name": "c", "namespace": "ns"});
+    let full = json!({
+        "metadata": {"name": "m", "namespace": "ns", "resourceVersion": "7", "deletionTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {label::KYMA_NAME: "k", label::MODULE_NAME: "keda", label::CHANNEL: "fast",
+                label::MANDATORY_MODULE: "true", label::SKIP_RECONCILIATION: "true"},
+            "annotations": {annotation::SYNC_OCI_REF: "sha256:1", annotation::UNMANAGED: "true", annotation::ROLLOUT: "r"},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Kyma", "name": "k", "uid": "u"}]},
+        "spec": {"remote": true, "version": "1.0.0", "install": {"name": "i", "source": {"ref": "sha256:1"}}},
+        "status": {"state": "Warning", "synced": [resource], "lastOperation": {"operation": "waiting"}}});
+    let without = |change: &dyn Fn(&mut Value)| {
+        let mut manifest = full.clone();
+        change(&mut manifest);
+        manifest["apiVersion"] = json!("operator.kyma-project.io/v1beta2");
+        manifest["kind"] = json!("Manifest");
+        manifest
+    };
+    let mut seen = BTreeSet::new();
+    for manifest in [
+        without(&|_| ()),
+        without(&|manifest| manifest["metadata"]["deletionTimestamp"] = Value::Null),
+        without(&|manifest| manifest["metadata"]["annotations"] = Value::Null),
+        without(&|manifest| manifest["metadata"]["labels"] = json!({label::KYMA_NAME: "k"})),
+        without(&|manifest| manifest["metadata"]["ownerReferences"] = Value::Null),
+        without(&|manifest| manifest["spec"] = json!({"remote": true, "install": {"name": "i", "source": {}}})),
+        without(&|manifest| manifest["status"] = Value::Null),
+    ] {
+        let manifest: Manifest = serde_json::from_value(manifest).unwrap();
+        let (whole, reduced) = (CachedManifest::from(manifest.clone()), CachedManifest::reduced(&manifest));
+        assert_eq!(reduced.facts(), whole.facts());
+        assert_eq!((reduced.key(), reduced.kyma(), reduced.owners()), (whole.key(), whole.kyma(), whole.owners()));
+        assert_eq!(reduced.object_version(), Some("7"));
+        seen.insert(format!("{:?}", reduced.facts()));
+    }
+    assert_eq!(seen.len(), 6, "all but the owner is a fact: {seen:?}");
+}
+
+#[test]
+fn manifest_of_no_or_several_owners_is_not_reduced() {
+    let reduce = |manifest: &Manifest| {
+        ReducedManifest::of(KymaKey::of(manifest), manifest, |text| text.to_owned().into()).is_some()
+    };
+    let mut manifest = manifest((0, Some(1), Some(1)));
+    assert!(reduce(&manifest));
+    let mut owners = manifest.metadata.owner_references.clone().unwrap();
+    owners.push(owners[0].clone());
+    manifest.metadata.owner_references = Some(owners.clone());
+    assert!(reduce(&manifest), "the same one");
+    owners[1].uid = "other".to_owned();
+    manifest.metadata.owner_references = Some(owners);
+    assert!(!reduce(&manifest));
+    manifest.metadata.owner_references = None;
+    manifest.metadata.labels = None;
+    assert!(!reduce(&manifest));
 }

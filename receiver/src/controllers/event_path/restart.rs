@@ -69,15 +69,20 @@ fn enqueue(to: &AcquiredKymas, kymas: impl Iterator<Item = Arc<Kyma>>) {
         if let Some(rest) = rollout_delay(catalog, &kyma) {
             fleet.roll_out(&key, rest);
         }
-        let manifests = stores.manifests.of_kyma(&key, kyma.metadata.uid.as_deref());
+        let Ok(manifests) = stores.manifests.of_kyma(&key, kyma.metadata.uid.as_deref()) else {
+            // What it lacks is not known before their bodies are.
+            fleet.enqueue(&key, WorkSet::RUNTIME, Priority::User);
+            first += 1;
+            continue;
+        };
         match mandatory_due_after(&kyma, &manifests, catalog, &snapshot) {
             Some(Duration::ZERO) => lacking.push(key.clone()),
             Some(rest) => fleet.roll_out(&key, rest),
             None => {}
         }
         let state = |name: &str| {
-            let manifest = stores.manifests.get(&KymaKey::new(&namespace, name))?;
-            Some(manifest.status.as_ref().map(|status| status.state).unwrap_or_default())
+            let manifest = stores.manifests.find(&KymaKey::new(&namespace, name))?;
+            Some(manifest.facts().flags.state.unwrap_or_default())
         };
         match urgency(&kyma, &inputs, state) {
             Some((WorkSet::RUNTIME, priority)) => {

@@ -50,9 +50,13 @@ pub(super) async fn runtime_kyma(client: &Client) -> Result<Option<Kyma>, Error>
     object::get(&in_runtime(client), SKR_KYMA).await.map_err(Error::runtime("read the Kyma in the runtime"))
 }
 
-/// The Manifests of a Kyma, by label or owner reference: from the cache if it shows all our own writes, else from KCP.
+/// The Manifests of a Kyma, by label or owner reference: from the cache if it has their bodies and shows all our own writes, else
+/// from KCP.
 pub(super) async fn owned_manifests(ctx: &Context, key: &KymaKey, kyma: &Kyma) -> Result<Vec<Arc<Manifest>>, Error> {
-    let cached = ctx.stores.manifests.of_kyma(key, kyma.metadata.uid.as_deref());
+    let Ok(cached) = ctx.stores.manifests.of_kyma(key, kyma.metadata.uid.as_deref()) else {
+        // The runtime came into a shard of this replica a moment ago. Pending writes stay until the cache shows them.
+        return Ok(list_manifests(ctx, kyma).await?.into_iter().map(Arc::new).collect());
+    };
     if ctx.caches.pending_writes.is_shown(key, &cached) {
         return Ok(cached);
     }
@@ -68,10 +72,11 @@ pub(super) async fn list_manifests(ctx: &Context, kyma: &Kyma) -> Result<Vec<Man
     let params = ListParams::default().labels(&format!("{}={}", label::KYMA_NAME, kyma.name_any()));
     let mut listed = api.list(&params).await.map_err(Error::kcp(LIST_MANIFESTS))?.items;
     let uid = kyma.metadata.uid.as_deref();
-    for cached in ctx.stores.manifests.of_kyma(&KymaKey::of(kyma), uid) {
-        let name = cached.name_any();
-        if !listed.iter().any(|manifest| manifest.name_any() == name) {
-            let found = object::get_by_list(&api, &name).await.map_err(Error::kcp(LIST_MANIFESTS))?;
+    for cached in ctx.stores.manifests.find_of_kyma(&KymaKey::of(kyma), uid) {
+        let key = cached.key();
+        let name = &key.name;
+        if !listed.iter().any(|manifest| manifest.name_any() == *name) {
+            let found = object::get_by_list(&api, name).await.map_err(Error::kcp(LIST_MANIFESTS))?;
             let is_owner = |owner: &OwnerReference| uid == Some(owner.uid.as_str());
             listed.extend(found.filter(|manifest| manifest.owner_references().iter().any(is_owner)));
         }

@@ -7,6 +7,7 @@ mod leaving;
 mod mandatory;
 mod namespace;
 mod pull_secret;
+mod reduced;
 mod registry;
 mod releases;
 mod reset;
@@ -30,6 +31,7 @@ use tidewatch_shared::{
 
 use super::{layer::ModuleLayer, *};
 use crate::{
+    base::manifests::CachedManifest,
     controllers::status::SECRET_MISSING,
     controllers::{catalog, pull_secret::PullSecret},
     fleet::queue::{Drift, Priority},
@@ -46,7 +48,7 @@ struct Bed {
     ctx: Context,
     kcp: FakeApiServer,
     runtime: FakeApiServer,
-    manifests: Writer<Manifest>,
+    manifests: Writer<CachedManifest>,
     key: KymaKey,
     /// Availability of every component descriptor; `None` if all can be read.
     unavailable: Arc<Mutex<Option<LayerLookup>>>,
@@ -99,7 +101,7 @@ impl Bed {
             json!({"moduleName": "keda", "ocmComponentName": "kyma-project.io/module/keda",
                    "channels": [{"channel": "regular", "version": "1.0.0"}]}),
         )]);
-        let (manifests, writer) = filled::<Manifest>(&[]);
+        let (manifests, writer) = filled::<CachedManifest>(&[]);
         let stores =
             Stores { kymas: store().0, templates, release_metas, manifests: manifests.into(), watchers: store().0 };
         let client = runtime.client();
@@ -184,8 +186,8 @@ impl Bed {
         let before = cache.state();
         fill(&mut self.manifests, &self.kcp.all("manifests"));
         cache.state().iter().for_each(|manifest| drop(index.apply(manifest)));
-        let gone = before.iter().filter(|manifest| index.get(&KymaKey::of(manifest.as_ref())).is_none());
-        gone.for_each(|manifest| drop(index.delete(manifest)));
+        let gone = before.iter().map(|manifest| manifest.key()).filter(|key| index.find(key).is_none());
+        gone.for_each(|key| drop(index.delete(&key)));
     }
 
     async fn kyma(&mut self) -> ReconcileOutcome {

@@ -18,7 +18,7 @@ const MANIFEST: &str = "manifests/k-warden-1";
 struct Bed {
     kcp: FakeApiServer,
     metas: Writer<ModuleReleaseMeta>,
-    manifests: Writer<Manifest>,
+    manifests: Writer<CachedManifest>,
     catalog: Catalog,
     finalizers: Finalizers,
 }

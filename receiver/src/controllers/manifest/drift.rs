@@ -130,7 +130,7 @@ fn is_workload(key: &ObjectKey) -> bool {
 /// True for a resource of a kind that the module defines, while such resources block its removal.
 fn blocks(manifest: &Manifest, inventory: &Inventory, subject: &Subject) -> bool {
     let definition = format!("{}.{}", subject.resource, subject.group);
-    is_blocked(manifest) && inventory.keys().any(|key| key.is_definition() && key.name == definition)
+    is_blocked(&manifest.into()) && inventory.keys().any(|key| key.is_definition() && key.name == definition)
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ impl Record {
         let key = KymaKey::of(&self.manifest);
         self.memories.wrote(&key, replaced, &self.manifest);
         // The watch may have been faster.
-        if let Some(cached) = self.cache.get(&key) {
+        if let Ok(Some(cached)) = self.cache.get(&key) {
             self.memories.observe(&key, &cached);
         }
     }

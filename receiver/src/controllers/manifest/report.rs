@@ -10,7 +10,7 @@ use super::{
     status::{Findings, is_default_created},
     step::{DefaultObject, Facts, Goal, Seen},
 };
-use crate::controllers::status::known;
+use crate::{base::manifests::ManifestFacts, controllers::status::known};
 
 /// Objects, CRDs and failures that a text names at most.
 const MAX_NAMED: usize = 5;
@@ -19,9 +19,8 @@ const MAX_NAMED: usize = 5;
 const BLOCKED: &str = "waiting for module crs deletion";
 
 /// Returns true if user CRs blocked the removal of a Manifest when it was reconciled last.
-pub(crate) fn is_blocked(manifest: &Manifest) -> bool {
-    let last = manifest.status.as_ref().and_then(|status| status.last_operation.as_ref());
-    manifest.metadata.deletion_timestamp.is_some() && last.is_some_and(|last| last.operation.starts_with(BLOCKED))
+pub(crate) fn is_blocked(manifest: &ManifestFacts<'_>) -> bool {
+    manifest.flags.is_deleting && manifest.operation.is_some_and(|operation| operation.starts_with(BLOCKED))
 }
 
 /// Reason why there are no rendered objects, one sentence.

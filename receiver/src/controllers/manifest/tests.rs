@@ -2,6 +2,7 @@
 
 mod adoption;
 mod model;
+mod reduced;
 mod reported;
 mod secrets;
 mod successor;
@@ -15,6 +16,7 @@ use tidewatch_shared::metrics::Registry;
 
 use super::*;
 use crate::{
+    base::manifests::CachedManifest,
     fleet::queue::{Priority, WorkSet},
     testing::FakeApiServer,
 };
@@ -30,7 +32,7 @@ struct Fixture {
     layer: Arc<std::sync::Mutex<LayerObjects>>,
     ctx: Context,
     kymas: reflector::store::Writer<Kyma>,
-    manifests: reflector::store::Writer<Manifest>,
+    manifests: reflector::store::Writer<CachedManifest>,
 }
 
 fn object(api_version: &str, kind: &str, name: &str) -> Value {
@@ -124,9 +126,9 @@ impl Fixture {
     /// Reconciles with a current cache.
     async fn run(&mut self, drift: Drift) -> ReconcileOutcome {
         if let Some(manifest) = self.manifest() {
-            self.manifests.apply_watcher_event(&watcher::Event::Apply(manifest));
-        } else if let Some(gone) = self.ctx.stores.manifests.get(&key()) {
-            self.manifests.apply_watcher_event(&watcher::Event::Delete((*gone).clone()));
+            self.manifests.apply_watcher_event(&watcher::Event::Apply(manifest.into()));
+        } else if let Some(gone) = self.ctx.stores.manifests.find(&key()) {
+            self.manifests.apply_watcher_event(&watcher::Event::Delete(gone));
         }
         let queued = QueuedWork { work: WorkSet::MANIFEST, priority: Priority::User, drift };
         run_within(&self.ctx, &key(), &queued, Duration::from_secs(60)).await

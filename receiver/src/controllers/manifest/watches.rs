@@ -2,16 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kube::ResourceExt as _;
 use tidewatch_shared::{
-    api::{Manifest, Resource},
+    api::Resource,
     names::{OWN_MANAGER, SKR_NAMESPACE, label},
     plan::{Field, PlannedWatch, Work, carries_secrets},
 };
 
 use super::{Memories, pods::PodSelection, report::is_blocked};
 use crate::{
-    base::key::KymaKey,
+    base::{key::KymaKey, manifests::ManifestFacts},
     kube::kinds::{ServedKind, built_in},
 };
 
@@ -33,20 +32,19 @@ const UNWATCHED: [(&str, &str); 6] = [
 /// not watched. While user CRs block a removal, the kinds that the module defines are watched as well, and while a manager is
 /// not ready, its pods.
 pub(crate) fn module_watches<'a>(
-    manifests: impl Iterator<Item = &'a Manifest>,
+    manifests: impl Iterator<Item = (KymaKey, ManifestFacts<'a>)>,
     memories: &Memories,
 ) -> Vec<PlannedWatch> {
     let mut kinds: BTreeMap<(&str, &str), (ServedKind<'static>, BTreeSet<&str>)> = BTreeMap::new();
     let (mut blocking, mut pods) = (BTreeSet::new(), Vec::new());
-    for manifest in manifests {
-        let module = manifest.labels().get(label::MODULE_NAME);
-        pods.extend(module.and_then(|module| Some(of_pods(module, memories.pods(&KymaKey::of(manifest))?))));
-        let objects = manifest.status.as_ref().map(|status| status.synced()).unwrap_or_default();
+    for (key, manifest) in manifests {
+        pods.extend(manifest.module.and_then(|module| Some(of_pods(module, memories.pods(&key)?))));
+        let objects = manifest.synced;
         for object in objects {
             let Some(kind) = watched_kind(object) else { continue };
             kinds.entry((kind.group, kind.plural)).or_insert((kind, BTreeSet::new())).1.insert(&object.namespace);
         }
-        if is_blocked(manifest) {
+        if is_blocked(&manifest) {
             let definitions = objects.iter().filter(|object| object.group == DEFINITIONS);
             blocking.extend(definitions.filter_map(|definition| definition.name.split_once('.')));
         }
@@ -125,6 +123,7 @@ fn full_name(plural: &str, group: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use tidewatch_shared::api::Manifest;
 
     use super::*;
 
@@ -139,8 +138,12 @@ mod tests {
         serde_json::from_value(manifest).unwrap()
     }
 
+    fn facts(manifest: &Manifest) -> (KymaKey, ManifestFacts<'_>) {
+        (KymaKey::of(manifest), manifest.into())
+    }
+
     fn summary(manifests: &[Manifest]) -> Vec<(String, Option<String>, Field)> {
-        let watches = module_watches(manifests.iter(), &Memories::default());
+        let watches = module_watches(manifests.iter().map(facts), &Memories::default());
         watches.into_iter().map(|watch| (watch.name, watch.namespace, watch.field)).collect()
     }
 
@@ -186,7 +189,7 @@ mod tests {
             }
         };
         let blocked = manifest(&objects, deleted("waiting for module crs deletion: Sample default/mine"));
-        let watches = module_watches(std::iter::once(&blocked), &Memories::default());
+        let watches = module_watches(std::iter::once(facts(&blocked)), &Memories::default());
         let [watch] = &watches[..] else { panic!("{watches:?}") };
         assert_eq!(
             (&*watch.name, &*watch.group, &*watch.version, &*watch.resource),
@@ -201,7 +204,7 @@ mod tests {
         let labelled = |manifest: &mut Value| manifest["metadata"]["labels"] = json!({label::MODULE_NAME: "keda"});
         let (manifest, memories) = (manifest(&[], labelled), Memories::default());
         let (key, kyma) = (KymaKey::of(&manifest), KymaKey::new("ns", "k"));
-        let watches = || module_watches(std::iter::once(&manifest), &memories);
+        let watches = || module_watches(std::iter::once(facts(&manifest)), &memories);
         assert_eq!(watches(), []);
         let selection = |selector: String| Some(PodSelection { namespace: "kyma-system".to_owned(), selector });
         memories.set_pods(&key, &kyma, selection("app=keda".to_owned()));
@@ -225,7 +228,7 @@ mod tests {
             manifest["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
             manifest["status"]["lastOperation"] = json!({"operation": "waiting for module crs deletion: x"});
         });
-        let watches = module_watches(std::iter::once(&blocked), &Memories::default());
+        let watches = module_watches(std::iter::once(facts(&blocked)), &Memories::default());
         assert_eq!(watches.len(), MAX_WATCHES);
         assert!(watches.iter().all(|watch| watch.check().is_ok()));
     }

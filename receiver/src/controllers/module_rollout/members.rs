@@ -2,22 +2,17 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use kube::ResourceExt as _;
-use tidewatch_shared::{
-    api::{ConditionStatus, Kyma, Manifest, State},
-    names::{annotation, label},
-};
+use tidewatch_shared::api::{ConditionStatus, Kyma, State};
 use tokio::time::Instant;
 
 use crate::{
-    base::{key::KymaKey, labels::is_true},
+    base::{key::KymaKey, manifests::ManifestFacts},
     controllers::{
         catalog::{
             RolloutMark,
             rollout::{Rollout, RolloutKey},
         },
         kyma::core_version,
-        manifest::{is_healthy, is_synced},
         rings,
     },
 };
@@ -95,8 +90,8 @@ pub(super) struct Observation {
 
 impl Observation {
     /// Observes a module in a rollout.
-    pub(super) fn of(manifest: &Manifest, rollout: &Rollout, block: Option<Block>) -> Self {
-        let (version, mark) = (manifest.spec.version.as_deref(), RolloutMark::parse(manifest.annotations()));
+    pub(super) fn of(manifest: &ManifestFacts<'_>, rollout: &Rollout, block: Option<Block>) -> Self {
+        let (version, mark) = (manifest.version, manifest.mark.and_then(RolloutMark::of_text));
         let is_reverted = mark.as_ref().is_some_and(|mark| rollout.reverts.contains(&mark.change));
         // A channel does not downgrade a module, except by a move back.
         let is_newer = || version.and_then(core_version) > core_version(&rollout.version);
@@ -104,24 +99,22 @@ impl Observation {
         Self {
             has_version: version == Some(&rollout.version) || keeps && is_newer(),
             mark,
-            is_synced: is_synced(manifest),
-            is_healthy: is_healthy(manifest),
-            is_error: manifest.status.as_ref().is_some_and(|status| status.state == State::Error),
-            is_skipped: is_true(Some(manifest.labels()), label::SKIP_RECONCILIATION),
+            is_synced: manifest.flags.is_synced,
+            is_healthy: manifest.is_healthy(),
+            is_error: manifest.flags.state == Some(State::Error),
+            is_skipped: manifest.flags.is_skipped,
             block,
         }
     }
 }
 
 /// Returns whether a managed module, which is not being removed, follows the channel or mandatory version of a rollout.
-pub(super) fn follows(manifest: &Manifest, key: &RolloutKey) -> bool {
-    let labels = manifest.labels();
+pub(super) fn follows(manifest: &ManifestFacts<'_>, key: &RolloutKey) -> bool {
     let follows = match &key.channel {
-        Some(channel) => labels.get(label::CHANNEL) == Some(channel),
-        None => is_true(Some(labels), label::MANDATORY_MODULE),
+        Some(channel) => manifest.channel == Some(channel),
+        None => manifest.flags.is_mandatory,
     };
-    let is_managed = manifest.annotations().get(annotation::UNMANAGED).is_none_or(|value| value != "true");
-    follows && is_managed && manifest.metadata.deletion_timestamp.is_none()
+    follows && !manifest.flags.is_unmanaged && !manifest.flags.is_deleting
 }
 
 /// Reason for which nothing can be upgraded in a runtime. `is_stopped`: nothing is written to it; `awaits_window`: the
@@ -228,6 +221,8 @@ impl Row {
 
 #[cfg(test)]
 mod tests {
+    use tidewatch_shared::{api::Manifest, names::annotation};
+
     use super::*;
 
     const DEADLINE: Duration = Duration::from_secs(100);
@@ -294,13 +289,13 @@ mod tests {
                 "module": "keda", "channel": channel, "version": "1.1.0", "moved": 7, "change": "d", "reverts": reverts
             }))
             .unwrap();
-            let manifest = serde_json::from_value(serde_json::json!({
+            let manifest: Manifest = serde_json::from_value(serde_json::json!({
                 "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
                 "metadata": {"name": "m", "annotations": {annotation::ROLLOUT: mark(true).unwrap().to_text()}},
                 "spec": {"remote": true, "version": installed, "install": {"name": "raw-manifest", "source": {}}}
             }))
             .unwrap();
-            Observation::of(&manifest, &rollout, None).has_version
+            Observation::of(&(&manifest).into(), &rollout, None).has_version
         };
         for (installed, channel, reverts, expected) in [
             ("1.1.0", Some("fast"), &[][..], true),

@@ -15,8 +15,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt as _, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
-    api::{Kyma, Manifest},
-    names::{ROLLOUTS, annotation, label},
+    api::Kyma,
+    names::{ROLLOUTS, annotation},
     plan::Work,
 };
 use tokio::time::{self, Instant, MissedTickBehavior};
@@ -31,7 +31,10 @@ use super::{
     store::{Rollouts, Snapshot},
 };
 use crate::{
-    base::{error_levels, key::KymaKey, pause::Pause, peers::Topic, stores::Stores, takeover::Takeover},
+    base::{
+        error_levels, key::KymaKey, manifests::CachedManifest, pause::Pause, peers::Topic, stores::Stores,
+        takeover::Takeover,
+    },
     controllers::{
         catalog::{
             Catalog,
@@ -261,7 +264,7 @@ impl RolloutTask {
 
     /// Kymas that follow a channel, or the mandatory version, and do not have this version.
     fn lacking(&self, key: &RolloutKey, version: &str) -> impl Iterator<Item = Arc<Kyma>> {
-        let lacks = move |manifest: &Manifest| manifest.spec.version.as_deref() != Some(version);
+        let lacks = move |manifest: &CachedManifest| manifest.facts().version != Some(version);
         self.followers(key).filter(move |(_, manifest)| lacks(manifest)).map(|(kyma, _)| kyma)
     }
 
@@ -416,12 +419,13 @@ impl RolloutTask {
     }
 
     /// Kymas with a Manifest that follows a channel, or of a mandatory module.
-    fn followers(&self, key: &RolloutKey) -> impl Iterator<Item = (Arc<Kyma>, Arc<Manifest>)> {
+    fn followers(&self, key: &RolloutKey) -> impl Iterator<Item = (Arc<Kyma>, Arc<CachedManifest>)> {
         let manifests = self.dependencies.stores.manifests.of_module(&key.module);
         manifests.into_iter().filter_map(move |manifest| {
-            let is_member = members::follows(&manifest, key);
-            let kyma = ObjectRef::new(manifest.labels().get(label::KYMA_NAME).filter(|_| is_member)?);
-            let kyma = self.dependencies.stores.kymas.get(&kyma.within(&manifest.namespace()?))?;
+            let is_member = members::follows(&manifest.facts(), key);
+            let kyma = manifest.kyma().filter(|_| is_member)?;
+            let kyma = ObjectRef::new(&kyma.name).within(&kyma.namespace);
+            let kyma = self.dependencies.stores.kymas.get(&kyma)?;
             kyma.metadata.deletion_timestamp.is_none().then_some((kyma, manifest))
         })
     }
@@ -438,11 +442,11 @@ impl RolloutTask {
         let catalog = self.dependencies.catalog.snapshot(&self.dependencies.stores);
         let template = catalog.template(&template_name(&key.module, &rollout.version));
         let awaits_window = key.channel.is_some() && template.is_some_and(|template| template.spec.requires_downtime());
-        let assess = |(kyma, manifest): (Arc<Kyma>, Arc<Manifest>)| {
+        let assess = |(kyma, manifest): (Arc<Kyma>, Arc<CachedManifest>)| {
             let kyma_key = KymaKey::of(kyma.as_ref());
             let uid = kyma.uid()?;
             let block = self.block(&kyma_key, &kyma, awaits_window);
-            let observation = Observation::of(&manifest, rollout, block);
+            let observation = Observation::of(&manifest.facts(), rollout, block);
             let run_of = (rollout.change.as_str(), run.admitted.contains(&uid));
             let standing = run.times.assess(&kyma_key, run_of, &observation, policy.deadline, now);
             let rank = members::rank(&key.module, &rollout.version, &uid, policy.is_canary(kyma.labels()));

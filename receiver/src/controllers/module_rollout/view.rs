@@ -30,7 +30,7 @@ use super::{
     store::Snapshot,
 };
 use crate::{
-    base::{key::KymaKey, pause::Pause, takeover::Takeover},
+    base::{key::KymaKey, manifests::ManifestFacts, pause::Pause, takeover::Takeover},
     controllers::{
         catalog::{
             check::Objects,
@@ -272,14 +272,17 @@ impl<'a> Assessor<'a> {
             let block = members::block(kyma, !self.takeover.reconciles(kyma, &self.pause), || {
                 awaits_window && self.is_closed(kyma)
             });
-            let observation = Observation::of(manifest, rollout, block);
+            let observation = Observation::of(&ManifestFacts::from(*manifest), rollout, block);
             let standing = times.assess(&kyma_key, (&rollout.change, false), &observation, deadline, now);
             let is_canary = policy.is_some_and(|policy| policy.is_canary(kyma.labels()));
             let rank = members::rank(&rollout.module, &rollout.version, &uid, is_canary);
             Some(Member { kyma: kyma_key, uid, rank, standing })
         };
         let manifests = self.manifests.get(rollout.module.as_str()).into_iter().flatten();
-        manifests.filter(|manifest| members::follows(manifest, &key)).filter_map(assess).collect()
+        manifests
+            .filter(|manifest| members::follows(&ManifestFacts::from(**manifest), &key))
+            .filter_map(assess)
+            .collect()
     }
 
     fn is_closed(&self, kyma: &Kyma) -> bool {

@@ -13,7 +13,7 @@ use prometheus_client::{
     metrics::{MetricType, gauge::ConstGauge},
 };
 use tidewatch_shared::{
-    api::{Kyma, Manifest, State},
+    api::{Kyma, State},
     metrics::{MetricDescription, Registry},
     names::{annotation, label},
     variant::VariantName as _,
@@ -120,21 +120,17 @@ impl StateCollector {
         let gauge = encoder.encode_descriptor(MANDATORY, MANDATORY_HELP, None, MetricType::Gauge)?;
         ConstGauge::new(count).encode(gauge)?;
         let mut gauge = encoder.encode_descriptor(MANDATORY_STATE, MANDATORY_STATE_HELP, None, MetricType::Gauge)?;
-        for manifest in self.0.manifests.with_label(label::MANDATORY_MODULE) {
-            let of = |key| manifest.labels().get(key).map(String::as_str);
-            let (Some(kyma), Some(module)) = (of(label::KYMA_NAME), of(label::MODULE_NAME)) else { continue };
-            if !self.1.contains(&KymaKey::new(manifest.namespace().unwrap_or_default(), kyma)) {
+        for manifest in self.0.manifests.with_facts(|facts| facts.flags.is_mandatory) {
+            let facts = manifest.facts();
+            let (Some(kyma), Some(module)) = (facts.kyma, facts.module) else { continue };
+            if !self.1.contains(&KymaKey::new(&manifest.key().namespace, kyma)) {
                 continue;
             }
             let labels = |state| [("kyma_name", kyma), ("module_name", module), ("state", state)];
-            encode_states(&mut gauge, &STATES[..5], state_of(&manifest), labels)?;
+            encode_states(&mut gauge, &STATES[..5], facts.flags.state.unwrap_or_default(), labels)?;
         }
         Ok(())
     }
-}
-
-fn state_of(manifest: &Manifest) -> State {
-    manifest.status.as_ref().map(|status| status.state).unwrap_or_default()
 }
 
 /// Encodes one sample per state, and none for an object without a state.

@@ -18,7 +18,7 @@ use tidewatch_shared::{
 };
 
 use super::{event_queue::DropReason, *};
-use crate::base::stores::Stores;
+use crate::base::{manifests::CachedManifest, stores::Stores};
 
 const KEY: (&str, &str) = ("kcp-system", "k");
 
@@ -324,7 +324,7 @@ fn stores() -> Stores {
 #[test]
 fn mandatory_modules_have_the_incumbents_metrics_and_they_vanish_with_their_objects() {
     let (mut registry, mut metas, mut manifests) =
-        (Registry::default(), Writer::<ModuleReleaseMeta>::default(), Writer::<Manifest>::default());
+        (Registry::default(), Writer::<ModuleReleaseMeta>::default(), Writer::<CachedManifest>::default());
     let (release_metas, cache) = (metas.as_reader(), manifests.as_reader().into());
     register_states(&mut registry, Stores { release_metas, manifests: cache, ..stores() }, ServedKymas::default());
     let object = |kind: &str, name: &str, spec: Value| {
@@ -354,7 +354,7 @@ fn mandatory_modules_have_the_incumbents_metrics_and_they_vanish_with_their_obje
     }
     let ready = manifest("k", "Ready", "true");
     for manifest in [ready.clone(), manifest("selected", "Ready", "false"), manifest("new", "", "true")] {
-        manifests.apply_watcher_event(&Event::Apply(manifest));
+        manifests.apply_watcher_event(&Event::Apply(manifest.into()));
     }
     let page = registry.encode().unwrap();
     let samples: Vec<_> = page.lines().filter(|line| line.contains("_mandatory_") && !line.starts_with('#')).collect();
@@ -371,7 +371,7 @@ fn mandatory_modules_have_the_incumbents_metrics_and_they_vanish_with_their_obje
     ];
     assert_eq!(samples, expected);
     metas.apply_watcher_event(&Event::Delete(warden));
-    manifests.apply_watcher_event(&Event::Delete(ready));
+    manifests.apply_watcher_event(&Event::Delete(ready.into()));
     let page = registry.encode().unwrap();
     let samples: Vec<_> = page.lines().filter(|line| line.contains("_mandatory_") && !line.starts_with('#')).collect();
     assert_eq!(samples, ["lifecycle_mgr_mandatory_modules 0"]);

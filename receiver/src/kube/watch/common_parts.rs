@@ -6,6 +6,8 @@ use std::{collections::HashSet, hash::Hash};
 use serde_json::Value;
 use tidewatch_shared::api::{Manager, Manifest, Resource, Shared};
 
+use crate::base::{key::KymaKey, manifests::ReducedManifest};
+
 /// Number of parts from which unused ones are dropped.
 const MIN_PRUNED: usize = 256;
 
@@ -16,6 +18,8 @@ pub(crate) struct CommonParts {
     images: Pool<Vec<String>>,
     managers: Pool<Manager>,
     values: Pool<Value>,
+    /// Texts of reduced Manifests.
+    texts: Pool<String>,
 }
 
 impl CommonParts {
@@ -27,6 +31,15 @@ impl CommonParts {
         manifest.spec.manager.iter_mut().for_each(|manager| self.managers.share(manager));
         let synced = manifest.status.iter_mut().flat_map(|status| &mut status.synced);
         synced.for_each(|synced| self.inventories.share(synced));
+    }
+
+    /// Reduces a Manifest whose parts are shared; `None` if it cannot be reduced.
+    pub(crate) fn reduce(&mut self, key: KymaKey, manifest: &Manifest) -> Option<ReducedManifest> {
+        ReducedManifest::of(key, manifest, |text| {
+            let mut text = Shared::from(text.to_owned());
+            self.texts.share(&mut text);
+            text
+        })
     }
 }
 

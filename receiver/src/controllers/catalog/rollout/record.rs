@@ -219,7 +219,12 @@ pub(crate) struct RolloutMark {
 impl RolloutMark {
     /// Parses the annotation; a malformed one counts as absent.
     pub(crate) fn parse(annotations: &BTreeMap<String, String>) -> Option<Self> {
-        serde_json::from_str(annotations.get(tidewatch_shared::names::annotation::ROLLOUT)?).ok()
+        Self::of_text(annotations.get(tidewatch_shared::names::annotation::ROLLOUT)?)
+    }
+
+    /// Parses the value of the annotation.
+    pub(crate) fn of_text(text: &str) -> Option<Self> {
+        serde_json::from_str(text).ok()
     }
 
     /// Value of the annotation.

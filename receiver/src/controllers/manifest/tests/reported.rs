@@ -101,12 +101,12 @@ async fn reconcile_begins_with_our_last_write_while_the_cache_is_older() {
     let mut fixture = Fixture::new();
     fixture.set_layer(LayerObjects::Pending);
     fixture.reconcile().await;
-    let old = fixture.ctx.stores.manifests.get(&key()).unwrap();
+    let old = fixture.ctx.stores.manifests.get(&key()).unwrap().unwrap();
     fixture.set_layer(LayerObjects::Ready(Arc::new(objects())));
     // The watch has not delivered the first status.
     assert_eq!(
         old.metadata.resource_version,
-        fixture.ctx.stores.manifests.get(&key()).unwrap().metadata.resource_version
+        fixture.ctx.stores.manifests.get(&key()).unwrap().unwrap().metadata.resource_version
     );
     let queued = QueuedWork { work: WorkSet::MANIFEST, priority: Priority::User, drift: Drift::None };
     let outcome = run_within(&fixture.ctx, &key(), &queued, Duration::from_secs(60)).await;

@@ -9,7 +9,7 @@ impl Fixture {
             "metadata": {"name": "successor", "namespace": NAMESPACE, "creationTimestamp": created,
                 "labels": {label::KYMA_NAME: "k", label::MODULE_NAME: "sample"}},
             "spec": {"remote": true, "install": {"name": "raw-manifest", "source": {}}}});
-        let successor: Manifest = serde_json::from_value(successor).unwrap();
+        let successor: CachedManifest = serde_json::from_value(successor).unwrap();
         self.manifests.apply_watcher_event(&watcher::Event::Apply(successor.clone()));
         self.ctx.stores.manifests.apply(&successor);
     }

@@ -7,15 +7,15 @@ use kube::runtime::{
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate, State},
+    api::{Manifest, ModuleReleaseMeta, ModuleTemplate, State},
     identity::{Instance, RuntimeId},
-    names::RELEASES,
+    names::{RELEASES, label},
     plan::Plan,
 };
 
 use super::*;
 use crate::{
-    base::{limits::REQUEST_DEADLINE, peers::AskError, shard::ShardCount},
+    base::{limits::REQUEST_DEADLINE, manifests::CachedManifest, peers::AskError, shard::ShardCount},
     controllers::{
         catalog::{self, Flags, RolloutMark, RolloutSlot, VersionSource, rollout::RolloutFlags},
         evidence::tests::FakePeers,
@@ -40,7 +40,7 @@ struct Bed {
     kcp: FakeApiServer,
     stores: Stores,
     kymas: Writer<Kyma>,
-    manifests: Writer<Manifest>,
+    manifests: Writer<CachedManifest>,
     metas: Writer<ModuleReleaseMeta>,
     templates: Writer<ModuleTemplate>,
     flags: RolloutFlags,
@@ -110,7 +110,7 @@ impl Bed {
             let metadata = json!({"uid": uid(n), "annotations": {annotation::INPUTS: "-.-"}});
             let kyma = read("Kyma", &format!("k{n}"), &metadata, json!({"spec": {"channel": "fast"}}));
             bed.kymas.apply_watcher_event(&Event::Apply(kyma));
-            bed.manifests.apply_watcher_event(&Event::Apply(manifest(n, "1.0.0")));
+            bed.manifests.apply_watcher_event(&Event::Apply(manifest(n, "1.0.0").into()));
         }
         for version in ["1.0.0", "1.1.0", "1.2.0"] {
             let spec = json!({"moduleName": MODULE, "version": version, "descriptor": {}});
@@ -208,7 +208,7 @@ impl Bed {
     }
 
     fn manifest(&self, n: usize) -> Arc<Manifest> {
-        self.stores.manifests.get(&KymaKey::new("kcp-system", format!("m{n}"))).unwrap()
+        self.stores.manifests.get(&KymaKey::new("kcp-system", format!("m{n}"))).unwrap().unwrap()
     }
 
     fn with(&self, version: &str) -> BTreeSet<KymaKey> {
@@ -242,7 +242,7 @@ impl Bed {
             annotations.insert(annotation::ROLLOUT.to_owned(), mark.to_text());
         }
         next.status = before.status.clone();
-        self.manifests.apply_watcher_event(&Event::Apply(next));
+        self.manifests.apply_watcher_event(&Event::Apply(next.into()));
     }
 
     /// Applies the layers of all Manifests.
@@ -253,7 +253,7 @@ impl Bed {
             let state = if self.bad == Some(version.as_str()) { State::Error } else { State::Ready };
             manifest.annotations_mut().insert(annotation::SYNC_OCI_REF.to_owned(), version);
             manifest.status.as_mut().unwrap().state = state;
-            self.manifests.apply_watcher_event(&Event::Apply(manifest));
+            self.manifests.apply_watcher_event(&Event::Apply(manifest.into()));
         }
     }
 

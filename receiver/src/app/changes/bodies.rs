@@ -1,0 +1,277 @@
+//! Bodies of the cached Manifests of a replica among others: whole Manifests of the shards that it holds or acquires, facts of
+//! the others.
+//!
+//! The watch alone decides which Manifests exist, and in which version. A [`fetch`] only adds the body of exactly the version
+//! that the cache has, so it restores no deleted Manifest and no earlier state, whatever the order in which it and the watch
+//! arrive. The form of a Manifest is chosen while the cache is locked: a Manifest that was reduced because its shard
+//! was not kept is found by every scan that begins after the shard is.
+
+mod fetch;
+mod kept;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    time::Duration,
+};
+
+use kube::{
+    Api, ResourceExt as _,
+    core::DeserializeGuard,
+    runtime::reflector::{ObjectRef, Store},
+};
+use tidewatch_shared::{
+    api::{Kyma, Manifest},
+    metrics::KindLabel,
+};
+use tokio::{
+    sync::Notify,
+    task,
+    time::{self, Instant, MissedTickBehavior},
+};
+
+use self::kept::KeptShards;
+use super::placer::runtime_of;
+use crate::{
+    base::{
+        key::KymaKey,
+        manifests::{CachedManifest, Manifests},
+        shard::{ShardCount, ShardId},
+    },
+    kube::{
+        Metrics,
+        watch::{CommonParts, SharedWriter},
+    },
+};
+
+/// Kind of the objects, for metrics.
+const KIND: KindLabel = KindLabel { kind: "manifests" };
+/// Delay after a round that left bodies missing; it doubles up to [`MAX_RETRY`].
+const RETRY: Duration = Duration::from_millis(100);
+const MAX_RETRY: Duration = Duration::from_secs(5);
+/// Manifests that are reduced before other tasks may run.
+const CHUNK: usize = 256;
+/// Interval of the metrics, and of the end of the time of released shards.
+const COUNT_INTERVAL: Duration = Duration::from_secs(15);
+
+/// Bodies of the cached Manifests. Clones share their state.
+#[derive(Clone)]
+pub(super) struct Bodies(Arc<Inner>);
+
+struct Inner {
+    manifests: Manifests,
+    writer: SharedWriter<CachedManifest>,
+    kymas: Store<Kyma>,
+    shards: ShardCount,
+    kept: RwLock<KeptShards>,
+    parts: Mutex<CommonParts>,
+    /// Reduced Manifests whose present version cannot be decoded: no fetch can add their body.
+    invalid: Mutex<BTreeSet<KymaKey>>,
+    /// Notified when objects may have to be reduced, or bodies to be fetched.
+    changed: Notify,
+    /// Notified after each round of fetches.
+    fetched: Notify,
+    metrics: Metrics,
+}
+
+/// The Manifests without a body that have to have one, by Kyma.
+type Missing = BTreeMap<KymaKey, BTreeSet<KymaKey>>;
+
+impl Bodies {
+    pub(super) fn new(
+        manifests: Manifests,
+        writer: SharedWriter<CachedManifest>,
+        kymas: Store<Kyma>,
+        shards: ShardCount,
+        metrics: Metrics,
+    ) -> Self {
+        let (kept, parts, invalid) = Default::default();
+        let (changed, fetched) = Default::default();
+        Self(Arc::new(Inner { manifests, writer, kymas, shards, kept, parts, invalid, changed, fetched, metrics }))
+    }
+
+    /// Returns the form in which a Manifest is stored. Called while the cache is locked.
+    pub(super) fn compact(&self, mut manifest: Manifest) -> CachedManifest {
+        let mut parts = self.parts();
+        parts.share(&mut manifest);
+        let whole = CachedManifest::from(manifest);
+        self.reduced(&whole, &mut parts).unwrap_or(whole)
+    }
+
+    /// Keeps the whole objects of a shard from now on; the missing bodies are fetched.
+    pub(super) fn keep(&self, shard: ShardId) {
+        self.kept(|kept| kept.keep(shard));
+        self.0.changed.notify_one();
+    }
+
+    /// Waits until no body of a shard's Manifests is missing, those excepted that cannot be decoded, or the shard is
+    /// released. Cancel safe.
+    pub(super) async fn are_complete(&self, shard: ShardId) {
+        loop {
+            let fetched = self.0.fetched.notified();
+            tokio::pin!(fetched);
+            fetched.as_mut().enable();
+            let is_complete = || self.missing(|of| of == shard).is_some_and(|missing| missing.is_empty());
+            if !self.is_own(shard) || is_complete() {
+                return;
+            }
+            fetched.await;
+        }
+    }
+
+    /// Lets the Manifests of a shard that is not held any longer be reduced, after a time.
+    pub(super) fn release(&self, shard: ShardId) {
+        self.kept(|kept| kept.release(shard, Instant::now()));
+        self.0.fetched.notify_waiters();
+    }
+
+    /// Reduces the Manifests of all shards that are neither held nor being acquired.
+    pub(super) fn reduce_others(&self) {
+        self.kept(KeptShards::reduce_others);
+        self.0.changed.notify_one();
+    }
+
+    /// Records that a Kyma in the cache is new or may have come into another shard.
+    pub(super) fn kyma_moved(&self, kyma: &KymaKey) {
+        let is_wrong = |manifest: &CachedManifest| match manifest.is_reduced() {
+            true => self.shard_of(manifest).is_some_and(|shard| self.is_own(shard)),
+            false => !self.is_kept(manifest),
+        };
+        if self.0.manifests.find_of_kyma(kyma, None).iter().any(is_wrong) {
+            self.0.changed.notify_one();
+        }
+    }
+
+    /// Reduces objects and fetches bodies whenever that is due. `on_fetched` is called with the Kymas whose Manifests got
+    /// bodies. Runs for ever.
+    pub(super) async fn run(self, api: Api<DeserializeGuard<Manifest>>, on_fetched: impl Fn(&KymaKey)) -> &'static str {
+        let mut ticks = time::interval(COUNT_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = self.0.changed.notified() => {}
+                () = self.0.manifests.missed() => {}
+                now = ticks.tick() => {
+                    self.count();
+                    if !self.kept(|kept| kept.expire(now)) {
+                        continue;
+                    }
+                }
+            }
+            let mut delay = RETRY;
+            while !self.round(&api, &on_fetched).await {
+                time::sleep(delay).await;
+                delay = MAX_RETRY.min(delay * 2);
+            }
+            self.count();
+        }
+    }
+
+    /// Reduces what is not kept, and fetches the missing bodies once. Returns false if something is left to do.
+    async fn round(&self, api: &Api<DeserializeGuard<Manifest>>, on_fetched: impl Fn(&KymaKey)) -> bool {
+        if !self.reduce().await {
+            return false;
+        }
+        let Some(missing) = self.missing(|shard| self.is_own(shard)) else { return false };
+        if !missing.is_empty() {
+            tracing::info!(kymas = missing.len(), "Fetching the Manifests of acquired runtimes");
+            self.fetch(api, missing, on_fetched).await;
+        }
+        let is_complete = self.missing(|shard| self.is_own(shard)).is_some_and(|missing| missing.is_empty());
+        self.0.fetched.notify_waiters();
+        is_complete
+    }
+
+    /// Reduces all Manifests that are not kept. Returns false during a list, which decides by itself.
+    async fn reduce(&self) -> bool {
+        for chunk in self.0.manifests.all(false).chunks(CHUNK) {
+            let others = chunk.iter().filter(|manifest| !self.is_kept(manifest));
+            if !others.map(|manifest| manifest.key()).all(|key| self.reduce_one(&key)) {
+                return false;
+            }
+            task::yield_now().await;
+        }
+        true
+    }
+
+    fn reduce_one(&self, key: &KymaKey) -> bool {
+        let mut cache = self.0.writer.lock();
+        // It or its shard may have changed meanwhile.
+        let current = self.0.manifests.find(key);
+        let reduced = current.and_then(|current| self.reduced(&current, &mut self.parts()));
+        reduced.is_none_or(|reduced| cache.replace(reduced))
+    }
+
+    /// The reduced form of a whole Manifest that is not kept.
+    fn reduced(&self, cached: &CachedManifest, parts: &mut CommonParts) -> Option<CachedManifest> {
+        let CachedManifest::Whole(manifest) = cached else { return None };
+        if self.is_kept(cached) {
+            return None;
+        }
+        let key = self.0.manifests.shared_key(cached.key());
+        Some(CachedManifest::Reduced(Arc::new(parts.reduce(key, manifest)?)))
+    }
+
+    /// Reduced Manifests of known Kymas in the selected shards; `None` during a list, whose Manifests are not known yet.
+    fn missing(&self, selects: impl Fn(ShardId) -> bool) -> Option<Missing> {
+        let cache = self.0.writer.lock();
+        let reduced = (!cache.is_listing()).then(|| self.0.manifests.all(true))?;
+        drop(cache);
+        let mut invalid = self.0.invalid.lock().unwrap_or_else(PoisonError::into_inner);
+        if !invalid.is_empty() {
+            invalid.retain(|key| self.0.manifests.find(key).is_some_and(|manifest| manifest.is_reduced()));
+        }
+        let mut missing = Missing::new();
+        for manifest in reduced.iter().filter(|manifest| self.shard_of(manifest).is_some_and(&selects)) {
+            let key = manifest.key();
+            if let Some(kyma) = manifest.kyma().filter(|_| !invalid.contains(&key)) {
+                missing.entry(kyma).or_default().insert(key);
+            }
+        }
+        Some(missing)
+    }
+
+    /// Returns true if the body of a Manifest is to be in the cache: its shard is kept or not known.
+    fn is_kept(&self, manifest: &CachedManifest) -> bool {
+        self.shard_of(manifest).is_none_or(|shard| self.keeps(shard))
+    }
+
+    fn keeps(&self, shard: ShardId) -> bool {
+        self.0.kept.read().unwrap_or_else(PoisonError::into_inner).contains(shard)
+    }
+
+    fn is_own(&self, shard: ShardId) -> bool {
+        self.0.kept.read().unwrap_or_else(PoisonError::into_inner).is_own(shard)
+    }
+
+    /// Shard of the Kyma that the label of a Manifest names; `None` if it is not known, or if an owner reference of a whole
+    /// Manifest names another one.
+    fn shard_of(&self, manifest: &CachedManifest) -> Option<ShardId> {
+        let kyma = manifest.kyma()?;
+        let kyma = self.0.kymas.get(&ObjectRef::new(&kyma.name).within(&kyma.namespace))?;
+        let uid = kyma.uid().unwrap_or_default();
+        if !manifest.is_reduced() && manifest.owner_uids().any(|owner| owner != uid) {
+            return None;
+        }
+        let shards = self.0.shards;
+        Some(runtime_of(&kyma).map_or_else(|| shards.of_kyma(&uid), |runtime| shards.of_runtime(&runtime)))
+    }
+
+    /// Updates the metrics.
+    fn count(&self) {
+        let reduced = i64::try_from(self.0.manifests.all(true).len()).unwrap_or(i64::MAX);
+        self.0.metrics.reduced.get_or_create(&KIND).set(reduced);
+    }
+
+    fn kept<T>(&self, change: impl FnOnce(&mut KeptShards) -> T) -> T {
+        change(&mut self.0.kept.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn parts(&self) -> MutexGuard<'_, CommonParts> {
+        // No change panics half-way.
+        self.0.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,297 @@
+use futures::FutureExt as _;
+use kube::runtime::{
+    reflector::{self, store::Writer},
+    watcher::Event,
+};
+use serde_json::{Value, json};
+use tidewatch_shared::{metrics::Registry, names::label};
+use tokio::{task::JoinHandle, time::timeout};
+
+use super::*;
+use crate::{base::manifests::BodyMissingError, testing::FakeApiServer};
+
+mod model;
+
+const NAMESPACE: &str = "ns";
+
+/// Bodies of the Manifests of the Kymas `k0`, `k1`, …, whose runtimes have ids of the same names, and the write halves of
+/// the caches.
+struct Setup {
+    bodies: Bodies,
+    shards: ShardCount,
+    kymas: Writer<Kyma>,
+    registry: Registry,
+}
+
+fn key(name: &str) -> KymaKey {
+    KymaKey::new(NAMESPACE, name)
+}
+
+fn kyma(name: &str, runtime: Option<&str>) -> Kyma {
+    let labels = runtime.map(|runtime| json!({label::RUNTIME_ID: runtime}));
+    serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+        "metadata": {"name": name, "namespace": NAMESPACE, "uid": name, "labels": labels}, "spec": {"channel": "regular"}}))
+    .unwrap()
+}
+
+fn manifest(name: &str, kyma: &str, version: u64) -> Value {
+    json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+        "metadata": {"name": name, "namespace": NAMESPACE, "resourceVersion": version.to_string(),
+            "labels": {label::KYMA_NAME: kyma, label::MODULE_NAME: "keda"}},
+        "spec": {"remote": true, "version": version.to_string(), "install": {"name": "i", "source": {"ref": "r"}}},
+        "status": {"state": "Ready", "synced": [
+            {"group": "", "version": "v1", "kind": "ConfigMap", "name": name, "namespace": "kyma-system"}]}})
+}
+
+fn parsed(manifest: Value) -> Manifest {
+    serde_json::from_value(manifest).unwrap()
+}
+
+impl Setup {
+    fn new(kymas: usize) -> Self {
+        let (shards, mut registry) = (ShardCount::new(3).unwrap(), Registry::default());
+        let mut kyma_writer = Writer::<Kyma>::default();
+        for name in (0..kymas).map(|n| format!("k{n}")) {
+            kyma_writer.apply_watcher_event(&Event::Apply(kyma(&name, Some(&name))));
+        }
+        let (cache, writer) = reflector::store();
+        let metrics = Metrics::register(&mut registry);
+        let bodies = Bodies::new(cache.into(), writer.into(), kyma_writer.as_reader(), shards, metrics);
+        Self { bodies, shards, kymas: kyma_writer, registry }
+    }
+
+    /// As [`Self::new`], with one Manifest `m<n>` of each Kyma, all of which are reduced.
+    async fn reduced(kymas: usize) -> (Self, FakeApiServer) {
+        let (setup, kcp) = (Self::new(kymas), FakeApiServer::default());
+        for n in 0..kymas {
+            kcp.edit(&format!("manifests/m{n}"), |object| *object = manifest(&format!("m{n}"), &format!("k{n}"), 1));
+        }
+        setup.bodies.reduce_others();
+        setup.watch(&kcp);
+        kcp.calls();
+        (setup, kcp)
+    }
+
+    /// Delivers all Manifests of the server to the watch.
+    fn watch(&self, kcp: &FakeApiServer) {
+        kcp.all("manifests").into_iter().for_each(|manifest| self.apply(manifest));
+    }
+
+    /// Applies a Manifest as the watch does: to the cache, then to the index.
+    fn apply(&self, manifest: Value) {
+        let inner = &self.bodies.0;
+        let mut cache = inner.writer.lock();
+        let cached = self.bodies.compact(parsed(manifest));
+        cache.apply(&Event::Apply(cached.clone()));
+        drop(cache);
+        inner.manifests.apply(&cached);
+    }
+
+    fn shard(&self, runtime: &str) -> ShardId {
+        self.shards.of_runtime(&runtime.parse().unwrap())
+    }
+
+    fn is_complete(&self, shard: ShardId) -> bool {
+        self.bodies.are_complete(shard).now_or_never().is_some()
+    }
+
+    /// Runs the task; returns it and the Kymas that got bodies.
+    fn start(&self, kcp: &FakeApiServer) -> (JoinHandle<&'static str>, Arc<Mutex<BTreeSet<KymaKey>>>) {
+        let (fetched, bodies) = (Arc::<Mutex<BTreeSet<_>>>::default(), self.bodies.clone());
+        let (seen, api) = (fetched.clone(), Api::namespaced(kcp.client(), NAMESPACE));
+        let on_fetched = move |kyma: &KymaKey| seen.lock().unwrap().extend([kyma.clone()]);
+        (tokio::spawn(bodies.run(api, on_fetched)), fetched)
+    }
+
+    fn read(&self, manifest: &str) -> Result<Option<Arc<Manifest>>, BodyMissingError> {
+        self.bodies.0.manifests.get(&key(manifest))
+    }
+}
+
+/// Waits within a long time of a paused clock.
+async fn soon(future: impl Future<Output = ()>) {
+    timeout(Duration::from_secs(600), future).await.expect("in time");
+}
+
+#[tokio::test(start_paused = true)]
+async fn acquired_shard_is_complete_once_its_bodies_are_fetched_and_loses_them_with_its_release() {
+    let (setup, kcp) = Setup::reduced(6).await;
+    let (task, fetched) = setup.start(&kcp);
+    let mine = setup.shard("k0");
+    let is_mine = |n: &usize| setup.shard(&format!("k{n}")) == mine;
+    let (own, others): (Vec<_>, Vec<_>) = (0..6).partition(is_mine);
+    assert!(!others.is_empty(), "the test needs Kymas of other shards");
+    assert_eq!(setup.read("m0"), Err(BodyMissingError(key("m0"))), "it exists");
+    assert_eq!(setup.read("none"), Ok(None));
+
+    setup.bodies.keep(mine);
+    assert!(!setup.is_complete(mine));
+    soon(setup.bodies.are_complete(mine)).await;
+    for n in &own {
+        assert_eq!(setup.read(&format!("m{n}")).unwrap().unwrap().status.as_ref().unwrap().synced().len(), 1);
+    }
+    for n in &others {
+        assert!(setup.read(&format!("m{n}")).is_err(), "of another shard");
+    }
+    let kymas: BTreeSet<_> = own.iter().map(|n| key(&format!("k{n}"))).collect();
+    assert_eq!(*fetched.lock().unwrap(), kymas);
+    assert_eq!(kcp.calls(), ["GET manifests"], "one list of all of them");
+
+    setup.bodies.release(mine);
+    time::sleep(Duration::from_secs(50)).await;
+    assert!(setup.read("m0").is_ok(), "it may be acquired again soon");
+    soon(async {
+        while setup.read("m0").is_ok() {
+            time::sleep(Duration::from_secs(1)).await;
+        }
+    })
+    .await;
+    assert!(own.iter().all(|n| setup.read(&format!("m{n}")).is_err()));
+    assert_eq!(kcp.calls(), [""; 0], "a release needs no request");
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_fetch_is_repeated_and_the_shard_is_not_complete_before() {
+    let (setup, kcp) = Setup::reduced(1).await;
+    kcp.refuse("GET manifests", 500);
+    let (task, _) = setup.start(&kcp);
+    let mine = setup.shard("k0");
+    setup.bodies.keep(mine);
+    assert!(timeout(Duration::from_secs(60), setup.bodies.are_complete(mine)).await.is_err());
+    let calls = kcp.calls().len();
+    assert!((10..30).contains(&calls), "{calls}: at most one list in five seconds after a while");
+    assert!(setup.registry.encode().unwrap().contains(r#"kcp_body_fetch_failures_total{kind="manifests"}"#));
+    kcp.refuse_nothing();
+    soon(setup.bodies.are_complete(mine)).await;
+    task.abort();
+}
+
+/// The fetch may be answered from a cache that is behind or ahead of the watch.
+#[tokio::test(start_paused = true)]
+async fn body_of_another_version_is_not_taken() {
+    let (setup, kcp) = Setup::reduced(1).await;
+    let mine = setup.shard("k0");
+    kcp.edit("manifests/m0", |manifest| manifest["spec"]["version"] = json!("newer"));
+    let (task, _) = setup.start(&kcp);
+    setup.bodies.keep(mine);
+    assert!(timeout(Duration::from_secs(60), setup.bodies.are_complete(mine)).await.is_err());
+    assert!(setup.read("m0").is_err());
+    setup.watch(&kcp);
+    soon(setup.bodies.are_complete(mine)).await;
+    assert_eq!(setup.read("m0").unwrap().unwrap().spec.version.as_deref(), Some("newer"));
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn deleted_manifest_stays_deleted() {
+    let (setup, kcp) = Setup::reduced(1).await;
+    let missing = setup.bodies.missing(|_| true).unwrap();
+    let listed = kcp.all("manifests").into_iter().map(|object| serde_json::from_value(object).unwrap()).collect();
+    let (inner, mine) = (&setup.bodies.0, setup.shard("k0"));
+    setup.bodies.keep(mine);
+    inner.writer.lock().apply(&Event::Delete(inner.manifests.find(&key("m0")).unwrap()));
+    inner.manifests.delete(&key("m0"));
+    assert_eq!(setup.bodies.add(listed, &missing), BTreeSet::new());
+    assert_eq!(setup.read("m0"), Ok(None));
+    assert!(setup.is_complete(mine), "nothing is missing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn invalid_manifest_stays_reduced_and_holds_up_no_shard() {
+    let (setup, kcp) = Setup::reduced(1).await;
+    kcp.edit("manifests/m0", |manifest| manifest["spec"]["remote"] = json!("no boolean"));
+    let (task, _) = setup.start(&kcp);
+    let mine = setup.shard("k0");
+    setup.bodies.keep(mine);
+    soon(setup.bodies.are_complete(mine)).await;
+    assert!(setup.read("m0").is_err(), "never that it does not exist");
+    // Its correction arrives by the watch.
+    kcp.edit("manifests/m0", |manifest| manifest["spec"]["remote"] = json!(true));
+    setup.watch(&kcp);
+    assert!(setup.read("m0").unwrap().is_some());
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn kyma_that_comes_into_a_kept_shard_gets_its_bodies() {
+    let (mut setup, kcp) = Setup::reduced(2).await;
+    let runtimes: Vec<_> = (0..50).map(|n| format!("r{n}")).collect();
+    let mine = setup.shard("k0");
+    let other = runtimes.iter().find(|runtime| setup.shard(runtime) != mine).unwrap();
+    let own = runtimes.iter().find(|runtime| setup.shard(runtime) == mine).unwrap();
+    let set_runtime = |setup: &mut Setup, runtime: &str| {
+        setup.kymas.apply_watcher_event(&Event::Apply(kyma("k1", Some(runtime))));
+        setup.bodies.kyma_moved(&key("k1"));
+    };
+    set_runtime(&mut setup, other);
+    let (task, fetched) = setup.start(&kcp);
+    setup.bodies.keep(mine);
+    soon(setup.bodies.are_complete(mine)).await;
+    assert!(setup.read("m1").is_err());
+
+    set_runtime(&mut setup, own);
+    assert!(!setup.is_complete(mine));
+    soon(setup.bodies.are_complete(mine)).await;
+    assert!(setup.read("m1").unwrap().is_some());
+    assert!(fetched.lock().unwrap().contains(&key("k1")));
+    set_runtime(&mut setup, other);
+    soon(async {
+        while setup.read("m1").is_ok() {
+            time::sleep(Duration::from_secs(1)).await;
+        }
+    })
+    .await;
+    task.abort();
+}
+
+/// Otherwise a reader that was too early would wait for another change.
+#[tokio::test(start_paused = true)]
+async fn reader_that_misses_a_body_causes_its_fetch() {
+    let (mut setup, kcp) = Setup::reduced(1).await;
+    let (task, _) = setup.start(&kcp);
+    let mine = setup.shard("k0");
+    setup.bodies.keep(mine);
+    soon(setup.bodies.are_complete(mine)).await;
+    // The Kyma of a Manifest with facts alone comes into the shard, and its handler is late.
+    let other = (0..50).map(|n| format!("r{n}")).find(|runtime| setup.shard(runtime) != mine).unwrap();
+    setup.kymas.apply_watcher_event(&Event::Apply(kyma("k0", Some(&other))));
+    setup.watch(&kcp);
+    setup.kymas.apply_watcher_event(&Event::Apply(kyma("k0", Some("k0"))));
+    let of_kyma = || setup.bodies.0.manifests.of_kyma(&key("k0"), None);
+    assert!(of_kyma().is_err());
+    soon(setup.bodies.are_complete(mine)).await;
+    assert_eq!(of_kyma().unwrap().len(), 1);
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn body_of_an_unknown_or_another_owner_is_kept() {
+    let setup = Setup::new(2);
+    setup.bodies.reduce_others();
+    setup.apply(manifest("unknown", "k9", 1));
+    let mut of_two = manifest("of-two", "k0", 1);
+    of_two["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma", "name": "k1", "uid": "k1"}]);
+    setup.apply(of_two.clone());
+    of_two["metadata"]["name"] = json!("of-one");
+    of_two["metadata"]["ownerReferences"][0]["uid"] = json!("k0");
+    setup.apply(of_two);
+    assert!(setup.read("unknown").unwrap().is_some());
+    assert!(setup.read("of-two").unwrap().is_some(), "a reader by the uid of k1 needs it");
+    assert!(setup.read("of-one").is_err());
+    let found = setup.bodies.0.manifests.find_of_kyma(&key("none"), Some("k0"));
+    assert_eq!(found.iter().map(CachedManifest::key).collect::<Vec<_>>(), [key("of-one")], "by its owner alone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn wait_ends_with_the_release_of_the_shard() {
+    let (setup, _) = Setup::reduced(1).await;
+    let mine = setup.shard("k0");
+    setup.bodies.keep(mine);
+    let complete = setup.bodies.are_complete(mine);
+    tokio::pin!(complete);
+    assert!(complete.as_mut().now_or_never().is_none());
+    setup.bodies.release(mine);
+    assert!(complete.now_or_never().is_some());
+}

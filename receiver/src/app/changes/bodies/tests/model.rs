@@ -1,0 +1,275 @@
+//! Random schedules of writes, watch events, lists, acquisitions, releases, moves of Kymas and fetches that are answered from
+//! any earlier state: readers of a placed shard find exactly what the watch has reported, with bodies.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const KYMAS: u8 = 5;
+const MANIFESTS: u8 = 6;
+
+/// Kyma and version of each Manifest that exists.
+type Objects = BTreeMap<u8, (u8, u64)>;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Another writer creates or changes a Manifest, perhaps of another Kyma.
+    Write {
+        manifest: u8,
+        kyma: u8,
+    },
+    Delete(u8),
+    /// The watch delivers the next change.
+    Deliver,
+    BeginList,
+    EndList,
+    Keep(u8),
+    Release(u8),
+    /// A Kyma gets another runtime.
+    Move {
+        kyma: u8,
+        runtime: u8,
+    },
+    /// The time of the released shards ends.
+    Expire,
+    /// The task reduces what is not kept.
+    Reduce,
+    /// The API server answers a fetch with the state of so many changes ago.
+    Answer(usize),
+    /// The answer arrives.
+    Arrive,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0..MANIFESTS, 0..KYMAS).prop_map(|(manifest, kyma)| Step::Write { manifest, kyma }),
+        2 => (0..MANIFESTS).prop_map(Step::Delete),
+        8 => Just(Step::Deliver),
+        1 => Just(Step::BeginList),
+        2 => Just(Step::EndList),
+        3 => (0..3u8).prop_map(Step::Keep),
+        2 => (0..3u8).prop_map(Step::Release),
+        1 => (0..KYMAS, 0..9u8).prop_map(|(kyma, runtime)| Step::Move { kyma, runtime }),
+        1 => Just(Step::Expire),
+        3 => Just(Step::Reduce),
+        4 => (0..4usize).prop_map(Step::Answer),
+        4 => Just(Step::Arrive),
+    ]
+}
+
+struct World {
+    setup: Setup,
+    version: u64,
+    /// States of the server, the last one is the present.
+    history: Vec<Objects>,
+    /// Changes that the watch has not delivered: the Manifest, and what it is now.
+    log: VecDeque<(u8, Option<(u8, u64)>)>,
+    /// What the watch has reported.
+    reported: Objects,
+    /// State of the list that is incomplete.
+    list: Option<Objects>,
+    answers: VecDeque<Objects>,
+    runtimes: Vec<u8>,
+    /// Kymas of placed shards, which have not moved since.
+    placed: BTreeSet<u8>,
+}
+
+impl World {
+    fn new() -> Self {
+        let setup = Setup::new(KYMAS.into());
+        setup.bodies.reduce_others();
+        let (runtimes, placed) = ((0..KYMAS).collect(), BTreeSet::new());
+        let (log, reported, list, answers) = Default::default();
+        Self { setup, version: 0, history: vec![Objects::new()], log, reported, list, answers, runtimes, placed }
+    }
+
+    fn object(manifest: u8, (kyma, version): (u8, u64)) -> Value {
+        super::manifest(&format!("m{manifest}"), &format!("k{kyma}"), version)
+    }
+
+    fn change(&mut self, manifest: u8, kyma: Option<u8>) {
+        self.version += 1;
+        let now = kyma.map(|kyma| (kyma, self.version));
+        let mut objects = self.history.last().unwrap().clone();
+        match now {
+            Some(now) => drop(objects.insert(manifest, now)),
+            None if objects.remove(&manifest).is_none() => return,
+            None => {}
+        }
+        self.history.push(objects);
+        self.log.push_back((manifest, now));
+    }
+
+    fn deliver(&mut self) {
+        if self.list.is_some() {
+            return;
+        }
+        let Some((manifest, now)) = self.log.pop_front() else { return };
+        match now {
+            Some(now) => {
+                self.reported.insert(manifest, now);
+                self.setup.apply(Self::object(manifest, now));
+            }
+            None => {
+                self.reported.remove(&manifest);
+                let (inner, key) = (&self.setup.bodies.0, key(&format!("m{manifest}")));
+                let Some(known) = inner.manifests.find(&key) else { return };
+                inner.writer.lock().apply(&Event::Delete(known));
+                inner.manifests.delete(&key);
+            }
+        }
+    }
+
+    fn begin_list(&mut self) {
+        let objects = self.history.last().unwrap().clone();
+        let inner = &self.setup.bodies.0;
+        inner.writer.lock().apply(&Event::Init);
+        for (manifest, now) in &objects {
+            let mut cache = inner.writer.lock();
+            let listed = self.setup.bodies.compact(parsed(Self::object(*manifest, *now)));
+            cache.apply(&Event::InitApply(listed));
+        }
+        self.log.clear();
+        self.list = Some(objects);
+    }
+
+    fn end_list(&mut self) {
+        let Some(objects) = self.list.take() else { return };
+        let inner = &self.setup.bodies.0;
+        let before = [true, false].into_iter().flat_map(|reduced| inner.manifests.all(reduced));
+        let before: Vec<_> = before.map(|manifest| manifest.key()).collect();
+        inner.writer.lock().apply(&Event::InitDone);
+        for key in before.iter().filter(|key| inner.manifests.find(key).is_none()) {
+            inner.manifests.delete(key);
+        }
+        for manifest in [true, false].into_iter().flat_map(|reduced| inner.manifests.all(reduced)) {
+            inner.manifests.apply(&manifest);
+        }
+        self.reported = objects;
+    }
+
+    fn shard_of(&self, kyma: u8) -> ShardId {
+        self.setup.shard(&format!("k{}", self.runtimes[usize::from(kyma)]))
+    }
+
+    fn of_shard(&self, shard: ShardId) -> impl Iterator<Item = u8> {
+        (0..KYMAS).filter(move |kyma| self.shard_of(*kyma) == shard)
+    }
+
+    async fn step(&mut self, step: Step) {
+        let shard = |number: u8| self.setup.shards.shard(number.into()).unwrap();
+        match step {
+            Step::Write { manifest, kyma } => self.change(manifest, Some(kyma)),
+            Step::Delete(manifest) => self.change(manifest, None),
+            Step::Deliver => self.deliver(),
+            Step::BeginList => self.begin_list(),
+            Step::EndList => self.end_list(),
+            Step::Keep(number) => self.setup.bodies.keep(shard(number)),
+            Step::Release(number) => {
+                let shard = shard(number);
+                self.setup.bodies.release(shard);
+                let released: BTreeSet<_> = self.of_shard(shard).collect();
+                self.placed.retain(|kyma| !released.contains(kyma));
+            }
+            Step::Move { kyma, runtime } => {
+                self.runtimes[usize::from(kyma)] = runtime;
+                self.placed.remove(&kyma);
+                let name = format!("k{kyma}");
+                let moved = super::kyma(&name, Some(&format!("k{runtime}")));
+                self.setup.kymas.apply_watcher_event(&Event::Apply(moved));
+                self.setup.bodies.kyma_moved(&key(&name));
+            }
+            Step::Expire => self.expire(),
+            Step::Reduce => drop(self.setup.bodies.reduce().await),
+            Step::Answer(ago) => {
+                let at = self.history.len().saturating_sub(1 + ago);
+                self.answers.push_back(self.history[at].clone());
+            }
+            Step::Arrive => {
+                if let Some(objects) = self.answers.pop_front() {
+                    let objects = objects.into_iter().map(|(manifest, now)| Self::object(manifest, now));
+                    let listed = objects.map(|object| serde_json::from_value(object).unwrap()).collect();
+                    self.setup.bodies.add(listed, &Missing::new());
+                }
+            }
+        }
+        self.place();
+    }
+
+    fn expire(&self) {
+        self.setup.bodies.kept(|kept| kept.expire(Instant::now() + Duration::from_secs(3_600)));
+    }
+
+    /// Places the kept shards that are complete.
+    fn place(&mut self) {
+        for shard in self.setup.shards.shards().filter(|shard| self.setup.bodies.is_own(*shard)) {
+            if self.setup.is_complete(shard) {
+                let kymas: Vec<_> = self.of_shard(shard).collect();
+                self.placed.extend(kymas);
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), TestCaseError> {
+        let manifests = &self.setup.bodies.0.manifests;
+        for manifest in 0..MANIFESTS {
+            let (name, reported) = (key(&format!("m{manifest}")), self.reported.get(&manifest));
+            let found = manifests.find(&name);
+            let version = found.as_ref().and_then(|found| found.object_version()?.parse().ok());
+            prop_assert_eq!(version, reported.map(|(_, version)| *version), "what the watch has reported");
+            let Some((kyma, version)) = reported else {
+                prop_assert_eq!(manifests.get(&name), Ok(None));
+                continue;
+            };
+            prop_assert_eq!(found.and_then(|found| found.kyma()), Some(key(&format!("k{kyma}"))));
+            let read = manifests.get(&name);
+            prop_assert!(read != Ok(None), "an object without body is not one that is missing");
+            if self.placed.contains(kyma) {
+                let read = read.expect("a placed Kyma's Manifests have bodies").unwrap();
+                prop_assert_eq!(read, Arc::new(parsed(Self::object(manifest, (*kyma, *version)))));
+            }
+        }
+        for kyma in &self.placed {
+            let found = manifests.of_kyma(&key(&format!("k{kyma}")), None);
+            let expected = self.reported.values().filter(|(of, _)| of == kyma).count();
+            prop_assert_eq!(found.map(|found| found.len()), Ok(expected));
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #[test]
+    fn placed_shard_has_exactly_the_reported_manifests_with_bodies(steps in proptest::collection::vec(step(), 0..120)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mut world = World::new();
+        for step in steps {
+            runtime.block_on(world.step(step));
+            world.check()?;
+        }
+        // Once the watch has caught up, one more fetch completes every kept shard, and a pass reduces all others.
+        runtime.block_on(async {
+            world.step(Step::EndList).await;
+            while !world.log.is_empty() {
+                world.step(Step::Deliver).await;
+            }
+            world.answers.clear();
+            world.step(Step::Answer(0)).await;
+            world.step(Step::Arrive).await;
+            world.step(Step::Expire).await;
+            world.step(Step::Reduce).await;
+        });
+        world.check()?;
+        let bodies = &world.setup.bodies;
+        for shard in world.setup.shards.shards().filter(|shard| bodies.is_own(*shard)) {
+            prop_assert!(world.setup.is_complete(shard));
+        }
+        for (manifest, (kyma, _)) in &world.reported {
+            let is_own = bodies.is_own(world.shard_of(*kyma));
+            prop_assert_eq!(bodies.0.manifests.get(&key(&format!("m{manifest}"))).is_ok(), is_own);
+        }
+    }
+}
