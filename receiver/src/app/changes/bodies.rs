@@ -11,6 +11,7 @@ mod kept;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    hash::{BuildHasher as _, RandomState},
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
     time::Duration,
 };
@@ -36,6 +37,7 @@ use crate::{
     base::{
         key::KymaKey,
         manifests::{CachedManifest, Manifests},
+        random::Random,
         shard::{ShardCount, ShardId},
     },
     kube::{
@@ -46,8 +48,9 @@ use crate::{
 
 /// Kind of the objects, for metrics.
 const KIND: KindLabel = KindLabel { kind: "manifests" };
-/// Delay after a round that left bodies missing; it doubles up to [`MAX_RETRY`].
-const RETRY: Duration = Duration::from_millis(100);
+/// Bound of the delay after a round that left bodies missing; it doubles up to [`MAX_RETRY`].
+const RETRY: Duration = Duration::from_millis(200);
+const MIN_RETRY: Duration = Duration::from_millis(20);
 const MAX_RETRY: Duration = Duration::from_secs(5);
 /// Manifests that are reduced before other tasks may run.
 const CHUNK: usize = 256;
@@ -147,6 +150,8 @@ impl Bodies {
     pub(super) async fn run(self, api: Api<DeserializeGuard<Manifest>>, on_fetched: impl Fn(&KymaKey)) -> &'static str {
         let mut ticks = time::interval(COUNT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // Replicas that take over the shards of a lost one fetch at the same time.
+        let mut random = Random::new(RandomState::new().hash_one(()));
         loop {
             tokio::select! {
                 () = self.0.changed.notified() => {}
@@ -158,10 +163,10 @@ impl Bodies {
                     }
                 }
             }
-            let mut delay = RETRY;
+            let mut failures = 0_u32;
             while !self.round(&api, &on_fetched).await {
-                time::sleep(delay).await;
-                delay = MAX_RETRY.min(delay * 2);
+                failures = failures.saturating_add(1);
+                time::sleep(random.backoff(RETRY, MAX_RETRY, failures).max(MIN_RETRY)).await;
             }
             self.count();
         }
