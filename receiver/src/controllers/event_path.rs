@@ -270,7 +270,10 @@ impl EventPathController {
         };
         state.up_to_date.follow(&inputs, kymas);
         let mut pending = Vec::new();
-        for kyma in kymas.iter().filter(|kyma| !state.up_to_date.contains(kyma)).collect::<Vec<_>>() {
+        for kyma in kymas {
+            if state.up_to_date.contains(kyma) {
+                continue;
+            }
             let Some((name, namespace)) = kyma.metadata.name.as_ref().zip(kyma.metadata.namespace.as_ref()) else {
                 continue;
             };

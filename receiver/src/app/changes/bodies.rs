@@ -50,6 +50,7 @@ use crate::{
 const KIND: KindLabel = KindLabel { kind: "manifests" };
 /// Bound of the delay after a round that left bodies missing; it doubles up to [`MAX_RETRY`].
 const RETRY: Duration = Duration::from_millis(200);
+/// Least delay: with full jitter it would often be none, also while a list of the watch is incomplete.
 const MIN_RETRY: Duration = Duration::from_millis(20);
 const MAX_RETRY: Duration = Duration::from_secs(5);
 /// Manifests that are reduced before other tasks may run.

@@ -26,14 +26,8 @@ pub(super) struct SharedInputs {
 
 impl SharedInputs {
     fn is_same(&self, other: &Self) -> bool {
-        fn is_same<T>(one: Option<&Arc<T>>, other: Option<&Arc<T>>) -> bool {
-            match (one, other) {
-                (Some(one), Some(other)) => Arc::ptr_eq(one, other),
-                (one, other) => one.is_none() && other.is_none(),
-            }
-        }
-        is_same(self.stragglers.as_ref(), other.stragglers.as_ref())
-            && is_same(self.halts.as_ref(), other.halts.as_ref())
+        self.stragglers.as_ref().map(Arc::as_ptr) == other.stragglers.as_ref().map(Arc::as_ptr)
+            && self.halts.as_ref().map(Arc::as_ptr) == other.halts.as_ref().map(Arc::as_ptr)
             && self.paused == other.paused
     }
 }
