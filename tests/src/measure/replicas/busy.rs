@@ -17,10 +17,10 @@ use super::{
         figure::{median, millis, quantile},
     },
     Settings, number,
-    relay::{Route, Runtime},
+    relay::{Route, Runtime, alternate, emit_beside_direct},
     setup::ReplicaSetup,
 };
-use crate::{load::RequestOutcome, progress::Step};
+use crate::load::RequestOutcome;
 
 /// Delay of each response of a runtime.
 const SLOW: Duration = Duration::from_secs(5);
@@ -44,24 +44,14 @@ pub(super) async fn measure(
     emit: &mut impl FnMut(&Figure),
 ) -> Result<()> {
     setup.fleet.fake().set_delay(SLOW);
-    let (mut through_first, mut to_holders) = (Vec::new(), Vec::new());
-    for number in 1..=settings.runs {
-        for (route, runs) in [(Route::First, &mut through_first), (Route::Holder, &mut to_holders)] {
-            let way = if route == Route::First { "through one replica" } else { "to the holders" };
-            let step = Step::begin(format!("busy run {number} of {}, {way}", settings.runs));
-            runs.push(run(settings, setup, runtimes, (route, first)).await?);
-            step.done();
-        }
-    }
+    let (through_first, to_holders) =
+        alternate(settings.runs, "busy run", async |route| run(settings, setup, runtimes, (route, first)).await)
+            .await?;
     setup.fleet.fake().set_delay(Duration::ZERO);
     for (q, name) in [(0.5, "replicas_relay_busy_accepted_p50"), (0.99, "replicas_relay_busy_accepted_p99")] {
-        let of = |pick: fn(&mut Run) -> &mut Vec<f64>, runs: &mut [Run]| {
-            median(runs.iter_mut().map(|run| quantile(pick(run), q)).collect())
-        };
-        let relayed = of(|run| &mut run.relayed, &mut through_first);
-        let direct = of(|run| &mut run.direct, &mut through_first);
-        let figure = Figure::new(name, relayed, "ms");
-        emit(&if q == 0.5 { figure.ratio_at_most(direct, relayed / direct, 1.3) } else { figure.with_floor(direct) });
+        let of = |times: &[f64]| quantile(&mut times.to_vec(), q);
+        let pairs: Vec<_> = through_first.iter().map(|run| (of(&run.relayed), of(&run.direct))).collect();
+        emit_beside_direct((name, q), &pairs, emit);
     }
     let cpu = |runs: &[Run]| median(runs.iter().map(|run| run.cpu).collect());
     let (relayed, floor) = (cpu(&through_first), cpu(&to_holders));

@@ -71,20 +71,31 @@ pub(super) async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure))
         run(&setup, &mut runtimes, (route, first), warm).await?;
     }
     step.done();
-    let (mut through_first, mut to_holders) = (Vec::new(), Vec::new());
-    for number in 1..=settings.runs {
-        for (route, runs) in [(Route::First, &mut through_first), (Route::Holder, &mut to_holders)] {
-            let way = if route == Route::First { "through one replica" } else { "to the holders" };
-            let step = Step::begin(format!("run {number} of {}, {way}", settings.runs));
-            runs.push(run(&setup, &mut runtimes, (route, first), pace).await?);
-            step.done();
-        }
-    }
+    let (through_first, to_holders) =
+        alternate(settings.runs, "run", async |route| run(&setup, &mut runtimes, (route, first), pace).await).await?;
     ensure!(setup.shards_of(REPLICAS[0]).await? == held, "shards have moved during the measurement");
     report(&through_first, &to_holders, emit);
     busy::measure(settings, &setup, (&mut runtimes, first), emit).await?;
     ensure!(setup.shards_of(REPLICAS[0]).await? == held, "shards have moved during the measurement");
     Ok(())
+}
+
+/// Runs a load so many times each way, in turns.
+pub(super) async fn alternate<R>(
+    runs: u32,
+    name: &str,
+    mut run: impl AsyncFnMut(Route) -> Result<R>,
+) -> Result<(Vec<R>, Vec<R>)> {
+    let (mut through_first, mut to_holders) = (Vec::new(), Vec::new());
+    for number in 1..=runs {
+        let step = Step::begin(format!("{name} {number} of {runs}, through one replica"));
+        through_first.push(run(Route::First).await?);
+        step.done();
+        let step = Step::begin(format!("{name} {number} of {runs}, to the holders"));
+        to_holders.push(run(Route::Holder).await?);
+        step.done();
+    }
+    Ok((through_first, to_holders))
 }
 
 fn runtimes(setup: &mut ReplicaSetup, held: &BTreeSet<u16>) -> Result<Vec<Runtime>> {
@@ -130,6 +141,15 @@ async fn run(
     Ok(run)
 }
 
+/// Emits a quantile of relayed times beside that of direct ones, in milliseconds; a pair for each run. The median has a bar.
+pub(super) fn emit_beside_direct((name, q): (&'static str, f64), pairs: &[(f64, f64)], emit: &mut impl FnMut(&Figure)) {
+    let of = |pick: fn(&(f64, f64)) -> f64| median(pairs.iter().map(pick).collect());
+    let direct = of(|(_, direct)| *direct);
+    let figure = Figure::new(name, of(|(relayed, _)| *relayed), "ms");
+    let ratio = of(|(relayed, direct)| relayed / direct);
+    emit(&if q == 0.5 { figure.ratio_at_most(direct, ratio, 1.3) } else { figure.with_floor(direct) });
+}
+
 fn report(through_first: &[Run], to_holders: &[Run], emit: &mut impl FnMut(&Figure)) {
     for (place, names) in [
         ["replicas_relay_accepted_p50", "replicas_relay_accepted_p99"],
@@ -143,14 +163,8 @@ fn report(through_first: &[Run], to_holders: &[Run], emit: &mut impl FnMut(&Figu
                 let times = if place == 0 { &times.accepted } else { &times.shown };
                 quantile(&mut times.iter().copied().map(millis).collect::<Vec<_>>(), q)
             };
-            let [relayed, direct, ratios] = [
-                |relayed: f64, _: f64| relayed,
-                |_: f64, direct: f64| direct,
-                |relayed: f64, direct: f64| relayed / direct,
-            ]
-            .map(|pick| median(through_first.iter().map(|run| pick(of(&run.relayed), of(&run.direct))).collect()));
-            let figure = Figure::new(name, relayed, "ms");
-            emit(&if q == 0.5 { figure.ratio_at_most(direct, ratios, 1.3) } else { figure.with_floor(direct) });
+            let pairs: Vec<_> = through_first.iter().map(|run| (of(&run.relayed), of(&run.direct))).collect();
+            emit_beside_direct((name, q), &pairs, emit);
         }
     }
     let cpu = |runs: &[Run]| median(runs.iter().map(|run| run.cpu).collect());
