@@ -19,6 +19,7 @@ mod write_meter;
 
 pub use metrics::Metrics;
 pub use object::{WriteBudgets, WriteMetrics};
+pub use watch::CommonParts;
 
 #[cfg(test)]
 pub(crate) use write_meter::charge;

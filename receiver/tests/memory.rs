@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic, in its helpers too")]
 
-use std::{alloc::System, collections::HashMap, sync::Arc};
+use std::{alloc::System, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kube::{
@@ -20,13 +20,16 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tidewatch_receiver::{
     base::{
         key::KymaKey,
-        manifests::{CachedManifest, Manifests, ReducedManifest},
+        manifests::{CachedManifest, Manifests},
         unread::drop_unread,
     },
-    kube::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings},
+    kube::{
+        CommonParts,
+        runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings},
+    },
 };
 use tidewatch_shared::{
-    api::{Manifest, Shared},
+    api::Manifest,
     names::{KUBECONFIG_KEY, annotation, label},
 };
 
@@ -45,7 +48,7 @@ const SECRET: usize = 2_450;
 
 /// Limit of the bytes that the index of the Manifests needs for each, if a Kyma has this number of them.
 const INDEX: (usize, usize) = (8, 300);
-/// Limits of the bytes that a whole and a reduced Manifest need, with their parts of what they share. They need about 3,360 and 490.
+/// Limits of the bytes that a whole and a reduced Manifest need, with their parts of what they share. They need about 3,350 and 480.
 const MANIFEST: [usize; 2] = [3_450, 520];
 
 fn id(n: usize) -> String {
@@ -147,29 +150,15 @@ fn installed(n: usize) -> String {
     object.to_string()
 }
 
-/// Shares equal parts and texts, as the cache of Manifests does.
-#[derive(Default)]
-struct Parts {
-    first: Option<Manifest>,
-    texts: HashMap<String, Shared<String>>,
-}
-
-impl Parts {
-    fn compact(&mut self, mut manifest: Manifest, is_reduced: bool) -> CachedManifest {
-        let first = self.first.get_or_insert_with(|| manifest.clone());
-        manifest.spec.install.source.clone_from(&first.spec.install.source);
-        manifest.spec.resource.clone_from(&first.spec.resource);
-        manifest.spec.manager.clone_from(&first.spec.manager);
-        let status = first.status.as_ref().unwrap();
-        manifest.status.as_mut().unwrap().synced.clone_from(&status.synced);
-        if !is_reduced {
-            return manifest.into();
-        }
-        let metadata = &manifest.metadata;
-        let key = KymaKey::new(metadata.namespace.clone().unwrap(), metadata.name.clone().unwrap());
-        let share = |text: &str| self.texts.entry(text.to_owned()).or_insert_with(|| text.to_owned().into()).clone();
-        CachedManifest::Reduced(Arc::new(ReducedManifest::of(key, &manifest, share).unwrap()))
+/// Form in which the cache has a Manifest.
+fn compact(parts: &mut CommonParts, mut manifest: Manifest, is_reduced: bool) -> CachedManifest {
+    parts.share(&mut manifest);
+    if !is_reduced {
+        return manifest.into();
     }
+    let metadata = &manifest.metadata;
+    let key = KymaKey::new(metadata.namespace.clone().unwrap(), metadata.name.clone().unwrap());
+    CachedManifest::Reduced(Arc::new(parts.reduce(key, &manifest).unwrap()))
 }
 
 /// Fills a cache as a watch does.
@@ -229,9 +218,9 @@ fn object_of_each_runtime_is_held_once_and_without_unread_parts() {
     assert!(bytes <= INDEX.1, "the index needs {bytes} bytes for a Manifest");
     let objects: Vec<_> = (0..OBJECTS).map(installed).collect();
     for (is_reduced, limit) in [false, true].into_iter().zip(MANIFEST) {
-        let mut parts = Parts::default();
+        let mut parts = CommonParts::default();
         let region = Region::new(ALLOCATOR);
-        let manifests = cache(&objects, |manifest: Manifest| parts.compact(manifest, is_reduced));
+        let manifests = cache(&objects, |manifest: Manifest| compact(&mut parts, manifest, is_reduced));
         let bytes = held(&region);
         assert!(bytes <= limit, "a Manifest, reduced: {is_reduced}, needs {bytes} bytes");
         assert_eq!(manifests.len(), OBJECTS);

@@ -50,7 +50,7 @@ use crate::{
     fleet::queue::{Priority, WorkSet},
     ingress::enrolment,
     kube::{
-        Metrics,
+        CommonParts, Metrics,
         recorder::{EventRecorder, Regarding},
         runtime_access::AccessSecret,
         watch,
@@ -202,7 +202,7 @@ fn changed<K: 'static>(mut change: impl FnMut(&mut K) + Send + 'static) -> watch
 /// Compaction of Manifests, which have parts in common.
 fn compact_manifests(bodies: Option<bodies::Bodies>) -> watch::Compact<Manifest, CachedManifest> {
     let Some(bodies) = bodies else {
-        let mut parts = watch::CommonParts::default();
+        let mut parts = CommonParts::default();
         return Box::new(move |mut manifest| {
             parts.share(&mut manifest);
             manifest.into()

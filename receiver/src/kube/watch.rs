@@ -19,7 +19,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{metrics::KindLabel, names::GROUP};
 
-pub(crate) use common_parts::CommonParts;
+pub use common_parts::CommonParts;
 pub(crate) use freshness::{CacheMonitor, Freshness};
 pub(crate) use writer::SharedWriter;
 

@@ -40,10 +40,7 @@ use crate::{
         random::Random,
         shard::{ShardCount, ShardId},
     },
-    kube::{
-        Metrics,
-        watch::{CommonParts, SharedWriter},
-    },
+    kube::{CommonParts, Metrics, watch::SharedWriter},
 };
 
 /// Kind of the objects, for metrics.

@@ -13,7 +13,7 @@ const MIN_PRUNED: usize = 256;
 
 /// Parts of the Manifests in a cache; bounded by their number.
 #[derive(Debug, Default)]
-pub(crate) struct CommonParts {
+pub struct CommonParts {
     inventories: Pool<Vec<Resource>>,
     images: Pool<Vec<String>>,
     managers: Pool<Manager>,
@@ -24,7 +24,7 @@ pub(crate) struct CommonParts {
 
 impl CommonParts {
     /// Replaces parts of a Manifest by equal ones of earlier Manifests.
-    pub(crate) fn share(&mut self, manifest: &mut Manifest) {
+    pub fn share(&mut self, manifest: &mut Manifest) {
         self.values.share(&mut manifest.spec.install.source);
         manifest.spec.resource.iter_mut().for_each(|resource| self.values.share(resource));
         manifest.spec.localized_images.iter_mut().for_each(|images| self.images.share(images));
@@ -34,7 +34,8 @@ impl CommonParts {
     }
 
     /// Reduces a Manifest whose parts are shared; `None` if it cannot be reduced.
-    pub(crate) fn reduce(&mut self, key: KymaKey, manifest: &Manifest) -> Option<ReducedManifest> {
+    #[must_use]
+    pub fn reduce(&mut self, key: KymaKey, manifest: &Manifest) -> Option<ReducedManifest> {
         ReducedManifest::of(key, manifest, |text| {
             let mut text = Shared::from(text.to_owned());
             self.texts.share(&mut text);
