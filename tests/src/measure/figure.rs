@@ -4,7 +4,7 @@ use std::{io, time::Duration};
 
 use serde::Serialize;
 
-use crate::product::cpu_by_thread;
+use crate::product::cpu_time;
 
 /// A figure as it is printed.
 #[derive(Clone, Debug, Serialize)]
@@ -107,7 +107,7 @@ pub(super) fn mebibytes(kib: u64) -> f64 {
 
 /// CPU time of a process so far over all threads, in seconds.
 pub(super) fn cpu_of(process: u32) -> io::Result<f64> {
-    Ok(cpu_by_thread(process)?.values().sum::<Duration>().as_secs_f64())
+    Ok(cpu_time(process)?.as_secs_f64())
 }
 
 pub(super) fn median(mut samples: Vec<f64>) -> f64 {

@@ -10,7 +10,7 @@
 //! * Restart: as in `cargo measure restart`, from the start of the process until a request of every agent has arrived and every
 //!   change is settled. The floor is a restart during which no user changed anything.
 
-use std::{collections::BTreeMap, process, time::Duration};
+use std::{process, time::Duration};
 
 use anyhow::{Result, ensure};
 use tokio::time::sleep;
@@ -25,8 +25,8 @@ use super::{
 };
 use crate::{fake::Calls, load::until_within, progress::Step};
 
-/// Threads of the receiver, by the first part of their names.
-const THREADS: [(&str, &str); 2] = [("gateway", "scale_idle_gateway_cpu"), ("reconcile", "scale_idle_reconcile_cpu")];
+/// First part of the names of the threads that serve agents; they live as long as the receiver.
+const GATEWAY: &str = "gateway";
 
 /// Extent of the measurement.
 #[derive(Clone, Debug, clap::Args)]
@@ -76,28 +76,28 @@ async fn idle(setup: &FleetSetup, seconds: u32, emit: &mut impl FnMut(&Figure)) 
     })
     .await?;
     setup.disconnected().await?;
-    let by_thread =
-        async || Ok::<_, anyhow::Error>(setup.landscape.with_receiver(async |it| it.cpu_by_thread()).await??);
-    let (before, heartbeats) = (by_thread().await?, setup.fleet.counters().heartbeats());
+    let (before, heartbeats) = (receiver_cpu(setup).await?, setup.fleet.counters().heartbeats());
     let step = Step::begin(format!("no changes for {seconds} s"));
     sleep(Duration::from_secs(seconds.into())).await;
     step.done();
-    let (after, heartbeats) = (by_thread().await?, setup.fleet.counters().heartbeats() - heartbeats);
-    let percent = |of: &str| {
-        let sum = |cpu: &BTreeMap<String, Duration>| {
-            cpu.iter().filter(|(name, _)| name.starts_with(of)).map(|(_, spent)| spent.as_secs_f64()).sum::<f64>()
-        };
-        (sum(&after) - sum(&before)) * 100.0 / f64::from(seconds)
-    };
+    let (after, heartbeats) = (receiver_cpu(setup).await?, setup.fleet.counters().heartbeats() - heartbeats);
+    let percent = |spent: f64| spent * 100.0 / f64::from(seconds);
+    let (all, gateway) = (percent(after.0 - before.0), percent(after.1 - before.1));
     let open = metric(&setup.metrics().await?, "tidewatch_gateway_connections");
-    emit(&Figure::new("scale_idle_cpu", percent(""), "%").at_most(3.0));
-    for (thread, figure) in THREADS {
-        emit(&Figure::new(figure, percent(thread), "%"));
-    }
+    emit(&Figure::new("scale_idle_cpu", all, "%").at_most(3.0));
+    emit(&Figure::new("scale_idle_gateway_cpu", gateway, "%"));
+    emit(&Figure::new("scale_idle_reconcile_cpu", all - gateway, "%"));
     emit(&Figure::new("scale_idle_heartbeats", number(heartbeats) / f64::from(seconds), "1/s"));
     emit(&Figure::new("scale_open_connections", open, "connections"));
     emit(&Figure::new("scale_receiver_pss", mebibytes(setup.receiver_memory().await?.pss_kib), "MiB"));
     Ok(())
+}
+
+/// CPU seconds of the receiver so far: of all its threads, and of those that serve agents.
+async fn receiver_cpu(setup: &FleetSetup) -> Result<(f64, f64)> {
+    let by_thread = setup.landscape.with_receiver(async |receiver| receiver.cpu_by_thread()).await??;
+    let gateway = by_thread.iter().filter(|(name, _)| name.starts_with(GATEWAY)).map(|(_, spent)| spent.as_secs_f64());
+    Ok((setup.receiver_cpu().await?, gateway.sum()))
 }
 
 /// Moves a channel to and fro. No Kyma selects the module, so the catalog of each runtime is all that changes.

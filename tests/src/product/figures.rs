@@ -60,6 +60,15 @@ pub fn cpu_by_thread(pid: u32) -> io::Result<BTreeMap<String, Duration>> {
     Ok(sums)
 }
 
+/// Reads the CPU time of a process over all its threads, those that have ended included.
+///
+/// # Errors
+/// If it is gone.
+pub fn cpu_time(pid: u32) -> io::Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    ticks(&stat).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "stat without CPU time"))
+}
+
 /// In nanoseconds if the kernel provides them, otherwise in hundredths of a second.
 fn cpu_of(task: &Path) -> Option<Duration> {
     let schedstat = fs::read_to_string(task.join("schedstat")).unwrap_or_default();
@@ -86,6 +95,22 @@ mod tests {
         let memory = memory(std::process::id()).expect("readable");
         assert!(memory.pss_kib > 0 && memory.peak_rss_kib >= memory.rss_kib, "{memory:?}");
         assert!(!cpu_by_thread(std::process::id()).expect("readable").is_empty());
+    }
+
+    #[test]
+    fn time_of_a_thread_that_ended_counts_for_the_process() {
+        let spend = Duration::from_millis(50);
+        let before = cpu_time(std::process::id()).expect("readable");
+        let spinning = std::thread::Builder::new().name("spinning".to_owned()).spawn(move || {
+            let path = Path::new("/proc/thread-self");
+            while cpu_of(path).expect("readable") < spend {}
+        });
+        spinning.expect("a thread").join().expect("no panic");
+        let threads = cpu_by_thread(std::process::id()).expect("readable");
+        assert!(!threads.contains_key("spinning"), "{threads:?}");
+        // Of the process the kernel reports whole ticks.
+        let tick = Duration::from_millis(1_000 / TICKS_PER_SECOND);
+        assert!(cpu_time(std::process::id()).expect("readable") + tick >= before + spend);
     }
 
     #[test]
