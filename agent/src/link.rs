@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use tidewatch_shared::{
     event::BATCH_CONTENT_TYPE,
     exchange::{EVENTS_PATH, EventsResponse, HEARTBEAT_PATH, HeartbeatResponse},
-    heartbeat::{CertificateState, EVIDENCE_INTERVALS},
+    heartbeat::{CertificateState, EVIDENCE_INTERVALS, aligned},
     identity::Epoch,
     variant::VariantName as _,
 };
@@ -209,7 +209,7 @@ impl Link {
         }
         self.follow_interval(response.heartbeat_seconds);
         let interval = *self.interval.borrow();
-        self.heartbeat_due = Instant::now() + jittered(interval);
+        self.heartbeat_due = Instant::now() + pause(interval);
     }
 
     /// The current evidence about the event path.
@@ -339,7 +339,7 @@ impl Link {
         let interval = Duration::from_secs(seconds.clamp(least, most).into());
         if self.interval.send_if_modified(|current| std::mem::replace(current, interval) != interval) {
             // A shorter interval applies from now on, not from the end of the longer one.
-            self.heartbeat_due = self.heartbeat_due.min(Instant::now() + jittered(interval));
+            self.heartbeat_due = self.heartbeat_due.min(Instant::now() + pause(interval));
         }
     }
 }
@@ -387,9 +387,11 @@ async fn ordered(renewals: Option<&mut EnrollerHandle>) -> RenewalOrder {
     }
 }
 
-/// Adds jitter of ten percent, so thousands of agents that started together spread out.
-fn jittered(interval: Duration) -> Duration {
-    interval.mul_f64(0.9) + random::up_to(interval.mul_f64(0.2))
+/// Returns the pause until the next heartbeat: with jitter of ten percent, so thousands of agents that started together
+/// spread out.
+fn pause(interval: Duration) -> Duration {
+    let now = Duration::from_millis(u64::try_from(clock::unix_millis()).unwrap_or_default());
+    aligned(interval.mul_f64(0.9) + random::up_to(interval.mul_f64(0.2)), now)
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Heartbeats of contract v3.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -16,6 +18,21 @@ pub const EVIDENCE_INTERVALS: u32 = 3;
 pub const SILENT_AFTER_SECONDS: u64 = 300;
 /// The error reported for such a watch.
 pub const SILENT_MESSAGE: &str = "no event or bookmark for more than 300 seconds";
+
+/// Step of the wall clock at which agents send heartbeats. Those of a fleet reach the receiver in short bursts: one that
+/// comes alone wakes its threads and finds their caches cold, at several times the CPU time.
+const STEP: Duration = Duration::from_millis(250);
+
+/// Returns the pause until the next heartbeat: at least `pause`, and until the next step of the wall clock. Agents whose
+/// clocks differ send at other times, which is harmless.
+#[must_use]
+pub fn aligned(pause: Duration, since_unix_epoch: Duration) -> Duration {
+    let step = STEP.as_nanos();
+    let beyond = (since_unix_epoch.as_nanos() + pause.as_nanos()) % step;
+    // Below one step, so it fits.
+    let rest = u64::try_from((step - beyond) % step).unwrap_or_default();
+    pause.saturating_add(Duration::from_nanos(rest))
+}
 
 /// The state of an agent, sent once per heartbeat interval.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,6 +155,7 @@ pub fn failing(watches: &[WatchState]) -> Option<(&str, Option<&str>)> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::{Value, json};
 
     use super::*;
@@ -151,6 +169,16 @@ mod tests {
         json!({"epoch": "0000000000000007", "sequence": 1, "counter": 1, "waiting": 0, "parked": 0, "agentVersion": "0.0.9",
                "certificate": {"notAfter": "", "fingerprint": ""},
                "watches": [{"name": "w", "objects": 1}]})
+    }
+
+    proptest! {
+        #[test]
+        fn heartbeat_is_due_at_a_step_of_the_clock_and_at_most_one_step_later(pause: u32, now: u64) {
+            let (pause, now) = (Duration::from_micros(pause.into()), Duration::from_nanos(now));
+            let aligned = aligned(pause, now);
+            prop_assert_eq!((now + aligned).as_nanos() % STEP.as_nanos(), 0);
+            prop_assert!(aligned >= pause && aligned - pause < STEP, "{:?}", aligned);
+        }
     }
 
     #[test]

@@ -3,13 +3,14 @@
 use std::{
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use http::StatusCode;
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{
     exchange::{EVENTS_PATH, EventsResponse, HEARTBEAT_PATH, HeartbeatResponse},
+    heartbeat::aligned,
     problem::{Kind, Problem},
 };
 use tokio::{
@@ -202,7 +203,9 @@ impl Agent {
                 if let Ok(RequestOutcome::Accepted(_)) = beaten {
                     reconnect = None;
                     budget = if now < regular { budget - 1 } else { (budget + 1).min(BURST) };
-                    regular = Instant::now() + self.heartbeat.mul_f64(0.9 + 0.2 * random());
+                    let pause = self.heartbeat.mul_f64(0.9 + 0.2 * random());
+                    let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                    regular = Instant::now() + aligned(pause, unix);
                 }
                 beats.record(beaten, &mut random);
             } else {
