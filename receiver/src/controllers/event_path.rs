@@ -107,7 +107,7 @@ pub struct Flags {
 
     /// Maximum number of heartbeats per second, over all runtimes; with more runtimes their interval grows, up to an
     /// hour
-    #[arg(long, env = "TIDEWATCH_MAX_HEARTBEATS_PER_SECOND", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, env = "TIDEWATCH_MAX_HEARTBEATS_PER_SECOND", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub max_heartbeats_per_second: u32,
 }
 
@@ -435,7 +435,7 @@ mod tests {
             verification_interval: 21_600 * S,
             restart_spread: 300 * S,
             away_after: 7_200 * S,
-            max_heartbeats_per_second: 200,
+            max_heartbeats_per_second: 60,
         }
     }
 

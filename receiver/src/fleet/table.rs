@@ -94,7 +94,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             heartbeat: Duration::from_secs(30),
-            max_heartbeats_per_second: 200,
+            max_heartbeats_per_second: 60,
             away_after: Duration::from_secs(2 * 3_600),
             request_deadline: Duration::from_secs(20),
             slots: 16,

@@ -156,7 +156,7 @@ pub struct Settings {
     /// Time without a request in flight after which a connection closes; at least three heartbeat intervals.
     pub idle: Duration,
     /// Age at which a connection closes, over HTTP/1.1 with its next response, so that clients reconnect with the
-    /// newest certificates and roots; at least six heartbeat intervals.
+    /// newest certificates and roots; at least sixty heartbeat intervals.
     pub max_age: Duration,
     /// Heartbeat interval announced to agents.
     pub heartbeat_interval: HeartbeatInterval,

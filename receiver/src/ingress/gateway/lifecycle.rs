@@ -18,6 +18,10 @@ use tokio::{sync::Notify, time::Instant};
 use super::Settings;
 use crate::fleet::table::HeartbeatInterval;
 
+/// Heartbeat intervals that a connection lives at least. A handshake costs the receiver about as much CPU time as five
+/// heartbeats, so this bounds the share of handshakes for any interval.
+const HEARTBEATS: u32 = 60;
+
 /// Tracks the requests of one connection and decides when it closes.
 pub(super) struct ConnectionLifecycle {
     opened: Instant,
@@ -76,9 +80,8 @@ impl ConnectionLifecycle {
     /// `jitter` is any number, distinct for each connection.
     pub(super) fn new(settings: &Settings, is_http2: bool, opened: Instant, jitter: u64) -> Self {
         let Settings { head_deadline, body_deadline, response_deadline, idle, max_age, .. } = *settings;
-        // A connection outlives several heartbeats, or each heartbeat would need a handshake.
         let heartbeats = 3 * settings.heartbeat_interval.get();
-        let max_age = max_age.max(2 * heartbeats);
+        let max_age = max_age.max(HEARTBEATS * settings.heartbeat_interval.get());
         // Between 75 and 100 % of the age, so that thousands of connections that opened together do not close together.
         let jitter = u32::try_from(jitter % 256).unwrap_or(0);
         Self {
@@ -338,7 +341,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn over_http1_an_overdue_heartbeat_is_reported_and_delays_the_end_by_age() {
         const S: Duration = Duration::from_secs(1);
-        let settings = Settings { heartbeat_interval: HeartbeatInterval::new(60 * S), max_age: 400 * S, ..settings() };
+        let heartbeat_interval = HeartbeatInterval::new(60 * S);
+        let settings = Settings { heartbeat_interval, max_age: 400 * S, idle: 7_200 * S, ..settings() };
         let opened = Instant::now();
         let lifecycle = Arc::new(ConnectionLifecycle::new(&settings, false, opened, 0));
         accept(&lifecycle, opened);
@@ -347,11 +351,12 @@ mod tests {
         let request = lifecycle.begin(Instant::now());
         assert!(!lifecycle.has_missed_heartbeat());
         drop(request);
-        // A refused request leaves no expectation. No response announced the age of 300 s.
-        assert_eq!(next_event(&lifecycle).await, ((300 - 90 + 66) * S, Liveness::Expired("age")));
+        // A refused request leaves no expectation. No response announced the age, which is three quarters of
+        // sixty intervals.
+        assert_eq!(next_event(&lifecycle).await, ((2_700 - 90 + 66) * S, Liveness::Expired("age")));
 
         let lifecycle = Arc::new(ConnectionLifecycle::new(&settings, false, Instant::now(), 0));
-        tokio::time::sleep(299 * S).await;
+        tokio::time::sleep(2_699 * S).await;
         accept(&lifecycle, Instant::now());
         assert!(!lifecycle.is_past_max_age(Instant::now()));
         let ended = Instant::now();
