@@ -160,7 +160,8 @@ async fn failed_fetch_is_repeated_and_the_shard_is_not_complete_before() {
     setup.bodies.keep(mine);
     assert!(timeout(Duration::from_secs(60), setup.bodies.are_complete(mine)).await.is_err());
     let calls = kcp.calls().len();
-    assert!((10..30).contains(&calls), "{calls}: at most one list in five seconds after a while");
+    // With full jitter about 28, at least the 12 of the longest delays; without a growing delay hundreds.
+    assert!((12..60).contains(&calls), "{calls}");
     assert!(setup.registry.encode().unwrap().contains(r#"kcp_body_fetch_failures_total{kind="manifests"}"#));
     kcp.refuse_nothing();
     soon(setup.bodies.are_complete(mine)).await;
