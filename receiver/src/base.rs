@@ -1,6 +1,7 @@
 //! Shared types of all layers: keys, pause, take-over, caches of the control plane, content of polled files, error classes,
 //! limits, shards, replicas, their questions to each other, and small maps. No IO.
 
+pub mod body_missing;
 pub(crate) mod clock;
 pub mod error_class;
 pub mod error_levels;

@@ -3,7 +3,7 @@
 //! `kube::watch` keeps one cache and reports each change, `fingerprint` reduces an object to the fields that matter,
 //! `users` finds the Kymas that use a module, `affected` those that a change affects, `handlers` and `manifests` enqueue
 //! them, `placer` keeps the runtime table's entries current, `handover` acquires and releases shards, and `bodies` reduces the
-//! cached Manifests of other replicas' shards and fetches those of acquired ones. The receiver's own status writes change no
+//! cached objects of other replicas' shards and fetches those of acquired ones. The receiver's own status writes change no
 //! fingerprint, so they enqueue nothing.
 
 mod affected;
@@ -30,7 +30,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{
-    api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher},
+    api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher},
     names::{RELEASES, label},
     plan::Work,
 };
@@ -42,6 +42,10 @@ pub use handover::ShardHandover;
 #[cfg(test)]
 pub(super) use handover::tests as testing;
 
+use self::{
+    bodies::{Bodies, CacheBodies, ManifestCache, ObjectCache, SecretCache},
+    owners::SecretOwners,
+};
 use crate::{
     base::{
         key::KymaKey, manifests::CachedManifest, pause::CONFIG_MAP, shard::ShardCount, stores::Stores,
@@ -50,7 +54,7 @@ use crate::{
     fleet::queue::{Priority, WorkSet},
     ingress::enrolment,
     kube::{
-        CommonParts, Metrics,
+        Metrics,
         recorder::{EventRecorder, Regarding},
         runtime_access::AccessSecret,
         watch,
@@ -113,16 +117,29 @@ impl Watches {
     ) -> ShardHandover {
         let Self { client, namespace, lease, components, writers, shards, metrics } = self;
         let Writers { kymas, templates, release_metas, manifests, watchers, secrets } = writers;
-        let manifests = watch::SharedWriter::from(manifests);
-        let stores = &components.stores;
+        let (manifests, secrets) = (watch::SharedWriter::from(manifests), watch::SharedWriter::from(secrets));
+        let owners = Arc::new(SecretOwners::from(secrets.reader()));
+        let manifest_cache = Arc::new(ManifestCache::from(components.stores.manifests.clone()));
+        let secret_cache = Arc::new(SecretCache::new(owners.clone(), components.access.clone(), {
+            let (components, owners) = (components.clone(), owners.clone());
+            move |kyma: &KymaKey| components.refresh_access(kyma, &owners)
+        }));
         let bodies = shards.map(|shards| {
-            let (kymas, metrics) = (stores.kymas.clone(), metrics.clone());
-            bodies::Bodies::new(stores.manifests.clone(), manifests.clone(), kymas, shards, metrics)
+            let (kymas, of_secrets) = (&components.stores.kymas, secret_cache.clone());
+            CacheBodies {
+                manifests: Bodies::new(
+                    manifest_cache.clone(),
+                    manifests.clone(),
+                    kymas.clone(),
+                    shards,
+                    metrics.clone(),
+                ),
+                secrets: Bodies::new(of_secrets, secrets.clone(), kymas.clone(), shards, metrics.clone()),
+            }
         });
         let recorder = components.recorder.clone();
         let debouncer = Arc::new(debounce::CatalogDebouncer::default());
-        let (access_secrets, whole) = (secrets.as_reader(), bodies.clone());
-        let handlers = handlers::EventHandlers::new(components.clone(), debouncer.clone(), access_secrets, whole);
+        let handlers = handlers::EventHandlers::new(components.clone(), debouncer.clone(), owners, bodies.clone());
         let caches_synced = synced.clone();
         let handover = ShardHandover {
             fleet: components.fleet.clone(),
@@ -163,11 +180,11 @@ impl Watches {
         start.watch("releases", Writer::default(), named(RELEASES), handlers.releases());
         // Watchers and Secrets before Kymas: a Kyma that is placed mostly finds its plan and its access.
         start.watch("watchers", watchers, everything(), handlers.watchers());
-        let (labelled, compact) = (everything().labels(label::KYMA_NAME), changed(AccessSecret::drop_version));
-        start.watch_compactly("secrets", (secrets.into(), compact), labelled, handlers.secrets());
+        let compact = compact(secret_cache, bodies.as_ref().map(|bodies| &bodies.secrets));
+        start.watch_compactly("secrets", (secrets, compact), everything().labels(label::KYMA_NAME), handlers.secrets());
         start.watch("moduletemplates", templates, everything(), handlers.templates());
         start.watch("modulereleasemetas", release_metas, everything(), handlers.release_metas());
-        let compact = compact_manifests(bodies.clone());
+        let compact = self::compact(manifest_cache, bodies.as_ref().map(|bodies| &bodies.manifests));
         start.watch_compactly("manifests", (manifests, compact), everything(), handlers.manifests());
         let selected = everything().labels(&components.takeover.query());
         start.watch_compactly("kymas", (kymas.into(), changed(drop_unread)), selected, handlers.kymas());
@@ -184,7 +201,8 @@ impl Watches {
                 queue.enqueue_kyma(kyma, Priority::User, false);
                 fleet.enqueue(kyma, WorkSet::of(&[Work::Kyma]), Priority::User);
             };
-            tasks.spawn(bodies.run(Api::namespaced(client.clone(), &namespace), on_fetched));
+            tasks.spawn(bodies.secrets.run(Api::namespaced(client.clone(), &namespace), on_fetched.clone()));
+            tasks.spawn(bodies.manifests.run(Api::namespaced(client.clone(), &namespace), on_fetched));
         }
         tasks.spawn(async move { debouncer.run(&components, (&client, &namespace), caches_synced).await });
         handover
@@ -199,16 +217,12 @@ fn changed<K: 'static>(mut change: impl FnMut(&mut K) + Send + 'static) -> watch
     })
 }
 
-/// Compaction of Manifests, which have parts in common.
-fn compact_manifests(bodies: Option<bodies::Bodies>) -> watch::Compact<Manifest, CachedManifest> {
-    let Some(bodies) = bodies else {
-        let mut parts = CommonParts::default();
-        return Box::new(move |mut manifest| {
-            parts.share(&mut manifest);
-            manifest.into()
-        });
-    };
-    Box::new(move |manifest| bodies.compact(manifest))
+/// Compaction of objects that are reduced if they concern runtimes in the shards of other replicas.
+fn compact<C: ObjectCache>(cache: Arc<C>, bodies: Option<&Bodies<C>>) -> watch::Compact<C::Listed, C::Cached> {
+    match bodies.cloned() {
+        Some(bodies) => Box::new(move |listed| bodies.compact(listed)),
+        None => Box::new(move |listed| cache.whole(listed)),
+    }
 }
 
 /// Parameters of all watches.

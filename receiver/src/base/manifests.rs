@@ -10,7 +10,6 @@ use std::{
 };
 
 use kube::runtime::reflector::{ObjectRef, Store};
-use thiserror::Error;
 use tidewatch_shared::api::Manifest;
 use tokio::sync::Notify;
 
@@ -19,7 +18,7 @@ pub use self::{
     cached::{CachedManifest, ReducedManifest},
     facts::ManifestFacts,
 };
-use super::key::KymaKey;
+use super::{body_missing::BodyMissingError, key::KymaKey};
 
 /// Cache and index. Clones share them. The watch updates the cache first and the index directly afterwards; a read
 /// verifies each object that the index names, so an index that is behind yields no Manifest of another Kyma.
@@ -33,11 +32,6 @@ pub struct Manifests {
     /// Notified when a reader needs the body of a reduced Manifest.
     missed: Arc<Notify>,
 }
-
-/// A Manifest exists, and the cache has only its facts.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("the cache has no body of the Manifest {0} yet")]
-pub struct BodyMissingError(pub KymaKey);
 
 impl From<Store<CachedManifest>> for Manifests {
     fn from(cache: Store<CachedManifest>) -> Self {
@@ -122,7 +116,7 @@ impl Manifests {
             CachedManifest::Whole(manifest) => Ok(manifest),
             CachedManifest::Reduced(_) => {
                 self.missed.notify_one();
-                Err(BodyMissingError(found.key()))
+                Err(BodyMissingError { kind: "Manifest", key: found.key() })
             }
         }
     }

@@ -90,7 +90,7 @@ use crate::{
     },
     kube::{
         WriteBudgets,
-        runtime_access::{RuntimeAccessError, describe, retain},
+        runtime_access::{ClientError, describe, retain},
     },
 };
 
@@ -116,7 +116,7 @@ impl Default for Settings {
 }
 
 /// Returns the client of a runtime cluster with its revision.
-type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), RuntimeAccessError> + Send + Sync>;
+type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), ClientError> + Send + Sync>;
 
 /// Returns the layer of a resolved module. The Kyma is reconciled again when a layer that is not ready changes.
 type Layers = Box<dyn Fn(&KymaKey, &Resolved) -> LayerLookup + Send + Sync>;
@@ -305,7 +305,7 @@ async fn run_active(
         failed => failed,
     };
     if let Err(error) = reconciled {
-        if !error.is_conflict() {
+        if error.is_reported() {
             reconcile.findings.failure = Some(error.line());
             reconcile.findings.conditions.access = error.access().or(reconcile.findings.conditions.access.take());
             reconcile.record_failure().await?;
@@ -362,7 +362,7 @@ impl Reconcile<'_> {
     /// Applies the objects that every runtime cluster has; if the work covers the modules, also reads or creates its Kyma.
     async fn prepare(&mut self, queued: &QueuedWork, works: WorkSet) -> Result<(), Error> {
         let Self { ctx, key, .. } = *self;
-        let (client, revision) = (ctx.clients)(key).map_err(Error::Access)?;
+        let (client, revision) = (ctx.clients)(key)?;
         let mut verified = ctx.caches.verified.take(key, revision, &queued.drift);
         let mut contested = Vec::new();
         base::ensure(ctx, key, &client, &mut verified, &mut contested).await.inspect_err(|error| {
@@ -601,10 +601,13 @@ impl Reconcile<'_> {
     /// only if it was changed since the last reconcile.
     async fn show(&self, last: Option<ShownStatus>) -> Result<Option<ShownStatus>, Error> {
         // Without access there is no Kyma to write to.
-        let (Ok((client, _)), Some(Readiness::Ready) | None) =
-            ((self.ctx.clients)(self.key), &self.findings.conditions.access)
-        else {
+        if let Some(Readiness::Not { .. }) = &self.findings.conditions.access {
             return Ok(None);
+        }
+        let client = match (self.ctx.clients)(self.key) {
+            Ok((client, _)) => client,
+            Err(ClientError::Access(_)) => return Ok(None),
+            Err(ClientError::Body(missing)) => return Err(missing.into()),
         };
         if let Some(last) = last
             && let Some(shown) = update_runtime(&client, &last, &self.kyma).await?

@@ -71,10 +71,11 @@ use self::{
 };
 use crate::{
     base::{
+        body_missing::BodyMissingError,
         error_class::ErrorClass,
         key::KymaKey,
         labels::is_true,
-        manifests::{BodyMissingError, ManifestFacts},
+        manifests::ManifestFacts,
         pause::Pause,
         stores::Stores,
         takeover::{self, Takeover},
@@ -88,7 +89,7 @@ use crate::{
         WriteBudgets,
         kinds::{KindCache, Kinds},
         object,
-        runtime_access::{RuntimeAccessError, describe},
+        runtime_access::{ClientError, describe},
     },
     oci::registry::LayerKey,
 };
@@ -113,7 +114,7 @@ pub struct Settings {
 }
 
 /// Returns the client of a runtime cluster with its revision.
-type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), RuntimeAccessError> + Send + Sync>;
+type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), ClientError> + Send + Sync>;
 
 /// Returns the objects of a layer. A Manifest whose layer is not available is enqueued when that changes.
 type Layers = Box<dyn for<'a> Fn(&'a ManifestKey, &'a LayerKey) -> BoxFuture<'a, LayerObjects> + Send + Sync>;
@@ -151,7 +152,8 @@ pub enum Error {
     /// The reconcile exceeded its time limit, because the runtime cluster responds slowly.
     #[error("the reconcile took more than {} s, and was cut", .0.as_secs())]
     TooLong(Duration),
-    /// Its runtime came into a shard of this replica a moment ago; the end of the fetch of its body enqueues it.
+    /// Its runtime came into a shard of this replica a moment ago; the end of the fetch of its body, or of that of the access
+    /// Secret, enqueues it.
     #[error(transparent)]
     Body(#[from] BodyMissingError),
 }
@@ -223,8 +225,9 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
     let mut record = Record::new(ctx, (*manifest).clone());
     let (client, revision) = match (ctx.clients)(&kyma) {
         Ok(client) => client,
+        Err(ClientError::Body(missing)) => return Err(missing.into()),
         // A changed access Secret enqueues the Manifest.
-        Err(error) => {
+        Err(ClientError::Access(error)) => {
             record.write_status(&unreachable(&manifest, error.to_string())).await?;
             return Ok(ended());
         }

@@ -62,7 +62,7 @@ use crate::{
     base::{flags::connections, key::KymaKey},
     fleet::table::PlacementError,
     ingress::source::network,
-    kube::runtime_access::{RuntimeAccess, RuntimeAccessError},
+    kube::runtime_access::{ClientError, RuntimeAccess},
     pki::{ParseRequestError, SigningRequest},
 };
 use keys::KeyCache;
@@ -117,7 +117,7 @@ pub enum EnrolmentError {
     /// The token cannot be reviewed: the runtime has no usable kubeconfig.
     #[error("this receiver has no access to the runtime")]
     NoAccess,
-    /// The call to the runtime failed, or the runtime was replaced in the meantime.
+    /// The call to the runtime failed, or the runtime was replaced in the meantime, or its kubeconfig is not in the cache yet.
     #[error("the call to the runtime failed")]
     Unreachable,
     /// The runtime exceeds its rate of certificates; the time to wait.
@@ -142,12 +142,12 @@ pub trait RuntimeClients: Send + Sync + 'static {
     /// The client of a Kyma's runtime, with a revision that is unique for each kubeconfig.
     ///
     /// # Errors
-    /// [`RuntimeAccessError`].
-    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), RuntimeAccessError>;
+    /// [`ClientError`].
+    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), ClientError>;
 }
 
 impl RuntimeClients for RuntimeAccess {
-    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), RuntimeAccessError> {
+    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), ClientError> {
         self.client_and_revision(kyma)
     }
 }

@@ -32,7 +32,7 @@ use kube::Client;
 use strum::IntoStaticStr;
 use thiserror::Error;
 use tidewatch_shared::{tls, variant::VariantName as _};
-use tokio::time::sleep;
+use tokio::{sync::Notify, time::sleep};
 
 pub use addresses::{Cidr, ForbiddenAddressError};
 pub use budget::{MemoryLimits, retain};
@@ -41,9 +41,12 @@ pub use kubeconfig::KubeconfigError;
 pub use list::{ListError, ListLimits, list_all, list_first, list_map};
 pub use metrics::Metrics;
 pub use response::{LimitError, Limits};
-pub use secret::AccessSecret;
+pub use secret::{AccessSecret, ListedSecret};
 
-use crate::{base::key::KymaKey, kube::leader::WriteFence};
+use crate::{
+    base::{body_missing::BodyMissingError, key::KymaKey},
+    kube::leader::WriteFence,
+};
 use addresses::AddressRules;
 use budget::{Account, MemoryBudget};
 use client::{CachedClient, ClientParts};
@@ -82,6 +85,17 @@ pub enum RuntimeAccessError {
     Kubeconfig(#[from] KubeconfigError),
 }
 
+/// Reason for which there is no client of a runtime now.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ClientError {
+    /// None can be built from the Secrets.
+    #[error(transparent)]
+    Access(#[from] RuntimeAccessError),
+    /// There is a Secret, whose kubeconfig is not in the cache yet.
+    #[error(transparent)]
+    Body(#[from] BodyMissingError),
+}
+
 /// Limit of Secrets that [`RuntimeAccessError::Several`] names.
 const MAX_NAMED_SECRETS: usize = 5;
 
@@ -104,6 +118,8 @@ struct Inner {
     refresh: Mutex<()>,
     // Held for a lookup or for building one client (about 0.2 ms), never across an await.
     table: Mutex<Table>,
+    /// Notified when a reader needs a client and the Secret is reduced.
+    missed: Notify,
 }
 
 #[derive(Default)]
@@ -132,7 +148,13 @@ impl RuntimeAccess {
         let guard = AddressGuard { rules: Arc::new(AddressRules { allow, deny }), metrics };
         let parts = ClientParts { guard, limits, provider: tls::provider(), fence };
         let memory = MemoryBudget::new(memory);
-        Self(Arc::new(Inner { parts, memory, refresh: Mutex::default(), table: Mutex::default() }))
+        Self(Arc::new(Inner {
+            parts,
+            memory,
+            refresh: Mutex::default(),
+            table: Mutex::default(),
+            missed: Notify::new(),
+        }))
     }
 
     /// As [`set_secrets`](Self::set_secrets), with the Secrets that `read` returns. Concurrent callers are serialized,
@@ -144,13 +166,14 @@ impl RuntimeAccess {
 
     /// Sets the Secrets that are labelled with this Kyma's name, in any order. Returns true if access changed: then the
     /// old client is dropped at once (its pending calls fail), and the next [`client`](Self::client) is a new one. A
-    /// Secret of the same name and content is no change, whatever its resourceVersion.
+    /// Secret of the same name and content is no change, whatever its resourceVersion. Nor is one that is reduced, or has its
+    /// kubeconfig again; but the client of a reduced one is dropped, because it has the same credentials.
     pub fn set_secrets(&self, key: &KymaKey, mut secrets: Vec<Arc<AccessSecret>>) -> bool {
         let mut table = self.table();
         if secrets.is_empty() {
             return table.entries.remove(key).is_some();
         }
-        secrets.sort_unstable_by(|a, b| a.name().cmp(b.name()));
+        secrets.sort_unstable_by(|a, b| a.key().name.cmp(&b.key().name));
         let secrets = secrets.into_boxed_slice();
         if let Some(entry) = table.entries.get_mut(key)
             && entry.secrets.len() == secrets.len()
@@ -158,9 +181,14 @@ impl RuntimeAccess {
         {
             // Else the old ones would be held beside those of the cache.
             entry.secrets = secrets;
+            let is_reduced = entry.secrets.iter().any(|secret| secret.is_reduced());
+            let dropped = entry.cached.take_if(|_| is_reduced);
+            drop(table);
+            // Closes its connections, after the lock is released.
+            drop(dropped);
             return false;
         }
-        if let Err(unusable) = only_kubeconfig(&secrets) {
+        if let Err(ClientError::Access(unusable)) = only_kubeconfig(&secrets) {
             self.0.parts.guard.metrics.unusable(unusable.as_str());
         }
         table.last_revision += 1;
@@ -179,8 +207,8 @@ impl RuntimeAccess {
     /// Returns the client of a Kyma's runtime; cached. Must be called inside a tokio executor.
     ///
     /// # Errors
-    /// [`RuntimeAccessError`].
-    pub fn client(&self, key: &KymaKey) -> Result<Client, RuntimeAccessError> {
+    /// [`ClientError`].
+    pub fn client(&self, key: &KymaKey) -> Result<Client, ClientError> {
         self.client_and_revision(key).map(|(client, _)| client)
     }
 
@@ -188,11 +216,11 @@ impl RuntimeAccess {
     /// verified with another revision must be verified again.
     ///
     /// # Errors
-    /// [`RuntimeAccessError`].
-    pub fn client_and_revision(&self, key: &KymaKey) -> Result<(Client, u64), RuntimeAccessError> {
+    /// [`ClientError`].
+    pub fn client_and_revision(&self, key: &KymaKey) -> Result<(Client, u64), ClientError> {
         let mut table = self.table();
         let entry = table.entries.get_mut(key).ok_or(RuntimeAccessError::Missing)?;
-        let kubeconfig = usable_kubeconfig(&entry.secrets, entry.refusal.as_ref())?;
+        let kubeconfig = self.usable_kubeconfig(&entry.secrets, entry.refusal.as_ref())?;
         let cached = match &mut entry.cached {
             Some(cached) => cached,
             none => match client::build(&self.0.parts, &entry.account, kubeconfig) {
@@ -200,7 +228,7 @@ impl RuntimeAccess {
                 Err(refusal) => {
                     self.0.parts.guard.metrics.unusable(refusal.as_str());
                     entry.refusal = Some(refusal.clone());
-                    return Err(refusal.into());
+                    return Err(RuntimeAccessError::from(refusal).into());
                 }
             },
         };
@@ -213,12 +241,17 @@ impl RuntimeAccess {
     /// not apply. Must be called inside a tokio executor.
     ///
     /// # Errors
-    /// [`RuntimeAccessError`].
-    pub fn upgrade_client(&self, key: &KymaKey) -> Result<Client, RuntimeAccessError> {
+    /// [`ClientError`].
+    pub fn upgrade_client(&self, key: &KymaKey) -> Result<Client, ClientError> {
         let table = self.table();
         let entry = table.entries.get(key).ok_or(RuntimeAccessError::Missing)?;
-        let kubeconfig = usable_kubeconfig(&entry.secrets, entry.refusal.as_ref())?;
-        Ok(upgrade::build(&self.0.parts, kubeconfig)?)
+        let kubeconfig = self.usable_kubeconfig(&entry.secrets, entry.refusal.as_ref())?;
+        Ok(upgrade::build(&self.0.parts, kubeconfig).map_err(RuntimeAccessError::from)?)
+    }
+
+    /// Waits until a reader needs the client of a runtime whose Secret is reduced. Supports one caller. Cancel safe.
+    pub(crate) async fn missed(&self) {
+        self.0.missed.notified().await;
     }
 
     /// Evicts idle clients, for ever.
@@ -246,31 +279,40 @@ impl RuntimeAccess {
         drop(idle);
     }
 
+    /// Returns the kubeconfig of the only Secret, unless no client can be built from it.
+    fn usable_kubeconfig<'a>(
+        &self,
+        secrets: &'a [Arc<AccessSecret>],
+        refusal: Option<&KubeconfigError>,
+    ) -> Result<&'a RuntimeKubeconfig, ClientError> {
+        if let Some(refusal) = refusal {
+            return Err(RuntimeAccessError::from(refusal.clone()).into());
+        }
+        only_kubeconfig(secrets).inspect_err(|error| {
+            if let ClientError::Body(_) = error {
+                self.0.missed.notify_one();
+            }
+        })
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Returns the kubeconfig of the only Secret, unless no client can be built from it.
-fn usable_kubeconfig<'a>(
-    secrets: &'a [Arc<AccessSecret>],
-    refusal: Option<&KubeconfigError>,
-) -> Result<&'a RuntimeKubeconfig, RuntimeAccessError> {
-    match refusal {
-        Some(refusal) => Err(refusal.clone().into()),
-        None => only_kubeconfig(secrets),
-    }
-}
-
 /// Returns the kubeconfig of the only Secret. `secrets` is sorted.
-fn only_kubeconfig(secrets: &[Arc<AccessSecret>]) -> Result<&RuntimeKubeconfig, RuntimeAccessError> {
-    match secrets {
-        [] => Err(RuntimeAccessError::Missing),
-        [secret] => secret.kubeconfig().map_err(|refusal| refusal.clone().into()),
-        several => Err(RuntimeAccessError::Several(
-            several.iter().take(MAX_NAMED_SECRETS).map(|secret| secret.name().to_owned()).collect(),
-        )),
-    }
+fn only_kubeconfig(secrets: &[Arc<AccessSecret>]) -> Result<&RuntimeKubeconfig, ClientError> {
+    let refused = match secrets {
+        [] => RuntimeAccessError::Missing,
+        [secret] => match secret.kubeconfig()? {
+            Ok(kubeconfig) => return Ok(kubeconfig),
+            Err(refusal) => refusal.clone().into(),
+        },
+        several => RuntimeAccessError::Several(
+            several.iter().take(MAX_NAMED_SECRETS).map(|secret| secret.key().name.clone()).collect(),
+        ),
+    };
+    Err(refused.into())
 }
 
 #[cfg(test)]

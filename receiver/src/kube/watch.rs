@@ -21,7 +21,7 @@ use tidewatch_shared::{metrics::KindLabel, names::GROUP};
 
 pub use common_parts::CommonParts;
 pub(crate) use freshness::{CacheMonitor, Freshness};
-pub(crate) use writer::SharedWriter;
+pub(crate) use writer::{LockedCache, SharedWriter};
 
 use super::Metrics;
 use crate::{

@@ -1,18 +1,22 @@
-//! Bodies of the cached Manifests of a replica among others: whole Manifests of the shards that it holds or acquires, facts of
-//! the others.
+//! Bodies of the cached Manifests and access Secrets of a replica among others: whole objects of the shards that it holds or
+//! acquires, facts of the others.
 //!
-//! The watch alone decides which Manifests exist, and in which version. A [`fetch`] only adds the body of exactly the version
-//! that the cache has, so it restores no deleted Manifest and no earlier state, whatever the order in which it and the watch
-//! arrive. The form of a Manifest is chosen while the cache is locked: a Manifest that was reduced because its shard
-//! was not kept is found by every scan that begins after the shard is.
+//! The watch alone decides which objects exist, and in which version. A [`fetch`] only adds the body of exactly the version
+//! that the cache has, so it restores no deleted object and no earlier state, whatever the order in which it and the watch
+//! arrive. The form of an object is chosen while the cache is locked: one that was reduced because its shard was not kept is found
+//! by every scan that begins after the shard is.
 
+mod caches;
 mod fetch;
 mod kept;
+mod kinds;
+mod manifests;
+mod secrets;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     hash::{BuildHasher as _, RandomState},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -21,10 +25,7 @@ use kube::{
     core::DeserializeGuard,
     runtime::reflector::{ObjectRef, Store},
 };
-use tidewatch_shared::{
-    api::{Kyma, Manifest},
-    metrics::KindLabel,
-};
+use tidewatch_shared::api::Kyma;
 use tokio::{
     sync::Notify,
     task,
@@ -32,41 +33,45 @@ use tokio::{
 };
 
 use self::kept::KeptShards;
+pub(super) use self::{
+    caches::CacheBodies,
+    kinds::{CachedObject, ObjectCache},
+    manifests::ManifestCache,
+    secrets::SecretCache,
+};
 use super::placer::runtime_of;
 use crate::{
     base::{
         key::KymaKey,
-        manifests::{CachedManifest, Manifests},
         random::Random,
         shard::{ShardCount, ShardId},
     },
-    kube::{CommonParts, Metrics, watch::SharedWriter},
+    kube::{
+        Metrics,
+        watch::{LockedCache, SharedWriter},
+    },
 };
 
-/// Kind of the objects, for metrics.
-const KIND: KindLabel = KindLabel { kind: "manifests" };
 /// Bound of the delay after a round that left bodies missing; it doubles up to [`MAX_RETRY`].
 const RETRY: Duration = Duration::from_millis(200);
 /// Least delay: with full jitter it would often be none, also while a list of the watch is incomplete.
 const MIN_RETRY: Duration = Duration::from_millis(20);
 const MAX_RETRY: Duration = Duration::from_secs(5);
-/// Manifests that are reduced before other tasks may run.
+/// Objects that are reduced before other tasks may run.
 const CHUNK: usize = 256;
 /// Interval of the metrics, and of the end of the time of released shards.
 const COUNT_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Bodies of the cached Manifests. Clones share their state.
-#[derive(Clone)]
-pub(super) struct Bodies(Arc<Inner>);
+/// Bodies of the cached objects of one kind. Clones share their state.
+pub(super) struct Bodies<C: ObjectCache>(Arc<Inner<C>>);
 
-struct Inner {
-    manifests: Manifests,
-    writer: SharedWriter<CachedManifest>,
+struct Inner<C: ObjectCache> {
+    objects: Arc<C>,
+    writer: SharedWriter<C::Cached>,
     kymas: Store<Kyma>,
     shards: ShardCount,
     kept: RwLock<KeptShards>,
-    parts: Mutex<CommonParts>,
-    /// Reduced Manifests whose present version cannot be decoded: no fetch can add their body.
+    /// Reduced objects whose present version cannot be decoded: no fetch can add their body.
     invalid: Mutex<BTreeSet<KymaKey>>,
     /// Notified when objects may have to be reduced, or bodies to be fetched.
     changed: Notify,
@@ -75,28 +80,32 @@ struct Inner {
     metrics: Metrics,
 }
 
-/// The Manifests without a body that have to have one, by Kyma.
+/// The objects without a body that have to have one, by Kyma.
 type Missing = BTreeMap<KymaKey, BTreeSet<KymaKey>>;
 
-impl Bodies {
+impl<C: ObjectCache> Clone for Bodies<C> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<C: ObjectCache> Bodies<C> {
     pub(super) fn new(
-        manifests: Manifests,
-        writer: SharedWriter<CachedManifest>,
+        objects: Arc<C>,
+        writer: SharedWriter<C::Cached>,
         kymas: Store<Kyma>,
         shards: ShardCount,
         metrics: Metrics,
     ) -> Self {
-        let (kept, parts, invalid) = Default::default();
+        let (kept, invalid) = Default::default();
         let (changed, fetched) = Default::default();
-        Self(Arc::new(Inner { manifests, writer, kymas, shards, kept, parts, invalid, changed, fetched, metrics }))
+        Self(Arc::new(Inner { objects, writer, kymas, shards, kept, invalid, changed, fetched, metrics }))
     }
 
-    /// Returns the form in which a Manifest is stored. Called while the cache is locked.
-    pub(super) fn compact(&self, mut manifest: Manifest) -> CachedManifest {
-        let mut parts = self.parts();
-        parts.share(&mut manifest);
-        let whole = CachedManifest::from(manifest);
-        self.reduced(&whole, &mut parts).unwrap_or(whole)
+    /// Returns the form in which an object is stored. Called while the cache is locked.
+    pub(super) fn compact(&self, listed: C::Listed) -> C::Cached {
+        let whole = self.0.objects.whole(listed);
+        self.reduced(&whole).unwrap_or(whole)
     }
 
     /// Keeps the whole objects of a shard from now on; the missing bodies are fetched.
@@ -105,7 +114,7 @@ impl Bodies {
         self.0.changed.notify_one();
     }
 
-    /// Waits until no body of a shard's Manifests is missing, those excepted that cannot be decoded, or the shard is
+    /// Waits until no body of a shard's objects is missing, those excepted that cannot be decoded, or the shard is
     /// released. Cancel safe.
     pub(super) async fn are_complete(&self, shard: ShardId) {
         loop {
@@ -120,13 +129,13 @@ impl Bodies {
         }
     }
 
-    /// Lets the Manifests of a shard that is not held any longer be reduced, after a time.
+    /// Lets the objects of a shard that is not held any longer be reduced, after a time.
     pub(super) fn release(&self, shard: ShardId) {
         self.kept(|kept| kept.release(shard, Instant::now()));
         self.0.fetched.notify_waiters();
     }
 
-    /// Reduces the Manifests of all shards that are neither held nor being acquired.
+    /// Reduces the objects of all shards that are neither held nor being acquired.
     pub(super) fn reduce_others(&self) {
         self.kept(KeptShards::reduce_others);
         self.0.changed.notify_one();
@@ -134,18 +143,22 @@ impl Bodies {
 
     /// Records that a Kyma in the cache is new or may have come into another shard.
     pub(super) fn kyma_moved(&self, kyma: &KymaKey) {
-        let is_wrong = |manifest: &CachedManifest| match manifest.is_reduced() {
-            true => self.shard_of(manifest).is_some_and(|shard| self.is_own(shard)),
-            false => !self.is_kept(manifest),
+        let is_wrong = |object: &C::Cached| match object.is_reduced() {
+            true => self.shard_of(object).is_some_and(|shard| self.is_own(shard)),
+            false => !self.is_kept(object),
         };
-        if self.0.manifests.find_of_kyma(kyma, None).iter().any(is_wrong) {
+        if self.0.objects.of_kyma(kyma).iter().any(is_wrong) {
             self.0.changed.notify_one();
         }
     }
 
-    /// Reduces objects and fetches bodies whenever that is due. `on_fetched` is called with the Kymas whose Manifests got
+    /// Reduces objects and fetches bodies whenever that is due. `on_fetched` is called with the Kymas whose objects got
     /// bodies. Runs for ever.
-    pub(super) async fn run(self, api: Api<DeserializeGuard<Manifest>>, on_fetched: impl Fn(&KymaKey)) -> &'static str {
+    pub(super) async fn run(
+        self,
+        api: Api<DeserializeGuard<C::Listed>>,
+        on_fetched: impl Fn(&KymaKey),
+    ) -> &'static str {
         let mut ticks = time::interval(COUNT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // Replicas that take over the shards of a lost one fetch at the same time.
@@ -153,7 +166,7 @@ impl Bodies {
         loop {
             tokio::select! {
                 () = self.0.changed.notified() => {}
-                () = self.0.manifests.missed() => {}
+                () = self.0.objects.missed() => {}
                 now = ticks.tick() => {
                     self.count();
                     if !self.kept(|kept| kept.expire(now)) {
@@ -171,13 +184,13 @@ impl Bodies {
     }
 
     /// Reduces what is not kept, and fetches the missing bodies once. Returns false if something is left to do.
-    async fn round(&self, api: &Api<DeserializeGuard<Manifest>>, on_fetched: impl Fn(&KymaKey)) -> bool {
+    async fn round(&self, api: &Api<DeserializeGuard<C::Listed>>, on_fetched: impl Fn(&KymaKey)) -> bool {
         if !self.reduce().await {
             return false;
         }
         let Some(missing) = self.missing(|shard| self.is_own(shard)) else { return false };
         if !missing.is_empty() {
-            tracing::info!(kymas = missing.len(), "Fetching the Manifests of acquired runtimes");
+            tracing::info!(kind = C::KIND.kind, kymas = missing.len(), "Fetching the objects of acquired runtimes");
             self.fetch(api, missing, on_fetched).await;
         }
         let is_complete = self.missing(|shard| self.is_own(shard)).is_some_and(|missing| missing.is_empty());
@@ -185,11 +198,11 @@ impl Bodies {
         is_complete
     }
 
-    /// Reduces all Manifests that are not kept. Returns false during a list, which decides by itself.
+    /// Reduces all objects that are not kept. Returns false during a list, which decides by itself.
     async fn reduce(&self) -> bool {
-        for chunk in self.0.manifests.all(false).chunks(CHUNK) {
-            let others = chunk.iter().filter(|manifest| !self.is_kept(manifest));
-            if !others.map(|manifest| manifest.key()).all(|key| self.reduce_one(&key)) {
+        for chunk in self.0.objects.all(false).chunks(CHUNK) {
+            let others = chunk.iter().filter(|object| !self.is_kept(object));
+            if !others.map(|object| object.key()).all(|key| self.reduce_one(&key)) {
                 return false;
             }
             task::yield_now().await;
@@ -200,43 +213,47 @@ impl Bodies {
     fn reduce_one(&self, key: &KymaKey) -> bool {
         let mut cache = self.0.writer.lock();
         // It or its shard may have changed meanwhile.
-        let current = self.0.manifests.find(key);
-        let reduced = current.and_then(|current| self.reduced(&current, &mut self.parts()));
-        reduced.is_none_or(|reduced| cache.replace(reduced))
+        let reduced = self.0.objects.find(key).and_then(|current| self.reduced(&current));
+        reduced.is_none_or(|reduced| self.replace(&mut cache, reduced))
     }
 
-    /// The reduced form of a whole Manifest that is not kept.
-    fn reduced(&self, cached: &CachedManifest, parts: &mut CommonParts) -> Option<CachedManifest> {
-        let CachedManifest::Whole(manifest) = cached else { return None };
-        if self.is_kept(cached) {
-            return None;
+    /// Stores another form of an object. Returns false during a list.
+    fn replace(&self, cache: &mut LockedCache<'_, C::Cached>, object: C::Cached) -> bool {
+        let is_replaced = cache.replace(object.clone());
+        if is_replaced {
+            self.0.objects.replaced(&object);
         }
-        let key = self.0.manifests.shared_key(cached.key());
-        Some(CachedManifest::Reduced(Arc::new(parts.reduce(key, manifest)?)))
+        is_replaced
     }
 
-    /// Reduced Manifests of known Kymas in the selected shards; `None` during a list, whose Manifests are not known yet.
+    /// The reduced form of a whole object that is not kept.
+    fn reduced(&self, cached: &C::Cached) -> Option<C::Cached> {
+        let is_other = !cached.is_reduced() && !self.is_kept(cached);
+        is_other.then(|| self.0.objects.reduce(cached))?
+    }
+
+    /// Reduced objects of known Kymas in the selected shards; `None` during a list, whose objects are not known yet.
     fn missing(&self, selects: impl Fn(ShardId) -> bool) -> Option<Missing> {
         let cache = self.0.writer.lock();
-        let reduced = (!cache.is_listing()).then(|| self.0.manifests.all(true))?;
+        let reduced = (!cache.is_listing()).then(|| self.0.objects.all(true))?;
         drop(cache);
         let mut invalid = self.0.invalid.lock().unwrap_or_else(PoisonError::into_inner);
         if !invalid.is_empty() {
-            invalid.retain(|key| self.0.manifests.find(key).is_some_and(|manifest| manifest.is_reduced()));
+            invalid.retain(|key| self.0.objects.find(key).is_some_and(|object| object.is_reduced()));
         }
         let mut missing = Missing::new();
-        for manifest in reduced.iter().filter(|manifest| self.shard_of(manifest).is_some_and(&selects)) {
-            let key = manifest.key();
-            if let Some(kyma) = manifest.kyma().filter(|_| !invalid.contains(&key)) {
+        for object in reduced.iter().filter(|object| self.shard_of(object).is_some_and(&selects)) {
+            let key = object.key();
+            if let Some(kyma) = object.kyma().filter(|_| !invalid.contains(&key)) {
                 missing.entry(kyma).or_default().insert(key);
             }
         }
         Some(missing)
     }
 
-    /// Returns true if the body of a Manifest is to be in the cache: its shard is kept or not known.
-    fn is_kept(&self, manifest: &CachedManifest) -> bool {
-        self.shard_of(manifest).is_none_or(|shard| self.keeps(shard))
+    /// Returns true if the body of an object is to be in the cache: its shard is kept or not known.
+    fn is_kept(&self, object: &C::Cached) -> bool {
+        self.shard_of(object).is_none_or(|shard| self.keeps(shard))
     }
 
     fn keeps(&self, shard: ShardId) -> bool {
@@ -247,13 +264,13 @@ impl Bodies {
         self.0.kept.read().unwrap_or_else(PoisonError::into_inner).is_own(shard)
     }
 
-    /// Shard of the Kyma that the label of a Manifest names; `None` if it is not known, or if an owner reference of a whole
-    /// Manifest names another one.
-    fn shard_of(&self, manifest: &CachedManifest) -> Option<ShardId> {
-        let kyma = manifest.kyma()?;
+    /// Shard of the Kyma that the label of an object names; `None` if it is not known, or if an owner reference of a whole
+    /// object names another one.
+    fn shard_of(&self, object: &C::Cached) -> Option<ShardId> {
+        let kyma = object.kyma()?;
         let kyma = self.0.kymas.get(&ObjectRef::new(&kyma.name).within(&kyma.namespace))?;
         let uid = kyma.uid().unwrap_or_default();
-        if !manifest.is_reduced() && manifest.owner_uids().any(|owner| owner != uid) {
+        if !object.is_reduced() && object.has_other_owner(&uid) {
             return None;
         }
         let shards = self.0.shards;
@@ -262,17 +279,12 @@ impl Bodies {
 
     /// Updates the metrics.
     fn count(&self) {
-        let reduced = i64::try_from(self.0.manifests.all(true).len()).unwrap_or(i64::MAX);
-        self.0.metrics.reduced.get_or_create(&KIND).set(reduced);
+        let reduced = i64::try_from(self.0.objects.all(true).len()).unwrap_or(i64::MAX);
+        self.0.metrics.reduced.get_or_create(&C::KIND).set(reduced);
     }
 
     fn kept<T>(&self, change: impl FnOnce(&mut KeptShards) -> T) -> T {
         change(&mut self.0.kept.write().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn parts(&self) -> MutexGuard<'_, CommonParts> {
-        // No change panics half-way.
-        self.0.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -4,10 +4,7 @@
 use std::{slice, sync::Arc};
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{
-    ResourceExt,
-    runtime::reflector::{ObjectRef, Store},
-};
+use kube::{ResourceExt, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
     api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher},
     plan::{PlannedWatch, Work},
@@ -16,7 +13,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use super::{
     affected::{self, Affected, Follower},
-    bodies::Bodies,
+    bodies::CacheBodies,
     debounce::CatalogDebouncer,
     fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ObjectFingerprint, ReleaseFingerprint},
     handover, manifests,
@@ -94,20 +91,19 @@ pub(super) struct EventHandlers {
     pub(super) watchers_changed: Arc<Notify>,
     owners: Arc<SecretOwners>,
     pub(super) placer: KymaPlacer,
-    /// Bodies of the cached Manifests, if those of other replicas' shards are reduced.
-    bodies: Option<Bodies>,
+    /// Bodies of the cached objects, if those of other replicas' shards are reduced.
+    bodies: Option<CacheBodies>,
 }
 
 impl EventHandlers {
     pub(super) fn new(
         components: Components,
         debouncer: Arc<CatalogDebouncer>,
-        secrets: Store<AccessSecret>,
-        bodies: Option<Bodies>,
+        owners: Arc<SecretOwners>,
+        bodies: Option<CacheBodies>,
     ) -> Self {
         let placer =
             KymaPlacer::new(components.fleet.clone(), components.plans.clone(), components.stores.kymas.clone());
-        let owners = Arc::new(secrets.into());
         Self { components, debouncer, watchers_changed: Arc::default(), owners, placer, bodies }
     }
 
@@ -282,9 +278,10 @@ impl EventHandlers {
                 Change::Listed => return,
             };
             for kyma in affected {
-                if components.set_secrets(&kyma, &owners) && !initial {
-                    components.fleet.enqueue(&kyma, WorkSet::of(&[Work::Kyma, Work::Catalog]), Priority::User);
-                    components.manifest_queue.enqueue_kyma(&kyma, Priority::User, false);
+                if initial {
+                    components.set_secrets(&kyma, &owners);
+                } else {
+                    components.refresh_access(&kyma, &owners);
                 }
             }
         }
@@ -351,10 +348,18 @@ impl Components {
         }
     }
 
+    /// Updates the access to the runtime of a Kyma from the cache, and enqueues the Kyma and its Manifests if it changed.
+    pub(super) fn refresh_access(&self, kyma: &KymaKey, owners: &SecretOwners) {
+        if self.set_secrets(kyma, owners) {
+            self.fleet.enqueue(kyma, WorkSet::of(&[Work::Kyma, Work::Catalog]), Priority::User);
+            self.manifest_queue.enqueue_kyma(kyma, Priority::User, false);
+        }
+    }
+
     /// Updates the access Secrets of a Kyma from the cache, and returns true if its access changed. A changed access
     /// replaces the client at once and invalidates the cached state of the runtime.
     fn set_secrets(&self, key: &KymaKey, owners: &SecretOwners) -> bool {
-        // Called concurrently by the watches of Kymas and of Secrets.
+        // Called concurrently by the watches of Kymas and of Secrets, and when bodies are fetched or dropped.
         let changed = self.access.refresh_secrets(key, || owners.read(key));
         if changed {
             self.catalog.forget(key);

@@ -6,7 +6,7 @@ use tidewatch_shared::identity::Instance;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{bodies::Bodies, manifests, placer::KymaPlacer};
+use super::{bodies::CacheBodies, manifests, placer::KymaPlacer};
 use crate::{
     base::{key::KymaKey, manifests::Manifests, shard::ShardId},
     controllers::{catalog::Catalog, manifest::Memories},
@@ -24,8 +24,8 @@ pub struct ShardHandover {
     pub(super) memories: Memories,
     pub(super) catalog: Catalog,
     pub(super) kinds: KindCache,
-    /// Bodies of the cached Manifests, if those of other replicas' shards are reduced.
-    pub(super) bodies: Option<Bodies>,
+    /// Bodies of the cached objects, if those of other replicas' shards are reduced.
+    pub(super) bodies: Option<CacheBodies>,
     /// Cancelled when the caches are synced.
     pub(super) synced: CancellationToken,
 }

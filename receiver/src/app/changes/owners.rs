@@ -32,20 +32,42 @@ impl From<Store<AccessSecret>> for SecretOwners {
 impl SecretOwners {
     /// Records a Secret. Returns the Kymas that it concerns: the one it belongs to, and the one it belonged to before.
     pub(super) fn apply(&self, secret: &AccessSecret) -> Vec<KymaKey> {
-        self.lock().set(KymaKey::of(secret), secret.kyma())
+        self.lock().set(secret.key().clone(), secret.kyma().cloned())
     }
 
     /// Records the deletion of a Secret. Returns the Kyma that it belonged to.
     pub(super) fn delete(&self, secret: &AccessSecret) -> Vec<KymaKey> {
-        self.lock().set(KymaKey::of(secret), None)
+        self.lock().set(secret.key().clone(), None)
     }
 
     /// Returns the Secrets of a Kyma from the cache, without scanning the others.
     pub(super) fn read(&self, kyma: &KymaKey) -> Vec<Arc<AccessSecret>> {
         let secrets = self.lock().secrets.get(kyma).cloned().unwrap_or_default();
-        let cached = secrets.iter().filter_map(|it| self.cache.get(&ObjectRef::new(&it.name).within(&it.namespace)));
+        let cached = secrets.iter().filter_map(|secret| self.get(secret));
         // The cache may be ahead of this index: the label may have changed already.
-        cached.filter(|secret| secret.kyma().as_ref() == Some(kyma)).collect()
+        cached.filter(|secret| secret.kyma() == Some(kyma)).collect()
+    }
+
+    /// Returns a Secret from the cache.
+    pub(super) fn find(&self, secret: &KymaKey) -> Option<AccessSecret> {
+        self.get(secret).map(|found| (*found).clone())
+    }
+
+    /// Returns all Secrets that are reduced, or all that are not.
+    pub(super) fn all(&self, reduced: bool) -> Vec<Arc<AccessSecret>> {
+        self.cache.state_filter(|secret| secret.is_reduced() == reduced)
+    }
+
+    /// Lets a Secret share the text of its keys with the index.
+    pub(super) fn share_keys(&self, secret: &mut AccessSecret) {
+        let index = self.lock();
+        if let Some((key, kyma)) = index.kymas.get_key_value(secret.key()) {
+            secret.share(key, kyma);
+        }
+    }
+
+    fn get(&self, secret: &KymaKey) -> Option<Arc<AccessSecret>> {
+        self.cache.get(&ObjectRef::new(&secret.name).within(&secret.namespace))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -87,10 +109,12 @@ mod tests {
     use tidewatch_shared::names::label;
 
     use super::*;
+    use crate::kube::runtime_access::ListedSecret;
 
     fn secret(name: &str, kyma: Option<&str>) -> AccessSecret {
         let labels = kyma.map(|kyma| json!({label::KYMA_NAME: kyma}));
-        serde_json::from_value(json!({"metadata": {"name": name, "namespace": "ns", "labels": labels}})).unwrap()
+        let listed = json!({"metadata": {"name": name, "namespace": "ns", "labels": labels}});
+        serde_json::from_value::<ListedSecret>(listed).unwrap().into()
     }
 
     fn kyma(name: &str) -> KymaKey {
@@ -105,7 +129,8 @@ mod tests {
             writer.apply_watcher_event(&Event::Apply(secret.clone()));
             owners.apply(secret)
         };
-        let names = |of: &str| owners.read(&kyma(of)).iter().map(|secret| secret.name().to_owned()).collect::<Vec<_>>();
+        let names =
+            |of: &str| owners.read(&kyma(of)).iter().map(|secret| secret.key().name.clone()).collect::<Vec<_>>();
         assert_eq!(apply(&secret("s1", Some("a"))), [kyma("a")]);
         assert_eq!(apply(&secret("s2", Some("a"))), [kyma("a")]);
         assert_eq!(apply(&secret("other", Some("b"))), [kyma("b")]);

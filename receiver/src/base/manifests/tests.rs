@@ -147,10 +147,10 @@ fn reader_of_a_body_is_never_told_that_a_reduced_manifest_does_not_exist() {
     watched.apply(reduced, true);
     let key = |name: u8| KymaKey::new("ns", format!("m{name}"));
     assert!(watched.manifests.get(&key(0)).unwrap().is_some());
-    assert_eq!(watched.manifests.get(&key(1)), Err(BodyMissingError(key(1))));
+    assert_eq!(watched.manifests.get(&key(1)), Err(BodyMissingError { kind: "Manifest", key: key(1) }));
     assert_eq!(watched.manifests.get(&key(2)), Ok(None));
     let kyma = KymaKey::new("ns", "k1");
-    assert_eq!(watched.manifests.of_kyma(&kyma, None), Err(BodyMissingError(key(1))));
+    assert_eq!(watched.manifests.of_kyma(&kyma, None), Err(BodyMissingError { kind: "Manifest", key: key(1) }));
     watched.apply(reduced, false);
     assert_eq!(watched.manifests.of_kyma(&kyma, None).unwrap().len(), 2);
 }

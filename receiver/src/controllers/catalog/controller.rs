@@ -7,13 +7,13 @@ use tidewatch_shared::api::Kyma;
 
 use super::{Catalog, SyncError};
 use crate::{
-    base::{key::KymaKey, stores::Stores},
+    base::{body_missing::BodyMissingError, key::KymaKey, stores::Stores},
     controllers::{
         installer::Readiness,
         status::{Conditions, StatusWriter, WriteStatusError},
     },
     fleet::queue::Drift,
-    kube::runtime_access::RuntimeAccessError,
+    kube::runtime_access::{ClientError, RuntimeAccessError},
 };
 
 /// The inputs of one reconcile.
@@ -23,7 +23,7 @@ pub(crate) struct CatalogReconcile<'a> {
     pub(crate) status: StatusWriter,
     pub(crate) key: &'a KymaKey,
     /// Client of the runtime cluster.
-    pub(crate) client: Result<Client, RuntimeAccessError>,
+    pub(crate) client: Result<Client, ClientError>,
     /// Synced objects whose state in the runtime cluster is uncertain.
     pub(crate) drift: &'a Drift,
 }
@@ -34,6 +34,9 @@ pub(crate) enum CatalogError {
     /// There is no client for the runtime cluster.
     #[error("access the runtime")]
     Access(#[source] RuntimeAccessError),
+    /// The access Secret has no body in the cache yet.
+    #[error(transparent)]
+    Body(BodyMissingError),
     /// The sync failed.
     #[error("bring the catalog to the runtime")]
     Sync(#[source] SyncError),
@@ -41,7 +44,7 @@ pub(crate) enum CatalogError {
 
 impl CatalogReconcile<'_> {
     /// Syncs the catalog, then writes the condition to the Kyma in the control plane if it changed. Returns the result
-    /// of the sync, which the condition reports.
+    /// of the sync, which the condition reports. A body that is missing is reported in no condition.
     ///
     /// # Errors
     /// [`WriteStatusError`] if the condition cannot be written.
@@ -59,7 +62,8 @@ impl CatalogReconcile<'_> {
                 conditions.catalog = Some(synced.as_ref().map(|_| held()).map_err(SyncError::describe));
                 synced.map(drop).map_err(CatalogError::Sync)
             }
-            Err(error) => {
+            Err(ClientError::Body(missing)) => return Ok(Err(CatalogError::Body(missing))),
+            Err(ClientError::Access(error)) => {
                 conditions.access = Some(Readiness::from(&error));
                 conditions.catalog = Some(Err(error.to_string()));
                 Err(CatalogError::Access(error))

@@ -25,7 +25,7 @@ use crate::{
         status::{Conditions, Findings, SECRET_MISSING, WAITING_FOR_MODULES, unreachable_since, write_runtime},
     },
     kube::object,
-    kube::runtime_access::RuntimeAccessError,
+    kube::runtime_access::{ClientError, RuntimeAccessError},
 };
 
 /// Interval of checks for Manifests without progress; a changed or deleted Manifest enqueues its Kyma.
@@ -39,7 +39,12 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result
     }
     let begins = kyma.status.as_ref().is_none_or(|status| status.state() != State::Deleting);
     let left = delete_manifests(ctx, &kyma).await?;
-    let access = (ctx.clients)(key).map(|(client, _)| client);
+    let access = match (ctx.clients)(key) {
+        Ok((client, _)) => Ok(client),
+        Err(ClientError::Access(unusable)) => Err(unusable),
+        // There is a Secret: nothing of this counts as a runtime that is gone.
+        Err(ClientError::Body(missing)) => return Err(missing.into()),
+    };
     record(ctx, &mut kyma, &left, access.as_ref().err()).await?;
     if begins {
         ctx.metrics.requeues.intended("kyma_deletion");

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use super::crd;
 use crate::{
-    base::error_class::ErrorClass,
+    base::{body_missing::BodyMissingError, error_class::ErrorClass},
     controllers::{
         catalog::{CatalogError, SyncError},
         installer::{self, Readiness},
@@ -14,7 +14,7 @@ use crate::{
         watcher::ApplyError,
     },
     kube::object::{self, WriteError},
-    kube::runtime_access::{ListError, RuntimeAccessError, classify, describe, forbidden_address},
+    kube::runtime_access::{ClientError, ListError, RuntimeAccessError, classify, describe, forbidden_address},
 };
 
 pub(super) const READ_KYMA: &str = "read the Kyma in the control plane";
@@ -33,6 +33,9 @@ pub enum Error {
     /// There is no client for the runtime.
     #[error("access the runtime")]
     Access(#[source] RuntimeAccessError),
+    /// The runtime came into a shard of this replica a moment ago; the end of the fetch of its access Secret enqueues the Kyma.
+    #[error(transparent)]
+    Body(#[from] BodyMissingError),
     /// A request to KCP, with its operation.
     #[error("{0}")]
     Kcp(&'static str, #[source] kube::Error),
@@ -99,7 +102,17 @@ impl From<CatalogError> for Error {
     fn from(error: CatalogError) -> Self {
         match error {
             CatalogError::Access(error) => Self::Access(error),
+            CatalogError::Body(missing) => Self::Body(missing),
             CatalogError::Sync(error) => Self::Catalog(error),
+        }
+    }
+}
+
+impl From<ClientError> for Error {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::Access(error) => Self::Access(error),
+            ClientError::Body(missing) => Self::Body(missing),
         }
     }
 }
@@ -171,7 +184,7 @@ impl Error {
             {
                 "kyma_unauthorized"
             }
-            Self::Access(_) => "sync_context_retrieval",
+            Self::Access(_) | Self::Body(_) => "sync_context_retrieval",
             Self::Kcp(READ_KYMA, _) => "kyma_retrieval",
             Self::Kcp(MARK_KYMA, _) => "labels_and_finalizers_update",
             Self::Kcp(LIST_SECRETS, _) => "kyma_under_deletion_with_no_access_secret",
@@ -199,6 +212,11 @@ impl Error {
     /// Returns true for a conflict with another writer: the reconcile restarts and reports nothing.
     pub(super) fn is_conflict(&self) -> bool {
         self.runtime_call().or(self.kcp_call()).is_some_and(object::is_conflict)
+    }
+
+    /// Returns false for an error that the retry resolves and that says nothing about the Kyma: no status reports it.
+    pub(super) fn is_reported(&self) -> bool {
+        !self.is_conflict() && !matches!(self, Self::Body(_))
     }
 
     /// The class, which decides on the backoff.

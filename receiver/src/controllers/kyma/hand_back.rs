@@ -44,7 +44,7 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result
 
 /// Removes the agent and the inventory from the runtime cluster. `None` once all are gone.
 async fn clear(ctx: &Context, key: &KymaKey) -> Result<Option<PendingRemoval>, Error> {
-    let (client, _) = (ctx.clients)(key).map_err(Error::Access)?;
+    let (client, _) = (ctx.clients)(key)?;
     // A cancelled hand-back verifies everything again.
     ctx.caches.verified.forget(key);
     ctx.catalog.forget(key);

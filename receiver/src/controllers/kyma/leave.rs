@@ -22,7 +22,7 @@ pub(super) async fn after(
         // A Kyma that is about to be deleted needs no final status.
         Ok(None) if deleting => return Ok(None),
         Ok(pending) => findings.waits = pending.as_ref().and_then(|pending| pending.message.clone()),
-        Err(error) if error.is_conflict() => return removal.map(|_| None),
+        Err(error) if !error.is_reported() => return removal.map(|_| None),
         Err(error) => {
             findings.conditions.access = error.access();
             findings.failure = Some(error.line());

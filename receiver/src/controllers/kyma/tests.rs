@@ -35,7 +35,10 @@ use crate::{
     controllers::status::SECRET_MISSING,
     controllers::{catalog, pull_secret::PullSecret},
     fleet::queue::{Drift, Priority},
-    kube::recorder::{self, EventRecorder},
+    kube::{
+        recorder::{self, EventRecorder},
+        runtime_access::RuntimeAccessError,
+    },
     oci::digest::Digest,
     testing::{FakeApiServer, Fault, fill},
 };
@@ -525,7 +528,7 @@ async fn objects_are_rewritten_before_the_incumbents_versions_are_dropped() {
 #[tokio::test]
 async fn missing_access_is_explained_by_the_condition() {
     let mut bed = Bed::with_keda().await;
-    let usable = std::mem::replace(&mut bed.ctx.clients, Box::new(|_| Err(RuntimeAccessError::Missing)));
+    let usable = std::mem::replace(&mut bed.ctx.clients, Box::new(|_| Err(RuntimeAccessError::Missing.into())));
     let outcome = bed.kyma().await;
     assert_eq!(outcome, ReconcileOutcome::failed(WorkSet::of(&[Work::Kyma]), ErrorClass::Auth));
     let sentence = "no access Secret is labelled with this Kyma's name";
@@ -804,7 +807,7 @@ async fn deletion_removes_manifests_first_and_the_finalizer_last() {
 #[tokio::test]
 async fn runtime_counts_as_gone_only_after_its_secret_was_missing_long_enough() {
     let mut bed = Bed::settled().await;
-    bed.ctx.clients = Box::new(|_| Err(RuntimeAccessError::Missing));
+    bed.ctx.clients = Box::new(|_| Err(RuntimeAccessError::Missing.into()));
     bed.delete();
     let outcome = bed.kyma().await;
     assert!(outcome.requeue_after.is_some_and(|wait| wait > Duration::from_secs(590)), "{outcome:?}");

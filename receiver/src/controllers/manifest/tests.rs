@@ -18,6 +18,7 @@ use super::*;
 use crate::{
     base::manifests::CachedManifest,
     fleet::queue::{Priority, WorkSet},
+    kube::runtime_access::RuntimeAccessError,
     testing::FakeApiServer,
 };
 
@@ -495,7 +496,7 @@ async fn kinds_that_are_not_served_wait_and_are_named() {
 #[tokio::test(start_paused = true)]
 async fn lost_runtime_is_reported_and_changes_nothing_else() {
     let mut fixture = Fixture::installed().await;
-    fixture.ctx.clients = Box::new(|_| Err(RuntimeAccessError::Missing));
+    fixture.ctx.clients = Box::new(|_| Err(RuntimeAccessError::Missing.into()));
     assert_eq!(fixture.reconcile().await, ended());
     assert_eq!(fixture.state().0, State::Error);
     assert_eq!(fixture.synced().len(), 3);

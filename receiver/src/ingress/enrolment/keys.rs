@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     base::{error_levels, key::KymaKey},
-    kube::runtime_access::describe,
+    kube::runtime_access::{ClientError, describe},
 };
 
 /// Path of the key set of an API server.
@@ -80,7 +80,10 @@ impl KeyCache {
     ) -> Result<(Client, u64), EnrolmentError> {
         let (client, revision) = runtimes.client(kyma).map_err(|unusable| {
             tracing::debug!(%kyma, %unusable, "No access to the runtime of a token");
-            EnrolmentError::NoAccess
+            match unusable {
+                ClientError::Access(_) => EnrolmentError::NoAccess,
+                ClientError::Body(_) => EnrolmentError::Unreachable,
+            }
         })?;
         let entry = self.entry(kyma, revision);
         let mut keys = entry.keys();

@@ -236,6 +236,9 @@ async fn only_unrevoked_runtimes_of_exactly_one_kyma_are_served() {
     place(&bed.fleet, "k-4", "r-1");
     let refused = bed.enrolments.enrol(&token, &honest_request("r-1"), None).await;
     assert_eq!(refused, Err(EnrolmentError::NoAccess), "a Kyma without a usable Secret");
+    bed.runtime_clients.reduce("k-4");
+    let refused = bed.enrolments.enrol(&token, &honest_request("r-1"), None).await;
+    assert_eq!(refused, Err(EnrolmentError::Unreachable), "one whose Secret has no body yet");
 }
 
 /// Otherwise two replicas could decide on one runtime.

@@ -1,100 +1,186 @@
-//! Access Secrets as their cache keeps them: identity, owner and the parsed kubeconfig. The text of the Secret is dropped
-//! on arrival, so that the credentials of a runtime are held once.
+//! Access Secrets as their cache keeps them: identity, owner and the parsed kubeconfig, or in the shards of other replicas facts
+//! alone. The text of the Secret is dropped on arrival, so that the credentials of a runtime are held once.
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
 use aws_lc_rs::digest::{self, SHA256};
 use k8s_openapi::{api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use kube::core::{NamespaceResourceScope, Resource};
+use kube::{
+    core::{NamespaceResourceScope, Resource},
+    runtime::reflector::Lookup,
+};
 use serde::Deserialize;
 use tidewatch_shared::names::label;
 
 use super::kubeconfig::{self, KubeconfigError, RuntimeKubeconfig};
-use crate::base::key::KymaKey;
+use crate::base::{body_missing::BodyMissingError, key::KymaKey};
 
 /// The parts of an access Secret that its readers need. Clones share the kubeconfig.
-#[derive(Clone, Deserialize)]
-#[serde(from = "Secret")]
+#[derive(Clone)]
 pub struct AccessSecret {
-    /// Name and namespace, until [`AccessSecret::drop_version`] also uid and resourceVersion.
-    metadata: ObjectMeta,
-    /// Name of the Kyma, by the label.
-    kyma: Option<Box<str>>,
+    key: KymaKey,
+    object_version: Option<Box<str>>,
+    /// Kyma that the label names.
+    kyma: Option<KymaKey>,
     /// SHA-256 of the kubeconfig's text.
     digest: Option<[u8; 32]>,
-    kubeconfig: Result<Arc<RuntimeKubeconfig>, KubeconfigError>,
+    /// `None` in the reduced form, of a Secret for a runtime in another replica's shard.
+    kubeconfig: Option<Result<Arc<RuntimeKubeconfig>, KubeconfigError>>,
 }
 
 impl From<Secret> for AccessSecret {
     fn from(secret: Secret) -> Self {
-        let ObjectMeta { name, namespace, uid, resource_version, labels, .. } = secret.metadata;
-        let text = secret.data.and_then(|mut data| data.remove(kubeconfig::SECRET_KEY));
-        let kubeconfig = text.as_ref().ok_or(KubeconfigError::NoKey).and_then(|text| RuntimeKubeconfig::parse(&text.0));
-        Self {
-            metadata: ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() },
-            kyma: labels.and_then(|mut labels| labels.remove(label::KYMA_NAME)).map(Into::into),
-            digest: text.and_then(|text| digest::digest(&SHA256, &text.0).as_ref().try_into().ok()),
-            kubeconfig: kubeconfig.map(Arc::new),
-        }
+        ListedSecret::from(secret).access
     }
 }
 
 impl AccessSecret {
-    /// Its name.
+    /// Namespace and name.
     #[must_use]
-    pub fn name(&self) -> &str {
-        self.metadata.name.as_deref().unwrap_or_default()
-    }
-
-    /// Drops the identity of this version, which only its watch needs.
-    pub fn drop_version(&mut self) {
-        (self.metadata.uid, self.metadata.resource_version) = (None, None);
+    pub const fn key(&self) -> &KymaKey {
+        &self.key
     }
 
     /// The Kyma that the label names.
-    pub(crate) fn kyma(&self) -> Option<KymaKey> {
-        Some(KymaKey::new(self.metadata.namespace.as_deref().unwrap_or_default(), self.kyma.as_deref()?))
+    #[must_use]
+    pub const fn kyma(&self) -> Option<&KymaKey> {
+        self.kyma.as_ref()
     }
 
-    /// The parsed kubeconfig.
+    /// Returns the Secret without its kubeconfig, of which it keeps the digest.
+    #[must_use]
+    pub fn reduced(&self) -> Self {
+        Self { kubeconfig: None, ..self.clone() }
+    }
+
+    /// Returns true if the kubeconfig is not in the cache.
+    #[must_use]
+    pub const fn is_reduced(&self) -> bool {
+        self.kubeconfig.is_none()
+    }
+
+    /// Replaces the keys by equal ones, to share their text.
+    pub(crate) fn share(&mut self, key: &KymaKey, kyma: &KymaKey) {
+        if self.key == *key && self.kyma.as_ref() == Some(kyma) {
+            (self.key, self.kyma) = (key.clone(), Some(kyma.clone()));
+        }
+    }
+
+    /// resourceVersion of the Secret.
+    pub(crate) fn object_version(&self) -> Option<&str> {
+        self.object_version.as_deref()
+    }
+
+    /// The parsed kubeconfig, or the reason for which it is refused.
     ///
     /// # Errors
-    /// The reason for which it is refused.
-    pub(super) fn kubeconfig(&self) -> Result<&RuntimeKubeconfig, &KubeconfigError> {
-        self.kubeconfig.as_deref()
+    /// The Secret is reduced.
+    pub(super) fn kubeconfig(&self) -> Result<Result<&RuntimeKubeconfig, &KubeconfigError>, BodyMissingError> {
+        let missing = || BodyMissingError { kind: "access Secret", key: self.key.clone() };
+        self.kubeconfig.as_ref().map(Result::as_deref).ok_or_else(missing)
     }
 
-    /// Returns whether both give the same access: name and kubeconfig are equal, whatever else of the Secret was written.
+    /// Returns whether both give the same access: name and kubeconfig are equal, whatever else of the Secret was written, and
+    /// whether or not one of them is reduced.
     pub(super) fn gives_same_access(&self, other: &Self) -> bool {
-        self.metadata.name == other.metadata.name && self.digest == other.digest
+        self.key.name == other.key.name && self.digest == other.digest
     }
 }
 
 impl fmt::Debug for AccessSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AccessSecret").field("name", &self.metadata.name).finish_non_exhaustive()
+        f.debug_struct("AccessSecret").field("name", &self.key.name).finish_non_exhaustive()
+    }
+}
+
+/// Without uid and resourceVersion, which a cache would store once more with each key.
+impl Lookup for AccessSecret {
+    type DynamicType = ();
+
+    fn kind((): &()) -> Cow<'_, str> {
+        <Secret as Resource>::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        <Secret as Resource>::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        <Secret as Resource>::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        <Secret as Resource>::plural(&())
+    }
+
+    fn name(&self) -> Option<Cow<'_, str>> {
+        Some(Cow::Borrowed(&self.key.name))
+    }
+
+    fn namespace(&self) -> Option<Cow<'_, str>> {
+        Some(Cow::Borrowed(&self.key.namespace))
+    }
+
+    fn resource_version(&self) -> Option<Cow<'_, str>> {
+        None
+    }
+
+    fn uid(&self) -> Option<Cow<'_, str>> {
+        None
+    }
+}
+
+/// An access Secret as a list or a watch returns it, with its kubeconfig parsed already.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(from = "Secret")]
+pub struct ListedSecret {
+    /// Name, namespace, uid and resourceVersion, which the watch reads.
+    metadata: ObjectMeta,
+    access: AccessSecret,
+}
+
+impl From<Secret> for ListedSecret {
+    fn from(secret: Secret) -> Self {
+        let ObjectMeta { name, namespace, uid, resource_version, labels, .. } = secret.metadata;
+        let text = secret.data.and_then(|mut data| data.remove(kubeconfig::SECRET_KEY));
+        let kubeconfig = text.as_ref().ok_or(KubeconfigError::NoKey).and_then(|text| RuntimeKubeconfig::parse(&text.0));
+        let in_namespace = |name: &str| KymaKey::new(namespace.as_deref().unwrap_or_default(), name);
+        let access = AccessSecret {
+            key: in_namespace(name.as_deref().unwrap_or_default()),
+            object_version: resource_version.as_deref().map(Into::into),
+            kyma: labels.as_ref().and_then(|labels| labels.get(label::KYMA_NAME)).map(|kyma| in_namespace(kyma)),
+            digest: text.and_then(|text| digest::digest(&SHA256, &text.0).as_ref().try_into().ok()),
+            kubeconfig: Some(kubeconfig.map(Arc::new)),
+        };
+        Self { metadata: ObjectMeta { name, namespace, uid, resource_version, ..ObjectMeta::default() }, access }
+    }
+}
+
+impl From<ListedSecret> for AccessSecret {
+    fn from(listed: ListedSecret) -> Self {
+        listed.access
     }
 }
 
 /// The resource of a core Secret.
-impl Resource for AccessSecret {
+impl Resource for ListedSecret {
     type DynamicType = ();
     type Scope = NamespaceResourceScope;
 
     fn kind((): &()) -> Cow<'_, str> {
-        Secret::kind(&())
+        <Secret as Resource>::kind(&())
     }
 
     fn group((): &()) -> Cow<'_, str> {
-        Secret::group(&())
+        <Secret as Resource>::group(&())
     }
 
     fn version((): &()) -> Cow<'_, str> {
-        Secret::version(&())
+        <Secret as Resource>::version(&())
     }
 
     fn plural((): &()) -> Cow<'_, str> {
-        Secret::plural(&())
+        <Secret as Resource>::plural(&())
     }
 
     fn meta(&self) -> &ObjectMeta {
@@ -113,8 +199,12 @@ mod tests {
     use super::*;
     use crate::kube::runtime_access::tests::test_bed::Party;
 
-    fn read(secret: &Value) -> AccessSecret {
+    fn listed(secret: &Value) -> ListedSecret {
         serde_json::from_value(secret.clone()).unwrap()
+    }
+
+    fn read(secret: &Value) -> AccessSecret {
+        listed(secret).into()
     }
 
     /// A Secret as a list returns it, without kind and version.
@@ -132,18 +222,13 @@ mod tests {
             "clusters: [{{name: a, cluster: {{server: 'https://runtime', certificate-authority-data: {ca}}}}}]\n\
              users: [{{name: b, user: {{token: sesame}}}}]\ncontexts: [{{name: c, context: {{cluster: a, user: b}}}}]\n"
         );
-        let secret = read(&stored(&text));
-        assert_eq!((secret.name(), secret.kyma()), ("access", Some(KymaKey::new("ns", "k"))));
-        assert_eq!(secret.kubeconfig().unwrap().server, "https://runtime");
-        let ObjectMeta { uid, resource_version, labels, annotations, .. } = secret.meta();
+        let ListedSecret { metadata, access: secret } = listed(&stored(&text));
+        assert_eq!((secret.key(), secret.kyma()), (&KymaKey::new("ns", "access"), Some(&KymaKey::new("ns", "k"))));
+        assert_eq!(secret.object_version(), Some("7"));
+        assert_eq!(secret.kubeconfig().unwrap().unwrap().server, "https://runtime");
+        let ObjectMeta { uid, resource_version, labels, annotations, .. } = &metadata;
         assert_eq!((uid.as_deref(), resource_version.as_deref()), (Some("u"), Some("7")), "read by the watch");
         assert_eq!((labels, annotations), (&None, &None));
-        let mut cached = secret.clone();
-        cached.drop_version();
-        let ObjectMeta { name, namespace, uid, resource_version, .. } = cached.meta();
-        assert_eq!((name.as_deref(), namespace.as_deref()), (Some("access"), Some("ns")));
-        assert_eq!((uid, resource_version), (&None, &None));
-        assert!(secret.gives_same_access(&cached));
         assert!(!format!("{secret:?}").contains("sesame"));
         // Each byte of the text counts, and nothing else of the Secret but its name.
         let change = |member: &str, value: &str| {
@@ -157,17 +242,34 @@ mod tests {
     }
 
     #[test]
+    fn reduced_secret_keeps_identity_and_digest_and_answers_neither_with_nor_without_credentials() {
+        let secrets = [read(&stored("sesame")), read(&json!({"metadata": {"name": "access", "namespace": "ns"}}))];
+        for secret in &secrets {
+            let reduced = secret.reduced();
+            assert!(reduced.is_reduced() && !secret.is_reduced());
+            let facts = |secret: &AccessSecret| {
+                (secret.key.clone(), secret.kyma.clone(), secret.object_version.clone(), secret.digest)
+            };
+            assert_eq!(facts(&reduced), facts(secret));
+            let missing = BodyMissingError { kind: "access Secret", key: KymaKey::new("ns", "access") };
+            assert_eq!(reduced.kubeconfig().err(), Some(missing));
+            assert!(reduced.gives_same_access(secret) && secret.gives_same_access(&reduced));
+        }
+        assert!(!secrets[0].reduced().gives_same_access(&secrets[1]));
+    }
+
+    #[test]
     fn secret_without_kubeconfig_or_label_is_kept_with_the_reason() {
         let secret = read(&json!({"metadata": {"name": "access"}, "data": {"other": "c2VzYW1l"}}));
-        assert_eq!((secret.kubeconfig().unwrap_err(), secret.kyma()), (&KubeconfigError::NoKey, None));
+        assert_eq!((secret.kubeconfig().unwrap().err(), secret.kyma()), (Some(&KubeconfigError::NoKey), None));
         let malformed = read(&stored("sesame"));
-        assert!(matches!(malformed.kubeconfig(), Err(KubeconfigError::Malformed { .. })));
+        assert!(matches!(malformed.kubeconfig(), Ok(Err(KubeconfigError::Malformed { .. }))));
         assert!(!malformed.gives_same_access(&secret));
     }
 
     #[test]
     fn resource_is_that_of_secrets() {
-        assert_eq!(AccessSecret::url_path(&(), Some("ns")), Secret::url_path(&(), Some("ns")));
-        assert_eq!(AccessSecret::api_version(&()), Secret::api_version(&()));
+        assert_eq!(ListedSecret::url_path(&(), Some("ns")), Secret::url_path(&(), Some("ns")));
+        assert_eq!(<ListedSecret as Resource>::api_version(&()), <Secret as Resource>::api_version(&()));
     }
 }

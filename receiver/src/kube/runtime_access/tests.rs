@@ -111,9 +111,12 @@ async fn upgrade_client_uses_http1_under_the_same_rules() {
         );
     }
     let refused = access(Settings::default(), kubeconfig).upgrade_client(&key());
-    assert!(matches!(refused.err(), Some(RuntimeAccessError::Kubeconfig(KubeconfigError::ForbiddenAddress(_)))));
+    assert!(matches!(
+        refused.err(),
+        Some(ClientError::Access(RuntimeAccessError::Kubeconfig(KubeconfigError::ForbiddenAddress(_))))
+    ));
     let none = RuntimeAccess::new(local(), Metrics::default()).upgrade_client(&key());
-    assert_eq!(none.err(), Some(RuntimeAccessError::Missing));
+    assert_eq!(none.err(), Some(RuntimeAccessError::Missing.into()));
 }
 
 #[tokio::test]
@@ -146,7 +149,10 @@ async fn client_certificate_is_presented_and_its_lack_is_an_auth_error() {
     let user =
         format!("client-certificate-data: {}, client-key-data: {}", runtime_user.certificate_data(), other.key_data());
     let mismatch = access(local(), server.kubeconfig("127.0.0.1", &user));
-    assert_eq!(mismatch.client(&key()).err(), Some(RuntimeAccessError::Kubeconfig(KubeconfigError::ClientCertificate)));
+    assert_eq!(
+        mismatch.client(&key()).err(),
+        Some(RuntimeAccessError::from(KubeconfigError::ClientCertificate).into())
+    );
 }
 
 #[tokio::test]
@@ -281,10 +287,10 @@ async fn only_a_changed_secret_gives_a_new_client() {
 
     assert!(access.set_secrets(&key(), vec![]));
     assert!(!access.set_secrets(&key(), vec![]));
-    assert_eq!(access.client(&key()).err(), Some(RuntimeAccessError::Missing));
+    assert_eq!(access.client(&key()).err(), Some(RuntimeAccessError::Missing.into()));
     access.set_secrets(&key(), vec![secret("1", old)]);
     access.remove(&key());
-    assert_eq!(access.client(&key()).err(), Some(RuntimeAccessError::Missing));
+    assert_eq!(access.client(&key()).err(), Some(RuntimeAccessError::Missing.into()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -348,12 +354,44 @@ fn secret_is_held_once_whichever_was_set_first() {
     assert_eq!(Arc::strong_count(&listed_again), 1);
 }
 
+#[tokio::test]
+async fn reduced_secret_is_neither_missing_nor_another_access_and_its_client_is_dropped() {
+    let (server, _) = recording(None, &[H2]).await;
+    let whole = secret("1", server.kubeconfig("127.0.0.1", "token: t"));
+    let reduced = Arc::new(whole.reduced());
+    let metrics = Metrics::default();
+    let access = RuntimeAccess::new(local(), metrics.clone());
+    assert!(access.set_secrets(&key(), vec![reduced.clone()]));
+    let missing = || Some(ClientError::Body(BodyMissingError { kind: "access Secret", key: whole.key().clone() }));
+    assert_eq!(access.client(&key()).err(), missing());
+    assert_eq!(access.upgrade_client(&key()).err(), missing());
+    access.missed().await;
+    assert!(!access.set_secrets(&key(), vec![whole.clone()]), "the same access");
+    let (_, revision) = access.client_and_revision(&key()).unwrap();
+    let is_built = || access.table().entries[&key()].cached.is_some();
+    assert!(is_built());
+
+    assert!(!access.set_secrets(&key(), vec![reduced.clone()]));
+    assert!(!is_built(), "it would hold the credentials");
+    assert_eq!(access.client(&key()).err(), missing());
+    assert!(!access.set_secrets(&key(), vec![whole.clone()]));
+    assert_eq!(access.client_and_revision(&key()).unwrap().1, revision, "results stay verified");
+    let changed = Arc::new(secret("2", server.kubeconfig("127.0.0.1", "token: new")).reduced());
+    assert!(access.set_secrets(&key(), vec![changed]), "its digest shows a change");
+    let other = Arc::new(named_secret("other", "9", Vec::new()).reduced());
+    assert!(access.set_secrets(&key(), vec![other, reduced]));
+    let several = RuntimeAccessError::Several(vec!["access".to_owned(), "other".to_owned()]);
+    assert_eq!(access.client(&key()).err(), Some(several.into()), "by their names");
+    assert!(access.set_secrets(&key(), vec![]));
+    assert_eq!(access.client(&key()).err(), Some(RuntimeAccessError::Missing.into()));
+}
+
 #[test]
 fn secret_without_kubeconfig_gives_no_access() {
     let empty = Arc::new(AccessSecret::from(k8s_openapi::api::core::v1::Secret::default()));
     let access = RuntimeAccess::new(Settings::default(), Metrics::default());
     assert!(access.set_secrets(&key(), vec![empty]));
-    assert_eq!(access.client(&key()).err(), Some(RuntimeAccessError::Kubeconfig(KubeconfigError::NoKey)));
+    assert_eq!(access.client(&key()).err(), Some(RuntimeAccessError::from(KubeconfigError::NoKey).into()));
 }
 
 #[test]
@@ -373,5 +411,8 @@ fn concurrent_refreshes_do_not_lose_a_secret() {
         Vec::new()
     });
     later.expect("it was begun").join().expect("it ended").expect("the result is received");
-    assert!(!matches!(access.client(&key()), Err(RuntimeAccessError::Missing)), "the Secret is known");
+    assert!(
+        !matches!(access.client(&key()), Err(ClientError::Access(RuntimeAccessError::Missing))),
+        "the Secret is known"
+    );
 }

@@ -1,20 +1,16 @@
-//! Fetches the bodies of Manifests from KCP, by lists that select the Manifests of some Kymas. The API server answers them from
+//! Fetches the bodies of objects from KCP, by lists that select the objects of some Kymas. The API server answers them from
 //! its watch cache, and sends only the selected objects.
 
 use std::{collections::BTreeSet, sync::PoisonError, time::Duration};
 
 use futures::{StreamExt as _, stream};
-use kube::{Api, api::ListParams, core::DeserializeGuard};
+use kube::{Api, Resource as _, api::ListParams, core::DeserializeGuard};
 use thiserror::Error;
-use tidewatch_shared::{api::Manifest, names::label};
+use tidewatch_shared::names::label;
 use tokio::time::{error::Elapsed, timeout};
 
-use super::{Bodies, KIND, Missing};
-use crate::base::{
-    error_levels,
-    key::KymaKey,
-    manifests::{CachedManifest, Manifests},
-};
+use super::{Bodies, CachedObject as _, Missing, ObjectCache};
+use crate::base::{error_levels, key::KymaKey};
 
 /// Names of Kymas in one selector: a URL of 8 KiB, which proxies accept, has room for 7,000 bytes of them.
 const MAX_SELECTOR: usize = 4_000;
@@ -26,17 +22,17 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Failure of one list.
 #[derive(Debug, Error)]
 pub(super) enum FetchError {
-    #[error("list the Manifests of acquired runtimes in the control plane")]
+    #[error("list the objects of acquired runtimes in the control plane")]
     Request(#[from] kube::Error),
-    #[error("the list of the Manifests of acquired runtimes took too long")]
+    #[error("the list of the objects of acquired runtimes took too long")]
     Late(#[from] Elapsed),
 }
 
-impl Bodies {
+impl<C: ObjectCache> Bodies<C> {
     /// Fetches missing bodies once. What fails stays missing.
     pub(super) async fn fetch(
         &self,
-        api: &Api<DeserializeGuard<Manifest>>,
+        api: &Api<DeserializeGuard<C::Listed>>,
         missing: Missing,
         on_fetched: impl Fn(&KymaKey),
     ) {
@@ -49,8 +45,9 @@ impl Bodies {
             match listed {
                 Ok(listed) => self.add(listed, &missing).iter().for_each(&on_fetched),
                 Err(error) => {
-                    self.0.metrics.body_fetches_failed.get_or_create(&KIND).inc();
+                    self.0.metrics.body_fetches_failed.get_or_create(&C::KIND).inc();
                     tracing::warn!(
+                        kind = C::KIND.kind,
                         error = error_levels::own(&error),
                         cause = error_levels::cause(&error),
                         "Bodies could not be fetched, retrying"
@@ -60,21 +57,21 @@ impl Bodies {
         }
     }
 
-    /// Stores the bodies of Manifests of which the cache has exactly this version. Returns the Kymas whose Manifests got
-    /// bodies.
-    pub(super) fn add(&self, listed: Vec<DeserializeGuard<Manifest>>, missing: &Missing) -> BTreeSet<KymaKey> {
+    /// Stores the bodies of objects of which the cache has exactly this version. Returns the Kymas whose objects got bodies.
+    pub(super) fn add(&self, listed: Vec<DeserializeGuard<C::Listed>>, missing: &Missing) -> BTreeSet<KymaKey> {
         let mut kymas = BTreeSet::new();
         for object in listed {
             match object.0 {
-                Ok(mut manifest) => {
-                    manifest.metadata.managed_fields = None;
-                    kymas.extend(self.add_one(manifest));
+                Ok(mut listed) => {
+                    listed.meta_mut().managed_fields = None;
+                    kymas.extend(self.add_one(listed));
                 }
                 Err(invalid) => {
                     let (namespace, name) = (invalid.metadata.namespace, invalid.metadata.name);
                     let key = KymaKey::new(namespace.unwrap_or_default(), name.unwrap_or_default());
-                    if missing.values().any(|manifests| manifests.contains(&key)) {
-                        tracing::warn!(manifest = %key, error = %invalid.error, "Invalid Manifest has no body in the cache");
+                    if missing.values().any(|objects| objects.contains(&key)) {
+                        let kind = C::KIND.kind;
+                        tracing::warn!(kind, object = %key, error = %invalid.error, "Invalid object has no body in the cache");
                         self.0.invalid.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
                     }
                 }
@@ -83,30 +80,29 @@ impl Bodies {
         kymas
     }
 
-    fn add_one(&self, mut manifest: Manifest) -> Option<KymaKey> {
+    fn add_one(&self, listed: C::Listed) -> Option<KymaKey> {
         let mut cache = self.0.writer.lock();
-        if !has_version_of(&self.0.manifests, &manifest) {
+        if !self.has_version_of(&listed) {
             return None;
         }
-        self.parts().share(&mut manifest);
-        let whole = CachedManifest::from(manifest);
+        let whole = self.0.objects.whole(listed);
         let kyma = whole.kyma();
-        let is_stored = self.is_kept(&whole) && cache.replace(whole);
+        let is_stored = self.is_kept(&whole) && self.replace(&mut cache, whole);
         if is_stored {
-            self.0.metrics.bodies_fetched.get_or_create(&KIND).inc();
+            self.0.metrics.bodies_fetched.get_or_create(&C::KIND).inc();
         }
         kyma.filter(|_| is_stored)
     }
+
+    /// Returns true if the cache has only the facts of exactly this version.
+    fn has_version_of(&self, listed: &C::Listed) -> bool {
+        let cached = self.0.objects.find(&KymaKey::of(listed)).filter(C::Cached::is_reduced);
+        let version = listed.meta().resource_version.as_deref();
+        version.is_some() && cached.is_some_and(|cached| cached.object_version() == version)
+    }
 }
 
-/// Returns true if the cache has only the facts of exactly this version.
-fn has_version_of(manifests: &Manifests, manifest: &Manifest) -> bool {
-    let cached = manifests.find(&KymaKey::of(manifest)).filter(CachedManifest::is_reduced);
-    let version = manifest.metadata.resource_version.as_deref();
-    version.is_some() && cached.is_some_and(|cached| cached.object_version() == version)
-}
-
-/// Label selectors that select the Manifests of all these Kymas together.
+/// Label selectors that select the objects of all these Kymas together.
 fn selectors(missing: &Missing) -> Vec<String> {
     let mut selectors: Vec<String> = Vec::new();
     for kyma in missing.keys() {

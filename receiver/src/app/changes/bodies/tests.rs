@@ -4,24 +4,37 @@ use kube::runtime::{
     watcher::Event,
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{metrics::Registry, names::label};
+use tidewatch_shared::{api::Manifest, metrics::Registry, names::label};
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::*;
-use crate::{base::manifests::BodyMissingError, testing::FakeApiServer};
+use crate::{
+    base::{
+        body_missing::BodyMissingError,
+        manifests::{CachedManifest, Manifests},
+    },
+    testing::FakeApiServer,
+};
 
+mod kinds;
 mod model;
+mod secrets;
+
+use self::kinds::TestKind;
 
 const NAMESPACE: &str = "ns";
 
-/// Bodies of the Manifests of the Kymas `k0`, `k1`, …, whose runtimes have ids of the same names, and the write halves of
+/// Bodies of the objects of the Kymas `k0`, `k1`, …, whose runtimes have ids of the same names, and the write halves of
 /// the caches.
-struct Setup {
-    bodies: Bodies,
+struct SetupOf<C: TestKind> {
+    bodies: Bodies<C>,
+    probe: C::Probe,
     shards: ShardCount,
     kymas: Writer<Kyma>,
     registry: Registry,
 }
+
+type Setup = SetupOf<ManifestCache>;
 
 fn key(name: &str) -> KymaKey {
     KymaKey::new(NAMESPACE, name)
@@ -43,11 +56,7 @@ fn manifest(name: &str, kyma: &str, version: u64) -> Value {
             {"group": "", "version": "v1", "kind": "ConfigMap", "name": name, "namespace": "kyma-system"}]}})
 }
 
-fn parsed(manifest: Value) -> Manifest {
-    serde_json::from_value(manifest).unwrap()
-}
-
-impl Setup {
+impl<C: TestKind> SetupOf<C> {
     fn new(kymas: usize) -> Self {
         let (shards, mut registry) = (ShardCount::new(3).unwrap(), Registry::default());
         let mut kyma_writer = Writer::<Kyma>::default();
@@ -56,15 +65,17 @@ impl Setup {
         }
         let (cache, writer) = reflector::store();
         let metrics = Metrics::register(&mut registry);
-        let bodies = Bodies::new(cache.into(), writer.into(), kyma_writer.as_reader(), shards, metrics);
-        Self { bodies, shards, kymas: kyma_writer, registry }
+        let (objects, probe) = C::of(cache);
+        let bodies = Bodies::new(Arc::new(objects), writer.into(), kyma_writer.as_reader(), shards, metrics);
+        Self { bodies, probe, shards, kymas: kyma_writer, registry }
     }
 
-    /// As [`Self::new`], with one Manifest `m<n>` of each Kyma, all of which are reduced.
+    /// As [`Self::new`], with one object `m<n>` of each Kyma, all of which are reduced.
     async fn reduced(kymas: usize) -> (Self, FakeApiServer) {
         let (setup, kcp) = (Self::new(kymas), FakeApiServer::default());
         for n in 0..kymas {
-            kcp.edit(&format!("manifests/m{n}"), |object| *object = manifest(&format!("m{n}"), &format!("k{n}"), 1));
+            let (id, kyma) = (format!("{}/m{n}", C::KIND.kind), format!("k{n}"));
+            kcp.edit(&id, |object| *object = C::object(&format!("m{n}"), &kyma, 1));
         }
         setup.bodies.reduce_others();
         setup.watch(&kcp);
@@ -72,19 +83,19 @@ impl Setup {
         (setup, kcp)
     }
 
-    /// Delivers all Manifests of the server to the watch.
+    /// Delivers all objects of the server to the watch.
     fn watch(&self, kcp: &FakeApiServer) {
-        kcp.all("manifests").into_iter().for_each(|manifest| self.apply(manifest));
+        kcp.all(C::KIND.kind).into_iter().for_each(|object| self.apply(object));
     }
 
-    /// Applies a Manifest as the watch does: to the cache, then to the index.
-    fn apply(&self, manifest: Value) {
+    /// Applies an object as the watch does: to the cache, then to the index.
+    fn apply(&self, object: Value) {
         let inner = &self.bodies.0;
         let mut cache = inner.writer.lock();
-        let cached = self.bodies.compact(parsed(manifest));
+        let cached = self.bodies.compact(C::parsed(object));
         cache.apply(&Event::Apply(cached.clone()));
         drop(cache);
-        inner.manifests.apply(&cached);
+        inner.objects.index(&cached);
     }
 
     fn shard(&self, runtime: &str) -> ShardId {
@@ -98,13 +109,23 @@ impl Setup {
     /// Runs the task; returns it and the Kymas that got bodies.
     fn start(&self, kcp: &FakeApiServer) -> (JoinHandle<&'static str>, Arc<Mutex<BTreeSet<KymaKey>>>) {
         let (fetched, bodies) = (Arc::<Mutex<BTreeSet<_>>>::default(), self.bodies.clone());
-        let (seen, api) = (fetched.clone(), Api::namespaced(kcp.client(), NAMESPACE));
+        let (seen, api) = (fetched.clone(), C::api(kcp.client()));
         let on_fetched = move |kyma: &KymaKey| seen.lock().unwrap().extend([kyma.clone()]);
         (tokio::spawn(bodies.run(api, on_fetched)), fetched)
     }
 
+    fn is_reduced(&self, object: &str) -> bool {
+        self.bodies.0.objects.find(&key(object)).unwrap().is_reduced()
+    }
+}
+
+impl Setup {
+    fn manifests(&self) -> &Manifests {
+        &self.bodies.0.objects.manifests
+    }
+
     fn read(&self, manifest: &str) -> Result<Option<Arc<Manifest>>, BodyMissingError> {
-        self.bodies.0.manifests.get(&key(manifest))
+        self.manifests().get(&key(manifest))
     }
 }
 
@@ -121,7 +142,7 @@ async fn acquired_shard_is_complete_once_its_bodies_are_fetched_and_loses_them_w
     let is_mine = |n: &usize| setup.shard(&format!("k{n}")) == mine;
     let (own, others): (Vec<_>, Vec<_>) = (0..6).partition(is_mine);
     assert!(!others.is_empty(), "the test needs Kymas of other shards");
-    assert_eq!(setup.read("m0"), Err(BodyMissingError(key("m0"))), "it exists");
+    assert_eq!(setup.read("m0"), Err(BodyMissingError { kind: "Manifest", key: key("m0") }), "it exists");
     assert_eq!(setup.read("none"), Ok(None));
 
     setup.bodies.keep(mine);
@@ -191,8 +212,9 @@ async fn deleted_manifest_stays_deleted() {
     let listed = kcp.all("manifests").into_iter().map(|object| serde_json::from_value(object).unwrap()).collect();
     let (inner, mine) = (&setup.bodies.0, setup.shard("k0"));
     setup.bodies.keep(mine);
-    inner.writer.lock().apply(&Event::Delete(inner.manifests.find(&key("m0")).unwrap()));
-    inner.manifests.delete(&key("m0"));
+    let known = inner.objects.find(&key("m0")).unwrap();
+    inner.writer.lock().apply(&Event::Delete(known.clone()));
+    inner.objects.unindex(&known);
     assert_eq!(setup.bodies.add(listed, &missing), BTreeSet::new());
     assert_eq!(setup.read("m0"), Ok(None));
     assert!(setup.is_complete(mine), "nothing is missing");
@@ -259,7 +281,7 @@ async fn reader_that_misses_a_body_causes_its_fetch() {
     setup.kymas.apply_watcher_event(&Event::Apply(kyma("k0", Some(&other))));
     setup.watch(&kcp);
     setup.kymas.apply_watcher_event(&Event::Apply(kyma("k0", Some("k0"))));
-    let of_kyma = || setup.bodies.0.manifests.of_kyma(&key("k0"), None);
+    let of_kyma = || setup.manifests().of_kyma(&key("k0"), None);
     assert!(of_kyma().is_err());
     soon(setup.bodies.are_complete(mine)).await;
     assert_eq!(of_kyma().unwrap().len(), 1);
@@ -281,7 +303,7 @@ async fn body_of_an_unknown_or_another_owner_is_kept() {
     assert!(setup.read("unknown").unwrap().is_some());
     assert!(setup.read("of-two").unwrap().is_some(), "a reader by the uid of k1 needs it");
     assert!(setup.read("of-one").is_err());
-    let found = setup.bodies.0.manifests.find_of_kyma(&key("none"), Some("k0"));
+    let found = setup.manifests().find_of_kyma(&key("none"), Some("k0"));
     assert_eq!(found.iter().map(CachedManifest::key).collect::<Vec<_>>(), [key("of-one")], "by its owner alone");
 }
 

@@ -19,7 +19,7 @@ impl Bed {
         let (id, _) = bed.manifest().unwrap();
         bed.kcp.edit(&id, |manifest| manifest["metadata"]["finalizers"] = json!(FINALIZERS));
         bed.ctx.settings.runtime_gone_after = Duration::from_secs(5);
-        bed.ctx.clients = Box::new(|_| Err(RuntimeAccessError::Missing));
+        bed.ctx.clients = Box::new(|_| Err(RuntimeAccessError::Missing.into()));
         bed.delete();
         (bed, id)
     }

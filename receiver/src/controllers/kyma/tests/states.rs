@@ -75,7 +75,7 @@ async fn failure_of_the_kyma_stays_until_a_full_reconcile() {
         if invalid {
             bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["channel"] = "none".into());
         } else {
-            bed.ctx.clients = Box::new(|_| Err(RuntimeAccessError::Missing));
+            bed.ctx.clients = Box::new(|_| Err(RuntimeAccessError::Missing.into()));
         }
         bed.kyma().await;
         let failed = bed.status();

@@ -1,4 +1,4 @@
-//! Manifests of which the cache has only the facts.
+//! Manifests of which the cache has only the facts, or only those of the access Secret of their runtime.
 
 use super::*;
 
@@ -41,4 +41,14 @@ async fn manifest_beside_one_without_a_body_is_reconciled_later() {
     fixture.kcp.calls();
     assert_eq!(outcome(&fixture).await, ReconcileOutcome::failed(WorkSet::MANIFEST, ErrorClass::Ours));
     assert_eq!((fixture.kcp.writes(), fixture.runtime.calls()), (Vec::new(), Vec::new()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn access_whose_body_is_missing_is_retried_and_changes_nothing() {
+    let mut fixture = Fixture::installed().await;
+    let before = fixture.state();
+    let key = KymaKey::new("ns", "access");
+    fixture.ctx.clients = Box::new(move |_| Err(BodyMissingError { kind: "access Secret", key: key.clone() }.into()));
+    assert_eq!(fixture.reconcile().await, ReconcileOutcome::failed(WorkSet::MANIFEST, ErrorClass::Ours));
+    assert_eq!(fixture.state(), before);
 }

@@ -23,12 +23,12 @@ use tidewatch_shared::{
 use x509_parser::{prelude::FromDer, public_key::PublicKey, x509::SubjectPublicKeyInfo};
 
 use crate::{
-    base::key::KymaKey,
+    base::{body_missing::BodyMissingError, key::KymaKey},
     fleet::table::{self, RuntimeTable},
     ingress::enrolment::{
         CertificateIssuer, EnrolmentService, Flags, IssuanceKind, Metrics, Revocations, RuntimeClients, keys,
     },
-    kube::runtime_access::RuntimeAccessError,
+    kube::runtime_access::{ClientError, RuntimeAccessError},
     pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, testing::fixed_authority},
     testing,
 };
@@ -225,17 +225,25 @@ impl FakeRuntime {
 
 /// Client and kubeconfig revision of each Kyma's runtime.
 #[derive(Clone, Default)]
-pub(crate) struct FakeRuntimeClients(Arc<Mutex<HashMap<KymaKey, (Client, u64)>>>);
+pub(crate) struct FakeRuntimeClients(Arc<Mutex<HashMap<KymaKey, FoundClient>>>);
+
+type FoundClient = Result<(Client, u64), ClientError>;
 
 impl FakeRuntimeClients {
     pub(crate) fn set(&self, kyma: &str, runtime: &FakeRuntime, revision: u64) {
-        self.0.lock().unwrap().insert(key(kyma), (runtime.client(), revision));
+        self.0.lock().unwrap().insert(key(kyma), Ok((runtime.client(), revision)));
+    }
+
+    /// The body of the access Secret is not in the cache.
+    pub(crate) fn reduce(&self, kyma: &str) {
+        let missing = BodyMissingError { kind: "access Secret", key: key(kyma) };
+        self.0.lock().unwrap().insert(key(kyma), Err(missing.into()));
     }
 }
 
 impl RuntimeClients for FakeRuntimeClients {
-    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), RuntimeAccessError> {
-        self.0.lock().unwrap().get(kyma).cloned().ok_or(RuntimeAccessError::Missing)
+    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), ClientError> {
+        self.0.lock().unwrap().get(kyma).cloned().unwrap_or_else(|| Err(RuntimeAccessError::Missing.into()))
     }
 }
 

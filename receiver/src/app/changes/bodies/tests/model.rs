@@ -8,16 +8,16 @@ use proptest::prelude::*;
 use super::*;
 
 const KYMAS: u8 = 5;
-const MANIFESTS: u8 = 6;
+const OBJECTS: u8 = 6;
 
-/// Kyma and version of each Manifest that exists.
+/// Kyma and version of each object that exists.
 type Objects = BTreeMap<u8, (u8, u64)>;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Another writer creates or changes a Manifest, perhaps of another Kyma.
+    /// Another writer creates or changes an object, perhaps of another Kyma.
     Write {
-        manifest: u8,
+        object: u8,
         kyma: u8,
     },
     Delete(u8),
@@ -44,8 +44,8 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        6 => (0..MANIFESTS, 0..KYMAS).prop_map(|(manifest, kyma)| Step::Write { manifest, kyma }),
-        2 => (0..MANIFESTS).prop_map(Step::Delete),
+        6 => (0..OBJECTS, 0..KYMAS).prop_map(|(object, kyma)| Step::Write { object, kyma }),
+        2 => (0..OBJECTS).prop_map(Step::Delete),
         8 => Just(Step::Deliver),
         1 => Just(Step::BeginList),
         2 => Just(Step::EndList),
@@ -59,12 +59,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-struct World {
-    setup: Setup,
+struct World<C: TestKind> {
+    setup: SetupOf<C>,
     version: u64,
     /// States of the server, the last one is the present.
     history: Vec<Objects>,
-    /// Changes that the watch has not delivered: the Manifest, and what it is now.
+    /// Changes that the watch has not delivered: the object, and what it is now.
     log: VecDeque<(u8, Option<(u8, u64)>)>,
     /// What the watch has reported.
     reported: Objects,
@@ -76,48 +76,48 @@ struct World {
     placed: BTreeSet<u8>,
 }
 
-impl World {
+impl<C: TestKind> World<C> {
     fn new() -> Self {
-        let setup = Setup::new(KYMAS.into());
+        let setup = SetupOf::<C>::new(KYMAS.into());
         setup.bodies.reduce_others();
         let (runtimes, placed) = ((0..KYMAS).collect(), BTreeSet::new());
         let (log, reported, list, answers) = Default::default();
         Self { setup, version: 0, history: vec![Objects::new()], log, reported, list, answers, runtimes, placed }
     }
 
-    fn object(manifest: u8, (kyma, version): (u8, u64)) -> Value {
-        super::manifest(&format!("m{manifest}"), &format!("k{kyma}"), version)
+    fn object(number: u8, (kyma, version): (u8, u64)) -> Value {
+        C::object(&format!("m{number}"), &format!("k{kyma}"), version)
     }
 
-    fn change(&mut self, manifest: u8, kyma: Option<u8>) {
+    fn change(&mut self, object: u8, kyma: Option<u8>) {
         self.version += 1;
         let now = kyma.map(|kyma| (kyma, self.version));
         let mut objects = self.history.last().unwrap().clone();
         match now {
-            Some(now) => drop(objects.insert(manifest, now)),
-            None if objects.remove(&manifest).is_none() => return,
+            Some(now) => drop(objects.insert(object, now)),
+            None if objects.remove(&object).is_none() => return,
             None => {}
         }
         self.history.push(objects);
-        self.log.push_back((manifest, now));
+        self.log.push_back((object, now));
     }
 
     fn deliver(&mut self) {
         if self.list.is_some() {
             return;
         }
-        let Some((manifest, now)) = self.log.pop_front() else { return };
+        let Some((object, now)) = self.log.pop_front() else { return };
         match now {
             Some(now) => {
-                self.reported.insert(manifest, now);
-                self.setup.apply(Self::object(manifest, now));
+                self.reported.insert(object, now);
+                self.setup.apply(Self::object(object, now));
             }
             None => {
-                self.reported.remove(&manifest);
-                let (inner, key) = (&self.setup.bodies.0, key(&format!("m{manifest}")));
-                let Some(known) = inner.manifests.find(&key) else { return };
-                inner.writer.lock().apply(&Event::Delete(known));
-                inner.manifests.delete(&key);
+                self.reported.remove(&object);
+                let inner = &self.setup.bodies.0;
+                let Some(known) = inner.objects.find(&key(&format!("m{object}"))) else { return };
+                inner.writer.lock().apply(&Event::Delete(known.clone()));
+                inner.objects.unindex(&known);
             }
         }
     }
@@ -126,9 +126,9 @@ impl World {
         let objects = self.history.last().unwrap().clone();
         let inner = &self.setup.bodies.0;
         inner.writer.lock().apply(&Event::Init);
-        for (manifest, now) in &objects {
+        for (object, now) in &objects {
             let mut cache = inner.writer.lock();
-            let listed = self.setup.bodies.compact(parsed(Self::object(*manifest, *now)));
+            let listed = self.setup.bodies.compact(C::parsed(Self::object(*object, *now)));
             cache.apply(&Event::InitApply(listed));
         }
         self.log.clear();
@@ -138,14 +138,12 @@ impl World {
     fn end_list(&mut self) {
         let Some(objects) = self.list.take() else { return };
         let inner = &self.setup.bodies.0;
-        let before = [true, false].into_iter().flat_map(|reduced| inner.manifests.all(reduced));
-        let before: Vec<_> = before.map(|manifest| manifest.key()).collect();
+        let all = || [true, false].into_iter().flat_map(|reduced| inner.objects.all(reduced));
+        let before: Vec<_> = all().collect();
         inner.writer.lock().apply(&Event::InitDone);
-        for key in before.iter().filter(|key| inner.manifests.find(key).is_none()) {
-            inner.manifests.delete(key);
-        }
-        for manifest in [true, false].into_iter().flat_map(|reduced| inner.manifests.all(reduced)) {
-            inner.manifests.apply(&manifest);
+        all().for_each(|object| inner.objects.index(&object));
+        for object in before.iter().filter(|object| inner.objects.find(&object.key()).is_none()) {
+            inner.objects.unindex(object);
         }
         self.reported = objects;
     }
@@ -161,8 +159,8 @@ impl World {
     async fn step(&mut self, step: Step) {
         let shard = |number: u8| self.setup.shards.shard(number.into()).unwrap();
         match step {
-            Step::Write { manifest, kyma } => self.change(manifest, Some(kyma)),
-            Step::Delete(manifest) => self.change(manifest, None),
+            Step::Write { object, kyma } => self.change(object, Some(kyma)),
+            Step::Delete(object) => self.change(object, None),
             Step::Deliver => self.deliver(),
             Step::BeginList => self.begin_list(),
             Step::EndList => self.end_list(),
@@ -189,7 +187,7 @@ impl World {
             }
             Step::Arrive => {
                 if let Some(objects) = self.answers.pop_front() {
-                    let objects = objects.into_iter().map(|(manifest, now)| Self::object(manifest, now));
+                    let objects = objects.into_iter().map(|(object, now)| Self::object(object, now));
                     let listed = objects.map(|object| serde_json::from_value(object).unwrap()).collect();
                     self.setup.bodies.add(listed, &Missing::new());
                 }
@@ -213,63 +211,71 @@ impl World {
     }
 
     fn check(&self) -> Result<(), TestCaseError> {
-        let manifests = &self.setup.bodies.0.manifests;
-        for manifest in 0..MANIFESTS {
-            let (name, reported) = (key(&format!("m{manifest}")), self.reported.get(&manifest));
-            let found = manifests.find(&name);
+        let objects = &self.setup.bodies.0.objects;
+        for object in 0..OBJECTS {
+            let (found, reported) = (objects.find(&key(&format!("m{object}"))), self.reported.get(&object));
             let version = found.as_ref().and_then(|found| found.object_version()?.parse().ok());
             prop_assert_eq!(version, reported.map(|(_, version)| *version), "what the watch has reported");
-            let Some((kyma, version)) = reported else {
-                prop_assert_eq!(manifests.get(&name), Ok(None));
-                continue;
-            };
-            prop_assert_eq!(found.and_then(|found| found.kyma()), Some(key(&format!("k{kyma}"))));
-            let read = manifests.get(&name);
-            prop_assert!(read != Ok(None), "an object without body is not one that is missing");
-            if self.placed.contains(kyma) {
-                let read = read.expect("a placed Kyma's Manifests have bodies").unwrap();
-                prop_assert_eq!(read, Arc::new(parsed(Self::object(manifest, (*kyma, *version)))));
+            if let (Some(found), Some((kyma, _))) = (found, reported) {
+                prop_assert_eq!(found.kyma(), Some(key(&format!("k{kyma}"))));
+                prop_assert!(
+                    !(found.is_reduced() && self.placed.contains(kyma)),
+                    "a placed Kyma's objects have bodies"
+                );
             }
         }
-        for kyma in &self.placed {
-            let found = manifests.of_kyma(&key(&format!("k{kyma}")), None);
-            let expected = self.reported.values().filter(|(of, _)| of == kyma).count();
-            prop_assert_eq!(found.map(|found| found.len()), Ok(expected));
+        for kyma in 0..KYMAS {
+            let of_kyma = self.reported.iter().filter(|(_, (of, _))| *of == kyma);
+            let expected: Vec<_> = of_kyma.map(|(object, (_, version))| (format!("m{object}"), *version)).collect();
+            match objects.finds(&key(&format!("k{kyma}")), &expected) {
+                Ok(is_found) => prop_assert!(is_found, "an object without body is not one that is missing"),
+                Err(missing) => prop_assert!(!self.placed.contains(&kyma), "{missing}"),
+            }
         }
         Ok(())
     }
+}
+
+fn check<C: TestKind>(steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut world = World::<C>::new();
+    for step in steps {
+        runtime.block_on(world.step(step));
+        world.check()?;
+    }
+    // Once the watch has caught up, one more fetch completes every kept shard, and a pass reduces all others.
+    runtime.block_on(async {
+        world.step(Step::EndList).await;
+        while !world.log.is_empty() {
+            world.step(Step::Deliver).await;
+        }
+        world.answers.clear();
+        world.step(Step::Answer(0)).await;
+        world.step(Step::Arrive).await;
+        world.step(Step::Expire).await;
+        world.step(Step::Reduce).await;
+    });
+    world.check()?;
+    let bodies = &world.setup.bodies;
+    for shard in world.setup.shards.shards().filter(|shard| bodies.is_own(*shard)) {
+        prop_assert!(world.setup.is_complete(shard));
+    }
+    for (object, (kyma, _)) in &world.reported {
+        let is_own = bodies.is_own(world.shard_of(*kyma));
+        prop_assert_eq!(world.setup.is_reduced(&format!("m{object}")), !is_own);
+    }
+    Ok(())
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
     #[test]
     fn placed_shard_has_exactly_the_reported_manifests_with_bodies(steps in proptest::collection::vec(step(), 0..120)) {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let mut world = World::new();
-        for step in steps {
-            runtime.block_on(world.step(step));
-            world.check()?;
-        }
-        // Once the watch has caught up, one more fetch completes every kept shard, and a pass reduces all others.
-        runtime.block_on(async {
-            world.step(Step::EndList).await;
-            while !world.log.is_empty() {
-                world.step(Step::Deliver).await;
-            }
-            world.answers.clear();
-            world.step(Step::Answer(0)).await;
-            world.step(Step::Arrive).await;
-            world.step(Step::Expire).await;
-            world.step(Step::Reduce).await;
-        });
-        world.check()?;
-        let bodies = &world.setup.bodies;
-        for shard in world.setup.shards.shards().filter(|shard| bodies.is_own(*shard)) {
-            prop_assert!(world.setup.is_complete(shard));
-        }
-        for (manifest, (kyma, _)) in &world.reported {
-            let is_own = bodies.is_own(world.shard_of(*kyma));
-            prop_assert_eq!(bodies.0.manifests.get(&key(&format!("m{manifest}"))).is_ok(), is_own);
-        }
+        check::<ManifestCache>(steps)?;
+    }
+
+    #[test]
+    fn placed_shard_has_exactly_the_access_of_the_reported_secrets(steps in proptest::collection::vec(step(), 0..120)) {
+        check::<SecretCache>(steps)?;
     }
 }

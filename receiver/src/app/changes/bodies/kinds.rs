@@ -1,0 +1,62 @@
+//! Kinds whose cached objects can be reduced.
+
+use std::{fmt::Debug, sync::Arc};
+
+use kube::{Resource, runtime::reflector::Lookup};
+use serde::de::DeserializeOwned;
+use tidewatch_shared::metrics::KindLabel;
+
+use crate::base::key::KymaKey;
+
+/// Cache of a kind whose objects concern one Kyma each, with an index by Kyma. The watch updates the cache first and the index
+/// directly afterwards.
+pub(in crate::app::changes) trait ObjectCache: Send + Sync + 'static {
+    /// Kind of the objects, for metrics and logs.
+    const KIND: KindLabel;
+    /// Object as a list returns it.
+    type Listed: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + Sync + 'static;
+    /// Object as the cache has it.
+    type Cached: CachedObject;
+
+    /// Returns an object by its key, reduced or not.
+    fn find(&self, key: &KymaKey) -> Option<Self::Cached>;
+
+    /// Returns the objects whose label names a Kyma, reduced or not.
+    fn of_kyma(&self, kyma: &KymaKey) -> Vec<Self::Cached>;
+
+    /// Returns all objects that are reduced, or all that are not.
+    fn all(&self, reduced: bool) -> Vec<Arc<Self::Cached>>;
+
+    /// Waits until a reader needs the body of a reduced object. Supports one caller. Cancel safe.
+    fn missed(&self) -> impl Future<Output = ()> + Send;
+
+    /// Returns the whole form of an object.
+    fn whole(&self, listed: Self::Listed) -> Self::Cached;
+
+    /// Returns the reduced form of a whole object; `None` if it cannot be reduced.
+    fn reduce(&self, whole: &Self::Cached) -> Option<Self::Cached>;
+
+    /// An object got another form, not another version. Called while the cache is locked: when a scan finds that a body is
+    /// there, its readers find it too.
+    fn replaced(&self, _object: &Self::Cached) {}
+}
+
+/// Object in such a cache, whole or reduced.
+pub(in crate::app::changes) trait CachedObject:
+    Lookup<DynamicType = ()> + Clone + Send + Sync + 'static
+{
+    /// Namespace and name of the object.
+    fn key(&self) -> KymaKey;
+
+    /// Kyma that the label names.
+    fn kyma(&self) -> Option<KymaKey>;
+
+    /// Returns true if the body is not in the cache.
+    fn is_reduced(&self) -> bool;
+
+    /// resourceVersion of the object.
+    fn object_version(&self) -> Option<&str>;
+
+    /// Returns true if an owner reference by which readers find the object has another uid than this.
+    fn has_other_owner(&self, uid: &str) -> bool;
+}
