@@ -1,5 +1,7 @@
 //! Several active replicas: they share the runtimes, relay requests to each other, and take over from each other.
 
+mod scaling;
+
 use std::{collections::BTreeMap, net::SocketAddr, process::Stdio, sync::Arc};
 
 use anyhow::{Context as _, Result, ensure};
@@ -23,7 +25,7 @@ use crate::support::{Member, SLOTS, TestResult, quick_options};
 /// Replicas of one landscape behind load balancers, and its runtimes.
 struct Replicas {
     running: BTreeMap<String, Replica>,
-    members: Vec<Member>,
+    members: Vec<Arc<Member>>,
     events: Balancer,
     enrolments: Balancer,
     landscape: Arc<Landscape>,
@@ -65,6 +67,14 @@ impl Replicas {
         Ok(())
     }
 
+    /// Takes a replica out of the load balancers, and ends it in order: none of its shards is left to expire.
+    async fn end(&mut self, name: &str) -> Result<()> {
+        ensure_success(self.remove(name)?.process.sigterm(DEADLINE).await?)?;
+        let holders = self.holders().await?;
+        ensure!(holders.values().all(|holder| holder != name), "{name} ended: {holders:?}");
+        Ok(())
+    }
+
     /// Takes a replica out of the load balancers.
     fn remove(&mut self, name: &str) -> Result<Replica> {
         let replica = self.running.remove(name).context("a running replica")?;
@@ -92,7 +102,7 @@ impl Replicas {
             let options = kubelet::Options { policies: Some(ports.into()), ..kubelet::Options::default() };
             let kubelet = Kubelet::start(&cluster, options).await?;
             let runtime = self.landscape.register(cluster).await?;
-            self.members.push(Member { runtime, kubelet });
+            self.members.push(Arc::new(Member { runtime, kubelet }));
         }
         for member in &self.members {
             member.path_proven().await?;
@@ -145,9 +155,10 @@ impl Replicas {
 
 impl Drop for Replicas {
     fn drop(&mut self) {
-        for Member { runtime, kubelet } in self.members.drain(..) {
-            drop(kubelet);
-            self.bed.stop(runtime.name());
+        for member in self.members.drain(..) {
+            let name = member.runtime.name().to_owned();
+            drop(member);
+            self.bed.stop(&name);
         }
     }
 }
@@ -175,11 +186,7 @@ async fn replicas_share_runtimes_and_take_over_from_each_other() -> TestResult {
 
     // A rolling restart: each hands its shards over before it ends.
     for (name, modules) in ["a", "b", "c"].into_iter().zip([&[][..], &["keda"], &[]]) {
-        let stopped = replicas.remove(name)?;
-        let ended = stopped.process.sigterm(DEADLINE).await?;
-        ensure_success(ended)?;
-        let holders = replicas.holders().await?;
-        assert!(holders.values().all(|holder| holder != name), "{holders:?}");
+        replicas.end(name).await?;
         replicas.deliver(modules).await?;
         replicas.launch(name).await?;
         replicas.are_ready().await?;
