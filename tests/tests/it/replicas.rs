@@ -6,10 +6,20 @@ use std::{collections::BTreeMap, net::SocketAddr, process::Stdio, sync::Arc};
 
 use anyhow::{Context as _, Result, ensure};
 use futures::future::join_all;
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::ConfigMap};
-use kube::Api;
-use tidewatch_receiver::{base::shard::ShardCount, kube::shards::Unit};
-use tidewatch_shared::names::{AGENT_DEPLOYMENT, AGENT_OBJECT, SKR_NAMESPACE, TRUST_BUNDLE_KEY};
+use k8s_openapi::{
+    ByteString,
+    api::{
+        apps::v1::Deployment,
+        core::v1::{ConfigMap, Secret},
+    },
+    jiff::Timestamp,
+};
+use kube::{Api, api::PostParams};
+use serde_json::json;
+use tidewatch_receiver::{base::shard::ShardCount, ingress::enrolment, kube::shards::Unit};
+use tidewatch_shared::names::{
+    AGENT_DEPLOYMENT, AGENT_OBJECT, CHAIN_KEY, IDENTITY_SECRET, SKR_NAMESPACE, TRUST_BUNDLE_KEY,
+};
 use tidewatch_tests::{
     balancer::Balancer,
     bed::{self, TestBed},
@@ -285,7 +295,8 @@ async fn receiver_without_shards_and_replicas_exclude_each_other() -> TestResult
 }
 
 /// The rotation of the CA, asked for at a replica without the fleet role, and an upgrade of the agents, end although the replica
-/// with the role restarts in the middle of both.
+/// with the role restarts in the middle of both; and an agent whose certificates are revoked enrols again although the replica
+/// that holds its runtime ends.
 #[tokio::test]
 async fn tasks_of_the_whole_fleet_go_on_while_shards_move() -> TestResult {
     let options = Options {
@@ -333,9 +344,26 @@ async fn tasks_of_the_whole_fleet_go_on_while_shards_move() -> TestResult {
         Ok(images.iter().all(|image| image == IMAGE).then_some(()))
     })
     .await?;
+
+    // A revocation of all certificates of a runtime, whose shard moves meanwhile: its agent enrols again.
+    let revoked = replicas.members[0].clone();
+    let before = certificate(&revoked).await?;
+    let maps = Api::<ConfigMap>::namespaced(replicas.landscape.operator(), replicas.landscape.namespace());
+    let data = json!({revoked.runtime.id().as_str(): format!("issued-before={}", Timestamp::now())});
+    let map = json!({"metadata": {"name": enrolment::CONFIG_MAP}, "data": data});
+    maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
+    let holder = replicas.holder_of(&revoked).await?;
+    replicas.end(&holder).await?;
+    until("another certificate", async || Ok((certificate(&revoked).await? != before).then_some(()))).await?;
     for member in &replicas.members {
         member.path_proven().await?;
     }
     replicas.deliver(&[]).await?;
     Ok(())
+}
+
+/// The certificate chain of a runtime's agent.
+async fn certificate(member: &Member) -> Result<ByteString> {
+    let secrets = Api::<Secret>::namespaced(member.runtime.cluster().client().await?, SKR_NAMESPACE);
+    secrets.get(IDENTITY_SECRET).await?.data.and_then(|mut data| data.remove(CHAIN_KEY)).context("a certificate")
 }
