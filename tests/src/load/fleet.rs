@@ -247,7 +247,7 @@ impl SimulatedFleet {
             let ca = self.landscape.ca();
             let identity = ca.make_runtime(&id, self.landscape.trust_domain(), now(), pki::RUNTIME_VALIDITY)?;
             let signed_client =
-                SignedClient::new(&identity.identity()?, roots.clone(), self.landscape.authority().parse()?)?;
+                SignedClient::new(&identity.identity()?, roots.clone(), self.landscape.agents_authority().parse()?)?;
             let state = ProtocolState::new(id.clone(), &self.plan, number as u64);
             let agent = Agent::new(signed_client, state, self.counters.clone());
             let cluster = self.fake.cluster(&name);

@@ -25,15 +25,42 @@ const RUNTIMES: usize = 4;
 const KYMA: &str = "operator.kyma-project.io/kymas/kyma-system/default";
 
 /// Runtimes that follow the channel of one module, whose moves are rolled out in two rings.
-struct Rollout {
-    fleet: SimulatedFleet,
+pub(crate) struct Rollout {
+    pub(crate) fleet: SimulatedFleet,
     landscape: Arc<Landscape>,
     module: String,
 }
 
 impl Rollout {
+    /// Registers the runtimes, whose agents do not run yet.
+    pub(crate) async fn register(landscape: Arc<Landscape>) -> Result<Self> {
+        let module = format!("{WIDE}rollout");
+        landscape.write_wide(&module, "1.0.0").await?;
+        let mut fleet = SimulatedFleet::new(landscape.clone()).await?;
+        fleet.grow(RUNTIMES).await?;
+        fleet.served(DEADLINE).await?;
+        Ok(Self { fleet, landscape, module })
+    }
+
+    /// Starts the agents, and selects the module in every runtime.
+    pub(crate) async fn install(&mut self) -> Result<()> {
+        self.fleet.start();
+        self.select();
+        self.becomes([("Ready", "1.0.0"); RUNTIMES]).await
+    }
+
+    /// Selects the module in every runtime, as each user does.
+    pub(crate) fn select(&self) {
+        self.fleet.members().iter().for_each(|member| member.select(&[&self.module]));
+    }
+
+    /// Points the channel to a version.
+    pub(crate) async fn move_to(&self, version: &str) -> Result<()> {
+        self.landscape.write_wide(&self.module, version).await
+    }
+
     /// Waits until the module has these states and versions in the Kymas of the runtimes, in any order.
-    async fn becomes(&self, expected: [(&str, &str); RUNTIMES]) -> Result<()> {
+    pub(crate) async fn becomes(&self, expected: [(&str, &str); RUNTIMES]) -> Result<()> {
         until(&format!("the modules {expected:?}"), async || {
             let shown = self.fleet.members().iter().map(|member| {
                 let kyma = member.cluster().object(KYMA).unwrap_or_default();
@@ -61,7 +88,7 @@ impl Rollout {
     }
 
     /// Waits for an Event about the release meta whose note contains a text, and returns the note.
-    async fn event(&self, reason: &str, text: &str) -> Result<String> {
+    pub(crate) async fn event(&self, reason: &str, text: &str) -> Result<String> {
         let events = Api::<Event>::namespaced(self.landscape.operator(), self.landscape.namespace());
         until(&format!("the Event {reason}: {text}"), async || {
             let events = events.list(&Default::default()).await?.items;
@@ -76,7 +103,7 @@ impl Rollout {
     }
 
     /// Names of the Kymas whose Manifest has a version.
-    async fn with(&self, version: &str) -> Result<BTreeSet<String>> {
+    pub(crate) async fn with(&self, version: &str) -> Result<BTreeSet<String>> {
         let manifests = Api::<Manifest>::namespaced(self.landscape.kcp().client().await?, self.landscape.namespace());
         let manifests = manifests.list(&Default::default()).await?.items.into_iter();
         let of_version = manifests.filter(|manifest| manifest.spec.version.as_deref() == Some(version));
@@ -92,18 +119,11 @@ async fn a_failing_version_halts_in_the_first_ring_and_a_move_back_reverts_it() 
     let flags = ["--module-rollout-rings", "50%,100%", "--module-rollout-pause-seconds", "0"];
     let options = Options { receiver: flags.map(str::to_owned).to_vec(), ..quick_options() };
     let landscape = Arc::new(Landscape::start(bed::shared().await?.kcp().await?, "module-rollout", options).await?);
-    let module = format!("{WIDE}rollout");
-    landscape.write_wide(&module, "1.0.0").await?;
-    let mut fleet = SimulatedFleet::new(landscape.clone()).await?;
-    fleet.grow(RUNTIMES).await?;
-    fleet.served(DEADLINE).await?;
-    fleet.start();
-    fleet.members().iter().for_each(|member| member.select(&[&module]));
-    let rollout = Rollout { fleet, landscape, module };
-    rollout.becomes([("Ready", "1.0.0"); RUNTIMES]).await?;
+    let mut rollout = Rollout::register(landscape).await?;
+    rollout.install().await?;
 
     // A good version reaches one ring after the other.
-    rollout.landscape.write_wide(&rollout.module, "1.1.0").await?;
+    rollout.move_to("1.1.0").await?;
     rollout.event("ModuleRollout", "the rollout of 1.1.0 in the channel regular is in ring 1").await?;
     rollout.event("ModuleRollout", "the rollout of 1.1.0 in the channel regular is in ring 2").await?;
     rollout.event("ModuleRollout", "every runtime gets 1.1.0 of the channel regular").await?;
@@ -111,7 +131,7 @@ async fn a_failing_version_halts_in_the_first_ring_and_a_move_back_reverts_it() 
 
     // A failing one reaches as many runtimes as may fail.
     rollout.fleet.fake().refuse_pods(":1.2.0", 1);
-    rollout.landscape.write_wide(&rollout.module, "1.2.0").await?;
+    rollout.move_to("1.2.0").await?;
     let note = rollout.event("ModuleRolloutHalted", "the rollout of 1.2.0 in the channel regular has halted").await?;
     rollout.becomes([("Error", "1.2.0"), ("Ready", "1.1.0"), ("Ready", "1.1.0"), ("Ready", "1.1.0")]).await?;
     let failed = rollout.with("1.2.0").await?;
@@ -128,7 +148,7 @@ async fn a_failing_version_halts_in_the_first_ring_and_a_move_back_reverts_it() 
     rollout.landscape.with_receiver(async |receiver| receiver.metrics_until(DEADLINE, shown).await).await??;
 
     // A move back downgrades the runtime that the halted rollout upgraded.
-    rollout.landscape.write_wide(&rollout.module, "1.1.0").await?;
+    rollout.move_to("1.1.0").await?;
     rollout.becomes([("Ready", "1.1.0"); RUNTIMES]).await?;
     until("no condition", async || Ok(rollout.conditions().await?.is_empty().then_some(()))).await?;
     assert_eq!(rollout.with("1.2.0").await?, BTreeSet::new());

@@ -1,5 +1,6 @@
 //! Several active replicas: they share the runtimes, relay requests to each other, and take over from each other.
 
+mod rings;
 mod scaling;
 
 use std::{collections::BTreeMap, net::SocketAddr, process::Stdio, sync::Arc};
