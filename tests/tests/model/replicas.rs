@@ -1,6 +1,6 @@
 //! Simulation of several active replicas: the product's elector, follower, runtime table, gateway, relay and relay port in each,
 //! agents that connect to any of them, and a control plane with the Leases. Real TLS and signatures over a simulated network;
-//! replicas that die, stop, hang, start, and lose the control plane or each other.
+//! replicas that die, stop, hang, start, lose the control plane or each other, and whose wall clocks jump by hours.
 //!
 //! At every time at most one replica may write to a runtime, writes on their way included. Once the faults end, each shard has
 //! a holder within the duration of a Lease and five seconds, every event is settled, and no change is lost.
@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use jiff::SignedDuration;
 use tidewatch_agent::{
     canary::CanaryState,
     link::{Link, LinkParts},
@@ -66,6 +67,8 @@ const STABLE_PERIOD: Duration = REQUEST_DEADLINE.saturating_add(Duration::from_s
 /// Maximum message latency of a slow network, in milliseconds. The last fault has its effect for that time: a replica may
 /// get the Leases so late.
 const SLOW_MILLIS: u64 = 4_000;
+/// Longest jump of a wall clock, in milliseconds: a day.
+const MAX_JUMP_MILLIS: u64 = 86_400_000;
 /// Maximum message latency of a healthy network.
 const LATENCY: Duration = Duration::from_millis(50);
 const TICK: Duration = Duration::from_millis(25);
@@ -166,7 +169,7 @@ impl Simulation<'_> {
         let Self { sim, shared, rng, hanging } = self;
         let (at, agent) = (rng.index(REPLICAS.len()), rng.index(AGENTS.len()));
         let (replica, other) = (REPLICAS[at], REPLICAS[(at + 1 + rng.index(REPLICAS.len() - 1)) % REPLICAS.len()]);
-        match rng.below(26) {
+        match rng.below(28) {
             0 | 1 => {
                 shared.ended(at);
                 sim.crash(replica);
@@ -193,6 +196,8 @@ impl Simulation<'_> {
                 sim.bounce(AGENTS[agent]);
             }
             23 => shared.break_watch(agent, rng.index(WATCHES.len())),
+            24 => shared.link(at).jump(SignedDuration::try_from(rng.millis(MAX_JUMP_MILLIS)).unwrap()),
+            25 => shared.link(at).jump(-SignedDuration::try_from(rng.millis(MAX_JUMP_MILLIS)).unwrap()),
             _ => self.repair_network(),
         }
     }
@@ -282,6 +287,8 @@ struct Seen {
     relayed: u64,
     handed_over: u64,
     expired: u64,
+    /// Leases that were written with a wrong time.
+    wrong_times: u64,
 }
 
 impl Seen {
@@ -291,6 +298,7 @@ impl Seen {
             relayed: self.relayed + other.relayed,
             handed_over: self.handed_over + other.handed_over,
             expired: self.expired + other.expired,
+            wrong_times: self.wrong_times + other.wrong_times,
         }
     }
 }
@@ -306,6 +314,7 @@ fn simulate(seed: u64) -> Seen {
         relayed: counter("relay_relay_requests_total"),
         handed_over: counter("shards_ended_total{reason=\"handed-over\"}"),
         expired: counter("shards_ended_total{reason=\"expired\"}"),
+        wrong_times: (0..REPLICAS.len()).map(|at| simulation.shared.link(at).written_with_error()).sum(),
     }
 }
 
@@ -326,7 +335,7 @@ fn replicas_share_runtimes_over_faulty_network() {
         let seen = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
         seen.fold(Seen::default(), Seen::with)
     });
-    let Seen { events, relayed, handed_over, expired } = seen;
-    let is_enough = [events, relayed, handed_over, expired].iter().all(|count| *count >= seeds / 2);
+    let Seen { events, relayed, handed_over, expired, wrong_times } = seen;
+    let is_enough = [events, relayed, handed_over, expired, wrong_times].iter().all(|count| *count >= seeds / 2);
     assert!(seeds < SEEDS || is_enough, "too little was simulated: {seen:?}");
 }

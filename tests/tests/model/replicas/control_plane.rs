@@ -7,8 +7,10 @@ use std::{
 };
 
 use futures::StreamExt as _;
-use http::Request;
+use http::{Method, Request};
 use http_body_util::{BodyExt as _, BodyStream, StreamBody};
+use jiff::SignedDuration;
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::client::Body;
 use tidewatch_receiver::kube::shards::names;
 use tidewatch_tests::fake::{Answer, FakeCluster};
@@ -35,16 +37,26 @@ pub(crate) enum KcpNetwork {
 struct Network {
     state: KcpNetwork,
     max_latency: Duration,
+    /// Error of the replica's wall clock.
+    clock_error: SignedDuration,
+    /// Leases that were written with such an error.
+    written_with_error: u64,
     rng: Rng,
 }
 
-/// The network of one replica. Clones share it.
+/// The network of one replica, and its wall clock, which only the Leases that it writes show to others. Clones share it.
 #[derive(Clone)]
 pub(crate) struct KcpLink(Arc<Mutex<Network>>);
 
 impl KcpLink {
     pub(crate) fn new(seed: u64) -> Self {
-        let network = Network { state: KcpNetwork::Healthy, max_latency: MAX_LATENCY, rng: Rng(seed) };
+        let network = Network {
+            state: KcpNetwork::Healthy,
+            max_latency: MAX_LATENCY,
+            clock_error: SignedDuration::ZERO,
+            written_with_error: 0,
+            rng: Rng(seed),
+        };
         Self(Arc::new(Mutex::new(network)))
     }
 
@@ -63,6 +75,31 @@ impl KcpLink {
     pub(crate) fn repair(&self) {
         self.set(KcpNetwork::Healthy);
         self.set_max_latency(MAX_LATENCY);
+    }
+
+    /// Sets the replica's wall clock forward, or back. Nothing repairs it.
+    pub(crate) fn jump(&self, by: SignedDuration) {
+        self.network().clock_error += by;
+    }
+
+    /// Leases that the replica wrote with a wrong time.
+    pub(crate) fn written_with_error(&self) -> u64 {
+        self.network().written_with_error
+    }
+
+    /// The request as the replica sends it with its wall clock.
+    async fn timed(&self, request: Request<Body>) -> Request<Body> {
+        let error = self.network().clock_error;
+        if error.is_zero() || request.method() != Method::PUT {
+            return request;
+        }
+        let (head, body) = request.into_parts();
+        let mut lease: Lease = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap();
+        if let Some(time) = lease.spec.as_mut().and_then(|spec| spec.renew_time.as_mut()) {
+            time.0 += error;
+            self.network().written_with_error += 1;
+        }
+        Request::from_parts(head, serde_json::to_vec(&lease).unwrap().into())
     }
 
     /// Waits for the latency of one message.
@@ -141,6 +178,7 @@ impl ControlPlane {
         let service = tower::service_fn(move |request: Request<Body>| {
             let (requests, link) = (requests.clone(), link.clone());
             async move {
+                let request = link.timed(request).await;
                 let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
                 let (sender, response) = oneshot::channel();
                 let _ = requests.send(Sent { link: link.clone(), request, response: sender });
