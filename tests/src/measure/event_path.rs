@@ -21,7 +21,7 @@ use tidewatch_shared::{
 
 use super::{
     Figure, Settings, api_calls,
-    figure::{mebibytes, median, millis, quantile},
+    figure::{mebibytes, median, millis, quantile, time_of},
     plain_path::{self, Floor},
     runtime_setup::RuntimeSetup,
     writer::{self, Write},
@@ -119,11 +119,10 @@ impl Spent {
     async fn now(setup: &RuntimeSetup) -> Result<Self> {
         let agent = setup.runtime.with_agent(async |agent| agent.cpu_by_thread()).await??;
         let receiver = setup.landscape.with_receiver(async |receiver| receiver.cpu_by_thread()).await??;
-        let named =
-            |name: &str| receiver.iter().filter(|(thread, _)| thread.starts_with(name)).map(|(_, spent)| *spent).sum();
+        let [gateway, reconcile] = ["gateway", "reconcile"].map(|name| time_of(&receiver, name));
         let calls =
             [api_calls::answered(setup.runtime.cluster()).await?, api_calls::answered(setup.landscape.kcp()).await?];
-        Ok(Self { agent: agent.values().sum(), gateway: named("gateway"), reconcile: named("reconcile"), calls })
+        Ok(Self { agent: agent.values().sum(), gateway, reconcile, calls })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Figures as lines of JSON, and the arithmetic behind them.
 
-use std::{io, time::Duration};
+use std::{collections::BTreeMap, io, time::Duration};
 
 use serde::Serialize;
 
@@ -108,6 +108,11 @@ pub(super) fn mebibytes(kib: u64) -> f64 {
 /// CPU time of a process so far over all threads, in seconds.
 pub(super) fn cpu_of(process: u32) -> io::Result<f64> {
     Ok(cpu_time(process)?.as_secs_f64())
+}
+
+/// Sum of the CPU times of threads whose names begin so.
+pub(super) fn time_of(threads: &BTreeMap<String, Duration>, name: &str) -> Duration {
+    threads.iter().filter(|(thread, _)| thread.starts_with(name)).map(|(_, spent)| *spent).sum()
 }
 
 pub(super) fn median(mut samples: Vec<f64>) -> f64 {

@@ -8,7 +8,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::{
     Figure,
-    figure::{median, millis, quantile},
+    figure::{median, millis, quantile, time_of},
     fleet_setup::FleetSetup,
 };
 use crate::{
@@ -143,8 +143,7 @@ impl Counters {
                 Ok::<_, anyhow::Error>((receiver.cpu_by_thread()?, page))
             })
             .await??;
-        let gateway = cpu.iter().filter(|(thread, _)| thread.starts_with("gateway"));
-        Ok(Self { gateway: gateway.map(|(_, spent)| spent.as_secs_f64()).sum(), too_many: too_many(&page) })
+        Ok(Self { gateway: time_of(&cpu, "gateway").as_secs_f64(), too_many: too_many(&page) })
     }
 }
 

@@ -22,7 +22,7 @@ use bytes::Bytes;
 use tidewatch_shared::{exchange::EVENTS_PATH, identity::Epoch, signature::Nonce};
 use tokio::{task::JoinSet, time::sleep};
 
-use super::{Figure, fleet_setup::FleetSetup};
+use super::{Figure, figure::time_of, fleet_setup::FleetSetup};
 use crate::{
     landscape::now,
     load::{PlainServer, ProtocolState, ServerMode, SignedClient, SimulatedFleet, THREADS, queue},
@@ -104,7 +104,7 @@ impl Counters {
     }
 
     fn spent(&self, since: &Self, name: &str) -> f64 {
-        seconds(&self.cpu, name) - seconds(&since.cpu, name)
+        time_of(&self.cpu, name).as_secs_f64() - time_of(&since.cpu, name).as_secs_f64()
     }
 }
 
@@ -154,7 +154,8 @@ async fn floor(setup: &FleetSetup, settings: &Settings, events: u32) -> Result<f
     let before = stand()?;
     sleep(Duration::from_secs(settings.seconds.into())).await;
     let after = stand()?;
-    Ok(count(after.0 - before.0) / (seconds(&after.1, THREADS) - seconds(&before.1, THREADS)))
+    let [before_cpu, after_cpu] = [&before.1, &after.1].map(|cpu| time_of(cpu, THREADS).as_secs_f64());
+    Ok(count(after.0 - before.0) / (after_cpu - before_cpu))
 }
 
 /// A client of the floor, and its request body, as its agent would send it.
@@ -171,10 +172,6 @@ fn client_and_body(
     let identity = ca.make_runtime(member.id(), setup.landscape.trust_domain(), now(), validity)?.identity()?;
     let client = SignedClient::new(&identity, ca.trust_bundle().store()?, plain.address())?;
     Ok((client, ProtocolState::sample_body(member.id().clone(), fleet.plan(), events)))
-}
-
-fn seconds(cpu: &BTreeMap<String, Duration>, name: &str) -> f64 {
-    cpu.iter().filter(|(thread, _)| thread.starts_with(name)).map(|(_, spent)| spent.as_secs_f64()).sum()
 }
 
 fn count(number: u64) -> f64 {
