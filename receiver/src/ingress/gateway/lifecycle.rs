@@ -18,8 +18,8 @@ use tokio::{sync::Notify, time::Instant};
 use super::Settings;
 use crate::fleet::table::HeartbeatInterval;
 
-/// Heartbeat intervals that a connection lives at least. A handshake costs the receiver about as much CPU time as five
-/// heartbeats, so this bounds the share of handshakes for any interval.
+/// Heartbeat intervals that a connection lives at least. A handshake costs the receiver the CPU time of several heartbeats, so
+/// this bounds the share of handshakes for any interval.
 const HEARTBEATS: u32 = 60;
 
 /// Tracks the requests of one connection and decides when it closes.
