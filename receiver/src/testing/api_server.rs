@@ -7,12 +7,16 @@ mod watch;
 
 use std::{
     collections::BTreeMap,
+    convert::Infallible,
     sync::{Arc, Mutex},
 };
 
-use http::{Method, StatusCode, request::Parts};
-use kube::Client;
+use bytes::Bytes;
+use http::{Method, Request, StatusCode, request::Parts};
+use http_body_util::Full;
+use kube::{Client, client::Body};
 use serde_json::{Value, json};
+use tower::Service;
 
 /// Status and body of a response.
 pub(crate) type Response = (StatusCode, String);
@@ -68,7 +72,17 @@ impl FakeApiServer {
     }
 
     pub(crate) fn client(&self) -> Client {
-        watch::client(self.clone())
+        Client::new(self.service(), "kcp-system")
+    }
+
+    /// Service of a client's requests, for one with layers before it.
+    pub(crate) fn service(
+        &self,
+    ) -> impl Service<Request<Body>, Response = http::Response<Full<Bytes>>, Error = Infallible, Future: Send>
+    + Clone
+    + Send
+    + 'static {
+        watch::service(self.clone())
     }
 
     /// Executes a request that is not a watch, unless a fault prevents it. Returns `None` if the client gets no response.
@@ -179,6 +193,9 @@ impl State {
             (&Method::POST, None) => self.create(plural, body.clone()),
             (&Method::PATCH, Some(name)) => {
                 let content = parts.headers.get("content-type").and_then(|value| value.to_str().ok());
+                if content == Some("application/json-patch+json") {
+                    return self.json_patch(&id, name, body);
+                }
                 let is_apply = content.is_some_and(|content| content.contains("apply"));
                 let manager = is_apply.then(|| parameter(query, "fieldManager").expect("an apply has a field manager"));
                 self.patch(&id, name, is_status, manager, body)
@@ -290,6 +307,16 @@ impl State {
             apply::merge(&wanted, &mut live);
         }
         ok(&self.store(id, live))
+    }
+
+    /// Applies the operations of a JSON patch (RFC 6902), all or none.
+    fn json_patch(&mut self, id: &str, name: &str, body: &Value) -> Response {
+        let Some(mut live) = self.objects.get(id).cloned() else { return failure(StatusCode::NOT_FOUND, name) };
+        let patch: json_patch::Patch = serde_json::from_value(body.clone()).unwrap();
+        match json_patch::patch(&mut live, &patch) {
+            Ok(()) => ok(&self.store(id, live)),
+            Err(_) => failure(StatusCode::UNPROCESSABLE_ENTITY, name),
+        }
     }
 
     fn put(&mut self, id: &str, name: &str, is_status: bool, body: &Value) -> Response {

@@ -55,6 +55,23 @@ async fn apply_removes_only_fields_of_its_manager() {
     assert_eq!(merged.data.unwrap().keys().collect::<Vec<_>>(), ["b"]);
 }
 
+#[tokio::test]
+async fn json_patch_with_a_failed_test_changes_nothing() {
+    let server = FakeApiServer::default();
+    server.edit(ID, |object| object["data"] = json!({"a": "1"}));
+    let patch = async |before: &str| {
+        let operations = json!([
+            {"op": "replace", "path": "/data/a", "value": "2"},
+            {"op": "test", "path": "/metadata/uid", "value": before},
+        ]);
+        let patch: json_patch::Patch = serde_json::from_value(operations).unwrap();
+        maps(&server).patch("one", &PatchParams::default(), &Patch::Json::<()>(patch)).await
+    };
+    assert_eq!(code(patch("other").await), Some(422));
+    assert_eq!(server.object(ID).unwrap()["data"]["a"], "1");
+    assert_eq!(patch("uid-1").await.unwrap().data.unwrap()["a"], "2");
+}
+
 #[test]
 fn conditions_and_channels_are_maps_and_other_lists_are_atomic() {
     let condition = |kind: &str, status: &str| json!({"type": kind, "status": status});

@@ -5,9 +5,10 @@ use std::{convert::Infallible, future, sync::Arc};
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, request::Parts};
 use http_body_util::{BodyExt as _, Full};
-use kube::{Client, client::Body};
+use kube::client::Body;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
+use tower::Service;
 
 use super::{FakeApiServer, Fault, Response, State, failure, object_id, parameter};
 
@@ -29,9 +30,14 @@ impl ChangeLog {
     }
 }
 
-/// Client of the server, with watches.
-pub(super) fn client(server: FakeApiServer) -> Client {
-    let service = tower::service_fn(move |request: Request<Body>| {
+/// Service of the requests of a client, with watches.
+pub(super) fn service(
+    server: FakeApiServer,
+) -> impl Service<Request<Body>, Response = http::Response<Full<Bytes>>, Error = Infallible, Future: Send>
++ Clone
++ Send
++ 'static {
+    tower::service_fn(move |request: Request<Body>| {
         let server = server.clone();
         async move {
             let (parts, body) = request.into_parts();
@@ -46,8 +52,7 @@ pub(super) fn client(server: FakeApiServer) -> Client {
             let body = Full::new(Bytes::from(text));
             Ok::<_, Infallible>(http::Response::builder().status(status).body(body).unwrap())
         }
-    });
-    Client::new(service, "kcp-system")
+    })
 }
 
 fn is_watch(parts: &Parts) -> bool {
