@@ -36,7 +36,7 @@ use crate::{
             self, Installer,
             upgrade::{self, UpgradeTask},
         },
-        kyma::{self, ComponentLayers, ModulePullSecret},
+        kyma::{self, ComponentLayers, ModulePullSecret, PendingInputs},
         mandatory,
         manifest::{self, ModuleLayers},
         module_rollout::{self, RolloutTask},
@@ -162,7 +162,9 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
     let (layers, module_layers) = builder.registry().await?;
     let pull_secret = builder.pull_secret().await?;
     builder.module_rollouts(windows.clone()).await?;
-    let context = Arc::new(builder.context(installer, layers, pull_secret, windows));
+    let inputs = PendingInputs::new(counters.kyma.inputs.clone());
+    builder.tasks.push(inputs.clone().run(client.clone()).boxed());
+    let context = Arc::new(builder.context(installer, layers, pull_secret, windows, inputs));
     let secrets = builder.module_secrets();
     let manifest_context = Arc::new(builder.manifest_context(module_layers, secrets));
     let mut tasks = mem::take(&mut builder.tasks);
@@ -326,6 +328,7 @@ impl Builder<'_> {
         layers: Arc<ComponentLayers>,
         pull_secret: Option<ModulePullSecret>,
         windows: MaintenanceWindows,
+        inputs: PendingInputs,
     ) -> kyma::Context {
         let changes::Components { stores, access, catalog, plans, pause, takeover, mandatory, .. } =
             self.components.clone();
@@ -343,7 +346,7 @@ impl Builder<'_> {
             settings: kyma::Settings { pause, takeover, runtime_gone_after: self.process.config.runtime_gone_after },
             metrics: self.counters.kyma.clone(),
             budgets: WriteBudgets::new(self.counters.writes.clone()),
-            caches: kyma::Caches::new(self.components.manifest_writes.clone()),
+            caches: kyma::Caches::new(self.components.manifest_writes.clone(), inputs),
         }
     }
 

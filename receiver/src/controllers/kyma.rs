@@ -53,7 +53,7 @@ pub use metrics::Metrics;
 pub use pending_writes::PendingWrites;
 pub use pull_secret::ModulePullSecret;
 
-pub(crate) use inputs::{Inputs, is_own_annotation};
+pub(crate) use inputs::{Inputs, PendingInputs, is_own_annotation};
 pub(crate) use layer::LayerLookup;
 pub(crate) use lookup::core_version;
 pub(crate) use mandatory::{due_after as mandatory_due_after, is_mandatory};
@@ -169,12 +169,13 @@ pub(crate) struct Caches {
     pending_writes: PendingWrites,
     selections: Selections,
     removals: RemovalBackoff,
+    inputs: PendingInputs,
 }
 
 impl Caches {
-    /// `pending_writes` is shared with the watch of Manifests.
-    pub(crate) fn new(pending_writes: PendingWrites) -> Self {
-        Self { pending_writes, ..Self::default() }
+    /// `pending_writes` is shared with the watch of Manifests, and `inputs` with the task that writes them.
+    pub(crate) fn new(pending_writes: PendingWrites, inputs: PendingInputs) -> Self {
+        Self { pending_writes, inputs, ..Self::default() }
     }
 }
 
@@ -193,6 +194,7 @@ impl Context {
         self.caches.pending_writes.forget(key);
         self.caches.selections.forget(key);
         self.caches.removals.forget(key);
+        self.caches.inputs.forget(key);
         self.catalog.forget(key);
         self.windows.forget(key);
     }
@@ -320,7 +322,7 @@ async fn run_active(
     let selection = reconcile.shown_selection(selection);
     ctx.caches.selections.keep(key, Shown { selection, runtime });
     let Reconcile { kyma, outcome, awaits_registry, window, .. } = reconcile;
-    inputs::note(ctx, &kyma, &inputs.with_window(window), outcome.ended, awaits_registry).await;
+    inputs::note(ctx, key, &kyma, &inputs.with_window(window), outcome.ended, awaits_registry);
     Ok(outcome)
 }
 

@@ -21,8 +21,8 @@ use clap::Args;
 
 use crate::base::flags::seconds;
 pub use elector::{LeaderElector, LeadershipLostError};
-pub(crate) use fence::fenced;
 pub use fence::{NotLeaderError, WriteFence};
+pub(crate) use fence::{fenced, reconcile_fence};
 pub use metrics::Metrics;
 pub use role::{FleetRole, RoleChanges};
 

@@ -190,7 +190,7 @@ mod tests {
                 {"name": "keda", "state": "Ready", "manifest": {"metadata": {"name": "m"}}}]}});
         let plain: Kyma = serde_json::from_value(value.clone()).unwrap();
         value["metadata"]["annotations"][annotation::INPUTS] =
-            inputs(&plain).after(&plain, WorkSet::RUNTIME, false).unwrap().into();
+            inputs(&plain).after("-.-", WorkSet::RUNTIME, false).unwrap().into();
         change(&mut value);
         serde_json::from_value(value).unwrap()
     }
@@ -295,7 +295,7 @@ mod tests {
         let is: Kyma = serde_json::from_value(value.clone()).unwrap();
         let inputs = Inputs::of(&is, &plan(), &catalog.fingerprint(is.labels(), &stores));
         value["metadata"]["annotations"][annotation::INPUTS] =
-            inputs.after(&is, WorkSet::RUNTIME, false).unwrap().into();
+            inputs.after("-.-", WorkSet::RUNTIME, false).unwrap().into();
         stores.kymas = filled(&[value]);
 
         let metrics = crate::fleet::table::Metrics::register(&mut Registry::default());
@@ -365,7 +365,7 @@ mod tests {
             let inputs = Inputs::of(&is, &plan(), &bed.catalog.fingerprint(is.labels(), &bed.stores));
             let inputs = inputs.with_window(Some(WindowState::Opens(opens)));
             kyma["metadata"]["annotations"][annotation::INPUTS] =
-                inputs.after(&is, WorkSet::RUNTIME, false).unwrap().into();
+                inputs.after("-.-", WorkSet::RUNTIME, false).unwrap().into();
             bed.stores.kymas = filled(&[kyma]);
             bed
         };

@@ -6,23 +6,26 @@
 //! catalog is applied under those CRDs. The first part has the maintenance window of a Kyma with a module that waits for one,
 //! and of no other, whose inputs would change with every window.
 
+mod pending;
+
 use std::collections::BTreeMap;
 
 use aws_lc_rs::digest;
-use kube::{
-    Api, ResourceExt,
-    api::{Patch, PatchParams},
-};
+use kube::ResourceExt;
 use serde_json::json;
 use tidewatch_shared::{
     api::Kyma,
     hex,
-    names::{annotation, field_manager},
+    names::annotation,
     plan::{Plan, Work},
 };
 
-use super::{Context, crd, fetch};
-use crate::{base::error_levels, controllers::windows::WindowState, fleet::queue::WorkSet};
+use super::{Context, crd};
+use crate::{
+    base::key::KymaKey, controllers::windows::WindowState, fleet::queue::WorkSet, kube::leader::reconcile_fence,
+};
+
+pub(crate) use pending::{Metrics, PendingInputs};
 
 /// Part of the hash before the first reconcile has ended.
 const NEVER: &str = "-";
@@ -66,7 +69,7 @@ impl Inputs {
 
     /// The work that no reconcile has ended with exactly these inputs.
     pub(crate) fn unnoted_at(&self, kyma: &Kyma) -> WorkSet {
-        let (worked, catalog) = noted(kyma);
+        let (worked, catalog) = parts(noted(kyma));
         match (worked == self.kyma, catalog == self.catalog) {
             (true, true) => WorkSet::EMPTY,
             (true, false) => WorkSet::of(&[Work::Catalog]),
@@ -74,10 +77,10 @@ impl Inputs {
         }
     }
 
-    /// The annotation after this work has ended, if it differs. While a module waits for the registry, the next start
-    /// reconciles the Kyma whatever its inputs are.
-    pub(crate) fn after(&self, kyma: &Kyma, ended: WorkSet, awaits_registry: bool) -> Option<String> {
-        let before = noted(kyma);
+    /// The annotation that follows on `noted` after this work has ended, if it differs. While a module waits for the registry,
+    /// the next start reconciles the Kyma whatever its inputs are.
+    pub(crate) fn after(&self, noted: &str, ended: WorkSet, awaits_registry: bool) -> Option<String> {
+        let before = parts(noted);
         let worked = match ended.contains(Work::Kyma) {
             _ if awaits_registry => NEVER,
             true => &self.kyma,
@@ -88,26 +91,21 @@ impl Inputs {
     }
 }
 
-/// Records the ended work. It is only a hint for the next start: after a failure the next reconcile records it.
-pub(super) async fn note(ctx: &Context, kyma: &Kyma, inputs: &Inputs, ended: WorkSet, awaits_registry: bool) {
-    let Some(noted) = inputs.after(kyma, ended, awaits_registry) else { return };
-    let api: Api<Kyma> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
-    let params = PatchParams::apply(field_manager::LIFECYCLE_OPERATOR);
-    // With the uid but without the resourceVersion: this reconcile had these inputs, whatever was written meanwhile.
-    let metadata = json!({"uid": kyma.uid(), "annotations": {annotation::INPUTS: noted}});
-    let patch = Patch::Merge(json!({"metadata": metadata}));
-    if let Err(error) = api.patch_metadata(&kyma.name_any(), &params, &patch).await {
-        tracing::debug!(
-            kyma = kyma.name_any(),
-            error = error_levels::own(&error),
-            cause = error_levels::cause(&error),
-            "The inputs were not noted"
-        );
-    }
+/// Records the ended work in the annotation, in the background.
+pub(super) fn note(ctx: &Context, key: &KymaKey, kyma: &Kyma, inputs: &Inputs, ended: WorkSet, awaits_registry: bool) {
+    let (Some(stored), Some(uid)) = (kyma.annotations().get(annotation::INPUTS), &kyma.metadata.uid) else { return };
+    ctx.caches
+        .inputs
+        .update(key, (uid, stored), reconcile_fence(), |before| inputs.after(before, ended, awaits_registry));
 }
 
-fn noted(kyma: &Kyma) -> (&str, &str) {
-    kyma.annotations().get(annotation::INPUTS).and_then(|noted| noted.split_once('.')).unwrap_or((NEVER, NEVER))
+/// The annotation of a Kyma.
+fn noted(kyma: &Kyma) -> &str {
+    kyma.annotations().get(annotation::INPUTS).map_or(NOTHING, String::as_str)
+}
+
+fn parts(noted: &str) -> (&str, &str) {
+    noted.split_once('.').unwrap_or((NEVER, NEVER))
 }
 
 /// First 8 bytes of the SHA-256 in hex.
@@ -127,13 +125,13 @@ mod tests {
             .unwrap();
         let plan = Plan::new("r".into(), Vec::new()).unwrap();
         let inputs = |kyma: &Kyma, definitions: &str, catalog: &str| Inputs::with(kyma, &plan, definitions, catalog);
-        let noted = inputs(&kyma, "old", "old").after(&kyma, WorkSet::RUNTIME, false).unwrap();
-        kyma.annotations_mut().insert(annotation::INPUTS.to_owned(), noted);
+        let after = inputs(&kyma, "old", "old").after(noted(&kyma), WorkSet::RUNTIME, false).unwrap();
+        kyma.annotations_mut().insert(annotation::INPUTS.to_owned(), after);
         assert_eq!(inputs(&kyma, "old", "old").unnoted_at(&kyma), WorkSet::EMPTY);
         assert_eq!(inputs(&kyma, "old", "new").unnoted_at(&kyma), WorkSet::of(&[Work::Catalog]));
         assert_eq!(inputs(&kyma, "new", "new").unnoted_at(&kyma), WorkSet::RUNTIME, "definitions go first");
-        let noted = inputs(&kyma, "old", "old").after(&kyma, WorkSet::RUNTIME, true).unwrap();
-        kyma.annotations_mut().insert(annotation::INPUTS.to_owned(), noted);
+        let after = inputs(&kyma, "old", "old").after(noted(&kyma), WorkSet::RUNTIME, true).unwrap();
+        kyma.annotations_mut().insert(annotation::INPUTS.to_owned(), after);
         assert_eq!(inputs(&kyma, "old", "old").unnoted_at(&kyma), WorkSet::RUNTIME, "a module waits for the registry");
         assert_eq!(inputs(&kyma, crd::fingerprint(), "old"), Inputs::of(&kyma, &plan, "old"));
     }

@@ -10,6 +10,7 @@ use prometheus_client::metrics::{
 };
 use tidewatch_shared::{metric_set, metrics::OutcomeLabel, variant::VariantName as _};
 
+use super::inputs;
 use crate::{controllers::requeues::Requeues, fleet::queue::ReconcileOutcome};
 
 metric_set! {
@@ -25,6 +26,7 @@ metric_set! {
         /// Validity of the modules' image pull secret: 0 if one is configured that is missing or invalid, 1 otherwise.
         pub(crate) pull_secret: Gauge = "modules_pull_secret_good",
         pub(crate) requeues: Requeues = _,
+        pub(crate) inputs: inputs::Metrics = ..,
     }
 }
 

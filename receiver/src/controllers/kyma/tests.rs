@@ -180,7 +180,10 @@ impl Bed {
 
     async fn reconcile(&mut self, works: WorkSet, drift: Drift) -> ReconcileOutcome {
         self.watch_manifests();
-        run_within(&self.ctx, &self.key, &QueuedWork { work: works, priority: Priority::User, drift }, TIME_LIMIT).await
+        let queued = QueuedWork { work: works, priority: Priority::User, drift };
+        let outcome = run_within(&self.ctx, &self.key, &queued, TIME_LIMIT).await;
+        self.ctx.caches.inputs.write_all(&self.ctx.kcp).await;
+        outcome
     }
 
     /// Updates cache and index of the Manifests, as the watch does.

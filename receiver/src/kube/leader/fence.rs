@@ -30,6 +30,11 @@ pub(crate) async fn fenced<F: Future>(fence: WriteFence, reconcile: F) -> F::Out
     RECONCILE.scope(fence, reconcile).await
 }
 
+/// Fence of the current reconcile, for writes that outlive it; `None` outside of one.
+pub(crate) fn reconcile_fence() -> Option<WriteFence> {
+    RECONCILE.try_with(Clone::clone).ok()
+}
+
 /// Not opened yet.
 const UNOPENED: u64 = 0;
 /// Closed for good.
