@@ -89,10 +89,10 @@ impl Manifests {
         self.cache.state_filter(|manifest| manifest.is_of_module(module))
     }
 
-    /// Returns the Manifests for whose facts the function returns true. Scans the cache, so only for metrics.
+    /// Returns the Manifests with the label of mandatory modules. Scans the cache, so only for metrics.
     #[must_use]
-    pub fn with_facts(&self, select: impl Fn(ManifestFacts<'_>) -> bool) -> Vec<Arc<CachedManifest>> {
-        self.cache.state_filter(|manifest| select(manifest.facts()))
+    pub fn mandatory(&self) -> Vec<Arc<CachedManifest>> {
+        self.cache.state_filter(CachedManifest::is_mandatory)
     }
 
     /// Returns all Manifests that are reduced, or all that are not.

@@ -196,7 +196,7 @@ impl Finalizers {
             return Use { has_manifests: true, is_held, leaving_for: Duration::ZERO };
         }
         let manifests = self.stores.manifests.of_module(&module);
-        let holds = |manifest: &CachedManifest| meta.spec.mandatory.is_some() || manifest.facts().flags.is_mandatory;
+        let holds = |manifest: &CachedManifest| meta.spec.mandatory.is_some() || manifest.is_mandatory();
         let manifests = manifests.iter().filter(|manifest| holds(manifest)).count();
         let started = Removal { observed: Instant::now(), is_reported: false };
         let removal = self.removals.entry(meta.uid().unwrap_or_default()).or_insert(started);

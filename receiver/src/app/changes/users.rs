@@ -66,7 +66,7 @@ impl Users {
     pub(super) fn among(kymas: &[Arc<Kyma>], manifests: &[Arc<CachedManifest>], module: &str) -> Self {
         let mut installed: HashMap<KymaKey, Installed> = manifests
             .iter()
-            .filter(|manifest| !manifest.facts().flags.is_mandatory)
+            .filter(|manifest| !manifest.is_mandatory())
             .filter_map(|manifest| Some((manifest.kyma()?, Installed::of(&manifest.facts()))))
             .collect();
         let users = kymas.iter().filter_map(|kyma| {
@@ -125,7 +125,7 @@ pub(super) fn target(stores: &Stores, namespace: &str, module: &str, channel: &s
 /// Kymas with a Manifest of a module that is mandatory, or was.
 pub(super) fn of_mandatory(stores: &Stores, module: &str) -> BTreeSet<KymaKey> {
     let manifests = stores.manifests.of_module(module);
-    let mandatory = manifests.iter().filter(|manifest| manifest.facts().flags.is_mandatory);
+    let mandatory = manifests.iter().filter(|manifest| manifest.is_mandatory());
     mandatory.filter_map(|manifest| manifest.kyma()).collect()
 }
 

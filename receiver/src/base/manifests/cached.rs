@@ -12,7 +12,7 @@ use super::{
     facts::{Flags, ManifestFacts},
     index::Owner,
 };
-use crate::base::key::KymaKey;
+use crate::base::{key::KymaKey, labels::is_true};
 
 /// A Manifest in the cache.
 #[derive(Clone, Debug)]
@@ -109,6 +109,15 @@ impl CachedManifest {
         match self {
             Self::Whole(manifest) => manifest.labels().get(label::MODULE_NAME).is_some_and(|of| of == module),
             Self::Reduced(reduced) => reduced.module.as_ref().is_some_and(|of| **of == module),
+        }
+    }
+
+    /// Returns true if the label of mandatory modules is set. Costs less than all facts.
+    #[must_use]
+    pub fn is_mandatory(&self) -> bool {
+        match self {
+            Self::Whole(manifest) => is_true(Some(manifest.labels()), label::MANDATORY_MODULE),
+            Self::Reduced(reduced) => reduced.flags.is_mandatory,
         }
     }
 

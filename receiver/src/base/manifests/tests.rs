@@ -186,6 +186,8 @@ fn reduced_manifest_has_the_facts_of_the_whole_one() {
         let manifest: Manifest = serde_json::from_value(manifest).unwrap();
         let (whole, reduced) = (CachedManifest::from(manifest.clone()), CachedManifest::reduced(&manifest));
         assert_eq!(reduced.facts(), whole.facts());
+        let is_mandatory = whole.facts().flags.is_mandatory;
+        assert_eq!((reduced.is_mandatory(), whole.is_mandatory()), (is_mandatory, is_mandatory));
         assert_eq!((reduced.key(), reduced.kyma(), reduced.owners()), (whole.key(), whole.kyma(), whole.owners()));
         assert_eq!(reduced.object_version(), Some("7"));
         seen.insert(format!("{:?}", reduced.facts()));

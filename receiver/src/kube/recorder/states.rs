@@ -120,7 +120,7 @@ impl StateCollector {
         let gauge = encoder.encode_descriptor(MANDATORY, MANDATORY_HELP, None, MetricType::Gauge)?;
         ConstGauge::new(count).encode(gauge)?;
         let mut gauge = encoder.encode_descriptor(MANDATORY_STATE, MANDATORY_STATE_HELP, None, MetricType::Gauge)?;
-        for manifest in self.0.manifests.with_facts(|facts| facts.flags.is_mandatory) {
+        for manifest in self.0.manifests.mandatory() {
             let facts = manifest.facts();
             let (Some(kyma), Some(module)) = (facts.kyma, facts.module) else { continue };
             if !self.1.contains(&KymaKey::new(&manifest.key().namespace, kyma)) {
