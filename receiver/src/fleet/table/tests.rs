@@ -5,8 +5,6 @@ mod model;
 mod modules;
 mod shards;
 mod silence;
-#[cfg(feature = "otlp")]
-mod traces;
 
 use std::collections::{BTreeMap, BTreeSet};
 
