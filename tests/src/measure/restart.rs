@@ -143,6 +143,14 @@ fn has_module(member: &FleetMember) -> bool {
 /// One restart, with changes in some of the runtimes.
 pub(super) async fn round(setup: &FleetSetup, round: &Round<'_>) -> Result<Restart> {
     let (FleetSetup { fleet, landscape, .. }, Round { percent, away, others }) = (setup, round);
+    // Otherwise it also reconciles Kymas again for earlier changes.
+    until("the inputs of all Kymas to be recorded", async || {
+        let (page, pending) = (setup.metrics().await?, "tidewatch_kyma_inputs_pending");
+        ensure!(page.contains(&format!("\n{pending} ")), "the metric {pending} is missing");
+        let pending = metric(&page, pending);
+        Ok((pending > 0.0).then(|| format!("those of {pending} are not")))
+    })
+    .await?;
     landscape.with_receiver(async |receiver| receiver.kill9()).await?;
     let every = percent.map(|percent| (100 / percent.clamp(1, 100)).max(1));
     let chosen = every.into_iter().flat_map(|every| fleet.members().iter().step_by(every));
