@@ -41,7 +41,7 @@ pub enum ServerMode {
     /// signatures does.
     Verify,
     /// Answers every request with this status.
-    Refuse(StatusCode),
+    Answer(StatusCode),
     /// Reads and discards all bytes of a connection, and answers nothing.
     Read,
 }
@@ -147,7 +147,7 @@ impl Handler {
             return answer;
         };
         *answer.status_mut() = match self.mode {
-            ServerMode::Refuse(status) => status,
+            ServerMode::Answer(status) => status,
             ServerMode::Read => StatusCode::NO_CONTENT,
             ServerMode::Verify => {
                 std::hint::black_box(digest::digest(&digest::SHA256, &body.to_bytes()));

@@ -31,7 +31,7 @@ const BATCH: &str = "application/cloudevents-batch+json";
 /// Memory (PSS) of a [`PlainServerProcess`] for each open connection that has sent one request, in KiB.
 pub(super) async fn kib_per_connection(setup: &FleetSetup, connections: usize) -> Result<f64> {
     let step = Step::begin(format!("{connections} connections of a plain server"));
-    let plain = PlainServerProcess::start(&setup.landscape).await?;
+    let plain = PlainServerProcess::start(&setup.landscape, true).await?;
     let reading = async |open: &mut Vec<SignedClient>, to: usize| {
         let more: Vec<_> = stream::iter(open.len()..to)
             .map(|number| connect(setup, &plain, number))

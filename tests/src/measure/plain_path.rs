@@ -53,7 +53,7 @@ pub(super) struct Floor {
 
 /// Measures it over the writes of one run.
 pub(super) async fn measure(setup: &RuntimeSetup, settings: &Settings) -> Result<Floor> {
-    let plain = PlainServerProcess::start(&setup.landscape).await?;
+    let plain = PlainServerProcess::start(&setup.landscape, true).await?;
     let (signed_client, body) = client_and_body(setup, &plain)?;
     let sent = Arc::new(AtomicU32::new(0));
     let threads = runtime::Builder::new_multi_thread().worker_threads(1).thread_name(SENDER).enable_all().build()?;

@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tidewatch_receiver::pki::{PemIdentity, SERVER_VALIDITY, TrustBundle};
 use tidewatch_shared::tls;
@@ -25,12 +26,13 @@ use crate::{
 /// The hidden command that starts the process.
 pub(super) const COMMAND: &str = "plain-server";
 
-/// The server's TLS credentials, one line of JSON on the process's input.
+/// The server's TLS credentials and work, one line of JSON on the process's input.
 #[derive(Serialize, Deserialize)]
-struct TlsCredentials {
+struct Setup {
     chain: String,
     key: String,
     roots: String,
+    verifies: bool,
 }
 
 /// See the module. Dropping it ends the process.
@@ -42,17 +44,18 @@ pub(super) struct PlainServerProcess {
 }
 
 impl PlainServerProcess {
-    /// Starts a verifying server under a certificate that a landscape's agents trust.
-    pub(super) async fn start(landscape: &Landscape) -> Result<Self> {
+    /// Starts a server under a certificate that a landscape's agents trust. It verifies a signature for each request, or only
+    /// reads and answers it.
+    pub(super) async fn start(landscape: &Landscape, verifies: bool) -> Result<Self> {
         let names = ["127.0.0.1".parse()?];
         let PemIdentity { chain, key } = landscape.ca().make_server(&names, now(), SERVER_VALIDITY)?;
         let roots = landscape.ca().trust_bundle().to_pem();
-        let credentials = serde_json::to_string(&TlsCredentials { chain, key, roots })? + "\n";
+        let setup = serde_json::to_string(&Setup { chain, key, roots, verifies })? + "\n";
         let mut command = Command::new(env::current_exe()?);
         command.arg(COMMAND).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().context("start a plain server")?;
         let mut input = child.stdin.take().context("open the input of the plain server")?;
-        input.write_all(credentials.as_bytes()).await?;
+        input.write_all(setup.as_bytes()).await?;
         input.flush().await?;
         let output = child.stdout.take().context("open the output of the plain server")?;
         let line = BufReader::new(output).lines().next_line().await?.context("the plain server ended at its start")?;
@@ -70,16 +73,16 @@ impl PlainServerProcess {
     }
 }
 
-/// Body of the process: reads the credentials, prints the address, and serves until its input closes.
+/// Body of the process: reads its setup, prints the address, and serves until its input closes.
 ///
 /// Blocking on the input is safe: the server has threads of its own.
 pub(super) fn serve() -> Result<()> {
     let mut lines = io::stdin().lines();
-    let credentials: TlsCredentials =
-        serde_json::from_str(&lines.next().context("read the credentials from the input")??)?;
-    let identity = tls::Identity::from_pem(credentials.chain.as_bytes(), credentials.key.as_bytes())?;
-    let roots = TrustBundle::from_pem(credentials.roots.as_bytes())?.store()?;
-    let plain = PlainServer::with(tls::server(&identity, roots)?, ([127, 0, 0, 1], 0).into(), ServerMode::Verify)?;
+    let setup: Setup = serde_json::from_str(&lines.next().context("read the setup from the input")??)?;
+    let identity = tls::Identity::from_pem(setup.chain.as_bytes(), setup.key.as_bytes())?;
+    let roots = TrustBundle::from_pem(setup.roots.as_bytes())?.store()?;
+    let mode = if setup.verifies { ServerMode::Verify } else { ServerMode::Answer(StatusCode::ACCEPTED) };
+    let plain = PlainServer::with(tls::server(&identity, roots)?, ([127, 0, 0, 1], 0).into(), mode)?;
     writeln!(io::stdout(), "{}", plain.address())?;
     lines.try_for_each(|line| line.map(drop))?;
     Ok(())

@@ -2,7 +2,7 @@
 //!
 //! * `relay`: all agents connect to one of two replicas, which holds the runtimes of one half of them and relays the requests of
 //!   the other half. The floor is the same load with each agent connected to the holder of its runtime. First with the changes of
-//!   users, then with requests at a higher rate and hardly a reconcile.
+//!   users, then with requests at a higher rate and hardly a reconcile, beside bare exchanges at that rate.
 //! * `kill`: one of three replicas is killed under load and started again, several times.
 //! * `rolling`: all three are restarted under load, one after the other.
 //! * `memory`: all three together, with connected agents. The floor is one receiver without shards.
@@ -16,6 +16,7 @@ use clap::ValueEnum;
 use super::Figure;
 
 mod busy;
+mod hop;
 mod memory;
 mod outage;
 mod relay;

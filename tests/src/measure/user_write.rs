@@ -158,7 +158,7 @@ async fn while_refused(
 ) -> Result<Vec<writer::Write>> {
     let landscape = &setup.landscape;
     landscape.with_receiver(async |receiver| receiver.sigterm(DEADLINE).await).await??;
-    let plain = PlainServer::start(landscape, landscape.authority().parse()?, ServerMode::Refuse(status))?;
+    let plain = PlainServer::start(landscape, landscape.authority().parse()?, ServerMode::Answer(status))?;
     let before = requests(setup, status.as_str()).await?;
     let taken = write().await;
     let refusals = requests(setup, status.as_str()).await? - before;

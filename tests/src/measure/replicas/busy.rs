@@ -16,11 +16,11 @@ use super::{
         Figure,
         figure::{median, millis, quantile},
     },
-    Settings, number,
+    Settings, hop, number,
     relay::{Route, Runtime, alternate, emit_beside_direct},
     setup::ReplicaSetup,
 };
-use crate::load::RequestOutcome;
+use crate::{load::RequestOutcome, progress::Step};
 
 /// Delay of each response of a runtime.
 const SLOW: Duration = Duration::from_secs(5);
@@ -48,6 +48,9 @@ pub(super) async fn measure(
         alternate(settings.runs, "busy run", async |route| run(settings, setup, runtimes, (route, first)).await)
             .await?;
     setup.fleet.fake().set_delay(Duration::ZERO);
+    let step = Step::begin("exchanges between bare processes");
+    let hop = hop::measure(settings, setup).await?;
+    step.done();
     for (q, name) in [(0.5, "replicas_relay_busy_accepted_p50"), (0.99, "replicas_relay_busy_accepted_p99")] {
         let of = |times: &[f64]| quantile(&mut times.to_vec(), q);
         let pairs: Vec<_> = through_first.iter().map(|run| (of(&run.relayed), of(&run.direct))).collect();
@@ -57,6 +60,9 @@ pub(super) async fn measure(
     let (relayed, floor) = (cpu(&through_first), cpu(&to_holders));
     emit(&Figure::new("replicas_relay_busy_cpu_per_request", relayed, "ms").with_floor(floor));
     emit(&Figure::new("replicas_relay_busy_cpu_more_per_request", relayed - floor, "ms").at_most(0.15));
+    // The least that a relayed request can take is a direct one and the hop.
+    emit(&Figure::new("replicas_relay_bare_hop_p50", hop.p50, "ms"));
+    emit(&Figure::new("replicas_relay_bare_hop_server_cpu", hop.server, "ms"));
     let all = || through_first.iter().chain(&to_holders);
     let refused = all().map(|run| run.refused).sum();
     emit(&Figure::new("replicas_relay_busy_refused", number(refused), "requests"));

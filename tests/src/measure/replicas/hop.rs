@@ -1,0 +1,82 @@
+//! The least that a further process between agent and holder costs: one exchange over an open HTTP/2 connection with mutual TLS,
+//! at the rate of the requests, with a server in a process of its own that reads each request and answers it.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt as _, Full};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::pki_types::ServerName;
+use tidewatch_receiver::pki::RUNTIME_VALIDITY;
+use tidewatch_shared::tls;
+use tokio::{
+    net::TcpStream,
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval},
+};
+use tokio_rustls::TlsConnector;
+
+use super::{
+    super::{
+        figure::{cpu_of, median, millis},
+        plain_server_process::PlainServerProcess,
+    },
+    Settings,
+    setup::ReplicaSetup,
+};
+use crate::landscape::now;
+
+/// Bytes of a body, about those of a request with one event.
+const BODY: [u8; 1_024] = [b'x'; 1_024];
+/// Bytes of a header field, about those of a certificate in base64.
+const FIELD: usize = 1_200;
+
+/// Cost of a hop.
+pub(super) struct Hop {
+    /// Median time of an exchange in milliseconds.
+    pub(super) p50: f64,
+    /// CPU time of the server per exchange in milliseconds.
+    pub(super) server: f64,
+}
+
+/// Measures it with a client in this process.
+pub(super) async fn measure(settings: &Settings, setup: &ReplicaSetup) -> Result<Hop> {
+    let (landscape, member) = (&setup.landscape, setup.fleet.members().first().context("no runtime")?);
+    let plain = PlainServerProcess::start(landscape, false).await?;
+    let ca = landscape.ca();
+    let identity = ca.make_runtime(member.id(), landscape.trust_domain(), now(), RUNTIME_VALIDITY)?.identity()?;
+    let mut config = tls::client(&identity, ca.trust_bundle().store()?)?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let tcp = TcpStream::connect(plain.address()).await?;
+    tcp.set_nodelay(true)?;
+    let name = ServerName::from(plain.address().ip());
+    let stream = TlsConnector::from(Arc::new(config)).connect(name, tcp).await?;
+    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
+    let mut connections = JoinSet::new();
+    connections.spawn(connection);
+
+    let (uri, field) = (format!("https://{}/", plain.address()), "x".repeat(FIELD));
+    let exchange = || {
+        let (mut sender, uri, field) = (sender.clone(), uri.clone(), field.clone());
+        async move {
+            let body = Full::new(Bytes::from_static(&BODY));
+            let request = Request::post(uri).header("x-field", field).body(body)?;
+            let begun = Instant::now();
+            sender.send_request(request).await?.into_body().collect().await?;
+            Ok::<_, anyhow::Error>(millis(begun.elapsed()))
+        }
+    };
+    let mut ticks = interval(Duration::from_secs(1) / settings.busy_rate.max(1));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (cpu, end) = (cpu_of(plain.process()?)?, Instant::now() + Duration::from_secs(settings.seconds.into()));
+    let mut exchanges = JoinSet::new();
+    while ticks.tick().await < end {
+        exchanges.spawn(exchange());
+    }
+    let times = exchanges.join_all().await.into_iter().collect::<Result<Vec<_>>>()?;
+    let server = (cpu_of(plain.process()?)? - cpu) * 1e3 / super::number(times.len()).max(1.0);
+    Ok(Hop { p50: median(times), server })
+}
