@@ -347,8 +347,8 @@ pub(super) const ALERTS: &[Alert] = &[
                   enrols again.",
         checks: "Logs of the receiver name runtime and fingerprint. Is a second agent running in the runtime, or a node \
                  cut off? Was the access Secret replaced? Otherwise a key was copied.",
-        remedy: "If a key was copied, find out how; nothing else needs to be revoked: see \
-                 [CA](ca.md#revocation).",
+        remedy: "If a key was copied, find out how, and revoke the certificate by its fingerprint: the receiver's own \
+                 refusal ends with its process, or when the shard moves. See [CA](ca.md#revocation).",
     },
     Alert {
         name: "TidewatchPullSecretUnusable",
