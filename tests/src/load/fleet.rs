@@ -312,6 +312,15 @@ impl SimulatedFleet {
         }
     }
 
+    /// As [`SimulatedFleet::start`]; the agents connect to these addresses in turns.
+    pub fn start_at(&mut self, addresses: &[SocketAddr]) {
+        let agents = self.members.iter_mut().filter_map(FleetMember::take_agent);
+        for (mut agent, address) in agents.zip(addresses.iter().cycle()) {
+            agent.connect_to(*address);
+            self.running.spawn(agent.run());
+        }
+    }
+
     /// Lets all agents that do not run yet enrol, with the backoff of hours of failures, and then run with the issued
     /// identity. Their registered identity is of no use with a receiver that issues certificates.
     pub fn enrol(&mut self, endpoint: &EnrolmentEndpoint) {
