@@ -15,6 +15,11 @@ impl Random {
         Self(if seed == 0 { 0x9e37_79b9_7f4a_7c15 } else { seed })
     }
 
+    /// Seeds the generator at random, so that those of different processes differ.
+    pub(crate) fn seeded() -> Self {
+        Self::new(RandomState::new().hash_one(()))
+    }
+
     /// Returns a number from 0 to `max`, both included.
     pub(crate) fn up_to(&mut self, max: u64) -> u64 {
         self.0 ^= self.0 >> 12;
@@ -39,7 +44,7 @@ impl Random {
 
 /// Rotates items by a random number, so that the same one is not always first.
 pub(crate) fn rotate<T>(items: &mut [T]) {
-    let mut random = Random::new(RandomState::new().hash_one(()));
+    let mut random = Random::seeded();
     let first = random.up_to(u64::try_from(items.len()).unwrap_or(u64::MAX));
     items.rotate_left(usize::try_from(first).unwrap_or(0).min(items.len()));
 }

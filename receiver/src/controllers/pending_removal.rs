@@ -1,8 +1,7 @@
 //! Pending removal of objects, shared by the controllers that clean up a runtime.
 
 use std::{
-    collections::{HashMap, hash_map::RandomState},
-    hash::BuildHasher as _,
+    collections::HashMap,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -60,7 +59,7 @@ struct State {
 
 impl Default for RemovalBackoff {
     fn default() -> Self {
-        let random = Random::new(RandomState::new().hash_one(0));
+        let random = Random::seeded();
         Self(Mutex::new(State { blocked: HashMap::new(), random }))
     }
 }

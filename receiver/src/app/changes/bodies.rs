@@ -15,7 +15,6 @@ mod secrets;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    hash::{BuildHasher as _, RandomState},
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
@@ -162,7 +161,7 @@ impl<C: ObjectCache> Bodies<C> {
         let mut ticks = time::interval(COUNT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // Replicas that take over the shards of a lost one fetch at the same time.
-        let mut random = Random::new(RandomState::new().hash_one(()));
+        let mut random = Random::seeded();
         loop {
             tokio::select! {
                 () = self.0.changed.notified() => {}

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    hash::{BuildHasher as _, RandomState},
     time::Duration,
 };
 
@@ -44,7 +43,7 @@ pub(super) struct PollScheduler {
 
 impl PollScheduler {
     pub(super) fn new(fallback: Duration, verification: Duration) -> Self {
-        let random = Random::new(RandomState::new().hash_one(()));
+        let random = Random::seeded();
         Self { fallback, verification, due: BTreeSet::new(), slots: HashMap::new(), random }
     }
 

@@ -1,8 +1,8 @@
 //! Results of earlier reconciles of each Manifest. A restarted receiver begins without them, and compares.
 
 use std::{
-    collections::{BTreeMap, HashMap, hash_map::RandomState},
-    hash::{BuildHasher as _, DefaultHasher, Hash, Hasher as _},
+    collections::{BTreeMap, HashMap},
+    hash::{DefaultHasher, Hash, Hasher as _},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -158,7 +158,7 @@ struct State {
 
 impl Default for Memories {
     fn default() -> Self {
-        let random = Random::new(RandomState::new().hash_one(0));
+        let random = Random::seeded();
         let state = Arc::new(Mutex::new(State { by_manifest: HashMap::new(), random }));
         let (written, own_writes, pods) = Default::default();
         Self { state, written, own_writes, pods }

@@ -7,7 +7,6 @@
 
 use std::{
     collections::BTreeMap,
-    hash::{BuildHasher as _, RandomState},
     ops::Bound,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -124,7 +123,7 @@ impl PendingInputs {
 
     /// Writes the annotations, one after the other, for ever. Returns the name of the task.
     pub(crate) async fn run(self, kcp: Client) -> &'static str {
-        let (mut random, mut failures) = (Random::new(RandomState::new().hash_one(())), 0);
+        let (mut random, mut failures) = (Random::seeded(), 0);
         let mut last = None;
         loop {
             let Some(key) = self.following(last.as_ref()) else {
