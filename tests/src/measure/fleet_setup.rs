@@ -148,8 +148,16 @@ impl FleetSetup {
 
 /// Value of a series on a metrics page; zero if it is absent.
 pub(super) fn metric(page: &str, series: &str) -> f64 {
+    sample(page, series).unwrap_or_default()
+}
+
+/// Value of a series on a metrics page; one whose absence would be taken for zero.
+///
+/// # Errors
+/// The page does not have it.
+pub(super) fn sample(page: &str, series: &str) -> Result<f64> {
     let value = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());
-    value.unwrap_or_default()
+    value.with_context(|| format!("the metrics page has no {series}"))
 }
 
 #[cfg(test)]
@@ -161,5 +169,7 @@ mod tests {
         let page = "# TYPE a gauge\na{b=\"c\"} 3\na{b=\"cd\"} 5\n";
         assert_eq!(metric(page, "a{b=\"c\"}"), 3.0);
         assert_eq!((metric(page, "a"), metric(page, "b")), (0.0, 0.0));
+        assert_eq!(sample(page, "a{b=\"cd\"}").unwrap(), 5.0);
+        assert!(sample(page, "a").is_err() && sample(page, "b").is_err());
     }
 }

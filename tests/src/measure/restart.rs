@@ -19,7 +19,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use super::{
     Figure,
     figure::{line, median},
-    fleet_setup::{FleetSetup, MODULE, WAIT_LIMIT, metric},
+    fleet_setup::{FleetSetup, MODULE, WAIT_LIMIT, metric, sample},
 };
 use crate::{
     load::{FleetMember, ProtocolState},
@@ -145,9 +145,7 @@ pub(super) async fn round(setup: &FleetSetup, round: &Round<'_>) -> Result<Resta
     let (FleetSetup { fleet, landscape, .. }, Round { percent, away, others }) = (setup, round);
     // Otherwise it also reconciles Kymas again for earlier changes.
     until("the inputs of all Kymas to be recorded", async || {
-        let (page, pending) = (setup.metrics().await?, "tidewatch_kyma_inputs_pending");
-        ensure!(page.contains(&format!("\n{pending} ")), "the metric {pending} is missing");
-        let pending = metric(&page, pending);
+        let pending = sample(&setup.metrics().await?, "tidewatch_kyma_inputs_pending")?;
         Ok((pending > 0.0).then(|| format!("those of {pending} are not")))
     })
     .await?;

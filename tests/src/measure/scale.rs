@@ -19,7 +19,7 @@ use super::{
     Figure,
     catalog::{self, MoveSample, VERSIONS},
     figure::{cpu_of, mebibytes, median, time_of},
-    fleet_setup::{FleetSetup, WAIT_LIMIT, metric},
+    fleet_setup::{FleetSetup, WAIT_LIMIT, metric, sample},
     module_fleet::ModuleFleet,
     restart::{self, Restart, Round},
 };
@@ -70,7 +70,7 @@ async fn idle(setup: &FleetSetup, seconds: u32, emit: &mut impl FnMut(&Figure)) 
     setup.proven(setup.fleet.members().len()).await?;
     setup.fleet.at_rest(WAIT_LIMIT).await?;
     until_within("the Kubernetes Events of the installation to be published", WAIT_LIMIT, async || {
-        let waiting = metric(&setup.metrics().await?, "tidewatch_kubernetes_events_waiting");
+        let waiting = sample(&setup.metrics().await?, "tidewatch_kubernetes_events_waiting")?;
         ensure!(waiting == 0.0, "{waiting} are pending");
         Ok(Some(()))
     })
