@@ -1,7 +1,7 @@
 //! The least that a further process between agent and holder costs: one exchange over an open HTTP/2 connection with mutual TLS,
 //! at the rate of the requests, with a server in a process of its own that reads each request and answers it.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
@@ -9,25 +9,21 @@ use http::Request;
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rustls::pki_types::ServerName;
 use tidewatch_receiver::pki::RUNTIME_VALIDITY;
-use tidewatch_shared::tls;
 use tokio::{
-    net::TcpStream,
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval},
 };
-use tokio_rustls::TlsConnector;
 
 use super::{
     super::{
         figure::{cpu_of, median, millis},
         plain_server_process::PlainServerProcess,
     },
-    Settings,
+    Settings, number,
     setup::ReplicaSetup,
 };
-use crate::landscape::now;
+use crate::{landscape::now, load::SignedClient};
 
 /// Bytes of a body, about those of a request with one event.
 const BODY: [u8; 1_024] = [b'x'; 1_024];
@@ -48,12 +44,8 @@ pub(super) async fn measure(settings: &Settings, setup: &ReplicaSetup) -> Result
     let plain = PlainServerProcess::start(landscape, false).await?;
     let ca = landscape.ca();
     let identity = ca.make_runtime(member.id(), landscape.trust_domain(), now(), RUNTIME_VALIDITY)?.identity()?;
-    let mut config = tls::client(&identity, ca.trust_bundle().store()?)?;
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    let tcp = TcpStream::connect(plain.address()).await?;
-    tcp.set_nodelay(true)?;
-    let name = ServerName::from(plain.address().ip());
-    let stream = TlsConnector::from(Arc::new(config)).connect(name, tcp).await?;
+    let client = SignedClient::new(&identity, ca.trust_bundle().store()?, plain.address())?;
+    let stream = client.connect_http2(plain.address()).await?;
     let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
     let mut connections = JoinSet::new();
     connections.spawn(connection);
@@ -77,6 +69,6 @@ pub(super) async fn measure(settings: &Settings, setup: &ReplicaSetup) -> Result
         exchanges.spawn(exchange());
     }
     let times = exchanges.join_all().await.into_iter().collect::<Result<Vec<_>>>()?;
-    let server = (cpu_of(plain.process()?)? - cpu) * 1e3 / super::number(times.len()).max(1.0);
+    let server = (cpu_of(plain.process()?)? - cpu) * 1e3 / number(times.len()).max(1.0);
     Ok(Hop { p50: median(times), server })
 }
