@@ -314,11 +314,9 @@ impl SimulatedFleet {
 
     /// As [`SimulatedFleet::start`]; the agents connect to these addresses in turns.
     pub fn start_at(&mut self, addresses: &[SocketAddr]) {
-        let agents = self.members.iter_mut().filter_map(FleetMember::take_agent);
-        for (mut agent, address) in agents.zip(addresses.iter().cycle()) {
-            agent.connect_to(*address);
-            self.running.spawn(agent.run());
-        }
+        let agents = self.members.iter_mut().filter_map(|member| member.agent.as_mut());
+        agents.zip(addresses.iter().cycle()).for_each(|(agent, address)| agent.connect_to(*address));
+        self.start();
     }
 
     /// Lets all agents that do not run yet enrol, with the backoff of hours of failures, and then run with the issued
