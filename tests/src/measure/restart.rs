@@ -7,6 +7,7 @@
 
 use std::{
     collections::BTreeSet,
+    process,
     time::{Duration, Instant},
 };
 
@@ -18,7 +19,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::{
     Figure,
-    figure::{line, median},
+    figure::{GATEWAY, cpu_of, line, median, time_of},
     fleet_setup::{FleetSetup, MODULE, WAIT_LIMIT, metric, sample},
 };
 use crate::{
@@ -65,6 +66,46 @@ pub(super) struct Restart {
     /// Until all of them showed, and no accepted event was unsettled.
     pub(super) changes: f64,
     pub(super) settled: f64,
+    /// CPU time until the receiver was ready.
+    pub(super) cpu_until_ready: CpuTimes,
+    /// CPU time until all was settled.
+    pub(super) cpu: CpuTimes,
+}
+
+/// CPU times of the processes that share the machine, in seconds.
+#[derive(Clone, Copy)]
+pub(super) struct CpuTimes {
+    /// The receiver's threads that serve agents.
+    pub(super) gateway: f64,
+    /// The receiver's other threads.
+    pub(super) reconciles: f64,
+    /// API server and etcd of KCP.
+    pub(super) kcp: f64,
+    /// This process: agents and API servers of the runtimes.
+    pub(super) fleet: f64,
+}
+
+impl CpuTimes {
+    /// Reads the times so far; those of a receiver that is not running are zero.
+    async fn read(setup: &FleetSetup) -> Result<Self> {
+        let threads = setup.landscape.with_receiver(async |receiver| receiver.cpu_by_thread()).await;
+        let threads = threads.and_then(|times| Ok(times?)).unwrap_or_default();
+        let gateway = time_of(&threads, GATEWAY).as_secs_f64();
+        let kcp = setup.landscape.kcp();
+        let store = kcp.store().map_or(Ok(0.0), |store| cpu_of(store.process().pid()))?;
+        Ok(Self {
+            gateway,
+            reconciles: time_of(&threads, "").as_secs_f64() - gateway,
+            kcp: cpu_of(kcp.server().process().pid())? + store,
+            fleet: cpu_of(process::id())?,
+        })
+    }
+
+    /// The times since an earlier reading, which was before the start of the receiver's process.
+    async fn since(before: &Self, setup: &FleetSetup) -> Result<Self> {
+        let now = Self::read(setup).await?;
+        Ok(Self { kcp: now.kcp - before.kcp, fleet: now.fleet - before.fleet, ..now })
+    }
 }
 
 /// Runs the measurement and emits each figure. The projection is the line through the medians of each number of agents,
@@ -155,9 +196,10 @@ pub(super) async fn round(setup: &FleetSetup, round: &Round<'_>) -> Result<Resta
     let changed: Vec<_> = chosen.map(|member| Change::make(member, others)).collect();
     sleep(Duration::from_secs((*away).into())).await;
 
-    let begun = Instant::now();
+    let (begun, before) = (Instant::now(), CpuTimes::read(setup).await?);
     landscape.start_receiver().await?;
     let ready = begun.elapsed().as_secs_f64();
+    let cpu_until_ready = CpuTimes::since(&before, setup).await?;
     let mut shown = Vec::new();
     let mut hidden: Vec<_> = changed.iter().collect();
     until("every change to show in its runtime", async || {
@@ -177,6 +219,7 @@ pub(super) async fn round(setup: &FleetSetup, round: &Round<'_>) -> Result<Resta
     })
     .await?;
     let settled = begun.elapsed().as_secs_f64();
+    let cpu = CpuTimes::since(&before, setup).await?;
     // Every agent must receive that its events are settled, and no Manifest may be missing or left over.
     fleet.at_rest(WAIT_LIMIT).await?;
     let manifests = Api::<Manifest>::namespaced(landscape.kcp().client().await?, landscape.namespace());
@@ -187,7 +230,7 @@ pub(super) async fn round(setup: &FleetSetup, round: &Round<'_>) -> Result<Resta
     let wrong =
         changed.iter().filter(|change| owners.contains(&change.member.name().to_owned()) != change.takes).count();
     ensure!(wrong == 0, "{wrong} of {} runtimes have no Manifest, or one left over", changed.len());
-    Ok(Restart { ready, shown: median(shown), changes, settled })
+    Ok(Restart { ready, shown: median(shown), changes, settled, cpu_until_ready, cpu })
 }
 
 /// Polls until nothing is missing; `missing` describes the remainder.

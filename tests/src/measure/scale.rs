@@ -10,7 +10,7 @@
 //! * Restart: as in `cargo measure restart`, from the start of the process until a request of every agent has arrived and every
 //!   change is settled. The floor is a restart during which no user changed anything.
 
-use std::{process, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use tokio::time::sleep;
@@ -18,15 +18,12 @@ use tokio::time::sleep;
 use super::{
     Figure,
     catalog::{self, MoveSample, VERSIONS},
-    figure::{cpu_of, mebibytes, median, time_of},
+    figure::{GATEWAY, mebibytes, median, time_of},
     fleet_setup::{FleetSetup, WAIT_LIMIT, metric, sample},
     module_fleet::ModuleFleet,
-    restart::{self, Restart, Round},
+    restart::{self, CpuTimes, Restart, Round},
 };
 use crate::{fake::Calls, load::until_within, progress::Step};
-
-/// First part of the names of the threads that serve agents; they live as long as the receiver.
-const GATEWAY: &str = "gateway";
 
 /// Extent of the measurement.
 #[derive(Clone, Debug, clap::Args)]
@@ -137,13 +134,9 @@ async fn restarts(
     let floor = restart::round(setup, &unchanged).await?;
     step.done();
     let mut rounds = Vec::new();
-    let (mut receiver, mut others) = (Vec::new(), Vec::new());
     for number in 1..=settings.rounds {
         let step = Step::begin(format!("restart {number} of {}", settings.rounds));
-        let before = cpu_of(process::id())?;
         rounds.push(restart::round(setup, &changed).await?);
-        receiver.push(setup.receiver_cpu().await?);
-        others.push(cpu_of(process::id())? - before);
         step.done();
     }
     let of = |pick: fn(&Restart) -> f64| median(rounds.iter().map(pick).collect());
@@ -152,8 +145,18 @@ async fn restarts(
     emit(&Figure::new("scale_restart_changes_settled", of(|round| round.changes), "s"));
     let settled = Figure::new("scale_restart_settled", of(|round| round.settled), "s");
     emit(&settled.with_floor(floor.settled).at_most(10.0));
-    emit(&Figure::new("scale_restart_receiver_cpu", median(receiver), "s"));
-    emit(&Figure::new("scale_restart_agents_and_runtimes_cpu", median(others), "s"));
+    let cpu: [(_, fn(&CpuTimes) -> f64); 4] = [
+        (["scale_restart_gateway_cpu_until_ready", "scale_restart_gateway_cpu"], |cpu| cpu.gateway),
+        (["scale_restart_reconcile_cpu_until_ready", "scale_restart_reconcile_cpu"], |cpu| cpu.reconciles),
+        (["scale_restart_kcp_cpu_until_ready", "scale_restart_kcp_cpu"], |cpu| cpu.kcp),
+        (["scale_restart_fleet_cpu_until_ready", "scale_restart_fleet_cpu"], |cpu| cpu.fleet),
+    ];
+    for ([until_ready, all], pick) in cpu {
+        let ready = median(rounds.iter().map(|round| pick(&round.cpu_until_ready)).collect());
+        emit(&Figure::new(until_ready, ready, "s").with_floor(pick(&floor.cpu_until_ready)));
+        let settled = median(rounds.iter().map(|round| pick(&round.cpu)).collect());
+        emit(&Figure::new(all, settled, "s").with_floor(pick(&floor.cpu)));
+    }
     Ok(())
 }
 
