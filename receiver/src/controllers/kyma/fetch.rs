@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{
     Api, Client, ResourceExt,
     api::ListParams,
@@ -13,7 +12,7 @@ use tidewatch_shared::{
     names::{SKR_KYMA, label},
 };
 
-use super::{Context, Error, error};
+use super::{Context, Error, apply, error};
 use crate::{
     base::{key::KymaKey, takeover},
     kube::object,
@@ -21,6 +20,7 @@ use crate::{
 
 pub(super) use crate::controllers::status::in_runtime;
 
+const READ_MANIFEST: &str = "read a written Manifest in the control plane";
 const LIST_MANIFESTS: &str = "list the Manifests in the control plane";
 
 /// Objects of one kind in the Kyma's namespace in KCP.
@@ -50,19 +50,39 @@ pub(super) async fn runtime_kyma(client: &Client) -> Result<Option<Kyma>, Error>
     object::get(&in_runtime(client), SKR_KYMA).await.map_err(Error::runtime("read the Kyma in the runtime"))
 }
 
-/// The Manifests of a Kyma, by label or owner reference: from the cache if it has their bodies and shows all our own writes, else
-/// from KCP.
+/// The Manifests of a Kyma, by label or owner reference: from the cache if it has their bodies, else from KCP. Manifests whose
+/// last write the cache does not show are read by name: a list by label makes the API server look at the Manifests of all
+/// Kymas.
 pub(super) async fn owned_manifests(ctx: &Context, key: &KymaKey, kyma: &Kyma) -> Result<Vec<Arc<Manifest>>, Error> {
-    let Ok(cached) = ctx.stores.manifests.of_kyma(key, kyma.metadata.uid.as_deref()) else {
+    let uid = kyma.metadata.uid.as_deref();
+    let Ok(cached) = ctx.stores.manifests.of_kyma(key, uid) else {
         // The runtime came into a shard of this replica a moment ago. Pending writes stay until the cache shows them.
         return Ok(list_manifests(ctx, kyma).await?.into_iter().map(Arc::new).collect());
     };
-    if ctx.caches.pending_writes.is_shown(key, &cached) {
+    let pending = ctx.caches.pending_writes.not_shown(key, &cached);
+    if pending.is_empty() {
         return Ok(cached);
     }
-    let listed = list_manifests(ctx, kyma).await?;
-    ctx.caches.pending_writes.listed(key, &listed, &cached);
-    Ok(listed.into_iter().map(Arc::new).collect())
+    let api: Api<Manifest> = in_kcp(ctx, &key.namespace);
+    let reads = pending.iter().map(|write| object::get_by_list(&api, &write.name)).collect();
+    let mut owned = cached.clone();
+    for (write, found) in pending.iter().zip(apply::run(reads).await) {
+        let found = found.map_err(Error::kcp(READ_MANIFEST))?;
+        ctx.caches.pending_writes.read(key, write, found.as_ref(), &cached);
+        owned.retain(|manifest| manifest.name_any() != write.name);
+        owned.extend(found.filter(|manifest| is_of(manifest, key, uid)).map(Arc::new));
+    }
+    owned.sort_by_key(|manifest| manifest.name_any());
+    Ok(owned)
+}
+
+/// Returns true if a Manifest belongs to a Kyma, by label or owner reference.
+fn is_of(manifest: &Manifest, kyma: &KymaKey, uid: Option<&str>) -> bool {
+    manifest.labels().get(label::KYMA_NAME) == Some(&kyma.name) || has_owner(manifest, uid)
+}
+
+fn has_owner(manifest: &Manifest, uid: Option<&str>) -> bool {
+    manifest.owner_references().iter().any(|owner| uid == Some(owner.uid.as_str()))
 }
 
 /// The Manifests of a Kyma in KCP by quorum reads, those included that lost the label but have the owner reference; a
@@ -77,8 +97,7 @@ pub(super) async fn list_manifests(ctx: &Context, kyma: &Kyma) -> Result<Vec<Man
         let name = &key.name;
         if !listed.iter().any(|manifest| manifest.name_any() == *name) {
             let found = object::get_by_list(&api, name).await.map_err(Error::kcp(LIST_MANIFESTS))?;
-            let is_owner = |owner: &OwnerReference| uid == Some(owner.uid.as_str());
-            listed.extend(found.filter(|manifest| manifest.owner_references().iter().any(is_owner)));
+            listed.extend(found.filter(|manifest| has_owner(manifest, uid)));
         }
     }
     Ok(listed)

@@ -39,8 +39,20 @@ impl Left {
     }
 }
 
+fn named<'a>(manifests: &'a [Arc<Manifest>], name: &str) -> Option<&'a Manifest> {
+    manifests.iter().map(Arc::as_ref).find(|manifest| manifest.metadata.name.as_deref() == Some(name))
+}
+
 fn version(manifest: &Manifest) -> Option<u64> {
     manifest.metadata.resource_version.as_deref()?.parse().ok()
+}
+
+/// A write of a Manifest that the cache does not show.
+#[derive(Debug)]
+pub(super) struct PendingWrite {
+    /// Name of the Manifest.
+    pub(super) name: String,
+    left: Left,
 }
 
 /// Manifests per Kyma with writes that the cache does not show yet. An entry is removed once the cache shows it. Clones
@@ -64,30 +76,28 @@ impl PendingWrites {
         self.leave(key, name, Left::Gone { uid });
     }
 
-    /// Records a list from KCP: Manifests missing from it are deleted, even if `cached` has them.
-    pub(super) fn listed(&self, key: &KymaKey, listed: &[Manifest], cached: &[Arc<Manifest>]) {
-        if let Some(left) = self.lock().get_mut(key) {
-            for (name, left) in left {
-                let there = listed.iter().find(|manifest| manifest.name_any() == *name);
-                let stale = cached.iter().find(|manifest| manifest.name_any() == *name);
-                *left = there.map_or_else(|| Left::Gone { uid: stale.and_then(|stale| stale.uid()) }, Left::there);
-            }
-        }
-    }
-
-    /// Returns true if the cache shows all writes to the Manifests of a Kyma.
-    pub(super) fn is_shown(&self, key: &KymaKey, cached: &[Arc<Manifest>]) -> bool {
+    /// Returns the writes to the Manifests of a Kyma that the cache does not show.
+    pub(super) fn not_shown(&self, key: &KymaKey, cached: &[Arc<Manifest>]) -> Vec<PendingWrite> {
         let mut all = self.lock();
-        let Some(left) = all.get_mut(key) else { return true };
-        left.retain(|name, left| {
-            let cached = cached.iter().find(|manifest| manifest.name_any() == *name);
-            !left.is_shown(cached.map(Arc::as_ref))
-        });
-        let is_shown = left.is_empty();
-        if is_shown {
+        let Some(left) = all.get_mut(key) else { return Vec::new() };
+        left.retain(|name, left| !left.is_shown(named(cached, name)));
+        let pending: Vec<_> =
+            left.iter().map(|(name, left)| PendingWrite { name: name.clone(), left: left.clone() }).collect();
+        if pending.is_empty() {
             all.remove(key);
         }
-        is_shown
+        pending
+    }
+
+    /// Records the state of a Manifest that was read from KCP after [`Self::not_shown`]; `None` if it does not exist, even
+    /// if `cached` has it. A write since then stays pending.
+    pub(super) fn read(&self, key: &KymaKey, write: &PendingWrite, found: Option<&Manifest>, cached: &[Arc<Manifest>]) {
+        let mut all = self.lock();
+        let left = all.get_mut(key).and_then(|left| left.get_mut(&write.name)).filter(|left| **left == write.left);
+        if let Some(left) = left {
+            let gone = || Left::Gone { uid: named(cached, &write.name).and_then(Manifest::uid) };
+            *left = found.map_or_else(gone, Left::there);
+        }
     }
 
     /// Returns true if a Manifest that the watch reports is exactly the result of our last write to it, which the status
@@ -138,10 +148,11 @@ mod tests {
     #[test]
     fn cache_is_used_once_it_shows_all_writes() {
         let (written, key) = (PendingWrites::default(), KymaKey::new("n", "k"));
-        let shown = |cached: &[Manifest]| {
+        let not_shown = |cached: &[Manifest]| {
             let cached: Vec<_> = cached.iter().cloned().map(Arc::new).collect();
-            written.is_shown(&key, &cached)
+            written.not_shown(&key, &cached)
         };
+        let shown = |cached: &[Manifest]| not_shown(cached).is_empty();
         assert!(shown(&[]), "nothing was done");
 
         written.begins(&key, "m");
@@ -155,15 +166,32 @@ mod tests {
         assert!(!shown(&[manifest("a", 7)]));
         assert!(shown(&[manifest("b", 8)]), "a later one of its name");
 
+        let read = |found: Option<&Manifest>, cached: &[Manifest]| {
+            let pending = not_shown(cached).pop().unwrap();
+            let cached: Vec<_> = cached.iter().cloned().map(Arc::new).collect();
+            written.read(&key, &pending, found, &cached);
+        };
         written.begins(&key, "m");
-        written.listed(&key, &[], &[Arc::new(manifest("a", 5))]);
+        read(None, &[manifest("a", 5)]);
         assert!(!shown(&[manifest("a", 5)]));
         assert!(shown(&[]));
 
         written.begins(&key, "m");
-        written.listed(&key, &[manifest("b", 6)], &[]);
+        read(Some(&manifest("b", 6)), &[]);
         assert!(!shown(&[]));
         written.forget(&key);
         assert!(shown(&[]));
+    }
+
+    #[test]
+    fn a_read_does_not_replace_a_later_write() {
+        let (written, key) = (PendingWrites::default(), KymaKey::new("n", "k"));
+        written.is(&key, &manifest("a", 5));
+        let pending = written.not_shown(&key, &[]);
+        written.is(&key, &manifest("a", 7));
+        written.read(&key, &pending[0], Some(&manifest("a", 5)), &[]);
+        let shown = |version| written.not_shown(&key, &[Arc::new(manifest("a", version))]).is_empty();
+        assert!(!shown(6), "the cache lacks the write of version 7");
+        assert!(shown(7));
     }
 }
