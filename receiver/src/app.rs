@@ -23,7 +23,7 @@ use tidewatch_shared::trace::Exporter;
 use tokio::{
     runtime::{self, Runtime as Executor},
     task::JoinSet,
-    time::{sleep, timeout},
+    time::timeout,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -50,9 +50,6 @@ pub use sharded::ShardHolders;
 
 /// After a signal, time for running reconciles and open connections to end.
 const DRAIN: Duration = Duration::from_secs(20);
-/// Time for which connections wait in the kernel's backlog until the caches of KCP have synced. From then on requests are refused
-/// until they have, and the clients return over many seconds; shorter than the deadline of an agent's request.
-const BACKLOG: Duration = Duration::from_secs(8);
 /// At the end, time for responses of the probes and the admin listener, and for blocking tasks of each executor.
 const LAST_RESPONSES: Duration = Duration::from_secs(1);
 
@@ -285,7 +282,7 @@ async fn run_active(
     handle.activate(active, &built.replicas.responders);
 
     let (shutdown, mut tasks, mut gateways) = (CancellationToken::new(), JoinSet::new(), JoinSet::new());
-    let (stop, listening) = ((&built.synced, &shutdown), &mut gateways);
+    let (stop, listening) = (&shutdown, &mut gateways);
     let (event_address, events) = start_listener(gateway, built.gateway, "gateway", stop, listening).await?;
     let (v2_address, v2) = match built.v2 {
         Some(v2) => Some(start_listener(gateway, v2, "gateway of contract v2", stop, listening).await?),
@@ -375,53 +372,21 @@ async fn unexpected_end_of(ownership: Option<&mut Ownership>) -> anyhow::Error {
 }
 
 /// Starts a listener on its executor, with a task that ends when it ends; returns its address and the handler of its requests.
-/// Only an active receiver listens, so that no event is accepted by one that does not reconcile. Connections are accepted once
-/// the caches have synced, or after [`BACKLOG`].
+/// Only an active receiver listens, so that no event is accepted by one that does not reconcile.
 async fn start_listener<S: Service>(
     executor: &Executor,
     binding: build::Binding<S>,
     name: &'static str,
-    (synced, shutdown): (&CancellationToken, &CancellationToken),
+    shutdown: &CancellationToken,
     tasks: &mut JoinSet<&'static str>,
 ) -> Result<(SocketAddr, Arc<S>)> {
     let bound = executor.spawn(binding).await.with_context(|| format!("start the {name}"))??;
     let (address, handler) = (bound.address(), bound.service().clone());
-    let (synced, stop) = (synced.clone(), shutdown.clone());
-    let serving = executor.spawn(async move {
-        may_accept(&synced, &stop).await;
-        bound.run(stop).await;
-    });
+    let serving = executor.spawn(bound.run(shutdown.clone()));
     tasks.spawn(async move {
         // A panic of the accept loop ends the process as its return does.
         let _ = serving.await;
         name
     });
     Ok((address, handler))
-}
-
-/// Waits until the caches have synced, at most for [`BACKLOG`], or until the shutdown.
-async fn may_accept(synced: &CancellationToken, shutdown: &CancellationToken) {
-    tokio::select! {
-        () = synced.cancelled() => {}
-        () = shutdown.cancelled() => {}
-        () = sleep(BACKLOG) => {}
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::time::Instant;
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn connections_are_accepted_once_the_caches_have_synced_and_not_much_later_without_them() {
-        let (synced, shutdown, begun) = (CancellationToken::new(), CancellationToken::new(), Instant::now());
-        may_accept(&synced, &shutdown).await;
-        assert_eq!(begun.elapsed().as_secs(), BACKLOG.as_secs(), "KCP does not answer");
-        let (never, begun) = (CancellationToken::new(), Instant::now());
-        tokio::join!(may_accept(&synced, &shutdown), async { synced.cancel() });
-        tokio::join!(may_accept(&never, &shutdown), async { shutdown.cancel() });
-        assert_eq!(begun.elapsed(), Duration::ZERO);
-    }
 }

@@ -43,6 +43,7 @@ pub mod relayed;
 mod replay;
 mod request_limiter;
 mod service;
+mod start_gate;
 pub mod v2;
 
 use std::{hash::RandomState, net::SocketAddr, sync::Arc, thread, time::Duration};
@@ -82,6 +83,7 @@ pub use metrics::{Metrics, PortMetrics};
 pub(in crate::ingress) use refusal::HttpResponse;
 pub use request_limiter::Limits;
 pub use service::{Owner, Port, Service};
+pub use start_gate::StartGate;
 
 /// Pause after a failed `accept` (no file descriptor, no memory), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -182,6 +184,8 @@ pub struct Settings {
     pub enrolments: Option<EnrolmentService>,
     /// Relays the requests of runtimes that other replicas hold. Without it this replica processes all.
     pub relay: Option<Relay>,
+    /// Delays the requests of new connections during a start.
+    pub start_gate: StartGate,
 }
 
 impl Settings {
@@ -214,6 +218,7 @@ impl Settings {
             trust: None,
             enrolments: None,
             relay: None,
+            start_gate: StartGate::default(),
         }
     }
 }

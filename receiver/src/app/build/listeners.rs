@@ -13,7 +13,7 @@ use crate::{
     ingress::{
         enrolment::EnrolmentService,
         gateway::{
-            self, Gateway, V3Handler,
+            self, Gateway, StartGate, V3Handler,
             enrol::{self, EnrolmentHandler},
             v2::{self, V2Adapter, V2Handler},
         },
@@ -33,6 +33,7 @@ impl Builder<'_> {
             max_connections: self.connections.of(config.capacity.event_max_connections),
             handshake_steps: config.capacity.handshake_steps(),
             relay: self.relay.clone(),
+            start_gate: StartGate::new(self.synced.clone()),
             ..gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone())
         };
         let (fleet, metrics) = (components.fleet.clone(), counters.gateway.clone());
@@ -52,7 +53,9 @@ impl Builder<'_> {
         let max_connections = self.connections.of(flags.v2_max_connections);
         let handshake_steps = config.capacity.handshake_steps();
         let relay = self.relay.clone();
-        let settings = gateway::Settings { revocations, max_connections, handshake_steps, relay, ..settings };
+        let start_gate = StartGate::new(self.synced.clone());
+        let settings =
+            gateway::Settings { revocations, max_connections, handshake_steps, relay, start_gate, ..settings };
         let adapter = V2Adapter::new(fleet, plans, v2_allowed, forward);
         let (callers, metrics, shared) = (files.callers.clone(), counters.v2.clone(), counters.gateway.port.clone());
         let handler = move |settings: &_| Arc::new(V2Handler::new(settings, callers, adapter, metrics, shared));
@@ -65,7 +68,8 @@ impl Builder<'_> {
         let Self { process: Process { config, tls_state, .. }, counters, .. } = self;
         let settings = enrol::settings(config.enrolment.enrolment_address, config.trust_domain.clone());
         let max_connections = self.connections.of(config.enrolment.enrolment_max_connections);
-        let settings = gateway::Settings { max_connections, relay: self.relay.clone(), ..settings };
+        let (relay, start_gate) = (self.relay.clone(), StartGate::new(self.synced.clone()));
+        let settings = gateway::Settings { max_connections, relay, start_gate, ..settings };
         let metrics = counters.enrolment_port.clone();
         let handler = move |settings: &_| Arc::new(EnrolmentHandler::new(settings, enrolments, metrics));
         // The TLS configuration of this port requests no client certificate.

@@ -282,6 +282,12 @@ async fn serve_requests<S: Service>(
         _ => &ConnectionLimits::SINGLE,
     };
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    tokio::select! {
+        () = settings.start_gate.opened() => {}
+        // Requests that have arrived are answered all the same.
+        () = context.drain.cancelled() => {}
+        _ = closing.wait() => {}
+    }
     let now = Instant::now();
     let lifecycle = Arc::new(ConnectionLifecycle::new(settings, is_http2, now, jitter.hash_one(now)));
     let limit = match is_http2 {
