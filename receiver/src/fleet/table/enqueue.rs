@@ -34,10 +34,11 @@ impl RuntimeTable {
         self.with_kyma(key, |state, now| state.queue.enqueue(key, REPAIR, now));
     }
 
-    /// Same as [`Self::verify`], at a random time within `spread`.
+    /// Same as [`Self::verify`], at a random time within `spread` and after its first tenth, in which changes are reconciled.
     pub fn verify_within(&self, key: &KymaKey, spread: Duration) {
         self.with_kyma(key, |state, now| {
-            let at = now + state.queue.jitter(spread);
+            let quiet = spread / 10;
+            let at = now + quiet + state.queue.jitter(spread - quiet);
             state.queue.enqueue_after(key, DelayReason::Spread, at, VERIFICATION, now);
         });
     }
