@@ -2,6 +2,7 @@
 
 mod common_parts;
 mod freshness;
+mod initial_list;
 mod writer;
 
 use std::{borrow::Cow, collections::HashSet, fmt::Debug, sync::Arc};
@@ -79,7 +80,8 @@ impl SyncGate {
     }
 }
 
-/// Runs forever; returns the kind if the stream ends, which is a defect.
+/// Runs forever; returns the kind if the stream ends, which is a defect. Lists are streamed, or requested in pages from a server
+/// that does not stream them.
 pub(crate) async fn run<K, S>(
     api: Api<DeserializeGuard<K>>,
     config: watcher::Config,
@@ -91,10 +93,16 @@ where
     S: Lookup<DynamicType = ()> + Clone + 'static,
 {
     let kind = cache.kind;
-    let mut stream = watcher::watcher(api, config).default_backoff().boxed();
+    let mut stream = watcher::watcher(api.clone(), config.clone().streaming_lists()).default_backoff().boxed();
+    let mut is_streamed = true;
     while let Some(event) = stream.next().await {
         match event {
             Ok(event) => cache.apply(event, &mut handler),
+            Err(error) if is_streamed && initial_list::is_refused(&error) => {
+                tracing::info!(kind, "The API server does not stream lists, requesting them in pages");
+                is_streamed = false;
+                stream = watcher::watcher(api.clone(), config.clone()).default_backoff().boxed();
+            }
             Err(error) => {
                 cache.metrics.failed.get_or_create(&KindLabel { kind }).inc();
                 tracing::warn!(

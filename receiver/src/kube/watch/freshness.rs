@@ -19,6 +19,7 @@ use tidewatch_shared::metrics::KindLabel;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tower::{BoxError, service_fn};
 
+use super::initial_list;
 use crate::{
     kube::{
         Metrics,
@@ -51,10 +52,11 @@ impl Freshness {
         now.saturating_duration_since(*self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns a client of one cache, whose watches confirm it.
+    /// Returns a client of one cache, whose watches confirm it, and whose streamed lists are consistent reads.
     pub(crate) fn observe(&self, client: Client) -> Client {
         let (namespace, freshness) = (client.default_namespace().to_owned(), self.clone());
-        let service = service_fn(move |request: Request<client::Body>| {
+        let service = service_fn(move |mut request: Request<client::Body>| {
+            initial_list::read_consistently(request.uri_mut());
             let (client, freshness) = (client.clone(), freshness.clone());
             async move {
                 let watches = is_watch(request.uri());
