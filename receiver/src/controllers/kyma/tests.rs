@@ -764,6 +764,28 @@ async fn cache_behind_our_own_writes_is_bypassed() {
     assert!(bed.manifest().is_some(), "the cache still shows the one that was deleted");
 }
 
+/// A list by label costs the API server time for the Manifests of all Kymas.
+#[tokio::test]
+async fn only_manifests_with_writes_that_the_cache_lacks_are_read() {
+    let mut bed = Bed::with_keda().await;
+    let (_, written) = bed.manifest().unwrap();
+    bed.kcp.edit("manifests/other", |other| {
+        *other = written.clone();
+        other["metadata"]["name"] = "other".into();
+        other["metadata"]["labels"][label::MODULE_NAME] = "other".into();
+    });
+    bed.forget_calls();
+    let wanted = QueuedWork { work: WorkSet::of(&[Work::Kyma]), priority: Priority::User, drift: Drift::None };
+    assert!(run_within(&bed.ctx, &bed.key, &wanted, TIME_LIMIT).await.failed.is_empty());
+    let calls = bed.kcp.calls();
+    assert_eq!(calls.iter().filter(|call| *call == "GET manifests").count(), 1, "{calls:?}");
+    assert!(calls.iter().all(|call| !call.contains("manifests/")), "neither is written: {calls:?}");
+    bed.watch_manifests();
+    assert!(run_within(&bed.ctx, &bed.key, &wanted, TIME_LIMIT).await.failed.is_empty());
+    let calls = bed.kcp.calls();
+    assert!(calls.contains(&"DELETE manifests/other".to_owned()), "the cache has it now: {calls:?}");
+}
+
 /// `acceptance.md` C2 38: the deletion of a Kyma in KCP removes that in the runtime for good.
 #[tokio::test]
 async fn deletion_removes_manifests_first_and_the_finalizer_last() {
