@@ -7,6 +7,7 @@ mod large_heads;
 mod proxied;
 mod raw;
 mod revoked;
+mod starting;
 pub(super) mod testing;
 
 use std::time::SystemTime;

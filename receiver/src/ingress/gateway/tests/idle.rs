@@ -10,7 +10,7 @@ use tokio::{
 use super::*;
 
 /// Listener whose connections a test opens.
-struct Incoming(Mutex<mpsc::Receiver<DuplexStream>>);
+pub(super) struct Incoming(pub(super) Mutex<mpsc::Receiver<DuplexStream>>);
 
 impl Listen for Incoming {
     type Stream = DuplexStream;
