@@ -25,6 +25,9 @@ use super::{
 };
 use crate::{fake::Calls, load::until_within, progress::Step};
 
+/// One of the times.
+type CpuOf = fn(&CpuTimes) -> f64;
+
 /// Extent of the measurement.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
@@ -145,7 +148,7 @@ async fn restarts(
     emit(&Figure::new("scale_restart_changes_settled", of(|round| round.changes), "s"));
     let settled = Figure::new("scale_restart_settled", of(|round| round.settled), "s");
     emit(&settled.with_floor(floor.settled).at_most(10.0));
-    let cpu: [(_, fn(&CpuTimes) -> f64); 4] = [
+    let cpu: [([&'static str; 2], CpuOf); 4] = [
         (["scale_restart_gateway_cpu_until_ready", "scale_restart_gateway_cpu"], |cpu| cpu.gateway),
         (["scale_restart_reconcile_cpu_until_ready", "scale_restart_reconcile_cpu"], |cpu| cpu.reconciles),
         (["scale_restart_kcp_cpu_until_ready", "scale_restart_kcp_cpu"], |cpu| cpu.kcp),
