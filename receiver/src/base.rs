@@ -9,6 +9,7 @@ pub(crate) mod flags;
 pub(crate) mod foreign_text;
 pub(crate) mod frame_limiter;
 pub mod key;
+pub mod kymas;
 pub mod labels;
 pub(crate) mod last_good;
 pub mod limits;

@@ -19,7 +19,7 @@ mod write_meter;
 
 pub use metrics::Metrics;
 pub use object::{WriteBudgets, WriteMetrics};
-pub use watch::CommonParts;
+pub use watch::{CommonKymaParts, CommonParts};
 
 #[cfg(test)]
 pub(crate) use write_meter::charge;

@@ -30,7 +30,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{
-    api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher},
+    api::{ModuleReleaseMeta, ModuleTemplate, Watcher},
     names::{RELEASES, label},
     plan::Work,
 };
@@ -43,13 +43,13 @@ pub use handover::ShardHandover;
 pub(super) use handover::tests as testing;
 
 use self::{
-    bodies::{Bodies, CacheBodies, ManifestCache, ObjectCache, SecretCache},
+    bodies::{Bodies, CacheBodies, KymaCache, ManifestCache, ObjectCache, SecretCache},
     owners::SecretOwners,
 };
 use crate::{
     base::{
-        key::KymaKey, manifests::CachedManifest, pause::CONFIG_MAP, shard::ShardCount, stores::Stores,
-        unread::drop_unread,
+        key::KymaKey, kymas::CachedKyma, manifests::CachedManifest, pause::CONFIG_MAP, shard::ShardCount,
+        stores::Stores,
     },
     fleet::queue::{Priority, WorkSet},
     ingress::enrolment,
@@ -65,7 +65,7 @@ use crate::{
 /// Write halves of [`Stores`] and of the access Secrets, each for exactly one watch.
 #[derive(Default)]
 pub struct Writers {
-    kymas: Writer<Kyma>,
+    kymas: Writer<CachedKyma>,
     templates: Writer<ModuleTemplate>,
     release_metas: Writer<ModuleReleaseMeta>,
     manifests: Writer<CachedManifest>,
@@ -117,24 +117,21 @@ impl Watches {
     ) -> ShardHandover {
         let Self { client, namespace, lease, components, writers, shards, metrics } = self;
         let Writers { kymas, templates, release_metas, manifests, watchers, secrets } = writers;
+        let kymas = watch::SharedWriter::from(kymas);
         let (manifests, secrets) = (watch::SharedWriter::from(manifests), watch::SharedWriter::from(secrets));
         let owners = Arc::new(SecretOwners::from(secrets.reader()));
+        let kyma_cache = Arc::new(KymaCache::from(kymas.reader()));
         let manifest_cache = Arc::new(ManifestCache::from(components.stores.manifests.clone()));
         let secret_cache = Arc::new(SecretCache::new(owners.clone(), components.access.clone(), {
             let (components, owners) = (components.clone(), owners.clone());
             move |kyma: &KymaKey| components.refresh_access(kyma, &owners)
         }));
         let bodies = shards.map(|shards| {
-            let (kymas, of_secrets) = (&components.stores.kymas, secret_cache.clone());
+            let (known, metrics) = (|| kymas.reader(), || metrics.clone());
             CacheBodies {
-                manifests: Bodies::new(
-                    manifest_cache.clone(),
-                    manifests.clone(),
-                    kymas.clone(),
-                    shards,
-                    metrics.clone(),
-                ),
-                secrets: Bodies::new(of_secrets, secrets.clone(), kymas.clone(), shards, metrics.clone()),
+                kymas: Bodies::new(kyma_cache.clone(), kymas.clone(), known(), shards, metrics()),
+                manifests: Bodies::new(manifest_cache.clone(), manifests.clone(), known(), shards, metrics()),
+                secrets: Bodies::new(secret_cache.clone(), secrets.clone(), known(), shards, metrics()),
             }
         });
         let recorder = components.recorder.clone();
@@ -149,6 +146,7 @@ impl Watches {
             memories: components.manifest_memories.clone(),
             catalog: components.catalog.clone(),
             kinds: components.kinds.clone(),
+            recorder: components.recorder.clone(),
             bodies: bodies.clone(),
             synced: synced.clone(),
         };
@@ -187,7 +185,8 @@ impl Watches {
         let compact = self::compact(manifest_cache, bodies.as_ref().map(|bodies| &bodies.manifests));
         start.watch_compactly("manifests", (manifests, compact), everything(), handlers.manifests());
         let selected = everything().labels(&components.takeover.query());
-        start.watch_compactly("kymas", (kymas.into(), changed(drop_unread)), selected, handlers.kymas());
+        let compact = self::compact(kyma_cache, bodies.as_ref().map(|bodies| &bodies.kymas));
+        start.watch_compactly("kymas", (kymas, compact), selected, handlers.kymas());
         let WatchStarter { gate, monitor, tasks, .. } = start;
         tasks.spawn(monitor.run());
         let targets = (components.clone(), handlers.placer.clone());
@@ -201,20 +200,14 @@ impl Watches {
                 queue.enqueue_kyma(kyma, Priority::User, false);
                 fleet.enqueue(kyma, WorkSet::of(&[Work::Kyma]), Priority::User);
             };
+            // No reconcile needs the cached body of its Kyma.
+            tasks.spawn(bodies.kymas.run(Api::namespaced(client.clone(), &namespace), |_| ()));
             tasks.spawn(bodies.secrets.run(Api::namespaced(client.clone(), &namespace), on_fetched.clone()));
             tasks.spawn(bodies.manifests.run(Api::namespaced(client.clone(), &namespace), on_fetched));
         }
         tasks.spawn(async move { debouncer.run(&components, (&client, &namespace), caches_synced).await });
         handover
     }
-}
-
-/// Compaction that changes an object.
-fn changed<K: 'static>(mut change: impl FnMut(&mut K) + Send + 'static) -> watch::Compact<K, K> {
-    Box::new(move |mut object| {
-        change(&mut object);
-        object
-    })
 }
 
 /// Compaction of objects that are reduced if they concern runtimes in the shards of other replicas.

@@ -6,10 +6,9 @@ use std::sync::{
 };
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::ResourceExt;
-use tidewatch_shared::{api::Kyma, names::label};
+use tidewatch_shared::names::label;
 
-use crate::base::labels::is_true;
+use crate::base::{kymas::KymaFacts, labels::is_true};
 
 /// Name of the ConfigMap in the receiver's namespace that pauses all runtimes if its key `pause` is `true`.
 pub const CONFIG_MAP: &str = "tidewatch";
@@ -53,8 +52,8 @@ impl Pause {
 
     /// Reason for which a Kyma's runtime is paused, if any.
     #[must_use]
-    pub fn of(&self, kyma: &Kyma) -> Option<PauseReason> {
-        self.of_all().or_else(|| is_true(Some(kyma.labels()), label::PAUSE).then_some(PauseReason::Label))
+    pub fn of<'a>(&self, kyma: impl Into<KymaFacts<'a>>) -> Option<PauseReason> {
+        self.of_all().or_else(|| is_true(Some(kyma.into().labels()), label::PAUSE).then_some(PauseReason::Label))
     }
 
     /// Reason for which all runtimes are paused, if any.
@@ -82,6 +81,7 @@ impl Pause {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tidewatch_shared::api::Kyma;
 
     use super::*;
 

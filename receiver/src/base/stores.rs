@@ -1,15 +1,15 @@
 //! Caches of the control plane, shared by all layers.
 
 use kube::runtime::reflector::Store;
-use tidewatch_shared::api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher};
+use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate, Watcher};
 
-use super::manifests::Manifests;
+use super::{kymas::CachedKyma, manifests::Manifests};
 
 /// Caches of KCP. They may lag behind the API server: a reconcile reads its Kyma by a quorum read.
 #[derive(Clone)]
 pub struct Stores {
-    /// Kymas that this receiver manages; see [`crate::base::takeover`].
-    pub kymas: Store<Kyma>,
+    /// Kymas that this receiver manages; see [`crate::base::takeover`]. Those in the shards of other replicas are reduced.
+    pub kymas: Store<CachedKyma>,
     /// ModuleTemplates.
     pub templates: Store<ModuleTemplate>,
     /// ModuleReleaseMetas.

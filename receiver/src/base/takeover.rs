@@ -12,14 +12,11 @@ use std::{
     time::Duration,
 };
 
-use kube::ResourceExt;
-use tidewatch_shared::{
-    api::Kyma,
-    names::{annotation, finalizer, label},
-};
+use kube::ResourceExt as _;
+use tidewatch_shared::{api::Kyma, names::label};
 use tokio::time::Instant;
 
-use crate::base::{key::KymaKey, labels::is_true, pause::Pause};
+use crate::base::{key::KymaKey, kymas::KymaFacts, labels::is_true, pause::Pause};
 
 /// Selection of Kymas and pending takeovers. Clones share one state; the default selects all Kymas without a quiet
 /// period.
@@ -69,21 +66,22 @@ impl Takeover {
     }
 
     /// Returns true if this receiver writes to the runtime of a Kyma: it is neither paused, nor skipped, nor handed back.
-    pub(crate) fn reconciles(&self, kyma: &Kyma, pause: &Pause) -> bool {
+    pub(crate) fn reconciles<'a>(&self, kyma: impl Into<KymaFacts<'a>>, pause: &Pause) -> bool {
+        let kyma = kyma.into();
         pause.of(kyma).is_none()
             && !is_hand_back_requested(kyma)
-            && (self.selects_skipped() || !is_true(kyma.metadata.labels.as_ref(), label::SKIP_RECONCILIATION))
+            && (self.selects_skipped() || !is_true(Some(kyma.labels()), label::SKIP_RECONCILIATION))
     }
 
     /// Records a newly selected Kyma; `found` if it was in the first list of this process. New Kymas, and those found
     /// that this receiver managed before, need no quiet period.
-    pub(crate) fn selected(&self, key: &KymaKey, kyma: &Kyma, found: bool, now: Instant) {
-        let was_worked_on = kyma.finalizers().iter().any(|name| name == finalizer::KYMA);
-        if self.0.quiet.is_zero() || !was_worked_on || (found && is_managed(kyma)) {
+    pub(crate) fn selected<'a>(&self, key: &KymaKey, kyma: impl Into<KymaFacts<'a>>, found: bool, now: Instant) {
+        let kyma = kyma.into();
+        if self.0.quiet.is_zero() || !kyma.has_finalizer() || (found && is_managed(kyma)) {
             return;
         }
         tracing::info!(kyma = %key, quiet_seconds = self.0.quiet.as_secs(), "Takeover of Kyma begins after a quiet period");
-        let version = kyma.resource_version().unwrap_or_default();
+        let version = kyma.object_version().unwrap_or_default().to_owned();
         self.lock().insert(key.clone(), PendingTakeover { version, until: now + self.0.quiet });
     }
 
@@ -122,23 +120,27 @@ impl Takeover {
 }
 
 /// Returns true if Tidewatch has reconciled the Kyma and has not handed it back since.
-pub(crate) fn is_managed(kyma: &Kyma) -> bool {
-    kyma.annotations().contains_key(annotation::INPUTS)
+pub(crate) fn is_managed<'a>(kyma: impl Into<KymaFacts<'a>>) -> bool {
+    kyma.into().is_managed()
 }
 
 /// Returns true if the Kyma's label requests the hand-back.
-pub(crate) fn is_hand_back_requested(kyma: &Kyma) -> bool {
-    kyma.labels().get(label::HAND_BACK).is_some_and(|value| value.eq_ignore_ascii_case(label::HAND_BACK_REQUESTED))
+pub(crate) fn is_hand_back_requested<'a>(kyma: impl Into<KymaFacts<'a>>) -> bool {
+    kyma.into()
+        .labels()
+        .get(label::HAND_BACK)
+        .is_some_and(|value| value.eq_ignore_ascii_case(label::HAND_BACK_REQUESTED))
 }
 
 /// Returns true if the Kyma was handed back.
-pub(crate) fn is_handed_back(kyma: &Kyma) -> bool {
-    kyma.labels().get(label::HAND_BACK).is_some_and(|value| value == label::HAND_BACK_DONE)
+pub(crate) fn is_handed_back<'a>(kyma: impl Into<KymaFacts<'a>>) -> bool {
+    kyma.into().labels().get(label::HAND_BACK).is_some_and(|value| value == label::HAND_BACK_DONE)
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tidewatch_shared::names::{annotation, finalizer};
 
     use super::*;
 

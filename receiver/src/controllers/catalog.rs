@@ -68,7 +68,7 @@ use self::{
     snapshot::{Omission, Snapshot},
 };
 use crate::{
-    base::{key::KymaKey, stores::Stores, takeover},
+    base::{key::KymaKey, stores::Stores},
     fleet::queue::Drift,
     kube::{
         WriteBudgets,
@@ -488,8 +488,8 @@ impl Catalog {
             now: Timestamp::now().as_second(),
         };
         // A new installation accepts the catalog as it is: no Kyma was ever reconciled by a receiver.
-        let is_lost = kcp.ledger.accepted.is_none() && kymas.iter().any(|kyma| takeover::is_managed(kyma));
-        let labels = kymas.iter().map(|kyma| kyma.labels());
+        let is_lost = kcp.ledger.accepted.is_none() && kymas.iter().any(|kyma| kyma.facts().is_managed());
+        let labels = kymas.iter().map(|kyma| kyma.facts().labels());
         let decision = if let (false, Some(accepted)) = (decides, &kcp.ledger.accepted) {
             Ok(removal_guard::hold_all(accepted, unheld.releases(), labels, policy.now))
         } else if is_lost || !decides {

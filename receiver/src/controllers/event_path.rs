@@ -44,6 +44,7 @@ use crate::{
         error_levels,
         flags::seconds,
         key::KymaKey,
+        kymas::{CachedKyma, KymaFacts},
         limits::CONNECTION_LOST_AFTER,
         pause::Pause,
         plans::Plans,
@@ -212,8 +213,8 @@ impl EventPathController {
                 state.suspects.insert(key.clone(), now);
             }
             PathState::Proven => {
-                let is_installed = |kyma: Arc<Kyma>| condition::shown(&kyma, INSTALLED).is_some_and(Condition::is_true);
-                if !self.kyma(key).is_some_and(is_installed) {
+                let is_installed = |kyma: &Kyma| condition::shown(kyma, INSTALLED).is_some_and(Condition::is_true);
+                if !self.kyma(key).is_some_and(|kyma| kyma.whole().is_some_and(|kyma| is_installed(kyma))) {
                     self.fleet.enqueue(key, WorkSet::INSTALLER, Priority::Catalog);
                 }
             }
@@ -223,15 +224,15 @@ impl EventPathController {
 
     /// Returns whether a reconcile may be enqueued without a request.
     fn may_reconcile(&self, key: &KymaKey) -> bool {
-        self.kyma(key).is_some_and(|kyma| self.pause.of(&kyma).is_none() && !self.is_foreign(key, &kyma))
+        self.kyma(key).is_some_and(|kyma| self.pause.of(&kyma).is_none() && !self.is_foreign(key, kyma.facts()))
     }
 
-    fn kyma(&self, key: &KymaKey) -> Option<Arc<Kyma>> {
+    fn kyma(&self, key: &KymaKey) -> Option<Arc<CachedKyma>> {
         self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace))
     }
 
     /// Returns whether a Kyma is being taken over or handed back, or in a shard of another replica, and so gets no conditions.
-    fn is_foreign(&self, key: &KymaKey, kyma: &Kyma) -> bool {
+    fn is_foreign(&self, key: &KymaKey, kyma: KymaFacts<'_>) -> bool {
         takeover::is_hand_back_requested(kyma)
             || takeover::is_handed_back(kyma)
             || self.takeover.is_pending(key)
@@ -262,7 +263,7 @@ impl EventPathController {
     }
 
     /// Writes the conditions that differ from the cached ones.
-    async fn write_conditions(&self, state: &mut LoopState, kymas: &[Arc<Kyma>], now: Instant) {
+    async fn write_conditions(&self, state: &mut LoopState, kymas: &[Arc<CachedKyma>], now: Instant) {
         let inputs = SharedInputs {
             stragglers: self.rotations.stragglers.borrow().clone(),
             halts: self.catalog.rollouts().halts(),
@@ -270,15 +271,14 @@ impl EventPathController {
         };
         state.up_to_date.follow(&inputs, kymas);
         let mut pending = Vec::new();
-        for kyma in kymas {
-            if state.up_to_date.contains(kyma) {
-                continue;
-            }
+        for cached in kymas {
+            // A reduced one is in a shard of another replica, which writes its conditions.
+            let Some(kyma) = cached.whole().filter(|_| !state.up_to_date.contains(cached)) else { continue };
             let Some((name, namespace)) = kyma.metadata.name.as_ref().zip(kyma.metadata.namespace.as_ref()) else {
                 continue;
             };
             let key = KymaKey::new(namespace, name);
-            if self.is_foreign(&key, kyma) {
+            if self.is_foreign(&key, kyma.into()) {
                 continue;
             }
             let path = state.paths.get(&key);
@@ -289,7 +289,7 @@ impl EventPathController {
                 .chain(condition::rotation(inputs.stragglers.as_ref().map(|stragglers| stragglers.of(&key)), kyma))
                 .collect();
             if changes.is_empty() && path.is_none_or(condition::is_independent_of_events) {
-                state.up_to_date.insert(kyma);
+                state.up_to_date.insert(cached);
             }
             pending.extend(changes.into_iter().map(|change| (key.clone(), kyma.clone(), change)));
         }
@@ -352,7 +352,7 @@ impl LoopState {
     }
 
     /// Follows a changed path of a Kyma, which is `None` once it is deleted.
-    fn path_changed(&mut self, key: KymaKey, path: PathState, kyma: Option<&Arc<Kyma>>, now: Instant) {
+    fn path_changed(&mut self, key: KymaKey, path: PathState, kyma: Option<&Arc<CachedKyma>>, now: Instant) {
         self.scheduler.path_changed(&key, &path, now);
         if let Some(kyma) = kyma {
             self.up_to_date.remove(kyma);
@@ -380,16 +380,12 @@ impl LoopState {
         repairs
     }
 
-    fn forget_deleted(&mut self, kymas: &[Arc<Kyma>]) {
+    fn forget_deleted(&mut self, kymas: &[Arc<CachedKyma>]) {
         if self.paths.len() <= kymas.len() && self.write_backoff.len() <= 2 * kymas.len() {
             return;
         }
-        let present: HashSet<_> = kymas
-            .iter()
-            .filter_map(|kyma| Some((kyma.metadata.namespace.as_deref()?, kyma.metadata.name.as_deref()?)))
-            .collect();
-        let is_present = |key: &KymaKey| present.contains(&(key.namespace.as_str(), key.name.as_str()));
-        self.retain(is_present);
+        let present: HashSet<_> = kymas.iter().map(|kyma| kyma.key()).collect();
+        self.retain(|key| present.contains(key));
     }
 
     /// Retains only these Kymas.
@@ -511,7 +507,7 @@ mod tests {
         let metrics = table::Metrics::register(&mut Registry::default());
         let fleet = RuntimeTable::alone(1, table::Settings::default(), metrics);
         let shard = |runtime: &str| fleet.shard_of(Some(&runtime.parse().unwrap()), "");
-        let kyma = |name: &str| -> Arc<Kyma> {
+        let kyma = |name: &str| -> Arc<CachedKyma> {
             let kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
                 "metadata": {"name": name, "namespace": "ns", "uid": name}, "spec": {"channel": "regular"}});
             Arc::new(serde_json::from_value(kyma).unwrap())
@@ -569,7 +565,7 @@ mod tests {
         let controller = controller(client, fleet);
         let (now, key) = (Instant::now(), KymaKey::new("ns", "k"));
         let mut state = LoopState::new(&controller.flags, now);
-        let shown = |path: &PathState| -> Arc<Kyma> {
+        let shown = |path: &PathState| -> Arc<CachedKyma> {
             let Some(condition::Change::Set { reason, message, .. }) =
                 condition::event_path(Some(path), || false, &bare())
             else {

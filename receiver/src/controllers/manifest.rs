@@ -41,7 +41,7 @@ use kube::{Client, ResourceExt as _, runtime::reflector::ObjectRef};
 use serde_json::{Value, json};
 use thiserror::Error;
 use tidewatch_shared::{
-    api::{CustomResourcePolicy, Kyma, Manifest, State},
+    api::{CustomResourcePolicy, Manifest, State},
     names::{annotation, label},
     variant::VariantName as _,
 };
@@ -74,6 +74,7 @@ use crate::{
         body_missing::BodyMissingError,
         error_class::ErrorClass,
         key::KymaKey,
+        kymas::CachedKyma,
         labels::is_true,
         manifests::ManifestFacts,
         pause::Pause,
@@ -253,14 +254,15 @@ impl Context {
         let Settings { pause, takeover, .. } = &self.settings;
         // The cache has the Kymas that this receiver manages.
         let Some(kyma) = self.kyma(key) else { return Permission::Denied };
+        let kyma = kyma.facts();
         let is_skipped = |labels| is_true(Some(labels), label::SKIP_RECONCILIATION) && !takeover.selects_skipped();
-        if pause.of(&kyma).is_some() || is_skipped(manifest.labels()) {
+        if pause.of(kyma).is_some() || is_skipped(manifest.labels()) {
             return Permission::Parked;
         }
-        if takeover::is_hand_back_requested(&kyma) {
+        if takeover::is_hand_back_requested(kyma) {
             return Permission::Denied;
         }
-        if kyma.metadata.deletion_timestamp.is_none() && is_skipped(kyma.labels()) {
+        if !kyma.is_deleting() && is_skipped(kyma.labels()) {
             return Permission::Parked;
         }
         if takeover.is_pending(key) { Permission::Later } else { Permission::Granted }
@@ -281,7 +283,7 @@ impl Context {
         }))
     }
 
-    fn kyma(&self, key: &KymaKey) -> Option<Arc<Kyma>> {
+    fn kyma(&self, key: &KymaKey) -> Option<Arc<CachedKyma>> {
         self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace))
     }
 }

@@ -18,7 +18,6 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
-use kube::ResourceExt as _;
 use tidewatch_shared::api::{Kyma, ModuleStatus};
 
 pub use file::PolicyFile;
@@ -29,7 +28,7 @@ pub use parse::PolicyError;
 pub(crate) use policy::{NoWindowError, WindowState};
 
 use self::policy::Policy;
-use crate::base::key::KymaKey;
+use crate::base::{key::KymaKey, kymas::KymaFacts};
 
 /// First words of the message of a module whose window cannot be determined: the incumbent's.
 pub(crate) const UNKNOWN: &str = "failed to determine if maintenance window is active";
@@ -81,8 +80,9 @@ impl MaintenanceWindows {
     }
 
     /// Window of a Kyma, always open if it skips maintenance windows.
-    pub(crate) fn state(&self, kyma: &Kyma, now: Timestamp) -> WindowState {
-        if kyma.spec.skip_maintenance_windows.unwrap_or_default() {
+    pub(crate) fn state<'a>(&self, kyma: impl Into<KymaFacts<'a>>, now: Timestamp) -> WindowState {
+        let kyma = kyma.into();
+        if kyma.skips_windows() {
             return WindowState::Open;
         }
         match &*self.0.policy.load() {

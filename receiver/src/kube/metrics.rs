@@ -16,7 +16,7 @@ metric_set! {
         pub(crate) reduced: Family<KindLabel, Gauge> = "kcp_reduced_objects",
         /// Bodies that were fetched for acquired shards, by kind.
         pub(crate) bodies_fetched: Family<KindLabel, Counter> = "kcp_bodies_fetched",
-        /// Lists of bodies for acquired shards that failed and are retried, by kind.
+        /// Requests for bodies for acquired shards that failed and are retried, by kind.
         pub(crate) body_fetches_failed: Family<KindLabel, Counter> = "kcp_body_fetch_failures",
         /// Objects that could not be decoded, by kind.
         pub(super) unreadable: Family<KindLabel, Counter> = "kcp_unreadable_objects",

@@ -27,7 +27,7 @@ pub use metrics::Metrics;
 pub use states::{ServedKymas, register as register_states};
 
 use self::{event_diff::KymaSnapshot, event_queue::EventQueue};
-use crate::base::key::KymaKey;
+use crate::base::{key::KymaKey, kymas::KymaFacts};
 pub(crate) use event_diff::{PendingEvent, Regarding};
 
 /// Records changes of the caches as Events. Clones share one state.
@@ -55,7 +55,7 @@ impl EventRecorder {
         Self(Arc::new(Shared { state: Mutex::default(), posted: Notify::new(), metrics }))
     }
 
-    /// Observes a Kyma of the first list of this process, or one of another replica, without posting Events.
+    /// Observes a Kyma without posting Events: one of the first list of this process, or one that this replica begins to serve.
     pub(crate) fn initial_kyma(&self, key: &KymaKey, kyma: &Kyma) {
         self.lock().kymas.insert(key.clone(), KymaSnapshot::of(kyma));
     }
@@ -71,11 +71,21 @@ impl EventRecorder {
         self.post(state, events);
     }
 
+    /// Returns true if a Kyma has been observed.
+    pub(crate) fn has_observed(&self, key: &KymaKey) -> bool {
+        self.lock().kymas.contains_key(key)
+    }
+
+    /// Forgets a Kyma that another replica serves from now on.
+    pub(crate) fn forget_kyma(&self, key: &KymaKey) {
+        self.lock().kymas.remove(key);
+    }
+
     /// Observes a Kyma that was deleted or is no longer selected; `posts` unless it belongs to another replica.
-    pub(crate) fn deleted_kyma(&self, key: &KymaKey, kyma: &Kyma, posts: bool) {
+    pub(crate) fn deleted_kyma<'a>(&self, key: &KymaKey, kyma: impl Into<KymaFacts<'a>>, posts: bool) {
         let mut state = self.lock();
         state.kymas.remove(key);
-        self.post(state, event_diff::of_deleted_kyma(kyma).into_iter().filter(|_| posts).collect());
+        self.post(state, event_diff::of_deleted_kyma(key, kyma.into()).into_iter().filter(|_| posts).collect());
     }
 
     /// Posts Events that a controller has composed. The queue is bounded; those beyond its capacity are dropped and

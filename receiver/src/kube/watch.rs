@@ -20,7 +20,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{metrics::KindLabel, names::GROUP};
 
-pub use common_parts::CommonParts;
+pub use common_parts::{CommonKymaParts, CommonParts};
 pub(crate) use freshness::{CacheMonitor, Freshness};
 pub(crate) use writer::{LockedCache, SharedWriter};
 

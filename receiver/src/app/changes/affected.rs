@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use kube::ResourceExt;
-use tidewatch_shared::api::Kyma;
-
 use super::{
     fingerprint::{MandatoryFingerprint, ReleaseFingerprint},
     users::{Follows, User, Users},
 };
-use crate::{base::key::KymaKey, controllers::catalog::VersionSource};
+use crate::{
+    base::{key::KymaKey, kymas::CachedKyma},
+    controllers::catalog::VersionSource,
+};
 
 /// Kymas that a change of the catalog affects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,8 +31,8 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    fn of(kyma: &Kyma, module: &str, channel: Option<&str>) -> Self {
-        let (key, uid) = (KymaKey::of(kyma), kyma.uid().unwrap_or_default());
+    fn of(kyma: &CachedKyma, module: &str, channel: Option<&str>) -> Self {
+        let (key, uid) = (kyma.key(), kyma.facts().uid().to_owned());
         Self { key, uid, module: module.to_owned(), channel: channel.map(str::to_owned) }
     }
 
@@ -68,7 +68,7 @@ pub(super) fn release(users: &Users, now: Option<&ReleaseFingerprint>, old: Opti
             Follows::Version => false,
             Follows::Unresolved => !channels.is_empty(),
         };
-        if is_waiting || rest || now.admission_differs(old, user.kyma.labels()) {
+        if is_waiting || rest || now.admission_differs(old, user.kyma.facts().labels()) {
             affected.users.insert(user.key());
         }
     }
@@ -78,7 +78,7 @@ pub(super) fn release(users: &Users, now: Option<&ReleaseFingerprint>, old: Opti
 /// Kymas that a changed release meta of a mandatory module affects: all. A moved version is rolled out; anything else
 /// takes effect at once, as the begin and the end of the installation do.
 pub(super) fn mandatory(
-    kymas: &[Arc<Kyma>],
+    kymas: &[Arc<CachedKyma>],
     module: &str,
     now: Option<&MandatoryFingerprint>,
     old: Option<&MandatoryFingerprint>,
@@ -94,8 +94,8 @@ pub(super) fn mandatory(
 }
 
 /// All Kymas.
-pub(super) fn every(kymas: &[Arc<Kyma>]) -> Affected {
-    Affected { users: kymas.iter().map(|kyma| KymaKey::of(kyma.as_ref())).collect(), ..Affected::default() }
+pub(super) fn every(kymas: &[Arc<CachedKyma>]) -> Affected {
+    Affected { users: kymas.iter().map(|kyma| kyma.key()).collect(), ..Affected::default() }
 }
 
 /// Kymas that the end of a held removal affects: all users of the module, which may lose it or a part of it now. A
@@ -122,13 +122,14 @@ pub(super) fn template(users: &Users, version: &str, target: impl Fn(&str) -> Op
 
 #[cfg(test)]
 mod tests {
+    use kube::ResourceExt as _;
     use serde_json::{Value, json};
     use tidewatch_shared::{api::ModuleReleaseMeta, names::finalizer};
 
     use super::*;
     use crate::base::manifests::CachedManifest;
 
-    fn kyma_with(name: &str, selected: &Value) -> Arc<Kyma> {
+    fn kyma_with(name: &str, selected: &Value) -> Arc<CachedKyma> {
         let team = if name == "fast" { "b" } else { "a" };
         let accepted = json!({"channel": "regular", "modules": [selected]}).to_string();
         let kyma = json!({
@@ -302,6 +303,28 @@ mod tests {
         assert_eq!(template("3.0.0", "3.0.0"), ["fast", "unresolved"], "the channel moved before its template came");
     }
 
+    /// All replicas are given the same Kymas of the fleet, of which those of the others have their turns without effect: so they
+    /// keep the rate of the fleet together.
+    #[test]
+    fn reduced_kymas_are_affected_as_whole_ones() {
+        let kymas = users_of("keda").all.into_iter().map(|user| user.kyma).collect::<Vec<_>>();
+        let reduced: Vec<_> = kymas.iter().map(|kyma| Arc::new(CachedKyma::reduced(kyma.whole().unwrap()))).collect();
+        let manifests = [installed("fast", Some("fast"), "1.0.0"), installed("fixed", None, "0.9.0")];
+        let (old, now) = (release_with(&UNCHANGED, |_| ()), release_with(&MOVED, |_| ()));
+        let selecting = release_with(&UNCHANGED, |meta| meta["spec"]["kymaSelector"] = json!({}));
+        let affected = |kymas: &[Arc<CachedKyma>]| {
+            let users = Users::among(kymas, &manifests, "keda");
+            let of_template = template(&users, "1.0.0", |_| Some("1.0.0".to_owned()));
+            let of_mandatory = every(kymas);
+            let moved = release(&users, Some(&now), Some(&old));
+            [moved, release(&users, Some(&selecting), Some(&old)), of_template, hold_ended(&users), of_mandatory]
+        };
+        assert_eq!(kymas.len(), ALL.len());
+        assert_eq!(affected(&reduced), affected(&kymas));
+        let expected: (Vec<_>, Vec<_>) = (vec!["regular", "unresolved"], vec!["fast"]);
+        assert_eq!(names(&affected(&reduced)[0]), expected);
+    }
+
     #[test]
     fn refused_switch_to_a_channel_is_looked_at_again_when_that_channel_moves() {
         // Its status names the channel of the installed version, since the switch would be a downgrade.
@@ -315,15 +338,19 @@ mod tests {
 
     #[test]
     fn users_are_found_without_an_accepted_spec() {
-        let mut kyma = (*kyma_with("k", &Value::Null)).clone();
+        let mut kyma = (**kyma_with("k", &Value::Null).whole().unwrap()).clone();
         kyma.metadata.annotations = None;
         kyma.spec.modules = serde_json::from_value(json!([{"name": "keda"}])).unwrap();
-        assert_eq!(Users::among(&[Arc::new(kyma.clone())], &[], "keda").all.len(), 1, "by the defaults of KCP");
+        assert_eq!(Users::among(&[Arc::new(kyma.clone().into())], &[], "keda").all.len(), 1, "by the defaults of KCP");
         kyma.annotations_mut().insert("operator.kyma-project.io/tidewatch-accepted-spec".into(), "{keda".into());
-        assert_eq!(Users::among(&[Arc::new(kyma.clone())], &[], "keda").all.len(), 1, "the annotation is malformed");
+        assert_eq!(
+            Users::among(&[Arc::new(kyma.clone().into())], &[], "keda").all.len(),
+            1,
+            "the annotation is malformed"
+        );
         kyma.spec.modules = None;
-        assert_eq!(Users::among(&[Arc::new(kyma.clone())], &[], "keda").all.len(), 0);
-        let users = Users::among(&[Arc::new(kyma)], &[installed("k", Some("fast"), "1.0.0")], "keda");
+        assert_eq!(Users::among(&[Arc::new(kyma.clone().into())], &[], "keda").all.len(), 0);
+        let users = Users::among(&[Arc::new(kyma.into())], &[installed("k", Some("fast"), "1.0.0")], "keda");
         assert_eq!(users.all[0].follows(), Follows::Channel("fast"), "by its Manifest");
     }
 }

@@ -1,5 +1,5 @@
-//! Bodies of the cached Manifests and access Secrets of a replica among others: whole objects of the shards that it holds or
-//! acquires, facts of the others.
+//! Bodies of the cached Kymas, Manifests and access Secrets of a replica among others: whole objects of the shards that it
+//! holds or acquires, facts of the others.
 //!
 //! The watch alone decides which objects exist, and in which version. A [`fetch`] only adds the body of exactly the version
 //! that the cache has, so it restores no deleted object and no earlier state, whatever the order in which it and the watch
@@ -10,8 +10,10 @@ mod caches;
 mod fetch;
 mod kept;
 mod kinds;
+mod kymas;
 mod manifests;
 mod secrets;
+mod shards;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,29 +21,25 @@ use std::{
     time::Duration,
 };
 
-use kube::{
-    Api, ResourceExt as _,
-    core::DeserializeGuard,
-    runtime::reflector::{ObjectRef, Store},
-};
-use tidewatch_shared::api::Kyma;
+use kube::{Api, core::DeserializeGuard, runtime::reflector::Store};
 use tokio::{
     sync::Notify,
     task,
     time::{self, Instant, MissedTickBehavior},
 };
 
-use self::kept::KeptShards;
 pub(super) use self::{
     caches::CacheBodies,
     kinds::{CachedObject, ObjectCache},
+    kymas::KymaCache,
     manifests::ManifestCache,
     secrets::SecretCache,
 };
-use super::placer::runtime_of;
+use self::{kept::KeptShards, shards::KymaShards};
 use crate::{
     base::{
         key::KymaKey,
+        kymas::CachedKyma,
         random::Random,
         shard::{ShardCount, ShardId},
     },
@@ -67,8 +65,7 @@ pub(super) struct Bodies<C: ObjectCache>(Arc<Inner<C>>);
 struct Inner<C: ObjectCache> {
     objects: Arc<C>,
     writer: SharedWriter<C::Cached>,
-    kymas: Store<Kyma>,
-    shards: ShardCount,
+    shards: KymaShards,
     kept: RwLock<KeptShards>,
     /// Reduced objects whose present version cannot be decoded: no fetch can add their body.
     invalid: Mutex<BTreeSet<KymaKey>>,
@@ -92,13 +89,14 @@ impl<C: ObjectCache> Bodies<C> {
     pub(super) fn new(
         objects: Arc<C>,
         writer: SharedWriter<C::Cached>,
-        kymas: Store<Kyma>,
+        kymas: Store<CachedKyma>,
         shards: ShardCount,
         metrics: Metrics,
     ) -> Self {
         let (kept, invalid) = Default::default();
         let (changed, fetched) = Default::default();
-        Self(Arc::new(Inner { objects, writer, kymas, shards, kept, invalid, changed, fetched, metrics }))
+        let shards = KymaShards::new(kymas, shards);
+        Self(Arc::new(Inner { objects, writer, shards, kept, invalid, changed, fetched, metrics }))
     }
 
     /// Returns the form in which an object is stored. Called while the cache is locked.
@@ -263,17 +261,9 @@ impl<C: ObjectCache> Bodies<C> {
         self.0.kept.read().unwrap_or_else(PoisonError::into_inner).is_own(shard)
     }
 
-    /// Shard of the Kyma that the label of an object names; `None` if it is not known, or if an owner reference of a whole
-    /// object names another one.
+    /// Shard whose holder needs the body of an object; `None` if it is not known.
     fn shard_of(&self, object: &C::Cached) -> Option<ShardId> {
-        let kyma = object.kyma()?;
-        let kyma = self.0.kymas.get(&ObjectRef::new(&kyma.name).within(&kyma.namespace))?;
-        let uid = kyma.uid().unwrap_or_default();
-        if !object.is_reduced() && object.has_other_owner(&uid) {
-            return None;
-        }
-        let shards = self.0.shards;
-        Some(runtime_of(&kyma).map_or_else(|| shards.of_kyma(&uid), |runtime| shards.of_runtime(&runtime)))
+        self.0.objects.shard_of(object, &self.0.shards)
     }
 
     /// Updates the metrics.

@@ -6,13 +6,14 @@ use aws_lc_rs::digest;
 use kube::{ResourceExt, core::Resource};
 use serde::Serialize;
 use tidewatch_shared::{
-    api::{Kyma, Manifest, ModuleReleaseMeta},
+    api::{Manifest, ModuleReleaseMeta},
     names::{annotation, finalizer, label},
 };
 
 use crate::{
     base::{
         key::KymaKey,
+        kymas::{CachedKyma, RestDigest},
         labels::is_true,
         takeover::{self, Takeover},
     },
@@ -86,7 +87,7 @@ pub(super) struct ObjectFingerprint {
     rest: Hash,
 }
 
-type Hash = [u8; 32];
+type Hash = RestDigest;
 
 fn hash(value: &impl Serialize) -> Hash {
     let bytes = serde_json::to_vec(value).expect("plain data with string keys");
@@ -97,13 +98,23 @@ fn hash(value: &impl Serialize) -> Hash {
 
 impl ObjectFingerprint {
     pub(super) fn of<K: Resource>(object: &K) -> Self {
+        Self { labels: hash(object.labels()), rest: Self::rest_of(object) }
+    }
+
+    /// The same for both forms of a Kyma.
+    fn of_kyma(kyma: &CachedKyma) -> Self {
+        match kyma {
+            CachedKyma::Whole(kyma) => Self::of(kyma.as_ref()),
+            CachedKyma::Reduced(reduced) => Self { labels: hash(kyma.facts().labels()), rest: reduced.rest() },
+        }
+    }
+
+    /// Digest of the fields except the labels, which a reduced object keeps.
+    pub(super) fn rest_of<K: Resource>(object: &K) -> RestDigest {
         // Reconciles write the receiver's own annotations, and must not enqueue themselves.
         let annotations: Vec<_> = object.annotations().iter().filter(|(key, _)| !is_own_annotation(key)).collect();
         let meta = object.meta();
-        Self {
-            labels: hash(object.labels()),
-            rest: hash(&(meta.generation, annotations, meta.deletion_timestamp.is_some())),
-        }
+        hash(&(meta.generation, annotations, meta.deletion_timestamp.is_some()))
     }
 }
 
@@ -116,14 +127,14 @@ pub(super) struct KymaFingerprint {
 }
 
 impl KymaFingerprint {
-    pub(super) fn of(kyma: &Kyma, takeover: &Takeover) -> Self {
-        let labels = Some(kyma.labels());
+    pub(super) fn of(kyma: &CachedKyma, takeover: &Takeover) -> Self {
+        let facts = kyma.facts();
+        let labels = Some(facts.labels());
         // A deletion goes on despite `skip-reconciliation`.
-        let is_skipped = is_true(labels, label::SKIP_RECONCILIATION)
-            && !takeover.selects_skipped()
-            && kyma.metadata.deletion_timestamp.is_none();
-        let is_held = is_skipped || is_true(labels, label::PAUSE) || takeover::is_hand_back_requested(kyma);
-        Self { object: ObjectFingerprint::of(kyma), is_held }
+        let is_skipped =
+            is_true(labels, label::SKIP_RECONCILIATION) && !takeover.selects_skipped() && !facts.is_deleting();
+        let is_held = is_skipped || is_true(labels, label::PAUSE) || takeover::is_hand_back_requested(facts);
+        Self { object: ObjectFingerprint::of_kyma(kyma), is_held }
     }
 }
 

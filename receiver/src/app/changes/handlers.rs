@@ -4,7 +4,7 @@
 use std::{slice, sync::Arc};
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{ResourceExt, runtime::reflector::ObjectRef};
+use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
     api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher},
     plan::{PlannedWatch, Work},
@@ -22,7 +22,10 @@ use super::{
     users::{self, Users},
 };
 use crate::{
-    base::{key::KymaKey, manifests::CachedManifest, pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
+    base::{
+        key::KymaKey, kymas::CachedKyma, manifests::CachedManifest, pause::Pause, plans::Plans, stores::Stores,
+        takeover::Takeover,
+    },
     controllers::{
         catalog::{Catalog, CatalogUpdate},
         kyma::PendingWrites,
@@ -135,7 +138,8 @@ impl EventHandlers {
         of_config_map(move |map| revocations.set(map))
     }
 
-    pub(super) fn kymas(&self) -> impl FnMut(Change<'_, Kyma>) + Send + 'static + use<> {
+    /// Handler of the Kymas. Those of other replicas may be reduced; their changes keep the tables of the whole fleet current.
+    pub(super) fn kymas(&self) -> impl FnMut(Change<'_, CachedKyma>) + Send + 'static + use<> {
         let (components, owners, kyma_placer) = (self.components.clone(), self.owners.clone(), self.placer.clone());
         let bodies = self.bodies.clone();
         let mut fingerprints = Fingerprints::new();
@@ -143,16 +147,16 @@ impl EventHandlers {
             let initial = matches!(change, Change::Initial(_));
             match change {
                 Change::Initial(kyma) | Change::Applied(kyma) => {
-                    let (key, now) = (KymaKey::of(kyma), KymaFingerprint::of(kyma, &components.takeover));
+                    let (key, now) = (kyma.key(), KymaFingerprint::of(kyma, &components.takeover));
+                    let change = fingerprints.apply(key.clone(), now.clone());
+                    let is_new = change == Some(FingerprintChange::New);
+                    let was_elsewhere = components.fleet.is_elsewhere(&key);
                     // Events record status changes as well, which change no fingerprint and are skipped below. The replica that
                     // holds the Kyma posts them.
-                    if initial || components.fleet.is_elsewhere(&key) {
-                        components.recorder.initial_kyma(&key, kyma);
-                    } else {
-                        components.recorder.kyma(&key, kyma);
+                    if let Some(kyma) = kyma.whole().filter(|_| !was_elsewhere) {
+                        components.observe(&key, kyma, is_new && !initial);
                     }
-                    let Some(change) = fingerprints.apply(key.clone(), now.clone()) else { return };
-                    let is_new = change == FingerprintChange::New;
+                    let Some(change) = change else { return };
                     let is_relabelled = matches!(
                         &change,
                         FingerprintChange::Changed(old) if now.object.labels != old.object.labels
@@ -162,9 +166,14 @@ impl EventHandlers {
                     }
                     components.v2_allowed.apply(&key, kyma);
                     kyma_placer.place(key.clone(), kyma);
-                    if components.fleet.is_elsewhere(&key) {
+                    let is_elsewhere = components.fleet.is_elsewhere(&key);
+                    if let Some(kyma) = kyma.whole().filter(|_| was_elsewhere && !is_elsewhere) {
+                        components.recorder.initial_kyma(&key, kyma);
+                    }
+                    if is_elsewhere {
                         // Its new runtime is in a shard of another replica.
                         components.manifest_queue.remove_kymas(slice::from_ref(&key));
+                        components.recorder.forget_kyma(&key);
                     } else if is_relabelled || (is_new && !initial) {
                         handover::register(&components.manifest_queue, &components.stores.manifests, &key);
                     }
@@ -188,7 +197,7 @@ impl EventHandlers {
                     manifests::enqueue_released(&components.manifest_queue, &key, &now, &change);
                 }
                 Change::Deleted(kyma) => {
-                    let key = KymaKey::of(kyma);
+                    let key = kyma.key();
                     let is_elsewhere = components.fleet.is_elsewhere(&key);
                     components.recorder.deleted_kyma(&key, kyma, !is_elsewhere);
                     fingerprints.delete(&key);
@@ -330,8 +339,8 @@ impl Components {
             self.recorder.publish(update.events(namespace));
         }
         let kymas = self.stores.kymas.state();
-        let viewers = kymas.iter().filter(|kyma| update.affects(kyma.labels()));
-        let viewers: Vec<_> = viewers.map(|kyma| KymaKey::of(kyma.as_ref())).collect();
+        let viewers = kymas.iter().filter(|kyma| update.affects(kyma.facts().labels()));
+        let viewers: Vec<_> = viewers.map(|kyma| kyma.key()).collect();
         self.catalog.metrics().count_enqueued(viewers.len());
         self.fleet.enqueue_paced(viewers, WorkSet::of(&[Work::Catalog]), per_second);
         for module in &update.no_longer_held {
@@ -345,6 +354,17 @@ impl Components {
             if let Some(delay) = self.catalog.rollout_delay(uid, module, follower.source()) {
                 self.fleet.roll_out(key, delay);
             }
+        }
+    }
+
+    /// Observes a Kyma that this replica serves, for Events about what has changed since the last observation. All of a Kyma
+    /// counts as changed if it `is_new` to this process; without a last observation nothing does, because its body was missing
+    /// until now.
+    fn observe(&self, key: &KymaKey, kyma: &Kyma, is_new: bool) {
+        if is_new || self.recorder.has_observed(key) {
+            self.recorder.kyma(key, kyma);
+        } else {
+            self.recorder.initial_kyma(key, kyma);
         }
     }
 
@@ -367,3 +387,6 @@ impl Components {
         changed
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,7 @@ use crate::{
     base::{key::KymaKey, manifests::Manifests, shard::ShardId},
     controllers::{catalog::Catalog, manifest::Memories},
     fleet::{manifests::ManifestQueue, table::RuntimeTable},
-    kube::{kinds::KindCache, leader::WriteFence},
+    kube::{kinds::KindCache, leader::WriteFence, recorder::EventRecorder},
 };
 
 /// Acquires and releases shards. Clones share the state of the components.
@@ -24,6 +24,7 @@ pub struct ShardHandover {
     pub(super) memories: Memories,
     pub(super) catalog: Catalog,
     pub(super) kinds: KindCache,
+    pub(super) recorder: EventRecorder,
     /// Bodies of the cached objects, if those of other replicas' shards are reduced.
     pub(super) bodies: Option<CacheBodies>,
     /// Cancelled when the caches are synced.
@@ -58,6 +59,10 @@ impl ShardHandover {
     /// changed while no replica served them.
     pub async fn acquire(&self, shard: ShardId, instance: Instance, fence: &WriteFence) -> Vec<KymaKey> {
         self.synced.cancelled().await;
+        // Before the watch finds the shard held: Events report what changes from now on.
+        for kyma in self.placer.of_shard(shard).iter().filter_map(|kyma| kyma.whole()) {
+            self.recorder.initial_kyma(&KymaKey::of(kyma.as_ref()), kyma);
+        }
         self.fleet.acquire(shard, instance, fence, Instant::now());
         let placed = self.placer.place_shard(shard);
         for kyma in &placed {
@@ -83,6 +88,7 @@ impl ShardHandover {
             }
             self.catalog.forget(kyma);
             self.kinds.forget(kyma);
+            self.recorder.forget_kyma(kyma);
         }
         if let Some(bodies) = &self.bodies {
             bodies.release(shard);
@@ -111,14 +117,14 @@ pub(in crate::app) mod tests {
 
     use super::*;
     use crate::{
-        base::{manifests::CachedManifest, plans::Plans, shard::ShardCount},
+        base::{kymas::CachedKyma, manifests::CachedManifest, plans::Plans, shard::ShardCount},
         controllers::catalog,
         fleet::{
             self,
             queue::{Priority, ReconcileOutcome, WorkSet},
             table::{self, PlacementError},
         },
-        kube::WriteBudgets,
+        kube::{WriteBudgets, recorder},
     };
 
     fn key(name: &str) -> KymaKey {
@@ -166,7 +172,7 @@ pub(in crate::app) mod tests {
             let (store, mut manifest_writer) = reflector::store();
             let manifests = Manifests::from(store);
             for name in ["a", &other] {
-                writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(kyma(name)));
+                writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(CachedKyma::from(kyma(name))));
                 let manifest = CachedManifest::from(manifest(name));
                 manifest_writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(manifest.clone()));
                 manifests.apply(&manifest);
@@ -185,6 +191,7 @@ pub(in crate::app) mod tests {
                     WriteBudgets::default(),
                 ),
                 kinds: KindCache::default(),
+                recorder: EventRecorder::new(recorder::Metrics::register(&mut Registry::default())),
                 bodies: None,
                 synced: synced.clone(),
             };

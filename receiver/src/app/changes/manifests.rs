@@ -139,7 +139,6 @@ mod tests {
     use kube::runtime::reflector;
     use serde_json::{Value, json};
     use tidewatch_shared::{
-        api::Kyma,
         metrics::Registry,
         names::{annotation, label},
         plan::Plan,
@@ -147,7 +146,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        base::{plans::Plans, takeover::Takeover},
+        base::{kymas::CachedKyma, plans::Plans, takeover::Takeover},
         fleet::{Tenure, manifests, queue::ReconcileOutcome, table},
     };
 
@@ -166,7 +165,7 @@ mod tests {
         manifests: Manifests,
         writes: PendingWrites,
         plans: Plans,
-        kymas: (reflector::Store<Kyma>, reflector::store::Writer<Kyma>),
+        kymas: (reflector::Store<CachedKyma>, reflector::store::Writer<CachedKyma>),
     }
 
     impl Fixture {
@@ -332,7 +331,7 @@ mod tests {
             (json!({label::HAND_BACK: "true"}), None, false),
             (json!({}), None, true),
         ] {
-            let kyma: Kyma = serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2",
+            let kyma: CachedKyma = serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2",
                 "kind": "Kyma", "metadata": {"name": "a", "labels": labels, "deletionTimestamp": deleted},
                 "spec": {"channel": "regular"}}))
             .unwrap();

@@ -4,19 +4,16 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kube::{
-    ResourceExt as _,
-    runtime::reflector::{ObjectRef, Store},
-};
-use tidewatch_shared::{
-    api::Kyma,
-    identity::RuntimeId,
-    names::label,
-    plan::{Plan, Work},
-};
+use kube::runtime::reflector::{ObjectRef, Store};
+use tidewatch_shared::plan::{Plan, Work};
 
 use crate::{
-    base::{key::KymaKey, plans::Plans, shard::ShardId},
+    base::{
+        key::KymaKey,
+        kymas::{CachedKyma, KymaFacts},
+        plans::Plans,
+        shard::ShardId,
+    },
     controllers::manifest::Memories,
     fleet::{
         queue::{Priority, WorkSet},
@@ -30,7 +27,7 @@ pub(super) struct KymaPlacer {
     fleet: RuntimeTable,
     plans: Plans,
     /// The watch of Kymas updates this cache before it calls [`KymaPlacer::place`] or [`KymaPlacer::remove`].
-    kymas: Store<Kyma>,
+    kymas: Store<CachedKyma>,
     lock: Arc<Mutex<()>>,
 }
 
@@ -38,14 +35,14 @@ pub(super) struct KymaPlacer {
 const PLANS_PER_SECOND: u32 = 200;
 
 impl KymaPlacer {
-    pub(super) fn new(fleet: RuntimeTable, plans: Plans, kymas: Store<Kyma>) -> Self {
+    pub(super) fn new(fleet: RuntimeTable, plans: Plans, kymas: Store<CachedKyma>) -> Self {
         Self { fleet, plans, kymas, lock: Arc::default() }
     }
 
     /// Places a new or changed Kyma.
-    pub(super) fn place(&self, key: KymaKey, kyma: &Kyma) {
+    pub(super) fn place<'a>(&self, key: KymaKey, kyma: impl Into<KymaFacts<'a>>) {
         let _lock = self.lock();
-        self.place_locked(key, kyma);
+        self.place_locked(key, kyma.into());
     }
 
     /// Removes a deleted or deselected Kyma.
@@ -65,8 +62,8 @@ impl KymaPlacer {
         // afterwards.
         let mut keys = Vec::new();
         for kyma in self.kymas.state() {
-            let key = KymaKey::of(kyma.as_ref());
-            self.place_locked(key.clone(), &kyma);
+            let key = kyma.key();
+            self.place_locked(key.clone(), kyma.facts());
             keys.push(key);
         }
         self.fleet.enqueue_paced(keys, WorkSet::of(&[Work::Kyma]), PLANS_PER_SECOND);
@@ -79,7 +76,7 @@ impl KymaPlacer {
             return;
         }
         let Some(kyma) = self.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace)) else { return };
-        self.place_locked(key.clone(), &kyma);
+        self.place_locked(key.clone(), kyma.facts());
         self.fleet.enqueue(key, WorkSet::of(&[Work::Kyma]), Priority::Catalog);
     }
 
@@ -88,30 +85,35 @@ impl KymaPlacer {
     pub(super) fn place_shard(&self, shard: ShardId) -> Vec<KymaKey> {
         let _lock = self.lock();
         let mut placed = Vec::new();
-        for kyma in self.kymas.state() {
-            let (key, runtime) = (KymaKey::of(kyma.as_ref()), runtime_of(&kyma));
-            if self.fleet.shard_of(runtime.as_ref(), kyma.metadata.uid.as_deref().unwrap_or_default()) == shard {
-                self.place_locked(key.clone(), &kyma);
-                inherit(&self.fleet, &key, &kyma);
-                placed.push(key);
-            }
+        for kyma in self.of_shard(shard) {
+            let key = kyma.key();
+            self.place_locked(key.clone(), kyma.facts());
+            inherit(&self.fleet, &key, &kyma);
+            placed.push(key);
         }
         self.fleet.set_shard_synced(shard);
         placed
+    }
+
+    /// Kymas of a shard in the cache.
+    pub(super) fn of_shard(&self, shard: ShardId) -> Vec<Arc<CachedKyma>> {
+        let shard_of = |kyma: KymaFacts<'_>| self.fleet.shard_of(kyma.runtime().as_ref(), kyma.uid());
+        let mut kymas = self.kymas.state();
+        kymas.retain(|kyma| shard_of(kyma.facts()) == shard);
+        kymas
     }
 
     /// Places all Kymas again, with the plans that follow from the first list of Manifests.
     pub(super) fn place_all(&self) {
         let _lock = self.lock();
         for kyma in self.kymas.state() {
-            self.place_locked(KymaKey::of(kyma.as_ref()), &kyma);
+            self.place_locked(kyma.key(), kyma.facts());
         }
     }
 
-    fn place_locked(&self, key: KymaKey, kyma: &Kyma) {
-        let (runtime, plan) = (runtime_of(kyma), self.plans.of(&key));
-        let uid = kyma.metadata.uid.as_deref().unwrap_or_default();
-        self.fleet.place(key, uid, runtime, plan);
+    fn place_locked(&self, key: KymaKey, kyma: KymaFacts<'_>) {
+        let plan = self.plans.of(&key);
+        self.fleet.place(key, kyma.uid(), kyma.runtime(), plan);
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
@@ -119,13 +121,9 @@ impl KymaPlacer {
     }
 }
 
-pub(super) fn runtime_of(kyma: &Kyma) -> Option<RuntimeId> {
-    kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok())
-}
-
-/// Continues the path of a Kyma from the condition that the holder of its shard before wrote.
-pub(super) fn inherit(fleet: &RuntimeTable, key: &KymaKey, kyma: &Kyma) {
-    let path = kyma.status.as_ref().and_then(|status| status.condition("EventPath"));
+/// Continues the path of a Kyma from the condition that the holder of its shard before wrote. A reduced one has none.
+pub(super) fn inherit(fleet: &RuntimeTable, key: &KymaKey, kyma: &CachedKyma) {
+    let path = kyma.whole().and_then(|kyma| kyma.status.as_ref()?.condition("EventPath"));
     path.into_iter().for_each(|path| fleet.inherit(key, &path.reason, &path.message));
 }
 
@@ -144,7 +142,12 @@ mod tests {
     use futures::FutureExt as _;
     use kube::runtime::{reflector::store::Writer, watcher::Event};
     use serde_json::json;
-    use tidewatch_shared::{identity::Epoch, metrics::Registry};
+    use tidewatch_shared::{
+        api::Kyma,
+        identity::{Epoch, RuntimeId},
+        metrics::Registry,
+        names::label,
+    };
 
     use super::*;
     use crate::fleet::{
@@ -179,7 +182,7 @@ mod tests {
         let counters = table::Metrics::register(&mut Registry::default());
         let fleet = RuntimeTable::alone(1, table::Settings::default(), counters);
         fleet.set_synced();
-        let mut writer = Writer::<Kyma>::default();
+        let mut writer = Writer::<CachedKyma>::default();
         let current = Plans::fixed(plan(0));
         let placer = KymaPlacer::new(fleet.clone(), current, writer.as_reader());
         for round in 0..ROUNDS {
@@ -188,7 +191,7 @@ mod tests {
             let known: Vec<_> =
                 (0..KYMAS).map(|n| kyma(n, &format!("r-{round}-{n}"))).chain([kyma(KYMAS, &here)]).collect();
             for kyma in &known {
-                writer.apply_watcher_event(&Event::Apply(kyma.clone()));
+                writer.apply_watcher_event(&Event::Apply(kyma.clone().into()));
                 placer.place(KymaKey::of(kyma), kyma);
             }
             let (gone, moved) = (&known[KYMAS / 2], kyma(KYMAS, &there));
@@ -199,9 +202,9 @@ mod tests {
                     placer.replan(plan(round + 1));
                 });
                 together.wait();
-                writer.apply_watcher_event(&Event::Delete(gone.clone()));
+                writer.apply_watcher_event(&Event::Delete(gone.clone().into()));
                 placer.remove(&KymaKey::of(gone));
-                writer.apply_watcher_event(&Event::Apply(moved.clone()));
+                writer.apply_watcher_event(&Event::Apply(moved.clone().into()));
                 placer.place(KymaKey::of(&moved), &moved);
             });
             assert_eq!(
@@ -218,7 +221,7 @@ mod tests {
     async fn runtime_with_another_plan_is_placed_and_enqueued_once() {
         let (store, mut writer) = kube::runtime::reflector::store();
         let kyma = kyma(0, "r-0");
-        writer.apply_watcher_event(&Event::Apply(kyma.clone()));
+        writer.apply_watcher_event(&Event::Apply(kyma.clone().into()));
         let more = Arc::new(Mutex::new(Vec::new()));
         let additional = more.clone();
         let plans = Plans::new(

@@ -1,27 +1,18 @@
 //! Users of a module: Kymas that select it by their last accepted spec, or have a Manifest of it.
 
 use std::{
-    borrow::Cow,
     collections::{BTreeSet, HashMap},
     sync::Arc,
 };
 
-use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
-use serde::Deserialize;
-use tidewatch_shared::{api::Kyma, names::annotation};
+use kube::runtime::reflector::ObjectRef;
 
 use crate::base::{
     key::KymaKey,
+    kymas::{CachedKyma, SelectedVersion},
     manifests::{CachedManifest, ManifestFacts},
     stores::Stores,
 };
-
-/// Source of a module's version in the spec of a Kyma.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Selected {
-    Channel(String),
-    Version(String),
-}
 
 /// Installed version of a module, according to its Manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,8 +36,8 @@ pub(super) enum Follows<'a> {
 
 /// A Kyma that uses a module.
 pub(super) struct User {
-    pub(super) kyma: Arc<Kyma>,
-    selected: Option<Selected>,
+    pub(super) kyma: Arc<CachedKyma>,
+    selected: Option<SelectedVersion>,
     installed: Option<Installed>,
 }
 
@@ -63,14 +54,14 @@ impl Users {
     }
 
     /// Finds the users of a module among these Kymas; `manifests` are all Manifests of the module.
-    pub(super) fn among(kymas: &[Arc<Kyma>], manifests: &[Arc<CachedManifest>], module: &str) -> Self {
+    pub(super) fn among(kymas: &[Arc<CachedKyma>], manifests: &[Arc<CachedManifest>], module: &str) -> Self {
         let mut installed: HashMap<KymaKey, Installed> = manifests
             .iter()
             .filter(|manifest| !manifest.is_mandatory())
             .filter_map(|manifest| Some((manifest.kyma()?, Installed::of(&manifest.facts()))))
             .collect();
         let users = kymas.iter().filter_map(|kyma| {
-            let (selected, installed) = (selected(kyma, module), installed.remove(&KymaKey::of(kyma.as_ref())));
+            let (selected, installed) = (kyma.facts().selected(module), installed.remove(&kyma.key()));
             let uses = selected.is_some() || installed.is_some();
             uses.then(|| User { kyma: kyma.clone(), selected, installed })
         });
@@ -86,15 +77,17 @@ impl Installed {
 
 impl User {
     pub(super) fn key(&self) -> KymaKey {
-        KymaKey::of(self.kyma.as_ref())
+        self.kyma.key()
     }
 
     /// Source of the version of the module.
     pub(super) fn follows(&self) -> Follows<'_> {
         let Some(installed) = &self.installed else { return Follows::Unresolved };
         match (&self.selected, installed.channel.as_deref()) {
-            (Some(Selected::Channel(channel)), Some(from)) if channel == from => Follows::Channel(from),
-            (Some(Selected::Version(version)), None) if Some(version) == installed.version.as_ref() => Follows::Version,
+            (Some(SelectedVersion::Channel(channel)), Some(from)) if channel == from => Follows::Channel(from),
+            (Some(SelectedVersion::Version(version)), None) if Some(version) == installed.version.as_ref() => {
+                Follows::Version
+            }
             (Some(_), _) => Follows::Unresolved,
             // Deselected, or selected by a spec that is not recorded.
             (None, Some(channel)) => Follows::Channel(channel),
@@ -107,8 +100,8 @@ impl User {
         let is_installed =
             self.installed.as_ref().is_some_and(|installed| installed.version.as_deref() == Some(version));
         let is_selected = match &self.selected {
-            Some(Selected::Channel(channel)) => target(channel).as_deref() == Some(version),
-            Some(Selected::Version(selected)) => selected == version,
+            Some(SelectedVersion::Channel(channel)) => target(channel).as_deref() == Some(version),
+            Some(SelectedVersion::Version(selected)) => selected == version,
             None => false,
         };
         is_installed || is_selected || self.follows() == Follows::Unresolved
@@ -127,47 +120,4 @@ pub(super) fn of_mandatory(stores: &Stores, module: &str) -> BTreeSet<KymaKey> {
     let manifests = stores.manifests.of_module(module);
     let mandatory = manifests.iter().filter(|manifest| manifest.is_mandatory());
     mandatory.filter_map(|manifest| manifest.kyma()).collect()
-}
-
-/// Members of a spec that select modules: a change of the catalog parses them of every user, so nothing else.
-#[derive(Deserialize)]
-struct Selection<'a> {
-    #[serde(borrow)]
-    channel: Cow<'a, str>,
-    #[serde(borrow)]
-    modules: Option<Vec<Entry<'a>>>,
-}
-
-#[derive(Deserialize)]
-struct Entry<'a> {
-    #[serde(borrow)]
-    name: Cow<'a, str>,
-    #[serde(borrow)]
-    channel: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    version: Option<Cow<'a, str>>,
-}
-
-/// Source of a module's version by the last accepted spec of the runtime's Kyma, or by KCP's if none was accepted.
-fn selected(kyma: &Kyma, module: &str) -> Option<Selected> {
-    let accepted = match kyma.annotations().get(annotation::ACCEPTED_SPEC) {
-        // Names of modules need no escapes in JSON.
-        Some(text) if !text.contains(module) => return None,
-        Some(text) => serde_json::from_str::<Selection<'_>>(text).ok(),
-        None => None,
-    };
-    let Some(Selection { channel, modules }) = accepted else {
-        let entry = kyma.spec.modules().iter().find(|entry| entry.name == module)?;
-        return Some(selected_by(entry.channel.as_deref(), entry.version.as_deref(), &kyma.spec.channel));
-    };
-    let entry = modules.iter().flatten().find(|entry| entry.name == module)?;
-    Some(selected_by(entry.channel.as_deref(), entry.version.as_deref(), &channel))
-}
-
-/// `default` is the channel of the Kyma.
-fn selected_by(channel: Option<&str>, version: Option<&str>, default: &str) -> Selected {
-    match version.filter(|version| !version.is_empty()) {
-        Some(version) => Selected::Version(version.to_owned()),
-        None => Selected::Channel(channel.filter(|channel| !channel.is_empty()).unwrap_or(default).to_owned()),
-    }
 }

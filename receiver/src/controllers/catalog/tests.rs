@@ -12,20 +12,21 @@ use kube::runtime::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    api::{Kyma, ModuleReleaseMeta, ModuleTemplate},
+    api::{ModuleReleaseMeta, ModuleTemplate},
     event::{Change, Object, Subject},
     names::annotation,
 };
 
 use self::fake::FakeRuntime;
 use super::{removal_guard::Part, *};
+use crate::base::kymas::CachedKyma;
 
 /// Catalog of a control plane, a runtime, and the sync between them.
 struct Fixture {
     stores: Stores,
     templates: Writer<ModuleTemplate>,
     metas: Writer<ModuleReleaseMeta>,
-    kymas: Writer<Kyma>,
+    kymas: Writer<CachedKyma>,
     catalog: Catalog,
     runtime: FakeRuntime,
     key: KymaKey,
@@ -570,6 +571,24 @@ async fn new_installation_accepts_its_catalog_at_once() {
     assert_eq!((update.lost, fixture.catalog.lost(), fixture.catalog.is_held("alpha")), (None, None, false));
     fixture.managed_kymas(4);
     assert_eq!(fixture.catalog.refresh(&fixture.stores).lost, None, "the state is in memory");
+}
+
+/// Most Kymas are in the shards of other replicas.
+#[tokio::test]
+async fn reduced_kymas_count_for_the_removal_guard_and_show_that_the_state_is_lost() {
+    let mut fixture = Fixture::synced().await;
+    fixture.managed_kymas(4);
+    for kyma in fixture.stores.kymas.state() {
+        let reduced = CachedKyma::reduced(kyma.whole().unwrap());
+        fixture.kymas.apply_watcher_event(&Event::Apply(reduced));
+    }
+    assert!(fixture.stores.kymas.state().iter().all(|kyma| kyma.is_reduced()));
+    fixture.meta("alpha", &[("regular", "1.0.0")]);
+    let held = fixture.catalog.held().removals;
+    assert_eq!((held.len(), &*held[0].module, &held[0].part), (1, "alpha", &Part::Channel("fast".to_owned())));
+    assert_eq!(held[0].runtimes, 4);
+    let update = started(&mut fixture, None);
+    assert!(update.lost.is_some() && fixture.catalog.lost().is_some());
 }
 
 #[tokio::test]

@@ -4,14 +4,14 @@
 use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use kube::{ResourceExt, runtime::reflector::ObjectRef};
+use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
     api::{Kyma, ModuleStatus, State},
     plan::Work,
 };
 
 use crate::{
-    base::{key::KymaKey, plans::Plans, stores::Stores},
+    base::{key::KymaKey, kymas::CachedKyma, plans::Plans, stores::Stores},
     controllers::{
         catalog::{Catalog, RolloutSlot, VersionSource, removal_guard::ChannelTarget},
         kyma::{Inputs, mandatory_due_after},
@@ -48,25 +48,29 @@ impl AcquiredKymas {
     }
 }
 
-fn enqueue(to: &AcquiredKymas, kymas: impl Iterator<Item = Arc<Kyma>>) {
+fn enqueue(to: &AcquiredKymas, kymas: impl Iterator<Item = Arc<CachedKyma>>) {
     let AcquiredKymas { spread, stores, plans, catalog, windows, fleet } = to;
     let spread = *spread;
     let (mut first, mut later, mut moved, mut lacking) = (0u32, 0u32, Vec::new(), Vec::new());
     let snapshot = catalog.snapshot(stores);
-    for kyma in kymas {
-        let namespace = kyma.namespace().unwrap_or_default();
-        let key = KymaKey::new(&namespace, kyma.name_any());
+    for cached in kymas {
+        let key = cached.key();
         if fleet.is_elsewhere(&key) {
             continue;
         }
+        let Some(kyma) = cached.whole() else {
+            // Its body cannot be decoded: what it lacks is not known.
+            fleet.enqueue(&key, WorkSet::RUNTIME, Priority::User);
+            first += 1;
+            continue;
+        };
         let now = Timestamp::now();
-        let window = windows.resume(&key, &kyma, now);
+        let window = windows.resume(&key, kyma, now);
         if let Some(rest) = window.and_then(|window| window.delay(now)) {
             fleet.roll_out(&key, rest);
         }
-        let inputs =
-            Inputs::of(&kyma, &plans.of(&key), &catalog.fingerprint(kyma.labels(), stores)).with_window(window);
-        if let Some(rest) = rollout_delay(catalog, &kyma) {
+        let inputs = Inputs::of(kyma, &plans.of(&key), &catalog.fingerprint(kyma.labels(), stores)).with_window(window);
+        if let Some(rest) = rollout_delay(catalog, kyma) {
             fleet.roll_out(&key, rest);
         }
         let Ok(manifests) = stores.manifests.of_kyma(&key, kyma.metadata.uid.as_deref()) else {
@@ -75,16 +79,16 @@ fn enqueue(to: &AcquiredKymas, kymas: impl Iterator<Item = Arc<Kyma>>) {
             first += 1;
             continue;
         };
-        match mandatory_due_after(&kyma, &manifests, catalog, &snapshot) {
+        match mandatory_due_after(kyma, &manifests, catalog, &snapshot) {
             Some(Duration::ZERO) => lacking.push(key.clone()),
             Some(rest) => fleet.roll_out(&key, rest),
             None => {}
         }
         let state = |name: &str| {
-            let manifest = stores.manifests.find(&KymaKey::new(&namespace, name))?;
+            let manifest = stores.manifests.find(&KymaKey::new(&key.namespace, name))?;
             Some(manifest.facts().flags.state.unwrap_or_default())
         };
-        match urgency(&kyma, &inputs, state) {
+        match urgency(kyma, &inputs, state) {
             Some((WorkSet::RUNTIME, priority)) => {
                 fleet.enqueue(&key, WorkSet::RUNTIME, priority);
                 first += 1;
@@ -341,11 +345,24 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn kyma_with_the_version_is_in_no_roll_out() {
         let mut bed = bed(0);
-        let mut kyma = serde_json::to_value(bed.stores.kymas.state().remove(0).as_ref()).unwrap();
+        let mut kyma = serde_json::to_value(bed.stores.kymas.state()[0].whole().unwrap().as_ref()).unwrap();
         kyma["status"]["modules"][0]["version"] = json!("1.1.0");
         bed.stores.kymas = filled(&[kyma]);
         let (works, priority, _) = bed.first().await;
         assert_eq!((works, priority), (WorkSet::RUNTIME, Priority::Verification));
+    }
+
+    /// The body of a Kyma that cannot be decoded is not in the cache.
+    #[tokio::test(start_paused = true)]
+    async fn kyma_without_a_body_is_reconciled_at_once() {
+        let mut bed = bed(0);
+        let whole = bed.stores.kymas.state()[0].whole().unwrap().clone();
+        let mut writer = Writer::default();
+        writer.apply_watcher_event(&Event::Apply(CachedKyma::reduced(&whole)));
+        bed.stores.kymas = writer.as_reader();
+        let (works, priority, after) = bed.first().await;
+        assert_eq!((works, priority), (WorkSet::RUNTIME, Priority::User));
+        assert!(after < Duration::from_millis(2), "{after:?}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -359,7 +376,7 @@ mod tests {
         let waiting = |policy: &Value| {
             let mut bed = bed(WINDOW.as_secs().try_into().unwrap());
             bed.windows = MaintenanceWindows::with_policy(policy);
-            let mut kyma = serde_json::to_value(bed.stores.kymas.state().remove(0).as_ref()).unwrap();
+            let mut kyma = serde_json::to_value(bed.stores.kymas.state()[0].whole().unwrap().as_ref()).unwrap();
             kyma["status"]["modules"][0]["maintenance"] = json!(true);
             let is: Kyma = serde_json::from_value(kyma.clone()).unwrap();
             let inputs = Inputs::of(&is, &plan(), &bed.catalog.fingerprint(is.labels(), &bed.stores));

@@ -5,10 +5,8 @@ use std::{
     sync::Arc,
 };
 
-use tidewatch_shared::api::Kyma;
-
 use crate::{
-    base::{key::KymaKey, pause::PauseReason},
+    base::{key::KymaKey, kymas::CachedKyma, pause::PauseReason},
     pki::Stragglers,
 };
 
@@ -37,34 +35,36 @@ impl SharedInputs {
 #[derive(Default)]
 pub(super) struct UpToDate {
     inputs: SharedInputs,
-    kymas: HashMap<usize, Arc<Kyma>>,
+    kymas: HashMap<usize, Arc<CachedKyma>>,
 }
 
 impl UpToDate {
-    /// Forgets all Kymas if an input that they share has changed, and the outdated objects if there are more entries than Kymas.
-    pub(super) fn follow(&mut self, inputs: &SharedInputs, kymas: &[Arc<Kyma>]) {
+    /// Forgets all Kymas if an input that they share has changed, and the outdated objects if there are more entries than whole
+    /// Kymas: those of other replicas have no entries, and must not be kept whole by outdated ones.
+    pub(super) fn follow(&mut self, inputs: &SharedInputs, kymas: &[Arc<CachedKyma>]) {
         if !self.inputs.is_same(inputs) {
             self.inputs = inputs.clone();
             self.kymas.clear();
         }
-        if self.kymas.len() > kymas.len() {
-            let present: HashSet<_> = kymas.iter().map(address).collect();
+        let whole = || kymas.iter().filter(|kyma| !kyma.is_reduced());
+        if self.kymas.len() > whole().count() {
+            let present: HashSet<_> = whole().map(address).collect();
             self.kymas.retain(|address, _| present.contains(address));
         }
     }
 
     /// Returns whether nothing has changed since [`Self::insert`].
-    pub(super) fn contains(&self, kyma: &Arc<Kyma>) -> bool {
+    pub(super) fn contains(&self, kyma: &Arc<CachedKyma>) -> bool {
         self.kymas.contains_key(&address(kyma))
     }
 
     /// Adds a Kyma whose conditions need no change.
-    pub(super) fn insert(&mut self, kyma: &Arc<Kyma>) {
+    pub(super) fn insert(&mut self, kyma: &Arc<CachedKyma>) {
         self.kymas.insert(address(kyma), kyma.clone());
     }
 
     /// Removes a Kyma, because an input of its own has changed.
-    pub(super) fn remove(&mut self, kyma: &Arc<Kyma>) {
+    pub(super) fn remove(&mut self, kyma: &Arc<CachedKyma>) {
         self.kymas.remove(&address(kyma));
     }
 
@@ -74,20 +74,25 @@ impl UpToDate {
     }
 }
 
-fn address(kyma: &Arc<Kyma>) -> usize {
+fn address(kyma: &Arc<CachedKyma>) -> usize {
     Arc::as_ptr(kyma).addr()
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tidewatch_shared::api::Kyma;
 
     use super::*;
 
-    fn kyma() -> Arc<Kyma> {
+    fn kyma() -> Arc<CachedKyma> {
+        Arc::new(whole().into())
+    }
+
+    fn whole() -> Kyma {
         let kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma", "metadata": {"name": "k"},
             "spec": {"channel": "regular"}});
-        Arc::new(serde_json::from_value(kyma).unwrap())
+        serde_json::from_value(kyma).unwrap()
     }
 
     #[test]
@@ -126,10 +131,12 @@ mod tests {
         let (mut up_to_date, inputs, other) = (UpToDate::default(), SharedInputs::default(), kyma());
         up_to_date.insert(&other);
         for _ in 0..100 {
-            let kymas = [other.clone(), kyma()];
+            let mut kymas = vec![other.clone(), kyma()];
+            // Of the shards of other replicas.
+            kymas.extend((0..50).map(|_| Arc::new(CachedKyma::reduced(&whole()))));
             up_to_date.follow(&inputs, &kymas);
             up_to_date.insert(&kymas[1]);
-            assert!(up_to_date.kymas.len() <= kymas.len() + 1 && up_to_date.contains(&other));
+            assert!(up_to_date.kymas.len() <= 3 && up_to_date.contains(&other));
         }
     }
 }

@@ -32,7 +32,7 @@ struct Fixture {
     runtime: FakeApiServer,
     layer: Arc<std::sync::Mutex<LayerObjects>>,
     ctx: Context,
-    kymas: reflector::store::Writer<Kyma>,
+    kymas: reflector::store::Writer<CachedKyma>,
     manifests: reflector::store::Writer<CachedManifest>,
 }
 
@@ -217,6 +217,36 @@ async fn module_is_installed_in_stages_and_becomes_ready_with_its_manager() {
     assert_eq!(manifest.annotations()[annotation::SYNC_OCI_REF], DIGEST);
     assert_eq!(manifest.finalizers().len(), 3);
     assert_eq!(fixture.runtime.writes(), Vec::<String>::new(), "nothing was applied again");
+}
+
+/// Its body cannot be decoded, or another replica has served it until a moment ago: it exists, and decides by its labels.
+#[tokio::test(start_paused = true)]
+async fn reduced_kyma_permits_and_parks_its_manifests_as_a_whole_one() {
+    let fixture_of = |labels: Value, is_reduced: bool| {
+        let mut fixture = Fixture::new();
+        let kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+            "metadata": {"name": "k", "namespace": NAMESPACE, "labels": labels}, "spec": {"channel": "regular"}});
+        let mut kyma: CachedKyma = serde_json::from_value(kyma).unwrap();
+        if is_reduced {
+            kyma = CachedKyma::reduced(kyma.whole().unwrap());
+        }
+        fixture.kymas.apply_watcher_event(&watcher::Event::Apply(kyma));
+        fixture
+    };
+    let none: (Value, Permission) = (json!({}), Permission::Granted);
+    for (labels, expected) in [
+        none,
+        (json!({label::PAUSE: "true"}), Permission::Parked),
+        (json!({label::SKIP_RECONCILIATION: "true"}), Permission::Parked),
+        (json!({label::HAND_BACK: "true"}), Permission::Denied),
+    ] {
+        for is_reduced in [false, true] {
+            let fixture = fixture_of(labels.clone(), is_reduced);
+            let manifest = fixture.manifest().unwrap();
+            let permission = fixture.ctx.permission(&KymaKey::new(NAMESPACE, "k"), &manifest);
+            assert_eq!(permission, expected, "{labels} {is_reduced}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,11 +2,11 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use tidewatch_shared::api::{ConditionStatus, Kyma, State};
+use tidewatch_shared::api::State;
 use tokio::time::Instant;
 
 use crate::{
-    base::{key::KymaKey, manifests::ManifestFacts},
+    base::{key::KymaKey, kymas::KymaFacts, manifests::ManifestFacts},
     controllers::{
         catalog::{
             RolloutMark,
@@ -119,12 +119,15 @@ pub(super) fn follows(manifest: &ManifestFacts<'_>, key: &RolloutKey) -> bool {
 
 /// Reason for which nothing can be upgraded in a runtime. `is_stopped`: nothing is written to it; `awaits_window`: the
 /// version has to wait for its maintenance window.
-pub(super) fn block(kyma: &Kyma, is_stopped: bool, awaits_window: impl FnOnce() -> bool) -> Option<Block> {
+pub(super) fn block<'a>(
+    kyma: impl Into<KymaFacts<'a>>,
+    is_stopped: bool,
+    awaits_window: impl FnOnce() -> bool,
+) -> Option<Block> {
     if is_stopped {
         return Some(Block::Paused);
     }
-    let access = kyma.status.as_ref().and_then(|status| status.condition("RuntimeAccess"));
-    if access.is_some_and(|access| access.status == ConditionStatus::False) {
+    if kyma.into().lacks_access() {
         return Some(Block::Access);
     }
     awaits_window().then_some(Block::Window)

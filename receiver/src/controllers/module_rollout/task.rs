@@ -13,9 +13,8 @@ use std::{
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Client, ResourceExt as _, runtime::reflector::ObjectRef};
+use kube::{Client, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
-    api::Kyma,
     names::{ROLLOUTS, annotation},
     plan::Work,
 };
@@ -32,7 +31,13 @@ use super::{
 };
 use crate::{
     base::{
-        error_levels, key::KymaKey, manifests::CachedManifest, pause::Pause, peers::Topic, stores::Stores,
+        error_levels,
+        key::KymaKey,
+        kymas::{CachedKyma, KymaFacts},
+        manifests::CachedManifest,
+        pause::Pause,
+        peers::Topic,
+        stores::Stores,
         takeover::Takeover,
     },
     controllers::{
@@ -257,13 +262,13 @@ impl RolloutTask {
 
     /// Enqueues the Kymas that a version reaches without rings: after a move back, or because the rings were removed.
     fn enqueue_lacking(&self, key: &RolloutKey, rollout: &Rollout) {
-        let keys = self.lacking(key, &rollout.version).map(|kyma| KymaKey::of(kyma.as_ref())).collect();
+        let keys = self.lacking(key, &rollout.version).map(|kyma| kyma.key()).collect();
         let rate = self.dependencies.catalog.flags().catalog_sync_rate;
         self.dependencies.fleet.enqueue_paced(keys, WorkSet::of(&[Work::Kyma]), rate);
     }
 
     /// Kymas that follow a channel, or the mandatory version, and do not have this version.
-    fn lacking(&self, key: &RolloutKey, version: &str) -> impl Iterator<Item = Arc<Kyma>> {
+    fn lacking(&self, key: &RolloutKey, version: &str) -> impl Iterator<Item = Arc<CachedKyma>> {
         let lacks = move |manifest: &CachedManifest| manifest.facts().version != Some(version);
         self.followers(key).filter(move |(_, manifest)| lacks(manifest)).map(|(kyma, _)| kyma)
     }
@@ -419,14 +424,14 @@ impl RolloutTask {
     }
 
     /// Kymas with a Manifest that follows a channel, or of a mandatory module.
-    fn followers(&self, key: &RolloutKey) -> impl Iterator<Item = (Arc<Kyma>, Arc<CachedManifest>)> {
+    fn followers(&self, key: &RolloutKey) -> impl Iterator<Item = (Arc<CachedKyma>, Arc<CachedManifest>)> {
         let manifests = self.dependencies.stores.manifests.of_module(&key.module);
         manifests.into_iter().filter_map(move |manifest| {
             let is_member = members::follows(&manifest.facts(), key);
             let kyma = manifest.kyma().filter(|_| is_member)?;
             let kyma = ObjectRef::new(&kyma.name).within(&kyma.namespace);
             let kyma = self.dependencies.stores.kymas.get(&kyma)?;
-            kyma.metadata.deletion_timestamp.is_none().then_some((kyma, manifest))
+            (!kyma.facts().is_deleting()).then_some((kyma, manifest))
         })
     }
 
@@ -442,10 +447,10 @@ impl RolloutTask {
         let catalog = self.dependencies.catalog.snapshot(&self.dependencies.stores);
         let template = catalog.template(&template_name(&key.module, &rollout.version));
         let awaits_window = key.channel.is_some() && template.is_some_and(|template| template.spec.requires_downtime());
-        let assess = |(kyma, manifest): (Arc<Kyma>, Arc<CachedManifest>)| {
-            let kyma_key = KymaKey::of(kyma.as_ref());
-            let uid = kyma.uid()?;
-            let block = self.block(&kyma_key, &kyma, awaits_window);
+        let assess = |(kyma, manifest): (Arc<CachedKyma>, Arc<CachedManifest>)| {
+            let (kyma_key, kyma) = (kyma.key(), kyma.facts());
+            let uid = Some(kyma.uid()).filter(|uid| !uid.is_empty())?.to_owned();
+            let block = self.block(&kyma_key, kyma, awaits_window);
             let observation = Observation::of(&manifest.facts(), rollout, block);
             let run_of = (rollout.change.as_str(), run.admitted.contains(&uid));
             let standing = run.times.assess(&kyma_key, run_of, &observation, policy.deadline, now);
@@ -459,7 +464,7 @@ impl RolloutTask {
     }
 
     /// Reason for which nothing can be upgraded in a runtime.
-    fn block(&self, key: &KymaKey, kyma: &Kyma, awaits_window: bool) -> Option<Block> {
+    fn block(&self, key: &KymaKey, kyma: KymaFacts<'_>, awaits_window: bool) -> Option<Block> {
         let Dependencies { pause, takeover, windows, .. } = &self.dependencies;
         let is_stopped = !takeover.reconciles(kyma, pause) || takeover.is_pending(key);
         let is_closed = || windows.state(kyma, Timestamp::now()) != WindowState::Open;
@@ -487,9 +492,8 @@ impl RolloutTask {
                 continue;
             }
             for (kyma, _) in self.followers(&key) {
-                if kyma.uid().is_some_and(|uid| new.contains(&uid)) {
-                    let kyma = KymaKey::of(kyma.as_ref());
-                    self.dependencies.fleet.enqueue(&kyma, WorkSet::of(&[Work::Kyma]), Priority::Catalog);
+                if new.contains(kyma.facts().uid()) {
+                    self.dependencies.fleet.enqueue(&kyma.key(), WorkSet::of(&[Work::Kyma]), Priority::Catalog);
                 }
             }
         }

@@ -269,7 +269,7 @@ impl<'a> Assessor<'a> {
         let assess = |manifest: &&Manifest| {
             let kyma = self.kymas.get(manifest.labels().get(label::KYMA_NAME)?)?;
             let (kyma_key, uid) = (KymaKey::of(*kyma), kyma.uid()?);
-            let block = members::block(kyma, !self.takeover.reconciles(kyma, &self.pause), || {
+            let block = members::block(*kyma, !self.takeover.reconciles(*kyma, &self.pause), || {
                 awaits_window && self.is_closed(kyma)
             });
             let observation = Observation::of(&ManifestFacts::from(*manifest), rollout, block);

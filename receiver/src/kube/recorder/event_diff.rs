@@ -9,6 +9,7 @@ use tidewatch_shared::{
 };
 
 use super::states;
+use crate::base::{key::KymaKey, kymas::KymaFacts};
 
 /// Kinds that Events regard outside of Kyma's API group.
 pub(super) const CONFIG_MAP: &str = "ConfigMap";
@@ -216,11 +217,14 @@ fn conditions(events: &mut EventCollector, before: &KymaSnapshot, now: &KymaSnap
 }
 
 /// Event of a deleted Kyma; none for one that is only no longer selected.
-pub(super) fn of_deleted_kyma(kyma: &Kyma) -> Option<PendingEvent> {
-    kyma.metadata.deletion_timestamp.as_ref()?;
-    let mut events = EventCollector::new("Kyma", kyma);
-    events.normal("KymaDeleted", "the Kyma, its modules and what was put into its runtime are gone");
-    events.events.pop()
+pub(super) fn of_deleted_kyma(key: &KymaKey, kyma: KymaFacts<'_>) -> Option<PendingEvent> {
+    let (namespace, name, uid) = (key.namespace.clone(), key.name.clone(), kyma.uid().to_owned());
+    kyma.is_deleting().then(|| PendingEvent {
+        regarding: Regarding { kind: "Kyma", namespace, name, uid },
+        warning: false,
+        reason: "KymaDeleted",
+        note: "the Kyma, its modules and what was put into its runtime are gone".to_owned(),
+    })
 }
 
 pub(super) fn state_of(watcher: &Watcher) -> State {

@@ -89,8 +89,9 @@ impl fmt::Debug for StateCollector {
 
 impl Collector for StateCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut kymas = self.0.kymas.state();
-        kymas.retain(|kyma| self.1.contains(&KymaKey::of(kyma.as_ref())));
+        let kymas = self.0.kymas.state();
+        let served = kymas.iter().filter_map(|kyma| kyma.whole());
+        let kymas: Vec<_> = served.filter(|kyma| self.1.contains(&KymaKey::of(kyma.as_ref()))).collect();
         let labelled = || kymas.iter().filter_map(|kyma| Some((kyma.name_any(), labels(kyma)?, kyma.status.as_ref()?)));
         let mut gauge = encoder.encode_descriptor(KYMAS, KYMAS_HELP, None, MetricType::Gauge)?;
         for (name, (shoot, instance), status) in labelled() {

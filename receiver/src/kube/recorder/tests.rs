@@ -18,7 +18,7 @@ use tidewatch_shared::{
 };
 
 use super::{event_queue::DropReason, *};
-use crate::base::{manifests::CachedManifest, stores::Stores};
+use crate::base::{kymas::CachedKyma, manifests::CachedManifest, stores::Stores};
 
 const KEY: (&str, &str) = ("kcp-system", "k");
 
@@ -284,15 +284,15 @@ async fn event_is_created_counted_and_recreated_after_its_deletion() {
 
 #[test]
 fn states_match_the_incumbents_metrics_and_vanish_with_the_kyma() {
-    let (mut registry, mut writer) = (Registry::default(), Writer::<Kyma>::default());
+    let (mut registry, mut writer) = (Registry::default(), Writer::<CachedKyma>::default());
     let served = ServedKymas::default();
     register_states(&mut registry, Stores { kymas: writer.as_reader(), ..stores() }, served.clone());
     let labelled = kyma(json!({"state": "Warning", "modules": [module("keda", "Unmanaged", None)]}));
     let mut unlabelled = labelled.clone();
     unlabelled.metadata.name = Some("unlabelled".into());
     unlabelled.metadata.labels = None;
-    writer.apply_watcher_event(&Event::Apply(labelled.clone()));
-    writer.apply_watcher_event(&Event::Apply(unlabelled));
+    writer.apply_watcher_event(&Event::Apply(labelled.clone().into()));
+    writer.apply_watcher_event(&Event::Apply(unlabelled.into()));
     let page = registry.encode().unwrap();
     let samples: Vec<_> = page.lines().filter(|line| !line.starts_with('#')).collect();
     assert_eq!(samples.len(), 5 + 6 + 1, "{page}");
@@ -306,7 +306,7 @@ fn states_match_the_incumbents_metrics_and_vanish_with_the_kyma() {
     // Another replica serves its runtime.
     served.limit_to(|key| key.name != "k");
     assert!(!registry.encode().unwrap().contains("kyma_name"));
-    writer.apply_watcher_event(&Event::Delete(labelled));
+    writer.apply_watcher_event(&Event::Delete(labelled.into()));
     assert!(!registry.encode().unwrap().contains("kyma_name"));
 }
 

@@ -1,12 +1,17 @@
-//! Parts that many Manifests have in common: the Manifests of one version of a module differ in little more than their
-//! metadata, and a control plane has one for every module of every runtime. Their caches store equal parts once.
+//! Parts that many objects have in common: the Manifests of one version of a module differ in little more than their
+//! metadata, and a control plane has one for every module of every runtime; the Kymas of many runtimes select the same
+//! modules. Their caches store equal parts once.
 
 use std::{collections::HashSet, hash::Hash};
 
 use serde_json::Value;
-use tidewatch_shared::api::{Manager, Manifest, Resource, Shared};
+use tidewatch_shared::api::{Kyma, Manager, Manifest, Resource, Shared};
 
-use crate::base::{key::KymaKey, manifests::ReducedManifest};
+use crate::base::{
+    key::KymaKey,
+    kymas::{ModuleSelection, ReducedKyma, RestDigest},
+    manifests::ReducedManifest,
+};
 
 /// Number of parts from which unused ones are dropped.
 const MIN_PRUNED: usize = 256;
@@ -41,6 +46,24 @@ impl CommonParts {
             self.texts.share(&mut text);
             text
         })
+    }
+}
+
+/// Parts of the reduced Kymas in a cache; bounded by their number.
+#[derive(Debug, Default)]
+pub struct CommonKymaParts {
+    namespaces: Pool<String>,
+    selections: Pool<ModuleSelection>,
+}
+
+impl CommonKymaParts {
+    /// Reduces a Kyma; `rest` is the digest that it keeps.
+    #[must_use]
+    pub fn reduce(&mut self, kyma: &Kyma, rest: RestDigest) -> ReducedKyma {
+        let mut reduced = ReducedKyma::of(kyma, rest);
+        self.namespaces.share(&mut reduced.namespace);
+        self.selections.share(&mut reduced.selection);
+        reduced
     }
 }
 

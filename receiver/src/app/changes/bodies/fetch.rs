@@ -1,30 +1,43 @@
-//! Fetches the bodies of objects from KCP, by lists that select the objects of some Kymas. The API server answers them from
-//! its watch cache, and sends only the selected objects.
+//! Fetches the bodies of objects from KCP, by lists that select the objects of some Kymas, and by name where no label selects
+//! them. The API server answers from its watch cache, and sends only the selected objects.
 
-use std::{collections::BTreeSet, sync::PoisonError, time::Duration};
+use std::{collections::BTreeSet, fmt::Debug, sync::PoisonError, time::Duration};
 
 use futures::{StreamExt as _, stream};
-use kube::{Api, Resource as _, api::ListParams, core::DeserializeGuard};
+use kube::{
+    Api, Resource as _,
+    api::{GetParams, ListParams},
+    core::DeserializeGuard,
+};
+use serde::de::DeserializeOwned;
 use thiserror::Error;
-use tidewatch_shared::names::label;
 use tokio::time::{error::Elapsed, timeout};
 
 use super::{Bodies, CachedObject as _, Missing, ObjectCache};
 use crate::base::{error_levels, key::KymaKey};
 
-/// Names of Kymas in one selector: a URL of 8 KiB, which proxies accept, has room for 7,000 bytes of them.
+/// Characters of the values in one selector: a URL of 8 KiB, which proxies accept, has room for 7,000 bytes of them.
 const MAX_SELECTOR: usize = 4_000;
-/// Lists that run concurrently.
-const CONCURRENT_LISTS: usize = 2;
-/// Timeout of one list.
-const LIST_TIMEOUT: Duration = Duration::from_secs(20);
+/// Requests that run concurrently.
+const CONCURRENT_REQUESTS: usize = 2;
+/// Timeout of one request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Failure of one list.
+/// Request for bodies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::app::changes) enum BodyRequest {
+    /// List of the objects that a label selector selects.
+    List(String),
+    /// Read of the object with a name.
+    Get(String),
+}
+
+/// Failure of one request.
 #[derive(Debug, Error)]
 pub(super) enum FetchError {
-    #[error("list the objects of acquired runtimes in the control plane")]
+    #[error("read the objects of acquired runtimes in the control plane")]
     Request(#[from] kube::Error),
-    #[error("the list of the objects of acquired runtimes took too long")]
+    #[error("reading the objects of acquired runtimes took too long")]
     Late(#[from] Elapsed),
 }
 
@@ -36,13 +49,12 @@ impl<C: ObjectCache> Bodies<C> {
         missing: Missing,
         on_fetched: impl Fn(&KymaKey),
     ) {
-        let lists = selectors(&missing).into_iter().map(|selector| async move {
-            let params = ListParams::default().labels(&selector).match_any();
-            Ok::<_, FetchError>(timeout(LIST_TIMEOUT, api.list(&params)).await??.items)
-        });
-        let mut lists = stream::iter(lists.collect::<Vec<_>>()).buffer_unordered(CONCURRENT_LISTS);
-        while let Some(listed) = lists.next().await {
-            match listed {
+        let requests = self.0.objects.requests(&missing).into_iter();
+        let requests = requests
+            .map(|request| async move { Ok::<_, FetchError>(timeout(REQUEST_TIMEOUT, send(api, &request)).await??) });
+        let mut answers = stream::iter(requests.collect::<Vec<_>>()).buffer_unordered(CONCURRENT_REQUESTS);
+        while let Some(answer) = answers.next().await {
+            match answer {
                 Ok(listed) => self.add(listed, &missing).iter().for_each(&on_fetched),
                 Err(error) => {
                     self.0.metrics.body_fetches_failed.get_or_create(&C::KIND).inc();
@@ -102,38 +114,59 @@ impl<C: ObjectCache> Bodies<C> {
     }
 }
 
-/// Label selectors that select the objects of all these Kymas together.
-fn selectors(missing: &Missing) -> Vec<String> {
+/// Sends a request, and returns the objects that it finds.
+async fn send<K>(api: &Api<DeserializeGuard<K>>, request: &BodyRequest) -> kube::Result<Vec<DeserializeGuard<K>>>
+where
+    K: kube::Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
+    match request {
+        BodyRequest::List(selector) => {
+            let params = ListParams::default().labels(selector).match_any();
+            Ok(api.list(&params).await?.items)
+        }
+        BodyRequest::Get(name) => match api.get_with(name, &GetParams::any()).await {
+            Ok(found) => Ok(vec![found]),
+            // The watch will report its deletion.
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Vec::new()),
+            Err(error) => Err(error),
+        },
+    }
+}
+
+/// Lists that select all objects together whose label has one of these values.
+pub(super) fn lists<'a>(label: &str, values: impl Iterator<Item = &'a str>) -> Vec<BodyRequest> {
     let mut selectors: Vec<String> = Vec::new();
-    for kyma in missing.keys() {
-        match selectors.last_mut().filter(|names| names.len() + kyma.name.len() < MAX_SELECTOR) {
-            Some(names) => {
-                names.push(',');
-                names.push_str(&kyma.name);
+    for value in values {
+        match selectors.last_mut().filter(|values| values.len() + value.len() < MAX_SELECTOR) {
+            Some(values) => {
+                values.push(',');
+                values.push_str(value);
             }
-            None => selectors.push(kyma.name.clone()),
+            None => selectors.push(value.to_owned()),
         }
     }
-    selectors.into_iter().map(|names| format!("{} in ({names})", label::KYMA_NAME)).collect()
+    selectors.into_iter().map(|values| BodyRequest::List(format!("{label} in ({values})"))).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use tidewatch_shared::names::label;
+
     use super::*;
 
     #[test]
     fn selectors_name_each_kyma_once_and_fit_into_a_url() {
         let names: BTreeSet<_> = (0..1_000).map(|n| format!("f1c2d3e4-0000-4000-8000-{n:012}")).collect();
-        let missing = names.iter().map(|name| (KymaKey::new("ns", name), BTreeSet::new())).collect();
-        let selectors = selectors(&missing);
+        let requests = lists(label::KYMA_NAME, names.iter().map(String::as_str));
         let prefix = format!("{} in (", label::KYMA_NAME);
-        let lists = selectors.iter().map(|selector| {
+        let lists = requests.iter().map(|request| {
+            let BodyRequest::List(selector) = request else { panic!("{request:?}") };
             assert!(selector.len() < MAX_SELECTOR + 100, "{}", selector.len());
             selector.strip_prefix(&prefix).unwrap().strip_suffix(')').unwrap()
         });
         let selected: Vec<_> = lists.flat_map(|names| names.split(',').map(str::to_owned)).collect();
         assert_eq!(selected, names.into_iter().collect::<Vec<_>>());
-        assert!((9..=11).contains(&selectors.len()), "{}", selectors.len());
-        assert_eq!(super::selectors(&Missing::new()), [""; 0]);
+        assert!((9..=11).contains(&requests.len()), "{}", requests.len());
+        assert_eq!(super::lists(label::KYMA_NAME, std::iter::empty()), []);
     }
 }

@@ -4,9 +4,14 @@ use std::{fmt::Debug, sync::Arc};
 
 use kube::{Resource, runtime::reflector::Lookup};
 use serde::de::DeserializeOwned;
-use tidewatch_shared::metrics::KindLabel;
+use tidewatch_shared::{metrics::KindLabel, names::label};
 
-use crate::base::key::KymaKey;
+use super::{
+    Missing,
+    fetch::{BodyRequest, lists},
+    shards::KymaShards,
+};
+use crate::base::{key::KymaKey, shard::ShardId};
 
 /// Cache of a kind whose objects concern one Kyma each, with an index by Kyma. The watch updates the cache first and the index
 /// directly afterwards.
@@ -35,6 +40,16 @@ pub(in crate::app::changes) trait ObjectCache: Send + Sync + 'static {
 
     /// Returns the reduced form of a whole object; `None` if it cannot be reduced.
     fn reduce(&self, whole: &Self::Cached) -> Option<Self::Cached>;
+
+    /// Shard whose holder needs the body of an object; `None` if it is not known.
+    fn shard_of(&self, object: &Self::Cached, shards: &KymaShards) -> Option<ShardId> {
+        shards.of_object(object)
+    }
+
+    /// Returns the requests that read the bodies of all these objects.
+    fn requests(&self, missing: &Missing) -> Vec<BodyRequest> {
+        lists(label::KYMA_NAME, missing.keys().map(|kyma| kyma.name.as_str()))
+    }
 
     /// An object got another form, not another version. Called while the cache is locked: when a scan finds that a body is
     /// there, its readers find it too.

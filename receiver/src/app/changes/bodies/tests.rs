@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod kinds;
+mod kymas;
 mod model;
 mod secrets;
 
@@ -30,7 +31,7 @@ struct SetupOf<C: TestKind> {
     bodies: Bodies<C>,
     probe: C::Probe,
     shards: ShardCount,
-    kymas: Writer<Kyma>,
+    kymas: Writer<CachedKyma>,
     registry: Registry,
 }
 
@@ -40,7 +41,7 @@ fn key(name: &str) -> KymaKey {
     KymaKey::new(NAMESPACE, name)
 }
 
-fn kyma(name: &str, runtime: Option<&str>) -> Kyma {
+fn kyma(name: &str, runtime: Option<&str>) -> CachedKyma {
     let labels = runtime.map(|runtime| json!({label::RUNTIME_ID: runtime}));
     serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
         "metadata": {"name": name, "namespace": NAMESPACE, "uid": name, "labels": labels}, "spec": {"channel": "regular"}}))
@@ -59,7 +60,7 @@ fn manifest(name: &str, kyma: &str, version: u64) -> Value {
 impl<C: TestKind> SetupOf<C> {
     fn new(kymas: usize) -> Self {
         let (shards, mut registry) = (ShardCount::new(3).unwrap(), Registry::default());
-        let mut kyma_writer = Writer::<Kyma>::default();
+        let mut kyma_writer = Writer::<CachedKyma>::default();
         for name in (0..kymas).map(|n| format!("k{n}")) {
             kyma_writer.apply_watcher_event(&Event::Apply(kyma(&name, Some(&name))));
         }

@@ -8,7 +8,6 @@ use std::{
 
 use kube::runtime::reflector::ObjectRef;
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::api::Kyma;
 use tokio::time::Instant;
 
 use super::{
@@ -20,6 +19,7 @@ use super::{
 use crate::{
     base::{
         key::KymaKey,
+        kymas::KymaFacts,
         pause::Pause,
         peers::{AskError, Topic},
         stores::Stores,
@@ -117,8 +117,7 @@ impl Assessor {
         }
         let key: &KymaKey = &report.kyma;
         let kyma = self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
-        let is_reconciled =
-            |kyma: &Kyma| kyma.metadata.deletion_timestamp.is_none() && self.takeover.reconciles(kyma, &self.pause);
-        kyma.is_some_and(|kyma| is_reconciled(&kyma)) && !self.takeover.is_pending(key)
+        let is_reconciled = |kyma: KymaFacts<'_>| !kyma.is_deleting() && self.takeover.reconciles(kyma, &self.pause);
+        kyma.is_some_and(|kyma| is_reconciled(kyma.facts())) && !self.takeover.is_pending(key)
     }
 }

@@ -1,9 +1,12 @@
 //! Tests of the task with the catalog, a fake control plane, and simulated reconciles.
 
 use futures::FutureExt as _;
-use kube::runtime::{
-    reflector::{self, store::Writer},
-    watcher::Event,
+use kube::{
+    ResourceExt as _,
+    runtime::{
+        reflector::{self, store::Writer},
+        watcher::Event,
+    },
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
@@ -39,7 +42,7 @@ const LIMIT: usize = 2;
 struct Bed {
     kcp: FakeApiServer,
     stores: Stores,
-    kymas: Writer<Kyma>,
+    kymas: Writer<CachedKyma>,
     manifests: Writer<CachedManifest>,
     metas: Writer<ModuleReleaseMeta>,
     templates: Writer<ModuleTemplate>,
@@ -616,6 +619,48 @@ async fn lost_releases_change_nothing() {
     bed.run_to_end(&mut receiver).await;
     assert_eq!((bed.map(), bed.with("1.1.0").len(), receiver.admitted("1.1.0")), (confirmed, LIMIT, 0));
     assert_eq!(receiver.catalog.rollouts().halts(), None, "the conditions stay");
+}
+
+/// The replica with the role assesses the runtimes of the whole fleet, most of them by facts.
+#[tokio::test(start_paused = true)]
+async fn reduced_kymas_are_followers_with_their_blocks() {
+    let mut bed = Bed::new(flags());
+    let condition = json!({"type": "RuntimeAccess", "status": "False", "reason": "r", "message": "m",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    for n in 0..COUNT {
+        let (labels, status, deleted) = match n {
+            0 => (json!({label::PAUSE: "true"}), json!({}), Value::Null),
+            1 => (json!({}), json!({"conditions": [condition]}), Value::Null),
+            2 => (json!({}), json!({}), json!("2026-01-01T00:00:00Z")),
+            _ => (json!({}), json!({}), Value::Null),
+        };
+        let metadata = json!({"uid": uid(n), "labels": labels, "deletionTimestamp": deleted});
+        let rest = json!({"spec": {"channel": "fast"}, "status": status});
+        let kyma: CachedKyma = read("Kyma", &format!("k{n}"), &metadata, rest);
+        bed.kymas.apply_watcher_event(&Event::Apply(CachedKyma::reduced(kyma.whole().unwrap())));
+    }
+    let receiver = bed.start_receiver().await;
+    let key = RolloutKey { module: MODULE.to_owned(), channel: Some("fast".to_owned()) };
+    let members: BTreeSet<_> = receiver.task.followers(&key).map(|(kyma, _)| kyma.key()).collect();
+    assert_eq!(members, (0..COUNT).filter(|n| *n != 2).map(self::key).collect());
+    let block = |n: usize| {
+        let kyma = bed.stores.kymas.state().into_iter().find(|kyma| kyma.key() == self::key(n)).unwrap();
+        receiver.task.block(&self::key(n), kyma.facts(), false)
+    };
+    assert_eq!([0, 1, 3].map(block), [Some(Block::Paused), Some(Block::Access), None]);
+}
+
+/// All but two of the followers are in the shards of another replica, and the rings are those of the fleet.
+#[tokio::test(start_paused = true)]
+async fn rings_are_the_same_with_reduced_kymas() {
+    let mut bed = Bed::new(flags());
+    for kyma in bed.stores.kymas.state().iter().skip(2) {
+        bed.kymas.apply_watcher_event(&Event::Apply(CachedKyma::reduced(kyma.whole().unwrap())));
+    }
+    let mut receiver = bed.start_receiver().await;
+    bed.move_to(&receiver, "1.1.0").await;
+    bed.run_to_end(&mut receiver).await;
+    assert_eq!(bed.with("1.1.0").len(), COUNT);
 }
 
 /// Two replicas with every second shard each, of which the first has the fleet role, and a moved channel.

@@ -1,7 +1,7 @@
 use std::{fs, os::unix::fs::symlink, path::Path};
 
 use serde_json::json;
-use tidewatch_shared::metrics::Registry;
+use tidewatch_shared::{api::Kyma, metrics::Registry};
 
 use super::*;
 use crate::{controllers::windows::Metrics, kube::recorder};
@@ -39,7 +39,7 @@ impl Bed {
         let kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma", "metadata": {"name": "k"},
             "spec": {"channel": "regular"}});
         let now = "2026-11-28T19:00:00Z".parse().unwrap();
-        self.file.windows.state(&serde_json::from_value(kyma).unwrap(), now).to_string()
+        self.file.windows.state(&serde_json::from_value::<Kyma>(kyma).unwrap(), now).to_string()
     }
 
     fn gauges(&self) -> [u8; 2] {

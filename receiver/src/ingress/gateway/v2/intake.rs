@@ -5,9 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
-use kube::ResourceExt as _;
 use tidewatch_shared::{
-    api::Kyma,
     identity::RuntimeId,
     names::{OWN_MANAGER, label},
     v2::{Caller, Event},
@@ -15,7 +13,7 @@ use tidewatch_shared::{
 use tokio::sync::broadcast;
 
 use crate::{
-    base::{key::KymaKey, plans::Plans},
+    base::{key::KymaKey, kymas::KymaFacts, plans::Plans},
     fleet::{
         forward::{self, DeliveryOutcome, Target},
         table::{PlacementError, RuntimeTable},
@@ -60,11 +58,11 @@ pub struct V2AllowList(Arc<RwLock<HashMap<KymaKey, RuntimeId>>>);
 
 impl V2AllowList {
     /// Applies the current state of a Kyma.
-    pub fn apply(&self, key: &KymaKey, kyma: &Kyma) {
+    pub fn apply<'a>(&self, key: &KymaKey, kyma: impl Into<KymaFacts<'a>>) {
+        let kyma = kyma.into();
         let allowed = kyma.labels().get(label::ALLOW_V2).is_some_and(|value| value == "true");
-        let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        match runtime.filter(|_| allowed) {
+        match kyma.runtime().filter(|_| allowed) {
             Some(runtime) => table.insert(key.clone(), runtime),
             None => table.remove(key),
         };

@@ -17,6 +17,9 @@ pub(super) trait TestKind: ObjectCache {
 
     fn api(kcp: Client) -> Api<DeserializeGuard<Self::Listed>>;
 
+    /// An object is in the shard of its own label, not in that of a Kyma that has another label now.
+    const MOVES_ALONE: bool = false;
+
     /// An object as the API server stores it.
     fn object(name: &str, kyma: &str, version: u64) -> Value;
 

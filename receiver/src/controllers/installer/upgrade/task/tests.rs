@@ -6,7 +6,6 @@ use kube::runtime::{
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    api::Kyma,
     identity::{Epoch, Instance, RuntimeId},
     names::{annotation, label},
     plan::Plan,
@@ -14,7 +13,7 @@ use tidewatch_shared::{
 
 use super::*;
 use crate::{
-    base::{pause::Pause, shard::ShardCount},
+    base::{kymas::CachedKyma, pause::Pause, shard::ShardCount},
     controllers::{evidence::tests::FakePeers, installer::upgrade::ImageDecision},
     fleet::{Verified, table},
     kube::{leader::WriteFence, recorder},
@@ -52,7 +51,7 @@ struct Bed {
     kcp: Kcp,
     fleet: RuntimeTable,
     stores: Stores,
-    kymas: Writer<Kyma>,
+    kymas: Writer<CachedKyma>,
     count: u32,
     /// Agents with this image send no heartbeats.
     bad: Option<&'static str>,
@@ -67,7 +66,7 @@ fn id(n: u32) -> RuntimeId {
     format!("r-{n}").parse().unwrap()
 }
 
-fn kyma(n: u32, labels: Value) -> Kyma {
+fn kyma(n: u32, labels: Value) -> CachedKyma {
     serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
         "metadata": {"name": format!("k{n}"), "namespace": "kcp-system", "labels": labels}, "spec": {"channel": "regular"}}))
     .unwrap()

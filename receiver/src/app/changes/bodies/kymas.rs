@@ -1,0 +1,113 @@
+//! Cache of the Kymas, whose reduced forms share the parts that many have in common. A Kyma is in the shard that its own label
+//! or uid determines, and its watch event chooses its form: one that comes into another shard gets the form that is due there.
+
+use std::{
+    collections::BTreeSet,
+    future,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use kube::runtime::reflector::{ObjectRef, Store};
+use tidewatch_shared::{api::Kyma, metrics::KindLabel, names::label};
+
+use super::{
+    CachedObject, Missing, ObjectCache,
+    fetch::{BodyRequest, lists},
+    shards::KymaShards,
+};
+use crate::{
+    app::changes::fingerprint::ObjectFingerprint,
+    base::{key::KymaKey, kymas::CachedKyma, shard::ShardId, unread::drop_unread},
+    kube::CommonKymaParts,
+};
+
+/// See the module documentation.
+pub(in crate::app::changes) struct KymaCache {
+    kymas: Store<CachedKyma>,
+    parts: Mutex<CommonKymaParts>,
+}
+
+impl From<Store<CachedKyma>> for KymaCache {
+    fn from(kymas: Store<CachedKyma>) -> Self {
+        Self { kymas, parts: Mutex::default() }
+    }
+}
+
+impl ObjectCache for KymaCache {
+    const KIND: KindLabel = KindLabel { kind: "kymas" };
+    type Listed = Kyma;
+    type Cached = CachedKyma;
+
+    fn find(&self, key: &KymaKey) -> Option<CachedKyma> {
+        let found = self.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace))?;
+        Some((*found).clone())
+    }
+
+    fn of_kyma(&self, kyma: &KymaKey) -> Vec<CachedKyma> {
+        self.find(kyma).into_iter().collect()
+    }
+
+    fn all(&self, reduced: bool) -> Vec<Arc<CachedKyma>> {
+        self.kymas.state_filter(|kyma| kyma.is_reduced() == reduced)
+    }
+
+    async fn missed(&self) {
+        // The Kymas of a shard are whole before it is acquired, and its watch events keep them so.
+        future::pending().await
+    }
+
+    fn whole(&self, mut listed: Kyma) -> CachedKyma {
+        drop_unread(&mut listed);
+        listed.into()
+    }
+
+    fn reduce(&self, whole: &CachedKyma) -> Option<CachedKyma> {
+        let kyma = whole.whole()?;
+        // No change panics half-way.
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let reduced = parts.reduce(kyma, ObjectFingerprint::rest_of(kyma.as_ref()));
+        Some(CachedKyma::Reduced(Arc::new(reduced)))
+    }
+
+    fn shard_of(&self, kyma: &CachedKyma, shards: &KymaShards) -> Option<ShardId> {
+        Some(shards.of(kyma.facts()))
+    }
+
+    /// Kymas have no label with their own name: those of runtimes are listed by the runtime id, the few others read by name.
+    fn requests(&self, missing: &Missing) -> Vec<BodyRequest> {
+        let (mut runtimes, mut others) = (BTreeSet::new(), Vec::new());
+        for key in missing.keys() {
+            let kyma = self.find(key);
+            let runtime = kyma.as_ref().and_then(|kyma| kyma.facts().labels().get(label::RUNTIME_ID));
+            match runtime.filter(|runtime| !runtime.is_empty()) {
+                Some(runtime) => drop(runtimes.insert(runtime.clone())),
+                None => others.push(BodyRequest::Get(key.name.clone())),
+            }
+        }
+        let runtimes = runtimes.iter().map(String::as_str);
+        lists(label::RUNTIME_ID, runtimes).into_iter().chain(others).collect()
+    }
+}
+
+impl CachedObject for CachedKyma {
+    fn key(&self) -> KymaKey {
+        self.key()
+    }
+
+    fn kyma(&self) -> Option<KymaKey> {
+        Some(self.key())
+    }
+
+    fn is_reduced(&self) -> bool {
+        self.is_reduced()
+    }
+
+    fn object_version(&self) -> Option<&str> {
+        self.facts().object_version()
+    }
+
+    fn has_other_owner(&self, _uid: &str) -> bool {
+        // It belongs to itself.
+        false
+    }
+}

@@ -1,0 +1,304 @@
+//! Handler of the Kymas of a replica among others, whose Kymas are whole or reduced.
+
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use kube::{
+    Api,
+    runtime::{
+        reflector::{self, Store},
+        watcher::Event,
+    },
+};
+use serde_json::{Value, json};
+use tidewatch_shared::{identity::Instance, metrics::Registry, names::label, plan::Plan};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::{
+    app::changes::{
+        bodies::{Bodies, KymaCache, ManifestCache, SecretCache},
+        handover::ShardHandover,
+    },
+    base::shard::{ShardCount, ShardId},
+    controllers::catalog,
+    fleet::{self, queue::ReconcileOutcome, table},
+    ingress::enrolment,
+    kube::{
+        self as control_plane, WriteBudgets,
+        leader::WriteFence,
+        recorder,
+        runtime_access::{self, Settings},
+        watch::SharedWriter,
+    },
+    testing::FakeApiServer,
+};
+
+const NAMESPACE: &str = "kcp-system";
+
+type Handler = Box<dyn FnMut(Change<'_, CachedKyma>)>;
+
+/// A replica that keeps the whole Kymas of its shards, with the Kyma `k`, whose runtime has the same id.
+struct Bed {
+    kcp: FakeApiServer,
+    components: Components,
+    bodies: CacheBodies,
+    handover: ShardHandover,
+    handle: Handler,
+    kymas: SharedWriter<CachedKyma>,
+    shards: ShardCount,
+}
+
+fn key() -> KymaKey {
+    KymaKey::new(NAMESPACE, "k")
+}
+
+fn condition(kind: &str, status: &str, reason: &str) -> Value {
+    json!({"type": kind, "status": status, "reason": reason, "message": "words",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"})
+}
+
+impl Bed {
+    fn new() -> Self {
+        let (kcp, shards, mut registry) = (FakeApiServer::default(), ShardCount::new(8).unwrap(), Registry::default());
+        kcp.edit("kymas/k", |kyma| {
+            *kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+                "metadata": {"name": "k", "namespace": NAMESPACE, "generation": 1, "labels": {label::RUNTIME_ID: "k"},
+                    "annotations": {}},
+                "spec": {"channel": "regular"},
+                "status": {"state": "Ready", "modules": [{"name": "keda", "state": "Ready"}],
+                    "conditions": [condition("EventPath", "False", "StaleCanary")]}});
+        });
+        let (stores, writers) = crate::app::changes::stores();
+        let (kymas, manifests) = (SharedWriter::from(writers.kymas), SharedWriter::from(writers.manifests));
+        let secrets = SharedWriter::from(writers.secrets);
+        let metrics = fleet::manifests::Metrics::register(&mut registry);
+        let table = RuntimeTable::new(shards, table::Settings::default(), table::Metrics::register(&mut registry));
+        let manifest_queue = ManifestQueue::new(fleet::manifests::Settings::default(), metrics, table.tenures());
+        let recorder = EventRecorder::new(recorder::Metrics::register(&mut registry));
+        let settings = (catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default());
+        let components = Components {
+            stores,
+            fleet: table,
+            manifest_queue,
+            access: RuntimeAccess::new(Settings::default(), runtime_access::Metrics::default()),
+            catalog: Catalog::new(settings.0, settings.1, settings.2),
+            plans: Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap()),
+            installed: Arc::default(),
+            pause: Pause::default(),
+            takeover: Takeover::default(),
+            v2_allowed: v2::V2AllowList::default(),
+            revocations: Revocations::new(enrolment::Metrics::register(&mut registry), Duration::ZERO),
+            manifest_memories: Memories::default(),
+            kinds: KindCache::default(),
+            manifest_writes: PendingWrites::default(),
+            mandatory: MandatoryModules::new(NAMESPACE, recorder.clone()),
+            recorder,
+            role: FleetRole::released(),
+        };
+        let owners = Arc::new(SecretOwners::from(secrets.reader()));
+        let metrics = control_plane::Metrics::register(&mut Registry::default());
+        let known = || kymas.reader();
+        let kyma_cache = Arc::new(KymaCache::from(known()));
+        let manifest_cache = Arc::new(ManifestCache::from(components.stores.manifests.clone()));
+        let secret_cache = Arc::new(SecretCache::new(owners.clone(), components.access.clone(), |_| ()));
+        let bodies = CacheBodies {
+            kymas: Bodies::new(kyma_cache, kymas.clone(), known(), shards, metrics.clone()),
+            manifests: Bodies::new(manifest_cache, manifests, known(), shards, metrics.clone()),
+            secrets: Bodies::new(secret_cache, secrets, known(), shards, metrics),
+        };
+        let handlers = EventHandlers::new(components.clone(), Arc::default(), owners, Some(bodies.clone()));
+        let synced = CancellationToken::new();
+        synced.cancel();
+        let handover = ShardHandover {
+            fleet: components.fleet.clone(),
+            placer: handlers.placer.clone(),
+            queue: components.manifest_queue.clone(),
+            manifests: components.stores.manifests.clone(),
+            memories: components.manifest_memories.clone(),
+            catalog: components.catalog.clone(),
+            kinds: components.kinds.clone(),
+            recorder: components.recorder.clone(),
+            bodies: Some(bodies.clone()),
+            synced,
+        };
+        tokio::spawn(bodies.kymas.clone().run(Api::namespaced(kcp.client(), NAMESPACE), |_| ()));
+        let handle = Box::new(handlers.kymas());
+        let mut bed = Self { kcp, components, bodies, handover, handle, kymas, shards };
+        bed.deliver_as(true);
+        bed.handover.reduce_others();
+        bed
+    }
+
+    /// Changes the Kyma as another writer does, which the watch reports.
+    fn edit(&mut self, change: impl FnOnce(&mut Value)) {
+        self.kcp.edit("kymas/k", change);
+        self.deliver_as(false);
+    }
+
+    /// Reports the present Kyma as its watch does: first to the cache, then to the handler.
+    fn deliver_as(&mut self, initial: bool) {
+        let listed = serde_json::from_value(self.kcp.object("kymas/k").unwrap()).unwrap();
+        let mut cache = self.kymas.lock();
+        let cached = self.bodies.kymas.compact(listed);
+        cache.apply(&Event::Apply(cached.clone()));
+        drop(cache);
+        (self.handle)(if initial { Change::Initial(&cached) } else { Change::Applied(&cached) });
+    }
+
+    fn cached(&self) -> Arc<CachedKyma> {
+        let store: &Store<CachedKyma> = &self.components.stores.kymas;
+        store.get(&reflector::ObjectRef::new("k").within(NAMESPACE)).unwrap()
+    }
+
+    fn shard(&self, runtime: &str) -> ShardId {
+        self.shards.of_runtime(&runtime.parse().unwrap())
+    }
+
+    /// A runtime id of another shard than that of `k`.
+    fn other_runtime(&self) -> String {
+        (0..50).map(|n| format!("r{n}")).find(|runtime| self.shard(runtime) != self.shard("k")).unwrap()
+    }
+
+    async fn acquire(&self) -> Vec<KymaKey> {
+        let shard = self.shard("k");
+        timeout(Duration::from_secs(600), self.handover.prepare(shard)).await.unwrap();
+        self.handover.acquire(shard, Instance::new(1), &WriteFence::default()).await
+    }
+
+    /// Releases the shard, and waits until the Kyma is reduced.
+    async fn release(&self) {
+        self.handover.release(self.shard("k"));
+        self.reduced().await;
+    }
+
+    async fn reduced(&self) {
+        let is_reduced = async {
+            while !self.cached().is_reduced() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        timeout(Duration::from_secs(600), is_reduced).await.unwrap();
+    }
+
+    /// Takes the work of the Kyma, if it is enqueued.
+    fn job(&self) -> Option<WorkSet> {
+        let job = self.components.fleet.next().now_or_never()?;
+        assert_eq!(job.key, key());
+        let work = job.queued.work;
+        self.components.fleet.done(job, ReconcileOutcome::ended(work));
+        Some(work)
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.components.recorder.pending_notes()
+    }
+}
+
+fn set_state(state: &str) -> impl FnOnce(&mut Value) {
+    let state = state.to_owned();
+    move |kyma| {
+        kyma["status"]["state"] = json!(state);
+        kyma["status"]["lastOperation"] = json!({"operation": format!("is {state}")});
+    }
+}
+
+fn annotate(value: &str) -> impl FnOnce(&mut Value) {
+    let value = value.to_owned();
+    move |kyma| kyma["metadata"]["annotations"]["a"] = json!(value)
+}
+
+#[tokio::test(start_paused = true)]
+async fn acquired_kyma_is_placed_with_its_body_and_continues_its_path() {
+    let bed = Bed::new();
+    bed.reduced().await;
+    assert_eq!(bed.acquire().await, [key()]);
+    assert!(bed.cached().whole().is_some());
+    assert!(bed.components.fleet.kyma_has_used_v3(&key()), "inherited from the condition in the body");
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_form_is_no_change_and_hides_none() {
+    let mut bed = Bed::new();
+    bed.acquire().await;
+    assert_eq!(bed.job(), None, "the acquisition enqueues it");
+    bed.edit(annotate("1"));
+    assert_eq!(bed.job(), Some(WorkSet::of(&[Work::Kyma])));
+    bed.release().await;
+    bed.edit(set_state("Warning"));
+    assert!(bed.cached().is_reduced());
+    bed.acquire().await;
+    assert!(!bed.cached().is_reduced());
+    bed.edit(set_state("Ready"));
+    assert_eq!(bed.job(), None, "a status is no change, whatever the form before");
+
+    // The change is seen by facts alone, and is reverted after the acquisition.
+    bed.release().await;
+    bed.edit(annotate("2"));
+    assert!(bed.cached().is_reduced());
+    bed.acquire().await;
+    bed.edit(annotate("1"));
+    assert_eq!(bed.job(), Some(WorkSet::of(&[Work::Kyma])));
+    bed.edit(|kyma| kyma["spec"]["channel"] = json!("fast"));
+    bed.edit(|kyma| kyma["metadata"]["labels"]["team"] = json!("a"));
+    assert_eq!(bed.job(), Some(WorkSet::RUNTIME), "its visibility");
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_after_an_acquisition_report_what_changes_from_then_on() {
+    let mut bed = Bed::new();
+    bed.edit(set_state("Processing"));
+    bed.edit(set_state("Ready"));
+    bed.reduced().await;
+    bed.edit(set_state("Error"));
+    assert_eq!(bed.notes(), [""; 0], "the replica that holds it posts them");
+    bed.acquire().await;
+    bed.deliver_as(false);
+    assert_eq!(bed.notes(), [""; 0], "nothing has changed since");
+    bed.edit(set_state("Warning"));
+    assert_eq!(bed.notes(), ["is Warning"], "neither of its modules nor of its conditions");
+    bed.release().await;
+    assert!(!bed.components.recorder.has_observed(&key()));
+    bed.edit(set_state("Error"));
+    bed.edit(set_state("Ready"));
+    bed.acquire().await;
+    bed.edit(set_state("Error"));
+    assert_eq!(bed.notes(), ["is Warning", "is Error"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn kyma_that_moves_into_a_held_shard_has_events_from_then_on() {
+    let mut bed = Bed::new();
+    let other = bed.other_runtime();
+    bed.edit(|kyma| kyma["metadata"]["labels"][label::RUNTIME_ID] = json!(other));
+    bed.acquire().await;
+    assert!(bed.components.fleet.is_elsewhere(&key()));
+    bed.edit(|kyma| {
+        kyma["metadata"]["labels"][label::RUNTIME_ID] = json!("k");
+        set_state("Error")(kyma);
+    });
+    assert!(bed.cached().whole().is_some() && !bed.components.fleet.is_elsewhere(&key()));
+    assert_eq!(bed.job(), Some(WorkSet::RUNTIME));
+    assert_eq!(bed.notes(), [""; 0]);
+    bed.edit(set_state("Ready"));
+    assert_eq!(bed.notes(), ["is Ready"]);
+    bed.edit(|kyma| kyma["metadata"]["labels"][label::RUNTIME_ID] = json!(other));
+    assert!(bed.cached().is_reduced() && bed.components.fleet.is_elsewhere(&key()));
+    assert!(!bed.components.recorder.has_observed(&key()), "another replica posts its Events");
+}
+
+/// Its body could not be decoded when its shard was acquired.
+#[tokio::test(start_paused = true)]
+async fn corrected_kyma_has_no_events_about_its_unchanged_state() {
+    let mut bed = Bed::new();
+    bed.reduced().await;
+    bed.kcp.edit("kymas/k", |kyma| kyma["spec"]["channel"] = json!(1));
+    bed.acquire().await;
+    assert!(bed.cached().is_reduced());
+    bed.edit(|kyma| kyma["spec"]["channel"] = json!("fast"));
+    assert!(!bed.cached().is_reduced());
+    assert_eq!(bed.notes(), [""; 0]);
+    bed.edit(set_state("Error"));
+    assert_eq!(bed.notes(), ["is Error"]);
+}

@@ -1,0 +1,137 @@
+//! Facts about a Kyma, which placement and the tasks of the whole fleet need.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use kube::ResourceExt as _;
+use tidewatch_shared::{
+    api::{ConditionStatus, Kyma},
+    identity::RuntimeId,
+    names::{annotation, finalizer, label},
+};
+
+use super::{CachedKyma, ReducedKyma, SelectedVersion, selection};
+
+/// Parts of a Kyma that both of its forms have.
+#[derive(Clone, Copy, Debug)]
+pub enum KymaFacts<'a> {
+    /// Facts of the object.
+    Whole(&'a Kyma),
+    /// Facts that were recorded when the object was reduced.
+    Reduced(&'a ReducedKyma),
+}
+
+impl<'a> From<&'a Kyma> for KymaFacts<'a> {
+    fn from(kyma: &'a Kyma) -> Self {
+        Self::Whole(kyma)
+    }
+}
+
+impl<'a> From<&'a Arc<Kyma>> for KymaFacts<'a> {
+    fn from(kyma: &'a Arc<Kyma>) -> Self {
+        Self::Whole(kyma)
+    }
+}
+
+impl<'a> From<&'a CachedKyma> for KymaFacts<'a> {
+    fn from(kyma: &'a CachedKyma) -> Self {
+        kyma.facts()
+    }
+}
+
+impl<'a> From<&'a Arc<CachedKyma>> for KymaFacts<'a> {
+    fn from(kyma: &'a Arc<CachedKyma>) -> Self {
+        kyma.facts()
+    }
+}
+
+impl<'a> KymaFacts<'a> {
+    /// All labels.
+    #[must_use]
+    pub fn labels(self) -> &'a BTreeMap<String, String> {
+        match self {
+            Self::Whole(kyma) => kyma.labels(),
+            Self::Reduced(reduced) => &reduced.labels,
+        }
+    }
+
+    /// Uid of the object, empty if it has none.
+    #[must_use]
+    pub fn uid(self) -> &'a str {
+        match self {
+            Self::Whole(kyma) => kyma.metadata.uid.as_deref().unwrap_or_default(),
+            Self::Reduced(reduced) => &reduced.uid,
+        }
+    }
+
+    /// resourceVersion of the object.
+    #[must_use]
+    pub fn object_version(self) -> Option<&'a str> {
+        match self {
+            Self::Whole(kyma) => kyma.metadata.resource_version.as_deref(),
+            Self::Reduced(reduced) => reduced.object_version.as_deref(),
+        }
+    }
+
+    /// Runtime id by the label.
+    #[must_use]
+    pub fn runtime(self) -> Option<RuntimeId> {
+        self.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok())
+    }
+
+    /// Returns true if the Kyma has a deletion timestamp.
+    #[must_use]
+    pub fn is_deleting(self) -> bool {
+        match self {
+            Self::Whole(kyma) => kyma.metadata.deletion_timestamp.is_some(),
+            Self::Reduced(reduced) => reduced.flags.is_deleting,
+        }
+    }
+
+    /// Returns true if Tidewatch has reconciled the Kyma and has not handed it back since.
+    #[must_use]
+    pub fn is_managed(self) -> bool {
+        match self {
+            Self::Whole(kyma) => kyma.annotations().contains_key(annotation::INPUTS),
+            Self::Reduced(reduced) => reduced.flags.is_managed,
+        }
+    }
+
+    /// Returns true if the Kyma has the finalizer of the controllers that reconcile it.
+    #[must_use]
+    pub fn has_finalizer(self) -> bool {
+        match self {
+            Self::Whole(kyma) => kyma.finalizers().iter().any(|name| name == finalizer::KYMA),
+            Self::Reduced(reduced) => reduced.flags.has_finalizer,
+        }
+    }
+
+    /// Returns true if upgrades wait for no maintenance window.
+    #[must_use]
+    pub fn skips_windows(self) -> bool {
+        match self {
+            Self::Whole(kyma) => kyma.spec.skip_maintenance_windows.unwrap_or_default(),
+            Self::Reduced(reduced) => reduced.flags.skips_windows,
+        }
+    }
+
+    /// Returns true if the condition `RuntimeAccess` is False.
+    #[must_use]
+    pub fn lacks_access(self) -> bool {
+        match self {
+            Self::Whole(kyma) => {
+                let access = kyma.status.as_ref().and_then(|status| status.condition("RuntimeAccess"));
+                access.is_some_and(|access| access.status == ConditionStatus::False)
+            }
+            Self::Reduced(reduced) => reduced.flags.lacks_access,
+        }
+    }
+
+    /// Version that the Kyma selects of a module; `None` if it does not select the module.
+    #[must_use]
+    pub fn selected(self, module: &str) -> Option<SelectedVersion> {
+        match self {
+            Self::Whole(kyma) => selection::selected(kyma, module),
+            Self::Reduced(reduced) => reduced.selection.of_module(module).cloned(),
+        }
+    }
+}
