@@ -138,14 +138,14 @@ impl Agent {
     /// [`RequestError`].
     pub async fn send(&mut self) -> Result<Option<RequestOutcome>, RequestError> {
         let Some(batch) = self.handle.lock().request(EVENTS_PER_REQUEST) else { return Ok(None) };
-        let Batch { epoch, nonce, body, events } = batch;
+        let (Batch { epoch, nonce, body, events }, sent) = (batch, Instant::now());
         let response = self.client.post(EVENTS_PATH, "application/cloudevents-batch+json", body, nonce).await;
         let answer = response.inspect_err(|_| self.counters.failed())?;
         if answer.status != StatusCode::ACCEPTED {
             return Ok(Some(self.refused(&answer)));
         }
         let answer: EventsResponse = read(&answer)?;
-        self.counters.accepted(events);
+        self.counters.accepted(events, sent.elapsed());
         self.heartbeat = Duration::from_secs(answer.heartbeat_seconds.into());
         self.handle.lock().events_answered(epoch, &answer);
         Ok(Some(RequestOutcome::Accepted(events)))

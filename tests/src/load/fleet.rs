@@ -53,12 +53,26 @@ pub struct FleetCounters {
     enrolments: AtomicU64,
     failures: AtomicU64,
     refused: Mutex<BTreeMap<u16, u64>>,
+    /// Times until requests with events were accepted, if they are recorded.
+    times: Mutex<Option<Vec<Duration>>>,
 }
 
 impl FleetCounters {
-    pub(super) fn accepted(&self, events: usize) {
+    pub(super) fn accepted(&self, events: usize, after: Duration) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.events.fetch_add(events as u64, Ordering::Relaxed);
+        self.times.lock().unwrap_or_else(PoisonError::into_inner).iter_mut().for_each(|times| times.push(after));
+    }
+
+    /// Records the times until requests with events are accepted from now on.
+    pub fn record_times(&self) {
+        *self.times.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+    }
+
+    /// Ends the record, and returns it.
+    #[must_use]
+    pub fn take_times(&self) -> Vec<Duration> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
     }
 
     pub(super) fn heartbeat_accepted(&self) {

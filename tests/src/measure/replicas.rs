@@ -5,7 +5,8 @@
 //!   users, then with requests at a higher rate and hardly a reconcile, beside bare exchanges at that rate.
 //! * `kill`: one of three replicas is killed under load and started again, several times.
 //! * `rolling`: all three are restarted under load, one after the other.
-//! * `memory`: all three together, with connected agents. The floor is one receiver without shards.
+//! * `memory`: all three together, with connected agents, and the time until events are accepted. The floor is one receiver
+//!   without shards; for the times it has 5,000 agents at most.
 //!
 //! A change is a channel that the user of a runtime sets: its reconcile writes the status of both Kymas and nothing else. It
 //! is accepted when the agent has the answer to its event, and settled when the status in the runtime shows it.
