@@ -16,7 +16,7 @@ pub use self::{
 };
 use super::key::KymaKey;
 
-/// A Kyma in the cache. Both forms have [`KymaFacts`]; what else a reader needs, only the whole object has.
+/// A Kyma in the cache. Both forms have [`KymaFacts`]; all other parts are in the whole object alone.
 #[derive(Clone, Debug)]
 pub enum CachedKyma {
     /// The object, without its unread parts.

@@ -357,7 +357,7 @@ impl Components {
         }
     }
 
-    /// Observes a Kyma that this replica serves, for Events about what has changed since the last observation. All of a Kyma
+    /// Observes a Kyma that this replica serves, for Events about its changes since the last observation. All of a Kyma
     /// counts as changed if it `is_new` to this process; without a last observation nothing does, because its body was missing
     /// until now.
     fn observe(&self, key: &KymaKey, kyma: &Kyma, is_new: bool) {

@@ -7,7 +7,7 @@ use tidewatch_shared::api::{Kyma, Shared};
 
 use super::{KymaFacts, ModuleSelection};
 
-/// Digest of what else of a Kyma counts as a change, besides its labels.
+/// Digest of the parts of a Kyma, besides its labels, whose change makes an event a change.
 pub type RestDigest = [u8; 32];
 
 /// A Kyma without its body, at one resourceVersion.

@@ -59,7 +59,7 @@ fn enqueue(to: &AcquiredKymas, kymas: impl Iterator<Item = Arc<CachedKyma>>) {
             continue;
         }
         let Some(kyma) = cached.whole() else {
-            // Its body cannot be decoded: what it lacks is not known.
+            // Its body cannot be decoded, so its missing modules are not known.
             fleet.enqueue(&key, WorkSet::RUNTIME, Priority::User);
             first += 1;
             continue;
