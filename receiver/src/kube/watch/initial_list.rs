@@ -30,7 +30,10 @@ pub(super) fn is_refused(error: &watcher::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::{
+        sync::{Arc, Mutex},
+        time::Duration,
+    };
 
     use futures::{StreamExt as _, future::ready, stream};
     use http::{Request, Response, StatusCode};
@@ -40,7 +43,7 @@ mod tests {
     use kube::{Api, Client, ResourceExt as _, client::Body, runtime::reflector::store::Writer};
     use serde_json::{Value, json};
     use tidewatch_shared::metrics::Registry;
-    use tokio::sync::mpsc;
+    use tokio::{sync::mpsc, time::timeout};
     use tower::{BoxError, service_fn};
 
     use super::*;
@@ -132,7 +135,7 @@ mod tests {
         let watch = tokio::spawn(watch::run(api, watcher::Config::default(), cache, handler));
         let mut reported = Vec::new();
         while reported.last().is_none_or(|last| last != "listed") {
-            reported.push(changes.recv().await.unwrap());
+            reported.push(timeout(Duration::from_secs(600), changes.recv()).await.expect("a list").unwrap());
         }
         watch.abort();
         reported[..2].sort();
