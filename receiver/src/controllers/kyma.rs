@@ -26,6 +26,7 @@ mod pending_writes;
 pub mod preview;
 mod pull_secret;
 mod remote;
+mod requests;
 mod selection;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,5 @@
 //! Applies and deletes the Manifests of a Kyma in KCP.
 
-use futures::{StreamExt, stream};
 use kube::{Api, ResourceExt, api::ApiResource, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
     api::{Kyma, KymaStatus, Manifest, ModuleStatus},
@@ -12,14 +11,12 @@ use super::{
     build::Desired,
     error, fetch, module_status,
     modules::{Decision, Decisions},
+    requests::run,
     validate::Follow,
 };
 use crate::base::key::KymaKey;
 use crate::controllers::mandatory::is_installable;
 use crate::kube::object;
-
-/// Manifests of one Kyma that are written concurrently.
-const AT_ONCE: usize = 4;
 
 /// Carries out the decisions and returns the resulting module statuses. A failing Manifest stops no other; the first
 /// failure is returned.
@@ -68,12 +65,6 @@ pub(super) async fn apply(
         }
     }
     failed.map_or(Ok(statuses), Err)
-}
-
-/// Runs the requests for the Manifests of one Kyma, up to [`AT_ONCE`] concurrently. They are created before the stream:
-/// created inside it, their lifetimes are too general for the compiler to infer `Send`.
-pub(super) async fn run<F: Future>(requests: Vec<F>) -> Vec<F::Output> {
-    stream::iter(requests).buffered(AT_ONCE).collect().await
 }
 
 async fn write<'a>(

@@ -16,7 +16,7 @@ use tidewatch_shared::{
 };
 use tracing::info;
 
-use super::{Context, Error, apply, base, crd, error, fetch, is_mandatory, leave, module_status};
+use super::{Context, Error, apply, base, crd, error, fetch, is_mandatory, leave, module_status, requests};
 use crate::{
     base::key::KymaKey,
     controllers::{
@@ -71,7 +71,7 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result
 async fn delete_manifests(ctx: &Context, kyma: &Kyma) -> Result<Vec<Manifest>, Error> {
     let api: Api<Manifest> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let manifests = fetch::list_manifests(ctx, kyma).await?;
-    let deleted = apply::run(manifests.into_iter().map(|manifest| apply::delete(&api, manifest)).collect()).await;
+    let deleted = requests::run(manifests.into_iter().map(|manifest| apply::delete(&api, manifest)).collect()).await;
     let left: Result<Vec<_>, _> = deleted.into_iter().collect();
     Ok(left?.into_iter().flatten().collect())
 }
@@ -209,7 +209,7 @@ async fn without_runtime(
     }
     info!(kyma = %key, manifests = left.len(), "Runtime is gone, releasing its Manifests");
     let api: Api<Manifest> = fetch::in_kcp(ctx, &key.namespace);
-    let released = apply::run(left.iter().map(|manifest| release(&api, manifest)).collect()).await;
+    let released = requests::run(left.iter().map(|manifest| release(&api, manifest)).collect()).await;
     released.into_iter().collect::<Result<(), _>>()?;
     let names: Vec<_> = fetch::list_manifests(ctx, kyma).await?.iter().map(ResourceExt::name_any).collect();
     let message = || format!("waiting for the Manifests to be deleted: {}", names.join(", "));

@@ -12,7 +12,7 @@ use tidewatch_shared::{
     names::{SKR_KYMA, label},
 };
 
-use super::{Context, Error, apply, error};
+use super::{Context, Error, error, requests};
 use crate::{
     base::{key::KymaKey, takeover},
     kube::object,
@@ -66,7 +66,7 @@ pub(super) async fn owned_manifests(ctx: &Context, key: &KymaKey, kyma: &Kyma) -
     let api: Api<Manifest> = in_kcp(ctx, &key.namespace);
     let reads = pending.iter().map(|write| object::get_by_list(&api, &write.name)).collect();
     let mut owned = cached.clone();
-    for (write, found) in pending.iter().zip(apply::run(reads).await) {
+    for (write, found) in pending.iter().zip(requests::run(reads).await) {
         let found = found.map_err(Error::kcp(READ_MANIFEST))?;
         ctx.caches.pending_writes.read(key, write, found.as_ref(), &cached);
         owned.retain(|manifest| manifest.name_any() != write.name);
