@@ -138,18 +138,7 @@ impl Watches {
         let debouncer = Arc::new(debounce::CatalogDebouncer::default());
         let handlers = handlers::EventHandlers::new(components.clone(), debouncer.clone(), owners, bodies.clone());
         let caches_synced = synced.clone();
-        let handover = ShardHandover {
-            fleet: components.fleet.clone(),
-            placer: handlers.placer.clone(),
-            queue: components.manifest_queue.clone(),
-            manifests: components.stores.manifests.clone(),
-            memories: components.manifest_memories.clone(),
-            catalog: components.catalog.clone(),
-            kinds: components.kinds.clone(),
-            recorder: components.recorder.clone(),
-            bodies: bodies.clone(),
-            synced: synced.clone(),
-        };
+        let handover = ShardHandover::new(&components, handlers.placer.clone(), bodies.clone(), synced.clone());
         let gate = watch::SyncGate::new(readiness, {
             let fleet = components.fleet.clone();
             move || {

@@ -6,7 +6,7 @@ use tidewatch_shared::identity::Instance;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{bodies::CacheBodies, manifests, placer::KymaPlacer};
+use super::{bodies::CacheBodies, handlers::Components, manifests, placer::KymaPlacer};
 use crate::{
     base::{key::KymaKey, manifests::Manifests, shard::ShardId},
     controllers::{catalog::Catalog, manifest::Memories},
@@ -17,21 +17,34 @@ use crate::{
 /// Acquires and releases shards. Clones share the state of the components.
 #[derive(Clone)]
 pub struct ShardHandover {
-    pub(super) fleet: RuntimeTable,
-    pub(super) placer: KymaPlacer,
-    pub(super) queue: ManifestQueue,
-    pub(super) manifests: Manifests,
-    pub(super) memories: Memories,
-    pub(super) catalog: Catalog,
-    pub(super) kinds: KindCache,
-    pub(super) recorder: EventRecorder,
+    fleet: RuntimeTable,
+    placer: KymaPlacer,
+    queue: ManifestQueue,
+    manifests: Manifests,
+    memories: Memories,
+    catalog: Catalog,
+    kinds: KindCache,
+    recorder: EventRecorder,
     /// Bodies of the cached objects, if those of other replicas' shards are reduced.
-    pub(super) bodies: Option<CacheBodies>,
+    bodies: Option<CacheBodies>,
     /// Cancelled when the caches are synced.
-    pub(super) synced: CancellationToken,
+    synced: CancellationToken,
 }
 
 impl ShardHandover {
+    /// Hand-over of the shards whose objects these components have.
+    pub(super) fn new(
+        components: &Components,
+        placer: KymaPlacer,
+        bodies: Option<CacheBodies>,
+        synced: CancellationToken,
+    ) -> Self {
+        let Components { stores, fleet, manifest_queue, manifest_memories, catalog, kinds, recorder, .. } =
+            components.clone();
+        let (queue, manifests, memories) = (manifest_queue, stores.manifests, manifest_memories);
+        Self { fleet, placer, queue, manifests, memories, catalog, kinds, recorder, bodies, synced }
+    }
+
     /// Waits until the caches have synced and have the whole objects of a shard, which they keep from now on until its release.
     pub fn prepare(&self, shard: ShardId) -> BoxFuture<'static, ()> {
         let (synced, bodies) = (self.synced.clone(), self.bodies.clone());

@@ -111,18 +111,7 @@ impl Bed {
         let handlers = EventHandlers::new(components.clone(), Arc::default(), owners, Some(bodies.clone()));
         let synced = CancellationToken::new();
         synced.cancel();
-        let handover = ShardHandover {
-            fleet: components.fleet.clone(),
-            placer: handlers.placer.clone(),
-            queue: components.manifest_queue.clone(),
-            manifests: components.stores.manifests.clone(),
-            memories: components.manifest_memories.clone(),
-            catalog: components.catalog.clone(),
-            kinds: components.kinds.clone(),
-            recorder: components.recorder.clone(),
-            bodies: Some(bodies.clone()),
-            synced,
-        };
+        let handover = ShardHandover::new(&components, handlers.placer.clone(), Some(bodies.clone()), synced);
         tokio::spawn(bodies.kymas.clone().run(Api::namespaced(kcp.client(), NAMESPACE), |_| ()));
         let handle = Box::new(handlers.kymas());
         let mut bed = Self { kcp, components, bodies, handover, handle, kymas, shards };
