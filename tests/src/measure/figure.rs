@@ -6,9 +6,6 @@ use serde::Serialize;
 
 use crate::product::cpu_time;
 
-/// First part of the names of the receiver's threads that serve agents; they live as long as the process.
-pub(super) const GATEWAY: &str = "gateway";
-
 /// A figure as it is printed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {

@@ -9,7 +9,7 @@ use tidewatch_shared::{
     plan::Plan,
 };
 
-use super::figure::cpu_of;
+use super::figure::{cpu_of, time_of};
 use crate::{
     bed::TestBed,
     http,
@@ -21,6 +21,8 @@ use crate::{
 
 /// The module of every catalog.
 pub(super) const MODULE: &str = "template-operator";
+/// First part of the names of the receiver's threads that serve agents.
+const GATEWAY: &str = "gateway";
 /// Deadline of every wait, longer than any wait with the largest fleet.
 pub(super) const WAIT_LIMIT: Duration = Duration::from_secs(1_800);
 
@@ -138,6 +140,12 @@ impl FleetSetup {
     /// CPU time of the receiver so far, in seconds.
     pub(super) async fn receiver_cpu(&self) -> Result<f64> {
         Ok(self.landscape.with_receiver(async |receiver| cpu_of(receiver.process().pid())).await??)
+    }
+
+    /// CPU time so far of the receiver's threads that serve agents, in seconds; they live as long as the process.
+    pub(super) async fn gateway_cpu(&self) -> Result<f64> {
+        let by_thread = self.landscape.with_receiver(async |receiver| receiver.cpu_by_thread()).await??;
+        Ok(time_of(&by_thread, GATEWAY).as_secs_f64())
     }
 
     /// The receiver's memory.

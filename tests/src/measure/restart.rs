@@ -19,7 +19,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::{
     Figure,
-    figure::{GATEWAY, cpu_of, line, median, time_of},
+    figure::{cpu_of, line, median},
     fleet_setup::{FleetSetup, MODULE, WAIT_LIMIT, metric, sample},
 };
 use crate::{
@@ -86,24 +86,23 @@ pub(super) struct CpuTimes {
 }
 
 impl CpuTimes {
-    /// Reads the times so far; those of a receiver that is not running are zero.
-    async fn read(setup: &FleetSetup) -> Result<Self> {
-        let threads = setup.landscape.with_receiver(async |receiver| receiver.cpu_by_thread()).await;
-        let threads = threads.and_then(|times| Ok(times?)).unwrap_or_default();
-        let gateway = time_of(&threads, GATEWAY).as_secs_f64();
+    /// Reads the times so far; those of the receiver are zero before its process starts.
+    async fn read(setup: &FleetSetup, is_started: bool) -> Result<Self> {
+        let (receiver, gateway) =
+            if is_started { (setup.receiver_cpu().await?, setup.gateway_cpu().await?) } else { (0.0, 0.0) };
         let kcp = setup.landscape.kcp();
         let store = kcp.store().map_or(Ok(0.0), |store| cpu_of(store.process().pid()))?;
         Ok(Self {
             gateway,
-            reconciles: time_of(&threads, "").as_secs_f64() - gateway,
+            reconciles: receiver - gateway,
             kcp: cpu_of(kcp.server().process().pid())? + store,
             fleet: cpu_of(process::id())?,
         })
     }
 
-    /// The times since an earlier reading, which was before the start of the receiver's process.
+    /// The times since a reading before the start of the receiver's process.
     async fn since(before: &Self, setup: &FleetSetup) -> Result<Self> {
-        let now = Self::read(setup).await?;
+        let now = Self::read(setup, true).await?;
         Ok(Self { kcp: now.kcp - before.kcp, fleet: now.fleet - before.fleet, ..now })
     }
 }
@@ -196,7 +195,7 @@ pub(super) async fn round(setup: &FleetSetup, round: &Round<'_>) -> Result<Resta
     let changed: Vec<_> = chosen.map(|member| Change::make(member, others)).collect();
     sleep(Duration::from_secs((*away).into())).await;
 
-    let (begun, before) = (Instant::now(), CpuTimes::read(setup).await?);
+    let (begun, before) = (Instant::now(), CpuTimes::read(setup, false).await?);
     landscape.start_receiver().await?;
     let ready = begun.elapsed().as_secs_f64();
     let cpu_until_ready = CpuTimes::since(&before, setup).await?;

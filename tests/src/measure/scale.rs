@@ -18,7 +18,7 @@ use tokio::time::sleep;
 use super::{
     Figure,
     catalog::{self, MoveSample, VERSIONS},
-    figure::{GATEWAY, mebibytes, median, time_of},
+    figure::{mebibytes, median},
     fleet_setup::{FleetSetup, WAIT_LIMIT, metric, sample},
     module_fleet::ModuleFleet,
     restart::{self, CpuTimes, Restart, Round},
@@ -76,11 +76,13 @@ async fn idle(setup: &FleetSetup, seconds: u32, emit: &mut impl FnMut(&Figure)) 
     })
     .await?;
     setup.disconnected().await?;
-    let (before, heartbeats) = (cpu_with_gateway(setup).await?, setup.fleet.counters().heartbeats());
+    let (before, heartbeats) =
+        ((setup.receiver_cpu().await?, setup.gateway_cpu().await?), setup.fleet.counters().heartbeats());
     let step = Step::begin(format!("no changes for {seconds} s"));
     sleep(Duration::from_secs(seconds.into())).await;
     step.done();
-    let (after, heartbeats) = (cpu_with_gateway(setup).await?, setup.fleet.counters().heartbeats() - heartbeats);
+    let (after, heartbeats) =
+        ((setup.receiver_cpu().await?, setup.gateway_cpu().await?), setup.fleet.counters().heartbeats() - heartbeats);
     let percent = |spent: f64| spent * 100.0 / f64::from(seconds);
     let (all, gateway) = (percent(after.0 - before.0), percent(after.1 - before.1));
     let open = metric(&setup.metrics().await?, "tidewatch_gateway_connections");
@@ -91,12 +93,6 @@ async fn idle(setup: &FleetSetup, seconds: u32, emit: &mut impl FnMut(&Figure)) 
     emit(&Figure::new("scale_open_connections", open, "connections"));
     emit(&Figure::new("scale_receiver_pss", mebibytes(setup.receiver_memory().await?.pss_kib), "MiB"));
     Ok(())
-}
-
-/// CPU seconds of the receiver so far: of all its threads, and of those that serve agents.
-async fn cpu_with_gateway(setup: &FleetSetup) -> Result<(f64, f64)> {
-    let by_thread = setup.landscape.with_receiver(async |receiver| receiver.cpu_by_thread()).await??;
-    Ok((setup.receiver_cpu().await?, time_of(&by_thread, GATEWAY).as_secs_f64()))
 }
 
 /// Moves a channel to and fro. No Kyma selects the module, so the catalog of each runtime is all that changes.
