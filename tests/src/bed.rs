@@ -253,8 +253,9 @@ fn runtime_name(name: &str) -> Result<&str, BedError> {
 
 static SHARED: OnceCell<TestBed> = OnceCell::const_new();
 
-/// Keeps the folder of the shared test bed, for a test that fails by an error instead of a panic.
-pub fn keep_shared() {
+/// Prints the error at once and keeps the folder of the shared test bed, for a test that fails by an error instead of a panic.
+pub fn keep_shared(error: &anyhow::Error) {
+    print_line(&format!("{error:#}"));
     if let Some(bed) = SHARED.get()
         && bed.folder.keeper().keep()
     {
@@ -279,6 +280,8 @@ pub async fn shared() -> Result<&'static TestBed, BedError> {
             let folder = bed.folder.keeper();
             let before = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
+                // The test harness prints it only after the last test.
+                print_line(&panic.to_string());
                 if folder.keep() {
                     print_line(&format!("the shared test bed's logs and data are kept in {}", folder.path().display()));
                 }

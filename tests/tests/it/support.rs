@@ -111,8 +111,9 @@ pub(crate) struct TestError(anyhow::Error);
 
 impl<E: Into<anyhow::Error>> From<E> for TestError {
     fn from(error: E) -> Self {
-        bed::keep_shared();
-        Self(error.into())
+        let error = error.into();
+        bed::keep_shared(&error);
+        Self(error)
     }
 }
 
