@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use tidewatch_receiver::pki::{self, Ca};
-use tidewatch_shared::identity::TrustDomain;
+use tidewatch_shared::identity::{RuntimeId, TrustDomain};
 use tokio::sync::Mutex;
 
 use crate::{
@@ -375,6 +375,14 @@ impl Landscape {
     pub async fn with_receiver<T>(&self, act: impl AsyncFnOnce(&ProductProcess) -> T) -> Result<T> {
         let receiver = self.receiver.lock().await;
         Ok(act(receiver.as_ref().context("the receiver was not started")?).await)
+    }
+
+    /// The id that a runtime of this name gets.
+    ///
+    /// # Errors
+    /// When it is no valid id.
+    pub fn runtime_id(&self, name: &str) -> Result<RuntimeId> {
+        Ok(format!("{}.{name}", self.namespace()).parse()?)
     }
 
     /// Registers a runtime: its Kyma and its access Secret in KCP. The agent is not started yet.

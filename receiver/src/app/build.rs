@@ -42,6 +42,7 @@ use crate::{
         module_rollout::{self, RolloutTask},
         module_secrets::{self, ModuleSecrets},
         pull_secret::{PullSecretWatch, Purpose},
+        watcher::ForwardHealth,
         windows::{MaintenanceWindows, PolicyFile},
     },
     fleet::{Shares, forward, queue::WorkSet, table::RuntimeTable},
@@ -185,13 +186,23 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
     let shards = sharding.is_some().then_some(config.replicas.shards);
     let (enrolments, namespace, lease) =
         (builder.enrolments(), config.namespace.clone(), config.lease.lease_name.clone());
+    let forward_health = ForwardHealth::new(components.fleet.clone(), replicas.clone());
     Ok(Receiver {
         gateway: builder.gateway(enrolments.clone()),
         v2,
         enrolment: enrolments.map(|enrolments| builder.enrolment(enrolments)),
         rotations,
         forward,
-        watches: changes::Watches { client, namespace, lease, components, writers, shards, metrics: counters.kcp },
+        watches: changes::Watches {
+            client,
+            namespace,
+            lease,
+            components,
+            forward_health,
+            writers,
+            shards,
+            metrics: counters.kcp,
+        },
         synced,
         tasks,
         context,

@@ -51,6 +51,7 @@ use crate::{
         key::KymaKey, kymas::CachedKyma, manifests::CachedManifest, pause::CONFIG_MAP, shard::ShardCount,
         stores::Stores,
     },
+    controllers::watcher::ForwardHealth,
     fleet::queue::{Priority, WorkSet},
     ingress::enrolment,
     kube::{
@@ -97,6 +98,8 @@ pub struct Watches {
     pub lease: String,
     /// Components that react to changes.
     pub components: Components,
+    /// Health of forwarding in all replicas.
+    pub forward_health: ForwardHealth,
     /// Write halves of the caches.
     pub writers: Writers,
     /// Number of shards of a replica among others, whose caches have only facts of objects in the shards of others.
@@ -115,7 +118,7 @@ impl Watches {
         synced: CancellationToken,
         tasks: &mut JoinSet<&'static str>,
     ) -> ShardHandover {
-        let Self { client, namespace, lease, components, writers, shards, metrics } = self;
+        let Self { client, namespace, lease, components, forward_health, writers, shards, metrics } = self;
         let Writers { kymas, templates, release_metas, manifests, watchers, secrets } = writers;
         let kymas = watch::SharedWriter::from(kymas);
         let (manifests, secrets) = (watch::SharedWriter::from(manifests), watch::SharedWriter::from(secrets));
@@ -181,7 +184,8 @@ impl Watches {
         let targets = (components.clone(), handlers.placer.clone());
         tasks.spawn(placer::follow(handlers.placer.clone(), components.manifest_memories.clone()));
         let (changed, planned) = (handlers.watchers_changed.clone(), gate.guard("plan"));
-        tasks.spawn(watchers::run(client.clone(), namespace.clone(), targets, changed, planned));
+        let kcp = (client.clone(), namespace.clone());
+        tasks.spawn(watchers::run(kcp, targets, forward_health, changed, planned));
         if let Some(bodies) = bodies {
             let (fleet, queue) = (components.fleet.clone(), components.manifest_queue.clone());
             let on_fetched = move |kyma: &KymaKey| {

@@ -37,6 +37,10 @@ pub enum Topic {
     ModuleRollout,
     /// Progress of a rotation of the CA. Only the replica that runs the fleet-wide tasks answers it.
     RotationProgress,
+    /// Health of the services to which events are forwarded.
+    ForwardHealth,
+    /// Report that this health has changed. Only the replica that runs the fleet-wide tasks gets it.
+    ForwardHealthChanged,
     /// Request for a rotation of the CA. Only the replica that runs the fleet-wide tasks answers it.
     RotateCa,
 }

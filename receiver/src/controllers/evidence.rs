@@ -102,11 +102,17 @@ pub(super) mod tests {
         pub(in crate::controllers) error: Mutex<Option<AskError>>,
         /// Number of questions.
         pub(in crate::controllers) asked: Mutex<u32>,
+        /// The replica with the fleet role.
+        pub(in crate::controllers) holder: Mutex<Option<Responders>>,
     }
 
     impl FakePeers {
         pub(in crate::controllers) fn fail(&self, error: Option<AskError>) {
             *self.error.lock().unwrap() = error;
+        }
+
+        pub(in crate::controllers) fn hold(&self, replica: Responders) {
+            *self.holder.lock().unwrap() = Some(replica);
         }
 
         pub(in crate::controllers) fn asked(&self) -> u32 {
@@ -127,8 +133,9 @@ pub(super) mod tests {
             })
         }
 
-        fn ask_fleet_holder(&self, _topic: Topic, _question: Bytes) -> BoxFuture<'_, Result<Bytes, AskError>> {
-            Box::pin(future::ready(Err(AskError::NoFleetHolder)))
+        fn ask_fleet_holder(&self, topic: Topic, question: Bytes) -> BoxFuture<'_, Result<Bytes, AskError>> {
+            let holder = self.holder.lock().unwrap().clone();
+            Box::pin(async move { holder.ok_or(AskError::NoFleetHolder)?.answer(topic, question).await })
         }
     }
 

@@ -156,7 +156,9 @@ impl Deadlines {
             | Topic::CaRotation
             | Topic::AgentUpgrade
             | Topic::ModuleRollout
-            | Topic::RotationProgress => self.question,
+            | Topic::RotationProgress
+            | Topic::ForwardHealth
+            | Topic::ForwardHealthChanged => self.question,
         }
     }
 }

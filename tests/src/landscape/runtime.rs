@@ -49,7 +49,7 @@ pub struct RuntimeProxies {
 
 impl Runtime {
     pub(super) async fn register(landscape: Arc<Landscape>, cluster: Arc<Cluster>) -> Result<Self> {
-        let id: RuntimeId = format!("{}.{}", landscape.namespace(), cluster.name()).parse()?;
+        let id: RuntimeId = landscape.runtime_id(cluster.name())?;
         let dir = landscape.dir.join(cluster.name());
         fs::create_dir_all(&dir)?;
         cluster.ensure_service_account("kube-system", rights::CONTROL_PLANE).await?;

@@ -23,7 +23,7 @@ use tidewatch_shared::{
     v2::{self, Caller, Event},
 };
 use tidewatch_tests::landscape::{
-    Options, until,
+    Landscape, Options, Runtime, until,
     watchers::{WATCHED, watcher},
 };
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
@@ -40,12 +40,14 @@ pub(crate) enum Behavior {
     /// Accepts connections and never answers.
     Hangs,
     Refuses,
+    /// Answers that it is unavailable.
+    Unavailable,
 }
 
 /// Another manager: a listener of contract v2 in plain HTTP, as behind a service mesh.
 pub(crate) struct Manager {
     address: SocketAddr,
-    behavior: watch::Sender<Behavior>,
+    pub(crate) behavior: watch::Sender<Behavior>,
     /// The received requests, whether accepted or not: runtime, path, event.
     received: Arc<Mutex<Vec<(String, String, Event)>>>,
     task: JoinHandle<()>,
@@ -107,7 +109,11 @@ async fn answer(
     assert!(certificates.next().is_none() && parts.headers["content-type"] == "application/json");
     let runtime = Caller::read(&leaf)?.runtime.to_string();
     received.lock().unwrap().push((runtime, parts.uri.path().to_owned(), event));
-    let status = if behavior == Behavior::Accepts { StatusCode::OK } else { StatusCode::NOT_FOUND };
+    let status = match behavior {
+        Behavior::Accepts | Behavior::Hangs => StatusCode::OK,
+        Behavior::Refuses => StatusCode::NOT_FOUND,
+        Behavior::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+    };
     Ok(Response::builder().status(status).body(Full::default())?)
 }
 
@@ -126,16 +132,25 @@ async fn start(name: &str, managers: &[(&str, &Manager)]) -> Result<SingleRuntim
 }
 
 async fn write_map(setup: &SingleRuntime, name: &str, watched: &str) -> Result<()> {
+    write_map_to(&setup.runtime, name, watched).await
+}
+
+/// Writes a ConfigMap that a Watcher selects.
+pub(crate) async fn write_map_to(runtime: &Runtime, name: &str, watched: &str) -> Result<()> {
     let map = json!({"metadata": {"name": name, "labels": {WATCHED: watched}}, "data": {"a": "b"}});
-    let maps = Api::<ConfigMap>::namespaced(setup.runtime.cluster().client().await?, "default");
+    let maps = Api::<ConfigMap>::namespaced(runtime.cluster().client().await?, "default");
     maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
     Ok(())
 }
 
-/// Waits until a Watcher has this state, with a condition message that contains these words.
 async fn watcher_becomes(setup: &SingleRuntime, name: &str, state: State, words: &str) -> Result<()> {
+    watcher_of(&setup.landscape, name, state, words).await
+}
+
+/// Waits until a Watcher has this state, with a condition message that contains these words.
+pub(crate) async fn watcher_of(landscape: &Landscape, name: &str, state: State, words: &str) -> Result<()> {
     until(&format!("the Watcher {name} to report {words:?}"), async || {
-        let watcher: Watcher = setup.landscape.watchers().get(name).await?;
+        let watcher: Watcher = landscape.watchers().get(name).await?;
         let status = watcher.status.filter(|status| status.state == state);
         Ok(status
             .filter(|status| {

@@ -1,5 +1,6 @@
 //! Several active replicas: they share the runtimes, relay requests to each other, and take over from each other.
 
+mod forward;
 mod rings;
 mod scaling;
 
@@ -107,18 +108,24 @@ impl Replicas {
     }
 
     async fn register(&mut self, name: &str, runtimes: usize) -> Result<()> {
-        let ports = [self.events.address().port(), self.enrolments.address().port()];
         for number in 1..=runtimes {
-            let cluster = self.bed.runtime_for_kubelet(&format!("{name}-{number}")).await?;
-            let options = kubelet::Options { policies: Some(ports.into()), ..kubelet::Options::default() };
-            let kubelet = Kubelet::start(&cluster, options).await?;
-            let runtime = self.landscape.register(cluster).await?;
-            self.members.push(Arc::new(Member { runtime, kubelet }));
+            self.add(&format!("{name}-{number}")).await?;
         }
         for member in &self.members {
             member.path_proven().await?;
         }
         Ok(())
+    }
+
+    /// Starts and registers a runtime.
+    async fn add(&mut self, name: &str) -> Result<&Arc<Member>> {
+        let ports = [self.events.address().port(), self.enrolments.address().port()];
+        let cluster = self.bed.runtime_for_kubelet(name).await?;
+        let options = kubelet::Options { policies: Some(ports.into()), ..kubelet::Options::default() };
+        let kubelet = Kubelet::start(&cluster, options).await?;
+        let runtime = self.landscape.register(cluster).await?;
+        self.members.push(Arc::new(Member { runtime, kubelet }));
+        self.members.last().context("the member")
     }
 
     /// Holder of each shard and of the fleet role, by the Leases.

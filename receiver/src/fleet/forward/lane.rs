@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::{DeliveryOutcome, outbox::QueueKey, shares::Shares, watch_queue::LanePosition};
@@ -31,16 +32,17 @@ pub(super) const MAX_REFUSALS: u32 = 3;
 /// this.
 pub(super) const PARK_PERIOD: Duration = Duration::from_secs(300);
 
-/// Health of a service, as the conditions of its Watchers report it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Health of a service, as the conditions of its Watchers report it. Of several replicas the greatest counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Health {
     /// No failures or refusals to report.
     #[default]
     Healthy,
-    /// At least the last three requests failed.
-    Unreachable,
     /// It refused an event at least three times, with this HTTP status.
     Refusing(u16),
+    /// At least the last three requests failed.
+    Unreachable,
 }
 
 /// State of a queue that determines its position in the lane.
@@ -68,7 +70,7 @@ pub(super) struct Lane {
     pub(super) in_flight: usize,
     failures: u32,
     until: Option<Instant>,
-    pub(super) health: Health,
+    health: Health,
     refused: Option<Instant>,
 }
 
@@ -133,6 +135,21 @@ impl Lane {
         (self.shares, self.parked) = (Shares::default(), 0);
     }
 
+    /// Health to report. Of a lane without objects a failure is no longer reported: its runtimes have left the shards of this
+    /// replica, so no request will prove that the service has recovered.
+    pub(super) fn health(&self, now: Instant) -> Health {
+        match self.health {
+            Health::Unreachable if self.shares.total() == 0 => Health::Healthy,
+            Health::Refusing(_) if self.shares.total() == 0 && !self.has_refused(now) => Health::Healthy,
+            health => health,
+        }
+    }
+
+    /// Returns true if the service refused an event too often within the last [`REFUSING_PERIOD`].
+    fn has_refused(&self, now: Instant) -> bool {
+        self.refused.is_some_and(|at| now.saturating_duration_since(at) < REFUSING_PERIOD)
+    }
+
     /// Completes a request. `refusing` is the status of an event that was refused too often. Returns true if the health
     /// changed.
     pub(super) fn complete(
@@ -154,7 +171,7 @@ impl Lane {
         if refusing.is_some() {
             self.refused = Some(now);
         }
-        let is_refusing = self.refused.is_some_and(|at| now.saturating_duration_since(at) < REFUSING_PERIOD);
+        let is_refusing = self.has_refused(now);
         let health = match (refusing, self.health) {
             (Some(status), _) => Health::Refusing(status),
             _ if self.failures >= UNREACHABLE_AFTER => Health::Unreachable,

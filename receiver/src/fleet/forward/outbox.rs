@@ -302,9 +302,9 @@ impl<S> Outbox<S> {
     }
 
     /// Health of the service of each forwarded watch.
-    pub(crate) fn health(&self) -> BTreeMap<Arc<str>, (Arc<Target>, Health)> {
-        let health = |target: &Arc<Target>| self.lanes.get(target).map_or(Health::Healthy, |lane| lane.health);
-        self.routes.iter().map(|(watch, target)| (watch.clone(), (target.clone(), health(target)))).collect()
+    pub(crate) fn health(&self, now: Instant) -> BTreeMap<Arc<str>, Health> {
+        let health = |target: &Arc<Target>| self.lanes.get(target).map_or(Health::Healthy, |lane| lane.health(now));
+        self.routes.iter().map(|(watch, target)| (watch.clone(), health(target))).collect()
     }
 }
 

@@ -159,10 +159,11 @@ impl RuntimeTable {
         self.0.forward.due.notify_one();
     }
 
-    /// Returns target and health of each forwarded watch, by the watch's name.
+    /// Returns the health of the target of each forwarded watch, by the watch's name, as the deliveries of this replica
+    /// show it.
     #[must_use]
-    pub fn forward_health(&self) -> BTreeMap<Arc<str>, (Arc<Target>, Health)> {
-        self.0.shared.outbox().health()
+    pub fn forward_health(&self, now: Instant) -> BTreeMap<Arc<str>, Health> {
+        self.0.shared.outbox().health(now)
     }
 
     /// Waits until the health of a service changes. Supports one caller.

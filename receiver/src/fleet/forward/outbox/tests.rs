@@ -111,7 +111,7 @@ fn unreachable_service_delays_no_other() {
     for delivery in std::iter::from_fn(|| harness.take()).collect::<Vec<_>>() {
         harness.end(&delivery, DeliveryOutcome::Failed(None));
     }
-    assert_eq!(harness.outbox.health()["dead"].1, Health::Unreachable);
+    assert_eq!(harness.outbox.health(harness.now)["dead"], Health::Unreachable);
     assert!(
         harness
             .outbox
@@ -127,7 +127,7 @@ fn unreachable_service_delays_no_other() {
     assert!(harness.take().is_none(), "a probe goes alone");
     assert_eq!(harness.outbox.wake(harness.now), None, "its completion wakes the sender");
     let ended = harness.end(&probe, DeliveryOutcome::Delivered);
-    assert!(ended.health_changed && harness.outbox.health()["dead"].1 == Health::Healthy);
+    assert!(ended.health_changed && harness.outbox.health(harness.now)["dead"] == Health::Healthy);
     let rest: BTreeSet<_> = std::iter::from_fn(|| harness.deliver()).collect();
     assert_eq!(rest.len(), 3);
     assert_eq!(harness.settled("r/dead"), Some(5));
@@ -170,7 +170,10 @@ fn refused_event_is_parked_unsettled_and_others_continue() {
     let start = harness.now;
     assert_eq!(refuse_until_parked(&mut harness, 404), 3);
     assert!(harness.now <= start + PARK_PERIOD.mul_f32(1.1) + Duration::from_secs(3));
-    assert_eq!((harness.outbox.parked(&target("a")), harness.outbox.health()["a"].1), (1, Health::Refusing(404)));
+    assert_eq!(
+        (harness.outbox.parked(&target("a")), harness.outbox.health(harness.now)["a"]),
+        (1, Health::Refusing(404))
+    );
 
     let due = std::mem::replace(&mut harness.now, start + Duration::from_secs(10));
     harness.put("r", "a", "bad").unwrap();
@@ -184,16 +187,18 @@ fn refused_event_is_parked_unsettled_and_others_continue() {
     harness.now = due;
     for _ in 0..20 {
         assert_eq!(refuse_until_parked(&mut harness, 401), 1, "one refusal per period");
-        assert_eq!(harness.outbox.health()["a"].1, Health::Refusing(401));
+        assert_eq!(harness.outbox.health(harness.now)["a"], Health::Refusing(401));
     }
     assert_eq!((harness.deliver().unwrap().as_str(), harness.settled("r/a")), ("bad", Some(5)));
     assert_eq!((harness.outbox.parked(&target("a")), harness.outbox.objects(&target("a"))), (0, 0));
     assert!(harness.outbox.wake(harness.now).is_none() && harness.outbox.queues.is_empty());
+    assert_eq!(harness.outbox.health(harness.now)["a"], Health::Refusing(401), "shown for a period");
     harness.now += Duration::from_secs(600);
+    assert_eq!(harness.outbox.health(harness.now)["a"], Health::Healthy, "and not after it, without a further event");
     harness.put("r", "a", "good").unwrap();
     let delivery = harness.take().unwrap();
     assert!(harness.end(&delivery, DeliveryOutcome::Delivered).health_changed);
-    assert_eq!(harness.outbox.health()["a"].1, Health::Healthy);
+    assert_eq!(harness.outbox.health(harness.now)["a"], Health::Healthy);
 }
 
 #[test]
@@ -235,7 +240,10 @@ fn service_that_refuses_more_than_can_be_parked_backs_off() {
     }
     // One request per half minute, as with an unreachable service.
     assert!((60..240).contains(&requests), "{requests} in an hour");
-    assert_eq!((harness.outbox.objects(&target("a")), harness.outbox.health()["a"].1), (5, Health::Refusing(403)));
+    assert_eq!(
+        (harness.outbox.objects(&target("a")), harness.outbox.health(harness.now)["a"]),
+        (5, Health::Refusing(403))
+    );
     harness.put("r1", "well", "1").unwrap();
     assert_eq!(harness.deliver().unwrap(), "1", "other services are unaffected");
 
