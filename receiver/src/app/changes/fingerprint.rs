@@ -122,6 +122,8 @@ impl ObjectFingerprint {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KymaFingerprint {
     pub(super) object: ObjectFingerprint,
+    /// Differs if the Kyma was deleted and created again while the watch was interrupted: a list shows the new one only.
+    uid: Box<str>,
     /// A label of the Kyma stops the reconciles of its Manifests.
     pub(super) is_held: bool,
 }
@@ -134,7 +136,12 @@ impl KymaFingerprint {
         let is_skipped =
             is_true(labels, label::SKIP_RECONCILIATION) && !takeover.selects_skipped() && !facts.is_deleting();
         let is_held = is_skipped || is_true(labels, label::PAUSE) || takeover::is_hand_back_requested(facts);
-        Self { object: ObjectFingerprint::of_kyma(kyma), is_held }
+        Self { object: ObjectFingerprint::of_kyma(kyma), uid: facts.uid().into(), is_held }
+    }
+
+    /// Returns true if it is of another Kyma of the same name.
+    pub(super) fn is_of_another(&self, other: &Self) -> bool {
+        self.uid != other.uid
     }
 }
 

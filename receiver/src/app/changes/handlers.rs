@@ -148,7 +148,12 @@ impl EventHandlers {
             match change {
                 Change::Initial(kyma) | Change::Applied(kyma) => {
                     let (key, now) = (kyma.key(), KymaFingerprint::of(kyma, &components.takeover));
-                    let change = fingerprints.apply(key.clone(), now.clone());
+                    let mut change = fingerprints.apply(key.clone(), now.clone());
+                    if matches!(&change, Some(FingerprintChange::Changed(old)) if now.is_of_another(old)) {
+                        components.recorder.forget_kyma(&key);
+                        components.forget_kyma(&key, &kyma_placer);
+                        change = Some(FingerprintChange::New);
+                    }
                     let is_new = change == Some(FingerprintChange::New);
                     let was_elsewhere = components.fleet.is_elsewhere(&key);
                     // Events record status changes as well, which change no fingerprint and are skipped below. The replica that
@@ -201,13 +206,7 @@ impl EventHandlers {
                     let is_elsewhere = components.fleet.is_elsewhere(&key);
                     components.recorder.deleted_kyma(&key, kyma, !is_elsewhere);
                     fingerprints.delete(&key);
-                    kyma_placer.remove(&key);
-                    components.manifest_queue.cancel_kyma(&key);
-                    components.takeover.deselected(&key);
-                    components.v2_allowed.remove(&key);
-                    components.access.remove(&key);
-                    components.catalog.forget(&key);
-                    components.kinds.forget(&key);
+                    components.forget_kyma(&key, &kyma_placer);
                 }
                 Change::Listed => {}
             }
@@ -328,6 +327,17 @@ fn of_config_map(mut apply: impl FnMut(Option<&ConfigMap>)) -> impl FnMut(Change
 }
 
 impl Components {
+    /// Drops the state of a deleted Kyma.
+    fn forget_kyma(&self, key: &KymaKey, placer: &KymaPlacer) {
+        placer.remove(key);
+        self.manifest_queue.cancel_kyma(key);
+        self.takeover.deselected(key);
+        self.v2_allowed.remove(key);
+        self.access.remove(key);
+        self.catalog.forget(key);
+        self.kinds.forget(key);
+    }
+
     /// Applies a changed catalog: enqueues the catalog of all Kymas that see the change, and the reconcile of the
     /// affected users, rate limited, and schedules the followers of moved channels within the roll-out delay.
     /// `namespace` is that of the catalog in KCP.

@@ -291,3 +291,16 @@ async fn corrected_kyma_has_no_events_about_its_unchanged_state() {
     bed.edit(set_state("Error"));
     assert_eq!(bed.notes(), ["is Error"]);
 }
+
+/// It was deleted and created again, equal, while the watch was interrupted: the next list has the new one.
+#[tokio::test(start_paused = true)]
+async fn recreated_kyma_is_a_new_one() {
+    let mut bed = Bed::new();
+    bed.acquire().await;
+    assert!(bed.components.fleet.kyma_has_used_v3(&key()) && bed.job().is_none());
+    bed.edit(|kyma| kyma["metadata"]["uid"] = json!("another"));
+    assert_eq!(bed.job(), Some(WorkSet::RUNTIME));
+    assert!(!bed.components.fleet.kyma_has_used_v3(&key()), "its runtime is another one");
+    bed.edit(set_state("Warning"));
+    assert_eq!(bed.notes().last().map(String::as_str), Some("is Warning"));
+}
