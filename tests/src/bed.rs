@@ -29,8 +29,8 @@ use crate::{
 
 mod folder;
 
-use folder::Folder;
 pub use folder::FolderError;
+use folder::{Folder, Keeper};
 
 /// Most clusters of a test bed: the API servers take 250 MiB each, and more do not fit on a machine for tests.
 pub const MAX_CLUSTERS: usize = 21;
@@ -253,13 +253,20 @@ fn runtime_name(name: &str) -> Result<&str, BedError> {
 
 static SHARED: OnceCell<TestBed> = OnceCell::const_new();
 
-/// Prints the error at once and keeps the folder of the shared test bed, for a test that fails by an error instead of a panic.
-pub fn keep_shared(error: &anyhow::Error) {
-    print_line(&format!("{error:#}"));
-    if let Some(bed) = SHARED.get()
-        && bed.folder.keeper().keep()
+/// Prints the failure of a test, and keeps the folder of the shared test bed. For a test that fails by an error instead of a
+/// panic.
+pub fn test_failed(error: &anyhow::Error) {
+    let folder = SHARED.get().map(|bed| bed.folder.keeper());
+    report_failure(&format!("{error:#}"), folder.as_ref());
+}
+
+/// Prints the failure at once: the test harness does so only after the last test.
+fn report_failure(failure: &str, folder: Option<&Keeper>) {
+    print_line(failure);
+    if let Some(folder) = folder
+        && folder.keep()
     {
-        print_line(&format!("the shared test bed's logs and data are kept in {}", bed.dir().display()));
+        print_line(&format!("the shared test bed's logs and data are kept in {}", folder.path().display()));
     }
 }
 
@@ -280,11 +287,7 @@ pub async fn shared() -> Result<&'static TestBed, BedError> {
             let folder = bed.folder.keeper();
             let before = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
-                // The test harness prints it only after the last test.
-                print_line(&panic.to_string());
-                if folder.keep() {
-                    print_line(&format!("the shared test bed's logs and data are kept in {}", folder.path().display()));
-                }
+                report_failure(&panic.to_string(), Some(&folder));
                 before(panic);
             }));
             Ok(bed)

@@ -131,24 +131,16 @@ async fn start(name: &str, managers: &[(&str, &Manager)]) -> Result<SingleRuntim
     Ok(setup)
 }
 
-async fn write_map(setup: &SingleRuntime, name: &str, watched: &str) -> Result<()> {
-    write_map_to(&setup.runtime, name, watched).await
-}
-
 /// Writes a ConfigMap that a Watcher selects.
-pub(crate) async fn write_map_to(runtime: &Runtime, name: &str, watched: &str) -> Result<()> {
+pub(crate) async fn write_map(runtime: &Runtime, name: &str, watched: &str) -> Result<()> {
     let map = json!({"metadata": {"name": name, "labels": {WATCHED: watched}}, "data": {"a": "b"}});
     let maps = Api::<ConfigMap>::namespaced(runtime.cluster().client().await?, "default");
     maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
     Ok(())
 }
 
-async fn watcher_becomes(setup: &SingleRuntime, name: &str, state: State, words: &str) -> Result<()> {
-    watcher_of(&setup.landscape, name, state, words).await
-}
-
 /// Waits until a Watcher has this state, with a condition message that contains these words.
-pub(crate) async fn watcher_of(landscape: &Landscape, name: &str, state: State, words: &str) -> Result<()> {
+pub(crate) async fn watcher_becomes(landscape: &Landscape, name: &str, state: State, words: &str) -> Result<()> {
     until(&format!("the Watcher {name} to report {words:?}"), async || {
         let watcher: Watcher = landscape.watchers().get(name).await?;
         let status = watcher.status.filter(|status| status.state == state);
@@ -177,22 +169,22 @@ async fn queue_becomes(setup: &SingleRuntime, manager: &str, expected: impl Fn(u
 async fn a_manager_receives_its_events_and_a_dead_one_delays_no_other() -> Result<()> {
     let (healthy, dead) = (Manager::start(Behavior::Accepts).await?, Manager::start(Behavior::Hangs).await?);
     let setup = start("forward", &[("well", &healthy), ("dead", &dead)]).await?;
-    watcher_becomes(&setup, "well", State::Ready, "team/well:").await?;
-    write_map(&setup, "first", "dead").await?;
+    watcher_becomes(&setup.landscape, "well", State::Ready, "team/well:").await?;
+    write_map(&setup.runtime, "first", "dead").await?;
     queue_becomes(&setup, "dead", |count| count > 0).await?;
 
-    write_map(&setup, "second", "well").await?;
+    write_map(&setup.runtime, "second", "well").await?;
     let (runtime, path, event) = healthy.receives("second").await?;
     assert_eq!((runtime.as_str(), path.as_str()), (setup.runtime.id().as_str(), "/v2/well/event"));
     assert_eq!((event.namespace.as_str(), event.version.as_str(), event.kind.as_str()), ("default", "v1", "ConfigMap"));
     setup.runtime.select(&["keda"]).await?;
     setup.skr_status("the Kyma's own change", |status| module(status, "keda").is_some()).await?;
 
-    watcher_becomes(&setup, "dead", State::Warning, "cannot be reached").await?;
+    watcher_becomes(&setup.landscape, "dead", State::Warning, "cannot be reached").await?;
     dead.behavior.send_replace(Behavior::Accepts);
     dead.receives("first").await?;
     queue_becomes(&setup, "dead", |count| count == 0).await?;
-    watcher_becomes(&setup, "dead", State::Ready, "team/dead:").await?;
+    watcher_becomes(&setup.landscape, "dead", State::Ready, "team/dead:").await?;
 
     let before = healthy.received.lock().unwrap().len();
     let maps = Api::<ConfigMap>::namespaced(setup.runtime.cluster().client().await?, "default");
@@ -208,7 +200,7 @@ async fn a_manager_receives_its_events_and_a_dead_one_delays_no_other() -> Resul
 async fn events_accepted_but_not_forwarded_survive_a_receiver_crash() -> Result<()> {
     let manager = Manager::start(Behavior::Hangs).await?;
     let setup = start("forward-restart", &[("other", &manager)]).await?;
-    write_map(&setup, "first", "other").await?;
+    write_map(&setup.runtime, "first", "other").await?;
     queue_becomes(&setup, "other", |count| count > 0).await?;
     // The agent has received every acknowledgement from before by the third heartbeat.
     let beats = ("tidewatch_fleet_heartbeats_total", ["\"counted\""]);
@@ -226,8 +218,8 @@ async fn events_accepted_but_not_forwarded_survive_a_receiver_crash() -> Result<
 async fn a_refused_event_is_reported_and_retained_until_it_is_accepted() -> Result<()> {
     let (refusing, accepting) = (Manager::start(Behavior::Refuses).await?, Manager::start(Behavior::Accepts).await?);
     let setup = start("forward-refused", &[("other", &refusing)]).await?;
-    write_map(&setup, "first", "other").await?;
-    watcher_becomes(&setup, "other", State::Warning, "404").await?;
+    write_map(&setup.runtime, "first", "other").await?;
+    watcher_becomes(&setup.landscape, "other", State::Warning, "404").await?;
     let page = setup.receiver_page().await?;
     for metric in ["tidewatch_forward_objects", "tidewatch_forward_objects_parked"] {
         assert_eq!(sum(&page, metric, &["manager=\"other\""]), 1, "{page}");
@@ -239,7 +231,7 @@ async fn a_refused_event_is_reported_and_retained_until_it_is_accepted() -> Resu
     setup.landscape.write_watcher(&accepting.watcher("other")).await?;
     accepting.receives("first").await?;
     queue_becomes(&setup, "other", |count| count == 0).await?;
-    watcher_becomes(&setup, "other", State::Ready, "team/other:").await?;
+    watcher_becomes(&setup.landscape, "other", State::Ready, "team/other:").await?;
     setup.landscape.delete_watcher("other").await?;
     Ok(())
 }

@@ -112,7 +112,7 @@ pub(crate) struct TestError(anyhow::Error);
 impl<E: Into<anyhow::Error>> From<E> for TestError {
     fn from(error: E) -> Self {
         let error = error.into();
-        bed::keep_shared(&error);
+        bed::test_failed(&error);
         Self(error)
     }
 }

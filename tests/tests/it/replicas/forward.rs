@@ -7,7 +7,7 @@ use tidewatch_tests::landscape::Options;
 
 use super::{Replicas, short_lease};
 use crate::{
-    forward::{Behavior, Manager, watcher_of, write_map_to},
+    forward::{Behavior, Manager, watcher_becomes, write_map},
     support::TestResult,
 };
 
@@ -21,7 +21,7 @@ async fn a_watcher_shows_that_another_replica_cannot_reach_its_service() -> Test
     replicas.share_equally().await?;
     let landscape = replicas.landscape.clone();
     landscape.write_watcher(&manager.watcher("other")).await?;
-    watcher_of(&landscape, "other", State::Ready, "team/other:").await?;
+    watcher_becomes(&landscape, "other", State::Ready, "team/other:").await?;
 
     let mut holders = replicas.holders().await?;
     let with_role = holders.remove(&Unit::Fleet).context("a holder of the fleet role")?;
@@ -34,10 +34,10 @@ async fn a_watcher_shows_that_another_replica_cannot_reach_its_service() -> Test
     let member = replicas.add(&name).await?.clone();
     member.runtime.grant_agent("", "configmaps").await?;
     member.path_proven().await?;
-    write_map_to(&member.runtime, "first", "other").await?;
-    watcher_of(&landscape, "other", State::Warning, "cannot be reached").await?;
+    write_map(&member.runtime, "first", "other").await?;
+    watcher_becomes(&landscape, "other", State::Warning, "cannot be reached").await?;
     manager.behavior.send_replace(Behavior::Accepts);
-    watcher_of(&landscape, "other", State::Ready, "team/other:").await?;
+    watcher_becomes(&landscape, "other", State::Ready, "team/other:").await?;
 
     let holders = replicas.holders().await?;
     assert_eq!(holders.get(&Unit::Fleet), Some(&with_role), "the role stays");
