@@ -16,11 +16,11 @@ use super::{
     Agent, Attack, Attacks, ChangeTimes, EnrolmentEndpoint, FleetMember, Pace, SimulatedFleet, toggle_module,
     until_within,
 };
-use crate::{landscape::Landscape, progress::Step};
+use crate::{landscape::Landscape, product::metric, progress::Step};
 
 /// Writes to KCP that a runtime may cause at once, and per second (`docs/reference/limits.md`).
 const WRITES: (f64, f64) = (1_000.0, 4.0);
-/// Deadline of the registration.
+/// Deadline of the registration, and of an attack until it takes effect.
 const DEADLINE: Duration = Duration::from_secs(600);
 
 /// Extent of the scenario.
@@ -35,7 +35,7 @@ pub struct Coexistence {
     /// Attacks, each made by runtimes of its own
     #[arg(long = "attack", value_enum, default_values_t = Attack::value_variants().to_vec())]
     pub attacks: Vec<Attack>,
-    /// Changes of each well-behaved runtime without attacks, and as many with attacks
+    /// Changes of each well-behaved runtime without attacks, and as many while all attacks take effect
     #[arg(long, default_value_t = 15)]
     pub changes: u32,
     /// Changes of each well-behaved runtime before those, while the attacks use up what a runtime may do at once
@@ -53,7 +53,7 @@ pub struct CoexistenceReport {
     pub alone: ChangeTimes,
     /// Changes from the beginning of the attacks.
     pub onset: ChangeTimes,
-    /// Changes with attacks, after those.
+    /// Changes after those, while all attacks take effect.
     pub attacked: ChangeTimes,
     /// Duration of the attacks in seconds.
     pub seconds: f64,
@@ -74,7 +74,8 @@ impl Coexistence {
     /// The landscape issues certificates and installs agents; `module` is one of its modules.
     ///
     /// # Errors
-    /// When a runtime cannot be registered, the receiver ends, or a change of a well-behaved runtime is lost.
+    /// When a runtime cannot be registered, the receiver ends, a change of a well-behaved runtime is lost, or an attack
+    /// never takes effect.
     pub async fn run(
         &self,
         landscape: &Landscape,
@@ -105,6 +106,13 @@ impl Coexistence {
         }
         let step = Step::begin(format!("changes of {others} runtimes next to {hostile} hostile ones"));
         let onset = self.change_all(fleet, &mut agents, module, self.onset).await?;
+        // Without the attacks the observations would prove nothing.
+        for effect in self.attacks.iter().flat_map(|attack| attack.effects()) {
+            let counts = |page: &str| metric(page, effect).filter(|count| *count > 0.0);
+            let reached =
+                landscape.with_receiver(async |receiver| receiver.metrics_until(DEADLINE, counts).await).await?;
+            reached.with_context(|| format!("no attack is counted by {effect}"))?;
+        }
         let attacked = self.change_all(fleet, &mut agents, module, self.changes).await?;
         step.done();
         let (seconds, writes) = (begun.elapsed().as_secs_f64(), landscape.kcp().writes_since(mark)?);

@@ -46,6 +46,22 @@ pub enum Attack {
     Runtime,
 }
 
+impl Attack {
+    /// Series of the receiver's metrics, counters of refusals, that are above zero once the attack takes effect.
+    #[must_use]
+    pub const fn effects(self) -> &'static [&'static str] {
+        match self {
+            Self::Flood => &[r#"tidewatch_gateway_requests_refused_total{route="events",reason="replay"}"#],
+            Self::HeldBodies => &[r#"tidewatch_gateway_requests_refused_total{route="events",reason="slow"}"#],
+            // Lists of tiny elements, and costly token keys. The receiver fetches the latter a minute after the good ones.
+            Self::Runtime => &[
+                r#"tidewatch_runtime_answers_refused_total{reason="too_large"}"#,
+                r#"tidewatch_enrolment_requests_refused_total{route="certificates",reason="token-signature"}"#,
+            ],
+        }
+    }
+}
+
 /// Running attacks; dropping them ends them.
 #[derive(Default)]
 pub struct Attacks {

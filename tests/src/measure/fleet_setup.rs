@@ -15,7 +15,7 @@ use crate::{
     http,
     landscape::{DEADLINE, Landscape, Options},
     load::{SimulatedFleet, until_within},
-    product::Memory,
+    product::{self, Memory},
     progress::Step,
 };
 
@@ -164,8 +164,7 @@ pub(super) fn metric(page: &str, series: &str) -> f64 {
 /// # Errors
 /// The page does not have it.
 pub(super) fn sample(page: &str, series: &str) -> Result<f64> {
-    let value = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());
-    value.with_context(|| format!("the metrics page has no {series}"))
+    product::metric(page, series).with_context(|| format!("the metrics page has no {series}"))
 }
 
 #[cfg(test)]

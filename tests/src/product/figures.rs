@@ -1,4 +1,4 @@
-//! Memory and CPU of a process, from `/proc`.
+//! Memory and CPU time of a process from `/proc`, and the series of its `/metrics` page.
 
 use std::{collections::BTreeMap, fs, io, path::Path, time::Duration};
 
@@ -34,6 +34,12 @@ pub fn memory(pid: u32) -> io::Result<Memory> {
 fn field(text: &str, name: &str) -> io::Result<u64> {
     let number = text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok());
     number.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("no {name} in /proc")))
+}
+
+/// Returns the value of a series on a `/metrics` page; the name includes the labels.
+#[must_use]
+pub fn metric(page: &str, series: &str) -> Option<f64> {
+    page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }
 
 /// Counts the open file descriptors of a process.

@@ -5,7 +5,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use kube::{Api, api::ListParams};
 use tidewatch_shared::api::Manifest;
-use tidewatch_tests::load::{EnrolmentEndpoint, SimulatedFleet, until_within};
+use tidewatch_tests::{
+    load::{EnrolmentEndpoint, SimulatedFleet, until_within},
+    product::metric,
+};
 
 use crate::{ExclusiveLandscape, assert_flat};
 
@@ -13,11 +16,6 @@ const DEADLINE: Duration = Duration::from_secs(300);
 const MODULE: &str = "template-operator";
 /// Events of all agents in one round.
 const EVENTS: u64 = 100_000;
-
-/// Returns the value of a metric by its name, including its labels.
-pub(crate) fn metric(page: &str, name: &str) -> Option<f64> {
-    page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_is_flat_with_many_connected_agents() -> Result<()> {
