@@ -11,7 +11,7 @@ use futures::{FutureExt as _, future::BoxFuture};
 use http::{Request, Response, Uri};
 use http_body::{Body, Frame, SizeHint};
 use thiserror::Error;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep};
 use tower::{BoxError, Layer, Service, layer::layer_fn};
 
 /// The body of a response was not complete in time.
@@ -24,6 +24,10 @@ pub(super) fn is_watch(uri: &Uri) -> bool {
     let parameters = uri.query().unwrap_or_default().split('&');
     parameters.into_iter().any(|parameter| matches!(parameter, "watch=true" | "watch=1"))
 }
+
+/// Extension of a request for a response of any length: the deadline holds for each part of its body.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeadlinePerPart;
 
 /// Layer of a client whose responses are complete within this time after their head, those to watches excepted.
 pub(super) fn layer<S>(deadline: Duration) -> impl Layer<S, Service = BodyDeadline<S>> + Clone {
@@ -52,10 +56,12 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let deadline = (!is_watch(request.uri())).then_some(self.deadline);
+        let is_per_part = request.extensions().get::<DeadlinePerPart>().is_some();
         let response = self.service.call(request);
         async move {
+            let response = response.await?;
             let limit = deadline.map(|deadline| (Box::pin(sleep(deadline)), deadline));
-            Ok(response.await?.map(|body| LimitedBody { body, limit }))
+            Ok(response.map(|body| LimitedBody { body, limit, is_per_part }))
         }
         .boxed()
     }
@@ -65,6 +71,7 @@ where
 pub(super) struct LimitedBody<B> {
     body: B,
     limit: Option<(Pin<Box<Sleep>>, Duration)>,
+    is_per_part: bool,
 }
 
 impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Body for LimitedBody<B> {
@@ -77,7 +84,11 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Body for LimitedBody<
         {
             return Poll::Ready(Some(Err(BodyDeadlineError(*deadline).into())));
         }
-        Pin::new(&mut self.body).poll_frame(context).map_err(Into::into)
+        let frame = Pin::new(&mut self.body).poll_frame(context).map_err(Into::into);
+        if let (true, true, Some((sleep, deadline))) = (self.is_per_part, frame.is_ready(), &mut self.limit) {
+            sleep.as_mut().reset(Instant::now() + *deadline);
+        }
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
@@ -91,6 +102,12 @@ impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Unpin> Body for LimitedBody<
 
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
+
+    use futures::{StreamExt as _, stream};
+    use http_body_util::{BodyExt as _, StreamBody};
+    use tower::{ServiceExt as _, service_fn};
+
     use super::*;
 
     #[test]
@@ -103,5 +120,28 @@ mod tests {
         ] {
             assert_eq!(is_watch(&Uri::from_static(uri)), expected, "{uri}");
         }
+    }
+
+    /// Reads a body of three parts that are 40 s apart, within a deadline of 60 s.
+    async fn read(is_per_part: bool) -> Result<usize, BoxError> {
+        let service = service_fn(|_: Request<()>| {
+            let body = stream::iter(0..3).then(|_| async {
+                sleep(Duration::from_secs(40)).await;
+                Ok::<_, BoxError>(Frame::data(Bytes::from_static(b"x")))
+            });
+            ready(Ok::<_, BoxError>(Response::new(StreamBody::new(body.boxed()))))
+        });
+        let mut request = Request::new(());
+        if is_per_part {
+            request.extensions_mut().insert(DeadlinePerPart);
+        }
+        let response = layer(Duration::from_secs(60)).layer(service).oneshot(request).await?;
+        Ok(response.into_body().collect().await?.to_bytes().len())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn deadline_holds_for_the_body_or_for_each_part_of_one_of_any_length() {
+        assert_eq!(read(true).await.unwrap(), 3);
+        assert!(read(false).await.unwrap_err().is::<BodyDeadlineError>());
     }
 }

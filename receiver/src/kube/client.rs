@@ -33,7 +33,8 @@ const PING: Duration = Duration::from_secs(10);
 /// unacknowledged.
 const PROBE: Duration = Duration::from_secs(10);
 const PROBES: u32 = 2;
-/// Deadline of a response's body, watches excepted: time for a page of 500 large objects over a slow network.
+/// Deadline of a response's body, watches excepted: time for a page of 500 large objects over a slow network. For the first list of
+/// a watch, which has any length, that of each part.
 const BODY: Duration = Duration::from_secs(60);
 
 /// Configuration of a client of KCP: from the kubeconfig, or from `default` without one. Requests are not retried by
