@@ -3,6 +3,7 @@
 mod common_parts;
 mod freshness;
 mod initial_list;
+mod list_splitter;
 mod writer;
 
 use std::{borrow::Cow, collections::HashSet, fmt::Debug, sync::Arc};
@@ -80,8 +81,7 @@ impl SyncGate {
     }
 }
 
-/// Runs forever; returns the kind if the stream ends, which is a defect. Lists are streamed, or requested in pages from a server
-/// that does not stream them.
+/// Runs forever; returns the kind if the stream ends, which is a defect. The client must be one of [`Freshness::observe`].
 pub(crate) async fn run<K, S>(
     api: Api<DeserializeGuard<K>>,
     config: watcher::Config,
@@ -93,16 +93,10 @@ where
     S: Lookup<DynamicType = ()> + Clone + 'static,
 {
     let kind = cache.kind;
-    let mut stream = watcher::watcher(api.clone(), config.clone().streaming_lists()).default_backoff().boxed();
-    let mut is_streamed = true;
+    let mut stream = watcher::watcher(api, config.streaming_lists()).default_backoff().boxed();
     while let Some(event) = stream.next().await {
         match event {
             Ok(event) => cache.apply(event, &mut handler),
-            Err(error) if is_streamed && initial_list::is_refused(&error) => {
-                tracing::info!(kind, "The API server does not stream lists, requesting them in pages");
-                is_streamed = false;
-                stream = watcher::watcher(api.clone(), config.clone()).default_backoff().boxed();
-            }
             Err(error) => {
                 cache.metrics.failed.get_or_create(&KindLabel { kind }).inc();
                 tracing::warn!(

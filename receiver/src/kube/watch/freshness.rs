@@ -14,6 +14,7 @@ use std::{
 use bytes::Bytes;
 use http::Request;
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use kube::{Client, client};
 use tidewatch_shared::metrics::KindLabel;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -23,7 +24,7 @@ use super::initial_list;
 use crate::{
     kube::{
         Metrics,
-        body_deadline::is_watch,
+        body_deadline::{DeadlinePerPart, is_watch},
         recorder::{EventRecorder, PendingEvent, Regarding},
     },
     telemetry::{Pending, Readiness},
@@ -52,17 +53,28 @@ impl Freshness {
         now.saturating_duration_since(*self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns a client of one cache, whose watches confirm it, and whose streamed lists are consistent reads.
+    /// Returns a client of one cache, whose watches confirm it, and which requests a plain list for a streamed one.
     pub(crate) fn observe(&self, client: Client) -> Client {
         let (namespace, freshness) = (client.default_namespace().to_owned(), self.clone());
         let service = service_fn(move |mut request: Request<client::Body>| {
-            initial_list::read_consistently(request.uri_mut());
             let (client, freshness) = (client.clone(), freshness.clone());
             async move {
                 let watches = is_watch(request.uri());
+                let lists = initial_list::request_list(request.uri_mut());
+                if lists {
+                    request.extensions_mut().insert(DeadlinePerPart);
+                }
                 let response = client.send(request).await?;
-                let freshness = (watches && response.status().is_success()).then_some(freshness);
-                Ok::<_, kube::Error>(response.map(|body| ObservedBody { body, freshness }))
+                let is_success = response.status().is_success();
+                let freshness = (watches && is_success).then_some(freshness);
+                Ok::<_, kube::Error>(response.map(|body| {
+                    let body = if lists && is_success {
+                        initial_list::events(body).boxed_unsync()
+                    } else {
+                        body.map_err(Into::into).boxed_unsync()
+                    };
+                    ObservedBody { body, freshness }
+                }))
             }
         });
         Client::new(service, namespace)
@@ -71,7 +83,7 @@ impl Freshness {
 
 /// Body of a response. That of a watch confirms its cache.
 struct ObservedBody {
-    body: client::Body,
+    body: UnsyncBoxBody<Bytes, BoxError>,
     freshness: Option<Freshness>,
 }
 
@@ -84,7 +96,7 @@ impl Body for ObservedBody {
         if let (Poll::Ready(None | Some(Ok(_))), Some(freshness)) = (&frame, &self.freshness) {
             freshness.confirm();
         }
-        frame.map_err(Into::into)
+        frame
     }
 
     fn is_end_stream(&self) -> bool {

@@ -1,31 +1,105 @@
-//! Streams the first list of a watch (KEP-3157), as a consistent read.
+//! Turns the first list of a watch, which `kube` requests as a stream of events (KEP-3157), into a plain list, and the list into
+//! such a stream.
 //!
-//! A list in pages is a snapshot. Once no object of the kind has changed for a minute, the API server has no snapshot in its
-//! watch cache, and reads and decodes all pages but the first from etcd; this takes several times the CPU time. A streamed list
-//! comes from the watch cache, object by object, and the caches decode it while the server encodes the rest.
+//! The API server answers a list without a limit from its watch cache once it has confirmed that the cache is current
+//! (KEP-2340), and encodes it object by object (KEP-5116). A streamed list costs it twice the CPU time, and the pages of a list
+//! several times as much: once no object of the kind has changed for a minute, all but the first are read from etcd. The
+//! caches decode each object when it arrives, so neither the text of the list nor its objects are in memory as a whole.
 
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
 use http::{Uri, uri::PathAndQuery};
-use kube::runtime::watcher;
+use http_body::{Body, Frame};
+use kube::client;
+use serde_json::json;
+use tower::BoxError;
 
-/// Makes a streamed list a consistent read; other requests stay as they are. `kube` begins it at any state that the API server has
-/// cached (resourceVersion 0). Without a resourceVersion the server first confirms that its cache is current, as for a list.
-pub(super) fn read_consistently(uri: &mut Uri) {
+use super::list_splitter::{ListHead, ListSplitter};
+
+/// Parameters of a streamed list that apply to a list as well.
+const SELECTORS: [&str; 2] = ["labelSelector=", "fieldSelector="];
+
+/// Makes the target of a streamed list that of a list, and returns true; other targets stay as they are. Without a
+/// resourceVersion a list is a consistent read.
+pub(super) fn request_list(uri: &mut Uri) -> bool {
     let query = uri.query().unwrap_or_default();
     if !query.split('&').any(|parameter| parameter == "sendInitialEvents=true") {
-        return;
+        return false;
     }
-    let parameters: Vec<_> = query.split('&').filter(|parameter| *parameter != "resourceVersion=0").collect();
-    let Ok(target) = PathAndQuery::try_from(format!("{}?{}", uri.path(), parameters.join("&"))) else { return };
+    let is_selector = |parameter: &&str| SELECTORS.iter().any(|name| parameter.starts_with(name));
+    let parameters: Vec<_> = query.split('&').filter(is_selector).collect();
+    let Ok(target) = PathAndQuery::try_from(format!("{}?{}", uri.path(), parameters.join("&"))) else { return false };
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(target);
-    if let Ok(consistent) = Uri::from_parts(parts) {
-        *uri = consistent;
+    let Ok(list) = Uri::from_parts(parts) else { return false };
+    *uri = list;
+    true
+}
+
+/// Turns the body of a list into that of a streamed list: an event for each object, and the bookmark at its end.
+pub(super) fn events(list: client::Body) -> impl Body<Data = Bytes, Error = BoxError> {
+    ListEvents { list, splitter: Some(ListSplitter::default()) }
+}
+
+/// See [`events`].
+struct ListEvents {
+    list: client::Body,
+    /// `None` once the list has ended or is refused.
+    splitter: Option<ListSplitter>,
+}
+
+impl Body for ListEvents {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = &mut *self;
+        while let Some(splitter) = &mut this.splitter {
+            let frame = ready!(Pin::new(&mut this.list).poll_frame(context));
+            let mut events = Vec::new();
+            let result = match frame {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(part) => splitter.push(&part, |object| add_event(&mut events, object)).map_err(BoxError::from),
+                    Err(_trailers) => Ok(()),
+                },
+                Some(Err(error)) => Err(error.into()),
+                None => this.splitter.take().map_or(Ok(()), |splitter| {
+                    events.extend_from_slice(end_event(&splitter.finish()?).as_bytes());
+                    Ok(())
+                }),
+            };
+            if let Err(error) = result {
+                this.splitter = None;
+                return Poll::Ready(Some(Err(error)));
+            }
+            if !events.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(events.into()))));
+            }
+        }
+        Poll::Ready(None)
     }
 }
 
-/// Returns true if the API server does not stream lists: its feature gate `WatchList` is off, the default of Kubernetes 1.33.
-pub(super) fn is_refused(error: &watcher::Error) -> bool {
-    matches!(error, watcher::Error::WatchStartFailed(kube::Error::Api(status)) if matches!(status.code, 400 | 422))
+/// Appends the event of an object as a line.
+fn add_event(events: &mut Vec<u8>, object: &[u8]) {
+    events.extend_from_slice(br#"{"type":"ADDED","object":"#);
+    let begin = events.len();
+    events.extend_from_slice(object);
+    // Valid JSON has line ends only between tokens; here they would end the event.
+    events[begin..].iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')).for_each(|byte| *byte = b' ');
+    events.extend_from_slice(b"}\n");
+}
+
+/// The bookmark that ends the list.
+fn end_event(head: &ListHead) -> String {
+    let annotations = json!({"k8s.io/initial-events-end": "true"});
+    let metadata = json!({"resourceVersion": head.resource_version(), "annotations": annotations});
+    let object = json!({"apiVersion": head.api_version, "kind": head.kind, "metadata": metadata});
+    format!("{}\n", json!({"type": "BOOKMARK", "object": object}))
 }
 
 #[cfg(test)]
@@ -40,7 +114,11 @@ mod tests {
     use http_body_util::StreamBody;
     use hyper::body::{Bytes, Frame};
     use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::{Api, Client, ResourceExt as _, client::Body, runtime::reflector::store::Writer};
+    use kube::{
+        Api, Client, ResourceExt as _,
+        client::Body,
+        runtime::{reflector::store::Writer, watcher},
+    };
     use serde_json::{Value, json};
     use tidewatch_shared::metrics::Registry;
     use tokio::{sync::mpsc, time::timeout};
@@ -49,21 +127,24 @@ mod tests {
     use super::*;
     use crate::kube::{
         Metrics,
+        body_deadline::DeadlinePerPart,
         recorder::{self, EventRecorder},
         watch::{self, Cache, Change, Freshness},
     };
 
     #[test]
-    fn only_a_streamed_list_loses_its_resource_version() {
+    fn only_a_streamed_list_becomes_a_list_and_keeps_its_selectors() {
         let of = |target: &str| {
             let mut uri: Uri = format!("https://kcp:6443/api/v1/secrets?{target}").parse().unwrap();
-            read_consistently(&mut uri);
-            uri.to_string().strip_prefix("https://kcp:6443/api/v1/secrets?").unwrap().to_owned()
+            let lists = request_list(&mut uri);
+            (lists, uri.to_string().strip_prefix("https://kcp:6443/api/v1/secrets?").unwrap().to_owned())
         };
-        let streamed = "watch=true&labelSelector=a%3Db&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
-        assert_eq!(of(&format!("{streamed}&resourceVersion=0")), streamed);
+        let streamed = "&watch=true&timeoutSeconds=290&labelSelector=a%3Db&fieldSelector=c%3Dd&allowWatchBookmarks=true\
+            &sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=0";
+        assert_eq!(of(streamed), (true, "labelSelector=a%3Db&fieldSelector=c%3Dd".to_owned()));
+        assert_eq!(of("watch=true&sendInitialEvents=true"), (true, String::new()));
         for other in ["watch=true&resourceVersion=0", "limit=500", "watch=true&resourceVersion=7"] {
-            assert_eq!(of(other), other);
+            assert_eq!(of(other), (false, other.to_owned()));
         }
     }
 
@@ -71,41 +152,44 @@ mod tests {
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "n", "resourceVersion": "5"}})
     }
 
-    /// Response with these lines; that of a watch does not end.
-    fn response(status: StatusCode, lines: &[Value], ends: bool) -> Response<StreamBody<Frames>> {
-        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-        let first = stream::once(ready(Ok::<_, BoxError>(Frame::data(Bytes::from(text)))));
-        let body = if ends { first.boxed() } else { first.chain(stream::pending()).boxed() };
+    type Frames = stream::BoxStream<'static, Result<Frame<Bytes>, BoxError>>;
+
+    fn response(status: StatusCode, body: Frames) -> Response<StreamBody<Frames>> {
         let mut response = Response::new(StreamBody::new(body));
         *response.status_mut() = status;
         response
     }
 
-    type Frames = stream::BoxStream<'static, Result<Frame<Bytes>, BoxError>>;
+    /// Body of these parts.
+    fn parts(parts: impl IntoIterator<Item = String>) -> Frames {
+        let frames = parts.into_iter().map(|part| Ok(Frame::data(Bytes::from(part))));
+        stream::iter(frames.collect::<Vec<_>>()).boxed()
+    }
 
-    /// Watches the ConfigMaps `a` and `b` of a server until they are listed. Returns the reported changes, and the targets of the
-    /// requests until then.
-    async fn list(streams: bool) -> (Vec<String>, Vec<String>) {
+    fn list_of(names: &[&str]) -> String {
+        let items: Vec<_> = names.iter().map(|name| map(name)).collect();
+        let metadata = json!({"resourceVersion": "6"});
+        let list = json!({"kind": "ConfigMapList", "apiVersion": "v1", "metadata": metadata, "items": items});
+        format!("{list:#}\n")
+    }
+
+    /// Watches the ConfigMaps of a server until they are listed. The server gives the lists these responses in turn, and the
+    /// last one for ever. Returns the reported changes, the requests until then, and the metrics.
+    async fn list(lists: Vec<(StatusCode, Vec<String>)>) -> (Vec<String>, Vec<String>, String) {
         let requests = Arc::<Mutex<Vec<String>>>::default();
         let server = service_fn({
             let requests = requests.clone();
             move |request: Request<Body>| {
-                let query = request.uri().query().unwrap_or_default().to_owned();
-                requests.lock().unwrap().push(query.clone());
-                let (is_watch, is_streamed) = (query.contains("watch=true"), query.contains("sendInitialEvents=true"));
-                let added = |name| json!({"type": "ADDED", "object": map(name)});
-                let end = json!({"type": "BOOKMARK", "object": {"kind": "ConfigMap", "apiVersion": "v1", "metadata":
-                    {"resourceVersion": "6", "annotations": {"k8s.io/initial-events-end": "true"}}}});
-                let refusal = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422,
-                    "message": "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch"});
-                let page = json!({"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {"resourceVersion": "6"},
-                    "items": [map("a"), map("b")]});
-                ready(Ok::<_, BoxError>(match (is_watch, is_streamed) {
-                    (_, true) if streams => response(StatusCode::OK, &[added("a"), added("b"), end], false),
-                    (_, true) => response(StatusCode::UNPROCESSABLE_ENTITY, &[refusal], true),
-                    (true, false) => response(StatusCode::OK, &[], false),
-                    (false, false) => response(StatusCode::OK, &[page], true),
-                }))
+                let mut requests = requests.lock().unwrap();
+                let per_part =
+                    if request.extensions().get::<DeadlinePerPart>().is_some() { ", deadline per part" } else { "" };
+                requests.push(request.uri().query().unwrap_or_default().to_owned() + per_part);
+                if requests.last().unwrap().contains("watch=true") {
+                    return ready(Ok::<_, BoxError>(response(StatusCode::OK, stream::pending().boxed())));
+                }
+                let turn = requests.iter().filter(|query| !query.contains("watch=true")).count();
+                let (status, body) = lists[turn.min(lists.len()) - 1].clone();
+                ready(Ok(response(status, parts(body))))
             }
         });
         let mut registry = Registry::default();
@@ -132,34 +216,48 @@ mod tests {
             };
             seen.send(text).unwrap();
         };
-        let watch = tokio::spawn(watch::run(api, watcher::Config::default(), cache, handler));
+        let watch = tokio::spawn(watch::run(api, watcher::Config::default().labels("a=b"), cache, handler));
         let mut reported = Vec::new();
         while reported.last().is_none_or(|last| last != "listed") {
             reported.push(timeout(Duration::from_secs(600), changes.recv()).await.expect("a list").unwrap());
         }
+        let watches = || requests.lock().unwrap().iter().any(|query| query.contains("watch=true"));
+        while !watches() {
+            tokio::task::yield_now().await;
+        }
         watch.abort();
-        reported[..2].sort();
-        (reported, requests.lock().unwrap().clone())
+        let names = reported.len() - 1;
+        reported[..names].sort();
+        let requests = requests.lock().unwrap().clone();
+        (reported, requests, registry.encode().unwrap())
     }
 
     #[tokio::test(start_paused = true)]
-    async fn list_is_streamed_as_a_consistent_read() {
-        let (reported, requests) = list(true).await;
+    async fn list_is_a_consistent_read_without_a_limit_and_the_watch_begins_at_its_version() {
+        let text = list_of(&["a", "b"]);
+        let pieces = text.as_bytes().chunks(11).map(|piece| String::from_utf8(piece.to_vec()).unwrap()).collect();
+        let (reported, requests, _) = list(vec![(StatusCode::OK, pieces)]).await;
         assert_eq!(reported, ["a", "b", "listed"]);
-        let [request] = &*requests else { panic!("{requests:?}") };
-        assert!(
-            request.contains("sendInitialEvents=true") && request.contains("allowWatchBookmarks=true"),
-            "{request}"
-        );
-        assert!(!request.contains("resourceVersion="), "{request}");
+        let [first, watch] = &*requests else { panic!("{requests:?}") };
+        assert_eq!(first, "labelSelector=a%3Db, deadline per part");
+        assert!(watch.contains("resourceVersion=6") && watch.contains("labelSelector=a%3Db"), "{watch}");
+        assert!(!watch.contains("sendInitialEvents"), "{watch}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn list_is_requested_in_pages_from_a_server_that_does_not_stream() {
-        let (reported, requests) = list(false).await;
-        assert_eq!(reported, ["a", "b", "listed"]);
-        assert!(requests[0].contains("sendInitialEvents=true"), "{requests:?}");
-        assert!(requests[1..].iter().all(|request| !request.contains("sendInitialEvents")), "{requests:?}");
-        assert!(requests[1].contains("limit="), "{requests:?}");
+    async fn refused_and_broken_lists_are_requested_again_and_counted() {
+        let (whole, status) = (list_of(&["a", "b"]), json!({"kind": "Status", "apiVersion": "v1", "code": 500}));
+        let of = |text: &str| (StatusCode::OK, vec![text.to_owned()]);
+        let lists = vec![
+            (StatusCode::INTERNAL_SERVER_ERROR, vec![status.to_string()]),
+            // It ends after the first object.
+            of(&whole[..whole.rfind("\"b\"").unwrap()]),
+            of(&whole.replace("\"6\"", "\"\"")),
+            of(&list_of(&["c"])),
+        ];
+        let (reported, requests, metrics) = list(lists).await;
+        assert_eq!(reported, ["c", "listed"], "nothing of a broken list is reported");
+        assert_eq!(requests.len(), 5, "{requests:?}");
+        assert!(metrics.contains(r#"kcp_watch_failures_total{kind="configmaps"} 3"#), "{metrics}");
     }
 }
