@@ -49,7 +49,8 @@ pub(super) async fn measure(
             .await?;
     setup.fleet.fake().set_delay(Duration::ZERO);
     let step = Step::begin("exchanges between bare processes");
-    let hop = hop::measure(settings, setup).await?;
+    let pause = Duration::from_secs(1) / settings.busy_rate.max(1);
+    let hop = hop::measure(setup, pause, Duration::from_secs(settings.seconds.into())).await?;
     step.done();
     for (q, name) in [(0.5, "replicas_relay_busy_accepted_p50"), (0.99, "replicas_relay_busy_accepted_p99")] {
         let of = |times: &[f64]| quantile(&mut times.to_vec(), q);
@@ -61,7 +62,7 @@ pub(super) async fn measure(
     emit(&Figure::new("replicas_relay_busy_cpu_per_request", relayed, "ms").with_floor(floor));
     emit(&Figure::new("replicas_relay_busy_cpu_more_per_request", relayed - floor, "ms").at_most(0.15));
     // The least that a relayed request can take is a direct one and the hop.
-    emit(&Figure::new("replicas_relay_bare_hop_p50", hop.p50, "ms"));
+    emit(&Figure::new("replicas_relay_bare_hop_p50", median(hop.times), "ms"));
     emit(&Figure::new("replicas_relay_bare_hop_server_cpu", hop.server, "ms"));
     let all = || through_first.iter().chain(&to_holders);
     let refused = all().map(|run| run.refused).sum();

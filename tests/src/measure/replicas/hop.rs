@@ -17,10 +17,10 @@ use tokio::{
 
 use super::{
     super::{
-        figure::{cpu_of, median, millis},
+        figure::{cpu_of, millis},
         plain_server_process::PlainServerProcess,
     },
-    Settings, number,
+    number,
     setup::ReplicaSetup,
 };
 use crate::{landscape::now, load::SignedClient};
@@ -32,14 +32,14 @@ const FIELD: usize = 1_200;
 
 /// Cost of a hop.
 pub(super) struct Hop {
-    /// Median time of an exchange in milliseconds.
-    pub(super) p50: f64,
+    /// Times of the exchanges in milliseconds.
+    pub(super) times: Vec<f64>,
     /// CPU time of the server per exchange in milliseconds.
     pub(super) server: f64,
 }
 
-/// Measures it with a client in this process.
-pub(super) async fn measure(settings: &Settings, setup: &ReplicaSetup) -> Result<Hop> {
+/// Measures it with a client in this process: one exchange in each interval.
+pub(super) async fn measure(setup: &ReplicaSetup, pause: Duration, duration: Duration) -> Result<Hop> {
     let (landscape, member) = (&setup.landscape, setup.fleet.members().first().context("no runtime")?);
     let plain = PlainServerProcess::start(landscape, false).await?;
     let ca = landscape.ca();
@@ -61,14 +61,14 @@ pub(super) async fn measure(settings: &Settings, setup: &ReplicaSetup) -> Result
             Ok::<_, anyhow::Error>(millis(begun.elapsed()))
         }
     };
-    let mut ticks = interval(Duration::from_secs(1) / settings.busy_rate.max(1));
+    let mut ticks = interval(pause);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (cpu, end) = (cpu_of(plain.process()?)?, Instant::now() + Duration::from_secs(settings.seconds.into()));
+    let (cpu, end) = (cpu_of(plain.process()?)?, Instant::now() + duration);
     let mut exchanges = JoinSet::new();
     while ticks.tick().await < end {
         exchanges.spawn(exchange());
     }
     let times = exchanges.join_all().await.into_iter().collect::<Result<Vec<_>>>()?;
     let server = (cpu_of(plain.process()?)? - cpu) * 1e3 / number(times.len()).max(1.0);
-    Ok(Hop { p50: median(times), server })
+    Ok(Hop { times, server })
 }
