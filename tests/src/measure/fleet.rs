@@ -16,8 +16,6 @@ use crate::{load::until_within, product::Memory, progress::Step};
 
 /// Number of agents for which the bar is defined.
 const TARGET: f64 = 5_000.0;
-/// Longest time between two heartbeats of an agent with the interval of 30 s, in seconds.
-const HEARTBEAT: u32 = 33;
 
 /// Extent of the measurement.
 #[derive(Clone, Debug, clap::Args)]
@@ -89,21 +87,39 @@ async fn connected(setup: &FleetSetup, agents: usize, settings: &Settings) -> Re
     setup.proven(agents).await?;
     let before = setup.fleet.counters().heartbeats();
     rest(settings).await;
-    let (beats, due) =
-        (setup.fleet.counters().heartbeats() - before, agents * usize::try_from(settings.seconds / HEARTBEAT)?);
-    ensure!(usize::try_from(beats)? >= due, "{beats} heartbeats of {agents} agents, expected at least {due}");
+    let beats = setup.fleet.counters().heartbeats() - before;
     // Measured before the report, which takes memory itself.
     let memory = setup.receiver_memory().await?;
     let open = metric(&setup.metrics().await?, "tidewatch_gateway_connections");
-    until_within("a heartbeat of every agent within two intervals", WAIT_LIMIT, async || {
+    let report = until_within("a heartbeat of every agent within two intervals", WAIT_LIMIT, async || {
         let report = setup.report().await?;
         let is_heard = |runtime: &&RuntimeView| {
             runtime.last_seen_seconds.is_some_and(|seconds| seconds <= 2 * runtime.heartbeat_seconds)
         };
         let heard = report.runtimes.iter().filter(is_heard).count();
         ensure!(heard >= agents, "{heard} of {agents} agents were heard");
-        Ok(Some(()))
+        Ok(Some(report))
     })
     .await?;
+    let intervals = report.runtimes.iter().map(|runtime| runtime.heartbeat_seconds);
+    let due = intervals.map(|interval| due_heartbeats(settings.seconds, interval)).sum::<u64>();
+    ensure!(beats >= due, "{beats} heartbeats of {agents} agents, expected at least {due}");
     Ok((memory, open))
+}
+
+/// Heartbeats of an agent at least: the longest time between two is the interval, a tenth of it, and a quarter of a second.
+fn due_heartbeats(seconds: u32, interval_seconds: u64) -> u64 {
+    u64::from(seconds) * 1_000 / (interval_seconds * 1_100 + 250)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heartbeats_are_due_by_the_interval_that_the_receiver_sets() {
+        for (seconds, interval, due) in [(100, 30, 3), (100, 33, 2), (100, 84, 1), (100, 91, 0), (66, 30, 1)] {
+            assert_eq!(due_heartbeats(seconds, interval), due, "{interval} s");
+        }
+    }
 }

@@ -20,7 +20,7 @@ use crate::{
     progress::Step,
 };
 
-/// Idle connections to runtimes close after a minute, and each agent has sent heartbeats by then.
+/// Idle connections to runtimes close after a minute.
 const REST: Duration = Duration::from_secs(100);
 /// Number of agents for which the bar is defined.
 const TARGET: u32 = 20_000;
