@@ -7,6 +7,7 @@
 //! caches decode each object when it arrives, so neither the text of the list nor its objects are in memory as a whole.
 
 use std::{
+    error::Error,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -15,10 +16,11 @@ use bytes::Bytes;
 use http::{Uri, uri::PathAndQuery};
 use http_body::{Body, Frame};
 use kube::client;
-use serde_json::json;
+use serde_json::{Value, json};
 use tower::BoxError;
 
 use super::list_splitter::{ListHead, ListSplitter};
+use crate::base::error_levels;
 
 /// Parameters of a streamed list that apply to a list as well.
 const SELECTORS: [&str; 2] = ["labelSelector=", "fieldSelector="];
@@ -42,14 +44,15 @@ pub(super) fn request_list(uri: &mut Uri) -> bool {
 
 /// Turns the body of a list into that of a streamed list: an event for each object, and the bookmark at its end.
 pub(super) fn events(list: client::Body) -> impl Body<Data = Bytes, Error = BoxError> {
-    ListEvents { list, splitter: Some(ListSplitter::default()) }
+    ListEvents { list, splitter: ListSplitter::default(), has_ended: false }
 }
 
 /// See [`events`].
 struct ListEvents {
     list: client::Body,
-    /// `None` once the list has ended or is refused.
-    splitter: Option<ListSplitter>,
+    splitter: ListSplitter,
+    /// The list has ended, or is refused.
+    has_ended: bool,
 }
 
 impl Body for ListEvents {
@@ -57,30 +60,40 @@ impl Body for ListEvents {
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let this = &mut *self;
-        while let Some(splitter) = &mut this.splitter {
-            let frame = ready!(Pin::new(&mut this.list).poll_frame(context));
-            let mut events = Vec::new();
-            let result = match frame {
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(part) => splitter.push(&part, |object| add_event(&mut events, object)).map_err(BoxError::from),
-                    Err(_trailers) => Ok(()),
-                },
-                Some(Err(error)) => Err(error.into()),
-                None => this.splitter.take().map_or(Ok(()), |splitter| {
-                    events.extend_from_slice(end_event(&splitter.finish()?).as_bytes());
-                    Ok(())
-                }),
-            };
-            if let Err(error) = result {
-                this.splitter = None;
-                return Poll::Ready(Some(Err(error)));
-            }
+        while !self.has_ended {
+            let part = ready!(Pin::new(&mut self.list).poll_frame(context));
+            let events = self.events_of(part);
             if !events.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(events.into()))));
             }
         }
         Poll::Ready(None)
+    }
+}
+
+impl ListEvents {
+    /// Returns the events of the next part of the list, or that of an error, which ends the stream. An error of the body
+    /// becomes an event as well: `kube` takes some of them for the end of the stream, and requests the list again at once.
+    fn events_of(&mut self, part: Option<Result<Frame<Bytes>, kube::Error>>) -> Vec<u8> {
+        let mut events = Vec::new();
+        if let Err(error) = self.split(part, &mut events) {
+            self.has_ended = true;
+            events = error_event(&*error);
+        }
+        events
+    }
+
+    /// Appends the events of the next part of the list, or that of its end.
+    fn split(&mut self, part: Option<Result<Frame<Bytes>, kube::Error>>, events: &mut Vec<u8>) -> Result<(), BoxError> {
+        let Some(part) = part else {
+            self.has_ended = true;
+            *events = end_event(&self.splitter.finish()?);
+            return Ok(());
+        };
+        if let Ok(data) = part?.into_data() {
+            self.splitter.push(&data, |object| add_event(events, object))?;
+        }
+        Ok(())
     }
 }
 
@@ -95,16 +108,27 @@ fn add_event(events: &mut Vec<u8>, object: &[u8]) {
 }
 
 /// The bookmark that ends the list.
-fn end_event(head: &ListHead) -> String {
+fn end_event(head: &ListHead) -> Vec<u8> {
     let annotations = json!({"k8s.io/initial-events-end": "true"});
     let metadata = json!({"resourceVersion": head.resource_version(), "annotations": annotations});
     let object = json!({"apiVersion": head.api_version, "kind": head.kind, "metadata": metadata});
-    format!("{}\n", json!({"type": "BOOKMARK", "object": object}))
+    event("BOOKMARK", &object)
+}
+
+/// The event of an error, after which `kube` backs off.
+fn error_event(error: &(dyn Error + 'static)) -> Vec<u8> {
+    let message = error_levels::line(error);
+    event("ERROR", &json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": 500}))
+}
+
+fn event(r#type: &str, object: &Value) -> Vec<u8> {
+    format!("{}\n", json!({"type": r#type, "object": object})).into_bytes()
 }
 
 #[cfg(test)]
 mod tests {
     use std::{
+        io,
         sync::{Arc, Mutex},
         time::Duration,
     };
@@ -160,10 +184,14 @@ mod tests {
         response
     }
 
+    /// A part of a body, or the error by which it ends.
+    type Part = Result<String, io::ErrorKind>;
+
     /// Body of these parts.
-    fn parts(parts: impl IntoIterator<Item = String>) -> Frames {
-        let frames = parts.into_iter().map(|part| Ok(Frame::data(Bytes::from(part))));
-        stream::iter(frames.collect::<Vec<_>>()).boxed()
+    fn body(parts: Vec<Part>) -> Frames {
+        let frame =
+            |part: Part| part.map(|text| Frame::data(Bytes::from(text))).map_err(|kind| io::Error::from(kind).into());
+        stream::iter(parts).map(frame).boxed()
     }
 
     fn list_of(names: &[&str]) -> String {
@@ -175,7 +203,7 @@ mod tests {
 
     /// Watches the ConfigMaps of a server until they are listed. The server gives the lists these responses in turn, and the
     /// last one for ever. Returns the reported changes, the requests until then, and the metrics.
-    async fn list(lists: Vec<(StatusCode, Vec<String>)>) -> (Vec<String>, Vec<String>, String) {
+    async fn list(lists: Vec<(StatusCode, Vec<Part>)>) -> (Vec<String>, Vec<String>, String) {
         let requests = Arc::<Mutex<Vec<String>>>::default();
         let server = service_fn({
             let requests = requests.clone();
@@ -188,8 +216,8 @@ mod tests {
                     return ready(Ok::<_, BoxError>(response(StatusCode::OK, stream::pending().boxed())));
                 }
                 let turn = requests.iter().filter(|query| !query.contains("watch=true")).count();
-                let (status, body) = lists[turn.min(lists.len()) - 1].clone();
-                ready(Ok(response(status, parts(body))))
+                let (status, parts) = lists[turn.min(lists.len()) - 1].clone();
+                ready(Ok(response(status, body(parts))))
             }
         });
         let mut registry = Registry::default();
@@ -235,7 +263,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn list_is_a_consistent_read_without_a_limit_and_the_watch_begins_at_its_version() {
         let text = list_of(&["a", "b"]);
-        let pieces = text.as_bytes().chunks(11).map(|piece| String::from_utf8(piece.to_vec()).unwrap()).collect();
+        let pieces = text.as_bytes().chunks(11).map(|piece| Ok(String::from_utf8(piece.to_vec()).unwrap())).collect();
         let (reported, requests, _) = list(vec![(StatusCode::OK, pieces)]).await;
         assert_eq!(reported, ["a", "b", "listed"]);
         let [first, watch] = &*requests else { panic!("{requests:?}") };
@@ -247,17 +275,22 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn refused_and_broken_lists_are_requested_again_and_counted() {
         let (whole, status) = (list_of(&["a", "b"]), json!({"kind": "Status", "apiVersion": "v1", "code": 500}));
-        let of = |text: &str| (StatusCode::OK, vec![text.to_owned()]);
+        let of = |text: &str| (StatusCode::OK, vec![Ok(text.to_owned())]);
         let lists = vec![
-            (StatusCode::INTERNAL_SERVER_ERROR, vec![status.to_string()]),
+            (StatusCode::INTERNAL_SERVER_ERROR, vec![Ok(status.to_string())]),
             // It ends after the first object.
             of(&whole[..whole.rfind("\"b\"").unwrap()]),
             of(&whole.replace("\"6\"", "\"\"")),
+            // The connection is lost: `kube` would resume a watch without an error.
+            (StatusCode::OK, vec![Ok(whole.clone()), Err(io::ErrorKind::UnexpectedEof)]),
+            // Each of these objects lacks its end, or is no valid JSON.
+            of(&whole.replacen("\"n\"", "]", 1)),
+            of(&whole.replacen("\"n\"", "n", 1)),
             of(&list_of(&["c"])),
         ];
         let (reported, requests, metrics) = list(lists).await;
         assert_eq!(reported, ["c", "listed"], "nothing of a broken list is reported");
-        assert_eq!(requests.len(), 5, "{requests:?}");
-        assert!(metrics.contains(r#"kcp_watch_failures_total{kind="configmaps"} 3"#), "{metrics}");
+        assert_eq!(requests.len(), 8, "{requests:?}");
+        assert!(metrics.contains(r#"kcp_watch_failures_total{kind="configmaps"} 6"#), "{metrics}");
     }
 }

@@ -1,7 +1,7 @@
 //! Splits the JSON text of a list into its objects while it arrives, so that a list of any length needs the memory of one object.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use thiserror::Error;
 
 /// Longest object in bytes: five times the longest that etcd stores by default.
@@ -29,8 +29,8 @@ pub(super) enum SplitListError {
     Continued,
 }
 
-/// State between two parts of the text. It follows brackets and strings alone: whether an object is valid JSON is left to its
-/// parser, and whether the rest is, to [`ListSplitter::finish`].
+/// State between two parts of the text. It follows brackets and strings alone, so each object is parsed when it is complete,
+/// and the rest by [`ListSplitter::finish`].
 #[derive(Default)]
 pub(super) struct ListSplitter {
     depth: usize,
@@ -72,25 +72,27 @@ impl ListSplitter {
                 self.is_escaped = *byte == b'\\' && !self.is_escaped;
                 continue;
             }
+            let is_between_items = self.is_between_items();
             match byte {
-                b'{' if self.is_in_items && self.depth == ITEMS => {
+                b'{' if is_between_items => {
                     // Only separators of objects come before it.
                     from = at;
                     self.depth += 1;
                 }
-                b'}' if self.is_in_items && self.depth == ITEMS + 1 => {
+                b']' if is_between_items => {
+                    (self.is_in_items, self.depth) = (false, MEMBERS);
+                    from = at;
+                }
+                b',' | b' ' | b'\t' | b'\r' | b'\n' if is_between_items => {}
+                _ if is_between_items => return Err(SplitListError::Item),
+                b'}' | b']' if self.is_in_items && self.depth == ITEMS + 1 => {
                     self.depth -= 1;
                     self.keep(&part[from..=at])?;
+                    let _: IgnoredAny = serde_json::from_slice(&self.object)?;
                     found(&self.object);
                     self.object.clear();
                     from = at + 1;
                 }
-                b']' if self.is_in_items && self.depth == ITEMS => {
-                    (self.is_in_items, self.depth) = (false, MEMBERS);
-                    from = at;
-                }
-                b',' | b' ' | b'\t' | b'\r' | b'\n' if self.is_in_items && self.depth == ITEMS => {}
-                _ if self.is_in_items && self.depth == ITEMS => return Err(SplitListError::Item),
                 b'[' if self.depth == MEMBERS => {
                     self.keep(&part[from..=at])?;
                     from = at + 1;
@@ -103,7 +105,12 @@ impl ListSplitter {
                 _ => {}
             }
         }
-        if self.is_in_items && self.depth == ITEMS { Ok(()) } else { self.keep(&part[from..]) }
+        if self.is_between_items() { Ok(()) } else { self.keep(&part[from..]) }
+    }
+
+    /// Returns true where only an object, a separator or the end of the items is valid.
+    fn is_between_items(&self) -> bool {
+        self.is_in_items && self.depth == ITEMS
     }
 
     /// Appends a part of an object, or of the rest.
@@ -124,7 +131,7 @@ impl ListSplitter {
     ///
     /// # Errors
     /// The text is no list, has ended early, or continues on another page.
-    pub(super) fn finish(self) -> Result<ListHead, SplitListError> {
+    pub(super) fn finish(&self) -> Result<ListHead, SplitListError> {
         let head: ListHead = serde_json::from_slice(&self.rest)?;
         if head.metadata.continue_.as_deref().is_some_and(|token| !token.is_empty()) {
             return Err(SplitListError::Continued);
@@ -154,7 +161,7 @@ mod tests {
         for part in text.chunks(length) {
             splitter.push(part, |object| objects.push(object.to_vec()))?;
         }
-        let objects = objects.iter().map(|object| serde_json::from_slice(object)).collect::<Result<_, _>>()?;
+        let objects = objects.iter().map(|object| serde_json::from_slice(object).unwrap()).collect();
         Ok((objects, splitter.finish()?))
     }
 
@@ -219,6 +226,9 @@ mod tests {
             (text.replace("[{}", "[[{}]"), "an item of the list is no object"),
             (text.replace("[{}", "[\"{}\""), "an item of the list is no object"),
             (text.replace("\"kind\"", "\"king\""), "the list is no valid JSON"),
+            (text.replace("[{}", "[{},{]"), "the list is no valid JSON"),
+            (text.replace("[{}", "[{},{]},{}"), "the list is no valid JSON"),
+            (text.replace("[{}", "[{},{x}"), "the list is no valid JSON"),
         ] {
             assert_eq!(split(text.as_bytes(), 7).unwrap_err().to_string(), expected, "{text}");
         }
