@@ -68,7 +68,7 @@ pub(super) async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure))
     let unsettled = setup.unsettled(WAIT_LIMIT).await;
     ensure!(unsettled == 0, "{unsettled} events are not settled");
     let mut times = accepted(&setup.fleet, &setup.fleet.members().iter().collect::<Vec<_>>()).await?;
-    let (direct, hops) = parts(&setup).await?;
+    let (mut direct, hops) = parts(&setup).await?;
     let step = Step::begin(format!("idle with {agents} agents and three replicas"));
     sleep(REST).await;
     step.done();
@@ -86,9 +86,9 @@ pub(super) async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure))
     };
     beside_one(["replicas_memory_accepted_p50", "replicas_memory_accepted_p99"], &mut times);
     // The same without the relay, and with its least.
-    let mut least = least(&direct, &hops);
-    beside_one(["replicas_memory_direct_p50", "replicas_memory_direct_p99"], &mut direct.clone());
-    beside_one(["replicas_memory_least_p50", "replicas_memory_least_p99"], &mut least);
+    let mut with_hops = least(&direct, &hops);
+    beside_one(["replicas_memory_direct_p50", "replicas_memory_direct_p99"], &mut direct);
+    beside_one(["replicas_memory_least_p50", "replicas_memory_least_p99"], &mut with_hops);
     Ok(())
 }
 
