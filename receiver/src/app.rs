@@ -268,7 +268,7 @@ async fn run_active(
     replica: Option<Replica>,
 ) -> Result<()> {
     let Executors { gateway, enrolment } = executors;
-    let built = build::build(&process, replica).await?;
+    let built = build::build(&process, replica, gateway.handle()).await?;
     let Process { config, metrics, readiness, fleet: handle, standby, role, instance, .. } = process;
     let changes::Components { fleet, manifest_queue, .. } = built.watches.components.clone();
     metrics.store(Arc::new(built.metrics));

@@ -10,7 +10,7 @@ use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use futures::{FutureExt as _, future::BoxFuture};
 use kube::Client;
 use tidewatch_shared::{identity::Instance, plan::Work};
-use tokio::time::Instant;
+use tokio::{runtime::Handle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -99,8 +99,8 @@ pub(super) struct Receiver {
 }
 
 /// Builds the components. Called when the Lease is acquired, which is the start of time for them, or at the start of `replica`,
-/// if this process is one among others.
-pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result<Receiver> {
+/// if this process is one among others. `ports` is the executor of its ports.
+pub(super) async fn build(process: &Process, replica: Option<Replica>, ports: &Handle) -> Result<Receiver> {
     let Process { config, lease, tls_state, pki, .. } = process;
     let mut metrics = Metrics::new();
     let access = kube_config(config.kubeconfig.as_deref()).await?;
@@ -117,7 +117,7 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>) -> Result
     let sharding = match replica {
         Some(replica) => {
             let metrics = (counters.relay.clone(), counters.replica.clone());
-            Some(replica.open(config, tls_state, metrics, &mut replica_tasks).await?)
+            Some(replica.open(config, tls_state, metrics, ports.clone(), &mut replica_tasks).await?)
         }
         None => None,
     };

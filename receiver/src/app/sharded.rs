@@ -11,6 +11,7 @@ use futures::FutureExt as _;
 use kube::Client;
 use tidewatch_shared::identity::Instance;
 use tokio::{
+    runtime::Handle,
     task::JoinSet,
     time::{self, MissedTickBehavior},
 };
@@ -78,12 +79,14 @@ impl Replica {
         Self { settings, client, all_held: readiness.pending("shards"), serving }
     }
 
-    /// Opens the replica's certificate and makes its relay. Pushes the tasks that run forever.
+    /// Opens the replica's certificate and makes its relay, whose connections `executor` drives. Pushes the tasks that run
+    /// forever.
     pub(super) async fn open(
         self,
         config: &Config,
         tls_state: &TlsState,
         (relay_metrics, certificate_metrics): (relay::Metrics, ReplicaMetrics),
+        executor: Handle,
         tasks: &mut Vec<Task>,
     ) -> Result<Sharding> {
         let source = match (&self.settings.files, &tls_state.authority) {
@@ -98,7 +101,7 @@ impl Replica {
         let (tls, certificate) = opened.context("prepare the replica's certificate")?;
         tasks.push(certificate.run().boxed());
         let holders = ShardHolders::new(HoldersHandle::default(), config.replicas.shards);
-        let (relay, reports) = Relay::new(holders.clone(), tls.clone(), relay_metrics);
+        let (relay, reports) = Relay::new(holders.clone(), tls.clone(), relay_metrics, executor);
         // Ends with the process, as all tasks do.
         tasks.push(
             async move {

@@ -33,6 +33,7 @@ use arc_swap::ArcSwap;
 use thiserror::Error;
 use tidewatch_shared::identity::RuntimeId;
 use tokio::{
+    runtime::Handle,
     sync::mpsc,
     time::{Instant, timeout_at},
 };
@@ -185,6 +186,8 @@ struct Inner {
     holders: Box<dyn Holders>,
     tls: ReplicaTls,
     connect: Box<dyn Connect>,
+    /// Drives the connections. Other executors may make their first request, and be busy or end later.
+    executor: Handle,
     deadlines: Deadlines,
     /// Pools of the holders known so far: few, read with each request, and replaced when one is new or has moved.
     pools: ArcSwap<Vec<Arc<HolderPool>>>,
@@ -196,29 +199,36 @@ struct Inner {
 pub struct RelayTask(LostConnections);
 
 impl Relay {
-    /// Relays to the replicas that `holders` names. The task must run, or no lost connection is reported.
+    /// Relays to the replicas that `holders` names. `executor`, that of the ports, drives the connections: on another one,
+    /// relayed requests would wait for its work. The task must run, or no lost connection is reported.
     #[must_use]
-    pub fn new(holders: impl Holders, tls: ReplicaTls, metrics: Metrics) -> (Self, RelayTask) {
-        Self::with_deadlines(holders, tls, metrics, Deadlines::default())
+    pub fn new(holders: impl Holders, tls: ReplicaTls, metrics: Metrics, executor: Handle) -> (Self, RelayTask) {
+        Self::with_parts((Box::new(Tcp), executor), Box::new(holders), tls, metrics, Deadlines::default())
     }
 
-    /// The same over another network.
+    /// The same over another network, on the current executor.
+    ///
+    /// # Panics
+    /// Outside of an executor.
     #[must_use]
     pub fn over(connect: impl Connect, holders: impl Holders, tls: ReplicaTls, metrics: Metrics) -> (Self, RelayTask) {
-        Self::with_parts(Box::new(connect), Box::new(holders), tls, metrics, Deadlines::default())
+        let network = (Box::new(connect) as Box<dyn Connect>, Handle::current());
+        Self::with_parts(network, Box::new(holders), tls, metrics, Deadlines::default())
     }
 
+    /// The same with other deadlines, on the current executor.
+    #[cfg(test)]
     pub(super) fn with_deadlines(
         holders: impl Holders,
         tls: ReplicaTls,
         metrics: Metrics,
         deadlines: Deadlines,
     ) -> (Self, RelayTask) {
-        Self::with_parts(Box::new(Tcp), Box::new(holders), tls, metrics, deadlines)
+        Self::with_parts((Box::new(Tcp), Handle::current()), Box::new(holders), tls, metrics, deadlines)
     }
 
     fn with_parts(
-        connect: Box<dyn Connect>,
+        (connect, executor): (Box<dyn Connect>, Handle),
         holders: Box<dyn Holders>,
         tls: ReplicaTls,
         metrics: Metrics,
@@ -226,7 +236,7 @@ impl Relay {
     ) -> (Self, RelayTask) {
         let (reports, queue) = mpsc::channel(lost::CAPACITY);
         let pools = ArcSwap::default();
-        let relay = Self(Arc::new(Inner { holders, tls, connect, deadlines, pools, reports, metrics }));
+        let relay = Self(Arc::new(Inner { holders, tls, connect, executor, deadlines, pools, reports, metrics }));
         (relay.clone(), RelayTask(LostConnections { relay, queue }))
     }
 

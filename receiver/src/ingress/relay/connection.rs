@@ -84,8 +84,12 @@ impl ConnectionSlot {
         }
         // Its requests in flight have clones of the former connection.
         state.connection = None;
-        let opened = timeout(relay.0.deadlines.connect, open(relay, holder, client)).await;
-        let opened = opened.map_err(|_| "timeout".to_owned()).and_then(|opened| opened);
+        let opening = relay.0.executor.spawn(open(relay.clone(), holder.clone(), client));
+        let opened = match timeout(relay.0.deadlines.connect, AbortOnDropHandle::new(opening)).await {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("timeout".to_owned()),
+        };
         relay.0.metrics.connected(if opened.is_ok() { "opened" } else { "failed" });
         match opened {
             Ok(connection) => {
@@ -108,8 +112,8 @@ impl ConnectionSlot {
     }
 }
 
-/// Opens a connection whose peer proves to be the holder.
-async fn open(relay: &Relay, holder: &Replica, client: Arc<ReplicaClient>) -> Result<Connection, String> {
+/// Opens a connection whose peer proves to be the holder. The current executor drives it from then on.
+async fn open(relay: Relay, holder: Replica, client: Arc<ReplicaClient>) -> Result<Connection, String> {
     let config = client.config(&holder.name).map_err(|error| error.to_string())?;
     let stream = relay.0.connect.connect(holder.address).await.map_err(|error| error.to_string())?;
     // The name has no meaning: the holder's certificate is verified by its replica.

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures::{FutureExt as _, future};
 use http::{Method, Request};
 use http_body_util::Full;
-use tokio::{sync::Notify, time::timeout};
+use tokio::{runtime::Builder, sync::Notify, task::spawn_blocking, time::timeout};
 use tokio_rustls::TlsAcceptor;
 
 use super::testing::*;
@@ -94,6 +94,32 @@ async fn any_replica_gets_the_answers_of_all() {
     replicas[1].responders.set(Topic::Report, silent(&Arc::default(), &Arc::default()));
     assert_eq!(ask(&replicas[0]).await.unwrap()[0], "one ?");
     stop(replicas).await;
+}
+
+/// A task of the fleet may make the first requests, and its executor has other work.
+#[tokio::test]
+async fn connections_do_not_depend_on_the_executor_that_makes_their_first_request() {
+    let (fleet, one, two) = Fleet::two().await;
+    fleet.appoint(Some("two"));
+    fleet.serve("two", &[0]);
+    two.responders.set(Topic::Report, named("two"));
+    let peers = one.peers.clone();
+    let other_executor = move || {
+        let executor = Builder::new_current_thread().enable_all().build().unwrap();
+        for _ in 0..2 {
+            let asked = peers.ask_fleet_holder(Topic::Report, Bytes::from_static(b"?"));
+            assert_eq!(text(executor.block_on(asked).unwrap()), "two ?");
+        }
+    };
+    spawn_blocking(other_executor).await.unwrap();
+    let agent = fleet.agent("r-1", "two");
+    let mut sender = one.connect(&fleet, &agent).await;
+    for counter in 1..=2 {
+        assert_eq!(sender.send(events(&agent, counter)).await.unwrap().status(), 202);
+    }
+    assert_eq!(one.metric("relay_connections_total{outcome=\"opened\"}"), 2, "they are still open");
+    one.stop().await;
+    two.stop().await;
 }
 
 #[tokio::test]
