@@ -20,6 +20,7 @@ mod connect;
 mod connection;
 mod flags;
 mod holder;
+mod http2;
 mod lost;
 mod metrics;
 mod peers;

@@ -1,4 +1,4 @@
-//! HTTP/2 connections to a holder.
+//! Places of the connections to a holder.
 
 use std::{
     sync::{
@@ -8,10 +8,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-use http_body_util::Full;
-use hyper::client::conn::http2::{self, SendRequest};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls_pki_types::ServerName;
 use tokio::{
     sync::Mutex,
@@ -20,27 +16,20 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Relay, RelayError, Replica};
+use super::{Relay, RelayError, Replica, http2::Http2Connection};
 use crate::{base::random::Random, pki::ReplicaClient};
 
-/// HTTP/2 flow-control window of a connection for responses, in bytes; that of a stream is the protocol's default.
-const WINDOW: u32 = 1 << 20;
-/// Bytes of the head of a response at most.
-const MAX_HEAD: u32 = 16 << 10;
-/// Bytes of unsent requests per stream.
-const SEND_BYTES: usize = 64 << 10;
 /// Bound of the pause after a failed connection; doubled with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// Longest pause.
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 
-/// An open connection. It lives as long as a request or the pool has a clone of it.
+/// An open connection.
 #[derive(Clone)]
 pub(super) struct Connection {
-    pub(super) sender: SendRequest<Full<Bytes>>,
+    pub(super) http2: Http2Connection,
     /// Identity with which it was opened.
     client: Arc<ReplicaClient>,
-    _task: Arc<AbortOnDropHandle<()>>,
 }
 
 /// Place of one connection, which is opened again when it ends.
@@ -75,7 +64,7 @@ impl ConnectionSlot {
         let client = relay.tls().client();
         if let Some(open) = &state.connection
             && Arc::ptr_eq(&open.client, &client)
-            && !open.sender.is_closed()
+            && !open.http2.has_ended()
         {
             return Ok(open.clone());
         }
@@ -119,21 +108,6 @@ async fn open(relay: Relay, holder: Replica, client: Arc<ReplicaClient>) -> Resu
     // The name has no meaning: the holder's certificate is verified by its replica.
     let name = ServerName::from(holder.address.ip());
     let tls = TlsConnector::from(Arc::new(config)).connect(name, stream).await.map_err(|error| error.to_string())?;
-    let ping = relay.0.deadlines.ping;
-    let handshake = http2::Builder::new(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .initial_connection_window_size(WINDOW)
-        .max_header_list_size(MAX_HEAD)
-        .max_send_buf_size(SEND_BYTES)
-        .keep_alive_interval(ping)
-        .keep_alive_timeout(ping)
-        .keep_alive_while_idle(true)
-        .handshake(TokioIo::new(tls));
-    let (sender, connection) = handshake.await.map_err(|error| error.to_string())?;
-    let task = tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "A connection to a replica ended");
-        }
-    });
-    Ok(Connection { sender, client, _task: Arc::new(AbortOnDropHandle::new(task)) })
+    let http2 = Http2Connection::open(tls, relay.0.deadlines.ping).await.map_err(|error| error.to_string())?;
+    Ok(Connection { http2, client })
 }

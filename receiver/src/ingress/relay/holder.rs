@@ -11,12 +11,14 @@ use std::{
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::Full;
-use hyper::body::Incoming;
 use prometheus_client::metrics::gauge::Gauge;
 use tidewatch_shared::identity::RuntimeId;
 
-use super::{Relay, RelayError, RelayedPort, Replica, connection::ConnectionSlot};
+use super::{
+    Relay, RelayError, RelayedPort, Replica,
+    connection::ConnectionSlot,
+    http2::{ExchangeError, ResponseBody},
+};
 
 /// Connections to one holder: each is driven by one task, so one alone would be limited to a single core.
 const CONNECTIONS: usize = 2;
@@ -75,18 +77,18 @@ impl HolderPool {
     pub(super) async fn send(
         &self,
         relay: &Relay,
-        request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, RelayError> {
+        request: Request<Bytes>,
+    ) -> Result<Response<ResponseBody>, RelayError> {
         let _counted = Counted::new(&relay.0.metrics.in_flight);
         let slot = &self.connections[self.next.fetch_add(1, Ordering::Relaxed) % CONNECTIONS];
-        let mut connection = slot.connection(relay, &self.replica).await?;
-        let mut refused = match connection.sender.try_send_request(request).await {
+        let connection = slot.connection(relay, &self.replica).await?;
+        match connection.http2.send(request.clone()).await {
             Ok(response) => return Ok(response),
-            Err(refused) => refused,
-        };
-        let unsent = refused.take_message().ok_or(RelayError::Broken)?;
-        let mut connection = slot.connection(relay, &self.replica).await?;
-        connection.sender.send_request(unsent).await.map_err(|_| RelayError::Broken)
+            Err(ExchangeError::Unsent) => {}
+            Err(ExchangeError::Broken(_)) => return Err(RelayError::Broken),
+        }
+        let connection = slot.connection(relay, &self.replica).await?;
+        connection.http2.send(request).await.map_err(|_| RelayError::Broken)
     }
 }
 

@@ -5,11 +5,13 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Incoming;
+use http_body_util::Full;
 use tidewatch_shared::{identity::Instance, variant::VariantName as _};
 
-use super::{RelayError, RelayedPort, RelayedRequest, Replica};
+use super::{
+    RelayError, RelayedPort, RelayedRequest, Replica,
+    http2::{ReadBodyError, ResponseBody},
+};
 use crate::{
     base::{
         peers::Topic,
@@ -79,7 +81,7 @@ impl From<RelayError> for QuestionError {
 }
 
 /// Builds the request of a question.
-pub(super) fn request(replica: &Replica, topic: Topic, question: Bytes) -> Result<Request<Full<Bytes>>, RelayError> {
+pub(super) fn request(replica: &Replica, topic: Topic, question: Bytes) -> Result<Request<Bytes>, RelayError> {
     let path = format!("{QUESTION_PATH}{}", topic.as_str()).parse().map_err(|_| RelayError::Broken)?;
     let mut request = Request::new(());
     (*request.method_mut(), *request.uri_mut()) = (Method::POST, path);
@@ -101,7 +103,7 @@ impl Answer {
     }
 
     /// Reads the response to a question. The caller sets the deadline.
-    pub(super) async fn read(response: Response<Incoming>, shards: ShardCount) -> Result<Self, QuestionError> {
+    pub(super) async fn read(response: Response<ResponseBody>, shards: ShardCount) -> Result<Self, QuestionError> {
         match response.status() {
             StatusCode::OK => {}
             StatusCode::SERVICE_UNAVAILABLE => return Err(QuestionError::Unavailable),
@@ -113,12 +115,10 @@ impl Answer {
         if announced.is_some_and(|length: usize| length > MAX_ANSWER_BYTES) {
             return Err(QuestionError::TooLarge);
         }
-        let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await;
-        let is_too_large = |error: &(dyn std::error::Error + 'static)| error.is::<http_body_util::LengthLimitError>();
-        match body {
-            Ok(body) => Ok(Self { shards, payload: body.to_bytes() }),
-            Err(error) if is_too_large(&*error) => Err(QuestionError::TooLarge),
-            Err(_) => Err(QuestionError::Broken),
+        match response.into_body().read(MAX_ANSWER_BYTES).await {
+            Ok(payload) => Ok(Self { shards, payload }),
+            Err(ReadBodyError::TooLarge) => Err(QuestionError::TooLarge),
+            Err(ReadBodyError::Incomplete(_)) => Err(QuestionError::Broken),
         }
     }
 }

@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Version, header, request::Parts};
-use http_body_util::Full;
 use rustls_pki_types::CertificateDer;
 use strum::VariantArray as _;
 use tidewatch_shared::{
@@ -100,7 +99,7 @@ pub(in crate::ingress) struct RelayedRequest<'a> {
 
 impl RelayedRequest<'_> {
     /// Builds the request to the holder. Fields are copied by name, so none of the client's can pose as one of a replica.
-    pub(super) fn build(self) -> Result<Request<Full<Bytes>>, RelayError> {
+    pub(super) fn build(self) -> Result<Request<Bytes>, RelayError> {
         let Self { port, parts, authority, leaf, source, body } = self;
         let path = parts.uri.path();
         let mut fields = HeaderMap::with_capacity(10);
@@ -119,11 +118,12 @@ impl RelayedRequest<'_> {
         if let Some(source) = source {
             fields.insert(SOURCE, HeaderValue::try_from(source.to_string()).map_err(|_| RelayError::Broken)?);
         }
+        fields.insert(header::CONTENT_LENGTH, body.len().into());
         // Nearly all values differ from request to request: a compression table would not hold them long enough.
         for (name, value) in &mut fields {
             value.set_sensitive(*name != header::CONTENT_TYPE && *name != RELAY_FIELD);
         }
-        let mut request = Request::new(Full::new(body));
+        let mut request = Request::new(body);
         *request.method_mut() = parts.method.clone();
         *request.version_mut() = Version::HTTP_2;
         *request.uri_mut() = format!("https://{authority}{path}").parse().map_err(|_| RelayError::Broken)?;

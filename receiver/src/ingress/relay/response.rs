@@ -2,10 +2,9 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Incoming;
+use http_body_util::Full;
 
-use super::RelayError;
+use super::{RelayError, http2::ResponseBody};
 use crate::ingress::gateway::HttpResponse;
 
 /// Bytes of a response at most: that to a thousand events that are refused one by one has some 64 KiB.
@@ -36,9 +35,9 @@ pub(in crate::ingress) fn mark_last(response: &mut HttpResponse) {
 }
 
 /// Reads the response of a holder. The caller sets the deadline.
-pub(super) async fn read(response: Response<Incoming>) -> Result<HttpResponse, RelayError> {
+pub(super) async fn read(response: Response<ResponseBody>) -> Result<HttpResponse, RelayError> {
     let (mut parts, body) = response.into_parts();
-    let body = Limited::new(body, MAX_BYTES).collect().await.map_err(|_| RelayError::Broken)?.to_bytes();
+    let body = body.read(MAX_BYTES).await.map_err(|_| RelayError::Broken)?;
     let mut response = Response::new(Full::<Bytes>::new(body));
     *response.status_mut() = parts.status;
     for name in FIELDS {
