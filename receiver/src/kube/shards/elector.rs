@@ -57,6 +57,8 @@ pub struct ShardElector {
     /// The Leases as the watch last delivered them, and those of a list that is not complete yet.
     watched: BTreeMap<LeaseId, Lease>,
     listing: BTreeMap<LeaseId, Lease>,
+    /// A list is not complete.
+    is_listing: bool,
     /// The Leases as this replica last wrote them.
     written: BTreeMap<LeaseId, Lease>,
     held: watch::Sender<HeldShards>,
@@ -120,6 +122,7 @@ impl ShardElector {
             acquisitions: 0,
             watched: BTreeMap::new(),
             listing: BTreeMap::new(),
+            is_listing: false,
             written: BTreeMap::new(),
             held,
             stopped: stopped.clone(),
@@ -169,7 +172,9 @@ impl ShardElector {
             }
             // A watch stands still that delivers no own renewal, or nothing at all.
             let undelivered = self.ownership.undelivered().map(|since| since.max(watch_since) + self.timings.renew);
-            if undelivered.is_some_and(|due| now > due) || now > last_event.max(watch_since) + self.timings.lease {
+            // A list is short, and a replica without one sees no Lease lapse.
+            let silence = if self.is_listing { self.timings.renew } else { self.timings.lease };
+            if undelivered.is_some_and(|due| now > due) || now > last_event.max(watch_from) + silence {
                 tracing::warn!("The watch of the Leases stands still, listing them anew");
                 (events, watch_since, watch_from) = (self.watch(), now, now);
             }
@@ -179,6 +184,7 @@ impl ShardElector {
 
     fn watch(&mut self) -> BoxStream<'static, LeaseEvent> {
         self.listing.clear();
+        self.is_listing = true;
         watcher(self.leases.clone(), watcher::Config::default()).boxed()
     }
 
@@ -186,13 +192,17 @@ impl ShardElector {
     fn observe(&mut self, event: Option<LeaseEvent>) -> bool {
         let now = Instant::now();
         match event {
-            Some(Ok(Event::Init)) => self.listing.clear(),
+            Some(Ok(Event::Init)) => {
+                self.listing.clear();
+                self.is_listing = true;
+            }
             Some(Ok(Event::InitApply(lease))) => {
                 if let Some(id) = self.id(&lease) {
                     self.listing.insert(id, lean(lease));
                 }
             }
             Some(Ok(Event::InitDone)) => {
+                self.is_listing = false;
                 self.watched = mem::take(&mut self.listing);
                 let records = self.watched.iter().map(|(id, lease)| (*id, Record::of(lease))).collect();
                 self.ownership.observe_all(records, now);

@@ -265,6 +265,18 @@ async fn watch_that_stands_still_is_opened_anew() {
     assert!(!server.calls().contains(&"GET leases".to_owned()));
 }
 
+/// Its response was lost with a connection that a partition cut.
+#[tokio::test(start_paused = true)]
+async fn list_without_a_response_is_requested_anew_before_a_lease_lapses() {
+    let server = installation();
+    let cut = Arc::new(AtomicBool::new(true));
+    let mut replica = Replica::start(cuttable(&server, &cut, true), "a", 1);
+    replica.run(SECOND, true).await;
+    cut.store(false, Ordering::Relaxed);
+    replica.run(LEASE / 2, true).await;
+    assert_eq!(replica.held.len(), 6);
+}
+
 #[tokio::test(start_paused = true)]
 async fn unsharded_receiver_and_its_rollback_exclude_shards() {
     let server = installation();
