@@ -6,9 +6,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use http::Request;
-use http_body_util::{BodyExt as _, Full};
-use hyper::client::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use tidewatch_receiver::pki::RUNTIME_VALIDITY;
 use tokio::{
     task::JoinSet,
@@ -46,18 +43,22 @@ pub(super) async fn measure(setup: &ReplicaSetup, pause: Duration, duration: Dur
     let identity = ca.make_runtime(member.id(), landscape.trust_domain(), now(), RUNTIME_VALIDITY)?.identity()?;
     let client = SignedClient::new(&identity, ca.trust_bundle().store()?, plain.address())?;
     let stream = client.connect_http2(plain.address()).await?;
-    let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
+    let (sender, connection) = h2::client::handshake(stream).await?;
     let mut connections = JoinSet::new();
     connections.spawn(connection);
 
     let (uri, field) = (format!("https://{}/", plain.address()), "x".repeat(FIELD));
     let exchange = || {
-        let (mut sender, uri, field) = (sender.clone(), uri.clone(), field.clone());
+        let (sender, uri, field) = (sender.clone(), uri.clone(), field.clone());
         async move {
-            let body = Full::new(Bytes::from_static(&BODY));
-            let request = Request::post(uri).header("x-field", field).body(body)?;
+            let request = Request::post(uri).header("x-field", field).body(())?;
             let begun = Instant::now();
-            sender.send_request(request).await?.into_body().collect().await?;
+            let (response, mut body) = sender.ready().await?.send_request(request, false)?;
+            body.send_data(Bytes::from_static(&BODY), true)?;
+            let mut response = response.await?.into_body();
+            while let Some(part) = response.data().await {
+                response.flow_control().release_capacity(part?.len())?;
+            }
             Ok::<_, anyhow::Error>(millis(begun.elapsed()))
         }
     };
