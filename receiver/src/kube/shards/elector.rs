@@ -54,11 +54,9 @@ pub struct ShardElector {
     instance: Instance,
     /// Number of acquisitions of this process.
     acquisitions: u64,
-    /// The Leases as the watch last delivered them, and those of a list that is not complete yet.
+    /// The Leases as the watch last delivered them, and those of a list while it is not complete.
     watched: BTreeMap<LeaseId, Lease>,
-    listing: BTreeMap<LeaseId, Lease>,
-    /// A list is not complete.
-    is_listing: bool,
+    listing: Option<BTreeMap<LeaseId, Lease>>,
     /// The Leases as this replica last wrote them.
     written: BTreeMap<LeaseId, Lease>,
     held: watch::Sender<HeldShards>,
@@ -121,8 +119,7 @@ impl ShardElector {
             instance,
             acquisitions: 0,
             watched: BTreeMap::new(),
-            listing: BTreeMap::new(),
-            is_listing: false,
+            listing: None,
             written: BTreeMap::new(),
             held,
             stopped: stopped.clone(),
@@ -173,7 +170,7 @@ impl ShardElector {
             // A watch stands still that delivers no own renewal, or nothing at all.
             let undelivered = self.ownership.undelivered().map(|since| since.max(watch_since) + self.timings.renew);
             // A list is short, and a replica without one sees no Lease lapse.
-            let silence = if self.is_listing { self.timings.renew } else { self.timings.lease };
+            let silence = if self.listing.is_some() { self.timings.renew } else { self.timings.lease };
             if undelivered.is_some_and(|due| now > due) || now > last_event.max(watch_from) + silence {
                 tracing::warn!("The watch of the Leases stands still, listing them anew");
                 (events, watch_since, watch_from) = (self.watch(), now, now);
@@ -183,8 +180,7 @@ impl ShardElector {
     }
 
     fn watch(&mut self) -> BoxStream<'static, LeaseEvent> {
-        self.listing.clear();
-        self.is_listing = true;
+        self.listing = Some(BTreeMap::new());
         watcher(self.leases.clone(), watcher::Config::default()).boxed()
     }
 
@@ -192,18 +188,14 @@ impl ShardElector {
     fn observe(&mut self, event: Option<LeaseEvent>) -> bool {
         let now = Instant::now();
         match event {
-            Some(Ok(Event::Init)) => {
-                self.listing.clear();
-                self.is_listing = true;
-            }
+            Some(Ok(Event::Init)) => self.listing = Some(BTreeMap::new()),
             Some(Ok(Event::InitApply(lease))) => {
                 if let Some(id) = self.id(&lease) {
-                    self.listing.insert(id, lean(lease));
+                    self.listing.get_or_insert_default().insert(id, lean(lease));
                 }
             }
             Some(Ok(Event::InitDone)) => {
-                self.is_listing = false;
-                self.watched = mem::take(&mut self.listing);
+                self.watched = self.listing.take().unwrap_or_default();
                 let records = self.watched.iter().map(|(id, lease)| (*id, Record::of(lease))).collect();
                 self.ownership.observe_all(records, now);
                 self.publish_holders();
