@@ -61,11 +61,15 @@ struct Faults {
 }
 
 impl Faults {
-    /// Returns true if the process that connected from this port of loopback is cut off now.
-    fn is_cut_off(&self, port: u16) -> bool {
-        self.cut_off.borrow().is_some_and(|process| has_port(process, port))
+    /// Returns true if the process that opened this connection is cut off now.
+    fn is_cut_off(&self, ports: Ports) -> bool {
+        self.cut_off.borrow().is_some_and(|process| has_opened(process, ports))
     }
 }
+
+/// Ports of a connection over loopback: that of its client, and that of the proxy. The first one alone may belong to several
+/// connections, each to another server.
+type Ports = (u16, u16);
 
 /// A proxy in front of one address. Belongs to the tokio executor that started it, and ends when dropped.
 #[derive(Debug)]
@@ -89,7 +93,7 @@ impl Proxy {
         let (dropped, dropped_receiver) = watch::channel(0);
         let (cut_off, cut_off_receiver) = watch::channel(None);
         let faults = Faults { mode: mode_receiver, dropped: dropped_receiver, cut_off: cut_off_receiver };
-        let task = tokio::spawn(accept(listener, target, faults)).abort_handle();
+        let task = tokio::spawn(accept((listener, address), target, faults)).abort_handle();
         Ok(Self { address, mode, dropped, cut_off, task })
     }
 
@@ -149,18 +153,19 @@ impl Drop for Proxy {
 }
 
 /// Accepts connections until it is aborted, which ends theirs too.
-async fn accept(listener: TcpListener, target: SocketAddr, faults: Faults) {
+async fn accept((listener, address): (TcpListener, SocketAddr), target: SocketAddr, faults: Faults) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => {
                 let Ok((client, from)) = accepted else { continue };
+                let ports = (from.port(), address.port());
                 let mode = *faults.mode.borrow();
                 match mode {
                     Mode::Cut => {}
-                    _ if faults.is_cut_off(from.port()) => {}
+                    _ if faults.is_cut_off(ports) => {}
                     Mode::Plain => drop(connections.spawn(plain(client))),
-                    _ => drop(connections.spawn(connection((client, from.port()), target, faults.clone()))),
+                    _ => drop(connections.spawn(connection((client, ports), target, faults.clone()))),
                 }
             }
             Some(_) = connections.join_next() => {}
@@ -177,7 +182,7 @@ async fn plain(mut client: TcpStream) {
     }
 }
 
-async fn connection((client, port): (TcpStream, u16), target: SocketAddr, mut faults: Faults) {
+async fn connection((client, ports): (TcpStream, Ports), target: SocketAddr, mut faults: Faults) {
     faults.dropped.mark_unchanged();
     let mut cut_off = faults.cut_off.clone();
     let Ok(server) = TcpStream::connect(target).await else { return };
@@ -194,18 +199,18 @@ async fn connection((client, port): (TcpStream, u16), target: SocketAddr, mut fa
     tokio::select! {
         _ = both => {}
         _ = cut.wait_for(|mode| mode.breaks()) => {}
-        _ = cut_off.wait_for(|process| process.is_some_and(|process| has_port(process, port))) => {}
+        _ = cut_off.wait_for(|process| process.is_some_and(|process| has_opened(process, ports))) => {}
     }
 }
 
-/// Returns true if a process has a TCP socket with this local port (proc(5): `net/tcp` and `fd`).
-fn has_port(process: u32, port: u16) -> bool {
+/// Returns true if a process has the client's socket of a connection (proc(5): `net/tcp` and `fd`).
+fn has_opened(process: u32, (from, to): Ports) -> bool {
     let table = fs::read_to_string(format!("/proc/{process}/net/tcp")).unwrap_or_default();
-    let ending = format!(":{port:04X}");
+    let (from, to) = (format!(":{from:04X}"), format!(":{to:04X}"));
     let sockets = table.lines().skip(1).filter_map(|line| {
         let mut fields = line.split_whitespace();
-        let (local, inode) = (fields.nth(1)?, fields.nth(7)?);
-        local.ends_with(&ending).then(|| format!("socket:[{inode}]"))
+        let (local, remote, inode) = (fields.nth(1)?, fields.next()?, fields.nth(6)?);
+        (local.ends_with(&from) && remote.ends_with(&to)).then(|| format!("socket:[{inode}]"))
     });
     let sockets: Vec<_> = sockets.collect();
     let open = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
@@ -312,6 +317,15 @@ mod tests {
         proxy.readmit();
         let mut new = TcpStream::connect(proxy.address()).await.expect("connected");
         round_trip(&mut new, "again").await.expect("passed");
+    }
+
+    #[tokio::test]
+    async fn port_of_a_client_alone_does_not_make_a_connection_its_own() {
+        let (proxy, stream) = echo().await;
+        let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bound");
+        let [from, to] = [stream.local_addr(), other.local_addr()].map(|address| address.expect("an address").port());
+        assert!(has_opened(std::process::id(), (from, proxy.address().port())));
+        assert!(!has_opened(std::process::id(), (from, to)));
     }
 
     #[tokio::test]
