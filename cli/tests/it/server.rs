@@ -210,4 +210,7 @@ async fn forward(
         }
     }
     let _ = socket.close(None).await;
+    // A socket that is dropped with unread data is reset, and the peer loses frames that it has not read (RFC 1122,
+    // section 4.2.2.13).
+    while let Some(Ok(_)) = socket.next().await {}
 }
