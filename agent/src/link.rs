@@ -387,11 +387,15 @@ async fn ordered(renewals: Option<&mut EnrollerHandle>) -> RenewalOrder {
     }
 }
 
-/// Returns the pause until the next heartbeat: with jitter of ten percent, so thousands of agents that started together
-/// spread out.
+/// Returns the pause from now until the next heartbeat.
 fn pause(interval: Duration) -> Duration {
-    let now = Duration::from_millis(u64::try_from(clock::unix_millis()).unwrap_or_default());
-    aligned(interval.mul_f64(0.9) + random::up_to(interval.mul_f64(0.2)), now)
+    pause_after(interval, Duration::from_millis(u64::try_from(clock::unix_millis()).unwrap_or_default()))
+}
+
+/// Returns the pause until the next heartbeat: with jitter of ten percent, so thousands of agents that started together
+/// spread out, and until a step of the wall clock.
+fn pause_after(interval: Duration, since_unix_epoch: Duration) -> Duration {
+    aligned(interval.mul_f64(0.9) + random::up_to(interval.mul_f64(0.2)), since_unix_epoch)
 }
 
 #[cfg(test)]

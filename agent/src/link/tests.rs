@@ -278,6 +278,19 @@ async fn events_and_heartbeats_share_one_connection_without_batch_delay() {
     }
 }
 
+#[test]
+fn heartbeats_have_jitter_and_leave_at_steps_of_the_wall_clock() {
+    let (interval, now) = (Duration::from_secs(30), Duration::from_nanos(1_764_259_200_123_456_789));
+    let pauses: Vec<_> = (0..200).map(|_| pause_after(interval, now)).collect();
+    for pause in &pauses {
+        assert!((27_000..33_250).contains(&pause.as_millis()), "{pause:?}");
+        assert_eq!((now + *pause).as_nanos() % 250_000_000, 0, "{pause:?}");
+    }
+    let (first, last) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap());
+    // All 200 within half of the range have a probability below 2^-190.
+    assert!(*last - *first > interval / 10, "{first:?} to {last:?}");
+}
+
 /// Accepts every request and sets the heartbeat interval to an hour.
 fn hourly() -> Script {
     Box::new(|seen| {
