@@ -127,7 +127,9 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>, ports: &H
         served_kymas.limit_to(move |key| !fleet.is_elsewhere(key));
     }
     let (responders, served) = (Responders::default(), components.fleet.clone());
-    let answers = Answers::new(responders.clone(), Arc::new(move || served.served()));
+    // Without further replicas there is no relay port.
+    let is_fleet_holder = sharding.as_ref().map_or_else(|| Arc::new(|_: &_| false) as _, Sharding::is_fleet_holder);
+    let answers = Answers::new(responders.clone(), Arc::new(move || served.served()), is_fleet_holder);
     let peers: Arc<dyn Peers> = match &sharding {
         Some(sharding) => Arc::new(sharding.peers(answers.clone())),
         None => Arc::new(responders.clone()),

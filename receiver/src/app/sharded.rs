@@ -32,7 +32,7 @@ use crate::{
             relayed::{self, RelayHandler, RelayedHandlers},
             v2::V2Intake,
         },
-        relay::{self, Answers, Relay, ReplicaPeers, ReplicaSettings},
+        relay::{self, Answers, IsFleetHolder, Relay, ReplicaPeers, ReplicaSettings},
     },
     kube::{
         leader::{self, FleetRole},
@@ -138,6 +138,11 @@ impl Sharding {
     /// All replicas, of which this one answers its own questions with `answers`.
     pub(super) fn peers(&self, answers: Answers) -> ReplicaPeers {
         ReplicaPeers::new(self.relay.clone(), self.holders.clone(), answers)
+    }
+
+    /// Recognizes the replica that runs the fleet-wide tasks, as the Leases show it.
+    pub(super) fn is_fleet_holder(&self) -> IsFleetHolder {
+        self.holders.is_fleet_holder()
     }
 
     /// Holders for the report of the shards.

@@ -33,7 +33,8 @@ pub enum Topic {
     CaRotation,
     /// Assessment of the runtimes' agents, for their upgrade.
     AgentUpgrade,
-    /// Runtimes that are admitted to the rollout of a module's version.
+    /// Runtimes that are admitted to the rollout of a module's version. Only the replica that runs the fleet-wide tasks
+    /// asks it.
     ModuleRollout,
     /// Progress of a rotation of the CA. Only the replica that runs the fleet-wide tasks answers it.
     RotationProgress,
@@ -43,6 +44,15 @@ pub enum Topic {
     ForwardHealthChanged,
     /// Request for a rotation of the CA. Only the replica that runs the fleet-wide tasks answers it.
     RotateCa,
+}
+
+impl Topic {
+    /// True if replicas answer only the one that runs the fleet-wide tasks: the question has an effect, which must not come
+    /// late from a replica that ran them before.
+    #[must_use]
+    pub fn needs_fleet_role(self) -> bool {
+        matches!(self, Self::ModuleRollout)
+    }
 }
 
 /// A question has no answer now. Every reason is temporary. The name is a metric label.
@@ -55,7 +65,7 @@ pub enum AskError {
     /// No replica runs the fleet-wide tasks, or it did not answer.
     #[error("no replica that runs the tasks of the whole fleet answers")]
     NoFleetHolder,
-    /// The replica cannot answer questions of this topic now.
+    /// The replica cannot answer questions of this topic now, or not those of the asking replica.
     #[error("the replica cannot answer this now")]
     Unavailable,
 }

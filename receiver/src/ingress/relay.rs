@@ -52,7 +52,7 @@ use crate::{
 };
 
 pub use self::{
-    answers::{Answers, ServedShards},
+    answers::{Answers, IsFleetHolder, ServedShards},
     connect::Connect,
     flags::{Flags, FlagsError, ReplicaSettings},
     metrics::Metrics,

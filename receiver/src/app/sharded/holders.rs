@@ -9,7 +9,7 @@ use crate::{
     base::shard::ShardCount,
     ingress::{
         admin::shards::{CurrentHolders, HolderView, HolderViews},
-        relay::{self, Directory, Replica},
+        relay::{self, Directory, IsFleetHolder, Replica},
     },
     kube::shards::{Holder, HoldersHandle},
 };
@@ -31,6 +31,12 @@ impl ShardHolders {
     /// The holders, to publish them.
     pub(super) fn handle(&self) -> HoldersHandle {
         self.holders.clone()
+    }
+
+    /// Recognizes another replica that holds the fleet role.
+    pub(super) fn is_fleet_holder(&self) -> IsFleetHolder {
+        let holders = self.clone();
+        Arc::new(move |replica| matches!(holders.fleet_holder(), relay::Holder::At(holder) if holder.name == *replica))
     }
 
     /// Returns the holders for the report of the shards.
@@ -135,6 +141,17 @@ mod tests {
         let unlisted = ShardHolders::new(HoldersHandle::default(), ShardCount::new(4).unwrap());
         assert_eq!(unlisted.holder(&runtime(0)), relay::Holder::Unknown, "the Leases are not listed yet");
         assert_eq!(unlisted.fleet_holder(), relay::Holder::Unknown);
+    }
+
+    #[test]
+    fn fleet_holder_is_recognized_by_its_name() {
+        let recognized = |fleet: Option<Holder>, name: &str| {
+            holders([None, None, None, None, fleet]).is_fleet_holder()(&name.parse().unwrap())
+        };
+        let b = || Some(holder("b", Some(ADDRESS)));
+        assert!(recognized(b(), "b"));
+        assert!(!recognized(b(), "c") && !recognized(None, "b"));
+        assert!(!recognized(Some(own()), "b"), "this replica took the role over");
     }
 
     /// Names and addresses are those that any writer of the Lease put there.

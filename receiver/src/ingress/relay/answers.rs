@@ -16,12 +16,16 @@ use super::{
 };
 use crate::base::{
     peers::{AskError, Responders, Topic},
+    replica::ReplicaName,
     shard::ShardId,
 };
 
 /// Returns the shards that this replica may speak for now, each with its instance, which is new at each acquisition:
 /// those that it holds with an open fence, and of which it knows all Kymas.
 pub type ServedShards = Arc<dyn Fn() -> Vec<(ShardId, Instance)> + Send + Sync>;
+
+/// Returns true for another replica that runs the fleet-wide tasks, as far as this one knows. It must answer from memory.
+pub type IsFleetHolder = Arc<dyn Fn(&ReplicaName) -> bool + Send + Sync>;
 
 /// Questions in progress of one topic at most: two callers, or two replicas, that ask at the same time. With all topics,
 /// no more than the streams that requests of agents leave on a connection.
@@ -34,6 +38,7 @@ pub struct Answers(Arc<Inner>);
 struct Inner {
     responders: Responders,
     served: ServedShards,
+    is_fleet_holder: IsFleetHolder,
     deadlines: Deadlines,
     places: Places,
 }
@@ -56,16 +61,17 @@ impl Places {
 impl Answers {
     /// Answers with these responders for the shards that `served` returns.
     #[must_use]
-    pub fn new(responders: Responders, served: ServedShards) -> Self {
-        Self::with_deadlines(responders, served, Deadlines::default())
+    pub fn new(responders: Responders, served: ServedShards, is_fleet_holder: IsFleetHolder) -> Self {
+        Self::with_deadlines(responders, served, is_fleet_holder, Deadlines::default())
     }
 
     pub(in crate::ingress) fn with_deadlines(
         responders: Responders,
         served: ServedShards,
+        is_fleet_holder: IsFleetHolder,
         deadlines: Deadlines,
     ) -> Self {
-        Self(Arc::new(Inner { responders, served, deadlines, places: Places::new() }))
+        Self(Arc::new(Inner { responders, served, is_fleet_holder, deadlines, places: Places::new() }))
     }
 
     /// Answers a question of this replica itself. The caller sets the deadline.
@@ -83,7 +89,16 @@ impl Answers {
     }
 
     /// Answers a question of another replica. Its place is taken until the answer has been sent.
-    pub(in crate::ingress) async fn answer_replica(&self, topic: Topic, question: Bytes) -> Result<Answer, AskError> {
+    pub(in crate::ingress) async fn answer_replica(
+        &self,
+        asking: &ReplicaName,
+        topic: Topic,
+        question: Bytes,
+    ) -> Result<Answer, AskError> {
+        if topic.needs_fleet_role() && !(self.0.is_fleet_holder)(asking) {
+            tracing::debug!(replica = %asking, topic = topic.as_str(), "The asking replica does not have the fleet role");
+            return Err(AskError::Unavailable);
+        }
         let answer = async {
             let place = self.0.places.acquire(topic).await.ok_or(AskError::Unavailable)?;
             let Answer { shards, payload } = self.answer(topic, question).await?;
@@ -132,7 +147,8 @@ mod tests {
         };
         responders.set(Topic::Report, Arc::new(respond));
         let known = served.clone();
-        (Answers::new(responders, Arc::new(move || known.lock().unwrap().clone())), served, release)
+        let served_shards = Arc::new(move || known.lock().unwrap().clone());
+        (Answers::new(responders, served_shards, Arc::new(|_| false)), served, release)
     }
 
     #[test]
@@ -165,20 +181,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn place_is_taken_until_the_answer_is_dropped_and_each_topic_has_its_own() {
         let (answers, _, release) = answers();
+        let asking: ReplicaName = "other".parse().unwrap();
         let mut held = Vec::new();
         for _ in 0..PLACES {
             release.notify_one();
-            held.push(answers.answer_replica(Topic::Report, Bytes::new()).await.unwrap());
+            held.push(answers.answer_replica(&asking, Topic::Report, Bytes::new()).await.unwrap());
         }
         release.notify_one();
-        let other = answers.answer_replica(Topic::CaRotation, Bytes::new()).now_or_never().unwrap();
+        let other = answers.answer_replica(&asking, Topic::CaRotation, Bytes::new()).now_or_never().unwrap();
         assert_eq!(other, Err(AskError::Unavailable), "not for want of a place: it has no responder");
-        let mut waiting = Box::pin(answers.answer_replica(Topic::Report, Bytes::new()));
+        let mut waiting = Box::pin(answers.answer_replica(&asking, Topic::Report, Bytes::new()));
         assert!(waiting.as_mut().now_or_never().is_none());
         held.pop();
         assert!(waiting.await.is_ok());
         held.pop();
-        let late = answers.answer_replica(Topic::Report, Bytes::new()).await;
+        let late = answers.answer_replica(&asking, Topic::Report, Bytes::new()).await;
         assert_eq!(late, Err(AskError::Unavailable), "no responder waits for ever");
     }
 }

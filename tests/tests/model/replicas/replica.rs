@@ -98,7 +98,7 @@ pub(crate) async fn run(shared: SharedState, at: usize, mut rng: Rng) -> turmoil
     let address = SocketAddr::new(turmoil::lookup(REPLICAS[at]), RELAY_PORT);
     let listener =
         GatedListener { gate: gate.clone(), listener: TcpListener::bind((Ipv4Addr::UNSPECIFIED, RELAY_PORT)).await? };
-    let answers = Answers::new(Responders::default(), Arc::new(Vec::new));
+    let answers = Answers::new(Responders::default(), Arc::new(Vec::new), Arc::new(|_| false));
     let handlers = RelayedHandlers::<_, V2Adapter> { events: events.unwrap(), v2: None, enrolment: None, answers };
     let settings = relayed::settings(address, identities.domain.clone());
     let gateway = Gateway::with_listener(listener, address, settings, tls.server.clone(), |settings| {

@@ -86,6 +86,7 @@ impl<I: Intake, T: V2Intake> RelayHandler<I, T> {
         &self,
         parts: &Parts,
         body: Pin<&mut B>,
+        asking: &ReplicaName,
     ) -> Result<HttpResponse, Refusal> {
         let topic = parts.uri.path().strip_prefix(QUESTION_PATH).and_then(|topic| topic.parse().ok());
         let topic = topic.ok_or(Refusal::Route)?;
@@ -94,13 +95,13 @@ impl<I: Intake, T: V2Intake> RelayHandler<I, T> {
         }
         let body = self.port.read_body(body, MAX_QUESTION_BYTES, &mut 0, None).await?;
         let (question, _share) = body.into_parts();
-        Ok(self.handlers.answers.answer_replica(topic, question).await?.into_response())
+        Ok(self.handlers.answers.answer_replica(asking, topic, question).await?.into_response())
     }
 }
 
 impl<I: Intake, T: V2Intake> Service for RelayHandler<I, T> {
     type Peer = Peer;
-    type Client = ();
+    type Client = ReplicaName;
 
     fn port(&self) -> &Port {
         &self.port
@@ -131,9 +132,9 @@ impl<I: Intake, T: V2Intake> Service for RelayHandler<I, T> {
         }
     }
 
-    fn authenticate(&self, _: &Parts, peer: &Peer, _: Now) -> Result<(), Refusal> {
+    fn authenticate(&self, _: &Parts, peer: &Peer, _: Now) -> Result<ReplicaName, Refusal> {
         match peer {
-            Peer::Replica(_) => Ok(()),
+            Peer::Replica(replica) => Ok(replica.clone()),
             Peer::Stranger => Err(Refusal::Replica),
         }
     }
@@ -143,17 +144,17 @@ impl<I: Intake, T: V2Intake> Service for RelayHandler<I, T> {
         &self,
         parts: &Parts,
         body: Pin<&mut B>,
-        (): &(),
+        replica: &ReplicaName,
         _: Now,
     ) -> Result<HttpResponse, Refusal> {
         match RelayedPort::of(&parts.headers) {
             Some(RelayedPort::Lost) => self.lost(parts, body).await,
-            Some(RelayedPort::Question) => self.question(parts, body).await,
+            Some(RelayedPort::Question) => self.question(parts, body, replica).await,
             _ => Err(Refusal::Route),
         }
     }
 
-    fn record(&self, path: &str, _: Option<&()>, refusal: Refusal) {
+    fn record(&self, path: &str, _: Option<&ReplicaName>, refusal: Refusal) {
         tracing::debug!(route = Self::route(path), reason = refusal.label(), "Request of a replica refused");
     }
 

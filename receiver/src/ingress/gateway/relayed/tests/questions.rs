@@ -300,6 +300,31 @@ async fn fleet_holder_is_asked_wherever_it_is() {
     stop(replicas).await;
 }
 
+/// Such as one that a replica which had the role before sent late.
+#[tokio::test]
+async fn admission_to_a_rollout_is_taken_from_the_fleet_holder_alone() {
+    let (fleet, replicas) = three().await;
+    let questions = Arc::<AtomicUsize>::default();
+    let responder: Responder = {
+        let count = questions.clone();
+        Arc::new(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            future::ready(Ok(Bytes::new())).boxed()
+        })
+    };
+    replicas.iter().for_each(|replica| replica.responders.set(Topic::ModuleRollout, responder.clone()));
+    for holder in ["one", "two"] {
+        fleet.appoint(Some(holder));
+        for (replica, name) in replicas.iter().zip(["one", "two", "three"]) {
+            questions.store(0, Ordering::Relaxed);
+            let asked = replica.peers.ask_all(Topic::ModuleRollout, Bytes::new()).await.map(|answers| answers.len());
+            let expected = if name == holder { (Ok(3), 3) } else { (Err(AskError::Incomplete), 1) };
+            assert_eq!((asked, questions.load(Ordering::Relaxed)), expected, "{name} asks, {holder} has the role");
+        }
+    }
+    stop(replicas).await;
+}
+
 /// It may have begun one already.
 #[tokio::test]
 async fn request_for_a_rotation_is_sent_once() {

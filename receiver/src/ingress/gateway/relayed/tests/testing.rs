@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     base::{
         peers::Responders,
+        replica::ReplicaName,
         shard::{ShardCount, ShardId},
     },
     ingress::{
@@ -284,7 +285,10 @@ impl Fleet {
 
         let (responders, served, own) = (Responders::default(), self.served.clone(), name.to_owned());
         let served = Arc::new(move || served.lock().unwrap().get(&own).cloned().unwrap_or_default());
-        let answers = Answers::with_deadlines(responders.clone(), served, deadlines);
+        let appointed = self.fleet_holder.clone();
+        let is_fleet_holder =
+            Arc::new(move |replica: &ReplicaName| appointed.lock().unwrap().as_deref() == Some(replica.as_str()));
+        let answers = Answers::with_deadlines(responders.clone(), served, is_fleet_holder, deadlines);
         let directory = KnownReplicas {
             own: name.to_owned(),
             addresses: self.addresses.clone(),
