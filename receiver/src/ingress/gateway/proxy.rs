@@ -22,10 +22,12 @@ use tokio::time::Instant;
 use super::{Now, refusal::Refusal};
 use crate::pki::Verifier;
 
-/// Lifetime of a verified certificate in the cache, which spares a flood through the proxy the repeated verification.
-const CACHE_TTL: Duration = Duration::from_secs(60);
-/// Certificates in the cache at most; beyond it the cache is cleared.
-const CACHE_CAPACITY: usize = 16_384;
+/// Lifetime of a verified certificate in the cache: that of a connection of the event port, on which the certificate of an
+/// agent is verified once. It outlasts several heartbeats, so that an agent with few events needs no verification for each
+/// of them. Expiry and revocation are checked with each request.
+const CACHE_TTL: Duration = Duration::from_secs(30 * 60);
+/// Certificates in the cache at most, above the connections of the event port; beyond it the cache is cleared.
+const CACHE_CAPACITY: usize = 32_768;
 
 /// Reads and verifies forwarded certificates.
 pub(super) struct ForwardedClients {
@@ -81,5 +83,39 @@ fn forwarded_leaf(headers: &HeaderMap) -> Option<CertificateDer<'static>> {
         (Some(value), None, None, None) => parse_client_cert(value.to_str().ok()?).ok(),
         (None, None, Some(value), None) => parse_xfcc(value.to_str().ok()?).ok(),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+
+    use super::*;
+    use crate::{
+        ingress::gateway::tests::testing::{Agent, ca, domain},
+        pki::Proxy,
+    };
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn certificate_is_verified_once_in_half_an_hour() {
+        let (unix, instant) = (1_764_000_000, Instant::now());
+        let ca = ca(unix);
+        let identity = "spiffe://kyma.local/runtime/proxy".parse().unwrap();
+        let proxy = Proxy::new(identity, ca.trust_bundle().store().unwrap()).unwrap();
+        let roots = proxy.clone();
+        let clients = ForwardedClients::new(move || roots.verifier(), domain());
+        let leaf = &Agent::new(&ca, "r", unix).identity.chain[0];
+        let mut headers = HeaderMap::new();
+        headers.insert(CLIENT_CERT, format!(":{}:", STANDARD.encode(leaf)).parse().unwrap());
+        // A verification at this time fails, so an accepted certificate comes from the cache.
+        let expired = unix + 25 * 60 * 60;
+        let read = |unix, after| clients.read(&headers, Now { unix, instant: instant + after }).is_ok();
+        assert!(!read(expired, Duration::ZERO) && read(unix, Duration::ZERO));
+        assert!(read(expired, 29 * MINUTE) && !read(expired, 30 * MINUTE));
+        assert!(read(unix, 30 * MINUTE) && read(expired, 31 * MINUTE));
+        proxy.trust(ca.trust_bundle().store().unwrap()).unwrap();
+        assert!(!read(expired, 31 * MINUTE), "the roots were replaced");
     }
 }
