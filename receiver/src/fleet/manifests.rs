@@ -293,8 +293,9 @@ impl State {
             if let Some(in_progress) = tenure.begin() {
                 break (key, queued, kyma, tenure, in_progress);
             }
-            // The next holder of its shard reconciles it.
+            // The next holder of its shard reconciles it. No job ends this reconcile, which never began.
             self.remove(&key);
+            self.queue.finish(&key, &queued, &ReconcileOutcome::default(), now);
         };
         let cancellation = CancellationToken::new();
         self.running.insert(key.clone(), cancellation.clone());
