@@ -71,7 +71,7 @@ struct Inner<C: ObjectCache> {
     invalid: Mutex<BTreeSet<KymaKey>>,
     /// Notified when objects may have to be reduced, or bodies to be fetched.
     changed: Notify,
-    /// Notified after each round of fetches.
+    /// Notified after each round that no list has interrupted.
     fetched: Notify,
     metrics: Metrics,
 }
@@ -122,6 +122,8 @@ impl<C: ObjectCache> Bodies<C> {
             if !self.is_own(shard) || is_complete() {
                 return;
             }
+            // The end of a list notifies nobody: a round waits for it.
+            self.0.changed.notify_one();
             fetched.await;
         }
     }

@@ -136,6 +136,25 @@ async fn soon(future: impl Future<Output = ()>) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn shard_that_is_acquired_during_a_list_is_complete_after_it() {
+    let (setup, kcp) = (Setup::new(1), FakeApiServer::default());
+    let (shard, _) = (setup.shard("k0"), setup.start(&kcp));
+    setup.apply(manifest("m0", "k0", 1));
+    setup.bodies.keep(shard);
+    // Its round ends before the list begins.
+    time::sleep(Duration::from_secs(1)).await;
+    let list = |event| setup.bodies.0.writer.lock().apply(&event);
+    list(Event::Init);
+    let bodies = setup.bodies.clone();
+    let waiting = tokio::spawn(async move { bodies.are_complete(shard).await });
+    time::sleep(Duration::from_secs(1)).await;
+    assert!(!waiting.is_finished(), "objects of the list may be missing");
+    list(Event::InitApply(setup.bodies.compact(ManifestCache::parsed(manifest("m0", "k0", 1)))));
+    list(Event::InitDone);
+    soon(async { waiting.await.unwrap() }).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn acquired_shard_is_complete_once_its_bodies_are_fetched_and_loses_them_with_its_release() {
     let (setup, kcp) = Setup::reduced(6).await;
     let (task, fetched) = setup.start(&kcp);
