@@ -179,6 +179,12 @@ impl EventHandlers {
                         // Its new runtime is in a shard of another replica.
                         components.manifest_queue.remove_kymas(slice::from_ref(&key));
                         components.recorder.forget_kyma(&key);
+                        if !components.fleet.is_elsewhere(&key) {
+                            // The shard was acquired, and the Manifests registered, between the two.
+                            let (queue, cached) = (&components.manifest_queue, &components.stores.manifests);
+                            handover::register(queue, cached, &key);
+                            manifests::enqueue_unfinished(queue, cached, &key);
+                        }
                     } else if is_relabelled || (is_new && !initial) {
                         handover::register(&components.manifest_queue, &components.stores.manifests, &key);
                     }

@@ -40,7 +40,7 @@ pub(super) fn handler(
             let key = cached.key();
             manifests.apply(cached);
             fingerprints.apply(key.clone(), ManifestFingerprint::of(manifest));
-            place(&fleet, &queue, &key, cached);
+            place(|kyma| fleet.is_elsewhere(kyma), &queue, &key, cached);
             if is_unfinished(cached) {
                 queue.enqueue(&key, Priority::Catalog, false);
             }
@@ -55,7 +55,7 @@ pub(super) fn handler(
                 Some(FingerprintChange::Changed(old)) => (now.shown == old.shown, now.desired == old.desired),
             };
             if !is_desired {
-                place(&fleet, &queue, &key, cached);
+                place(|kyma| fleet.is_elsewhere(kyma), &queue, &key, cached);
                 queue.enqueue(&key, Priority::User, false);
             }
             for kyma in affected {
@@ -72,7 +72,7 @@ pub(super) fn handler(
         Change::Initial(cached) | Change::Applied(cached) => {
             let key = cached.key();
             fingerprints.delete(&key);
-            place(&fleet, &queue, &key, cached);
+            place(|kyma| fleet.is_elsewhere(kyma), &queue, &key, cached);
             // It may have been one of a runtime of this replica.
             for kyma in manifests.apply(cached).into_iter().filter(|kyma| !fleet.is_elsewhere(kyma)) {
                 placer.replan_runtime(&kyma);
@@ -116,11 +116,18 @@ pub(super) fn enqueue_unfinished(queue: &ManifestQueue, manifests: &Manifests, k
 }
 
 /// Registers a Manifest in the queue as one of the Kyma that its label names. Without the label it belongs to no runtime.
-/// Those of another replica's shards are not registered.
-fn place(fleet: &RuntimeTable, queue: &ManifestQueue, key: &ManifestKey, manifest: &CachedManifest) {
-    match manifest.kyma().filter(|kyma| !fleet.is_elsewhere(kyma)) {
-        Some(kyma) => queue.insert(key.clone(), kyma),
-        None => queue.remove(key),
+/// Those of another replica's shards, as `is_elsewhere` reports, are not registered.
+fn place(is_elsewhere: impl Fn(&KymaKey) -> bool, queue: &ManifestQueue, key: &ManifestKey, manifest: &CachedManifest) {
+    let own_kyma = || manifest.kyma().filter(|kyma| !is_elsewhere(kyma));
+    if let Some(kyma) = own_kyma() {
+        queue.insert(key.clone(), kyma);
+        return;
+    }
+    queue.remove(key);
+    // Its shard may have been acquired, and the Manifest registered, between the two.
+    if let Some(kyma) = own_kyma() {
+        queue.insert(key.clone(), kyma);
+        queue.enqueue(key, Priority::Catalog, false);
     }
 }
 
@@ -133,7 +140,7 @@ fn is_unfinished(manifest: &CachedManifest) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{cell::Cell, sync::Arc};
 
     use futures::FutureExt as _;
     use kube::runtime::reflector;
@@ -210,6 +217,23 @@ mod tests {
             enqueued.sort_by(|a, b| a.0.cmp(&b.0));
             enqueued
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn manifest_whose_shard_is_acquired_while_it_is_removed_stays_registered() {
+        let fixture = Fixture::new();
+        let (manifest, was_asked) = (manifest(1, |_| ()), Cell::new(false));
+        let is_elsewhere = |kyma: &KymaKey| {
+            // The shard is acquired right after the first answer.
+            if !was_asked.replace(true) {
+                fixture.queue.insert(manifest.key(), kyma.clone());
+                fixture.queue.enqueue(&manifest.key(), Priority::Catalog, false);
+                return true;
+            }
+            false
+        };
+        place(is_elsewhere, &fixture.queue, &manifest.key(), &manifest);
+        assert_eq!(fixture.job(), Some((Priority::Catalog, "a".to_owned())));
     }
 
     #[tokio::test(start_paused = true)]
