@@ -10,7 +10,9 @@ impl Ownership {
         let Some(session) = &self.session else {
             let is_joining = self.attempts.values().any(|it| it.is_in_flight && it.kind == WriteKind::Join);
             self.has_left = self.is_leaving && !is_joining;
-            return if self.is_leaving || is_joining { None } else { self.join(now, step) };
+            // The members divide all shards, so one that may hold none would leave its share without a holder.
+            let is_waiting = self.is_leaving || is_joining || self.excluded(now).is_some();
+            return if is_waiting { None } else { self.join(now, step) };
         };
         let (id, version) = (LeaseId::Member(session.number), session.version.clone());
         let is_announced = session.is_leaving || !self.is_leaving;
@@ -65,12 +67,8 @@ impl Ownership {
     pub(super) fn keep_locked(&mut self, now: Instant, step: &mut Step) -> Option<Refusal> {
         let id = LeaseId::Unsharded;
         let Some(record) = self.view.record(id) else { return Some(Refusal::LeaseMissing) };
-        match self.view.tenure(id, &self.settings, now) {
-            Some(Tenure::Live(holder)) if holder != self.sharded => return Some(Refusal::UnshardedActive),
-            _ => {}
-        }
-        if record.shards.as_ref().is_some_and(|stored| *stored != self.settings.shards.to_string()) {
-            return Some(Refusal::OtherCount);
+        if let Some(refusal) = self.excluded(now) {
+            return Some(refusal);
         }
         let is_member = self.session.as_ref().is_some_and(|session| now < session.until);
         if !is_member || self.is_leaving && self.holds.is_empty() {
@@ -86,6 +84,17 @@ impl Ownership {
             self.send(step, id, Some(version), WriteKind::Lock, now);
         }
         None
+    }
+
+    /// Reason for which no replica with this number of shards may hold one.
+    fn excluded(&self, now: Instant) -> Option<Refusal> {
+        let id = LeaseId::Unsharded;
+        match self.view.tenure(id, &self.settings, now) {
+            Some(Tenure::Live(holder)) if holder != self.sharded => return Some(Refusal::UnshardedActive),
+            _ => {}
+        }
+        let stored = self.view.record(id)?.shards.as_ref()?;
+        (*stored != self.settings.shards.to_string()).then_some(Refusal::OtherCount)
     }
 
     /// Ends the memberships of replicas that did not renew them, and any other one of this replica, from a write whose

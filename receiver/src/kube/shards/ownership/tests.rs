@@ -276,6 +276,17 @@ fn lease_of_the_unsharded_receiver_is_renewed_by_one_replica_at_a_time() {
 }
 
 #[test]
+fn replica_with_another_number_of_shards_takes_no_share() {
+    let mut landscape = Landscape::with(24, &["a", "b"]);
+    landscape.start(settings("c", 49));
+    landscape.run(LEASE * 4);
+    assert_eq!((landscape.shares(), landscape.acquired), (vec![0, 12, 12], 24));
+    assert_eq!(landscape.refusal("c"), Some(Refusal::UnshardedActive));
+    let is_member = |number: u8| landscape.api.get(LeaseId::Member(number)).holder() == Some("c_1");
+    assert!(!(0..8).any(is_member));
+}
+
+#[test]
 fn every_refusal_has_a_reason() {
     let mut landscape = Landscape::new(3);
     landscape.edit(LeaseId::Unsharded, |record| record.shards = Some("4".to_owned()));
