@@ -28,7 +28,7 @@ pub use role::{FleetRole, RoleChanges};
 
 pub(super) use self::{
     election::{LeaseRecord, Observation, ran_in},
-    lease::{LeaseApi, LeaseError, acquired, record, released, renewed},
+    lease::{LeaseApi, LeaseError, acquired, record, released, renewed, renewed_for},
 };
 
 /// Default name of the Lease.

@@ -88,10 +88,9 @@ pub(in crate::kube) fn holder(lease: &Lease) -> Option<String> {
 pub(in crate::kube) fn acquired(mut lease: Lease, identity: &str, duration: Duration) -> Lease {
     let before = record(&lease);
     let now = MicroTime(Timestamp::now());
-    let seconds = i32::try_from(duration.as_secs()).unwrap_or(i32::MAX);
     lease.spec = Some(LeaseSpec {
         holder_identity: Some(identity.to_owned()),
-        lease_duration_seconds: Some(seconds),
+        lease_duration_seconds: Some(seconds(duration)),
         acquire_time: Some(now.clone()),
         renew_time: Some(now),
         lease_transitions: Some(before.transitions.saturating_add(1)),
@@ -100,10 +99,21 @@ pub(in crate::kube) fn acquired(mut lease: Lease, identity: &str, duration: Dura
     lease
 }
 
+/// The Lease with a new time of renewal and this duration.
+pub(in crate::kube) fn renewed_for(lease: Lease, duration: Duration) -> Lease {
+    let mut lease = renewed(lease);
+    lease.spec.get_or_insert_default().lease_duration_seconds = Some(seconds(duration));
+    lease
+}
+
 /// The Lease with a new time of renewal.
 pub(in crate::kube) fn renewed(mut lease: Lease) -> Lease {
     lease.spec.get_or_insert_default().renew_time = Some(MicroTime(Timestamp::now()));
     lease
+}
+
+fn seconds(duration: Duration) -> i32 {
+    i32::try_from(duration.as_secs()).unwrap_or(i32::MAX)
 }
 
 /// The Lease without a holder.

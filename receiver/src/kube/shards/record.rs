@@ -1,6 +1,6 @@
 //! What the decision reads of each Lease.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::api::coordination::v1::Lease;
 
@@ -82,6 +82,13 @@ impl Record {
     pub(super) fn holder(&self) -> Option<&str> {
         self.lease.holder.as_deref()
     }
+}
+
+/// Duration that a renewal of the Lease of the unsharded receiver records. While replicas hold it, it is the longest of theirs:
+/// a receiver without shards waits for so long, and the fences of each replica may last for its own.
+pub(super) fn lock_duration(before: &LeaseRecord, sharded: &str, own: Duration) -> Duration {
+    let recorded = before.duration.filter(|_| before.holder.as_deref() == Some(sharded));
+    recorded.map_or(own, |recorded| recorded.max(own))
 }
 
 /// Value of an annotation, if it is not longer than a name or an address may be.

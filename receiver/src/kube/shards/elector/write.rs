@@ -7,9 +7,9 @@ use k8s_openapi::api::coordination::v1::Lease;
 use super::super::{
     Settings, names,
     ownership::{Outcome, Write, WriteKind},
-    record::{LeaseId, LeaseNames},
+    record::{LeaseId, LeaseNames, lock_duration},
 };
-use crate::kube::leader::{LeaseApi, LeaseError, acquired, record, released, renewed};
+use crate::kube::leader::{LeaseApi, LeaseError, acquired, record, released, renewed, renewed_for};
 
 /// Result of a write, and the Lease as it was written.
 pub(super) struct Written {
@@ -72,8 +72,12 @@ impl Content {
                 }
             }),
             WriteKind::Lock => {
-                let is_held = record(&base).holder.as_ref() == Some(&self.sharded);
-                let lease = if is_held { renewed(base) } else { acquired(base, &self.sharded, duration) };
+                let before = record(&base);
+                let lasting = lock_duration(&before, &self.sharded, duration);
+                let lease = match before.holder {
+                    Some(holder) if holder == self.sharded => renewed_for(base, lasting),
+                    _ => acquired(base, &self.sharded, lasting),
+                };
                 annotated(lease, |annotations| {
                     annotations.insert(names::SHARDS.to_owned(), self.settings.shards.to_string());
                 })

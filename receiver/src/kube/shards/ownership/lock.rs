@@ -18,7 +18,7 @@ use crate::kube::leader::Timings;
 pub(super) struct Lock {
     /// The last renewal was not committed before this time.
     renewed: Option<Instant>,
-    /// Duration in the last record.
+    /// Duration in the last record of another replica, or that of this one after its own write, which records no shorter one.
     duration: Option<Duration>,
     /// The resourceVersion that the last own write replaced: the view may still show it.
     replaced: Option<String>,

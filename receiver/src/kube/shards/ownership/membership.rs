@@ -78,7 +78,9 @@ impl Ownership {
         let changed = self.view.changed(id).unwrap_or(now) + timings.renew + self.lock_jitter;
         let proven = self.lock.renewed().map_or(now, |renewed| renewed + timings.lease / 2);
         let is_held = record.holder() == Some(&*self.sharded);
-        if (!is_held || now >= changed.min(proven)) && !self.is_blocked(id, now) {
+        // With a shorter duration the fences of this replica would end between two renewals.
+        let is_short = record.lease.duration.is_none_or(|recorded| recorded < timings.lease);
+        if (!is_held || is_short || now >= changed.min(proven)) && !self.is_blocked(id, now) {
             let version = record.version.clone();
             self.lock_jitter = self.random.jitter(timings.retry);
             self.send(step, id, Some(version), WriteKind::Lock, now);

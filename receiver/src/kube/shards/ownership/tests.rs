@@ -12,7 +12,7 @@ use super::{
     model::{ApiServer, timings},
     *,
 };
-use crate::base::shard::ShardCount;
+use crate::{base::shard::ShardCount, kube::leader::Timings};
 
 const SECOND: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(15);
@@ -273,6 +273,31 @@ fn lease_of_the_unsharded_receiver_is_renewed_by_one_replica_at_a_time() {
     let (own, members) = (count(|id| *id == LeaseId::Unsharded), count(|id| matches!(id, LeaseId::Member(_))));
     assert!((50..=180).contains(&own) && (165..=180).contains(&members), "{own} {members}");
     assert_eq!(count(|id| matches!(id, LeaseId::Unit(_))), 0, "the Lease of a shard is written when it moves");
+}
+
+#[test]
+fn longer_lease_lasts_from_the_first_renewal_of_replicas_that_take_over_the_lock() {
+    let mut landscape = Landscape::with(24, &["a", "b", "c"]);
+    assert_eq!(landscape.shares(), [8, 8, 8]);
+    // All are stopped, and started again with twice the duration, while the lock still has the former.
+    landscape.replicas.clear();
+    for name in ["a", "b", "c"] {
+        let identity = format!("{name}_2");
+        let timings = Timings::of(LEASE * 2);
+        landscape.start(Settings { identity, timings, ..settings(name, 24) });
+    }
+    landscape.run(LEASE * 6);
+    assert_eq!(landscape.api.get(LeaseId::Unsharded).lease.duration, Some(LEASE * 2));
+    assert_eq!(landscape.shares(), [8, 8, 8]);
+    let acquired = landscape.acquired;
+    landscape.run(LEASE * 40);
+    assert_eq!((landscape.shares(), landscape.acquired), (vec![8, 8, 8], acquired), "no fence ends");
+
+    // One with the former duration does not shorten it.
+    landscape.start(settings("d", 24));
+    landscape.run(LEASE * 20);
+    assert_eq!(landscape.api.get(LeaseId::Unsharded).lease.duration, Some(LEASE * 2));
+    assert!(landscape.replicas.values().all(|replica| !replica.ended.contains(&EndReason::Expired)));
 }
 
 #[test]

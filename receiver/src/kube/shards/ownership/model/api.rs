@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
 
-use super::super::{super::record::Record, LeaseId, Outcome, Settings, Write, WriteKind};
+use super::super::{
+    super::record::{Record, lock_duration},
+    LeaseId, Outcome, Settings, Write, WriteKind,
+};
 use crate::{
     base::shard::ShardCount,
     kube::shards::{Unit, names::MAX_REPLICAS},
@@ -73,8 +76,9 @@ impl ApiServer {
             WriteKind::Renew { is_leaving } => record.leaving = is_leaving,
             WriteKind::Leave | WriteKind::Evict | WriteKind::Release => record.lease.holder = None,
             WriteKind::Lock => {
-                record.lease.holder = Some(settings.sharded());
-                record.lease.duration = Some(Duration::from_secs(seconds));
+                let sharded = settings.sharded();
+                record.lease.duration = Some(lock_duration(&record.lease, &sharded, settings.timings.lease));
+                record.lease.holder = Some(sharded);
                 record.shards = Some(settings.shards.to_string());
             }
         }
