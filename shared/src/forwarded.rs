@@ -10,6 +10,10 @@ use thiserror::Error;
 
 /// Header field of RFC 9440: a byte sequence of RFC 9651.
 pub const CLIENT_CERT: &str = "client-cert";
+/// Header field of RFC 9440 with the certificates between the leaf and a root: a list of byte sequences.
+pub const CLIENT_CERT_CHAIN: &str = "client-cert-chain";
+/// Certificates of that field at most.
+pub const MAX_CHAIN: usize = 4;
 /// Header field of Envoy and compatible proxies.
 pub const FORWARDED_CLIENT_CERT: &str = "x-forwarded-client-cert";
 /// Limit of a field's value in bytes. A P-256 leaf takes about 1 KiB.
@@ -51,6 +55,25 @@ pub fn parse_client_cert(value: &str) -> Result<CertificateDer<'static>, ParseFo
     let der =
         STANDARD.decode(text.ok_or(ParseForwardedError::Malformed)?).map_err(|_| ParseForwardedError::Malformed)?;
     Ok(CertificateDer::from(der))
+}
+
+/// Parses the value of a `Client-Cert-Chain` field: one to [`MAX_CHAIN`] certificates as in `Client-Cert`, separated by commas (RFC
+/// 9440, section 2.3).
+///
+/// # Errors
+/// [`ParseForwardedError::TooLarge`], also for too many certificates, and [`ParseForwardedError::Malformed`].
+pub fn parse_client_cert_chain(value: &str) -> Result<Vec<CertificateDer<'static>>, ParseForwardedError> {
+    if value.len() > MAX_CHAIN * MAX_BYTES || value.matches(',').count() >= MAX_CHAIN {
+        return Err(ParseForwardedError::TooLarge);
+    }
+    value.split(',').map(|one| parse_client_cert(one.trim_matches([' ', '\t']))).collect()
+}
+
+/// Returns the value of a `Client-Cert` field, or of a `Client-Cert-Chain` field with several certificates.
+#[must_use]
+pub fn client_cert(certificates: &[CertificateDer<'_>]) -> String {
+    let encoded = certificates.iter().map(|certificate| format!(":{}:", STANDARD.encode(certificate)));
+    encoded.collect::<Vec<_>>().join(", ")
 }
 
 /// Parses the value of an `X-Forwarded-Client-Cert` field: one element with one `Cert=`, a URL-encoded PEM certificate,
@@ -165,6 +188,24 @@ mod tests {
             assert_eq!(parse_client_cert(&bad), Err(ParseForwardedError::Malformed), "{bad}");
         }
         assert_eq!(parse_client_cert(&format!(":{}:", "A".repeat(MAX_BYTES))), Err(ParseForwardedError::TooLarge));
+    }
+
+    #[test]
+    fn client_cert_chain_is_a_short_list_of_byte_sequences() {
+        let certificates: Vec<_> = (0..=MAX_CHAIN).map(|_| certificate().0).collect();
+        for length in 1..=MAX_CHAIN {
+            let chain = &certificates[..length];
+            assert_eq!(parse_client_cert_chain(&client_cert(chain)).as_deref(), Ok(chain));
+            assert_eq!(parse_client_cert_chain(&client_cert(chain).replace(", ", ",\t ")).as_deref(), Ok(chain));
+        }
+        assert_eq!(parse_client_cert_chain(&client_cert(&certificates)), Err(ParseForwardedError::TooLarge));
+        assert_eq!(parse_client_cert(&client_cert(&certificates[..1])).as_ref(), Ok(&certificates[0]));
+        let one = client_cert(&certificates[..1]);
+        for bad in ["", ",", "x", &format!("{one},"), &format!("{one}, ::"), &format!("{one};a=1, {one}")] {
+            assert_eq!(parse_client_cert_chain(bad), Err(ParseForwardedError::Malformed), "{bad}");
+        }
+        let large = format!("{one}, :{}:", "A".repeat(MAX_BYTES));
+        assert_eq!(parse_client_cert_chain(&large), Err(ParseForwardedError::TooLarge));
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub struct Trust {
 
 impl Trust {
     /// True if this receiver accepts leaves that name this issuing key. The built-in CA signs leaves with a root; with
-    /// another issuer an intermediate authority may sign, and the handshake alone decides.
+    /// another issuer an intermediate authority may sign, and the verification of the chain alone decides.
     #[must_use]
     pub fn accepts(&self, authority: Option<&KeyId>) -> bool {
         self.issuer.is_none() || authority.is_some_and(|authority| self.clients.has_authority(authority))

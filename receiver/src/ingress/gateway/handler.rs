@@ -32,7 +32,7 @@ use super::{
     intake::Intake,
     lineage::{Fork, UsedLeaf},
     metrics::{Metrics, ReasonLabel},
-    proxy::ForwardedClients,
+    proxy::{self, ForwardedClients, Intermediates},
     refusal::{HttpResponse, Refusal, json},
     request_limiter::{BodyCharge, RequestPermit},
     service::{Owner, Port, Service, Via},
@@ -48,8 +48,8 @@ use crate::{
 
 /// Client of a connection, identified once by its certificate.
 pub enum Peer {
-    /// A runtime.
-    Runtime(Arc<RuntimeCertificate>),
+    /// A runtime, and the certificates between its own and a root.
+    Runtime(Arc<RuntimeCertificate>, Intermediates),
     /// A client with a certificate that chains to the trusted roots and identifies no runtime.
     Unidentified(ReadCertificateError),
     /// The trusted proxy, which forwards a certificate with each request.
@@ -63,13 +63,17 @@ pub enum Peer {
 /// Sender of a request.
 pub struct Sender {
     pub(super) certificate: Arc<RuntimeCertificate>,
+    intermediates: Intermediates,
     via: Via,
 }
 
 impl Peer {
-    pub(super) fn read(leaf: &CertificateDer<'_>, domain: &TrustDomain) -> Self {
-        RuntimeCertificate::read(leaf, domain)
-            .map_or_else(Self::Unidentified, |certificate| Self::Runtime(certificate.into()))
+    /// Identifies the client by its verified chain, leaf first.
+    pub(super) fn read(chain: &[CertificateDer<'_>], domain: &TrustDomain) -> Self {
+        let leaf = chain.first().ok_or(ReadCertificateError::Parse);
+        leaf.and_then(|leaf| RuntimeCertificate::read(leaf, domain)).map_or_else(Self::Unidentified, |certificate| {
+            Self::Runtime(certificate.into(), proxy::intermediates(chain))
+        })
     }
 }
 
@@ -181,9 +185,9 @@ impl<I: Intake> V3Handler<I> {
     /// budget until the response.
     async fn relay(
         &self,
-        relay: &Relay,
-        holder: &Arc<Replica>,
+        (relay, holder): (&Relay, &Arc<Replica>),
         (parts, admitted): (&Parts, &Admitted<'_>),
+        intermediates: &Intermediates,
         body: BufferedBody,
     ) -> Result<HttpResponse, Refusal> {
         let Admitted { certificate, head, .. } = admitted;
@@ -194,6 +198,7 @@ impl<I: Intake> V3Handler<I> {
             parts,
             authority: head.authority(),
             leaf: Some(&certificate.leaf.der),
+            intermediates: intermediates.as_deref().unwrap_or_default(),
             source: None,
             body,
         };
@@ -295,9 +300,7 @@ impl<I: Intake> Service for V3Handler<I> {
             let is_proxy = chain.first().is_some_and(|leaf| identity.is_named_by(leaf));
             return if is_proxy { Peer::Proxy } else { Peer::NotProxy };
         }
-        let peer = chain
-            .first()
-            .map_or(Peer::Unidentified(ReadCertificateError::Parse), |leaf| Peer::read(leaf, &self.domain));
+        let peer = Peer::read(chain, &self.domain);
         if let Peer::Unidentified(error) = &peer {
             tracing::debug!(%error, "Client certificate identifies no runtime");
         }
@@ -306,7 +309,7 @@ impl<I: Intake> Service for V3Handler<I> {
 
     fn owner<'a>(&self, peer: &'a Peer) -> Owner<'a> {
         match peer {
-            Peer::Runtime(certificate) => Owner::Runtime(&certificate.runtime, ClientLeaf::of(&certificate.leaf)),
+            Peer::Runtime(certificate, _) => Owner::Runtime(&certificate.runtime, ClientLeaf::of(&certificate.leaf)),
             Peer::Proxy => Owner::Shared,
             Peer::Replica => Owner::Replica,
             Peer::Unidentified(_) | Peer::NotProxy => Owner::Unidentified,
@@ -319,14 +322,18 @@ impl<I: Intake> Service for V3Handler<I> {
 
     /// Returns the certificate of the connection, or the one that the proxy or another replica forwards.
     fn authenticate(&self, parts: &Parts, peer: &Peer, now: Now) -> Result<Sender, Refusal> {
-        let (certificate, via) = match (peer, &self.proxied, &self.relayed) {
-            (Peer::Runtime(certificate), None, _) => (certificate.clone(), Via::Client),
-            (Peer::Proxy, Some((_, clients)), _) => (clients.read(&parts.headers, now)?, Via::Client),
-            (Peer::Replica, _, Some(clients)) => (clients.read(&parts.headers, now)?, Via::Replica),
+        let (certificate, intermediates, via) = match (peer, &self.proxied, &self.relayed) {
+            (Peer::Runtime(certificate, rest), None, _) => (certificate.clone(), rest.clone(), Via::Client),
+            (Peer::Proxy, Some((_, clients)), _) => {
+                let rest = proxy::forwarded_intermediates(&parts.headers).filter(|rest| !rest.is_empty());
+                (clients.read(&parts.headers, now)?, rest.map(Into::into), Via::Client)
+            }
+            // It is relayed only once.
+            (Peer::Replica, _, Some(clients)) => (clients.read(&parts.headers, now)?, None, Via::Replica),
             (Peer::Unidentified(_), ..) => return Err(Refusal::Identity),
-            (Peer::Runtime(_) | Peer::NotProxy | Peer::Proxy | Peer::Replica, ..) => return Err(Refusal::Proxy),
+            (Peer::Runtime(..) | Peer::NotProxy | Peer::Proxy | Peer::Replica, ..) => return Err(Refusal::Proxy),
         };
-        Ok(Sender { certificate, via })
+        Ok(Sender { certificate, intermediates, via })
     }
 
     async fn process<B: Body<Data = Bytes> + Send>(
@@ -336,7 +343,7 @@ impl<I: Intake> Service for V3Handler<I> {
         sender: &Sender,
         now: Now,
     ) -> Result<HttpResponse, Refusal> {
-        let Sender { certificate, via } = sender;
+        let Sender { certificate, intermediates, via } = sender;
         let admitted = self.admit(parts, certificate, now)?;
         if self.port.shedder.sheds(admitted.head.route) {
             return Err(Refusal::Overloaded);
@@ -348,7 +355,7 @@ impl<I: Intake> Service for V3Handler<I> {
         let body = self.port.read_body(body, limit, &mut charge.bytes, Some(&admitted.permit)).await?;
         drop(charge);
         if let Some((relay, holder)) = elsewhere {
-            return self.relay(relay, &holder, (parts, &admitted), body).await;
+            return self.relay((relay, &holder), (parts, &admitted), intermediates, body).await;
         }
         let processed = self.process_body(&admitted, &body.bytes, Now::read())?;
         // Releases its share of the budget before runtime and issuer are awaited.

@@ -10,17 +10,20 @@ use std::{
     time::Duration,
 };
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use rustls_pki_types::{CertificateDer, UnixTime};
 use tidewatch_shared::{
     certificate::{RuntimeCertificate, fingerprint},
-    forwarded::{CLIENT_CERT, FORWARDED_CLIENT_CERT, parse_client_cert, parse_xfcc},
+    forwarded::{
+        CLIENT_CERT, CLIENT_CERT_CHAIN, FORWARDED_CLIENT_CERT, MAX_CHAIN, parse_client_cert, parse_client_cert_chain,
+        parse_xfcc,
+    },
     identity::TrustDomain,
 };
 use tokio::time::Instant;
 
 use super::{Now, refusal::Refusal};
-use crate::pki::Verifier;
+use crate::{ingress::http::single_value, pki::Verifier};
 
 /// Lifetime of a verified certificate in the cache: that of a connection of the event port, on which the certificate of an
 /// agent is verified once. It outlasts several heartbeats, so that an agent with few events needs no verification for each
@@ -62,7 +65,8 @@ impl ForwardedClients {
         }
         drop(cache);
         let time = UnixTime::since_unix_epoch(Duration::from_secs(now.unix.try_into().unwrap_or(0)));
-        verifier.verify_client_cert(&leaf, &[], time).map_err(|_| Refusal::Certificate)?;
+        let intermediates = forwarded_intermediates(headers).ok_or(Refusal::Proxy)?;
+        verifier.verify_client_cert(&leaf, &intermediates, time).map_err(|_| Refusal::Certificate)?;
         let certificate = RuntimeCertificate::read(&leaf, &self.domain).map_err(|_| Refusal::Identity)?;
         let certificate = Arc::new(certificate);
         cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
@@ -73,6 +77,24 @@ impl ForwardedClients {
         cache.insert(name, VerifiedCertificate { certificate: certificate.clone(), expires, verifier });
         Ok(certificate)
     }
+}
+
+/// Certificates between a client's certificate and a root, which the client sent in its handshake: none in most fleets, and at most
+/// as many as a replica passes on.
+pub(super) type Intermediates = Option<Arc<[CertificateDer<'static>]>>;
+
+/// Returns those of a verified chain, leaf first.
+pub(super) fn intermediates(chain: &[CertificateDer<'_>]) -> Intermediates {
+    let rest = chain.get(1..).filter(|rest| !rest.is_empty())?;
+    Some(rest.iter().take(MAX_CHAIN).map(|certificate| certificate.clone().into_owned()).collect())
+}
+
+/// Returns the forwarded certificates between the client's and a root; `None` if their field is malformed.
+pub(super) fn forwarded_intermediates(headers: &HeaderMap) -> Option<Vec<CertificateDer<'static>>> {
+    if !headers.contains_key(CLIENT_CERT_CHAIN) {
+        return Some(Vec::new());
+    }
+    parse_client_cert_chain(single_value(headers, &HeaderName::from_static(CLIENT_CERT_CHAIN))?).ok()
 }
 
 /// Returns the certificate if exactly one of the two fields occurs, and occurs once.

@@ -96,6 +96,7 @@ impl LostConnections {
             parts: &parts,
             authority: holder.name.as_str(),
             leaf: None,
+            intermediates: &[],
             source: None,
             body: Bytes::from(body),
         };

@@ -87,7 +87,8 @@ pub(super) fn request(replica: &Replica, topic: Topic, question: Bytes) -> Resul
     (*request.method_mut(), *request.uri_mut()) = (Method::POST, path);
     let (parts, ()) = request.into_parts();
     let (port, authority) = (RelayedPort::Question, replica.name.as_str());
-    RelayedRequest { port, parts: &parts, authority, leaf: None, source: None, body: question }.build()
+    RelayedRequest { port, parts: &parts, authority, leaf: None, intermediates: &[], source: None, body: question }
+        .build()
 }
 
 impl Answer {

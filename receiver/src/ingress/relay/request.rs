@@ -1,15 +1,14 @@
 //! Requests between replicas: the parts of the client's request that are passed on, and the fields that the accepting
 //! replica adds.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, slice};
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Version, header, request::Parts};
 use rustls_pki_types::CertificateDer;
 use strum::VariantArray as _;
 use tidewatch_shared::{
-    forwarded::CLIENT_CERT,
+    forwarded::{CLIENT_CERT, CLIENT_CERT_CHAIN, client_cert},
     signature::{CONTENT_DIGEST, SIGNATURE, SIGNATURE_INPUT},
 };
 
@@ -91,6 +90,8 @@ pub(in crate::ingress) struct RelayedRequest<'a> {
     pub(in crate::ingress) authority: &'a str,
     /// Certificate of the client, if it has one.
     pub(in crate::ingress) leaf: Option<&'a CertificateDer<'static>>,
+    /// Certificates between its certificate and a root, without which the holder could not verify it.
+    pub(in crate::ingress) intermediates: &'a [CertificateDer<'static>],
     /// Address of the client, where it limits the client.
     pub(in crate::ingress) source: Option<IpAddr>,
     /// Its body, unchanged.
@@ -100,7 +101,7 @@ pub(in crate::ingress) struct RelayedRequest<'a> {
 impl RelayedRequest<'_> {
     /// Builds the request to the holder. Fields are copied by name, so none of the client's can pose as one of a replica.
     pub(super) fn build(self) -> Result<Request<Bytes>, RelayError> {
-        let Self { port, parts, authority, leaf, source, body } = self;
+        let Self { port, parts, authority, leaf, intermediates, source, body } = self;
         let path = parts.uri.path();
         let mut fields = HeaderMap::with_capacity(10);
         for name in port.fields() {
@@ -112,8 +113,12 @@ impl RelayedRequest<'_> {
         let name: &'static str = port.into();
         fields.insert(RELAY_FIELD, HeaderValue::from_static(name));
         if let Some(leaf) = leaf {
-            let value = HeaderValue::try_from(format!(":{}:", STANDARD.encode(leaf)));
+            let value = HeaderValue::try_from(client_cert(slice::from_ref(leaf)));
             fields.insert(CLIENT_CERT, value.map_err(|_| RelayError::Broken)?);
+        }
+        if !intermediates.is_empty() {
+            let value = HeaderValue::try_from(client_cert(intermediates));
+            fields.insert(CLIENT_CERT_CHAIN, value.map_err(|_| RelayError::Broken)?);
         }
         if let Some(source) = source {
             fields.insert(SOURCE, HeaderValue::try_from(source.to_string()).map_err(|_| RelayError::Broken)?);

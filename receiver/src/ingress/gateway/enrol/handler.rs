@@ -148,7 +148,15 @@ impl Service for EnrolmentHandler {
                 if let Some((relay, holder)) = self.port.elsewhere(&request.runtime, via)? {
                     let (body, _share) = body.into_parts();
                     let (port, authority) = (RelayedPort::Enrolment, holder.name.as_str());
-                    let relayed = RelayedRequest { port, parts, authority, leaf: None, source: address, body };
+                    let relayed = RelayedRequest {
+                        port,
+                        parts,
+                        authority,
+                        leaf: None,
+                        intermediates: &[],
+                        source: address,
+                        body,
+                    };
                     return Ok(relay.send(&holder, &request.runtime, relayed).await?);
                 }
                 drop(body);

@@ -47,12 +47,12 @@ impl Fixture {
     }
 
     fn peer(&self) -> Peer {
-        Peer::read(&self.agent.identity.chain[0], &domain())
+        Peer::read(&self.agent.identity.chain, &domain())
     }
 
     /// Processes a request at a time in Unix seconds.
     fn process(&self, request: Request<Vec<u8>>, agent: &Agent, now: i64) -> Result<HttpResponse, Refusal> {
-        let peer = Peer::read(&agent.identity.chain[0], &domain());
+        let peer = Peer::read(&agent.identity.chain, &domain());
         let (parts, body) = request.into_parts();
         let sender = self.handler.authenticate(&parts, &peer, at(now))?;
         let admitted = self.handler.admit(&parts, &sender.certificate, at(now))?;
@@ -148,7 +148,7 @@ async fn bodies_held_back_leave_room_for_other_runtimes() {
         .map(|n| {
             let agent = &hostile[n / 4];
             let parts = agent.sign(&RequestSpec::events(b"[]", n as u64)).into_parts().0;
-            let peer = Peer::read(&agent.identity.chain[0], &domain());
+            let peer = Peer::read(&agent.identity.chain, &domain());
             let sender = fixture.handler.authenticate(&parts, &peer, at(NOW)).unwrap();
             (parts, sender)
         })

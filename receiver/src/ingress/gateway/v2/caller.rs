@@ -14,7 +14,13 @@ use tidewatch_shared::{
 };
 
 use crate::{
-    ingress::{gateway::refusal::Refusal, http::single_value},
+    ingress::{
+        gateway::{
+            proxy::{self, Intermediates},
+            refusal::Refusal,
+        },
+        http::single_value,
+    },
     pki::{ProxyIdentity, TrustBundle},
 };
 
@@ -40,8 +46,8 @@ struct Trust {
 
 /// Client of a connection.
 pub enum Peer {
-    /// A runtime.
-    Runtime(Caller),
+    /// A runtime, and the certificates between its own and a root.
+    Runtime(Caller, Intermediates),
     /// The trusted proxy, which forwards a certificate with each request.
     Proxy,
     /// Another replica, which does the same. Only the relay port identifies one.
@@ -78,11 +84,14 @@ impl CallerVerifier {
         self.0.load().bundle.clone()
     }
 
-    /// Identifies the client by the leaf of a connection, after the handshake has verified the chain.
-    pub(super) fn identify(&self, leaf: Option<&CertificateDer<'_>>) -> Peer {
-        match (leaf, &self.0.load().proxy) {
+    /// Identifies the client by the chain of a connection, leaf first, after the handshake has verified it.
+    pub(super) fn identify(&self, chain: &[CertificateDer<'_>]) -> Peer {
+        match (chain.first(), &self.0.load().proxy) {
             (Some(leaf), Some(identity)) if identity.is_named_by(leaf) => Peer::Proxy,
-            (Some(leaf), None) => Caller::read(leaf).map_or_else(|error| Peer::Rejected(error.into()), Peer::Runtime),
+            (Some(leaf), None) => Caller::read(leaf).map_or_else(
+                |error| Peer::Rejected(error.into()),
+                |caller| Peer::Runtime(caller, proxy::intermediates(chain)),
+            ),
             _ => Peer::Rejected(Refusal::NoCertificate),
         }
     }
@@ -92,7 +101,7 @@ impl CallerVerifier {
     pub(super) fn caller(&self, peer: &Peer, headers: &HeaderMap, now: i64) -> Result<Caller, Refusal> {
         let caller = match peer {
             Peer::Rejected(refusal) => return Err(*refusal),
-            Peer::Runtime(caller) => caller.clone(),
+            Peer::Runtime(caller, _) => caller.clone(),
             Peer::Proxy => self.forwarded(headers, now)?,
             Peer::Replica => self.relayed(headers, now)?,
         };
@@ -104,19 +113,26 @@ impl CallerVerifier {
         let mut values = headers.get_all(FORWARDED_CLIENT_CERT).iter();
         // The client itself may have sent a second value.
         let (Some(value), None) = (values.next(), values.next()) else { return Err(Refusal::NoCertificate) };
-        self.verified(&parse_forwarded(value.as_bytes()).map_err(|_| Refusal::NoCertificate)?, now)
+        self.verified(&parse_forwarded(value.as_bytes()).map_err(|_| Refusal::NoCertificate)?, &[], now)
     }
 
     fn relayed(&self, headers: &HeaderMap, now: i64) -> Result<Caller, Refusal> {
         let value = single_value(headers, &HeaderName::from_static(CLIENT_CERT)).ok_or(Refusal::NoCertificate)?;
-        self.verified(&parse_client_cert(value).map_err(|_| Refusal::NoCertificate)?, now)
+        let leaf = parse_client_cert(value).map_err(|_| Refusal::NoCertificate)?;
+        let intermediates = proxy::forwarded_intermediates(headers).ok_or(Refusal::NoCertificate)?;
+        self.verified(&leaf, &intermediates, now)
     }
 
     /// Returns the caller of a forwarded certificate, after its chain was verified.
-    fn verified(&self, leaf: &CertificateDer<'_>, now: i64) -> Result<Caller, Refusal> {
+    fn verified(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: i64,
+    ) -> Result<Caller, Refusal> {
         let verifier = self.0.load().clients.clone();
         let since = Duration::from_secs(u64::try_from(now).unwrap_or_default());
-        let verified = verifier.verify_client_cert(leaf, &[], UnixTime::since_unix_epoch(since));
+        let verified = verifier.verify_client_cert(leaf, intermediates, UnixTime::since_unix_epoch(since));
         verified.map_err(|_| Refusal::NoCertificate)?;
         Ok(Caller::read(leaf)?)
     }

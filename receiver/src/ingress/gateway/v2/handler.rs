@@ -27,6 +27,7 @@ use crate::{
             body::BufferedBody,
             connection_limiter::ClientLeaf,
             head,
+            proxy::Intermediates,
             refusal::{HttpResponse, Refusal},
             request_limiter::BodyCharge,
             service::{self, Owner, Port, Service, Via},
@@ -41,6 +42,7 @@ const ROUTE: &str = "v2";
 /// Sender of a request.
 pub struct Sender {
     caller: Caller,
+    intermediates: Intermediates,
     via: Via,
 }
 
@@ -82,7 +84,7 @@ impl<T: V2Intake> V2Handler<T> {
     async fn body<B: Body<Data = Bytes> + Send>(
         &self,
         manager: &str,
-        Sender { caller, via }: &Sender,
+        Sender { caller, via, .. }: &Sender,
         body: Pin<&mut B>,
         now: Now,
     ) -> Result<(BufferedBody, Option<(&Relay, Arc<Replica>)>), Refusal> {
@@ -102,12 +104,19 @@ impl<T: V2Intake> V2Handler<T> {
         &self,
         relay: &Relay,
         holder: &Arc<Replica>,
-        (parts, caller): (&Parts, &Caller),
+        (parts, Sender { caller, intermediates, .. }): (&Parts, &Sender),
         body: BufferedBody,
     ) -> Result<HttpResponse, Refusal> {
         let (body, _share) = body.into_parts();
-        let (port, leaf) = (RelayedPort::V2, Some(&caller.leaf));
-        let request = RelayedRequest { port, parts, authority: holder.name.as_str(), leaf, source: None, body };
+        let request = RelayedRequest {
+            port: RelayedPort::V2,
+            parts,
+            authority: holder.name.as_str(),
+            leaf: Some(&caller.leaf),
+            intermediates: intermediates.as_deref().unwrap_or_default(),
+            source: None,
+            body,
+        };
         let response = relay.send(holder, &caller.runtime, request).await?;
         if RelayedResponse::is_invalid_request(response.status()) {
             self.port.limiter.count_invalid_request(&caller.runtime, Instant::now());
@@ -138,12 +147,12 @@ impl<T: V2Intake> Service for V2Handler<T> {
     }
 
     fn identify(&self, chain: &[CertificateDer<'_>], _: Option<SocketAddr>) -> Peer {
-        self.callers.identify(chain.first())
+        self.callers.identify(chain)
     }
 
     fn owner<'a>(&self, peer: &'a Peer) -> Owner<'a> {
         match peer {
-            Peer::Runtime(caller) => Owner::Runtime(&caller.runtime, ClientLeaf::of_caller(caller)),
+            Peer::Runtime(caller, _) => Owner::Runtime(&caller.runtime, ClientLeaf::of_caller(caller)),
             Peer::Proxy => Owner::Shared,
             Peer::Replica => Owner::Replica,
             Peer::Rejected(_) => Owner::Unidentified,
@@ -157,7 +166,8 @@ impl<T: V2Intake> Service for V2Handler<T> {
     fn authenticate(&self, parts: &Parts, peer: &Peer, now: Now) -> Result<Sender, Refusal> {
         self.check_head(parts)?;
         let via = if let Peer::Replica = peer { Via::Replica } else { Via::Client };
-        Ok(Sender { caller: self.callers.caller(peer, &parts.headers, now.unix)?, via })
+        let intermediates = if let Peer::Runtime(_, intermediates) = peer { intermediates.clone() } else { None };
+        Ok(Sender { caller: self.callers.caller(peer, &parts.headers, now.unix)?, intermediates, via })
     }
 
     async fn process<B: Body<Data = Bytes> + Send>(
@@ -175,7 +185,7 @@ impl<T: V2Intake> Service for V2Handler<T> {
         }
         let (body, elsewhere) = self.body(manager, sender, body, now).await?;
         if let Some((relay, holder)) = elsewhere {
-            return self.relay(relay, &holder, (parts, caller), body).await;
+            return self.relay(relay, &holder, (parts, sender), body).await;
         }
         let event = Event::parse(&body.bytes).map_err(|_| Refusal::Malformed)?;
         drop(body);

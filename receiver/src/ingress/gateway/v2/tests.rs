@@ -405,7 +405,7 @@ fn forwarded_certificate_is_verified_by_the_current_roots() {
     folder.put("proxies", &proxies.bundle().to_pem());
     let mut files = folder.open(Some("spiffe://proxy".parse().unwrap()), &pki::Metrics::default());
     let callers = files.callers.clone();
-    let peer = callers.identify(Some(&proxies.leaf("proxy", Some("spiffe://proxy"), 2090)));
+    let peer = callers.identify(&[proxies.leaf("proxy", Some("spiffe://proxy"), 2090)]);
     let leaves = [old.leaf("r-1", None, 2090), new.leaf("r-1", None, 2090)];
     let is_accepted = || {
         leaves.each_ref().map(|leaf| {

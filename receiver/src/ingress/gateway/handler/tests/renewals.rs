@@ -42,7 +42,7 @@ impl Renewals {
     }
 
     async fn send_as(&self, agent: &Agent, request: Request<Full<Bytes>>) -> (u16, Value, bool) {
-        let peer = Peer::read(&agent.identity.chain[0], &domain());
+        let peer = Peer::read(&agent.identity.chain, &domain());
         let (response, is_last) = self.handler.handle(request, &peer).await;
         let (status, body) = read(response).await;
         (status, body, is_last)
@@ -190,7 +190,7 @@ async fn each_refusal_of_a_renewal_has_its_status_and_counter() {
 async fn renewal_route_is_absent_without_an_issuer() {
     let fixture = Renewals::new();
     let handler = V3Handler::new(&settings(), RecordingIntake::default(), metrics());
-    let peer = Peer::read(&fixture.agent.identity.chain[0], &domain());
+    let peer = Peer::read(&fixture.agent.identity.chain, &domain());
     let request = fixture.request(&honest_request("r-1").to_json().unwrap(), 1);
     assert_eq!(read(handler.handle(request, &peer).await.0).await.0, 404);
 }

@@ -4,8 +4,13 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use http::{HeaderValue, Request};
 use http_body_util::Full;
-use serde_json::Value;
 use tidewatch_shared::forwarded::CLIENT_CERT;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
+};
+use rustls_pki_types::CertificateDer;
+use serde_json::Value;
 
 use super::testing::*;
 use crate::{
@@ -14,7 +19,7 @@ use crate::{
         gateway::tests::testing::{Agent, ca, domain},
         relay::LOST_PATH,
     },
-    pki::SigningRequest,
+    pki::{Ca, SigningRequest, TrustBundle},
 };
 
 fn forwarded(mut request: Request<Full<Bytes>>, agent: &Agent, port: &'static str) -> Request<Full<Bytes>> {
@@ -76,6 +81,46 @@ async fn fields_of_a_replica_have_no_effect_on_the_event_port() {
     two.stop().await;
 }
 
+/// An intermediate authority of another root, and that root.
+fn intermediate() -> (Ca, CertificateDer<'static>, TrustBundle) {
+    let authority = |name: &str| {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        (params, KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap())
+    };
+    let ((root, root_key), (params, key)) = (authority("root"), authority("intermediate"));
+    let roots = TrustBundle::from_pem(root.self_signed(&root_key).unwrap().pem().as_bytes()).unwrap();
+    let certificate = params.signed_by(&key, &Issuer::new(root, root_key)).unwrap();
+    let ca = Ca::from_pem(certificate.pem().as_bytes(), key.serialize_pem().as_bytes()).unwrap();
+    (ca, certificate.der().clone(), roots)
+}
+
+/// As with cert-manager and an issuer below the root that the receivers trust.
+#[tokio::test]
+async fn certificate_of_an_intermediate_authority_is_accepted_through_another_replica() {
+    let (ca, certificate, roots) = intermediate();
+    let fleet = Fleet::trusting(&roots);
+    let (one, two) = (fleet.start("one", |_| {}).await, fleet.start("two", |_| {}).await);
+    let mut agent = Agent::new(&ca, "r-1", unix_now());
+    agent.identity.chain.push(certificate);
+    fleet.place("r-1", "two");
+    for (counter, replica) in [(1, &two), (2, &one)] {
+        assert_eq!(replica.send(&fleet, &agent, events(&agent, counter)).await.status(), 202);
+        let mut sender = Sender::open(replica.v2_address, client(&fleet, &agent.identity)).await.unwrap();
+        assert_eq!(sender.send(v2_event()).await.unwrap().status(), 200);
+    }
+    assert_eq!((two.intake.count(), two.v2_intake.0.lock().unwrap().len()), (2, 2));
+    one.stop().await;
+    two.stop().await;
+}
+
+fn v2_event() -> Request<Full<Bytes>> {
+    const EVENT: &str = r#"{"watched":{"Namespace":"kyma-system","Name":"default"},"watchedGvk":{"kind":"Kyma"}}"#;
+    Request::post("https://kcp.test/v2/lifecycle-manager/event").body(Full::from(EVENT)).unwrap()
+}
+
 /// The certificate of a replica names no runtime, on any port.
 #[tokio::test]
 async fn replica_is_refused_as_an_agent() {
@@ -110,7 +155,7 @@ fn any_server(fleet: &Fleet) -> std::sync::Arc<dyn rustls::client::danger::Serve
 /// Enrolment issues for the key of a request alone, whatever names it has.
 #[tokio::test]
 async fn request_for_the_names_of_a_replica_yields_none() {
-    use rcgen::{CertificateParams, KeyPair, SanType};
+    use rcgen::SanType;
     let fleet = Fleet::new();
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::default();

@@ -150,6 +150,13 @@ impl Fleet {
         }
     }
 
+    /// A fleet whose agents may have certificates of these roots, too.
+    pub(super) fn trusting(roots: &TrustBundle) -> Self {
+        let fleet = Self::new();
+        fleet.set_roots(fleet.ca.trust_bundle().with(roots));
+        fleet
+    }
+
     /// Assigns a runtime to a replica.
     pub(super) fn place(&self, runtime: &str, replica: &str) {
         self.places.lock().unwrap().insert(runtime.parse().unwrap(), replica.to_owned());
@@ -226,7 +233,8 @@ impl Fleet {
         let (relay, reporter) =
             Relay::with_deadlines(holders, tls.clone(), relay::Metrics::register(&mut registry), deadlines);
         let server = self.ca.make_server(&["kcp.test".parse().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
-        let server = ServerIdentity::new(&server.identity().unwrap(), &self.ca.trust_bundle()).unwrap();
+        let clients = self.trust.borrow().clients.clone();
+        let server = ServerIdentity::new(&server.identity().unwrap(), &clients).unwrap();
         let revocations = Revocations::new(crate::ingress::enrolment::Metrics::register(&mut registry), Duration::ZERO);
         let mut common = Settings {
             relay: Some(relay.clone()),
@@ -271,7 +279,7 @@ impl Fleet {
             lag_limit: common.lag_limit,
             ..v2::settings("127.0.0.1:0".parse().unwrap(), domain())
         };
-        let callers = CallerVerifier::new(self.ca.trust_bundle(), None).unwrap();
+        let callers = CallerVerifier::new(clients, None).unwrap();
         let gateway = Gateway::bind(v2_settings, Arc::new(ArcSwap::new(server.config.clone())), |settings| {
             let (metrics, shared) =
                 (v2::Metrics::register(&mut Registry::default()), PortMetrics::register(&mut Registry::default()));
