@@ -161,7 +161,8 @@ impl Sharding {
             handshake_steps: config.capacity.handshake_steps(),
             ..relayed::settings(self.replica.settings.address, config.trust_domain.clone())
         };
-        let handler = move |settings: &_| Arc::new(RelayHandler::new(settings, handlers, metrics));
+        let tls = self.tls.clone();
+        let handler = move |settings: &_| Arc::new(RelayHandler::new(settings, handlers, tls, metrics));
         Gateway::bind(settings, self.tls.server.clone(), handler).boxed()
     }
 

@@ -94,10 +94,11 @@ impl ReplicaMetrics {
 #[derive(Clone)]
 pub struct ReplicaTls {
     /// TLS 1.3 and HTTP/2 of the relay port. The handshake requires a client certificate that chains to the roots of the
-    /// replicas, and the port refuses one that names no replica: an agent's may chain to the same roots.
+    /// replicas, and the port ends the connection of one that names no replica: an agent's may chain to the same roots.
     pub server: Arc<ArcSwap<ServerConfig>>,
     client: Arc<ArcSwap<ReplicaClient>>,
     agents: Arc<ArcSwap<Verifier>>,
+    replicas: Arc<ArcSwap<Verifier>>,
     domain: TrustDomain,
 }
 
@@ -110,6 +111,11 @@ impl ReplicaTls {
     /// Verifier of the agents' certificates that a replica passes on.
     pub(crate) fn agents(&self) -> Arc<Verifier> {
         self.agents.load_full()
+    }
+
+    /// Verifier of the certificates of other replicas as clients; replaced with each change of their roots.
+    pub(crate) fn replicas(&self) -> Arc<Verifier> {
+        self.replicas.load_full()
     }
 
     /// Configuration of a connection to a replica with the certificate of another client.
@@ -129,6 +135,11 @@ pub(crate) struct ReplicaClient {
 }
 
 impl ReplicaClient {
+    #[cfg(test)]
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
     /// Returns the configuration of connections to exactly this replica.
     pub(crate) fn config(&self, replica: &ReplicaName) -> Result<ClientConfig, TlsConfigError> {
         let verifier = ReplicaVerifier::new(self.roots.clone(), self.domain.clone(), replica.clone());
@@ -243,6 +254,7 @@ impl ReplicaCertificate {
             server: Arc::new(ArcSwap::new(current.server()?)),
             client: Arc::new(ArcSwap::new(current.client(&domain)?)),
             agents: Arc::new(ArcSwap::from_pointee(verifier)),
+            replicas: Arc::new(ArcSwap::from_pointee(proxy::verifier(current.roots.store()?)?)),
             domain,
         };
         metrics.ends.set(current.leaf.not_after);
@@ -311,6 +323,9 @@ impl ReplicaCertificate {
         let (server, client) = (current.server()?, current.client(&self.tls.domain)?);
         if current.clients != self.current.clients {
             self.tls.agents.store(Arc::new(proxy::verifier(current.clients.store()?)?));
+        }
+        if current.roots != self.current.roots {
+            self.tls.replicas.store(Arc::new(proxy::verifier(current.roots.store()?)?));
         }
         self.tls.server.store(server);
         self.tls.client.store(client);

@@ -253,6 +253,9 @@ async fn serve<S: Service>(
         return "no-certificate";
     }
     let peer = Arc::new(service.identify(chain, source));
+    if !service.admits(&peer) {
+        return "not-admitted";
+    }
     let Owner::Runtime(runtime, leaf) = service.owner(&peer) else {
         return serve_requests(context, stream, &peer, &Closing::default()).await.0;
     };

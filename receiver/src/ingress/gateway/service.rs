@@ -61,6 +61,11 @@ pub trait Service: Sized + Send + Sync + 'static {
         Owner::Unidentified
     }
 
+    /// False for a client none of whose requests is served; its connection ends without a response.
+    fn admits(&self, _: &Self::Peer) -> bool {
+        true
+    }
+
     /// Returns the metric label of a path's route.
     fn route(path: &str) -> &'static str;
 
@@ -285,6 +290,10 @@ impl<S: Service> Service for Arc<S> {
 
     fn owner<'a>(&self, peer: &'a S::Peer) -> Owner<'a> {
         S::owner(self, peer)
+    }
+
+    fn admits(&self, peer: &S::Peer) -> bool {
+        S::admits(self, peer)
     }
 
     fn route(path: &str) -> &'static str {

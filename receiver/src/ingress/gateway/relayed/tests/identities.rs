@@ -10,13 +10,17 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
 };
 use rustls_pki_types::CertificateDer;
-use serde_json::Value;
+use tokio::time::timeout;
 
-use super::testing::*;
+use super::{faults::is_temporary, testing::*};
 use crate::{
     ingress::{
         enrolment::tests::testing::{honest_request, unix_now},
-        gateway::tests::testing::{Agent, ca, domain},
+        gateway::{
+            metrics::ReasonLabel,
+            relayed::handler::ConnectedReplica,
+            tests::testing::{Agent, ca, domain},
+        },
         relay::LOST_PATH,
     },
     pki::{Ca, SigningRequest, TrustBundle},
@@ -46,12 +50,17 @@ async fn agent_is_refused_on_the_relay_port() {
         [forwarded(events(&agent, 1), &agent, "event"), forwarded(events(&victim, 1), &victim, "event"), lost()]
     {
         let config = two.tls.client_as(&agent.identity, "two");
-        let mut sender = Sender::open(two.relay_address, config).await.unwrap();
-        let response = sender.send(request).await.unwrap();
-        let problem: Value = serde_json::from_slice(response.body()).unwrap();
-        assert_eq!((response.status().as_u16(), &problem["status"]), (403, &403.into()));
-        sender.ends().await;
+        if let Ok(mut sender) = Sender::open(two.relay_address, config).await {
+            assert!(sender.send(request).await.is_err(), "the connection ends at once");
+        }
     }
+    let reason = ReasonLabel { reason: "not-admitted" };
+    let ended = async {
+        while two.relay_port.connections_ended.get_or_create(&reason).get() < 3 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, ended).await.unwrap();
     let stranger = Agent::new(&ca(unix_now()), "r-1", unix_now());
     let opened = Sender::open(two.relay_address, two.tls.client_as(&stranger.identity, "two")).await;
     if let Ok(mut sender) = opened {
@@ -79,6 +88,36 @@ async fn fields_of_a_replica_have_no_effect_on_the_event_port() {
     assert_eq!(two.intake.received.lock().unwrap()[0].0, "r-1");
     one.stop().await;
     two.stop().await;
+}
+
+#[tokio::test]
+async fn connection_of_a_replica_ends_with_the_trust_in_its_root() {
+    let (fleet, one, mut two) = Fleet::two().await;
+    fleet.place("r-1", "two");
+    let config = one.tls.client().config(&"two".parse().unwrap()).unwrap();
+    let mut sender = Sender::open(two.relay_address, config).await.unwrap();
+    assert_eq!(sender.send(lost()).await.unwrap().status(), 204);
+    let (old, new) = (fleet.ca.trust_bundle(), ca(unix_now()).trust_bundle());
+    fleet.set_roots(old.with(&new));
+    two.certificate.refresh(unix_now()).await;
+    assert_eq!(sender.send(lost()).await.unwrap().status(), 204, "another root is trusted as well");
+    fleet.set_roots(new);
+    two.certificate.refresh(unix_now()).await;
+    is_temporary(&sender.send(lost()).await.unwrap());
+    sender.ends().await;
+    assert_eq!(two.intake.lost_connections(), 2);
+    one.stop().await;
+    two.stop().await;
+}
+
+#[tokio::test]
+async fn connected_replica_is_valid_until_its_certificate_ends() {
+    let (tls, now) = (Fleet::new().tls("one").await, unix_now());
+    let identity = tls.client().identity().clone();
+    let read = |now| ConnectedReplica::read(&identity.chain, &domain(), tls.replicas(), now);
+    let replica = read(now).unwrap();
+    assert!(replica.is_valid(&tls.replicas(), now) && !replica.is_valid(&tls.replicas(), now + 8 * 24 * 3_600));
+    assert!(read(now + 8 * 24 * 3_600).is_none());
 }
 
 /// An intermediate authority of another root, and that root.

@@ -358,10 +358,11 @@ async fn agent_gets_no_answer_on_any_port() {
     let questions = Arc::<AtomicUsize>::default();
     two.responders.set(Topic::Report, silent(&questions, &Arc::default()));
     let agent = fleet.agent("r-1", "two");
-    let mut sender = Sender::open(two.relay_address, two.tls.client_as(&agent.identity, "two")).await.unwrap();
-    let asked = timeout(PATIENCE, sender.send(question(Method::POST, "/replica/v1/report"))).await.unwrap();
-    assert_eq!(asked.unwrap().status(), 403);
-    sender.ends().await;
+    // Its connection ends at once.
+    if let Ok(mut sender) = Sender::open(two.relay_address, two.tls.client_as(&agent.identity, "two")).await {
+        let asked = timeout(PATIENCE, sender.send(question(Method::POST, "/replica/v1/report"))).await.unwrap();
+        assert!(asked.is_err());
+    }
     // The field of a replica has no effect on a port for agents, with the path of a question or of events.
     let mut sender = two.connect(&fleet, &agent).await;
     let mut forged = question(Method::POST, "/replica/v1/report");

@@ -305,11 +305,11 @@ impl Fleet {
         let peers = ReplicaPeers::new(relay.clone(), directory, answers.clone());
         let handlers = RelayedHandlers { events: events.unwrap(), v2: v2_handler, enrolment, answers };
         let relay_port = PortMetrics::register(&mut Registry::default());
-        let relay_metrics = relay_port.clone();
+        let (relay_metrics, relay_tls) = (relay_port.clone(), tls.clone());
         let relay_settings =
             Settings { lag_limit: common.lag_limit, ..relayed::settings("127.0.0.1:0".parse().unwrap(), domain()) };
         let gateway = Gateway::bind(relay_settings, tls.server.clone(), |settings| {
-            RelayHandler::new(settings, handlers, relay_metrics)
+            RelayHandler::new(settings, handlers, relay_tls, relay_metrics)
         });
         let gateway = gateway.await.unwrap();
         let relay_address = gateway.address();
