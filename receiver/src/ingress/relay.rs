@@ -61,7 +61,7 @@ pub use self::{
 pub(in crate::ingress) use self::{
     lost::{LOST_PATH, LostConnection, MAX_LOST_BYTES},
     question::{MAX_QUESTION_BYTES, QUESTION_PATH},
-    request::{RelayedPort, RelayedRequest, source_of},
+    request::{RELAY_FIELD, RelayedPort, RelayedRequest, source_of},
     response::{RelayedResponse, mark_last},
 };
 

@@ -29,8 +29,8 @@ use crate::{
             v2::{self, V2Handler, V2Intake},
         },
         relay::{
-            Answers, LOST_PATH, LostConnection, MAX_LOST_BYTES, MAX_QUESTION_BYTES, QUESTION_PATH, RelayError,
-            RelayedPort,
+            Answers, LOST_PATH, LostConnection, MAX_LOST_BYTES, MAX_QUESTION_BYTES, QUESTION_PATH, RELAY_FIELD,
+            RelayError, RelayedPort,
         },
     },
     pki::{ReplicaTls, Verifier, replica_of},
@@ -223,6 +223,8 @@ impl<I: Intake, T: V2Intake> Service for RelayHandler<I, T> {
         match RelayedPort::of(&parts.headers) {
             Some(RelayedPort::Lost) => self.lost(parts, body).await,
             Some(RelayedPort::Question) => self.question(parts, body, replica).await,
+            // A port that this replica does not serve, as while a flag of the installation changes: a later holder may.
+            _ if parts.headers.contains_key(RELAY_FIELD) => Err(RelayError::NotHere.into()),
             _ => Err(Refusal::Route),
         }
     }

@@ -155,6 +155,19 @@ async fn certificate_of_an_intermediate_authority_is_accepted_through_another_re
     two.stop().await;
 }
 
+/// As while replicas with and without `--v2` run beside each other.
+#[tokio::test]
+async fn request_of_a_port_that_the_holder_does_not_serve_is_refused_for_a_while() {
+    let mut fleet = Fleet::new();
+    fleet.without_v2 = Some("two");
+    let (one, two) = (fleet.start("one", |_| {}).await, fleet.start("two", |_| {}).await);
+    let agent = fleet.agent("r-1", "two");
+    let mut sender = Sender::open(one.v2_address, client(&fleet, &agent.identity)).await.unwrap();
+    is_temporary(&sender.send(v2_event()).await.unwrap());
+    one.stop().await;
+    two.stop().await;
+}
+
 fn v2_event() -> Request<Full<Bytes>> {
     const EVENT: &str = r#"{"watched":{"Namespace":"kyma-system","Name":"default"},"watchedGvk":{"kind":"Kyma"}}"#;
     Request::post("https://kcp.test/v2/lifecycle-manager/event").body(Full::from(EVENT)).unwrap()
@@ -221,7 +234,7 @@ async fn certificates_that_a_replica_forwards_are_verified_again() {
         ("two", forwarded(forwarded(events(&agent, 1), &agent, "event"), &agent, "event"), 401),
         ("of another CA", forwarded(events(&stranger, 1), &stranger, "event"), 401),
         ("of another runtime", forwarded(events(&agent, 1), &fleet.agent("r-2", "two"), "event"), 401),
-        ("an unknown port", forwarded(events(&agent, 1), &agent, "other"), 404),
+        ("an unknown port", forwarded(events(&agent, 1), &agent, "other"), 503),
         ("good", forwarded(events(&agent, 1), &agent, "event"), 202),
         ("a lost connection", lost(), 204),
     ] {

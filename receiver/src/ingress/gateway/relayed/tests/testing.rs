@@ -69,6 +69,8 @@ pub(super) struct Fleet {
     addresses: Arc<Mutex<HashMap<String, SocketAddr>>>,
     served: Served,
     fleet_holder: Arc<Mutex<Option<String>>>,
+    /// Replica that does not serve contract v2.
+    pub(super) without_v2: Option<&'static str>,
 }
 
 /// Shards of each replica.
@@ -147,6 +149,7 @@ impl Fleet {
             addresses: Arc::default(),
             served: Served::default(),
             fleet_holder: Arc::default(),
+            without_v2: None,
         }
     }
 
@@ -284,7 +287,7 @@ impl Fleet {
             let (metrics, shared) =
                 (v2::Metrics::register(&mut Registry::default()), PortMetrics::register(&mut Registry::default()));
             let handler = Arc::new(V2Handler::new(settings, callers, v2_intake.clone(), metrics, shared));
-            v2_handler = Some(handler.clone());
+            v2_handler = (self.without_v2 != Some(name)).then(|| handler.clone());
             handler
         });
         let gateway = gateway.await.unwrap();
