@@ -62,17 +62,22 @@ impl ConnectionSlot {
             self.state.lock().await
         };
         let client = relay.tls().client();
-        if let Some(open) = &state.connection
-            && Arc::ptr_eq(&open.client, &client)
-            && !open.http2.has_ended()
-        {
-            return Ok(open.clone());
+        if let Some(Connection { http2, client: used }) = state.connection.clone() {
+            if http2.has_answered() {
+                state.failures = 0;
+            }
+            if Arc::ptr_eq(&used, &client) && !http2.has_ended() {
+                return Ok(Connection { http2, client: used });
+            }
+            // Its requests in flight have clones of it.
+            state.connection = None;
+            if http2.has_ended() && !http2.has_answered() {
+                self.failed(&mut state, holder, "the connection ended without a response");
+            }
         }
         if Instant::now() < state.retry_at {
             return Err(RelayError::Gone);
         }
-        // Its requests in flight have clones of the former connection.
-        state.connection = None;
         let opening = relay.0.executor.spawn(open(relay.clone(), holder.clone(), client));
         let opened = match timeout(relay.0.deadlines.connect, AbortOnDropHandle::new(opening)).await {
             Ok(Ok(opened)) => opened,
@@ -82,22 +87,27 @@ impl ConnectionSlot {
         relay.0.metrics.connected(if opened.is_ok() { "opened" } else { "failed" });
         match opened {
             Ok(connection) => {
-                (state.failures, state.connection) = (0, Some(connection.clone()));
+                state.connection = Some(connection.clone());
                 self.is_failing.store(false, Ordering::Relaxed);
                 Ok(connection)
             }
             Err(error) => {
-                if state.failures == 0 {
-                    tracing::warn!(replica = %holder.name, address = %holder.address, error, "No connection to a replica");
-                }
-                state.failures = state.failures.saturating_add(1);
-                let failures = state.failures;
-                let pause = state.random.backoff(FIRST_PAUSE, MAX_PAUSE, failures);
-                state.retry_at = Instant::now() + pause;
-                self.is_failing.store(true, Ordering::Relaxed);
+                self.failed(&mut state, holder, &error);
                 Err(RelayError::Gone)
             }
         }
+    }
+
+    /// Pauses before the next attempt.
+    fn failed(&self, state: &mut State, holder: &Replica, error: &str) {
+        if state.failures == 0 {
+            tracing::warn!(replica = %holder.name, address = %holder.address, error, "No connection to a replica");
+        }
+        state.failures = state.failures.saturating_add(1);
+        let failures = state.failures;
+        let pause = state.random.backoff(FIRST_PAUSE, MAX_PAUSE, failures);
+        state.retry_at = Instant::now() + pause;
+        self.is_failing.store(true, Ordering::Relaxed);
     }
 }
 

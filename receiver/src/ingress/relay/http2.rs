@@ -27,12 +27,16 @@ use tokio_util::task::AbortOnDropHandle;
 const WINDOW: u32 = 1 << 20;
 /// Bytes of the head of a response at most.
 const MAX_HEAD: u32 = 16 << 10;
+/// Streams that are remembered after their clients left, above all that one connection can have: a response that is on its way
+/// to an unknown stream counts as an error of the holder.
+const MAX_RESETS: usize = 2_048;
 
 /// An open connection. It lives as long as the pool, a request or the body of a response has a clone of it.
 #[derive(Clone)]
 pub(super) struct Http2Connection {
     sender: SendRequest<Bytes>,
     has_ended: Arc<AtomicBool>,
+    has_answered: Arc<AtomicBool>,
     _task: Arc<AbortOnDropHandle<()>>,
 }
 
@@ -73,6 +77,9 @@ impl Http2Connection {
             .initial_connection_window_size(WINDOW)
             .max_header_list_size(MAX_HEAD)
             .enable_push(false)
+            .max_concurrent_reset_streams(MAX_RESETS)
+            // Clients that leave reset their streams here, which must not end the connection of all others.
+            .max_local_error_reset_streams(None)
             .handshake(stream)
             .await?;
         let (pings, has_ended) = (connection.ping_pong(), Arc::<AtomicBool>::default());
@@ -86,7 +93,14 @@ impl Http2Connection {
             }
             ended.store(true, Ordering::Relaxed);
         });
-        Ok(Self { sender, has_ended, _task: Arc::new(AbortOnDropHandle::new(task)) })
+        let has_answered = Arc::default();
+        Ok(Self { sender, has_ended, has_answered, _task: Arc::new(AbortOnDropHandle::new(task)) })
+    }
+
+    /// True if a response has arrived, and so the holder accepts the certificate of this replica. In TLS 1.3 the handshake of the
+    /// client ends before the server has verified it (RFC 8446, section 2).
+    pub(super) fn has_answered(&self) -> bool {
+        self.has_answered.load(Ordering::Relaxed)
     }
 
     /// True if it takes no more requests.
@@ -106,7 +120,11 @@ impl Http2Connection {
         if !body.is_empty() {
             stream.send_data(body, true)?;
         }
-        Ok(response.await?.map(|stream| ResponseBody { stream, _connection: self.clone() }))
+        let response = response.await?;
+        if !self.has_answered() {
+            self.has_answered.store(true, Ordering::Relaxed);
+        }
+        Ok(response.map(|stream| ResponseBody { stream, _connection: self.clone() }))
     }
 
     fn end(&self) -> ExchangeError {

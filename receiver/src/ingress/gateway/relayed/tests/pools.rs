@@ -75,6 +75,28 @@ async fn connections_are_replaced_when_the_certificate_or_the_roots_change() {
     two.stop().await;
 }
 
+/// The holder finds that after the handshake of its client.
+#[tokio::test]
+async fn connections_to_a_holder_that_rejects_the_certificate_pause() {
+    let (fleet, one, mut two) = Fleet::two().await;
+    let agent = fleet.agent("r-1", "two");
+    fleet.set_roots(ca(unix_now()).trust_bundle());
+    two.certificate.refresh(unix_now()).await;
+    let mut sender = one.connect(&fleet, &agent).await;
+    let (mut counter, mut pauses) = (0, 0);
+    let paused = async {
+        while pauses < 2 {
+            counter += 1;
+            is_temporary(&sender.send(events(&agent, counter)).await.unwrap());
+            pauses = refused(&one, "gone");
+        }
+    };
+    timeout(PATIENCE, paused).await.unwrap();
+    assert_eq!(two.intake.count(), 0);
+    one.stop().await;
+    two.stop().await;
+}
+
 /// A holder that answers when the test lets it.
 struct Gated {
     address: SocketAddr,
