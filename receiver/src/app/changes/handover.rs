@@ -77,9 +77,12 @@ impl ShardHandover {
             self.recorder.initial_kyma(&KymaKey::of(kyma.as_ref()), kyma);
         }
         self.fleet.acquire(shard, instance, fence, Instant::now());
+        // Before requests are accepted: a report of changes in the objects of an unknown Manifest settles them.
+        for kyma in self.placer.of_shard(shard) {
+            register(&self.queue, &self.manifests, &kyma.key());
+        }
         let placed = self.placer.place_shard(shard);
         for kyma in &placed {
-            register(&self.queue, &self.manifests, kyma);
             manifests::enqueue_unfinished(&self.queue, &self.manifests, kyma);
         }
         placed

@@ -86,9 +86,13 @@ impl RuntimeTable {
         next_due(&self.0.reports.added, || (self.take_module_report(), None)).await
     }
 
-    /// Settles the events of a report: each Manifest that they affect has been reconciled since.
+    /// Settles the events of a report: each Manifest that they affect has been reconciled since. While the shard is drained none
+    /// is: the queue drops Manifests whose reconcile may not begin. The agent sends these events to the next holder.
     pub fn modules_settled(&self, ticket: &ReportTicket) {
         self.with_kyma(&ticket.kyma, |state, _| {
+            if state.tenure.is_draining() {
+                return;
+            }
             let entry = state.kymas.get_mut(&ticket.kyma).filter(|entry| entry.generation == ticket.generation);
             if let Some(Entry { runtime, .. }) = entry {
                 runtime.ended(&ticket.snapshot, WorkSet::MANIFEST);

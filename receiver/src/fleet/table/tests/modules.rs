@@ -1,6 +1,9 @@
 //! Events of module objects, which the reconciles of Manifests settle.
 
+use tidewatch_shared::metrics::Registry;
+
 use super::*;
+use crate::fleet::manifests::{self, ManifestKey, ManifestQueue};
 
 /// A table with a Kyma that has only a watch on module objects.
 fn table() -> RuntimeTable {
@@ -35,6 +38,27 @@ async fn report_settles_the_events_before_it() {
     fleet.modules_settled(&next.ticket);
     assert_eq!(settled(&fleet, 3), 2);
     assert!(fleet.next().now_or_never().is_none(), "no work on the Kyma");
+}
+
+#[tokio::test(start_paused = true)]
+async fn report_settles_nothing_while_its_shard_is_drained() {
+    let fleet = table();
+    let metrics = manifests::Metrics::register(&mut Registry::default());
+    let queue = ManifestQueue::new(manifests::Settings::default(), metrics, fleet.tenures());
+    let manifest = ManifestKey::new("kcp-system", "m");
+    queue.insert(manifest.clone(), key(0));
+    send(&fleet, 0, 1).unwrap();
+    let report = || fleet.next_module_report().now_or_never().expect("a report").ticket;
+    queue.report(vec![(manifest.clone(), Drift::All)], report());
+    fleet.drain(fleet.shard_of(Some(&id(0)), "")).await;
+    assert!(queue.next().now_or_never().is_none(), "the next holder reconciles the Manifest");
+    send(&fleet, 0, 2).unwrap();
+    queue.report(vec![(manifest, Drift::All)], report());
+    fleet.modules_settled(&queue.next_settled().now_or_never().expect("no Manifest is left"));
+    while let Some(ticket) = queue.next_settled().now_or_never() {
+        fleet.modules_settled(&ticket);
+    }
+    assert_eq!(settled(&fleet, 1), 0);
 }
 
 #[tokio::test(start_paused = true)]
