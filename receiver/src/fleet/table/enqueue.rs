@@ -64,14 +64,16 @@ impl RuntimeTable {
 
     /// Enqueues work of these Kymas after a change in KCP, this many per second; Kymas that already wait keep their
     /// turn. A Kyma that is unknown, or in a shard of another replica, has its turn without effect: replicas that are given
-    /// the same Kymas of the fleet keep the rate together.
+    /// the same Kymas of the fleet keep the rate together. Such turns do not add up over several changes.
     pub fn enqueue_paced(&self, mut keys: Vec<KymaKey>, work: WorkSet, per_second: u32) {
         let (queued, step) = (QueuedWork::new(work, Priority::Catalog), Duration::from_secs(1) / per_second.max(1));
         rotate(&mut keys);
+        // Of a replica that holds all Kymas, at most each waits for a turn.
+        let all = step.saturating_mul(u32::try_from(self.directory().kymas()).unwrap_or(u32::MAX));
         // Locked before any shard, so that two changes take turns one after the other.
         let mut pace = self.0.pace.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let mut at = pace.filter(|at| *at > now).unwrap_or(now);
+        let mut at = pace.filter(|at| *at > now).unwrap_or(now).min(now + all);
         for key in &keys {
             let is_waiting = self.with_kyma(key, |state, now| {
                 let is_waiting = state.queue.is_delayed(key, DelayReason::Paced);

@@ -297,6 +297,28 @@ async fn rates_and_the_heartbeat_interval_are_those_of_the_whole_fleet() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn unused_turns_of_several_changes_do_not_add_up() {
+    let (fleet, _) = unheld(400);
+    acquire(&fleet, shard_of(0), 1);
+    (0..100).for_each(|n| fleet.place(key(n), "", Some(id(n)), plan("1")));
+    let catalog = WorkSet::of(&[Work::Catalog]);
+    let change = || fleet.enqueue_paced((0..100).map(key).collect(), catalog, 10);
+    for _ in 0..30 {
+        change();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        while let Some(job) = fleet.next().now_or_never() {
+            fleet.done(job, ReconcileOutcome::ended(catalog));
+        }
+    }
+    change();
+    let start = Instant::now();
+    for _ in 0..fleet.runtimes() {
+        fleet.done(fleet.next().await, ReconcileOutcome::ended(catalog));
+    }
+    assert!(start.elapsed() <= Duration::from_secs(20), "{:?}, for two times 100 turns", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn walks_return_the_kymas_of_all_shards_in_order() {
     let fleet = held(4);
     let mut keys: Vec<_> = (0..300).map(key).collect();
