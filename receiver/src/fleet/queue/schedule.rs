@@ -358,16 +358,20 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
     fn defer(&mut self, key: &K, taken: &QueuedWork, deferred: WorkSet, outcome: &ReconcileOutcome, now: Instant) {
         let Some(entry) = self.entries.get_mut(key) else { return };
         let (before, times) = entry.deferred;
+        let left = before.minus(outcome.ended);
         if !deferred.is_empty() {
             let times = times.saturating_add(1);
-            entry.deferred = (before | deferred, times);
+            entry.deferred = (left | deferred, times);
             let at = now + outcome.class.unwrap_or(ErrorClass::Ours).delay(times, &mut self.random);
             let priority = taken.priority.max(Priority::Catalog);
             let queued = QueuedWork { work: deferred, priority, ..taken.clone() };
             self.enqueue_after(key, DelayReason::Deferred, at, queued, now);
-        } else if !before.both(outcome.ended).is_empty() {
+        } else if left.is_empty() && !before.is_empty() {
             entry.deferred = (WorkSet::EMPTY, 0);
             entry.end_delay(DelayReason::Deferred);
+        } else {
+            // Other kinds of work are still due.
+            entry.deferred = (left, times);
         }
     }
 

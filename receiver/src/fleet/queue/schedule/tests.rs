@@ -45,6 +45,29 @@ fn rest_delays_a_users_change_too_and_ends() {
 }
 
 #[test]
+fn end_of_one_deferred_kind_of_work_keeps_the_retry_of_another() {
+    let (mut queue, now) = queue(1, 4);
+    let both = kyma() | catalog();
+    let deferring = |deferred: WorkSet, ended: WorkSet| ReconcileOutcome {
+        deferred,
+        class: Some(ErrorClass::Refused),
+        ..ReconcileOutcome::ended(ended)
+    };
+    let mut change = |work: WorkSet, outcome: &ReconcileOutcome| {
+        queue.enqueue(&0, QueuedWork::new(work, Priority::User), now);
+        let (key, taken) = queue.take(now).unwrap();
+        queue.finish(&key, &taken, outcome, now);
+        queue.earliest()
+    };
+    assert!(change(both, &deferring(both, WorkSet::EMPTY)).is_some());
+    assert!(change(kyma(), &ReconcileOutcome::ended(kyma())).is_some(), "the catalog is due");
+    assert!(change(both, &deferring(catalog(), kyma())).is_some());
+    let retry = change(kyma(), &ReconcileOutcome::ended(kyma())).expect("the catalog is due");
+    assert_eq!(change(catalog(), &ReconcileOutcome::ended(catalog())), None);
+    assert!(retry > now);
+}
+
+#[test]
 fn work_enqueued_during_a_reconcile_follows_it() {
     let (mut queue, now) = queue(1, 4);
     queue.enqueue(&0, queued(Priority::User), now);
