@@ -103,6 +103,8 @@ struct Inner {
 #[derive(Default)]
 struct KcpState {
     ledger: Ledger,
+    /// The last snapshot was decided by this replica.
+    has_decided: bool,
     snapshot: Option<Arc<Snapshot>>,
     /// Modules that changed since the removal guard last decided.
     undecided: BTreeSet<String>,
@@ -374,10 +376,11 @@ impl Catalog {
     }
 
     /// Observes the ConfigMap of releases, `None` if there is none. Returns whether [`Catalog::refresh`] may decide otherwise now: the
-    /// accepted state was adopted, there is a new confirmation, or the decision of another replica.
+    /// accepted state was adopted, there is a new confirmation, or the content is none that this replica wrote: the decision of another
+    /// one, or what the holder of the fleet role then writes over.
     pub(crate) fn observe_releases(&self, map: Option<&ConfigMap>) -> bool {
         let Observed { is_input, is_other } = lock(&self.0.kcp).ledger.observe(map);
-        is_input || is_other && !self.0.role.is_held()
+        is_input || is_other
     }
 
     /// Writes the ConfigMap of releases if it is out of date. Returns false if that failed; the accepted state then stays pending.
@@ -480,8 +483,12 @@ impl Catalog {
         let (decides, no_confirmation) = (self.0.role.is_held(), BTreeSet::new());
         if !decides {
             kcp.used.clear();
+        }
+        // Also before the first decision: the replica that decided before may have stored another one since.
+        if !decides || !kcp.has_decided {
             kcp.ledger.follow();
         }
+        kcp.has_decided = decides;
         let policy = RemovalPolicy {
             percent: self.0.settings.flags.removal_limit_percent,
             confirmed: if decides { &kcp.ledger.confirmed } else { &no_confirmation },

@@ -806,6 +806,47 @@ async fn sync_with(catalog: &Catalog, fixture: &Fixture) -> Vec<String> {
     runtime.calls()
 }
 
+fn releases(data: &BTreeMap<String, String>) -> ConfigMap {
+    ConfigMap { data: Some(data.clone()), ..ConfigMap::default() }
+}
+
+/// Moves a channel of the module alpha, and returns the data to be stored.
+fn moved_channel(fixture: &mut Fixture) -> BTreeMap<String, String> {
+    fixture.template("alpha", "1.5.0");
+    fixture.meta("alpha", &[("regular", "1.5.0"), ("fast", "2.0.0")]);
+    fixture.catalog.pending_releases().unwrap()
+}
+
+#[tokio::test]
+async fn holder_of_the_role_writes_over_what_another_writer_stored() {
+    let mut fixture = Fixture::synced().await;
+    let old = fixture.catalog.pending_releases().unwrap();
+    fixture.catalog.releases_written(old.clone());
+    let new = moved_channel(&mut fixture);
+    fixture.catalog.releases_written(new.clone());
+    assert!(!fixture.catalog.observe_releases(Some(&releases(&new))), "its own write");
+    assert!(fixture.catalog.observe_releases(Some(&releases(&old))));
+    let _ = fixture.catalog.refresh(&fixture.stores);
+    assert_eq!(fixture.catalog.pending_releases(), Some(new));
+}
+
+#[tokio::test]
+async fn first_decision_with_the_role_continues_the_last_one_that_is_stored() {
+    let mut fixture = Fixture::synced().await;
+    let role = FleetRole::released();
+    let next = Catalog::of_replica(Settings::default(), Metrics::default(), WriteBudgets::default(), role.clone());
+    next.observe_releases(Some(&releases(&fixture.catalog.pending_releases().unwrap())));
+    let _ = next.refresh(&fixture.stores);
+    let (mut data, regular) = (moved_channel(&mut fixture), VersionSource::Channel("regular"));
+    let since = fixture.catalog.target("alpha", regular).unwrap().since.unwrap();
+    let accepted = data["accepted"].replace(&since.to_string(), "7");
+    data.insert("accepted".to_owned(), accepted);
+    next.observe_releases(Some(&releases(&data)));
+    role.acquire(WriteFence::default());
+    let _ = next.refresh(&fixture.stores);
+    assert_eq!(next.target("alpha", regular).unwrap().since, Some(7));
+}
+
 #[tokio::test]
 async fn replica_without_the_role_takes_nothing_away_before_the_decision_is_stored() {
     let mut fixture = Fixture::synced().await;
