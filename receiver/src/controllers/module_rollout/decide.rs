@@ -206,7 +206,9 @@ fn confirmed(progress: &Progress, counts: &Counts, now: i64) -> Progress {
     Progress {
         since: now,
         confirmations: progress.confirmations + 1,
-        confirmed_failures: counts.failing.max(progress.confirmed_failures),
+        // A process that started since the halt does not know yet which runtimes were not ready in time.
+        confirmed_failures: counts.failing.max(progress.failures_at_halt).max(progress.confirmed_failures),
+        failures_at_halt: 0,
         halted: None,
         ..progress.clone()
     }
@@ -221,7 +223,7 @@ fn halted(progress: &Progress, counts: &Counts, members: &[Member]) -> Progress 
     let (failing, upgraded) = (counts.failing, counts.proven + counts.failing + counts.upgrading);
     let names = names.join(", ");
     let reason = format!("{failing} of {upgraded} upgraded runtimes are no longer healthy: {names}{more}");
-    Progress { halted: Some(reason), ..progress.clone() }
+    Progress { halted: Some(reason), failures_at_halt: failing, ..progress.clone() }
 }
 
 /// The runtimes that a rollout waits for.

@@ -85,6 +85,9 @@ pub struct Progress {
     /// Number of failed runtimes that were confirmed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub confirmed_failures: usize,
+    /// Number of failed runtimes at the halt.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub failures_at_halt: usize,
     /// Reason of the halt; absent unless halted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub halted: Option<String>,
@@ -330,7 +333,8 @@ mod tests {
         let mut rollout = Rollout::of_move(&key(), None, &to("1.1.0", 1_000, Some("1.0.0")), false);
         let ring = Some(Ring { number: 3, through: u64::MAX });
         let halted = Some("2 of 9".to_owned());
-        rollout.progress = Some(Progress { ring, since: 9, confirmations: 1, confirmed_failures: 2, halted });
+        rollout.progress =
+            Some(Progress { ring, since: 9, confirmations: 1, confirmed_failures: 2, failures_at_halt: 3, halted });
         let text = serde_json::to_string(&rollout).unwrap();
         assert!(text.contains("ffffffffffffffff"), "a number of 64 bits is no number of JSON: {text}");
         assert_eq!(serde_json::from_str::<Rollout>(&text).unwrap(), rollout);

@@ -185,6 +185,20 @@ fn failures_halt_the_rollout_until_a_confirmation_that_permits_as_many_again() {
 }
 
 #[test]
+fn confirmation_covers_the_failures_at_the_halt_in_a_process_that_does_not_know_them() {
+    let policy = policy("10%,100%", "10%");
+    let halted = at(&last_ring(), &members(&[(4, Failing), (4, Proven), (32, WAITING)]), &policy, NOW).next.unwrap();
+    // As after a restart: each runtime has the whole deadline again.
+    let upgrading = members(&[(4, Upgrading), (4, Proven), (32, WAITING)]);
+    let criteria = Criteria { policy: &policy, is_confirmed: true, now: NOW + 7 };
+    let resumed = step(&halted, &upgrading, &BTreeSet::new(), criteria).next.unwrap();
+    assert_eq!(resumed.progress.as_ref().unwrap().confirmed_failures, 4);
+    let failing = |count| members(&[(count, Failing), (4, Proven), (36 - count, WAITING)]);
+    assert_eq!(at(&resumed, &failing(4), &policy, NOW + 8).admitted.len(), 4);
+    assert!(progress(&at(&resumed, &failing(8), &policy, NOW + 8)).halted.is_some());
+}
+
+#[test]
 fn small_ring_with_too_many_failures_halts_at_its_end() {
     // Twenty of a thousand may fail, and two in a hundred of those upgraded.
     let policy = policy("1%,100%", "2%");
