@@ -1,4 +1,4 @@
-//! The connection to a receiver's admin listener: a port-forward to the active receiver's pod, or a URL.
+//! The connection to a receiver's admin listener: a port-forward to the pod of an active receiver, or a URL.
 
 use std::{cell::RefCell, fmt, fs, path::PathBuf, str::FromStr, sync::Arc};
 
@@ -82,7 +82,7 @@ pub struct AdminFlags {
     #[command(flatten)]
     pub cluster: ClusterFlags,
 
-    /// Name of the receivers' Lease, held by the active receiver
+    /// Name of the receivers' Lease, held by the active receiver or by all replicas together
     #[arg(long, env = "TIDEWATCH_LEASE_NAME", default_value = DEFAULT_LEASE_NAME)]
     pub lease_name: String,
 
@@ -90,7 +90,7 @@ pub struct AdminFlags {
     #[arg(long, env = "TIDEWATCH_ADMIN_PORT", default_value_t = DEFAULT_ADMIN_PORT, value_name = "PORT")]
     pub admin_port: u16,
 
-    /// URL of the admin listener; by default a port-forward to the active receiver's pod
+    /// URL of the admin listener; by default a port-forward to the pod of an active receiver
     #[arg(long, env = "TIDEWATCH_ADMIN_URL", value_name = "URL")]
     pub admin_url: Option<AdminUrl>,
 

@@ -1,4 +1,4 @@
-//! `fleet`: every runtime of the active receiver.
+//! `fleet`: every runtime of the fleet.
 
 use anyhow::{Context as _, Result};
 use clap::Args;

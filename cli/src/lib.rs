@@ -83,9 +83,9 @@ pub struct Cli {
 /// Commands of the program.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
-    /// Show every runtime of the active receiver: event path, last heartbeat, canary, waiting, parked, gaps
+    /// Show every runtime of the fleet: event path, last heartbeat, canary, waiting, parked, gaps
     #[command(after_help = "Exit codes: 0 shown; 1 no response; 2 invalid arguments.\n\
-        With --check also: 3 an event path is broken; 4 the receiver is not the active one.")]
+        With --check also: 3 an event path is broken; 4 the receiver is not active.")]
     Fleet(fleet::Fleet),
     /// Show the shards of the fleet: holder, its last renewal, runtimes, last move; and the holder of the fleet role
     #[command(after_help = "Exit codes: 0 shown; 1 no response; 2 invalid arguments.\n\

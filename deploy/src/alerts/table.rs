@@ -38,8 +38,8 @@ pub(super) const ALERTS: &[Alert] = &[
         summary: "A shard has no holder for longer than a take-over needs",
         meaning: "The runtimes of the shard are not reconciled, and their requests are answered 503: agents keep their events. A take-over \
                   ends within `--lease-seconds` (15) and a moment; with a longer duration, raise the time of this alert by the difference.",
-        checks: "`tidewatch_shards_refused` by reason shows why replicas claim no shard; `kubectl -n kcp-system get leases` shows which \
-                 `tidewatch-shard-…` has no holder or does not exist; `tidewatch_shard_lease_writes_total{outcome=\"failed\"}` and the logs \
+        checks: "`tidewatch_shards_refused` by reason shows why replicas claim no shard; `tidewatch shards` shows which shard has no \
+                 holder; `kubectl -n kcp-system get leases` shows whether a Lease `tidewatch-shard-…` is missing; `tidewatch_shard_lease_writes_total{outcome=\"failed\"}` and the logs \
                  show failed writes.",
         remedy: "Restore the API server of the control plane, or the Leases and the Role by applying `deploy/base` again: see \
                  [replicas](replicas.md#failures).",
@@ -59,8 +59,8 @@ pub(super) const ALERTS: &[Alert] = &[
         expression: "tidewatch_shards_refused == 1",
         pending: "5m",
         severity: "warning",
-        summary: "A replica claims no shard",
-        meaning: "The other replicas have its share. By reason, `unsharded-active`: a receiver without shards, or \
+        summary: "A replica claims no shard, or lacks a Lease",
+        meaning: "The other replicas have its share, except that a missing Lease of a shard affects that shard alone. By reason, `unsharded-active`: a receiver without shards, or \
                   replicas with another number of them, hold the Lease; \
                   `other-count`: another number of shards is stored than its `--shards`; `no-membership`: eight replicas live already; \
                   `lease-missing`: the installation lacks a Lease; `unconfirmed`: it cannot renew its Lease.",
@@ -77,7 +77,8 @@ pub(super) const ALERTS: &[Alert] = &[
                   nothing else is affected.",
         checks: "`tidewatch_shards_held` and `tidewatch_shards_wanted` by pod; `tidewatch_shards_refused`; \
                  `tidewatch_shards_ended_total{reason=\"hand-over-timeout\"}`; a replica that restarts again and again.",
-        remedy: "Repair or restart the replica that holds fewer than it wants.",
+        remedy: "Repair or restart the replica whose `tidewatch_shards_held` and `tidewatch_fleet_role_held` together are less than its \
+                 `tidewatch_shards_wanted`.",
     },
     Alert {
         name: "TidewatchRelayFails",
@@ -88,7 +89,7 @@ pub(super) const ALERTS: &[Alert] = &[
         meaning: "Requests of runtimes that another replica holds are answered 503; their agents keep the events, and may reach the holder \
                   with another connection. The reasons `unknown` and `not-here` belong to hand-overs and do not count.",
         checks: "By reason, `gone`: network policy and address in the Lease of the replica, `tidewatch_relay_connections_total{outcome=\"failed\"}`, \
-                 its certificate; `full` or `share`: CPU of the holder; `late` or `broken`: its log and `tidewatch_gateway_lag_seconds`.",
+                 the certificates of both and the roots that each trusts; `full` or `share`: CPU of the holder; `late` or `broken`: its log and `tidewatch_gateway_lag_seconds`.",
         remedy: "Open the relay port (8445) between the pods; restart the replica that does not respond; raise its CPU.",
     },
     Alert {

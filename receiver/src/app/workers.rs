@@ -230,7 +230,7 @@ async fn run<C: Controller>(controller: &C, job: &C::Job) -> ReconcileOutcome {
             tracing::error!(kind = C::KIND, key = %key, "Reconcile panicked");
             ReconcileOutcome::failed(queued.work, ErrorClass::Ours)
         }
-        // Cancelled because the object was removed, or its Kyma deselected: another controller may manage it now, so
+        // Cancelled because the object was removed, its Kyma deselected, or its shard released: another controller may manage it now, so
         // nothing more is sent.
         None => {
             controller.forget(job);

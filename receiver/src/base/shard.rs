@@ -20,7 +20,7 @@ pub struct ShardCountError;
 pub struct ShardId(u16);
 
 impl ShardCount {
-    /// Most shards: each has a Lease that its holder renews and all other replicas observe.
+    /// Most shards: each has a Lease that all replicas observe.
     pub const MAX: u16 = 256;
     /// A single shard.
     pub const ONE: Self = Self(NonZeroU16::MIN);

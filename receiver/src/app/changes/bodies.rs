@@ -122,7 +122,7 @@ impl<C: ObjectCache> Bodies<C> {
             if !self.is_own(shard) || is_complete() {
                 return;
             }
-            // The end of a list notifies nobody: a round waits for it.
+            // The end of a list wakes no waiter; a round waits for it, and then does.
             self.0.changed.notify_one();
             fetched.await;
         }

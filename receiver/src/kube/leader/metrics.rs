@@ -7,8 +7,8 @@ metric_set! {
     /// Metrics of the Lease, and whether this receiver serves; clones share them.
     #[derive(Debug)]
     pub struct Metrics {
-        /// 1 if this receiver serves, else 0: it holds the Lease, or it is one of several replicas and each shard has had a
-        /// holder.
+        /// 1 if this receiver serves, else 0: it holds the Lease, or it is one of several replicas, and each shard and the
+        /// fleet role have had a holder.
         pub(super) active: Gauge = "active",
         /// Writes of the leader election Lease, by outcome: written, conflict (another writer was first), or failed.
         pub(super) writes: Family<OutcomeLabel, Counter> = "lease_writes",

@@ -22,8 +22,8 @@ metric_set! {
         pub(super) acquired: Counter = "shards_acquired",
         /// Shards that this replica no longer holds, by reason: handed-over, hand-over-timeout, expired, taken, or unsharded.
         pub(super) ended: Family<ReasonLabel, Counter> = "shards_ended",
-        /// 1 while this replica claims no shard, by reason: unsharded-active, other-count, no-membership, lease-missing, or
-        /// unconfirmed.
+        /// 1 while this replica claims no shard, by reason: unsharded-active, other-count, no-membership, lease-missing (also
+        /// while only the Lease of some shard is missing), or unconfirmed.
         pub(super) refused: Family<ReasonLabel, Gauge> = "shards_refused",
         /// Writes of the Leases of shards, memberships and the unsharded receiver, by outcome: written, conflict (another
         /// writer was first), or failed.
