@@ -8,6 +8,8 @@
 //! * `memory`: all three together, with connected agents, and the time until events are accepted. The floor is one receiver
 //!   without shards; for the times it has 5,000 agents at most. Compared with it are also the agents
 //!   of the three that are connected to the holders of their runtimes, and the least times if two thirds of these requests took a hop.
+//! * `kcp`: the load of each of three on KCP: open watches, lists at its start and when another is lost, writes while nothing
+//!   changes and for each change. The floor is one receiver without shards.
 //!
 //! A change is a channel that the user of a runtime sets: its reconcile writes the status of both Kymas and nothing else. It
 //! is accepted when the agent has the answer to its event, and settled when the status in the runtime shows it.
@@ -19,6 +21,7 @@ use super::Figure;
 
 mod busy;
 mod hop;
+mod kcp;
 mod memory;
 mod outage;
 mod relay;
@@ -68,6 +71,8 @@ pub enum Part {
     Rolling,
     /// Memory of all replicas.
     Memory,
+    /// Load of each replica on KCP.
+    Kcp,
 }
 
 /// Runs the measurement and emits each figure.
@@ -86,6 +91,9 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
     }
     if settings.parts.contains(&Part::Memory) {
         memory::measure(settings, emit).await?;
+    }
+    if settings.parts.contains(&Part::Kcp) {
+        kcp::measure(settings, emit).await?;
     }
     Ok(())
 }

@@ -74,7 +74,7 @@ pub(super) async fn kill(settings: &Settings, emit: &mut impl FnMut(&Figure)) ->
 
 /// Kills a replica under load.
 async fn one_kill(setup: &mut ReplicaSetup, settings: &Settings, replica: &str, kills: &mut Kills) -> Result<()> {
-    let users = Users::start(setup, settings.rate)?;
+    let users = Users::start(&setup.fleet, settings.rate)?;
     let before = Duration::from_secs(settings.seconds.into());
     // The first of each agent's changes is not part of the comparison: its connections are new.
     let round = Duration::from_secs(settings.agents.into()) / settings.rate.max(1);
@@ -116,7 +116,7 @@ async fn one_kill(setup: &mut ReplicaSetup, settings: &Settings, replica: &str, 
 
 pub(super) async fn rolling(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
     let mut setup = start(settings).await?;
-    let users = Users::start(&setup, settings.rate)?;
+    let users = Users::start(&setup.fleet, settings.rate)?;
     let round = Duration::from_secs(settings.agents.into()) / settings.rate.max(1);
     sleep(round).await;
     let begun = Instant::now();

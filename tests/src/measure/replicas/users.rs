@@ -9,8 +9,8 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep},
 };
 
-use super::setup::{ReplicaSetup, shard_of};
-use crate::load::switch_channel_once;
+use super::setup::shard_of;
+use crate::load::{SimulatedFleet, switch_channel_once};
 
 /// One change.
 pub(super) struct Change {
@@ -35,8 +35,8 @@ pub(super) struct Users {
 
 impl Users {
     /// Starts them: so many changes a second of all together.
-    pub(super) fn start(setup: &ReplicaSetup, rate: u32) -> Result<Self> {
-        let members = setup.fleet.members();
+    pub(super) fn start(fleet: &SimulatedFleet, rate: u32) -> Result<Self> {
+        let members = fleet.members();
         let pause = Duration::from_secs(u64::try_from(members.len())?) / rate.max(1);
         let (is_over, over) = watch::channel(false);
         let mut tasks = JoinSet::new();
