@@ -325,8 +325,9 @@ impl<I: Intake> Service for V3Handler<I> {
         let (certificate, intermediates, via) = match (peer, &self.proxied, &self.relayed) {
             (Peer::Runtime(certificate, rest), None, _) => (certificate.clone(), rest.clone(), Via::Client),
             (Peer::Proxy, Some((_, clients)), _) => {
-                let rest = proxy::forwarded_intermediates(&parts.headers).filter(|rest| !rest.is_empty());
-                (clients.read(&parts.headers, now)?, rest.map(Into::into), Via::Client)
+                let rest = proxy::forwarded_intermediates(&parts.headers).ok_or(Refusal::Proxy)?;
+                let rest = (!rest.is_empty()).then(|| rest.into());
+                (clients.read(&parts.headers, now)?, rest, Via::Client)
             }
             // It is relayed only once.
             (Peer::Replica, _, Some(clients)) => (clients.read(&parts.headers, now)?, None, Via::Replica),

@@ -5,7 +5,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use http::HeaderName;
 use tidewatch_shared::{
     certificate::to_pem,
-    forwarded::{CLIENT_CERT, FORWARDED_CLIENT_CERT},
+    forwarded::{CLIENT_CERT, CLIENT_CERT_CHAIN, FORWARDED_CLIENT_CERT},
 };
 
 use super::*;
@@ -131,6 +131,9 @@ async fn either_field_identifies_the_runtime_and_many_share_the_connection() {
     assert_eq!(replayed.0, 401);
     let stolen = behind.send_over(&mut sender, &one, 3, &[(CLIENT_CERT, plain(&two))]).await;
     assert_eq!(stolen.0, 401, "the signature must be by the key of the forwarded certificate");
+    let fields = [(CLIENT_CERT, plain(&one)), (CLIENT_CERT_CHAIN, "x".to_owned())];
+    let malformed = behind.send_over(&mut sender, &one, 3, &fields).await;
+    assert_eq!(malformed.0, 401, "also with a certificate that is verified already");
     let fine = behind.send_over(&mut sender, &two, 2, &[(CLIENT_CERT, plain(&two))]).await;
     assert_eq!(fine.0, 202, "the connection outlives refusals");
     let received: Vec<_> =
@@ -163,6 +166,13 @@ async fn requests_without_exactly_one_forwarded_certificate_are_refused() {
         ("twice", &one, vec![(CLIENT_CERT, plain_one.clone()), (CLIENT_CERT, plain_one.clone())], 401, "proxy"),
         ("two elements", &one, vec![(FORWARDED_CLIENT_CERT, format!("{envoy_one},{envoy_one}"))], 401, "proxy"),
         ("garbage", &one, vec![(CLIENT_CERT, "x".to_owned())], 401, "proxy"),
+        (
+            "garbage beside it",
+            &one,
+            vec![(CLIENT_CERT, plain_one.clone()), (CLIENT_CERT_CHAIN, "x".to_owned())],
+            401,
+            "proxy",
+        ),
         ("another CA", &stranger, vec![(CLIENT_CERT, plain(&stranger))], 401, "certificate"),
         ("expired", &old, vec![(CLIENT_CERT, plain(&old))], 401, "certificate"),
         ("another domain", &foreign, vec![(CLIENT_CERT, plain(&foreign))], 403, "identity"),
