@@ -22,7 +22,7 @@ mod build;
 mod figures;
 
 pub use build::BuildError;
-pub use figures::{Memory, cpu_by_thread, cpu_time, memory, metric, open_files};
+pub use figures::{Memory, cpu_by_thread, cpu_time, memory, metric, metric_sum, open_files};
 
 const PROBE: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_secs(1);

@@ -35,6 +35,7 @@ use super::{
 use crate::{
     fake::{FakeApiServer, FakeCluster},
     landscape::{Landscape, now},
+    product::metric_sum,
     progress,
 };
 
@@ -487,9 +488,7 @@ impl SimulatedFleet {
 /// Kymas that are in progress or ready, from a receiver's metrics page.
 #[must_use]
 pub fn queue(page: &str) -> f64 {
-    let lines = page.lines().filter(|line| line.starts_with("tidewatch_queue_kymas{"));
-    let lines = lines.filter(|line| !line.contains("\"waiting\""));
-    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    metric_sum(page, "tidewatch_queue_kymas", |labels| !labels.contains("\"waiting\""))
 }
 
 /// Polls until the result is `Some`, as [`crate::landscape::until`], with the caller's deadline.

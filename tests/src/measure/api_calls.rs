@@ -2,13 +2,11 @@
 
 use anyhow::Result;
 
-use crate::control_plane::Cluster;
+use crate::{control_plane::Cluster, product::metric_sum};
 
 /// Requests since the API server started, watches included, without health checks and without this read of the metrics.
 pub(super) async fn answered(cluster: &Cluster) -> Result<f64> {
     let request = http::Request::get("/metrics").body(Vec::new())?;
     let page = cluster.client().await?.request_text(request).await?;
-    let counts =
-        page.lines().filter(|line| line.starts_with("apiserver_request_total{") && !line.contains(",resource=\"\""));
-    Ok(counts.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
+    Ok(metric_sum(&page, "apiserver_request_total", |labels| !labels.contains(",resource=\"\"")))
 }

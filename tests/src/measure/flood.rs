@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     load::{Agent, FleetMember, Flood, FloodReport, Flooder, PlainServer, RequestOutcome, ServerMode},
+    product::metric_sum,
     progress::Step,
 };
 
@@ -148,11 +149,8 @@ impl Counters {
 }
 
 fn too_many(page: &str) -> f64 {
-    let lines = page.lines().filter(|line| {
-        let is_refused = line.starts_with("tidewatch_gateway_requests_refused_total{");
-        is_refused && TOO_MANY.iter().any(|reason| line.contains(&format!("reason=\"{reason}\"")))
-    });
-    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    let is_too_many = |labels: &str| TOO_MANY.iter().any(|reason| labels.contains(&format!("reason=\"{reason}\"")));
+    metric_sum(page, "tidewatch_gateway_requests_refused_total", is_too_many)
 }
 
 fn count(number: u64) -> f64 {

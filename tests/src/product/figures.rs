@@ -42,6 +42,13 @@ pub fn metric(page: &str, series: &str) -> Option<f64> {
     page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }
 
+/// Sum of a metric over the series whose labels are selected, from a metrics page.
+pub fn metric_sum(page: &str, name: &str, selects: impl Fn(&str) -> bool) -> f64 {
+    let series = page.lines().filter_map(|line| line.strip_prefix(name)?.rsplit_once(' '));
+    let selected = series.filter(|(labels, _)| (labels.is_empty() || labels.starts_with('{')) && selects(labels));
+    selected.filter_map(|(_, value)| value.parse::<f64>().ok()).sum()
+}
+
 /// Counts the open file descriptors of a process.
 ///
 /// # Errors

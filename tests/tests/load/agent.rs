@@ -18,6 +18,7 @@ use tidewatch_tests::{
     load::{SimulatedFleet, until_within},
     ports,
     process::Program,
+    product::metric_sum,
     product::{ProductProcess, build_binaries},
 };
 
@@ -93,8 +94,7 @@ async fn change(runtime: &FakeCluster, events: std::ops::Range<u32>) -> Result<(
 
 /// Returns the sum of a metric over all labels.
 fn sum(page: &str, name: &str) -> f64 {
-    let lines = page.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])));
-    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    metric_sum(page, name, |_| true)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,6 +12,7 @@ use tidewatch_tests::{
     collector::{Collector, Span},
     landscape::{Landscape, Options, until},
     load::queue,
+    product::metric_sum,
 };
 
 /// Service and name of each span on the path from a change to the reconcile of its Kyma.
@@ -34,8 +35,7 @@ fn path_to<'a>(spans: &'a [Span], last: &'a Span) -> Vec<&'a Span> {
 
 /// Returns the sum of a metric over all labels.
 fn sum(page: &str, name: &str) -> f64 {
-    let lines = page.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])));
-    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    metric_sum(page, name, |_| true)
 }
 
 #[tokio::test(flavor = "multi_thread")]

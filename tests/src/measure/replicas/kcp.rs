@@ -19,6 +19,7 @@ use crate::{
     control_plane::audit::Write,
     landscape::Landscape,
     load::{SimulatedFleet, until_within},
+    product::metric_sum,
     progress::Step,
 };
 
@@ -95,7 +96,7 @@ async fn load(
     let mark = kcp.audit_mark()?;
     sleep(IDLE).await;
     let idle_writes = number(kcp.writes_since(mark)?.iter().filter(is_ours).count()) / IDLE.as_secs_f64();
-    let watches = pages().await?.iter().map(|page| sum(page, "tidewatch_kcp_watches_open{", "")).sum();
+    let watches = pages().await?.iter().map(|page| watches(page)).sum();
     step.done();
 
     let step = Step::begin(format!("{} changes a second", settings.rate));
@@ -139,13 +140,11 @@ async fn pages(setup: &ReplicaSetup) -> Result<Vec<String>> {
 
 /// Lists that a receiver requested, without those of Leases; each page of a list counts.
 fn lists(page: &str) -> f64 {
-    sum(page, "tidewatch_kcp_requests_total{", r#"operation="list""#)
+    metric_sum(page, "tidewatch_kcp_requests_total", |labels| labels.contains(r#"operation="list""#))
 }
 
-/// Sum of the series of a metric that have a label.
-fn sum(page: &str, metric: &str, label: &str) -> f64 {
-    let series = page.lines().filter(|line| line.starts_with(metric) && line.contains(label));
-    series.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+fn watches(page: &str) -> f64 {
+    metric_sum(page, "tidewatch_kcp_watches_open", |_| true)
 }
 
 fn is_ours(write: &&Write) -> bool {
@@ -165,6 +164,6 @@ tidewatch_kcp_requests_total{kind="secrets",operation="get"} 3
 tidewatch_kcp_watches_open{kind="kymas"} 1
 tidewatch_kcp_watches_open{kind="secrets"} 1
 "#;
-        assert_eq!((lists(page), sum(page, "tidewatch_kcp_watches_open{", "")), (2.0, 2.0));
+        assert_eq!((lists(page), watches(page)), (2.0, 2.0));
     }
 }
