@@ -39,8 +39,8 @@ pub(super) const ALERTS: &[Alert] = &[
         meaning: "The runtimes of the shard are not reconciled, and their requests are answered 503: agents keep their events. A take-over \
                   ends within `--lease-seconds` (15) and a moment; with a longer duration, raise the time of this alert by the difference.",
         checks: "`tidewatch_shards_refused` by reason shows why replicas claim no shard; `tidewatch shards` shows which shard has no \
-                 holder; `kubectl -n kcp-system get leases` shows whether a Lease `tidewatch-shard-…` is missing; `tidewatch_shard_lease_writes_total{outcome=\"failed\"}` and the logs \
-                 show failed writes.",
+                 holder; `kubectl -n kcp-system get leases` shows whether a Lease `tidewatch-shard-…` is missing; \
+                 `tidewatch_shard_lease_writes_total{outcome=\"failed\"}` and the logs show failed writes.",
         remedy: "Restore the API server of the control plane, or the Leases and the Role by applying `deploy/base` again: see \
                  [replicas](replicas.md#failures).",
     },
@@ -60,8 +60,8 @@ pub(super) const ALERTS: &[Alert] = &[
         pending: "5m",
         severity: "warning",
         summary: "A replica claims no shard, or lacks a Lease",
-        meaning: "The other replicas have its share, except that a missing Lease of a shard affects that shard alone. By reason, `unsharded-active`: a receiver without shards, or \
-                  replicas with another number of them, hold the Lease; \
+        meaning: "The other replicas have its share, except that a missing Lease of a shard affects that shard alone. By reason, \
+                  `unsharded-active`: a receiver without shards, or replicas with another number of them, hold the Lease; \
                   `other-count`: another number of shards is stored than its `--shards`; `no-membership`: eight replicas live already; \
                   `lease-missing`: the installation lacks a Lease; `unconfirmed`: it cannot renew its Lease.",
         checks: "The reason, and the log of that replica.",
@@ -89,7 +89,8 @@ pub(super) const ALERTS: &[Alert] = &[
         meaning: "Requests of runtimes that another replica holds are answered 503; their agents keep the events, and may reach the holder \
                   with another connection. The reasons `unknown` and `not-here` belong to hand-overs and do not count.",
         checks: "By reason, `gone`: network policy and address in the Lease of the replica, `tidewatch_relay_connections_total{outcome=\"failed\"}`, \
-                 the certificates of both and the roots that each trusts; `full` or `share`: CPU of the holder; `late` or `broken`: its log and `tidewatch_gateway_lag_seconds`.",
+                 the certificates of both and the roots that each trusts; `full` or `share`: CPU of the holder; \
+                 `late` or `broken`: its log and `tidewatch_gateway_lag_seconds`.",
         remedy: "Open the relay port (8445) between the pods; restart the replica that does not respond; raise its CPU.",
     },
     Alert {

@@ -230,8 +230,8 @@ async fn run<C: Controller>(controller: &C, job: &C::Job) -> ReconcileOutcome {
             tracing::error!(kind = C::KIND, key = %key, "Reconcile panicked");
             ReconcileOutcome::failed(queued.work, ErrorClass::Ours)
         }
-        // Cancelled because the object was removed, its Kyma deselected, or its shard released: another controller may manage it now, so
-        // nothing more is sent.
+        // Cancelled because the object was removed, its Kyma deselected, or its shard released: another controller may
+        // manage it now, so nothing more is sent.
         None => {
             controller.forget(job);
             ReconcileOutcome::default()

@@ -104,7 +104,8 @@ impl ShardChanges {
         }
     }
 
-    /// Acknowledges a hand-over: all work of the shard has ended, and each request of its reconciles is answered or was never sent.
+    /// Acknowledges a hand-over: all work of the shard has ended, and each request of its reconciles is answered or was
+    /// never sent.
     pub fn stopped(&self, unit: Unit, instance: Instance) {
         self.stopped.shards.lock().unwrap_or_else(PoisonError::into_inner).insert((unit, instance));
         self.stopped.changed.notify_one();
