@@ -164,6 +164,9 @@ pub mod annotation {
     /// On the ConfigMap with the state of an agent upgrade, the agent image whose upgrade an operator confirms to
     /// continue despite failed runtimes (Tidewatch).
     pub const CONFIRM_AGENT_IMAGE: &str = "operator.kyma-project.io/tidewatch-confirm-agent-image";
+    /// On the agent's Deployment, the image that replaced another one while the event path was not proven; absent once the
+    /// path is proven (Tidewatch).
+    pub const UNPROVEN_BEFORE: &str = "operator.kyma-project.io/tidewatch-unproven-before";
     /// On a ModuleTemplate in KCP, the generation that may be edited although templates never change (Tidewatch).
     pub const ALLOW_EDIT: &str = "operator.kyma-project.io/tidewatch-allow-edit";
     /// On the ConfigMap [`RELEASES`](super::RELEASES), the removals from many runtimes that an operator confirms

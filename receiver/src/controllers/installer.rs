@@ -39,9 +39,9 @@ use std::{
 };
 
 use kube::Client;
-use tidewatch_shared::{identity::RuntimeId, plan::Plan};
+use tidewatch_shared::{api::Kyma, identity::RuntimeId, plan::Plan};
 
-use self::desired::DesiredObjects;
+use self::{desired::DesiredObjects, readiness::PathEvidence};
 use crate::{
     base::key::KymaKey,
     controllers::{pending_removal::PendingRemoval, pull_secret::PullSecret},
@@ -69,6 +69,15 @@ pub struct Installer {
     metrics: Metrics,
     /// Cache: runtimes with the same plan, roots and pull secret have the same objects, except for [`desired::Params`].
     desired: Mutex<VecDeque<Arc<DesiredObjects>>>,
+}
+
+/// Kyma whose runtime gets an agent.
+#[derive(Clone, Copy)]
+pub(crate) struct Subject<'a> {
+    pub(crate) key: &'a KymaKey,
+    /// The Kyma in KCP.
+    pub(crate) kyma: &'a Kyma,
+    pub(crate) runtime: &'a RuntimeId,
 }
 
 /// Result of one installation.
@@ -99,18 +108,18 @@ impl Installer {
     /// Reconciles the installation in a runtime. Reads only the objects that `installed` does not list as verified,
     /// writes only those that differ, and marks in `installed` those that were verified. A refused object is reported
     /// and blocks only its dependents.
-    pub async fn install(
+    pub(crate) async fn install(
         &self,
         client: &Client,
-        key: &KymaKey,
-        runtime: &RuntimeId,
+        Subject { key, kyma, runtime }: Subject<'_>,
         plan: &Arc<Plan>,
         installed: &mut InstallationState,
         budgets: &WriteBudgets,
     ) -> Report {
         let (desired, image) = (self.desired(plan), self.upgrade.image_for(runtime));
         let budget = budgets.of(key, object::Component::Agent, "", ());
-        let report = apply::InstallRun::new(client, runtime, image, &desired, installed, budget).run().await;
+        let path = PathEvidence::of((self.path)(key).as_ref(), kyma);
+        let report = apply::InstallRun::new(client, runtime, image, path, &desired, installed, budget).run().await;
         self.metrics.installed(&report);
         self.report_image(key, installed);
         report
@@ -128,7 +137,7 @@ impl Installer {
     /// Reports the image and availability of the agent to the upgrade.
     fn report_image(&self, key: &KymaKey, installed: &InstallationState) {
         if let Some(image) = &installed.image {
-            self.upgrade.observe(key, image, !installed.awaiting_pod);
+            self.upgrade.observe(key, image, !installed.awaiting_pod, installed.unproven_before);
         }
     }
 

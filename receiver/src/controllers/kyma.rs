@@ -79,7 +79,7 @@ use crate::{
     },
     controllers::{
         catalog::{Catalog, CatalogReconcile, RolloutSlot, retirement, snapshot::Snapshot, visibility::template_name},
-        installer::{Component, Installer, Readiness, Report, was_ready},
+        installer::{Component, Installer, Readiness, Report, Subject, was_ready},
         mandatory::MandatoryModules,
         pending_removal::RemovalBackoff,
         status::{Findings, ShownStatus, StatusWriter, update_runtime, write_runtime},
@@ -417,7 +417,8 @@ impl Reconcile<'_> {
             return;
         };
         let plan = ctx.plans.of(key);
-        let report = installer.install(client, key, &id, &plan, installed, &ctx.budgets).await;
+        let subject = Subject { key, kyma: &self.kyma, runtime: &id };
+        let report = installer.install(client, subject, &plan, installed, &ctx.budgets).await;
         let Report { failures, written, blocked } = &report;
         if !written.is_empty() {
             let written = names(written);

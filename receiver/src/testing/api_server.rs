@@ -301,7 +301,7 @@ impl State {
             let before = self.applied.insert((id.to_owned(), format!("{manager}{scope}")), wanted.clone());
             apply::apply(&before.unwrap_or(Value::Null), &wanted, &mut live);
             if !is_status {
-                apply::record_manager(&mut live, &manager);
+                apply::record_manager(&mut live, &manager, &wanted);
             }
         } else {
             apply::merge(&wanted, &mut live);

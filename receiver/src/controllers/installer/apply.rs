@@ -8,7 +8,7 @@ use kube::{Client, ResourceExt, api::DynamicObject};
 use serde_json::Value;
 use tidewatch_shared::{
     identity::RuntimeId,
-    names::{AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_PULL_SECRET, field_manager, label},
+    names::{AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_PULL_SECRET, annotation, field_manager, label},
 };
 
 use super::{
@@ -18,7 +18,8 @@ use super::{
     desired::{DesiredObject, DesiredObjects, Params},
     error::ObjectName,
     flags::is_image,
-    rbac, readiness,
+    rbac,
+    readiness::{self, PathEvidence},
     upgrade::{Image, ImageDecision},
 };
 use crate::kube::object::{self, Converged, Target, WriteBudget};
@@ -40,6 +41,9 @@ pub(super) struct InstallRun<'a> {
     image: Image,
     /// An image that the Deployment already has takes precedence over `image`.
     keeps_image: bool,
+    path: PathEvidence,
+    /// See [`Params::unproven_before`].
+    unproven_before: bool,
     desired: &'a DesiredObjects,
     installed: &'a mut InstallationState,
     /// Budget of all writes to the runtime.
@@ -54,6 +58,7 @@ impl<'a> InstallRun<'a> {
         client: &'a Client,
         runtime: &'a RuntimeId,
         decision: ImageDecision,
+        path: PathEvidence,
         desired: &'a DesiredObjects,
         installed: &'a mut InstallationState,
         budget: WriteBudget<'a>,
@@ -64,8 +69,20 @@ impl<'a> InstallRun<'a> {
             (ImageDecision::KeepOr(_), Some(image)) => (image.clone(), false),
             (ImageDecision::KeepOr(image), None) => (image, true),
         };
-        let (report, widened_roles) = (Report::default(), Vec::new());
-        Self { client, runtime, image, keeps_image, desired, installed, budget, report, widened_roles }
+        let unproven_before = is_unproven_before(path, &image, installed.image.as_deref(), installed.unproven_before);
+        Self {
+            client,
+            runtime,
+            image,
+            keeps_image,
+            path,
+            unproven_before,
+            desired,
+            installed,
+            budget,
+            report: Report::default(),
+            widened_roles: Vec::new(),
+        }
     }
 
     fn is_verified(&self, desired: &DesiredObject) -> bool {
@@ -74,7 +91,7 @@ impl<'a> InstallRun<'a> {
     }
 
     fn params(&self) -> Params<'_> {
-        Params { runtime: self.runtime, image: &self.image }
+        Params { runtime: self.runtime, image: &self.image, unproven_before: self.unproven_before }
     }
 
     pub(super) async fn run(mut self) -> Report {
@@ -145,8 +162,10 @@ impl<'a> InstallRun<'a> {
 
     async fn ensure(&mut self, desired: &'a DesiredObject, found: Option<DynamicObject>) {
         let component = desired.component;
-        if component == Component::Deployment && self.keeps_image {
-            self.image = found.as_ref().and_then(image_set_by_us).unwrap_or_else(|| self.image.clone());
+        if component == Component::Deployment
+            && let Some(found) = &found
+        {
+            self.follow_image(found);
         }
         let body = desired.body(self.params());
         let role = found.as_ref().filter(|_| matches!(component, Component::ClusterRole | Component::Role));
@@ -157,6 +176,16 @@ impl<'a> InstallRun<'a> {
         }
     }
 
+    /// Takes over the image of the found Deployment if it is to be kept, and the record of the event path before that image.
+    fn follow_image(&mut self, found: &DynamicObject) {
+        let Some(before) = image_set_by_us(found) else { return };
+        if self.keeps_image {
+            self.image = before.clone();
+        }
+        let is_marked = found.annotations().get(annotation::UNPROVEN_BEFORE).is_some_and(|image| **image == *before);
+        self.unproven_before = is_unproven_before(self.path, &self.image, Some(&before), is_marked);
+    }
+
     fn record(&mut self, desired: &DesiredObject, result: Result<DynamicObject, Error>) {
         let object = match result {
             Ok(object) => object,
@@ -165,8 +194,10 @@ impl<'a> InstallRun<'a> {
         if desired.component == Component::Deployment {
             self.installed.awaiting_pod |= !readiness::is_available(&object);
             self.installed.image = Some(self.image.clone());
+            self.installed.unproven_before = self.unproven_before;
         }
-        self.installed.mark_verified(desired, Params { runtime: self.runtime, image: &self.image });
+        let params = Params { runtime: self.runtime, image: &self.image, unproven_before: self.unproven_before };
+        self.installed.mark_verified(desired, params);
     }
 
     /// Removes the rights that only the previous plan needed, once the new plan is written.
@@ -246,6 +277,16 @@ impl<'a> InstallRun<'a> {
             Ok(_) => drop(self.report.written.insert(component)),
             Err(error) => self.fail(component, Error::request("delete", object_name)(error)),
         }
+    }
+}
+
+/// Returns whether the event path was not proven when `image` replaced another one, nor since. `before` is the image until
+/// now, and `was_unproven` the answer for it.
+fn is_unproven_before(path: PathEvidence, image: &str, before: Option<&str>, was_unproven: bool) -> bool {
+    match before {
+        Some(before) if before == image => was_unproven && path != PathEvidence::Proven,
+        Some(_) => path == PathEvidence::Lost,
+        None => false,
     }
 }
 

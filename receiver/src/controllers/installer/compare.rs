@@ -1,13 +1,23 @@
 //! Rules by which found objects are compared with desired ones.
 
+use tidewatch_shared::names::field_manager;
+
 use super::Component;
 use crate::kube::object::{Ownership, Shape};
 
 /// Rules of the comparison of a component. Foreign finalizers and owners are removed from all of them.
 pub(super) const fn shape(component: Component) -> Shape {
     let ownership = if component.is_agent_managed() { Ownership::Metadata } else { Ownership::Whole };
-    let rules = Shape::new(ownership);
-    Shape { owns_lifecycle: true, ignored: ignored(component), immutable: immutable(component), ..rules }
+    Shape {
+        owns_lifecycle: true,
+        annotations_of: match component {
+            Component::Deployment => Some(field_manager::TIDEWATCH),
+            _ => None,
+        },
+        ignored: ignored(component),
+        immutable: immutable(component),
+        ..Shape::new(ownership)
+    }
 }
 
 /// Fields that API servers treat as immutable.
@@ -57,10 +67,11 @@ mod tests {
         let trust = Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle();
         let plan = Arc::new(Plan::new("1".into(), Vec::new()).unwrap());
         let pull_secret = Arc::new(json!({"type": "t", "data": {"k": "v"}}));
-        DesiredObjects::new(&settings(), plan, &trust, Some(&pull_secret))
-            .get(component)
-            .unwrap()
-            .body(Params { runtime: &"r".parse().unwrap(), image: "i:1" })
+        DesiredObjects::new(&settings(), plan, &trust, Some(&pull_secret)).get(component).unwrap().body(Params {
+            runtime: &"r".parse().unwrap(),
+            image: "i:1",
+            unproven_before: false,
+        })
     }
 
     fn repair_after(component: Component, change: impl FnOnce(&mut Value)) -> Repair {

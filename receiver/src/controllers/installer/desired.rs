@@ -6,7 +6,11 @@ use std::{
 };
 
 use serde_json::Value;
-use tidewatch_shared::{identity::RuntimeId, names::RUNTIME_ID_KEY, plan::Plan};
+use tidewatch_shared::{
+    identity::RuntimeId,
+    names::{RUNTIME_ID_KEY, annotation},
+    plan::Plan,
+};
 
 use super::{Component, Settings, objects::objects};
 use crate::pki::TrustBundle;
@@ -29,6 +33,8 @@ pub(super) struct Params<'a> {
     pub(super) runtime: &'a RuntimeId,
     /// Image for the runtime's agent.
     pub(super) image: &'a str,
+    /// The event path was not proven when the image replaced another one, nor since.
+    pub(super) unproven_before: bool,
 }
 
 /// One desired object.
@@ -68,21 +74,26 @@ impl DesiredObjects {
 
 impl DesiredObject {
     /// Returns the object for one runtime.
-    pub(super) fn body(&self, Params { runtime, image }: Params<'_>) -> Value {
+    pub(super) fn body(&self, Params { runtime, image, unproven_before }: Params<'_>) -> Value {
         let mut body = self.body.clone();
         match self.component {
             Component::ConfigMap => body["data"][RUNTIME_ID_KEY] = runtime.as_str().into(),
-            Component::Deployment => body["spec"]["template"]["spec"]["containers"][0]["image"] = image.into(),
+            Component::Deployment => {
+                body["spec"]["template"]["spec"]["containers"][0]["image"] = image.into();
+                if unproven_before {
+                    body["metadata"]["annotations"][annotation::UNPROVEN_BEFORE] = image.into();
+                }
+            }
             _ => {}
         }
         body
     }
 
     /// Identifies [`Self::body`] within this process.
-    pub(super) fn hash(&self, Params { runtime, image }: Params<'_>) -> u64 {
+    pub(super) fn hash(&self, Params { runtime, image, unproven_before }: Params<'_>) -> u64 {
         match self.component {
             Component::ConfigMap => hash(&(self.hash, runtime)),
-            Component::Deployment => hash(&(self.hash, image)),
+            Component::Deployment => hash(&(self.hash, image, unproven_before)),
             _ => self.hash,
         }
     }
@@ -130,17 +141,16 @@ pub(super) mod tests {
         assert!(!desired.is_current(&plan, &trust, Some(&Value::Null.into())));
         let changed = DesiredObjects::new(&settings(), plan, &other, None);
         let [a, b]: [RuntimeId; 2] = ["a", "b"].map(|id| id.parse().unwrap());
-        let [a, b, newer] = [(&a, "i:1"), (&b, "i:1"), (&a, "i:2")].map(|(runtime, image)| Params { runtime, image });
+        let params = |(runtime, image)| Params { runtime, image, unproven_before: false };
+        let [a, b, newer] = [(&a, "i:1"), (&b, "i:1"), (&a, "i:2")].map(params);
+        let unproven = Params { unproven_before: true, ..a };
         for (objects, after) in desired.objects.iter().zip(&changed.objects) {
             let is_map = objects.component == Component::ConfigMap;
             assert_eq!(objects.hash(a) != objects.hash(b), is_map, "{:?}", objects.component);
             assert_eq!(objects.hash(a) != after.hash(a), is_map, "{:?}", objects.component);
-            assert_eq!(
-                objects.hash(a) != objects.hash(newer),
-                objects.component == Component::Deployment,
-                "{:?}",
-                objects.component
-            );
+            let is_deployment = objects.component == Component::Deployment;
+            assert_eq!(objects.hash(a) != objects.hash(newer), is_deployment, "{:?}", objects.component);
+            assert_eq!(objects.hash(a) != objects.hash(unproven), is_deployment, "{:?}", objects.component);
         }
         let body = desired.get(Component::ConfigMap).unwrap().body(a);
         assert_eq!(

@@ -42,6 +42,30 @@ pub(crate) enum Readiness {
     },
 }
 
+/// Evidence about an event path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PathEvidence {
+    /// The path is proven.
+    Proven,
+    /// The path is known to be broken.
+    Lost,
+    /// Neither is known, or no path is expected.
+    None,
+}
+
+impl PathEvidence {
+    /// Derives the evidence from the state of the path. Until a replica that acquired the Kyma's shard has its own
+    /// evidence, the condition `EventPath` has that of its predecessor.
+    pub(super) fn of(path: Option<&PathState>, kyma: &Kyma) -> Self {
+        match path {
+            Some(PathState::Proven) => Self::Proven,
+            None | Some(PathState::Unknown) if was_lost(kyma).is_some() => Self::Lost,
+            path if is_lost(path) => Self::Lost,
+            _ => Self::None,
+        }
+    }
+}
+
 impl Readiness {
     fn not(reason: &'static str, message: impl Into<String>) -> Self {
         Self::Not { reason, message: foreign_text::line(&message.into(), MAX_MESSAGE_CHARS) }
@@ -142,9 +166,14 @@ fn shown<'a>(kyma: &'a Kyma, kind: &str) -> Option<&'a Condition> {
     kyma.status.as_ref()?.condition(kind)
 }
 
+/// Returns the condition `EventPath` if it is False.
+fn was_lost(kyma: &Kyma) -> Option<&Condition> {
+    shown(kyma, "EventPath").filter(|condition| condition.status == ConditionStatus::False)
+}
+
 /// Fault of a running pod without a proven event path.
 fn unproven(kyma: &Kyma) -> Readiness {
-    let message = match shown(kyma, "EventPath").filter(|condition| condition.status == ConditionStatus::False) {
+    let message = match was_lost(kyma) {
         Some(condition) => {
             format!("the agent runs, but its event path is not proven since {}", condition.last_transition_time.0)
         }

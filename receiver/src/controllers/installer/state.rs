@@ -21,6 +21,9 @@ pub struct InstallationState {
     pub(super) accepted_forms: BTreeMap<Component, u64>,
     /// Image of the Deployment when it was last verified.
     pub(super) image: Option<Image>,
+    /// The Deployment has the annotation [`UNPROVEN_BEFORE`](tidewatch_shared::names::annotation::UNPROVEN_BEFORE) with
+    /// this image.
+    pub(super) unproven_before: bool,
     /// The Deployment was written or found unavailable, and has not been available since.
     pub(super) awaiting_pod: bool,
     /// Checks of an agent that is not running yet.

@@ -47,12 +47,28 @@ fn apply_map(key: &str, before: &Value, items: &[Value], live: &mut Value) {
     *live = ordered.into();
 }
 
-/// Records the manager in `managedFields`.
-pub(super) fn record_manager(live: &mut Value, manager: &str) {
+/// Records the manager and its fields in `managedFields`.
+pub(super) fn record_manager(live: &mut Value, manager: &str, applied: &Value) {
     let entries = live["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
     let mut entries: Vec<_> = entries.into_iter().filter(|entry| entry["manager"] != manager).collect();
-    entries.push(json!({"manager": manager, "operation": "Apply"}));
+    let mut fields = fields(applied);
+    if let Some(fields) = fields.as_object_mut() {
+        fields.retain(|key, _| !["f:apiVersion", "f:kind"].contains(&key.as_str()));
+    }
+    entries.push(json!({"manager": manager, "operation": "Apply", "fieldsV1": fields}));
     live["metadata"]["managedFields"] = entries.into();
+}
+
+/// Fields of a value as `fieldsV1` has them; a list is a map if its items have names.
+fn fields(value: &Value) -> Value {
+    match value {
+        Value::Object(members) => members.iter().map(|(key, value)| (format!("f:{key}"), fields(value))).collect(),
+        Value::Array(items) if items.iter().all(|item| item["name"].is_string()) => {
+            let key = |item: &Value| format!("k:{}", json!({"name": item["name"]}));
+            items.iter().map(|item| (key(item), fields(item))).collect()
+        }
+        _ => json!({}),
+    }
 }
 
 /// Merges a patch (RFC 7386).

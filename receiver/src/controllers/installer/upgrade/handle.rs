@@ -27,6 +27,8 @@ pub(super) struct ObservedImage {
     pub(super) image: Image,
     /// First time at which its pod was observed to run.
     pub(super) running_since: Option<Instant>,
+    /// The event path was not proven when the image replaced another one, nor at a reconcile since.
+    pub(super) unproven_before: bool,
 }
 
 impl UpgradeHandle {
@@ -44,12 +46,19 @@ impl UpgradeHandle {
         self.state.load().image_for(runtime)
     }
 
-    /// Records the image that a reconcile found or wrote in a runtime, and whether its pod runs.
-    pub(in crate::controllers::installer) fn observe(&self, key: &KymaKey, image: &Image, is_running: bool) {
+    /// Records the image that a reconcile found or wrote in a runtime, whether its pod runs, and whether the event path was
+    /// not proven before; see [`ObservedImage`].
+    pub(in crate::controllers::installer) fn observe(
+        &self,
+        key: &KymaKey,
+        image: &Image,
+        is_running: bool,
+        unproven_before: bool,
+    ) {
         let mut observed = self.lock();
         let before = observed.get(key).filter(|before| before.image == *image).and_then(|before| before.running_since);
         let running_since = is_running.then(|| before.unwrap_or_else(Instant::now));
-        observed.insert(key.clone(), ObservedImage { image: image.clone(), running_since });
+        observed.insert(key.clone(), ObservedImage { image: image.clone(), running_since, unproven_before });
     }
 
     pub(super) fn observed_image(&self, key: &KymaKey) -> Option<ObservedImage> {
@@ -76,6 +85,11 @@ mod tests {
             Self::new(UpgradeState::unknown(image, 0))
         }
 
+        /// Returns the recorded [`ObservedImage::unproven_before`].
+        pub(crate) fn unproven_before(&self, key: &KymaKey) -> bool {
+            self.observed_image(key).unwrap().unproven_before
+        }
+
         /// Assigns this image to every runtime from now on.
         pub(crate) fn set_image(&self, image: &str) {
             self.state.store(Arc::new(UpgradeState::done(image)));
@@ -86,14 +100,17 @@ mod tests {
     fn running_since_is_kept_until_the_image_or_availability_changes() {
         let (handle, key) = (UpgradeHandle::fixed("a"), KymaKey::new("ns", "k"));
         let observe = |image: &str, is_running| {
-            handle.observe(&key, &image.into(), is_running);
+            handle.observe(&key, &image.into(), is_running, false);
             handle.observed_image(&key).unwrap()
         };
         let first = observe("a", true);
         assert!(first.running_since.is_some());
         assert_eq!(observe("a", true), first);
         assert_eq!(observe("a", false).running_since, None);
-        assert_eq!(observe("b", false), ObservedImage { image: "b".into(), running_since: None });
+        assert_eq!(
+            observe("b", false),
+            ObservedImage { image: "b".into(), running_since: None, unproven_before: false }
+        );
         handle.retain(|_| false);
         assert_eq!(handle.observed_image(&key), None);
     }

@@ -39,10 +39,8 @@ struct Row {
     unproven_since: Option<Instant>,
     /// Start of the time in which the runtime lacked its assigned image, or its image was not observed.
     lacking_since: Option<Instant>,
-    /// The path was known to be unproven at the last observation.
-    is_unwell: bool,
-    /// The path was unproven when the image changed, and has not been proven since.
-    was_unwell: bool,
+    /// The path has been proven with this image.
+    was_proven: bool,
 }
 
 impl AssessmentTable {
@@ -92,20 +90,19 @@ impl Row {
         let Observation { report, observed, decision } = observation;
         if let Some(observed) = observed.as_ref().filter(|observed| self.image.as_ref() != Some(&observed.image)) {
             if self.image.is_some() {
-                self.was_unwell = self.is_unwell;
                 // A new pod gets the full deadline.
                 self.unproven_since = None;
             }
-            self.image = Some(observed.image.clone());
+            (self.image, self.was_proven) = (Some(observed.image.clone()), false);
         }
         let has = self.image.as_ref() == Some(target);
         // A heartbeat of the previous agent does not prove the new one.
         let has_reported = |it: &ObservedImage| it.running_since.is_some_and(|it| report.last_heartbeat >= Some(it));
         let is_proven = report.path == PathState::Proven && (!has || observed.as_ref().is_some_and(has_reported));
         if is_proven {
-            (self.unproven_since, self.was_unwell) = (None, false);
+            (self.unproven_since, self.was_proven) = (None, true);
         }
-        self.is_unwell = matches!(report.path, PathState::Unproven(_));
+        let unproven_before = !self.was_proven && observed.as_ref().is_some_and(|observed| observed.unproven_before);
         let unproven = if is_proven { None } else { Some(*self.unproven_since.get_or_insert(now)) };
         let lacks = match decision {
             ImageDecision::Use(image) => image == target && !has,
@@ -117,7 +114,7 @@ impl Row {
             (Some(_), _) if is_due(self.lacking_since) => Assessment::Unfit,
             (Some(_), _) => Assessment::Pending,
             (None, _) if is_proven => Assessment::Proven,
-            (None, true) if self.was_unwell => Assessment::Unfit,
+            (None, true) if unproven_before => Assessment::Unfit,
             (None, _) if is_due(unproven) => Assessment::Failing,
             (None, _) => Assessment::Pending,
         }
@@ -135,6 +132,8 @@ mod tests {
     struct SingleRuntime {
         table: AssessmentTable,
         start: Instant,
+        /// See [`ObservedImage::unproven_before`].
+        unproven_before: bool,
     }
 
     impl SingleRuntime {
@@ -142,7 +141,7 @@ mod tests {
             let mut table = AssessmentTable::default();
             table.set_target(&"b".into());
             table.rank(&KymaKey::new("ns", "k"), &"r".parse().unwrap());
-            Self { table, start: Instant::now() }
+            Self { table, start: Instant::now(), unproven_before: false }
         }
 
         /// Assesses the runtime after `second` seconds. `has` is its image and the start of its pod, `gets` the
@@ -162,7 +161,11 @@ mod tests {
                 path,
                 last_heartbeat: Some(at(beat)),
             };
-            let observed = has.map(|(image, runs)| ObservedImage { image: image.into(), running_since: runs.map(at) });
+            let observed = has.map(|(image, runs)| ObservedImage {
+                image: image.into(),
+                running_since: runs.map(at),
+                unproven_before: self.unproven_before,
+            });
             let observation = Observation { report: &report, observed, decision: ImageDecision::Use(gets.into()) };
             let now = at(second);
             self.table.assess(observation, DEADLINE, now).unwrap().assessment
@@ -189,8 +192,10 @@ mod tests {
     fn runtimes_unwell_before_or_late_to_upgrade_are_unfit() {
         let mut broken = SingleRuntime::new();
         broken.at(0, Some(("a", None)), "a", SILENT, 0);
+        broken.unproven_before = true;
         assert_eq!(broken.at(1, Some(("b", None)), "b", SILENT, 0), Assessment::Unfit, "it was not well before");
         assert_eq!(broken.at(9, Some(("b", Some(8))), "b", PathState::Proven, 9), Assessment::Proven);
+        // The next reconcile removes the record.
         broken.at(10, Some(("b", None)), "b", SILENT, 9);
         assert_eq!(broken.at(610, Some(("b", None)), "b", SILENT, 9), Assessment::Failing, "it was well with this one");
 
@@ -203,6 +208,16 @@ mod tests {
         let mut old = SingleRuntime::new();
         assert_eq!(old.at(0, Some(("a", None)), "a", SILENT, 0), Assessment::Pending);
         assert_eq!(old.at(600, Some(("a", None)), "a", SILENT, 0), Assessment::Failing);
+    }
+
+    #[test]
+    fn acquired_runtime_that_was_unwell_before_its_upgrade_is_unfit() {
+        let mut acquired = SingleRuntime::new();
+        acquired.unproven_before = true;
+        assert_eq!(acquired.at(0, Some(("b", None)), "b", SILENT, 0), Assessment::Unfit);
+        assert_eq!(acquired.at(700, Some(("b", None)), "b", SILENT, 0), Assessment::Unfit);
+        acquired.unproven_before = false;
+        assert_eq!(acquired.at(701, Some(("b", None)), "b", SILENT, 0), Assessment::Failing);
     }
 
     #[test]

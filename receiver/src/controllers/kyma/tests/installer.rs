@@ -1,7 +1,9 @@
 //! Passes that install the agent.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use strum::VariantArray as _;
-use tidewatch_shared::names::label;
+use tidewatch_shared::names::{annotation, label};
 
 use super::*;
 use crate::{
@@ -46,6 +48,14 @@ impl Bed {
     }
 
     fn installing_on(upgrade: UpgradeHandle, path: PathState, flags: &[&str]) -> Self {
+        Self::installing_at(upgrade, move || path.clone(), flags)
+    }
+
+    fn installing_at(
+        upgrade: UpgradeHandle,
+        path: impl Fn() -> PathState + Send + Sync + 'static,
+        flags: &[&str],
+    ) -> Self {
         #[derive(clap::Parser)]
         struct Line {
             #[command(flatten)]
@@ -56,12 +66,21 @@ impl Bed {
         let settings = line.flags.settings(&"kyma.local".parse().unwrap()).unwrap();
         let roots = Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle();
         let trust = Arc::new(Trust { agents: roots.clone(), clients: roots, issuer: None });
-        let (trusted, path) = (Box::new(move || trust.clone()), Box::new(move |_: &KymaKey| Some(path.clone())));
+        let (trusted, path) = (Box::new(move || trust.clone()), Box::new(move |_: &KymaKey| Some(path())));
         let installer = Installer::new(settings, trusted, path, upgrade, installer::Metrics::default());
         let mut bed = Self::new();
         bed.ctx.installer = Some(installer);
         bed.replan(&[]);
         bed
+    }
+
+    /// Continues with the clusters of another receiver.
+    fn succeeding(mut self, before: &Self) -> Self {
+        let client = before.runtime.client();
+        self.ctx.kcp = before.kcp.client();
+        self.ctx.clients = Box::new(move |_| Ok((client.clone(), 1)));
+        (self.runtime, self.kcp) = (before.runtime.clone(), before.kcp.clone());
+        self
     }
 
     fn replan(&self, more: &[Value]) {
@@ -227,25 +246,72 @@ async fn runtime_gets_exactly_the_image_decided_for_it() {
     assert_eq!(image(&bed), "i:1");
 }
 
+/// Image of which the Deployment records that the event path was not proven before.
+fn unproven_before(bed: &Bed) -> Value {
+    bed.runtime.object(DEPLOYMENT).unwrap()["metadata"]["annotations"][annotation::UNPROVEN_BEFORE].clone()
+}
+
+#[tokio::test]
+async fn unproven_path_before_an_upgrade_is_recorded_until_it_is_proven() {
+    let (upgrade, lost) = (UpgradeHandle::fixed("i:1"), Arc::new(AtomicBool::new(false)));
+    let path = |lost: &Arc<AtomicBool>| {
+        let lost = lost.clone();
+        move || if lost.load(Relaxed) { PathState::Unproven(Unproven::NoHeartbeat) } else { PathState::Proven }
+    };
+    let mut bed = Bed::installing_at(upgrade.clone(), path(&lost), &[]);
+    bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
+    bed.available();
+    lost.store(true, Relaxed);
+    bed.install(Drift::All).await;
+    assert_eq!((image(&bed), unproven_before(&bed)), (json!("i:1"), Value::Null), "lost with the same image");
+    upgrade.set_image("i:2");
+    bed.install(Drift::None).await;
+    assert_eq!((image(&bed), unproven_before(&bed)), (json!("i:2"), json!("i:2")));
+    assert!(upgrade.unproven_before(&bed.key));
+
+    // A replica that acquires the shard reads it, and does not write the Deployment.
+    let writes_it = |bed: &Bed| bed.runtime.writes().iter().any(|write| write.ends_with(DEPLOYMENT));
+    let successor = UpgradeHandle::fixed("i:2");
+    let mut next = Bed::installing_at(successor.clone(), path(&lost), &[]).succeeding(&bed);
+    next.forget_calls();
+    next.install(Drift::None).await;
+    assert!(successor.unproven_before(&next.key));
+    assert!(!writes_it(&next));
+
+    lost.store(false, Relaxed);
+    next.install(Drift::None).await;
+    assert_eq!((unproven_before(&next), successor.unproven_before(&next.key)), (Value::Null, false));
+    next.forget_calls();
+    lost.store(true, Relaxed);
+    next.install(Drift::All).await;
+    assert!(!writes_it(&next) && !successor.unproven_before(&next.key));
+
+    // A mark of another image does not apply.
+    next.runtime.edit(DEPLOYMENT, |deployment| {
+        deployment["metadata"]["annotations"] = json!({annotation::UNPROVEN_BEFORE: "i:1"});
+    });
+    let successor = UpgradeHandle::fixed("i:2");
+    let mut last = Bed::installing_at(successor.clone(), path(&lost), &[]).succeeding(&next);
+    last.install(Drift::None).await;
+    assert!(!successor.unproven_before(&last.key));
+    lost.store(false, Relaxed);
+    successor.set_image("i:3");
+    last.install(Drift::None).await;
+    assert_eq!((image(&last), successor.unproven_before(&last.key)), (json!("i:3"), false), "proven before");
+}
+
 #[tokio::test]
 async fn unknown_rollout_state_keeps_the_current_image() {
     let ours = json!([{"manager": "tidewatch", "operation": "Apply", "fieldsV1": {"f:spec": {"f:template": {"f:spec": {
         "f:containers": {"k:{\"name\":\"server\"}": {"f:image": {}}}}}}}}]);
     let others = json!([{"manager": "kubectl", "operation": "Update", "fieldsV1": ours[0]["fieldsV1"]}]);
     for (noted, expected) in [(Some(ours), "i:0"), (Some(others), "i:1"), (None, "i:1")] {
-        let mut bed = Bed::installing(PathState::Proven);
-        bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
-        assert_eq!(image(&bed), "i:1", "a new one gets the wanted one");
-        give(&bed, "i:0");
-        bed.runtime
-            .edit("deployments/skr-webhook", |deployment| deployment["metadata"]["managedFields"] = noted.into());
-        // Another process.
-        let (runtime, kcp) = (bed.runtime.clone(), bed.kcp.clone());
-        let mut bed = Bed::installing_on(UpgradeHandle::unknown("i:1"), PathState::Proven, &[]);
-        let client = runtime.client();
-        bed.ctx.kcp = kcp.client();
-        bed.ctx.clients = Box::new(move |_| Ok((client.clone(), 1)));
-        (bed.runtime, bed.kcp) = (runtime, kcp);
+        let mut first = Bed::installing(PathState::Proven);
+        first.reconcile(WorkSet::RUNTIME, Drift::None).await;
+        assert_eq!(image(&first), "i:1", "a new one gets the wanted one");
+        give(&first, "i:0");
+        first.runtime.edit(DEPLOYMENT, |deployment| deployment["metadata"]["managedFields"] = noted.into());
+        let mut bed = Bed::installing_on(UpgradeHandle::unknown("i:1"), PathState::Proven, &[]).succeeding(&first);
         bed.install(Drift::None).await;
         assert_eq!(image(&bed), expected);
         give(&bed, "mine");

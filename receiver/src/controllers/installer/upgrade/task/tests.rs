@@ -1,5 +1,7 @@
 //! Tests of the task with a runtime table, a fake control plane, and simulated reconciles.
 
+use std::collections::BTreeSet;
+
 use kube::runtime::{
     reflector::{self, store::Writer},
     watcher::Event,
@@ -14,8 +16,8 @@ use tidewatch_shared::{
 use super::*;
 use crate::{
     base::{kymas::CachedKyma, pause::Pause, shard::ShardCount},
-    controllers::{evidence::tests::FakePeers, installer::upgrade::ImageDecision},
-    fleet::{Verified, table},
+    controllers::{evidence::tests::FakePeers, installer::upgrade::ImageDecision, rings::rank},
+    fleet::{PathState, Verified, table},
     kube::{leader::WriteFence, recorder},
     testing::FakeApiServer,
 };
@@ -55,6 +57,10 @@ struct Bed {
     count: u32,
     /// Agents with this image send no heartbeats.
     bad: Option<&'static str>,
+    /// Runtimes whose agents send no heartbeats with any image.
+    silent: BTreeSet<u32>,
+    /// Runtimes of which the Deployment records that the path was not proven before the upgrade.
+    unproven_before: BTreeSet<u32>,
     counter: u64,
 }
 
@@ -89,6 +95,8 @@ impl Bed {
             kymas: writer,
             count,
             bad: None,
+            silent: BTreeSet::new(),
+            unproven_before: BTreeSet::new(),
             counter: 0,
         };
         (0..count).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({})))));
@@ -167,15 +175,24 @@ impl Bed {
         };
         for (n, has) in (0..).zip(has.iter_mut()) {
             let upgrade = &upgrades[holder(upgrades, n)];
+            let before = has.clone();
             match upgrade.handle.image_for(&id(n)) {
                 ImageDecision::Use(image) => *has = image.to_string(),
                 ImageDecision::KeepOr(image) if has.is_empty() => *has = image.to_string(),
                 ImageDecision::KeepOr(_) => {}
             }
-            upgrade.handle.observe(&key(n), &has.as_str().into(), self.bad != Some(has.as_str()));
+            let path = upgrade.fleet.path_reports().into_iter().find(|report| report.kyma == key(n)).unwrap().path;
+            match path {
+                PathState::Unproven(_) if before != *has => self.unproven_before.insert(n),
+                PathState::Proven => self.unproven_before.remove(&n),
+                _ => false,
+            };
+            let (is_running, unproven_before) = (self.bad != Some(has.as_str()), self.unproven_before.contains(&n));
+            upgrade.handle.observe(&key(n), &has.as_str().into(), is_running, unproven_before);
         }
         time::advance(Duration::from_secs(1)).await;
-        let well = (0..).zip(has.iter()).filter(|(_, has)| self.bad != Some(has.as_str()));
+        let is_well = |n: &u32, has: &str| !self.silent.contains(n) && self.bad != Some(has);
+        let well = (0..).zip(has.iter()).filter(|(n, has)| is_well(n, has));
         for (n, _) in well {
             let heartbeat = json!({"epoch": "0000000000000001", "sequence": 0, "counter": self.counter, "waiting": 0, "parked": 0,
                 "agentVersion": "1", "planRevision": "1", "certificate": {"notAfter": "", "fingerprint": ""},
@@ -281,6 +298,36 @@ async fn paused_runtimes_are_excluded() {
     bed.kymas.apply_watcher_event(&Event::Apply(kyma(1, json!({}))));
     bed.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!(bed.kcp.data("stage").as_deref(), Some("done"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn runtimes_that_were_unwell_before_halt_no_upgrade_while_shards_move() {
+    let mut bed = Bed::new(9);
+    let mut has = all_with(9, "x:a");
+    let mut upgrade = bed.start_receiver("x:a").await;
+    bed.run_to_end(&mut upgrade, &mut has).await;
+    // They are the first in the order, so the first stage contains them and one that is well.
+    let mut order: Vec<_> = (0..9).collect();
+    order.sort_by_key(|n| rank("x:b", id(*n).as_str()));
+    bed.silent = order[..5].iter().copied().collect();
+    bed.run_to_end(&mut upgrade, &mut has).await;
+
+    let mut upgrade = bed.start_receiver("x:b").await;
+    while count_with(&has, "x:b") < 6 {
+        bed.advance(&mut upgrade, &mut has).await;
+        upgrade.flags.agent_upgrade_pause = Duration::from_secs(86_400);
+    }
+    // Another replica acquires the shards, and holds them for longer than the deadline.
+    let mut upgrade = bed.start_receiver("x:b").await;
+    upgrade.flags.agent_upgrade_pause = Duration::from_secs(86_400);
+    let since = Instant::now();
+    while since.elapsed() < 2 * upgrade.flags.agent_upgrade_deadline {
+        bed.advance(&mut upgrade, &mut has).await;
+    }
+    assert_eq!((count_with(&has, "x:b"), bed.kcp.data("halted")), (6, None));
+    upgrade.flags.agent_upgrade_pause = Duration::ZERO;
+    bed.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!((count_with(&has, "x:b"), bed.kcp.data("stage").as_deref()), (9, Some("done")));
 }
 
 #[tokio::test(start_paused = true)]
