@@ -1,9 +1,10 @@
 //! Single objects: reads, watches and writes, and classification of the API server's errors.
 //!
-//! `shape` compares a live object with its desired form, `write` converges it, `contested` limits the writes against a
-//! competing writer.
+//! `shape` compares a live object with its desired form, `owned_fields` finds fields that are not desired any more, `write`
+//! converges the object, `contested` limits the writes against a competing writer.
 
 mod contested;
+mod owned_fields;
 mod shape;
 mod write;
 

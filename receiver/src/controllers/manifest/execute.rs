@@ -48,9 +48,9 @@ const ESTABLISHED_DEADLINE: Duration = Duration::from_secs(10);
 const ESTABLISHED_INTERVAL: Duration = Duration::from_millis(20);
 const ESTABLISHED_MAX_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Fields that a module sets are ours; additions of others stay: operators write `caBundle`, replicas and conversion
-/// webhooks into their own objects.
-const TYPED: Shape = Shape::new(Ownership::Fields);
+/// Fields that a module sets are ours, and removed when a version does not set them any more; additions of others stay:
+/// operators write `caBundle`, replicas and conversion webhooks into their own objects.
+const TYPED: Shape = Shape { fields_of: Some(field_manager::MODULE), ..Shape::new(Ownership::Fields) };
 /// As [`TYPED`], for custom resources, whose API servers keep empty lists.
 const CUSTOM: Shape = Shape { drops_empty_lists: false, ..TYPED };
 

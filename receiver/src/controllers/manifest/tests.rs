@@ -293,6 +293,26 @@ async fn upgrade_prunes_dropped_objects_and_never_touches_the_default_cr() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn field_that_a_version_drops_is_removed_and_those_of_others_stay() {
+    let mut fixture = Fixture::installed().await;
+    let layer = |data: Value| {
+        let mut map = object("v1", "ConfigMap", "a");
+        map["data"] = data;
+        LayerObjects::Ready(Arc::new(vec![definition(), map, manager()]))
+    };
+    let upgrade = |fixture: &mut Fixture, layer, reference: &str| {
+        fixture.set_layer(layer);
+        fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(reference));
+    };
+    upgrade(&mut fixture, layer(json!({"kept": "1", "dropped": "1"})), NEXT);
+    assert_eq!(fixture.reconcile().await, ended());
+    fixture.runtime.edit("configmaps/a", |map| map["data"]["other"] = "1".into());
+    upgrade(&mut fixture, layer(json!({"kept": "1"})), &format!("sha256:{}", "3".repeat(64)));
+    assert_eq!(fixture.reconcile().await, ended());
+    assert_eq!(fixture.runtime.object("configmaps/a").unwrap()["data"], json!({"kept": "1", "other": "1"}));
+}
+
+#[tokio::test(start_paused = true)]
 async fn user_crs_block_the_removal_until_the_last_is_gone() {
     let mut fixture = Fixture::installed().await;
     fixture.runtime.edit("samples/mine", |sample| *sample = object("example.test/v1", "Sample", "mine"));

@@ -16,6 +16,8 @@ use kube::{
 };
 use serde_json::{Value, json};
 
+use super::owned_fields::has_stale_field;
+
 /// Repair of a live object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Repair {
@@ -51,6 +53,8 @@ pub(crate) struct Shape {
     pub(crate) ownership: Ownership,
     /// Selects the labels that are removed unless they are desired.
     pub(crate) owns_label: fn(&str) -> bool,
+    /// Field manager whose applied fields are removed once they are not desired any more. With [`Ownership::Whole`] all are.
+    pub(crate) fields_of: Option<&'static str>,
     /// Field manager whose annotations are removed once they are not desired any more.
     pub(crate) annotations_of: Option<&'static str>,
     /// Foreign finalizers and owner references are removed.
@@ -88,6 +92,7 @@ impl Shape {
         Self {
             ownership,
             owns_label: |_| false,
+            fields_of: None,
             annotations_of: None,
             owns_lifecycle: false,
             ignored: &[],
@@ -113,7 +118,8 @@ impl Shape {
             };
         }
         let (shall, is) = (self.normalize(desired), self.normalize(&live.data));
-        let mut content = self.compare_content(&is, &shall) | Difference { surplus: is_foreign, lacks: false };
+        let is_stale = self.fields_of.is_some_and(|manager| has_stale_field(manager, desired, live));
+        let mut content = self.compare_content(&is, &shall) | Difference { surplus: is_foreign, lacks: is_stale };
         if content != Difference::default() && accepted == Some(self.form(desired, live)) {
             content = Difference::default();
         }
@@ -366,6 +372,22 @@ mod tests {
             let expected = if pointer == "/spec/ours" { Repair::Replace } else { Repair::None };
             assert_eq!(repair(Ownership::Parts(&["/spec/ours", "/spec/absent"])), expected, "{pointer}");
         }
+    }
+
+    #[test]
+    fn field_that_we_applied_and_do_not_desire_any_more_is_removed_by_an_apply() {
+        let shape = Shape { fields_of: Some("m"), ..Shape::new(Ownership::Fields) };
+        let desired = json!({"apiVersion": "v1", "data": {"a": "1"}});
+        let live = |manager: &str| {
+            let fields = json!({"f:data": {"f:a": {}, "f:b": {}}});
+            let managed = json!({"manager": manager, "operation": "Apply", "apiVersion": "v1", "fieldsV1": fields});
+            object(json!({"metadata": {"managedFields": [managed]}, "data": {"a": "1", "b": "1"}}))
+        };
+        assert_eq!(shape.compare(&desired, &live("m"), None), Repair::Apply);
+        assert_eq!(shape.compare(&desired, &live("operator"), None), Repair::None);
+        // An API server that keeps the field after an apply gets no further one.
+        let accepted = shape.form(&desired, &live("m"));
+        assert_eq!(shape.compare(&desired, &live("m"), Some(accepted)), Repair::None);
     }
 
     #[test]

@@ -55,7 +55,8 @@ pub(super) fn record_manager(live: &mut Value, manager: &str, applied: &Value) {
     if let Some(fields) = fields.as_object_mut() {
         fields.retain(|key, _| !["f:apiVersion", "f:kind"].contains(&key.as_str()));
     }
-    entries.push(json!({"manager": manager, "operation": "Apply", "fieldsV1": fields}));
+    let version = &applied["apiVersion"];
+    entries.push(json!({"manager": manager, "operation": "Apply", "apiVersion": version, "fieldsV1": fields}));
     live["metadata"]["managedFields"] = entries.into();
 }
 
