@@ -212,17 +212,21 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
     let Some(kyma) = kyma else { return Ok(ended()) };
     match ctx.permission(&kyma, &manifest) {
         Permission::Granted => {}
-        Permission::Parked => return Ok(ReconcileOutcome::default()),
-        Permission::Denied => return Ok(ended()),
+        Permission::Parked | Permission::Denied => return Ok(ReconcileOutcome::default()),
+        Permission::Foreign => return Ok(ended()),
         Permission::Later => {
             return Ok(ReconcileOutcome { requeue_after: Some(TAKEOVER_RECHECK), ..ended() });
         }
     }
-    let has_successor = ctx.has_successor(&manifest)?;
-    if has_successor && goal_of(&manifest) == Goal::Install {
-        // Its deletion, once the successor is applied, enqueues it.
+    let (goal, others) = (goal_of(&manifest), ctx.others_of_module(&manifest)?);
+    let is_newer = |other: &Arc<Manifest>| other.creation_timestamp() > manifest.creation_timestamp();
+    if goal == Goal::Install && others.iter().any(is_newer) {
+        // The newer Manifest takes the objects over. If it leaves, all of them are compared.
+        ctx.memories.distrust(key);
+        // The deletion of either of the two enqueues it.
         return Ok(ended());
     }
+    let heirs = if goal == Goal::Remove { others } else { Vec::new() };
     let mut record = Record::new(ctx, (*manifest).clone());
     let (client, revision) = match (ctx.clients)(&kyma) {
         Ok(client) => client,
@@ -233,7 +237,7 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
             return Ok(ended());
         }
     };
-    let reconcile = Reconcile { ctx, key, kyma, client, revision, queued, has_successor };
+    let reconcile = Reconcile { ctx, key, kyma, client, revision, queued, heirs };
     reconcile.run(record).await
 }
 
@@ -243,8 +247,10 @@ enum Permission {
     Granted,
     /// A pause or the label `skip-reconciliation` stops it; the end of either enqueues it.
     Parked,
-    /// Another controller manages its Kyma.
+    /// The hand-back of its Kyma is requested; the withdrawal of the request enqueues it.
     Denied,
+    /// The cache lacks its Kyma: another controller manages it.
+    Foreign,
     /// Its Kyma is being taken over.
     Later,
 }
@@ -253,13 +259,14 @@ impl Context {
     fn permission(&self, key: &KymaKey, manifest: &Manifest) -> Permission {
         let Settings { pause, takeover, .. } = &self.settings;
         // The cache has the Kymas that this receiver manages.
-        let Some(kyma) = self.kyma(key) else { return Permission::Denied };
+        let Some(kyma) = self.kyma(key) else { return Permission::Foreign };
         let kyma = kyma.facts();
         let is_skipped = |labels| is_true(Some(labels), label::SKIP_RECONCILIATION) && !takeover.selects_skipped();
         if pause.of(kyma).is_some() || is_skipped(manifest.labels()) {
             return Permission::Parked;
         }
-        if takeover::is_hand_back_requested(kyma) {
+        // A Kyma that is being deleted is not handed back.
+        if !kyma.is_deleting() && takeover::is_hand_back_requested(kyma) {
             return Permission::Denied;
         }
         if !kyma.is_deleting() && is_skipped(kyma.labels()) {
@@ -268,19 +275,21 @@ impl Context {
         if takeover.is_pending(key) { Permission::Later } else { Permission::Granted }
     }
 
-    /// Returns true if a newer Manifest of the same Kyma installs the same module: the component of a module was
-    /// renamed. The successor owns the objects of both, the default module CR, and the decision on user CRs.
-    fn has_successor(&self, manifest: &Manifest) -> Result<bool, BodyMissingError> {
+    /// Returns the other Manifests of the same Kyma and module that are not being deleted: the component of the module
+    /// was renamed. The newest one that stays owns the objects, the default module CR, and the decision on user CRs.
+    fn others_of_module(&self, manifest: &Manifest) -> Result<Vec<Arc<Manifest>>, BodyMissingError> {
         let (Some(kyma), Some(module)) = (manifest.labels().get(label::KYMA_NAME), module_of(manifest)) else {
-            return Ok(false);
+            return Ok(Vec::new());
         };
         let key = KymaKey::new(manifest.namespace().unwrap_or_default(), kyma);
-        let of_kyma = self.stores.manifests.of_kyma(&key, None)?;
-        Ok(of_kyma.iter().any(|other| {
+        let of_kyma = self.stores.manifests.of_kyma(&key, None)?.into_iter();
+        let newest = of_kyma.map(|other| self.memories.newest(&KymaKey::of(&*other), other));
+        let is_other = |other: &Arc<Manifest>| {
             other.metadata.deletion_timestamp.is_none()
                 && module_of(other) == Some(module)
-                && other.creation_timestamp() > manifest.creation_timestamp()
-        }))
+                && other.name_any() != manifest.name_any()
+        };
+        Ok(newest.filter(is_other).collect())
     }
 
     fn kyma(&self, key: &KymaKey) -> Option<Arc<CachedKyma>> {
@@ -342,8 +351,9 @@ struct Reconcile<'a> {
     client: Client,
     revision: u64,
     queued: &'a QueuedWork,
-    /// A newer Manifest installs the same module, which got another component.
-    has_successor: bool,
+    /// Manifests of the same module that stay while this one is removed: the component of the module was renamed, or
+    /// the rename was reverted.
+    heirs: Vec<Arc<Manifest>>,
 }
 
 /// The rendered layer.
@@ -375,14 +385,18 @@ impl Reconcile<'_> {
         let current = memory.retain(objects.as_deref().unwrap_or_default());
         let mut facts = facts(goal, &record.manifest, objects.as_deref(), inventory, &current);
         if let Drift::Objects(objects) = &self.queued.drift {
-            for object in objects {
-                facts.seen.remove(&object_key(object));
+            for key in objects.iter().map(object_key) {
+                facts.seen.remove(&key);
+                memory.doubt(&key);
             }
         }
         facts.recovered = memory.is_recovered().then_some(true);
-        if self.has_successor {
+        if !self.heirs.is_empty() {
             facts.default_object = DefaultObject::NotWanted;
             facts.blocked = Some(false);
+            for heir in &self.heirs {
+                facts.inherited.extend(inventory_of(heir).keys().cloned());
+            }
         }
         let rendered = objects.iter().flatten().map(|object| (&object.key, object.version.as_str()));
         let manager = manager_of(&record.manifest, rendered);
@@ -407,6 +421,8 @@ impl Reconcile<'_> {
         for _ in 0..MAX_ACTIONS {
             match step(&execution.facts) {
                 Action::End => break,
+                // The next reconcile removes the objects that were left to them.
+                Action::Leave if self.has_lost_heirs(&execution.record.manifest)? => break,
                 action => execution.run(action).await?,
             }
             if execution.has_left {
@@ -414,6 +430,11 @@ impl Reconcile<'_> {
             }
         }
         self.finish(execution, fault, desired).await
+    }
+
+    /// Returns true if the Manifests of the module that were to stay are being deleted by now, or gone.
+    fn has_lost_heirs(&self, manifest: &Manifest) -> Result<bool, BodyMissingError> {
+        Ok(!self.heirs.is_empty() && self.ctx.others_of_module(manifest)?.is_empty())
     }
 
     /// Renders the layer that the Manifest names.
@@ -596,5 +617,6 @@ fn facts<'a>(
         default_created: is_created,
         installation: Installation::Unknown,
         blocked: None,
+        inherited: BTreeSet::new(),
     }
 }

@@ -57,6 +57,9 @@ pub(super) fn handler(
             if !is_desired {
                 place(|kyma| fleet.is_elsewhere(kyma), &queue, &key, cached);
                 queue.enqueue(&key, Priority::User, false);
+                if cached.facts().flags.is_deleting {
+                    enqueue_heirs(&queue, &manifests, cached);
+                }
             }
             for kyma in affected {
                 let is_echo = writes.is_echo(&kyma, manifest);
@@ -84,6 +87,7 @@ pub(super) fn handler(
             fingerprints.delete(&key);
             queue.remove(&key);
             memories.forget(&key);
+            enqueue_heirs(&queue, &manifests, cached);
             for kyma in manifests.delete(&key) {
                 // A module that is selected again needs a new Manifest.
                 placer.replan_runtime(&kyma);
@@ -105,6 +109,19 @@ pub(super) fn enqueue_released(
     let is_new = *change == FingerprintChange::New;
     if is_new || matches!(change, FingerprintChange::Changed(old) if old.is_held && !now.is_held) {
         queue.enqueue_kyma(kyma, Priority::User, is_new);
+    }
+}
+
+/// Enqueues verifications of the other Manifests of a module of which one leaves: the component of the module was
+/// renamed, and the one that leaves may have written the objects of the others. Those that are being deleted are left
+/// out.
+fn enqueue_heirs(queue: &ManifestQueue, manifests: &Manifests, leaving: &CachedManifest) {
+    let (Some(kyma), Some(module)) = (leaving.kyma(), leaving.facts().module) else { return };
+    for other in manifests.find_of_kyma(&kyma, None) {
+        let key = other.key();
+        if key != leaving.key() && other.is_of_module(module) && !other.facts().flags.is_deleting {
+            queue.enqueue(&key, Priority::Catalog, true);
+        }
     }
 }
 
@@ -143,7 +160,7 @@ mod tests {
     use std::{cell::Cell, sync::Arc};
 
     use futures::FutureExt as _;
-    use kube::runtime::reflector;
+    use kube::runtime::{reflector, watcher};
     use serde_json::{Value, json};
     use tidewatch_shared::{
         metrics::Registry,
@@ -384,6 +401,45 @@ mod tests {
         handle(Change::Applied(&ready));
         assert_eq!(fixture.job(), Some((Priority::User, "a".to_owned())));
         assert_eq!(fixture.enqueued(), [("a".to_owned(), WorkSet::STATUS)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn other_manifest_of_a_module_is_verified_when_one_leaves_and_when_it_has_left() {
+        let (store, mut cache) = reflector::store();
+        let fixture = Fixture { manifests: store.into(), ..Fixture::new() };
+        let mut handle = fixture.handler();
+        let of_module = |name: &str, module: &str, deleted: Option<&str>| {
+            manifest(1, |manifest| {
+                manifest["metadata"]["name"] = json!(name);
+                manifest["metadata"]["labels"][label::MODULE_NAME] = json!(module);
+                manifest["metadata"]["deletionTimestamp"] = json!(deleted);
+            })
+        };
+        // Names of the enqueued Manifests, and whether all of their objects are compared.
+        let enqueued = || {
+            let mut enqueued = Vec::new();
+            while let Some(job) = fixture.queue.next().now_or_never() {
+                enqueued.push((job.key.name.clone(), job.verify()));
+                let work = job.queued.work;
+                fixture.queue.done(job, ReconcileOutcome::ended(work));
+            }
+            enqueued.sort();
+            enqueued
+        };
+        let mut apply = |manifest: &CachedManifest| {
+            cache.apply_watcher_event(&watcher::Event::Apply(manifest.clone()));
+            handle(Change::Applied(manifest));
+        };
+        for (name, module) in [("old", "x"), ("new", "x"), ("other", "y")] {
+            apply(&of_module(name, module, None));
+        }
+        assert_eq!(enqueued().len(), 3);
+        let leaving = of_module("new", "x", Some("2026-01-01T00:00:00Z"));
+        apply(&leaving);
+        assert_eq!(enqueued(), [("new".to_owned(), false), ("old".to_owned(), true)]);
+        cache.apply_watcher_event(&watcher::Event::Delete(leaving.clone()));
+        handle(Change::Deleted(&leaving));
+        assert_eq!(enqueued(), [("old".to_owned(), true)]);
     }
 
     #[tokio::test(start_paused = true)]

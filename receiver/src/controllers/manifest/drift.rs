@@ -1,5 +1,7 @@
 //! Changes that the agent reported: the Manifests that they affect, and the objects to read again. Pure.
 
+use std::sync::Arc;
+
 use tidewatch_shared::{
     api::{Manifest, State},
     event::{Change, Object, Subject},
@@ -18,22 +20,24 @@ use crate::{
 };
 
 /// Selects the Manifests of a runtime that changes in it affect, each with the objects to read again: none if only the
-/// status of its objects changed. A report of our own write affects none.
-pub(crate) fn affected<'a>(
-    manifests: impl Iterator<Item = &'a Manifest>,
+/// status of its objects changed. A report of our own write affects none. Inventories are those of our last writes, which the
+/// cached Manifests may lack.
+pub(crate) fn affected(
+    manifests: impl IntoIterator<Item = Arc<Manifest>>,
     drift: &Drift,
     memories: &Memories,
 ) -> Vec<(ManifestKey, Drift)> {
-    let of_manifest = |manifest: &Manifest| {
-        let key = KymaKey::of(manifest);
+    let of_manifest = |manifest: Arc<Manifest>| {
+        let key = KymaKey::of(&*manifest);
+        let manifest = memories.newest(&key, manifest);
         let drift = match drift {
             Drift::None => return None,
             Drift::All => Drift::All,
-            Drift::Objects(objects) => objects_of(manifest, objects, |object| memories.is_echo(&key, object))?,
+            Drift::Objects(objects) => objects_of(&manifest, objects, |object| memories.is_echo(&key, object))?,
         };
         Some((key, drift))
     };
-    manifests.filter_map(of_manifest).collect()
+    manifests.into_iter().filter_map(of_manifest).collect()
 }
 
 /// Returns the objects of a Manifest to read again; `None` if no change concerns it.
@@ -174,10 +178,28 @@ mod tests {
     }
 
     fn names(manifests: &[Manifest], drift: &Drift) -> Vec<(String, Drift)> {
-        affected(manifests.iter(), drift, &Memories::default())
+        affected(manifests.iter().cloned().map(Arc::new), drift, &Memories::default())
             .into_iter()
             .map(|(key, drift)| (key.name.clone(), drift))
             .collect()
+    }
+
+    #[test]
+    fn object_of_an_inventory_that_the_cache_lacks_affects_its_manifest() {
+        let version = |version: &str, has_inventory: bool| {
+            manifest("a", |manifest| {
+                manifest["metadata"]["uid"] = "u".into();
+                manifest["metadata"]["resourceVersion"] = version.into();
+                if !has_inventory {
+                    manifest["status"]["synced"] = json!([]);
+                }
+            })
+        };
+        let (cached, memories) = (Arc::new(version("1", false)), Memories::default());
+        let map = Drift::of(object("/v1/configmaps/kyma-system/a", "ConfigMap", Change::Spec));
+        assert_eq!(affected([cached.clone()], &map, &memories), []);
+        memories.wrote(&KymaKey::of(&*cached), Some("1".into()), &version("2", true));
+        assert_eq!(affected([cached], &map, &memories), [(KymaKey::new("ns", "a"), map.clone())]);
     }
 
     #[test]

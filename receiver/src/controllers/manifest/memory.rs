@@ -1,7 +1,7 @@
 //! Results of earlier reconciles of each Manifest. A restarted receiver begins without them, and compares.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::{DefaultHasher, Hash, Hasher as _},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -54,6 +54,8 @@ pub(super) struct Memory {
     recorded: Inventory,
     /// Forms in which the runtime's API server stores objects otherwise than desired, by hash of their keys.
     accepted: BTreeMap<u64, u64>,
+    /// Objects that were reported as changed and have not been compared since, as hashes of their keys.
+    doubted: BTreeSet<u64>,
     /// Cause of the wait, as a hash, and the number of reconciles that found it.
     waits: (u64, u32),
     /// The manager has not been ready since then.
@@ -65,21 +67,28 @@ pub(super) struct Memory {
 impl Memory {
     /// Returns the keys of the objects that an earlier reconcile applied exactly so, and that are not to be compared again:
     /// all of them if nothing else is desired now, otherwise those that the change leaves as they are. All others are
-    /// forgotten.
+    /// forgotten. Doubted objects are to be compared in any case.
     pub(super) fn retain<'a>(&mut self, rendered: &'a [RenderedObject]) -> Vec<&'a ObjectKey> {
-        let Some(applied) = &mut self.applied else { return Vec::new() };
+        let Self { applied: Some(applied), doubted, .. } = self else { return Vec::new() };
+        let is_trusted = |key: &&ObjectKey| !doubted.contains(&hash(*key));
         if applied.desired.is_some() {
-            return rendered.iter().map(|object| &object.key).collect();
+            return rendered.iter().map(|object| &object.key).filter(is_trusted).collect();
         }
         let is_known = |object: &u64| applied.objects.binary_search(object).is_ok();
-        let (keys, mut objects): (Vec<_>, Vec<_>) = rendered
+        let (mut keys, mut objects): (Vec<&ObjectKey>, Vec<_>) = rendered
             .iter()
             .map(|object| (&object.key, object_hash(object)))
             .filter(|(_, object)| is_known(object))
             .unzip();
         objects.sort_unstable();
         applied.objects = objects.into();
+        keys.retain(is_trusted);
         keys
+    }
+
+    /// Records that an object was reported as changed: until it was compared, the next reconciles compare it too.
+    pub(super) fn doubt(&mut self, key: &ObjectKey) {
+        self.doubted.insert(hash(key));
     }
 
     /// True if the object was applied in an earlier reconcile, so that it has to be read.
@@ -91,15 +100,19 @@ impl Memory {
         self.accepted.get(&hash(key)).copied()
     }
 
+    /// Records that an object is as desired, with the form in which the API server stores it if that differs.
     pub(super) fn accept(&mut self, key: &ObjectKey, form: Option<u64>) {
+        let key = hash(key);
+        self.doubted.remove(&key);
         match form {
-            Some(form) => drop(self.accepted.insert(hash(key), form)),
-            None => drop(self.accepted.remove(&hash(key))),
+            Some(form) => drop(self.accepted.insert(key, form)),
+            None => drop(self.accepted.remove(&key)),
         }
     }
 
     /// Records that all desired objects are applied.
     pub(super) fn complete(&mut self, desired: Desired, rendered: &[RenderedObject]) {
+        self.doubted.clear();
         if self.applied.as_ref().is_some_and(|applied| applied.desired == Some(desired.objects)) {
             return;
         }
@@ -192,6 +205,14 @@ impl Memories {
     pub(super) fn keep(&self, key: &ManifestKey, memory: Memory) {
         let memory = Memory { recorded: Inventory::default(), ..memory };
         self.lock().by_manifest.insert(key.clone(), memory);
+    }
+
+    /// Records that another Manifest may write the objects of this one: the next reconcile compares all of them.
+    pub(super) fn distrust(&self, key: &ManifestKey) {
+        if let Some(memory) = self.lock().by_manifest.get_mut(key) {
+            memory.applied = None;
+        }
+        self.own_writes.forget(key);
     }
 
     /// Drops the memory of a Manifest that is gone.
@@ -354,6 +375,42 @@ mod tests {
         memories.keep(&manifest(), memory);
         let mut memory = memories.take(&manifest(), Some(desired(1, 1)), false, Inventory::default());
         assert_eq!(memory.retain(&before).len(), 2);
+    }
+
+    #[test]
+    fn doubted_object_is_compared_by_each_reconcile_until_one_has_got_so_far() {
+        let before = [rendered("a", "1"), rendered("b", "1"), rendered("c", "1")];
+        let after = [rendered("a", "1"), rendered("b", "1"), rendered("c", "2")];
+        let names = |memory: &mut Memory| -> Vec<String> {
+            memory.retain(&after).into_iter().map(|key| key.name.clone()).collect()
+        };
+        let memories = Memories::default();
+        let take = || memories.take(&manifest(), Some(desired(1, 2)), false, Inventory::default());
+        let mut memory = Memory::default();
+        memory.complete(desired(1, 1), &before);
+        memories.keep(&manifest(), memory);
+        let mut memory = take();
+        assert_eq!(names(&mut memory), ["a", "b"]);
+        memory.doubt(&after[1].key);
+        // It ended before `b`, because an object of an earlier stage was not ready.
+        for _ in 0..2 {
+            memories.keep(&manifest(), memory);
+            memory = take();
+            assert_eq!(names(&mut memory), ["a"]);
+        }
+        // It ended after `b`.
+        memory.accept(&after[1].key, None);
+        memories.keep(&manifest(), memory);
+        memory = take();
+        assert_eq!(names(&mut memory), ["a", "b"]);
+
+        memory.complete(desired(1, 2), &after);
+        memory.doubt(&after[0].key);
+        memories.keep(&manifest(), memory);
+        memory = take();
+        assert_eq!(names(&mut memory), ["b", "c"]);
+        memory.complete(desired(1, 2), &after);
+        assert_eq!(names(&mut memory), ["a", "b", "c"]);
     }
 
     #[test]

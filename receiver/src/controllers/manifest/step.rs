@@ -20,7 +20,8 @@ use super::{
 pub(super) enum Goal {
     /// The objects of the module exist as rendered, and no others of its inventory.
     Install,
-    /// No object of the inventory exists. User CRs block it; meanwhile the module is kept as rendered.
+    /// No object of the inventory exists, apart from those that another Manifest of the module keeps. User CRs block
+    /// it; meanwhile the module is kept as rendered.
     Remove,
     /// The objects of an unmanaged module stay without our label.
     Release,
@@ -77,6 +78,8 @@ pub(super) struct Facts<'a> {
     pub(super) installation: Installation,
     /// User CRs block the removal; `None` before they were listed.
     pub(super) blocked: Option<bool>,
+    /// Objects in the inventories of other Manifests of the module, which stay: the removal does not delete them.
+    pub(super) inherited: BTreeSet<ObjectKey>,
 }
 
 /// Next action of a reconcile.
@@ -222,7 +225,7 @@ impl<'a> Facts<'a> {
             DefaultObject::Failed | DefaultObject::Terminating => return Action::End,
             DefaultObject::NotWanted | DefaultObject::Done => {}
         }
-        self.delete(|_| true).unwrap_or(Action::Leave)
+        self.delete(|key| !self.inherited.contains(key)).unwrap_or(Action::Leave)
     }
 
     /// Deletes the selected objects of the inventory, those of the last stage first; `None` once all are gone.

@@ -271,6 +271,7 @@ impl World {
             default_created: manifest.default_created,
             installation: Installation::Unknown,
             blocked: None,
+            inherited: BTreeSet::new(),
         };
         self.has_created = false;
         for actions in 0.. {

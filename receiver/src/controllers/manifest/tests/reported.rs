@@ -19,10 +19,19 @@ impl Fixture {
             }
         };
         let drift = Drift::Objects(objects.iter().map(object).collect());
-        match affected(self.manifest().iter(), &drift, &self.ctx.memories).pop() {
+        match affected(self.manifest().map(Arc::new), &drift, &self.ctx.memories).pop() {
             Some((_, drift)) => self.run(drift).await,
             None => ended(),
         }
+    }
+
+    /// Replaces the metadata of the Kyma in the cache.
+    fn put_kyma(&mut self, metadata: Value) {
+        let mut kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma", "metadata": metadata,
+            "spec": {"channel": "regular"}});
+        kyma["metadata"]["name"] = json!("k");
+        kyma["metadata"]["namespace"] = json!(NAMESPACE);
+        self.kymas.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(kyma).unwrap()));
     }
 }
 
@@ -38,6 +47,38 @@ async fn reported_object_is_read_and_repaired_and_no_other() {
     let calls = fixture.runtime.calls();
     assert_eq!(calls, ["GET configmaps/a", "PATCH configmaps/a", "GET deployments/d"]);
     assert_eq!(fixture.kcp.calls(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn reported_object_is_repaired_later_if_an_earlier_stage_ends_the_reconcile() {
+    let mut fixture = Fixture::installed().await;
+    let mut next = objects();
+    next[2]["spec"]["versions"][0]["schema"] = json!({"openAPIV3Schema": {"type": "object"}});
+    fixture.set_layer(LayerObjects::Ready(Arc::new(next)));
+    fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
+    fixture.runtime.refuse("WRITE customresourcedefinitions", 500);
+    fixture.reconcile().await;
+    fixture.runtime.remove("configmaps/a");
+    fixture.report(&[MAP]).await;
+    fixture.runtime.refuse_nothing();
+    fixture.runtime.calls();
+    assert_eq!(fixture.reconcile().await, ended());
+    let definition = "PATCH customresourcedefinitions/samples.example.test";
+    assert_eq!(fixture.runtime.writes(), [definition, "PATCH configmaps/a"]);
+}
+
+/// The end of the hand-back enqueues the parked work without another report.
+#[tokio::test(start_paused = true)]
+async fn report_while_a_hand_back_is_requested_is_parked_unless_the_kyma_is_being_deleted() {
+    let mut fixture = Fixture::installed().await;
+    let labels = json!({label::HAND_BACK: label::HAND_BACK_REQUESTED});
+    fixture.runtime.remove("configmaps/a");
+    fixture.put_kyma(json!({"labels": labels}));
+    assert_eq!(fixture.report(&[MAP]).await, ReconcileOutcome::default());
+    assert_eq!(fixture.runtime.calls(), Vec::<String>::new());
+    fixture.put_kyma(json!({"labels": labels, "deletionTimestamp": "2026-01-01T00:00:00Z"}));
+    assert_eq!(fixture.report(&[MAP]).await, ended());
+    assert_eq!(fixture.runtime.writes(), ["PATCH configmaps/a"]);
 }
 
 #[tokio::test(start_paused = true)]

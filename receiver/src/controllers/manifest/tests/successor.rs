@@ -3,15 +3,21 @@
 use super::*;
 
 impl Fixture {
-    /// Adds the Manifest of the new component, whose layer is or is not applied.
+    /// Adds the Manifest of the new component.
     fn add_successor(&mut self, created: &str) {
-        let successor = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+        self.put_other(created, |_| ());
+    }
+
+    /// Adds or replaces the Manifest of the other component.
+    fn put_other(&mut self, created: &str, change: impl FnOnce(&mut Value)) {
+        let mut other = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
             "metadata": {"name": "successor", "namespace": NAMESPACE, "creationTimestamp": created,
                 "labels": {label::KYMA_NAME: "k", label::MODULE_NAME: "sample"}},
             "spec": {"remote": true, "install": {"name": "raw-manifest", "source": {}}}});
-        let successor: CachedManifest = serde_json::from_value(successor).unwrap();
-        self.manifests.apply_watcher_event(&watcher::Event::Apply(successor.clone()));
-        self.ctx.stores.manifests.apply(&successor);
+        change(&mut other);
+        let other: CachedManifest = serde_json::from_value(other).unwrap();
+        self.manifests.apply_watcher_event(&watcher::Event::Apply(other.clone()));
+        self.ctx.stores.manifests.apply(&other);
     }
 
     /// The Manifest of an installed module, created at noon.
@@ -52,4 +58,69 @@ async fn removal_of_a_superseded_manifest_keeps_the_custom_resources_and_the_obj
     assert_eq!(fixture.reconcile().await, ended());
     assert_eq!(fixture.runtime.writes(), ["DELETE configmaps/a"]);
     assert!(fixture.manifest().is_none());
+}
+
+/// The rename of the component is reverted before the newer Manifest is applied completely.
+#[tokio::test(start_paused = true)]
+async fn removal_of_a_newer_manifest_leaves_the_module_to_the_older_one() {
+    for (not_inherited, has_user_cr, writes) in
+        [(None, false, vec![]), (None, true, vec![]), (Some("ConfigMap"), true, vec!["DELETE configmaps/a"])]
+    {
+        let mut fixture = Fixture::installed_at_noon().await;
+        let mut synced = fixture.kcp.object("manifests/m").unwrap()["status"]["synced"].clone();
+        synced.as_array_mut().unwrap().retain(|object| not_inherited.is_none_or(|kind| object["kind"] != kind));
+        fixture.put_other("2026-01-01T11:59:59Z", |other| {
+            other["status"] = json!({"state": "Ready", "synced": synced});
+        });
+        if has_user_cr {
+            fixture.runtime.edit("samples/mine", |sample| *sample = object("example.test/v1", "Sample", "mine"));
+        }
+        fixture.delete_manifest();
+        assert_eq!(fixture.reconcile().await, ended());
+        assert_eq!(fixture.runtime.writes(), writes);
+        assert!(fixture.manifest().is_none());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn manifest_whose_successor_leaves_takes_the_objects_over_again() {
+    let mut fixture = Fixture::installed_at_noon().await;
+    let created = "2026-01-01T12:00:01Z";
+    fixture.add_successor(created);
+    fixture.runtime.edit("configmaps/a", |map| {
+        map["metadata"]["annotations"][annotation::OWNED_BY] = json!("kcp-system/successor");
+    });
+    assert_eq!(fixture.reconcile().await, ended());
+    assert_eq!(fixture.runtime.writes(), Vec::<String>::new());
+    fixture.put_other(created, |other| other["metadata"]["deletionTimestamp"] = json!("2026-01-01T12:00:02Z"));
+    assert_eq!(fixture.reconcile().await, ended());
+    assert_eq!(fixture.runtime.writes(), ["PATCH configmaps/a"]);
+    let map = fixture.runtime.object("configmaps/a").unwrap();
+    assert_eq!(map["metadata"]["annotations"][annotation::OWNED_BY], "kcp-system/m");
+}
+
+/// The cache shows the deletion of the other Manifest after the reconcile has begun.
+#[tokio::test(start_paused = true)]
+async fn manifest_leaves_no_objects_to_one_that_is_deleted_at_the_same_time() {
+    let mut fixture = Fixture::installed_at_noon().await;
+    fixture.delete_manifest();
+    let manifest = fixture.manifest().unwrap();
+    let (key, queued) = (key(), QueuedWork::new(WorkSet::MANIFEST, Priority::User));
+    let reconcile = Reconcile {
+        ctx: &fixture.ctx,
+        key: &key,
+        kyma: KymaKey::new(NAMESPACE, "k"),
+        client: fixture.runtime.client(),
+        revision: 1,
+        queued: &queued,
+        heirs: vec![Arc::new(manifest.clone())],
+    };
+    let outcome = reconcile.run(Record::new(&fixture.ctx, manifest)).await.unwrap();
+    assert!(outcome.requeue_after.is_some(), "{outcome:?}");
+    assert_eq!(fixture.runtime.writes(), Vec::<String>::new());
+    assert_eq!(fixture.reconcile().await, ended());
+    assert!(fixture.manifest().is_none());
+    for id in ["samples/default", "deployments/d", "configmaps/a"] {
+        assert!(fixture.runtime.object(id).is_none(), "{id}");
+    }
 }
