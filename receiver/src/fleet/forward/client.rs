@@ -21,8 +21,10 @@ use super::{DeliveryOutcome, Target, UrlTemplate};
 
 /// Limit from name resolution to the established connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Limit of one exchange, connection setup and response body included.
+/// Limit from the start of a request to the head of its response, connection setup included.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Limit of reading a response's body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Lifetime of an idle pooled connection.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of a response body that are read and discarded so that the connection can be reused.
@@ -54,14 +56,14 @@ impl Client {
     /// Sends one event with the certificate of its runtime.
     pub async fn send(&self, target: &Target, leaf: &CertificateDer<'_>, event: &Event) -> DeliveryOutcome {
         let Some(request) = self.request(target, leaf, event) else { return DeliveryOutcome::Failed(None) };
-        let exchange = async {
-            let response = self.http.request(request).await.ok()?;
-            let (status, retry_after) = (response.status(), retry_after(&response));
-            // Draining the body makes the connection reusable.
-            let _ = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
-            Some(classify(status, retry_after))
+        let Ok(Ok(response)) = timeout(REQUEST_TIMEOUT, self.http.request(request)).await else {
+            return DeliveryOutcome::Failed(None);
         };
-        timeout(REQUEST_TIMEOUT, exchange).await.ok().flatten().unwrap_or(DeliveryOutcome::Failed(None))
+        let (status, retry_after) = (response.status(), retry_after(&response));
+        // Draining the body makes the connection reusable. The status is the result, with or without it.
+        let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES);
+        let _ = timeout(BODY_TIMEOUT, body.collect()).await;
+        classify(status, retry_after)
     }
 
     fn request(&self, target: &Target, leaf: &CertificateDer<'_>, event: &Event) -> Option<Request<Full<Bytes>>> {
@@ -93,7 +95,32 @@ fn retry_after(response: &Response<Incoming>) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+
     use super::*;
+    use crate::fleet::forward::Service;
+
+    #[tokio::test]
+    async fn status_counts_although_the_body_does_not_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = tokio::spawn(async move {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            let mut request = [0; 4_096];
+            let _ = connection.read(&mut request).await.unwrap();
+            connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n").await.unwrap();
+            // The client ends the connection.
+            while connection.read(&mut request).await.is_ok_and(|read| read > 0) {}
+        });
+        let template = "http://127.0.0.1:{port}".parse().unwrap();
+        let target = Target::new("m", Service::new("s", "n", port).unwrap()).unwrap();
+        let outcome = Client::new(template).send(&target, &vec![0x30].into(), &Event::default()).await;
+        assert_eq!(outcome, DeliveryOutcome::Delivered);
+        server.await.unwrap();
+    }
 
     #[test]
     fn retryable_statuses_are_distinguished_from_refusals() {

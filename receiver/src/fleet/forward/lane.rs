@@ -41,7 +41,7 @@ pub enum Health {
     Healthy,
     /// It refused an event at least three times, with this HTTP status.
     Refusing(u16),
-    /// At least the last three requests failed.
+    /// At least three requests in succession failed.
     Unreachable,
 }
 
@@ -65,10 +65,12 @@ pub(super) struct Lane {
     tickets: u64,
     /// Objects in all queues of the lane, by runtime.
     pub(super) shares: Shares,
-    /// Objects that the service refused and that await a retry.
-    pub(super) parked: usize,
+    /// Objects that the service refused and that await a retry, by runtime.
+    pub(super) parked: Shares,
     pub(super) in_flight: usize,
     failures: u32,
+    /// Time of the last counted failure.
+    failed: Option<Instant>,
     until: Option<Instant>,
     health: Health,
     refused: Option<Instant>,
@@ -132,7 +134,7 @@ impl Lane {
     pub(super) fn clear(&mut self) {
         self.queue.clear();
         self.delayed.clear();
-        (self.shares, self.parked) = (Shares::default(), 0);
+        (self.shares, self.parked) = (Shares::default(), Shares::default());
     }
 
     /// Health to report. Of a lane without objects a failure is no longer reported: its runtimes have left the shards of this
@@ -150,23 +152,29 @@ impl Lane {
         self.refused.is_some_and(|at| now.saturating_duration_since(at) < REFUSING_PERIOD)
     }
 
-    /// Completes a request. `refusing` is the status of an event that was refused too often. Returns true if the health
-    /// changed.
+    /// Completes a request that was sent at `sent`. `refusing` is the status of an event that was refused too often. Returns
+    /// true if the health changed.
     pub(super) fn complete(
         &mut self,
         outcome: DeliveryOutcome,
         refusing: Option<u16>,
+        sent: Instant,
         random: &mut Random,
         now: Instant,
     ) -> bool {
         self.in_flight = self.in_flight.saturating_sub(1);
         if let DeliveryOutcome::Failed(retry_after) = outcome {
-            self.failures = self.failures.saturating_add(1);
-            let backoff = backoff(self.failures, random);
-            self.until = Some(now + backoff.max(retry_after.unwrap_or_default().min(MAX_RETRY_AFTER)));
+            // Requests that were in flight together fail together: they count as one failure.
+            if self.failed.is_none_or(|failed| failed < sent) {
+                self.failures = self.failures.saturating_add(1);
+                self.failed = Some(now);
+                self.until = Some(now + backoff(self.failures, random));
+            }
+            let retry_after = retry_after.map(|after| now + after.min(MAX_RETRY_AFTER));
+            self.until = self.until.max(retry_after);
         } else {
             // A refusal proves that the service is reachable.
-            (self.failures, self.until) = (0, None);
+            (self.failures, self.failed, self.until) = (0, None, None);
         }
         if refusing.is_some() {
             self.refused = Some(now);

@@ -30,7 +30,8 @@ pub(crate) struct Limits {
     pub(crate) per_service: usize,
     /// Objects of one watch of one runtime.
     pub(crate) per_watch: usize,
-    /// Objects refused by one service that await a retry. Beyond it the service is treated as failing.
+    /// Objects refused by one service that await a retry; a runtime may hold a sixteenth of the free places. Beyond its
+    /// share the queue of a runtime backs off, and without any place the service is treated as failing.
     pub(crate) parked: usize,
 }
 
@@ -51,6 +52,7 @@ pub(crate) struct NoRoomError;
 pub struct Delivery {
     pub(crate) key: QueueKey,
     generation: u64,
+    taken: Instant,
     /// The object.
     pub event: Arc<Event>,
     /// The manager and its service.
@@ -124,7 +126,7 @@ impl<S> Outbox<S> {
             }
             if let Some(lane) = routes.of(&key.1).and_then(|target| self.lanes.get_mut(target)) {
                 lane.shares.change(&key.0, 0, queue.len());
-                lane.parked += queue.parked();
+                lane.parked.change(&key.0, 0, queue.parked());
                 reposition(lane, key, queue);
             }
         }
@@ -211,7 +213,7 @@ impl<S> Outbox<S> {
             self.blocked.remove(&key);
             if let Some(lane) = self.routes.of(&key.1).and_then(|target| self.lanes.get_mut(target)) {
                 lane.shares.change(runtime, queue.len(), 0);
-                lane.parked -= queue.parked();
+                lane.parked.change(runtime, queue.parked(), 0);
                 lane.forget(&key);
             }
         }
@@ -241,7 +243,7 @@ impl<S> Outbox<S> {
         while let Some(key) = lane.take_due(now) {
             if let Some(queue) = self.queues.get_mut(&key) {
                 queue.position = LanePosition::Idle;
-                lane.parked -= queue.unpark(now);
+                lane.parked.change(&key.0, queue.unpark(now), 0);
                 reposition(lane, &key, queue);
             }
         }
@@ -253,7 +255,7 @@ impl<S> Outbox<S> {
             reposition(lane, &key, queue);
             let Some(event) = taken else { continue };
             lane.in_flight += 1;
-            return Some(Delivery { key, generation, event, target: target.clone(), leaf });
+            return Some(Delivery { key, generation, taken: now, event, target: target.clone(), leaf });
         }
         None
     }
@@ -270,19 +272,22 @@ impl<S> Outbox<S> {
             match outcome {
                 DeliveryOutcome::Delivered => queue.complete(&delivery.event),
                 DeliveryOutcome::Refused(status) if target == Some(&delivery.target) => {
-                    let room = limits.parked.saturating_sub(lane.parked);
-                    result = refuse(queue, &delivery.event, status, room, random, now);
+                    let room = Room {
+                        all: limits.parked.saturating_sub(lane.parked.total()),
+                        of_runtime: lane.parked.admits(&delivery.key.0, limits.parked),
+                    };
+                    result = refuse(queue, delivery, status, room, random, now);
                 }
                 // A refusal by a former service does not count against the current one.
                 DeliveryOutcome::Refused(_) | DeliveryOutcome::Failed(_) => queue.retry(&delivery.event),
             }
             lane.shares.change(&delivery.key.0, objects, queue.len());
-            lane.parked = lane.parked + queue.parked() - parked;
+            lane.parked.change(&delivery.key.0, parked, queue.parked());
             reposition(lane, &delivery.key, queue);
         }
         let RefusalResult { outcome, refusing, gave_up } = result;
         let lane = lanes.get_mut(&delivery.target);
-        let health_changed = lane.is_some_and(|lane| lane.complete(outcome, refusing, random, now));
+        let health_changed = lane.is_some_and(|lane| lane.complete(outcome, refusing, delivery.taken, random, now));
         DeliveryResult { gave_up, health_changed }
     }
 
@@ -293,7 +298,7 @@ impl<S> Outbox<S> {
 
     /// Number of objects that await a retry after the target refused them.
     pub(crate) fn parked(&self, target: &Target) -> usize {
-        self.lanes.get(target).map_or(0, |lane| lane.parked)
+        self.lanes.get(target).map_or(0, |lane| lane.parked.total())
     }
 
     /// Number of objects queued for the target or in flight to it.
@@ -351,16 +356,25 @@ const fn is_unprocessable(status: u16) -> bool {
     matches!(status, 400 | 413 | 422)
 }
 
+/// Remaining places for parked objects.
+#[derive(Clone, Copy)]
+struct Room {
+    all: usize,
+    /// The runtime may take one.
+    of_runtime: bool,
+}
+
 /// Handles a refused event: parks it, with growing delays, and gives it up only if every refusal of the whole period
-/// was about the event itself. `room` is the remaining capacity for parked objects.
+/// was about the event itself. Beyond the share of the runtime its queue is held back.
 fn refuse<S>(
     queue: &mut WatchQueue<S>,
-    event: &Arc<Event>,
+    delivery: &Delivery,
     status: u16,
-    room: usize,
+    room: Room,
     random: &mut Random,
     now: Instant,
 ) -> RefusalResult {
+    let event = &delivery.event;
     let (outcome, refusals) =
         (DeliveryOutcome::Refused(status), queue.count_refusal(event, is_unprocessable(status), now));
     let refusing = (refusals.count >= MAX_REFUSALS).then_some(status);
@@ -370,11 +384,13 @@ fn refuse<S>(
         queue.complete(event);
         return RefusalResult { outcome, refusing, gave_up: true };
     }
-    match room {
-        0 => queue.retry(event),
-        _ => queue.park(event, now + park_delay(refusals.count, random)),
+    if room.of_runtime {
+        queue.park(event, now + park_delay(refusals.count, random));
+    } else {
+        queue.retry(event);
+        queue.hold(delivery.taken, |refusals| park_delay(refusals, random), now);
     }
-    if room > 1 {
+    if room.all > 1 {
         return RefusalResult { outcome, refusing, gave_up: false };
     }
     // A service that refuses this many objects probably refuses all: it backs off as if it were unreachable and is

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 
 use rustls_pki_types::CertificateDer;
@@ -45,8 +46,19 @@ pub(super) enum LanePosition {
     Idle,
     /// It has an event to send.
     Queued,
-    /// Every event to send is parked until then; with the ticket of its position.
+    /// It has no event to send until then; with the ticket of its position.
     Delayed(Instant, u64),
+}
+
+/// Pause of a queue whose runtime may park no further object.
+#[derive(Debug)]
+struct Hold {
+    until: Instant,
+    /// Time of the refusal that began it.
+    since: Instant,
+    /// Consecutive refusals, each after the pause for the one before.
+    refusals: u32,
+    is_over: bool,
 }
 
 /// State of one object. At least one of the two tickets is set.
@@ -72,6 +84,7 @@ pub(super) struct WatchQueue<S> {
     ready: VecDeque<Arc<Event>>,
     /// Events that the manager refused, by retry time and ticket.
     parked: BTreeMap<(Instant, u64), Arc<Event>>,
+    hold: Option<Hold>,
     /// Tickets that the manager has not taken, at most two per entry.
     open: BTreeSet<u64>,
     /// Ticket of the newest event.
@@ -91,6 +104,7 @@ impl<S> WatchQueue<S> {
             entries: HashMap::new(),
             ready: VecDeque::new(),
             parked: BTreeMap::new(),
+            hold: None,
             open: BTreeSet::new(),
             last: 0,
             mark: None,
@@ -145,6 +159,9 @@ impl<S> WatchQueue<S> {
 
     /// Position of the next event to send.
     fn next(&self) -> Option<usize> {
+        if self.hold.as_ref().is_some_and(|hold| !hold.is_over) {
+            return None;
+        }
         let may_be_sent = |event| self.entries.get(event).is_some_and(|entry: &Entry| entry.in_flight.is_none());
         self.ready.iter().position(may_be_sent)
     }
@@ -153,6 +170,7 @@ impl<S> WatchQueue<S> {
     pub(super) fn complete(&mut self, event: &Arc<Event>) {
         let Some(entry) = self.entries.get_mut(event) else { return };
         entry.refusals = Refusals::default();
+        self.hold = None;
         if let Some(ticket) = entry.in_flight.take() {
             self.open.remove(&ticket);
         }
@@ -192,8 +210,22 @@ impl<S> WatchQueue<S> {
         self.parked.insert((until, ticket), event.clone());
     }
 
-    /// Makes parked events ready that are due for a retry; returns their number.
+    /// Holds all events back after a refusal of one that was sent at `sent` and cannot be parked. `delay` computes the delay
+    /// after this many refusals in succession.
+    pub(super) fn hold(&mut self, sent: Instant, delay: impl FnOnce(u32) -> Duration, now: Instant) {
+        let refusals = match &self.hold {
+            // A refusal of a request that was in flight then is no further one.
+            Some(hold) if sent <= hold.since => return,
+            hold => hold.as_ref().map_or(0, |hold| hold.refusals).saturating_add(1),
+        };
+        self.hold = Some(Hold { until: now + delay(refusals), since: now, refusals, is_over: false });
+    }
+
+    /// Makes parked events ready that are due for a retry, and ends a hold that is over; returns the number of events.
     pub(super) fn unpark(&mut self, now: Instant) -> usize {
+        if let Some(hold) = &mut self.hold {
+            hold.is_over |= hold.until <= now;
+        }
         let mut count = 0;
         while let Some(first) = self.parked.first_entry().filter(|first| first.key().0 <= now) {
             self.ready.push_back(first.remove());
@@ -206,10 +238,14 @@ impl<S> WatchQueue<S> {
     pub(super) fn reset_refusals(&mut self) {
         self.ready.extend(std::mem::take(&mut self.parked).into_values());
         self.entries.values_mut().for_each(|entry| entry.refusals = Refusals::default());
+        self.hold = None;
     }
 
-    /// Time of the first retry of a parked event.
+    /// Time of the first retry of a parked event, or the end of the hold.
     pub(super) fn next_retry(&self) -> Option<Instant> {
+        if let Some(hold) = self.hold.as_ref().filter(|hold| !hold.is_over) {
+            return (!self.entries.is_empty()).then_some(hold.until);
+        }
         self.parked.first_key_value().map(|((until, _), _)| *until)
     }
 

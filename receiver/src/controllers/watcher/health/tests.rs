@@ -56,14 +56,11 @@ async fn fail(table: &RuntimeTable) {
         time: None,
         traceparent: None,
     };
-    let batch = EventBatch { events: (1..=3).map(|sequence| Ok(event(sequence))).collect(), traceparent: None };
+    let batch = EventBatch { events: vec![Ok(event(1))], traceparent: None };
     let verified = Verified::unchecked(&runtime(), epoch, 1, batch).with_leaf(vec![0x30].into());
     assert!(table.events(verified, 1).unwrap().refused.is_empty());
-    let mut deliveries = Vec::new();
     for _ in 0..3 {
-        deliveries.push(table.next_delivery().await);
-    }
-    for delivery in deliveries {
+        let delivery = table.next_delivery().await;
         table.forwarded(&delivery, DeliveryOutcome::Failed(None));
     }
 }

@@ -111,13 +111,16 @@ fn unreachable_service_delays_no_other() {
     for delivery in std::iter::from_fn(|| harness.take()).collect::<Vec<_>>() {
         harness.end(&delivery, DeliveryOutcome::Failed(None));
     }
+    // Requests that were in flight together are one failure.
+    assert_eq!(harness.outbox.health(harness.now)["dead"], Health::Healthy);
+    for bound in [1, 2] {
+        let probe_at = harness.outbox.wake(harness.now).unwrap();
+        assert!(probe_at > harness.now && probe_at <= harness.now + Duration::from_secs(bound), "{bound}");
+        harness.now = probe_at;
+        let probe = harness.take().unwrap();
+        harness.end(&probe, DeliveryOutcome::Failed(None));
+    }
     assert_eq!(harness.outbox.health(harness.now)["dead"], Health::Unreachable);
-    assert!(
-        harness
-            .outbox
-            .wake(harness.now)
-            .is_some_and(|at| at > harness.now && at <= harness.now + Duration::from_secs(60))
-    );
     harness.put("r", "well", "1").unwrap();
     assert_eq!(harness.deliver().unwrap(), "1");
     assert_eq!((harness.settled("r/well"), harness.settled("r/dead")), (Some(5), None));
@@ -238,8 +241,8 @@ fn service_that_refuses_more_than_can_be_parked_backs_off() {
         assert!(!harness.end(&delivery, DeliveryOutcome::Refused(403)).gave_up);
         assert!(harness.outbox.parked(&target("a")) <= LIMITS.parked);
     }
-    // One request per half minute, as with an unreachable service.
-    assert!((60..240).contains(&requests), "{requests} in an hour");
+    // At most one request per half minute, as with an unreachable service, and at least one per hold of a queue.
+    assert!((12..240).contains(&requests), "{requests} in an hour");
     assert_eq!(
         (harness.outbox.objects(&target("a")), harness.outbox.health(harness.now)["a"]),
         (5, Health::Refusing(403))
@@ -258,6 +261,45 @@ fn service_that_refuses_more_than_can_be_parked_backs_off() {
     }
     assert_eq!((delivered.len(), harness.outbox.parked(&target("a"))), (5, 0));
     assert_eq!((harness.settled("r1/a"), harness.settled("r2/a")), (Some(6), Some(6)));
+}
+
+#[test]
+fn runtime_that_a_service_refuses_delays_no_other() {
+    let mut harness = Harness::new(&["a"]);
+    for name in ["1", "2", "3", "4"] {
+        harness.put("refused", "a", name).unwrap();
+    }
+    let mut refusals = 0;
+    for second in 0..3_600 {
+        let now = harness.started + Duration::from_secs(second);
+        // A change of the other runtime every second, each delivered at once.
+        harness.put("served", "a", &second.to_string()).unwrap();
+        let mut is_delivered = false;
+        loop {
+            harness.now = harness.now.max(now);
+            let Some(delivery) = harness.take() else { break };
+            if delivery.runtime().as_str() == "served" {
+                harness.end(&delivery, DeliveryOutcome::Delivered);
+                is_delivered = true;
+            } else {
+                refusals += 1;
+                harness.end(&delivery, DeliveryOutcome::Refused(404));
+                assert_eq!(harness.outbox.health(harness.now)["a"] == Health::Unreachable, false);
+            }
+        }
+        assert!(is_delivered, "in second {second}");
+    }
+    // Two of its four objects in five minutes at most: the parked one, and the one that ends a hold.
+    assert!((10..60).contains(&refusals), "{refusals} in an hour");
+    let mut delivered = BTreeSet::new();
+    while let Some(next) = harness.outbox.wake(harness.now) {
+        harness.now = next;
+        delivered.extend(harness.deliver());
+    }
+    assert_eq!(
+        (delivered.len(), harness.settled("served/a"), harness.settled("refused/a")),
+        (4, Some(3_604), Some(3_604))
+    );
 }
 
 #[test]
