@@ -140,8 +140,9 @@ impl KeyCache {
         if let Some((next, was_answered)) = fetch_state.next
             && now < next
         {
-            // Without a response it is unknown whether the key belongs to the runtime.
-            return if was_answered { Ok(keys) } else { Err(EnrolmentError::Unreachable) };
+            // Without a response it is unknown whether the key belongs to the runtime, and it may be newer than the last one.
+            let error = EnrolmentError::Token(TokenError::RecentKey);
+            return Err(if was_answered { error } else { EnrolmentError::Unreachable });
         }
         match calls.make("keys", fetch(client)).await.unwrap_or(Err(FetchKeysError::Timeout)) {
             Ok(keys) => {

@@ -150,7 +150,7 @@ async fn rotated_key_of_the_runtime_is_found_within_a_minute() {
     bed.first.replace_issuer(Issuer::rsa("new"));
     for _ in 0..3 {
         let refused = bed.enrolments.enrol(&bed.first.token(), &honest_request("r-1"), None).await;
-        assert_eq!(refused, Err(EnrolmentError::Token(TokenError::Key)));
+        assert_eq!(refused, Err(EnrolmentError::Token(TokenError::RecentKey)));
     }
     assert_eq!(bed.first.call_counts(), (1, 1));
     tokio::time::advance(Duration::from_secs(60)).await;
@@ -328,6 +328,19 @@ async fn renewal_ends_the_certificate_only_if_its_token_is_certainly_foreign() {
         assert!(renew(&bed, honest_request("r-1"), token).await.is_err());
         assert_eq!(bed.revocations.covers_leaf(&runtime, leaf), is_refused);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewal_with_a_key_that_replaced_the_last_read_one_keeps_the_certificate() {
+    let (runtime, leaf) = ("r-1".parse().unwrap(), LeafId { fingerprint: "f", not_before: 0 });
+    let bed = TestBed::new();
+    bed.enrolments.enrol(&bed.first.token(), &honest_request("r-1"), None).await.unwrap();
+    bed.first.replace_issuer(Issuer::rsa("new"));
+    let refused = renew(&bed, honest_request("r-1"), bed.first.token()).await;
+    assert_eq!(refused.unwrap_err(), EnrolmentError::Token(TokenError::RecentKey));
+    assert!(!bed.revocations.covers_leaf(&runtime, leaf));
+    tokio::time::advance(Duration::from_secs(60)).await;
+    renew(&bed, honest_request("r-1"), bed.first.token()).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -51,6 +51,9 @@ pub enum TokenError {
     /// The runtime's issuer has no such key.
     #[error("the token's key is none of the runtime's")]
     Key,
+    /// The runtime's issuer had no such key when its keys were read, within the last minute. It may have a new one.
+    #[error("the token's key was none of the runtime's within the last minute")]
+    RecentKey,
     /// The signature does not verify.
     #[error("the token's signature does not verify")]
     Signature,
@@ -64,11 +67,17 @@ pub enum TokenError {
 
 impl TokenError {
     /// True if the token is not one of the runtime's agent: its sender holds a certificate that it should not have. An
-    /// expired or unreadable token proves nothing.
+    /// expired or unreadable token, or one of a key that the runtime may have by now, proves nothing.
     pub(super) const fn is_foreign(self) -> bool {
         match self {
             Self::Account | Self::Unbound | Self::Key | Self::Signature | Self::Unauthenticated | Self::Other => true,
-            Self::Missing | Self::Malformed | Self::Algorithm | Self::Audience | Self::Expired | Self::NotYet => false,
+            Self::Missing
+            | Self::Malformed
+            | Self::Algorithm
+            | Self::Audience
+            | Self::Expired
+            | Self::NotYet
+            | Self::RecentKey => false,
         }
     }
 }
