@@ -115,6 +115,17 @@ impl FromStr for Subject {
     }
 }
 
+impl Subject {
+    /// Returns whether no part is longer than that of an object can be; the receiver keeps events in queues that are limited
+    /// by their number.
+    fn is_within_limits(&self) -> bool {
+        let Self { group, version, resource, namespace, name } = self;
+        [version, resource, namespace].into_iter().all(|part| part.len() <= MAX_LABEL_BYTES)
+            && group.len() <= MAX_GROUP_BYTES
+            && name.len() <= MAX_NAME_BYTES
+    }
+}
+
 /// The JSON form of an event. Unknown members are ignored, so that minor versions are compatible.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WireEvent {
@@ -255,6 +266,14 @@ pub type Received = Result<Event, (EventId, Reason)>;
 /// Limit of one event in bytes. Kubernetes limits the length of names; events with names of maximum length stay below
 /// it.
 const MAX_EVENT_BYTES: usize = 8 << 10;
+/// Limit in bytes of a kind, a version, a resource and a namespace, which are DNS labels.
+const MAX_LABEL_BYTES: usize = 63;
+/// Limit in bytes of a group, which is a DNS subdomain.
+const MAX_GROUP_BYTES: usize = 253;
+/// Limit in bytes of a name. Kubernetes limits most names to 253, and those of a few kinds, such as roles, not at all.
+const MAX_NAME_BYTES: usize = 1_024;
+/// Limit in bytes of a uid and of a resource version.
+const MAX_ID_BYTES: usize = 128;
 
 /// Parses a batch. Events are validated independently; a body with an unreadable id is rejected as a whole.
 ///
@@ -296,6 +315,12 @@ impl Event {
             return None;
         }
         let WireData { watch, kind, uid, resource_version, generation, change, delta, unnamed, .. } = wire.data;
+        let is_short = subject.is_within_limits()
+            && kind.len() <= MAX_LABEL_BYTES
+            && [&uid, &resource_version].into_iter().all(|id| id.len() <= MAX_ID_BYTES);
+        if !is_short {
+            return None;
+        }
         let payload = match (wire.kind.as_str(), change) {
             (WATCH_CHANGED, None) if unnamed && subject.name.is_empty() => Payload::Unnamed { subject, kind },
             (WATCH_CHANGED, None) => Payload::Watch,
@@ -379,6 +404,26 @@ mod tests {
             assert_eq!(received[0].as_ref().unwrap_err().1, reason, "{member}");
             assert!(received[1].is_ok());
         }
+    }
+
+    #[test]
+    fn event_with_a_longer_name_than_objects_have_is_malformed() {
+        let of = |parts: [usize; 5], kind: usize, id: usize| {
+            let mut event = event();
+            event["subject"] = parts.map(|length| "x".repeat(length)).join("/").into();
+            event["data"]["kind"] = "x".repeat(kind).into();
+            event["data"]["uid"] = "x".repeat(id).into();
+            event["data"]["resourceVersion"] = "x".repeat(id).into();
+            parse(&json!([event])).remove(0).map_err(|(_, reason)| reason).map(drop)
+        };
+        let longest = [253, 63, 63, 63, 1_024];
+        assert_eq!(of(longest, 63, 128), Ok(()));
+        for part in 0..5 {
+            let mut parts = longest;
+            parts[part] += 1;
+            assert_eq!(of(parts, 63, 128), Err(Reason::Malformed), "part {part}");
+        }
+        assert_eq!((of(longest, 64, 128), of(longest, 63, 129)), (Err(Reason::Malformed), Err(Reason::Malformed)));
     }
 
     #[test]
