@@ -1,8 +1,9 @@
 //! Canary: a Lease of the agent, renewed once per heartbeat interval and observed again through a watch of the agent.
 //! This proves that writing and watching work; its age is part of the heartbeat, which proves sending.
 //!
-//! A renewal with a resourceVersion below the highest observed one indicates a restored etcd; a renewal that the watch
-//! does not deliver indicates a dead watch. Either way, every watch relists.
+//! A renewal with a resourceVersion below the highest observed one, or a Lease that no longer has the resourceVersion
+//! of the last renewal, indicates a restored etcd; a renewal that the watch does not deliver indicates a dead watch.
+//! Either way, every watch relists.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -14,10 +15,11 @@ use serde_json::json;
 use tidewatch_shared::{heartbeat::Canary, names::AGENT_OBJECT};
 use tokio::{
     sync::{Notify, watch},
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use crate::{
+    backoff::Backoff,
     clock,
     kubernetes::{ApiClient, ApiError},
     telemetry::{Metrics, error_chain},
@@ -30,6 +32,12 @@ const ECHO_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REBUILD_INTERVAL: u32 = 64;
 /// Renewals at once after one that a list returned; then the next one waits for its interval.
 const MAX_REPEATED: u32 = 3;
+/// First ceiling of the backoff (full jitter) after a failed renewal.
+const RETRY: Duration = Duration::from_secs(1);
+/// Highest ceiling of that backoff; a shorter interval is the ceiling instead.
+const RETRY_CAP: Duration = Duration::from_secs(60);
+/// Shortest delay after a failed renewal.
+const MIN_RETRY: Duration = Duration::from_millis(100);
 
 /// State shared by the watch of the Lease and its renewals; clones share it.
 #[derive(Clone, Default)]
@@ -47,16 +55,32 @@ struct Shared {
 struct State {
     /// The last renewal found no Lease.
     missing: bool,
+    /// A precondition has failed since the last renewal that was answered.
+    conflict: bool,
     /// Highest resourceVersion in an response to a renewal or from the watch of the Lease.
     highest: u64,
     /// Newest resourceVersion that the watch of the Lease has delivered.
     watched: u64,
     /// resourceVersion of the last list of the Lease.
     listed: u64,
-    /// resourceVersion of the last renewal that was answered.
-    renewed: u64,
+    /// resourceVersion of the last renewal that was answered; the precondition of the next one.
+    renewed: Option<u64>,
+    /// The same until the watch has delivered it. Each renewal counts once: bookmarks, which also come while no renewal
+    /// succeeds, must not keep the canary fresh.
+    pending: Option<u64>,
     /// Last time at which the watch was found to have delivered the renewal.
     back: Option<Instant>,
+}
+
+impl State {
+    /// Records that the pending renewal came back, if the watch has delivered it. True if so.
+    fn count_delivered(&mut self, now: Instant) -> bool {
+        let is_delivered = self.pending.is_some_and(|version| version <= self.watched);
+        if is_delivered {
+            (self.pending, self.back) = (None, Some(now));
+        }
+        is_delivered
+    }
 }
 
 impl CanaryState {
@@ -97,8 +121,7 @@ impl CanaryState {
         self.with(|state| {
             state.watched = version;
             state.highest = state.highest.max(version);
-            if state.renewed > 0 && state.renewed <= version {
-                state.back = Some(now);
+            if state.count_delivered(now) {
                 self.0.back.notify_one();
             }
         });
@@ -116,22 +139,22 @@ impl CanaryState {
     }
 
     /// Records an answered renewal. `before` is the bound from before its request: a resourceVersion observed since
-    /// then may be newer than the renewal. True if resourceVersions went back.
+    /// then may be newer than the renewal. True if etcd may have been restored: resourceVersions went back, or a
+    /// precondition failed.
     fn renewed(&self, version: u64, before: u64, now: Instant) -> bool {
         let above = self.0.watermarks.any_above(version);
         self.with(|state| {
-            let backwards = version < before;
+            let (backwards, conflict) = (version < before, std::mem::take(&mut state.conflict));
             if backwards {
                 // Versions observed before belong to a discarded history.
                 (state.highest, state.watched, state.listed) = (version, 0, 0);
             }
             state.highest = state.highest.max(version);
-            state.renewed = version;
-            if state.watched >= version {
-                state.back = Some(now);
+            (state.renewed, state.pending) = (Some(version), Some(version));
+            if state.count_delivered(now) {
                 self.0.back.notify_one();
             }
-            backwards || above
+            backwards || above || conflict
         })
     }
 
@@ -172,6 +195,18 @@ impl Faults {
     /// Records a renewal. Returns true if every watch is to relist.
     fn record(&mut self, is_fault: bool) -> bool {
         self.0 = if is_fault { self.0.saturating_add(1) } else { 0 };
+        self.orders_relist()
+    }
+
+    /// Like [`Self::record`], but also returns true for the first renewal without the fault if the last one with it
+    /// ordered no relist: each of these faults may be another restore.
+    fn record_each(&mut self, is_fault: bool) -> bool {
+        let is_left_out = !is_fault && self.0 > 0 && !self.orders_relist();
+        self.record(is_fault) || is_left_out
+    }
+
+    /// True if a relist follows the last fault.
+    fn orders_relist(&self) -> bool {
         let Self(number) = *self;
         number.is_power_of_two() && number < MAX_REBUILD_INTERVAL
             || number > 0 && number.is_multiple_of(MAX_REBUILD_INTERVAL)
@@ -248,6 +283,7 @@ impl LeaseRenewer {
     /// Renews the Lease until cancelled.
     pub(crate) async fn run(mut self) {
         let (mut undelivered, mut backwards, mut repeated) = (Faults::default(), Faults::default(), 0);
+        let mut retries = Backoff::new(RETRY);
         loop {
             let (begun, before) = (Instant::now(), self.canary_state.begin_renewal());
             let renewed = self.renew().await;
@@ -255,20 +291,25 @@ impl LeaseRenewer {
             self.canary_state.with(|state| state.missing = missing);
             match renewed {
                 Ok(version) => {
+                    retries.reset();
                     let echo = self.await_renewal(version, before, &mut undelivered, &mut backwards).await;
                     // Another renewal shows at once whether the watch works.
                     if echo == Echo::Listed && repeated < MAX_REPEATED {
                         repeated += 1;
                         continue;
                     }
+                    self.wait_for_interval(begun).await;
                 }
                 Err(error) => {
                     self.metrics.canary_failed.inc();
                     tracing::warn!(error = error_chain(&error), "Failed to renew the canary Lease");
+                    // A whole interval may be an hour, in which a restored etcd would remain undetected.
+                    let delay = retries.fail(RETRY_CAP).max(error.retry_after().unwrap_or(MIN_RETRY)).max(MIN_RETRY);
+                    let interval = *self.interval.borrow();
+                    sleep(delay.min(interval)).await;
                 }
             }
             repeated = 0;
-            self.wait_for_interval(begun).await;
         }
     }
 
@@ -286,8 +327,8 @@ impl LeaseRenewer {
 
     /// Waits for the delivery of a renewal, and orders relists where needed.
     async fn await_renewal(&self, version: u64, before: u64, undelivered: &mut Faults, backwards: &mut Faults) -> Echo {
-        if backwards.record(self.canary_state.renewed(version, before, Instant::now())) {
-            tracing::warn!(version, "Resource versions went back; relisting every watch");
+        if backwards.record_each(self.canary_state.renewed(version, before, Instant::now())) {
+            tracing::warn!(version, "Resource versions went back, or the Lease was changed; relisting every watch");
             self.order_rebuild();
         }
         let echo = timeout(ECHO_TIMEOUT, self.canary_state.await_echo(version)).await.unwrap_or(Echo::Missing);
@@ -303,11 +344,32 @@ impl LeaseRenewer {
         self.rebuild.send_modify(|count| *count += 1);
     }
 
+    /// Renews the Lease; returns its new resourceVersion.
+    ///
+    /// The resourceVersion of the last renewal is a precondition. After a restore of etcd it fails with 409, even if
+    /// the resourceVersions have overtaken the observed ones by then; the Lease is renewed without it, and every watch
+    /// relists. It also fails after a renewal whose response was lost, and after a write of another client, e.g. of
+    /// labels by the installer: both are rare, and cost one needless relist.
     async fn renew(&self) -> Result<u64, ApiError> {
+        let last = self.canary_state.with(|state| state.renewed);
+        match self.patch(last).await {
+            Err(error) if last.is_some() && error.status() == Some(StatusCode::CONFLICT) => {
+                self.canary_state.with(|state| state.conflict = true);
+                self.patch(None).await
+            }
+            result => result,
+        }
+    }
+
+    /// Sends one renewal, with a resourceVersion that the Lease must have.
+    async fn patch(&self, expected: Option<u64>) -> Result<u64, ApiError> {
         let path = LeaseWatch::collection(&self.namespace).patch(AGENT_OBJECT);
         let now = clock::now();
         // `MicroTime` has exactly six fractional digits; the `Display` of `Timestamp` does not guarantee them.
-        let patch = json!({"spec": {"holderIdentity": self.holder, "renewTime": format!("{now:.6}")}});
+        let mut patch = json!({"spec": {"holderIdentity": self.holder, "renewTime": format!("{now:.6}")}});
+        if let Some(version) = expected {
+            patch["metadata"] = json!({"resourceVersion": version.to_string()});
+        }
         let response = self.client.merge_patch(&path, patch.to_string().into_bytes()).await?;
         let lease: Named = serde_json::from_slice(&response).map_err(ApiError::Parse)?;
         let number = lease.metadata.version.parse();
@@ -326,7 +388,19 @@ impl CanaryState {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
+    use bytes::Bytes;
+    use futures::future::BoxFuture;
+    use http::{Request, Response};
+    use http_body_util::{BodyExt, Full};
+    use serde_json::Value;
+
     use super::*;
+    use crate::{
+        connection::BoxError,
+        kubernetes::{Body, Transport},
+    };
 
     #[tokio::test(start_paused = true)]
     async fn renewal_is_delivered_regardless_of_the_order_of_answer_and_watch() {
@@ -373,6 +447,88 @@ mod tests {
         canary_state.watched("60", now);
         assert!(!canary_state.renewed(58, before, now));
         assert!(canary_state.canary(now).is_some(), "the watch has delivered a newer version");
+    }
+
+    #[test]
+    fn each_renewal_counts_once() {
+        let (canary_state, start) = (CanaryState::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let age = |seconds| canary_state.canary(at(seconds)).map(|canary| canary.age_seconds);
+        canary_state.renewed(7, 0, start);
+        for (version, seconds) in [("7", 0), ("9", 60), ("11", 120)] {
+            canary_state.watched(version, at(seconds));
+        }
+        assert_eq!(age(120), Some(120), "a bookmark is no renewal");
+        canary_state.renewed(12, 11, at(120));
+        canary_state.watched("12", at(120));
+        assert_eq!(age(120), Some(0));
+    }
+
+    #[test]
+    fn last_of_several_faults_is_followed_by_a_relist() {
+        let mut faults = Faults::default();
+        let ordered = [true, true, true, false, false, true, false].map(|is_fault| faults.record_each(is_fault));
+        assert_eq!(ordered, [true, true, false, true, false, true, false]);
+    }
+
+    /// API server that answers renewals with these statuses and resourceVersions, and delivers the successful ones
+    /// through the watch. Later renewals remain unanswered.
+    struct Script {
+        answers: Mutex<VecDeque<(u16, &'static str)>>,
+        patches: Arc<Mutex<Vec<Value>>>,
+        canary_state: CanaryState,
+    }
+
+    impl Transport for Script {
+        fn send(&self, request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, BoxError>> {
+            let patch = request.into_body().into_inner().unwrap_or_default();
+            self.patches.lock().unwrap().push(serde_json::from_slice(&patch).unwrap());
+            let Some((status, version)) = self.answers.lock().unwrap().pop_front() else {
+                return Box::pin(std::future::pending());
+            };
+            if status == 200 {
+                self.canary_state.watched(version, Instant::now());
+            }
+            let lease = json!({"metadata": {"name": AGENT_OBJECT, "resourceVersion": version}}).to_string();
+            let body: Body = Full::new(Bytes::from(lease)).map_err(Into::into).boxed_unsync();
+            let response: Result<_, BoxError> = Ok(Response::builder().status(status).body(body).unwrap());
+            Box::pin(std::future::ready(response))
+        }
+    }
+
+    /// A renewer over a script, and the renewals that it sends.
+    fn scripted<const N: usize>(
+        interval: &watch::Sender<Duration>,
+        answers: [(u16, &'static str); N],
+    ) -> (LeaseRenewer, Arc<Mutex<Vec<Value>>>) {
+        let (renewer, patches) = (renewer(interval), Arc::<Mutex<Vec<Value>>>::default());
+        let (answers, canary_state) = (Mutex::new(VecDeque::from(answers)), renewer.canary_state.clone());
+        let client = ApiClient::new(Script { answers, patches: patches.clone(), canary_state });
+        (LeaseRenewer { client, ..renewer }, patches)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn restored_etcd_that_overtook_the_observed_versions_orders_one_rebuild() {
+        let interval = watch::Sender::new(Duration::from_secs(30));
+        let (renewer, patches) = scripted(&interval, [(200, "1000"), (409, ""), (200, "1100"), (200, "1101")]);
+        let (ordered, metrics) = (renewer.rebuild.subscribe(), renewer.metrics.clone());
+        assert!(timeout(Duration::from_secs(75), renewer.run()).await.is_err());
+        let patches = patches.lock().unwrap();
+        let preconditions: Vec<_> = patches.iter().map(|patch| &patch["metadata"]["resourceVersion"]).collect();
+        assert_eq!(preconditions, [&Value::Null, &json!("1000"), &Value::Null, &json!("1100")]);
+        assert_eq!((*ordered.borrow(), metrics.canary_failed.get()), (1, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failed_renewal_is_retried_long_before_the_interval_ends() {
+        let interval = watch::Sender::new(Duration::from_secs(3_600));
+        let (renewer, patches) = scripted(&interval, [(503, ""), (503, ""), (200, "7")]);
+        let (canary_state, metrics) = (renewer.canary_state.clone(), renewer.metrics.clone());
+        assert!(timeout(Duration::from_secs(60), renewer.run()).await.is_err());
+        let age = canary_state.canary(Instant::now()).map(|canary| canary.age_seconds);
+        // After delays of at most one and two seconds.
+        assert!(age.is_some_and(|age| age >= 56), "{age:?}");
+        assert_eq!((patches.lock().unwrap().len(), metrics.canary_failed.get()), (3, 2));
     }
 
     fn renewer(interval: &watch::Sender<Duration>) -> LeaseRenewer {
@@ -455,14 +611,8 @@ mod tests {
 
     struct Unreachable;
 
-    impl crate::kubernetes::Transport for Unreachable {
-        fn send(
-            &self,
-            _request: http::Request<http_body_util::Full<bytes::Bytes>>,
-        ) -> futures::future::BoxFuture<
-            'static,
-            Result<http::Response<crate::kubernetes::Body>, Box<dyn std::error::Error + Send + Sync>>,
-        > {
+    impl Transport for Unreachable {
+        fn send(&self, _request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, BoxError>> {
             Box::pin(async { Err("connection refused".into()) })
         }
     }
