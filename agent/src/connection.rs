@@ -290,4 +290,4 @@ impl http_body::Body for Body {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -20,10 +20,12 @@ pub(crate) use access::{Access, ClientSetupError};
 pub(crate) use client::Transport;
 pub(crate) use client::{ApiClient, Body};
 pub(crate) use error::{Accept, ApiError};
+#[cfg(test)]
+pub(crate) use transport::CONNECTION_SETTINGS;
 use transport::Https;
 
 /// Watches per connection. API servers allow 100 streams each; the remainder is for lists.
-const WATCHES_PER_CLIENT: usize = 64;
+pub(crate) const WATCHES_PER_CLIENT: usize = 64;
 
 /// Reports whether `text` is a kubeconfig that the agent accepts. Reads client certificates that it references as
 /// files.

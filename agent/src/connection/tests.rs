@@ -69,14 +69,18 @@ impl connect::Connection for Pipe {
     }
 }
 
-struct Harness {
-    connection: Connection,
+pub(crate) struct Harness {
+    pub(crate) connection: Connection,
     /// Server end of each opened connection.
-    opened: mpsc::UnboundedReceiver<DuplexStream>,
+    pub(crate) opened: mpsc::UnboundedReceiver<DuplexStream>,
     writes: Arc<AtomicUsize>,
 }
 
 fn harness(is_http2: bool) -> Harness {
+    harness_with(is_http2, TERMS)
+}
+
+pub(crate) fn harness_with(is_http2: bool, settings: ConnectionSettings) -> Harness {
     let (sender, opened) = mpsc::unbounded_channel();
     let writes = Arc::<AtomicUsize>::default();
     let count = writes.clone();
@@ -86,7 +90,7 @@ fn harness(is_http2: bool) -> Harness {
         sender.send(far).unwrap();
         Box::pin(async move { Ok(Box::new(pipe) as Box<dyn Stream>) })
     });
-    Harness { connection: Connection::new(open, TERMS), opened, writes }
+    Harness { connection: Connection::new(open, settings), opened, writes }
 }
 
 fn request(path: &str) -> Request<Bytes> {

@@ -13,6 +13,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 
 use super::{
+    WATCHES_PER_CLIENT,
     access::{Access, ClientSetupError, Content},
     client::{Body, Transport},
 };
@@ -22,9 +23,22 @@ use crate::{
 };
 
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// Receive windows: the bytes a peer may send before they are read, and so the memory it may occupy.
-const STREAM_WINDOW: u32 = 64 << 10;
-const CONNECTION_WINDOW: u32 = 256 << 10;
+/// Receive window of a stream: the bytes a peer may send before they are read, and so the memory it may occupy. A page
+/// of a list takes one round trip for each 32 KiB.
+const STREAM_WINDOW: u32 = 32 << 10;
+/// Streams of a connection besides those of planned watches: the agent's own watches, and lists.
+const OTHER_STREAMS: u32 = 8;
+/// Receive window of a connection: a full one for each stream, 2.25 MiB. A watch that waits for its turn to read a
+/// large line leaves its own window full; with less, a few of them would block all other streams, and so those whose
+/// turn it is. To cancel such a watch and open it again would cost the API server more than this costs the agent.
+const CONNECTION_WINDOW: u32 = STREAM_WINDOW * (WATCHES_PER_CLIENT as u32 + OTHER_STREAMS);
+/// Settings of the connections to the API server.
+pub(crate) const CONNECTION_SETTINGS: ConnectionSettings = ConnectionSettings {
+    stream_window: STREAM_WINDOW,
+    connection_window: CONNECTION_WINDOW,
+    ping: KEEP_ALIVE,
+    ping_answer: Duration::from_secs(KEEP_ALIVE.as_secs() / 2),
+};
 
 /// HTTPS transport.
 pub(super) struct Https {
@@ -97,11 +111,5 @@ fn client(access: &Access, bundle: &[u8]) -> Result<Arc<Connection>, ClientSetup
         None => builder,
     };
     let https = builder.enable_all_versions().wrap_connector(connection::tcp_connector(KEEP_ALIVE));
-    let settings = ConnectionSettings {
-        stream_window: STREAM_WINDOW,
-        connection_window: CONNECTION_WINDOW,
-        ping: KEEP_ALIVE,
-        ping_answer: KEEP_ALIVE / 2,
-    };
-    Ok(Arc::new(Connection::new(connection::tls_connector(https), settings)))
+    Ok(Arc::new(Connection::new(connection::tls_connector(https), CONNECTION_SETTINGS)))
 }

@@ -241,12 +241,21 @@ mod tests {
 
     use bytes::Bytes;
     use futures::stream;
+    use http::{Request, Response};
     use http_body::Frame;
     use http_body_util::{Full, StreamBody};
-    use tokio::{sync::mpsc, time::timeout};
+    use tokio::{
+        sync::mpsc,
+        task::JoinSet,
+        time::{sleep, timeout},
+    };
 
     use super::*;
-    use crate::watch::object::Object;
+    use crate::{
+        connection::tests::{Harness, harness_with},
+        kubernetes::{CONNECTION_SETTINGS, WATCHES_PER_CLIENT},
+        watch::object::Object,
+    };
 
     fn body(bytes: impl Into<Bytes>) -> Body {
         Full::from(bytes.into()).map_err(Into::into).boxed_unsync()
@@ -286,6 +295,40 @@ mod tests {
         first.0.send(Bytes::from_static(b"small\n")).unwrap();
         assert_eq!(arrives(&mut first.1).await, Some(5));
         assert_eq!(arrives(&mut third.1).await, Some(KEPT_BYTES + 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn large_lines_that_wait_do_not_block_their_connection() {
+        const LINE: usize = 200 << 10;
+        let Harness { connection, mut opened, .. } = harness_with(true, CONNECTION_SETTINGS);
+        tokio::spawn(async move {
+            let mut server = h2::server::handshake(opened.recv().await.unwrap()).await.unwrap();
+            while let Some(Ok((request, mut respond))) = server.accept().await {
+                let is_watch = request.uri().path() == "/watch";
+                let mut body = vec![b'x'; if is_watch { LINE } else { 7 }];
+                body.push(b'\n');
+                respond.send_response(Response::new(()), false).unwrap().send_data(body.into(), true).unwrap();
+            }
+        });
+        let get = async |path: &str| {
+            let request = Request::get(format!("https://kcp:1{path}")).body(Bytes::new()).unwrap();
+            connection.send(request).await.unwrap().into_body().boxed_unsync()
+        };
+        let large = Arc::new(Semaphore::new(2));
+        let others = large.clone().acquire_many_owned(2).await.unwrap();
+        let mut watches = JoinSet::new();
+        for _ in 0..WATCHES_PER_CLIENT {
+            let mut lines = Lines::new(get("/watch").await, large.clone());
+            watches.spawn(async move { lines.next().await.unwrap().map(<[u8]>::len) });
+        }
+        // Until the server cannot send more to any of them.
+        sleep(Duration::from_secs(1)).await;
+        assert!(watches.try_join_next().is_none(), "the lines of others are incomplete");
+        let page = timeout(Duration::from_secs(10), async { get("/list").await.collect().await.unwrap().to_bytes() });
+        assert_eq!(page.await.expect("lists are answered while watches wait").len(), 8);
+        drop(others);
+        let lines = timeout(Duration::from_secs(10), watches.join_all()).await.expect("each line arrives");
+        assert_eq!(lines, [Some(LINE); WATCHES_PER_CLIENT]);
     }
 
     #[tokio::test]
