@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     base::{error_levels, manifests::Manifests},
     fleet::manifests::{ManifestKey, ManifestQueue},
-    kube::object,
+    kube::{object, watch::WatchBackoff},
 };
 
 /// The only module whose Secrets get data of KCP.
@@ -138,7 +138,7 @@ impl ModuleSecrets {
     pub async fn run(self, manifests: Manifests, queue: ManifestQueue, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
         let api = Api::<PartialObjectMeta<Secret>>::namespaced(self.api.clone().into_client(), &self.namespace);
-        let changes = watcher(api, watcher::Config::default()).default_backoff().inspect_err(|error| {
+        let changes = watcher(api, watcher::Config::default()).backoff(WatchBackoff::default()).inspect_err(|error| {
             tracing::warn!(
                 error = error_levels::own(error),
                 cause = error_levels::cause(error),

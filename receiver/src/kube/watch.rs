@@ -1,5 +1,6 @@
 //! Watch of one kind of KCP: a reflector that keeps a cache, reports each change, and tolerates invalid objects.
 
+mod backoff;
 mod common_parts;
 mod freshness;
 mod initial_list;
@@ -21,6 +22,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{metrics::KindLabel, names::GROUP};
 
+pub(crate) use backoff::WatchBackoff;
 pub use common_parts::{CommonKymaParts, CommonParts};
 pub(crate) use freshness::{CacheMonitor, Freshness};
 pub(crate) use writer::{LockedCache, SharedWriter};
@@ -93,7 +95,7 @@ where
     S: Lookup<DynamicType = ()> + Clone + 'static,
 {
     let kind = cache.kind;
-    let mut stream = watcher::watcher(api, config.streaming_lists()).default_backoff().boxed();
+    let mut stream = watcher::watcher(api, config.streaming_lists()).backoff(WatchBackoff::default()).boxed();
     while let Some(event) = stream.next().await {
         match event {
             Ok(event) => cache.apply(event, &mut handler),

@@ -1,7 +1,7 @@
 //! Age of the caches: the time since the API server last confirmed that a cache is current.
 //!
 //! A complete list confirms it, each event or bookmark of its watch, and the orderly end of a watch, which the server
-//! ends within five minutes. A list that stands still, or a watch that the server accepts and never answers, confirms
+//! ends within five minutes. A list that stands still or breaks, or a watch that the server accepts and never answers, confirms
 //! nothing.
 
 use std::{
@@ -66,7 +66,7 @@ impl Freshness {
                 }
                 let response = client.send(request).await?;
                 let is_success = response.status().is_success();
-                let freshness = (watches && is_success).then_some(freshness);
+                let freshness = (watches && !lists && is_success).then_some(freshness);
                 Ok::<_, kube::Error>(response.map(|body| {
                     let body = if lists && is_success {
                         initial_list::events(body).boxed_unsync()
@@ -173,7 +173,10 @@ mod tests {
     use http::Response;
     use http_body_util::StreamBody;
     use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::{Api, api::WatchParams};
+    use kube::{
+        Api,
+        api::{WatchEvent, WatchParams},
+    };
     use tidewatch_shared::metrics::Registry;
 
     use super::*;
@@ -228,6 +231,25 @@ mod tests {
         fixture.monitor.check(Instant::now());
         assert!(fixture.readiness.missing().is_empty());
         fixture.assert_metrics(&["kubernetes_events_waiting 2"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn list_that_breaks_confirms_nothing() {
+        let server = service_fn(|_: Request<client::Body>| {
+            let head = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"6"},"items":["#;
+            let object = r#"{"metadata":{"name":"a","namespace":"n","resourceVersion":"5"}},"#;
+            let frames = [head, object].map(|text| Ok::<_, std::io::Error>(Frame::data(Bytes::from(text))));
+            let body = StreamBody::new(futures::stream::iter(frames));
+            std::future::ready(Ok::<_, BoxError>(Response::new(body)))
+        });
+        let freshness = Freshness::new();
+        let maps: Api<ConfigMap> = Api::namespaced(freshness.observe(Client::new(server, "n")), "n");
+        tokio::time::advance(S).await;
+        let params = WatchParams::default().initial_events();
+        let events: Vec<_> = maps.watch(&params, "0").await.unwrap().collect().await;
+        let is_error = |event: &kube::Result<WatchEvent<ConfigMap>>| matches!(event, Ok(WatchEvent::Error(_)) | Err(_));
+        assert!(events.len() == 2 && is_error(&events[1]), "{events:?}");
+        assert_eq!(freshness.age(Instant::now()), S);
     }
 
     #[tokio::test(start_paused = true)]

@@ -145,7 +145,10 @@ mod tests {
     };
     use serde_json::{Value, json};
     use tidewatch_shared::metrics::Registry;
-    use tokio::{sync::mpsc, time::timeout};
+    use tokio::{
+        sync::mpsc,
+        time::{Instant, timeout},
+    };
     use tower::{BoxError, service_fn};
 
     use super::*;
@@ -288,8 +291,11 @@ mod tests {
             of(&whole.replacen("\"n\"", "n", 1)),
             of(&list_of(&["c"])),
         ];
+        let start = Instant::now();
         let (reported, requests, metrics) = list(lists).await;
         assert_eq!(reported, ["c", "listed"], "nothing of a broken list is reported");
+        let waited = start.elapsed();
+        assert!(waited > Duration::from_secs(40), "the backoff grows: {waited:?}");
         assert_eq!(requests.len(), 8, "{requests:?}");
         assert!(metrics.contains(r#"kcp_watch_failures_total{kind="configmaps"} 6"#), "{metrics}");
     }
