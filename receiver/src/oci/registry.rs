@@ -97,7 +97,14 @@ impl Registry {
         Ok((registry, worker))
     }
 
-    fn with(fetcher: Fetcher, store: Store, source: Source, max_bytes: usize, metrics: Metrics) -> (Self, Worker) {
+    /// Sets up a registry with these connections and this store.
+    pub(crate) fn with(
+        fetcher: Fetcher,
+        store: Store,
+        source: Source,
+        max_bytes: usize,
+        metrics: Metrics,
+    ) -> (Self, Worker) {
         let (target, secret) = match &source {
             Source::Host(address) => (Some(Arc::new(RegistryTarget::new(address.clone(), None))), ""),
             Source::Secret { name, .. } => (None, name.as_str()),
@@ -138,7 +145,8 @@ impl Registry {
         answer(self.lookup(&Key::Layer(key)), Value::into_layer)
     }
 
-    /// Address of the registry; `None` while the Secret that names it is missing.
+    /// Address of the registry; `None` while the Secret that names it is missing. A [`Change::All`] follows when it
+    /// appears.
     #[must_use]
     pub fn address(&self) -> Option<RegistryAddress> {
         self.0.resolver.live.load().target.as_ref().map(|target| target.address.clone())
@@ -162,7 +170,8 @@ impl Registry {
     }
 
     /// Replaces the registry and its credentials by those of a dockerconfigjson, `None` if the Secret does not exist.
-    /// Returns whether that is a change. Failed fetches are then repeated.
+    /// Returns whether that is a change. Failed fetches are then repeated. If there was no registry before, a
+    /// [`Change::All`] follows.
     ///
     /// # Errors
     /// [`CredentialsError`]: the previous value stays.
@@ -180,10 +189,15 @@ impl Registry {
         };
         let generation = |target: Option<&Arc<RegistryTarget>>| target.map(|target| target.generation());
         let changed = generation(before) != generation(target.as_ref()) || live.error != error;
+        let has_appeared = before.is_none() && target.is_some();
         if changed {
             self.0.resolver.live.store(Arc::new(Live { target, error }));
             self.0.lock().retry_all();
             self.0.wake.notify_one();
+        }
+        if has_appeared {
+            // Keys with a result are not fetched again, so that nothing else announces the address.
+            self.0.changes.add_all();
         }
         error.map_or(Ok(changed), Err)
     }

@@ -12,6 +12,7 @@ use crate::{
     base::key::KymaKey,
     oci::{
         component::ComponentVersion,
+        credentials::RegistryAddress,
         descriptor::{Descriptor, RAW_MANIFEST},
         registry::{Change, Key, Lookup, Registry},
     },
@@ -31,19 +32,26 @@ impl ComponentLayers {
         Self { registry, waiting: Mutex::default() }
     }
 
-    /// The layer of a component's version. While it is not ready, the Kyma waits for a change of the component.
+    /// The layer of a component's version. While its descriptor or the address of the registry is missing, the Kyma
+    /// waits for a change of either.
     pub(crate) fn layer(&self, key: &KymaKey, component: &str, version: &str) -> LayerLookup {
         let component = match ComponentVersion::new(component, version) {
             Ok(component) => component,
             Err(error) => return LayerLookup::Failed(error.to_string()),
         };
-        if let Lookup::Ready(descriptor) = self.registry.descriptor(&component) {
-            return self.layer_of(&descriptor);
+        if let Lookup::Ready(descriptor) = self.registry.descriptor(&component)
+            && let Some(registry) = self.registry.address()
+        {
+            return layer_of(&descriptor, &registry);
         }
-        // Recorded before the lookup is repeated: a change in between enqueues the Kyma.
+        // Recorded before both are read again: a change in between enqueues the Kyma.
         self.lock().entry(component.clone()).or_default().insert(key.clone());
         match self.registry.descriptor(&component) {
-            Lookup::Ready(descriptor) => self.layer_of(&descriptor),
+            // A descriptor outlives the Secret that names the registry.
+            Lookup::Ready(descriptor) => match self.registry.address() {
+                Some(registry) => layer_of(&descriptor, &registry),
+                None => LayerLookup::Failed("the Secret that names the registry does not exist".to_owned()),
+            },
             Lookup::Pending => LayerLookup::Pending,
             Lookup::Failed(error) => LayerLookup::Failed(error.to_string()),
         }
@@ -58,17 +66,14 @@ impl ComponentLayers {
         }
     }
 
-    fn layer_of(&self, descriptor: &Descriptor) -> LayerLookup {
-        // A descriptor outlives the Secret that names the registry.
-        let Some(registry) = self.registry.address() else {
-            return LayerLookup::Failed("the Secret that names the registry does not exist".to_owned());
-        };
-        layer(descriptor, &registry.to_string()).map_or_else(LayerLookup::Failed, LayerLookup::Ready)
-    }
-
     fn lock(&self) -> MutexGuard<'_, HashMap<ComponentVersion, BTreeSet<KymaKey>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The layer that a component descriptor names, or the reason why it names none.
+fn layer_of(descriptor: &Descriptor, registry: &RegistryAddress) -> LayerLookup {
+    layer(descriptor, &registry.to_string()).map_or_else(LayerLookup::Failed, LayerLookup::Ready)
 }
 
 /// The layer that a component descriptor names. `registry` is the host with scheme, port and path as far as it has them.
@@ -100,11 +105,23 @@ pub fn install_source(descriptor: &Descriptor, registry: &str) -> Result<Value, 
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::{task::JoinSet, time::timeout};
+    use tokio_util::sync::CancellationToken;
+
     use super::*;
-    use crate::oci::{
-        component::Mapping,
-        descriptor::{LocalBlob, Schema},
-        digest::Digest,
+    use crate::{
+        oci::{
+            component::Mapping,
+            descriptor::{LocalBlob, Schema},
+            digest::Digest,
+            fetch::{Fetcher, Limits},
+            flags::Source,
+            metrics::Metrics,
+            store::Store,
+        },
+        testing::registry::FakeRegistry,
     };
 
     fn descriptor(media_type: &str, parts: usize) -> Descriptor {
@@ -145,5 +162,52 @@ mod tests {
         let error = |parts| layer(&descriptor("application/x-tar", parts), "r").unwrap_err();
         assert!(error(0).contains("no resource raw-manifest"), "{}", error(0));
         assert!(error(2).contains("split into several blobs"), "{}", error(2));
+    }
+
+    /// A registry by a Secret, with the component `example.org/m` 1.0.0, and the task that fetches.
+    fn registry_by_secret(folder: &std::path::Path) -> (Registry, JoinSet<&'static str>) {
+        let digest = Digest::of(b"").to_string();
+        let access = json!({"type": "localBlob", "localReference": digest, "mediaType": "text/yaml"});
+        let resource = json!({
+            "name": RAW_MANIFEST, "version": "1.0.0", "type": "directoryTree", "relation": "local", "access": access,
+        });
+        let content = json!({
+            "meta": {"schemaVersion": "v2"},
+            "component": {
+                "name": "example.org/m", "version": "1.0.0", "provider": "p", "repositoryContexts": [], "sources": [],
+                "componentReferences": [], "resources": [resource],
+            },
+        });
+        let (server, metrics) = (FakeRegistry::default(), Metrics::default());
+        server.component("component-descriptors/example.org/m", "1.0.0", &content.to_string());
+        let fetcher = Fetcher::new(server.transport(), [].into(), Limits::default(), metrics.clone());
+        let store = Store::open(folder, 1 << 20, metrics.clone());
+        let source = Source::Secret { name: "oci-creds".into(), subpath: String::new() };
+        let (registry, worker) = Registry::with(fetcher, store, source, 1 << 20, metrics);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(worker.run(CancellationToken::new()));
+        (registry, tasks)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kyma_without_the_address_of_the_registry_waits_for_its_secret() {
+        let folder = tempfile::tempdir().unwrap();
+        let (registry, _tasks) = registry_by_secret(folder.path());
+        let (layers, key) = (ComponentLayers::new(registry.clone()), KymaKey::new("ns", "kyma"));
+        let layer = || layers.layer(&key, "example.org/m", "1.0.0");
+        let changed = async || timeout(Duration::from_secs(3_600), registry.changed()).await.unwrap();
+        let secret: &[u8] = br#"{"auths": {"registry.example.com": {}}}"#;
+        assert_eq!(registry.set_credentials(Some(secret)), Ok(true));
+        assert_eq!(changed().await, Change::All);
+        assert_eq!(layer(), LayerLookup::Pending);
+        assert_eq!(layers.take_waiting(&changed().await), [key.clone()].into());
+        assert!(matches!(layer(), LayerLookup::Ready(_)));
+
+        assert_eq!(registry.set_credentials(None), Ok(true));
+        let LayerLookup::Failed(error) = layer() else { panic!("the registry has no address") };
+        assert!(error.contains("the Secret that names the registry does not exist"), "{error}");
+        assert_eq!(registry.set_credentials(Some(secret)), Ok(true));
+        assert_eq!(layers.take_waiting(&changed().await), [key.clone()].into());
+        assert!(matches!(layer(), LayerLookup::Ready(_)));
     }
 }

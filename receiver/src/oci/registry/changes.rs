@@ -17,7 +17,7 @@ const MAX_WAITING: usize = 2_048;
 pub enum Change {
     /// Another lookup of this key returns another result.
     Key(Key),
-    /// More results changed than are remembered: any may be another.
+    /// Any lookup may return another result: more changed than are remembered, or the address of the registry appeared.
     All,
 }
 
@@ -48,6 +48,12 @@ impl ChangeSet {
             waiting.order.push_back(key);
         }
         drop(waiting);
+        self.added.notify_one();
+    }
+
+    /// Adds a change of any lookup, which includes those of all keys.
+    pub(super) fn add_all(&self) {
+        *self.lock() = Waiting { all: true, ..Waiting::default() };
         self.added.notify_one();
     }
 
@@ -99,6 +105,15 @@ mod tests {
         let changes = ChangeSet::default();
         (0..=MAX_WAITING).map(key).for_each(|key| changes.add(key));
         changes.add(key(0));
+        assert_eq!((changes.take(), changes.take()), (Some(Change::All), None));
+    }
+
+    #[test]
+    fn change_of_all_includes_those_of_keys() {
+        let changes = ChangeSet::default();
+        changes.add(key(1));
+        changes.add_all();
+        changes.add(key(2));
         assert_eq!((changes.take(), changes.take()), (Some(Change::All), None));
     }
 }

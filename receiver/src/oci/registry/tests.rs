@@ -355,6 +355,7 @@ async fn credentials_are_replaced_at_run_time() {
     assert_eq!(bed.server.received(), []);
 
     assert_eq!(bed.registry.set_credentials(Some(&config("dTpx"))), Ok(true));
+    assert_eq!(bed.registry.changed().await, Change::All);
     bed.changed(&key()).await;
     assert_eq!(bed.reason(), "unauthorized");
     let requests = bed.server.received().len();
@@ -375,7 +376,11 @@ async fn credentials_are_replaced_at_run_time() {
     assert!(bed.is_ready() && begin.elapsed() < Duration::from_millis(100), "without backoff");
     // Fetched results outlive the Secret.
     assert_eq!(bed.registry.set_credentials(None), Ok(true));
-    assert!(bed.is_ready());
+    assert!(bed.is_ready() && bed.registry.address().is_none());
+    bed.unchanged_for(600).await;
+    assert_eq!(bed.registry.set_credentials(Some(&config("dTpw"))), Ok(true));
+    assert_eq!(bed.registry.changed().await, Change::All, "what is known is not fetched again");
+    assert!(bed.is_ready() && bed.registry.address().is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -389,6 +394,7 @@ async fn fetch_with_replaced_credentials_is_repeated_without_backoff() {
         bed.registry.set_credentials(Some(json!({"auths": {"registry.example.com": entry}}).to_string().as_bytes()))
     };
     assert_eq!(config("p"), Ok(true));
+    assert_eq!(bed.registry.changed().await, Change::All);
     let begin = Instant::now();
     assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
     time::sleep(Duration::from_secs(1)).await;
