@@ -260,7 +260,7 @@ async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) 
     if let Some(rest) = settings.takeover.remaining_quiet_period(key, &kyma, Instant::now()) {
         // Settles nothing; the Kyma is requeued.
         return Ok(ReconcileOutcome {
-            requeue_after: Some(rest),
+            min_backoff: Some(rest),
             ..ReconcileOutcome::failed(works, ErrorClass::Refused)
         });
     }

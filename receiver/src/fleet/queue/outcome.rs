@@ -19,8 +19,10 @@ pub struct ReconcileOutcome {
     pub deferred: WorkSet,
     /// ErrorClass of the failure; `None` counts as [`ErrorClass::Ours`] if work failed.
     pub class: Option<ErrorClass>,
-    /// Delay of the next reconcile: a verification if all work ended, or a lower bound of the backoff if work failed.
+    /// Delay of the next reconcile of the work that ended, even if other work failed.
     pub requeue_after: Option<Duration>,
+    /// Lower bound of the backoff of failed work.
+    pub min_backoff: Option<Duration>,
     /// Work beyond its own that the reconcile found necessary: enqueued at once, at the same priority.
     pub follow_up: WorkSet,
     /// Delay of any further reconcile, of a user's change too: the runtime has used up its share of the writes to the

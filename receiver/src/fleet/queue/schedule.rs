@@ -313,8 +313,9 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         let entry = self.entries.get_mut(key)?;
         entry.rest = outcome.rest.map(|rest| now + rest);
         let backoff = entry.back_off(taken, outcome, &mut self.random, now);
-        if let (None, Some(after)) = (backoff, outcome.requeue_after) {
-            let work = QueuedWork::new(outcome.ended.both(taken.work), Priority::Verification);
+        let ended = outcome.ended.both(taken.work).minus(outcome.failed);
+        if let Some(after) = outcome.requeue_after.filter(|_| !ended.is_empty()) {
+            let work = QueuedWork::new(ended, Priority::Verification);
             self.enqueue_after(key, DelayReason::Requeue, now + after, work, now);
         }
         if let Some(after) = outcome.rollout_after {

@@ -326,8 +326,8 @@ impl State {
             let away = entry.runtime.path(thresholds, now) == PathState::Unproven(Unproven::Away);
             probe = away.then(|| AWAY_PROBE + self.queue.jitter(AWAY_PROBE));
         }
-        let requeue_after = outcome.requeue_after.max(probe.filter(|_| !outcome.failed.is_empty()));
-        self.queue.finish(key, queued, &ReconcileOutcome { requeue_after, ..outcome.clone() }, now);
+        let min_backoff = outcome.min_backoff.max(probe);
+        self.queue.finish(key, queued, &ReconcileOutcome { min_backoff, ..outcome.clone() }, now);
         if start.at < safe {
             let again = QueuedWork { work: queued.work, priority: Priority::Catalog, drift: Drift::All };
             self.queue.enqueue_after(key, DelayReason::StartupGrace, safe, again, now);

@@ -42,7 +42,7 @@ async fn nothing_is_written_before_the_incumbent_is_idle() {
     for delete in [false, true] {
         let outcome = bed.kyma().await;
         assert_eq!((outcome.ended, outcome.failed), (WorkSet::EMPTY, WorkSet::of(&[Work::Kyma])), "it settles nothing");
-        assert!(outcome.requeue_after.is_some_and(|rest| rest > QUIET / 2), "{outcome:?}");
+        assert!(outcome.min_backoff.is_some_and(|rest| rest > QUIET / 2), "{outcome:?}");
         assert_eq!((bed.kcp.writes(), bed.runtime.calls()), (vec![], vec![]), "{delete}");
         tokio::time::advance(QUIET / 4).await;
     }

@@ -184,7 +184,7 @@ impl<G> Entry<G> {
         }
         self.failures = self.failures.saturating_add(1);
         let mut delay = outcome.class.unwrap_or(ErrorClass::Ours).delay(self.failures, random);
-        delay = delay.max(outcome.requeue_after.unwrap_or_default());
+        delay = delay.max(outcome.min_backoff.unwrap_or_default());
         if self.queued.as_ref().is_some_and(|queued| queued.priority == Priority::User) {
             delay = delay.min(USER_SPACING);
         }

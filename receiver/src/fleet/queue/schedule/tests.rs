@@ -288,7 +288,7 @@ fn backoff_grows_with_failures_and_a_success_resets_it() {
 #[test]
 fn user_change_shortens_a_backoff_to_five_seconds() {
     let (mut queue, mut now) = queue(1, 4);
-    let minute = ReconcileOutcome { requeue_after: Some(60 * S), ..ReconcileOutcome::failed(kyma(), ErrorClass::User) };
+    let minute = ReconcileOutcome { min_backoff: Some(60 * S), ..ReconcileOutcome::failed(kyma(), ErrorClass::User) };
     queue.enqueue(&0, queued(Priority::Catalog), now);
     let (_, job) = queue.take(now).unwrap();
     assert_eq!(queue.finish(&0, &job, &minute, now), Some(60 * S));
@@ -334,6 +334,26 @@ fn delayed_work_is_due_in_time_and_merges() {
     assert_eq!(job, queued(Priority::Catalog), "it fell due while another reconcile ran");
     queue.finish(&0, &job, &ReconcileOutcome::ended(job.work), now + 30 * S);
     assert_eq!(queue.earliest(), Some(now + 37 * S));
+}
+
+#[test]
+fn recheck_of_ended_work_is_due_despite_other_failures_and_delays_none() {
+    let (mut queue, now) = queue(1, 4);
+    queue.enqueue(&0, QueuedWork::new(kyma() | catalog(), Priority::User), now);
+    let (_, job) = queue.take(now).unwrap();
+    let failed = ReconcileOutcome {
+        ended: kyma(),
+        requeue_after: Some(60 * S),
+        ..ReconcileOutcome::failed(catalog(), ErrorClass::Ours)
+    };
+    let backoff = queue.finish(&0, &job, &failed, now).unwrap();
+    assert!(backoff <= S, "{backoff:?}");
+    let (_, job) = queue.take(now + S).unwrap();
+    assert_eq!(job.work, catalog());
+    queue.finish(&0, &job, &ReconcileOutcome::ended(catalog()), now + S);
+    assert_eq!(queue.earliest(), Some(now + 60 * S));
+    let (_, job) = queue.take(now + 60 * S).unwrap();
+    assert_eq!(job, QueuedWork::new(kyma(), Priority::Verification));
 }
 
 #[test]
