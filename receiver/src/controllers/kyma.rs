@@ -575,7 +575,7 @@ impl Reconcile<'_> {
     }
 
     /// Writes the findings to both Kymas, each only if its status differs. Returns the runtime cluster's Kyma with its
-    /// status, given as the last reconcile left it.
+    /// status, given as the last reconcile left it; `None` if that is unknown.
     async fn record(&mut self, last: Option<ShownStatus>) -> Result<Option<ShownStatus>, Error> {
         let status = self.ctx.status();
         if self.findings.covers_modules() {
@@ -585,7 +585,8 @@ impl Reconcile<'_> {
         }
         match &self.runtime {
             Some((client, runtime)) => Ok(write_runtime(client, runtime, &self.kyma).await?),
-            None if self.kyma.status != self.before => self.show(last).await,
+            // A failed or aborted reconcile may have written only the status in KCP.
+            None if last.is_none() || self.kyma.status != self.before => self.show(last).await,
             None => Ok(last),
         }
     }
@@ -601,8 +602,8 @@ impl Reconcile<'_> {
         Ok(())
     }
 
-    /// Writes a changed status to the runtime cluster's Kyma, which the reconcile had no need to read until now. It is read
-    /// only if it was changed since the last reconcile.
+    /// Writes the status to the runtime cluster's Kyma if it differs, which the reconcile had no need to read until
+    /// now. It is read only if it was changed since the last reconcile, or if `last` is unknown.
     async fn show(&self, last: Option<ShownStatus>) -> Result<Option<ShownStatus>, Error> {
         // Without access there is no Kyma to write to.
         if let Some(Readiness::Not { .. }) = &self.findings.conditions.access {

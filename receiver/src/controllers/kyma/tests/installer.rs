@@ -688,3 +688,27 @@ async fn condition_is_absent_without_the_installer() {
     let writes = bed.runtime.writes();
     assert!(!writes.iter().any(|call| call.contains("deployments")), "{writes:?}");
 }
+
+#[tokio::test]
+async fn readiness_that_did_not_reach_the_runtime_is_written_by_the_retry() {
+    let mut bed = Bed::installing(PathState::Proven);
+    assert!(bed.reconcile(WorkSet::RUNTIME, Drift::None).await.failed.is_empty());
+    let shown = |bed: &Bed| {
+        let status = bed.shown();
+        let conditions = status["conditions"].as_array().unwrap();
+        let webhook = conditions.iter().find(|condition| condition["type"] == "SKRWebhook").unwrap();
+        (webhook["status"].clone(), status["state"].clone())
+    };
+    assert_eq!(shown(&bed), (json!("False"), json!("Processing")));
+    bed.available();
+    bed.runtime.refuse("PUT kymas/default/status", 503);
+    assert_eq!(bed.install(Drift::All).await.failed, WorkSet::of(&INSTALLER));
+    assert_eq!((bed.webhook().0, shown(&bed).0), (json!("True"), json!("False")));
+    bed.runtime.refuse_nothing();
+    let ended = ReconcileOutcome::ended(WorkSet::of(&INSTALLER));
+    assert_eq!(bed.install(Drift::None).await, ended);
+    assert_eq!(shown(&bed), (json!("True"), json!("Ready")));
+    bed.forget_calls();
+    assert_eq!(bed.install(Drift::None).await, ended);
+    assert_eq!(bed.runtime.calls(), Vec::<String>::new(), "what the runtime shows is known again");
+}

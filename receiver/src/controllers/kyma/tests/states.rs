@@ -99,6 +99,26 @@ async fn status_that_did_not_reach_the_runtime_is_written_by_the_next_full_recon
 }
 
 #[tokio::test]
+async fn condition_of_the_catalog_that_did_not_reach_the_runtime_is_written_by_the_retry() {
+    let mut bed = Bed::settled().await;
+    let works = WorkSet::of(&[Work::Catalog]);
+    bed.runtime.remove("moduletemplates/keda-1.0.0");
+    bed.runtime.refuse("PATCH moduletemplates/keda-1.0.0", 422);
+    bed.reconcile(works, Drift::All).await;
+    assert_eq!((&bed.status()["state"], &bed.shown()["state"]), (&json!("Processing"), &json!("Processing")));
+    bed.runtime.refuse_nothing();
+    bed.runtime.refuse("PATCH kymas/default/status", 503);
+    assert_eq!(bed.reconcile(works, Drift::All).await.failed, works);
+    assert_eq!((&bed.status()["state"], &bed.shown()["state"]), (&json!("Ready"), &json!("Processing")));
+    bed.runtime.refuse_nothing();
+    assert_eq!(bed.reconcile(works, Drift::None).await, ReconcileOutcome::ended(works));
+    assert_eq!(bed.shown()["state"], "Ready");
+    bed.forget_calls();
+    assert_eq!(bed.reconcile(works, Drift::None).await, ReconcileOutcome::ended(works));
+    assert_eq!(bed.runtime.calls(), Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn first_change_after_a_start_requests_a_full_reconcile() {
     let mut bed = Bed::with_keda().await;
     bed.ctx.caches = Caches::default();
