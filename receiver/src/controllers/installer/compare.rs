@@ -25,7 +25,7 @@ const fn immutable(component: Component) -> &'static [&'static str] {
     match component {
         Component::ClusterRoleBinding | Component::RoleBinding => &["/roleRef"],
         Component::ConfigMap => &["/immutable"],
-        Component::PullSecret => &["/type"],
+        Component::PullSecret => &["/type", "/immutable"],
         Component::PriorityClass => &["/value", "/preemptionPolicy"],
         Component::Deployment => &["/spec/selector"],
         // A Secret without our label is the incumbent's: it has another key, and possibly another type.
@@ -120,7 +120,9 @@ mod tests {
             repair_after(Component::RoleBinding, |found| found["roleRef"]["name"] = "admin".into()),
             Repair::Recreate
         );
-        assert_eq!(repair_after(Component::ConfigMap, |found| found["immutable"] = true.into()), Repair::Recreate);
+        for component in [Component::ConfigMap, Component::PullSecret] {
+            assert_eq!(repair_after(component, |found| found["immutable"] = true.into()), Repair::Recreate);
+        }
         assert_eq!(repair_after(Component::PriorityClass, |found| found["value"] = 1.into()), Repair::Recreate);
     }
 

@@ -95,6 +95,11 @@ impl Installer {
     ) -> (Option<Readiness>, Option<Duration>) {
         if let Some(failure) = report.failures.first() {
             let error = &failure.error;
+            // An agent that runs does so without the objects that the runtime refuses, and may be upgraded.
+            if installed.awaiting_pod && error.class() == ErrorClass::Refused && agent_is_available(client).await {
+                installed.awaiting_pod = false;
+                self.report_image(key, installed);
+            }
             // The condition `RuntimeAccess` reports an unreachable runtime.
             let is_reported = error.class() == ErrorClass::Refused;
             return (is_reported.then(|| Readiness::not(error.reason(), error.line())), None);
@@ -150,6 +155,13 @@ impl Installer {
             _ => Readiness::not("Pending", "the agent is not ready yet"),
         }
     }
+}
+
+/// Returns whether a pod of the agent's Deployment runs; false if that cannot be read.
+async fn agent_is_available(client: &Client) -> bool {
+    let deployments = Component::Deployment.kind().api(client);
+    let found = object::get(&deployments, Component::Deployment.name()).await;
+    found.is_ok_and(|found| found.is_some_and(|deployment| is_available(&deployment)))
 }
 
 /// Returns whether the condition is True.

@@ -90,6 +90,11 @@ mod tests {
             self.observed_image(key).unwrap().unproven_before
         }
 
+        /// Returns whether a pod with the observed image runs.
+        pub(crate) fn is_running(&self, key: &KymaKey) -> bool {
+            self.observed_image(key).unwrap().running_since.is_some()
+        }
+
         /// Assigns this image to every runtime from now on.
         pub(crate) fn set_image(&self, image: &str) {
             self.state.store(Arc::new(UpgradeState::done(image)));

@@ -374,6 +374,22 @@ async fn refused_object_is_reported_and_stops_no_other() {
     assert!(bed.runtime.object("kymas/default").is_some(), "the other steps of the reconcile were carried out");
 }
 
+#[tokio::test]
+async fn upgraded_agent_runs_although_an_object_is_refused() {
+    let upgrade = UpgradeHandle::fixed("i:1");
+    let mut bed = Bed::installing_on(upgrade.clone(), PathState::Proven, &[]);
+    bed.runtime.refuse("PATCH services/skr-webhook-metrics", 403);
+    bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
+    assert!(!upgrade.is_running(&bed.key));
+    bed.available();
+    bed.install(Drift::None).await;
+    assert!(upgrade.is_running(&bed.key));
+    upgrade.set_image("i:2");
+    bed.install(Drift::None).await;
+    assert!(upgrade.is_running(&bed.key), "the fake runtime replaces its pod at once");
+    assert_eq!(bed.webhook().1, "Refused");
+}
+
 /// Objects of the incumbent in a runtime cluster.
 pub(super) fn incumbent(bed: &Bed) {
     let marked = json!({"operator.kyma-project.io/managed-by": "kyma"});
