@@ -25,8 +25,8 @@ pub struct ModulePullSecret {
     pub secret: PullSecret,
 }
 
-/// Type and data are ours as a whole. The type is immutable.
-const SHAPE: Shape = Shape { immutable: &["/type"], ..Shape::new(Ownership::Parts(&["/data"])) };
+/// Type and data are ours as a whole. The type is immutable, and so is everything in a Secret that is marked so.
+const SHAPE: Shape = Shape { immutable: &["/type", "/immutable"], ..Shape::new(Ownership::Parts(&["/data"])) };
 
 impl ModulePullSecret {
     /// The content to copy; `None` before KCP has a usable Secret.
@@ -76,4 +76,23 @@ impl ModulePullSecret {
 
 fn secrets(client: &Client) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), SKR_NAMESPACE, &ApiResource::erase::<Secret>(&()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::object::Repair;
+
+    #[test]
+    fn immutable_copy_is_recreated_when_the_credentials_change() {
+        let desired = json!({"type": "t", "data": {"k": "new"}});
+        let compare = |data: &str, is_immutable: bool| {
+            let immutable = is_immutable.then_some(true);
+            let live = json!({"metadata": {}, "type": "t", "data": {"k": data}, "immutable": immutable});
+            SHAPE.compare(&desired, &serde_json::from_value(live).unwrap(), None)
+        };
+        assert_eq!(compare("old", true), Repair::Recreate);
+        assert_eq!(compare("new", true), Repair::None);
+        assert_eq!(compare("old", false), Repair::Apply);
+    }
 }
