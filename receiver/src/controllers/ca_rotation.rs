@@ -60,6 +60,8 @@ pub struct CaRotation {
     replicas: Replicas,
     flags: Flags,
     requests: mpsc::Receiver<PendingRotation>,
+    /// Changes of the trust after the announced one.
+    trust: watch::Receiver<Arc<Trust>>,
     progress: watch::Sender<Option<Arc<RotationProgress>>>,
     stragglers: watch::Sender<Option<Arc<Stragglers>>>,
     tracker: StragglerTracker,
@@ -85,7 +87,10 @@ impl CaRotation {
         let (request_sender, requests) = mpsc::channel(4);
         let (progress, progress_receiver) = watch::channel(None);
         let (stragglers, straggler_receiver) = watch::channel(None);
+        let mut trust = tls_state.trust();
+        let announced = trust.borrow_and_update().clone();
         let rotation = Self {
+            trust,
             store: Store::new(client, flags.ca_namespace(namespace)),
             flags: flags.clone(),
             requests,
@@ -100,7 +105,7 @@ impl CaRotation {
             fleet,
             replicas,
         };
-        rotation.announce_trust(&rotation.tls_state.trust().borrow());
+        rotation.announce_trust(&announced);
         let handle =
             RotationHandle { requests: request_sender, progress: progress_receiver, stragglers: straggler_receiver };
         followers::respond(&rotation.replicas, &rotation.tls_state, rotation.fleet.clone(), rotation.flags.clone());
@@ -110,7 +115,7 @@ impl CaRotation {
     /// Runs for ever, once the caches of KCP are synced: before, the runtimes to wait for are unknown.
     pub async fn run(mut self, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
-        let (mut trust, mut ticks) = (self.tls_state.trust(), time::interval(RECONCILE_INTERVAL));
+        let (mut trust, mut ticks) = (self.trust.clone(), time::interval(RECONCILE_INTERVAL));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // A receiver that was killed after it stored a phase may not have enqueued every runtime.
         let mut enqueue_all = matches!(&*self.tls_state.secret_status().borrow(), CaSecretStatus::Good(secret) if secret.state.is_rotating());

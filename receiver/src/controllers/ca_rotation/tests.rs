@@ -186,6 +186,28 @@ async fn agents_with_old_leaves_are_requested_to_renew() {
 }
 
 #[tokio::test]
+async fn trust_that_changes_before_the_caches_are_synced_is_announced() {
+    let mut world = World::new(FakeKcp::default()).await;
+    let (client, fleet) = ((world.kcp.client(), "kcp-system"), world.fleet.clone());
+    let (rotation, _handle) =
+        CaRotation::new(world.tls_state.clone(), client, &flags(), fleet, Replicas::alone(), Metrics::default());
+    let other = CaState::steady(generate_root(crate::pki::CA_VALIDITY, unix()).unwrap(), unix());
+    world.kcp.edit(|secret| secret.data = Some(other.write()));
+    world.watch();
+    let synced = CancellationToken::new();
+    synced.cancel();
+    let run = tokio::spawn(rotation.run(synced));
+    let revision = world.tls_state.trust().borrow().agents.revision().to_owned();
+    let mut renews = true;
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+        renews = world.beat_with("r-1", &revision, Some(&other.target().id));
+    }
+    assert!(!renews, "its certificate is of the current issuer");
+    run.abort();
+}
+
+#[tokio::test]
 async fn failed_write_changes_nothing_and_is_retried() {
     let mut world = World::new(FakeKcp::default()).await;
     world.kcp.refuse(true);
