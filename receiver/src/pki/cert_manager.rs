@@ -17,7 +17,7 @@ use rustls_pki_types::UnixTime;
 use serde::Deserialize;
 use serde_json::json;
 use tidewatch_shared::{
-    certificate::RuntimeCertificate,
+    certificate::{Leaf, RuntimeCertificate},
     identity::{RuntimeId, TrustDomain},
     names::label,
     tls,
@@ -42,6 +42,8 @@ const FIRST_POLL_DELAY: Duration = Duration::from_millis(50);
 const MAX_POLL_DELAY: Duration = Duration::from_secs(1);
 /// A certificate may be valid for this much longer than requested.
 const MAX_EXTRA_VALIDITY: Duration = Duration::from_secs(60 * 60);
+/// Largest difference of the issuer's clock to the own one.
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(60);
 /// Longest issuer message that is passed on, in characters.
 const MAX_MESSAGE_CHARS: usize = 256;
 
@@ -111,7 +113,10 @@ impl CertManager {
         let (key, request) = replica_request(replica, domain).map_err(IssueError::Request)?;
         let object = self.object(&request, &["digital signature", "server auth", "client auth"], validity);
         let identity = PemIdentity { chain: self.result(&object).await?, key: key.serialize_pem() };
-        replica::check(&identity.identity().map_err(IssueError::Chain)?, replica, domain, clients, UnixTime::now())?;
+        let issued = identity.identity().map_err(IssueError::Chain)?;
+        let leaf = issued.chain.first().ok_or(IssueError::Foreign("is missing"))?;
+        let begins = Leaf::read(leaf).map_or(0, |leaf| leaf.not_before);
+        replica::check(&issued, replica, domain, clients, time_of_check(begins, UnixTime::now()))?;
         Ok(identity)
     }
 
@@ -204,6 +209,15 @@ fn issued_chain(object: &DynamicObject) -> Result<Option<String>, IssueError> {
     chain.map(Some).ok_or(IssueError::Foreign("is missing"))
 }
 
+/// Time at which a new certificate is checked: the begin of its validity if the issuer's clock is slightly ahead, since
+/// cert-manager does not backdate certificates.
+fn time_of_check(begins: i64, now: UnixTime) -> UnixTime {
+    let begins = Duration::from_secs(begins.try_into().unwrap_or(0));
+    let now = Duration::from_secs(now.as_secs());
+    let is_skewed = begins > now && begins - now <= MAX_CLOCK_DIFFERENCE;
+    UnixTime::since_unix_epoch(if is_skewed { begins } else { now })
+}
+
 /// Checks that the runtime could connect here with this chain.
 fn check(
     chain: &str,
@@ -222,7 +236,7 @@ fn check(
     if read.leaf.public_key != rcgen::PublicKeyData::der_bytes(&request.key) {
         return Err(IssueError::Foreign("is of another key"));
     }
-    let now = UnixTime::now();
+    let now = time_of_check(read.leaf.not_before, UnixTime::now());
     let verifier = proxy::verifier(clients.store().map_err(IssueError::Chain)?);
     verifier
         .map_err(|_| IssueError::Foreign("cannot be checked"))?
@@ -249,7 +263,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY},
+        pki::{BACKDATE, CA_VALIDITY, Ca, RUNTIME_VALIDITY},
         testing,
     };
 
@@ -358,6 +372,7 @@ mod tests {
             ca.issue_runtime(&name.parse().unwrap(), &domain, key, at, RUNTIME_VALIDITY).unwrap()
         };
         let strange = Ca::generate("strange", now(), CA_VALIDITY).unwrap();
+        let future = now() + 3_600 + BACKDATE.as_secs().cast_signed();
         let past = Ca::generate("cert-manager", now() - 200_000, CA_VALIDITY).unwrap();
         let long = RUNTIME_VALIDITY * 2;
         let long = ca.issue_runtime(&"r-1".parse().unwrap(), &domain, &csr.key, now(), long).unwrap();
@@ -367,6 +382,7 @@ mod tests {
             (issue(&ca, "r-1", &other, now()), clients.clone()),
             (issue(&strange, "r-1", &key, now()), clients.clone()),
             (issue(&past, "r-1", &key, now() - 100_000), past.trust_bundle()),
+            (issue(&ca, "r-1", &key, future), clients.clone()),
             (long, clients.clone()),
             (server.chain, clients.clone()),
             (ca.certificate_pem().to_owned(), clients.clone()),
@@ -377,6 +393,16 @@ mod tests {
             let refused = submit(&signer, &csr, &clients).await.unwrap_err();
             assert_eq!(refused.as_str(), "foreign", "{refused:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn certificate_of_an_issuer_whose_clock_is_slightly_ahead_is_accepted() {
+        let ca = Arc::new(Ca::generate("cert-manager", now(), CA_VALIDITY).unwrap());
+        let (key, domain): (_, TrustDomain) = (KeyPair::generate().unwrap(), "kyma.local".parse().unwrap());
+        let begin = now() + 30 + BACKDATE.as_secs().cast_signed();
+        let chain = ca.issue_runtime(&"r-1".parse().unwrap(), &domain, &key, begin, RUNTIME_VALIDITY).unwrap();
+        let signer = Signer::new(move |_| ready(&chain));
+        assert!(submit(&signer, &request("r-1", &key), &ca.trust_bundle()).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]
