@@ -141,6 +141,14 @@ pub struct RuntimeCertificate {
     pub leaf: Leaf,
 }
 
+/// End of the validity of a certificate of any kind, in Unix seconds.
+///
+/// # Errors
+/// [`ReadCertificateError::Parse`].
+pub fn not_after(der: &CertificateDer<'_>) -> Result<i64, ReadCertificateError> {
+    Ok(parse(der)?.validity().not_after.timestamp())
+}
+
 /// The SHA-256 of a certificate, in hex.
 #[must_use]
 pub fn fingerprint(der: &[u8]) -> String {

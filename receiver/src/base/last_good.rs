@@ -4,6 +4,9 @@ use std::{mem, time::Duration};
 
 use super::error_levels;
 
+/// Reads after which rejected content is tried again.
+const RETRY_READS: u8 = 12;
+
 /// Interval between two reads of the files.
 pub(crate) const FILE_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -14,13 +17,21 @@ pub(crate) struct LastGood<C> {
     in_use: C,
     /// Content that was rejected and logged.
     rejected: Option<C>,
+    /// Reads until the next attempt at rejected content; `None` without one.
+    retry_in: Option<u8>,
     unreadable: bool,
 }
 
 impl<C: PartialEq> LastGood<C> {
     /// Starts with content that is in use.
     pub(crate) const fn new(label: &'static str, in_use: C) -> Self {
-        Self { label, in_use, rejected: None, unreadable: false }
+        Self { label, in_use, rejected: None, retry_in: None, unreadable: false }
+    }
+
+    /// Tries rejected content again at each twelfth read, such as a certificate that is not valid yet.
+    #[must_use]
+    pub(crate) fn retrying(self) -> Self {
+        Self { retry_in: Some(RETRY_READS), ..self }
     }
 
     /// Content in use.
@@ -28,12 +39,13 @@ impl<C: PartialEq> LastGood<C> {
         &self.in_use
     }
 
-    /// Returns content that is neither in use nor rejected already, for the caller to try.
+    /// Returns content for the caller to try: it is not in use, and was not rejected already, or is due to be tried again.
     pub(crate) fn changed<E: std::error::Error + 'static>(&mut self, read: Result<C, E>) -> Option<C> {
         match read {
             Ok(contents) => {
                 self.unreadable = false;
-                (contents != self.in_use && self.rejected.as_ref() != Some(&contents)).then_some(contents)
+                let is_due = self.rejected.as_ref() != Some(&contents) || self.is_retry_due();
+                (contents != self.in_use && is_due).then_some(contents)
             }
             // While the symlink of a mounted volume is being swapped, reads fail; the next poll succeeds.
             Err(error) => {
@@ -55,9 +67,54 @@ impl<C: PartialEq> LastGood<C> {
         match result {
             Ok(()) => (self.in_use, self.rejected) = (contents, None),
             Err(error) => {
-                tracing::error!(error = format!("{error:#}"), "{} are refused; the last good ones stay", self.label);
+                if self.rejected.as_ref() != Some(&contents) {
+                    tracing::error!(
+                        error = format!("{error:#}"),
+                        "{} are refused; the last good ones stay",
+                        self.label
+                    );
+                }
                 self.rejected = Some(contents);
+                self.retry_in = self.retry_in.map(|_| RETRY_READS);
             }
+        }
+    }
+
+    /// Counts a read of rejected content.
+    fn is_retry_due(&mut self) -> bool {
+        let Some(reads) = &mut self.retry_in else { return false };
+        *reads = reads.saturating_sub(1);
+        *reads == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    fn read(content: &str) -> io::Result<String> {
+        Ok(content.to_owned())
+    }
+
+    #[test]
+    fn rejected_content_is_tried_again_only_where_it_may_become_valid() {
+        for (retries, expected) in [(false, vec![0]), (true, vec![0, 12, 24])] {
+            let files = LastGood::new("Files", "good".to_owned());
+            let mut files = if retries { files.retrying() } else { files };
+            let mut tried = Vec::new();
+            for poll in 0..30 {
+                assert_eq!(files.changed(read("good")), None);
+                if let Some(content) = files.changed(read("bad")) {
+                    tried.push(poll);
+                    files.record(content, Err(anyhow::anyhow!("not yet")));
+                }
+            }
+            assert_eq!(tried, expected);
+            assert_eq!(files.changed(read("better")).as_deref(), Some("better"));
+            files.record("better".to_owned(), Ok(()));
+            assert_eq!((files.changed(read("better")), files.in_use().as_str()), (None, "better"));
         }
     }
 }

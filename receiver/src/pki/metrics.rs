@@ -28,12 +28,14 @@ metric_set! {
     pub struct Metrics {
         /// Expiry of the event port's certificate, Unix time; 0 if it cannot be read.
         certificate_ends: Gauge = "gateway_certificate_end_timestamp_seconds",
-        /// Expiry of the newest root of the built-in CA, Unix time; 0 without one.
+        /// Expiry of the first root to expire, Unix time; 0 if it cannot be read. Roots are those that agents trust and, without
+        /// the built-in CA, those of their certificates.
         pub(super) root_ends: Gauge = "pki_root_end_timestamp_seconds",
         /// Contents of the CA's Secret that were rejected, by reason: missing (a key), state, or root.
         refused: Family<ReasonLabel, Counter> = "pki_ca_secret_refused",
-        /// Validity of the CA's Secret: 1 if its content is in use, else 0; 0 without a built-in CA.
-        pub(super) secret_good: Gauge = "pki_ca_secret_good",
+        /// Validity of the CA's Secret: 0 if it is missing or invalid, 1 if its content is in use, before it is read, and without a
+        /// built-in CA.
+        pub(super) secret_good: Gauge = "pki_ca_secret_good" with secret_good(),
         /// Changed files with certificates or component keys, by outcome: taken, or refused (the last good ones stay).
         files: Family<OutcomeLabel, Counter> = "pki_file_reloads",
         /// Certificates that the built-in CA issued to this receiver, by outcome: issued or failed.
@@ -61,6 +63,12 @@ metric_set! {
         /// Unix time from which the certificate counts as close to expiry.
         close_from: Gauge = _,
     }
+}
+
+fn secret_good() -> Gauge {
+    let good = Gauge::default();
+    good.set(1);
+    good
 }
 
 impl Metrics {

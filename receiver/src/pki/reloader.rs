@@ -57,6 +57,8 @@ pub struct CertificateReloader {
     pub(super) server_validity: Duration,
     /// resourceVersion of the Secret that was rejected and logged.
     pub(super) rejected: Option<String>,
+    /// Valid Secret that could not be taken into use, with the time of the next attempt in Unix seconds.
+    pub(super) unused: Option<(Arc<CaSecret>, i64)>,
 }
 
 /// Ticks at which the age of certificates is checked, and at which their files are polled.
@@ -91,6 +93,7 @@ impl CertificateReloader {
 
     /// Applies the Secret as the watch returned it.
     pub(crate) fn apply_secret(&mut self, secret: Option<&Secret>, now: i64) {
+        self.unused = None;
         let Some(secret) = secret.filter(|secret| !is_empty(secret)) else {
             tracing::error!(
                 "The Secret {CA_SECRET} is gone or empty; its last content stays in use until there is another"
@@ -122,6 +125,8 @@ impl CertificateReloader {
             if let Err(error) = self.use_state(&secret.state, now) {
                 tracing::error!(error = format!("{error:#}"), "The Secret {CA_SECRET} could not be taken into use");
                 self.tls_state.metrics.issued(false);
+                // A clock may be behind that of the replica that wrote it.
+                self.unused = Some((secret, now + RETRY_SECONDS));
                 return self.tls_state.set_secret_status(CaSecretStatus::Refused);
             }
             self.secret = Some(secret.clone());
@@ -149,8 +154,11 @@ impl CertificateReloader {
         self.tls_state.publish(&snapshot, state).context("publish")
     }
 
-    /// Renews the leaf when it is due, and updates the metric of a certificate that is close to its end.
+    /// Renews the leaf when it is due, repeats the use of a Secret, and updates the metric of a certificate that is close to its end.
     fn check_age(&mut self, now: i64) {
+        if let Some((secret, _)) = self.unused.take_if(|(_, at)| *at <= now) {
+            self.adopt_secret(secret, now);
+        }
         self.renew(now);
         self.tls_state.metrics.update_close_to_expiry(now);
     }

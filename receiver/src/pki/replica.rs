@@ -241,7 +241,10 @@ impl ReplicaCertificate {
                 let contents = files.read()?;
                 let (identity, roots) = parse(&contents)?;
                 (
-                    Source::Files(files, Box::new(LastGood::new("Files of the replica's certificate", contents))),
+                    Source::Files(
+                        files,
+                        Box::new(LastGood::new("Files of the replica's certificate", contents).retrying()),
+                    ),
                     identity,
                     roots,
                 )

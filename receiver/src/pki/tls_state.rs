@@ -11,9 +11,9 @@ use tokio::sync::watch;
 
 use super::{
     Authority, Ca, CertManager, CertificateReloader, Flags, Metrics, PkiError, Proxy, ProxyIdentity, ServerName,
-    TlsFlags, Trust,
+    TlsFlags, Trust, TrustBundle,
     authority::Issuer,
-    ca_state::{CaState, Root},
+    ca_state::{CaState, Phase, Root},
     reloader::ServerLeaf,
     sources::{ClientRoots, Sources, TlsSnapshot},
     store::{CaSecret, Store},
@@ -129,12 +129,13 @@ impl TlsState {
         let reloader = CertificateReloader {
             tls_state: tls_state.clone(),
             sources,
-            files: LastGood::new("Certificate files", contents),
+            files: LastGood::new("Certificate files", contents).retrying(),
             server_leaf,
             secret,
             store,
             server_validity: flags.server_certificate_validity,
             rejected: None,
+            unused: None,
         };
         Ok((tls_state, reloader))
     }
@@ -150,7 +151,8 @@ impl TlsState {
     }
 
     pub(crate) fn set_secret_status(&self, secret_status: CaSecretStatus) {
-        self.metrics.secret_good.set(matches!(secret_status, CaSecretStatus::Good(_)).into());
+        let is_bad = matches!(secret_status, CaSecretStatus::Lost | CaSecretStatus::Refused);
+        self.metrics.secret_good.set((!is_bad).into());
         self.secret_status.send_replace(secret_status);
     }
 
@@ -172,12 +174,13 @@ impl TlsState {
             }
             is_changed
         });
-        if let Some(state) = state {
-            metrics.root_ends.set(state.target().ca.not_after());
-            if let Some(authority) = authority {
-                authority.set_ca(state.issuing().ca.clone());
-            }
+        if let (Some(state), Some(authority)) = (state, authority) {
+            authority.set_ca(state.issuing().ca.clone());
         }
+        // At the end of a rotation of the built-in CA the clients' roots contain one that is about to be dropped.
+        let clients = state.is_none().then_some(&snapshot.trust.clients);
+        let ends = [Some(&snapshot.trust.agents), clients].into_iter().flatten().map(TrustBundle::first_end);
+        metrics.root_ends.set(ends.flatten().min().unwrap_or(0));
         tracing::info!(
             certificate = snapshot.identity.fingerprint,
             not_after = snapshot.identity.not_after(),
@@ -196,16 +199,23 @@ pub(crate) fn generate_root(validity: Duration, now: i64) -> Result<Root, PkiErr
     Root::new(Ca::generate(ROOT_NAME, now, validity)?).ok_or(PkiError::NotCa)
 }
 
-/// Replaces a CA that expired while no receiver ran: it can sign nothing, not even this receiver's certificate.
+/// Replaces a CA that expired while no receiver ran: it can sign nothing, not even this receiver's certificate. If only the old
+/// root of a rotation expired, no valid certificate depends on it, and the new one takes its place.
 async fn replace_expired(
     store: &Store,
     mut secret: CaSecret,
     validity: Duration,
     now: i64,
 ) -> anyhow::Result<CaSecret> {
-    while secret.state.has_expired(now) {
-        tracing::warn!(root = %secret.state.target().id, "The CA has expired; a new one takes its place");
-        let new = CaState::steady(generate_root(validity, now)?, now);
+    while secret.state.root.ca.not_after() <= now {
+        tracing::warn!(root = %secret.state.root.id, "The CA has expired; a new one takes its place");
+        let next = secret.state.target().clone();
+        let new = if secret.state.has_expired(now) {
+            CaState::steady(generate_root(validity, now)?, now)
+        } else {
+            let phase = Phase::Retire { old: secret.state.root.ca.trust_bundle(), leaves_end: now };
+            CaState { root: next, phase, since: now, force_after: secret.state.force_after }
+        };
         secret = match store.replace(&secret, &new).await? {
             Some(secret) => secret,
             None => store.read_or_fill(|| Ok(new.clone())).await?,

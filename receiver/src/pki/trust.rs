@@ -61,6 +61,11 @@ impl TrustBundle {
         &self.roots
     }
 
+    /// Expiry of the first root to expire, Unix time; `None` if none can be read.
+    pub(crate) fn first_end(&self) -> Option<i64> {
+        self.roots.iter().filter_map(|root| certificate::not_after(root).ok()).min()
+    }
+
     /// The bundle as PEM; equal sets give equal text.
     #[must_use]
     pub fn to_pem(&self) -> String {

@@ -140,6 +140,36 @@ async fn server_leaf_is_renewed_after_two_thirds_of_its_life() {
 }
 
 #[tokio::test]
+async fn first_root_to_expire_is_shown_and_a_secret_that_is_not_used_is_no_fault() {
+    let (folder, kcp, begun) = (Folder::new("pki-end"), FakeKcp::default(), now());
+    let ends = |reloader: &CertificateReloader, end: i64| {
+        metric(reloader, &format!("tidewatch_pki_root_end_timestamp_seconds {end}"))
+    };
+    let ca = Ca::generate("files", begun, CA_VALIDITY).unwrap();
+    let pair = ca.make_server(&["localhost".parse().unwrap()], begun, SERVER_VALIDITY).unwrap();
+    let roots = folder.put("r", ca.certificate_pem());
+    let (chain, key) = (folder.put("c", &pair.chain), folder.put("k", &pair.key));
+    let arguments = [flag("tls-cert", &chain), flag("tls-key", &key), flag("client-ca", &roots)];
+    let (_, reloader) = open(&kcp, &arguments).await.unwrap();
+    assert!(ends(&reloader, ca.not_after()) && metric(&reloader, "tidewatch_pki_ca_secret_good 1"));
+
+    let (_, mut reloader) = open(&kcp, &[]).await.unwrap();
+    let root = kcp.ca_state().target().clone();
+    let next = generate_root(CA_VALIDITY * 2, begun).unwrap();
+    let ages = [
+        (Phase::Steady, root.clone(), &root),
+        (Phase::Spread { next: next.clone() }, root.clone(), &root),
+        (Phase::Retire { old: root.ca.trust_bundle(), leaves_end: begun + 60 }, next.clone(), &next),
+    ];
+    for (phase, serving, first) in ages {
+        let state = CaState { root: serving, phase, since: begun, force_after: None };
+        kcp.edit(|secret| secret.data = Some(state.write()));
+        reloader.apply_secret(kcp.secret().as_ref(), begun);
+        assert!(ends(&reloader, first.ca.not_after()), "{state:?}");
+    }
+}
+
+#[tokio::test]
 async fn certificate_close_to_expiry_sets_the_gauge() {
     const DAY: i64 = 86_400;
     let (folder, kcp, begun) = (Folder::new("pki-close"), FakeKcp::default(), now());
@@ -173,6 +203,38 @@ async fn expired_ca_is_replaced_at_the_start() {
     assert_ne!(kcp.ca_state().target().id, dead.id);
     assert_eq!(tls_state.trust().borrow().issuer.as_ref(), Some(&kcp.ca_state().target().id));
     assert_eq!(kcp.ca_state().name(), PhaseName::Steady);
+}
+
+#[tokio::test]
+async fn expired_old_root_of_a_rotation_is_retired_at_the_start() {
+    let leaves_end = now() + 86_400;
+    let next = generate_root(CA_VALIDITY, now()).unwrap();
+    for phase in [Phase::Spread { next: next.clone() }, Phase::Reissue { next: next.clone(), leaves_end }] {
+        let (kcp, dead) = (FakeKcp::default(), generate_root(Duration::from_secs(60), now() - 3_600).unwrap());
+        let state = CaState { root: dead, phase, since: now() - 3_600, force_after: None };
+        kcp.edit(|secret| secret.data = Some(state.write()));
+        let (tls_state, _) = open(&kcp, &[]).await.unwrap();
+        assert_eq!((kcp.ca_state().target().id.clone(), kcp.ca_state().name()), (next.id.clone(), PhaseName::Retire));
+        let trust = tls_state.trust().borrow().clone();
+        let leaf = accepted_leaf(&tls_state.tokens.load(), &trust.agents).await.unwrap();
+        assert_eq!(leaf.authority.as_ref(), Some(&next.id));
+    }
+}
+
+#[tokio::test]
+async fn secret_that_could_not_be_used_yet_is_tried_again() {
+    let kcp = FakeKcp::default();
+    let (tls_state, mut reloader) = open(&kcp, &[]).await.unwrap();
+    // A replica whose clock is an hour ahead generated the root.
+    let ahead = CaState::steady(generate_root(CA_VALIDITY, now() + 3_600).unwrap(), now());
+    kcp.edit(|secret| secret.data = Some(ahead.write()));
+    reloader.apply_secret(kcp.secret().as_ref(), now());
+    assert!(matches!(&*tls_state.secret_status().borrow(), CaSecretStatus::Refused));
+    reloader.check_age(now() + 60);
+    assert!(matches!(&*tls_state.secret_status().borrow(), CaSecretStatus::Refused));
+    reloader.check_age(now() + 3_600);
+    assert!(matches!(&*tls_state.secret_status().borrow(), CaSecretStatus::Good(_)));
+    assert_eq!(tls_state.trust().borrow().issuer.as_ref(), Some(&ahead.target().id));
 }
 
 fn flag(name: &str, path: &Path) -> String {
