@@ -11,7 +11,7 @@ const MAX_NAME: usize = 255;
 /// Maximum length of a tag, in characters (OCI distribution specification, *Pulling manifests*).
 const MAX_TAG: usize = 128;
 /// Path of component descriptors below a registry (OCM specification, *OCI registries*).
-const DESCRIPTORS: &str = "component-descriptors";
+pub(crate) const DESCRIPTORS: &str = "component-descriptors";
 
 /// Name of a component: a domain and at least one further segment, as in `kyma-project.io/module/keda`, in lower case
 /// and at most 255 characters long (OCM specification, *Component identity*).

@@ -15,7 +15,7 @@ pub const MAX_BYTES: usize = 64 * 1024 * 1024;
 /// Maximum number of objects of a layer.
 pub const MAX_OBJECTS: usize = 5_000;
 /// Maximum number of values of a layer, keys included. The worst values take 230 bytes each in memory.
-const MAX_VALUES: usize = 1_000_000;
+const MAX_VALUES: usize = 300_000;
 
 /// Form of a layer; both may be compressed with gzip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

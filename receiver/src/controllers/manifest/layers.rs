@@ -14,6 +14,7 @@ use tokio::{sync::Semaphore, task::spawn_blocking};
 use crate::{
     fleet::manifests::{ManifestKey, ManifestQueue},
     oci::{
+        component::DESCRIPTORS,
         digest::Digest,
         layer::{LayerKind, documents},
         registry::{LayerKey, Lookup, Registry},
@@ -22,8 +23,10 @@ use crate::{
 
 /// Parsed layers in memory, the most recently used ones.
 const MAX_PARSED: usize = 64;
-/// Bytes of YAML from which the layers in memory were parsed, at most. Objects take several times as much.
-const MAX_PARSED_BYTES: usize = 32 << 20;
+/// Memory of the layers in memory, at most, as estimated from their texts and values.
+const MAX_PARSED_BYTES: usize = 128 << 20;
+/// Memory of one value in bytes, as an estimate.
+const BYTES_PER_VALUE: usize = 200;
 
 /// Availability of the objects of a layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,9 +88,13 @@ impl ModuleLayers {
         if let Some(parsed) = self.find(key) {
             return parsed;
         }
-        let bytes = text.len();
-        let objects = match spawn_blocking(move || documents(&text)).await {
-            Ok(objects) => objects.map(Arc::new).map_err(|error| error.to_string()),
+        let parse = move || {
+            let objects = documents(&text);
+            let values: usize = objects.iter().flatten().map(count_values).sum();
+            (objects, text.len() + values * BYTES_PER_VALUE)
+        };
+        let (objects, bytes) = match spawn_blocking(parse).await {
+            Ok((objects, bytes)) => (objects.map(Arc::new).map_err(|error| error.to_string()), bytes),
             Err(error) => return LayerObjects::Failed(format!("the layer was not parsed: {error}")),
         };
         let parsed = Parsed { key: key.clone(), bytes, objects };
@@ -119,6 +126,15 @@ impl ModuleLayers {
     fn lock(&self) -> MutexGuard<'_, VecDeque<Parsed>> {
         // No change panics half-way.
         self.parsed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Number of values in a value, itself included. The parser bounds their depth.
+fn count_values(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(items) => items.iter().map(count_values).sum(),
+        Value::Object(members) => members.values().map(count_values).sum(),
+        _ => 0,
     }
 }
 
@@ -157,8 +173,10 @@ pub(crate) fn layer_key(manifest: &Manifest) -> Result<LayerKey, String> {
         Some("oci-ref") => LayerKind::Plain,
         other => return Err(format!("the layer has the unknown type {}", other.unwrap_or("\"\""))),
     };
-    let folder = repo.trim_end_matches('/').rsplit('/').next().unwrap_or(repo);
-    Ok(LayerKey { repository: format!("{folder}/{name}").into(), digests: [digest].into(), kind })
+    // Without this folder the name is the whole path, below the registry and its optional path.
+    let is_in_folder = repo.trim_end_matches('/').rsplit('/').next() == Some(DESCRIPTORS);
+    let repository = if is_in_folder { format!("{DESCRIPTORS}/{name}") } else { name.to_owned() };
+    Ok(LayerKey { repository: repository.into(), digests: [digest].into(), kind })
 }
 
 #[cfg(test)]
@@ -186,6 +204,9 @@ mod tests {
             assert_eq!((&found.digests[..], found.kind), (&[Digest::of(b"layer")][..], LayerKind::Dir));
         }
         assert_eq!(of("component-descriptors", "oci-ref").kind, LayerKind::Plain);
+        for repo in ["registry.test", "https://registry.test:5000/sub"] {
+            assert_eq!(&*of(repo, "oci-dir").repository, "kyma-project.io/module/keda", "{repo}");
+        }
     }
 
     #[test]

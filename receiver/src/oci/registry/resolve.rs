@@ -66,12 +66,11 @@ impl Resolver {
         let artefact = format!("{}/{}:{tag}", target.address.origin, target.address.repository(&repository));
         if let Some(known) = self.store.tag(&artefact) {
             match self.descriptor_at(key, component, &target, Reference::Digest(known)).await {
-                Err(error)
-                    if matches!(error.fetch(), Some(FetchError::NotFound { .. }))
-                        || matches!(error, LookupError::Untrusted { .. }) =>
-                {
+                Err(error) if matches!(error.fetch(), Some(FetchError::NotFound { .. })) => {
                     self.store.set_tag(artefact.clone(), None).await;
                 }
+                // The keys may be wrong, and the registry down until they are right again.
+                Err(LookupError::Untrusted { .. }) => {}
                 result => return result.map(|(descriptor, _)| descriptor),
             }
         }

@@ -110,6 +110,24 @@ async fn changed_keys_verify_all_descriptors_again_without_the_registry() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn wrong_keys_while_the_registry_is_down_lose_no_known_tag() {
+    let folder = folder();
+    let bed = bed(folder.path(), &release(&unsigned()));
+    bed.registry.set_component_keys(own_keys());
+    let _ = bed.registry.descriptor(&component());
+    bed.changed(&key()).await;
+    assert!(bed.is_ready());
+    bed.server.script("/v2/", [Reply::status(403)]);
+    bed.registry.set_component_keys(other_keys());
+    let _ = bed.registry.descriptor(&component());
+    bed.changed(&key()).await;
+    let _ = bed.failure();
+    bed.registry.set_component_keys(own_keys());
+    bed.changed(&key()).await;
+    assert!(bed.is_ready());
+}
+
+#[tokio::test(start_paused = true)]
 async fn layer_must_have_the_signed_digest() {
     let folder = folder();
     let value = HashAlgorithm::Sha512.digest(LAYER.as_bytes()).to_string();
