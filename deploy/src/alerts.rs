@@ -77,6 +77,30 @@ mod tests {
         }
     }
 
+    #[test]
+    fn first_increment_of_a_labelled_counter_alerts() {
+        let metrics = tidewatch_receiver::app::metrics();
+        let labelled: BTreeSet<_> =
+            metrics.iter().filter(|metric| !metric.labels.is_empty()).map(|metric| metric.name.as_str()).collect();
+        for alert in ALERTS.iter().filter(|alert| alert.expression.contains("]) > 0")) {
+            for metric in metrics_of(alert.expression).filter(|metric| labelled.contains(metric)) {
+                // The series begins with the first increment, so that it does not increase by it.
+                let begins = format!("({metric} > 0 unless {metric} offset 1h)");
+                assert!(alert.expression.contains(&begins), "{}", alert.name);
+            }
+        }
+    }
+
+    /// States of an event path that the condition `EventPath` shows as False.
+    #[test]
+    fn every_broken_event_path_alerts() {
+        let expression = alert("TidewatchEventPathBroken").expression;
+        for state in tidewatch_receiver::fleet::PathState::names() {
+            let is_broken = !["Unknown", "Proven", "Away", "LegacyAgent"].contains(&state);
+            assert_eq!(expression.contains(state), is_broken, "{state}");
+        }
+    }
+
     fn alert(name: &str) -> &'static Alert {
         ALERTS.iter().find(|alert| alert.name == name).unwrap()
     }

@@ -107,7 +107,7 @@ pub(super) const ALERTS: &[Alert] = &[
     },
     Alert {
         name: "TidewatchEventPathBroken",
-        expression: "sum(tidewatch_fleet_paths{state=~\"NoHeartbeat|FailingWatch|Diverged|StaleCanary\"}) > 0",
+        expression: "sum(tidewatch_fleet_paths{state=~\"NoHeartbeat|OldPlan|FailingWatch|Diverged|StaleCanary\"}) > 0",
         pending: "15m",
         severity: "warning",
         summary: "The event path of at least one runtime is not proven",
@@ -194,7 +194,7 @@ pub(super) const ALERTS: &[Alert] = &[
     },
     Alert {
         name: "TidewatchModuleRemovalBlocked",
-        expression: "sum by (module_name) (lifecycle_mgr_module_state{state=\"Deleting\"}) > 0",
+        expression: "max by (module_name, kyma_name) (max_over_time(lifecycle_mgr_module_state{state=\"Deleting\"}[10m])) > 0",
         pending: "24h",
         severity: "warning",
         summary: "The removal of a module has not ended for a day",
@@ -303,7 +303,8 @@ pub(super) const ALERTS: &[Alert] = &[
         pending: "1h",
         severity: "critical",
         summary: "A trusted root expires within 30 days",
-        meaning: "The built-in CA replaces its root long before; a rotation is stuck, or the root comes from a file.",
+        meaning: "The built-in CA replaces its root long before: a rotation is stuck, or the root comes from a file. After its expiry no \
+                  agent connects whose certificates, or whose trust, depend on it.",
         checks: "`tidewatch_pki_rotation_phase` shows the phase, `tidewatch_pki_rotation_stragglers` the number of runtimes that it waits for.",
         remedy: "Complete the rotation, or replace the file: see [CA](ca.md).",
     },
@@ -340,7 +341,7 @@ pub(super) const ALERTS: &[Alert] = &[
     },
     Alert {
         name: "TidewatchCertificateMisused",
-        expression: "sum by (reason) (increase(tidewatch_enrolment_certificates_refused_total[1h])) > 0",
+        expression: "sum by (reason) (increase(tidewatch_enrolment_certificates_refused_total[1h]) > 0 or (tidewatch_enrolment_certificates_refused_total > 0 unless tidewatch_enrolment_certificates_refused_total offset 1h)) > 0",
         pending: "0m",
         severity: "warning",
         summary: "A runtime's certificate was used by another process",
@@ -399,7 +400,7 @@ pub(super) const ALERTS: &[Alert] = &[
     },
     Alert {
         name: "TidewatchForwardingGivenUp",
-        expression: "increase(tidewatch_forward_events_given_up_total[1h]) > 0",
+        expression: "increase(tidewatch_forward_events_given_up_total[1h]) > 0 or (tidewatch_forward_events_given_up_total > 0 unless tidewatch_forward_events_given_up_total offset 1h)",
         pending: "0m",
         severity: "warning",
         summary: "Forwarded events were given up after refusals by their manager",
@@ -409,7 +410,7 @@ pub(super) const ALERTS: &[Alert] = &[
     },
     Alert {
         name: "TidewatchObjectsUnreadable",
-        expression: "increase(tidewatch_kcp_unreadable_objects_total[1h]) > 0",
+        expression: "increase(tidewatch_kcp_unreadable_objects_total[1h]) > 0 or (tidewatch_kcp_unreadable_objects_total > 0 unless tidewatch_kcp_unreadable_objects_total offset 1h)",
         pending: "0m",
         severity: "warning",
         summary: "Objects of the control plane cannot be decoded",

@@ -82,7 +82,7 @@ impl PathState {
     }
 
     /// Names of all states.
-    pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    pub fn names() -> impl Iterator<Item = &'static str> {
         ["Unknown", "Proven"].into_iter().chain(Unproven::VARIANTS.iter().copied())
     }
 }

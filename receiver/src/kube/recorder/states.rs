@@ -22,9 +22,11 @@ use tidewatch_shared::{
 use crate::base::{key::KymaKey, stores::Stores};
 
 const KYMAS: &str = "lifecycle_mgr_kyma_state";
-const KYMAS_HELP: &str = "State of each Kyma: 1 for its current state, 0 for the others";
+const KYMAS_HELP: &str = "State of each Kyma with the annotation `skr-domain` and the label \
+                          `kyma-project.io/instance-id`: 1 for its current state, 0 for the others";
 const MODULES: &str = "lifecycle_mgr_module_state";
-const MODULES_HELP: &str = "State of each module of each Kyma: 1 for its current state, 0 for the others";
+const MODULES_HELP: &str = "State of each module of each Kyma with the annotation `skr-domain` and the label \
+                            `kyma-project.io/instance-id`: 1 for its current state, 0 for the others";
 const MANDATORY: &str = "lifecycle_mgr_mandatory_modules";
 const MANDATORY_HELP: &str = "Number of mandatory modules, without those whose release meta is being deleted";
 const MANDATORY_STATE: &str = "lifecycle_mgr_mandatory_module_state";
