@@ -22,6 +22,8 @@ use crate::{
 const POLL: Duration = Duration::from_secs(1);
 /// Time without a response after which the command gives up; the rotation continues without it.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
+/// Reports about other roots, one per [`POLL`], after which the command gives up if none was about its own.
+const MAX_FOREIGN: u32 = 30;
 /// Stragglers that one report names.
 const MAX_NAMED: usize = 5;
 
@@ -69,20 +71,15 @@ impl RotateCa {
     }
 
     async fn follow(&self, client: &AdminClient<'_>, target: &KeyId) -> Result<()> {
-        let (mut printed, mut responded, mut is_known) = (String::new(), Instant::now(), false);
+        let (mut printed, mut responded, mut followed) = (String::new(), Instant::now(), Followed::new(target));
         loop {
             match client.get(ROTATION_PATH).await {
                 Ok(response) => {
                     responded = Instant::now();
                     let progress: RotationProgress = serde_json::from_slice(&response).context("parse the response")?;
-                    match (progress.target == *target, is_known) {
-                        (true, _) => is_known = true,
-                        // The receiver updates its progress once a second.
-                        (false, false) => {
-                            sleep(POLL).await;
-                            continue;
-                        }
-                        (false, true) => bail!("the root {target} was replaced by another one, {}", progress.target),
+                    if !followed.observe(&progress)? {
+                        sleep(POLL).await;
+                        continue;
                     }
                     let text = text(&progress, Timestamp::now().as_second());
                     if text != printed {
@@ -104,6 +101,48 @@ impl RotateCa {
     fn print(&self, text: &str, response: &[u8]) -> Result<()> {
         let line = if self.json { response.trim_ascii_end() } else { text.as_bytes() };
         output::write(&[line, b"\n"].concat())
+    }
+}
+
+/// The rotation that the command follows.
+struct Followed<'a> {
+    /// Root to which it leads.
+    target: &'a KeyId,
+    /// True after the first report about it.
+    is_known: bool,
+    /// Number of reports about other roots before that.
+    foreign: u32,
+}
+
+impl<'a> Followed<'a> {
+    const fn new(target: &'a KeyId) -> Self {
+        Self { target, is_known: false, foreign: 0 }
+    }
+
+    /// Takes note of a report. Returns true if it is about this rotation, and false if it may be old.
+    ///
+    /// # Errors
+    /// The root was replaced by another one, or too many reports were about other roots.
+    fn observe(&mut self, progress: &RotationProgress) -> Result<bool> {
+        let (target, other) = (self.target, &progress.target);
+        if other == target {
+            self.is_known = true;
+            return Ok(true);
+        }
+        if self.is_known {
+            bail!("the root {target} was replaced by another one, {other}");
+        }
+        // The receiver updates its progress once a second.
+        self.foreign += 1;
+        if self.foreign < MAX_FOREIGN {
+            return Ok(false);
+        }
+        let cause = match progress.secret {
+            SecretState::Good => "another rotation may have replaced it",
+            SecretState::Lost => "the Secret of the CA is gone",
+            SecretState::Refused => "the Secret of the CA cannot be used",
+        };
+        bail!("no report is about the root {target}, the last one is about {other}: {cause}")
     }
 }
 
@@ -151,15 +190,45 @@ mod tests {
 
     use super::*;
 
+    /// A report about the root `ab` with this number of stragglers.
+    fn progress(phase: &str, count: usize) -> RotationProgress {
+        let straggler = |name: usize| json!({"kyma": format!("kcp-system/k-{name}\u{1b}"), "runtimeId": "r", "path": "Proven", "behind": "bundle"});
+        let stragglers: Vec<_> = (0..count).map(straggler).collect();
+        let value = json!({"phase": phase, "since": 1_000, "target": "ab", "targetNotAfter": 0, "secret": "good",
+            "runtimes": 9, "waitingFor": count, "stragglers": stragglers});
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn root(id: &str) -> KeyId {
+        serde_json::from_value(json!(id)).unwrap()
+    }
+
+    #[test]
+    fn reports_about_another_root_end_the_command() {
+        let (ours, other) = (progress("spread", 0), RotationProgress { target: root("cd"), ..progress("steady", 0) });
+        let target = root("ab");
+        for (secret, cause) in [
+            (SecretState::Good, "another rotation may have replaced it"),
+            (SecretState::Lost, "the Secret of the CA is gone"),
+            (SecretState::Refused, "the Secret of the CA cannot be used"),
+        ] {
+            let other = RotationProgress { secret, ..other.clone() };
+            let mut followed = Followed::new(&target);
+            for _ in 1..MAX_FOREIGN {
+                assert!(!followed.observe(&other).unwrap(), "a report may be old");
+            }
+            let error = followed.observe(&other).unwrap_err().to_string();
+            assert_eq!(error, format!("no report is about the root ab, the last one is about cd: {cause}"));
+        }
+        let mut followed = Followed::new(&target);
+        assert!(!followed.observe(&other).unwrap());
+        assert!(followed.observe(&ours).unwrap());
+        let error = followed.observe(&other).unwrap_err().to_string();
+        assert_eq!(error, "the root ab was replaced by another one, cd");
+    }
+
     #[test]
     fn text_names_stragglers_and_is_one_line_without_any() {
-        let straggler = |name: usize| json!({"kyma": format!("kcp-system/k-{name}\u{1b}"), "runtimeId": "r", "path": "Proven", "behind": "bundle"});
-        let progress = |phase: &str, count: usize| {
-            let stragglers: Vec<_> = (0..count).map(straggler).collect();
-            let value = json!({"phase": phase, "since": 1_000, "target": "ab", "targetNotAfter": 0, "secret": "good",
-                "runtimes": 9, "waitingFor": count, "stragglers": stragglers});
-            serde_json::from_value::<RotationProgress>(value).unwrap()
-        };
         assert_eq!(text(&progress("steady", 0), 9_000), "The root is ab; no rotation is under way");
         let incomplete = RotationProgress { incomplete: true, ..progress("retire", 0) };
         assert!(text(&incomplete, 1_000).ends_with("; A REPLICA DOES NOT ANSWER, the numbers are old"));
