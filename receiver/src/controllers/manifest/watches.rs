@@ -38,7 +38,7 @@ pub(crate) fn module_watches<'a>(
     let mut kinds: BTreeMap<(&str, &str), (ServedKind<'static>, BTreeSet<&str>)> = BTreeMap::new();
     let (mut blocking, mut pods) = (BTreeSet::new(), Vec::new());
     for (key, manifest) in manifests {
-        pods.extend(manifest.module.and_then(|module| Some(of_pods(module, memories.pods(&key)?))));
+        pods.extend(memories.pods(&key).map(|selection| of_pods(&key.name, selection)));
         let objects = manifest.synced;
         for object in objects {
             let Some(kind) = watched_kind(object) else { continue };
@@ -100,10 +100,10 @@ fn of_resources(plural: &str, group: &str) -> PlannedWatch {
     }
 }
 
-/// Watch on the pods of a manager.
-fn of_pods(module: &str, PodSelection { namespace, selector }: PodSelection) -> PlannedWatch {
+/// Watch on the pods of a manager. Named by the Manifest: a module whose component was renamed has two of them.
+fn of_pods(manifest: &str, PodSelection { namespace, selector }: PodSelection) -> PlannedWatch {
     PlannedWatch {
-        name: format!("pods/{module}"),
+        name: format!("pods/{manifest}"),
         group: String::new(),
         version: "v1".to_owned(),
         resource: "pods".to_owned(),
@@ -123,9 +123,10 @@ fn full_name(plural: &str, group: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_shared::api::Manifest;
+    use tidewatch_shared::{api::Manifest, plan::Plan};
 
     use super::*;
+    use crate::controllers::watcher::extend;
 
     fn manifest(objects: &[(&str, &str, &str, &str)], change: impl FnOnce(&mut Value)) -> Manifest {
         let entry = |(group, kind, namespace, name): &(&str, &str, &str, &str)| json!({"group": group, "version": "v1", "kind": kind, "namespace": namespace, "name": name});
@@ -209,12 +210,33 @@ mod tests {
         let selection = |selector: String| Some(PodSelection { namespace: "kyma-system".to_owned(), selector });
         memories.set_pods(&key, &kyma, selection("app=keda".to_owned()));
         let [watch] = &watches()[..] else { panic!("{:?}", watches()) };
-        assert_eq!((&*watch.name, &*watch.resource, &*watch.label_selector), ("pods/keda", "pods", "app=keda"));
+        assert_eq!((&*watch.name, &*watch.resource, &*watch.label_selector), ("pods/m", "pods", "app=keda"));
         assert_eq!((watch.namespace.as_deref(), watch.field), (Some("kyma-system"), Field::Status));
         memories.set_pods(&key, &kyma, selection("x".repeat(10_000)));
         assert_eq!(watches(), [], "a selector that is too long");
         memories.set_pods(&key, &kyma, None);
         assert_eq!(watches(), []);
+    }
+
+    #[test]
+    fn pods_of_both_managers_are_watched_while_a_module_has_two_manifests() {
+        let of_module = |name: &'static str| {
+            let labelled = move |manifest: &mut Value| {
+                manifest["metadata"]["name"] = json!(name);
+                manifest["metadata"]["labels"] = json!({label::MODULE_NAME: "keda"});
+            };
+            manifest(&[], labelled)
+        };
+        let (manifests, memories) = ([of_module("k-new-1"), of_module("k-old-2")], Memories::default());
+        for manifest in &manifests {
+            let pods = PodSelection { namespace: "kyma-system".to_owned(), selector: "app=keda".to_owned() };
+            memories.set_pods(&KymaKey::of(manifest), &KymaKey::new("ns", "k"), Some(pods));
+        }
+        let watches = module_watches(manifests.iter().map(facts), &memories);
+        let names: Vec<_> = watches.iter().map(|watch| &*watch.name).collect();
+        assert_eq!(names, ["pods/k-new-1", "pods/k-old-2"]);
+        let plan = extend(&Plan::new("r".to_owned(), Vec::new()).unwrap(), watches.clone());
+        assert_eq!(plan.watches(), watches);
     }
 
     #[test]

@@ -119,16 +119,25 @@ pub fn plan<W: AsRef<Watcher>>(
     (plan_of(watches), targets.into_iter().collect(), rejected)
 }
 
-/// Adds watches to a plan, as far as there is room. Their names must be other than those of the plan.
+/// Adds watches to a plan, as far as there is room. One that is not valid, or whose name is taken, is left out.
 pub(crate) fn extend(base: &Plan, more: Vec<PlannedWatch>) -> Plan {
     let mut watches = base.watches().to_vec();
     watches.extend(more);
-    watches.truncate(MAX_WATCHES);
     plan_of(watches)
 }
 
-/// Makes a plan of valid watches with different names, at most [`MAX_WATCHES`]. Its revision is a hash of its content.
-fn plan_of(watches: Vec<PlannedWatch>) -> Plan {
+/// Makes a plan of the valid watches, of those with the same name the first one, at most [`MAX_WATCHES`]. Its revision is
+/// a hash of its content.
+fn plan_of(mut watches: Vec<PlannedWatch>) -> Plan {
+    let mut names = BTreeSet::new();
+    watches.retain(|watch| {
+        let is_usable = watch.check().is_ok() && names.insert(watch.name.clone());
+        if !is_usable {
+            tracing::warn!(watch = %watch.name, "Watch left out of a plan: it is not valid, or its name is taken");
+        }
+        is_usable
+    });
+    watches.truncate(MAX_WATCHES);
     let content = serde_json::to_vec(&watches).expect("watches are plain data with string keys");
     let hash = digest::digest(&digest::SHA256, &content);
     let revision = hex::encode(&hash.as_ref()[..16]);
@@ -350,6 +359,24 @@ mod tests {
         assert_eq!((target.manager(), target.service().to_string()), ("other", "n/s:8082".to_owned()));
         assert_eq!(routes.targets().count(), 1, "ours needs none");
         assert_eq!(super::plan::<std::sync::Arc<Watcher>>(Vec::new(), &[]).1, Routes::default());
+    }
+
+    #[test]
+    fn extension_leaves_out_watches_that_are_not_valid_or_whose_name_is_taken() {
+        let (base, _) = planned(&[]);
+        let watch = |name: &str, resource: &str| PlannedWatch {
+            name: name.to_owned(),
+            resource: resource.to_owned(),
+            ..base.watches()[0].clone()
+        };
+        let more = [("pods/m", "pods"), ("pods/m", "things"), ("kyma", "things"), ("Pods", "pods"), ("pods/n", "pods")];
+        let extended = extend(&base, more.map(|(name, resource)| watch(name, resource)).into());
+        let (kept, added) = extended.watches().split_at(base.watches().len());
+        assert_eq!(kept, base.watches());
+        let added: Vec<_> = added.iter().map(|watch| (&*watch.name, &*watch.resource)).collect();
+        assert_eq!(added, [("pods/m", "pods"), ("pods/n", "pods")], "the first one of a name stays");
+        let many = (0..=MAX_WATCHES).map(|n| watch(&format!("pods/m{n}"), "pods")).collect();
+        assert_eq!(extend(&base, many).watches().len(), MAX_WATCHES);
     }
 
     #[test]

@@ -59,7 +59,7 @@ async fn a_broken_image_is_named_and_affects_no_other_module() -> TestResult {
     let status = modules.becomes("own-resource", "1.0.0", State::Ready).await?;
     assert_eq!(status.state(), State::Error, "the Kyma has the state of its worst module");
     // The agent watches the pods of the manager until it is ready.
-    let pods = &["\"pods/sample\""];
+    let pods = &["\"pods/"];
     modules.setup.agent_metric_reaches("tidewatch_agent_watch_objects", pods, 1).await?;
     modules.publish("sample", "2.0.0").await?;
     modules.point("sample", "2.0.0").await?;
