@@ -174,6 +174,9 @@ pub mod annotation {
     pub const CONFIRM: &str = "operator.kyma-project.io/tidewatch-confirm";
     /// On a Manifest, the rollout by which its module got its version, as JSON (Tidewatch).
     pub const ROLLOUT: &str = "operator.kyma-project.io/tidewatch-rollout";
+    /// On a Manifest beside another one of its module: its number in the order in which the Kyma selected them; the
+    /// highest is applied (Tidewatch).
+    pub const SUCCESSION: &str = "operator.kyma-project.io/tidewatch-succession";
     /// On a ModuleReleaseMeta, the rings of its rollouts: growing percentages up to 100%, or `off` (Tidewatch).
     pub const ROLLOUT_RINGS: &str = "operator.kyma-project.io/tidewatch-rollout-rings";
     /// On a ModuleReleaseMeta, the minimum duration of a ring, in seconds (Tidewatch).

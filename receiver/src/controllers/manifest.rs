@@ -215,15 +215,20 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
         Permission::Parked | Permission::Denied => return Ok(ReconcileOutcome::default()),
         Permission::Foreign => return Ok(ended()),
         Permission::Later => {
-            return Ok(ReconcileOutcome { requeue_after: Some(TAKEOVER_RECHECK), ..ended() });
+            // Settles no report; the Manifest is requeued.
+            return Ok(ReconcileOutcome {
+                min_backoff: Some(TAKEOVER_RECHECK),
+                ..ReconcileOutcome::failed(queued.work, ErrorClass::Refused)
+            });
         }
     }
     let (goal, others) = (goal_of(&manifest), ctx.others_of_module(&manifest)?);
-    let is_newer = |other: &Arc<Manifest>| other.creation_timestamp() > manifest.creation_timestamp();
+    let is_newer = |other: &Arc<Manifest>| precedence(other) > precedence(&manifest);
     if goal == Goal::Install && others.iter().any(is_newer) {
         // The newer Manifest takes the objects over. If it leaves, all of them are compared.
         ctx.memories.distrust(key);
-        // The deletion of either of the two enqueues it.
+        ctx.memories.set_pods(key, &kyma, None);
+        // The deletion of either of the two enqueues it, and so does a change of its number.
         return Ok(ended());
     }
     let heirs = if goal == Goal::Remove { others } else { Vec::new() };
@@ -241,6 +246,18 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
     reconcile.run(record).await
 }
 
+/// Order of the Manifests of one module: the last one is applied, the others write nothing.
+pub(crate) fn precedence(manifest: &Manifest) -> impl Ord {
+    let metadata = &manifest.metadata;
+    (succession(manifest), metadata.creation_timestamp.as_ref(), metadata.uid.as_deref())
+}
+
+/// Number of a Manifest in the order in which its Kyma selected those of the module; 0 without a valid one.
+pub(crate) fn succession(manifest: &Manifest) -> u64 {
+    let number = manifest.annotations().get(annotation::SUCCESSION);
+    number.and_then(|number| number.parse().ok()).unwrap_or_default()
+}
+
 /// Permission to reconcile a Manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Permission {
@@ -251,7 +268,7 @@ enum Permission {
     Denied,
     /// The cache lacks its Kyma: another controller manages it.
     Foreign,
-    /// Its Kyma is being taken over.
+    /// Its Kyma is being taken over, or has yet to label it.
     Later,
 }
 
@@ -272,7 +289,13 @@ impl Context {
         if !kyma.is_deleting() && is_skipped(kyma.labels()) {
             return Permission::Parked;
         }
-        if takeover.is_pending(key) { Permission::Later } else { Permission::Granted }
+        // The reconcile of its Kyma adds the label, which keeps the incumbent away from the Manifest. A deletion adds none.
+        let is_labelled = |labels| is_true(Some(labels), label::SKIP_RECONCILIATION);
+        let awaits_label = takeover.selects_skipped()
+            && !kyma.is_deleting()
+            && is_labelled(kyma.labels())
+            && !is_labelled(manifest.labels());
+        if takeover.is_pending(key) || awaits_label { Permission::Later } else { Permission::Granted }
     }
 
     /// Returns the other Manifests of the same Kyma and module that are not being deleted: the component of the module

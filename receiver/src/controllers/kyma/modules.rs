@@ -24,7 +24,7 @@ use super::{
 use crate::{
     controllers::{
         catalog::{RolloutMark, RolloutSlot, retirement},
-        manifest::{is_healthy, is_synced},
+        manifest::{is_healthy, is_synced, precedence, succession},
         windows::WindowState,
     },
     kube::object::{self, Repair},
@@ -228,6 +228,9 @@ fn resolved<'a>(
     if let Some(mark) = mark(sources, module, predecessor.as_deref(), &found.version) {
         desired.body["metadata"]["annotations"][annotation::ROLLOUT] = mark.to_text().into();
     }
+    if let Some(number) = number(&module.name, &name, manifest.as_deref(), owned) {
+        desired.body["metadata"]["annotations"][annotation::SUCCESSION] = number.to_string().into();
+    }
     let installed = manifest.iter().find(|manifest| manifest.spec.version.as_ref() == Some(&found.version));
     let kept = installed.map(|manifest| build::as_installed(&desired, manifest));
     if let Some(kept) = kept.filter(|kept| *kept != desired) {
@@ -238,6 +241,21 @@ fn resolved<'a>(
     }
     let write = is_due(&desired, manifest.as_deref()).then_some(desired);
     Ok((Decision { module, found: Ok(found), manifest, write, pending: false, waiting: None }, slot))
+}
+
+/// Number of the Manifest of a module, by which it is applied instead of those of other components. A new one follows all
+/// of them, one that is behind another passes them, and any other keeps its number.
+fn number(module: &str, name: &str, manifest: Option<&Manifest>, owned: &[Arc<Manifest>]) -> Option<u64> {
+    let is_other = |other: &&Manifest| {
+        other.metadata.deletion_timestamp.is_none() && module_of(other) == Some(module) && other.name_any() != name
+    };
+    let others: Vec<&Manifest> = owned.iter().map(Arc::as_ref).filter(is_other).collect();
+    let is_newer = |other: &&Manifest| manifest.is_none_or(|manifest| precedence(other) > precedence(manifest));
+    if others.iter().any(is_newer) {
+        let highest = others.iter().map(|other| succession(other)).max().unwrap_or_default();
+        return Some(highest.saturating_add(1));
+    }
+    manifest.map(succession).filter(|own| *own > 0)
 }
 
 /// Mark of the ring rollout by which a module gets a version, or got the installed one.
@@ -271,7 +289,10 @@ impl<'a> Kept<'a> {
     fn resolved(&mut self, module: &'a WantedModule, decision: &Decision<'_>) {
         let name = decision.write.as_ref().map(|desired| desired.name.clone());
         self.names.extend(name.or_else(|| decision.manifest.as_ref().map(|manifest| manifest.name_any())));
-        self.successors.insert(&module.name, decision.manifest.clone());
+        // A Manifest that gets another layer is not applied yet.
+        let layer = decision.write.as_ref().map(|desired| &desired.body["spec"]["install"]["source"]["ref"]);
+        let has_layer = |manifest: &Arc<Manifest>| layer.is_none_or(|it| *it == manifest.spec.install.source["ref"]);
+        self.successors.insert(&module.name, decision.manifest.clone().filter(has_layer));
     }
 
     fn keeps(&self, manifest: &Manifest) -> bool {
@@ -690,5 +711,92 @@ mod tests {
         );
         let deselected = super::tests::check(&[], &[old.clone(), successor.clone()]);
         assert_eq!(deselected.1, [named(&old), named(&successor)].concat());
+    }
+
+    /// Number in the Manifest of the module `a` that a decision writes, `None` without a write; and the deleted Manifests.
+    fn numbered(owned: &[&Manifest]) -> (Option<Value>, Vec<String>) {
+        let (a, kyma) = ([wanted("a", true)], kyma());
+        let meta = json!({
+            "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta", "metadata": {"name": "a"},
+            "spec": {"moduleName": "a", "ocmComponentName": "kyma-project.io/module/a",
+                "channels": [{"channel": "fast", "version": "1.0.0"}]}
+        });
+        let metas = [Arc::new(serde_json::from_value::<ModuleReleaseMeta>(meta).unwrap())];
+        let templates = [template("a", "1.0.0", &json!({})), template("a", "0.9.0", &json!({}))];
+        let catalog = Snapshot::new(templates, metas, &BTreeSet::new(), BTreeSet::new());
+        let (labels, rollouts) = (BTreeMap::new(), RolloutBoard::default());
+        let sources = Sources::at_once(&catalog, &labels, &rollouts);
+        let layer = |found: &Resolved| LayerLookup::Ready(layer_of(&found.version));
+        let owned: Vec<_> = owned.iter().map(|manifest| Arc::new((*manifest).clone())).collect();
+        let decisions = decide(&kyma, &a, &owned, &sources, &layer);
+        let number = |desired: &Desired| desired.body["metadata"]["annotations"][annotation::SUCCESSION].clone();
+        let unwanted = decisions.unwanted.iter().map(|manifest| manifest.name_any()).collect();
+        (decisions.wanted[0].write.as_ref().map(number), unwanted)
+    }
+
+    /// The Manifests of the wanted component and of another one, created at these seconds.
+    fn components(wanted_at: u8, other_at: u8) -> (Manifest, Manifest) {
+        let created = |name: Option<&str>, uid: &str, second: u8| {
+            let mut manifest = manifest(&wanted("a", true));
+            manifest.metadata.name = name.map(str::to_owned).or(manifest.metadata.name);
+            manifest.metadata.uid = Some(uid.to_owned());
+            let time = json!(format!("2026-01-01T12:00:{second:02}Z"));
+            manifest.metadata.creation_timestamp = Some(serde_json::from_value(time).unwrap());
+            manifest
+        };
+        (created(None, "a", wanted_at), created(Some("k-other-1"), "b", other_at))
+    }
+
+    fn set_number(manifest: &mut Manifest, number: &str) {
+        manifest.annotations_mut().insert(annotation::SUCCESSION.into(), number.into());
+    }
+
+    fn set_applied(manifest: &mut Manifest, layer: &str) {
+        manifest.annotations_mut().insert(annotation::SYNC_OCI_REF.into(), layer.into());
+    }
+
+    #[test]
+    fn manifest_of_a_component_that_is_wanted_again_passes_the_newer_one() {
+        let (mut is, other) = components(1, 2);
+        is.spec.version = Some("0.9.0".into());
+        is.spec.install.source["ref"] = "0.9.0".into();
+        set_applied(&mut is, "0.8.0");
+        let (first, none) = (Some(json!("1")), Vec::<String>::new());
+        assert_eq!(numbered(&[&is, &other]), (first.clone(), none.clone()), "the other one stays until it is applied");
+        let (mut is, other) = components(1, 2);
+        assert_eq!(numbered(&[&is, &other]), (first, none.clone()), "the number alone is written");
+        set_number(&mut is, "1");
+        assert_eq!(numbered(&[&is, &other]), (None, none.clone()), "once");
+        set_applied(&mut is, "1.0.0");
+        assert_eq!(numbered(&[&is, &other]), (None, named(&other)));
+        assert_eq!(numbered(&[&is]), (None, none.clone()), "without the other one it keeps its number");
+
+        let (mut is, other) = components(1, 2);
+        is.spec.version = Some("0.9.0".into());
+        is.spec.install.source["ref"] = "0.9.0".into();
+        set_applied(&mut is, "0.9.0");
+        assert_eq!(numbered(&[&is, &other]), (Some(json!("1")), none), "it is applied, but not with its next layer");
+    }
+
+    #[test]
+    fn number_is_written_only_to_a_new_manifest_or_one_that_is_behind() {
+        let write = |is: &Manifest, other: &Manifest| numbered(&[is, other]).0;
+        let number = |number: &str| Some(json!(number));
+        let (is, mut other) = components(2, 1);
+        assert_eq!(write(&is, &other), None, "it is the newer one");
+        assert_eq!(numbered(&[]).0, Some(Value::Null), "a new one without others has none");
+        assert_eq!(numbered(&[&other]).0, number("1"), "a new one follows the others");
+        set_number(&mut other, "7");
+        assert_eq!(numbered(&[&other]).0, number("8"));
+        assert_eq!(write(&is, &other), number("8"));
+        for (own, written) in [("7", None), ("8", None), ("6", number("8")), ("seven", number("8"))] {
+            let mut is = is.clone();
+            set_number(&mut is, own);
+            assert_eq!(write(&is, &other), written, "{own}");
+        }
+        other.metadata.deletion_timestamp = Some(serde_json::from_value(json!("2026-01-01T12:00:03Z")).unwrap());
+        assert_eq!(write(&is, &other), None, "one that is being deleted does not count");
+        let (is, other) = components(1, 1);
+        assert_eq!(write(&is, &other), number("1"), "created in the same second");
     }
 }

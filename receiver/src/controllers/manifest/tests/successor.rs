@@ -44,6 +44,63 @@ async fn manifest_with_a_successor_writes_nothing_any_more() {
     }
 }
 
+impl Fixture {
+    /// Verifies the Manifest while an object is marked as that of the other one; returns whether it wrote.
+    async fn writes_beside(&mut self) -> bool {
+        self.runtime.edit("configmaps/a", |map| {
+            map["metadata"]["annotations"][annotation::OWNED_BY] = json!("kcp-system/successor");
+        });
+        assert_eq!(self.verify().await, ended());
+        !self.runtime.writes().is_empty()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn number_of_the_succession_counts_before_the_creation() {
+    let (older, newer) = ("2026-01-01T11:59:59Z", "2026-01-01T12:00:01Z");
+    for (own, other, created, writes) in [
+        ("1", None, newer, true),
+        ("2", Some("1"), newer, true),
+        ("2", Some("10"), older, false),
+        ("1", Some("1"), newer, false),
+        ("first", Some("1"), older, false),
+        ("1", Some("first"), newer, true),
+    ] {
+        let mut fixture = Fixture::installed_at_noon().await;
+        fixture.edit(|manifest| manifest["metadata"]["annotations"][annotation::SUCCESSION] = json!(own));
+        fixture.put_other(created, |manifest| {
+            if let Some(number) = other {
+                manifest["metadata"]["annotations"] = json!({annotation::SUCCESSION: number});
+            }
+        });
+        assert_eq!(fixture.writes_beside().await, writes, "{own} {other:?}");
+    }
+}
+
+/// Creation times have whole seconds.
+#[tokio::test(start_paused = true)]
+async fn of_two_manifests_created_at_the_same_time_exactly_one_writes() {
+    for (uid, writes) in [("a", true), ("z", false)] {
+        let mut fixture = Fixture::installed_at_noon().await;
+        fixture.put_other("2026-01-01T12:00:00Z", |other| other["metadata"]["uid"] = json!(uid));
+        assert_eq!(fixture.writes_beside().await, writes, "{uid}");
+        let other = fixture.ctx.stores.manifests.get(&ManifestKey::new(NAMESPACE, "successor")).unwrap().unwrap();
+        let manifest = fixture.manifest().unwrap();
+        assert_eq!(precedence(&manifest) > precedence(&other), writes);
+        assert_eq!(precedence(&other) > precedence(&manifest), !writes);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_of_a_superseded_manifest_are_not_watched_any_more() {
+    let mut fixture = Fixture::installed_at_noon().await;
+    let pods = PodSelection { namespace: "kyma-system".to_owned(), selector: "app=d".to_owned() };
+    fixture.ctx.memories.set_pods(&key(), &KymaKey::new(NAMESPACE, "k"), Some(pods));
+    fixture.add_successor("2026-01-01T12:00:01Z");
+    assert_eq!(fixture.reconcile().await, ended());
+    assert_eq!(fixture.ctx.memories.pods(&key()), None);
+}
+
 #[tokio::test(start_paused = true)]
 async fn removal_of_a_superseded_manifest_keeps_the_custom_resources_and_the_objects_taken_over() {
     let mut fixture = Fixture::installed_at_noon().await;
