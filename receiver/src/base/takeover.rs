@@ -37,6 +37,8 @@ struct PendingTakeover {
     /// resourceVersion last read; another one means that the Kyma was written.
     version: String,
     until: Instant,
+    /// It had our annotation when it was selected, which so does not show that it was taken over.
+    was_managed: bool,
 }
 
 impl Takeover {
@@ -82,7 +84,21 @@ impl Takeover {
         }
         tracing::info!(kyma = %key, quiet_seconds = self.0.quiet.as_secs(), "Takeover of Kyma begins after a quiet period");
         let version = kyma.object_version().unwrap_or_default().to_owned();
-        self.lock().insert(key.clone(), PendingTakeover { version, until: now + self.0.quiet });
+        let takeover = PendingTakeover { version, until: now + self.0.quiet, was_managed: is_managed(kyma) };
+        self.lock().insert(key.clone(), takeover);
+    }
+
+    /// Observes a selected Kyma. Every replica records a takeover, and the one that holds the shard completes it: its
+    /// first write afterwards adds our annotation.
+    pub(crate) fn observed<'a>(&self, key: &KymaKey, kyma: impl Into<KymaFacts<'a>>) {
+        if !is_managed(kyma) {
+            return;
+        }
+        let mut pending = self.lock();
+        if pending.get(key).is_some_and(|takeover| !takeover.was_managed) {
+            pending.remove(key);
+            tracing::info!(kyma = %key, "Kyma taken over by another replica");
+        }
     }
 
     /// Records that a Kyma is deleted or no longer selected.
@@ -102,7 +118,7 @@ impl Takeover {
         let takeover = pending.get_mut(key)?;
         let version = kyma.resource_version().unwrap_or_default();
         if takeover.version != version {
-            *takeover = PendingTakeover { version, until: now + self.0.quiet };
+            (takeover.version, takeover.until) = (version, now + self.0.quiet);
         }
         let rest = takeover.until.saturating_duration_since(now);
         if !rest.is_zero() {
@@ -190,6 +206,27 @@ mod tests {
         takeover.selected(&key, &incumbents(4), false, start);
         takeover.deselected(&key);
         assert!(!takeover.is_pending(&key));
+    }
+
+    #[test]
+    fn takeover_ends_when_another_replica_has_marked_the_kyma() {
+        let (takeover, key, now) = (Takeover::new("", QUIET), KymaKey::new("ns", "k"), Instant::now());
+        let marks = json!({"finalizers": [finalizer::KYMA], "annotations": {annotation::INPUTS: "-.-"}});
+        let managed = |version| kyma(version, marks.clone());
+        takeover.selected(&key, &incumbents(1), false, now);
+        takeover.observed(&key, &incumbents(2));
+        assert!(takeover.is_pending(&key), "the incumbent wrote it");
+        takeover.observed(&key, &managed(3));
+        assert!(!takeover.is_pending(&key));
+        assert_eq!(takeover.remaining_quiet_period(&key, &managed(3), now), None);
+
+        // Deselected with its annotation, and selected again.
+        takeover.selected(&key, &managed(4), false, now);
+        takeover.observed(&key, &managed(5));
+        assert_eq!(takeover.remaining_quiet_period(&key, &managed(5), now), Some(QUIET));
+        takeover.observed(&key, &managed(6));
+        assert!(takeover.is_pending(&key), "the annotation is older than its selection");
+        assert_eq!(takeover.remaining_quiet_period(&key, &managed(5), now + QUIET), None);
     }
 
     #[test]

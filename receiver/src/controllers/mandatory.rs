@@ -66,7 +66,7 @@ impl MandatoryModules {
         Self(Arc::new(Shared { namespace, recorder, changed, faults }))
     }
 
-    /// Reports that a release meta changed, that a Manifest was deleted, or that the removal guard has decided.
+    /// Reports that a release meta changed, that a Manifest was deleted or is no longer mandatory, or that the removal guard has decided.
     pub(crate) fn notify_changed(&self) {
         self.0.changed.notify_one();
     }

@@ -1,7 +1,7 @@
 //! Event handlers, one per kind: each keeps the indexes of other components current, and enqueues the Kymas that a
 //! change affects.
 
-use std::{slice, sync::Arc};
+use std::{collections::HashSet, slice, sync::Arc};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
@@ -148,6 +148,8 @@ impl EventHandlers {
             match change {
                 Change::Initial(kyma) | Change::Applied(kyma) => {
                     let (key, now) = (kyma.key(), KymaFingerprint::of(kyma, &components.takeover));
+                    // No fingerprint has the annotation that ends a takeover.
+                    components.takeover.observed(&key, kyma);
                     let mut change = fingerprints.apply(key.clone(), now.clone());
                     if matches!(&change, Some(FingerprintChange::Changed(old)) if now.is_of_another(old)) {
                         components.recorder.forget_kyma(&key);
@@ -272,10 +274,24 @@ impl EventHandlers {
         let Components { stores, fleet, manifest_queue, manifest_memories, manifest_writes, .. } = components;
         let mut handler =
             manifests::handler(stores.manifests, fleet, manifest_queue, manifest_memories, manifest_writes, placer);
+        // Manifests with the label of mandatory modules.
+        let mut labelled = HashSet::new();
         move |change| {
-            let is_gone = matches!(change, Change::Deleted(_));
+            let may_release = match &change {
+                Change::Initial(manifest) | Change::Applied(manifest) if manifest.is_mandatory() => {
+                    labelled.insert(manifest.key());
+                    false
+                }
+                // The module became optional, and the user selects it.
+                Change::Initial(manifest) | Change::Applied(manifest) => labelled.remove(&manifest.key()),
+                Change::Deleted(manifest) => {
+                    labelled.remove(&manifest.key());
+                    true
+                }
+                Change::Listed => false,
+            };
             handler(change);
-            if is_gone {
+            if may_release {
                 mandatory.notify_changed();
             }
         }

@@ -451,7 +451,7 @@ impl RolloutTask {
             let (kyma_key, kyma) = (kyma.key(), kyma.facts());
             let uid = Some(kyma.uid()).filter(|uid| !uid.is_empty())?.to_owned();
             let block = self.block(&kyma_key, kyma, awaits_window);
-            let observation = Observation::of(&manifest.facts(), rollout, block);
+            let observation = Observation::of(&manifest.facts(), rollout, block, &self.dependencies.takeover);
             let run_of = (rollout.change.as_str(), run.admitted.contains(&uid));
             let standing = run.times.assess(&kyma_key, run_of, &observation, policy.deadline, now);
             let rank = members::rank(&key.module, &rollout.version, &uid, policy.is_canary(kyma.labels()));
@@ -465,8 +465,10 @@ impl RolloutTask {
 
     /// Reason for which nothing can be upgraded in a runtime.
     fn block(&self, key: &KymaKey, kyma: KymaFacts<'_>, awaits_window: bool) -> Option<Block> {
-        let Dependencies { pause, takeover, windows, .. } = &self.dependencies;
-        let is_stopped = !takeover.reconciles(kyma, pause) || takeover.is_pending(key);
+        let Dependencies { pause, takeover, windows, fleet, .. } = &self.dependencies;
+        // The replica that holds the shard ends a takeover.
+        let is_pending = takeover.is_pending(key) && !fleet.is_elsewhere(key);
+        let is_stopped = !takeover.reconciles(kyma, pause) || is_pending;
         let is_closed = || windows.state(kyma, Timestamp::now()) != WindowState::Open;
         members::block(kyma, is_stopped, || awaits_window && is_closed())
     }

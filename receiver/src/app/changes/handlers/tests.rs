@@ -6,12 +6,17 @@ use futures::FutureExt as _;
 use kube::{
     Api,
     runtime::{
-        reflector::{self, Store},
+        reflector::{self, Store, store::Writer},
         watcher::Event,
     },
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{identity::Instance, metrics::Registry, names::label, plan::Plan};
+use tidewatch_shared::{
+    identity::Instance,
+    metrics::Registry,
+    names::{annotation, finalizer, label},
+    plan::Plan,
+};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +27,7 @@ use crate::{
         handover::ShardHandover,
     },
     base::shard::{ShardCount, ShardId},
-    controllers::catalog,
+    controllers::{catalog, mandatory::Finalizers},
     fleet::{self, queue::ReconcileOutcome, table},
     ingress::enrolment,
     kube::{
@@ -32,12 +37,12 @@ use crate::{
         runtime_access::{self, Settings},
         watch::SharedWriter,
     },
-    testing::FakeApiServer,
+    testing::{FakeApiServer, fill},
 };
 
 const NAMESPACE: &str = "kcp-system";
 
-type Handler = Box<dyn FnMut(Change<'_, CachedKyma>)>;
+type Handler<K> = Box<dyn FnMut(Change<'_, K>)>;
 
 /// A replica that keeps the whole Kymas of its shards, with the Kyma `k`, whose runtime has the same id.
 struct Bed {
@@ -45,8 +50,11 @@ struct Bed {
     components: Components,
     bodies: CacheBodies,
     handover: ShardHandover,
-    handle: Handler,
+    handle: Handler<CachedKyma>,
+    handle_manifest: Handler<CachedManifest>,
     kymas: SharedWriter<CachedKyma>,
+    manifests: SharedWriter<CachedManifest>,
+    metas: Writer<ModuleReleaseMeta>,
     shards: ShardCount,
 }
 
@@ -61,6 +69,11 @@ fn condition(kind: &str, status: &str, reason: &str) -> Value {
 
 impl Bed {
     fn new() -> Self {
+        Self::taking_over(Duration::ZERO)
+    }
+
+    /// Kymas of other controllers are taken over after this period.
+    fn taking_over(quiet: Duration) -> Self {
         let (kcp, shards, mut registry) = (FakeApiServer::default(), ShardCount::new(8).unwrap(), Registry::default());
         kcp.edit("kymas/k", |kyma| {
             *kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
@@ -87,7 +100,7 @@ impl Bed {
             plans: Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap()),
             installed: Arc::default(),
             pause: Pause::default(),
-            takeover: Takeover::default(),
+            takeover: Takeover::new("", quiet),
             v2_allowed: v2::V2AllowList::default(),
             revocations: Revocations::new(enrolment::Metrics::register(&mut registry), Duration::ZERO),
             manifest_memories: Memories::default(),
@@ -105,7 +118,7 @@ impl Bed {
         let secret_cache = Arc::new(SecretCache::new(owners.clone(), components.access.clone(), |_| ()));
         let bodies = CacheBodies {
             kymas: Bodies::new(kyma_cache, kymas.clone(), known(), shards, metrics.clone()),
-            manifests: Bodies::new(manifest_cache, manifests, known(), shards, metrics.clone()),
+            manifests: Bodies::new(manifest_cache, manifests.clone(), known(), shards, metrics.clone()),
             secrets: Bodies::new(secret_cache, secrets, known(), shards, metrics),
         };
         let handlers = EventHandlers::new(components.clone(), Arc::default(), owners, Some(bodies.clone()));
@@ -113,8 +126,10 @@ impl Bed {
         synced.cancel();
         let handover = ShardHandover::new(&components, handlers.placer.clone(), Some(bodies.clone()), synced);
         tokio::spawn(bodies.kymas.clone().run(Api::namespaced(kcp.client(), NAMESPACE), |_| ()));
-        let handle = Box::new(handlers.kymas());
-        let mut bed = Self { kcp, components, bodies, handover, handle, kymas, shards };
+        let (handle, handle_manifest) = (Box::new(handlers.kymas()), Box::new(handlers.manifests()));
+        let metas = writers.release_metas;
+        let mut bed =
+            Self { kcp, components, bodies, handover, handle, handle_manifest, kymas, manifests, metas, shards };
         bed.deliver_as(true);
         bed.handover.reduce_others();
         bed
@@ -134,6 +149,16 @@ impl Bed {
         cache.apply(&Event::Apply(cached.clone()));
         drop(cache);
         (self.handle)(if initial { Change::Initial(&cached) } else { Change::Applied(&cached) });
+    }
+
+    /// Reports a Manifest with these labels.
+    fn deliver_manifest(&mut self, labels: &Value) {
+        let manifest = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+            "metadata": {"name": "m", "namespace": NAMESPACE, "labels": labels},
+            "spec": {"remote": true, "install": {"name": "i", "source": {}}}});
+        let manifest: CachedManifest = serde_json::from_value(manifest).unwrap();
+        self.manifests.lock().apply(&Event::Apply(manifest.clone()));
+        (self.handle_manifest)(Change::Applied(&manifest));
     }
 
     fn cached(&self) -> Arc<CachedKyma> {
@@ -303,4 +328,48 @@ async fn recreated_kyma_is_a_new_one() {
     assert!(!bed.components.fleet.kyma_has_used_v3(&key()), "its runtime is another one");
     bed.edit(set_state("Warning"));
     assert_eq!(bed.notes().last().map(String::as_str), Some("is Warning"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn takeover_that_another_replica_completes_is_not_pending() {
+    let mut bed = Bed::taking_over(Duration::from_secs(60));
+    bed.reduced().await;
+    bed.edit(|kyma| {
+        kyma["metadata"]["uid"] = json!("another");
+        kyma["metadata"]["finalizers"] = json!([finalizer::KYMA]);
+    });
+    let takeover = bed.components.takeover.clone();
+    assert!(bed.cached().is_reduced() && bed.components.fleet.is_elsewhere(&key()));
+    assert!(takeover.is_pending(&key()));
+    bed.edit(annotate("1"));
+    bed.edit(set_state("Warning"));
+    assert!(takeover.is_pending(&key()), "the incumbent writes it");
+    bed.edit(|kyma| kyma["metadata"]["annotations"][annotation::INPUTS] = json!("-.-"));
+    assert!(!takeover.is_pending(&key()));
+    bed.acquire().await;
+    bed.edit(set_state("Ready"));
+    assert!(!takeover.is_pending(&key()), "another holder begins no quiet period");
+}
+
+/// Its module became optional, and the user selects it.
+#[tokio::test(start_paused = true)]
+async fn manifest_that_loses_the_label_of_mandatory_modules_releases_the_finalizer() {
+    let mut bed = Bed::new();
+    bed.kcp.edit("modulereleasemetas/warden", |meta| {
+        *meta = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta",
+            "metadata": {"namespace": NAMESPACE, "finalizers": [finalizer::MANDATORY_MODULE]},
+            "spec": {"moduleName": "warden", "channels": []}});
+    });
+    fill(&mut bed.metas, &bed.kcp.all("modulereleasemetas"));
+    bed.deliver_manifest(&json!({label::MODULE_NAME: "warden", label::MANDATORY_MODULE: "true"}));
+    let Components { stores, catalog, mandatory, .. } = bed.components.clone();
+    let (role, synced) = (FleetRole::held(WriteFence::default()), CancellationToken::new());
+    synced.cancel();
+    tokio::spawn(Finalizers::new(bed.kcp.client(), stores, catalog, mandatory, role).run(synced));
+    let finalizers = |bed: &Bed| bed.kcp.object("modulereleasemetas/warden").unwrap()["metadata"]["finalizers"].clone();
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(finalizers(&bed), json!([finalizer::MANDATORY_MODULE]), "its Manifests are not relabelled yet");
+    bed.deliver_manifest(&json!({label::MODULE_NAME: "warden"}));
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(finalizers(&bed), json!([]));
 }

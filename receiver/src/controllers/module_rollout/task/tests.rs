@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tidewatch_shared::{
     api::{Manifest, ModuleReleaseMeta, ModuleTemplate, State},
     identity::{Instance, RuntimeId},
-    names::{RELEASES, label},
+    names::{RELEASES, finalizer, label},
     plan::Plan,
 };
 
@@ -648,6 +648,25 @@ async fn reduced_kymas_are_followers_with_their_blocks() {
         receiver.task.block(&self::key(n), kyma.facts(), false)
     };
     assert_eq!([0, 1, 3].map(block), [Some(Block::Paused), Some(Block::Access), None]);
+}
+
+/// This replica does not learn at once that the holder of the shard has taken a Kyma over.
+#[tokio::test(start_paused = true)]
+async fn pending_takeover_blocks_kymas_of_held_shards_alone() {
+    let bed = Bed::new(flags());
+    let mut receiver = bed.start(Replicas::alone(), |shard| shard % 2 == 0).await;
+    let takeover = Takeover::new("", Duration::from_secs(60));
+    receiver.task.dependencies.takeover = takeover.clone();
+    let mut found = BTreeSet::new();
+    for n in 0..COUNT {
+        let metadata = json!({"uid": uid(n), "finalizers": [finalizer::KYMA]});
+        let kyma: CachedKyma = read("Kyma", &format!("k{n}"), &metadata, json!({"spec": {"channel": "fast"}}));
+        takeover.selected(&key(n), &kyma, false, Instant::now());
+        assert!(takeover.is_pending(&key(n)));
+        let is_elsewhere = receiver.fleet.is_elsewhere(&key(n));
+        found.insert((is_elsewhere, receiver.task.block(&key(n), kyma.facts(), false)));
+    }
+    assert_eq!(found, BTreeSet::from([(false, Some(Block::Paused)), (true, None)]));
 }
 
 /// All but two of the followers are in the shards of another replica, and the rings are those of the fleet.
