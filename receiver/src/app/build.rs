@@ -343,7 +343,7 @@ impl Builder<'_> {
         windows: MaintenanceWindows,
         inputs: PendingInputs,
     ) -> kyma::Context {
-        let changes::Components { stores, access, catalog, plans, pause, takeover, mandatory, .. } =
+        let changes::Components { stores, access, catalog, plans, pause, takeover, mandatory, manifest_queue, .. } =
             self.components.clone();
         kyma::Context {
             kcp: self.client.clone(),
@@ -351,6 +351,7 @@ impl Builder<'_> {
             clients: Box::new(move |key| access.client_and_revision(key)),
             catalog,
             layers: Box::new(move |key, found| layers.layer(key, &found.component, &found.version)),
+            modules_in_progress: Box::new(move |key| manifest_queue.is_working(key)),
             plans,
             installer,
             mandatory,

@@ -28,6 +28,7 @@ mod pull_secret;
 mod remote;
 mod requests;
 mod selection;
+mod skip_label;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -122,6 +123,9 @@ type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), ClientError> + Send
 /// Returns the layer of a resolved module. The Kyma is reconciled again when a layer that is not ready changes.
 type Layers = Box<dyn Fn(&KymaKey, &Resolved) -> LayerLookup + Send + Sync>;
 
+/// Returns true while a reconcile of a Manifest of the Kyma is in progress.
+type ModulesInProgress = Box<dyn Fn(&KymaKey) -> bool + Send + Sync>;
+
 /// Decides on modules, given the Kyma, the modules, their Manifests, the sources of a lookup, and the layers.
 type Decide = for<'w> fn(
     &Kyma,
@@ -143,6 +147,8 @@ pub struct Context {
     pub(crate) catalog: Catalog,
     /// Layers of the modules.
     pub(crate) layers: Layers,
+    /// Reconciles of Manifests in progress.
+    pub(crate) modules_in_progress: ModulesInProgress,
     /// Plans of the runtimes.
     pub(crate) plans: Plans,
     /// Installs the agent in runtime clusters, unless `None`.
@@ -502,6 +508,7 @@ impl Reconcile<'_> {
     async fn owned(&self, selection: Option<&Validated>) -> Result<(Arc<Snapshot>, Owned), Error> {
         let Self { ctx, key, kyma, .. } = self;
         let manifests = fetch::owned_manifests(ctx, key, kyma).await?;
+        let manifests = skip_label::add(ctx, key, kyma, manifests).await?;
         let catalog = ctx.catalog.snapshot(&ctx.stores);
         let owned = Owned::divide(manifests, &catalog, selection);
         Ok((catalog, owned))

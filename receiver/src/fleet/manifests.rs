@@ -185,6 +185,13 @@ impl ManifestQueue {
         });
     }
 
+    /// Returns true while a reconcile of a Manifest of a Kyma is in progress, also one that was cancelled and has not ended.
+    #[must_use]
+    pub fn is_working(&self, kyma: &KymaKey) -> bool {
+        let state = self.lock();
+        state.queue.members(kyma).iter().any(|key| state.queue.in_progress(key))
+    }
+
     /// Records that a Manifest waits for a change of a layer's lookup, instead of any other layer. Unknown Manifests are
     /// ignored. To miss no change, the lookup is repeated afterwards.
     pub fn wait_for_layer(&self, key: &ManifestKey, layer: LayerKey) {

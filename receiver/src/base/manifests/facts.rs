@@ -38,7 +38,7 @@ pub struct Flags {
     pub state: Option<State>,
     /// The label of mandatory modules is set.
     pub is_mandatory: bool,
-    /// The label that stops the reconciles is set.
+    /// The label `skip-reconciliation` is set. It stops the reconciles, unless the selector turns it around.
     pub is_skipped: bool,
     /// The annotation of unmanaged modules is set.
     pub is_unmanaged: bool,

@@ -14,6 +14,7 @@ use super::{
     validate::{Follow, WantedModule},
 };
 use crate::{
+    base::labels::is_true,
     controllers::manifest::finalizers,
     kube::object::{Ownership, Shape, Target},
 };
@@ -133,6 +134,10 @@ fn labels(kyma: &Kyma, module: &WantedModule, resolved: &Resolved) -> Value {
     });
     if module.follows == Ok(Follow::Mandatory) {
         labels[label::MANDATORY_MODULE] = "true".into();
+    }
+    if is_true(Some(kyma.labels()), label::SKIP_RECONCILIATION) {
+        // Manifests are built of such a Kyma only if the selector turns the label around.
+        labels[label::SKIP_RECONCILIATION] = "true".into();
     }
     if let Some(channel) = &resolved.channel {
         labels[label::CHANNEL] = channel.as_str().into();
@@ -277,6 +282,30 @@ mod tests {
             assert_eq!(mandatory["metadata"][member], selected["metadata"][member], "{member}");
         }
         assert_eq!(mandatory["spec"], selected["spec"]);
+    }
+
+    #[test]
+    fn manifest_gets_the_skip_label_of_its_kyma() {
+        let module =
+            WantedModule { name: "keda".into(), follows: Ok(Follow::Mandatory), managed: true, policy: Policy::Ignore };
+        let resolved = Resolved {
+            template: Arc::new(serde_json::from_value(template(json!({}))).unwrap()),
+            channel: None,
+            meta: Default::default(),
+            version: "1.2.3".into(),
+            component: "kyma-project.io/module/keda".into(),
+        };
+        let layer = ModuleLayer::new(&json!({}), Vec::new());
+        for (value, expected) in [("true", json!("true")), ("True", json!("true")), ("false", Value::Null)] {
+            let kyma = serde_json::from_value(json!({
+                "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma", "spec": {"channel": "fast"},
+                "metadata": {"name": "k", "namespace": "kcp-system", "labels": {label::SKIP_RECONCILIATION: value}}
+            }))
+            .unwrap();
+            let body = manifest(&kyma, &module, &resolved, &layer).body;
+            assert_eq!(body["metadata"]["labels"][label::SKIP_RECONCILIATION], expected, "{value}");
+        }
+        assert!(!(SHAPE.owns_label)(label::SKIP_RECONCILIATION), "a label of the user stays");
     }
 
     #[test]

@@ -24,8 +24,9 @@ pub(super) const COPY_PULL_SECRET: &str = "copy the image pull secret of the mod
 /// The copy of it in the runtime cluster.
 pub(super) const PULL_SECRET: &str = "the image pull secret of the modules";
 pub(super) const DELETE_OURS: &str = "delete what is ours in the runtime";
-/// Operation on a Manifest.
+/// Operations on a Manifest.
 pub(super) const DELETE: &str = "delete";
+pub(super) const LABEL: &str = "label";
 
 /// The error of a reconcile.
 #[derive(Debug, Error)]

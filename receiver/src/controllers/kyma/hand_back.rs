@@ -1,6 +1,7 @@
-//! Hand-back of a Kyma to the incumbent, requested by a label: removes our agent from the runtime cluster, then our own
-//! conditions and annotations; the label's new value is our last write. Shared objects stay as the incumbent leaves
-//! them: both Kymas with their finalizer, Manifests, CRDs and catalog.
+//! Hand-back of a Kyma to the incumbent, requested by a label: removes our agent from the runtime cluster, waits for
+//! the reconciles of its Manifests to end, then removes our own conditions and annotations; the label's new value is
+//! our last write. Shared objects stay as the incumbent leaves them: both Kymas with their finalizer, Manifests, CRDs
+//! and catalog.
 //!
 //! The agent's objects are removed although some bear names of the incumbent's: it applies all of its own in each
 //! reconcile, and could not apply them over ours (the type of a Secret is immutable, and our fields in a Deployment
@@ -8,6 +9,7 @@
 
 use std::time::Duration;
 
+use kube::runtime::reflector::ObjectRef;
 use serde_json::json;
 use tidewatch_shared::{
     api::Kyma,
@@ -15,17 +17,20 @@ use tidewatch_shared::{
 };
 use tracing::info;
 
-use super::{Context, Error, base, leave};
+use super::{Context, Error, base, leave, skip_label};
 use crate::{
     base::{key::KymaKey, takeover},
     controllers::pending_removal::PendingRemoval,
 };
 
+/// Interval of checks for reconciles of Manifests in progress.
+const RECHECK: Duration = Duration::from_secs(1);
+
 /// Continues the hand-back of a Kyma. Returns the delay until the next step, `None` after the last one.
 pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result<Option<Duration>, Error> {
     // The objects of a Kyma that was never managed here are the incumbent's.
     if takeover::is_managed(&kyma) {
-        let cleared = clear(ctx, key).await;
+        let cleared = clear(ctx, key, &kyma).await;
         let pending = leave::after(ctx, &mut kyma, cleared).await?;
         if pending.is_some() {
             return Ok(pending);
@@ -42,8 +47,9 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result
     Ok(None)
 }
 
-/// Removes the agent and the inventory from the runtime cluster. `None` once all are gone.
-async fn clear(ctx: &Context, key: &KymaKey) -> Result<Option<PendingRemoval>, Error> {
+/// Removes the agent and the inventory from the runtime cluster, and our label from the Manifests. `None` once all are
+/// gone, and no Manifest is reconciled any more.
+async fn clear(ctx: &Context, key: &KymaKey, kyma: &Kyma) -> Result<Option<PendingRemoval>, Error> {
     let (client, _) = (ctx.clients)(key)?;
     // A cancelled hand-back verifies everything again.
     ctx.caches.verified.forget(key);
@@ -55,5 +61,16 @@ async fn clear(ctx: &Context, key: &KymaKey) -> Result<Option<PendingRemoval>, E
         }
     }
     ctx.catalog.remove_inventory(&client).await.map_err(Error::Catalog)?;
+    if !is_shown(ctx, key) || (ctx.modules_in_progress)(key) {
+        let message = "waiting for the reconciles of the modules to end".to_owned();
+        return Ok(Some(PendingRemoval::after(RECHECK, Some(message))));
+    }
+    skip_label::remove(ctx, kyma).await?;
     Ok(None)
+}
+
+/// Returns true if the cache shows the request, so that no reconcile of a Manifest begins any more.
+fn is_shown(ctx: &Context, key: &KymaKey) -> bool {
+    let cached = ctx.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
+    cached.is_some_and(|kyma| takeover::is_hand_back_requested(&kyma))
 }

@@ -31,7 +31,7 @@ use tidewatch_shared::{
 
 use super::{layer::ModuleLayer, *};
 use crate::{
-    base::manifests::CachedManifest,
+    base::{kymas::CachedKyma, manifests::CachedManifest},
     controllers::status::SECRET_MISSING,
     controllers::{catalog, pull_secret::PullSecret},
     fleet::queue::{Drift, Priority},
@@ -52,6 +52,7 @@ struct Bed {
     kcp: FakeApiServer,
     runtime: FakeApiServer,
     manifests: Writer<CachedManifest>,
+    kymas: Writer<CachedKyma>,
     key: KymaKey,
     /// Availability of every component descriptor; `None` if all can be read.
     unavailable: Arc<Mutex<Option<LayerLookup>>>,
@@ -105,8 +106,8 @@ impl Bed {
                    "channels": [{"channel": "regular", "version": "1.0.0"}]}),
         )]);
         let (manifests, writer) = filled::<CachedManifest>(&[]);
-        let stores =
-            Stores { kymas: store().0, templates, release_metas, manifests: manifests.into(), watchers: store().0 };
+        let (kymas, kyma_writer) = store();
+        let stores = Stores { kymas, templates, release_metas, manifests: manifests.into(), watchers: store().0 };
         let client = runtime.client();
         let unavailable = Arc::<Mutex<Option<LayerLookup>>>::default();
         let lookup = unavailable.clone();
@@ -119,6 +120,7 @@ impl Bed {
                 None => LayerLookup::Ready(layer_of(found)),
                 Some(unavailable) => unavailable.clone(),
             }),
+            modules_in_progress: Box::new(|_| false),
             plans: Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap()),
             installer: None,
             mandatory: MandatoryModules::new("kcp-system", EventRecorder::new(recorder::Metrics::default())),
@@ -129,7 +131,8 @@ impl Bed {
             budgets: WriteBudgets::default(),
             caches: Caches::default(),
         };
-        Self { ctx, kcp, runtime, manifests: writer, key: KymaKey::new("kcp-system", "k"), unavailable }
+        let key = KymaKey::new("kcp-system", "k");
+        Self { ctx, kcp, runtime, manifests: writer, kymas: kyma_writer, key, unavailable }
     }
 
     /// A fixture whose first reconcile has ended.
@@ -194,6 +197,11 @@ impl Bed {
         cache.state().iter().for_each(|manifest| drop(index.apply(manifest)));
         let gone = before.iter().map(|manifest| manifest.key()).filter(|key| index.find(key).is_none());
         gone.for_each(|key| drop(index.delete(&key)));
+    }
+
+    /// Updates the cache of the Kymas, as the watch does.
+    fn watch_kymas(&mut self) {
+        fill(&mut self.kymas, &self.kcp.all("kymas"));
     }
 
     async fn kyma(&mut self) -> ReconcileOutcome {

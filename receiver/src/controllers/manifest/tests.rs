@@ -249,6 +249,37 @@ async fn reduced_kyma_permits_and_parks_its_manifests_as_a_whole_one() {
     }
 }
 
+/// The incumbent evaluates the label of the Manifest alone, and the reconcile of the Kyma adds it.
+#[tokio::test(start_paused = true)]
+async fn manifest_waits_for_its_label_if_the_selector_names_it() {
+    let permission = |labels: Value, is_labelled: bool, selector: &str, is_deleting: bool| {
+        let mut fixture = Fixture::new();
+        fixture.ctx.settings.takeover = Takeover::new(selector, Duration::ZERO);
+        let deleted = is_deleting.then_some("2026-01-01T00:00:00Z");
+        let kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+            "metadata": {"name": "k", "namespace": NAMESPACE, "labels": labels, "deletionTimestamp": deleted},
+            "spec": {"channel": "regular"}});
+        fixture.kymas.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(kyma).unwrap()));
+        if is_labelled {
+            fixture.edit(|manifest| manifest["metadata"]["labels"][label::SKIP_RECONCILIATION] = json!("true"));
+        }
+        fixture.ctx.permission(&KymaKey::new(NAMESPACE, "k"), &fixture.manifest().unwrap())
+    };
+    let (selector, skipped) =
+        (format!("{}=true", label::SKIP_RECONCILIATION), json!({label::SKIP_RECONCILIATION: "true"}));
+    for (labels, is_labelled, selector, is_deleting, expected) in [
+        (skipped.clone(), false, selector.as_str(), false, Permission::Later),
+        (skipped.clone(), true, selector.as_str(), false, Permission::Granted),
+        (skipped.clone(), false, selector.as_str(), true, Permission::Granted),
+        (skipped, true, "a=b", false, Permission::Parked),
+        (json!({}), true, "a=b", false, Permission::Parked),
+        (json!({}), false, "a=b", false, Permission::Granted),
+    ] {
+        let found = permission(labels.clone(), is_labelled, selector, is_deleting);
+        assert_eq!(found, expected, "{labels} {is_labelled} {selector} {is_deleting}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn installed_module_causes_no_write_and_one_read() {
     let mut fixture = Fixture::installed().await;

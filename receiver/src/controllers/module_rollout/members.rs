@@ -6,7 +6,7 @@ use tidewatch_shared::api::State;
 use tokio::time::Instant;
 
 use crate::{
-    base::{key::KymaKey, kymas::KymaFacts, manifests::ManifestFacts},
+    base::{key::KymaKey, kymas::KymaFacts, manifests::ManifestFacts, takeover::Takeover},
     controllers::{
         catalog::{
             RolloutMark,
@@ -89,8 +89,13 @@ pub(super) struct Observation {
 }
 
 impl Observation {
-    /// Observes a module in a rollout.
-    pub(super) fn of(manifest: &ManifestFacts<'_>, rollout: &Rollout, block: Option<Block>) -> Self {
+    /// Observes a module in a rollout. The label that stops a Manifest counts unless the selector turns it around.
+    pub(super) fn of(
+        manifest: &ManifestFacts<'_>,
+        rollout: &Rollout,
+        block: Option<Block>,
+        takeover: &Takeover,
+    ) -> Self {
         let (version, mark) = (manifest.version, manifest.mark.and_then(RolloutMark::of_text));
         let is_reverted = mark.as_ref().is_some_and(|mark| rollout.reverts.contains(&mark.change));
         // A channel does not downgrade a module, except by a move back.
@@ -102,7 +107,7 @@ impl Observation {
             is_synced: manifest.flags.is_synced,
             is_healthy: manifest.is_healthy(),
             is_error: manifest.flags.state == Some(State::Error),
-            is_skipped: manifest.flags.is_skipped,
+            is_skipped: manifest.flags.is_skipped && !takeover.selects_skipped(),
             block,
         }
     }
@@ -224,7 +229,10 @@ impl Row {
 
 #[cfg(test)]
 mod tests {
-    use tidewatch_shared::{api::Manifest, names::annotation};
+    use tidewatch_shared::{
+        api::Manifest,
+        names::{annotation, label},
+    };
 
     use super::*;
 
@@ -298,7 +306,7 @@ mod tests {
                 "spec": {"remote": true, "version": installed, "install": {"name": "raw-manifest", "source": {}}}
             }))
             .unwrap();
-            Observation::of(&(&manifest).into(), &rollout, None).has_version
+            Observation::of(&(&manifest).into(), &rollout, None, &Takeover::default()).has_version
         };
         for (installed, channel, reverts, expected) in [
             ("1.1.0", Some("fast"), &[][..], true),
@@ -309,6 +317,26 @@ mod tests {
             ("latest", Some("fast"), &[], false),
         ] {
             assert_eq!(has_version(installed, channel, reverts), expected, "{installed} {channel:?} {reverts:?}");
+        }
+    }
+
+    #[test]
+    fn skip_label_of_a_manifest_counts_unless_the_selector_names_it() {
+        let rollout = serde_json::from_value(serde_json::json!({
+            "module": "keda", "channel": "fast", "version": "1.1.0", "moved": 7, "change": "d", "reverts": []
+        }))
+        .unwrap();
+        let manifest: Manifest = serde_json::from_value(serde_json::json!({
+            "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+            "metadata": {"name": "m", "labels": {label::SKIP_RECONCILIATION: "true"}},
+            "spec": {"remote": true, "version": "1.1.0", "install": {"name": "raw-manifest", "source": {}}}
+        }))
+        .unwrap();
+        let named = format!("{}=true", label::SKIP_RECONCILIATION);
+        for (selector, expected) in [("", true), ("a=b", true), (named.as_str(), false)] {
+            let takeover = Takeover::new(selector, Duration::ZERO);
+            let observation = Observation::of(&(&manifest).into(), &rollout, None, &takeover);
+            assert_eq!(observation.is_skipped, expected, "{selector}");
         }
     }
 

@@ -249,6 +249,24 @@ async fn deselected_kyma_cancels_its_jobs_and_keeps_its_manifests() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn kyma_is_working_until_the_last_job_ends_also_if_it_is_cancelled() {
+    let queue = queue(4);
+    register(&queue, "a", 2);
+    register(&queue, "b", 1);
+    queue.enqueue_kyma(&kyma("a"), Priority::User, false);
+    let is_working = || ["a", "b"].map(|of| queue.is_working(&kyma(of)));
+    assert_eq!(is_working(), [false, false], "nothing has begun");
+    let mut jobs = all(&queue);
+    assert_eq!((jobs.len(), is_working()), (2, [true, false]));
+    end(&queue, jobs.remove(0));
+    assert_eq!(is_working(), [true, false]);
+    queue.cancel_kyma(&kyma("a"));
+    assert_eq!(is_working(), [true, false], "the cancelled one has not ended");
+    end(&queue, jobs.remove(0));
+    assert_eq!(is_working(), [false, false]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn moved_manifest_belongs_to_its_new_kyma() {
     let queue = queue(8);
     register(&queue, "a", 4);

@@ -469,6 +469,7 @@ async fn incumbents_leftovers_are_deleted_webhooks_first() {
         });
         if hand_back {
             bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"][label::HAND_BACK] = "true".into());
+            bed.watch_kymas();
         } else {
             bed.delete();
         }

@@ -1,5 +1,7 @@
 //! Kymas that come from an incumbent, or go back to it.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use kube::ResourceExt as _;
 use tidewatch_shared::names::label;
 
@@ -20,6 +22,7 @@ impl Bed {
     /// Passes until nothing is to be waited for.
     async fn hands_back(&mut self) -> Vec<String> {
         self.labelled(label::HAND_BACK, "true");
+        self.watch_kymas();
         let mut writes = Vec::new();
         for _ in 0..20 {
             let outcome = self.reconcile(WorkSet::RUNTIME, Drift::None).await;
@@ -89,6 +92,58 @@ async fn hand_back_removes_our_objects_and_confirms_last() {
     assert_eq!((bed.kcp.writes(), bed.runtime.calls()), (vec![], vec![]));
 }
 
+/// A reconcile of a Manifest in progress goes on writing, and one may begin while the cache does not show the request.
+#[tokio::test]
+async fn hand_back_waits_for_the_reconciles_of_the_modules() {
+    let mut bed = Bed::with_keda().await;
+    let is_working = Arc::new(AtomicBool::new(false));
+    let working = is_working.clone();
+    bed.ctx.modules_in_progress = Box::new(move |_| working.load(Relaxed));
+    bed.watch_kymas();
+    bed.labelled(label::HAND_BACK, "true");
+    for (is_shown, in_progress) in [(false, false), (true, true), (false, true)] {
+        if is_shown {
+            bed.watch_kymas();
+        } else {
+            fill(&mut bed.kymas, &[]);
+        }
+        is_working.store(in_progress, Relaxed);
+        let outcome = bed.kyma().await;
+        assert_eq!((outcome.failed, outcome.requeue_after), (WorkSet::EMPTY, Some(Duration::from_secs(1))));
+        assert_eq!(bed.read().labels()[label::HAND_BACK], "true", "{is_shown} {in_progress}");
+        assert_eq!(bed.operation(), "waiting for the reconciles of the modules to end");
+    }
+    is_working.store(false, Relaxed);
+    bed.watch_kymas();
+    assert_eq!(bed.kyma().await.requeue_after, None);
+    assert_eq!(bed.read().labels()[label::HAND_BACK], "done");
+}
+
+/// Manifests are labelled whatever is decided on their modules: also those of modules that cannot be resolved.
+#[tokio::test]
+async fn manifests_have_the_skip_label_until_the_hand_back() {
+    let mut bed = Bed::with_keda().await;
+    let (id, _) = bed.manifest().unwrap();
+    let skip = |bed: &Bed| bed.manifest().unwrap().1["metadata"]["labels"][label::SKIP_RECONCILIATION].clone();
+    assert_eq!(skip(&bed), Value::Null);
+    bed.ctx.settings.takeover = Takeover::new(&format!("{}=true", label::SKIP_RECONCILIATION), QUIET);
+    bed.labelled(label::SKIP_RECONCILIATION, "true");
+    bed.runtime.edit("kymas/default", |kyma| {
+        kyma["spec"]["modules"] = json!([{"name": "keda", "channel": "unknown", "managed": true}]);
+    });
+    bed.kyma().await;
+    assert_eq!(skip(&bed), json!("true"));
+    bed.forget_calls();
+    bed.kyma().await;
+    assert_eq!(bed.kcp.writes(), Vec::<String>::new());
+
+    bed.hands_back().await;
+    assert_eq!((skip(&bed), bed.read().labels()[label::HAND_BACK].as_str()), (Value::Null, "done"));
+    let writes = bed.kcp.writes();
+    assert_eq!(writes.last().unwrap(), "PATCH kymas/k");
+    assert_eq!(writes.iter().filter(|write| **write == format!("PATCH {id}")).count(), 1, "{writes:?}");
+}
+
 #[tokio::test]
 async fn unmanaged_objects_are_not_removed() {
     let mut bed = Bed::installing(PathState::Proven);
@@ -116,7 +171,7 @@ async fn skipped_kyma_is_reconciled_if_the_selector_names_that_label() {
     bed.enable();
     bed.labelled(label::SKIP_RECONCILIATION, "true");
     assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
-    assert!(bed.manifest().is_some());
+    assert_eq!(bed.manifest().unwrap().1["metadata"]["labels"][label::SKIP_RECONCILIATION], "true");
 }
 
 #[tokio::test]
