@@ -222,7 +222,7 @@ async fn an_agent_is_authenticated_by_its_own_api_server() -> TestResult {
         ("another namespace", token(first, &namesake, true, &audience).await?, 403, "token-account"),
         ("another audience", token(first, &agent, true, "").await?, 401, "token-audience"),
         ("another trust domain", token(first, &agent, true, &another).await?, 401, "token-audience"),
-        ("another cluster", token_of_second.clone(), 401, "token-key"),
+        ("another cluster", token_of_second.clone(), 401, "token-recent-key"),
     ] {
         let before = stage.refusals(reason).await?;
         let (status_code, problem, _) = settings.enrol(&token).await?;
