@@ -16,14 +16,14 @@ mod validity;
 use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use rustls::{ClientConfig, pki_types::pem::Error as PemError};
+use rustls::ClientConfig;
 use thiserror::Error;
 use tidewatch_shared::{
     certificate::{self, Leaf, ReadCertificateError, RuntimeCertificate},
     heartbeat::CertificateState,
     identity::{RuntimeId, TrustDomain},
     signature::{SignError, Signer},
-    tls::{self, TlsConfigError},
+    tls::{self, PemError, TlsConfigError},
     v2::ReadCallerError,
 };
 use tokio::{sync::watch, time::sleep};

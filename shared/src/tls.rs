@@ -11,7 +11,10 @@ use rustls::{
     server::{NoClientAuth, NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
     version::TLS13,
 };
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use rustls_pki_types::{
+    CertificateDer, PrivateKeyDer,
+    pem::{self, PemObject},
+};
 use thiserror::Error;
 
 /// The error of building a configuration.
@@ -19,10 +22,10 @@ use thiserror::Error;
 pub enum TlsConfigError {
     /// The certificates are not valid PEM.
     #[error("the certificates are not readable PEM")]
-    Certificates(#[source] rustls_pki_types::pem::Error),
+    Certificates(#[source] PemError),
     /// The key is not valid PEM.
     #[error("the key is not readable PEM of PKCS#8, PKCS#1 or SEC1")]
-    Key(#[source] rustls_pki_types::pem::Error),
+    Key(#[source] PemError),
     /// The chain or the trust bundle contains no certificate.
     #[error("{0} is empty")]
     Empty(&'static str),
@@ -35,6 +38,38 @@ pub enum TlsConfigError {
     /// Key and certificate do not match, or rustls rejects them.
     #[error("certificate and key are not usable together")]
     Pair(#[source] rustls::Error),
+}
+
+/// Fault of a PEM text (RFC 7468), without its content: a line may be of any length, and part of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum PemError {
+    /// The line that begins a section is malformed.
+    #[error("illegal section start")]
+    SectionStart,
+    /// A section has no end.
+    #[error("missing section end")]
+    SectionEnd,
+    /// The content of a section is not base64.
+    #[error("base64 decode error")]
+    Base64,
+    /// There is no section of the desired type.
+    #[error("no items found")]
+    Missing,
+    /// It cannot be read, or a section is too large.
+    #[error("it cannot be read, or a section is too large")]
+    Read,
+}
+
+impl From<pem::Error> for PemError {
+    fn from(error: pem::Error) -> Self {
+        match error {
+            pem::Error::IllegalSectionStart { .. } => Self::SectionStart,
+            pem::Error::MissingSectionEnd { .. } => Self::SectionEnd,
+            pem::Error::Base64Decode(_) => Self::Base64,
+            pem::Error::NoItemsFound => Self::Missing,
+            _ => Self::Read,
+        }
+    }
 }
 
 /// A chain, leaf first, with the leaf's key.
@@ -56,7 +91,7 @@ impl Identity {
         if chain.is_empty() {
             return Err(TlsConfigError::Empty("the certificate chain"));
         }
-        Ok(Self { chain, key: PrivateKeyDer::from_pem_slice(key).map_err(TlsConfigError::Key)? })
+        Ok(Self { chain, key: PrivateKeyDer::from_pem_slice(key).map_err(|error| TlsConfigError::Key(error.into()))? })
     }
 }
 
@@ -71,7 +106,9 @@ impl Clone for Identity {
 /// # Errors
 /// [`TlsConfigError::Certificates`].
 pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsConfigError> {
-    CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(TlsConfigError::Certificates)
+    CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<_, _>>()
+        .map_err(|error| TlsConfigError::Certificates(error.into()))
 }
 
 /// Creates a trust store from a bundle.
@@ -187,4 +224,27 @@ fn server_config(
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.alpn_protocols = alpn_protocols;
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn error_of_pem_contains_nothing_of_it() {
+        let secret = "c2VjcmV0".repeat(1_000);
+        for (pem, cause) in [
+            (format!("-----BEGIN CERTIFICATE{secret}\n"), "illegal section start"),
+            (format!("-----BEGIN CERTIFICATE-----\n{secret}\n"), "missing section end"),
+            ("-----BEGIN CERTIFICATE-----\n*secret*\n-----END CERTIFICATE-----\n".to_owned(), "base64 decode error"),
+        ] {
+            let error = certificates(pem.as_bytes()).unwrap_err();
+            assert_eq!(error.source().unwrap().to_string(), cause);
+            assert!(!format!("{error:?}").contains("99, 50, 86"), "{cause}");
+        }
+        let error = Identity::from_pem(b"", b"").map(drop).unwrap_err();
+        assert!(matches!(error, TlsConfigError::Empty(_)), "{error:?}");
+    }
 }

@@ -22,7 +22,8 @@ pub(super) fn credentials(
     let certificate = certificate_state(not_after, fingerprint, now)?;
     let roots = tls::certificates(&material.bundle)?;
     let trust_revision = certificate::trust_revision(&roots);
-    let key = PrivateKeyDer::from_pem_slice(&material.key).map_err(CredentialsError::LegacyKey)?;
+    let key =
+        PrivateKeyDer::from_pem_slice(&material.key).map_err(|error| CredentialsError::LegacyKey(error.into()))?;
     let config = tls::client_config(tls::roots(&roots)?, Some((chain, key))).map_err(CredentialsError::Pair)?;
     let (signer, tls) = (None, clock::with_wall_clock(config));
     // The agent does not renew it, so the start of validity is unused.

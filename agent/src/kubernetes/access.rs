@@ -8,13 +8,10 @@ use std::{
 use http::{HeaderValue, Uri};
 use rustls::{
     ClientConfig,
-    pki_types::{
-        InvalidDnsNameError, PrivateKeyDer, ServerName,
-        pem::{Error as PemError, PemObject},
-    },
+    pki_types::{InvalidDnsNameError, PrivateKeyDer, ServerName, pem::PemObject},
 };
 use thiserror::Error;
-use tidewatch_shared::tls::{self, TlsConfigError};
+use tidewatch_shared::tls::{self, PemError, TlsConfigError};
 
 use crate::clock;
 
@@ -104,7 +101,7 @@ impl Access {
             Credential::Token(_) => None,
             Credential::Certificate { chain, key } => {
                 let chain = tls::certificates(chain)?;
-                Some((chain, PrivateKeyDer::from_pem_slice(key).map_err(ClientSetupError::Key)?))
+                Some((chain, PrivateKeyDer::from_pem_slice(key).map_err(|error| ClientSetupError::Key(error.into()))?))
             }
         };
         // Connections live for hours, so the disabled session resumption costs nothing.
