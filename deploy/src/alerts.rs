@@ -91,11 +91,11 @@ mod tests {
         }
     }
 
-    /// States of an event path that the condition `EventPath` shows as False.
     #[test]
     fn every_broken_event_path_alerts() {
         let expression = alert("TidewatchEventPathBroken").expression;
         for state in tidewatch_receiver::fleet::PathState::names() {
+            // The condition `EventPath` shows all others as False.
             let is_broken = !["Unknown", "Proven", "Away", "LegacyAgent"].contains(&state);
             assert_eq!(expression.contains(state), is_broken, "{state}");
         }

@@ -278,7 +278,8 @@ impl Context {
         // The cache has the Kymas that this receiver manages.
         let Some(kyma) = self.kyma(key) else { return Permission::Foreign };
         let kyma = kyma.facts();
-        let is_skipped = |labels| is_true(Some(labels), label::SKIP_RECONCILIATION) && !takeover.selects_skipped();
+        let is_labelled = |labels| is_true(Some(labels), label::SKIP_RECONCILIATION);
+        let is_skipped = |labels| is_labelled(labels) && !takeover.selects_skipped();
         if pause.of(kyma).is_some() || is_skipped(manifest.labels()) {
             return Permission::Parked;
         }
@@ -290,7 +291,6 @@ impl Context {
             return Permission::Parked;
         }
         // The reconcile of its Kyma adds the label, which keeps the incumbent away from the Manifest. A deletion adds none.
-        let is_labelled = |labels| is_true(Some(labels), label::SKIP_RECONCILIATION);
         let awaits_label = takeover.selects_skipped()
             && !kyma.is_deleting()
             && is_labelled(kyma.labels())

@@ -109,8 +109,7 @@ impl Installer {
         if !installed.awaiting_pod && was_ready && !is_lost(path.as_ref()) {
             return (Some(Readiness::Ready), None);
         }
-        let deployments = Component::Deployment.kind().api(client);
-        let status = match object::get(&deployments, Component::Deployment.name()).await {
+        let status = match agent_deployment(client).await {
             Ok(Some(deployment)) => deployment_status(&deployment),
             // The next reconcile reports and repairs a deleted Deployment.
             Ok(None) => DeploymentStatus::Pending,
@@ -157,11 +156,14 @@ impl Installer {
     }
 }
 
+/// Reads the agent's Deployment; `None` if it does not exist.
+async fn agent_deployment(client: &Client) -> kube::Result<Option<DynamicObject>> {
+    object::get(&Component::Deployment.kind().api(client), Component::Deployment.name()).await
+}
+
 /// Returns whether a pod of the agent's Deployment runs; false if that cannot be read.
 async fn agent_is_available(client: &Client) -> bool {
-    let deployments = Component::Deployment.kind().api(client);
-    let found = object::get(&deployments, Component::Deployment.name()).await;
-    found.is_ok_and(|found| found.is_some_and(|deployment| is_available(&deployment)))
+    agent_deployment(client).await.is_ok_and(|found| found.is_some_and(|deployment| is_available(&deployment)))
 }
 
 /// Returns whether the condition is True.

@@ -53,12 +53,12 @@ pub(super) enum LanePosition {
 /// Pause of a queue whose runtime may park no further object.
 #[derive(Debug)]
 struct Hold {
-    until: Instant,
+    /// `None` once it is over.
+    until: Option<Instant>,
     /// Time of the refusal that began it.
     since: Instant,
     /// Consecutive refusals, each after the pause for the one before.
     refusals: u32,
-    is_over: bool,
 }
 
 /// State of one object. At least one of the two tickets is set.
@@ -159,7 +159,7 @@ impl<S> WatchQueue<S> {
 
     /// Position of the next event to send.
     fn next(&self) -> Option<usize> {
-        if self.hold.as_ref().is_some_and(|hold| !hold.is_over) {
+        if self.held_until().is_some() {
             return None;
         }
         let may_be_sent = |event| self.entries.get(event).is_some_and(|entry: &Entry| entry.in_flight.is_none());
@@ -210,6 +210,11 @@ impl<S> WatchQueue<S> {
         self.parked.insert((until, ticket), event.clone());
     }
 
+    /// End of the hold, unless it is over.
+    fn held_until(&self) -> Option<Instant> {
+        self.hold.as_ref()?.until
+    }
+
     /// Holds all events back after a refusal of one that was sent at `sent` and cannot be parked. `delay` computes the delay
     /// after this many refusals in succession.
     pub(super) fn hold(&mut self, sent: Instant, delay: impl FnOnce(u32) -> Duration, now: Instant) {
@@ -218,13 +223,13 @@ impl<S> WatchQueue<S> {
             Some(hold) if sent <= hold.since => return,
             hold => hold.as_ref().map_or(0, |hold| hold.refusals).saturating_add(1),
         };
-        self.hold = Some(Hold { until: now + delay(refusals), since: now, refusals, is_over: false });
+        self.hold = Some(Hold { until: Some(now + delay(refusals)), since: now, refusals });
     }
 
     /// Makes parked events ready that are due for a retry, and ends a hold that is over; returns the number of events.
     pub(super) fn unpark(&mut self, now: Instant) -> usize {
         if let Some(hold) = &mut self.hold {
-            hold.is_over |= hold.until <= now;
+            hold.until = hold.until.filter(|until| *until > now);
         }
         let mut count = 0;
         while let Some(first) = self.parked.first_entry().filter(|first| first.key().0 <= now) {
@@ -243,8 +248,8 @@ impl<S> WatchQueue<S> {
 
     /// Time of the first retry of a parked event, or the end of the hold.
     pub(super) fn next_retry(&self) -> Option<Instant> {
-        if let Some(hold) = self.hold.as_ref().filter(|hold| !hold.is_over) {
-            return (!self.entries.is_empty()).then_some(hold.until);
+        if let Some(until) = self.held_until() {
+            return (!self.entries.is_empty()).then_some(until);
         }
         self.parked.first_key_value().map(|((until, _), _)| *until)
     }

@@ -118,7 +118,6 @@ impl Assessor {
         let key: &KymaKey = &report.kyma;
         let kyma = self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
         let is_reconciled = |kyma: KymaFacts<'_>| !kyma.is_deleting() && self.takeover.reconciles(kyma, &self.pause);
-        let is_pending = self.takeover.is_pending(key) && !self.fleet.is_elsewhere(key);
-        kyma.is_some_and(|kyma| is_reconciled(kyma.facts())) && !is_pending
+        kyma.is_some_and(|kyma| is_reconciled(kyma.facts())) && !self.takeover.is_pending(key)
     }
 }
