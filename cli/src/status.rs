@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use tidewatch_agent::status::{STATUS_PATH, Status};
 use tidewatch_receiver::{
-    base::key::KymaKey,
+    base::{key::KymaKey, system_roots::SystemRoots},
     controllers::installer::pod_selector,
     kube::{
         leader::WriteFence,
@@ -90,6 +90,7 @@ impl StatusCommand {
         let settings = Settings {
             allow: self.allow_runtime_addresses.clone(),
             deny: self.deny_runtime_addresses.clone(),
+            system_roots: SystemRoots::load(),
             fence: WriteFence::closed(),
             ..Settings::default()
         };

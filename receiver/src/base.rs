@@ -1,5 +1,6 @@
 //! Shared types of all layers: keys, pause, take-over, caches of the control plane, content of polled files, error classes,
-//! limits, shards, replicas, their questions to each other, and small maps. No IO.
+//! limits, shards, replicas, their questions to each other, and small maps. No IO, except that the
+//! root certificates of the system are read at the start.
 
 pub mod body_missing;
 pub(crate) mod clock;
@@ -22,5 +23,6 @@ pub mod replica;
 pub mod shard;
 pub mod short_map;
 pub mod stores;
+pub mod system_roots;
 pub mod takeover;
 pub mod unread;

@@ -348,6 +348,10 @@ impl Builder<'_> {
         kyma::Context {
             kcp: self.client.clone(),
             stores,
+            access_remark: {
+                let access = access.clone();
+                Box::new(move |key| access.remark(key))
+            },
             clients: Box::new(move |key| access.client_and_revision(key)),
             catalog,
             layers: Box::new(move |key, found| layers.layer(key, &found.component, &found.version)),

@@ -120,6 +120,9 @@ impl Default for Settings {
 /// Returns the client of a runtime cluster with its revision.
 type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), ClientError> + Send + Sync>;
 
+/// Returns what an operator should know about the access to a runtime cluster.
+type AccessRemark = Box<dyn Fn(&KymaKey) -> Option<&'static str> + Send + Sync>;
+
 /// Returns the layer of a resolved module. The Kyma is reconciled again when a layer that is not ready changes.
 type Layers = Box<dyn Fn(&KymaKey, &Resolved) -> LayerLookup + Send + Sync>;
 
@@ -143,6 +146,8 @@ pub struct Context {
     pub(crate) stores: Stores,
     /// Clients of the runtime clusters.
     pub(crate) clients: Clients,
+    /// Remarks on the access to runtime clusters that are reached.
+    pub(crate) access_remark: AccessRemark,
     /// Desired catalogs.
     pub(crate) catalog: Catalog,
     /// Layers of the modules.
@@ -389,16 +394,21 @@ impl Reconcile<'_> {
         let became_ready = self.findings.conditions.webhook == Some(Readiness::Ready) && !was_ready(&self.kyma);
         if works.minus(WorkSet::INSTALLER).is_empty() && !became_ready && !failed_on_runtime(&self.kyma) {
             ctx.caches.verified.keep(key, verified);
-            self.findings.conditions.access = Some(Readiness::Ready);
+            self.findings.conditions.access = Some(self.reached());
             self.put_off(works, &contested);
             return Ok(());
         }
         let runtime = remote::ensure(ctx, key, &client, &mut self.kyma, &mut contested).await?;
         ctx.caches.verified.keep(key, verified);
         self.put_off(works, &contested);
-        self.findings.conditions.access = Some(Readiness::Ready);
+        self.findings.conditions.access = Some(self.reached());
         self.runtime = Some((client, runtime));
         Ok(())
+    }
+
+    /// State of the condition `RuntimeAccess` after a response of the runtime cluster.
+    fn reached(&self) -> Readiness {
+        (self.ctx.access_remark)(self.key).map_or(Readiness::Ready, Readiness::ReadyWith)
     }
 
     /// Reports contested objects, and retries their repair with its own backoff. The rest of the reconcile goes on.

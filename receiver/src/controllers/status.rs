@@ -315,6 +315,18 @@ mod tests {
     }
 
     #[test]
+    fn remark_on_the_access_is_the_message_of_its_condition() {
+        let reached = |access| Findings {
+            conditions: Conditions { access: Some(access), ..Conditions::default() },
+            ..findings(&[State::Ready])
+        };
+        let status = compute(&KymaStatus::default(), &reached(Readiness::ReadyWith("reached, but")), &now(1));
+        assert_eq!(condition(&status, "RuntimeAccess"), ("True", "reached, but", 1));
+        let status = compute(&status, &reached(Readiness::Ready), &now(2));
+        assert_eq!(condition(&status, "RuntimeAccess"), ("True", "the runtime can be reached", 1));
+    }
+
+    #[test]
     fn deleting_wins_over_everything() {
         let status = first(&Findings { deleting: true, ..findings(&[State::Error]) });
         assert_eq!((status.state(), operation(&status).0), (State::Deleting, "waiting for modules to be deleted"));

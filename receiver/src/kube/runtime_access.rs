@@ -44,14 +44,14 @@ pub use response::{LimitError, Limits};
 pub use secret::{AccessSecret, ListedSecret};
 
 use crate::{
-    base::{body_missing::BodyMissingError, key::KymaKey},
+    base::{body_missing::BodyMissingError, key::KymaKey, system_roots::SystemRoots},
     kube::leader::WriteFence,
 };
 use addresses::AddressRules;
 use budget::{Account, MemoryBudget};
 use client::{CachedClient, ClientParts};
 use connector::AddressGuard;
-use kubeconfig::RuntimeKubeconfig;
+use kubeconfig::{Roots, RuntimeKubeconfig};
 
 /// Settings of the access to runtimes, from flags.
 #[derive(Clone, Debug, Default)]
@@ -64,6 +64,8 @@ pub struct Settings {
     pub limits: Limits,
     /// Memory budget of the responses of all runtimes.
     pub memory: MemoryLimits,
+    /// Roots for kubeconfigs without own ones.
+    pub system_roots: SystemRoots,
     /// Write fence of all requests to runtimes.
     pub fence: WriteFence,
 }
@@ -95,6 +97,9 @@ pub enum ClientError {
     #[error(transparent)]
     Body(#[from] BodyMissingError),
 }
+
+/// Remark on a runtime whose kubeconfig has no roots.
+const PUBLIC_ROOTS: &str = "the runtime can be reached; the kubeconfig has no CA data, so the public roots of the receiver's system are trusted";
 
 /// Limit of Secrets that [`RuntimeAccessError::Several`] names.
 const MAX_NAMED_SECRETS: usize = 5;
@@ -144,9 +149,10 @@ impl RuntimeAccess {
     /// Starts with no access to anything.
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics) -> Self {
-        let Settings { allow, deny, limits, memory, fence } = settings;
+        let Settings { allow, deny, limits, memory, system_roots, fence } = settings;
         let guard = AddressGuard { rules: Arc::new(AddressRules { allow, deny }), metrics };
-        let parts = ClientParts { guard, limits, provider: tls::provider(), fence };
+        let parts =
+            ClientParts { guard, limits, provider: tls::provider(), public_roots: system_roots.store().clone(), fence };
         let memory = MemoryBudget::new(memory);
         Self(Arc::new(Inner {
             parts,
@@ -234,6 +240,18 @@ impl RuntimeAccess {
         };
         cached.usage.touch();
         Ok((cached.client.clone(), entry.revision))
+    }
+
+    /// Returns what an operator should know about the access to a reachable runtime, as one sentence for the condition
+    /// `RuntimeAccess`.
+    #[must_use]
+    pub fn remark(&self, key: &KymaKey) -> Option<&'static str> {
+        let table = self.table();
+        let kubeconfig = only_kubeconfig(&table.entries.get(key)?.secrets).ok()?;
+        match kubeconfig.roots {
+            Roots::Own(_) => None,
+            Roots::Public => Some(PUBLIC_ROOTS),
+        }
     }
 
     /// Builds a client of a Kyma's runtime over HTTP/1.1, whose connections can be upgraded to WebSocket: for port-forwards.

@@ -32,7 +32,7 @@ use tokio::net::TcpStream;
 use tower::{BoxError, Service, ServiceExt as _, timeout::Timeout, util::BoxCloneSyncService};
 
 use super::fetch::Transport;
-use crate::base::error_levels;
+use crate::base::system_roots::SystemRoots;
 
 /// Lifetime of an idle pooled connection.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -71,19 +71,7 @@ pub enum TlsError {
 /// # Errors
 /// [`TlsError`]. Unreadable roots of the system are logged, because the file may be the only source.
 pub fn roots(ca_file: Option<&PathBuf>) -> Result<RootCertStore, TlsError> {
-    let mut store = RootCertStore::empty();
-    let system = rustls_native_certs::load_native_certs();
-    for error in &system.errors {
-        tracing::warn!(
-            error = error_levels::own(error),
-            cause = error_levels::cause(error),
-            "System root certificates cannot be read"
-        );
-    }
-    let (_, ignored) = store.add_parsable_certificates(system.certs);
-    if ignored > 0 {
-        tracing::warn!(ignored, "Some system root certificates are malformed");
-    }
+    let mut store = RootCertStore::clone(SystemRoots::load().store());
     if let Some(path) = ca_file {
         let pem = std::fs::read(path).map_err(|source| TlsError::Read { path: path.clone(), source })?;
         if pem.len() > MAX_CA_BYTES {

@@ -10,7 +10,10 @@ use tokio::time::Instant;
 
 use crate::{
     app::{Process, changes, counters::Counters},
-    base::{key::KymaKey, limits::REQUEST_DEADLINE, pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
+    base::{
+        key::KymaKey, limits::REQUEST_DEADLINE, pause::Pause, plans::Plans, stores::Stores, system_roots::SystemRoots,
+        takeover::Takeover,
+    },
     controllers::{
         catalog, installer, kyma,
         mandatory::MandatoryModules,
@@ -65,6 +68,7 @@ pub(super) fn components(
     let access = runtime_access::Settings {
         allow: config.allow_runtime_addresses.clone(),
         deny: config.deny_runtime_addresses.clone(),
+        system_roots: SystemRoots::load(),
         fence: fence.clone(),
         ..Default::default()
     };

@@ -33,6 +33,8 @@ const MAX_MESSAGE_CHARS: usize = 512;
 pub(crate) enum Readiness {
     /// The condition is met; for `SKRWebhook` the agent is installed, and its path was proven.
     Ready,
+    /// The condition is met; its message is this sentence instead of the usual one.
+    ReadyWith(&'static str),
     /// Not yet, or no longer.
     Not {
         /// CamelCase word of a closed set.

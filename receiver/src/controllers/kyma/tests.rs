@@ -115,6 +115,7 @@ impl Bed {
             kcp: kcp.client(),
             stores,
             clients: Box::new(move |_| Ok((client.clone(), 1))),
+            access_remark: Box::new(|_| None),
             catalog: Catalog::new(catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default()),
             layers: Box::new(move |_, found| match &*lookup.lock().unwrap() {
                 None => LayerLookup::Ready(layer_of(found)),

@@ -89,6 +89,7 @@ impl Conditions {
         ] {
             let (status, reason, message) = match found {
                 Some(Readiness::Ready) => (ConditionStatus::True, Condition::READY, well),
+                Some(Readiness::ReadyWith(message)) => (ConditionStatus::True, Condition::READY, *message),
                 Some(Readiness::Not { reason, message }) => (ConditionStatus::False, *reason, message.as_str()),
                 None => {
                     conditions.extend(old.condition(kind).cloned());

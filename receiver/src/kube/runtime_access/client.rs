@@ -14,14 +14,14 @@ use hyper_util::{
     rt::{TokioExecutor, TokioTimer},
 };
 use kube::{Client, client::middleware::BaseUriLayer};
-use rustls::{ClientConfig, client::Resumption, crypto::CryptoProvider};
+use rustls::{ClientConfig, RootCertStore, client::Resumption, crypto::CryptoProvider};
 use tokio::{sync::Semaphore, time::Instant};
 use tower::Layer;
 
 use super::{
     budget::Account,
     connector::{self, AddressGuard, Connector, Protocols},
-    kubeconfig::{Credentials, KubeconfigError, RuntimeKubeconfig, literal},
+    kubeconfig::{ClientCertificate, KubeconfigError, Roots, RuntimeKubeconfig, literal},
     response::{BoundedService, Limits},
 };
 use crate::kube::leader::WriteFence;
@@ -43,6 +43,8 @@ pub(super) struct ClientParts {
     pub(super) guard: AddressGuard,
     pub(super) limits: Limits,
     pub(super) provider: Arc<CryptoProvider>,
+    /// Roots for kubeconfigs without own ones.
+    pub(super) public_roots: Arc<RootCertStore>,
     pub(super) fence: WriteFence,
 }
 
@@ -80,7 +82,7 @@ impl Usage {
 /// inside a tokio executor, on which it spawns a task.
 ///
 /// # Errors
-/// [`KubeconfigError::ForbiddenAddress`] and [`KubeconfigError::ClientCertificate`].
+/// [`KubeconfigError::ForbiddenAddress`], [`KubeconfigError::NoPublicRoots`] and [`KubeconfigError::ClientCertificate`].
 pub(super) fn build(
     parts: &ClientParts,
     account: &Account,
@@ -115,33 +117,37 @@ pub(super) fn build(
     })
 }
 
-/// Builds the connector, and the value of the header `Authorization` if the credentials are a token.
+/// Builds the connector, and the value of the header `Authorization` if the credentials have a token.
 ///
 /// # Errors
-/// [`KubeconfigError::ForbiddenAddress`] and [`KubeconfigError::ClientCertificate`].
+/// [`KubeconfigError::ForbiddenAddress`], [`KubeconfigError::NoPublicRoots`] and [`KubeconfigError::ClientCertificate`].
 pub(super) fn connector(
     parts: &ClientParts,
     kubeconfig: &RuntimeKubeconfig,
     protocols: Protocols,
 ) -> Result<(Connector, Option<HeaderValue>), KubeconfigError> {
-    let ClientParts { guard, limits, provider, .. } = parts;
-    if let Some(address) = literal(&kubeconfig.server) {
+    let ClientParts { guard, limits, provider, public_roots, .. } = parts;
+    let RuntimeKubeconfig { server, server_name, roots, credentials } = kubeconfig;
+    if let Some(address) = literal(server) {
         guard.rules.check(address).map_err(KubeconfigError::ForbiddenAddress)?;
     }
-    let RuntimeKubeconfig { server_name, ca, credentials, .. } = kubeconfig;
-    let roots = ClientConfig::builder_with_provider(provider.clone())
+    let roots = match roots {
+        Roots::Own(roots) => roots,
+        Roots::Public if public_roots.is_empty() => return Err(KubeconfigError::NoPublicRoots),
+        Roots::Public => public_roots,
+    };
+    let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .map_err(|_| KubeconfigError::Ca)?
-        .with_root_certificates(ca.clone());
-    let (mut tls, authorization) = match credentials {
-        Credentials::Token(value) => (roots.with_no_client_auth(), Some(value.clone())),
-        Credentials::Certificate(chain, key) => {
-            let paired = roots.with_client_auth_cert(chain.clone(), key.clone_key());
-            (paired.map_err(|_| KubeconfigError::ClientCertificate)?, None)
-        }
+        .with_root_certificates(roots.clone());
+    let mut tls = match credentials.certificate() {
+        None => builder.with_no_client_auth(),
+        Some(ClientCertificate { chain, key }) => builder
+            .with_client_auth_cert(chain.clone(), key.clone_key())
+            .map_err(|_| KubeconfigError::ClientCertificate)?,
     };
     // A client is dropped with its credentials, so a resumed session never outlives them.
     tls.resumption = Resumption::in_memory_sessions(4);
     let connector = connector::build(guard.clone(), tls, server_name.clone(), limits.connect, protocols);
-    Ok((connector, authorization))
+    Ok((connector, credentials.authorization().cloned()))
 }

@@ -1,8 +1,9 @@
 //! Parses the kubeconfig of an access Secret into the parameters of a connection, or rejects it with one reason.
 //!
-//! A kubeconfig can make a client run commands, read files, trust any server and use any proxy. Here it is plain data:
-//! one https server, its CA, and a token or a client certificate, all inline. Everything else is rejected with a
-//! specific error.
+//! The current context selects one cluster and one user, as in client-go; other entries are ignored, because Gardener lists
+//! one cluster and one context for each address of a cluster. A kubeconfig can make a client run commands, read files,
+//! trust any server and use any proxy. Here it is plain data: one https server, its roots, and a token, a client
+//! certificate or both, all inline. Everything else in the selected pair is rejected with a specific error.
 
 mod wire;
 
@@ -41,21 +42,27 @@ pub enum KubeconfigError {
         /// Line of the error, from 1; 0 if unknown.
         line: u64,
     },
-    /// More than one entry in `clusters`.
-    #[error("the kubeconfig names {0} servers, only one is allowed")]
-    SeveralServers(usize),
-    /// None in `clusters`, or one without `server`.
+    /// None in `contexts`.
+    #[error("the kubeconfig has no context")]
+    NoContext,
+    /// No `current-context`, and more than one entry in `contexts`.
+    #[error("the kubeconfig has {0} contexts, and no current-context that selects one")]
+    SeveralContexts(usize),
+    /// `current-context` is not in `contexts`.
+    #[error("the kubeconfig's current-context is not among its contexts")]
+    UnknownContext,
+    /// The context refers to no cluster, or to one that is not in `clusters`.
+    #[error("the kubeconfig's current context names no cluster that the kubeconfig has")]
+    UnknownCluster,
+    /// The context refers to no user, or to one that is not in `users`.
+    #[error("the kubeconfig's current context names no user that the kubeconfig has")]
+    UnknownUser,
+    /// The selected context, cluster or user is defined more than once.
+    #[error("the kubeconfig defines the {0} of its current context more than once")]
+    Ambiguous(&'static str),
+    /// The cluster has no `server`.
     #[error("the kubeconfig names no server")]
     NoServer,
-    /// More than one entry in `users`.
-    #[error("the kubeconfig names {0} users, only one is allowed")]
-    SeveralUsers(usize),
-    /// More than one entry in `contexts`.
-    #[error("the kubeconfig has {0} contexts, only one is allowed")]
-    SeveralContexts(usize),
-    /// No context, one that refers to a missing cluster or user, or one that is not the current context.
-    #[error("the kubeconfig's current context does not name its cluster and its user")]
-    Context,
     /// `exec`.
     #[error("the kubeconfig wants to run a command (exec), which is not allowed")]
     Exec,
@@ -88,22 +95,19 @@ pub enum KubeconfigError {
     /// `tls-server-name`.
     #[error("the kubeconfig's tls-server-name is not a host name")]
     TlsServerName,
-    /// No `certificate-authority-data`.
-    #[error("the kubeconfig has no certificate-authority-data")]
-    NoCa,
-    /// Not base64, not PEM, or no usable certificate.
+    /// Not base64, not PEM, or without a usable certificate.
     #[error("the kubeconfig's certificate-authority-data is not readable")]
     Ca,
+    /// No `certificate-authority-data`, and no public roots.
+    #[error("the kubeconfig has no certificate-authority-data, and the receiver's system has no root certificates")]
+    NoPublicRoots,
     /// Neither token nor client certificate.
     #[error("the kubeconfig has neither a token nor a client certificate with key")]
     NoCredentials,
-    /// Both, of which the API server would choose the identity.
-    #[error("the kubeconfig has both a token and a client certificate, only one is allowed")]
-    SeveralCredentials,
     /// Characters that no header can carry.
     #[error("the kubeconfig's token is not usable")]
     Token,
-    /// Not base64, not PEM, or key and certificate do not belong together.
+    /// Not base64, not PEM, one without the other, or key and certificate do not belong together.
     #[error("the kubeconfig's client certificate and key are not usable together")]
     ClientCertificate,
     /// The server is a forbidden IP address.
@@ -119,18 +123,49 @@ pub struct RuntimeKubeconfig {
     /// The name or address that the server's certificate must carry: `tls-server-name`, or the host.
     pub server_name: ServerName<'static>,
     /// The only trusted roots.
-    pub ca: Arc<RootCertStore>,
+    pub roots: Roots,
     /// Credentials of the receiver in the runtime.
     pub credentials: Credentials,
 }
 
-/// Credentials of the receiver in the runtime.
+/// Roots that the server's certificate must chain to.
 #[derive(Debug)]
-pub enum Credentials {
-    /// The value of the header `Authorization`, marked as sensitive.
-    Token(HeaderValue),
-    /// Chain, leaf first, and the leaf's key.
-    Certificate(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>),
+pub enum Roots {
+    /// Those in `certificate-authority-data`.
+    Own(Arc<RootCertStore>),
+    /// Those of the receiver's system, because the kubeconfig has none.
+    Public,
+}
+
+/// Credentials of the receiver in the runtime: a token, a client certificate, or both. With both, the API server decides
+/// which one counts.
+#[derive(Debug)]
+pub struct Credentials {
+    authorization: Option<HeaderValue>,
+    certificate: Option<ClientCertificate>,
+}
+
+/// A client certificate with its key.
+#[derive(Debug)]
+pub struct ClientCertificate {
+    /// The certificates, leaf first.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// The private key of the leaf.
+    pub key: PrivateKeyDer<'static>,
+}
+
+impl Credentials {
+    /// The value of the header `Authorization`, marked as sensitive, if there is a token.
+    #[must_use]
+    pub const fn authorization(&self) -> Option<&HeaderValue> {
+        self.authorization.as_ref()
+    }
+
+    /// The client certificate for the TLS handshake.
+    #[must_use]
+    pub const fn certificate(&self) -> Option<&ClientCertificate> {
+        self.certificate.as_ref()
+    }
 }
 
 impl RuntimeKubeconfig {
@@ -149,7 +184,7 @@ impl RuntimeKubeconfig {
         let raw: wire::Kubeconfig = serde_saphyr::from_slice(bytes).map_err(|error| KubeconfigError::Malformed {
             line: error.location().map_or(0, |location| location.line()),
         })?;
-        let (cluster, user) = select(raw)?;
+        let Selected { cluster, user } = select(raw)?;
         reject_dangers(&cluster, &user)?;
         let server = server(cluster.server.as_deref())?;
         let server_name = match non_empty(cluster.tls_server_name) {
@@ -157,9 +192,11 @@ impl RuntimeKubeconfig {
             None => ServerName::try_from(bare(server.host().unwrap_or_default()).to_owned())
                 .map_err(|_| KubeconfigError::ServerUrl)?,
         };
-        let ca = non_empty(cluster.certificate_authority_data).ok_or(KubeconfigError::NoCa)?;
-        let ca = roots(&ca).ok_or(KubeconfigError::Ca)?.into();
-        Ok(Self { server, server_name, ca, credentials: credentials(user)? })
+        let roots = match non_empty(cluster.certificate_authority_data) {
+            Some(data) => Roots::Own(own_roots(&data).ok_or(KubeconfigError::Ca)?.into()),
+            None => Roots::Public,
+        };
+        Ok(Self { server, server_name, roots, credentials: credentials(user)? })
     }
 }
 
@@ -173,40 +210,46 @@ fn bare(host: &str) -> &str {
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
-/// Selects the only cluster and the only user, which the only context must refer to.
-fn select(raw: wire::Kubeconfig) -> Result<(wire::Cluster, wire::User), KubeconfigError> {
-    let wire::Kubeconfig { clusters, users, contexts, current_context } = raw;
-    let cluster = only(clusters, KubeconfigError::NoServer, KubeconfigError::SeveralServers)?;
-    let user = only(users, KubeconfigError::NoCredentials, KubeconfigError::SeveralUsers)?;
-    let context = only(contexts, KubeconfigError::Context, KubeconfigError::SeveralContexts)?;
-    let references = context.context.unwrap_or_default();
-    let is_named = |reference: Option<String>, name: Option<String>| reference == Some(name.unwrap_or_default());
-    let is_complete = is_named(references.cluster, cluster.name) && is_named(references.user, user.name);
-    let is_current = non_empty(current_context).is_none_or(|name| is_named(Some(name), context.name));
-    if is_current && is_complete {
-        Ok((cluster.cluster.unwrap_or_default(), user.user.unwrap_or_default()))
-    } else {
-        Err(KubeconfigError::Context)
-    }
+/// The cluster and the user of one context.
+struct Selected {
+    cluster: wire::Cluster,
+    user: wire::User,
 }
 
-fn only<T>(
-    list: Option<Vec<T>>,
-    none: KubeconfigError,
-    several: fn(usize) -> KubeconfigError,
-) -> Result<T, KubeconfigError> {
-    let mut list = list.unwrap_or_default();
-    match list.len() {
-        0 | 1 => list.pop().ok_or(none),
-        many => Err(several(many)),
+/// Selects cluster and user of the current context; without `current-context`, those of the only context.
+fn select(raw: wire::Kubeconfig) -> Result<Selected, KubeconfigError> {
+    let wire::Kubeconfig { clusters, users, contexts, current_context } = raw;
+    let mut contexts = contexts.unwrap_or_default();
+    let context = match non_empty(current_context) {
+        Some(name) => {
+            let has_name = |context: &wire::NamedContext| context.name.as_ref() == Some(&name);
+            only(contexts, has_name, "context")?.ok_or(KubeconfigError::UnknownContext)?
+        }
+        None if contexts.len() > 1 => return Err(KubeconfigError::SeveralContexts(contexts.len())),
+        None => contexts.pop().ok_or(KubeconfigError::NoContext)?,
+    };
+    let references = context.context.unwrap_or_default();
+    let named = non_empty(references.cluster).ok_or(KubeconfigError::UnknownCluster)?;
+    let cluster = only(clusters.unwrap_or_default(), |cluster| cluster.name.as_ref() == Some(&named), "cluster")?;
+    let cluster = cluster.ok_or(KubeconfigError::UnknownCluster)?;
+    let named = non_empty(references.user).ok_or(KubeconfigError::UnknownUser)?;
+    let user = only(users.unwrap_or_default(), |user| user.name.as_ref() == Some(&named), "user")?;
+    let user = user.ok_or(KubeconfigError::UnknownUser)?;
+    Ok(Selected { cluster: cluster.cluster.unwrap_or_default(), user: user.user.unwrap_or_default() })
+}
+
+/// Returns the only matching entry, if there is one.
+fn only<T>(list: Vec<T>, is_wanted: impl Fn(&T) -> bool, kind: &'static str) -> Result<Option<T>, KubeconfigError> {
+    let mut wanted = list.into_iter().filter(is_wanted);
+    match (wanted.next(), wanted.next()) {
+        (_, Some(_)) => Err(KubeconfigError::Ambiguous(kind)),
+        (found, None) => Ok(found),
     }
 }
 
 fn reject_dangers(cluster: &wire::Cluster, user: &wire::User) -> Result<(), KubeconfigError> {
-    let path = |path: &Option<String>, field| match path {
-        Some(path) if !path.is_empty() => Err(KubeconfigError::FilePath(field)),
-        _ => Ok(()),
-    };
+    let is_set = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
+    let path = |path: &Option<String>, field| if is_set(path) { Err(KubeconfigError::FilePath(field)) } else { Ok(()) };
     let reject = |is: bool, refusal| if is { Err(refusal) } else { Ok(()) };
     reject(user.exec.is_some(), KubeconfigError::Exec)?;
     reject(user.auth_provider.is_some(), KubeconfigError::AuthProvider)?;
@@ -214,16 +257,24 @@ fn reject_dangers(cluster: &wire::Cluster, user: &wire::User) -> Result<(), Kube
     path(&user.client_certificate, "client-certificate")?;
     path(&user.client_key, "client-key")?;
     path(&cluster.certificate_authority, "certificate-authority")?;
-    reject(user.username.is_some() || user.password.is_some(), KubeconfigError::BasicAuth)?;
-    let impersonation = [&user.impersonate, &user.as_uid, &user.as_groups, &user.as_user_extra];
-    reject(impersonation.into_iter().any(Option::is_some), KubeconfigError::Impersonation)?;
-    reject(cluster.proxy_url.as_deref().is_some_and(|url| !url.is_empty()), KubeconfigError::Proxy)?;
+    reject(is_set(&user.username) || is_set(&user.password), KubeconfigError::BasicAuth)?;
+    let has_groups = user.as_groups.as_ref().is_some_and(|groups| !groups.is_empty());
+    let has_extra = user.as_user_extra.as_ref().is_some_and(|extra| !extra.is_empty());
+    let impersonates = is_set(&user.impersonate) || is_set(&user.as_uid) || has_groups || has_extra;
+    reject(impersonates, KubeconfigError::Impersonation)?;
+    reject(is_set(&cluster.proxy_url), KubeconfigError::Proxy)?;
     reject(cluster.insecure_skip_tls_verify == Some(true), KubeconfigError::Insecure)
 }
 
+/// Parses the URL of the server. One without a scheme is a host with an optional port, reached by https, as in client-go.
 fn server(text: Option<&str>) -> Result<Uri, KubeconfigError> {
     let text = text.map(str::trim).filter(|text| !text.is_empty()).ok_or(KubeconfigError::NoServer)?;
-    let uri: Uri = text.parse().map_err(|_| KubeconfigError::ServerUrl)?;
+    let uri: Uri = match text.contains("://") {
+        true => text.parse(),
+        false if text.trim_end_matches('/').contains('/') => return Err(KubeconfigError::ServerUrl),
+        false => format!("https://{text}").parse(),
+    }
+    .map_err(|_| KubeconfigError::ServerUrl)?;
     if uri.scheme() != Some(&Scheme::HTTPS) {
         return Err(KubeconfigError::NotHttps);
     }
@@ -233,30 +284,41 @@ fn server(text: Option<&str>) -> Result<Uri, KubeconfigError> {
     if usable { Ok(uri) } else { Err(KubeconfigError::ServerUrl) }
 }
 
-fn roots(data: &str) -> Option<RootCertStore> {
-    tls::roots(&tls::certificates(&decode(data)?).ok()?).ok()
+/// Returns the usable certificates of a bundle, if there is one; the others are skipped, as Go does.
+fn own_roots(data: &str) -> Option<RootCertStore> {
+    let pem = decode(data)?;
+    let certificates = CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok);
+    let mut store = RootCertStore::empty();
+    store.add_parsable_certificates(certificates);
+    store.roots.shrink_to_fit();
+    Some(store).filter(|store| !store.is_empty())
 }
 
+/// A key without a certificate is ignored beside a token, as in client-go.
 fn credentials(user: wire::User) -> Result<Credentials, KubeconfigError> {
-    let token = non_empty(user.token.map(|token| token.trim().to_owned()));
-    let certificate = non_empty(user.client_certificate_data);
-    let key = non_empty(user.client_key_data);
-    match (token, certificate, key) {
-        (Some(token), None, None) => {
+    let authorization = match non_empty(user.token.map(|token| token.trim().to_owned())) {
+        Some(token) => {
             let mut value = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| KubeconfigError::Token)?;
             value.set_sensitive(true);
-            Ok(Credentials::Token(value))
+            Some(value)
         }
-        (None, Some(certificate), Some(key)) => pair(&certificate, &key).ok_or(KubeconfigError::ClientCertificate),
-        (Some(_), Some(_), _) | (Some(_), _, Some(_)) => Err(KubeconfigError::SeveralCredentials),
-        (None, _, _) => Err(KubeconfigError::NoCredentials),
+        None => None,
+    };
+    let certificate = match (non_empty(user.client_certificate_data), non_empty(user.client_key_data)) {
+        (Some(certificate), Some(key)) => Some(pair(&certificate, &key).ok_or(KubeconfigError::ClientCertificate)?),
+        (Some(_), None) => return Err(KubeconfigError::ClientCertificate),
+        (None, _) => None,
+    };
+    if authorization.is_none() && certificate.is_none() {
+        return Err(KubeconfigError::NoCredentials);
     }
+    Ok(Credentials { authorization, certificate })
 }
 
-fn pair(certificate: &str, key: &str) -> Option<Credentials> {
+fn pair(certificate: &str, key: &str) -> Option<ClientCertificate> {
     let chain = tls::certificates(&decode(certificate)?).ok().filter(|chain| !chain.is_empty())?;
     let key = PrivateKeyDer::from_pem_slice(&decode(key)?).ok()?;
-    Some(Credentials::Certificate(chain, key))
+    Some(ClientCertificate { chain, key })
 }
 
 /// Ignores line breaks like Go's decoder; YAML block scalars contain them.
@@ -292,11 +354,13 @@ mod tests {
         let (ca, cert, key) = (party.certificate_data(), party.certificate_data(), party.key_data());
         let cluster = format!("server: 'https://runtime:6443/prefix', certificate-authority-data: {ca}, extra: 1");
         let by_token = parse(&kubeconfig(&cluster, "token: sesame")).unwrap();
-        assert!(matches!(&by_token.credentials, Credentials::Token(value) if value == "Bearer sesame"));
+        assert_eq!(by_token.credentials.authorization().unwrap(), "Bearer sesame");
+        assert!(by_token.credentials.certificate().is_none());
         assert_eq!(by_token.server, "https://runtime:6443/prefix");
         let user = format!("client-certificate-data: {cert}, client-key-data: {key}");
         let by_certificate = parse(&kubeconfig(&cluster, &user)).unwrap();
-        assert!(matches!(&by_certificate.credentials, Credentials::Certificate(chain, _) if chain.len() == 1));
+        assert_eq!(by_certificate.credentials.certificate().unwrap().chain.len(), 1);
+        assert!(by_certificate.credentials.authorization().is_none());
         let named = parse(&kubeconfig(&format!("{cluster}, tls-server-name: other"), "token: sesame")).unwrap();
         assert_eq!(named.server_name.to_str(), "other");
         assert_eq!(by_token.server_name.to_str(), "runtime");
@@ -339,7 +403,9 @@ mod tests {
             ("", "neither a token nor a client certificate"),
             ("token: ''", "neither a token nor a client certificate"),
             ("client-key-data: aGk=", "neither a token nor a client certificate"),
-            (&format!("token: t, {certificate}"), "both a token and a client certificate"),
+            ("client-certificate-data: aGk=", "not usable together"),
+            ("token: t, client-certificate-data: aGk=", "not usable together"),
+            (&format!("username: u, {certificate}"), "user name and password"),
             ("token: \"a\\nb\"", "token is not usable"),
             ("client-certificate-data: '*', client-key-data: '*'", "not usable together"),
             ("client-certificate-data: aGk=, client-key-data: aGk=", "not usable together"),
@@ -354,13 +420,13 @@ mod tests {
             (format!("{good}, certificate-authority: /ca.crt"), "names a file (certificate-authority)"),
             (format!("{good}, tls-server-name: '-?'"), "tls-server-name is not a host name"),
             (format!("server: 'http://runtime', {data}"), "not an https address"),
-            (format!("server: 'runtime:6443', {data}"), "not an https address"),
+            (format!("server: 'runtime:6443/prefix', {data}"), "not a usable URL"),
+            (format!("server: 'ftp://runtime', {data}"), "not an https address"),
             (format!("server: 'https://user@runtime', {data}"), "not a usable URL"),
             (format!("server: 'https://runtime/?a=b', {data}"), "not a usable URL"),
             (format!("server: 'https://run time', {data}"), "not a usable URL"),
             (format!("server: 'https://127.1', {data}"), "not a usable URL"),
             (data.clone(), "names no server"),
-            ("server: 'https://runtime'".to_owned(), "no certificate-authority-data"),
             (
                 "server: 'https://runtime', certificate-authority-data: '*'".to_owned(),
                 "certificate-authority-data is not readable",
@@ -375,8 +441,110 @@ mod tests {
         }
     }
 
+    /// A kubeconfig in the form of Gardener's `adminkubeconfig`: one cluster and one context for each advertised address.
+    fn of_gardener(current: &str) -> String {
+        let (external, internal) =
+            (Party::new("external").certificate_data(), Party::new("internal").certificate_data());
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: {current}\nclusters:\n\
+             - name: s-external\n  cluster:\n    server: https://api.s.external.test\n    certificate-authority-data: {external}\n\
+             - name: s-internal\n  cluster:\n    server: https://api.s.internal.test\n    certificate-authority-data: {internal}\n\
+             - name: s-wildcard\n  cluster:\n    server: https://api-s.wildcard.test\n\
+             contexts:\n\
+             - name: s-external\n  context:\n    cluster: s-external\n    user: admin\n\
+             - name: s-internal\n  context:\n    cluster: s-internal\n    user: admin\n\
+             - name: s-wildcard\n  context:\n    cluster: s-wildcard\n    user: admin\n\
+             users:\n- name: admin\n  user:\n    token: sesame\n"
+        )
+    }
+
     #[test]
-    fn only_one_cluster_user_and_context_are_allowed() {
+    fn current_context_selects_among_the_addresses_of_a_cluster() {
+        for (current, host, has_own_roots) in [
+            ("s-external", "api.s.external.test", true),
+            ("s-internal", "api.s.internal.test", true),
+            ("s-wildcard", "api-s.wildcard.test", false),
+        ] {
+            let parsed = parse(&of_gardener(current)).unwrap();
+            assert_eq!(parsed.server.host(), Some(host));
+            assert_eq!(matches!(parsed.roots, Roots::Own(_)), has_own_roots, "{current}");
+            assert_eq!(parsed.credentials.authorization().unwrap(), "Bearer sesame");
+        }
+        assert_eq!(parse(&of_gardener("")).unwrap_err(), KubeconfigError::SeveralContexts(3));
+        assert_eq!(parse(&of_gardener("other")).unwrap_err(), KubeconfigError::UnknownContext);
+    }
+
+    #[test]
+    fn entries_that_the_current_context_does_not_use_are_not_judged() {
+        let ca = Party::new("runtime").certificate_data();
+        let text = format!(
+            "current-context: mine\n\
+             clusters: [{{name: other, cluster: {{server: 'http://plain', insecure-skip-tls-verify: true, proxy-url: 'http://p'}}}},\n\
+             {{name: mine, cluster: {{server: 'https://runtime', certificate-authority-data: {ca}}}}}]\n\
+             users: [{{name: other, user: {{exec: {{command: rm}}, client-key: /etc/key}}}}, {{name: mine, user: {{token: t}}}}]\n\
+             contexts: [{{name: other, context: {{cluster: none, user: none}}}},\n\
+             {{name: mine, context: {{cluster: mine, user: mine, namespace: n}}}}]\n"
+        );
+        assert_eq!(parse(&text).unwrap().server.host(), Some("runtime"));
+        let dangerous = text
+            .replace("current-context: mine", "current-context: dangerous")
+            .replace("contexts: [", "contexts: [{name: dangerous, context: {cluster: mine, user: other}}, ");
+        assert_eq!(parse(&dangerous).unwrap_err(), KubeconfigError::Exec);
+    }
+
+    #[test]
+    fn token_and_client_certificate_are_used_together() {
+        let party = Party::new("runtime");
+        let (ca, key) = (party.certificate_data(), party.key_data());
+        let cluster = format!("server: 'https://runtime', certificate-authority-data: {ca}");
+        let user = format!("token: t, client-certificate-data: {ca}, client-key-data: {key}");
+        let both = parse(&kubeconfig(&cluster, &user)).unwrap().credentials;
+        assert_eq!(both.authorization().unwrap(), "Bearer t");
+        assert_eq!(both.certificate().unwrap().chain.len(), 1);
+    }
+
+    #[test]
+    fn kubeconfig_without_roots_relies_on_public_ones() {
+        for cluster in ["server: 'https://runtime'", "server: 'https://runtime', certificate-authority-data: ''"] {
+            assert!(matches!(parse(&kubeconfig(cluster, "token: t")).unwrap().roots, Roots::Public), "{cluster}");
+        }
+    }
+
+    #[test]
+    fn one_usable_root_suffices() {
+        let party = Party::new("runtime");
+        let good = String::from_utf8(STANDARD.decode(party.certificate_data()).unwrap()).unwrap();
+        let broken = "-----BEGIN CERTIFICATE-----\naGk=\n-----END CERTIFICATE-----\n";
+        let data = |pem: String| STANDARD.encode(pem);
+        let parse_ca = |data: String| {
+            parse(&kubeconfig(&format!("server: 'https://runtime', certificate-authority-data: {data}"), "token: t"))
+        };
+        for pem in [format!("{broken}{good}"), format!("{good}{broken}"), format!("words\n{good}")] {
+            assert!(matches!(parse_ca(data(pem)).unwrap().roots, Roots::Own(roots) if roots.len() == 1));
+        }
+        assert_eq!(parse_ca(data(broken.to_owned())).unwrap_err(), KubeconfigError::Ca);
+    }
+
+    #[test]
+    fn server_without_a_scheme_is_https_and_empty_fields_are_absent() {
+        let ca = Party::new("runtime").certificate_data();
+        let data = format!("certificate-authority-data: {ca}");
+        for (server, expected) in [
+            ("runtime", "https://runtime/"),
+            ("runtime:6443", "https://runtime:6443/"),
+            ("'[::1]:6443'", "https://[::1]:6443/"),
+            ("HTTPS://runtime", "https://runtime/"),
+        ] {
+            let parsed = parse(&kubeconfig(&format!("server: {server}, {data}"), "token: t")).unwrap();
+            assert_eq!(parsed.server.to_string(), expected, "{server}");
+        }
+        let user = "token: t, username: '', password: '', as: '', as-uid: '', as-groups: [], as-user-extra: {}, \
+                    tokenFile: '', exec: null, client-key-data: aGk=";
+        parse(&kubeconfig(&format!("server: 'https://runtime', {data}"), user)).unwrap();
+    }
+
+    #[test]
+    fn context_must_lead_to_one_cluster_and_one_user() {
         let whole =
             "clusters: [{name: a}]\nusers: [{name: b}]\ncontexts: [{name: c, context: {cluster: a, user: b}}]\n";
         let long = format!("# {}", "x".repeat(MAX_BYTES));
@@ -384,21 +552,17 @@ mod tests {
             ("", KubeconfigError::NoKey),
             (" \n", KubeconfigError::NoKey),
             (long.as_str(), KubeconfigError::TooLarge),
-            ("{}", KubeconfigError::NoServer),
-            ("clusters: null", KubeconfigError::NoServer),
-            ("clusters: [{name: a}, {name: b}]", KubeconfigError::SeveralServers(2)),
-            ("clusters: [{name: a}]", KubeconfigError::NoCredentials),
-            ("clusters: [{name: a}]\nusers: [{name: a}, {name: b}, {name: c}]", KubeconfigError::SeveralUsers(3)),
-            ("clusters: [{name: a}]\nusers: [{name: a}]", KubeconfigError::Context),
-            (
-                "clusters: [{name: a}]\nusers: [{name: a}]\ncontexts: [{name: a}, {name: b}]",
-                KubeconfigError::SeveralContexts(2),
-            ),
-            (
-                "clusters: [{name: a}]\nusers: [{name: b}]\ncontexts: [{name: c, context: {cluster: a, user: x}}]",
-                KubeconfigError::Context,
-            ),
-            (&format!("{whole}current-context: other"), KubeconfigError::Context),
+            ("{}", KubeconfigError::NoContext),
+            ("contexts: null", KubeconfigError::NoContext),
+            ("contexts: [{name: a}, {name: b}]", KubeconfigError::SeveralContexts(2)),
+            ("contexts: [{name: a}, {name: a}]\ncurrent-context: a", KubeconfigError::Ambiguous("context")),
+            ("contexts: [{name: a}]\ncurrent-context: b", KubeconfigError::UnknownContext),
+            ("contexts: [{name: a}]", KubeconfigError::UnknownCluster),
+            ("contexts: [{name: c, context: {cluster: x}}]\nclusters: [{name: a}]", KubeconfigError::UnknownCluster),
+            (&whole.replace("user: b", "user: x"), KubeconfigError::UnknownUser),
+            (&whole.replace("clusters: [", "clusters: [{name: a}, "), KubeconfigError::Ambiguous("cluster")),
+            (&whole.replace("users: [", "users: [{name: b}, "), KubeconfigError::Ambiguous("user")),
+            (&format!("{whole}current-context: other"), KubeconfigError::UnknownContext),
             (whole, KubeconfigError::NoServer),
         ] {
             assert_eq!(parse(text).unwrap_err(), refusal, "{text:.200}");

@@ -156,6 +156,43 @@ async fn client_certificate_is_presented_and_its_lack_is_an_auth_error() {
 }
 
 #[tokio::test]
+async fn certificate_and_token_are_sent_together() {
+    let runtime_user = Party::new("user");
+    let (server, seen) = recording(Some(&runtime_user), &[H2]).await;
+    let user = format!(
+        "token: sesame, client-certificate-data: {}, client-key-data: {}",
+        runtime_user.certificate_data(),
+        runtime_user.key_data()
+    );
+    get(access(local(), server.kubeconfig("127.0.0.1", &user)).client(&key()).unwrap()).await.unwrap();
+    assert_eq!(seen.lock().unwrap()[0].0[header::AUTHORIZATION], "Bearer sesame");
+}
+
+#[tokio::test]
+async fn kubeconfig_without_roots_trusts_those_of_the_system_alone() {
+    let (server, seen) = recording(None, &[H2]).await;
+    let kubeconfig = String::from_utf8(server.kubeconfig("127.0.0.1", "token: sesame")).unwrap();
+    let with_roots = access(local(), kubeconfig.clone().into_bytes());
+    assert_eq!(with_roots.remark(&key()), None);
+    let data = format!(", certificate-authority-data: {}", server.party.certificate_data());
+    assert!(kubeconfig.contains(&data));
+    let kubeconfig = kubeconfig.replace(&data, "").into_bytes();
+
+    let system_roots = SystemRoots::from(server.party.roots());
+    let public = access(Settings { system_roots, ..local() }, kubeconfig.clone());
+    get(public.client(&key()).unwrap()).await.unwrap();
+    assert!(public.remark(&key()).unwrap().contains("public roots"));
+
+    let system_roots = SystemRoots::from(Party::new("other").roots());
+    let foreign = access(Settings { system_roots, ..local() }, kubeconfig.clone());
+    let error = get(foreign.client(&key()).unwrap()).await.unwrap_err();
+    assert_eq!(classify(&error), ErrorClass::Auth, "{error:?}");
+    let none = access(local(), kubeconfig).client(&key()).err();
+    assert_eq!(none, Some(RuntimeAccessError::from(KubeconfigError::NoPublicRoots).into()));
+    assert_eq!(seen.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
 async fn server_of_another_ca_is_not_trusted() {
     let (server, seen) = recording(None, &[H2]).await;
     let kubeconfig = String::from_utf8(server.kubeconfig("127.0.0.1", "token: sesame")).unwrap();

@@ -18,7 +18,7 @@ use super::{
 /// connection has no response body, and HTTP/2 has no such upgrade. It connects only when used.
 ///
 /// # Errors
-/// [`KubeconfigError::ForbiddenAddress`] and [`KubeconfigError::ClientCertificate`].
+/// [`KubeconfigError::ForbiddenAddress`], [`KubeconfigError::NoPublicRoots`] and [`KubeconfigError::ClientCertificate`].
 pub(super) fn build(parts: &ClientParts, kubeconfig: &RuntimeKubeconfig) -> Result<Client, KubeconfigError> {
     let (connector, authorization) = connector(parts, kubeconfig, Protocols::Http1)?;
     let client = legacy::Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);

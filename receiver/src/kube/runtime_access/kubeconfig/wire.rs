@@ -1,6 +1,8 @@
 //! Wire format of the kubeconfig: only the fields that are used or rejected. Of fields that would make a client act on
-//! the receiver's own machine, only the presence is parsed. `null`, which Go writes for empty lists and structs, counts
-//! as absent. Nothing here has a `Debug`, which would show tokens and keys.
+//! the receiver's own machine, only the presence is parsed. `null` and empty values, which Go writes for fields without
+//! content, count as absent. Nothing here has a `Debug`, which would show tokens and keys.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, de::IgnoredAny};
 
@@ -46,15 +48,15 @@ pub(super) struct User {
     pub(super) client_certificate_data: Option<String>,
     pub(super) client_key: Option<String>,
     pub(super) client_key_data: Option<String>,
-    pub(super) username: Option<IgnoredAny>,
-    pub(super) password: Option<IgnoredAny>,
+    pub(super) username: Option<String>,
+    pub(super) password: Option<String>,
     pub(super) exec: Option<IgnoredAny>,
     pub(super) auth_provider: Option<IgnoredAny>,
     #[serde(rename = "as")]
-    pub(super) impersonate: Option<IgnoredAny>,
-    pub(super) as_uid: Option<IgnoredAny>,
-    pub(super) as_groups: Option<IgnoredAny>,
-    pub(super) as_user_extra: Option<IgnoredAny>,
+    pub(super) impersonate: Option<String>,
+    pub(super) as_uid: Option<String>,
+    pub(super) as_groups: Option<Vec<IgnoredAny>>,
+    pub(super) as_user_extra: Option<BTreeMap<String, IgnoredAny>>,
 }
 
 #[derive(Deserialize)]

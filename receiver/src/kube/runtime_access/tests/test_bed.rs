@@ -51,7 +51,7 @@ impl Party {
         STANDARD.encode(self.key.serialize_pem())
     }
 
-    fn roots(&self) -> RootCertStore {
+    pub(in crate::kube::runtime_access) fn roots(&self) -> RootCertStore {
         tls::roots(&[self.certificate.der().clone()]).unwrap()
     }
 }

@@ -33,8 +33,8 @@ impl Refreshes {
     }
 }
 
-/// Servers in the kubeconfig of a version: it is refused for their number, by which readers of the access show the version.
-fn servers(version: u64) -> usize {
+/// Contexts in the kubeconfig of a version: it is refused for their number, by which readers of the access show the version.
+fn contexts(version: u64) -> usize {
     usize::try_from(version).unwrap() + 2
 }
 
@@ -60,7 +60,7 @@ impl TestKind for SecretCache {
     }
 
     fn object(name: &str, kyma: &str, version: u64) -> Value {
-        let kubeconfig = format!("clusters: [{}]", vec!["{}"; servers(version)].join(", "));
+        let kubeconfig = format!("contexts: [{}]", vec!["{}"; contexts(version)].join(", "));
         json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": NAMESPACE,
             "resourceVersion": version.to_string(), "labels": {label::KYMA_NAME: kyma}},
             "data": {KUBECONFIG_KEY: STANDARD.encode(kubeconfig)}})
@@ -82,8 +82,8 @@ impl TestKind for SecretCache {
                 let expected = expected.iter().map(|(name, _)| name).take(5);
                 Ok(names.len() > 1 && names.iter().eq(expected))
             }
-            Err(ClientError::Access(RuntimeAccessError::Kubeconfig(KubeconfigError::SeveralServers(number)))) => {
-                Ok(expected.len() == 1 && servers(expected[0].1) == number)
+            Err(ClientError::Access(RuntimeAccessError::Kubeconfig(KubeconfigError::SeveralContexts(number)))) => {
+                Ok(expected.len() == 1 && contexts(expected[0].1) == number)
             }
             other => panic!("{other:?}"),
         }
