@@ -26,15 +26,16 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
-use base64::{Engine as _, prelude::BASE64_STANDARD, prelude::BASE64_URL_SAFE_NO_PAD};
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use rustls::{
     ServerConfig,
     pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
     version::TLS13,
 };
-use serde_json::json;
 use tokio::net::TcpListener;
+
+use crate::control_plane::credentials;
 
 mod calls;
 mod cluster;
@@ -108,14 +109,7 @@ impl FakeApiServer {
     #[must_use]
     pub fn kubeconfig(&self, name: &str) -> String {
         let server = format!("https://{}/clusters/{name}", self.address);
-        let data = BASE64_STANDARD.encode(&self.authority);
-        json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "fake",
-            "clusters": [{"name": "fake", "cluster": {"server": server, "certificate-authority-data": data}}],
-            "users": [{"name": "fake", "user": {"token": self.token}}],
-            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
-        })
-        .to_string()
+        credentials::kubeconfig("fake", &server, self.authority.as_bytes(), &self.token).to_string()
     }
 
     /// Refuses the pods of all further Deployments whose specs contain this text, such as the tag of an image, in every

@@ -7,7 +7,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD, prelude::BASE64_URL_SAFE_NO_
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Reason why a cluster's credentials could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -111,19 +111,34 @@ impl Credentials {
     /// only JSON.
     #[must_use]
     pub fn kubeconfig(&self, cluster: &str, url: &str, token: &str) -> String {
-        let config = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": cluster, "cluster": {
-                "server": url,
-                "certificate-authority-data": BASE64_STANDARD.encode(&self.ca_pem),
-            }}],
-            "users": [{"name": "bearer", "user": {"token": token}}],
-            "contexts": [{"name": cluster, "context": {"cluster": cluster, "user": "bearer"}}],
-            "current-context": cluster,
-        });
-        config.to_string()
+        kubeconfig(cluster, url, self.ca_pem.as_bytes(), token).to_string()
     }
+}
+
+/// A kubeconfig in the form of Gardener's `adminkubeconfig`: one cluster and one context for each advertised address of
+/// the API server, one user, and a current context. Only the address of the current context can be reached; the others
+/// come first and last, and the last one relies on public roots.
+#[must_use]
+pub fn kubeconfig(cluster: &str, url: &str, ca_pem: &[u8], token: &str) -> Value {
+    let ca = BASE64_STANDARD.encode(ca_pem);
+    let internal = format!("{cluster}-internal");
+    let external = format!("{cluster}-external");
+    let wildcard = format!("{cluster}-wildcard");
+    let context = |name: &str| json!({"name": name, "context": {"cluster": name, "user": cluster}});
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": external,
+        "clusters": [
+            {"name": internal, "cluster": {
+                "server": "https://api.internal.invalid", "certificate-authority-data": ca,
+            }},
+            {"name": external, "cluster": {"server": url, "certificate-authority-data": ca}},
+            {"name": wildcard, "cluster": {"server": "https://api.wildcard.invalid"}},
+        ],
+        "contexts": [context(&internal), context(&external), context(&wildcard)],
+        "users": [{"name": cluster, "user": {"token": token}}],
+    })
 }
 
 /// A CA, and a server certificate with its key for loopback; all PEM.
@@ -162,7 +177,8 @@ mod tests {
         let credentials = Credentials::create("kcp", dir.path()).expect("made");
         let text = credentials.kubeconfig("kcp", "https://127.0.0.1:1", credentials.token(ClusterUser::User));
         let config = kube::config::Kubeconfig::from_yaml(&text).expect("kube reads it");
-        let cluster = config.clusters[0].cluster.as_ref().expect("a cluster");
+        let current = config.clusters.iter().find(|named| Some(&named.name) == config.current_context.as_ref());
+        let cluster = current.and_then(|named| named.cluster.as_ref()).expect("a cluster");
         assert_eq!(cluster.insecure_skip_tls_verify, None);
         let ca = cluster.certificate_authority_data.as_ref().expect("a CA");
         assert_eq!(BASE64_STANDARD.decode(ca).expect("base64"), credentials.ca_pem.as_bytes());

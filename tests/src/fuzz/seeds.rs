@@ -17,6 +17,8 @@ use tidewatch_shared::{
     tls::Identity,
 };
 
+use crate::control_plane::credentials;
+
 pub(super) use module::{COMPONENT, COMPONENT_VERSION, DESCRIPTOR_MEDIA_TYPE};
 
 /// Time of the known signature, in Unix seconds.
@@ -105,7 +107,11 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
             r#"{"Watched":{"name":"<&>\u2028"},"watchedGVK":null}"#.to_owned(),
         ],
         "plan" => vec![plan().to_string()],
-        "kubeconfig" => kubeconfigs().iter().flat_map(|config| [config.to_string(), yaml(config)]).collect(),
+        "kubeconfig" => kubeconfigs()
+            .iter()
+            .flat_map(|config| [config.to_string(), yaml(config)])
+            .chain([several_contexts().to_string()])
+            .collect(),
         "agent_kubeconfig" => kubeconfigs().iter().map(Value::to_string).collect(),
         "token" => vec![token()],
         "token_keys" => vec![token_keys()],
@@ -194,6 +200,12 @@ fn kubeconfigs() -> [Value; 2] {
         })
     };
     [config(json!({"token": TOKEN})), config(json!({"client-certificate-data": &ca, "client-key-data": &key}))]
+}
+
+/// One whose current context selects among several clusters.
+fn several_contexts() -> Value {
+    let (certificate, _) = pair();
+    credentials::kubeconfig("c", "https://runtime.test:6443", to_pem(&certificate).as_bytes(), TOKEN)
 }
 
 /// The same kubeconfig in YAML block style, as written by hand.

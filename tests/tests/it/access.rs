@@ -34,16 +34,20 @@ async fn an_unusable_kubeconfig_is_named_and_a_good_one_is_used_at_once() -> Tes
     };
     let ready = |status: &KymaStatus| status.state() == State::Ready;
     setup.kcp_status("readiness", ready).await?;
-    let (user, server) = ("/users/0/user", "/clusters/0/cluster/server");
+    // The current context refers to the second cluster.
+    let user = "/users/0/user";
+    let cluster_entry = "/clusters/1/cluster";
+    let server = format!("{cluster_entry}/server");
     let exec = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/true"}});
     let url = cluster.url();
     for (kubeconfig, word) in [
         (with(user, exec), "exec"),
         (with(user, json!({"tokenFile": "/etc/passwd"})), "file"),
-        (with(server, json!(url.replace("https://", "http://"))), "https"),
-        (with(server, json!("https://169.254.169.254")), "169.254.169.254"),
-        (with("/clusters/0/cluster/insecure-skip-tls-verify", json!(true)), "insecure"),
-        (with("/clusters/1", json!({"name": "second", "cluster": {"server": url}})), "2 servers"),
+        (with(&server, json!(url.replace("https://", "http://"))), "https"),
+        (with(&server, json!("https://169.254.169.254")), "169.254.169.254"),
+        (with(&format!("{cluster_entry}/insecure-skip-tls-verify"), json!(true)), "insecure"),
+        (with("/current-context", json!("other")), "current-context"),
+        (with("/current-context", json!("")), "3 contexts"),
         ("{".to_owned(), "malformed"),
     ] {
         setup.runtime.write_access(&kubeconfig).await?;
