@@ -194,6 +194,8 @@ pub mod annotation {
 pub mod finalizer {
     /// On the KCP Kyma.
     pub const KYMA: &str = "operator.kyma-project.io/Kyma";
+    /// On the KCP Kyma, by lifecycle-manager before 1.21. Later versions do not remove it.
+    pub const PURGE: &str = "operator.kyma-project.io/purge-finalizer";
     /// On a Watcher.
     pub const WATCHER: &str = "operator.kyma-project.io/watcher";
     /// On the ModuleReleaseMeta of a mandatory module, until the module is gone from all runtimes.

@@ -83,7 +83,7 @@ impl<E: PartialEq> Fingerprints<E> {
 pub(super) struct ObjectFingerprint {
     /// Determine the visibility of modules to a Kyma.
     pub(super) labels: Hash,
-    /// Generation, annotations except the receiver's own, and the presence of a deletion timestamp.
+    /// Generation, annotations except the receiver's own, and of an object that is being deleted its finalizers.
     rest: Hash,
 }
 
@@ -114,7 +114,9 @@ impl ObjectFingerprint {
         // Reconciles write the receiver's own annotations, and must not enqueue themselves.
         let annotations: Vec<_> = object.annotations().iter().filter(|(key, _)| !is_own_annotation(key)).collect();
         let meta = object.meta();
-        hash(&(meta.generation, annotations, meta.deletion_timestamp.is_some()))
+        // The status of a Kyma that is being deleted names them.
+        let blocking = meta.deletion_timestamp.as_ref().map(|_| &meta.finalizers);
+        hash(&(meta.generation, annotations, blocking))
     }
 }
 

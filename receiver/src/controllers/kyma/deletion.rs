@@ -18,7 +18,7 @@ use tracing::info;
 
 use super::{Context, Error, apply, base, crd, error, fetch, is_mandatory, leave, module_status, requests};
 use crate::{
-    base::key::KymaKey,
+    base::{key::KymaKey, takeover},
     controllers::{
         installer::Readiness,
         pending_removal::PendingRemoval,
@@ -34,8 +34,8 @@ const REMIND: Duration = Duration::from_secs(60);
 /// Continues the deletion of a Kyma with a deletion timestamp. Returns the delay until the next step, `None` after the
 /// last one.
 pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result<Option<Duration>, Error> {
-    if !kyma.finalizers().iter().any(|name| name == finalizer::KYMA) {
-        return Ok(None);
+    if !has_finalizer(&kyma, finalizer::KYMA) {
+        return left_to_others(ctx, key, kyma).await;
     }
     let begins = kyma.status.as_ref().is_none_or(|status| status.state() != State::Deleting);
     let left = delete_manifests(ctx, &kyma).await?;
@@ -61,10 +61,37 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result
     if pending.is_some() {
         return Ok(pending);
     }
-    let others: Vec<_> = kyma.finalizers().iter().filter(|name| *name != finalizer::KYMA).collect();
-    base::patch_metadata(ctx, &kyma, json!({"finalizers": others})).await?;
+    finish(ctx, key, kyma).await
+}
+
+fn has_finalizer(kyma: &Kyma, name: &str) -> bool {
+    kyma.finalizers().iter().any(|finalizer| finalizer == name)
+}
+
+/// Ends our part of the deletion: names the finalizers of others in the status, which nobody updates once they remove them,
+/// then removes ours. The same write removes the finalizer of lifecycle-manager's purge, which only versions before 1.21
+/// remove themselves.
+async fn finish(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result<Option<Duration>, Error> {
+    let is_others = |name: &&String| ![finalizer::KYMA, finalizer::PURGE].contains(&name.as_str());
+    let others: Vec<_> = kyma.finalizers().iter().filter(is_others).cloned().collect();
+    if !others.is_empty() {
+        let waits = Some(format!("waiting for others to remove their finalizers: {}", others.join(", ")));
+        let findings = Findings { waits, deleting: true, ..Findings::default() };
+        ctx.status().write(&mut kyma, &findings).await?;
+    }
+    if others.len() < kyma.finalizers().len() {
+        base::patch_metadata(ctx, &kyma, json!({"finalizers": others})).await?;
+    }
     ctx.forget(key);
     Ok(None)
+}
+
+/// Continues after our finalizer is gone: updates the finalizers in the status, and removes the one of lifecycle-manager's
+/// purge that an earlier version of this receiver left.
+async fn left_to_others(ctx: &Context, key: &KymaKey, kyma: Kyma) -> Result<Option<Duration>, Error> {
+    let is_cleaned_up = takeover::is_managed(&kyma)
+        && (!has_finalizer(&kyma, finalizer::PURGE) || fetch::list_manifests(ctx, &kyma).await?.is_empty());
+    if is_cleaned_up { finish(ctx, key, kyma).await } else { Ok(None) }
 }
 
 /// Deletes all Manifests of the Kyma, mandatory ones included. Returns those that still exist in KCP by a quorum read.

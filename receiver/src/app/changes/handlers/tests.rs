@@ -233,6 +233,19 @@ async fn acquired_kyma_is_placed_with_its_body_and_continues_its_path() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn finalizers_of_a_kyma_matter_once_it_is_being_deleted() {
+    let mut bed = Bed::new();
+    bed.acquire().await;
+    bed.job();
+    bed.edit(|kyma| kyma["metadata"]["finalizers"] = json!([finalizer::KYMA, "a", "b"]));
+    assert_eq!(bed.job(), None, "a reconcile adds ours");
+    bed.edit(|kyma| kyma["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
+    bed.job();
+    bed.edit(|kyma| kyma["metadata"]["finalizers"] = json!(["a"]));
+    assert_eq!(bed.job(), Some(WorkSet::of(&[Work::Kyma])), "its status names them");
+}
+
+#[tokio::test(start_paused = true)]
 async fn another_form_is_no_change_and_hides_none() {
     let mut bed = Bed::new();
     bed.acquire().await;

@@ -134,3 +134,79 @@ async fn manifest_without_its_label_is_deleted_and_waited_for_as_well() {
         );
     }
 }
+
+const OURS: &str = "operator.kyma-project.io/Kyma";
+const PURGE: &str = "operator.kyma-project.io/purge-finalizer";
+const MONITORING: &str = "operator.kyma-project.io/runtime-monitoring-finalizer";
+
+impl Bed {
+    fn set_finalizers(&self, finalizers: &[&str]) {
+        self.kcp.edit("kymas/k", |kyma| kyma["metadata"]["finalizers"] = json!(finalizers));
+    }
+
+    fn finalizers(&self) -> Option<Value> {
+        self.kcp.object("kymas/k").map(|kyma| kyma["metadata"]["finalizers"].clone())
+    }
+}
+
+/// `neighbours.md`: lifecycle-manager before 1.21 puts it on every Kyma, and later versions leave it there.
+#[tokio::test]
+async fn purge_finalizer_goes_with_ours_in_one_write_and_not_earlier() {
+    let mut bed = Bed::with_keda().await;
+    let (id, _) = bed.manifest().unwrap();
+    bed.kcp.edit(&id, |manifest| manifest["metadata"]["finalizers"] = json!(FINALIZERS));
+    bed.set_finalizers(&[PURGE, OURS]);
+    bed.kyma().await;
+    assert_eq!(bed.finalizers(), Some(json!([PURGE, OURS])), "a Kyma that is not deleted keeps it");
+    bed.delete();
+    bed.kyma().await;
+    assert_eq!(bed.finalizers(), Some(json!([PURGE, OURS])), "a module blocks the deletion");
+    bed.kcp.remove(&id);
+    let mut written = Vec::new();
+    for _ in 0..10 {
+        bed.kyma().await;
+        written = bed.kcp.writes();
+        match bed.finalizers() {
+            Some(left) => assert_eq!(left, json!([PURGE, OURS])),
+            None => break,
+        }
+    }
+    assert_eq!(bed.finalizers(), None, "the Kyma is gone");
+    assert_eq!(written, ["PATCH kymas/k"]);
+}
+
+#[tokio::test]
+async fn finalizers_of_others_are_named_before_ours_goes_and_until_they_are_gone() {
+    let mut bed = Bed::settled().await;
+    bed.set_finalizers(&["example.test/billing", OURS, MONITORING, PURGE]);
+    bed.delete();
+    for _ in 0..10 {
+        bed.kyma().await;
+    }
+    assert_eq!(bed.finalizers(), Some(json!(["example.test/billing", MONITORING])));
+    let waits = format!("waiting for others to remove their finalizers: example.test/billing, {MONITORING}");
+    assert_eq!((bed.waits(), &bed.status()["state"]), (waits, &json!("Deleting")));
+    bed.forget_calls();
+    bed.kyma().await;
+    assert_eq!(bed.kcp.writes(), Vec::<String>::new(), "said once");
+    // An earlier version left the finalizer of the purge.
+    bed.set_finalizers(&[MONITORING, PURGE]);
+    bed.kyma().await;
+    assert_eq!(bed.finalizers(), Some(json!([MONITORING])));
+    assert_eq!(bed.waits(), format!("waiting for others to remove their finalizers: {MONITORING}"));
+}
+
+#[tokio::test]
+async fn deletion_without_our_finalizer_leaves_what_is_not_cleaned_up_or_not_ours() {
+    let mut bed = Bed::with_keda().await;
+    bed.set_finalizers(&[PURGE]);
+    bed.delete();
+    bed.kyma().await;
+    assert_eq!(bed.finalizers(), Some(json!([PURGE])), "a user removed our finalizer while a module is left");
+
+    let mut bed = Bed::new();
+    bed.set_finalizers(&[PURGE]);
+    bed.delete();
+    bed.kyma().await;
+    assert_eq!(bed.finalizers(), Some(json!([PURGE])), "lifecycle-manager's Kyma");
+}
