@@ -54,7 +54,9 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result
         Ok(client) if left.is_empty() => clean(ctx, key, &client, &kyma).await,
         Ok(client) => show(&client, &kyma).await.map(|()| Some(waits())),
         Err(RuntimeAccessError::Missing) => without_runtime(ctx, key, &kyma, &left).await,
-        Err(_) if !left.is_empty() => Ok(Some(waits())),
+        Err(unusable) if !left.is_empty() => {
+            Ok(Some(PendingRemoval::after(REMIND, Some(leave::without_access(&unusable.to_string())))))
+        }
         Err(unusable) => Err(Error::Access(unusable)),
     };
     let pending = leave::after(ctx, &mut kyma, removal).await?;

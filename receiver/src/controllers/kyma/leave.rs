@@ -25,9 +25,16 @@ pub(super) async fn after(
         Err(error) if !error.is_reported() => return removal.map(|_| None),
         Err(error) => {
             findings.conditions.access = error.access();
-            findings.failure = Some(error.line());
+            let has_access = findings.conditions.access.is_none();
+            let line = error.line();
+            findings.failure = Some(if deleting && !has_access { without_access(&line) } else { line });
         }
     }
     ctx.status().write(kyma, &findings).await?;
     Ok(removal?.map(|pending| ctx.caches.removals.delay(&KymaKey::of(kyma), &pending)))
+}
+
+/// Text about a deletion without access to the runtime: an access Secret that outlives its cluster would block it for ever.
+pub(super) fn without_access(fault: &str) -> String {
+    format!("{fault}; if the cluster no longer exists, delete its access Secret")
 }

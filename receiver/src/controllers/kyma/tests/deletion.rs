@@ -210,3 +210,31 @@ async fn deletion_without_our_finalizer_leaves_what_is_not_cleaned_up_or_not_our
     bed.kyma().await;
     assert_eq!(bed.finalizers(), Some(json!([PURGE])), "lifecycle-manager's Kyma");
 }
+
+/// The access Secret may outlive its cluster.
+#[tokio::test]
+async fn deletion_without_access_says_how_it_ends_if_the_cluster_is_gone() {
+    let remedy = "; if the cluster no longer exists, delete its access Secret";
+    for has_module in [true, false] {
+        let mut bed = if has_module { Bed::with_keda().await } else { Bed::settled().await };
+        if let Some((id, _)) = bed.manifest() {
+            bed.kcp.edit(&id, |manifest| manifest["metadata"]["finalizers"] = json!(FINALIZERS));
+        }
+        bed.delete();
+        for plural in ["customresourcedefinitions/kymas.operator.kyma-project.io", "kymas/default"] {
+            bed.runtime.refuse(&format!("GET {plural}"), 503);
+        }
+        assert_eq!(bed.kyma().await.class, Some(ErrorClass::Transport));
+        assert_eq!(bed.waits(), format!("the runtime's API server cannot be reached{remedy}"));
+        assert_eq!(bed.condition("RuntimeAccess")["message"], "the runtime's API server cannot be reached");
+        let several = || RuntimeAccessError::Several(vec!["a".into(), "b".into()]);
+        bed.ctx.clients = Box::new(move |_| Err(several().into()));
+        bed.kyma().await;
+        assert_eq!(bed.waits(), format!("{}{remedy}", several()));
+        // A Kyma that stays is never told so.
+        let mut bed = Bed::settled().await;
+        bed.runtime.refuse("GET kymas/default", 503);
+        bed.kyma().await;
+        assert_eq!(bed.waits(), "the runtime's API server cannot be reached");
+    }
+}
