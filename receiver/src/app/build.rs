@@ -345,14 +345,12 @@ impl Builder<'_> {
     ) -> kyma::Context {
         let changes::Components { stores, access, catalog, plans, pause, takeover, mandatory, manifest_queue, .. } =
             self.components.clone();
+        let accessed = access.clone();
         kyma::Context {
             kcp: self.client.clone(),
             stores,
-            access_remark: {
-                let access = access.clone();
-                Box::new(move |key| access.remark(key))
-            },
             clients: Box::new(move |key| access.client_and_revision(key)),
+            access_remark: Box::new(move |key| accessed.remark(key)),
             catalog,
             layers: Box::new(move |key, found| layers.layer(key, &found.component, &found.version)),
             modules_in_progress: Box::new(move |key| manifest_queue.is_working(key)),

@@ -40,7 +40,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use jiff::Timestamp;
 use kube::{Client, ResourceExt};
 use tidewatch_shared::{
-    api::{ConditionStatus, Kyma, KymaStatus, Manifest},
+    api::{Condition, ConditionStatus, Kyma, KymaStatus, Manifest},
     identity::RuntimeId,
     names::label,
     plan::Work,
@@ -92,7 +92,7 @@ use crate::{
     },
     kube::{
         WriteBudgets,
-        runtime_access::{ClientError, describe, retain},
+        runtime_access::{AccessRemark, ClientError, KEPT_FOR, describe, retain},
     },
 };
 
@@ -120,8 +120,8 @@ impl Default for Settings {
 /// Returns the client of a runtime cluster with its revision.
 type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), ClientError> + Send + Sync>;
 
-/// Returns what an operator should know about the access to a runtime cluster.
-type AccessRemark = Box<dyn Fn(&KymaKey) -> Option<&'static str> + Send + Sync>;
+/// Returns what an operator should know about the access to a runtime cluster that responds.
+type AccessRemarks = Box<dyn Fn(&KymaKey) -> Option<AccessRemark> + Send + Sync>;
 
 /// Returns the layer of a resolved module. The Kyma is reconciled again when a layer that is not ready changes.
 type Layers = Box<dyn Fn(&KymaKey, &Resolved) -> LayerLookup + Send + Sync>;
@@ -146,8 +146,8 @@ pub struct Context {
     pub(crate) stores: Stores,
     /// Clients of the runtime clusters.
     pub(crate) clients: Clients,
-    /// Remarks on the access to runtime clusters that are reached.
-    pub(crate) access_remark: AccessRemark,
+    /// Remarks on the access to runtime clusters that respond.
+    pub(crate) access_remark: AccessRemarks,
     /// Desired catalogs.
     pub(crate) catalog: Catalog,
     /// Layers of the modules.
@@ -338,6 +338,27 @@ async fn run_active(
     Ok(outcome)
 }
 
+/// Condition `RuntimeAccess` of a runtime that responds.
+fn with_remark(remark: AccessRemark) -> Readiness {
+    match remark {
+        AccessRemark::LastKubeconfig(_) => Readiness::ReadyWith {
+            reason: "LastKubeconfig",
+            message: format!(
+                "the runtime can be reached with the last kubeconfig of the access Secret, which has none now; it is used for \
+                 up to {} minutes",
+                KEPT_FOR.as_secs() / 60
+            ),
+        },
+        AccessRemark::PublicRoots => Readiness::ReadyWith {
+            reason: Condition::READY,
+            message:
+                "the runtime can be reached; the kubeconfig has no CA data, so the public roots of the receiver's \
+                      system are trusted"
+                    .to_owned(),
+        },
+    }
+}
+
 /// Names of components, for a log line.
 fn names(components: &BTreeSet<Component>) -> String {
     components.iter().map(|component| component.as_str()).collect::<Vec<_>>().join(", ")
@@ -391,24 +412,30 @@ impl Reconcile<'_> {
         self.findings.conditions.crds = Some(crd.map_or(Ok(None), |error| Err(error.line())));
         self.findings.conditions.pull_secret = ctx.pull_secret.as_ref().map(|secret| secret.observation(&contested));
         self.install(&client, &mut verified).await;
-        let became_ready = self.findings.conditions.webhook == Some(Readiness::Ready) && !was_ready(&self.kyma);
+        let became_ready =
+            self.findings.conditions.webhook.as_ref().is_some_and(Readiness::is_met) && !was_ready(&self.kyma);
         if works.minus(WorkSet::INSTALLER).is_empty() && !became_ready && !failed_on_runtime(&self.kyma) {
             ctx.caches.verified.keep(key, verified);
-            self.findings.conditions.access = Some(self.reached());
+            self.has_access();
             self.put_off(works, &contested);
             return Ok(());
         }
         let runtime = remote::ensure(ctx, key, &client, &mut self.kyma, &mut contested).await?;
         ctx.caches.verified.keep(key, verified);
         self.put_off(works, &contested);
-        self.findings.conditions.access = Some(self.reached());
+        self.has_access();
         self.runtime = Some((client, runtime));
         Ok(())
     }
 
-    /// State of the condition `RuntimeAccess` after a response of the runtime cluster.
-    fn reached(&self) -> Readiness {
-        (self.ctx.access_remark)(self.key).map_or(Readiness::Ready, Readiness::ReadyWith)
+    /// Reports that the runtime responds. While that is by the last kubeconfig of a Secret that has none now, the Kyma is
+    /// reconciled again when that time ends.
+    fn has_access(&mut self) {
+        let remark = (self.ctx.access_remark)(self.key);
+        self.findings.conditions.access = Some(remark.map_or(Readiness::Ready, with_remark));
+        if let Some(AccessRemark::LastKubeconfig(rest)) = remark {
+            self.outcome.requeue_after = self.outcome.requeue_after.into_iter().chain([rest]).min();
+        }
     }
 
     /// Reports contested objects, and retries their repair with its own backoff. The rest of the reconcile goes on.

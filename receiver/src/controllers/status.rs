@@ -320,7 +320,11 @@ mod tests {
             conditions: Conditions { access: Some(access), ..Conditions::default() },
             ..findings(&[State::Ready])
         };
-        let status = compute(&KymaStatus::default(), &reached(Readiness::ReadyWith("reached, but")), &now(1));
+        let status = compute(
+            &KymaStatus::default(),
+            &reached(Readiness::ReadyWith { reason: "Ready", message: "reached, but".into() }),
+            &now(1),
+        );
         assert_eq!(condition(&status, "RuntimeAccess"), ("True", "reached, but", 1));
         let status = compute(&status, &reached(Readiness::Ready), &now(2));
         assert_eq!(condition(&status, "RuntimeAccess"), ("True", "the runtime can be reached", 1));

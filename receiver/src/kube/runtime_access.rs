@@ -24,6 +24,7 @@ mod upgrade;
 
 use std::{
     collections::HashMap,
+    slice,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -32,7 +33,10 @@ use kube::Client;
 use strum::IntoStaticStr;
 use thiserror::Error;
 use tidewatch_shared::{tls, variant::VariantName as _};
-use tokio::{sync::Notify, time::sleep};
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep},
+};
 
 pub use addresses::{Cidr, ForbiddenAddressError};
 pub use budget::{MemoryLimits, retain};
@@ -98,8 +102,18 @@ pub enum ClientError {
     Body(#[from] BodyMissingError),
 }
 
-/// Remark on a runtime whose kubeconfig has no roots.
-const PUBLIC_ROOTS: &str = "the runtime can be reached; the kubeconfig has no CA data, so the public roots of the receiver's system are trusted";
+/// What an operator should know about the access to a runtime that responds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessRemark {
+    /// The access Secret has no kubeconfig; the last one is used for this time.
+    LastKubeconfig(Duration),
+    /// The kubeconfig has no roots, so those of the receiver's system are trusted.
+    PublicRoots,
+}
+
+/// Time for which the last kubeconfig of a Secret without one is used. A forced rotation of infrastructure-manager removes the
+/// kubeconfig, and writes the new one later.
+pub const KEPT_FOR: Duration = Duration::from_secs(600);
 
 /// Limit of Secrets that [`RuntimeAccessError::Several`] names.
 const MAX_NAMED_SECRETS: usize = 5;
@@ -143,6 +157,38 @@ struct Entry {
     refusal: Option<KubeconfigError>,
     /// Client of the kubeconfig, once built and until evicted: few entries have one.
     cached: Option<Box<CachedClient>>,
+    kept: Option<Box<KeptSecret>>,
+}
+
+/// Former state of the only Secret, with the kubeconfig that it lacks now.
+struct KeptSecret {
+    secret: Arc<AccessSecret>,
+    until: Instant,
+}
+
+impl Entry {
+    /// Returns the former state to keep if the only Secret loses its kubeconfig by this change.
+    fn keep(&self, secrets: &[Arc<AccessSecret>]) -> Option<Box<KeptSecret>> {
+        let ([before], [now], None) = (&*self.secrets, secrets, &self.refusal) else { return None };
+        let is_lost = matches!(before.kubeconfig(), Ok(Ok(_))) && now.lacks_kubeconfig() && now.is_same_object(before);
+        is_lost.then(|| Box::new(KeptSecret { secret: before.clone(), until: Instant::now() + KEPT_FOR }))
+    }
+
+    /// Returns whether the Secrets are those of before, or give the same access.
+    fn has_same_access(&self, secrets: &[Arc<AccessSecret>]) -> bool {
+        let is_kept_object = |kept: &KeptSecret| secrets.iter().all(|secret| secret.is_same_object(&kept.secret));
+        self.secrets.len() == secrets.len()
+            && self.secrets.iter().zip(secrets).all(|(before, now)| before.gives_same_access(now))
+            && self.kept.as_deref().is_none_or(is_kept_object)
+    }
+}
+
+impl KeptSecret {
+    /// Remaining time for which its kubeconfig is used; `None` once that time is over.
+    fn rest(&self) -> Option<Duration> {
+        let rest = self.until.saturating_duration_since(Instant::now());
+        (!rest.is_zero()).then_some(rest)
+    }
 }
 
 impl RuntimeAccess {
@@ -174,6 +220,9 @@ impl RuntimeAccess {
     /// old client is dropped at once (its pending calls fail), and the next [`client`](Self::client) is a new one. A
     /// Secret of the same name and content is no change, whatever its resourceVersion. Nor is one that is reduced, or has its
     /// kubeconfig again; but the client of a reduced one is dropped, because it has the same credentials.
+    ///
+    /// If the only Secret loses its kubeconfig and remains the same object, access is the same for [`KEPT_FOR`]. Nothing is
+    /// kept of a Secret that is reduced, nor across a restart.
     pub fn set_secrets(&self, key: &KymaKey, mut secrets: Vec<Arc<AccessSecret>>) -> bool {
         let mut table = self.table();
         if secrets.is_empty() {
@@ -181,33 +230,46 @@ impl RuntimeAccess {
         }
         secrets.sort_unstable_by(|a, b| a.key().name.cmp(&b.key().name));
         let secrets = secrets.into_boxed_slice();
-        if let Some(entry) = table.entries.get_mut(key)
-            && entry.secrets.len() == secrets.len()
-            && entry.secrets.iter().zip(&secrets).all(|(before, now)| before.gives_same_access(now))
-        {
+        if let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.has_same_access(&secrets)) {
             // Else the old ones would be held beside those of the cache.
             entry.secrets = secrets;
             let is_reduced = entry.secrets.iter().any(|secret| secret.is_reduced());
             let dropped = entry.cached.take_if(|_| is_reduced);
+            let forgotten = entry.kept.take_if(|_| is_reduced);
             drop(table);
             // Closes its connections, after the lock is released.
             drop(dropped);
+            drop(forgotten);
             return false;
         }
         if let Err(ClientError::Access(unusable)) = only_kubeconfig(&secrets) {
             self.0.parts.guard.metrics.unusable(unusable.as_str());
         }
+        if let Some(entry) = table.entries.get_mut(key)
+            && let Some(kept) = entry.keep(&secrets)
+        {
+            entry.secrets = secrets;
+            entry.kept = Some(kept);
+            return false;
+        }
         table.last_revision += 1;
         let revision = table.last_revision;
         let account = table.entries.get(key).map(|entry| entry.account.clone());
         let account = account.unwrap_or_else(|| self.0.memory.account());
-        table.entries.insert(key.clone(), Entry { secrets, revision, account, refusal: None, cached: None });
+        let entry = Entry { secrets, revision, account, refusal: None, cached: None, kept: None };
+        table.entries.insert(key.clone(), entry);
         true
     }
 
     /// Removes a Kyma.
     pub fn remove(&self, key: &KymaKey) {
         self.table().entries.remove(key);
+    }
+
+    /// Remaining time for which the last kubeconfig of a Secret is used that has none now; `None` if it is not.
+    #[must_use]
+    pub fn kept_for(&self, key: &KymaKey) -> Option<Duration> {
+        self.table().entries.get(key)?.kept.as_ref()?.rest()
     }
 
     /// Returns the client of a Kyma's runtime; cached. Must be called inside a tokio executor.
@@ -226,7 +288,7 @@ impl RuntimeAccess {
     pub fn client_and_revision(&self, key: &KymaKey) -> Result<(Client, u64), ClientError> {
         let mut table = self.table();
         let entry = table.entries.get_mut(key).ok_or(RuntimeAccessError::Missing)?;
-        let kubeconfig = self.usable_kubeconfig(&entry.secrets, entry.refusal.as_ref())?;
+        let kubeconfig = self.usable_kubeconfig(&entry.secrets, entry.refusal.as_ref(), entry.kept.as_deref())?;
         let cached = match &mut entry.cached {
             Some(cached) => cached,
             none => match client::build(&self.0.parts, &entry.account, kubeconfig) {
@@ -242,15 +304,17 @@ impl RuntimeAccess {
         Ok((cached.client.clone(), entry.revision))
     }
 
-    /// Returns what an operator should know about the access to a reachable runtime, as one sentence for the condition
-    /// `RuntimeAccess`.
+    /// Returns what an operator should know about the access to a runtime that responds.
     #[must_use]
-    pub fn remark(&self, key: &KymaKey) -> Option<&'static str> {
+    pub fn remark(&self, key: &KymaKey) -> Option<AccessRemark> {
         let table = self.table();
-        let kubeconfig = only_kubeconfig(&table.entries.get(key)?.secrets).ok()?;
-        match kubeconfig.roots {
+        let entry = table.entries.get(key)?;
+        if let Some(rest) = entry.kept.as_ref().and_then(|kept| kept.rest()) {
+            return Some(AccessRemark::LastKubeconfig(rest));
+        }
+        match only_kubeconfig(&entry.secrets).ok()?.roots {
             Roots::Own(_) => None,
-            Roots::Public => Some(PUBLIC_ROOTS),
+            Roots::Public => Some(AccessRemark::PublicRoots),
         }
     }
 
@@ -263,7 +327,7 @@ impl RuntimeAccess {
     pub fn upgrade_client(&self, key: &KymaKey) -> Result<Client, ClientError> {
         let table = self.table();
         let entry = table.entries.get(key).ok_or(RuntimeAccessError::Missing)?;
-        let kubeconfig = self.usable_kubeconfig(&entry.secrets, entry.refusal.as_ref())?;
+        let kubeconfig = self.usable_kubeconfig(&entry.secrets, entry.refusal.as_ref(), entry.kept.as_deref())?;
         Ok(upgrade::build(&self.0.parts, kubeconfig).map_err(RuntimeAccessError::from)?)
     }
 
@@ -272,12 +336,24 @@ impl RuntimeAccess {
         self.0.missed.notified().await;
     }
 
-    /// Evicts idle clients, for ever.
+    /// Evicts idle clients and kubeconfigs that were kept for long enough, for ever.
     pub async fn run(self) -> &'static str {
         loop {
             sleep(EVICTION_INTERVAL).await;
+            self.evict_kept();
             self.evict_idle();
         }
+    }
+
+    fn evict_kept(&self) {
+        let mut table = self.table();
+        let is_over = |kept: &mut Box<KeptSecret>| kept.rest().is_none();
+        let over =
+            table.entries.values_mut().filter_map(|entry| Some((entry.kept.take_if(is_over)?, entry.cached.take())));
+        let outdated: Vec<_> = over.collect();
+        drop(table);
+        // Closes their connections, after the lock is released.
+        drop(outdated);
     }
 
     fn evict_idle(&self) {
@@ -297,15 +373,18 @@ impl RuntimeAccess {
         drop(idle);
     }
 
-    /// Returns the kubeconfig of the only Secret, unless no client can be built from it.
+    /// Returns the kubeconfig of the only Secret, or the one that it had before, unless no client can be built from it.
     fn usable_kubeconfig<'a>(
         &self,
         secrets: &'a [Arc<AccessSecret>],
         refusal: Option<&KubeconfigError>,
+        kept: Option<&'a KeptSecret>,
     ) -> Result<&'a RuntimeKubeconfig, ClientError> {
         if let Some(refusal) = refusal {
             return Err(RuntimeAccessError::from(refusal.clone()).into());
         }
+        let kept = kept.filter(|kept| kept.rest().is_some());
+        let secrets = kept.map_or(secrets, |kept| slice::from_ref(&kept.secret));
         only_kubeconfig(secrets).inspect_err(|error| {
             if let ClientError::Body(_) = error {
                 self.0.missed.notify_one();

@@ -405,6 +405,9 @@ impl Components {
         if self.set_secrets(kyma, owners) {
             self.fleet.enqueue(kyma, WorkSet::of(&[Work::Kyma, Work::Catalog]), Priority::User);
             self.manifest_queue.enqueue_kyma(kyma, Priority::User, false);
+        } else if self.access.kept_for(kyma).is_some() {
+            // A condition says that the Secret has no kubeconfig.
+            self.fleet.enqueue(kyma, WorkSet::of(&[Work::Kyma]), Priority::User);
         }
     }
 

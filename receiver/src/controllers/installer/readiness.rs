@@ -33,8 +33,13 @@ const MAX_MESSAGE_CHARS: usize = 512;
 pub(crate) enum Readiness {
     /// The condition is met; for `SKRWebhook` the agent is installed, and its path was proven.
     Ready,
-    /// The condition is met; its message is this sentence instead of the usual one.
-    ReadyWith(&'static str),
+    /// The condition is met, with a remark.
+    ReadyWith {
+        /// CamelCase word of a closed set.
+        reason: &'static str,
+        /// One sentence, stable while the remark is the same.
+        message: String,
+    },
     /// Not yet, or no longer.
     Not {
         /// CamelCase word of a closed set.
@@ -69,6 +74,11 @@ impl PathEvidence {
 }
 
 impl Readiness {
+    /// Returns whether the condition is met.
+    pub(crate) const fn is_met(&self) -> bool {
+        matches!(self, Self::Ready | Self::ReadyWith { .. })
+    }
+
     fn not(reason: &'static str, message: impl Into<String>) -> Self {
         Self::Not { reason, message: foreign_text::line(&message.into(), MAX_MESSAGE_CHARS) }
     }

@@ -563,6 +563,26 @@ async fn missing_access_is_explained_by_the_condition() {
     assert_eq!(bed.status()["modules"][0]["state"], "Processing");
 }
 
+/// A forced rotation of infrastructure-manager removes the kubeconfig from the Secret for a while.
+#[tokio::test]
+async fn last_kubeconfig_is_named_by_the_condition_and_the_end_of_its_use_is_awaited() {
+    let mut bed = Bed::with_keda().await;
+    bed.ctx.access_remark = Box::new(|_| Some(AccessRemark::LastKubeconfig(Duration::from_secs(90))));
+    let outcome = bed.kyma().await;
+    assert_eq!((outcome.class, outcome.requeue_after), (None, Some(Duration::from_secs(90))));
+    let access = bed.condition("RuntimeAccess");
+    assert_eq!((&access["status"], &access["reason"]), (&json!("True"), &json!("LastKubeconfig")));
+    assert_eq!(
+        access["message"],
+        "the runtime can be reached with the last kubeconfig of the access Secret, which has none now; it is used for up to 10 minutes"
+    );
+    assert_eq!(bed.status()["modules"][0]["state"], "Processing", "no module is in Error");
+    bed.ctx.access_remark = Box::new(|_| None);
+    bed.kyma().await;
+    let access = bed.condition("RuntimeAccess");
+    assert_eq!((&access["status"], &access["reason"]), (&json!("True"), &json!("Ready")));
+}
+
 #[tokio::test]
 async fn errors_are_never_read_as_absence() {
     let mut bed = Bed::with_keda().await;

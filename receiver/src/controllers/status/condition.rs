@@ -89,7 +89,7 @@ impl Conditions {
         ] {
             let (status, reason, message) = match found {
                 Some(Readiness::Ready) => (ConditionStatus::True, Condition::READY, well),
-                Some(Readiness::ReadyWith(message)) => (ConditionStatus::True, Condition::READY, *message),
+                Some(Readiness::ReadyWith { reason, message }) => (ConditionStatus::True, *reason, message.as_str()),
                 Some(Readiness::Not { reason, message }) => (ConditionStatus::False, *reason, message.as_str()),
                 None => {
                     conditions.extend(old.condition(kind).cloned());

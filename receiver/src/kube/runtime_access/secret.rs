@@ -22,6 +22,8 @@ pub struct AccessSecret {
     object_version: Option<Box<str>>,
     /// Kyma that the label names.
     kyma: Option<KymaKey>,
+    /// First half of the SHA-256 of the uid, which is shorter than its text.
+    uid: Option<[u8; 16]>,
     /// SHA-256 of the kubeconfig's text.
     digest: Option<[u8; 32]>,
     /// `None` in the reduced form, of a Secret for a runtime in another replica's shard.
@@ -85,6 +87,16 @@ impl AccessSecret {
     pub(super) fn gives_same_access(&self, other: &Self) -> bool {
         self.key.name == other.key.name && self.digest == other.digest
     }
+
+    /// Returns whether both are states of one object, which was not deleted and created again in between.
+    pub(super) fn is_same_object(&self, other: &Self) -> bool {
+        self.key == other.key && self.uid.is_some() && self.uid == other.uid
+    }
+
+    /// Returns whether the Secret has no kubeconfig at all, as opposed to one that is refused.
+    pub(super) const fn lacks_kubeconfig(&self) -> bool {
+        matches!(self.kubeconfig, Some(Err(KubeconfigError::NoKey)))
+    }
 }
 
 impl fmt::Debug for AccessSecret {
@@ -143,12 +155,15 @@ impl From<Secret> for ListedSecret {
     fn from(secret: Secret) -> Self {
         let ObjectMeta { name, namespace, uid, resource_version, labels, .. } = secret.metadata;
         let text = secret.data.and_then(|mut data| data.remove(kubeconfig::SECRET_KEY));
+        // An empty text is as good as none.
+        let text = text.filter(|text| !text.0.is_empty());
         let kubeconfig = text.as_ref().ok_or(KubeconfigError::NoKey).and_then(|text| RuntimeKubeconfig::parse(&text.0));
         let in_namespace = |name: &str| KymaKey::new(namespace.as_deref().unwrap_or_default(), name);
         let access = AccessSecret {
             key: in_namespace(name.as_deref().unwrap_or_default()),
             object_version: resource_version.as_deref().map(Into::into),
             kyma: labels.as_ref().and_then(|labels| labels.get(label::KYMA_NAME)).map(|kyma| in_namespace(kyma)),
+            uid: uid.as_deref().and_then(|uid| digest::digest(&SHA256, uid.as_bytes()).as_ref()[..16].try_into().ok()),
             digest: text.and_then(|text| digest::digest(&SHA256, &text.0).as_ref().try_into().ok()),
             kubeconfig: Some(kubeconfig.map(Arc::new)),
         };

@@ -5,11 +5,13 @@ pub(super) mod test_bed;
 
 use std::{sync::Mutex, time::Duration};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use futures::{StreamExt, stream};
 use http::{HeaderMap, Version, header};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
+use serde_json::json;
 use tidewatch_shared::metrics::ReasonLabel;
 
 use self::test_bed::{ApiServer, Party, chunks, named_secret, secret, text};
@@ -181,7 +183,7 @@ async fn kubeconfig_without_roots_trusts_those_of_the_system_alone() {
     let system_roots = SystemRoots::from(server.party.roots());
     let public = access(Settings { system_roots, ..local() }, kubeconfig.clone());
     get(public.client(&key()).unwrap()).await.unwrap();
-    assert!(public.remark(&key()).unwrap().contains("public roots"));
+    assert_eq!(public.remark(&key()), Some(AccessRemark::PublicRoots));
 
     let system_roots = SystemRoots::from(Party::new("other").roots());
     let foreign = access(Settings { system_roots, ..local() }, kubeconfig.clone());
@@ -429,6 +431,74 @@ fn secret_without_kubeconfig_gives_no_access() {
     let access = RuntimeAccess::new(Settings::default(), Metrics::default());
     assert!(access.set_secrets(&key(), vec![empty]));
     assert_eq!(access.client(&key()).err(), Some(RuntimeAccessError::from(KubeconfigError::NoKey).into()));
+}
+
+/// The access Secret as an object with this uid, and with this kubeconfig.
+fn object(uid: &str, kubeconfig: Option<Vec<u8>>) -> Arc<AccessSecret> {
+    let data = kubeconfig.map(|text| json!({"config": STANDARD.encode(text)}));
+    let object = json!({"metadata": {"name": "access", "namespace": "kcp-system", "uid": uid}, "data": data});
+    Arc::new(serde_json::from_value::<ListedSecret>(object).unwrap().into())
+}
+
+fn no_kubeconfig() -> Option<ClientError> {
+    Some(RuntimeAccessError::from(KubeconfigError::NoKey).into())
+}
+
+#[tokio::test(start_paused = true)]
+async fn kubeconfig_of_a_secret_that_loses_it_is_used_for_a_while() {
+    let (server, _) = recording(None, &[H2]).await;
+    let with_kubeconfig = || object("u", Some(server.kubeconfig("127.0.0.1", "token: t")));
+    let access = RuntimeAccess::new(local(), Metrics::default());
+    assert!(access.set_secrets(&key(), vec![with_kubeconfig()]));
+    let (_, revision) = access.client_and_revision(&key()).unwrap();
+    assert_eq!(access.kept_for(&key()), None);
+    // The other writes change a label, or leave an empty text.
+    for lost in [None, None, Some(Vec::new())] {
+        assert!(!access.set_secrets(&key(), vec![object("u", lost)]));
+        assert_eq!(access.client_and_revision(&key()).unwrap().1, revision);
+        assert_eq!(access.kept_for(&key()), Some(KEPT_FOR));
+    }
+    tokio::time::advance(KEPT_FOR - Duration::from_secs(1)).await;
+    access.evict_kept();
+    access.client(&key()).unwrap();
+    access.upgrade_client(&key()).unwrap();
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(access.client(&key()).err(), no_kubeconfig());
+    assert_eq!(access.upgrade_client(&key()).err(), no_kubeconfig());
+    assert_eq!(access.kept_for(&key()), None);
+    access.evict_kept();
+    let has_credentials = |entry: &Entry| entry.kept.is_some() || entry.cached.is_some();
+    assert!(!has_credentials(&access.table().entries[&key()]));
+    assert!(access.set_secrets(&key(), vec![with_kubeconfig()]));
+    assert_ne!(access.client_and_revision(&key()).unwrap().1, revision);
+}
+
+#[tokio::test]
+async fn kubeconfig_is_kept_of_the_same_whole_secret_alone() {
+    let (server, _) = recording(None, &[H2]).await;
+    let whole = object("u", Some(server.kubeconfig("127.0.0.1", "token: t")));
+    let (empty, refused) = (object("u", None), object("u", Some(b"{}".to_vec())));
+    let other = named_secret("other", "9", Vec::new());
+    for states in [
+        vec![vec![whole.clone()], vec![object("recreated", None)]],
+        vec![vec![whole.clone()], vec![], vec![empty.clone()]],
+        vec![vec![Arc::new(whole.reduced())], vec![empty.clone()]],
+        vec![vec![refused], vec![empty.clone()]],
+        vec![vec![whole.clone()], vec![empty.clone(), other.clone()], vec![empty.clone()]],
+        // It is recreated unseen while it has no kubeconfig.
+        vec![vec![whole.clone()], vec![empty.clone()], vec![object("recreated", None)]],
+        // Its shard is released, and acquired again.
+        vec![vec![whole.clone()], vec![empty.clone()], vec![Arc::new(empty.reduced())], vec![empty.clone()]],
+        // A restarted receiver knows no last one.
+        vec![vec![empty.clone()]],
+    ] {
+        let access = RuntimeAccess::new(local(), Metrics::default());
+        for secrets in states.clone() {
+            access.set_secrets(&key(), secrets);
+        }
+        assert_eq!(access.client(&key()).err(), no_kubeconfig(), "{states:?}");
+        assert_eq!(access.kept_for(&key()), None);
+    }
 }
 
 #[test]

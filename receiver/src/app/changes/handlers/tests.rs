@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use futures::FutureExt as _;
 use kube::{
     Api,
@@ -34,9 +35,10 @@ use crate::{
         self as control_plane, WriteBudgets,
         leader::WriteFence,
         recorder,
-        runtime_access::{self, Settings},
+        runtime_access::{self, ListedSecret, Settings},
         watch::SharedWriter,
     },
+    pki::{CA_VALIDITY, Ca},
     testing::{FakeApiServer, fill},
 };
 
@@ -52,8 +54,10 @@ struct Bed {
     handover: ShardHandover,
     handle: Handler<CachedKyma>,
     handle_manifest: Handler<CachedManifest>,
+    handle_secret: Handler<AccessSecret>,
     kymas: SharedWriter<CachedKyma>,
     manifests: SharedWriter<CachedManifest>,
+    secrets: SharedWriter<AccessSecret>,
     metas: Writer<ModuleReleaseMeta>,
     shards: ShardCount,
 }
@@ -119,7 +123,7 @@ impl Bed {
         let bodies = CacheBodies {
             kymas: Bodies::new(kyma_cache, kymas.clone(), known(), shards, metrics.clone()),
             manifests: Bodies::new(manifest_cache, manifests.clone(), known(), shards, metrics.clone()),
-            secrets: Bodies::new(secret_cache, secrets, known(), shards, metrics),
+            secrets: Bodies::new(secret_cache, secrets.clone(), known(), shards, metrics),
         };
         let handlers = EventHandlers::new(components.clone(), Arc::default(), owners, Some(bodies.clone()));
         let synced = CancellationToken::new();
@@ -127,9 +131,22 @@ impl Bed {
         let handover = ShardHandover::new(&components, handlers.placer.clone(), Some(bodies.clone()), synced);
         tokio::spawn(bodies.kymas.clone().run(Api::namespaced(kcp.client(), NAMESPACE), |_| ()));
         let (handle, handle_manifest) = (Box::new(handlers.kymas()), Box::new(handlers.manifests()));
+        let handle_secret = Box::new(handlers.secrets());
         let metas = writers.release_metas;
-        let mut bed =
-            Self { kcp, components, bodies, handover, handle, handle_manifest, kymas, manifests, metas, shards };
+        let mut bed = Self {
+            kcp,
+            components,
+            bodies,
+            handover,
+            handle,
+            handle_manifest,
+            handle_secret,
+            kymas,
+            manifests,
+            secrets,
+            metas,
+            shards,
+        };
         bed.deliver_as(true);
         bed.handover.reduce_others();
         bed
@@ -159,6 +176,13 @@ impl Bed {
         let manifest: CachedManifest = serde_json::from_value(manifest).unwrap();
         self.manifests.lock().apply(&Event::Apply(manifest.clone()));
         (self.handle_manifest)(Change::Applied(&manifest));
+    }
+
+    /// Reports the access Secret with this kubeconfig.
+    fn deliver_secret(&mut self, kubeconfig: Option<&str>) {
+        let secret = secret(kubeconfig);
+        self.secrets.lock().apply(&Event::Apply(secret.clone()));
+        (self.handle_secret)(Change::Applied(&secret));
     }
 
     fn cached(&self) -> Arc<CachedKyma> {
@@ -210,6 +234,12 @@ impl Bed {
     }
 }
 
+fn secret(kubeconfig: Option<&str>) -> AccessSecret {
+    let data = kubeconfig.map(|text| json!({"config": STANDARD.encode(text)}));
+    let metadata = json!({"name": "access", "namespace": NAMESPACE, "uid": "u", "labels": {label::KYMA_NAME: "k"}});
+    serde_json::from_value::<ListedSecret>(json!({"metadata": metadata, "data": data})).unwrap().into()
+}
+
 fn set_state(state: &str) -> impl FnOnce(&mut Value) {
     let state = state.to_owned();
     move |kyma| {
@@ -230,6 +260,23 @@ async fn acquired_kyma_is_placed_with_its_body_and_continues_its_path() {
     assert_eq!(bed.acquire().await, [key()]);
     assert!(bed.cached().whole().is_some());
     assert!(bed.components.fleet.kyma_has_used_v3(&key()), "inherited from the condition in the body");
+}
+
+#[tokio::test(start_paused = true)]
+async fn kyma_whose_secret_loses_its_kubeconfig_is_reconciled_and_keeps_its_access() {
+    let mut bed = Bed::new();
+    bed.acquire().await;
+    let kubeconfig = format!(
+        "clusters: [{{name: a, cluster: {{server: 'https://runtime', certificate-authority-data: {}}}}}]\n\
+         users: [{{name: b, user: {{token: t}}}}]\ncontexts: [{{name: c, context: {{cluster: a, user: b}}}}]\n",
+        STANDARD.encode(Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle().to_pem())
+    );
+    bed.deliver_secret(Some(&kubeconfig));
+    bed.job();
+    let (_, revision) = bed.components.access.client_and_revision(&key()).unwrap();
+    bed.deliver_secret(None);
+    assert_eq!(bed.job(), Some(WorkSet::of(&[Work::Kyma])), "its condition changes");
+    assert_eq!(bed.components.access.client_and_revision(&key()).unwrap().1, revision);
 }
 
 #[tokio::test(start_paused = true)]
