@@ -12,7 +12,7 @@ use tidewatch_shared::{
     names::SKR_NAMESPACE,
 };
 
-pub(crate) use condition::{Conditions, Observation, SECRET_MISSING, unreachable_since};
+pub(crate) use condition::{Conditions, Observation, SECRET_DELETED, SECRET_MISSING, unreachable_since};
 pub use write::WriteStatusError;
 pub(crate) use write::{ShownStatus, StatusWriter, in_runtime, update_runtime, write_runtime};
 

@@ -82,6 +82,10 @@ pub enum RuntimeAccessError {
     /// No Secret is labelled with the Kyma's name. Alone it never means that the runtime is gone.
     #[error("no access Secret is labelled with this Kyma's name")]
     Missing,
+    /// The only Secret, of this name, was deleted while its Kyma was being deleted. A Secret that merely lost its label looks
+    /// the same.
+    #[error("the access Secret {0} was deleted after the deletion of this Kyma began")]
+    SecretDeleted(String),
     /// The right Secret is ambiguous; their names, at most five.
     #[error("several access Secrets are labelled with this Kyma's name: {}", .0.join(", "))]
     Several(Vec<String>),
@@ -144,7 +148,18 @@ struct Inner {
 #[derive(Default)]
 struct Table {
     entries: HashMap<KymaKey, Entry>,
+    /// Name of the last Secret of a Kyma without Secrets, if it was deleted while the Kyma was being deleted; until the Kyma is
+    /// removed.
+    deleted: HashMap<KymaKey, Box<str>>,
     last_revision: u64,
+}
+
+impl Table {
+    /// Reason for which a Kyma without Secrets has no client.
+    fn without_secret(&self, key: &KymaKey) -> RuntimeAccessError {
+        let deleted = self.deleted.get(key);
+        deleted.map_or(RuntimeAccessError::Missing, |name| RuntimeAccessError::SecretDeleted(name.to_string()))
+    }
 }
 
 struct Entry {
@@ -228,6 +243,7 @@ impl RuntimeAccess {
         if secrets.is_empty() {
             return table.entries.remove(key).is_some();
         }
+        table.deleted.remove(key);
         secrets.sort_unstable_by(|a, b| a.key().name.cmp(&b.key().name));
         let secrets = secrets.into_boxed_slice();
         if let Some(entry) = table.entries.get_mut(key).filter(|entry| entry.has_same_access(&secrets)) {
@@ -261,9 +277,16 @@ impl RuntimeAccess {
         true
     }
 
+    /// Records that a Secret of a Kyma that is being deleted was deleted. Has no effect once the Kyma has a Secret.
+    pub fn secret_deleted(&self, kyma: &KymaKey, secret: &KymaKey) {
+        self.table().deleted.insert(kyma.clone(), secret.name.as_str().into());
+    }
+
     /// Removes a Kyma.
     pub fn remove(&self, key: &KymaKey) {
-        self.table().entries.remove(key);
+        let mut table = self.table();
+        table.deleted.remove(key);
+        table.entries.remove(key);
     }
 
     /// Remaining time for which the last kubeconfig of a Secret is used that has none now; `None` if it is not.
@@ -286,8 +309,8 @@ impl RuntimeAccess {
     /// # Errors
     /// [`ClientError`].
     pub fn client_and_revision(&self, key: &KymaKey) -> Result<(Client, u64), ClientError> {
-        let mut table = self.table();
-        let entry = table.entries.get_mut(key).ok_or(RuntimeAccessError::Missing)?;
+        let table = &mut *self.table();
+        let Some(entry) = table.entries.get_mut(key) else { return Err(table.without_secret(key).into()) };
         let kubeconfig = self.usable_kubeconfig(&entry.secrets, entry.refusal.as_ref(), entry.kept.as_deref())?;
         let cached = match &mut entry.cached {
             Some(cached) => cached,
@@ -326,7 +349,7 @@ impl RuntimeAccess {
     /// [`ClientError`].
     pub fn upgrade_client(&self, key: &KymaKey) -> Result<Client, ClientError> {
         let table = self.table();
-        let entry = table.entries.get(key).ok_or(RuntimeAccessError::Missing)?;
+        let Some(entry) = table.entries.get(key) else { return Err(table.without_secret(key).into()) };
         let kubeconfig = self.usable_kubeconfig(&entry.secrets, entry.refusal.as_ref(), entry.kept.as_deref())?;
         Ok(upgrade::build(&self.0.parts, kubeconfig).map_err(RuntimeAccessError::from)?)
     }

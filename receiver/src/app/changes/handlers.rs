@@ -304,7 +304,13 @@ impl EventHandlers {
             let initial = matches!(change, Change::Initial(_));
             let affected = match change {
                 Change::Initial(secret) | Change::Applied(secret) => owners.apply(secret),
-                Change::Deleted(secret) => owners.delete(secret),
+                Change::Deleted(secret) => {
+                    let affected = owners.delete(secret);
+                    for kyma in affected.iter().filter(|kyma| components.is_deleting(kyma)) {
+                        components.access.secret_deleted(kyma, secret.key());
+                    }
+                    affected
+                }
                 Change::Listed => return,
             };
             for kyma in affected {
@@ -398,6 +404,12 @@ impl Components {
         } else {
             self.recorder.initial_kyma(key, kyma);
         }
+    }
+
+    /// Returns true if the cache shows that a Kyma is being deleted.
+    fn is_deleting(&self, kyma: &KymaKey) -> bool {
+        let cached = self.stores.kymas.get(&ObjectRef::new(&kyma.name).within(&kyma.namespace));
+        cached.is_some_and(|kyma| kyma.facts().is_deleting())
     }
 
     /// Updates the access to the runtime of a Kyma from the cache, and enqueues the Kyma and its Manifests if it changed.

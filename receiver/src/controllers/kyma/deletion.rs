@@ -22,12 +22,17 @@ use crate::{
     controllers::{
         installer::Readiness,
         pending_removal::PendingRemoval,
-        status::{Conditions, Findings, SECRET_MISSING, WAITING_FOR_MODULES, unreachable_since, write_runtime},
+        status::{
+            Conditions, Findings, SECRET_DELETED, SECRET_MISSING, WAITING_FOR_MODULES, unreachable_since, write_runtime,
+        },
     },
     kube::object,
     kube::runtime_access::{ClientError, RuntimeAccessError},
 };
 
+/// Time after which a runtime cluster counts as gone if its access Secret was seen being deleted during the deletion of its
+/// Kyma. infrastructure-manager deletes the Secret right before the cluster.
+const GONE_AFTER_DELETED_SECRET: Duration = Duration::from_secs(60);
 /// Interval of checks for Manifests without progress; a changed or deleted Manifest enqueues its Kyma.
 const REMIND: Duration = Duration::from_secs(60);
 
@@ -41,7 +46,7 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result
     let left = delete_manifests(ctx, &kyma).await?;
     let access = match (ctx.clients)(key) {
         Ok((client, _)) => Ok(client),
-        Err(ClientError::Access(unusable)) => Err(unusable),
+        Err(ClientError::Access(unusable)) => Err(confirmed(ctx, &kyma, unusable).await?),
         // There is a Secret: nothing of this counts as a runtime that is gone.
         Err(ClientError::Body(missing)) => return Err(missing.into()),
     };
@@ -53,7 +58,9 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result
     let removal = match access {
         Ok(client) if left.is_empty() => clean(ctx, key, &client, &kyma).await,
         Ok(client) => show(&client, &kyma).await.map(|()| Some(waits())),
-        Err(RuntimeAccessError::Missing) => without_runtime(ctx, key, &kyma, &left).await,
+        Err(RuntimeAccessError::Missing | RuntimeAccessError::SecretDeleted(_)) => {
+            without_runtime(ctx, key, &kyma, &left).await
+        }
         Err(unusable) if !left.is_empty() => {
             Ok(Some(PendingRemoval::after(REMIND, Some(leave::without_access(&unusable.to_string())))))
         }
@@ -114,7 +121,10 @@ async fn record(
 ) -> Result<(), Error> {
     let old = kyma.status.clone().unwrap_or_default();
     // A returned Secret is reported at once: if it disappears again, the wait restarts.
-    let is_back = unusable.is_none() && unreachable_since(&old, SECRET_MISSING).is_some();
+    let was_deleted = unreachable_since(&old, SECRET_DELETED).is_some();
+    let is_back = unusable.is_none() && (was_deleted || unreachable_since(&old, SECRET_MISSING).is_some());
+    // The process that saw the deletion may have been another one.
+    let unusable = unusable.filter(|unusable| !(was_deleted && **unusable == RuntimeAccessError::Missing));
     let access = unusable.map(Readiness::from).or(is_back.then_some(Readiness::Ready));
     let before = |manifest: &Manifest| {
         let module = manifest.labels().get(label::MODULE_NAME)?;
@@ -255,13 +265,32 @@ async fn release(api: &Api<Manifest>, manifest: &Manifest) -> Result<(), Error> 
     released.map(drop).map_err(|source| Error::Manifest { doing: "release", name, source })
 }
 
+/// Returns the reason for the lack of access, after a quorum read of a Secret that the watch reports as deleted: one that
+/// merely lost its label exists.
+async fn confirmed(ctx: &Context, kyma: &Kyma, unusable: RuntimeAccessError) -> Result<RuntimeAccessError, Error> {
+    let RuntimeAccessError::SecretDeleted(name) = &unusable else { return Ok(unusable) };
+    let is_recorded = kyma.status.as_ref().is_some_and(|status| unreachable_since(status, SECRET_DELETED).is_some());
+    if is_recorded {
+        return Ok(unusable);
+    }
+    let api: Api<Secret> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
+    // The account of the receiver may list Secrets, but not get them.
+    let named = ListParams::default().fields(&format!("metadata.name={name}"));
+    let found = api.list_metadata(&named).await.map_err(Error::kcp(error::LIST_SECRETS))?;
+    Ok(if found.items.is_empty() { unusable } else { RuntimeAccessError::Missing })
+}
+
 /// Remaining wait for a runtime cluster without an access Secret; `None` once it counts as gone. That requires the
 /// condition's reason for long enough, the deletion of the Kyma, and a quorum read of the Secrets.
 async fn until_gone(ctx: &Context, kyma: &Kyma) -> Result<Option<PendingRemoval>, Error> {
+    let since = |reason| kyma.status.as_ref().and_then(|status| unreachable_since(status, reason));
     let gone_after = ctx.settings.runtime_gone_after;
+    let (missing, gone_after) = match since(SECRET_DELETED) {
+        None => (since(SECRET_MISSING), gone_after),
+        deleted => (deleted, gone_after.min(GONE_AFTER_DELETED_SECRET)),
+    };
     let message =
         format!("waiting for an access Secret; without one for {} s the runtime counts as gone", gone_after.as_secs());
-    let missing = kyma.status.as_ref().and_then(|status| unreachable_since(status, SECRET_MISSING));
     let deleted = kyma.metadata.deletion_timestamp.as_ref().map(|time| time.0);
     let left = missing
         .zip(deleted)

@@ -19,11 +19,14 @@ const OTHERS: [&str; 4] = ["EventPath", "Paused", "CARotation", "ModuleRollout"]
 
 /// Reason of the condition `RuntimeAccess` if there is no access Secret.
 pub(crate) const SECRET_MISSING: &str = "AccessSecretMissing";
+/// Its reason if a process saw how the access Secret was deleted during the deletion of the Kyma.
+pub(crate) const SECRET_DELETED: &str = "AccessSecretDeleted";
 
 impl From<&RuntimeAccessError> for Readiness {
     fn from(error: &RuntimeAccessError) -> Self {
         let reason = match error {
             RuntimeAccessError::Missing => SECRET_MISSING,
+            RuntimeAccessError::SecretDeleted(_) => SECRET_DELETED,
             RuntimeAccessError::Several(_) => "SeveralAccessSecrets",
             RuntimeAccessError::Kubeconfig(_) => "KubeconfigRefused",
         };

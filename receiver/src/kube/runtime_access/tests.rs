@@ -502,6 +502,26 @@ async fn kubeconfig_is_kept_of_the_same_whole_secret_alone() {
 }
 
 #[test]
+fn deleted_secret_is_named_until_the_kyma_has_one_or_is_removed() {
+    let access = RuntimeAccess::new(local(), Metrics::default());
+    let deleted = || Some(RuntimeAccessError::SecretDeleted("access".to_owned()).into());
+    let missing = || Some(RuntimeAccessError::Missing.into());
+    let delete = || {
+        access.secret_deleted(&key(), &KymaKey::new("kcp-system", "access"));
+        access.set_secrets(&key(), vec![]);
+        assert_eq!((access.client(&key()).err(), access.upgrade_client(&key()).err()), (deleted(), deleted()));
+    };
+    delete();
+    access.set_secrets(&key(), vec![object("u", None)]);
+    assert_eq!(access.client(&key()).err(), no_kubeconfig());
+    access.set_secrets(&key(), vec![]);
+    assert_eq!(access.client(&key()).err(), missing(), "nothing was seen of the new one");
+    delete();
+    access.remove(&key());
+    assert_eq!(access.client(&key()).err(), missing());
+}
+
+#[test]
 fn concurrent_refreshes_do_not_lose_a_secret() {
     let access = RuntimeAccess::new(local(), Metrics::default());
     let (sender, received) = std::sync::mpsc::channel();

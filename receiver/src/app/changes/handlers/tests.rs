@@ -35,7 +35,7 @@ use crate::{
         self as control_plane, WriteBudgets,
         leader::WriteFence,
         recorder,
-        runtime_access::{self, ListedSecret, Settings},
+        runtime_access::{self, ListedSecret, RuntimeAccessError, Settings},
         watch::SharedWriter,
     },
     pki::{CA_VALIDITY, Ca},
@@ -185,6 +185,13 @@ impl Bed {
         (self.handle_secret)(Change::Applied(&secret));
     }
 
+    /// Reports the deletion of the access Secret.
+    fn delete_secret(&mut self) {
+        let secret = secret(None);
+        self.secrets.lock().apply(&Event::Delete(secret.clone()));
+        (self.handle_secret)(Change::Deleted(&secret));
+    }
+
     fn cached(&self) -> Arc<CachedKyma> {
         let store: &Store<CachedKyma> = &self.components.stores.kymas;
         store.get(&reflector::ObjectRef::new("k").within(NAMESPACE)).unwrap()
@@ -260,6 +267,27 @@ async fn acquired_kyma_is_placed_with_its_body_and_continues_its_path() {
     assert_eq!(bed.acquire().await, [key()]);
     assert!(bed.cached().whole().is_some());
     assert!(bed.components.fleet.kyma_has_used_v3(&key()), "inherited from the condition in the body");
+}
+
+#[tokio::test(start_paused = true)]
+async fn deletion_of_a_secret_is_recorded_only_while_its_kyma_is_being_deleted() {
+    let mut bed = Bed::new();
+    bed.acquire().await;
+    let access = |bed: &Bed| bed.components.access.client(&key()).err();
+    bed.deliver_secret(None);
+    bed.delete_secret();
+    assert_eq!(access(&bed), Some(RuntimeAccessError::Missing.into()));
+    bed.deliver_secret(None);
+    bed.edit(|kyma| {
+        kyma["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        kyma["metadata"]["finalizers"] = json!([finalizer::KYMA]);
+    });
+    bed.job();
+    bed.delete_secret();
+    assert_eq!(access(&bed), Some(RuntimeAccessError::SecretDeleted("access".into()).into()));
+    assert!(bed.job().is_some());
+    bed.deliver_secret(None);
+    assert_ne!(access(&bed), Some(RuntimeAccessError::SecretDeleted("access".into()).into()));
 }
 
 #[tokio::test(start_paused = true)]

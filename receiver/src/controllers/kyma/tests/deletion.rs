@@ -25,11 +25,22 @@ impl Bed {
     }
 
     fn outlast(&self) {
+        self.hold_since("2026-01-01T00:00:00Z".into());
+    }
+
+    /// All conditions have held since this time.
+    fn hold_since(&self, time: Value) {
         self.kcp.edit("kymas/k", |kyma| {
             for condition in kyma["status"]["conditions"].as_array_mut().unwrap() {
-                condition["lastTransitionTime"] = "2026-01-01T00:00:00Z".into();
+                condition["lastTransitionTime"] = time.clone();
             }
         });
+    }
+
+    /// All conditions have held for this long.
+    fn hold_for(&self, seconds: i64) {
+        let begin = Timestamp::from_second(Timestamp::now().as_second() - seconds).unwrap();
+        self.hold_since(begin.to_string().into());
     }
 }
 
@@ -102,6 +113,72 @@ async fn manifests_of_a_runtime_that_is_gone_lose_their_finalizers() {
     bed.kyma().await;
     assert!(bed.manifest().is_none() && bed.kcp.object("kymas/k").is_none());
     assert_eq!(bed.kcp.writes(), [format!("PATCH {id}"), "PATCH kymas/k".to_owned()]);
+}
+
+fn seen_deleted() -> Clients {
+    Box::new(|_| Err(RuntimeAccessError::SecretDeleted("access".into()).into()))
+}
+
+/// infrastructure-manager deletes the Secret right before the cluster.
+#[tokio::test]
+async fn runtime_whose_secret_was_seen_being_deleted_is_gone_after_a_minute() {
+    let (mut bed, id) = Bed::lost().await;
+    bed.ctx.settings = Settings::default();
+    bed.ctx.clients = seen_deleted();
+    let is_minute =
+        |outcome: &ReconcileOutcome| outcome.requeue_after.is_some_and(|wait| (50..=60).contains(&wait.as_secs()));
+    let outcome = bed.kyma().await;
+    assert!(is_minute(&outcome), "{outcome:?}");
+    let access = bed.condition("RuntimeAccess");
+    let text = "the access Secret access was deleted after the deletion of this Kyma began";
+    assert_eq!((&access["reason"], &access["message"]), (&json!("AccessSecretDeleted"), &json!(text)));
+    assert_eq!(bed.waits(), "waiting for an access Secret; without one for 60 s the runtime counts as gone");
+    // Another process did not see it.
+    bed.ctx.clients = Box::new(|_| Err(RuntimeAccessError::Missing.into()));
+    bed.forget_calls();
+    let outcome = bed.kyma().await;
+    assert!(is_minute(&outcome), "{outcome:?}");
+    assert_eq!(bed.kcp.writes(), Vec::<String>::new());
+    bed.hold_for(61);
+    bed.kcp.edit("secrets/new", |secret| {
+        *secret = json!({"metadata": {"name": "new", "labels": {"operator.kyma-project.io/kyma-name": "k"}}})
+    });
+    bed.kyma().await;
+    assert_eq!(bed.manifest().unwrap().1["metadata"]["finalizers"], json!(FINALIZERS), "the cache is behind");
+    bed.kcp.remove("secrets/new");
+    bed.kyma().await;
+    assert!(bed.manifest().is_none() && bed.kcp.object("kymas/k").is_none(), "{id}");
+}
+
+#[tokio::test]
+async fn minute_is_too_short_for_a_secret_that_was_not_seen_being_deleted_or_exists() {
+    for is_seen in [false, true] {
+        let (mut bed, _) = Bed::lost().await;
+        bed.ctx.settings = Settings::default();
+        if is_seen {
+            bed.ctx.clients = seen_deleted();
+            // It lost its label.
+            bed.kcp.edit("secrets/access", |secret| *secret = json!({"metadata": {"name": "access"}}));
+        }
+        bed.kyma().await;
+        assert_eq!(bed.condition("RuntimeAccess")["reason"], SECRET_MISSING);
+        bed.hold_for(61);
+        let outcome = bed.kyma().await;
+        assert!(outcome.requeue_after.is_some_and(|wait| wait > Duration::from_secs(500)), "{outcome:?}");
+        assert!(bed.manifest().is_some());
+    }
+}
+
+#[tokio::test]
+async fn secret_that_comes_back_ends_the_minute() {
+    let mut bed = Bed::settled().await;
+    let usable = std::mem::replace(&mut bed.ctx.clients, seen_deleted());
+    bed.delete();
+    bed.kyma().await;
+    assert_eq!(bed.condition("RuntimeAccess")["reason"], "AccessSecretDeleted");
+    bed.ctx.clients = usable;
+    bed.kyma().await;
+    assert_eq!(bed.condition("RuntimeAccess")["status"], "True");
 }
 
 #[tokio::test]
