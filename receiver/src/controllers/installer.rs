@@ -31,7 +31,7 @@ pub use state::InstallationState;
 pub use url::{ParsePublicUrlError, PublicUrl};
 pub use watches::watches;
 
-pub(crate) use readiness::{Readiness, was_ready};
+pub(crate) use readiness::{Readiness, SYNCHRONIZED, was_ready};
 
 use std::{
     collections::{BTreeSet, VecDeque},

@@ -80,7 +80,7 @@ use crate::{
     },
     controllers::{
         catalog::{Catalog, CatalogReconcile, RolloutSlot, retirement, snapshot::Snapshot, visibility::template_name},
-        installer::{Component, Installer, Readiness, Report, Subject, was_ready},
+        installer::{Component, ComponentError, Installer, Readiness, Report, Subject, was_ready},
         mandatory::MandatoryModules,
         pending_removal::RemovalBackoff,
         status::{Findings, ShownStatus, StatusWriter, update_runtime, write_runtime},
@@ -477,7 +477,8 @@ impl Reconcile<'_> {
         let class = failures.iter().map(|failure| failure.error.class()).find(|class| *class != ErrorClass::Refused);
         match class {
             Some(class) => self.failed(WorkSet::INSTALLER, class),
-            None => self.outcome.requeue_after = if failures.is_empty() { look } else { Some(REFUSED_AGAIN) },
+            None if failures.iter().all(ComponentError::is_of_additional) => self.outcome.requeue_after = look,
+            None => self.outcome.requeue_after = Some(REFUSED_AGAIN),
         }
     }
 

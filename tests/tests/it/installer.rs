@@ -34,7 +34,7 @@ use crate::{
 const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// All installed objects: group, version, kind, plural, whether the object is in the agent's namespace, name.
-pub(crate) const OBJECTS: [(&str, &str, &str, &str, bool, &str); 15] = [
+pub(crate) const OBJECTS: [(&str, &str, &str, &str, bool, &str); 14] = [
     ("", "v1", "ServiceAccount", "serviceaccounts", true, "tidewatch-agent"),
     (RBAC, "v1", "ClusterRole", "clusterroles", false, "tidewatch-agent"),
     (RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false, "tidewatch-agent"),
@@ -44,7 +44,6 @@ pub(crate) const OBJECTS: [(&str, &str, &str, &str, bool, &str); 15] = [
     ("", "v1", "Secret", "secrets", true, "skr-webhook-tls"),
     ("", "v1", "ConfigMap", "configmaps", true, "tidewatch-agent"),
     ("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", false, "skr-webhook-priority"),
-    ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true, "kyma-project.io--watcher-deny-all"),
     ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true, "kyma-project.io--watcher-to-apiserver"),
     ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true, "kyma-project.io--watcher-to-dns"),
     ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true, "kyma-project.io--metrics-to-watcher"),
@@ -74,7 +73,7 @@ impl Object {
     }
 
     /// Returns the object without its metadata and status.
-    async fn content(&self) -> Result<Value> {
+    pub(crate) async fn content(&self) -> Result<Value> {
         let mut data = self.api.get(self.name).await?.data;
         if let Some(members) = data.as_object_mut() {
             members.remove("status");
@@ -121,7 +120,7 @@ fn equal_except_addresses(found: &Value, content: &Value) -> bool {
 }
 
 /// Options of a receiver that installs agents without running pods, and polls every runtime once a second.
-fn installing_options(more: &[&str]) -> Options {
+pub(crate) fn installing_options(more: &[&str]) -> Options {
     let flags = [
         "--agent-image",
         AGENT_IMAGE,
@@ -136,7 +135,7 @@ fn installing_options(more: &[&str]) -> Options {
 }
 
 impl SingleRuntime {
-    async fn installed(&self) -> Result<Vec<Object>> {
+    pub(crate) async fn installed(&self) -> Result<Vec<Object>> {
         let client = self.runtime.cluster().client_as(ClusterUser::Other).await?;
         let objects: Vec<_> = OBJECTS.into_iter().map(|object| Object::new(&client, object)).collect();
         until("everything to be installed", async || {
@@ -338,7 +337,7 @@ async fn an_agent_has_exactly_the_rights_that_its_plan_needs() -> TestResult {
 }
 
 /// Installs the incumbent's objects in a runtime.
-async fn incumbent(cluster: &Cluster) -> Result<()> {
+pub(crate) async fn incumbent(cluster: &Cluster) -> Result<()> {
     cluster.ensure_namespace(SKR_NAMESPACE).await?;
     apply_incumbents(&cluster.client_as(ClusterUser::Other).await?).await
 }
@@ -398,7 +397,7 @@ pub(crate) async fn apply_incumbents(client: &Client) -> Result<()> {
     Ok(())
 }
 
-const WEBHOOKS: (&str, &str, &str, &str, bool, &str) = (
+pub(crate) const WEBHOOKS: (&str, &str, &str, &str, bool, &str) = (
     "admissionregistration.k8s.io",
     "v1",
     "ValidatingWebhookConfiguration",
@@ -412,7 +411,7 @@ async fn the_incumbents_installation_is_adopted_in_place_after_its_webhook_is_de
     let cluster = bed::shared().await?.runtime("inplace").await?;
     incumbent(&cluster).await?;
     let client = cluster.client().await?;
-    let deployment = Object::new(&client, OBJECTS[14]);
+    let deployment = Object::new(&client, OBJECTS[13]);
     let before = deployment.api.get(deployment.name).await?;
     let mark = cluster.audit_mark()?;
     let setup = SingleRuntime::with_options("inplace", &[KEDA], installing_options(&[])).await?;

@@ -27,10 +27,13 @@ use crate::kube::object::{self, Converged, Target, WriteBudget};
 /// Maximum number of concurrent reads of one runtime.
 const READ_CONCURRENCY: usize = 6;
 
-/// Objects of the incumbent that correspond to no component, apart from its webhook configuration.
-pub(super) const OBSOLETE: [(Component, Kind, &str); 2] = [
+/// Objects of lifecycle-manager and of earlier versions that correspond to no component, apart from the webhook
+/// configuration.
+pub(super) const OBSOLETE: [(Component, Kind, &str); 3] = [
     (Component::MetricsService, SERVICES, AGENT_DEPLOYMENT),
-    (Component::DenyAll, POLICIES, "kyma-project.io--seed-to-watcher"),
+    (Component::MetricsPolicy, POLICIES, "kyma-project.io--seed-to-watcher"),
+    // Of earlier versions of this receiver. Clusters may refuse policies without rules.
+    (Component::MetricsPolicy, POLICIES, "kyma-project.io--watcher-deny-all"),
 ];
 
 /// State of one installation.
@@ -44,6 +47,8 @@ pub(super) struct InstallRun<'a> {
     path: PathEvidence,
     /// See [`Params::unproven_before`].
     unproven_before: bool,
+    /// See [`Params::without_priority`].
+    without_priority: bool,
     desired: &'a DesiredObjects,
     installed: &'a mut InstallationState,
     /// Budget of all writes to the runtime.
@@ -77,6 +82,7 @@ impl<'a> InstallRun<'a> {
             keeps_image,
             path,
             unproven_before,
+            without_priority: installed.without_priority,
             desired,
             installed,
             budget,
@@ -86,12 +92,18 @@ impl<'a> InstallRun<'a> {
     }
 
     fn is_verified(&self, desired: &DesiredObject) -> bool {
-        let needs_image = self.keeps_image && desired.component == Component::Deployment;
-        !needs_image && self.installed.is_verified(desired, self.params())
+        // A PriorityClass that is no longer refused changes the Deployment.
+        let may_change = desired.component == Component::Deployment && (self.keeps_image || self.without_priority);
+        !may_change && self.installed.is_verified(desired, self.params())
     }
 
     fn params(&self) -> Params<'_> {
-        Params { runtime: self.runtime, image: &self.image, unproven_before: self.unproven_before }
+        Params {
+            runtime: self.runtime,
+            image: &self.image,
+            unproven_before: self.unproven_before,
+            without_priority: self.without_priority,
+        }
     }
 
     pub(super) async fn run(mut self) -> Report {
@@ -100,6 +112,7 @@ impl<'a> InstallRun<'a> {
             return self.report;
         }
         let Some(mut found) = self.read(&unverified).await else { return self.report };
+        let lacks_egress_policy = found.get(&Component::ApiServerPolicy).is_some_and(Option::is_none);
         if !self.installed.obsolete_removed && !self.desired.compat_webhooks {
             self.delete_obsolete(Component::Webhooks, WEBHOOKS, AGENT_DEPLOYMENT).await;
         }
@@ -119,14 +132,22 @@ impl<'a> InstallRun<'a> {
             }
         }
         self.narrow_roles().await;
-        if !self.installed.obsolete_removed && self.report.failures.is_empty() && self.report.blocked.is_empty() {
+        if lacks_egress_policy && self.failed(Component::ApiServerPolicy) {
+            // Alone, it would deny all other egress.
+            self.delete_obsolete(Component::DnsPolicy, POLICIES, Component::DnsPolicy.name()).await;
+            self.installed.invalidate(POLICIES.plural, Component::DnsPolicy.name());
+        }
+        let is_installed = self.report.failures.iter().all(ComponentError::is_of_additional)
+            && self.report.blocked.iter().all(|component| component.is_additional());
+        if !self.installed.obsolete_removed && is_installed {
+            let failures = self.report.failures.len();
             for (component, kind, name) in OBSOLETE {
                 self.delete_obsolete(component, kind, name).await;
             }
             if !self.desired.has_pull_secret {
                 self.delete_obsolete(Component::PullSecret, SECRETS, AGENT_PULL_SECRET).await;
             }
-            self.installed.obsolete_removed = self.report.failures.is_empty();
+            self.installed.obsolete_removed = self.report.failures.len() == failures;
         }
         self.report
     }
@@ -168,11 +189,15 @@ impl<'a> InstallRun<'a> {
             self.follow_image(found);
         }
         let body = desired.body(self.params());
+        let is_new = found.is_none();
         let role = found.as_ref().filter(|_| matches!(component, Component::ClusterRole | Component::Role));
         let widened = role.and_then(|found| rbac::widened(&body, &found.data));
         match self.reconcile(component, widened.as_ref().unwrap_or(&body), found).await {
             Ok(object) if widened.is_some() => self.widened_roles.push((desired, object)),
             result => self.record(desired, result),
+        }
+        if component == Component::PriorityClass {
+            self.without_priority = is_new && self.failed(component);
         }
     }
 
@@ -195,8 +220,14 @@ impl<'a> InstallRun<'a> {
             self.installed.awaiting_pod |= !readiness::is_available(&object);
             self.installed.image = Some(self.image.clone());
             self.installed.unproven_before = self.unproven_before;
+            self.installed.without_priority = self.without_priority;
         }
-        let params = Params { runtime: self.runtime, image: &self.image, unproven_before: self.unproven_before };
+        let params = Params {
+            runtime: self.runtime,
+            image: &self.image,
+            unproven_before: self.unproven_before,
+            without_priority: self.without_priority,
+        };
         self.installed.mark_verified(desired, params);
     }
 

@@ -71,6 +71,7 @@ mod tests {
             runtime: &"r".parse().unwrap(),
             image: "i:1",
             unproven_before: false,
+            without_priority: false,
         })
     }
 
@@ -103,7 +104,7 @@ mod tests {
             Repair::None
         );
         assert_eq!(repair_after(Component::Account, |found| found["secrets"] = json!([{"name": "x"}])), Repair::None);
-        assert_eq!(repair_after(Component::DenyAll, |found| found["spec"]["ingress"] = json!([{}])), Repair::Replace);
+        assert_eq!(repair_after(Component::DnsPolicy, |found| found["spec"]["ingress"] = json!([{}])), Repair::Replace);
         let env =
             |found: &mut Value| found["spec"]["template"]["spec"]["containers"][0]["env"] = json!([{"name": "A"}]);
         assert_eq!(repair_after(Component::Deployment, env), Repair::Replace);

@@ -36,14 +36,12 @@ pub enum Component {
     ConfigMap,
     /// Priority of the agent's pod.
     PriorityClass,
-    /// Egress to the API server and to the receiver.
+    /// Egress to the API server, to the receiver, and to DNS.
     ApiServerPolicy,
     /// Egress to DNS.
     DnsPolicy,
     /// Ingress to the metrics port.
     MetricsPolicy,
-    /// Denies all other traffic from and to the pod.
-    DenyAll,
     /// Service of the metrics port.
     MetricsService,
     /// Deployment of the agent.
@@ -128,7 +126,6 @@ impl Component {
             Self::ApiServerPolicy => (POLICIES, "kyma-project.io--watcher-to-apiserver"),
             Self::DnsPolicy => (POLICIES, "kyma-project.io--watcher-to-dns"),
             Self::MetricsPolicy => (POLICIES, "kyma-project.io--metrics-to-watcher"),
-            Self::DenyAll => (POLICIES, "kyma-project.io--watcher-deny-all"),
             Self::MetricsService => (SERVICES, AGENT_METRICS_SERVICE),
             Self::Deployment => (namespaced("apps", "Deployment", "deployments"), AGENT_DEPLOYMENT),
         }
@@ -138,19 +135,26 @@ impl Component {
     ///
     /// * Deleting the incumbent's webhook configuration comes first: the other objects disable its webhook, and users'
     ///   writes would then wait for a webhook that does not answer.
-    /// * Traffic is denied only once the policies that allow the agent's own exist.
+    /// * The first policy for egress denies all egress that it does not allow, so it is the one that allows all of the agent's.
     /// * A plan must not name a kind that the agent may not read yet.
     pub(super) const fn dependencies(self) -> &'static [Self] {
         match self {
-            Self::Secret | Self::Deployment | Self::ApiServerPolicy | Self::DnsPolicy | Self::MetricsPolicy => {
-                &[Self::Webhooks]
-            }
-            Self::DenyAll => &[Self::Webhooks, Self::ApiServerPolicy, Self::DnsPolicy, Self::MetricsPolicy],
+            Self::Secret | Self::Deployment | Self::ApiServerPolicy | Self::MetricsPolicy => &[Self::Webhooks],
+            Self::DnsPolicy => &[Self::Webhooks, Self::ApiServerPolicy],
             Self::ConfigMap => {
                 &[Self::Account, Self::ClusterRole, Self::ClusterRoleBinding, Self::Role, Self::RoleBinding]
             }
             _ => &[],
         }
+    }
+
+    /// Returns whether an agent runs and proves its event path without the object. Without the policies its pod is less
+    /// isolated, and without its priority it may have to wait for room on a node.
+    pub(super) const fn is_additional(self) -> bool {
+        matches!(
+            self,
+            Self::PriorityClass | Self::ApiServerPolicy | Self::DnsPolicy | Self::MetricsPolicy | Self::MetricsService
+        )
     }
 
     /// Returns whether only the labels are ours: the agent owns the content, which in the Secret includes a key that no

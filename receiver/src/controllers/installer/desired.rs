@@ -35,6 +35,8 @@ pub(super) struct Params<'a> {
     pub(super) image: &'a str,
     /// The event path was not proven when the image replaced another one, nor since.
     pub(super) unproven_before: bool,
+    /// The runtime refuses the PriorityClass, without which it would refuse a pod that names it.
+    pub(super) without_priority: bool,
 }
 
 /// One desired object.
@@ -74,7 +76,7 @@ impl DesiredObjects {
 
 impl DesiredObject {
     /// Returns the object for one runtime.
-    pub(super) fn body(&self, Params { runtime, image, unproven_before }: Params<'_>) -> Value {
+    pub(super) fn body(&self, Params { runtime, image, unproven_before, without_priority }: Params<'_>) -> Value {
         let mut body = self.body.clone();
         match self.component {
             Component::ConfigMap => body["data"][RUNTIME_ID_KEY] = runtime.as_str().into(),
@@ -83,6 +85,8 @@ impl DesiredObject {
                 if unproven_before {
                     body["metadata"]["annotations"][annotation::UNPROVEN_BEFORE] = image.into();
                 }
+                let pod = body["spec"]["template"]["spec"].as_object_mut().filter(|_| without_priority);
+                pod.and_then(|pod| pod.remove("priorityClassName"));
             }
             _ => {}
         }
@@ -90,10 +94,10 @@ impl DesiredObject {
     }
 
     /// Identifies [`Self::body`] within this process.
-    pub(super) fn hash(&self, Params { runtime, image, unproven_before }: Params<'_>) -> u64 {
+    pub(super) fn hash(&self, Params { runtime, image, unproven_before, without_priority }: Params<'_>) -> u64 {
         match self.component {
             Component::ConfigMap => hash(&(self.hash, runtime)),
-            Component::Deployment => hash(&(self.hash, image, unproven_before)),
+            Component::Deployment => hash(&(self.hash, image, unproven_before, without_priority)),
             _ => self.hash,
         }
     }
@@ -141,9 +145,10 @@ pub(super) mod tests {
         assert!(!desired.is_current(&plan, &trust, Some(&Value::Null.into())));
         let changed = DesiredObjects::new(&settings(), plan, &other, None);
         let [a, b]: [RuntimeId; 2] = ["a", "b"].map(|id| id.parse().unwrap());
-        let params = |(runtime, image)| Params { runtime, image, unproven_before: false };
+        let params = |(runtime, image)| Params { runtime, image, unproven_before: false, without_priority: false };
         let [a, b, newer] = [(&a, "i:1"), (&b, "i:1"), (&a, "i:2")].map(params);
         let unproven = Params { unproven_before: true, ..a };
+        let unprioritized = Params { without_priority: true, ..a };
         for (objects, after) in desired.objects.iter().zip(&changed.objects) {
             let is_map = objects.component == Component::ConfigMap;
             assert_eq!(objects.hash(a) != objects.hash(b), is_map, "{:?}", objects.component);
@@ -151,6 +156,7 @@ pub(super) mod tests {
             let is_deployment = objects.component == Component::Deployment;
             assert_eq!(objects.hash(a) != objects.hash(newer), is_deployment, "{:?}", objects.component);
             assert_eq!(objects.hash(a) != objects.hash(unproven), is_deployment, "{:?}", objects.component);
+            assert_eq!(objects.hash(a) != objects.hash(unprioritized), is_deployment, "{:?}", objects.component);
         }
         let body = desired.get(Component::ConfigMap).unwrap().body(a);
         assert_eq!(

@@ -66,6 +66,13 @@ pub struct ComponentError {
     pub error: Error,
 }
 
+impl ComponentError {
+    /// Returns whether the runtime refuses an object that the agent does not need.
+    pub(crate) fn is_of_additional(&self) -> bool {
+        self.component.is_additional() && self.error.class() == ErrorClass::Refused
+    }
+}
+
 impl Error {
     /// Maps the error of a request on an object.
     pub(super) const fn request(verb: &'static str, object: ObjectName) -> impl Fn(kube::Error) -> Self {

@@ -69,11 +69,10 @@ fn body(
             "value": 1_000_000_000, "preemptionPolicy": "PreemptLowerPriority",
             "description": "For the agent that tells the Kyma control plane what changes in this cluster",
         }),
-        Component::DenyAll => policy(json!({"policyTypes": ["Ingress", "Egress"]})),
         Component::ApiServerPolicy => {
-            policy(json!({"policyTypes": ["Egress"], "egress": [{"ports": egress_ports(settings)}]}))
+            policy(egress([[json!({"ports": egress_ports(settings)})].into(), dns()].concat()))
         }
-        Component::DnsPolicy => policy(dns_egress()),
+        Component::DnsPolicy => policy(egress(dns())),
         Component::MetricsPolicy => {
             policy(json!({"policyTypes": ["Ingress"], "ingress": [{"ports": [port("TCP", METRICS_PORT)]}]}))
         }
@@ -135,16 +134,20 @@ fn egress_ports(settings: &Settings) -> Vec<Value> {
     ports.into_iter().map(|number| port("TCP", number)).collect()
 }
 
+fn egress(rules: Vec<Value>) -> Value {
+    json!({"policyTypes": ["Egress"], "egress": rules})
+}
+
 /// Allows DNS queries on port 53 of any address, and on port 8053, on which pods of the cluster DNS may listen.
-fn dns_egress() -> Value {
+fn dns() -> Vec<Value> {
     let cluster = json!({
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
         "podSelector": {"matchExpressions": [{"key": "k8s-app", "operator": "In", "values": ["kube-dns", "node-local-dns"]}]},
     });
-    json!({"policyTypes": ["Egress"], "egress": [
-        {"ports": [port("UDP", 53), port("TCP", 53)]},
-        {"to": [cluster], "ports": [port("UDP", 8053), port("TCP", 8053)]},
-    ]})
+    vec![
+        json!({"ports": [port("UDP", 53), port("TCP", 53)]}),
+        json!({"to": [cluster], "ports": [port("UDP", 8053), port("TCP", 8053)]}),
+    ]
 }
 
 fn port(protocol: &str, port: u16) -> Value {
@@ -383,9 +386,22 @@ mod tests {
     #[test]
     fn policies_allow_required_egress_and_only_metrics_ingress() {
         let policy = |component| object_of(&settings(), component)["spec"].clone();
-        let deny = policy(Component::DenyAll);
-        assert_eq!(deny["policyTypes"], json!(["Ingress", "Egress"]));
-        assert!(deny["ingress"].is_null() && deny["egress"].is_null());
+        // Pods that a policy of a direction selects are isolated in it. None of the policies is without rules: clusters may
+        // refuse such policies.
+        let types = [Component::ApiServerPolicy, Component::MetricsPolicy]
+            .map(|component| policy(component)["policyTypes"].clone());
+        assert_eq!(types, [json!(["Egress"]), json!(["Ingress"])]);
+        for (component, object) in
+            all_objects(&settings()).iter().filter(|(_, object)| object["kind"] == "NetworkPolicy")
+        {
+            let rules = [&object["spec"]["ingress"], &object["spec"]["egress"]]
+                .map(|rules| rules.as_array().map_or(0, Vec::len));
+            assert!(rules.iter().sum::<usize>() > 0, "{component:?}");
+        }
+        // The policy that isolates the egress allows all of it.
+        let rules = |component| policy(component)["egress"].as_array().unwrap().clone();
+        let dns = rules(Component::DnsPolicy);
+        assert!(dns.iter().all(|rule| rules(Component::ApiServerPolicy).contains(rule)));
         let ports: Vec<_> = policy(Component::ApiServerPolicy)["egress"][0]["ports"]
             .as_array()
             .unwrap()
@@ -397,9 +413,7 @@ mod tests {
             policy(Component::MetricsPolicy)["ingress"],
             json!([{"ports": [{"protocol": "TCP", "port": 2112}]}])
         );
-        for component in
-            [Component::DenyAll, Component::ApiServerPolicy, Component::DnsPolicy, Component::MetricsPolicy]
-        {
+        for component in [Component::ApiServerPolicy, Component::DnsPolicy, Component::MetricsPolicy] {
             assert_eq!(policy(component)["podSelector"], json!({"matchLabels": {"app": "skr-webhook"}}));
         }
     }

@@ -23,10 +23,15 @@ use crate::{
 const MIN_RECHECK: Duration = Duration::from_secs(2);
 /// Upper limit of that delay.
 const MAX_RECHECK: Duration = Duration::from_secs(300);
+/// Delay before an object that the agent does not need is written again after a refusal.
+const ADDITIONAL_AGAIN: Duration = Duration::from_secs(600);
 /// Maximum number of pods whose status is read.
 const MAX_PODS: u16 = 5;
 /// Maximum length in characters of a message with text from the runtime.
 const MAX_MESSAGE_CHARS: usize = 512;
+
+/// Message of the condition `SKRWebhook` while it is met.
+pub(crate) const SYNCHRONIZED: &str = "skrwebhook is synchronized";
 
 /// State of a condition of a runtime: `SKRWebhook`, or its access.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +84,18 @@ impl Readiness {
         matches!(self, Self::Ready | Self::ReadyWith { .. })
     }
 
+    /// Adds an object that the runtime refuses to `SKRWebhook`.
+    fn without_additional(self, refusal: &str) -> Self {
+        match self {
+            Self::Ready | Self::ReadyWith { .. } => {
+                let message = format!("{SYNCHRONIZED}, except for an object that the agent does not need: {refusal}");
+                let message = foreign_text::line(&message, MAX_MESSAGE_CHARS);
+                Self::ReadyWith { reason: Condition::READY, message }
+            }
+            Self::Not { reason, message } => Self::not(reason, format!("{message}; {refusal}")),
+        }
+    }
+
     fn not(reason: &'static str, message: impl Into<String>) -> Self {
         Self::Not { reason, message: foreign_text::line(&message.into(), MAX_MESSAGE_CHARS) }
     }
@@ -105,7 +122,7 @@ impl Installer {
         report: &Report,
         installed: &mut InstallationState,
     ) -> (Option<Readiness>, Option<Duration>) {
-        if let Some(failure) = report.failures.first() {
+        if let Some(failure) = report.failures.iter().find(|failure| !failure.is_of_additional()) {
             let error = &failure.error;
             // An agent that runs does so without the objects that the runtime refuses, and may be upgraded.
             if installed.awaiting_pod && error.class() == ErrorClass::Refused && agent_is_available(client).await {
@@ -116,6 +133,20 @@ impl Installer {
             let is_reported = error.class() == ErrorClass::Refused;
             return (is_reported.then(|| Readiness::not(error.reason(), error.line())), None);
         }
+        let (readiness, recheck) = self.agent_readiness(client, key, kyma, installed).await;
+        let Some(refused) = report.failures.first() else { return (readiness, recheck) };
+        let readiness = readiness.map(|readiness| readiness.without_additional(&refused.error.line()));
+        (readiness, recheck.into_iter().chain([ADDITIONAL_AGAIN]).min())
+    }
+
+    /// As [`Self::readiness`], if no object that the agent needs is refused.
+    async fn agent_readiness(
+        &self,
+        client: &Client,
+        key: &KymaKey,
+        kyma: &Kyma,
+        installed: &mut InstallationState,
+    ) -> (Option<Readiness>, Option<Duration>) {
         let path = (self.path)(key);
         let was_ready = was_ready(kyma);
         if !installed.awaiting_pod && was_ready && !is_lost(path.as_ref()) {

@@ -24,6 +24,8 @@ pub struct InstallationState {
     /// The Deployment has the annotation [`UNPROVEN_BEFORE`](tidewatch_shared::names::annotation::UNPROVEN_BEFORE) with
     /// this image.
     pub(super) unproven_before: bool,
+    /// The Deployment names no PriorityClass, because the runtime refused it.
+    pub(super) without_priority: bool,
     /// The Deployment was written or found unavailable, and has not been available since.
     pub(super) awaiting_pod: bool,
     /// Checks of an agent that is not running yet.

@@ -5,7 +5,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tidewatch_shared::api::{Condition, ConditionStatus, KymaStatus};
 
 use super::MAX_TEXT_CHARS;
-use crate::{base::foreign_text, controllers::installer::Readiness, kube::runtime_access::RuntimeAccessError};
+use crate::{
+    base::foreign_text,
+    controllers::installer::{Readiness, SYNCHRONIZED},
+    kube::runtime_access::RuntimeAccessError,
+};
 
 const CRDS: &str = "CRDsSync";
 const MODULES: &str = "Modules";
@@ -86,10 +90,9 @@ impl Conditions {
             };
             conditions.push(condition(old, kind, status, Condition::READY, &text, now));
         }
-        for (kind, found, well) in [
-            (ACCESS, &self.access, "the runtime can be reached"),
-            (WEBHOOK, &self.webhook, "skrwebhook is synchronized"),
-        ] {
+        for (kind, found, well) in
+            [(ACCESS, &self.access, "the runtime can be reached"), (WEBHOOK, &self.webhook, SYNCHRONIZED)]
+        {
             let (status, reason, message) = match found {
                 Some(Readiness::Ready) => (ConditionStatus::True, Condition::READY, well),
                 Some(Readiness::ReadyWith { reason, message }) => (ConditionStatus::True, *reason, message.as_str()),

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Objects of a runtime cluster after the first reconcile, as `<plural>/<name>` in creation order.
-const OBJECTS: [&str; 15] = [
+const OBJECTS: [&str; 14] = [
     "serviceaccounts/tidewatch-agent",
     "clusterroles/tidewatch-agent",
     "clusterrolebindings/tidewatch-agent",
@@ -29,7 +29,6 @@ const OBJECTS: [&str; 15] = [
     "networkpolicies/kyma-project.io--watcher-to-apiserver",
     "networkpolicies/kyma-project.io--watcher-to-dns",
     "networkpolicies/kyma-project.io--metrics-to-watcher",
-    "networkpolicies/kyma-project.io--watcher-deny-all",
     "services/skr-webhook-metrics",
     "deployments/skr-webhook",
 ];
@@ -356,14 +355,14 @@ async fn rbac_is_granted_before_and_revoked_after_a_plan() {
 #[tokio::test]
 async fn refused_object_is_reported_and_stops_no_other() {
     let mut bed = Bed::installing(PathState::Unknown);
-    bed.runtime.refuse("PATCH priorityclasses/skr-webhook-priority", 403);
+    bed.runtime.refuse("PATCH leases/tidewatch-agent", 403);
     let works = WorkSet::RUNTIME | WorkSet::of(&INSTALLER);
     let outcome = bed.reconcile(works, Drift::None).await;
     assert_eq!((outcome.ended, outcome.failed), (works, WorkSet::EMPTY), "a status shows it");
     assert!(outcome.requeue_after.is_some());
     let (status, reason, message) = bed.webhook();
     assert_eq!((status, reason), (json!("False"), json!("Refused")));
-    assert!(message.as_str().unwrap().contains("PriorityClass skr-webhook-priority"), "{message}");
+    assert!(message.as_str().unwrap().contains("Lease tidewatch-agent"), "{message}");
     assert!(bed.runtime.object("deployments/skr-webhook").is_some());
     assert!(bed.runtime.object("moduletemplates/keda-1.0.0").is_some());
 
@@ -387,7 +386,94 @@ async fn upgraded_agent_runs_although_an_object_is_refused() {
     upgrade.set_image("i:2");
     bed.install(Drift::None).await;
     assert!(upgrade.is_running(&bed.key), "the fake runtime replaces its pod at once");
-    assert_eq!(bed.webhook().1, "Refused");
+    assert!(bed.webhook().2.as_str().unwrap().contains("Service skr-webhook-metrics"), "{:?}", bed.webhook());
+}
+
+/// Objects that the agent does not need, as `<plural>/<name>`.
+const ADDITIONAL: [&str; 5] = [
+    "priorityclasses/skr-webhook-priority",
+    "networkpolicies/kyma-project.io--watcher-to-apiserver",
+    "networkpolicies/kyma-project.io--watcher-to-dns",
+    "networkpolicies/kyma-project.io--metrics-to-watcher",
+    "services/skr-webhook-metrics",
+];
+
+#[tokio::test]
+async fn refused_additional_object_keeps_no_kyma_from_ready_and_is_named() {
+    for object in ADDITIONAL {
+        let mut bed = Bed::installing(PathState::Proven);
+        bed.runtime.refuse(&format!("WRITE {object}"), 422);
+        assert!(bed.reconcile(WorkSet::RUNTIME, Drift::None).await.failed.is_empty());
+        bed.available();
+        let outcome = bed.install(Drift::None).await;
+        let (status, reason, message) = bed.webhook();
+        assert_eq!((status, reason), (json!("True"), json!("Ready")), "{object}");
+        let (text, name) = (message.as_str().unwrap(), object.split_once('/').unwrap().1);
+        let begin =
+            "skrwebhook is synchronized, except for an object that the agent does not need: failed to write the ";
+        assert!(text.starts_with(begin) && text.contains(name), "{text}");
+        assert_eq!(bed.status()["state"], "Ready", "{object}");
+        assert_eq!(outcome.requeue_after, Some(Duration::from_secs(600)), "{object}");
+        let priority = |bed: &Bed| {
+            bed.runtime.object(DEPLOYMENT).unwrap()["spec"]["template"]["spec"]["priorityClassName"].clone()
+        };
+        let is_class = object == ADDITIONAL[0];
+        assert_eq!(priority(&bed).is_null(), is_class, "a pod that names a missing class is refused");
+
+        bed.runtime.refuse_nothing();
+        bed.install(Drift::None).await;
+        bed.available();
+        bed.install(Drift::None).await;
+        assert_eq!(bed.webhook().2, "skrwebhook is synchronized", "{object}");
+        assert_eq!(priority(&bed), "skr-webhook-priority", "{object}");
+        assert!(bed.runtime.object(object).is_some(), "{object}");
+    }
+}
+
+#[tokio::test]
+async fn fault_of_the_agent_names_the_refused_additional_object_too() {
+    let mut bed = Bed::installing(PathState::Unknown);
+    bed.runtime.refuse(&format!("WRITE {}", ADDITIONAL[1]), 422);
+    bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
+    bed.available();
+    bed.install(Drift::None).await;
+    let (_, reason, message) = bed.webhook();
+    assert_eq!(reason, "PathNotProven");
+    assert!(message.as_str().unwrap().contains("NetworkPolicy kyma-project.io--watcher-to-apiserver"), "{message}");
+}
+
+/// Policies add up, and the first one of a direction denies what no other allows.
+#[tokio::test]
+async fn policy_for_dns_never_stands_alone() {
+    let (all, dns) = (ADDITIONAL[1], ADDITIONAL[2]);
+    let mut bed = Bed::installing(PathState::Proven);
+    bed.runtime.refuse(&format!("WRITE {all}"), 422);
+    bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
+    assert!(bed.runtime.object(dns).is_none());
+
+    let mut bed = Bed::installed(PathState::Proven).await;
+    bed.runtime.remove(all);
+    bed.runtime.refuse(&format!("WRITE {all}"), 422);
+    bed.install(drift("networking.k8s.io/v1/networkpolicies/kyma-system/kyma-project.io--watcher-to-apiserver")).await;
+    assert!(bed.runtime.object(dns).is_none());
+    bed.runtime.refuse_nothing();
+    bed.install(Drift::None).await;
+    assert!(bed.runtime.object(all).is_some() && bed.runtime.object(dns).is_some());
+}
+
+#[tokio::test]
+async fn policy_without_rules_of_an_earlier_version_is_deleted() {
+    let id = "networkpolicies/kyma-project.io--watcher-deny-all";
+    for (labels, stays) in [(json!({"operator.kyma-project.io/managed-by": "kyma"}), false), (json!({}), true)] {
+        let mut bed = Bed::installing(PathState::Unknown);
+        bed.runtime.edit(id, |object| {
+            *object = json!({"kind": "NetworkPolicy", "metadata": {"name": "kyma-project.io--watcher-deny-all", "labels": labels}});
+        });
+        // Another object that is refused keeps none of the obsolete ones.
+        bed.runtime.refuse(&format!("WRITE {}", ADDITIONAL[4]), 422);
+        bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
+        assert_eq!(bed.runtime.object(id).is_some(), stays);
+    }
 }
 
 /// Objects of the incumbent in a runtime cluster.
