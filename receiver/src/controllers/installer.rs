@@ -2,7 +2,7 @@
 //!
 //! Pure modules: `component` enumerates the objects, `objects` builds them, `rbac` derives the agent's rights from the
 //! plan, `watches` adds the watches on the installation itself, `compare` holds the rules by which found objects are
-//! compared. `apply` writes the objects that differ, `removal` deletes all of them, `readiness` computes the condition
+//! compared. `apply` writes the objects that differ, `trial` tries the pod before lifecycle-manager's ends, `removal` deletes all of them, `readiness` computes the condition
 //! `SKRWebhook`, `upgrade` assigns images in stages. No code in this module reads the content of the agent's identity
 //! Secret: the key stays in the runtime.
 
@@ -18,6 +18,7 @@ mod rbac;
 mod readiness;
 mod removal;
 mod state;
+mod trial;
 pub mod upgrade;
 mod url;
 mod watches;

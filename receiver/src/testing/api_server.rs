@@ -190,6 +190,7 @@ impl State {
             (&Method::GET, Some(name)) => {
                 self.objects.get(&id).map_or_else(|| failure(StatusCode::NOT_FOUND, name), ok)
             }
+            (&Method::POST, None) if parameter(query, "dryRun").is_some() => (StatusCode::CREATED, body.to_string()),
             (&Method::POST, None) => self.create(plural, body.clone()),
             (&Method::PATCH, Some(name)) => {
                 let content = parts.headers.get("content-type").and_then(|value| value.to_str().ok());

@@ -25,6 +25,7 @@ mod module_rollout;
 mod modules;
 mod network;
 mod path;
+mod policies;
 mod privilege;
 mod record;
 mod refusals;

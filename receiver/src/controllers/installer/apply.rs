@@ -20,6 +20,7 @@ use super::{
     flags::is_image,
     rbac,
     readiness::{self, PathEvidence},
+    trial,
     upgrade::{Image, ImageDecision},
 };
 use crate::kube::object::{self, Converged, Target, WriteBudget};
@@ -113,6 +114,11 @@ impl<'a> InstallRun<'a> {
         }
         let Some(mut found) = self.read(&unverified).await else { return self.report };
         let lacks_egress_policy = found.get(&Component::ApiServerPolicy).is_some_and(Option::is_none);
+        if found.get(&Component::Deployment).is_some_and(|found| found.as_ref().is_some_and(is_anothers))
+            && !self.takes_over(&unverified, &mut found).await
+        {
+            return self.report;
+        }
         if !self.installed.obsolete_removed && !self.desired.compat_webhooks {
             self.delete_obsolete(Component::Webhooks, WEBHOOKS, AGENT_DEPLOYMENT).await;
         }
@@ -150,6 +156,37 @@ impl<'a> InstallRun<'a> {
             self.installed.obsolete_removed = self.report.failures.len() == failures;
         }
         self.report
+    }
+
+    /// Prepares the replacement of lifecycle-manager's Deployment: a dry run shows whether the runtime accepts the agent's pod,
+    /// for which only the objects are written that the pod refers to. Returns false if everything of lifecycle-manager is to
+    /// stay, since the runtime would be without any agent.
+    async fn takes_over(
+        &mut self,
+        unverified: &[&'a DesiredObject],
+        found: &mut BTreeMap<Component, Option<DynamicObject>>,
+    ) -> bool {
+        let mut deployment = None;
+        for &desired in unverified {
+            match desired.component {
+                Component::PullSecret | Component::Account | Component::PriorityClass => {
+                    if let Some(found) = found.remove(&desired.component) {
+                        self.ensure(desired, found).await;
+                    }
+                }
+                Component::Deployment => deployment = Some(desired),
+                _ => {}
+            }
+        }
+        let Some(deployment) = deployment else { return true };
+        let tried = trial::run(self.client, &deployment.body(self.params())).await;
+        match tried {
+            Ok(()) => true,
+            Err(refusal) => {
+                self.fail(Component::Deployment, refusal);
+                false
+            }
+        }
     }
 
     /// Reads the current objects. Returns `None` if the runtime cannot be reached or refuses all requests.
@@ -309,6 +346,12 @@ impl<'a> InstallRun<'a> {
             Err(error) => self.fail(component, Error::request("delete", object_name)(error)),
         }
     }
+}
+
+/// Returns whether a Deployment is not ours, and its pod runs on.
+fn is_anothers(deployment: &DynamicObject) -> bool {
+    let is_ours = deployment.labels().get(label::PART_OF).is_some_and(|of| of == label::PART_OF_TIDEWATCH);
+    !is_ours && deployment.metadata.deletion_timestamp.is_none()
 }
 
 /// Returns whether the event path was not proven when `image` replaced another one, nor since. `before` is the image until

@@ -47,6 +47,9 @@ pub enum Error {
         /// Cause.
         source: kube::Error,
     },
+    /// A dry run of the agent's pod failed, before it replaces the one of lifecycle-manager.
+    #[error("start the agent in a dry run, so the one of lifecycle-manager stays")]
+    Trial(#[source] kube::Error),
     /// The object is being deleted and a finalizer blocks it; it is created again once it is gone.
     #[error("the {0} is being deleted in the runtime")]
     Terminating(ObjectName),
@@ -94,7 +97,7 @@ impl Error {
     #[must_use]
     pub const fn call(&self) -> Option<&kube::Error> {
         match self {
-            Self::Request { source, .. } => Some(source),
+            Self::Request { source, .. } | Self::Trial(source) => Some(source),
             Self::Terminating(_) | Self::Contested(_) => None,
         }
     }
@@ -141,7 +144,7 @@ impl Error {
             {
                 "Quota"
             }
-            Self::Request { .. } => "Refused",
+            Self::Request { .. } | Self::Trial(_) => "Refused",
         }
     }
 }

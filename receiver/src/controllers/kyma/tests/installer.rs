@@ -476,6 +476,43 @@ async fn policy_without_rules_of_an_earlier_version_is_deleted() {
     }
 }
 
+/// Warden refuses images of registries that it does not list.
+#[tokio::test]
+async fn refused_agent_leaves_the_one_of_lifecycle_manager() {
+    let mut bed = Bed::installing(PathState::Unknown);
+    incumbent(&bed);
+    let theirs = [WEBHOOKS, DEPLOYMENT, "secrets/skr-webhook-tls", "services/skr-webhook"];
+    let before = theirs.map(|id| bed.runtime.object(id));
+    bed.runtime.refuse("POST pods", 403);
+    let outcome = bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
+    assert_eq!(theirs.map(|id| bed.runtime.object(id)), before);
+    assert_eq!(bed.runtime.all("pods").len(), 1, "a dry run creates nothing");
+    let (status, reason, message) = bed.webhook();
+    assert_eq!((status, reason), (json!("False"), json!("Refused")));
+    let text =
+        "failed to start the agent in a dry run, so the one of lifecycle-manager stays: Forbidden (403 Forbidden)";
+    assert_eq!(message, text);
+    assert_eq!(outcome.requeue_after, Some(REFUSED_AGAIN));
+    assert!(bed.runtime.object("moduletemplates/keda-1.0.0").is_some(), "the other steps were carried out");
+
+    bed.runtime.refuse("POST pods", 503);
+    assert_eq!(bed.install(Drift::None).await.class, Some(ErrorClass::Transport));
+    assert_eq!(theirs.map(|id| bed.runtime.object(id)), before);
+
+    bed.runtime.refuse_nothing();
+    bed.forget_calls();
+    bed.install(Drift::None).await;
+    let writes = bed.runtime.writes();
+    let at = |call: &str| writes.iter().position(|write| write == call);
+    assert!(at("POST pods") < at(&format!("DELETE {WEBHOOKS}")) && at("POST pods").is_some(), "{writes:?}");
+    let template = bed.runtime.object(DEPLOYMENT).unwrap()["spec"]["template"].clone();
+    assert_eq!(template["spec"]["containers"][0]["image"], "i:1");
+    // Our own agent is tried no more.
+    bed.available();
+    bed.install(Drift::All).await;
+    assert!(!bed.runtime.writes().contains(&"POST pods".to_owned()));
+}
+
 /// Objects of the incumbent in a runtime cluster.
 pub(super) fn incumbent(bed: &Bed) {
     let marked = json!({"operator.kyma-project.io/managed-by": "kyma"});
