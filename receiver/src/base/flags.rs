@@ -4,11 +4,11 @@ use std::{ops::RangeInclusive, time::Duration};
 
 use clap::builder::TypedValueParser;
 
+use super::labels::is_dns_subdomain;
+
 /// Parses the name of an object, an RFC 1123 subdomain.
 pub(crate) fn object_name(text: &str) -> Result<String, &'static str> {
-    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
-    let fits = (1..=253).contains(&text.len()) && text.bytes().all(allowed);
-    fits.then(|| text.to_owned()).ok_or("not the name of an object")
+    is_dns_subdomain(text).then(|| text.to_owned()).ok_or("not the name of an object")
 }
 
 /// Parses whole seconds within a range.

@@ -22,7 +22,7 @@ use super::{
     object::Object,
 };
 use crate::{
-    base::labels::{is_label_key, is_label_value},
+    base::labels::{is_dns_subdomain, is_label_key, is_label_value},
     controllers::catalog::{desired::Kind, visibility::template_name},
 };
 
@@ -130,7 +130,7 @@ const NAME: [Step<'static>; 2] = [Step::Key("metadata"), Step::Key("name")];
 pub(super) fn metadata(object: &Object, findings: &mut Vec<Finding>) {
     let metadata = object.node.get("metadata");
     let mistake = match metadata.and_then(|metadata| metadata.get("name")).map(|name| &name.content) {
-        Some(Content::Text(name)) if is_subdomain(name) => None,
+        Some(Content::Text(name)) if is_dns_subdomain(name) => None,
         Some(Content::Text(name)) => {
             let message = format!("{name:?} is no name: lower-case letters, digits, '-' and '.' make one");
             Some((&NAME[..], Code::Metadata, message))
@@ -153,7 +153,7 @@ pub(super) fn metadata(object: &Object, findings: &mut Vec<Finding>) {
 pub(super) fn name_advice(object: &Object) -> String {
     let proper = object.proper_name();
     let name = proper.as_deref().unwrap_or(&object.name);
-    match (is_subdomain(name), advice::repair(name, is_subdomain), object.kind) {
+    match (is_dns_subdomain(name), advice::repair(name, is_dns_subdomain), object.kind) {
         (true, ..) => format!("write metadata.name: {name}"),
         (false, Some(name), _) if proper.is_none() => format!("write metadata.name: {name}"),
         (false, Some(name), _) => format!("write metadata.name: {name}, and in spec what fits it"),
@@ -202,15 +202,4 @@ fn pairs(object: &Object, field: &str, texts: &Node, is_value: fn(&str) -> bool,
             other => findings.push(object.type_finding(&path, "a string", other)),
         }
     }
-}
-
-/// Returns whether a text is an RFC 1123 subdomain, as object names must be.
-fn is_subdomain(name: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let label = |label: &str| {
-        let bytes = label.as_bytes();
-        let edges = bytes.first().copied().is_some_and(inner) && bytes.last().copied().is_some_and(inner);
-        edges && bytes.iter().all(|byte| inner(*byte) || *byte == b'-')
-    };
-    name.len() <= 253 && name.split('.').all(label)
 }

@@ -3,16 +3,19 @@
 use serde_json::Value;
 use tidewatch_shared::api::ModuleTemplate;
 
-use super::{Context, NAME, is_subdomain, size_advice};
-use crate::controllers::catalog::{
-    check::{
-        advice,
-        document::Step::Key,
-        finding::{Code, Finding},
-        object::Object,
+use super::{Context, NAME, size_advice};
+use crate::{
+    base::labels::is_dns_subdomain,
+    controllers::catalog::{
+        check::{
+            advice,
+            document::Step::Key,
+            finding::{Code, Finding},
+            object::Object,
+        },
+        desired,
+        visibility::template_name,
     },
-    desired,
-    visibility::template_name,
 };
 
 pub(super) fn check(object: &Object, template: &ModuleTemplate, context: &Context<'_>, findings: &mut Vec<Finding>) {
@@ -40,9 +43,9 @@ pub(super) fn check(object: &Object, template: &ModuleTemplate, context: &Contex
     let expected = template_name(module, version);
     if object.name != expected {
         let finding = object.finding(&NAME, Code::Name, format!("nothing finds it: its name should be {expected}"));
-        let named = |version: &str| is_subdomain(&template_name(module, version));
+        let named = |version: &str| is_dns_subdomain(&template_name(module, version));
         findings.push(finding.suggest(match advice::repair(version, named) {
-            _ if is_subdomain(&expected) => format!("name it {expected}"),
+            _ if is_dns_subdomain(&expected) => format!("name it {expected}"),
             Some(other) => format!("{expected} cannot be a name: make it version {other}"),
             None => format!("{expected} cannot be a name: choose another version"),
         }));
