@@ -372,6 +372,40 @@ fn component_of_a_descriptor_is_that_of_the_release_meta() {
 }
 
 #[test]
+/// Templates of lifecycle-manager's first form have no module and no version, but a channel.
+#[test]
+fn template_of_the_old_form_is_told_its_new_one() {
+    let component = |name: &str| json!({"component": {"name": name, "version": "1.2.3"}});
+    let old = |name: &str, labels: Value, descriptor: Value| {
+        let mut template = object(Kind::Template, name, json!({"channel": "regular", "descriptor": descriptor}));
+        template["metadata"]["labels"] = labels;
+        template
+    };
+    let good = format!("{}\n---\n{}", template("keda", "1.0.0", json!({})), meta(json!({})));
+    let found = |template: &Value| {
+        let file = source("a", &format!("{good}\n---\n{template}"));
+        let report = check(&[file], None, &CheckOptions { restricted: None, ..options() }).unwrap();
+        let advice = |finding: Finding| (finding.code, finding.object, finding.suggestion);
+        report.findings.into_iter().filter(|finding| finding.line == 5).map(advice).collect::<Vec<_>>()
+    };
+    let advice = |module: &str, version: &str| {
+        format!(
+            "name it {module}-{version}, write moduleName: {module} and version: {version}, remove channel, and let the \
+             ModuleReleaseMeta {module} have {{channel: regular, version: {version}}} in its channels"
+        )
+    };
+    let label = json!({"operator.kyma-project.io/module-name": "nats"});
+    for (name, labels, descriptor, module, version) in [
+        ("serverless-regular", Value::Null, component("kyma-project.io/module/serverless"), "serverless", "1.2.3"),
+        ("old-template", label, component("kyma-project.io/module/other"), "nats", "1.2.3"),
+        ("moduletemplate-btp", Value::Null, component("kyma-project.io/module/btp-operator"), "btp-operator", "1.2.3"),
+        ("keda-regular", Value::Null, json!({}), "keda", "<version>"),
+    ] {
+        let expected = (Code::Nameless, format!("ModuleTemplate/{name}"), advice(module, version));
+        assert_eq!(found(&old(name, labels, descriptor)), [expected]);
+    }
+}
+
 fn edited_template_is_an_error() {
     let found = |before: Value, now: Value| {
         let now = format!("{}\n---\n{}", template("keda", "1.0.0", json!({})), template("keda", "1.1.0", now));

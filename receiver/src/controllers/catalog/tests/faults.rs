@@ -52,6 +52,22 @@ async fn unreachable_user_webhook_delays_only_the_catalog() {
     assert_eq!((error.class(), error.is_catalog_only()), (ErrorClass::Transport, false), "{error:?}");
 }
 
+/// A template of lifecycle-manager's first form has a channel, and neither module nor version.
+#[tokio::test]
+async fn template_of_the_old_form_is_left_out_without_effect_on_others() {
+    let mut fixture = Fixture::new();
+    let old = read(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
+        "metadata": {"name": "alpha-fast", "namespace": "kcp-system",
+                     "labels": {"operator.kyma-project.io/module-name": "alpha"}},
+        "spec": {"channel": "fast", "descriptor": {"component": {"name": "example.org/alpha", "version": "9.0.0"}}}}));
+    fixture.templates.apply_watcher_event(&Event::Apply(old));
+    let update = fixture.catalog.refresh(&fixture.stores);
+    let left_out: Vec<_> = update.left_out.iter().map(|left| (left.id.to_string(), left.reason.as_str())).collect();
+    assert_eq!(left_out, [("moduletemplates/alpha-fast".to_owned(), "nameless")]);
+    fixture.sync(Drift::None).await;
+    assert_eq!(fixture.runtime.ids(), ALL);
+}
+
 #[tokio::test]
 async fn oversized_objects_are_left_out_and_the_rest_is_synced() {
     let mut fixture = Fixture::new();

@@ -1,7 +1,8 @@
 //! Rules of templates.
 
+use kube::ResourceExt as _;
 use serde_json::Value;
-use tidewatch_shared::api::ModuleTemplate;
+use tidewatch_shared::{api::ModuleTemplate, names::label};
 
 use super::{Context, NAME, size_advice};
 use crate::{
@@ -21,6 +22,11 @@ use crate::{
 pub(super) fn check(object: &Object, template: &ModuleTemplate, context: &Context<'_>, findings: &mut Vec<Finding>) {
     if let Err(unfit) = desired::template(template) {
         findings.push(object.finding(&[], Code::TooLarge, unfit.to_string()).suggest(size_advice(object)));
+    }
+    if let Some(advice) = old_form_advice(object, template) {
+        let message = "it has the old form, in which a template names its channel: nothing finds it";
+        findings.push(object.finding(&[], Code::Nameless, message).suggest(advice));
+        return;
     }
     let non_empty = |text: &&str| !text.is_empty();
     if template.spec.channel.as_deref().is_some_and(|channel| !channel.is_empty()) {
@@ -105,6 +111,27 @@ fn reachability(
         (None, false) => unreached("no channel points to it")
             .suggest("it can only be installed by its version; remove it if no user should install it"),
     })
+}
+
+/// What to write instead of a template that names a channel, and neither its module nor its version.
+fn old_form_advice(object: &Object, template: &ModuleTemplate) -> Option<String> {
+    let spec = &template.spec;
+    let given = |text: &Option<String>| text.as_deref().is_some_and(|text| !text.is_empty());
+    let channel = spec.channel.as_deref().filter(|channel| !channel.is_empty())?;
+    if given(&spec.module_name) || given(&spec.version) {
+        return None;
+    }
+    let component = |member: &str| spec.descriptor.pointer(&format!("/component/{member}")).and_then(Value::as_str);
+    let labelled = template.labels().get(label::MODULE_NAME).map(String::as_str);
+    let named = || object.name.strip_suffix(channel)?.strip_suffix('-');
+    let described = || component("name")?.rsplit('/').next();
+    let module = labelled.or_else(named).or_else(described).filter(|module| !module.is_empty()).unwrap_or("<module>");
+    let version = component("version").filter(|version| !version.is_empty()).unwrap_or("<version>");
+    Some(format!(
+        "name it {}, write moduleName: {module} and version: {version}, remove channel, and let the ModuleReleaseMeta \
+         {module} have {{channel: {channel}, version: {version}}} in its channels",
+        template_name(module, version)
+    ))
 }
 
 /// Module or version that the spec lacks, taken from the template's name.
