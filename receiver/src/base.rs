@@ -26,3 +26,4 @@ pub mod stores;
 pub mod system_roots;
 pub mod takeover;
 pub mod unread;
+pub mod versions;

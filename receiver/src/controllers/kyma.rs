@@ -57,7 +57,6 @@ pub use pull_secret::ModulePullSecret;
 
 pub(crate) use inputs::{Inputs, PendingInputs, is_own_annotation};
 pub(crate) use layer::LayerLookup;
-pub(crate) use lookup::core_version;
 pub(crate) use mandatory::{due_after as mandatory_due_after, is_mandatory};
 
 use self::{

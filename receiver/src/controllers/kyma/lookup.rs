@@ -7,7 +7,6 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::civil::Date;
 use kube::ResourceExt;
-use semver::Version;
 use thiserror::Error;
 use tidewatch_shared::{
     api::{ModuleReleaseMeta, ModuleTemplate},
@@ -19,7 +18,7 @@ use super::{
     window::Waiting,
 };
 use crate::{
-    base::labels::is_true,
+    base::{labels::is_true, versions::core_version},
     controllers::{
         catalog::{
             RolloutBoard, RolloutMark, RolloutSlot, VersionSource,
@@ -392,11 +391,6 @@ fn not_a_downgrade(installed: &Installed, to: &str, version: &str) -> Result<(),
     }
     let (from, to, installed) = (installed.channel.clone(), to.to_owned(), installed.version.clone());
     Err(LookupError::Downgrade { from, to, installed })
-}
-
-/// Major, minor and patch version of a semantic version, by which downgrades are recognised.
-pub(crate) fn core_version(text: &str) -> Option<(u64, u64, u64)> {
-    Version::parse(text).ok().map(|version| (version.major, version.minor, version.patch))
 }
 
 #[cfg(test)]

@@ -6,13 +6,12 @@ use tidewatch_shared::api::State;
 use tokio::time::Instant;
 
 use crate::{
-    base::{key::KymaKey, kymas::KymaFacts, manifests::ManifestFacts, takeover::Takeover},
+    base::{key::KymaKey, kymas::KymaFacts, manifests::ManifestFacts, takeover::Takeover, versions::core_version},
     controllers::{
         catalog::{
             RolloutMark,
             rollout::{Rollout, RolloutKey},
         },
-        kyma::core_version,
         rings,
     },
 };

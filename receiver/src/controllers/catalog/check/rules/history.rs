@@ -2,18 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use semver::Version;
 use serde_json::{Map, Value};
 use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate, ModuleTemplateSpec};
 
-use crate::controllers::catalog::{
-    check::{
-        CheckOptions,
-        document::Step::{Index, Key},
-        finding::{Code, Finding},
-        object::Object,
+use crate::{
+    base::versions::core_version,
+    controllers::catalog::{
+        check::{
+            CheckOptions,
+            document::Step::{Index, Key},
+            finding::{Code, Finding},
+            object::Object,
+        },
+        desired::Kind,
     },
-    desired::Kind,
 };
 
 pub(super) fn check(objects: &[Object], before: &[Object], options: &CheckOptions, findings: &mut Vec<Finding>) {
@@ -98,9 +100,4 @@ fn check_channels(object: &Object, meta: &ModuleReleaseMeta, before: &ModuleRele
             )));
         }
     }
-}
-
-/// Part of a version that the receiver compares before an upgrade: the numbers, without a pre-release.
-fn core_version(version: &str) -> Option<(u64, u64, u64)> {
-    Version::parse(version).ok().map(|version| (version.major, version.minor, version.patch))
 }
