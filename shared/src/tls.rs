@@ -111,7 +111,7 @@ pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsConfi
         .map_err(|error| TlsConfigError::Certificates(error.into()))
 }
 
-/// Creates a trust store from a bundle.
+/// Creates a trust store from a bundle of our own.
 ///
 /// # Errors
 /// [`TlsConfigError::Empty`] and [`TlsConfigError::Root`]: one invalid root invalidates the bundle as a whole.
@@ -123,6 +123,35 @@ pub fn roots(bundle: &[CertificateDer<'static>]) -> Result<RootCertStore, TlsCon
     store.roots.reserve_exact(bundle.len());
     bundle.iter().try_for_each(|root| store.add(root.clone())).map_err(TlsConfigError::Root)?;
     Ok(store)
+}
+
+/// Roots of a bundle that others write.
+#[derive(Debug)]
+pub struct UsableRoots {
+    /// At least one root.
+    pub store: RootCertStore,
+    /// Number of entries that are not roots: they cannot be decoded or parsed.
+    pub skipped: usize,
+}
+
+/// Reads the roots of a bundle that others write, such as the roots of a cluster or a registry. As in Go, an entry that is not
+/// a root is skipped: it can only be trusted less.
+///
+/// # Errors
+/// The first error of an entry, or [`TlsConfigError::Empty`], if no entry is a root.
+pub fn usable_roots(pem: &[u8]) -> Result<UsableRoots, TlsConfigError> {
+    let mut store = RootCertStore::empty();
+    let mut errors = Vec::new();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate.map_err(|error| TlsConfigError::Certificates(error.into()));
+        errors.extend(certificate.and_then(|root| store.add(root).map_err(TlsConfigError::Root)).err());
+    }
+    let skipped = errors.len();
+    match errors.into_iter().next() {
+        Some(error) if store.is_empty() => Err(error),
+        None if store.is_empty() => Err(TlsConfigError::Empty("the trust bundle")),
+        _ => Ok(UsableRoots { store, skipped }),
+    }
 }
 
 /// The only crypto provider: passed to the builders here, and installed by `main` for libraries that use the process
@@ -230,7 +259,7 @@ fn server_config(
 mod tests {
     use std::error::Error as _;
 
-    use super::*;
+    use super::{roots as roots_of_ours, *};
 
     #[test]
     fn error_of_pem_contains_nothing_of_it() {
@@ -246,5 +275,25 @@ mod tests {
         }
         let error = Identity::from_pem(b"", b"").map(drop).unwrap_err();
         assert!(matches!(error, TlsConfigError::Empty(_)), "{error:?}");
+    }
+
+    #[test]
+    fn bundle_of_others_loses_only_what_is_no_root() {
+        let root = || rcgen::generate_simple_self_signed(["root".to_owned()]).unwrap().cert.pem();
+        let section = |content: &str| format!("-----BEGIN CERTIFICATE-----\n{content}\n-----END CERTIFICATE-----\n");
+        for (bundle, count, skipped) in [
+            (root(), 1, 0),
+            (format!("comment\n{}{}{}", root(), section("AAAA"), root()), 2, 1),
+            (format!("{}{}{}", root(), section("*"), root()), 2, 1),
+            (format!("{}-----BEGIN CERTIFICATE-----\nAAAA", root()), 1, 1),
+        ] {
+            let roots = usable_roots(bundle.as_bytes()).unwrap();
+            assert_eq!((roots.store.len(), roots.skipped), (count, skipped), "{bundle}");
+            let ours = certificates(bundle.as_bytes()).and_then(|certificates| roots_of_ours(&certificates));
+            assert_eq!(ours.is_ok(), skipped == 0, "a bundle of our own is exact: {bundle}");
+        }
+        for bundle in [String::new(), "no PEM".into(), section("AAAA"), section("*")] {
+            assert!(usable_roots(bundle.as_bytes()).is_err(), "{bundle}");
+        }
     }
 }

@@ -96,7 +96,10 @@ impl Access {
 
     /// TLS configuration for a trust bundle in PEM.
     pub(super) fn tls(&self, bundle: &[u8]) -> Result<ClientConfig, ClientSetupError> {
-        let roots = tls::roots(&tls::certificates(bundle)?)?;
+        let roots = tls::usable_roots(bundle)?;
+        if roots.skipped > 0 {
+            tracing::warn!(skipped = roots.skipped, "Some certificates of the API server's trust bundle are no roots");
+        }
         let certificate = match &self.credential {
             Credential::Token(_) => None,
             Credential::Certificate { chain, key } => {
@@ -105,7 +108,7 @@ impl Access {
             }
         };
         // Connections live for hours, so the disabled session resumption costs nothing.
-        Ok(clock::with_wall_clock(tls::client_config(roots, certificate)?))
+        Ok(clock::with_wall_clock(tls::client_config(roots.store, certificate)?))
     }
 
     /// Server name that the API server's certificate must have, if it differs from the host of the address.

@@ -77,8 +77,11 @@ pub fn roots(ca_file: Option<&PathBuf>) -> Result<RootCertStore, TlsError> {
         if pem.len() > MAX_CA_BYTES {
             return Err(TlsError::TooLarge(path.clone()));
         }
-        let own = tls::certificates(&pem).and_then(|certificates| tls::roots(&certificates));
-        store.roots.extend(own.map_err(|source| TlsError::Ca { path: path.clone(), source })?.roots);
+        let own = tls::usable_roots(&pem).map_err(|source| TlsError::Ca { path: path.clone(), source })?;
+        if own.skipped > 0 {
+            tracing::warn!(skipped = own.skipped, path = %path.display(), "Some certificates of the registry's CA file are no roots");
+        }
+        store.roots.extend(own.store.roots);
     }
     if store.is_empty() {
         tracing::warn!("No root certificates: only registries on plain HTTP can be reached");

@@ -286,12 +286,10 @@ fn server(text: Option<&str>) -> Result<Uri, KubeconfigError> {
 
 /// Returns the usable certificates of a bundle, if there is one; the others are skipped, as Go does.
 fn own_roots(data: &str) -> Option<RootCertStore> {
-    let pem = decode(data)?;
-    let certificates = CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok);
-    let mut store = RootCertStore::empty();
-    store.add_parsable_certificates(certificates);
+    let mut store = tls::usable_roots(&decode(data)?).ok()?.store;
+    // It is kept for each runtime.
     store.roots.shrink_to_fit();
-    Some(store).filter(|store| !store.is_empty())
+    Some(store)
 }
 
 /// A key without a certificate is ignored beside a token, as in client-go.

@@ -151,6 +151,12 @@ fn unusable_ca_file_is_an_error_at_start() {
         fs::write(&file, content).unwrap();
         assert!(matches!(roots(Some(&file)), Err(TlsError::Ca { .. })), "{content}");
     }
+    // As for clients in Go, what is no root among roots is skipped.
+    let good = || ca().pem();
+    fs::write(&file, [&good(), damaged, &good()].concat()).unwrap();
+    fs::write(folder.path().join("good.pem"), good()).unwrap();
+    let count = |file: &Path| roots(Some(&file.to_owned())).unwrap().len();
+    assert_eq!(count(&file), count(&folder.path().join("good.pem")) + 1);
     fs::write(&file, vec![b'\n'; MAX_CA_BYTES + 1]).unwrap();
     assert!(matches!(roots(Some(&file)), Err(TlsError::TooLarge(_))));
 }
