@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Args;
 use tidewatch_receiver::controllers::windows::MaintenanceWindows;
+use tidewatch_shared::table;
 
 use crate::catalog::files;
 
@@ -22,13 +23,19 @@ pub struct WindowFlags {
 }
 
 impl WindowFlags {
-    /// Reads the policy; `None` without a file.
+    /// Reads the policy, and reports its mistakes on stderr; `None` without a file.
     pub(crate) fn read(&self) -> Result<Option<MaintenanceWindows>> {
         let Some(file) = &self.maintenance_window_policy else { return Ok(None) };
         let min_left = Duration::from_secs(self.min_maintenance_window_size.into());
         let sources = files::read([file])?;
         let policy = sources.first().map(|source| source.text.as_bytes()).unwrap_or_default();
-        MaintenanceWindows::parse(policy, min_left).with_context(|| format!("read {file}")).map(Some)
+        let windows = MaintenanceWindows::parse(policy, min_left).with_context(|| format!("read {file}"))?;
+        let mistakes = windows.mistakes();
+        if !mistakes.is_empty() {
+            let text = format!("{file} has mistakes, which affect only their rule or window: {mistakes}");
+            eprintln!("warning: {}", table::sanitize(&text));
+        }
+        Ok(Some(windows))
     }
 }
 
@@ -48,6 +55,7 @@ mod tests {
             WindowFlags { maintenance_window_policy, min_maintenance_window_size: 0 }.read()
         };
         assert!(read(r#"{"rules": []}"#).unwrap().is_some());
+        assert_eq!(read(r#"{"default": {"day": 1}}"#).unwrap().unwrap().mistakes().count(), 3);
         let error = format!("{:#}", read(r#"{"rules": 1}"#).unwrap_err());
         assert!(error.ends_with("policy.json: rules is not a list"), "{error}");
     }

@@ -368,7 +368,7 @@ pub(super) const ALERTS: &[Alert] = &[
         expression: "min(tidewatch_maintenance_window_policy_good) == 0",
         pending: "5m",
         severity: "warning",
-        summary: "The file of the maintenance windows is invalid, not readable, or gone",
+        summary: "The file of the maintenance windows is refused, not readable, or gone",
         meaning: "The last good policy stays in use until the receiver restarts; after that, modules whose upgrade requires a \
                   downtime keep their version, in the state Error.",
         checks: "The Event `MaintenanceWindowsRefused` on the receiver's Lease and its log name the mistake and its place.",
@@ -376,6 +376,17 @@ pub(super) const ALERTS: &[Alert] = &[
     },
     Alert {
         name: "TidewatchMaintenanceWindowUnknown",
+    Alert {
+        name: "TidewatchMaintenanceWindowsPartlyRead",
+        expression: "max(tidewatch_maintenance_window_policy_mistakes) > 0",
+        pending: "5m",
+        severity: "warning",
+        summary: "The file of the maintenance windows has mistakes",
+        meaning: "The file is in use. A rule with a mistake may match fewer runtimes, and a window with one may never open: these \
+                  runtimes get the windows of the next rule that matches them, or the default window.",
+        checks: "The Event `MaintenanceWindowsPartlyRead` on the receiver's Lease and its log name the places.",
+        remedy: "Correct the file; it is read again within seconds. See [maintenance windows](maintenance-windows.md#mistakes).",
+    },
         expression: "max(tidewatch_maintenance_window_kymas{state=\"unknown\"}) > 0",
         pending: "15m",
         severity: "warning",

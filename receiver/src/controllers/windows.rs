@@ -1,6 +1,6 @@
 //! Maintenance windows: the times at which upgrades of modules that require a downtime may begin.
 //!
-//! `parse` reads the policy of the incumbent's format, and `policy` decides by it for one runtime and one time; both are pure.
+//! `parse` reads the policy of lifecycle-manager's format, and `policy` decides by it for one runtime and one time; both are pure.
 //! `file` follows the file of the policy. [`MaintenanceWindows`] holds the last good policy, and the Kymas that wait for a
 //! window: these are reconciled when the policy or the system's clock changes, and each at the start of its window.
 
@@ -23,7 +23,7 @@ use tidewatch_shared::api::{Kyma, ModuleStatus};
 pub use file::PolicyFile;
 pub use flags::Flags;
 pub use metrics::Metrics;
-pub use parse::PolicyError;
+pub use parse::{Mistakes, PolicyError};
 
 pub(crate) use policy::{NoWindowError, WindowState};
 
@@ -63,6 +63,12 @@ impl MaintenanceWindows {
         let this = Self::new(min_left, Metrics::default());
         this.set(parse::policy(policy)?);
         Ok(this)
+    }
+
+    /// Mistakes of the policy in use.
+    #[must_use]
+    pub fn mistakes(&self) -> Mistakes {
+        self.0.policy.load().as_ref().map(|policy| policy.mistakes.clone()).unwrap_or_default()
     }
 
     /// Windows by a policy in the file's format, with a minimum of 20 minutes.
@@ -127,6 +133,7 @@ impl MaintenanceWindows {
 
     /// Takes a policy into use.
     fn set(&self, policy: Policy) {
+        self.0.metrics.mistakes(policy.mistakes.count());
         self.0.policy.store(Some(Arc::new(policy)));
     }
 

@@ -1,4 +1,4 @@
-//! Follows the file of the policy: valid content is taken into use, otherwise the last good policy stays.
+//! Follows the file of the policy: a policy is taken into use, also with mistakes; otherwise the last good one stays.
 
 use std::{
     fs::File,
@@ -36,12 +36,12 @@ enum PolicyFileError {
     /// The file was read before, and does not exist any more.
     #[error("{0} is gone")]
     Gone(PathBuf),
-    /// The content is not a valid policy.
+    /// The content is not a policy.
     #[error("{path}")]
     Policy {
         /// Path of the file.
         path: PathBuf,
-        /// The mistake.
+        /// Reason.
         source: parse::PolicyError,
     },
 }
@@ -133,7 +133,14 @@ impl PolicyFile {
         let path = || self.path.clone();
         let contents = contents.ok_or_else(|| PolicyFileError::Gone(path()))?;
         let policy = parse::policy(contents).map_err(|source| PolicyFileError::Policy { path: path(), source })?;
-        tracing::info!(path = %self.path.display(), rules = policy.rules.len(), "Maintenance windows are in use");
+        let path = self.path.display();
+        tracing::info!(%path, rules = policy.rules.len(), "Maintenance windows are in use");
+        let mistakes = &policy.mistakes;
+        if !mistakes.is_empty() {
+            tracing::warn!(%path, count = mistakes.count(), %mistakes, "Maintenance windows have mistakes");
+            let note = format!("{path} is in use, with mistakes, which affect only their rule or window: {mistakes}");
+            self.post("MaintenanceWindowsPartlyRead", note);
+        }
         self.windows.set(policy);
         Ok(())
     }
@@ -142,8 +149,11 @@ impl PolicyFile {
     fn report(&self, error: &PolicyFileError) {
         let cause = error_levels::line(error);
         let note = format!("the file is not taken into use, windows that were read before stay: {cause}");
+        self.post("MaintenanceWindowsRefused", note);
+    }
+
+    fn post(&self, reason: &'static str, note: String) {
         let regarding = self.lease.clone();
-        let reason = "MaintenanceWindowsRefused";
         self.recorder.publish(vec![PendingEvent { regarding, warning: true, reason, note }]);
     }
 }

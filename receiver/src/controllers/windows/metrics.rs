@@ -9,9 +9,12 @@ metric_set! {
     /// State of the policy, and the Kymas that wait; clones share the gauges.
     #[derive(Debug)]
     pub struct Metrics {
-        /// Validity of the policy of maintenance windows: 0 if its file is invalid, not readable, or gone since it was read, 1
+        /// Validity of the policy of maintenance windows: 0 if its file is refused, not readable, or gone since it was read, 1
         /// otherwise.
         good: Gauge = "maintenance_window_policy_good",
+        /// Parts of the policy of maintenance windows in use that could not be read, or are read otherwise than they are
+        /// written.
+        mistakes: Gauge = "maintenance_window_policy_mistakes",
         /// Kymas with a module whose upgrade waits for a maintenance window, by state: `waiting` for a known one, `unknown` if
         /// none can be determined.
         kymas: Family<StateLabel, Gauge> = "maintenance_window_kymas",
@@ -34,6 +37,10 @@ impl Metrics {
     pub(super) fn read(&self, exists: bool, is_current: bool) {
         self.good.set(is_current.into());
         self.incumbent.read.set((exists && is_current).into());
+    }
+
+    pub(super) fn mistakes(&self, count: usize) {
+        self.mistakes.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     pub(super) fn waiting<'a>(&self, states: impl Iterator<Item = &'a WindowState>) {

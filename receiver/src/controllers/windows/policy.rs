@@ -7,6 +7,8 @@ use regex::bytes::Regex;
 use thiserror::Error;
 use tidewatch_shared::names::label;
 
+use super::parse::Mistakes;
+
 /// One day in seconds. Windows have fixed offsets from UTC, so every day has the same length.
 const DAY: i64 = 86_400;
 /// Days after today in which the windows of a week are looked up.
@@ -24,6 +26,8 @@ pub(crate) struct Policy {
     pub(super) rules: Vec<Rule>,
     /// Window of the runtimes that no rule matches, or whose rule has no window left.
     pub(super) default: Option<Window>,
+    /// Parts of the file that could not be read, or are read otherwise than they are written.
+    pub(super) mistakes: Mistakes,
 }
 
 /// Windows of some runtimes.

@@ -71,20 +71,37 @@ fn file_may_come_later_and_an_invalid_one_keeps_the_last_good_policy() {
     assert_eq!(bed.reload(), (true, opens("20"), [1, 1]));
     assert_eq!(bed.reload(), (false, opens("20"), [1, 1]), "unchanged");
     let too_large = vec![b' '; parse::MAX_BYTES + 1];
-    for (invalid, events) in [(&b"{"[..], 1), (&policy("25:00:00Z"), 2), (&too_large, 3), (b"", 4)] {
+    for (invalid, events) in [(&b"{"[..], 1), (br#"{"rules": 1}"#, 2), (&too_large, 3), (b"", 4)] {
         bed.write(invalid);
         for _ in 0..2 {
             assert_eq!(bed.reload(), (false, opens("20"), [0, 0]), "{events}");
         }
         assert_eq!(bed.events().len(), events, "each fault is reported once");
     }
-    assert!(bed.events()[1].contains("policy.json: default.begin is not a time such as"), "{:?}", bed.events());
+    assert!(bed.events()[1].contains("policy.json: rules is not a list"), "{:?}", bed.events());
     bed.write(&policy("20:00:00Z"));
     assert_eq!(bed.reload(), (false, opens("20"), [1, 1]), "the content in use is back");
     fs::remove_file(bed.folder.path().join("policy.json")).unwrap();
     assert_eq!(bed.reload(), (false, opens("20"), [0, 0]), "gone");
     bed.write(&policy("21:00:00Z"));
     assert_eq!(bed.reload(), (true, opens("21"), [1, 1]));
+}
+
+#[test]
+fn policy_with_mistakes_is_in_use_and_reported_once() {
+    let mut bed = Bed::new(|_| ());
+    bed.write(br#"{"rules": [{"match": {"plan": "("}}], "default": {"days": ["Sat", "day"], "begin": "20:00:00Z", "end": "23:00:00Z"}}"#);
+    for taken in [true, false] {
+        assert_eq!(bed.reload(), (taken, "2026-11-28T20:00:00Z".to_owned(), [1, 1]));
+        let events = bed.events();
+        let note = "policy.json is in use, with mistakes, which affect only their rule or window: rules[0].match.plan is not a \
+                    usable regular expression: unclosed group; default.days[1] is \"day\", not one of";
+        assert!(events.len() == 1 && events[0].contains(note), "{events:?}");
+        assert!(bed.registry.encode().unwrap().contains("maintenance_window_policy_mistakes 2\n"));
+    }
+    bed.write(&policy("20:00:00Z"));
+    assert!(bed.reload().0);
+    assert!(bed.registry.encode().unwrap().contains("maintenance_window_policy_mistakes 0\n"));
 }
 
 #[test]

@@ -1,6 +1,10 @@
 use serde_json::json;
 
 use super::*;
+use crate::controllers::windows::policy::{TimeOfDay, Window};
+
+/// Seconds of a day.
+const DAY: i64 = 86_400;
 
 fn read(policy: &Value) -> Result<Policy, String> {
     policy_of(policy.to_string().as_bytes())
@@ -14,65 +18,14 @@ fn policy_of(bytes: &[u8]) -> Result<Policy, String> {
 }
 
 #[test]
-fn mistakes_are_refused_with_their_place() {
-    let once = json!({"begin": "2026-11-28T20:00:00Z", "end": "2026-11-29T00:00:00Z"});
-    let weekly = |days: Value, begin: &str, end: &str| json!({"default": {"days": days, "begin": begin, "end": end}});
-    let rule = |rule: Value| json!({"rules": [{}, rule]});
-    let plan = |expression: Value| rule(json!({"match": {"plan": expression}, "windows": [once]}));
-    let of_day = " is not a time such as 20:00:00Z or 20:00:00+02:00, which a window with days needs";
-    let timestamp = " is not a time such as 2026-11-28T20:00:00Z, which a window without days needs";
+fn files_that_are_no_policy_are_refused() {
     for (policy, message) in [
         (json!([]), "the policy is not an object"),
-        (json!({"rule": []}), "the policy has the unknown member \"rule\""),
         (json!({"rules": [], "Rules": []}), "the policy has the member \"rules\" twice"),
         (json!({"rules": {}}), "rules is not a list"),
-        (json!({"rules": ["x"]}), "rules[0] is not an object"),
         (json!({"rules": vec![json!({}); 501]}), "rules has more than 500 entries"),
-        (rule(json!({"matches": {}})), "rules[1] has the unknown member \"matches\""),
-        (rule(json!({"match": []})), "rules[1].match is not an object"),
-        (rule(json!({"match": {"regoin": "eu"}})), "rules[1].match has the unknown member \"regoin\""),
-        (rule(json!({"windows": once})), "rules[1].windows is not a list"),
-        (rule(json!({"windows": vec![once.clone(); 101]})), "rules[1].windows has more than 100 entries"),
-        (rule(json!({"windows": [once, {"end": "20:00:00Z"}]})), "rules[1].windows[1].begin is not a string"),
-        (plan(json!(1)), "rules[1].match.plan is not a string"),
-        (plan(json!("trial|(free")), "rules[1].match.plan is not a usable regular expression: regex parse error"),
-        (plan(json!("(?=free)")), "rules[1].match.plan is not a usable regular expression: regex parse error"),
-        (
-            plan(json!("(a{1000}){1000}")),
-            "rules[1].match.plan is not a usable regular expression: Compiled regex exceeds",
-        ),
-        (plan(json!("(".repeat(40) + &")".repeat(40))), "rules[1].match.plan is not a usable regular expression"),
-        (plan(json!("a".repeat(16_385))), "rules[1].match.plan has more than 16384 bytes"),
-        (json!({"default": [once]}), "default is not an object"),
-        (json!({"default": {}}), "default.begin is not a string"),
-        (json!({"default": {"timeBegin": "20:00:00Z"}}), "default has the unknown member \"timeBegin\""),
-        (json!({"default": {"days": "Sat", "begin": "", "end": ""}}), "default.days is not a list"),
-        (json!({"default": {"begin": "20:00:00Z", "end": "21:00:00Z"}}), &format!("default.begin{timestamp}")),
-        (
-            json!({"default": {"begin": "2026-11-28T20:00:00Z", "end": "2026-11-31T20:00:00Z"}}),
-            &format!("default.end{timestamp}"),
-        ),
-        (
-            json!({"default": {"begin": "2026-11-28T20:00:00", "end": "2026-11-28T21:00:00Z"}}),
-            &format!("default.begin{timestamp}"),
-        ),
-        (weekly(json!(["Sat", "saturday"]), "20:00:00Z", "21:00:00Z"), "default.days[1] is not one of Mon, Tue"),
-        (weekly(json!([6]), "20:00:00Z", "21:00:00Z"), "default.days[0] is not a string"),
-        (weekly(json!(vec!["Sat"; 8]), "20:00:00Z", "21:00:00Z"), "default.days has more than 7 entries"),
-        (weekly(json!(["Sat"]), "2026-11-28T20:00:00Z", "21:00:00Z"), &format!("default.begin{of_day}")),
-        (weekly(json!(["Sat"]), "20:00:00", "21:00:00Z"), &format!("default.begin{of_day}")),
-        (weekly(json!(["Sat"]), "20:00:00 Europe/Berlin", "21:00:00Z"), &format!("default.begin{of_day}")),
-        (weekly(json!(["Sat"]), "20:00:00Z", "24:00:00Z"), &format!("default.end{of_day}")),
-        (weekly(json!(["Sat"]), "20:00:00Z", "20:60:00Z"), &format!("default.end{of_day}")),
-        (weekly(json!(["Sat"]), "20:00:00Z", "20:00:60Z"), &format!("default.end{of_day}")),
-        (weekly(json!(["Sat"]), "20:00:00Z", "8:00:00ZZ"), &format!("default.end{of_day}")),
-        (weekly(json!(["Sat"]), "20:00:00Z", "20:00:00+2:00"), &format!("default.end{of_day}")),
-        (weekly(json!(["Sat"]), "20:00:00Z", "20:00:00+02"), &format!("default.end{of_day}")),
-        (weekly(json!(["Sat"]), "20:00:00Z", "20:00:00é"), &format!("default.end{of_day}")),
-        (weekly(json!(["Sat"]), "20:00:0é", "20:00:00Z"), &format!("default.begin{of_day}")),
     ] {
-        let error = read(&policy).err().unwrap_or_default();
-        assert!(error.starts_with(message), "{policy}: {error:?} is not {message:?}");
+        assert_eq!(read(&policy).err().as_deref(), Some(message), "{policy}");
     }
     for (bytes, message) in [
         (&b""[..], "the file is not JSON: EOF"),
@@ -85,6 +38,170 @@ fn mistakes_are_refused_with_their_place() {
         let error = policy_of(bytes).err().unwrap_or_default();
         assert!(error.starts_with(message), "{error:?} is not {message:?}");
     }
+}
+
+/// Each mistake stands next to a good rule, which keeps its window.
+#[test]
+fn mistake_affects_only_its_part_and_is_named() {
+    let once = json!({"begin": "2026-11-28T20:00:00Z", "end": "2026-11-29T00:00:00Z"});
+    let plan = |expression: Value| json!({"match": {"plan": expression, "region": "eu"}, "windows": [once]});
+    // Expressions and windows of the rule with the mistake.
+    for (rule, left, message) in [
+        (json!("x"), None, "rules[1] is not an object"),
+        (json!({"match": {}, "Match": {}}), None, "rules[1] has the member \"match\" twice"),
+        (json!({"matches": {}}), Some((0, 0)), "rules[1] has the unknown member \"matches\""),
+        (json!({"match": [], "windows": [once]}), Some((0, 1)), "rules[1].match is not an object"),
+        (
+            json!({"match": {"regoin": "eu", "plan": "free"}, "windows": [once]}),
+            Some((1, 1)),
+            "rules[1].match has the unknown member \"regoin\"",
+        ),
+        (json!({"match": {"plan": "free"}, "windows": once}), Some((1, 0)), "rules[1].windows is not a list"),
+        (
+            json!({"match": {"plan": "free"}, "windows": vec![once.clone(); 101]}),
+            Some((1, 0)),
+            "rules[1].windows has more than 100 entries",
+        ),
+        (
+            json!({"match": {"plan": "free"}, "windows": [once, "x", once]}),
+            Some((1, 2)),
+            "rules[1].windows[1] is not an object",
+        ),
+        (plan(json!(1)), Some((1, 1)), "rules[1].match.plan is not a string"),
+        (
+            plan(json!("trial|(free")),
+            Some((1, 1)),
+            "rules[1].match.plan is not a usable regular expression: unclosed group",
+        ),
+        (
+            plan(json!("(?=free)")),
+            Some((1, 1)),
+            "rules[1].match.plan is not a usable regular expression: look-around, including look-ahead and look-behind, \
+             is not supported",
+        ),
+        (
+            plan(json!("(a{1000}){1000}")),
+            Some((1, 1)),
+            "rules[1].match.plan is not a usable regular expression: Compiled regex exceeds size limit of 18304 bytes.",
+        ),
+        (
+            plan(json!("(".repeat(40) + &")".repeat(40))),
+            Some((1, 1)),
+            "rules[1].match.plan is not a usable regular expression: exceed the maximum number of nested parentheses/\
+             brackets (32)",
+        ),
+        (plan(json!("a".repeat(16_385))), Some((1, 1)), "rules[1].match.plan has more than 16384 bytes"),
+    ] {
+        let good = json!({"match": {"plan": "aws"}, "windows": [once]});
+        let policy = read(&json!({"rules": [good, rule, good]})).unwrap();
+        assert_eq!(policy.mistakes.to_string(), message, "{rule}");
+        let parts = |rule: &Rule| (rule.expressions.len(), rule.windows.len());
+        let found: Vec<_> = policy.rules.iter().map(parts).collect();
+        let expected: Vec<_> = [Some((1, 1)), left, Some((1, 1))].into_iter().flatten().collect();
+        assert_eq!(found, expected, "{rule}");
+    }
+}
+
+#[test]
+fn window_that_cannot_be_read_never_opens() {
+    let window = |days: Value, begin: &str, end: &str| json!({"days": days, "begin": begin, "end": end});
+    let of_day = "is not a time such as 20:00:00Z or 20:00:00+02:00, which a window with days needs";
+    let timestamp = "is not a time such as 2026-11-28T20:00:00Z, which a window without days needs";
+    let needed = "is missing, which a window without days needs";
+    for (default, message) in [
+        (json!([{}]), "default is not an object".to_owned()),
+        (json!({"days": [], "DAYS": []}), "default has the member \"days\" twice".to_owned()),
+        (json!({"begin": "2026-11-28T20:00:00Z"}), format!("default.end {needed}")),
+        (json!({"end": "2026-11-28T20:00:00Z", "days": []}), format!("default.begin {needed}")),
+        (json!({"begin": 20, "end": "2026-11-28T20:00:00Z"}), "default.begin is not a string".to_owned()),
+        (window(json!("Sat"), "20:00:00Z", "21:00:00Z"), "default.days is not a list".to_owned()),
+        (window(json!(vec!["Sat"; 101]), "", ""), "default.days has more than 100 entries".to_owned()),
+        (window(json!([]), "20:00:00Z", "21:00:00Z"), format!("default.begin {timestamp}; default.end {timestamp}")),
+        (window(json!([]), "2026-11-28T20:00:00Z", "2026-11-31T20:00:00Z"), format!("default.end {timestamp}")),
+        (window(json!([]), "2026-11-28T20:00:00", "2026-11-28T21:00:00Z"), format!("default.begin {timestamp}")),
+        (window(json!(["Sat"]), "", "21:00:00Z"), format!("default.begin {of_day}")),
+        (window(json!(["Sat"]), "20:00:00", "21:00:00Z"), format!("default.begin {of_day}")),
+        (window(json!(["Sat"]), "20:00Z", "21:00:00Z"), format!("default.begin {of_day}")),
+        (window(json!(["Sat"]), "20:00:00 Europe/Berlin", "21:00:00Z"), format!("default.begin {of_day}")),
+        (window(json!(["Sat"]), "2026-11-31T20:00:00Z", "21:00:00Z"), format!("default.begin {of_day}")),
+        (window(json!(["Sat"]), "20:00:00Z", "24:00:00Z"), format!("default.end {of_day}")),
+        (window(json!(["Sat"]), "20:00:00Z", "20:60:00Z"), format!("default.end {of_day}")),
+        (window(json!(["Sat"]), "20:00:00Z", "20:00:60Z"), format!("default.end {of_day}")),
+        (window(json!(["Sat"]), "20:00:00Z", "20:00:00.Z"), format!("default.end {of_day}")),
+        (window(json!(["Sat"]), "20:00:00Z", "8:00:00ZZ"), format!("default.end {of_day}")),
+        (window(json!(["Sat"]), "20:00:00Z", "+8:00:00Z"), format!("default.end {of_day}")),
+        (window(json!(["Sat"]), "20:00:00Z", "20:00:00+2:00"), format!("default.end {of_day}")),
+        (window(json!(["Sat"]), "20:00:00Z", "20:00:00+02"), format!("default.end {of_day}")),
+        (window(json!(["Sat"]), "20:00:00Z", "20:00:00+25:00"), format!("default.end {of_day}")),
+        (window(json!(["Sat"]), "20:00:00Z", "20:00:00é"), format!("default.end {of_day}")),
+        (window(json!(["Sat"]), "20:00:0éZ", "20:00:00Z"), format!("default.begin {of_day}")),
+        // A misspelt time must not open the window from midnight on.
+        (
+            json!({"days": ["Sat"], "beginn": "20:00:00Z", "end": "23:00:00Z"}),
+            "default has the unknown member \"beginn\"; default.begin is missing".to_owned(),
+        ),
+    ] {
+        let policy = read(&json!({"default": default})).unwrap();
+        assert_eq!((policy.default, policy.mistakes.to_string()), (None, message), "{default}");
+    }
+    let empty = read(&json!({"default": {"days": null}, "rules": [{"windows": [{}, {"begin": null}]}]})).unwrap();
+    assert!(empty.default.is_none() && empty.rules[0].windows.is_empty() && empty.mistakes.is_empty());
+}
+
+#[test]
+fn window_is_read_as_lifecycle_manager_reads_it() {
+    let of = |days: [bool; 7], begin: i64, offset: i64, length: i64| {
+        Some(Window::Weekly { days, begin: TimeOfDay { seconds: begin, offset }, length })
+    };
+    let saturday = [false, false, false, false, false, true, false];
+    let hour = 3_600;
+    for (default, window, message) in [
+        (
+            json!({"days": ["Sat", "saturday", "SAT", "Sat", 6], "begin": "20:00:00Z", "end": "21:00:00Z"}),
+            of(saturday, 20 * hour, 0, hour),
+            "default.days[1] is \"saturday\", not one of Mon, Tue, Wed, Thu, Fri, Sat, Sun; default.days[2] is \"SAT\", \
+             not one of Mon, Tue, Wed, Thu, Fri, Sat, Sun; default.days[4] is not a string",
+        ),
+        (
+            json!({"days": ["Saturday"], "begin": "20:00:00Z", "end": "21:00:00Z"}),
+            of([false; 7], 20 * hour, 0, hour),
+            "default.days[0] is \"Saturday\", not one of Mon, Tue, Wed, Thu, Fri, Sat, Sun",
+        ),
+        (
+            json!({"days": ["Sat"], "begin": "2026-01-31T20:00:00+02:00", "end": "21:00:00+02:00"}),
+            of(saturday, 20 * hour, 2 * hour, hour),
+            "default.begin has a date, which has no effect in a window with days",
+        ),
+        (json!({"days": ["Sat"], "begin": "9:00:00.5Z", "end": "10:00:00Z"}), of(saturday, 9 * hour, 0, hour), ""),
+        (
+            json!({"days": ["Sat"], "begin": "20:00:00Z"}),
+            of(saturday, 20 * hour, 0, 4 * hour),
+            "default.end is missing, which means midnight in UTC",
+        ),
+        (
+            json!({"days": ["Sat"]}),
+            of(saturday, 0, 0, 24 * hour),
+            "default.begin is missing, which means midnight in UTC; default.end is missing, which means midnight in UTC",
+        ),
+        (
+            json!({"days": ["Sat"], "begin": "20:00:00Z", "end": "21:00:00Z", "comment": "quiet"}),
+            of(saturday, 20 * hour, 0, hour),
+            "default has the unknown member \"comment\"",
+        ),
+    ] {
+        let policy = read(&json!({"default": default})).unwrap();
+        assert_eq!((policy.default, policy.mistakes.to_string().as_str()), (window, message), "{default}");
+    }
+}
+
+#[test]
+fn many_mistakes_are_counted_and_the_first_ones_are_named() {
+    let long = "x".repeat(1_000);
+    let rules: Vec<_> = (0..100).map(|_| json!({long.as_str(): 1})).collect();
+    let mistakes = read(&json!({"rules": rules})).unwrap().mistakes;
+    let text = mistakes.to_string();
+    assert_eq!(mistakes.count(), 100);
+    assert!(text.ends_with("; and 80 more") && text.len() < 2_500, "{text}");
 }
 
 #[test]

@@ -126,6 +126,46 @@ fn first_rule_with_any_match_decides() {
     assert_eq!(at(&without_default, &[("broker-plan-name", "free")], "2026-11-28T00:00:00Z"), NONE);
 }
 
+/// Files of the shapes that lifecycle-manager's scripts, configuration and tests have.
+#[test]
+fn files_of_lifecycle_manager_are_policies() {
+    let once = |begin: &str, end: &str| json!({"begin": begin, "end": end});
+    let daily = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
+    let saturday = "2026-11-28T12:00:00Z";
+
+    // A script: regions with one window each, and an empty default.
+    let script = policy(&json!({"rules": [
+        {"match": {"region": "japan"}, "windows": [once("2026-11-28T11:30:00Z", "2026-11-28T13:30:00Z")]},
+        {"match": {"region": "brazil"}, "windows": [once("2026-11-29T12:00:00Z", "2026-11-29T14:00:00Z")]},
+    ], "default": {}}));
+    assert_eq!(at(&script, &[("region", "japaneast")], saturday), "open");
+    assert_eq!(at(&script, &[("region", "brazilsouth")], saturday), "2026-11-29T12:00:00Z");
+    assert_eq!(at(&script, &[("region", "westus")], saturday), NONE);
+
+    // A default alone, with its days behind its times.
+    let alone: Policy =
+        parse::policy(br#"{"default": {"begin": "13:00:00Z", "end": "17:00:00Z", "days": ["Tue", "Sat"]}}"#).unwrap();
+    assert_eq!(at(&alone, &[], saturday), "2026-11-28T13:00:00Z");
+
+    // Offsets as numbers, windows that are over, an end before its begin, and members of an older format.
+    let rules = json!({"rules": [
+        {"match": {"plan": "trial|free"}, "windows": [{"days": daily, "begin": "02:00:00+00:00", "end": "02:00:00+00:00"}]},
+        {"match": {"region": "europe|eu-|norway"}, "windows": [once("2024-10-10T20:00:00Z", "2024-10-11T00:00:00Z")]},
+        {"match": {"globalAccountId": "an-account", "platformRegion": "cf-br"}, "windows": [
+            once("2026-12-20T04:00:00Z", "2026-12-13T08:00:00Z"), once("2026-12-21T04:00:00Z", "2026-12-21T08:00:00Z"),
+        ]},
+        {"match": {"region": "\u{2502}|sa-"}, "windows": [once("2026-12-22T04:00:00Z", "2026-12-22T08:00:00Z")]},
+        {"match": {"region": "[\u{2502}x]y"}, "windows": [once("2026-12-23T04:00:00Z", "2026-12-23T08:00:00Z")]},
+    ], "default": {"days": ["Sat"], "timeBegin": "20:00:00Z", "timeEnd": "00:00:00Z"}});
+    let rules = policy(&rules);
+    assert_eq!(at(&rules, &[("broker-plan-name", "free")], saturday), "open");
+    assert_eq!(at(&rules, &[("global-account-id", "an-account")], saturday), "2026-12-21T04:00:00Z");
+    assert_eq!(at(&rules, &[("region", "sa-1")], saturday), "2026-12-22T04:00:00Z");
+    assert_eq!(at(&rules, &[("region", "xy")], saturday), "2026-12-23T04:00:00Z");
+    // The times of the default have unknown names: it does not open from midnight on instead.
+    assert_eq!(at(&rules, &[("region", "norwayeast")], saturday), NONE);
+}
+
 #[test]
 fn next_start_is_the_same_until_it_comes() {
     let windows = policy(&json!({"rules": [{"match": {"plan": "."}, "windows": [
