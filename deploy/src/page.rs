@@ -54,6 +54,8 @@ mod tests {
                 assert_eq!(metric.kind == "counter", metric.name.ends_with("_total"), "{metric:?}");
                 assert!(metric.kind != "histogram" || metric.name.ends_with("_seconds"), "{metric:?}");
                 assert!(metric.labels.iter().all(|label| !label.is_empty()), "{metric:?}");
+                // Dashboards and tests that match text expect the order of the Prometheus clients.
+                assert!(metric.labels.is_sorted(), "{metric:?}");
             }
         }
     }
@@ -62,8 +64,8 @@ mod tests {
     fn the_page_lists_the_incumbents_metrics() {
         let page = metrics().content;
         for line in [
-            "| `lifecycle_mgr_kyma_state` | gauge | `kyma_name`, `state`, `shoot`, `instance_id` |",
-            "| `lifecycle_mgr_module_state` | gauge | `module_name`, `kyma_name`, `state`, `shoot`, `instance_id` |",
+            "| `lifecycle_mgr_kyma_state` | gauge | `instance_id`, `kyma_name`, `shoot`, `state` |",
+            "| `lifecycle_mgr_module_state` | gauge | `instance_id`, `kyma_name`, `module_name`, `shoot`, `state` |",
             "| `lifecycle_mgr_requeue_reason_total` | counter | `requeue_reason`, `requeue_type` |",
             "| `watcher_listener_requests_total` | counter | `server_name` |",
             "| `watcher_failed_kcp_total` | counter | `error_reason` |",

@@ -132,9 +132,35 @@ impl Registry {
     }
 
     fn encode_into(&self, text: &mut String) -> std::fmt::Result {
+        let start = text.len();
         text::encode_registry(text, &self.metrics)?;
+        if let Some(sorted) = bound_last(&text[start..]) {
+            text.truncate(start);
+            text.push_str(&sorted);
+        }
         self.children.iter().try_for_each(|child| child.encode_into(text))
     }
+}
+
+/// Moves the label `le` of histograms behind the other labels, where the Prometheus client of Go has it; `None` if no
+/// histogram has other labels.
+fn bound_last(text: &str) -> Option<String> {
+    const BOUND: &str = "_bucket{le=\"";
+    if !text.contains(BOUND) {
+        return None;
+    }
+    let mut rest = text;
+    let mut sorted = String::new();
+    while let Some((before, bucket)) = rest.split_once(BOUND) {
+        // The bound and the last value end with a quote; the former may be the latter.
+        let (labels, after) = bucket.split_once("\"} ")?;
+        let (bound, others) = labels.split_once("\",").unwrap_or((labels, ""));
+        let others = if others.is_empty() { String::new() } else { format!("{others}\",") };
+        sorted.extend([before, "_bucket{", others.as_str(), "le=\"", bound, "\"} "]);
+        rest = after;
+    }
+    sorted.push_str(rest);
+    (sorted != text).then_some(sorted)
 }
 
 /// Declares a struct of metrics, each once: field, type, name and help text.
@@ -370,6 +396,35 @@ mod tests {
         metrics.units.set(2);
         assert_eq!(first.encode(), second.encode());
         assert!(first.encode().unwrap().contains("units 2\n"));
+    }
+
+    #[test]
+    fn bound_of_a_histogram_is_its_last_label() {
+        metric_set! {
+            #[derive(Debug)]
+            struct Timed {
+                /// Time by place.
+                times: Family<Labels, Histogram, fn() -> Histogram> = "times_seconds"
+                    with Family::new_with_constructor(|| Histogram::new([0.5])),
+                /// Time of all.
+                all: Histogram = "all_seconds" with Histogram::new([0.5]),
+            }
+        }
+        let mut registry = Registry::with_prefix("a");
+        let timed = Timed::register(&mut registry);
+        let labels = Labels { r#where: "x} y", reason: "r".into() };
+        timed.times.get_or_create(&labels).observe(0.1);
+        timed.all.observe(0.1);
+        let text = registry.encode().unwrap();
+        for line in [
+            "a_times_seconds_bucket{where=\"x} y\",reason=\"r\",le=\"0.5\"} 1\n",
+            "a_times_seconds_bucket{where=\"x} y\",reason=\"r\",le=\"+Inf\"} 1\n",
+            "a_times_seconds_count{where=\"x} y\",reason=\"r\"} 1\n",
+            "a_all_seconds_bucket{le=\"0.5\"} 1\n",
+            "a_all_seconds_count 1\n",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
     }
 
     #[test]

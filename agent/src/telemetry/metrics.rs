@@ -31,8 +31,8 @@ struct ChangeLabel {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
-    route: &'static str,
     outcome: &'static str,
+    route: &'static str,
 }
 
 /// Watch of the plan; a plan has at most 500.
@@ -363,7 +363,7 @@ mod tests {
         let text = registry.encode().unwrap();
         assert!(!text.contains("gone"), "{text}");
         for line in [
-            r#"tidewatch_agent_requests_total{route="events",outcome="429"} 1"#,
+            r#"tidewatch_agent_requests_total{outcome="429",route="events"} 1"#,
             r#"tidewatch_agent_events_refused_total{reason="unknown-watch"} 1"#,
             r#"tidewatch_agent_events_total{change="whole"} 1"#,
             "tidewatch_agent_events_late_total 1",

@@ -51,12 +51,12 @@ impl Attack {
     #[must_use]
     pub const fn effects(self) -> &'static [&'static str] {
         match self {
-            Self::Flood => &[r#"tidewatch_gateway_requests_refused_total{route="events",reason="replay"}"#],
-            Self::HeldBodies => &[r#"tidewatch_gateway_requests_refused_total{route="events",reason="slow"}"#],
+            Self::Flood => &[r#"tidewatch_gateway_requests_refused_total{reason="replay",route="events"}"#],
+            Self::HeldBodies => &[r#"tidewatch_gateway_requests_refused_total{reason="slow",route="events"}"#],
             // Lists of tiny elements, and costly token keys. The receiver fetches the latter a minute after the good ones.
             Self::Runtime => &[
                 r#"tidewatch_runtime_answers_refused_total{reason="too_large"}"#,
-                r#"tidewatch_enrolment_requests_refused_total{route="certificates",reason="token-signature"}"#,
+                r#"tidewatch_enrolment_requests_refused_total{reason="token-signature",route="certificates"}"#,
             ],
         }
     }

@@ -136,7 +136,7 @@ async fn end_agent(setup: &RuntimeSetup) -> Result<()> {
 /// Number of the agent's event requests with this outcome.
 async fn requests(setup: &RuntimeSetup, outcome: &str) -> Result<f64> {
     let (_, page) = setup.runtime.with_agent(async |agent| agent.get("/metrics").await).await??;
-    Ok(metric(&page, &format!("tidewatch_agent_requests_total{{route=\"events\",outcome=\"{outcome}\"}}")))
+    Ok(metric(&page, &format!("tidewatch_agent_requests_total{{outcome=\"{outcome}\",route=\"events\"}}")))
 }
 
 /// Writes whose events the agent sends to the receiver.

@@ -47,6 +47,20 @@ fn undescribed(page: &str, described: &[MetricDescription]) -> Vec<String> {
     samples.filter(|sample| !is_known(sample)).map(str::to_owned).collect()
 }
 
+/// Returns the samples of a metrics page whose labels are not in the order of the Prometheus clients: alphabetical, `le` last.
+fn unsorted(page: &str) -> Vec<String> {
+    let is_sorted = |sample: &&str| {
+        let labels = sample.split_once('{').and_then(|(_, rest)| Some(rest.rsplit_once('}')?.0)).unwrap_or_default();
+        // Every second piece is a value.
+        let labels: Vec<_> = labels.split('"').step_by(2).map(|label| label.trim_matches([',', '='])).collect();
+        let (_, names) = labels.split_last().unwrap_or((&"", &[]));
+        let names = names.strip_suffix(&["le"]).unwrap_or(names);
+        names.is_sorted() && !names.contains(&"le")
+    };
+    let samples = page.lines().filter(|line| !line.starts_with('#'));
+    samples.filter(|sample| !is_sorted(sample)).map(str::to_owned).collect()
+}
+
 #[tokio::test]
 async fn events_report_the_fate_of_a_kyma_and_every_sample_is_documented() -> TestResult {
     let setup = SingleRuntime::start("record", &[KEDA]).await?;
@@ -67,12 +81,14 @@ async fn events_report_the_fate_of_a_kyma_and_every_sample_is_documented() -> Te
     setup.kcp_kymas().await?.patch(setup.runtime.name(), &PatchParams::default(), &Patch::Merge(&marks)).await?;
     let name = setup.runtime.name();
     let sample = format!(
-        r#"lifecycle_mgr_kyma_state{{kyma_name="{name}",state="Error",shoot="shoot-1",instance_id="instance-1"}} 1"#
+        r#"lifecycle_mgr_kyma_state{{instance_id="instance-1",kyma_name="{name}",shoot="shoot-1",state="Error"}} 1"#
     );
     let shown = |page: &str| page.lines().any(|line| line == sample).then(|| page.to_owned());
     let page = setup.landscape.with_receiver(async |receiver| receiver.metrics_until(DEADLINE, shown).await).await??;
     assert_eq!(undescribed(&page, &tidewatch_receiver::app::metrics()), Vec::<String>::new());
+    assert_eq!(unsorted(&page), Vec::<String>::new());
     let page = setup.agent_page().await?;
     assert_eq!(undescribed(&page, &tidewatch_agent::telemetry::Metrics::described()), Vec::<String>::new());
+    assert_eq!(unsorted(&page), Vec::<String>::new());
     Ok(())
 }

@@ -10,8 +10,8 @@ use super::{Report, upgrade};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct FailureLabels {
-    kind: &'static str,
     class: &'static str,
+    kind: &'static str,
 }
 
 metric_set! {

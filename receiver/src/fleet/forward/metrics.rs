@@ -17,9 +17,9 @@ struct TargetLabels {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabels {
-    #[prometheus(flatten)]
-    target: TargetLabels,
+    manager: String,
     result: &'static str,
+    service: String,
 }
 
 impl TargetLabels {
@@ -30,7 +30,8 @@ impl TargetLabels {
 
 impl ResultLabels {
     fn new(target: &Target, result: &'static str) -> Self {
-        Self { target: TargetLabels::new(target), result }
+        let TargetLabels { manager, service } = TargetLabels::new(target);
+        Self { manager, result, service }
     }
 }
 

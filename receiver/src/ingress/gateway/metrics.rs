@@ -17,8 +17,8 @@ pub(super) use tidewatch_shared::metrics::{ReasonLabel, RouteLabel};
 /// Route and reason of a refusal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct RefusalLabels {
-    pub(super) route: &'static str,
     pub(super) reason: &'static str,
+    pub(super) route: &'static str,
 }
 
 metric_set! {

@@ -29,15 +29,15 @@ pub(super) struct PortLabel {
 /// Topic of a question, and its outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct QuestionLabels {
-    pub(super) topic: &'static str,
     pub(super) outcome: &'static str,
+    pub(super) topic: &'static str,
 }
 
 /// Topic of a question, and the reason for which a replica did not answer it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct FailureLabels {
-    pub(super) topic: &'static str,
     pub(super) reason: &'static str,
+    pub(super) topic: &'static str,
 }
 
 metric_set! {

@@ -65,8 +65,8 @@ pub fn register(registry: &mut Registry, stores: Stores, served: ServedKymas) {
         help: help.to_owned(),
     };
     let described = vec![
-        gauge(KYMAS, &["kyma_name", "state", "shoot", "instance_id"], KYMAS_HELP),
-        gauge(MODULES, &["module_name", "kyma_name", "state", "shoot", "instance_id"], MODULES_HELP),
+        gauge(KYMAS, &["instance_id", "kyma_name", "shoot", "state"], KYMAS_HELP),
+        gauge(MODULES, &["instance_id", "kyma_name", "module_name", "shoot", "state"], MODULES_HELP),
         gauge(MANDATORY, &[], MANDATORY_HELP),
         gauge(MANDATORY_STATE, &["kyma_name", "module_name", "state"], MANDATORY_STATE_HELP),
     ];
@@ -97,15 +97,15 @@ impl Collector for StateCollector {
         let labelled = || kymas.iter().filter_map(|kyma| Some((kyma.name_any(), labels(kyma)?, kyma.status.as_ref()?)));
         let mut gauge = encoder.encode_descriptor(KYMAS, KYMAS_HELP, None, MetricType::Gauge)?;
         for (name, (shoot, instance), status) in labelled() {
-            let of = |state| [("kyma_name", &*name), ("state", state), ("shoot", shoot), ("instance_id", instance)];
+            let of = |state| [("instance_id", instance), ("kyma_name", &*name), ("shoot", shoot), ("state", state)];
             encode_states(&mut gauge, &STATES[..5], status.state(), of)?;
         }
         let mut gauge = encoder.encode_descriptor(MODULES, MODULES_HELP, None, MetricType::Gauge)?;
         for (name, (shoot, instance), status) in labelled() {
             for module in status.modules() {
                 let of = |state| {
-                    let (module, kyma) = (("module_name", &*module.name), ("kyma_name", &*name));
-                    [module, kyma, ("state", state), ("shoot", shoot), ("instance_id", instance)]
+                    let module = ("module_name", &*module.name);
+                    [("instance_id", instance), ("kyma_name", &*name), module, ("shoot", shoot), ("state", state)]
                 };
                 encode_states(&mut gauge, &STATES, module.state, of)?;
             }

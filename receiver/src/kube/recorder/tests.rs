@@ -297,9 +297,9 @@ fn states_match_the_incumbents_metrics_and_vanish_with_the_kyma() {
     let samples: Vec<_> = page.lines().filter(|line| !line.starts_with('#')).collect();
     assert_eq!(samples.len(), 5 + 6 + 1, "{page}");
     for line in [
-        r#"lifecycle_mgr_kyma_state{kyma_name="k",state="Warning",shoot="shoot-1",instance_id="i-1"} 1"#,
-        r#"lifecycle_mgr_kyma_state{kyma_name="k",state="Ready",shoot="shoot-1",instance_id="i-1"} 0"#,
-        r#"lifecycle_mgr_module_state{module_name="keda",kyma_name="k",state="Unmanaged",shoot="shoot-1",instance_id="i-1"} 1"#,
+        r#"lifecycle_mgr_kyma_state{instance_id="i-1",kyma_name="k",shoot="shoot-1",state="Warning"} 1"#,
+        r#"lifecycle_mgr_kyma_state{instance_id="i-1",kyma_name="k",shoot="shoot-1",state="Ready"} 0"#,
+        r#"lifecycle_mgr_module_state{instance_id="i-1",kyma_name="k",module_name="keda",shoot="shoot-1",state="Unmanaged"} 1"#,
     ] {
         assert!(samples.contains(&line), "{line}\n{page}");
     }

@@ -15,8 +15,8 @@ struct Server {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Target {
-    server_name: &'static str,
     request_uri_label: String,
+    server_name: &'static str,
 }
 
 /// Label set of the incumbent's listener.

@@ -76,8 +76,7 @@ impl Renewals {
     fn refusals(&self, reason: &str) -> usize {
         let text = self.registry.encode().unwrap();
         let line = text.lines().find(|line| {
-            line.starts_with("gateway_requests_refused_total{route=\"certificates\"")
-                && line.contains(&format!("reason=\"{reason}\""))
+            line.starts_with(&format!("gateway_requests_refused_total{{reason=\"{reason}\",route=\"certificates\"}}"))
         });
         line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }

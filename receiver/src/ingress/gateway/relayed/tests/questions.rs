@@ -65,11 +65,11 @@ fn text(answer: Bytes) -> String {
 }
 
 fn asked(replica: &Running, outcome: &str) -> u64 {
-    replica.metric(&format!("relay_questions_total{{topic=\"report\",outcome=\"{outcome}\"}}"))
+    replica.metric(&format!("relay_questions_total{{outcome=\"{outcome}\",topic=\"report\"}}"))
 }
 
 fn failed(replica: &Running, reason: &str) -> u64 {
-    replica.metric(&format!("relay_questions_failed_total{{topic=\"report\",reason=\"{reason}\"}}"))
+    replica.metric(&format!("relay_questions_failed_total{{reason=\"{reason}\",topic=\"report\"}}"))
 }
 
 async fn stop(replicas: [Running; 3]) {
