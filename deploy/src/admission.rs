@@ -1,9 +1,9 @@
 //! ValidatingAdmissionPolicies for ModuleTemplates and ModuleReleaseMetas in KCP, which deny or warn beyond the schemas
 //! of the CRDs, in a kustomization of their own.
 //!
-//! A channel that is moved to a lower version, and another component of a module, only cause a warning and an audit
-//! annotation, because a release may have to be withdrawn or moved. An edit of a template is denied unless an annotation
-//! allows that one.
+//! A channel that is moved to a lower version, another component of a module, and another manager of a template only cause
+//! a warning and an audit annotation, because a release may have to be withdrawn, moved or repaired. Another edit of a
+//! template is denied unless an annotation allows that one.
 //!
 //! kustomize adds a namespace to objects of kinds that it does not know as cluster-scoped, including these: a
 //! kustomization that sets a namespace must not include them.
@@ -29,6 +29,7 @@ pub fn admission() -> Result<Vec<File>> {
     let policies = [
         ("moduletemplates", templates(), json!(["Deny"])),
         ("template-edits", template_edits(), json!(["Deny"])),
+        ("template-repairs", template_repairs(), json!(["Warn", "Audit"])),
         ("modulereleasemetas", release_metas(), json!(["Deny"])),
         ("channel-moves", channel_moves(), json!(["Warn", "Audit"])),
         ("component-changes", component_changes(), json!(["Warn", "Audit"])),
@@ -93,10 +94,10 @@ fn templates() -> Value {
     )
 }
 
-/// Denies changes of a template's specification except of the fields that only inform users. Labels, such as those that limit
-/// the visibility, and annotations may change. A template that nothing finds by module and version may be completed.
+/// Denies changes of a template's specification except of the fields that inform users or have no effect, and of the manager.
+/// Labels, such as those that limit the visibility, and annotations may change. A template that nothing finds by module and
+/// version may be completed.
 fn template_edits() -> Value {
-    let before = |field: &str| format!("oldObject.?spec.?{field}.orValue('') != ''");
     let differs = |field: &String| format!("(object.?spec.?{field} == oldObject.?spec.?{field} ? [] : ['{field}'])");
     let changed: Vec<_> = immutable_fields().iter().map(differs).collect();
     let allowed = format!(
@@ -105,12 +106,10 @@ fn template_edits() -> Value {
     );
     json!({
         "failurePolicy": "Fail",
-        "matchConstraints": {"resourceRules": [{
-            "apiGroups": [GROUP], "apiVersions": [VERSION], "operations": ["UPDATE"], "resources": ["moduletemplates"],
-        }]},
+        "matchConstraints": updates_of_templates(),
         "matchConditions": [
             {"name": "the-specification-changes", "expression": "object.?spec != oldObject.?spec"},
-            {"name": "it-has-a-version", "expression": format!("{} && {}", before("moduleName"), before("version"))},
+            with_version_before(),
         ],
         "variables": [
             {"name": "changed", "expression": changed.join(" + ")},
@@ -125,13 +124,42 @@ fn template_edits() -> Value {
     })
 }
 
-/// Fields of a template's specification that never change: all of its CRD but those that inform users.
+/// Warns of another manager: a template with a wrong one can be repaired, and a right one can be broken.
+fn template_repairs() -> Value {
+    let manager = format!("?spec.?{}", ModuleTemplateSpec::REPAIRABLE);
+    json!({
+        "failurePolicy": "Ignore",
+        "matchConstraints": updates_of_templates(),
+        "matchConditions": [with_version_before()],
+        "validations": [{
+            "expression": format!("object.{manager} == oldObject.{manager}"),
+            "message": "spec.manager changes: every runtime with this version looks for its manager anew",
+        }],
+    })
+}
+
+fn updates_of_templates() -> Value {
+    json!({"resourceRules": [{
+        "apiGroups": [GROUP], "apiVersions": [VERSION], "operations": ["UPDATE"], "resources": ["moduletemplates"],
+    }]})
+}
+
+/// Condition that a template was found by module and version before the change.
+fn with_version_before() -> Value {
+    let before = |field: &str| format!("oldObject.?spec.?{field}.orValue('') != ''");
+    json!({"name": "it-has-a-version", "expression": format!("{} && {}", before("moduleName"), before("version"))})
+}
+
+/// Fields of a template's specification that never change: all of its CRD but those that inform users, have no effect, or
+/// are repaired.
 fn immutable_fields() -> Vec<String> {
     let name = format!("moduletemplates.{GROUP}");
     let crd = crds::crds().into_iter().find(|crd| crd.metadata.name.as_ref() == Some(&name));
     let schema = crd.and_then(|crd| crd.spec.versions.into_iter().next()?.schema?.open_api_v3_schema?.properties);
     let spec = schema.and_then(|mut properties| properties.remove("spec")?.properties).unwrap_or_default();
-    spec.into_keys().filter(|field| !ModuleTemplateSpec::EDITABLE.contains(&field.as_str())).collect()
+    let may_change =
+        |field: &str| ModuleTemplateSpec::EDITABLE.contains(&field) || field == ModuleTemplateSpec::REPAIRABLE;
+    spec.into_keys().filter(|field| !may_change(field)).collect()
 }
 
 fn release_metas() -> Value {
@@ -243,9 +271,8 @@ mod tests {
     #[test]
     fn all_that_decides_what_is_installed_is_immutable() {
         let fields = immutable_fields();
-        for field in ["associatedResources", "data", "descriptor", "manager", "mandatory", "moduleName", "version"] {
-            assert!(fields.iter().any(|known| known == field), "{field}: {fields:?}");
-        }
-        assert!(!fields.iter().any(|field| ModuleTemplateSpec::EDITABLE.contains(&field.as_str())), "{fields:?}");
+        let expected =
+            ["associatedResources", "data", "descriptor", "mandatory", "moduleName", "requiresDowntime", "version"];
+        assert_eq!(fields, expected);
     }
 }

@@ -75,9 +75,13 @@ pub struct ModuleTemplateSpec {
 }
 
 impl ModuleTemplateSpec {
-    /// Fields that may change in the life of a template: they only inform users. All others decide what runtimes install,
-    /// and another version needs another template.
-    pub const EDITABLE: [&'static str; 2] = ["info", "resources"];
+    /// Fields that may change in the life of a template: they inform users, or have no effect. Of the others all but
+    /// [`Self::REPAIRABLE`] decide what runtimes install, and another version needs another template.
+    pub const EDITABLE: [&'static str; 4] = ["channel", "customStateCheck", "info", "resources"];
+
+    /// Field whose change repairs an installed version: by it the receiver finds the workload that tells the state of the
+    /// module. It changes no object of the module.
+    pub const REPAIRABLE: &'static str = "manager";
 
     /// True if the module is mandatory; false if absent.
     #[must_use]

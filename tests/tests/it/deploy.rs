@@ -299,21 +299,48 @@ async fn templates_are_created_once(templates: &Api<DynamicObject>) -> TestResul
     });
     let refused = refused.await?;
     assert!(refused.contains("publish another version instead of changing spec.data"), "{refused}");
-    let several = json!({"spec": {"descriptor": {"x": 1}, "manager":
-        {"group": "apps", "version": "v1", "kind": "Deployment", "name": "m"}}});
-    assert!(edit(several).await.unwrap_err().contains("changing spec.descriptor and spec.manager"));
+    let associated = json!([{"group": "apps", "version": "v1", "kind": "Deployment"}]);
+    let several = json!({"spec": {"associatedResources": associated, "descriptor": {"x": 1}, "channel": "fast"}});
+    assert!(edit(several).await.unwrap_err().contains("changing spec.associatedResources and spec.descriptor"));
     for same in [
+        json!({"spec": {"channel": "regular"}}),
+        json!({"spec": {"customStateCheck": [{"jsonPath": "status.x", "value": "y", "mappedState": "Ready"}]}}),
         json!({"metadata": {"labels": {label::BETA: "true"}, "annotations": {"a": "b"}}}),
         json!({"spec": {"info": {"repository": "https://r", "documentation": "https://d"},
             "resources": [{"name": "raw", "link": "https://l"}]}}),
     ] {
         edit(same).await.unwrap();
     }
+    manager_may_be_repaired(templates).await?;
     let generation = templates.get("once-1.0.0").await?.metadata.generation.unwrap_or_default();
     edit(json!({"metadata": {"annotations": {annotation::ALLOW_EDIT: generation.to_string()}}})).await.unwrap();
     edit(data(7)).await.unwrap();
     assert!(edit(data(8)).await.is_err(), "one edit was allowed");
     templates.delete("once-1.0.0", &Default::default()).await?;
+    Ok(())
+}
+
+/// Checks that the manager of a template may change, with a warning that nothing else causes.
+async fn manager_may_be_repaired(templates: &Api<DynamicObject>) -> TestResult {
+    let client = templates.clone().into_client();
+    let change = async |spec: Value| -> Result<String> {
+        let request = Request::new(templates.resource_url());
+        let request = request.patch("once-1.0.0", &PatchParams::default(), &Patch::Merge(json!({ "spec": spec })))?;
+        let response = client.send(request.map(Body::from)).await?;
+        assert!(response.status().is_success(), "{spec}: {}", response.status());
+        let warnings = response.headers().get_all("warning").iter().map(|header| header.to_str());
+        Ok(warnings.collect::<Result<Vec<_>, _>>()?.join("\n"))
+    };
+    let manager = |namespace: &str| json!({"manager": {"group": "apps", "version": "v1", "kind": "Deployment", "name": "m", "namespace": namespace}});
+    until("the policy of repairs to take effect", async || {
+        // One of them is a change.
+        let warnings = change(manager("a")).await? + &change(manager("b")).await?;
+        Ok(warnings.contains("spec.manager changes").then_some(()))
+    })
+    .await?;
+    let warning = change(manager("kyma-system")).await?;
+    assert!(warning.contains("every runtime with this version looks for its manager anew"), "{warning}");
+    assert_eq!(change(json!({"channel": "fast"})).await?, "");
     Ok(())
 }
 

@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identifier_changes_with_all_but_the_information_for_users() {
+    fn identifier_changes_with_all_but_fields_without_effect_in_a_runtime() {
         let id = |change: Value| {
             let mut spec = json!({"moduleName": "keda", "version": "1.0.0", "descriptor": {}});
             spec.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
@@ -34,6 +34,8 @@ mod tests {
         for same in [
             json!({"info": {"repository": "https://r", "documentation": "https://d"}}),
             json!({"resources": [{"name": "raw", "link": "https://l"}]}),
+            json!({"channel": "regular"}),
+            json!({"customStateCheck": [{"jsonPath": "status.x", "value": "y", "mappedState": "Ready"}]}),
         ] {
             assert_eq!(id(same.clone()), plain, "{same}");
         }

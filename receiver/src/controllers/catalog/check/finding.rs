@@ -97,6 +97,8 @@ pub enum Code {
     WithdrawnReplacement,
     /// The field has no effect.
     NoEffect,
+    /// The manager of a template changes.
+    ManagerEdited,
     /// The value of a visibility label counts as false.
     LabelValue,
     /// The channel of the earlier state is removed.

@@ -52,6 +52,7 @@ fn each_mistake_has_a_position_a_code_and_advice() {
         Code::TooLarge,
         Code::NotRestricted,
         Code::TemplateEdited,
+        Code::ManagerEdited,
         Code::VersionInUse,
         Code::ComponentChanged,
         Code::ComponentMismatch,
@@ -371,7 +372,6 @@ fn component_of_a_descriptor_is_that_of_the_release_meta() {
     assert_eq!(found(&[described("kyma-project.io/module/other")]), [], "there is no release meta");
 }
 
-#[test]
 /// Templates of lifecycle-manager's first form have no module and no version, but a channel.
 #[test]
 fn template_of_the_old_form_is_told_its_new_one() {
@@ -406,26 +406,33 @@ fn template_of_the_old_form_is_told_its_new_one() {
     }
 }
 
+#[test]
 fn edited_template_is_an_error() {
     let found = |before: Value, now: Value| {
         let now = format!("{}\n---\n{}", template("keda", "1.0.0", json!({})), template("keda", "1.1.0", now));
         let before = template("keda", "1.1.0", before).to_string();
         let options = CheckOptions { restricted: None, ..options() };
         let report = check(&[source("now", &now)], Some(&[source("before", &before)]), &options).unwrap();
-        let found = report.findings.into_iter().filter(|finding| finding.code == Code::TemplateEdited);
-        let found = found.inspect(|finding| assert_eq!((&*finding.file, finding.severity), ("now", Severity::Error)));
-        found.map(|finding| (finding.line, finding.path)).collect::<Vec<_>>()
+        let edits = [Code::TemplateEdited, Code::ManagerEdited];
+        let found = report.findings.into_iter().filter(|finding| edits.contains(&finding.code));
+        let found = found.inspect(|finding| assert_eq!(&*finding.file, "now"));
+        found.map(|finding| (finding.line, finding.path, finding.severity)).collect::<Vec<_>>()
     };
+    let error = |path: &str| [(3, path.to_owned(), Severity::Error)];
     let data = |replicas: u8| json!({"data": {"apiVersion": "a/v1", "kind": "Keda", "spec": {"replicas": replicas}}});
     assert_eq!(found(data(1), data(1)), []);
-    assert_eq!(found(data(1), data(2)), [(3, "spec.data".to_owned())]);
-    assert_eq!(found(data(1), json!({})), [(3, "spec.data".to_owned())]);
+    assert_eq!(found(data(1), data(2)), error("spec.data"));
+    assert_eq!(found(data(1), json!({})), error("spec.data"));
+    assert_eq!(found(json!({}), json!({"descriptor": {"x": 1}})), error("spec.descriptor"));
+    let associated = json!({"associatedResources": [{"group": "a", "version": "v1", "kind": "A"}]});
+    assert_eq!(found(json!({}), associated), error("spec.associatedResources"));
     let manager = json!({"manager": {"group": "apps", "version": "v1", "kind": "Deployment", "name": "m"}});
-    assert_eq!(found(json!({}), manager), [(3, "spec.manager".to_owned())]);
-    assert_eq!(found(json!({}), json!({"descriptor": {"x": 1}})), [(3, "spec.descriptor".to_owned())]);
+    assert_eq!(found(json!({}), manager), [(3, "spec.manager".to_owned(), Severity::Warning)], "it may be a repair");
     let info = json!({"info": {"repository": "https://r", "documentation": "https://d"},
         "resources": [{"name": "raw", "link": "https://l"}]});
     assert_eq!(found(json!({}), info), [], "it informs users only");
+    let state_check = json!([{"jsonPath": "status.x", "value": "y", "mappedState": "Ready"}]);
+    assert_eq!(found(json!({}), json!({"channel": "regular", "customStateCheck": state_check})), [], "without effect");
 }
 
 #[test]

@@ -57,6 +57,12 @@ fn check_template(object: &Object, template: &ModuleTemplate, before: &ModuleTem
         !ModuleTemplateSpec::EDITABLE.contains(&field.as_str()) && now.get(*field) != before.get(*field)
     };
     for field in fields.into_iter().filter(is_changed) {
+        if field == ModuleTemplateSpec::REPAIRABLE {
+            let message = "every runtime with this version looks for its manager anew".to_owned();
+            let finding = object.finding(&[Key("spec"), Key(field)], Code::ManagerEdited, message);
+            findings.push(finding.suggest("make sure that the new one names a workload of this version"));
+            continue;
+        }
         let message = format!("{field} of a template never changes: its version is installed with the former one");
         let finding = object.finding(&[Key("spec"), Key(field)], Code::TemplateEdited, message);
         findings.push(finding.suggest("restore it, and publish another version with the change"));
