@@ -359,9 +359,11 @@ pub(super) const ALERTS: &[Alert] = &[
         pending: "15m",
         severity: "warning",
         summary: "An image pull secret for runtimes is missing or invalid",
-        meaning: "Runtimes keep the last valid one.",
-        checks: "The Secrets that `--agent-image-pull-secret` and `--skr-image-pull-secret` name.",
-        remedy: "Restore the Secret; it must have the type `kubernetes.io/dockerconfigjson`.",
+        meaning: "Runtimes keep the copy of a Secret that is missing. A Secret of another type or without its key is copied, but \
+                  kubelets pull no image with it.",
+        checks: "The Secrets that `--agent-image-pull-secret` and `--skr-image-pull-secret` name; the log of the receiver and the \
+                 condition `SKRImagePullSecretSync` say what is wrong.",
+        remedy: "Restore the Secret, with the type `kubernetes.io/dockerconfigjson` or `kubernetes.io/dockercfg`.",
     },
     Alert {
         name: "TidewatchMaintenanceWindowsRefused",
@@ -375,8 +377,6 @@ pub(super) const ALERTS: &[Alert] = &[
         remedy: "Correct the file; it is read again within seconds. See [maintenance windows](maintenance-windows.md).",
     },
     Alert {
-        name: "TidewatchMaintenanceWindowUnknown",
-    Alert {
         name: "TidewatchMaintenanceWindowsPartlyRead",
         expression: "max(tidewatch_maintenance_window_policy_mistakes) > 0",
         pending: "5m",
@@ -387,6 +387,8 @@ pub(super) const ALERTS: &[Alert] = &[
         checks: "The Event `MaintenanceWindowsPartlyRead` on the receiver's Lease and its log name the places.",
         remedy: "Correct the file; it is read again within seconds. See [maintenance windows](maintenance-windows.md#mistakes).",
     },
+    Alert {
+        name: "TidewatchMaintenanceWindowUnknown",
         expression: "max(tidewatch_maintenance_window_kymas{state=\"unknown\"}) > 0",
         pending: "15m",
         severity: "warning",

@@ -419,7 +419,7 @@ impl Builder<'_> {
         let opened = UpgradeTask::open(client.clone(), &config.namespace, &settings.image, flags, dependencies).await;
         let (upgrade, handle) = opened.context("read the state of the upgrade of agents")?;
         self.tasks.push(upgrade.run(self.synced.clone()).boxed());
-        let pull_secret = settings.pull_secret.clone();
+        let pull_secret = settings.own_pull_secret().map(str::to_owned);
         let (trust, path_fleet) = (tls_state.trust(), fleet.clone());
         let trust = Box::new(move || trust.borrow().clone());
         let path = Box::new(move |key: &KymaKey| path_fleet.path(key, Instant::now()));

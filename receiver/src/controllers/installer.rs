@@ -25,7 +25,7 @@ mod watches;
 
 pub use component::Component;
 pub use error::{ComponentError, Error};
-pub use flags::{Flags, MemoryLimit, ParseMemoryLimitError, Settings};
+pub use flags::{AgentPullSecret, Flags, MemoryLimit, ParseMemoryLimitError, Settings};
 pub use metrics::Metrics;
 pub use objects::pod_selector;
 pub use state::InstallationState;

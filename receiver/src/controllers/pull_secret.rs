@@ -18,12 +18,11 @@ use crate::{
     kube::object,
 };
 
-/// Type of the Secret that kubelets accept.
-const TYPE: &str = "kubernetes.io/dockerconfigjson";
-/// Only key of the Secret.
-const KEY: &str = ".dockerconfigjson";
-/// Maximum size of the value in bytes.
-const MAX_BYTES: usize = 65_536;
+/// Types of a Secret by which kubelets pull images, each with the key that it must have.
+const PULLABLE: [(&str, &str); 2] =
+    [("kubernetes.io/dockerconfigjson", ".dockerconfigjson"), ("kubernetes.io/dockercfg", ".dockercfg")];
+/// Type of a Secret that names none.
+const OPAQUE: &str = "Opaque";
 /// Runtimes enqueued per second after a change.
 const RUNTIMES_PER_SECOND: u32 = 50;
 
@@ -43,37 +42,43 @@ impl PullSecret {
         Self(Arc::new(ArcSwapOption::from_pointee(content)))
     }
 
-    /// Takes over the Secret of KCP and returns whether the content changed. A missing or invalid Secret changes
-    /// nothing: the last valid content stays.
+    /// Takes over the Secret of KCP and returns whether the content changed. As for lifecycle-manager, the type does not
+    /// matter. A missing Secret changes nothing: the last content stays.
     fn take(&self, secret: Option<&Secret>, is_usable: &Gauge) -> bool {
-        let taken = secret.ok_or("the Secret is missing").and_then(content);
-        is_usable.set(taken.is_ok().into());
-        match taken {
-            Ok(content) => {
-                let changed = self.0.load().as_deref() != Some(&content);
-                if changed {
-                    self.0.store(Some(Arc::new(content)));
-                }
-                changed
-            }
-            Err(error) => {
-                tracing::error!(error, "Image pull secret is not usable, the last valid one stays in use");
-                false
-            }
+        let Some(secret) = secret else {
+            is_usable.set(0);
+            tracing::error!("Image pull secret does not exist, the last content stays in use");
+            return false;
+        };
+        let content = content(secret);
+        let defect = defect(&content);
+        is_usable.set(defect.is_none().into());
+        if let Some(defect) = defect {
+            tracing::error!(defect, "Kubelets cannot use the image pull secret");
         }
+        let changed = self.0.load().as_deref() != Some(&content);
+        if changed {
+            self.0.store(Some(Arc::new(content)));
+        }
+        changed
     }
 }
 
-fn content(secret: &Secret) -> Result<Value, &'static str> {
-    if secret.type_.as_deref() != Some(TYPE) {
-        return Err("the Secret is not of type kubernetes.io/dockerconfigjson");
-    }
-    let data = secret.data.as_ref().and_then(|data| data.get(KEY)).ok_or("the Secret has no key .dockerconfigjson")?;
-    if data.0.len() > MAX_BYTES {
-        return Err("the Secret is larger than 65536 bytes");
-    }
-    // Other keys are not copied to runtimes.
-    Ok(json!({"type": TYPE, "data": {KEY: data}}))
+/// Type and data of a Secret, as runtimes get them.
+fn content(secret: &Secret) -> Value {
+    let data = secret.data.clone().unwrap_or_default();
+    json!({"type": secret.type_.as_deref().filter(|kind| !kind.is_empty()).unwrap_or(OPAQUE), "data": data})
+}
+
+/// Reason for which kubelets pull no image with a Secret of this content; `None` if they do.
+pub(crate) fn defect(content: &Value) -> Option<String> {
+    let kind = content["type"].as_str().unwrap_or_default();
+    let Some((_, key)) = PULLABLE.iter().find(|(pullable, _)| *pullable == kind) else {
+        let [(json, _), (legacy, _)] = PULLABLE;
+        return Some(format!("kubelets ignore its type {kind}, only {json} and {legacy} pull images"));
+    };
+    let has_value = content["data"][*key].as_str().is_some_and(|value| !value.is_empty());
+    (!has_value).then(|| format!("kubelets need its key {key}"))
 }
 
 /// Watch on a Secret in KCP.
@@ -90,7 +95,7 @@ pub struct PullSecretWatch {
 pub struct Purpose {
     /// Work of every runtime after a change.
     pub work: WorkSet,
-    /// 1 while the Secret is usable, 0 otherwise.
+    /// 1 while kubelets can pull images with the Secret, 0 otherwise.
     pub is_usable: Gauge,
 }
 
@@ -129,24 +134,52 @@ impl PullSecretWatch {
 mod tests {
     use super::*;
 
-    fn secret(kind: &str, key: &str, bytes: usize) -> Secret {
-        let data = [(key.to_owned(), k8s_openapi::ByteString(vec![b'x'; bytes]))].into();
-        Secret { type_: Some(kind.to_owned()), data: Some(data), ..Secret::default() }
+    fn secret(kind: Option<&str>, data: &[(&str, usize)]) -> Secret {
+        let value = |(key, bytes): &(&str, usize)| ((*key).to_owned(), k8s_openapi::ByteString(vec![b'x'; *bytes]));
+        let data = data.iter().map(value).collect();
+        Secret { type_: kind.map(str::to_owned), data: Some(data), ..Secret::default() }
     }
 
     #[test]
-    fn invalid_secret_does_not_replace_the_last_valid_one() {
-        let (pull_secret, metrics) = (PullSecret::default(), Gauge::default());
-        assert!(!pull_secret.take(None, &metrics) && pull_secret.content().is_none());
-        assert!(pull_secret.take(Some(&secret(TYPE, KEY, 3)), &metrics));
+    fn missing_secret_does_not_replace_the_last_content() {
+        let pull_secret = PullSecret::default();
+        let gauge = Gauge::default();
+        let [(kind, key), _] = PULLABLE;
+        assert!(!pull_secret.take(None, &gauge) && pull_secret.content().is_none());
+        assert!(pull_secret.take(Some(&secret(Some(kind), &[(key, 3)])), &gauge));
         let first = pull_secret.content().unwrap();
-        assert_eq!(*first, json!({"type": TYPE, "data": {KEY: "eHh4"}}));
-        assert!(!pull_secret.take(Some(&secret(TYPE, KEY, 3)), &metrics), "unchanged content");
-        for bad in [secret("Opaque", KEY, 3), secret(TYPE, "auth", 3), secret(TYPE, KEY, MAX_BYTES + 1)] {
-            assert!(!pull_secret.take(Some(&bad), &metrics));
+        assert_eq!(*first, json!({"type": kind, "data": {key: "eHh4"}}));
+        assert!(!pull_secret.take(Some(&secret(Some(kind), &[(key, 3)])), &gauge), "unchanged content");
+        assert!(!pull_secret.take(None, &gauge));
+        assert_eq!((pull_secret.content(), gauge.get()), (Some(first), 0));
+        assert!(pull_secret.take(Some(&secret(Some(kind), &[(key, 4)])), &gauge));
+        assert_eq!(gauge.get(), 1);
+    }
+
+    #[test]
+    fn secret_of_every_type_is_taken_over_and_its_defect_named() {
+        let ignored = |kind: &str| {
+            let pullable = "kubernetes.io/dockerconfigjson and kubernetes.io/dockercfg pull images";
+            Some(format!("kubelets ignore its type {kind}, only {pullable}"))
+        };
+        let needs = |key: &str| Some(format!("kubelets need its key {key}"));
+        for (kind, data, taken, defect) in [
+            (Some("kubernetes.io/dockerconfigjson"), &[(".dockerconfigjson", 100_000), ("note", 1)][..], None, None),
+            (Some("kubernetes.io/dockercfg"), &[(".dockercfg", 3)], None, None),
+            (Some("kubernetes.io/dockerconfigjson"), &[(".dockerconfigjson", 0)], None, needs(".dockerconfigjson")),
+            (Some("kubernetes.io/dockercfg"), &[(".dockerconfigjson", 3)], None, needs(".dockercfg")),
+            (Some("Opaque"), &[(".dockerconfigjson", 3)], None, ignored("Opaque")),
+            (Some("example.com/auth"), &[("user", 3)], None, ignored("example.com/auth")),
+            (Some(""), &[], Some("Opaque"), ignored("Opaque")),
+            (None, &[], Some("Opaque"), ignored("Opaque")),
+        ] {
+            let pull_secret = PullSecret::default();
+            let gauge = Gauge::default();
+            assert!(pull_secret.take(Some(&secret(kind, data)), &gauge), "{kind:?}");
+            let content = pull_secret.content().unwrap();
+            assert_eq!(content["type"].as_str(), taken.or(kind), "{kind:?}");
+            assert_eq!(content["data"].as_object().unwrap().len(), data.len(), "{kind:?}");
+            assert_eq!((super::defect(&content), gauge.get()), (defect.clone(), defect.is_none().into()), "{kind:?}");
         }
-        assert!(!pull_secret.take(None, &metrics));
-        assert_eq!(pull_secret.content(), Some(first));
-        assert!(pull_secret.take(Some(&secret(TYPE, KEY, 4)), &metrics));
     }
 }

@@ -213,7 +213,7 @@ async fn the_admission_policies_refuse_invalid_catalogs() -> TestResult {
     let old = until("the CRDs to be served", async || Ok(Some(templates.create(&PostParams::default(), &old).await?)))
         .await?;
     let enforced = enforce(&client, |_| true).await?;
-    assert_eq!(enforced, 10, "five policies and their bindings");
+    assert_eq!(enforced, 12, "six policies and their bindings");
     let template = |module: &str, version: &str| json!({"moduleName": module, "version": version, "descriptor": {}});
     let (mt, mrm) = (Kind::Template, Kind::ReleaseMeta);
     until("the policies to take effect", async || {

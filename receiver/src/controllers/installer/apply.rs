@@ -150,7 +150,7 @@ impl<'a> InstallRun<'a> {
             for (component, kind, name) in OBSOLETE {
                 self.delete_obsolete(component, kind, name).await;
             }
-            if !self.desired.has_pull_secret {
+            if !self.desired.names_pull_secret_copy {
                 self.delete_obsolete(Component::PullSecret, SECRETS, AGENT_PULL_SECRET).await;
             }
             self.installed.obsolete_removed = self.report.failures.len() == failures;

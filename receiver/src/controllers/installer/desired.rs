@@ -8,7 +8,7 @@ use std::{
 use serde_json::Value;
 use tidewatch_shared::{
     identity::RuntimeId,
-    names::{RUNTIME_ID_KEY, annotation},
+    names::{AGENT_PULL_SECRET, RUNTIME_ID_KEY, annotation},
     plan::Plan,
 };
 
@@ -23,8 +23,8 @@ pub(super) struct DesiredObjects {
     /// In order of creation.
     pub(super) objects: Vec<DesiredObject>,
     pub(super) compat_webhooks: bool,
-    /// Set if a pull secret is configured.
-    pub(super) has_pull_secret: bool,
+    /// The Deployment names the Secret with the name of the agent's copy.
+    pub(super) names_pull_secret_copy: bool,
 }
 
 /// Values that differ between runtimes of one plan.
@@ -63,7 +63,10 @@ impl DesiredObjects {
             trust: trust.revision().to_owned(),
             pull_secret: pull_secret.cloned(),
             compat_webhooks: settings.compat_webhooks,
-            has_pull_secret: settings.pull_secret.is_some(),
+            names_pull_secret_copy: settings
+                .pull_secret
+                .as_ref()
+                .is_some_and(|secret| secret.name_in_runtime() == AGENT_PULL_SECRET),
         }
     }
 

@@ -4,7 +4,10 @@ use std::{fmt, str::FromStr};
 
 use clap::Args;
 use thiserror::Error;
-use tidewatch_shared::{identity::TrustDomain, names::AGENT_MEMORY_MIB};
+use tidewatch_shared::{
+    identity::TrustDomain,
+    names::{AGENT_MEMORY_MIB, AGENT_PULL_SECRET},
+};
 
 use super::{PublicUrl, upgrade};
 use crate::base::flags::object_name;
@@ -31,8 +34,8 @@ pub struct Flags {
     #[arg(long, env = "TIDEWATCH_AGENT_MEMORY_LIMIT", default_value = "64Mi")]
     pub agent_memory_limit: MemoryLimit,
 
-    /// Name of the agents' image pull secret, of type kubernetes.io/dockerconfigjson in the receiver's namespace, which
-    /// is copied to every runtime; defaults to --skr-image-pull-secret
+    /// Name of the agents' image pull secret in the receiver's namespace, which is copied to every runtime; defaults to
+    /// --skr-image-pull-secret
     #[arg(long, env = "TIDEWATCH_AGENT_IMAGE_PULL_SECRET", value_parser = object_name)]
     pub agent_image_pull_secret: Option<String>,
 
@@ -60,8 +63,8 @@ pub struct Settings {
     pub enrolment: PublicUrl,
     /// Memory limit of the agent's container.
     pub memory: MemoryLimit,
-    /// Name of the image pull secret in KCP.
-    pub pull_secret: Option<String>,
+    /// Image pull secret of the agent's Deployment.
+    pub pull_secret: Option<AgentPullSecret>,
     /// Ports of the runtimes' API servers.
     pub api_server_ports: Vec<u16>,
     /// Keeps the incumbent's webhook configuration, empty.
@@ -70,12 +73,50 @@ pub struct Settings {
     pub trust_domain: TrustDomain,
 }
 
+/// Image pull secret of the agent's Deployment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AgentPullSecret {
+    /// That of the modules, whose copy in each runtime has the name of the Secret in KCP.
+    OfModules(String),
+    /// One for the agent alone, with its name in KCP. Its copy in each runtime is named `tidewatch-agent-pull`.
+    Own(String),
+}
+
+impl AgentPullSecret {
+    /// Name of the Secret in a runtime.
+    pub(super) fn name_in_runtime(&self) -> &str {
+        match self {
+            Self::OfModules(name) => name,
+            Self::Own(_) => AGENT_PULL_SECRET,
+        }
+    }
+
+    /// Name in KCP of the Secret that is copied for the agent alone.
+    #[must_use]
+    pub fn own(&self) -> Option<&str> {
+        match self {
+            Self::OfModules(_) => None,
+            Self::Own(name) => Some(name),
+        }
+    }
+}
+
 impl Settings {
-    /// Uses the image pull secret of the modules, unless the agents have their own.
+    /// Uses the image pull secret of the modules, unless the agents have another one.
     #[must_use]
     pub fn with_modules_pull_secret(mut self, of_modules: Option<&String>) -> Self {
-        self.pull_secret = self.pull_secret.or_else(|| of_modules.cloned());
+        if let Some(of_modules) = of_modules
+            && self.own_pull_secret().is_none_or(|own| own == of_modules)
+        {
+            self.pull_secret = Some(AgentPullSecret::OfModules(of_modules.clone()));
+        }
         self
+    }
+
+    /// Name in KCP of the Secret that is copied for the agent alone.
+    #[must_use]
+    pub fn own_pull_secret(&self) -> Option<&str> {
+        self.pull_secret.as_ref().and_then(AgentPullSecret::own)
     }
 }
 
@@ -88,7 +129,7 @@ impl Flags {
             receiver: self.receiver_url.clone()?,
             enrolment: self.enrolment_url.clone()?,
             memory: self.agent_memory_limit,
-            pull_secret: self.agent_image_pull_secret.clone(),
+            pull_secret: self.agent_image_pull_secret.clone().map(AgentPullSecret::Own),
             api_server_ports: self.agent_api_server_ports.clone(),
             compat_webhooks: self.compat_webhook_configuration,
             trust_domain: trust_domain.clone(),
@@ -166,16 +207,18 @@ mod tests {
             parse(&[&urls[..], &["--agent-image", "r/agent:1"]].concat()).unwrap().settings(&domain).unwrap();
         assert_eq!((settings.image.as_str(), settings.enrolment.port()), ("r/agent:1", 2));
         assert_eq!((settings.memory.to_string().as_str(), settings.api_server_ports), ("64Mi", vec![443, 6443]));
-        let (own, modules) = (["--agent-image-pull-secret", "own"], "modules".to_owned());
+        let modules = "modules".to_owned();
+        let of = |name: &'static str| ["--agent-image-pull-secret", name];
         for (own, of_modules, used) in [
             (&[][..], None, None),
-            (&[], Some(&modules), Some("modules")),
-            (&own, Some(&modules), Some("own")),
-            (&own, None, Some("own")),
+            (&[], Some(&modules), Some(AgentPullSecret::OfModules(modules.clone()))),
+            (&of("modules"), Some(&modules), Some(AgentPullSecret::OfModules(modules.clone()))),
+            (&of("own"), Some(&modules), Some(AgentPullSecret::Own("own".to_owned()))),
+            (&of("own"), None, Some(AgentPullSecret::Own("own".to_owned()))),
         ] {
             let flags = parse(&[&urls[..], &["--agent-image", "r/agent:1"], own].concat()).unwrap();
             let settings = flags.settings(&domain).unwrap().with_modules_pull_secret(of_modules);
-            assert_eq!(settings.pull_secret.as_deref(), used);
+            assert_eq!(settings.pull_secret, used);
         }
         for bad in [["--agent-image", "a b"], ["--agent-image-pull-secret", "A"], ["--agent-api-server-ports", "0"]] {
             assert!(parse(&[&urls[..], &bad].concat()).is_err(), "{bad:?}");

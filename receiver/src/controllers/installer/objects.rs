@@ -7,8 +7,8 @@ use strum::VariantArray as _;
 use tidewatch_shared::{
     identity::TrustDomain,
     names::{
-        AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_OBJECT, AGENT_PRIORITY_CLASS, AGENT_PULL_SECRET, ENROLMENT_URL_KEY,
-        PLAN_KEY, RECEIVER_URL_KEY, SKR_NAMESPACE, TRUST_BUNDLE_KEY, label,
+        AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_OBJECT, AGENT_PRIORITY_CLASS, ENROLMENT_URL_KEY, PLAN_KEY,
+        RECEIVER_URL_KEY, SKR_NAMESPACE, TRUST_BUNDLE_KEY, label,
     },
     plan::Plan,
 };
@@ -35,7 +35,7 @@ const SERVICE_ACCOUNT_TOKEN_SECONDS: u32 = 3_607;
 const ENROLMENT_TOKEN_SECONDS: u32 = 3_600;
 
 /// Builds every wanted object in order. The ConfigMap lacks the runtime id, the only difference between runtimes of one
-/// plan and image. `pull_secret` contains type and data of the image pull secret.
+/// plan and image. `pull_secret` contains type and data of the image pull secret of the agent alone.
 pub(super) fn objects(
     settings: &Settings,
     plan: &Plan,
@@ -188,8 +188,8 @@ fn pod(settings: &Settings) -> Value {
         "containers": [container(settings)],
         "volumes": [service_account_volume(), enrolment_token_volume(&settings.trust_domain)],
     });
-    if settings.pull_secret.is_some() {
-        pod["imagePullSecrets"] = json!([{ "name": AGENT_PULL_SECRET }]);
+    if let Some(pull_secret) = &settings.pull_secret {
+        pod["imagePullSecrets"] = json!([{ "name": pull_secret.name_in_runtime() }]);
     }
     pod
 }
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
     use crate::{
         controllers::{
-            installer::{desired::tests::settings, watches},
+            installer::{AgentPullSecret, desired::tests::settings, watches},
             watcher,
         },
         pki::{CA_VALIDITY, Ca},
@@ -261,7 +261,7 @@ mod tests {
 
     fn all_objects(settings: &Settings) -> Vec<(Component, Value)> {
         let (plan, ..) = watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(watches(), &[]);
-        let pull_secret = settings.pull_secret.is_some().then(|| json!({"type": "t", "data": {"k": "v"}}));
+        let pull_secret = settings.own_pull_secret().map(|_| json!({"type": "t", "data": {"k": "v"}}));
         objects(
             settings,
             &plan,
@@ -293,13 +293,18 @@ mod tests {
 
     #[test]
     fn pull_secret_is_referenced_where_configured() {
-        let pull_secret = Settings { pull_secret: Some("pull".into()), ..settings() };
-        assert_eq!(
-            object_of(&pull_secret, Component::Deployment)["spec"]["template"]["spec"]["imagePullSecrets"],
-            json!([{"name": "tidewatch-agent-pull"}])
-        );
-        let secret = object_of(&pull_secret, Component::PullSecret);
+        let with = |pull_secret| Settings { pull_secret: Some(pull_secret), ..settings() };
+        let named = |settings: &Settings| {
+            let pod = object_of(settings, Component::Deployment)["spec"]["template"]["spec"].take();
+            pod["imagePullSecrets"].clone()
+        };
+        let own = with(AgentPullSecret::Own("pull".into()));
+        assert_eq!(named(&own), json!([{"name": "tidewatch-agent-pull"}]));
+        let secret = object_of(&own, Component::PullSecret);
         assert_eq!((&secret["type"], &secret["data"]), (&json!("t"), &json!({"k": "v"})));
+        let of_modules = with(AgentPullSecret::OfModules("pull".into()));
+        assert_eq!(named(&of_modules), json!([{"name": "pull"}]), "the Secret itself, as lifecycle-manager has it");
+        assert!(all_objects(&of_modules).iter().all(|(component, _)| *component != Component::PullSecret), "no copy");
     }
 
     #[test]

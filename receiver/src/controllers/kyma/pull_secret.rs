@@ -12,7 +12,10 @@ use tidewatch_shared::names::{SKR_NAMESPACE, field_manager, label};
 
 use super::{Error, error};
 use crate::{
-    controllers::{pull_secret::PullSecret, status::Observation},
+    controllers::{
+        pull_secret::{PullSecret, defect},
+        status::Observation,
+    },
     kube::object::{self, Ownership, Shape, Target, WriteBudget},
 };
 
@@ -29,20 +32,20 @@ pub struct ModulePullSecret {
 const SHAPE: Shape = Shape { immutable: &["/type", "/immutable"], ..Shape::new(Ownership::Parts(&["/data"])) };
 
 impl ModulePullSecret {
-    /// The content to copy; `None` before KCP has a usable Secret.
+    /// The content to copy; `None` before KCP has the Secret.
     pub(super) fn content(&self) -> Option<Arc<Value>> {
         self.secret.content()
     }
 
-    /// The condition after the copy was applied, or put off as contested.
+    /// The condition after the copy was applied, or put off as contested. A copy that kubelets cannot use is current all the
+    /// same, as for lifecycle-manager: modules may read it.
     pub(super) fn observation(&self, contested: &[Error]) -> Observation {
         match contested.iter().find(|error| error.is_of_pull_secret()) {
             Some(error) => Err(error.line()),
-            None if self.content().is_none() => Err(format!(
-                "the control plane has no usable Secret {} of type kubernetes.io/dockerconfigjson",
-                self.name
-            )),
-            None => Ok(None),
+            None => match self.content() {
+                None => Err(format!("the control plane has no Secret {}", self.name)),
+                Some(content) => Ok(defect(&content)),
+            },
         }
     }
 

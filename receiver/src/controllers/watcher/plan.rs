@@ -274,6 +274,11 @@ mod tests {
             ("team=a,x/y=", Field::Status, &BTreeSet::from([Work::Kyma]))
         );
 
+        for none in [json!(null), json!({})] {
+            let all = watcher("w", |watcher| watcher["spec"]["labelsToWatch"] = none);
+            assert_eq!(planned(&[all]).0.watches().last().unwrap().label_selector, "");
+        }
+
         let by_label = watcher("w", |watcher| {
             watcher["spec"].as_object_mut().unwrap().remove("manager");
             watcher["metadata"]["labels"] = json!({"operator.kyma-project.io/managed-by": "lifecycle-manager"});
@@ -330,6 +335,7 @@ mod tests {
             ("no resource", watcher("bad", spec("/resourceToWatch/resource", json!("")))),
             ("no version", watcher("bad", spec("/resourceToWatch/version", json!("")))),
             ("label", watcher("bad", spec("/labelsToWatch", json!({"a": "b,c!=d"})))),
+            ("label prefix", watcher("bad", spec("/labelsToWatch", json!({"example..com/a": "b"})))),
             ("name", watcher(&"n".repeat(250), |_| ())),
         ] {
             let name = bad.name_any();

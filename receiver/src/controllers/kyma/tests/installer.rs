@@ -59,10 +59,13 @@ impl Bed {
         struct Line {
             #[command(flatten)]
             flags: installer::Flags,
+            #[arg(long)]
+            skr_image_pull_secret: Option<String>,
         }
         let line = ["x", "--agent-image", "i:1", "--receiver-url", "https://k:1", "--enrolment-url", "https://k:2"];
         let line = <Line as clap::Parser>::parse_from(line.iter().chain(flags));
         let settings = line.flags.settings(&"kyma.local".parse().unwrap()).unwrap();
+        let settings = settings.with_modules_pull_secret(line.skr_image_pull_secret.as_ref());
         let roots = Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle();
         let trust = Arc::new(Trust { agents: roots.clone(), clients: roots, issuer: None });
         let (trusted, path) = (Box::new(move || trust.clone()), Box::new(move |_: &KymaKey| Some(path())));
@@ -815,6 +818,41 @@ async fn unready_agent_is_explained_by_its_deployment_and_event_path() {
     bed.install(Drift::None).await;
     assert_eq!(bed.webhook().1, "PathNotProven");
     assert!(words(&bed).ends_with("is not proven since 2026-01-01T00:00:00Z"), "{}", words(&bed));
+}
+
+/// lifecycle-manager's Deployment names the Secret of the modules; former releases named a copy of it.
+#[tokio::test]
+async fn copy_of_the_pull_secret_goes_when_the_deployment_names_that_of_the_modules() {
+    const COPY: &str = "secrets/tidewatch-agent-pull";
+    let named = |bed: &Bed| {
+        let pod = bed.runtime.object(DEPLOYMENT).unwrap()["spec"]["template"]["spec"].take();
+        pod["imagePullSecrets"][0]["name"].clone()
+    };
+    let mut before = Bed::installing_with(PathState::Proven, &["--agent-image-pull-secret", "pull"]);
+    let content = json!({"type": "kubernetes.io/dockerconfigjson", "data": {".dockerconfigjson": "YQ=="}});
+    before.ctx.installer.as_mut().unwrap().pull_secret = PullSecret::fixed(content);
+    assert!(before.reconcile(WorkSet::RUNTIME, Drift::None).await.failed.is_empty());
+    assert_eq!((named(&before), before.runtime.object(COPY).is_some()), (json!("tidewatch-agent-pull"), true));
+
+    let flags = ["--skr-image-pull-secret", "pull"];
+    let mut bed = Bed::installing_with(PathState::Proven, &flags).succeeding(&before);
+    bed.forget_calls();
+    assert!(bed.reconcile(WorkSet::RUNTIME, Drift::None).await.failed.is_empty());
+    assert_eq!((named(&bed), bed.runtime.object(COPY)), (json!("pull"), None));
+    let writes = bed.runtime.writes();
+    let position = |name: &str| writes.iter().position(|call| call.contains(name)).unwrap();
+    assert!(position(DEPLOYMENT) < position(COPY), "the Deployment names it no longer: {writes:?}");
+
+    // A Secret of the modules that has the name of the copy stays.
+    let content = json!({"type": "kubernetes.io/dockerconfigjson", "data": {".dockerconfigjson": "YQ=="}});
+    let flags = ["--skr-image-pull-secret", "tidewatch-agent-pull"];
+    let mut bed = Bed::installing_with(PathState::Proven, &flags).succeeding(&bed);
+    bed.ctx.pull_secret =
+        Some(ModulePullSecret { name: "tidewatch-agent-pull".into(), secret: PullSecret::fixed(content) });
+    for _ in 0..2 {
+        assert!(bed.reconcile(WorkSet::RUNTIME, Drift::All).await.failed.is_empty());
+        assert!(bed.runtime.object(COPY).is_some());
+    }
 }
 
 #[tokio::test]

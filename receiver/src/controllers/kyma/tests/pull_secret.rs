@@ -48,7 +48,7 @@ async fn condition_reports_whether_the_copy_is_current() {
     assert_eq!(shown(&bed), None, "without a secret");
     bed.ctx.pull_secret = Some(ModulePullSecret { name: "pull".into(), secret: PullSecret::default() });
     bed.kyma().await;
-    let missing = "the control plane has no usable Secret pull of type kubernetes.io/dockerconfigjson";
+    let missing = "the control plane has no Secret pull";
     assert_eq!(shown(&bed), Some(["False".into(), format!("{FALSE}{missing}")]));
     assert_eq!(bed.status()["state"], "Processing");
     bed.set_pull_secret("YQ==");
@@ -70,6 +70,25 @@ async fn condition_reports_whether_the_copy_is_current() {
     bed.ctx.pull_secret = None;
     bed.kyma().await;
     assert_eq!(shown(&bed), None, "without the setting");
+}
+
+/// lifecycle-manager copies a Secret of any type. The type of a Secret is immutable.
+#[tokio::test]
+async fn secret_of_another_type_is_copied_and_the_condition_says_that_kubelets_ignore_it() {
+    let mut bed = Bed::settled().await;
+    bed.set_pull_secret("YQ==");
+    bed.kyma().await;
+    let opaque = json!({"type": "Opaque", "data": {"user": "YQ==", "password": "Yg=="}});
+    bed.ctx.pull_secret = Some(ModulePullSecret { name: "pull".into(), secret: PullSecret::fixed(opaque.clone()) });
+    bed.forget_calls();
+    bed.kyma().await;
+    let copy = bed.runtime.object("secrets/pull").unwrap();
+    assert_eq!((&copy["type"], &copy["data"]), (&opaque["type"], &opaque["data"]));
+    assert!(bed.runtime.writes().iter().any(|call| call.starts_with("DELETE")), "{:?}", bed.runtime.writes());
+    let message = "skr image pull secret is synchronized: kubelets ignore its type Opaque, only \
+                   kubernetes.io/dockerconfigjson and kubernetes.io/dockercfg pull images";
+    assert_eq!(shown(&bed), Some(["True".into(), message.into()]));
+    assert_eq!(bed.status()["state"], "Ready");
 }
 
 #[tokio::test]

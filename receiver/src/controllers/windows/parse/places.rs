@@ -73,7 +73,7 @@ pub(super) fn string<'a>(value: &'a Value, place: &str, mistakes: &mut Mistakes)
 pub(super) fn quoted(text: &str) -> String {
     let shown: String = text.chars().take(MAX_QUOTED).collect();
     let rest = if shown.len() < text.len() { "..." } else { "" };
-    format!("{:?}{rest}", shown)
+    format!("{shown:?}{rest}")
 }
 
 /// Members of an object by the format's names. As for lifecycle-manager, case does not matter, and `null` means absence.
