@@ -44,6 +44,8 @@ const RELAY: u16 = 8445;
 const REPLICAS: u8 = 3;
 /// Variables that make a receiver a replica among others; without the first one the others have no effect.
 const RELAY_VARIABLES: [&str; 3] = ["TIDEWATCH_RELAY_ADDRESS", "TIDEWATCH_RELAY_ADVERTISE", "TIDEWATCH_REPLICA_NAME"];
+/// Ports of the Services of Kyma's other managers: infrastructure-manager and cloud-manager.
+const MANAGER_PORTS: [u16; 2] = [8082, 8083];
 /// Label of the namespaces whose pods may read the metrics, by the convention of Kubebuilder.
 const METRICS_LABEL: (&str, &str) = ("metrics", "enabled");
 
@@ -166,6 +168,35 @@ pub fn single() -> Result<Vec<File>> {
     kustomization["namespace"] = json!(KCP_NAMESPACE);
     kustomization["patches"] = json!([{"path": "deployment.yaml"}, {"path": "poddisruptionbudget.yaml"}]);
     [("deployment", deployment), ("poddisruptionbudget", budget), ("kustomization", kustomization)]
+        .iter()
+        .map(|(name, value)| object(name, value))
+        .collect()
+}
+
+/// Renders the files of `deploy/overlays/istio`: a sidecar of Istio carries the requests to other managers, and nothing else, for
+/// a mesh that demands mutual TLS of them.
+///
+/// # Errors
+/// An object cannot be serialized.
+pub fn istio() -> Result<Vec<File>> {
+    let annotation = |name: &str| format!("traffic.sidecar.istio.io/{name}");
+    let annotations = json!({
+        // Agents, other replicas and the kubelet reach the receiver's own ports.
+        annotation("includeInboundPorts"): "",
+        // No address: runtimes, registries and API servers are reached directly.
+        annotation("includeOutboundIPRanges"): "",
+        // But these ports of any address.
+        annotation("includeOutboundPorts"): MANAGER_PORTS.map(|port| port.to_string()).join(","),
+        // The sidecar would answer the kubelet instead.
+        "sidecar.istio.io/rewriteAppHTTPProbers": "false",
+    });
+    let metadata = json!({"labels": {"sidecar.istio.io/inject": "true"}, "annotations": annotations});
+    let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": NAME},
+        "spec": {"template": {"metadata": metadata}}});
+    let mut kustomization = kustomization(&["../../base".to_owned()]);
+    kustomization["namespace"] = json!(KCP_NAMESPACE);
+    kustomization["patches"] = json!([{"path": "deployment.yaml"}]);
+    [("deployment", deployment), ("kustomization", kustomization)]
         .iter()
         .map(|(name, value)| object(name, value))
         .collect()

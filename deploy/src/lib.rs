@@ -27,7 +27,7 @@ use anyhow::Result;
 
 pub use self::{
     admission::admission,
-    base::{base, ca_namespace, cert_manager, single},
+    base::{base, ca_namespace, cert_manager, istio, single},
     folder::{Difference, Folder},
     page::metrics,
     reference::{custom_resources, flags},
@@ -45,6 +45,7 @@ pub fn generated() -> Result<Vec<(Folder, Vec<File>)>> {
         (Folder::within("base"), base()?),
         (Folder::within("overlays/ca-namespace"), ca_namespace()?),
         (Folder::within("overlays/cert-manager"), cert_manager()?),
+        (Folder::within("overlays/istio"), istio()?),
         (Folder::within("overlays/single"), single()?),
         (Folder { shared: true, ..Folder::within("../docs/reference") }, vec![metrics(), flags(), custom_resources()]),
         (Folder { shared: true, ..Folder::within("../docs/operations") }, vec![alerts::page()]),

@@ -143,6 +143,21 @@ fn the_installation_contains_the_leases_that_the_receiver_may_write() {
 }
 
 #[test]
+fn a_sidecar_carries_the_requests_to_other_managers_alone() {
+    let patch = read(&istio().unwrap(), "deployment");
+    let pod = &patch["spec"]["template"];
+    assert_eq!(pod["metadata"]["labels"], json!({"sidecar.istio.io/inject": "true"}));
+    let traffic = |name: &str| pod["metadata"]["annotations"][format!("traffic.sidecar.istio.io/{name}")].as_str();
+    assert_eq!((traffic("includeInboundPorts"), traffic("includeOutboundIPRanges")), (Some(""), Some("")));
+    let carried: Vec<u16> =
+        traffic("includeOutboundPorts").unwrap().split(',').map(|port| port.parse().unwrap()).collect();
+    // Not those of API servers, registries and other replicas.
+    assert!([443, 6443, RELAY].iter().all(|port| !carried.contains(port)), "{carried:?}");
+    assert_eq!(carried, MANAGER_PORTS);
+    assert!(pod["spec"].is_null(), "the pod stays as in the base");
+}
+
+#[test]
 fn one_replica_is_a_receiver_without_a_relay_and_without_a_disruption_budget() {
     let (base, overlay) = (base().unwrap(), single().unwrap());
     let (mut variables, patch) = (variables(&base), read(&overlay, "deployment"));

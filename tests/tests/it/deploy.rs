@@ -74,6 +74,7 @@ async fn an_api_server_accepts_all_manifests() {
         ("base", &installed[..]),
         ("overlays/ca-namespace", &installed),
         ("overlays/cert-manager", &installed),
+        ("overlays/istio", &installed),
         ("overlays/single", &SINGLE),
         ("admission", &REFUSING),
     ] {
@@ -108,6 +109,22 @@ async fn the_overlay_adds_the_issuer_and_its_rights() {
     for rules in [rights::rules(), rights::cert_manager_rules()] {
         assert!(granted.contains(&serde_json::to_value(&rules).unwrap()), "{rules:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_overlay_of_the_mesh_adds_metadata_of_the_pod_alone() {
+    let [mut base, mut meshed] = [render("base").await, render("overlays/istio").await];
+    let metadata = |objects: &mut [DynamicObject]| {
+        let deployment = objects.iter_mut().find(|object| kind(object) == "Deployment").unwrap();
+        deployment.data["spec"]["template"]["metadata"].take()
+    };
+    let (before, now) = (metadata(&mut base), metadata(&mut meshed));
+    assert_eq!(meshed, base);
+    for (label, value) in before["labels"].as_object().unwrap() {
+        assert_eq!(now["labels"][label], *value, "the selector still finds the pod");
+    }
+    assert_eq!(now["labels"]["sidecar.istio.io/inject"], "true");
+    assert_eq!(now["annotations"]["traffic.sidecar.istio.io/includeInboundPorts"], "");
 }
 
 #[tokio::test(flavor = "multi_thread")]
