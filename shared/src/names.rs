@@ -154,7 +154,9 @@ pub mod annotation {
     pub const ADOPT: &str = "operator.kyma-project.io/adopt";
     /// On the KCP Kyma, the domain of the runtime; its first label is the shoot in the incumbent's metrics.
     pub const SKR_DOMAIN: &str = "skr-domain";
-    /// On the KCP Kyma, the last accepted spec of the runtime's Kyma, as JSON (Tidewatch).
+    /// Prefix of the annotations of a Kyma that pin the version of a module, before the name of the module (Tidewatch).
+    pub const PINNED_VERSION: &str = "version.operator.kyma-project.io/";
+    /// On the KCP Kyma, the last accepted spec of the runtime's Kyma with its pins, as JSON (Tidewatch).
     pub const ACCEPTED_SPEC: &str = "operator.kyma-project.io/tidewatch-accepted-spec";
     /// Identifies a reset of the modules that was requested in KCP: on the KCP Kyma until it is done, and on the Kyma in
     /// the runtime from then on, so that an interrupted reset is not done twice (Tidewatch).

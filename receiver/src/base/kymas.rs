@@ -1,8 +1,10 @@
 //! Forms in which the cache has Kymas: the whole object, or its facts.
 
 mod facts;
+pub mod pins;
 mod reduced;
 mod selection;
+mod user_selection;
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -11,8 +13,10 @@ use tidewatch_shared::api::Kyma;
 
 pub use self::{
     facts::KymaFacts,
+    pins::Pins,
     reduced::{ReducedKyma, RestDigest},
     selection::{ModuleSelection, SelectedVersion},
+    user_selection::UserSelection,
 };
 use super::key::KymaKey;
 
