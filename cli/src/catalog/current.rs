@@ -1,9 +1,14 @@
-//! The current catalog in KCP in the form of a file, with the Kymas that select a fixed version.
+//! The current catalog in KCP in the form of a file, with the Kymas that pin a version.
+
+use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
-use tidewatch_receiver::controllers::catalog::check::Source;
+use tidewatch_receiver::{
+    base::kymas::{ModuleSelection, pins},
+    controllers::catalog::check::Source,
+};
 use tidewatch_shared::{
     api::Kyma,
     names::{GROUP, VERSION, annotation},
@@ -21,22 +26,18 @@ pub(super) async fn read(live: &LiveFlags) -> Result<Source> {
     let kymas = live.all::<Kyma>(&client).await.context("list the Kymas")?;
     let templates = objects.templates.iter().map(|template| serde_json::to_string(&**template));
     let metas = objects.release_metas.iter().map(|meta| serde_json::to_string(&**meta));
-    let kymas = kymas.iter().filter_map(|kyma| with_fixed_versions(kyma)).map(|kyma| Ok(kyma.to_string()));
+    let kymas = kymas.iter().filter_map(|kyma| with_pins(kyma)).map(|kyma| Ok(kyma.to_string()));
     let documents: Vec<_> = templates.chain(metas).chain(kymas).collect::<serde_json::Result<_>>()?;
     Ok(Source { name: NAME.into(), text: documents.join("\n---\n") })
 }
 
-/// The part of a Kyma that selects modules; `None` if it selects no version.
-fn with_fixed_versions(kyma: &Kyma) -> Option<Value> {
-    let accepted = kyma.annotations().get(annotation::ACCEPTED_SPEC);
-    let modules = kyma.spec.modules();
-    let is_fixed = accepted.is_some_and(|spec| spec.contains("\"version\""))
-        || modules.iter().any(|module| module.version.is_some());
-    let annotations = accepted.map(|spec| json!({annotation::ACCEPTED_SPEC: spec}));
-    is_fixed.then(|| {
-        json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Kyma",
-            "metadata": {"name": kyma.name_any(), "annotations": annotations}, "spec": {"modules": modules}})
-    })
+/// The part of a Kyma that selects modules; `None` if it pins no version of one.
+fn with_pins(kyma: &Kyma) -> Option<Value> {
+    ModuleSelection::of(kyma).pinned().next()?;
+    let selects = |key: &str| key == annotation::ACCEPTED_SPEC || pins::module_of(key).is_some();
+    let annotations: BTreeMap<_, _> = kyma.annotations().iter().filter(|(key, _)| selects(key)).collect();
+    Some(json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Kyma",
+        "metadata": {"name": kyma.name_any(), "annotations": annotations}, "spec": {"modules": kyma.spec.modules()}}))
 }
 
 #[cfg(test)]
@@ -44,17 +45,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kymas_without_a_fixed_version_are_left_out() {
-        let kyma = |modules: Value, accepted: Option<Value>| {
-            let annotations = accepted.map(|spec| json!({annotation::ACCEPTED_SPEC: spec.to_string()}));
+    fn kymas_without_a_pin_are_left_out() {
+        let kyma = |annotations: Value| {
             let kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
-                "metadata": {"name": "k", "annotations": annotations}, "spec": {"channel": "regular", "modules": modules}});
-            with_fixed_versions(&serde_json::from_value(kyma).unwrap())
+                "metadata": {"name": "k", "annotations": annotations},
+                "spec": {"channel": "regular", "modules": [{"name": "keda"}]}});
+            with_pins(&serde_json::from_value(kyma).unwrap())
         };
-        let (fixed, follows) = (json!([{"name": "keda", "version": "1.0.0"}]), json!([{"name": "keda"}]));
-        assert_eq!(kyma(follows.clone(), None), None);
-        assert_eq!(kyma(fixed.clone(), None).unwrap()["spec"]["modules"][0]["version"], "1.0.0");
-        let accepted = kyma(follows, Some(json!({"modules": fixed}))).unwrap();
-        assert!(accepted["metadata"]["annotations"][annotation::ACCEPTED_SPEC].as_str().unwrap().contains("1.0.0"));
+        let pin = "version.operator.kyma-project.io/keda";
+        let other = "version.operator.kyma-project.io/other";
+        assert_eq!(kyma(json!({"a": "b"})), None);
+        assert_eq!(kyma(json!({other: "1.0.0"})), None, "of a module that it does not select");
+        let pinned = kyma(json!({pin: "1.0.0", "a": "b"})).unwrap();
+        assert_eq!(pinned["metadata"]["annotations"], json!({pin: "1.0.0"}));
+        assert_eq!(pinned["spec"]["modules"][0]["name"], "keda");
+        let accepted = |pins: Value| {
+            let spec = json!({"channel": "regular", "modules": [{"name": "keda"}], "pins": pins});
+            kyma(json!({annotation::ACCEPTED_SPEC: spec.to_string()}))
+        };
+        assert_eq!(accepted(json!({"other": "1.0.0"})), None);
+        let pinned = accepted(json!({"keda": "1.0.0"})).unwrap();
+        assert!(pinned["metadata"]["annotations"][annotation::ACCEPTED_SPEC].as_str().unwrap().contains("1.0.0"));
     }
 }

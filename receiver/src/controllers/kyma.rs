@@ -23,6 +23,7 @@ mod metrics;
 mod module_status;
 mod modules;
 mod pending_writes;
+mod pin;
 pub mod preview;
 mod pull_secret;
 mod remote;
@@ -71,6 +72,7 @@ use crate::{
     base::{
         error_class::ErrorClass,
         key::KymaKey,
+        kymas::UserSelection,
         labels::is_true,
         pause::Pause,
         plans::Plans,
@@ -512,7 +514,7 @@ impl Reconcile<'_> {
     /// Applies the Manifests of the mandatory modules, and those that the runtime cluster's Kyma selects.
     async fn modules(&mut self) -> Result<(), Error> {
         let Some((_, runtime)) = &self.runtime else { return Ok(()) };
-        let selection = validate(&runtime.spec);
+        let selection = validate(&UserSelection::of(runtime), self.kyma.annotations());
         let (catalog, owned) = self.owned(selection.as_ref().ok()).await?;
         self.mandatory_modules(&catalog, &owned.mandatory).await;
         match selection {

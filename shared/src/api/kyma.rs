@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     parts::{self, Condition, CustomResourcePolicy, LastOperation, Other, TrackingObject},
-    schema::{CHANNEL, VERSION},
+    schema::CHANNEL,
     state::State,
 };
 
@@ -27,8 +27,8 @@ use super::{
 )]
 #[serde(rename_all = "camelCase")]
 pub struct KymaSpec {
-    /// channel is the desired channel of the Kyma. It applies to every module that sets neither a channel nor a version
-    /// of its own.
+    /// channel is the desired channel of the Kyma. It applies to every module without a channel of its own, unless an
+    /// annotation pins the version of the module.
     #[schemars(length(min = 3, max = 32), regex(pattern = CHANNEL))]
     pub channel: String,
     /// modules is the list of modules to install. Each name occurs at most once.
@@ -61,14 +61,10 @@ pub struct Module {
     /// name of the module, equal to the name of its ModuleReleaseMeta.
     pub name: String,
     /// channel selects the channel that the version of the module is resolved from. Defaults to the channel of the
-    /// Kyma. Mutually exclusive with version.
+    /// Kyma.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 3, max = 32), regex(pattern = CHANNEL))]
     pub channel: Option<String>,
-    /// version pins the module to this version. Mutually exclusive with channel.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 32), regex(pattern = VERSION))]
-    pub version: Option<String>,
     /// controller has no effect. Accepted for compatibility.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controller: Option<String>,
@@ -103,7 +99,6 @@ impl Default for Module {
         Self {
             name: String::new(),
             channel: None,
-            version: None,
             controller: None,
             custom_resource_policy: None,
             managed: managed(),
@@ -190,7 +185,8 @@ pub struct ModuleStatus {
     /// message is a human-readable explanation of the state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// channel that the version of the module was resolved from.
+    /// channel that the version of the module was resolved from. With a pinned version, the channel that the module
+    /// would follow without the pin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub channel: Option<String>,
     /// version of the module that is installed.

@@ -15,7 +15,7 @@ use tidewatch_shared::api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, W
 
 /// All members that our CRDs have and the incumbent's lack: plural name of the kind, path of the member. None of them
 /// is required.
-const ADDITIONS: [(&str, &str); 2] = [("kymas", "spec.modules[].version"), ("modulereleasemetas", "spec.versions")];
+const ADDITIONS: [(&str, &str); 1] = [("modulereleasemetas", "spec.versions")];
 
 const SCHEMA: &str = "/versions/0/schema/openAPIV3Schema";
 

@@ -101,7 +101,8 @@ async fn a_manifest_has_exactly_the_content_of_its_template() -> TestResult {
     }
 
     // The user pins the version that is installed.
-    setup.runtime.patch_kyma(&json!({"spec": {"modules": [{"name": "keda", "version": "1.0.0"}]}})).await?;
+    let pin = json!({"metadata": {"annotations": {"version.operator.kyma-project.io/keda": "1.0.0"}}});
+    setup.runtime.patch_kyma(&pin).await?;
     until("no channel on the Manifest", async || {
         Ok((!manifests.get(&name).await?.labels().contains_key(label::CHANNEL)).then_some(()))
     })
@@ -155,9 +156,10 @@ async fn an_unresolvable_module_is_in_error_and_affects_no_other() -> TestResult
     let setup = SingleRuntime::start("unresolved", &[KEDA]).await?;
     setup.landscape.write_channels("nowhere", &[("regular", "9.9.9")]).await?;
     let modules = json!([
-        {"name": "keda"}, {"name": "unknown"}, {"name": "nowhere"}, {"name": "keda-fixed", "version": "1.0.0"},
+        {"name": "keda"}, {"name": "unknown"}, {"name": "nowhere"}, {"name": "keda-pinned"},
     ]);
-    setup.runtime.patch_kyma(&json!({"spec": {"modules": modules}})).await?;
+    let pin = json!({"version.operator.kyma-project.io/keda-pinned": "1.0.0"});
+    setup.runtime.patch_kyma(&json!({"metadata": {"annotations": pin}, "spec": {"modules": modules}})).await?;
     // The release meta may reach the receiver after the event of the change.
     let is_resolved = |status: &KymaStatus| {
         let message = module(status, "nowhere").and_then(|nowhere| nowhere.message.as_deref());
@@ -166,14 +168,14 @@ async fn an_unresolvable_module_is_in_error_and_affects_no_other() -> TestResult
     let status = setup.skr_status("all four modules", is_resolved).await?;
     assert_eq!(status.state(), State::Error);
     let names: Vec<_> = status.modules().iter().map(|module| module.name.as_str()).collect();
-    assert_eq!(names, ["keda", "keda-fixed", "nowhere", "unknown"], "sorted by name");
+    assert_eq!(names, ["keda", "keda-pinned", "nowhere", "unknown"], "sorted by name");
     // It may be ready by the time at which the others are in error.
     let is_unaffected = |state: State| matches!(state, State::Processing | State::Ready);
     assert!(module(&status, "keda").is_some_and(|keda| is_unaffected(keda.state)), "{status:?}");
     for (name, state, word) in [
         ("unknown", State::Warning, "ModuleReleaseMeta"),
         ("nowhere", State::Error, "9.9.9"),
-        ("keda-fixed", State::Warning, "ModuleReleaseMeta"),
+        ("keda-pinned", State::Warning, "ModuleReleaseMeta"),
     ] {
         let failed = module(&status, name).context("a module")?;
         let message = failed.message.as_deref().unwrap_or_default();
@@ -213,12 +215,14 @@ async fn a_kyma_with_the_skip_label_is_not_reconciled_until_the_label_is_removed
 
 #[tokio::test]
 async fn the_users_selection_survives_the_deletion_of_the_runtimes_kyma() -> TestResult {
+    const PIN: &str = "version.operator.kyma-project.io/keda";
     let setup = SingleRuntime::start("survive", &[KEDA]).await?;
-    setup.runtime.patch_kyma(&json!({"spec": {"channel": "fast", "modules": [{"name": "keda"}]}})).await?;
+    let selection = json!({"channel": "fast", "modules": [{"name": "keda"}]});
+    setup.runtime.patch_kyma(&json!({"metadata": {"annotations": {PIN: "1.0.0"}}, "spec": selection})).await?;
     setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
     until("the accepted spec in KCP", async || {
         let kyma = setup.runtime.kcp_kyma().await?.context("the Kyma")?;
-        Ok(kyma.annotations().get(annotation::ACCEPTED_SPEC).filter(|spec| spec.contains("keda")).cloned())
+        Ok(kyma.annotations().get(annotation::ACCEPTED_SPEC).filter(|spec| spec.contains("1.0.0")).cloned())
     })
     .await?;
     let before = setup.runtime.skr_kyma().await?.context("the Kyma")?;
@@ -230,7 +234,8 @@ async fn the_users_selection_survives_the_deletion_of_the_runtimes_kyma() -> Tes
     })
     .await?;
     assert_eq!((after.spec.channel.as_str(), after.spec.modules()), ("fast", before.spec.modules()));
-    setup.manifest().await?;
+    assert_eq!(after.annotations()[PIN], "1.0.0");
+    assert_eq!(setup.manifest().await?.spec.version.as_deref(), Some("1.0.0"));
     Ok(())
 }
 

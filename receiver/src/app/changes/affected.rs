@@ -51,7 +51,7 @@ impl Affected {
 
 /// Kymas that a changed release meta affects. Followers of a moved channel are reconciled after their roll-out delay.
 /// Kymas with a changed admission are reconciled at once; so are all users of the module if its other fields or its
-/// versions changed, or if the release meta was created or deleted. The channels do not affect modules with a fixed
+/// versions changed, or if the release meta was created or deleted. The channels do not affect modules with a pinned
 /// version.
 pub(super) fn release(users: &Users, now: Option<&ReleaseFingerprint>, old: Option<&ReleaseFingerprint>) -> Affected {
     let (Some(now), Some(old)) = (now, old) else { return all(users) };
@@ -131,7 +131,8 @@ mod tests {
 
     fn kyma_with(name: &str, selected: &Value) -> Arc<CachedKyma> {
         let team = if name == "fast" { "b" } else { "a" };
-        let accepted = json!({"channel": "regular", "modules": [selected]}).to_string();
+        let pins = if name == "pinned" { json!({"keda": "0.9.0"}) } else { json!({}) };
+        let accepted = json!({"channel": "regular", "modules": [selected], "pins": pins}).to_string();
         let kyma = json!({
             "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
             "metadata": {"name": name, "namespace": "kcp-system", "uid": name, "labels": {"team": team},
@@ -158,14 +159,14 @@ mod tests {
     fn users_of(module: &str) -> Users {
         let kymas = [
             kyma_with("fast", &json!({"name": "keda", "channel": "fast"})),
-            kyma_with("fixed", &json!({"name": "keda", "version": "0.9.0"})),
             kyma_with("other", &json!({"name": "warden", "channel": "fast"})),
+            kyma_with("pinned", &json!({"name": "keda", "channel": "fast"})),
             kyma_with("regular", &json!({"name": "keda"})),
             kyma_with("unresolved", &json!({"name": "keda"})),
         ];
         let manifests = [
             installed("fast", Some("fast"), "1.0.0"),
-            installed("fixed", None, "0.9.0"),
+            installed("pinned", None, "0.9.0"),
             installed("regular", Some("regular"), "1.0.0"),
         ];
         Users::among(&kymas, if module == "keda" { &manifests } else { &[] }, module)
@@ -193,7 +194,7 @@ mod tests {
     const UNCHANGED: [(&str, &str); 2] = [("fast", "1.0.0"), ("regular", "1.0.0")];
     const MOVED: [(&str, &str); 2] = [("fast", "2.0.0"), ("regular", "1.0.0")];
     /// All users of the module.
-    const ALL: [&str; 4] = ["fast", "fixed", "regular", "unresolved"];
+    const ALL: [&str; 4] = ["fast", "pinned", "regular", "unresolved"];
 
     /// Checks the Kymas to reconcile at once and those to roll out when the release meta becomes `now`.
     fn check(now: Option<&ReleaseFingerprint>, users: &[&str], followers: &[&str]) {
@@ -257,7 +258,7 @@ mod tests {
             release_with(channels, |meta| meta["spec"]["kymaSelector"] = selector)
         };
         let team = |operator: &str, teams: &[&str]| json!({"matchExpressions": [{"key": "team", "operator": operator, "values": teams}]});
-        let others = ["fixed", "regular", "unresolved"];
+        let others = ["pinned", "regular", "unresolved"];
         check(Some(&selecting(&UNCHANGED, team("In", &["a", "b"]))), &["fast"], &[]);
         check(Some(&selecting(&UNCHANGED, team("In", &["b"]))), &ALL, &[]);
         check(Some(&selecting(&UNCHANGED, team("In", &["c"]))), &others, &[]);
@@ -298,7 +299,7 @@ mod tests {
             affected.users.iter().map(|key| key.name.clone()).collect::<Vec<_>>()
         };
         assert_eq!(template("1.0.0", "1.0.0"), ["fast", "regular", "unresolved"]);
-        assert_eq!(template("0.9.0", "1.0.0"), ["fixed", "unresolved"]);
+        assert_eq!(template("0.9.0", "1.0.0"), ["pinned", "unresolved"]);
         assert_eq!(template("3.0.0", "1.0.0"), ["unresolved"]);
         assert_eq!(template("3.0.0", "3.0.0"), ["fast", "unresolved"], "the channel moved before its template came");
     }
@@ -309,7 +310,7 @@ mod tests {
     fn reduced_kymas_are_affected_as_whole_ones() {
         let kymas = users_of("keda").all.into_iter().map(|user| user.kyma).collect::<Vec<_>>();
         let reduced: Vec<_> = kymas.iter().map(|kyma| Arc::new(CachedKyma::reduced(kyma.whole().unwrap()))).collect();
-        let manifests = [installed("fast", Some("fast"), "1.0.0"), installed("fixed", None, "0.9.0")];
+        let manifests = [installed("fast", Some("fast"), "1.0.0"), installed("pinned", None, "0.9.0")];
         let (old, now) = (release_with(&UNCHANGED, |_| ()), release_with(&MOVED, |_| ()));
         let selecting = release_with(&UNCHANGED, |meta| meta["spec"]["kymaSelector"] = json!({}));
         let affected = |kymas: &[Arc<CachedKyma>]| {

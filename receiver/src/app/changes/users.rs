@@ -17,7 +17,7 @@ use crate::base::{
 /// Installed version of a module, according to its Manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Installed {
-    /// Channel that the version came from; `None` for a fixed version.
+    /// Channel that the version came from; `None` for a pinned version.
     channel: Option<String>,
     version: Option<String>,
 }
@@ -27,7 +27,7 @@ struct Installed {
 pub(super) enum Follows<'a> {
     /// The version came from this channel, which the Kyma follows.
     Channel(&'a str),
-    /// The Kyma has the fixed version that it selects.
+    /// The Kyma has the version that it pins.
     Version,
     /// The module is not installed from the selected source, for example after a refused switch of the channel: every
     /// change may resolve it.

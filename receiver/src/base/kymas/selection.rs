@@ -1,21 +1,24 @@
 //! Modules that Kymas select.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use kube::ResourceExt as _;
 use serde::Deserialize;
 use tidewatch_shared::{api::Kyma, names::annotation};
 
-/// Source of a module's version in the spec of a Kyma.
+use super::pins::pinned;
+
+/// Source of a module's version in a Kyma.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SelectedVersion {
     /// The version of this channel.
     Channel(String),
-    /// This version.
+    /// This version, which a pin fixes. It may be invalid.
     Version(String),
 }
 
-/// The modules that a Kyma selects: by the last accepted spec of the runtime's Kyma, or by KCP's if none was accepted.
+/// The modules that a Kyma selects: by the last accepted spec of the runtime's Kyma, or by KCP's if none was accepted. A pin
+/// of the runtime's Kyma wins over one of KCP's, and both over channels.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModuleSelection(Box<[(Box<str>, SelectedVersion)]>);
 
@@ -25,9 +28,9 @@ impl ModuleSelection {
     pub fn of(kyma: &Kyma) -> Self {
         let accepted = kyma.annotations().get(annotation::ACCEPTED_SPEC);
         let modules = match accepted.map(|text| serde_json::from_str::<Selection<'_>>(text)) {
-            Some(Ok(Selection { channel, modules })) => {
-                let selected = |entry: Entry<'_>| (entry.name.as_ref().into(), entry.selected(&channel));
-                modules.into_iter().flatten().map(selected).collect()
+            Some(Ok(selection)) => {
+                let selected = |entry: &Entry<'_>| (entry.name.as_ref().into(), selection.version_of(kyma, entry));
+                selection.modules.iter().flatten().map(selected).collect()
             }
             // As for one module.
             Some(Err(_)) | None => {
@@ -43,15 +46,25 @@ impl ModuleSelection {
     pub fn of_module(&self, module: &str) -> Option<&SelectedVersion> {
         self.0.iter().find(|(name, _)| **name == *module).map(|(_, version)| version)
     }
+
+    /// Selected modules whose version is pinned, with that version.
+    pub fn pinned(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().filter_map(|(module, version)| match version {
+            SelectedVersion::Version(version) => Some((&**module, version.as_str())),
+            SelectedVersion::Channel(_) => None,
+        })
+    }
 }
 
-/// Members of a spec that select modules: a change of the catalog parses them of every user, so nothing else.
+/// Members of the accepted spec that select modules: a change of the catalog parses them of every user, so nothing else.
 #[derive(Deserialize)]
 struct Selection<'a> {
     #[serde(borrow)]
     channel: Cow<'a, str>,
     #[serde(borrow)]
     modules: Option<Vec<Entry<'a>>>,
+    /// Pinned versions by module.
+    pins: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Deserialize)]
@@ -60,13 +73,13 @@ struct Entry<'a> {
     name: Cow<'a, str>,
     #[serde(borrow)]
     channel: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    version: Option<Cow<'a, str>>,
 }
 
-impl Entry<'_> {
-    fn selected(&self, default: &str) -> SelectedVersion {
-        selected_by(self.channel.as_deref(), self.version.as_deref(), default)
+impl Selection<'_> {
+    fn version_of(&self, kyma: &Kyma, entry: &Entry<'_>) -> SelectedVersion {
+        let own = self.pins.as_ref().and_then(|pins| pins.get(&*entry.name));
+        let pin = own.map(String::as_str).or_else(|| pinned(kyma.annotations(), &entry.name));
+        selected_by(pin, entry.channel.as_deref(), &self.channel)
     }
 }
 
@@ -78,17 +91,18 @@ pub(super) fn selected(kyma: &Kyma, module: &str) -> Option<SelectedVersion> {
         Some(text) => serde_json::from_str::<Selection<'_>>(text).ok(),
         None => None,
     };
-    let Some(Selection { channel, modules }) = accepted else {
+    let Some(selection) = accepted else {
         let entry = kyma.spec.modules().iter().find(|entry| entry.name == module)?;
-        return Some(selected_by(entry.channel.as_deref(), entry.version.as_deref(), &kyma.spec.channel));
+        let pin = pinned(kyma.annotations(), module);
+        return Some(selected_by(pin, entry.channel.as_deref(), &kyma.spec.channel));
     };
-    let entry = modules.iter().flatten().find(|entry| entry.name == module)?;
-    Some(entry.selected(&channel))
+    let entry = selection.modules.iter().flatten().find(|entry| entry.name == module)?;
+    Some(selection.version_of(kyma, entry))
 }
 
 /// `default` is the channel of the Kyma.
-fn selected_by(channel: Option<&str>, version: Option<&str>, default: &str) -> SelectedVersion {
-    match version.filter(|version| !version.is_empty()) {
+fn selected_by(pin: Option<&str>, channel: Option<&str>, default: &str) -> SelectedVersion {
+    match pin {
         Some(version) => SelectedVersion::Version(version.to_owned()),
         None => SelectedVersion::Channel(channel.filter(|channel| !channel.is_empty()).unwrap_or(default).to_owned()),
     }

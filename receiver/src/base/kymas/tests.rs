@@ -58,35 +58,47 @@ fn both_forms_have_the_same_facts() {
 #[test]
 fn both_forms_select_the_same_modules() {
     let modules = json!([{"name": "keda", "managed": true}, {"name": "warden", "channel": "fast", "managed": true},
-        {"name": "fixed", "version": "1.0.0", "managed": true}, {"name": "empty", "channel": "", "version": "", "managed": true}]);
+        {"name": "pinned", "channel": "fast", "managed": true}, {"name": "empty", "channel": "", "managed": true}]);
+    let pin = "version.operator.kyma-project.io/pinned";
     let accepted = |text: &str| {
         kyma(|kyma| {
-            kyma["metadata"]["annotations"] = json!({annotation::ACCEPTED_SPEC: text});
+            kyma["metadata"]["annotations"] = json!({annotation::ACCEPTED_SPEC: text, pin: "1.0.0"});
             kyma["spec"]["modules"] = modules.clone();
         })
     };
     let kymas = [
-        kyma(|_| ()),
-        kyma(|kyma| kyma["spec"]["modules"] = modules.clone()),
-        accepted(r#"{"channel": "fast", "modules": [{"name": "keda"}, {"name": "keda", "version": "2.0.0"}]}"#),
+        kyma(|kyma| kyma["metadata"]["annotations"] = json!({pin: "1.0.0"})),
+        kyma(|kyma| {
+            kyma["spec"]["modules"] = modules.clone();
+            kyma["metadata"]["annotations"] = json!({pin: "1.0.0"});
+        }),
+        accepted(r#"{"channel": "fast", "modules": [{"name": "keda"}, {"name": "keda", "channel": "rapid"}]}"#),
         accepted(
-            r#"{"channel": "fast", "modules": [{"name": "fixed", "channel": "rapid", "version": ""}], "other": "warden"}"#,
+            r#"{"channel": "fast", "modules": [{"name": "pinned", "channel": "rapid"}, {"name": "empty", "version": "3.0.0"}],
+                "pins": {"pinned": "2.0.0", "keda": "1.0.0"}, "other": "warden"}"#,
         ),
+        accepted(r#"{"channel": "fast", "modules": [{"name": "pinned", "channel": "rapid"}]}"#),
         accepted(r#"{"channel": "fast"}"#),
         accepted("{keda and warden"),
         accepted(""),
     ];
-    let names = ["keda", "warden", "fixed", "empty", "unknown"];
+    let names = ["keda", "warden", "pinned", "empty", "unknown"];
     let selected = |kyma: &CachedKyma| names.map(|name| kyma.facts().selected(name));
     let all: Vec<_> = kymas.iter().map(|kyma| selected(&CachedKyma::reduced(kyma))).collect();
     for (kyma, reduced) in kymas.iter().zip(&all) {
         assert_eq!(&selected(&CachedKyma::from(kyma.clone())), reduced, "{:?}", kyma.metadata.annotations);
     }
-    let (channel, version) = (
-        |channel: &str| Some(SelectedVersion::Channel(channel.to_owned())),
-        Some(SelectedVersion::Version("1.0.0".to_owned())),
-    );
-    assert_eq!(all[1], [channel("regular"), channel("fast"), version, channel("regular"), None]);
+    let channel = |channel: &str| Some(SelectedVersion::Channel(channel.to_owned()));
+    let version = |version: &str| Some(SelectedVersion::Version(version.to_owned()));
+    assert_eq!(all[0], [None, None, None, None, None], "a pin selects no module");
+    assert_eq!(all[1], [channel("regular"), channel("fast"), version("1.0.0"), channel("regular"), None]);
     assert_eq!(all[2], [channel("fast"), None, None, None, None], "the first entry");
-    assert_eq!(all[5], [channel("regular"), channel("fast"), None, None, None], "malformed: those that it names");
+    assert_eq!(all[3], [None, None, version("2.0.0"), channel("fast"), None], "the pin of the runtime wins");
+    assert_eq!(all[4], [None, None, version("1.0.0"), None, None]);
+    assert_eq!(all[6], [channel("regular"), channel("fast"), None, None, None], "malformed: those that it names");
+    let pinned = |kyma: &Kyma| {
+        let selection = ModuleSelection::of(kyma);
+        selection.pinned().map(|(module, version)| format!("{module} {version}")).collect::<Vec<_>>()
+    };
+    assert_eq!((pinned(&kymas[2]), pinned(&kymas[3])), (vec![], vec!["pinned 2.0.0".to_owned()]));
 }

@@ -16,7 +16,7 @@ pub struct ManifestFacts<'a> {
     pub kyma: Option<&'a str>,
     /// Module that the label names.
     pub module: Option<&'a str>,
-    /// Channel that the version came from, by the label; `None` for a fixed version.
+    /// Channel that the version came from, by the label; `None` for a pinned version.
     pub channel: Option<&'a str>,
     /// Version of the module.
     pub version: Option<&'a str>,

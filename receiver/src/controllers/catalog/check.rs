@@ -83,13 +83,13 @@ pub struct Objects {
 }
 
 /// Checks texts, and the change to them from an earlier state, if given. The earlier state itself is not checked. Kymas in
-/// either are users of the fixed versions that they select.
+/// either are users of the versions that they pin.
 ///
 /// # Errors
 /// [`ParseError`], also of the earlier state.
 pub fn check(files: &[Source], against: Option<&[Source]>, options: &CheckOptions) -> Result<Report, ParseError> {
     let mut findings = Vec::new();
-    let mut users = rules::FixedUsers::default();
+    let mut users = rules::PinnedUsers::default();
     let objects = object::objects(files, &mut findings, &mut users)?;
     let before = against.map(|before| object::objects(before, &mut Vec::new(), &mut users)).transpose()?;
     let schemas = Schemas::new();
@@ -115,7 +115,7 @@ pub fn check(files: &[Source], against: Option<&[Source]>, options: &CheckOption
 pub fn read(files: &[Source]) -> Result<Objects, ReadError> {
     let mut read = Objects::default();
     let schemas = Schemas::new();
-    for object in object::objects(files, &mut Vec::new(), &mut rules::FixedUsers::default())? {
+    for object in object::objects(files, &mut Vec::new(), &mut rules::PinnedUsers::default())? {
         match object.stored(&schemas) {
             _ if object.name.is_empty() => {
                 let finding = object.finding(&[], Code::Metadata, "it has no name");

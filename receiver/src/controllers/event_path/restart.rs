@@ -11,7 +11,12 @@ use tidewatch_shared::{
 };
 
 use crate::{
-    base::{key::KymaKey, kymas::CachedKyma, plans::Plans, stores::Stores},
+    base::{
+        key::KymaKey,
+        kymas::{CachedKyma, KymaFacts, SelectedVersion},
+        plans::Plans,
+        stores::Stores,
+    },
     controllers::{
         catalog::{Catalog, RolloutSlot, VersionSource, removal_guard::ChannelTarget},
         kyma::{Inputs, mandatory_due_after},
@@ -114,14 +119,18 @@ fn enqueue(to: &AcquiredKymas, kymas: impl Iterator<Item = Arc<CachedKyma>>) {
 }
 
 /// Delay until the first pending roll-out reaches this Kyma, zero if it is overdue. Earlier reconciles keep the
-/// installed version.
+/// installed version. No roll-out reaches a pinned module.
 fn rollout_delay(catalog: &Catalog, kyma: &Kyma) -> Option<Duration> {
     let uid = kyma.uid().unwrap_or_default();
     let rest = |module: &ModuleStatus| {
         let channel = module.channel.as_deref()?;
+        let installed = module.version.as_ref()?;
         let source = VersionSource::Channel(channel);
         let ChannelTarget { version, since, .. } = catalog.target(&module.name, source)?;
-        if module.version.as_ref() == Some(&version) || since.is_none() {
+        if *installed == version || since.is_none() {
+            return None;
+        }
+        if let Some(SelectedVersion::Version(_)) = KymaFacts::from(kyma).selected(&module.name) {
             return None;
         }
         match catalog.rollout_slot(&uid, &module.name, source, &version) {
@@ -350,6 +359,24 @@ mod tests {
         bed.stores.kymas = filled(&[kyma]);
         let (works, priority, _) = bed.first().await;
         assert_eq!((works, priority), (WorkSet::RUNTIME, Priority::Verification));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pinned_module_is_in_no_roll_out() {
+        for (pinned, priority) in [(false, Priority::Catalog), (true, Priority::Verification)] {
+            let mut bed = bed(WINDOW.as_secs().try_into().unwrap());
+            let mut kyma = serde_json::to_value(bed.stores.kymas.state()[0].whole().unwrap().as_ref()).unwrap();
+            kyma["spec"]["modules"] = json!([{"name": "keda"}]);
+            if pinned {
+                kyma["metadata"]["annotations"]["version.operator.kyma-project.io/keda"] = json!("1.0.0");
+            }
+            let is: Kyma = serde_json::from_value(kyma.clone()).unwrap();
+            let inputs = Inputs::of(&is, &plan(), &bed.catalog.fingerprint(is.labels(), &bed.stores));
+            kyma["metadata"]["annotations"][annotation::INPUTS] =
+                inputs.after("-.-", WorkSet::RUNTIME, false).unwrap().into();
+            bed.stores.kymas = filled(&[kyma.clone()]);
+            assert_eq!(bed.first().await.1, priority, "pinned: {pinned}");
+        }
     }
 
     /// The body of a Kyma that cannot be decoded is not in the cache.

@@ -214,7 +214,7 @@ mod tests {
         .unwrap();
         let channel = match &follows {
             Follow::Channel(channel) => Some(channel.clone()),
-            Follow::Version(_) | Follow::Mandatory => None,
+            Follow::Pin(_) | Follow::Mandatory => None,
         };
         let module = WantedModule { name: "keda".into(), follows: Ok(follows), managed, policy: Policy::Ignore };
         let template: ModuleTemplate = serde_json::from_value(template).unwrap();

@@ -37,7 +37,7 @@ pub(super) fn followed(manifest: &Manifest, wanted: &[WantedModule]) -> Option<W
     if let Some(module) = wanted.iter().find(|module| module.name == name) {
         return module.managed.then(|| module.clone());
     }
-    // A module with a fixed version that is no longer selected follows nothing.
+    // A module whose version was pinned, and that is no longer selected, follows nothing.
     let channel = manifest.labels().get(label::CHANNEL).filter(|channel| !channel.is_empty())?;
     let follows = Ok(Follow::Channel(channel.clone()));
     Some(WantedModule { name: name.to_owned(), follows, managed: true, policy: manifest.spec.policy() })
@@ -93,6 +93,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::controllers::kyma::pin::Pin;
 
     fn kyma() -> Kyma {
         serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
@@ -143,11 +144,11 @@ mod tests {
         };
         let regular = Some((Follow::Channel("regular".into()), true));
         assert_eq!(follows(manifest(none), &[]), regular);
-        let other = WantedModule { name: "other".into(), ..module(Follow::Version("2.0.0".into()), true) };
+        let other = WantedModule { name: "other".into(), ..module(Follow::Pin(Pin::at("2.0.0")), true) };
         assert_eq!(follows(manifest(none), &[other]), regular);
-        let fixed = Follow::Version("2.0.0".into());
-        assert_eq!(follows(manifest(none), &[module(fixed.clone(), true)]), Some((fixed.clone(), true)));
-        assert_eq!(follows(manifest(none), &[module(fixed, false)]), None, "an unmanaged module stays as it is");
+        let pinned = Follow::Pin(Pin::at("2.0.0"));
+        assert_eq!(follows(manifest(none), &[module(pinned.clone(), true)]), Some((pinned.clone(), true)));
+        assert_eq!(follows(manifest(none), &[module(pinned, false)]), None, "an unmanaged module stays as it is");
         for change in [
             &(|body: &mut Value| body["metadata"]["deletionTimestamp"] = Value::Null) as &dyn Fn(&mut Value),
             &|body: &mut Value| body["metadata"]["labels"][label::CHANNEL] = json!(""),

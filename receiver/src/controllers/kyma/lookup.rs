@@ -141,9 +141,9 @@ impl LookupError {
 pub(crate) struct Resolved {
     /// Template to install.
     pub(crate) template: Arc<ModuleTemplate>,
-    /// Channel that named it; `None` for a version fixed by the user.
+    /// Channel that named it; `None` for a pinned version.
     pub(crate) channel: Option<String>,
-    /// Version that the channel or the user names.
+    /// Version that the channel or the pin names.
     pub(crate) version: String,
     /// Release meta of the module.
     pub(crate) meta: Arc<ModuleReleaseMeta>,
@@ -206,13 +206,13 @@ impl<'a> Sources<'a> {
     }
 }
 
-/// Source of the version that an installed module follows; `None` if the user changed the selection, or selected a
-/// version.
+/// Source of the version that an installed module follows; `None` if the user changed the selection, or the version
+/// is pinned.
 pub(super) fn followed_source<'a>(module: &'a WantedModule, installed: &Installed) -> Option<VersionSource<'a>> {
     match module.follows.as_ref().ok()? {
         Follow::Channel(channel) if installed.channel == *channel => Some(VersionSource::Channel(channel)),
         Follow::Mandatory => Some(VersionSource::Mandatory),
-        Follow::Channel(_) | Follow::Version(_) => None,
+        Follow::Channel(_) | Follow::Pin(_) => None,
     }
 }
 
@@ -312,7 +312,7 @@ fn at_version(sources: &Sources<'_>, module: &str, follows: &Follow, version: St
     }
     let channel = match follows {
         Follow::Channel(channel) => Some(channel.clone()),
-        Follow::Version(_) | Follow::Mandatory => None,
+        Follow::Pin(_) | Follow::Mandatory => None,
     };
     let (template, meta) = (Arc::clone(template), Arc::clone(meta));
     Ok(Resolved { template, channel, version, component, meta })
@@ -322,7 +322,7 @@ fn at_version(sources: &Sources<'_>, module: &str, follows: &Follow, version: St
 fn target(meta: &ModuleReleaseMeta, module: &str, follows: &Follow) -> Result<String, LookupError> {
     match (follows, &meta.spec.mandatory) {
         (Follow::Channel(channel), _) => version_of(meta, module, channel),
-        (Follow::Version(version), _) => Ok(version.clone()),
+        (Follow::Pin(pin), _) => Ok(pin.version.clone()),
         (Follow::Mandatory, Some(mandatory)) if is_installable(meta) => Ok(mandatory.version.clone()),
         (Follow::Mandatory, Some(_)) if meta.metadata.deletion_timestamp.is_none() => {
             Err(LookupError::NoFinalizer(module.to_owned()))
@@ -401,6 +401,7 @@ mod tests {
     use tidewatch_shared::api::CustomResourcePolicy as Policy;
 
     use super::*;
+    use crate::controllers::kyma::pin::Pin;
 
     fn meta(spec: Value) -> ModuleReleaseMeta {
         let mut whole =
@@ -487,16 +488,16 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_version_resolves_by_itself_and_keeps_the_rules() {
-        let fixed = |version: &str, case| check_of(case, Follow::Version(version.into()));
+    fn a_pinned_version_resolves_by_itself_and_keeps_the_rules() {
+        let pinned = |version: &str, case| check_of(case, Follow::Pin(Pin::at(version)));
         let nowhere = || json!({"channels": [{"channel": "fast", "version": "9.9.9"}]});
-        assert_eq!(fixed("1.2.3", Case { meta: Some(nowhere()), ..Case::default() }).unwrap(), "1.2.3");
-        let error = fixed("1.2.4", Case::default()).unwrap_err();
+        assert_eq!(pinned("1.2.3", Case { meta: Some(nowhere()), ..Case::default() }).unwrap(), "1.2.3");
+        let error = pinned("1.2.4", Case::default()).unwrap_err();
         assert!(error.contains("\"template-operator-1.2.4\" not found"), "{error}");
         let beta = Case { template: Some((json!({label::BETA: "true"}), false)), ..Case::default() };
-        assert_eq!(fixed("1.2.3", beta).unwrap_err(), "module template not allowed: beta module");
+        assert_eq!(pinned("1.2.3", beta).unwrap_err(), "module template not allowed: beta module");
         let newer = Case { installed: Some("1.3.0"), ..Case::default() };
-        assert!(fixed("1.2.3", newer).unwrap_err().contains("(from fast to 1.2.3)"));
+        assert!(pinned("1.2.3", newer).unwrap_err().contains("(from fast to 1.2.3)"));
     }
 
     const NOT_SELECTED_TEXT: &str = "module template not allowed: restricted module not allowed for this Kyma";
@@ -586,7 +587,7 @@ mod tests {
             Some(meta)
         };
         let withdrawn = "version 1.2.3 of module template-operator is withdrawn as of 2026-06-01, use version 1.2.4";
-        for follows in [Follow::Channel("regular".into()), Follow::Version("1.2.3".into())] {
+        for follows in [Follow::Channel("regular".into()), Follow::Pin(Pin::at("1.2.3"))] {
             let check = |date: &str, installed: Option<&'static str>| {
                 check_of(Case { meta: meta(date), installed, ..Case::default() }, follows.clone())
             };
@@ -657,8 +658,8 @@ mod tests {
         assert_eq!(at(channel(), ("regular", "1.2.2"), RolloutSlot::Now, ""), None);
         assert_eq!(at(channel(), ("regular", "1.2.3"), later, ""), None, "it is there");
         assert_eq!(at(channel(), ("fast", "1.2.2"), later, ""), None, "the user has changed the channel");
-        assert_eq!(at(channel(), ("", "1.2.2"), later, ""), None, "it had a version of its own");
-        assert_eq!(at(Follow::Version("1.2.2".into()), ("regular", "1.2.2"), later, ""), None);
+        assert_eq!(at(channel(), ("", "1.2.2"), later, ""), None, "it was pinned");
+        assert_eq!(at(Follow::Pin(Pin::at("1.2.2")), ("regular", "1.2.2"), later, ""), None);
         assert_eq!(at(channel(), ("regular", "1.2.1"), later, ""), None, "there is no template of it any more");
         let old = "template-operator-1.2.2";
         assert_eq!(at(channel(), ("regular", "1.2.2"), later, old), None, "this Kyma may not have it any more");

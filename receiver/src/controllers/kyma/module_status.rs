@@ -31,7 +31,7 @@ pub(crate) fn resolved(
         name: module.name.clone(),
         fqdn: Some(found.component.clone()),
         ocm_component_name: Some(found.component.clone()),
-        channel: found.channel.clone(),
+        channel: found.channel.clone().or_else(|| desired_channel(module)),
         version: manifest.map_or_else(|| Some(found.version.clone()), |manifest| manifest.spec.version.clone()),
         ..ModuleStatus::default()
     };
@@ -46,11 +46,24 @@ pub(crate) fn resolved(
     ModuleStatus {
         // It works, but its version is deprecated or withdrawn.
         state: if is_retired && state == State::Ready { State::Warning } else { state },
-        message: operation.or(notice.map(|notice| notice.text)),
+        message: with_pin(module, operation.or(notice.map(|notice| notice.text))),
         manifest: manifest.map(|manifest| tracking("Manifest", manifest)),
         resource: resource(module, found, manifest),
         template: Some(tracking("ModuleTemplate", template.as_ref())),
         ..status
+    }
+}
+
+/// Channel that a status shows without a channel that named the version. The Kyma CLI deletes no module without one.
+fn desired_channel(module: &WantedModule) -> Option<String> {
+    module.channel().map(str::to_owned)
+}
+
+/// Adds the notice of a pin to a message.
+fn with_pin(module: &WantedModule, message: Option<String>) -> Option<String> {
+    match (message, module.pin()) {
+        (Some(message), Some(pin)) => Some(format!("{message}; {pin}")),
+        (message, pin) => message.or_else(|| pin.map(ToString::to_string)),
     }
 }
 
@@ -84,7 +97,8 @@ pub(crate) fn unresolved(
     ModuleStatus {
         name: module.name.clone(),
         state,
-        message: Some(error.to_string()),
+        channel: old.channel.clone().or_else(|| desired_channel(module)),
+        message: with_pin(module, Some(error.to_string())),
         maintenance: matches!(error, LookupError::Waiting(_)).then_some(true),
         manifest: manifest.map(|manifest| tracking("Manifest", manifest)),
         ..old
@@ -123,7 +137,8 @@ pub(crate) fn removed(manifest: &Manifest, old: Option<&ModuleStatus>) -> Module
         name: manifest.labels().get(label::MODULE_NAME).cloned().unwrap_or_else(|| manifest.name_any()),
         fqdn: component.clone(),
         ocm_component_name: component,
-        channel: manifest.labels().get(label::CHANNEL).cloned(),
+        // The Manifest of a pinned module names none.
+        channel: manifest.labels().get(label::CHANNEL).or_else(|| old?.channel.as_ref()).cloned(),
         version: manifest.spec.version.clone(),
         // The last operation of the Manifest names the blocking objects.
         message: operation_of(manifest),
@@ -202,7 +217,10 @@ mod tests {
     use tidewatch_shared::api::KymaStatus;
 
     use super::*;
-    use crate::controllers::{kyma::validate::Follow, status::for_runtime};
+    use crate::controllers::{
+        kyma::{pin::Pin, validate::Follow},
+        status::for_runtime,
+    };
 
     fn resolved(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>) -> ModuleStatus {
         super::resolved(module, found, manifest, jiff::civil::date(2026, 6, 1))
@@ -350,11 +368,30 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_version_has_no_channel() {
-        let found = Resolved { channel: None, ..found() };
-        let status = resolved(&wanted(true), &found, None);
-        assert_eq!((status.channel, status.version.as_deref()), (None, Some("2.0.0")));
-        assert!(status.template.is_some(), "which tells it from one that did not resolve");
+    fn pinned_module_has_the_channel_that_it_would_follow_and_names_its_pin() {
+        let module = |managed| WantedModule { follows: Ok(Follow::Pin(Pin::at("2.0.0"))), ..wanted(managed) };
+        let found = || Resolved { channel: None, ..found() };
+        let notice = Pin::at("2.0.0").to_string();
+        let status = resolved(&module(true), &found(), None);
+        let shown = |status: &ModuleStatus| (status.channel.clone(), status.message.clone());
+        assert_eq!((shown(&status), status.version.as_deref()), ((some("regular"), some(&notice)), Some("2.0.0")));
+        let failed = manifest(json!({"state": "Error", "lastOperation": {"operation": "o"}}));
+        let status = resolved(&module(true), &found(), Some(&failed));
+        assert_eq!(shown(&status), (some("regular"), Some(format!("o; {notice}"))));
+        let unmanaged = resolved(&module(false), &found(), None);
+        assert_eq!(shown(&unmanaged), (some("regular"), None));
+
+        let missing = LookupError::NoTemplate("keda-2.0.0".into());
+        let status = unresolved(&module(true), &missing, None, None);
+        assert_eq!(shown(&status), (some("regular"), Some(format!("{missing}; {notice}"))));
+        let old = ModuleStatus { channel: some("fast"), ..ModuleStatus::default() };
+        let mut without_channel = manifest(Value::Null);
+        without_channel.labels_mut().remove(label::CHANNEL);
+        assert_eq!(removed(&without_channel, Some(&old)).channel, some("fast"));
+    }
+
+    fn some(text: &str) -> Option<String> {
+        Some(text.to_owned())
     }
 
     #[test]

@@ -349,7 +349,10 @@ mod tests {
     use tidewatch_shared::api::{CustomResourcePolicy, ModuleReleaseMeta, ModuleTemplate};
 
     use super::*;
-    use crate::controllers::catalog::{RolloutBoard, snapshot::Snapshot};
+    use crate::controllers::{
+        catalog::{RolloutBoard, snapshot::Snapshot},
+        kyma::pin::Pin,
+    };
 
     fn kyma() -> Kyma {
         serde_json::from_value(json!({
@@ -521,7 +524,7 @@ mod tests {
         same.labels_mut().insert("theirs".into(), "x".into());
         assert_eq!(check(std::slice::from_ref(&a), &[same]).0, none);
 
-        let pinned = WantedModule { follows: Ok(Follow::Version("1.0.0".into())), ..a };
+        let pinned = WantedModule { follows: Ok(Follow::Pin(Pin::at("1.0.0"))), ..a };
         assert_eq!(check(std::slice::from_ref(&pinned), std::slice::from_ref(&is)).0, ["a"], "it follows no channel");
         assert_eq!(check(std::slice::from_ref(&pinned), &[manifest(&pinned)]).0, none);
     }

@@ -90,7 +90,7 @@ pub fn effects(live: &Live, objects: &Objects, options: &PreviewOptions, fleet: 
         let selection = selection_of(kyma, &manifests);
         report.unknown_selections += usize::from(matches!(selection, Selection::Installed(_)));
         let stop = stop_of(kyma, &takeover);
-        let selection = selection.validated(&changed);
+        let selection = selection.validated(kyma, &changed);
         let (window, is_known) = (windows.state(kyma, now), options.windows.is_some());
         let preview = KymaPreview { kyma, manifests, selection, changed: &changed, today, window };
         for KymaEffect { module, outcome, needs_window } in preview.effects(&outlook, is_known) {

@@ -1,5 +1,6 @@
-//! The Kyma in the runtime cluster: created from KCP's, or from the last accepted spec of the user; labels
-//! synchronized, its spec stored in KCP.
+//! The Kyma in the runtime cluster: created from KCP's, or from the last accepted selection of the user; labels
+//! synchronized, its spec and pins stored in KCP. Pins of KCP's Kyma take effect without being written to the runtime cluster,
+//! where a write would take the pins of the user away.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +11,22 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    api::{Kyma, KymaSpec},
+    api::Kyma,
     names::{GROUP, SKR_KYMA, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
 };
 use tracing::{info, warn};
 
 use super::{Context, Error, base, fetch};
 use crate::{
-    base::{key::KymaKey, labels::is_true},
+    base::{
+        key::KymaKey,
+        kymas::{Pins, UserSelection, pins},
+        labels::is_true,
+    },
     kube::object::{self, Component, Ownership, Shape, Target},
 };
 
-/// Maximal size of the spec stored in KCP as JSON, in bytes; all annotations of an object together are limited to 256
+/// Maximal size of the selection stored in KCP as JSON, in bytes; all annotations of an object together are limited to 256
 /// KiB.
 const MAX_ACCEPTED: usize = 128 << 10;
 const RESET: &str = "reset the Kyma in the runtime";
@@ -43,7 +48,7 @@ pub(super) async fn ensure(
         Some(found) => found,
     };
     let runtime = sync_metadata(ctx, key, client, kcp, runtime, contested).await?;
-    remember(ctx, kcp, &runtime.spec, reset.is_some()).await?;
+    remember(ctx, kcp, &UserSelection::of(&runtime), reset.is_some()).await?;
     Ok(runtime)
 }
 
@@ -65,31 +70,34 @@ fn is_reset_due(runtime: &Kyma, requested: Option<&str>) -> bool {
     is_true(Some(runtime.labels()), label::RESET_MODULES) || (requested.is_some() && requested != done)
 }
 
-/// The spec of a new Kyma in the runtime cluster: the last accepted spec of the user, else KCP's.
-pub(super) fn initial_spec(kcp: &Kyma, reset: bool) -> KymaSpec {
+/// The selection of a new Kyma in the runtime cluster: the last accepted one of the user, else the spec of KCP's Kyma.
+pub(super) fn initial_selection(kcp: &Kyma, reset: bool) -> UserSelection {
+    let defaults = || UserSelection { spec: kcp.spec.clone(), pins: Pins::default() };
     let accepted = kcp.annotations().get(annotation::ACCEPTED_SPEC).filter(|_| !reset);
-    let Some(text) = accepted else { return kcp.spec.clone() };
-    serde_json::from_str(text).unwrap_or_else(|error| {
+    let Some(text) = accepted else { return defaults() };
+    UserSelection::parse(text).unwrap_or_else(|error| {
         warn!(kyma = %kcp.name_any(), %error, "Accepted spec is malformed, using the defaults");
-        kcp.spec.clone()
+        defaults()
     })
 }
 
 async fn create(client: &Client, kcp: &Kyma, reset: Option<&str>) -> Result<Kyma, Error> {
-    let mut kyma = Kyma::new(SKR_KYMA, initial_spec(kcp, reset.is_some()));
+    let UserSelection { spec, pins } = initial_selection(kcp, reset.is_some());
+    let mut kyma = Kyma::new(SKR_KYMA, spec);
     kyma.metadata.namespace = Some(SKR_NAMESPACE.to_owned());
     kyma.metadata.labels = Some(labels(kcp));
-    kyma.metadata.annotations = Some(annotations(kcp));
+    kyma.metadata.annotations = Some(annotations(kcp).into_iter().chain(pins.annotations()).collect());
     mark_reset(&mut kyma, reset);
     let params = PostParams { field_manager: Some(field_manager::SYNC_CONTEXT.to_owned()), ..PostParams::default() };
     fetch::in_runtime(client).create(&params, &kyma).await.map_err(Error::runtime("create the Kyma in the runtime"))
 }
 
-/// Restores the default spec. The same request ends the user's request, and records the one of KCP as done.
+/// Restores the default spec, without pins. The same request ends the user's request, and records the one of KCP as done.
 async fn reset_spec(client: &Client, mut found: Kyma, kcp: &Kyma, requested: Option<&str>) -> Result<Kyma, Error> {
     found.spec = kcp.spec.clone();
     found.metadata.managed_fields = None;
     found.labels_mut().remove(label::RESET_MODULES);
+    found.annotations_mut().retain(|key, _| pins::module_of(key).is_none());
     mark_reset(&mut found, requested);
     let params = PostParams { field_manager: Some(field_manager::SYNC_CONTEXT.to_owned()), ..PostParams::default() };
     let reset = fetch::in_runtime(client).replace(SKR_KYMA, &params, &found).await;
@@ -149,13 +157,13 @@ fn annotations(kcp: &Kyma) -> BTreeMap<String, String> {
     BTreeMap::from([(annotation::OWNED_BY.to_owned(), owner)])
 }
 
-/// Stores the user's spec in KCP, so that a deleted Kyma is recreated with it; ends a reset.
-async fn remember(ctx: &Context, kcp: &mut Kyma, spec: &KymaSpec, reset: bool) -> Result<(), Error> {
-    let now = json_of(spec);
+/// Stores the user's selection in KCP, so that a deleted Kyma is recreated with it; ends a reset.
+async fn remember(ctx: &Context, kcp: &mut Kyma, selection: &UserSelection, reset: bool) -> Result<(), Error> {
+    let now = selection.to_json();
     let before =
         kcp.annotations().get(annotation::ACCEPTED_SPEC).and_then(|text| serde_json::from_str::<Value>(text).ok());
     let mut metadata = json!({});
-    if before.as_ref() != Some(&now) && super::validate::validate(spec).is_ok() {
+    if before.as_ref() != Some(&now) && super::validate::validate(selection, kcp.annotations()).is_ok() {
         let text = now.to_string();
         if text.len() <= MAX_ACCEPTED {
             metadata["annotations"] = json!({annotation::ACCEPTED_SPEC: text});
@@ -176,10 +184,6 @@ async fn remember(ctx: &Context, kcp: &mut Kyma, spec: &KymaSpec, reset: bool) -
     Ok(())
 }
 
-fn json_of(spec: &KymaSpec) -> Value {
-    serde_json::to_value(spec).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,11 +202,16 @@ mod tests {
 
     #[test]
     fn a_deleted_kyma_comes_back_with_the_users_selection() {
-        let users = r#"{"channel":"fast","modules":[{"name":"mine","managed":true}]}"#;
-        assert_eq!(initial_spec(&accepted(users), false).channel, "fast");
-        assert_eq!(initial_spec(&accepted(users), true).channel, "regular", "the reset restores the defaults");
-        assert_eq!(initial_spec(&accepted("{"), false).channel, "regular");
-        assert_eq!(initial_spec(&kyma(json!({"name": "k"})), false).channel, "regular");
+        let users = r#"{"channel":"fast","modules":[{"name":"mine","managed":true}],"pins":{"mine":"1.0.0"}}"#;
+        let initial = |kcp: &Kyma, reset| {
+            let UserSelection { spec, pins } = initial_selection(kcp, reset);
+            (spec.channel, pins.of_module("mine").map(str::to_owned))
+        };
+        let defaults = ("regular".to_owned(), None);
+        assert_eq!(initial(&accepted(users), false), ("fast".to_owned(), Some("1.0.0".to_owned())));
+        assert_eq!(initial(&accepted(users), true), defaults, "the reset restores the defaults");
+        assert_eq!(initial(&accepted("{"), false), defaults);
+        assert_eq!(initial(&kyma(json!({"name": "k"})), false), defaults);
     }
 
     #[test]

@@ -7,18 +7,18 @@ use std::{
 };
 
 use kube::ResourceExt as _;
-use tidewatch_shared::{
-    api::{Kyma, KymaSpec},
-    names::annotation,
-    plan::Work,
-};
+use tidewatch_shared::{api::Kyma, names::annotation, plan::Work};
 
 use super::{
     Error, Reconcile, inputs, mandatory,
     modules::{self, Decisions},
     validate::validate,
 };
-use crate::{base::key::KymaKey, controllers::status::ShownStatus, fleet::queue::WorkSet};
+use crate::{
+    base::{key::KymaKey, kymas::UserSelection},
+    controllers::status::ShownStatus,
+    fleet::queue::WorkSet,
+};
 
 /// State of both statuses after a reconcile.
 #[derive(Debug, Default)]
@@ -59,15 +59,15 @@ impl Selections {
 }
 
 /// Hash of a selection.
-fn hash(spec: &KymaSpec) -> String {
-    inputs::hash(&serde_json::to_value(spec).unwrap_or_default().to_string())
+fn hash(selection: &UserSelection) -> String {
+    inputs::hash(&selection.to_json().to_string())
 }
 
-/// The last accepted spec of the runtime cluster's Kyma, if it has this hash. One that was rejected, or that is too large
-/// for the annotation, has another hash.
-fn accepted(kyma: &Kyma, expected: &str) -> Option<KymaSpec> {
-    let spec = serde_json::from_str(kyma.annotations().get(annotation::ACCEPTED_SPEC)?).ok()?;
-    (hash(&spec) == expected).then_some(spec)
+/// The last accepted selection of the runtime cluster's Kyma, if it has this hash. One that was rejected, or that is too
+/// large for the annotation, has another hash.
+fn accepted(kyma: &Kyma, expected: &str) -> Option<UserSelection> {
+    let selection = UserSelection::parse(kyma.annotations().get(annotation::ACCEPTED_SPEC)?).ok()?;
+    (hash(&selection) == expected).then_some(selection)
 }
 
 /// Returns true if the decisions change no Manifest.
@@ -82,7 +82,7 @@ impl Reconcile<'_> {
     /// must be written.
     pub(super) async fn module_states(&mut self, shown: Option<&str>) -> Result<(), Error> {
         let selection = shown.and_then(|shown| accepted(&self.kyma, shown));
-        let wanted = selection.and_then(|spec| validate(&spec).ok());
+        let wanted = selection.and_then(|selection| validate(&selection, self.kyma.annotations()).ok());
         if let Some(wanted) = wanted {
             let (catalog, owned) = self.owned(Some(&wanted)).await?;
             let mandatory = mandatory::wanted(&catalog, &owned.mandatory);
@@ -102,7 +102,7 @@ impl Reconcile<'_> {
     pub(super) fn shown_selection(&self, previous: Option<String>) -> Option<String> {
         match &self.runtime {
             _ if self.findings.failure.is_some() => None,
-            Some((_, runtime)) => Some(hash(&runtime.spec)),
+            Some((_, runtime)) => Some(hash(&UserSelection::of(runtime))),
             None => previous,
         }
     }

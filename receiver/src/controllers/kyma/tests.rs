@@ -6,6 +6,7 @@ mod installer;
 mod leaving;
 mod mandatory;
 mod namespace;
+mod pins;
 mod pull_secret;
 mod reduced;
 mod registry;
@@ -364,11 +365,8 @@ async fn surplus_fields_of_a_manifest_are_removed_once() {
     assert!(bed.kcp.writes().contains(&format!("PUT {id}")));
     assert_eq!(bed.manifest().unwrap().1["spec"], manifest["spec"]);
     bed.forget_calls();
-    // The user fixes the version that it has.
-    bed.runtime.edit("kymas/default", |kyma| {
-        kyma["spec"]["modules"] = json!([{"name": "keda", "version": "1.0.0", "managed": true}]);
-    });
-    bed.kyma().await;
+    // The user pins the version that it has.
+    bed.pin("1.0.0").await;
     let labels = bed.manifest().unwrap().1["metadata"]["labels"].clone();
     assert!(labels["operator.kyma-project.io/channel"].is_null(), "{labels}");
     bed.forget_calls();

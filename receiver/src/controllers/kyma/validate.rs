@@ -1,9 +1,12 @@
-//! Validates the user's selection: spec of the runtime cluster's Kyma, with KCP's for absent fields.
+//! Validates the user's selection: spec and pins of the runtime cluster's Kyma, with the pins of KCP's.
 
 use std::collections::BTreeMap;
 
 use thiserror::Error;
-use tidewatch_shared::api::{CustomResourcePolicy, KymaSpec};
+use tidewatch_shared::api::CustomResourcePolicy;
+
+use super::pin::{InvalidPinError, Pin, PinnedIn};
+use crate::base::kymas::{UserSelection, pins::pinned};
 
 /// Channel if neither module nor Kyma names one.
 const DEFAULT_CHANNEL: &str = "regular";
@@ -16,8 +19,8 @@ const MAX_MODULES: usize = 500;
 /// runtime cluster's API server may violate the CRD.
 const MAX_NAME: usize = 253;
 
-/// Maximal length of all modules' names, channels and versions together, in bytes: they are written to KCP several times
-/// with each change.
+/// Maximal length of all modules' names and channels together, in bytes: they are written to KCP several times with each
+/// change.
 const MAX_NAMES: usize = 32 << 10;
 
 /// The reason to reject a whole spec.
@@ -29,11 +32,11 @@ pub(crate) enum InvalidKymaError {
     /// More than [`MAX_MODULES`] modules.
     #[error("invalid Kyma: more than {MAX_MODULES} modules")]
     TooMany,
-    /// A name, channel or version longer than [`MAX_NAME`].
-    #[error("invalid Kyma: a module's name, channel or version has more than {MAX_NAME} characters")]
+    /// A name or channel longer than [`MAX_NAME`].
+    #[error("invalid Kyma: a module's name or channel has more than {MAX_NAME} characters")]
     TooLong,
-    /// More than [`MAX_NAMES`] bytes of names, channels and versions.
-    #[error("invalid Kyma: the names, channels and versions of the modules have more than {MAX_NAMES} bytes")]
+    /// More than [`MAX_NAMES`] bytes of names and channels.
+    #[error("invalid Kyma: the names and channels of the modules have more than {MAX_NAMES} bytes")]
     TooLarge,
 }
 
@@ -43,9 +46,9 @@ pub(crate) enum InvalidModuleError {
     /// Channel `none`.
     #[error("invalid module in spec: the value \"none\" is not allowed for the channel")]
     NoChannel,
-    /// Version and channel exclude each other.
-    #[error("invalid module in spec: version and channel are mutually exclusive")]
-    VersionAndChannel,
+    /// The annotation that pins the version of the module is invalid.
+    #[error(transparent)]
+    Pin(#[from] InvalidPinError),
 }
 
 /// The source of a module's version.
@@ -53,8 +56,8 @@ pub(crate) enum InvalidModuleError {
 pub(crate) enum Follow {
     /// The version that this channel names.
     Channel(String),
-    /// This fixed version.
-    Version(String),
+    /// The version that an annotation pins.
+    Pin(Pin),
     /// The version that the release meta makes mandatory; users cannot select it.
     Mandatory,
 }
@@ -63,7 +66,8 @@ impl Follow {
     /// Channel or version as messages name it.
     pub(crate) fn as_str(&self) -> &str {
         match self {
-            Self::Channel(text) | Self::Version(text) => text,
+            Self::Channel(channel) => channel,
+            Self::Pin(pin) => &pin.version,
             Self::Mandatory => "mandatory",
         }
     }
@@ -82,6 +86,27 @@ pub(crate) struct WantedModule {
     pub(crate) policy: CustomResourcePolicy,
 }
 
+impl WantedModule {
+    /// Channel that the module follows, or would follow without its pin; `None` for a mandatory module, and for the channel
+    /// `none`.
+    pub(crate) fn channel(&self) -> Option<&str> {
+        match &self.follows {
+            Ok(Follow::Channel(channel)) => Some(channel),
+            Ok(Follow::Pin(pin)) => Some(&pin.channel),
+            Err(InvalidModuleError::Pin(invalid)) => Some(&invalid.channel),
+            Ok(Follow::Mandatory) | Err(InvalidModuleError::NoChannel) => None,
+        }
+    }
+
+    /// Pin of the module, if it has a valid one.
+    pub(crate) const fn pin(&self) -> Option<&Pin> {
+        match &self.follows {
+            Ok(Follow::Pin(pin)) => Some(pin),
+            _ => None,
+        }
+    }
+}
+
 /// A valid spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Validated {
@@ -91,9 +116,13 @@ pub(crate) struct Validated {
     pub(crate) modules: Vec<WantedModule>,
 }
 
-/// Validates the spec of a runtime cluster's Kyma. Of duplicate names the first entry counts; the API server rejects
-/// duplicates.
-pub(crate) fn validate(spec: &KymaSpec) -> Result<Validated, InvalidKymaError> {
+/// Validates the selection of a runtime cluster's Kyma. `kcp` are the annotations of the Kyma in KCP, whose pins hold for
+/// modules without a pin in the runtime cluster. Of duplicate names the first entry counts; the API server rejects duplicates.
+pub(crate) fn validate(
+    selection: &UserSelection,
+    kcp: &BTreeMap<String, String>,
+) -> Result<Validated, InvalidKymaError> {
+    let UserSelection { spec, pins } = selection;
     if spec.channel == NO_CHANNEL {
         return Err(InvalidKymaError::NoChannel);
     }
@@ -101,19 +130,22 @@ pub(crate) fn validate(spec: &KymaSpec) -> Result<Validated, InvalidKymaError> {
     if entries.len() > MAX_MODULES {
         return Err(InvalidKymaError::TooMany);
     }
-    let names = entries.iter();
-    let names = names.flat_map(|entry| [Some(&entry.name), entry.channel.as_ref(), entry.version.as_ref()]).flatten();
+    let names = entries.iter().flat_map(|entry| [Some(&entry.name), entry.channel.as_ref()]).flatten();
     if names.clone().chain([&spec.channel]).any(|name| name.len() > MAX_NAME) {
         return Err(InvalidKymaError::TooLong);
     }
     if names.map(String::len).sum::<usize>() > MAX_NAMES {
         return Err(InvalidKymaError::TooLarge);
     }
+    let pin_of = |module: &str| {
+        let own = pins.of_module(module).map(|text| (text, PinnedIn::Runtime));
+        own.or_else(|| pinned(kcp, module).map(|text| (text, PinnedIn::ControlPlane)))
+    };
     let mut modules = BTreeMap::new();
     for entry in entries {
         modules.entry(entry.name.clone()).or_insert_with(|| WantedModule {
             name: entry.name.clone(),
-            follows: follows(given(&entry.channel), given(&entry.version), &spec.channel),
+            follows: follows(&entry.name, given(&entry.channel), &spec.channel, pin_of(&entry.name)),
             managed: entry.managed,
             policy: entry.policy(),
         });
@@ -125,14 +157,22 @@ fn given(text: &Option<String>) -> Option<&str> {
     text.as_deref().filter(|text| !text.is_empty())
 }
 
-fn follows(own: Option<&str>, version: Option<&str>, kymas: &str) -> Result<Follow, InvalidModuleError> {
-    match (own, version) {
-        (Some(NO_CHANNEL), _) => Err(InvalidModuleError::NoChannel),
-        (Some(_), Some(_)) => Err(InvalidModuleError::VersionAndChannel),
-        (None, Some(version)) => Ok(Follow::Version(version.to_owned())),
-        (Some(channel), None) => Ok(Follow::Channel(channel.to_owned())),
-        (None, None) if kymas.is_empty() => Ok(Follow::Channel(DEFAULT_CHANNEL.to_owned())),
-        (None, None) => Ok(Follow::Channel(kymas.to_owned())),
+/// Source of a module's version. A pin wins over the module's own channel, which wins over the Kyma's.
+fn follows(
+    module: &str,
+    own: Option<&str>,
+    kymas: &str,
+    pin: Option<(&str, PinnedIn)>,
+) -> Result<Follow, InvalidModuleError> {
+    let channel = match own {
+        Some(NO_CHANNEL) => return Err(InvalidModuleError::NoChannel),
+        Some(channel) => channel,
+        None if kymas.is_empty() => DEFAULT_CHANNEL,
+        None => kymas,
+    };
+    match pin {
+        Some((text, pinned_in)) => Ok(Follow::Pin(Pin::parse(module, text, pinned_in, channel.to_owned())?)),
+        None => Ok(Follow::Channel(channel.to_owned())),
     }
 }
 
@@ -143,17 +183,19 @@ mod tests {
     use tidewatch_shared::api::crds;
 
     use super::*;
+    use crate::base::kymas::{Pins, pins::annotation_of};
 
     use CustomResourcePolicy as Policy;
 
     fn check(spec: Value) -> Result<Validated, InvalidKymaError> {
-        validate(&serde_json::from_value(spec).unwrap())
+        let selection = UserSelection { spec: serde_json::from_value(spec).unwrap(), ..UserSelection::default() };
+        validate(&selection, &BTreeMap::new())
     }
 
-    /// `acceptance.md` C2 41 and 45: the CRD rejects malformed channels and versions, of a module and of the Kyma. The
-    /// channel `none` passes it, and is rejected here.
+    /// `acceptance.md` C2 41: the CRD rejects malformed channels, of a module and of the Kyma. The channel `none` passes it, and
+    /// is rejected here. The CRD has no version of a module.
     #[test]
-    fn crd_rejects_malformed_channels_and_versions() {
+    fn crd_rejects_malformed_channels() {
         let crd = crds::crds().into_iter().find(|crd| crd.spec.names.kind == "Kyma").unwrap();
         let crd = serde_json::to_value(crd).unwrap();
         let spec = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"];
@@ -181,42 +223,60 @@ mod tests {
                 assert_eq!(accepts(channel, text), accepted, "{text:?}");
             }
         }
-        for (text, accepted) in [
-            ("1.2.3", true),
-            ("1.2.3-rc1", true),
-            ("0.0.0", true),
-            ("v1.2.3", false),
-            ("1.2", false),
-            ("1.2.3.4", false),
-            ("01.2.3", false),
-            ("1.2.3-1", false),
-            ("1.2.3-rc.1", false),
-            ("1.2.3+build", false),
-            ("latest", false),
-            (&format!("1.2.3-{}", "a".repeat(27)), false),
-        ] {
-            assert_eq!(accepts(&of_module["version"], text), accepted, "{text:?}");
-        }
+        assert_eq!(of_module["version"], Value::Null);
         assert_eq!(check(json!({"channel": "none"})), Err(InvalidKymaError::NoChannel));
     }
 
     #[test]
-    fn a_modules_own_channel_or_version_wins_over_the_kymas() {
+    fn a_modules_own_channel_wins_over_the_kymas() {
         for (kyma, module, expected) in [
             ("fast", json!({"name": "a"}), Ok(Follow::Channel("fast".to_owned()))),
             ("fast", json!({"name": "a", "channel": "regular"}), Ok(Follow::Channel("regular".to_owned()))),
             ("", json!({"name": "a"}), Ok(Follow::Channel("regular".to_owned()))),
             ("fast", json!({"name": "a", "channel": "none"}), Err(InvalidModuleError::NoChannel)),
-            ("fast", json!({"name": "a", "version": "1.0.0"}), Ok(Follow::Version("1.0.0".into()))),
-            (
-                "fast",
-                json!({"name": "a", "version": "1.0.0", "channel": "fast"}),
-                Err(InvalidModuleError::VersionAndChannel),
-            ),
+            // A version that an API server did not prune.
+            ("fast", json!({"name": "a", "version": "1.0.0"}), Ok(Follow::Channel("fast".to_owned()))),
         ] {
             let validated = check(json!({"channel": kyma, "modules": [module]})).unwrap();
             assert_eq!(validated.modules[0].follows, expected, "{module}");
         }
+    }
+
+    #[test]
+    fn a_pin_wins_over_channels_and_the_runtimes_over_that_of_kcp() {
+        let check = |module: Value, runtime: Option<&str>, kcp: Option<&str>| {
+            let spec = serde_json::from_value(json!({"channel": "regular", "modules": [module]})).unwrap();
+            let pins = Pins::new(runtime.map(|text| ("keda".to_owned(), text.to_owned())));
+            let kcp = kcp.map(|text| (annotation_of("keda"), text.to_owned())).into_iter().collect();
+            let module = validate(&UserSelection { spec, pins }, &kcp).unwrap().modules.remove(0);
+            let follows = module.follows.as_ref().map(|it| it.as_str().to_owned()).map_err(ToString::to_string);
+            (follows, module.channel().map(str::to_owned), module.pin().map(ToString::to_string))
+        };
+        let some = |text: &str| Some(text.to_owned());
+        let notice = |version: &str, rest: &str| {
+            Some(format!("version {version} is pinned by the annotation version.operator.kyma-project.io/keda{rest}"))
+        };
+        let fast = json!({"name": "keda", "channel": "fast"});
+        let in_kcp = " of the Kyma in the control plane";
+        assert_eq!(check(fast.clone(), None, None), (Ok("fast".to_owned()), some("fast"), None));
+        for (runtime, kcp, version, rest) in [
+            (Some("1.0.0"), None, "1.0.0", ""),
+            (None, Some("1.1.0"), "1.1.0", in_kcp),
+            (Some("1.0.0"), Some("1.1.0"), "1.0.0", ""),
+            (Some("1.0.0"), Some("latest"), "1.0.0", ""),
+        ] {
+            let expected = (Ok(version.to_owned()), some("fast"), notice(version, rest));
+            assert_eq!(check(fast.clone(), runtime, kcp), expected);
+        }
+        let by_kyma = (Ok("1.0.0".to_owned()), some("regular"), notice("1.0.0", ""));
+        assert_eq!(check(json!({"name": "keda"}), Some("1.0.0"), None), by_kyma);
+        let refused = check(fast, Some("latest"), Some("1.0.0"));
+        assert!(refused.0.unwrap_err().contains("version.operator.kyma-project.io/keda: \"latest\""));
+        assert_eq!((refused.1, refused.2), (some("fast"), None), "an invalid one lets no other pin through");
+        // The reserved channel is a mistake whatever is pinned, and a pin of another module is of no concern.
+        let none = check(json!({"name": "keda", "channel": "none"}), Some("1.0.0"), None);
+        assert_eq!((none.0.is_err(), none.1, none.2), (true, None, None));
+        assert_eq!(check(json!({"name": "warden"}), Some("1.0.0"), Some("1.0.0")).2, None);
     }
 
     #[test]

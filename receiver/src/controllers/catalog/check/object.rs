@@ -12,7 +12,7 @@ use super::{
     ParseError, Source, advice,
     document::{self, Content, Node, Step},
     finding::{Code, Finding},
-    rules::FixedUsers,
+    rules::PinnedUsers,
     schema::Schemas,
 };
 use crate::controllers::catalog::{desired::Kind, visibility::template_name};
@@ -119,7 +119,7 @@ impl FindingDraft {
 pub(super) fn objects(
     sources: &[Source],
     findings: &mut Vec<Finding>,
-    users: &mut FixedUsers,
+    users: &mut PinnedUsers,
 ) -> Result<Vec<Object>, ParseError> {
     let mut objects = Vec::new();
     for Source { name, text } in sources {

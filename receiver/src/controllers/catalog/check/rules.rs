@@ -13,7 +13,7 @@ use tidewatch_shared::{
     names::label,
 };
 
-pub(super) use users::FixedUsers;
+pub(super) use users::PinnedUsers;
 
 use super::{
     CheckOptions, advice,
@@ -82,11 +82,11 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Checks objects, and the change to them from those `before`; `users` select fixed versions.
+/// Checks objects, and the change to them from those `before`; `users` pin versions.
 pub(super) fn check(
     objects: &[Object],
     before: Option<&[Object]>,
-    users: &FixedUsers,
+    users: &PinnedUsers,
     options: &CheckOptions,
 ) -> Vec<Finding> {
     let context = Context::new(objects, before, options);

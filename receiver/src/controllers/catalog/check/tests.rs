@@ -437,9 +437,11 @@ fn edited_template_is_an_error() {
 
 #[test]
 fn removal_of_a_version_in_use_is_an_error() {
-    let kyma = |name: &str, modules: Value, accepted: Option<Value>| {
-        let annotations =
-            accepted.map(|spec| json!({"operator.kyma-project.io/tidewatch-accepted-spec": spec.to_string()}));
+    let kyma = |name: &str, pin: &str, modules: Value, accepted: Option<Value>| {
+        let mut annotations = json!({format!("version.operator.kyma-project.io/{pin}"): "1.0.0"});
+        if let Some(accepted) = accepted {
+            annotations["operator.kyma-project.io/tidewatch-accepted-spec"] = accepted.to_string().into();
+        }
         json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
             "metadata": {"name": name, "annotations": annotations}, "spec": {"channel": "regular", "modules": modules}})
     };
@@ -455,19 +457,24 @@ fn removal_of_a_version_in_use_is_an_error() {
     let all = catalog("2.0.0", None);
     // The first template, 1.0.0, is removed.
     let less = all.split_once("---\n").unwrap().1;
-    let fixed = json!([{"name": "keda", "version": "1.0.0"}]);
-    let follows = json!([{"name": "keda", "channel": "regular"}]);
+    let keda = json!([{"name": "keda", "channel": "regular"}]);
+    // A version in the entry of a module, which API servers prune, is no pin.
+    let version = json!([{"name": "keda", "version": "1.0.0"}]);
+    let accepted = |pins: Value| Some(json!({"channel": "regular", "modules": keda, "pins": pins}));
     let kymas = [
-        kyma("a", fixed.clone(), None),
-        kyma("b", follows.clone(), Some(json!({"channel": "regular", "modules": fixed}))),
-        kyma("c", fixed.clone(), Some(json!({"channel": "regular", "modules": follows}))),
+        kyma("a", "keda", keda.clone(), None),
+        kyma("b", "other", json!([]), accepted(json!({"keda": "1.0.0"}))),
+        kyma("c", "keda", keda.clone(), accepted(json!({"keda": "2.0.0"}))),
+        kyma("d", "keda", json!([]), None),
+        kyma("e", "other", version, None),
+        kyma("f", "keda", json!({"no": "list"}), None),
     ];
-    let message = "the template is removed, and Kymas select its version: a, b".to_owned();
-    assert_eq!(found(&kymas, less, true), [(7, "ModuleTemplate/keda-1.0.0".to_owned(), message)]);
+    let message = "the template is removed, and Kymas pin its version: a, b".to_owned();
+    assert_eq!(found(&kymas, less, true), [(13, "ModuleTemplate/keda-1.0.0".to_owned(), message)]);
     assert_eq!(found(&kymas, less, false), [], "nothing is removed");
     assert_eq!(found(&kymas, &all, true), []);
     assert_eq!(found(&kymas[2..], less, true), []);
-    let many: Vec<_> = (0..8).map(|n| kyma(&format!("k{n}"), fixed.clone(), None)).collect();
+    let many: Vec<_> = (0..8).map(|n| kyma(&format!("k{n}"), "keda", keda.clone(), None)).collect();
     assert!(found(&many, less, true)[0].2.ends_with("k0, k1, k2, k3, k4 and 3 more"));
     // The release meta of the files still describes it.
     let described = less.replace("\"channels\"", "\"versions\":[{\"version\":\"1.0.0\"}],\"channels\"");

@@ -12,6 +12,7 @@ use tidewatch_shared::{
 
 use super::*;
 use crate::{
+    base::kymas::UserSelection,
     controllers::{
         catalog::{self, RolloutBoard},
         kyma::{build, layer::ModuleLayer, validate::validate},
@@ -138,8 +139,9 @@ struct Outcome {
 fn check(case: Case) -> Outcome {
     let snapshot = snapshot(case.meta, case.versions);
     let modules: Vec<_> = case.selects.iter().map(|name| json!({"name": name})).collect();
-    let selection = serde_json::from_value(json!({"channel": "fast", "modules": modules})).unwrap();
-    let selection = validate(&selection).unwrap();
+    let spec = serde_json::from_value(json!({"channel": "fast", "modules": modules})).unwrap();
+    let selection = UserSelection { spec, ..UserSelection::default() };
+    let selection = validate(&selection, &BTreeMap::new()).unwrap();
     let owned = case.owned.into_iter().map(Arc::new).collect();
     let owned = Owned::divide(owned, &snapshot, Some(&selection));
     let sources = Sources {

@@ -9,11 +9,14 @@ use tidewatch_shared::{
 };
 
 use crate::{
-    base::labels::is_true,
+    base::{
+        kymas::{Pins, UserSelection},
+        labels::is_true,
+    },
     controllers::kyma::{
         mandatory::is_mandatory,
         modules::{is_unmanaged, module_of},
-        remote::initial_spec,
+        remote::initial_selection,
         validate::{Validated, validate},
     },
 };
@@ -22,9 +25,9 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Selection {
     /// The one that the last reconcile accepted; for a new Kyma that of KCP.
-    Accepted(KymaSpec),
+    Accepted(UserSelection),
     /// It was never accepted, or is too large to be recorded: the installed modules, each in its channel or version.
-    Installed(KymaSpec),
+    Installed(UserSelection),
 }
 
 /// Finds the selection of a Kyma with these Manifests.
@@ -32,29 +35,35 @@ pub(super) fn selection_of(kyma: &Kyma, manifests: &[Arc<Manifest>]) -> Selectio
     let is_recorded = kyma.annotations().contains_key(annotation::ACCEPTED_SPEC);
     let is_reset = is_true(Some(kyma.labels()), label::RESET_MODULES);
     if is_recorded || is_reset || manifests.is_empty() {
-        return Selection::Accepted(initial_spec(kyma, is_reset));
+        return Selection::Accepted(initial_selection(kyma, is_reset));
     }
-    let selected = manifests.iter().filter(|manifest| !is_mandatory(manifest));
-    let modules = selected.filter(|manifest| manifest.metadata.deletion_timestamp.is_none()).filter_map(|manifest| {
-        let channel = manifest.labels().get(label::CHANNEL).filter(|channel| !channel.is_empty()).cloned();
-        let version = manifest.spec.version.clone().filter(|_| channel.is_none());
-        Some(Module {
-            name: module_of(manifest)?.to_owned(),
-            channel,
-            version,
-            managed: !is_unmanaged(manifest),
-            custom_resource_policy: manifest.spec.custom_resource_policy,
-            ..Module::default()
-        })
+    let is_selected = |manifest: &&Arc<Manifest>| {
+        manifest.metadata.deletion_timestamp.is_none() && !is_mandatory(manifest) && module_of(manifest).is_some()
+    };
+    let selected: Vec<_> = manifests.iter().filter(is_selected).collect();
+    let modules = selected.iter().map(|manifest| Module {
+        name: module_of(manifest).unwrap_or_default().to_owned(),
+        channel: channel_of(manifest).map(str::to_owned),
+        managed: !is_unmanaged(manifest),
+        custom_resource_policy: manifest.spec.custom_resource_policy,
+        ..Module::default()
     });
-    Selection::Installed(KymaSpec { modules: Some(modules.collect()), ..kyma.spec.clone() })
+    let spec = KymaSpec { modules: Some(modules.collect()), ..kyma.spec.clone() };
+    let pinned = selected.iter().filter(|manifest| channel_of(manifest).is_none());
+    let pins = pinned.filter_map(|manifest| Some((module_of(manifest)?.to_owned(), manifest.spec.version.clone()?)));
+    Selection::Installed(UserSelection { spec, pins: Pins::new(pins) })
+}
+
+/// Channel that named the version of a Manifest; `None` for a pinned version.
+fn channel_of(manifest: &Manifest) -> Option<&str> {
+    manifest.labels().get(label::CHANNEL).map(String::as_str).filter(|channel| !channel.is_empty())
 }
 
 impl Selection {
-    /// The valid selection, limited to these modules; `None` if it is invalid.
-    pub(super) fn validated(&self, modules: &BTreeSet<String>) -> Option<Validated> {
-        let (Self::Accepted(spec) | Self::Installed(spec)) = self;
-        let mut validated = validate(spec).ok()?;
+    /// The valid selection with the pins of this Kyma in KCP, limited to these modules; `None` if it is invalid.
+    pub(super) fn validated(&self, kyma: &Kyma, modules: &BTreeSet<String>) -> Option<Validated> {
+        let (Self::Accepted(selection) | Self::Installed(selection)) = self;
+        let mut validated = validate(selection, kyma.annotations()).ok()?;
         validated.modules.retain(|module| modules.contains(&module.name));
         Some(validated)
     }
@@ -88,8 +97,8 @@ mod tests {
     }
 
     fn names(selection: &Selection) -> Vec<&str> {
-        let (Selection::Accepted(spec) | Selection::Installed(spec)) = selection;
-        spec.modules().iter().map(|module| module.name.as_str()).collect()
+        let (Selection::Accepted(selection) | Selection::Installed(selection)) = selection;
+        selection.spec.modules().iter().map(|module| module.name.as_str()).collect()
     }
 
     #[test]
@@ -113,26 +122,27 @@ mod tests {
     fn installed_modules_keep_their_channel_or_version() {
         let manifests = [
             manifest("channel", json!({"labels": {label::CHANNEL: "regular"}})),
-            manifest("fixed", json!({"labels": {label::CHANNEL: ""}})),
+            manifest("pinned", json!({"labels": {label::CHANNEL: ""}})),
             manifest("unmanaged", json!({"annotations": {annotation::UNMANAGED: "true"}})),
             manifest("leaving", json!({"deletionTimestamp": "2026-01-01T00:00:00Z"})),
             manifest("mandatory", json!({"labels": {label::MANDATORY_MODULE: "true"}})),
         ];
-        let selection = selection_of(&kyma(&json!({}), &json!({})), &manifests);
-        let Selection::Installed(spec) = &selection else { panic!("{selection:?}") };
+        let kyma = kyma(&json!({}), &json!({}));
+        let selection = selection_of(&kyma, &manifests);
+        let Selection::Installed(UserSelection { spec, pins }) = &selection else { panic!("{selection:?}") };
         let modules: Vec<_> = spec
             .modules()
             .iter()
-            .map(|it| (it.name.as_str(), it.channel.as_deref(), it.version.as_deref(), it.managed))
+            .map(|it| (it.name.as_str(), it.channel.as_deref(), pins.of_module(&it.name), it.managed))
             .collect();
         let expected = [
             ("channel", Some("regular"), None, true),
-            ("fixed", None, Some("1.0.0"), true),
+            ("pinned", None, Some("1.0.0"), true),
             ("unmanaged", None, Some("1.0.0"), false),
         ];
         assert_eq!(modules, expected);
-        let some = BTreeSet::from(["fixed".to_owned(), "other".to_owned()]);
-        let validated = selection.validated(&some).unwrap();
-        assert_eq!(validated.modules.iter().map(|module| module.name.as_str()).collect::<Vec<_>>(), ["fixed"]);
+        let some = BTreeSet::from(["pinned".to_owned(), "other".to_owned()]);
+        let validated = selection.validated(&kyma, &some).unwrap();
+        assert_eq!(validated.modules.iter().map(|module| module.name.as_str()).collect::<Vec<_>>(), ["pinned"]);
     }
 }

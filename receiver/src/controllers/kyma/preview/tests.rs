@@ -196,17 +196,19 @@ fn selector_takes_the_module_from_kymas_that_it_no_longer_matches() {
 fn only_modules_that_follow_the_channel_and_are_managed_are_affected() {
     let mut case = Case::new(&[channels(&[("regular", "1.1.0"), ("fast", "1.1.0")])]);
     let selections = [
-        json!([{"name": "keda", "managed": true, "version": "1.0.0"}]),
+        json!([{"name": "keda", "managed": true}]),
         json!([{"name": "keda", "managed": false}]),
         json!([{"name": "nats", "managed": true}]),
         json!([{"name": "keda", "managed": true, "channel": "fast"}]),
         json!([{"name": "keda", "managed": true, "channel": "none"}]),
     ];
-    let names = ["fixed", "unmanaged", "other", "fast", "invalid"];
+    let names = ["pinned", "unmanaged", "other", "fast", "invalid"];
     case.fleet.kymas = names.iter().zip(selections).map(|(name, modules)| kyma(name, modules)).collect();
+    let pin = ("version.operator.kyma-project.io/keda".to_owned(), "1.0.0".to_owned());
+    case.fleet.kymas[0].annotations_mut().extend([pin]);
     let mut unmanaged = manifest("unmanaged", "1.0.0", Some("regular"));
     unmanaged.annotations_mut().insert(annotation::UNMANAGED.to_owned(), "true".to_owned());
-    case.fleet.manifests = vec![manifest("fixed", "1.0.0", None), unmanaged];
+    case.fleet.manifests = vec![manifest("pinned", "1.0.0", None), unmanaged];
     assert_eq!(case.outcomes(), one("installs 1.1.0"), "the Kyma in the new channel");
 }
 

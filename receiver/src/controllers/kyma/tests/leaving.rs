@@ -59,8 +59,8 @@ async fn module_that_is_listed_again_upgrades_its_manifest_and_gets_a_new_one_af
         of_kyma_group("ModuleTemplate", &format!("keda-{version}"), spec)
     });
     bed.set_templates(filled::<ModuleTemplate>(&templates).0);
-    bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([{"name": "keda", "version": "1.1.0"}]));
-    bed.kyma().await;
+    bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([{"name": "keda"}]));
+    bed.pin("1.1.0").await;
     let upgraded = bed.manifest().unwrap().1;
     assert_eq!((&upgraded["spec"]["version"], bed.is_manifest_deleted()), (&json!("1.1.0"), true));
     bed.release_manifest();

@@ -192,9 +192,12 @@ async fn optional_module_passes_to_the_user_who_selects_it() {
     optional["spec"]["mandatory"] = Value::Null;
     optional["spec"]["channels"] = json!([]);
     bed.set_metas(&[keda(), optional]);
-    // With a fixed version the two Manifests differ in the label alone.
-    let selected = json!([{"name": "warden", "version": "1.0.0", "managed": true}]);
-    bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = selected);
+    // With a pinned version the two Manifests differ in the label alone.
+    let selected = json!([{"name": "warden", "managed": true}]);
+    bed.runtime.edit("kymas/default", |kyma| {
+        kyma["spec"]["modules"] = selected;
+        kyma["metadata"]["annotations"]["version.operator.kyma-project.io/warden"] = "1.0.0".into();
+    });
     bed.kyma().await;
     let now = bed.kcp.object(&id).unwrap();
     assert_eq!(now["metadata"]["uid"], manifest["metadata"]["uid"]);

@@ -63,21 +63,19 @@ async fn withdrawn_version_stays_where_it_is_and_is_installed_nowhere_else() {
     bed.kyma().await;
     bed.release_manifest();
     // Who has removed it is a new user.
-    for (module, channel) in [
-        (json!({"name": "keda"}), ("regular", "1.0.0")),
-        (json!({"name": "keda", "version": "1.0.0"}), ("fast", "1.1.0")),
-    ] {
+    bed.select(json!([{"name": "keda"}]));
+    let of_pin = "; version 1.0.0 is pinned by the annotation version.operator.kyma-project.io/keda";
+    for (pin, addition, channel) in [(None, "", ("regular", "1.0.0")), (Some("1.0.0"), of_pin, ("fast", "1.1.0"))] {
         bed.release(&[channel], withdrawn("1.0.0", "1.1.0", &today));
-        bed.select(json!([module]));
-        bed.kyma().await;
-        assert_eq!(bed.module(), ("Error".to_owned(), format!("module version not available: {notice}")));
+        bed.pin(pin).await;
+        let message = format!("module version not available: {notice}{addition}");
+        assert_eq!(bed.module(), ("Error".to_owned(), message));
         assert!(bed.manifest().is_none());
     }
     bed.forget_calls();
     bed.kyma().await;
     assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
-    bed.select(json!([{"name": "keda", "version": "1.1.0"}]));
-    bed.kyma().await;
+    bed.pin("1.1.0").await;
     assert_eq!(bed.manifest().unwrap().1["spec"]["version"], "1.1.0");
 }
 

@@ -42,25 +42,14 @@ async fn channel_of_a_module_wins_and_a_switch_to_a_lower_version_is_refused() {
     assert_eq!((bed.module(), bed.version().0.as_str()), (("Ready".to_owned(), String::new()), "1.1.0"));
 }
 
-/// `acceptance.md` C2 44: a channel together with a version, and the channel `none`, of a module are an error of this module;
-/// what is installed stays.
+/// `acceptance.md` C2 44: the channel `none` of a module is an error of this module; what is installed stays.
 #[tokio::test]
-async fn contradictory_choice_is_an_error_of_the_module_and_keeps_what_is_installed() {
+async fn channel_none_is_an_error_of_the_module_and_keeps_what_is_installed() {
     let mut bed = Bed::with_channels().await;
-    for (choice, message) in [
-        (
-            json!({"name": "keda", "channel": "fast", "version": "1.1.0"}),
-            "invalid module in spec: version and channel are mutually exclusive",
-        ),
-        (
-            json!({"name": "keda", "channel": "none"}),
-            "invalid module in spec: the value \"none\" is not allowed for the channel",
-        ),
-    ] {
-        bed.choose(choice).await;
-        assert_eq!((bed.module(), bed.version().0.as_str()), (("Error".to_owned(), message.to_owned()), "1.0.0"));
-        assert_eq!(bed.status()["state"], "Error");
-    }
+    bed.choose(json!({"name": "keda", "channel": "none"})).await;
+    let message = "invalid module in spec: the value \"none\" is not allowed for the channel";
+    assert_eq!((bed.module(), bed.version().0.as_str()), (("Error".to_owned(), message.to_owned()), "1.0.0"));
+    assert_eq!(bed.status()["state"], "Error");
     // The channel `none` of the Kyma rejects the whole selection.
     bed.select(json!([]));
     bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["channel"] = "none".into());
@@ -70,21 +59,23 @@ async fn contradictory_choice_is_an_error_of_the_module_and_keeps_what_is_instal
     assert_eq!(operation, "invalid Kyma: the value \"none\" is not allowed for the channel");
 }
 
-/// `acceptance.md` C2 44 and 45: a fixed version needs no channel, and one that does not exist is an error.
+/// `acceptance.md` C2 44 and 45: a pinned version needs no channel, and one that does not exist is an error.
 #[tokio::test]
-async fn fixed_version_follows_no_channel() {
+async fn pinned_version_follows_no_channel() {
     let mut bed = Bed::with_channels().await;
-    bed.choose(json!({"name": "keda", "version": "1.0.0"})).await;
+    bed.choose(json!({"name": "keda"})).await;
+    bed.pin("1.0.0").await;
     assert_eq!(bed.version(), ("1.0.0".to_owned(), None));
     bed.release(&[("regular", "1.1.0"), ("fast", "1.1.0")], json!([]));
     bed.kyma().await;
     assert_eq!(bed.version(), ("1.0.0".to_owned(), None), "a moved channel is of no concern");
-    bed.choose(json!({"name": "keda", "version": "1.2.0"})).await;
-    let missing = "failed to get module template: ModuleTemplate.operator.kyma-project.io \"keda-1.2.0\" not found";
+    bed.pin("1.2.0").await;
+    let missing = "failed to get module template: ModuleTemplate.operator.kyma-project.io \"keda-1.2.0\" not found; \
+                   version 1.2.0 is pinned by the annotation version.operator.kyma-project.io/keda";
     assert_eq!((bed.module(), bed.version().0.as_str()), (("Error".to_owned(), missing.to_owned()), "1.0.0"));
-    bed.choose(json!({"name": "keda", "version": "1.1.0"})).await;
+    bed.pin("1.1.0").await;
     assert_eq!(bed.version(), ("1.1.0".to_owned(), None));
-    bed.choose(json!({"name": "keda", "version": "1.0.0"})).await;
+    bed.pin("1.0.0").await;
     assert_eq!((bed.module().0.as_str(), bed.version().0.as_str()), ("Warning", "1.1.0"), "no downgrade");
 }
 

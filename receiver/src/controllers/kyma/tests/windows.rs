@@ -132,16 +132,15 @@ async fn upgrade_without_downtime_does_not_wait() {
 }
 
 #[tokio::test]
-async fn users_change_of_channel_or_version_waits_too() {
-    for selected in [
-        json!({"name": "keda", "managed": true, "channel": "fast"}),
-        json!({"name": "keda", "managed": true, "version": "1.1.0"}),
-    ] {
+async fn users_change_of_channel_or_pin_waits_too() {
+    let of_pin = "version 1.1.0 is pinned by the annotation version.operator.kyma-project.io/keda; ";
+    for (channel, pin, notice) in [("fast", None, ""), ("regular", Some("1.1.0"), of_pin)] {
         let (mut bed, opens) = ready().await;
-        bed.select_one(selected.clone());
-        bed.kyma().await;
+        bed.select_one(json!({"name": "keda", "managed": true, "channel": channel}));
+        bed.pin(pin).await;
         let module = bed.shown_module();
-        assert_eq!((&module["maintenance"], &module["message"]), (&json!(true), &json!(message(opens))), "{selected}");
+        let said = format!("{notice}{}", message(opens));
+        assert_eq!((&module["maintenance"], &module["message"]), (&json!(true), &json!(said)), "{channel}");
         assert_eq!(module["channel"], "regular", "that of the installed version");
         assert_eq!(bed.installed_version(), ("1.0.0".into(), "regular".into()));
         bed.forget_calls();
@@ -149,7 +148,7 @@ async fn users_change_of_channel_or_version_waits_too() {
         assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
         // Back again.
         bed.select_one(json!({"name": "keda", "managed": true}));
-        bed.kyma().await;
+        bed.pin(None).await;
         assert_eq!((&bed.shown_module()["maintenance"], &bed.shown_module()["message"]), (&Value::Null, &Value::Null));
     }
 }

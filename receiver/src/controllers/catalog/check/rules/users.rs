@@ -2,45 +2,53 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::Value;
-use tidewatch_shared::names::annotation;
+use serde_json::json;
+use tidewatch_shared::{
+    api::Kyma,
+    names::{GROUP, VERSION},
+};
 
-use crate::controllers::catalog::{
-    check::{
-        document::Node,
-        finding::{Code, Finding},
-        object::Object,
+use crate::{
+    base::kymas::ModuleSelection,
+    controllers::catalog::{
+        check::{
+            document::Node,
+            finding::{Code, Finding},
+            object::Object,
+        },
+        desired::Kind,
+        visibility::template_name,
     },
-    desired::Kind,
-    visibility::template_name,
 };
 
 /// Maximum number of Kymas that one finding names.
 const MAX_NAMED: usize = 5;
 
-/// Kymas that select a fixed version, by the name of its template.
+/// Kymas that pin a version of a module that they select, by the name of its template.
 #[derive(Debug, Default)]
-pub(in crate::controllers::catalog::check) struct FixedUsers(BTreeMap<String, BTreeSet<String>>);
+pub(in crate::controllers::catalog::check) struct PinnedUsers(BTreeMap<String, BTreeSet<String>>);
 
-impl FixedUsers {
-    /// Adds the fixed versions of a Kyma: those of the last accepted spec of its runtime, or else of its own spec.
+impl PinnedUsers {
+    /// Adds the pinned versions of a Kyma. A document that is no Kyma has none.
     pub(in crate::controllers::catalog::check) fn add(&mut self, kyma: &Node) {
         let metadata = kyma.get("metadata");
+        let spec = kyma.get("spec");
         let name = metadata.and_then(|metadata| metadata.text("name")).unwrap_or("?");
-        let accepted = metadata.and_then(|metadata| metadata.get("annotations")?.text(annotation::ACCEPTED_SPEC));
-        let accepted: Option<Value> = accepted.and_then(|text| serde_json::from_str(text).ok());
-        let spec = accepted.or_else(|| kyma.get("spec").map(Node::to_value)).unwrap_or_default();
-        for module in spec["modules"].as_array().into_iter().flatten() {
-            if let (Some(module), Some(version)) = (module["name"].as_str(), module["version"].as_str()) {
-                self.0.entry(template_name(module, version)).or_default().insert(name.to_owned());
-            }
+        let value = |of: Option<&Node>, member: &str| of.and_then(|of| of.get(member)).map(Node::to_value);
+        // Channels do not matter to pins.
+        let parts = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Kyma",
+            "metadata": {"annotations": value(metadata, "annotations")},
+            "spec": {"channel": "", "modules": value(spec, "modules")}});
+        let Ok(kyma) = serde_json::from_value::<Kyma>(parts) else { return };
+        for (module, version) in ModuleSelection::of(&kyma).pinned() {
+            self.0.entry(template_name(module, version)).or_default().insert(name.to_owned());
         }
     }
 }
 
-/// Reports templates of the earlier state that are removed while a Kyma selects their version, or a release meta describes
+/// Reports templates of the earlier state that are removed while a Kyma pins their version, or a release meta describes
 /// it.
-pub(super) fn check(objects: &[Object], before: &[Object], users: &FixedUsers, findings: &mut Vec<Finding>) {
+pub(super) fn check(objects: &[Object], before: &[Object], users: &PinnedUsers, findings: &mut Vec<Finding>) {
     let stays = |name: &str| objects.iter().any(|object| object.kind == Kind::Template && object.name == name);
     let metas = objects.iter().filter_map(Object::release_meta);
     let described: BTreeMap<_, _> = metas
@@ -58,8 +66,8 @@ pub(super) fn check(objects: &[Object], before: &[Object], users: &FixedUsers, f
                 0 => String::new(),
                 more => format!(" and {more} more"),
             };
-            let message = format!("the template is removed, and Kymas select its version: {}{more}", named.join(", "));
-            findings.push(used(message).suggest("keep it until they select another version or a channel"));
+            let message = format!("the template is removed, and Kymas pin its version: {}{more}", named.join(", "));
+            findings.push(used(message).suggest("keep it until they pin another version, or none"));
         } else if let Some(module) = described.get(&object.name) {
             let message = format!(
                 "the template is removed, and spec.versions of the ModuleReleaseMeta {module} names its version"
