@@ -6,7 +6,13 @@ use tidewatch_shared::api::State;
 use tokio::time::Instant;
 
 use crate::{
-    base::{key::KymaKey, kymas::KymaFacts, manifests::ManifestFacts, takeover::Takeover, versions::core_version},
+    base::{
+        key::KymaKey,
+        kymas::{KymaFacts, SelectedVersion},
+        manifests::ManifestFacts,
+        takeover::Takeover,
+        versions::core_version,
+    },
     controllers::{
         catalog::{
             RolloutMark,
@@ -112,10 +118,12 @@ impl Observation {
     }
 }
 
-/// Returns whether a managed module, which is not being removed, follows the channel or mandatory version of a rollout.
-pub(super) fn follows(manifest: &ManifestFacts<'_>, key: &RolloutKey) -> bool {
+/// Returns whether a managed module, which is not being removed, follows the channel or mandatory version of a rollout. A pin
+/// may be refused: the Manifest then keeps the channel that it no longer follows.
+pub(super) fn follows<'a>(manifest: &ManifestFacts<'_>, kyma: impl Into<KymaFacts<'a>>, key: &RolloutKey) -> bool {
+    let is_pinned = || matches!(kyma.into().selected(&key.module), Some(SelectedVersion::Version(_)));
     let follows = match &key.channel {
-        Some(channel) => manifest.channel == Some(channel),
+        Some(channel) => manifest.channel == Some(channel) && !is_pinned(),
         None => manifest.flags.is_mandatory,
     };
     follows && !manifest.flags.is_unmanaged && !manifest.flags.is_deleting
@@ -228,8 +236,9 @@ impl Row {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
     use tidewatch_shared::{
-        api::Manifest,
+        api::{Kyma, Manifest},
         names::{annotation, label},
     };
 
@@ -264,6 +273,33 @@ mod tests {
 
     fn key() -> KymaKey {
         KymaKey::new("ns", "k")
+    }
+
+    #[test]
+    fn pinned_module_follows_no_rollout_of_a_channel() {
+        let kyma = |pin: Option<&str>| -> Kyma {
+            serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+                "metadata": {"name": "k", "annotations": {"version.operator.kyma-project.io/keda": pin.unwrap_or_default()}},
+                "spec": {"channel": "fast", "modules": if pin.is_some() { json!([{"name": "keda"}]) } else { json!([]) }}}))
+            .unwrap()
+        };
+        let manifest = |labels: Value| -> Manifest {
+            serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+                "metadata": {"name": "m", "labels": labels},
+                "spec": {"remote": true, "version": "1.0.0", "install": {"name": "i", "source": {}}}}))
+            .unwrap()
+        };
+        let fast = manifest(json!({label::CHANNEL: "fast"}));
+        let mandatory = manifest(json!({label::MANDATORY_MODULE: "true"}));
+        let check = |manifest: &Manifest, pin: Option<&str>, channel: Option<&str>| {
+            let key = RolloutKey { module: "keda".to_owned(), channel: channel.map(str::to_owned) };
+            follows(&ManifestFacts::from(manifest), &kyma(pin), &key)
+        };
+        assert!(check(&fast, None, Some("fast")) && !check(&fast, None, Some("regular")));
+        for pin in ["1.0.0", "0.9.0", "latest"] {
+            assert!(!check(&fast, Some(pin), Some("fast")), "{pin}");
+            assert!(check(&mandatory, Some(pin), None), "{pin}");
+        }
     }
 
     #[test]

@@ -427,11 +427,11 @@ impl RolloutTask {
     fn followers(&self, key: &RolloutKey) -> impl Iterator<Item = (Arc<CachedKyma>, Arc<CachedManifest>)> {
         let manifests = self.dependencies.stores.manifests.of_module(&key.module);
         manifests.into_iter().filter_map(move |manifest| {
-            let is_member = members::follows(&manifest.facts(), key);
-            let kyma = manifest.kyma().filter(|_| is_member)?;
+            let kyma = manifest.kyma()?;
             let kyma = ObjectRef::new(&kyma.name).within(&kyma.namespace);
             let kyma = self.dependencies.stores.kymas.get(&kyma)?;
-            (!kyma.facts().is_deleting()).then_some((kyma, manifest))
+            let is_member = members::follows(&manifest.facts(), &kyma, key);
+            (is_member && !kyma.facts().is_deleting()).then_some((kyma, manifest))
         })
     }
 

@@ -268,6 +268,9 @@ impl<'a> Assessor<'a> {
         let (deadline, mut times) = (self.options.flags.module_rollout_deadline, Times::default());
         let assess = |manifest: &&Manifest| {
             let kyma = self.kymas.get(manifest.labels().get(label::KYMA_NAME)?)?;
+            if !members::follows(&ManifestFacts::from(*manifest), *kyma, &key) {
+                return None;
+            }
             let (kyma_key, uid) = (KymaKey::of(*kyma), kyma.uid()?);
             let block = members::block(*kyma, !self.takeover.reconciles(*kyma, &self.pause), || {
                 awaits_window && self.is_closed(kyma)
@@ -279,10 +282,7 @@ impl<'a> Assessor<'a> {
             Some(Member { kyma: kyma_key, uid, rank, standing })
         };
         let manifests = self.manifests.get(rollout.module.as_str()).into_iter().flatten();
-        manifests
-            .filter(|manifest| members::follows(&ManifestFacts::from(**manifest), &key))
-            .filter_map(assess)
-            .collect()
+        manifests.filter_map(assess).collect()
     }
 
     fn is_closed(&self, kyma: &Kyma) -> bool {
