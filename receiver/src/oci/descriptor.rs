@@ -295,7 +295,8 @@ pub fn parse(layer_media_type: &str, content: &[u8]) -> Result<Document, Descrip
         return Err(DescriptorError::MediaType(Excerpt::of(layer_media_type)));
     }
     check_size(content.len() as u64, MAX_STORED_BYTES)?;
-    let mut documents = yaml::read(&text(content)?, MAX_VALUES).map_err(DescriptorError::Yaml)?;
+    let mut documents =
+        yaml::read(&text(content)?, MAX_VALUES).map_err(|error| DescriptorError::Yaml(error.to_string()))?;
     match (documents.pop(), documents.len()) {
         (Some(document), 0) => Ok(Document(document.value)),
         (Some(_), others) => Err(DescriptorError::Documents(others + 1)),

@@ -1,169 +1,113 @@
-//! Parses YAML as the Go libraries of Kubernetes do, with limits.
+//! Reads the YAML and JSON documents of a text as kubectl does, with limits.
+//!
+//! `stream` splits a text into documents, `tree` builds the value of one, `scalar` gives each scalar its type. kubectl reads
+//! YAML 1.1 with `go.yaml.in/yaml/v2`, and converts it to JSON: `0644` is 420, `yes` is true, `1.0` is 1. A parser of YAML 1.2
+//! reads other values, so the types are decided here, and only the syntax is left to a library.
 
-use std::fmt;
+mod scalar;
+mod stream;
+mod tree;
 
-use serde::{
-    Deserialize, Deserializer,
-    de::{MapAccess, SeqAccess, Visitor},
-};
-use serde_json::{Map, Number, Value};
-use serde_saphyr::{Options, Spanned, alias_limits, budget, options, options::DuplicateKeyPolicy};
-use tidewatch_shared::json::normalize_numbers;
+use serde_json::Value;
+use thiserror::Error;
 
-use super::excerpt::message;
-
-/// Maximum nesting depth of a value; a property of a CRD's schema takes two levels. The parser recurses, and without
-/// optimisation 100 levels exhaust the stack of a worker thread, 2 MiB.
-const MAX_DEPTH: usize = 80;
+/// Maximum nesting depth of a value; a property of a CRD's schema takes two levels. An API server returns objects as JSON,
+/// of which `serde_json` reads at most 128 levels.
+const MAX_DEPTH: usize = 120;
 /// Maximum number of documents per text, empty ones included.
 const MAX_DOCUMENTS: usize = 20_000;
-/// Maximum number of values that aliases of one document repeat.
-const MAX_REPEATED: usize = 200_000;
+/// Maximum number of bytes in strings that anchors keep and aliases repeat.
+const MAX_REPEATED_BYTES: usize = 16 << 20;
 
 /// A document of a text; none of them is empty.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Document {
     /// Line of its first value, counted from 1.
-    pub(super) line: u64,
-    /// Its value. Floating-point numbers without a fraction are integers.
+    pub(super) line: usize,
+    /// Its value. Numbers are `i64`, or `f64` if they have a fraction or exceed `i64`.
     pub(super) value: Value,
 }
 
-/// Parses every document of a text, with at most `max_values` values in all, keys and repeated values included.
+/// A text that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(super) enum YamlError {
+    /// The text is neither YAML nor JSON, or has a value that JSON lacks.
+    #[error("line {line}, column {column}: {reason}")]
+    Syntax {
+        /// Line, counted from 1.
+        line: usize,
+        /// Column, counted from 1, in characters.
+        column: usize,
+        /// Cause in one sentence.
+        reason: String,
+    },
+    /// A value is nested deeper than [`MAX_DEPTH`].
+    #[error("line {line}: more than {MAX_DEPTH} levels of nested lists and objects")]
+    TooDeep {
+        /// Line, counted from 1.
+        line: usize,
+    },
+    /// The text has too many values; keys, and repetitions by aliases, count.
+    #[error("line {line}: more than {limit} values, keys and repetitions by aliases included")]
+    TooManyValues {
+        /// Line, counted from 1.
+        line: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The strings that aliases repeat exceed [`MAX_REPEATED_BYTES`].
+    #[error("line {line}: anchors and aliases repeat more than {MAX_REPEATED_BYTES} bytes")]
+    TooLargeAliases {
+        /// Line, counted from 1.
+        line: usize,
+    },
+    /// The text has more than [`MAX_DOCUMENTS`].
+    #[error("more than {MAX_DOCUMENTS} documents")]
+    TooManyDocuments,
+}
+
+/// What is left of the limits of a text.
+#[derive(Debug)]
+struct Budget {
+    limit: usize,
+    values: usize,
+    repeated_bytes: usize,
+}
+
+impl Budget {
+    fn spend_values(&mut self, count: usize, line: usize) -> Result<(), YamlError> {
+        let too_many = YamlError::TooManyValues { line, limit: self.limit };
+        self.values = self.values.checked_sub(count).ok_or(too_many)?;
+        Ok(())
+    }
+
+    fn spend_repeated_bytes(&mut self, count: usize, line: usize) -> Result<(), YamlError> {
+        self.repeated_bytes = self.repeated_bytes.checked_sub(count).ok_or(YamlError::TooLargeAliases { line })?;
+        Ok(())
+    }
+}
+
+/// Reads every document of a text, with at most `max_values` values in all, keys and repeated values included.
 ///
 /// # Errors
-/// The message of the parser, which names line and column.
-pub(super) fn read(text: &str, max_values: usize) -> Result<Vec<Document>, String> {
-    let documents = serde_saphyr::from_multiple_with_options::<Spanned<Tree>>(text, yaml_options(max_values));
-    let documents = documents.map_err(|error| message(&error))?;
-    let document = |Spanned { value: Tree(mut value), referenced, .. }: Spanned<Tree>| {
-        normalize_numbers(&mut value);
-        Document { line: referenced.line(), value }
-    };
-    Ok(documents.into_iter().map(document).collect())
-}
-
-/// Parser options equal to those of Go: `0644` is an octal number, `yes` is a boolean, and the last of several equal keys
-/// wins. The ratio of aliases to anchors is not bounded, since repeated values count as values.
-fn yaml_options(max_values: usize) -> Options {
-    options! {
-        budget: budget! {
-            max_depth: MAX_DEPTH, max_documents: MAX_DOCUMENTS, max_nodes: max_values,
-            max_events: max_values.saturating_mul(4), enforce_alias_anchor_ratio: false,
-        },
-        alias_limits: alias_limits! { max_total_replayed_events: MAX_REPEATED },
-        duplicate_keys: DuplicateKeyPolicy::LastWins,
-        legacy_octal_numbers: true,
-        with_snippet: false,
-    }
-}
-
-/// A value whose keys need not be strings in the text.
-struct Tree(Value);
-
-/// A key as Go spells it in JSON: `yes` is `true`, `0x10` is `16`.
-struct Key(String);
-
-impl<'de> Deserialize<'de> for Tree {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TreeVisitor).map(Self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Key {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(KeyVisitor).map(Self)
-    }
-}
-
-struct TreeVisitor;
-
-impl<'de> Visitor<'de> for TreeVisitor {
-    type Value = Value;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<Value, E> {
-        number(value)
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_string<E>(self, value: String) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
-        let mut items = Vec::new();
-        while let Some(Tree(item)) = seq.next_element()? {
-            items.push(item);
+/// [`YamlError`].
+pub(super) fn read(text: &str, max_values: usize) -> Result<Vec<Document>, YamlError> {
+    let mut budget = Budget { limit: max_values, values: max_values, repeated_bytes: MAX_REPEATED_BYTES };
+    let mut documents = Vec::new();
+    let mut count = 0;
+    stream::each(text, |part| {
+        count += 1;
+        if count > MAX_DOCUMENTS {
+            return Err(YamlError::TooManyDocuments);
         }
-        Ok(Value::Array(items))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
-        let mut members = Map::new();
-        while let Some((Key(key), Tree(value))) = map.next_entry()? {
-            members.insert(key, value);
-        }
-        Ok(Value::Object(members))
-    }
-}
-
-struct KeyVisitor;
-
-impl Visitor<'_> for KeyVisitor {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string, number or boolean as a key")
-    }
-
-    fn visit_bool<E>(self, key: bool) -> Result<String, E> {
-        Ok(key.to_string())
-    }
-
-    fn visit_i64<E>(self, key: i64) -> Result<String, E> {
-        Ok(key.to_string())
-    }
-
-    fn visit_u64<E>(self, key: u64) -> Result<String, E> {
-        Ok(key.to_string())
-    }
-
-    fn visit_f64<E: serde::de::Error>(self, key: f64) -> Result<String, E> {
-        let mut key = number(key)?;
-        normalize_numbers(&mut key);
-        Ok(key.to_string())
-    }
-
-    fn visit_str<E>(self, key: &str) -> Result<String, E> {
-        Ok(key.to_owned())
-    }
-}
-
-fn number<E: serde::de::Error>(value: f64) -> Result<Value, E> {
-    Number::from_f64(value).map(Value::Number).ok_or_else(|| E::custom("JSON has no such number"))
+        let document = match part {
+            stream::Part::Json { line, text } => tree::of_json(text, line, &mut budget)?,
+            stream::Part::Yaml { line, text } => tree::of_yaml(text, line, &mut budget)?,
+        };
+        documents.extend(document);
+        Ok(())
+    })?;
+    Ok(documents)
 }
 
 #[cfg(test)]
@@ -178,6 +122,10 @@ mod tests {
         documents.remove(0).value
     }
 
+    fn error(text: &str) -> String {
+        read(text, 1_000).unwrap_err().to_string()
+    }
+
     #[test]
     fn scalars_are_those_of_go() {
         for (text, value) in [
@@ -187,7 +135,14 @@ mod tests {
             ("0x1F", json!(31)),
             ("08", json!(8)),
             ("1_000", json!(1000)),
-            ("18446744073709551615", json!(u64::MAX)),
+            ("9223372036854775807", json!(i64::MAX)),
+            ("9007199254740993", json!(9_007_199_254_740_993_i64)),
+            ("18446744073709551615", json!(u64::MAX as f64)),
+            ("1e999", json!("1e999")),
+            ("1152921504606846976.0", json!(1_152_921_504_606_847_000_i64)),
+            ("1e21", json!(1e21)),
+            ("tRue", json!("tRue")),
+            ("nULL", json!("nULL")),
             ("1.0", json!(1)),
             ("1e3", json!(1000)),
             ("1.5", json!(1.5)),
@@ -207,7 +162,7 @@ mod tests {
         ] {
             assert_eq!(one(&format!("a: {text}")), json!({"a": value}), "{text}");
         }
-        for text in [".inf", "-.inf", ".nan", "1e999"] {
+        for text in [".inf", "-.inf", ".nan"] {
             assert!(read(&format!("a: {text}"), 100).is_err(), "JSON has no number {text}");
         }
     }
@@ -225,8 +180,12 @@ mod tests {
     fn last_of_equal_keys_wins_and_merge_keys_are_resolved() {
         assert_eq!(one("a: 1\nb: 2\na: 3\n"), json!({"a": 3, "b": 2}));
         assert_eq!(one("1: v\n1: w\n"), json!({"1": "w"}));
-        let merged = one("base: &b {p: 1, q: 1}\nuse: {<<: *b, q: 2}\n");
-        assert_eq!(merged["use"], json!({"p": 1, "q": 2}));
+        let merged = one("base: &b {p: 1, q: 1}\nafter: {<<: *b, q: 2}\nbefore: {q: 2, <<: *b}\n");
+        assert_eq!(merged["after"], json!({"p": 1, "q": 2}));
+        assert_eq!(merged["before"], json!({"p": 1, "q": 1}), "Go's parser merges in the order of the text");
+        for text in ["a: {<<: 1}", "a: {<<: [1]}"] {
+            assert!(error(text).contains("<< needs an object"), "{text}");
+        }
     }
 
     #[test]
@@ -240,14 +199,36 @@ mod tests {
     }
 
     #[test]
+    fn streams_of_json_and_yaml_are_split() {
+        let values = |text: &str| {
+            let documents = read(text, 1_000).unwrap();
+            documents.into_iter().map(|document| (document.line, document.value["a"].clone())).collect::<Vec<_>>()
+        };
+        let [one, two, three] = [1, 2, 3].map(|value| json!(value));
+        assert_eq!(
+            values("{\"a\": 1}{\"a\": 2}\n\n{\"a\": 3}"),
+            [(1, one.clone()), (1, two.clone()), (3, three.clone())]
+        );
+        assert_eq!(values("{\"a\": 1}\n---\na: 2\n---\na: 3\n"), [(1, one.clone()), (3, two.clone()), (5, three)]);
+        assert_eq!(values("{a: 1}\n---\n{a: 2}\n"), [(1, one.clone()), (3, two.clone())]);
+        assert_eq!(values("a: 1\n...\na: 3\n---\n\u{feff}a: 2\n"), [(1, one), (5, two)], "nothing follows the end");
+        assert!(error("{\"a\": 1}\n{\"a\": 2}\n---\na: 3\n").starts_with("line 3, column "));
+        assert!(error("a: 1\n--- b\n").starts_with("line 2, column 4: only a comment may follow ---"));
+        assert!(error("a: 1\n---\na: 2\nb: [\n").starts_with("line "), "{}", error("a: 1\n---\nb: [\n"));
+        assert!(error("\ta: 1\nb: 2\n").starts_with("line 2, "), "nothing of a document is lost");
+    }
+
+    #[test]
     fn number_of_values_is_bounded() {
-        let text = format!("[{}]", "1,".repeat(98));
-        assert!(read(&text, 100).is_ok());
-        assert!(read(&text, 98).unwrap_err().contains("nodes"));
-        let split = "[1]\n---\n".repeat(60);
-        assert!(read(&split, 100).unwrap_err().contains("nodes"), "over all documents");
+        let list = |count: usize| format!("[{}]", "1,".repeat(count));
+        let json = |count: usize| format!("{{\"a\": [{}1]}}", "1,".repeat(count));
+        assert!(read(&list(99), 100).is_ok());
+        for text in [&*list(100), &json(100), &"[1]\n---\n".repeat(60)] {
+            assert!(matches!(read(text, 100), Err(YamlError::TooManyValues { limit: 100, .. })), "{:.20}", text);
+        }
+        assert_eq!(read(&list(100), 100).unwrap_err().to_string().lines().count(), 1);
         let many = "a\n---\n".repeat(MAX_DOCUMENTS + 1);
-        assert!(read(&many, 1_000_000).unwrap_err().contains("documents"));
+        assert_eq!(read(&many, 1_000_000), Err(YamlError::TooManyDocuments));
     }
 
     #[test]
@@ -257,12 +238,19 @@ mod tests {
             let before = level - 1;
             bomb += &format!("a{level}: &a{level} [{}]\n", format!("*a{before}, ").repeat(10));
         }
-        assert!(read(&bomb, 1_000_000).is_err());
+        assert!(matches!(read(&bomb, 1_000_000), Err(YamlError::TooManyValues { .. })));
         let long = format!("a: &a {}\nb: [{}]\n", "x".repeat(100_000), "*a, ".repeat(1_000));
-        assert!(read(&long, 1_000_000).is_err(), "100 MB of repeated text");
+        assert!(matches!(read(&long, 1_000_000), Err(YamlError::TooLargeAliases { .. })), "100 MB of repeated text");
+        let nested = format!("{}1{}", "&a [".repeat(100), "]".repeat(100));
+        assert!(matches!(read(&nested, 1_000), Err(YamlError::TooManyValues { .. })), "each anchor keeps a copy");
+        let mut chain = "a0: &a0 [x]\n".to_owned();
+        for level in 1..500 {
+            chain += &format!("a{level}: &a{level} [*a{}]\n", level - 1);
+        }
+        assert!(matches!(read(&chain, 1_000_000), Err(YamlError::TooDeep { .. })), "aliases add depth");
         let harmless = format!("a: &a {{x: 1}}\nb: [{}]\n", "*a, ".repeat(500));
         assert_eq!(one_of(&harmless)["b"].as_array().map(Vec::len), Some(500));
-        assert!(read("a: &a [*a]\n", 100).is_err(), "an alias of itself");
+        assert!(error("a: &a [*a]\n").contains("alias"), "an alias of itself");
     }
 
     fn one_of(text: &str) -> Value {
@@ -278,7 +266,7 @@ mod tests {
             assert_eq!(read(&text, 1_000).map(|documents| documents.len()), Ok(1));
         }
         for text in [flow(MAX_DEPTH + 1), block(MAX_DEPTH + 1), lists(MAX_DEPTH + 1)] {
-            assert!(read(&text, 1_000).unwrap_err().contains("depth"));
+            assert!(matches!(read(&text, 1_000), Err(YamlError::TooDeep { .. })), "{:.20}", text);
         }
     }
 
@@ -292,8 +280,8 @@ mod tests {
     #[test]
     fn errors_have_a_position() {
         for text in ["a: 1\nb: [1,\n", "a: \"x\n\n", "a: b: c\n", "a: *b\n", "a: \0\n"] {
-            let error = read(text, 100).unwrap_err();
-            assert!(error.contains("line"), "{text:?}: {error}");
+            let error = error(text);
+            assert!(error.starts_with("line "), "{text:?}: {error}");
         }
     }
 }

@@ -44,3 +44,4 @@ mod test_bed;
 mod upgrade;
 mod v2;
 mod watches;
+mod yaml;

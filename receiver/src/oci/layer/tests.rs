@@ -87,35 +87,82 @@ fn lists_are_expanded() {
         format!("apiVersion: v1\nkind: {kind}\nitems: [{}]\n", items.join(", "))
     };
     assert_eq!(names(&format!("{}---\n{}", list("List", &["a", "b"]), object("c"))), ["a", "b", "c"]);
-    assert_eq!(names(&list("ConfigMapList", &["a"])), ["a"]);
-    assert_eq!(names("apiVersion: v1\nkind: List\n"), [""; 0]);
+    for kind in ["ConfigMapList", "Samples"] {
+        assert_eq!(names(&list(kind, &["a"])), ["a"], "{kind}");
+    }
+    for empty in ["kind: List\n", "kind: List\nitems: []\n", "kind: RoleList\nitems: ~\n", "kind: Sample\nitems: ~\n"] {
+        assert_eq!(names(&format!("apiVersion: v1\n{empty}")), [""; 0], "{empty}");
+    }
     let nested = format!("apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: List\n  items: [{item}]\n");
     assert_eq!(names(&nested), ["NAME"]);
-    let own = "apiVersion: a/v1\nkind: AllowList\nmetadata: {name: a}\nspec: {items: [1]}\n";
-    assert_eq!(names(own), ["a"], "only the member items makes a list");
+    for own in ["spec: {items: [1]}", "items: {a: 1}", "items: text"] {
+        let text = format!("apiVersion: a/v1\nkind: AllowList\nmetadata: {{name: a}}\n{own}\n");
+        assert_eq!(names(&text), ["a"], "only a list in the member items makes a list");
+    }
+}
+
+#[test]
+fn items_have_the_kind_of_their_list() {
+    let text = "apiVersion: rbac.authorization.k8s.io/v1\nkind: RoleList\nitems:\n- metadata: {name: a}\n\
+        - {apiVersion: '', kind: ~, metadata: {name: b}}\n- {apiVersion: v1, kind: Secret, metadata: {name: c}}\n";
+    let kinds: Vec<_> =
+        documents(text).unwrap().iter().map(|it| (it["apiVersion"].clone(), it["kind"].clone())).collect();
+    let role = || (json!("rbac.authorization.k8s.io/v1"), json!("Role"));
+    assert_eq!(kinds, [role(), role(), (json!("v1"), json!("Secret"))]);
+    for (kind, item) in [("List", "{metadata: {name: a}}"), ("RoleList", "{kind: Role, metadata: {name: a}}")] {
+        let text = format!("apiVersion: v1\nkind: {kind}\nitems: [{item}]\n");
+        assert!(matches!(documents(&text), Err(LayerError::Object { .. })), "{text}");
+    }
+}
+
+/// The message without the place of the document.
+fn reason(error: &LayerError) -> String {
+    let LayerError::Object { place, .. } = error else { panic!("{error}") };
+    assert_eq!((place.document, place.line), (2, 6));
+    let place = "document 2 from line 6 on";
+    error.to_string().strip_prefix(place).unwrap().trim_start_matches([',', ':', ' ']).to_owned()
 }
 
 #[test]
 fn document_that_is_no_object_is_named() {
-    for (text, reason) in [
-        ("text", "it is a single value or a list"),
-        ("[1]", "it is a single value or a list"),
+    let generated = "metadata.name is missing, and generateName would make another object at each application";
+    for (text, expected) in [
+        ("text", "it is a single value or a list instead of an object"),
+        ("[1]", "it is a single value or a list instead of an object"),
         ("{}", "apiVersion is missing or not a string"),
-        ("{apiVersion: 1, kind: A, metadata: {name: a}}", "apiVersion is missing or not a string"),
-        ("{apiVersion: v1, metadata: {name: a}}", "kind is missing or not a string"),
-        ("{apiVersion: v1, kind: A}", "metadata.name is missing or not a string"),
-        ("{apiVersion: v1, kind: A, metadata: []}", "metadata.name is missing or not a string"),
-        ("{apiVersion: v1, kind: A, metadata: {name: ''}}", "metadata.name is missing or not a string"),
-        ("{apiVersion: v1, kind: A, metadata: {name: 1}}", "metadata.name is missing or not a string"),
-        ("{apiVersion: v1, kind: A, metadata: {generateName: a-}}", "metadata.name is missing or not a string"),
-        ("{apiVersion: v1, kind: A, metadata: {name: a, namespace: n}}", "metadata.namespace is not a string"),
-        ("{apiVersion: v1, kind: List, items: [1]}", "it is a single value or a list"),
+        (
+            "{apiVersion: 1, kind: A, metadata: {name: a}}",
+            r#"kind "A", name "a": apiVersion is missing or not a string"#,
+        ),
+        ("{apiVersion: v1, metadata: {name: a}}", r#"name "a": kind is missing or not a string"#),
+        ("{apiVersion: v1, kind: A}", r#"kind "A": metadata.name is missing or not a string"#),
+        ("{apiVersion: v1, kind: A, metadata: []}", r#"kind "A": metadata.name is missing or not a string"#),
+        ("{apiVersion: v1, kind: A, metadata: {name: ''}}", r#"kind "A": metadata.name is missing or not a string"#),
+        ("{apiVersion: v1, kind: A, metadata: {name: 1}}", r#"kind "A": metadata.name is missing or not a string"#),
+        (
+            "{apiVersion: v1, kind: A, metadata: {generateName: a-}}",
+            &*format!(r#"kind "A", generateName "a-": {generated}"#),
+        ),
+        (
+            "{apiVersion: v1, kind: A, metadata: {name: a, namespace: n}}",
+            r#"kind "A", name "a": metadata.namespace is not a string"#,
+        ),
+        ("{apiVersion: v1, items: []}", "kind is missing or not a string"),
+        ("{apiVersion: v1, kind: List, items: [1]}", "item 1: it is a single value or a list instead of an object"),
+        (
+            "{apiVersion: v1, kind: List, items: [{kind: List, items: []}, {kind: List, items: [{kind: A}]}]}",
+            r#"item 2.1, kind "A": apiVersion is missing or not a string"#,
+        ),
+        (
+            "{apiVersion: v1, kind: AList, items: [{metadata: {generateName: a-}}]}",
+            &*format!(r#"item 1, kind "A", generateName "a-": {generated}"#),
+        ),
     ] {
         let whole = format!("{}---\n---\n{text}\n", object("a"));
-        assert_eq!(documents(&whole), Err(LayerError::Object { number: 2, line: 6, reason }), "{text}");
+        assert_eq!(reason(&documents(&whole).unwrap_err()), expected, "{text}");
     }
-    let error = LayerError::Object { number: 2, line: 6, reason: "kind is missing or not a string" };
-    assert_eq!(error.to_string(), "document 2 from line 6 on is not an object: kind is missing or not a string");
+    let long = format!("{{apiVersion: v1, kind: {}}}", "A".repeat(100_000));
+    assert!(documents(&long).unwrap_err().to_string().len() < 500, "errors quote a beginning only");
 }
 
 #[test]
@@ -150,9 +197,19 @@ fn number_of_objects_is_bounded() {
 }
 
 #[test]
+fn too_many_values_are_refused_with_the_limit_and_a_remedy() {
+    let large = format!("a: [{}]\n", "1,".repeat(MAX_VALUES));
+    let error = documents(&large).unwrap_err();
+    assert_eq!(error, LayerError::TooManyValues { line: 1 });
+    let text = error.to_string();
+    assert!(text.contains(&format!("more than {MAX_VALUES} values")) && text.contains("split the module"), "{text}");
+}
+
+#[test]
 fn hostile_yaml_is_an_error() {
-    let repeated = format!("a: &a [{}]\nb: [{}]\n", "x, ".repeat(100), "*a, ".repeat(5_000));
-    for text in ["a: [", "a: *b", &repeated, &"- ".repeat(1_000)] {
+    let repeated = format!("a: &a [{}]\nb: [{}]\n", "x, ".repeat(100), "*a, ".repeat(20_000));
+    assert_eq!(documents(&repeated), Err(LayerError::TooManyValues { line: 2 }));
+    for text in ["a: [", "a: *b", &"- ".repeat(1_000)] {
         assert!(matches!(documents(text), Err(LayerError::Yaml(_))), "{:.20}", text);
     }
 }
