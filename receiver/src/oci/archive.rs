@@ -26,7 +26,7 @@ pub enum ArchiveError {
     #[error("no file {0} among the first {MAX_ENTRIES} entries of the tar archive")]
     NoFile(&'static str),
     /// The path of the file leads out of the archive.
-    #[error("the path {0} in the tar archive is not relative to its root")]
+    #[error("the path {0} leads out of the tar archive")]
     Path(Excerpt),
 }
 

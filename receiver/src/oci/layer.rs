@@ -70,8 +70,8 @@ pub enum LayerError {
 /// which archives made on macOS add. At most [`MAX_BYTES`] are unpacked.
 ///
 /// # Errors
-/// When the layer is too large, damaged, without such a file or not UTF-8, or when the path of the file is not relative
-/// to the archive's root.
+/// When the layer is too large, damaged, without such a file or not UTF-8, or when the path of the file leads out of the
+/// archive.
 pub fn yaml_text(kind: LayerKind, content: &[u8]) -> Result<String, LayerError> {
     if content.len() > MAX_STORED_BYTES {
         return Err(LayerError::TooLarge(content.len()));
@@ -87,11 +87,27 @@ fn choose(path: &str) -> Choice {
     let name = path.rsplit('/').next().unwrap_or(path);
     if name.starts_with("._") {
         Choice::Skip
-    } else if path.starts_with('/') || path.split(['/', '\\']).any(|step| step == "..") {
+    } else if leads_out(path) {
         Choice::Refuse
     } else {
         Choice::Take
     }
+}
+
+/// Returns whether a path leads out of the archive. One that begins with `/` begins at its root, as for lifecycle-manager.
+fn leads_out(path: &str) -> bool {
+    let mut depth = 0_usize;
+    for step in path.split('/') {
+        match step {
+            "" | "." => {}
+            ".." => match depth.checked_sub(1) {
+                Some(less) => depth = less,
+                None => return true,
+            },
+            _ => depth += 1,
+        }
+    }
+    depth == 0
 }
 
 #[cfg(test)]

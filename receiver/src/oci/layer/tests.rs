@@ -32,7 +32,7 @@ fn archive_layer_is_its_first_file() {
         tar(&[("._raw.yaml", b"attributes"), ("sub/._x", b"attributes"), ("raw.yaml", YAML.as_bytes()), ("z", b"")]);
     assert_eq!(dir(&archive).as_deref(), Ok(YAML));
     assert_eq!(dir(&gzip(&archive)).as_deref(), Ok(YAML));
-    for path in ["./raw.yaml", "sub/raw.yaml", "a..b", "..."] {
+    for path in ["./raw.yaml", "/raw.yaml", "//sub/raw.yaml", "sub/raw.yaml", "sub/../raw.yaml", "a..b", "..."] {
         assert_eq!(dir(&tar(&[(path, YAML.as_bytes())])).as_deref(), Ok(YAML), "{path}");
     }
     let none = dir(&tar(&[("._raw.yaml", b"attributes")])).unwrap_err();
@@ -43,7 +43,7 @@ fn archive_layer_is_its_first_file() {
 
 #[test]
 fn path_outside_the_archive_is_refused() {
-    for path in ["/raw.yaml", "../raw.yaml", "sub/../../raw.yaml", "sub\\..\\raw.yaml", ".."] {
+    for path in ["../raw.yaml", "/../raw.yaml", "sub/../../raw.yaml", "..", "sub/.."] {
         let archive = tar(&[(path, YAML.as_bytes()), ("raw.yaml", YAML.as_bytes())]);
         assert_eq!(dir(&archive), Err(LayerError::Unpack(ArchiveError::Path(Excerpt::of(path)))));
     }
