@@ -31,6 +31,9 @@ pub(super) struct Config {
     /// File with the module's objects, relative to the folder.
     #[serde(default = "manifest")]
     pub(super) manifest: String,
+    /// URL at which the same file is published; the resource `rawManifest` of the ModuleTemplate.
+    #[serde(rename = "manifestURL")]
+    pub(super) manifest_url: Option<String>,
     /// File with the default module CR, relative to the folder.
     #[serde(rename = "defaultCR")]
     pub(super) default_cr: Option<String>,
@@ -67,14 +70,27 @@ fn manifest() -> String {
     MANIFEST.to_owned()
 }
 
+fn is_url(text: &str) -> bool {
+    ["https://", "http://"].iter().any(|scheme| text.starts_with(scheme) && text.len() > scheme.len())
+}
+
 impl Config {
     /// Parses the file.
     pub(super) fn parse(text: &str) -> Result<Self, InvalidError> {
         let config: Self = serde_saphyr::from_str_with_options(text, options! { with_snippet: false })
             .map_err(|error| InvalidError::new(FILE, error))?;
-        match config.unknown_member() {
-            Some((path, member)) => Err(InvalidError::new(FILE, format!("{path} has no member {member}"))),
-            None => Ok(config),
+        if let Some((path, member)) = config.unknown_member() {
+            return Err(InvalidError::new(FILE, format!("{path} has no member {member}")));
+        }
+        if is_url(&config.manifest) {
+            let problem = "manifest names a file of the folder: download it, and write its URL as manifestURL";
+            return Err(InvalidError::new(FILE, problem));
+        }
+        match config.manifest_url.as_deref() {
+            Some(url) if !is_url(url) => {
+                Err(InvalidError::new(FILE, format!("manifestURL: {url:?} does not begin with https:// or http://")))
+            }
+            _ => Ok(config),
         }
     }
 
@@ -122,6 +138,8 @@ mod tests {
             ),
             ("associatedResources: [{group: a, version: b, kind: c, d: e}]\n", "associatedResources has no member d"),
             ("info: {repository: a}\n", "documentation"),
+            ("manifestURL: manifest.yaml\n", "manifestURL: \"manifest.yaml\" does not begin with https://"),
+            ("manifest: https://example.com/manifest.yaml\n", "write its URL as manifestURL"),
         ] {
             let error = Config::parse(&format!("{base}{extra}")).unwrap_err().to_string();
             assert!(error.starts_with("module.yaml: ") && error.contains(named), "{error}");

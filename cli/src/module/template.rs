@@ -1,5 +1,7 @@
 //! The ModuleTemplate of a folder, checked as `catalog check` does.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context as _, Result};
 use jiff::{Timestamp, tz::TimeZone};
 use kube::core::ObjectMeta;
@@ -7,14 +9,20 @@ use serde_json::{Value, json};
 use serde_saphyr::ser_options;
 use tidewatch_receiver::controllers::catalog::check::{self, CheckOptions, Severity, Source};
 use tidewatch_shared::{
-    api::{ModuleTemplate, ModuleTemplateSpec},
+    api::{Link, ModuleTemplate, ModuleTemplateSpec},
     names::{GROUP, KCP_NAMESPACE, VERSION, annotation, label},
 };
 
-use super::{InvalidError, config, folder::Folder};
+use super::{
+    InvalidError,
+    config::{self, Config},
+    folder::Folder,
+};
 
 /// Name of the file.
 pub(super) const FILE: &str = "moduletemplate.yaml";
+/// Download with the manifest, from which the Kyma CLI recognises modules that were installed by hand.
+const RAW_MANIFEST: &str = "rawManifest";
 /// Channel of the release meta that completes the catalog of a check.
 const CHANNEL: &str = "regular";
 
@@ -24,15 +32,18 @@ pub(super) fn template(folder: &Folder) -> ModuleTemplate {
     let mut labels = config.labels.clone();
     labels.insert(label::MODULE_NAME.to_owned(), config.module().to_owned());
     let mut annotations = config.annotations.clone();
-    if let Some(definition) = folder.default_definition() {
-        let is_cluster_scoped = definition["spec"]["scope"] == "Cluster";
-        annotations.insert(annotation::CLUSTER_SCOPED.to_owned(), is_cluster_scoped.to_string());
+    let scope = folder.default_definition().map(|definition| definition["spec"]["scope"] == "Cluster");
+    let is_cluster_scoped = || annotation::CLUSTER_SCOPED.to_owned();
+    match scope {
+        Some(scope) => drop(annotations.insert(is_cluster_scoped(), scope.to_string())),
+        // What the manifest does not tell, the author may. The dashboard Busola needs an annotation in any case.
+        None => drop(annotations.entry(is_cluster_scoped()).or_insert_with(|| false.to_string())),
     }
     let metadata = ObjectMeta {
         name: Some(format!("{}-{}", config.module(), config.version)),
         namespace: Some(KCP_NAMESPACE.to_owned()),
         labels: Some(labels),
-        annotations: Some(annotations).filter(|annotations| !annotations.is_empty()),
+        annotations: Some(annotations),
         ..ObjectMeta::default()
     };
     let spec = ModuleTemplateSpec {
@@ -42,13 +53,27 @@ pub(super) fn template(folder: &Folder) -> ModuleTemplate {
         data: folder.default_object().cloned(),
         descriptor: json!({}),
         info: config.info.clone(),
-        resources: config.resources.clone(),
+        resources: resources(config),
         associated_resources: config.associated_resources.clone(),
         manager: config.manager.clone(),
         requires_downtime: config.requires_downtime,
         ..ModuleTemplateSpec::default()
     };
     ModuleTemplate { metadata, spec }
+}
+
+/// The downloads of `module.yaml`, and the published manifest unless they name it already.
+fn resources(config: &Config) -> Option<Vec<Link>> {
+    let published = config.manifest_url.as_ref().map(|link| Link {
+        name: RAW_MANIFEST.to_owned(),
+        link: link.clone(),
+        ..Link::default()
+    });
+    let mut resources = config.resources.clone().unwrap_or_default();
+    if !resources.iter().any(|resource| resource.name == RAW_MANIFEST) {
+        resources.extend(published);
+    }
+    (config.resources.is_some() || !resources.is_empty()).then_some(resources)
 }
 
 /// Renders the template and checks it together with a release meta that releases it.
@@ -78,7 +103,10 @@ pub(super) fn render(folder: &Folder) -> Result<String> {
     let options = CheckOptions { restricted: None, today, whole: true };
     let report = check::check(&sources, None, &options)?;
     let errors = report.findings.iter().filter(|finding| finding.severity == Severity::Error);
-    let errors: Vec<_> = errors.map(|finding| format!("{}: {}", finding.path, finding.message)).collect();
+    let mut errors: Vec<_> = errors.map(|finding| format!("{}: {}", finding.path, finding.message)).collect();
+    // Template and release meta share the name of the module.
+    let mut seen = BTreeSet::new();
+    errors.retain(|error| seen.insert(error.clone()));
     match errors.is_empty() {
         true => Ok(yaml),
         false => Err(InvalidError::new(config::FILE, errors.join("; ")).into()),

@@ -275,6 +275,67 @@ fn descriptor_above_the_limit_of_readers_is_refused() {
     assert!(error.contains("component descriptor") && error.contains("102400"), "{error}");
 }
 
+/// The ModuleTemplate of a folder, after changes to its files.
+fn packed_template(files: &[(&str, &str)]) -> Value {
+    let folder = folder(files);
+    let text = template::render(&Folder::read(folder.path()).unwrap()).unwrap();
+    layer::documents(&text).unwrap().remove(0)
+}
+
+#[test]
+fn template_always_says_whether_the_default_cr_is_cluster_scoped() {
+    let module = "component: kyma-project.io/module/tide\nversion: 1.2.3\n";
+    let scope = |files: &[(&str, &str)]| {
+        let template = packed_template(files);
+        template["metadata"]["annotations"]["operator.kyma-project.io/is-cluster-scoped"].clone()
+    };
+    assert_eq!(scope(&[]), "false", "the smallest folder");
+    let stated = format!("{module}annotations: {{operator.kyma-project.io/is-cluster-scoped: 'true'}}\n");
+    assert_eq!(scope(&[("module.yaml", &stated)]), "true", "the manifest does not tell");
+    let default = format!("{stated}defaultCR: default-cr.yaml\n");
+    let object = "apiVersion: operator.kyma-project.io/v1\nkind: Tide\nmetadata: {name: a}\n";
+    let definition = |scope: &str| {
+        format!(
+            "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {{name: a}}\n\
+             spec: {{group: operator.kyma-project.io, scope: {scope}, names: {{kind: Tide}}, versions: []}}\n"
+        )
+    };
+    for (declared, expected) in [("Cluster", "true"), ("Namespaced", "false")] {
+        let files = [("module.yaml", &*default), ("default-cr.yaml", object), ("manifest.yaml", &definition(declared))];
+        assert_eq!(scope(&files), expected, "the manifest decides");
+    }
+}
+
+#[test]
+fn published_manifest_is_a_resource_of_the_template() {
+    let module = "component: kyma-project.io/module/tide\nversion: 1.2.3\nmanifestURL: https://example.com/m.yaml\n";
+    let resources = |extra: &str| {
+        let module = format!("{module}{extra}");
+        packed_template(&[("module.yaml", &module)])["spec"]["resources"].clone()
+    };
+    let raw = |link: &str| json!({"name": "rawManifest", "link": link});
+    let other = json!({"name": "crds", "link": "https://example.com/crds.yaml"});
+    assert_eq!(resources(""), json!([raw("https://example.com/m.yaml")]));
+    let listed = "resources:\n- {name: crds, link: 'https://example.com/crds.yaml'}\n";
+    assert_eq!(resources(listed), json!([other, raw("https://example.com/m.yaml")]));
+    let named = "resources:\n- {name: rawManifest, link: 'https://example.com/other.yaml'}\n";
+    assert_eq!(resources(named), json!([raw("https://example.com/other.yaml")]), "the list decides");
+}
+
+#[test]
+fn errors_are_one_sentence_each() {
+    let module = "component: kyma-project.io/module/x1\nversion: 1.2.3\n";
+    let error = refusal(&[("module.yaml", module)]);
+    assert_eq!(error.matches("spec.moduleName").count(), 1, "{error}");
+    let list = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: a}}\n\
+        - {apiVersion: v1, kind: Secret, metadata: {generateName: tide-}}\n";
+    assert_eq!(
+        refusal(&[("manifest.yaml", list)]),
+        "manifest.yaml: document 1 from line 1 on, item 2, kind \"Secret\", generateName \"tide-\": metadata.name is \
+         missing, and generateName would make another object at each application"
+    );
+}
+
 #[test]
 fn missing_files_are_no_defects_of_the_module() {
     let module = "component: kyma-project.io/module/tide\nversion: 1.2.3\nmanifest: other.yaml\n";
