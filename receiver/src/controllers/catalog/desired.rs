@@ -14,7 +14,7 @@ use thiserror::Error;
 use tidewatch_shared::{
     api::{ModuleReleaseMeta, ModuleTemplate},
     hex,
-    names::{GROUP, SKR_NAMESPACE, VERSION, field_manager, label},
+    names::{GROUP, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
     variant::VariantName as _,
 };
 
@@ -320,12 +320,13 @@ impl DesiredCatalog {
     }
 }
 
-/// Converts a template to its desired state in a runtime.
+/// Converts a template to its desired state in a runtime, with the members that the dashboard Busola reads unchecked.
 ///
 /// # Errors
 /// [`UnfitObjectError`].
 pub fn template(template: &ModuleTemplate) -> Result<DesiredObject, UnfitObjectError> {
-    let body = runtime_body(Kind::Template, template)?;
+    let mut body = runtime_body(Kind::Template, template)?;
+    complete_for_busola(&mut body);
     let hash = ContentHash::of_text(&checked_text(&body)?);
     Ok(DesiredObject::new(Kind::Template, body, hash, Vec::new()))
 }
@@ -390,6 +391,25 @@ fn runtime_body(kind: Kind, object: &impl Serialize) -> Result<Value, UnfitObjec
     Ok(body)
 }
 
+/// Completes a template for Busola, whose module pages fail as a whole otherwise:
+///
+/// * The label with the module's name says which module the template belongs to.
+/// * The annotations are never absent. An API server drops an empty map, so one annotation is added: absent, it means
+///   `false`.
+/// * The channel of a template has no effect. With one, Busola reads the version from the descriptor, which may be empty.
+fn complete_for_busola(body: &mut Value) {
+    let module = body["spec"]["moduleName"].as_str().filter(|module| !module.is_empty()).map(str::to_owned);
+    if let Some(module) = module {
+        body["metadata"]["labels"][label::MODULE_NAME] = module.into();
+    }
+    if !body["metadata"]["annotations"].is_object() {
+        body["metadata"]["annotations"] = json!({annotation::CLUSTER_SCOPED: "false"});
+    }
+    if let Some(spec) = body["spec"].as_object_mut() {
+        spec.remove("channel");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -448,6 +468,31 @@ mod tests {
         let desired =
             ReleaseBody::of(&meta).unwrap().restricted_to(&BTreeMap::new(), &BTreeSet::from(["1.0.0", "2.0.0"]));
         assert_eq!(desired.body["spec"]["versions"], json!([{"version": "1.0.0", "deprecationMessage": "old"}]));
+    }
+
+    #[test]
+    fn copy_of_a_template_has_what_busola_reads_unchecked() {
+        let copy = |metadata: Value, spec: Value| {
+            let template = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
+                "metadata": metadata, "spec": spec});
+            super::template(&serde_json::from_value(template).unwrap()).unwrap().body
+        };
+        let bare = copy(json!({"name": "m-1.0.0"}), json!({"moduleName": "m", "version": "1.0.0", "descriptor": {}}));
+        assert_eq!(
+            bare["metadata"],
+            json!({"name": "m-1.0.0", "namespace": "kyma-system",
+                "annotations": {"operator.kyma-project.io/is-cluster-scoped": "false"},
+                "labels": {"operator.kyma-project.io/managed-by": "kyma", "operator.kyma-project.io/module-name": "m"}})
+        );
+        let last_applied = json!({"name": "m-1.0.0", "annotations": {LAST_APPLIED: "{}"}});
+        let applied = copy(last_applied, json!({"moduleName": "m", "descriptor": {}}));
+        assert_eq!(applied["metadata"]["annotations"].as_object().map(Map::len), Some(1), "the last one was removed");
+        let annotated = json!({"name": "m-1.0.0", "annotations": {"a": "1"},
+            "labels": {"operator.kyma-project.io/module-name": "other"}});
+        let annotated = copy(annotated, json!({"moduleName": "m", "channel": "fast", "descriptor": {}}));
+        assert_eq!(annotated["metadata"]["annotations"], json!({"a": "1"}));
+        assert_eq!(annotated["metadata"]["labels"]["operator.kyma-project.io/module-name"], "m");
+        assert_eq!(annotated["spec"], json!({"moduleName": "m", "descriptor": {}}));
     }
 
     #[test]

@@ -185,7 +185,10 @@ async fn first_sync_writes_templates_before_release_metas() {
     assert!(puts[3..].iter().all(|call| call.starts_with("apply modulereleasemetas/")), "{puts:?}");
     assert_eq!(fixture.runtime.ids(), ALL);
     let template = fixture.runtime.object("moduletemplates/alpha-1.0.0").unwrap();
-    assert_eq!(template["metadata"]["labels"], json!({"team": "x", "operator.kyma-project.io/managed-by": "kyma"}));
+    assert_eq!(
+        template["metadata"]["labels"],
+        json!({"team": "x", "operator.kyma-project.io/managed-by": "kyma", "operator.kyma-project.io/module-name": "alpha"})
+    );
     assert!(template["metadata"].get("finalizers").is_none());
     assert_ne!(template["metadata"]["uid"], "kcp");
     assert_eq!(template["spec"]["descriptor"], json!({"any": [1, null]}));
