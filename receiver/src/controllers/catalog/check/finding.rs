@@ -101,6 +101,8 @@ pub enum Code {
     ManagerEdited,
     /// The value of a visibility label counts as false.
     LabelValue,
+    /// The label of a template does not name its module.
+    ModuleLabel,
     /// The channel of the earlier state is removed.
     ChannelRemoved,
     /// The release meta of the earlier state is removed.

@@ -69,7 +69,11 @@ fn each_mistake_has_a_position_a_code_and_advice() {
 
 /// An object of the catalog as JSON.
 fn object(kind: Kind, name: &str, spec: Value) -> Value {
-    json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": kind.name(), "metadata": {"name": name}, "spec": spec})
+    let mut metadata = json!({"name": name});
+    if kind == Kind::Template && spec["moduleName"].is_string() {
+        metadata["labels"] = json!({"operator.kyma-project.io/module-name": spec["moduleName"]});
+    }
+    json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": kind.name(), "metadata": metadata, "spec": spec})
 }
 
 /// Templates 1.0.0 and 1.1.0 of a module.
@@ -272,6 +276,36 @@ fn valid_withdrawal_has_no_findings() {
 }
 
 #[test]
+fn beta_of_a_release_meta_has_an_effect_and_internal_has_none() {
+    assert_eq!(findings_in(&[meta(json!({"beta": true}))]), [], "Busola marks the module by it");
+    let found = findings_in(&[meta(json!({"internal": true}))]);
+    assert_eq!(
+        found.iter().map(|finding| (finding.code, &*finding.path)).collect::<Vec<_>>(),
+        [(Code::NoEffect, "spec.internal")]
+    );
+}
+
+#[test]
+fn label_of_a_template_names_its_module() {
+    let found = |labels: Value, spec: Value| {
+        let mut template = template("keda", "1.0.0", spec);
+        template["metadata"]["labels"] = labels;
+        let other = self::template("keda", "1.1.0", json!({}));
+        let text = format!("{template}\n---\n{other}\n---\n{}", meta(json!({})));
+        let report = check(&[source("a", &text)], None, &CheckOptions { restricted: None, ..options() }).unwrap();
+        let labels = report.findings.into_iter().filter(|finding| finding.code == Code::ModuleLabel);
+        labels.map(|finding| (finding.severity, finding.message)).collect::<Vec<_>>()
+    };
+    let label = "operator.kyma-project.io/module-name";
+    let missing = format!("it lacks the label {label}, by which Busola finds the module");
+    assert_eq!(found(json!({"a": "b"}), json!({})), [(Severity::Warning, missing)]);
+    let other = format!("the label {label} names the module \"nats\" instead of keda");
+    assert_eq!(found(json!({label: "nats"}), json!({})), [(Severity::Warning, other)]);
+    assert_eq!(found(json!({label: "keda"}), json!({})), []);
+    assert_eq!(found(json!({}), json!({"mandatory": true})), [], "no runtime has its template");
+}
+
+#[test]
 fn unreachable_template_has_advice_to_reach_it() {
     let unreached = |objects: &[Value]| {
         let found = findings_in(objects).into_iter().filter(|finding| finding.code == Code::UnreachedTemplate);
@@ -314,7 +348,7 @@ fn catalog(regular: &str, fast: Option<&str>) -> String {
     let mut text = String::new();
     for version in ["1.0.0", "1.1.0-rc", "1.1.0", "2.0.0"] {
         let template = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
-            "metadata": {"name": format!("keda-{version}")},
+            "metadata": {"name": format!("keda-{version}"), "labels": {"operator.kyma-project.io/module-name": "keda"}},
             "spec": {"moduleName": "keda", "version": version, "descriptor": {}}});
         text.push_str(&format!("{template}\n---\n"));
     }
@@ -504,7 +538,7 @@ fn new_objects_are_checked_against_the_existing_ones() {
 fn selector_of_an_unrestricted_module_is_reported() {
     let files = [source("good.yaml", &data("good.yaml"))];
     let found = |restricted| codes(&check(&files, None, &CheckOptions { restricted, ..options() }).unwrap());
-    assert_eq!(found(Some(BTreeSet::new())), [("not-restricted", 49)]);
+    assert_eq!(found(Some(BTreeSet::new())), [("not-restricted", 50)]);
     assert_eq!(found(None), [], "the restricted modules are unknown");
 }
 

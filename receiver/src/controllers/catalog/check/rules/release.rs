@@ -1,7 +1,10 @@
 //! Rules of release metas.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
-use tidewatch_shared::api::{ModuleReleaseMeta, Withdrawal};
+use tidewatch_shared::{
+    api::{ModuleReleaseMeta, Withdrawal},
+    names::label,
+};
 
 use super::{Context, NAME, size_advice};
 use crate::{
@@ -41,11 +44,10 @@ pub(super) fn check(object: &Object, meta: &ModuleReleaseMeta, context: &Context
         let suggestion = format!("write that of its component, as kyma-project.io/module/{}", object.name);
         findings.push(object.finding(&path, Code::NoComponent, message).suggest(suggestion));
     }
-    for (field, set) in [("beta", spec.beta), ("internal", spec.internal)] {
-        if set == Some(true) {
-            let finding = object.finding(&[Key("spec"), Key(field)], Code::NoEffect, "this field hides nothing");
-            findings.push(finding.suggest(format!("set the label operator.kyma-project.io/{field} of the templates")));
-        }
+    // `spec.beta` hides nothing either, but Busola marks the module as beta by it.
+    if spec.internal == Some(true) {
+        let finding = object.finding(&[Key("spec"), Key("internal")], Code::NoEffect, "this field hides nothing");
+        findings.push(finding.suggest(format!("set the label {} of the templates", label::INTERNAL)));
     }
     check_kind(object, meta, context, findings);
     check_channels(object, meta, context, findings);

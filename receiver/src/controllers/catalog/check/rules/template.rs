@@ -57,10 +57,27 @@ pub(super) fn check(object: &Object, template: &ModuleTemplate, context: &Contex
         }));
         return;
     }
+    check_label(object, template, module, findings);
     check_component(object, template, module, context, findings);
     if let Some(finding) = reachability(object, template, (module, version), context) {
         findings.push(finding);
     }
+}
+
+/// Reports a template whose label does not name its module: by the label alone, Busola finds the templates of a module, and
+/// lifecycle-manager copies the label as it is.
+fn check_label(object: &Object, template: &ModuleTemplate, module: &str, findings: &mut Vec<Finding>) {
+    let named = template.metadata.labels.as_ref().and_then(|labels| labels.get(label::MODULE_NAME));
+    if template.spec.is_mandatory() || named.is_some_and(|named| named == module) {
+        return;
+    }
+    let message = match named {
+        Some(other) => format!("the label {} names the module {other:?} instead of {module}", label::MODULE_NAME),
+        None => format!("it lacks the label {}, by which Busola finds the module", label::MODULE_NAME),
+    };
+    let path = [Key("metadata"), Key("labels"), Key(label::MODULE_NAME)];
+    let finding = object.finding(&path, Code::ModuleLabel, message);
+    findings.push(finding.suggest(format!("write {}: {module}", label::MODULE_NAME)));
 }
 
 /// Reports a component descriptor of another component than the release meta names: with each version that changes it, the
