@@ -1,7 +1,8 @@
 //! Shared types of all layers: keys, pause, take-over, caches of the control plane, content of polled files, error classes,
-//! limits, shards, replicas, their questions to each other, and small maps. No IO, except that the
-//! root certificates of the system are read at the start.
+//! limits, addresses of hosts, shards, replicas, their questions to each other, and small maps. No IO, except that the root
+//! certificates of the system are read at the start.
 
+pub mod addresses;
 pub mod body_missing;
 pub(crate) mod clock;
 pub mod error_class;

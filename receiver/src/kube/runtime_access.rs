@@ -6,7 +6,6 @@
 //! a memory budget ([`MemoryLimits`]), and every list ends ([`list_all`]).
 //! Tokens and keys appear in no message and in no `Debug`.
 
-pub mod addresses;
 mod budget;
 mod chain;
 mod classify;
@@ -38,6 +37,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
+pub use crate::base::addresses;
 pub use addresses::{Cidr, ForbiddenAddressError};
 pub use budget::{MemoryLimits, retain};
 pub use classify::{classify, describe, forbidden_address, limit_error};

@@ -1,5 +1,5 @@
-//! Allowed addresses of runtimes: networks, the ranges that are refused by default, and the flags that allow and deny.
-//! Pure.
+//! Allowed addresses of hosts that others name: networks, the ranges that are refused by default, and the flags that
+//! allow and deny. Pure.
 
 use std::{
     fmt,
@@ -118,6 +118,9 @@ pub enum ForbiddenReason {
     /// A network of `--deny-runtime-addresses`.
     #[error("its network is denied by the receiver's flags")]
     Denied,
+    /// A network of a company or a cluster. Refused only by [`AddressRules::check_public`].
+    #[error("it is a private address")]
+    Private,
 }
 
 /// A forbidden address of a runtime, in the source chain of a [`kube::Error`].
@@ -153,6 +156,15 @@ const FORBIDDEN: &[(Cidr, ForbiddenReason)] = &[
     (Cidr::v6(0x2001_0000 << 96, 32), ForbiddenReason::Tunnel), // Teredo, RFC 4380
 ];
 
+/// Networks that are not reached from the internet (RFC 1918, RFC 6598, RFC 4193).
+const PRIVATE: [Cidr; 5] = [
+    Cidr::v4(10, 0, 0, 0, 8),
+    Cidr::v4(172, 16, 0, 0, 12),
+    Cidr::v4(192, 168, 0, 0, 16),
+    Cidr::v4(100, 64, 0, 0, 10),
+    Cidr::v6(0xfc00 << 112, 7),
+];
+
 /// Rules for addresses. An allowed network takes precedence over a denied one, because it is the narrower, deliberate
 /// choice; private networks are not refused by default, because runtimes may be in a peered one.
 #[derive(Clone, Debug, Default)]
@@ -181,6 +193,22 @@ impl AddressRules {
             Some((_, reason)) => Err(ForbiddenAddressError { address, reason }),
             None => Ok(()),
         }
+    }
+
+    /// Checks one resolved address of a host that only a redirect names: also private networks are refused, unless they
+    /// are allowed.
+    ///
+    /// # Errors
+    /// [`ForbiddenAddressError`].
+    pub fn check_public(&self, address: IpAddr) -> Result<(), ForbiddenAddressError> {
+        let embedded = embedded_ipv4(address);
+        let is_in =
+            |network: &Cidr| network.contains(address) || embedded.is_some_and(|address| network.contains(address));
+        self.check(address)?;
+        if PRIVATE.iter().any(is_in) && !self.allow.iter().any(is_in) {
+            return Err(ForbiddenAddressError { address, reason: ForbiddenReason::Private });
+        }
+        Ok(())
     }
 }
 
@@ -297,6 +325,32 @@ mod tests {
             "2001:1::1",
         ] {
             assert_eq!(rules.check(ip(address)), Ok(()), "{address}");
+        }
+    }
+
+    #[test]
+    fn private_networks_are_refused_for_redirects_only() {
+        let rules = AddressRules { allow: vec![cidr("10.1.0.0/16")], deny: vec![cidr("203.0.113.0/24")] };
+        for (address, reason) in [
+            ("10.0.0.1", ForbiddenReason::Private),
+            ("172.31.255.1", ForbiddenReason::Private),
+            ("192.168.1.1", ForbiddenReason::Private),
+            ("100.127.0.1", ForbiddenReason::Private),
+            ("fd00::1", ForbiddenReason::Private),
+            ("::ffff:10.0.0.1", ForbiddenReason::Private),
+            ("64:ff9b::192.168.1.1", ForbiddenReason::Private),
+            ("127.0.0.1", ForbiddenReason::Loopback),
+            ("169.254.169.254", ForbiddenReason::Metadata),
+            ("203.0.113.9", ForbiddenReason::Denied),
+        ] {
+            assert_eq!(
+                rules.check_public(ip(address)),
+                Err(ForbiddenAddressError { address: ip(address), reason }),
+                "{address}"
+            );
+        }
+        for address in ["10.1.0.1", "198.51.100.1", "172.32.0.1", "2001:db8::1"] {
+            assert_eq!(rules.check_public(ip(address)), Ok(()), "{address}");
         }
     }
 
