@@ -12,11 +12,14 @@ use clap::Args;
 use hyper_util::client::proxy::matcher::Matcher;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tidewatch_receiver::oci::{
-    credentials::{AllowedHost, Credentials, RegistryAddress, RegistryTarget},
-    fetch::{Fetcher, Limits, Transport},
-    metrics::Metrics,
-    tls,
+use tidewatch_receiver::{
+    base::addresses::AddressRules,
+    oci::{
+        credentials::{AllowedHost, Credentials, RegistryAddress, RegistryTarget},
+        fetch::{Fetcher, Limits, Transport},
+        metrics::Metrics,
+        tls,
+    },
 };
 
 /// Maximum size of a password and of docker's configuration, in bytes.
@@ -63,9 +66,11 @@ impl RegistryFlags {
     /// Reads credentials and roots; connects only when used.
     pub(super) fn connect(&self, address: RegistryAddress) -> Result<Registry> {
         let limits = Limits::default();
-        let transport = tls::transport(tls::roots(self.ca_file.as_ref())?, Matcher::from_env(), limits.connect)?;
+        let roots = tls::roots(self.ca_file.as_ref())?;
+        let transports = tls::transports(roots, Matcher::from_env(), limits.connect, AddressRules::default())?;
+        let transport = transports.known.clone();
         let allowed = Arc::from(&*self.oci_registry_allowed_hosts);
-        let fetcher = Fetcher::new(transport.clone(), allowed, limits, Metrics::default());
+        let fetcher = Fetcher::new(transports, allowed, limits, Metrics::default());
         let credentials = match &self.username {
             Some(username) => Some(Credentials::Basic { username: username.clone(), password: password(io::stdin())? }),
             None => {

@@ -57,7 +57,10 @@ use crate::{
         relay::{Answers, Relay},
     },
     kube::{WriteBudgets, leader::WriteFence, recorder::ServedKymas, shards},
-    oci::{flags::Source, registry::Registry},
+    oci::{
+        flags::{Settings, Source},
+        registry::Registry,
+    },
     pki::{self, CertificateReloader, RotationHandle, ServerName, Setup, TlsState},
     telemetry::Metrics,
 };
@@ -268,7 +271,8 @@ impl Builder<'_> {
     /// Connects the registry of the modules. Its credentials, if it takes any, are read once.
     async fn registry(&mut self) -> Result<(Arc<ComponentLayers>, Arc<ModuleLayers>)> {
         let Self { process: Process { config, pki, .. }, client, components, counters, .. } = *self;
-        let settings = config.registry.settings()?;
+        let denied_addresses = config.deny_runtime_addresses.clone();
+        let settings = Settings { denied_addresses, ..config.registry.settings()? };
         let (registry, worker) =
             Registry::new(&settings, counters.oci.clone()).context("prepare the access to the registry")?;
         if let Source::Secret { name, .. } = &settings.source {

@@ -31,10 +31,13 @@ pub enum Credentials {
     },
     /// OAuth2 refresh token, exchanged at the token realm.
     IdentityToken(String),
+    /// Token that is sent as it is (RFC 6750).
+    RegistryToken(String),
 }
 
 impl Credentials {
-    /// Value of the header `Authorization`; `None` for an identity token, and for text that is no header value.
+    /// Value of the header `Authorization` with user and password. Base64 carries any text, so a password may have several
+    /// lines. `None` for other credentials.
     #[must_use]
     pub fn basic(&self) -> Option<HeaderValue> {
         let Self::Basic { username, password } = self else { return None };
@@ -50,6 +53,7 @@ impl fmt::Debug for Credentials {
         f.write_str(match self {
             Self::Basic { .. } => "Basic(..)",
             Self::IdentityToken(_) => "IdentityToken(..)",
+            Self::RegistryToken(_) => "RegistryToken(..)",
         })
     }
 }
@@ -127,9 +131,12 @@ pub enum CredentialsError {
     /// The member `auth` is not the base64 form of `user:password`.
     #[error("the registry credentials are malformed: auth is not the base64 form of user:password")]
     Auth,
-    /// Only one of user and password is present, or one has control characters.
-    #[error("the registry credentials are malformed: username and password are incomplete or have control characters")]
+    /// Only one of user and password is present, or the user has a colon.
+    #[error("the registry credentials are malformed: username and password are incomplete, or username has a colon")]
     UserPassword,
+    /// The registry token is no header value.
+    #[error("the registry credentials are malformed: registrytoken has characters that a header cannot carry")]
+    RegistryToken,
     /// The registry is given by host, so that no Secret is expected.
     #[error("the registry is given by its host and takes no credentials")]
     Unexpected,
@@ -146,14 +153,18 @@ struct Entry {
     username: Option<String>,
     password: Option<String>,
     identitytoken: Option<String>,
+    registrytoken: Option<String>,
 }
 
 impl Entry {
     fn credentials(self) -> Result<Option<Credentials>, CredentialsError> {
         let given = |text: Option<String>| text.filter(|text| !text.is_empty());
-        let is_plain = |text: &str| !text.chars().any(char::is_control);
+        // The order is that of docker.
+        if let Some(token) = given(self.registrytoken) {
+            let token = Some(token).filter(|token| token.bytes().all(|byte| byte.is_ascii_graphic()));
+            return token.map(Credentials::RegistryToken).map(Some).ok_or(CredentialsError::RegistryToken);
+        }
         if let Some(token) = given(self.identitytoken) {
-            let token = Some(token).filter(|token| is_plain(token)).ok_or(CredentialsError::UserPassword)?;
             return Ok(Some(Credentials::IdentityToken(token)));
         }
         let (username, password) = match (given(self.username), given(self.password), given(self.auth)) {
@@ -163,7 +174,7 @@ impl Entry {
             _ => return Err(CredentialsError::UserPassword),
         };
         // A colon in the user would move the border to the password (RFC 7617, section 2).
-        if username.contains(':') || !is_plain(&username) || !is_plain(&password) {
+        if username.contains(':') {
             return Err(CredentialsError::UserPassword);
         }
         Ok(Some(Credentials::Basic { username, password }))
@@ -183,6 +194,9 @@ mod tests {
 
     use super::*;
 
+    /// A key of a service account in the form that Google issues.
+    const KEY: &str = "{\n  \"type\": \"service_account\",\n\t\"private_key\": \"a\\nb\"\n}\n";
+
     fn parse(config: &Value) -> Result<RegistryTarget, CredentialsError> {
         RegistryTarget::from_docker_config(config.to_string().as_bytes(), "sub")
     }
@@ -199,6 +213,9 @@ mod tests {
             (json!({"username": "u", "password": "p", "email": "x"}), basic("u", "p")),
             (json!({"username": "u", "password": "p", "auth": auth}), basic("u", "p")),
             (json!({"auth": auth, "identitytoken": "t"}), Some(Credentials::IdentityToken("t".into()))),
+            (json!({"auth": auth, "registrytoken": "a.b"}), Some(Credentials::RegistryToken("a.b".into()))),
+            (json!({"username": "_json_key", "password": KEY}), basic("_json_key", KEY)),
+            (json!({"auth": STANDARD.encode(format!("_json_key:{KEY}"))}), basic("_json_key", KEY)),
             (json!({}), None),
             (json!({"auth": ""}), None),
         ] {
@@ -218,8 +235,8 @@ mod tests {
             (json!({"auths": {"a": {"auth": "%secret"}}}), CredentialsError::Auth),
             (json!({"auths": {"a": {"auth": no_colon}}}), CredentialsError::Auth),
             (json!({"auths": {"a": {"username": "secret"}}}), CredentialsError::UserPassword),
-            (json!({"auths": {"a": {"username": "u", "password": "secret\n"}}}), CredentialsError::UserPassword),
             (json!({"auths": {"a": {"username": "u:v", "password": "secret"}}}), CredentialsError::UserPassword),
+            (json!({"auths": {"a": {"registrytoken": "secret\n"}}}), CredentialsError::RegistryToken),
             (json!({"auths": {"secret@a": {}}}), CredentialsError::Address(AddressError::Host)),
         ] {
             let refused = parse(&config).err().unwrap();

@@ -14,8 +14,9 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{
-    HeaderValue, Request, Response, StatusCode, Uri,
+    HeaderMap, HeaderValue, Request, Response, StatusCode, Uri,
     header::{ACCEPT, AUTHORIZATION, USER_AGENT},
+    response::Parts,
 };
 use http_body_util::Full;
 use tokio::time::timeout;
@@ -26,12 +27,13 @@ pub use error::{FetchError, RedirectError, Stage};
 pub use manifest::{BlobReference, ImageManifest};
 
 use super::{
-    credentials::{AllowedHost, Origin, RegistryTarget, is_repository},
+    credentials::{AllowedHost, Credentials, Origin, RegistryTarget, is_repository},
     digest::Digest,
     metrics::Metrics,
 };
 use challenge::Challenge;
-use token::Authorizations;
+use redirect::Rule;
+use token::{Authorization, Authorizations, Scope};
 
 /// Limit of a manifest, in bytes (the least that registries must accept, OCI distribution specification).
 const MAX_MANIFEST_BYTES: u64 = 4 << 20;
@@ -43,6 +45,51 @@ const USER_AGENT_VALUE: HeaderValue =
 
 /// Sends one request, over a connection or in a test without one.
 pub type Transport = BoxCloneSyncService<Request<Full<Bytes>>, Response<Body>, BoxError>;
+
+/// Connections of a client.
+#[derive(Clone)]
+pub struct Transports {
+    /// To the registry, its token servers and the allowed hosts, at any address.
+    pub known: Transport,
+    /// To hosts that only a redirect names: at public addresses.
+    pub public: Transport,
+}
+
+#[cfg(test)]
+impl From<Transport> for Transports {
+    /// The same for all hosts.
+    fn from(transport: Transport) -> Self {
+        Self { known: transport.clone(), public: transport }
+    }
+}
+
+/// Who named the host of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trust {
+    /// An operator: the registry's own host, and allowed hosts.
+    Known,
+    /// A redirect of the registry.
+    Public,
+}
+
+/// What a token is requested for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// To read.
+    Pull,
+    /// To read and to write.
+    Push,
+}
+
+impl Access {
+    /// Actions of a scope (distribution token specification).
+    const fn actions(self) -> &'static str {
+        match self {
+            Self::Pull => "pull",
+            Self::Push => "pull,push",
+        }
+    }
+}
 
 /// Limits of each fetch.
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +147,7 @@ impl Resource<'_> {
 /// Client of a registry. Clones share connections and tokens.
 #[derive(Clone)]
 pub struct Fetcher {
-    transport: Transport,
+    transports: Transports,
     allowed: Arc<[AllowedHost]>,
     limits: Limits,
     authorizations: Arc<Authorizations>,
@@ -108,10 +155,10 @@ pub struct Fetcher {
 }
 
 impl Fetcher {
-    /// Creates a client. Redirects and token realms may name the allowed hosts beside the registry's own.
+    /// Creates a client. Token realms, and redirects of manifests, may name the allowed hosts beside the registry's own.
     #[must_use]
-    pub fn new(transport: Transport, allowed: Arc<[AllowedHost]>, limits: Limits, metrics: Metrics) -> Self {
-        Self { transport, allowed, limits, authorizations: Arc::default(), metrics }
+    pub fn new(transports: Transports, allowed: Arc<[AllowedHost]>, limits: Limits, metrics: Metrics) -> Self {
+        Self { transports, allowed, limits, authorizations: Arc::default(), metrics }
     }
 
     /// Fetches an image manifest, and returns it with its digest and content. One by digest is verified against it, one
@@ -125,14 +172,20 @@ impl Fetcher {
         repository: &str,
         reference: Reference<'_>,
     ) -> Result<(ImageManifest, Digest, Bytes), FetchError> {
-        let (resource, size) = (Resource::Manifest(reference), Size::AtMost(MAX_MANIFEST_BYTES));
-        let fetched = self.bounded(target, repository, resource, size).await.and_then(|(parts, content)| {
+        let resource = Resource::Manifest(reference);
+        let size = Size::AtMost(MAX_MANIFEST_BYTES);
+        let fetched = self.bounded(target, repository, resource, size).await.and_then(|fetched| {
+            let Fetched { parts, content, announced } = fetched;
             let digest = Digest::of(&content);
-            let expected = match reference {
-                Reference::Digest(expected) => Some(expected),
-                Reference::Tag(_) => content_digest(&parts)?,
-            };
-            verify(expected, digest)?;
+            match reference {
+                Reference::Digest(expected) => verify(expected, digest, &parts)?,
+                Reference::Tag(_) => {
+                    // What the registry announced counts, also if the content comes from the host of a redirect.
+                    for expected in announced.into_iter().chain(content_digest(&parts.headers)?) {
+                        verify(expected, digest, &parts)?;
+                    }
+                }
+            }
             let artefact = artefact(&target.address.origin, &target.address.repository(repository), resource);
             let manifest = ImageManifest::parse(&content, manifest::content_type(&parts.headers), &artefact)?;
             Ok((manifest, digest, content))
@@ -152,12 +205,47 @@ impl Fetcher {
         size: Size,
     ) -> Result<Bytes, FetchError> {
         let fetched = self.bounded(target, repository, Resource::Blob(digest), size).await;
-        self.count(fetched.and_then(|(_, content)| verify(Some(digest), Digest::of(&content)).map(|()| content)))
+        let verified = fetched
+            .and_then(|Fetched { parts, content, .. }| verify(digest, Digest::of(&content), &parts).map(|()| content));
+        self.count(verified)
     }
 
     fn count<T>(&self, fetched: Result<T, FetchError>) -> Result<T, FetchError> {
         self.metrics.fetched(fetched.as_ref().err().map_or("ok", FetchError::reason));
         fetched
+    }
+
+    /// Sends one request to the registry itself, with the authorization that it demands for an access to a repository,
+    /// and returns the response as it is: redirects are not followed, and statuses other than 401 are the caller's matter.
+    /// The caller limits the time, which an upload needs more of, and the body of the response.
+    ///
+    /// # Errors
+    /// [`FetchError`].
+    pub async fn exchange(
+        &self,
+        target: &RegistryTarget,
+        repository: &str,
+        access: Access,
+        request: &Request<Bytes>,
+    ) -> Result<Response<Body>, FetchError> {
+        let repository = target.address.repository(repository);
+        if !is_repository(&repository) {
+            return Err(FetchError::Name("repository"));
+        }
+        if Origin::of(request.uri()) != Some(target.address.server()) {
+            return Err(FetchError::Name("URL of the registry"));
+        }
+        let scope = Scope { repository: &repository, access };
+        let known = self.authorizations.get(target, scope);
+        let response = self.transmit(authorized(request.clone(), known.as_ref()), Trust::Known).await?;
+        let refusal = Refusal::of(&response, known.is_some());
+        let Some(authorization) = self.renewed(target, scope, refusal).await? else {
+            return Ok(response);
+        };
+        drop(response);
+        let response = self.transmit(authorized(request.clone(), Some(&authorization.header)), Trust::Known).await?;
+        self.keep(target, scope, authorization, response.status())?;
+        Ok(response)
     }
 
     async fn bounded(
@@ -166,7 +254,7 @@ impl Fetcher {
         repository: &str,
         resource: Resource<'_>,
         size: Size,
-    ) -> Result<(http::response::Parts, Bytes), FetchError> {
+    ) -> Result<Fetched, FetchError> {
         let after = self.limits.whole;
         let expired = |_| Err(FetchError::Timeout { stage: Stage::Whole, after });
         timeout(after, self.fetch(target, repository, resource, size)).await.unwrap_or_else(expired)
@@ -178,98 +266,224 @@ impl Fetcher {
         repository: &str,
         resource: Resource<'_>,
         size: Size,
-    ) -> Result<(http::response::Parts, Bytes), FetchError> {
+    ) -> Result<Fetched, FetchError> {
         let repository = checked(target, repository, resource)?;
-        let origin = &target.address.origin;
-        let uri = format!("{}://{}/v2/{repository}/{}", origin.scheme(), origin.authority(), resource.path());
+        let server = target.address.server();
+        let uri = format!("{}://{}/v2/{repository}/{}", server.scheme(), server.authority(), resource.path());
         let uri: Uri = uri.parse().map_err(|_| FetchError::Name("repository"))?;
-        let response = self.authorized(target, &repository, &uri, resource).await?;
-        if response.status() != StatusCode::OK {
-            let artefact = artefact(origin, &repository, resource);
-            return Err(FetchError::of_status(response.status(), response.headers(), artefact));
+        let answer = self.authorized(target, &repository, &uri, resource).await?;
+        let status = answer.response.status();
+        if status != StatusCode::OK {
+            let artefact = artefact(&target.address.origin, &repository, resource);
+            let headers = answer.response.headers();
+            return Err(match (answer.host, status.is_client_error()) {
+                (Some(host), true) if !RETRIED.contains(&status) => {
+                    FetchError::Redirected { host, status: status.as_u16() }
+                }
+                _ => FetchError::of_status(status, headers, artefact, target.credentials.is_some()),
+            });
         }
-        let (parts, body) = response.into_parts();
+        let (parts, body) = answer.response.into_parts();
         let content = body::read(body, size, &self.limits, |bytes| {
             self.metrics.received.inc_by(bytes as u64);
         });
-        Ok((parts, content.await?))
+        Ok(Fetched { content: content.await?, parts, announced: answer.announced })
     }
 
-    /// Sends a request with a known authorization, and meets a challenge once.
+    /// Sends a request with a known authorization, and with another one if the registry refuses it.
     async fn authorized(
         &self,
         target: &RegistryTarget,
         repository: &str,
         uri: &Uri,
         resource: Resource<'_>,
-    ) -> Result<Response<Body>, FetchError> {
-        let known = self.authorizations.get(target, repository);
-        let (response, own) = self.redirected(target, uri, known.as_ref(), resource).await?;
-        if response.status() != StatusCode::UNAUTHORIZED {
-            return Ok(response);
-        }
-        let refused = FetchError::Unauthorized { with_credentials: target.credentials.is_some() };
-        if !own {
+    ) -> Result<Answer, FetchError> {
+        let scope = Scope { repository, access: Access::Pull };
+        let known = self.authorizations.get(target, scope);
+        let answer = self.redirected(target, uri, known.as_ref(), resource).await?;
+        if answer.host.is_some() {
             // The challenge of a storage server is none of the registry's.
-            return Err(refused);
+            return Ok(answer);
         }
-        self.authorizations.remove(target, repository);
-        let challenge = Challenge::of(response.headers());
-        drop(response);
-        let authorization = self.authorize(target, repository, challenge).await?;
-        let (response, _) = self.redirected(target, uri, Some(&authorization.header), resource).await?;
-        if response.status() == StatusCode::UNAUTHORIZED {
-            return Err(refused);
+        let refusal = Refusal::of(&answer.response, known.is_some());
+        let Some(authorization) = self.renewed(target, scope, refusal).await? else {
+            return Ok(answer);
+        };
+        drop(answer);
+        let answer = self.redirected(target, uri, Some(&authorization.header), resource).await?;
+        if answer.host.is_none() {
+            self.keep(target, scope, authorization, answer.response.status())?;
         }
-        self.authorizations.put(target, repository, authorization);
-        Ok(response)
+        Ok(answer)
     }
 
-    /// Sends a request and follows permitted redirects. The authorization is sent to the registry's origin only.
-    /// Returns the response, and true if that origin sent it.
+    /// Decides on a response of the registry: returns another authorization to send, or `None` if the response is final.
+    ///
+    /// A registry may hide what is private behind 403 or 404 without a challenge. Where credentials were not sent yet, it
+    /// is asked for the challenge, which then leads to the same status or to the content.
+    async fn renewed(
+        &self,
+        target: &RegistryTarget,
+        scope: Scope<'_>,
+        refusal: Refusal,
+    ) -> Result<Option<Authorization>, FetchError> {
+        let Refusal { status, challenge, was_authorized } = refusal;
+        let with_credentials = target.credentials.is_some();
+        let is_refused = match status {
+            StatusCode::UNAUTHORIZED => true,
+            // A kept authorization may have expired.
+            StatusCode::FORBIDDEN => was_authorized || with_credentials || challenge.is_some(),
+            StatusCode::NOT_FOUND => with_credentials && !was_authorized,
+            _ => false,
+        };
+        if !is_refused {
+            return Ok(None);
+        }
+        self.authorizations.remove(target, scope);
+        let challenge = match challenge {
+            None if was_authorized || with_credentials => self.challenge(target).await?,
+            challenge => challenge,
+        };
+        match challenge {
+            Some(challenge) => self.authorize(target, scope, challenge).await.map(Some),
+            None if status == StatusCode::UNAUTHORIZED => Err(FetchError::Unauthorized { with_credentials }),
+            None => Ok(None),
+        }
+    }
+
+    /// Asks the registry for its challenge, which some send with a success. Without any, user and password are what it
+    /// may understand.
+    async fn challenge(&self, target: &RegistryTarget) -> Result<Option<Challenge>, FetchError> {
+        let server = target.address.server();
+        let request = Request::get(format!("{}://{}/v2/", server.scheme(), server.authority())).body(Bytes::new());
+        let response = self.send(request.map_err(|_| FetchError::Name("registry"))?, Trust::Known).await?;
+        let fallback = match target.credentials {
+            Some(Credentials::Basic { .. }) => Some(Challenge::Basic),
+            _ => None,
+        };
+        Ok(Challenge::of(response.headers()).or(fallback))
+    }
+
+    /// Keeps an authorization for the next requests, unless the registry refused it with this status.
+    fn keep(
+        &self,
+        target: &RegistryTarget,
+        scope: Scope<'_>,
+        authorization: Authorization,
+        status: StatusCode,
+    ) -> Result<(), FetchError> {
+        if status == StatusCode::UNAUTHORIZED {
+            return Err(FetchError::Unauthorized { with_credentials: target.credentials.is_some() });
+        }
+        self.authorizations.put(target, scope, authorization);
+        Ok(())
+    }
+
+    /// Sends a request and follows permitted redirects. The authorization is sent to the registry's origin only, and not
+    /// any more once a redirect has led elsewhere.
     async fn redirected(
         &self,
         target: &RegistryTarget,
         uri: &Uri,
         authorization: Option<&HeaderValue>,
         resource: Resource<'_>,
-    ) -> Result<(Response<Body>, bool), FetchError> {
-        let registry = &target.address.origin;
-        let (mut uri, mut redirects) = (uri.clone(), 0);
+    ) -> Result<Answer, FetchError> {
+        let registry = target.address.server();
+        let rule = match resource {
+            Resource::Manifest(_) => Rule::KnownHosts,
+            Resource::Blob(_) => Rule::PublicHosts,
+        };
+        let mut uri = uri.clone();
+        let mut trust = Trust::Known;
+        let mut redirects = 0;
+        let mut is_own = true;
+        let mut announced = None;
         loop {
-            let own = Origin::of(&uri).as_ref() == Some(registry);
+            let origin = Origin::of(&uri).ok_or(FetchError::Redirect(RedirectError::Location))?;
+            is_own &= origin == registry;
             let mut request = Request::get(uri.clone());
-            if let Some(authorization) = authorization.filter(|_| own) {
-                request = request.header(AUTHORIZATION, authorization);
-            }
-            if matches!(resource, Resource::Manifest(_)) {
-                request = request.header(ACCEPT, manifest::IMAGE_MANIFEST);
+            if rule == Rule::KnownHosts {
+                request = request.header(ACCEPT, manifest::ACCEPT);
             }
             let request = request.body(Bytes::new()).map_err(|_| FetchError::Name("repository"))?;
-            let response = self.send(request).await?;
+            let response = self.send(authorized(request, authorization.filter(|_| is_own)), trust).await?;
             if !response.status().is_redirection() {
-                return Ok((response, own));
+                let host = (!is_own).then(|| origin.host().to_owned());
+                return Ok(Answer { response, host, announced });
             }
-            let refused = match resource {
-                Resource::Manifest(_) => Some(RedirectError::NotBlob),
-                Resource::Blob(_) => (redirects == redirect::MAX_REDIRECTS).then_some(RedirectError::TooMany),
-            };
-            if let Some(refused) = refused {
-                return Err(FetchError::Redirect(refused));
+            if redirects == redirect::MAX_REDIRECTS {
+                return Err(FetchError::Redirect(RedirectError::TooMany));
             }
-            uri = redirect::target(&uri, response.headers(), registry, &self.allowed).map_err(FetchError::Redirect)?;
+            if is_own && rule == Rule::KnownHosts {
+                announced = content_digest(response.headers())?.or(announced);
+            }
+            let hop = redirect::target(&uri, response.headers(), &registry, &self.allowed, rule);
+            redirect::Hop { uri, trust } = hop.map_err(FetchError::Redirect)?;
             redirects += 1;
         }
     }
 
-    async fn send(&self, mut request: Request<Bytes>) -> Result<Response<Body>, FetchError> {
-        request.headers_mut().insert(USER_AGENT, USER_AGENT_VALUE);
-        let Limits { head: after, connect, .. } = self.limits;
-        match timeout(after, self.transport.clone().oneshot(request.map(Full::new))).await {
-            Ok(response) => response.map_err(|error| FetchError::boxed(&error, connect)),
-            Err(_) => Err(FetchError::Timeout { stage: Stage::Head, after }),
-        }
+    async fn send(&self, request: Request<Bytes>, trust: Trust) -> Result<Response<Body>, FetchError> {
+        let after = self.limits.head;
+        let expired = |_| Err(FetchError::Timeout { stage: Stage::Head, after });
+        timeout(after, self.transmit(request, trust)).await.unwrap_or_else(expired)
     }
+
+    async fn transmit(&self, mut request: Request<Bytes>, trust: Trust) -> Result<Response<Body>, FetchError> {
+        request.headers_mut().entry(USER_AGENT).or_insert(USER_AGENT_VALUE);
+        let connect = self.limits.connect;
+        let host = request.uri().host().unwrap_or_default().to_owned();
+        let transport = match trust {
+            Trust::Known => &self.transports.known,
+            Trust::Public => &self.transports.public,
+        };
+        let response = transport.clone().oneshot(request.map(Full::new)).await;
+        response.map_err(|error| match trust {
+            Trust::Known => FetchError::boxed(&error, connect),
+            Trust::Public => FetchError::to_public(&error, connect, &host),
+        })
+    }
+}
+
+/// Statuses of a storage server that say nothing about the URL.
+const RETRIED: [StatusCode; 2] = [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT];
+
+/// Response of the registry that may ask for another authorization.
+struct Refusal {
+    status: StatusCode,
+    challenge: Option<Challenge>,
+    /// The request had an authorization that an earlier request was accepted with.
+    was_authorized: bool,
+}
+
+impl Refusal {
+    fn of(response: &Response<Body>, was_authorized: bool) -> Self {
+        Self { status: response.status(), challenge: Challenge::of(response.headers()), was_authorized }
+    }
+}
+
+/// Last response of a chain of redirects.
+struct Answer {
+    response: Response<Body>,
+    /// Host that sent it, if a redirect led away from the registry.
+    host: Option<String>,
+    /// Digest of a manifest, from a redirect of the registry.
+    announced: Option<Digest>,
+}
+
+/// Content that is not verified yet.
+struct Fetched {
+    parts: Parts,
+    content: Bytes,
+    /// See [`Answer::announced`].
+    announced: Option<Digest>,
+}
+
+fn authorized(mut request: Request<Bytes>, authorization: Option<&HeaderValue>) -> Request<Bytes> {
+    if let Some(authorization) = authorization {
+        request.headers_mut().insert(AUTHORIZATION, authorization.clone());
+    }
+    request
 }
 
 /// Returns the full name of the repository, if the names can be in a URL.
@@ -298,8 +512,8 @@ fn artefact(origin: &Origin, repository: &str, resource: Resource<'_>) -> String
 }
 
 /// Reads `Docker-Content-Digest`. One of another algorithm is not compared.
-fn content_digest(parts: &http::response::Parts) -> Result<Option<Digest>, FetchError> {
-    let Some(value) = parts.headers.get(CONTENT_DIGEST) else { return Ok(None) };
+fn content_digest(headers: &HeaderMap) -> Result<Option<Digest>, FetchError> {
+    let Some(value) = headers.get(CONTENT_DIGEST) else { return Ok(None) };
     let malformed = FetchError::Malformed("its header Docker-Content-Digest is not a digest");
     let Ok(value) = value.to_str() else { return Err(malformed) };
     if !value.starts_with("sha256:") {
@@ -308,9 +522,13 @@ fn content_digest(parts: &http::response::Parts) -> Result<Option<Digest>, Fetch
     value.parse().map(Some).map_err(|_| malformed)
 }
 
-fn verify(expected: Option<Digest>, actual: Digest) -> Result<(), FetchError> {
-    match expected {
-        Some(expected) if expected != actual => Err(FetchError::DigestMismatch { expected, actual }),
-        _ => Ok(()),
+/// Compares the digest of a content with the expected one. A web page in its place is named as such.
+fn verify(expected: Digest, actual: Digest, parts: &Parts) -> Result<(), FetchError> {
+    match expected == actual {
+        true => Ok(()),
+        false if manifest::content_type(&parts.headers) == Some("text/html") => {
+            Err(FetchError::Malformed(manifest::WEB_PAGE))
+        }
+        false => Err(FetchError::DigestMismatch { expected, actual }),
     }
 }

@@ -8,6 +8,7 @@ use hyper_util::client::proxy::matcher::Matcher;
 use thiserror::Error;
 
 use super::credentials::{AddressError, AllowedHost, RegistryAddress};
+use crate::base::addresses::Cidr;
 
 /// Name of the default content folder in the system's folder for temporary files.
 const CONTENT_DIR: &str = "tidewatch";
@@ -17,7 +18,8 @@ const CONTENT_DIR: &str = "tidewatch";
 #[group(skip)]
 #[command(next_help_heading = "Registry")]
 pub struct Flags {
-    /// Registry of the modules' artefacts, as host with optional port; `http://` before it means plain HTTP
+    /// Registry of the modules' artefacts, as host with optional port; `http://` before it means plain HTTP. It is read
+    /// without credentials; for one that demands them, use --oci-registry-cred-secret
     #[arg(
         long,
         env = "TIDEWATCH_OCI_REGISTRY_HOST",
@@ -40,8 +42,8 @@ pub struct Flags {
     #[arg(long, env = "TIDEWATCH_OCI_REGISTRY_CA_FILE", value_name = "FILE")]
     pub oci_registry_ca_file: Option<PathBuf>,
 
-    /// Hosts beside the registry's own to which it may redirect, and at which it may have tokens issued: host, or
-    /// host:port
+    /// Hosts beside the registry's own at which it may have tokens issued, and to which it may redirect manifests, and
+    /// blobs without TLS or at a private address: host, or host:port. Blobs are followed to other public hosts with TLS
     #[arg(long, env = "TIDEWATCH_OCI_REGISTRY_ALLOWED_HOSTS", value_name = "HOST", value_delimiter = ',')]
     pub oci_registry_allowed_hosts: Vec<AllowedHost>,
 
@@ -121,6 +123,8 @@ pub struct Settings {
     pub ca_file: Option<PathBuf>,
     /// Hosts of redirects and token realms.
     pub allowed_hosts: Arc<[AllowedHost]>,
+    /// Networks in which no redirect ends, beside those that are refused in any case.
+    pub denied_addresses: Vec<Cidr>,
     /// Proxy.
     pub proxy: Proxy,
     /// Folder with the keys that sign component descriptors.
@@ -173,6 +177,7 @@ impl Flags {
             source,
             ca_file: self.oci_registry_ca_file.clone(),
             allowed_hosts: self.oci_registry_allowed_hosts.clone().into(),
+            denied_addresses: Vec::new(),
             proxy: Proxy { url, except: first(["NO_PROXY", "no_proxy"]).unwrap_or_default() },
             component_keys: self.component_keys.clone(),
             content_dir: self.oci_content_dir.clone().unwrap_or_else(|| env::temp_dir().join(CONTENT_DIR)),

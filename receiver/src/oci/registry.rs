@@ -41,6 +41,7 @@ use super::{
     store::Store,
     tls::{self, TlsError},
 };
+use crate::base::addresses::AddressRules;
 use changes::ChangeSet;
 use key::Value;
 use resolve::{Live, Resolver};
@@ -89,8 +90,9 @@ impl Registry {
         let keys = settings.component_keys.as_deref().map(key_folder::keys).transpose()?;
         let limits = fetch::Limits::default();
         let roots = tls::roots(settings.ca_file.as_ref())?;
-        let transport = tls::transport(roots, settings.proxy.matcher(), limits.connect)?;
-        let fetcher = Fetcher::new(transport, settings.allowed_hosts.clone(), limits, metrics.clone());
+        let rules = AddressRules { allow: Vec::new(), deny: settings.denied_addresses.clone() };
+        let transports = tls::transports(roots, settings.proxy.matcher(), limits.connect, rules)?;
+        let fetcher = Fetcher::new(transports, settings.allowed_hosts.clone(), limits, metrics.clone());
         let store = Store::open(&settings.content_dir, settings.content_max_bytes, metrics.clone());
         let (registry, worker) = Self::with(fetcher, store, settings.source.clone(), MAX_RESULT_BYTES, metrics);
         registry.0.resolver.keys.store(keys.map(Arc::new));

@@ -11,7 +11,7 @@ use std::{
 use aws_lc_rs::digest::{SHA256, digest};
 use bytes::Bytes;
 use futures::{StreamExt as _, stream};
-use http::{Request, Response, StatusCode, header};
+use http::{HeaderMap, Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper_util::rt::TokioIo;
@@ -59,10 +59,22 @@ impl Reply {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Received {
     pub(crate) method: String,
-    /// Absolute URI in the process, path and query over a connection.
+    /// Absolute URI; without its scheme over a connection.
     pub(crate) uri: String,
     pub(crate) authorization: Option<String>,
+    pub(crate) headers: HeaderMap,
     pub(crate) body: String,
+}
+
+/// Replies to requests that lack the demanded header `Authorization`.
+#[derive(Clone)]
+pub(crate) struct Protection {
+    /// The demanded header.
+    pub(crate) authorization: String,
+    /// Reply to the paths below `/v2/`.
+    pub(crate) refusal: Reply,
+    /// Reply to `/v2/`.
+    pub(crate) ping: Reply,
 }
 
 #[derive(Default)]
@@ -70,7 +82,7 @@ struct State {
     contents: HashMap<String, Reply>,
     /// Replies that precede the contents, by part of the URI; the last one stays.
     scripts: HashMap<String, VecDeque<Reply>>,
-    authorization: Option<(String, String)>,
+    protection: Option<Protection>,
     received: Vec<Received>,
 }
 
@@ -139,7 +151,13 @@ impl FakeRegistry {
 
     /// Demands this header `Authorization` with this challenge, except where a script replies.
     pub(crate) fn protect(&self, authorization: &str, challenge: &str) {
-        self.0.lock().unwrap().authorization = Some((authorization.to_owned(), challenge.to_owned()));
+        let refusal = Reply::with(401, "www-authenticate", challenge);
+        self.refuse(Protection { authorization: authorization.to_owned(), ping: refusal.clone(), refusal });
+    }
+
+    /// Refuses requests as described, except where a script replies.
+    pub(crate) fn refuse(&self, protection: Protection) {
+        self.0.lock().unwrap().protection = Some(protection);
     }
 
     /// All requests so far.
@@ -191,22 +209,31 @@ impl FakeRegistry {
     {
         let (parts, body) = request.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
-        let authorization = parts.headers.get(header::AUTHORIZATION).map(|value| value.to_str().unwrap().to_owned());
-        let uri = parts.uri.to_string();
+        let text = |name| parts.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
+        let authorization = text(header::AUTHORIZATION);
+        let host = parts.headers.get(header::HOST).filter(|_| parts.uri.host().is_none());
+        let uri = format!("{}{}", host.map(|host| host.to_str().unwrap()).unwrap_or_default(), parts.uri);
         let reply = {
             let mut state = self.0.lock().unwrap();
             state.received.push(Received {
                 method: parts.method.to_string(),
                 uri: uri.clone(),
                 authorization: authorization.clone(),
+                headers: parts.headers.clone(),
                 body: String::from_utf8(body.to_vec()).unwrap(),
             });
             let script = state.scripts.iter_mut().find(|(part, _)| uri.contains(*part));
             let scripted = script.map(|(_, replies)| {
                 if replies.len() > 1 { replies.pop_front().unwrap() } else { replies.front().unwrap().clone() }
             });
-            let refused = state.authorization.iter().find(|(demanded, _)| Some(demanded) != authorization.as_ref());
-            let refused = refused.map(|(_, challenge)| Reply::with(401, "www-authenticate", challenge.clone()));
+            let refused = state.protection.as_ref();
+            let refused = refused.filter(|demanded| {
+                parts.uri.path().starts_with("/v2/") && Some(&demanded.authorization) != authorization.as_ref()
+            });
+            let refused = refused.map(|Protection { refusal, ping, .. }| match parts.uri.path() {
+                "/v2/" => ping.clone(),
+                _ => refusal.clone(),
+            });
             let stored = || state.contents.get(parts.uri.path()).cloned().unwrap_or(Reply::status(404));
             scripted.or(refused).unwrap_or_else(stored)
         };

@@ -180,7 +180,7 @@ mod tests {
         });
         let (server, metrics) = (FakeRegistry::default(), Metrics::default());
         server.component("component-descriptors/example.org/m", "1.0.0", &content.to_string());
-        let fetcher = Fetcher::new(server.transport(), [].into(), Limits::default(), metrics.clone());
+        let fetcher = Fetcher::new(server.transport().into(), [].into(), Limits::default(), metrics.clone());
         let store = Store::open(folder, 1 << 20, metrics.clone());
         let source = Source::Secret { name: "oci-creds".into(), subpath: String::new() };
         let (registry, worker) = Registry::with(fetcher, store, source, 1 << 20, metrics);

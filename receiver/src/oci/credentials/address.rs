@@ -130,6 +130,14 @@ impl RegistryAddress {
         if path.is_empty() || is_repository(path) { Ok(()) } else { Err(AddressError::Path) }
     }
 
+    /// Server of the API. That of `docker.io` is `index.docker.io`, as all clients know.
+    #[must_use]
+    pub fn server(&self) -> Origin {
+        let Origin { scheme, host, port } = &self.origin;
+        let host = if host == "docker.io" { "index.docker.io" } else { host };
+        Origin { scheme: *scheme, host: host.to_owned(), port: *port }
+    }
+
     /// Returns the full name of a repository on this server.
     #[must_use]
     pub fn repository(&self, repository: &str) -> String {
@@ -287,6 +295,17 @@ mod tests {
             ("host/A", Path),
         ] {
             assert_eq!(text.parse::<RegistryAddress>(), Err(error), "{text}");
+        }
+    }
+
+    #[test]
+    fn server_of_docker_hub_is_not_its_name() {
+        for (address, server) in [
+            ("docker.io/example", "index.docker.io"),
+            ("registry-1.docker.io", "registry-1.docker.io"),
+            ("http://docker.io.example.com:5000/a", "http://docker.io.example.com:5000"),
+        ] {
+            assert_eq!(address.parse::<RegistryAddress>().unwrap().server().to_string(), server);
         }
     }
 

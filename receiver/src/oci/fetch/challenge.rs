@@ -67,7 +67,9 @@ fn parameter(text: &str) -> Option<(&str, String, &str)> {
     let (name, rest) = token(text.trim_start_matches([' ', '\t', ',']));
     let rest = rest.trim_start().strip_prefix('=')?.trim_start();
     let Some(quoted) = rest.strip_prefix('"') else {
-        let (value, rest) = token(rest);
+        // More than a token is accepted: some servers do not quote URLs.
+        let end = rest.find([',', ' ', '\t']).unwrap_or(rest.len());
+        let (value, rest) = rest.split_at_checked(end)?;
         return Some((name, value.to_owned(), rest));
     };
     let (mut value, mut escaped) = (String::new(), false);
@@ -108,6 +110,11 @@ mod tests {
         assert_eq!(of(&[r#"Basic realm="x""#, r#"Bearer realm="z""#]), bearer("z", None));
         assert_eq!(of(&["Basic"]), Some(Challenge::Basic));
         assert_eq!(of(&["Negotiate, Basic realm=\"x\""]), Some(Challenge::Basic));
+        // Values without quotes, as some registries and proxies send them.
+        let unquoted =
+            "Bearer service=a.example.org:5000, realm=https://a.example.org/token?x=y,scope=repository:a:pull";
+        assert_eq!(of(&[unquoted]), bearer("https://a.example.org/token?x=y", Some("a.example.org:5000")));
+        assert_eq!(of(&["Negotiate YWI=, Basic realm=x"]), Some(Challenge::Basic));
         for none in ["", "Bearer", "Bearer service=\"x\"", "Bearer realm=\"open", "Digest realm=\"x\"", "=", "\"\""] {
             assert_eq!(of(&[none]), None, "{none}");
         }

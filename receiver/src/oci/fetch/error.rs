@@ -1,6 +1,6 @@
 //! Failures of a fetch.
 
-use std::{error::Error, io, iter, time::Duration};
+use std::{error::Error, io, iter, net::IpAddr, time::Duration};
 
 use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
 use strum::IntoStaticStr;
@@ -9,7 +9,10 @@ use tidewatch_shared::variant::VariantName as _;
 use tokio::time;
 use tower::{BoxError, timeout::error::Elapsed};
 
-use crate::oci::digest::Digest;
+use crate::{
+    base::addresses::{ForbiddenAddressError, ForbiddenReason},
+    oci::digest::Digest,
+};
 
 /// Longest quoted text of a peer or of a library, in characters.
 const MAX_TEXT_CHARS: usize = 200;
@@ -22,10 +25,12 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 #[strum(serialize_all = "snake_case")]
 pub enum FetchError {
     /// The registry has no such artefact (404).
-    #[error("{artefact} does not exist")]
+    #[error("{artefact} does not exist{}", if *.with_credentials { "" } else { ", or is not visible without credentials" })]
     NotFound {
         /// Repository with tag or digest.
         artefact: String,
+        /// False for anonymous access.
+        with_credentials: bool,
     },
     /// The registry refused the credentials, or demands some (401).
     #[error("the registry refused {}", if *.with_credentials { "the credentials" } else { "the request without credentials" })]
@@ -33,11 +38,17 @@ pub enum FetchError {
         /// False for anonymous access.
         with_credentials: bool,
     },
-    /// The credentials do not permit the artefact (403).
-    #[error("the registry's credentials do not permit reading {artefact}")]
+    /// The credentials, or their absence, do not permit the artefact (403).
+    #[error(
+        "{} reading {artefact}{}",
+        if *.with_credentials { "the registry's credentials do not permit" } else { "the registry does not permit" },
+        if *.with_credentials { "" } else { " without credentials" }
+    )]
     Denied {
         /// Repository with tag or digest.
         artefact: String,
+        /// False for anonymous access.
+        with_credentials: bool,
     },
     /// Too many requests (429).
     #[error("the registry limits the rate of requests (429)")]
@@ -56,6 +67,14 @@ pub enum FetchError {
     /// A status that pulling does not know.
     #[error("the registry answered with the unexpected status {0}")]
     UnexpectedStatus(u16),
+    /// A host to which the registry redirects refuses the request. Its URLs are signed for a short time.
+    #[error("{host}, to which the registry redirects, answered with status {status}")]
+    Redirected {
+        /// Host of the last redirect.
+        host: String,
+        /// Status code.
+        status: u16,
+    },
     /// No connection, or a broken one.
     #[error("no exchange with the registry: {0}")]
     Transport(String),
@@ -98,10 +117,12 @@ pub enum FetchError {
     )]
     TokenRealm(String),
     /// The tag leads to an image index, a list of manifests.
-    #[error("{artefact} is an image index; a module is a single image manifest")]
+    #[error("{artefact} is an image index ({kind}); a module is a single image manifest")]
     Index {
         /// Repository with tag or digest.
         artefact: String,
+        /// Name of its format.
+        kind: &'static str,
     },
     /// A response that is not of the specified form.
     #[error("malformed response of the registry: {0}")]
@@ -129,17 +150,30 @@ pub enum Stage {
 }
 
 /// Reason why a redirect is not followed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RedirectError {
-    /// Manifests and tokens are not redirected.
-    #[error("only blobs may be redirected")]
-    NotBlob,
+    /// Requests for tokens contain credentials.
+    #[error("a token server must not redirect")]
+    Token,
     /// More than the limit.
     #[error("more than 3 in a row")]
     TooMany,
-    /// Another host.
-    #[error("its host is not listed in --oci-registry-allowed-hosts")]
-    Host,
+    /// Another host, for a manifest.
+    #[error("its host {0} is not listed in --oci-registry-allowed-hosts")]
+    Host(String),
+    /// Another host without TLS, for a blob.
+    #[error("its host {0} has no TLS and is not listed in --oci-registry-allowed-hosts")]
+    Plain(String),
+    /// Another host with an address that only a listed host may have.
+    #[error("its host {host} is not listed in --oci-registry-allowed-hosts, and has the address {address}: {reason}")]
+    Address {
+        /// Host name or address in the URL.
+        host: String,
+        /// Resolved address.
+        address: IpAddr,
+        /// Rule that refuses it.
+        reason: ForbiddenReason,
+    },
     /// From HTTPS to HTTP.
     #[error("it leads from https to http")]
     Downgrade,
@@ -161,6 +195,7 @@ impl FetchError {
         match self {
             Self::RateLimited { .. }
             | Self::Server { .. }
+            | Self::Redirected { .. }
             | Self::Transport(_)
             | Self::Timeout { .. }
             | Self::SizeMismatch { .. }
@@ -209,11 +244,21 @@ impl FetchError {
         Self::transport(error.as_ref(), connect)
     }
 
+    /// Failure of the transport to a host that only a redirect names.
+    pub(super) fn to_public(error: &BoxError, connect: Duration, host: &str) -> Self {
+        match causes(error.as_ref()).find_map(|cause| cause.downcast_ref::<ForbiddenAddressError>()) {
+            Some(ForbiddenAddressError { address, reason }) => {
+                Self::Redirect(RedirectError::Address { host: clean(host), address: *address, reason: *reason })
+            }
+            None => Self::boxed(error, connect),
+        }
+    }
+
     /// Classifies a status that is neither success, nor a redirect, nor 401.
-    pub(super) fn of_status(status: StatusCode, headers: &HeaderMap, artefact: String) -> Self {
+    pub(super) fn of_status(status: StatusCode, headers: &HeaderMap, artefact: String, with_credentials: bool) -> Self {
         match status {
-            StatusCode::NOT_FOUND => Self::NotFound { artefact },
-            StatusCode::FORBIDDEN => Self::Denied { artefact },
+            StatusCode::NOT_FOUND => Self::NotFound { artefact, with_credentials },
+            StatusCode::FORBIDDEN => Self::Denied { artefact, with_credentials },
             StatusCode::TOO_MANY_REQUESTS => Self::RateLimited { after: retry_after(headers) },
             status if status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT => {
                 Self::Server { status: status.as_u16(), after: retry_after(headers) }
@@ -283,7 +328,7 @@ mod tests {
             [("7", Some(7)), ("86400", Some(300)), ("-1", None), ("Wed, 21 Oct 2015 07:28:00 GMT", None)]
         {
             for status in [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE] {
-                let error = FetchError::of_status(status, &headers(value), String::new());
+                let error = FetchError::of_status(status, &headers(value), String::new(), false);
                 assert_eq!(error.retry_after(), after.map(Duration::from_secs), "{value}");
                 assert!(error.is_retryable());
             }

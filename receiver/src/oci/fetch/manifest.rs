@@ -6,11 +6,22 @@ use serde::Deserialize;
 use super::error::FetchError;
 use crate::oci::digest::Digest;
 
-/// Media type of an image manifest, the only one that is requested.
-pub(super) const IMAGE_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-/// Media types of lists of manifests.
-const INDEXES: [&str; 2] =
-    ["application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"];
+/// Media types that are requested. An index is requested so that it can be named: some registries answer 404 otherwise.
+pub(super) const ACCEPT: &str = "application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.index.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json";
+/// Media types of image manifests; that of Docker (schema 2) has the same members.
+const IMAGE_MANIFESTS: [&str; 2] =
+    ["application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json"];
+/// Media types of lists of manifests, with their names.
+const INDEXES: [(&str, &str); 2] = [
+    ("application/vnd.oci.image.index.v1+json", "OCI image index"),
+    ("application/vnd.docker.distribution.manifest.list.v2+json", "Docker manifest list"),
+];
+
+/// A page for people in place of the content.
+pub(super) const WEB_PAGE: &str =
+    "it is a web page; the address is not that of a registry, or a login page or a proxy answers for it";
 
 /// Reference to a blob by its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,14 +49,17 @@ impl ImageManifest {
     /// # Errors
     /// [`FetchError::Index`] and [`FetchError::Malformed`].
     pub fn parse(content: &[u8], content_type: Option<&str>, artefact: &str) -> Result<Self, FetchError> {
-        let document: Document = serde_json::from_slice(content)
-            .map_err(|_| FetchError::Malformed("the manifest is not JSON of an image manifest"))?;
+        let document: Document = serde_json::from_slice(content).map_err(|_| match content_type {
+            Some("text/html") => FetchError::Malformed(WEB_PAGE),
+            _ => FetchError::Malformed("the manifest is not JSON of an image manifest"),
+        })?;
         let media_type = document.media_type.as_deref().or(content_type);
-        if media_type.is_some_and(|kind| INDEXES.contains(&kind)) || document.manifests.is_some() {
-            return Err(FetchError::Index { artefact: artefact.to_owned() });
+        let index = INDEXES.iter().find(|(kind, _)| media_type == Some(kind)).map(|(_, name)| *name);
+        if let Some(kind) = index.or(document.manifests.is_some().then_some("list of manifests")) {
+            return Err(FetchError::Index { artefact: artefact.to_owned(), kind });
         }
-        if document.media_type.is_some_and(|kind| kind != IMAGE_MANIFEST) {
-            return Err(FetchError::Malformed("the manifest's media type is not that of an OCI image manifest"));
+        if document.media_type.is_some_and(|kind| !IMAGE_MANIFESTS.contains(&&*kind)) {
+            return Err(FetchError::Malformed("the manifest's media type is not that of an image manifest"));
         }
         let config = document.config.ok_or(FetchError::Malformed("the manifest has no config"))?;
         let layers = document.layers.into_iter().map(Reference::checked).collect::<Result<_, _>>()?;
@@ -106,16 +120,24 @@ mod tests {
         let manifest = ImageManifest { config: expected("c"), layers: vec![expected("l")] };
         assert_eq!(parse(&document, None), Ok(manifest.clone()));
         assert_eq!(parse(&document, Some("application/json")), Ok(manifest.clone()));
-        document["mediaType"] = json!(IMAGE_MANIFEST);
-        assert_eq!(parse(&document, Some(IMAGE_MANIFEST)), Ok(manifest));
+        document["mediaType"] = json!(IMAGE_MANIFESTS[0]);
+        assert_eq!(parse(&document, Some(IMAGE_MANIFESTS[0])), Ok(manifest.clone()));
+        document["mediaType"] = json!("application/vnd.docker.distribution.manifest.v2+json");
+        assert_eq!(parse(&document, Some("application/octet-stream")), Ok(manifest));
     }
 
     #[test]
     fn index_is_refused_in_each_of_its_forms() {
-        let index = Err(FetchError::Index { artefact: "a:1".into() });
-        assert_eq!(parse(&json!({"mediaType": INDEXES[0]}), None), index);
-        assert_eq!(parse(&json!({}), Some(INDEXES[1])), index);
-        assert_eq!(parse(&json!({"manifests": []}), None), index);
+        let index = |kind| Err(FetchError::Index { artefact: "a:1".into(), kind });
+        assert_eq!(parse(&json!({"mediaType": INDEXES[0].0}), None), index("OCI image index"));
+        assert_eq!(parse(&json!({}), Some(INDEXES[1].0)), index("Docker manifest list"));
+        assert_eq!(parse(&json!({"manifests": []}), None), index("list of manifests"));
+    }
+
+    #[test]
+    fn web_page_is_named() {
+        let page = ImageManifest::parse(b"<html>Log in</html>", Some("text/html"), "a:1");
+        assert_eq!(page, Err(FetchError::Malformed(WEB_PAGE)));
     }
 
     #[test]

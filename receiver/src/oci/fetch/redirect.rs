@@ -1,14 +1,31 @@
-//! Redirects of blobs: to the registry's own host and to listed hosts, never from https to http.
+//! Redirects: of manifests to the registry's own host and to listed hosts, of blobs to any public host with TLS as well,
+//! never from https to http.
 
 use http::{HeaderMap, Uri, header::LOCATION, uri::PathAndQuery};
 
-use super::error::RedirectError;
+use super::{Trust, error::RedirectError};
 use crate::oci::credentials::{AllowedHost, Origin, Scheme};
 
 /// Redirects followed in one fetch.
 pub(super) const MAX_REDIRECTS: usize = 3;
 /// Longest location, in bytes; signed URLs of object stores have about 2,000.
 const MAX_LOCATION_BYTES: usize = 16 << 10;
+
+/// What a redirect may lead to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// Hosts that are known: a tag has no digest that its content is verified against.
+    KnownHosts,
+    /// Any public host: the content is that of its digest, or refused.
+    PublicHosts,
+}
+
+/// Place to which a redirect leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hop {
+    pub(super) uri: Uri,
+    pub(super) trust: Trust,
+}
 
 /// Returns the target of a redirect, if it may be followed.
 ///
@@ -19,7 +36,8 @@ pub(super) fn target(
     headers: &HeaderMap,
     registry: &Origin,
     allowed: &[AllowedHost],
-) -> Result<Uri, RedirectError> {
+    rule: Rule,
+) -> Result<Hop, RedirectError> {
     let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
     let location = location.filter(|location| location.len() <= MAX_LOCATION_BYTES).ok_or(RedirectError::Location)?;
     let uri = resolve(from, location).ok_or(RedirectError::Location)?;
@@ -27,7 +45,14 @@ pub(super) fn target(
     if origin.scheme() == Scheme::Http && before.scheme() == Scheme::Https {
         return Err(RedirectError::Downgrade);
     }
-    if is_permitted(&origin, registry, allowed) { Ok(uri) } else { Err(RedirectError::Host) }
+    if is_permitted(&origin, registry, allowed) {
+        return Ok(Hop { uri, trust: Trust::Known });
+    }
+    match (rule, origin.scheme()) {
+        (Rule::PublicHosts, Scheme::Https) => Ok(Hop { uri, trust: Trust::Public }),
+        (Rule::PublicHosts, Scheme::Http) => Err(RedirectError::Plain(origin.host().to_owned())),
+        (Rule::KnownHosts, _) => Err(RedirectError::Host(origin.host().to_owned())),
+    }
 }
 
 /// Returns whether requests may be sent to a server: on the registry's host, or listed.
@@ -54,27 +79,50 @@ fn resolve(from: &Uri, location: &str) -> Option<Uri> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn only_permitted_locations_are_followed() {
-        let from = Uri::from_static("https://registry:5000/v2/a/blobs/x");
-        let registry = Origin::of(&from).unwrap();
+    fn registry() -> Uri {
+        Uri::from_static("https://registry:5000/v2/a/blobs/x")
+    }
+
+    fn follow(from: &Uri, location: &'static str, rule: Rule) -> Result<(String, Trust), RedirectError> {
         let allowed = ["storage.example.com".parse().unwrap(), "other:444".parse().unwrap()];
-        let to = |location: &'static str| {
-            let headers = [(LOCATION, location.parse().unwrap())].into_iter().collect();
-            target(&from, &headers, &registry, &allowed).map(|uri| uri.to_string())
-        };
+        let headers = [(LOCATION, location.parse().unwrap())].into_iter().collect();
+        let hop = target(from, &headers, &Origin::of(from).unwrap(), &allowed, rule);
+        hop.map(|Hop { uri, trust }| (uri.to_string(), trust))
+    }
+
+    #[test]
+    fn known_hosts_are_followed() {
         for (location, uri) in [
             ("https://storage.example.com/b?sig=1", "https://storage.example.com/b?sig=1"),
             ("/v2/b?x=y#z", "https://registry:5000/v2/b?x=y"),
             ("//registry/b", "https://registry/b"),
             ("https://other:444/", "https://other:444/"),
         ] {
-            assert_eq!(to(location), Ok(uri.to_owned()), "{location}");
+            for rule in [Rule::KnownHosts, Rule::PublicHosts] {
+                assert_eq!(follow(&registry(), location, rule), Ok((uri.to_owned(), Trust::Known)), "{location}");
+            }
         }
+    }
+
+    #[test]
+    fn other_hosts_are_followed_for_blobs_only_and_over_tls_only() {
+        for location in ["https://cdn.example.com/", "https://storage.example.com.evil/", "https://other/"] {
+            assert_eq!(
+                follow(&registry(), location, Rule::PublicHosts),
+                Ok((location.to_owned(), Trust::Public)),
+                "{location}"
+            );
+            let refused = follow(&registry(), location, Rule::KnownHosts);
+            assert!(matches!(refused, Err(RedirectError::Host(host)) if location.contains(&host)), "{location}");
+        }
+        let plain = Uri::from_static("http://registry:5000/v2/a/blobs/x");
+        let refused = follow(&plain, "http://cdn.example.com/", Rule::PublicHosts);
+        assert_eq!(refused, Err(RedirectError::Plain("cdn.example.com".to_owned())));
+    }
+
+    #[test]
+    fn downgrades_and_malformed_locations_are_refused() {
         for (location, error) in [
-            ("https://evil.example.com/", RedirectError::Host),
-            ("https://storage.example.com.evil/", RedirectError::Host),
-            ("https://other/", RedirectError::Host),
             ("http://registry:5000/b", RedirectError::Downgrade),
             ("http://storage.example.com/", RedirectError::Downgrade),
             ("https://storage.example.com@evil/", RedirectError::Location),
@@ -82,8 +130,12 @@ mod tests {
             ("blobs/y", RedirectError::Location),
             ("", RedirectError::Location),
         ] {
-            assert_eq!(to(location), Err(error), "{location}");
+            for rule in [Rule::KnownHosts, Rule::PublicHosts] {
+                assert_eq!(follow(&registry(), location, rule), Err(error.clone()), "{location}");
+            }
         }
-        assert_eq!(target(&from, &HeaderMap::new(), &registry, &allowed), Err(RedirectError::Location));
+        let from = registry();
+        let refused = target(&from, &HeaderMap::new(), &Origin::of(&from).unwrap(), &[], Rule::PublicHosts);
+        assert_eq!(refused, Err(RedirectError::Location));
     }
 }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::{
     oci::credentials::RegistryAddress,
-    testing::registry::{FakeRegistry, Reply, digest_of},
+    testing::registry::{FakeRegistry, Protection, Reply, digest_of},
 };
 
 const REPOSITORY: &str = "component-descriptors/example.org/m";
@@ -15,7 +15,7 @@ const BEARER: &str = r#"Bearer realm="https://registry.example.com/token?x=1",se
 
 fn fetcher(registry: &FakeRegistry) -> Fetcher {
     let allowed = ["storage.example.com", "auth.example.com"].map(|host| host.parse().unwrap());
-    Fetcher::new(registry.transport(), allowed.into(), Limits::default(), Metrics::default())
+    Fetcher::new(registry.transport().into(), allowed.into(), Limits::default(), Metrics::default())
 }
 
 fn target(address: &str, user: Option<(&str, &str)>) -> RegistryTarget {
@@ -69,8 +69,8 @@ async fn each_bad_response_has_its_error() {
     let server = |status, after| FetchError::Server { status, after };
     let artefact = format!("registry.example.com/{REPOSITORY}@{}", Digest::of(b"blob"));
     for (reply, error) in [
-        (Reply::status(404), FetchError::NotFound { artefact: artefact.clone() }),
-        (Reply::status(403), FetchError::Denied { artefact }),
+        (Reply::status(404), FetchError::NotFound { artefact: artefact.clone(), with_credentials: false }),
+        (Reply::status(403), FetchError::Denied { artefact, with_credentials: false }),
         (Reply::status(401), FetchError::Unauthorized { with_credentials: false }),
         (Reply::with(429, "retry-after", "9"), FetchError::RateLimited { after: Some(Duration::from_secs(9)) }),
         (Reply::status(503), server(503, None)),
@@ -137,7 +137,10 @@ async fn index_is_refused() {
     let index = json!({"schemaVersion": 2, "manifests": []}).to_string();
     registry.manifest(REPOSITORY, "1.0.0", "application/vnd.oci.image.index.v1+json", index.as_bytes());
     let error = fetcher(&registry).manifest(&anonymous(), REPOSITORY, TAG).await.err().unwrap();
-    assert_eq!(error, FetchError::Index { artefact: format!("registry.example.com/{REPOSITORY}:1.0.0") });
+    assert_eq!(
+        error,
+        FetchError::Index { artefact: format!("registry.example.com/{REPOSITORY}:1.0.0"), kind: "OCI image index" }
+    );
     assert!(!error.is_retryable());
 }
 
@@ -174,27 +177,134 @@ async fn authorization_is_not_sent_to_another_origin() {
     // A challenge of the storage is not met.
     registry.script("storage.example.com", [Reply::with(401, "www-authenticate", "Basic")]);
     let refused = fetcher.blob(&target, REPOSITORY, Digest::of(b"blob"), Size::Exactly(4)).await;
-    assert_eq!(refused, Err(FetchError::Unauthorized { with_credentials: true }));
+    assert_eq!(refused, Err(FetchError::Redirected { host: "storage.example.com".into(), status: 401 }));
     assert_eq!(registry.count("storage.example.com"), 2);
 }
 
 #[tokio::test]
-async fn forbidden_redirects_are_not_followed() {
-    for (location, error) in [
-        ("https://evil.example.com/", RedirectError::Host),
-        ("http://registry.example.com/", RedirectError::Downgrade),
-        ("/v2/again/blobs/x", RedirectError::TooMany),
+async fn blob_is_followed_to_any_host_with_tls_without_credentials() {
+    for address in ["registry.example.com", "http://registry.example.com"] {
+        let registry = FakeRegistry::default();
+        let target = target(address, Some(("u", "p")));
+        let digest = registry.blob(REPOSITORY, b"blob");
+        registry.protect("Basic dTpw", "Basic realm=\"r\"");
+        registry
+            .put(format!("/v2/{REPOSITORY}/blobs/{digest}"), Reply::with(307, "location", "https://cdn.example.org/a"));
+        // The way back to the registry is without credentials, too.
+        registry.script("cdn.example.org/a", [Reply::with(302, "location", "https://registry.example.com/signed")]);
+        registry.script("/signed", [Reply::content("blob")]);
+        let fetched = fetcher(&registry).blob(&target, REPOSITORY, Digest::of(b"blob"), Size::Exactly(4)).await;
+        assert_eq!(fetched, Ok("blob".into()), "{address}");
+        let sent: Vec<_> = registry.received().into_iter().map(|received| received.authorization).collect();
+        assert_eq!(sent, [None, Some("Basic dTpw".to_owned()), None, None], "{address}");
+    }
+}
+
+#[tokio::test]
+async fn manifest_is_followed_to_allowed_hosts_and_verified() {
+    let registry = FakeRegistry::default();
+    let digest = registry.component("moved", "1.0.0", "descriptor");
+    let location = "https://storage.example.com/v2/moved/manifests/1.0.0";
+    let place = format!("/v2/{REPOSITORY}/manifests/");
+    for reference in ["1.0.0", &digest] {
+        registry.put(format!("{place}{reference}"), Reply::with(307, "location", location));
+    }
+    let fetcher = fetcher(&registry);
+    for reference in [TAG, Reference::Digest(digest.parse().unwrap())] {
+        let (_, fetched, _) = fetcher.manifest(&anonymous(), REPOSITORY, reference).await.unwrap();
+        assert_eq!(fetched.to_string(), digest);
+    }
+    // The registry's own header tells the content, wherever that comes from.
+    let other = digest_of(b"other");
+    let moved =
+        Reply::Of(307, vec![("location", location.to_owned()), ("docker-content-digest", other.clone())], Bytes::new());
+    for reference in ["1.0.0", &other] {
+        registry.put(format!("{place}{reference}"), moved.clone());
+    }
+    for reference in [TAG, Reference::Digest(other.parse().unwrap())] {
+        let refused = fetcher.manifest(&anonymous(), REPOSITORY, reference).await.err().unwrap();
+        assert!(matches!(refused, FetchError::DigestMismatch { .. }), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn registry_that_sends_no_challenge_is_asked_for_it_once() {
+    let basic = || Reply::with(401, "www-authenticate", "Basic realm=\"r\"");
+    // A challenge may come with a 200, and a registry that demands nothing at `/v2/` may demand something elsewhere.
+    let pings = [basic(), Reply::with(200, "www-authenticate", "Basic realm=\"r\""), Reply::status(200)];
+    for status in [401, 403, 404] {
+        for ping in &pings {
+            let registry = FakeRegistry::default();
+            let digest = registry.blob(REPOSITORY, b"blob").parse().unwrap();
+            let authorization = "Basic dTpw".to_owned();
+            registry.refuse(Protection { authorization, refusal: Reply::status(status), ping: ping.clone() });
+            let fetcher = fetcher(&registry);
+            let known = target("registry.example.com", Some(("u", "p")));
+            for _ in 0..2 {
+                let blob = fetcher.blob(&known, REPOSITORY, digest, Size::Exactly(4)).await;
+                assert_eq!(blob, Ok("blob".into()), "{status}");
+            }
+            assert_eq!(registry.received().len(), 4, "{status}: the authorization is kept");
+            // What does not exist is looked for once with the authorization.
+            let absent = fetcher.manifest(&known, REPOSITORY, TAG).await.err().unwrap();
+            assert_eq!((absent.reason(), registry.received().len()), ("not_found", 5));
+        }
+    }
+    let registry = FakeRegistry::default();
+    let absent = fetcher(&registry).manifest(&anonymous(), REPOSITORY, TAG).await.err().unwrap();
+    assert_eq!((absent.reason(), registry.received().len()), ("not_found", 1), "nothing could be sent");
+}
+
+#[tokio::test]
+async fn stale_authorization_is_renewed_once() {
+    for status in [401, 403] {
+        let registry = FakeRegistry::default();
+        let digest = registry.blob(REPOSITORY, b"blob").parse().unwrap();
+        registry.protect("Bearer a", BEARER);
+        registry.script("/token", [Reply::content(r#"{"token":"a"}"#), Reply::content(r#"{"token":"b"}"#)]);
+        let target = anonymous();
+        let fetcher = fetcher(&registry);
+        assert!(fetcher.blob(&target, REPOSITORY, digest, Size::Exactly(4)).await.is_ok());
+        let challenge = Reply::with(401, "www-authenticate", BEARER);
+        let authorization = "Bearer b".to_owned();
+        registry.refuse(Protection { authorization, refusal: Reply::status(status), ping: challenge });
+        assert!(fetcher.blob(&target, REPOSITORY, digest, Size::Exactly(4)).await.is_ok(), "{status}");
+        assert_eq!(registry.received().len(), 3 + 4, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn index_is_requested_so_that_it_can_be_named() {
+    let registry = FakeRegistry::default();
+    registry.component(REPOSITORY, "1.0.0", "descriptor");
+    let fetcher = fetcher(&registry);
+    assert!(fetcher.manifest(&anonymous(), REPOSITORY, TAG).await.is_ok());
+    let accept = registry.received()[0].headers["accept"].to_str().unwrap().to_owned();
+    for kind in [
+        "application/vnd.oci.image.manifest.v1+json",
+        "application/vnd.docker.distribution.manifest.v2+json",
+        "application/vnd.oci.image.index.v1+json",
+        "application/vnd.docker.distribution.manifest.list.v2+json",
     ] {
+        assert!(accept.contains(kind), "{kind}: {accept}");
+    }
+}
+
+#[tokio::test]
+async fn forbidden_redirects_are_not_followed() {
+    for (location, error) in
+        [("http://registry.example.com/", RedirectError::Downgrade), ("/v2/again/blobs/x", RedirectError::TooMany)]
+    {
         let registry = FakeRegistry::default();
         registry.script("/blobs/", [Reply::with(302, "location", location)]);
-        assert_eq!(blob(&registry, b"blob", Size::Exactly(4)).await, Err(FetchError::Redirect(error)));
+        assert_eq!(blob(&registry, b"blob", Size::Exactly(4)).await, Err(FetchError::Redirect(error.clone())));
         let requests = if error == RedirectError::TooMany { 4 } else { 1 };
         assert_eq!(registry.received().len(), requests, "{location}");
     }
     let registry = FakeRegistry::default();
-    registry.script("/manifests/", [Reply::with(302, "location", "/v2/x/manifests/y")]);
+    registry.script("/manifests/", [Reply::with(302, "location", "https://evil.example.com/")]);
     let refused = fetcher(&registry).manifest(&anonymous(), REPOSITORY, TAG).await.err();
-    assert_eq!(refused, Some(FetchError::Redirect(RedirectError::NotBlob)));
+    assert_eq!(refused, Some(FetchError::Redirect(RedirectError::Host("evil.example.com".into()))));
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::{
-    Fetcher, body,
+    Access, Fetcher, Trust, body,
     body::Size,
     challenge::Challenge,
     error::{FetchError, RedirectError, clean},
@@ -32,7 +32,7 @@ const DEFAULT_LIFETIME: Duration = Duration::from_secs(60);
 const MAX_LIFETIME: Duration = Duration::from_secs(3_600);
 /// A token is not used in the last seconds of its lifetime.
 const MARGIN: Duration = Duration::from_secs(10);
-/// Authorizations kept; one per repository.
+/// Authorizations kept; one per repository and access.
 const MAX_CACHED: usize = 256;
 
 /// Value of the header `Authorization` with the time from which it is not reused.
@@ -42,31 +42,45 @@ pub(super) struct Authorization {
     until: Instant,
 }
 
-/// Authorizations by target and repository.
+/// What an authorization permits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scope<'a> {
+    /// Full name of the repository.
+    pub(super) repository: &'a str,
+    pub(super) access: Access,
+}
+
+impl Scope<'_> {
+    fn key(self, target: &RegistryTarget) -> (u64, String, Access) {
+        (target.generation(), self.repository.to_owned(), self.access)
+    }
+}
+
+/// Authorizations by target, repository and access.
 #[derive(Default)]
-pub(super) struct Authorizations(Mutex<HashMap<(u64, String), Authorization>>);
+pub(super) struct Authorizations(Mutex<HashMap<(u64, String, Access), Authorization>>);
 
 impl Authorizations {
-    pub(super) fn get(&self, target: &RegistryTarget, repository: &str) -> Option<HeaderValue> {
+    pub(super) fn get(&self, target: &RegistryTarget, scope: Scope<'_>) -> Option<HeaderValue> {
         let cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let authorization = cached.get(&(target.generation(), repository.to_owned()))?;
+        let authorization = cached.get(&scope.key(target))?;
         (authorization.until > Instant::now()).then(|| authorization.header.clone())
     }
 
-    pub(super) fn put(&self, target: &RegistryTarget, repository: &str, authorization: Authorization) {
+    pub(super) fn put(&self, target: &RegistryTarget, scope: Scope<'_>, authorization: Authorization) {
         let now = Instant::now();
         let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Those of a replaced target are of no use.
-        cached.retain(|(generation, _), kept| *generation >= target.generation() && kept.until > now);
+        cached.retain(|(generation, ..), kept| *generation >= target.generation() && kept.until > now);
         if cached.len() >= MAX_CACHED {
             cached.clear();
         }
-        cached.insert((target.generation(), repository.to_owned()), authorization);
+        cached.insert(scope.key(target), authorization);
     }
 
-    pub(super) fn remove(&self, target: &RegistryTarget, repository: &str) {
+    pub(super) fn remove(&self, target: &RegistryTarget, scope: Scope<'_>) {
         let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        cached.remove(&(target.generation(), repository.to_owned()));
+        cached.remove(&scope.key(target));
     }
 }
 
@@ -75,42 +89,42 @@ impl Fetcher {
     pub(super) async fn authorize(
         &self,
         target: &RegistryTarget,
-        repository: &str,
-        challenge: Option<Challenge>,
+        scope: Scope<'_>,
+        challenge: Challenge,
     ) -> Result<Authorization, FetchError> {
-        let refused = || FetchError::Unauthorized { with_credentials: target.credentials.is_some() };
-        match challenge.ok_or_else(refused)? {
-            Challenge::Basic => {
-                let header = target.credentials.as_ref().and_then(Credentials::basic).ok_or_else(refused)?;
-                Ok(Authorization { header, until: Instant::now() + MAX_LIFETIME })
+        let until = Instant::now() + MAX_LIFETIME;
+        match (challenge, target.credentials.as_ref()) {
+            (_, Some(Credentials::RegistryToken(token))) => Ok(Authorization { header: bearer(token)?, until }),
+            (Challenge::Basic, credentials) => {
+                let header = credentials.and_then(Credentials::basic);
+                let header = header.ok_or(FetchError::Unauthorized { with_credentials: credentials.is_some() })?;
+                Ok(Authorization { header, until })
             }
-            Challenge::Bearer { realm, service } => {
-                self.token(target, repository, &realm, service.as_deref().unwrap_or_default()).await
+            (Challenge::Bearer { realm, service }, credentials) => {
+                let request = TokenRequest {
+                    realm: self.realm(target, &realm)?,
+                    service: service.unwrap_or_default(),
+                    credentials,
+                    scope,
+                };
+                self.token(request).await
             }
         }
     }
 
-    async fn token(
-        &self,
-        target: &RegistryTarget,
-        repository: &str,
-        realm: &str,
-        service: &str,
-    ) -> Result<Authorization, FetchError> {
-        let uri = self.realm(target, realm)?;
-        let response = self.send(token_request(target, &uri, repository, service)?).await?;
+    async fn token(&self, request: TokenRequest<'_>) -> Result<Authorization, FetchError> {
+        let with_credentials = request.credentials.is_some();
+        let response = self.send(request.build()?, Trust::Known).await?;
         match response.status() {
             StatusCode::OK => {}
             StatusCode::BAD_REQUEST | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                return Err(FetchError::Unauthorized { with_credentials: target.credentials.is_some() });
+                return Err(FetchError::Unauthorized { with_credentials });
             }
-            status if status.is_redirection() => return Err(FetchError::Redirect(RedirectError::NotBlob)),
+            status if status.is_redirection() => return Err(FetchError::Redirect(RedirectError::Token)),
             status => {
-                return Err(FetchError::of_status(
-                    status,
-                    response.headers(),
-                    "the token server of the registry".into(),
-                ));
+                let server = "the token server of the registry".to_owned();
+                // Its absence does not depend on credentials.
+                return Err(FetchError::of_status(status, response.headers(), server, true));
             }
         }
         let content = body::read(response.into_body(), Size::AtMost(MAX_BYTES), &self.limits, |bytes| {
@@ -121,10 +135,10 @@ impl Fetcher {
 
     /// Returns the URL of the token server, if it may get the credentials.
     fn realm(&self, target: &RegistryTarget, realm: &str) -> Result<Uri, FetchError> {
-        let registry = &target.address.origin;
+        let registry = target.address.server();
         let permitted = |origin: &Origin| {
             (origin.scheme() == Scheme::Https || registry.scheme() == Scheme::Http)
-                && redirect::is_permitted(origin, registry, &self.allowed)
+                && redirect::is_permitted(origin, &registry, &self.allowed)
         };
         let uri: Option<Uri> = realm.parse().ok();
         let uri = uri.filter(|uri| Origin::of(uri).is_some_and(|origin| permitted(&origin)));
@@ -132,35 +146,61 @@ impl Fetcher {
     }
 }
 
-/// Builds the request: GET with Basic or anonymously, or POST with the refresh token.
-fn token_request(
-    target: &RegistryTarget,
-    realm: &Uri,
-    repository: &str,
-    service: &str,
-) -> Result<Request<Bytes>, FetchError> {
-    let malformed = |_| FetchError::Malformed("the URL of its token server");
-    let scope = format!("repository:{repository}:pull");
-    let parameters = format!("service={}&scope={}", encoded(service), encoded(&scope));
-    if let Some(Credentials::IdentityToken(token)) = &target.credentials {
-        let form =
-            format!("grant_type=refresh_token&client_id=tidewatch&refresh_token={}&{parameters}", encoded(token));
-        let request = Request::post(realm).header(CONTENT_TYPE, "application/x-www-form-urlencoded");
-        return request.body(form.into()).map_err(malformed);
+/// Request for a token.
+struct TokenRequest<'a> {
+    realm: Uri,
+    /// Name of the registry at the token server; may be empty.
+    service: String,
+    credentials: Option<&'a Credentials>,
+    scope: Scope<'a>,
+}
+
+impl TokenRequest<'_> {
+    /// Builds the request: GET with Basic or anonymously, or POST with the refresh token.
+    fn build(&self) -> Result<Request<Bytes>, FetchError> {
+        let Self { realm, service, credentials, scope: Scope { repository, access } } = self;
+        let malformed = |_| FetchError::Malformed("the URL of its token server");
+        let scope = format!("repository:{repository}:{}", access.actions());
+        let parameters = format!("service={}&scope={}", encoded(service), encoded(&scope));
+        if let Some(Credentials::IdentityToken(token)) = credentials {
+            let form =
+                format!("grant_type=refresh_token&client_id=tidewatch&refresh_token={}&{parameters}", encoded(token));
+            let request = Request::post(realm).header(CONTENT_TYPE, "application/x-www-form-urlencoded");
+            return request.body(form.into()).map_err(malformed);
+        }
+        let separator = if realm.query().is_some() { '&' } else { '?' };
+        let mut request = Request::get(format!("{realm}{separator}{parameters}"));
+        if let Some(header) = credentials.and_then(Credentials::basic) {
+            request = request.header(AUTHORIZATION, header);
+        }
+        request.body(Bytes::new()).map_err(malformed)
     }
-    let separator = if realm.query().is_some() { '&' } else { '?' };
-    let mut request = Request::get(format!("{realm}{separator}{parameters}"));
-    if let Some(header) = target.credentials.as_ref().and_then(Credentials::basic) {
-        request = request.header(AUTHORIZATION, header);
-    }
-    request.body(Bytes::new()).map_err(malformed)
 }
 
 #[derive(Deserialize)]
 struct Token {
     token: Option<String>,
     access_token: Option<String>,
-    expires_in: Option<u64>,
+    expires_in: Option<Seconds>,
+}
+
+/// A number, also as text, as some token servers write it.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Seconds {
+    Number(f64),
+    Text(String),
+}
+
+impl Seconds {
+    /// The duration; `None` if it is none.
+    fn duration(&self) -> Option<Duration> {
+        let seconds = match self {
+            Self::Number(seconds) => *seconds,
+            Self::Text(text) => text.trim().parse().ok()?,
+        };
+        Duration::try_from_secs_f64(seconds).ok()
+    }
 }
 
 impl Token {
@@ -169,12 +209,20 @@ impl Token {
         let Ok(Self { token, access_token, expires_in }) = serde_json::from_slice(content) else {
             return Err(malformed);
         };
-        let token = token.or(access_token).filter(|token| !token.is_empty()).ok_or_else(|| malformed.clone())?;
-        let mut header = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| malformed)?;
-        header.set_sensitive(true);
-        let lifetime = expires_in.map_or(DEFAULT_LIFETIME, Duration::from_secs).min(MAX_LIFETIME);
+        let given = |token: Option<String>| token.filter(|token| !token.is_empty());
+        let token = given(token).or_else(|| given(access_token)).ok_or_else(|| malformed.clone())?;
+        let header = bearer(&token).map_err(|_| malformed)?;
+        let lifetime = expires_in.and_then(|seconds| seconds.duration()).unwrap_or(DEFAULT_LIFETIME).min(MAX_LIFETIME);
         Ok(Authorization { header, until: Instant::now() + lifetime.saturating_sub(MARGIN) })
     }
+}
+
+/// Value of the header `Authorization` with a token (RFC 6750).
+fn bearer(token: &str) -> Result<HeaderValue, FetchError> {
+    let header = HeaderValue::try_from(format!("Bearer {token}"));
+    let mut header = header.map_err(|_| FetchError::Malformed("a token that a header cannot carry"))?;
+    header.set_sensitive(true);
+    Ok(header)
 }
 
 /// Encodes all but the unreserved characters (RFC 3986, section 2.3).

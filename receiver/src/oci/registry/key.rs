@@ -75,7 +75,7 @@ pub enum LookupError {
         error: CredentialsError,
     },
     /// The artefact cannot be fetched.
-    #[error("cannot fetch the {key}: {error}")]
+    #[error("cannot fetch the {key}: {error}{}", remedy(.error))]
     Fetch {
         /// Descriptor or layer.
         key: Key,
@@ -104,6 +104,18 @@ pub enum LookupError {
     /// A defect: the fetch ended without a result.
     #[error("the fetch of the {0} ended unexpectedly")]
     Aborted(Key),
+}
+
+/// What gives the receiver the credentials that it lacks.
+const fn remedy(error: &FetchError) -> &'static str {
+    match error {
+        FetchError::Unauthorized { with_credentials: false }
+        | FetchError::Denied { with_credentials: false, .. }
+        | FetchError::NotFound { with_credentials: false, .. } => {
+            "; credentials come from the Secret of --oci-registry-cred-secret"
+        }
+        _ => "",
+    }
 }
 
 impl LookupError {

@@ -10,7 +10,7 @@ use tokio::time::{self, timeout};
 use super::*;
 use crate::{
     oci::fetch::Limits,
-    testing::registry::{FakeRegistry, Reply, digest_of},
+    testing::registry::{FakeRegistry, Protection, Reply, digest_of},
 };
 
 const REPOSITORY: &str = "component-descriptors/example.org/tide";
@@ -28,7 +28,7 @@ struct Bed {
 impl Bed {
     fn with(server: FakeRegistry, folder: &Path, source: Source, max_bytes: usize) -> Self {
         let metrics = Metrics::default();
-        let fetcher = Fetcher::new(server.transport(), [].into(), Limits::default(), metrics.clone());
+        let fetcher = Fetcher::new(server.transport().into(), [].into(), Limits::default(), metrics.clone());
         let store = Store::open(folder, 1 << 20, metrics.clone());
         let (registry, worker) = Registry::with(fetcher, store, source, max_bytes, metrics.clone());
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
@@ -404,6 +404,30 @@ async fn fetch_with_replaced_credentials_is_repeated_without_backoff() {
     assert_eq!(bed.reason(), "timeout");
     bed.changed(&key()).await;
     assert!(bed.is_ready() && begin.elapsed() < Duration::from_millis(20_400));
+}
+
+#[tokio::test(start_paused = true)]
+async fn fetch_that_lacks_credentials_names_the_flags_that_give_them() {
+    for (status, cause) in [
+        (401, "the registry refused the request without credentials"),
+        (
+            403,
+            "the registry does not permit reading registry.example.com/component-descriptors/example.org/tide:1.2.0 without credentials",
+        ),
+        (404, "does not exist, or is not visible without credentials"),
+    ] {
+        let (folder, server) = (folder(), server());
+        let refusal = Reply::status(status);
+        server.refuse(Protection { authorization: String::new(), ping: refusal.clone(), refusal });
+        let bed = Bed::open(server, folder.path());
+        let _ = bed.registry.descriptor(&component());
+        bed.changed(&key()).await;
+        let text = bed.failure().to_string();
+        let expected = format!(
+            "{cause}; credentials come from the Secret of --oci-registry-cred-secret"
+        );
+        assert!(text.ends_with(&expected), "{text}");
+    }
 }
 
 #[tokio::test]

@@ -44,8 +44,9 @@ fn server(ca: &Ca) -> ServerConfig {
 
 /// Fetches a blob of four bytes.
 async fn fetch(address: &str, ca_file: &Path, proxy: Matcher, limits: Limits) -> Result<Bytes, FetchError> {
-    let transport = transport(roots(Some(&ca_file.to_owned())).unwrap(), proxy, limits.connect).unwrap();
-    let fetcher = Fetcher::new(transport, [].into(), limits, Metrics::default());
+    let roots = roots(Some(&ca_file.to_owned())).unwrap();
+    let transports = transports(roots, proxy, limits.connect, AddressRules::default()).unwrap();
+    let fetcher = Fetcher::new(transports, [].into(), limits, Metrics::default());
     let target = RegistryTarget::new(address.parse().unwrap(), None);
     fetcher.blob(&target, "repository", Digest::of(b"blob"), Size::Exactly(4)).await
 }
