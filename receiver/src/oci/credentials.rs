@@ -33,6 +33,8 @@ pub enum Credentials {
     IdentityToken(String),
     /// Token that is sent as it is (RFC 6750).
     RegistryToken(String),
+    /// Access token of the service account for which the metadata server of Google Cloud issues one.
+    GoogleMetadata,
 }
 
 impl Credentials {
@@ -54,6 +56,7 @@ impl fmt::Debug for Credentials {
             Self::Basic { .. } => "Basic(..)",
             Self::IdentityToken(_) => "IdentityToken(..)",
             Self::RegistryToken(_) => "RegistryToken(..)",
+            Self::GoogleMetadata => "GoogleMetadata",
         })
     }
 }

@@ -4,6 +4,7 @@
 mod body;
 mod challenge;
 mod error;
+mod google;
 mod manifest;
 mod redirect;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use tower::{BoxError, ServiceExt as _, util::BoxCloneSyncService};
 
 pub use body::{Body, Size};
 pub use error::{FetchError, RedirectError, Stage};
+pub use google::{METADATA_ADDRESS, MetadataServer, is_google};
 pub use manifest::{BlobReference, ImageManifest};
 
 use super::{
@@ -148,6 +150,7 @@ impl Resource<'_> {
 #[derive(Clone)]
 pub struct Fetcher {
     transports: Transports,
+    google: Option<Arc<MetadataServer>>,
     allowed: Arc<[AllowedHost]>,
     limits: Limits,
     authorizations: Arc<Authorizations>,
@@ -158,7 +161,13 @@ impl Fetcher {
     /// Creates a client. Token realms, and redirects of manifests, may name the allowed hosts beside the registry's own.
     #[must_use]
     pub fn new(transports: Transports, allowed: Arc<[AllowedHost]>, limits: Limits, metrics: Metrics) -> Self {
-        Self { transports, allowed, limits, authorizations: Arc::default(), metrics }
+        Self { transports, google: None, allowed, limits, authorizations: Arc::default(), metrics }
+    }
+
+    /// Adds the metadata server, for targets with [`Credentials::GoogleMetadata`].
+    #[must_use]
+    pub fn with_google(self, server: MetadataServer) -> Self {
+        Self { google: Some(Arc::new(server)), ..self }
     }
 
     /// Fetches an image manifest, and returns it with its digest and content. One by digest is verified against it, one

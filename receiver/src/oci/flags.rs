@@ -7,7 +7,10 @@ use http::Uri;
 use hyper_util::client::proxy::matcher::Matcher;
 use thiserror::Error;
 
-use super::credentials::{AddressError, AllowedHost, RegistryAddress};
+use super::{
+    credentials::{AddressError, AllowedHost, RegistryAddress},
+    fetch,
+};
 use crate::base::addresses::Cidr;
 
 /// Name of the default content folder in the system's folder for temporary files.
@@ -19,7 +22,7 @@ const CONTENT_DIR: &str = "tidewatch";
 #[command(next_help_heading = "Registry")]
 pub struct Flags {
     /// Registry of the modules' artefacts, as host with optional port; `http://` before it means plain HTTP. It is read
-    /// without credentials; for one that demands them, use --oci-registry-cred-secret
+    /// without credentials; for one that demands them, use --oci-registry-cred-secret or --oci-registry-google-credentials
     #[arg(
         long,
         env = "TIDEWATCH_OCI_REGISTRY_HOST",
@@ -33,6 +36,11 @@ pub struct Flags {
     /// artefacts as its only entry
     #[arg(long, env = "TIDEWATCH_OCI_REGISTRY_CRED_SECRET", value_name = "NAME", value_parser = secret_name)]
     pub oci_registry_cred_secret: Option<String>,
+
+    /// Get the credentials for --oci-registry-host from the metadata server of Google Cloud, for the service account of
+    /// the receiver; the host must be gcr.io, or one below gcr.io or pkg.dev
+    #[arg(long, env = "TIDEWATCH_OCI_REGISTRY_GOOGLE_CREDENTIALS")]
+    pub oci_registry_google_credentials: bool,
 
     /// Path of the modules' repositories in the registry
     #[arg(long, env = "TIDEWATCH_MODULES_REPOSITORY_SUBPATH", value_name = "PATH", default_value = "")]
@@ -105,6 +113,8 @@ impl Proxy {
 pub enum Source {
     /// `--oci-registry-host`, with anonymous access.
     Host(RegistryAddress),
+    /// `--oci-registry-host` with `--oci-registry-google-credentials`.
+    Google(RegistryAddress),
     /// `--oci-registry-cred-secret`.
     Secret {
         /// Name of the Secret.
@@ -144,6 +154,11 @@ pub enum FlagsError {
     /// The sub-path is not a path of repositories.
     #[error("--modules-repository-subpath: {0}")]
     Subpath(AddressError),
+    /// Tokens of the metadata server are for Google's registries only.
+    #[error(
+        "--oci-registry-google-credentials needs --oci-registry-host, with TLS and without a port, and as its host gcr.io or one below gcr.io or pkg.dev"
+    )]
+    Google,
     /// The proxy is not `http://host:port`.
     #[error("--oci-registry-proxy, or else HTTPS_PROXY, is not a URL of the form http://[user:password@]host:port")]
     Proxy,
@@ -168,6 +183,11 @@ impl Flags {
             }
             (None, None) | (Some(_), Some(_)) => return Err(FlagsError::Source),
         };
+        let source = match (source, self.oci_registry_google_credentials) {
+            (source, false) => source,
+            (Source::Host(address), true) if is_google(&address) => Source::Google(address),
+            (_, true) => return Err(FlagsError::Google),
+        };
         let first = |names: [&str; 2]| names.into_iter().find_map(&environment).filter(|value| !value.is_empty());
         let url = self.oci_registry_proxy.clone().or_else(|| first(["HTTPS_PROXY", "https_proxy"]).map(ProxyUrl));
         if url.as_ref().is_some_and(|url| !is_proxy(&url.0)) {
@@ -184,6 +204,11 @@ impl Flags {
             content_max_bytes: u64::from(self.oci_content_max_mib) << 20,
         })
     }
+}
+
+fn is_google(address: &RegistryAddress) -> bool {
+    let server = address.server();
+    fetch::is_google(&server) && server.authority() == server.host()
 }
 
 /// A proxy is reached over plain HTTP, and tunnels TLS.
@@ -250,6 +275,28 @@ mod tests {
             let refused = settings(&[source, "--modules-repository-subpath=../x"], &[]).err();
             assert_eq!(refused, Some(FlagsError::Subpath(AddressError::Path)));
         }
+    }
+
+    #[test]
+    fn google_credentials_are_for_registries_of_google_only() {
+        let of =
+            |host: &str| settings(&[&format!("--oci-registry-host={host}"), "--oci-registry-google-credentials"], &[]);
+        for host in ["gcr.io", "eu.gcr.io/project", "europe-docker.pkg.dev/project/modules"] {
+            assert_eq!(of(host).unwrap().source, Source::Google(host.parse().unwrap()), "{host}");
+        }
+        for host in [
+            "registry.example.com",
+            "evilgcr.io",
+            "pkg.dev",
+            "gcr.io.example.com",
+            "http://gcr.io",
+            "gcr.io:444",
+            "docker.io",
+        ] {
+            assert_eq!(of(host).err(), Some(FlagsError::Google), "{host}");
+        }
+        let secret = ["--oci-registry-cred-secret=s", "--oci-registry-google-credentials"];
+        assert_eq!(settings(&secret, &[]).err(), Some(FlagsError::Google));
     }
 
     #[test]

@@ -29,10 +29,10 @@ pub use key::{Key, LayerKey, Lookup, LookupError};
 
 use super::{
     component::ComponentVersion,
-    credentials::{CredentialsError, RegistryAddress, RegistryTarget},
+    credentials::{Credentials, CredentialsError, RegistryAddress, RegistryTarget},
     descriptor::Descriptor,
     digest::Digest,
-    fetch::{self, Fetcher},
+    fetch::{self, Fetcher, METADATA_ADDRESS, MetadataServer},
     flags::{Settings, Source},
     key_folder::{self, KeyFolderError},
     layer::LayerKind,
@@ -92,7 +92,9 @@ impl Registry {
         let roots = tls::roots(settings.ca_file.as_ref())?;
         let rules = AddressRules { allow: Vec::new(), deny: settings.denied_addresses.clone() };
         let transports = tls::transports(roots, settings.proxy.matcher(), limits.connect, rules)?;
+        let metadata = MetadataServer::new(tls::direct(limits.connect), METADATA_ADDRESS);
         let fetcher = Fetcher::new(transports, settings.allowed_hosts.clone(), limits, metrics.clone());
+        let fetcher = fetcher.with_google(metadata);
         let store = Store::open(&settings.content_dir, settings.content_max_bytes, metrics.clone());
         let (registry, worker) = Self::with(fetcher, store, settings.source.clone(), MAX_RESULT_BYTES, metrics);
         registry.0.resolver.keys.store(keys.map(Arc::new));
@@ -107,8 +109,11 @@ impl Registry {
         max_bytes: usize,
         metrics: Metrics,
     ) -> (Self, Worker) {
+        let of_host =
+            |address: &RegistryAddress, credentials| Some(Arc::new(RegistryTarget::new(address.clone(), credentials)));
         let (target, secret) = match &source {
-            Source::Host(address) => (Some(Arc::new(RegistryTarget::new(address.clone(), None))), ""),
+            Source::Host(address) => (of_host(address, None), ""),
+            Source::Google(address) => (of_host(address, Some(Credentials::GoogleMetadata)), ""),
             Source::Secret { name, .. } => (None, name.as_str()),
         };
         let live = Arc::new(ArcSwap::from_pointee(Live { target, error: None }));

@@ -140,6 +140,14 @@ fn transports_with(
     Ok(Transports { known: pool(None), public: pool(Some(Arc::new(rules))) })
 }
 
+/// Creates a pool of connections without TLS, proxy and name resolution, for a server of the own node.
+#[must_use]
+pub fn direct(connect: Duration) -> Transport {
+    let lookup: Lookup = Arc::new(|_| Err(io::ErrorKind::AddrNotAvailable.into()));
+    let connector = tcp(Resolver { lookup, rules: None }, connect);
+    client(BoxCloneSyncService::new(Timeout::new(connector, connect)))
+}
+
 fn tcp(resolver: Resolver, connect: Duration) -> HttpConnector<Resolver> {
     let mut tcp = HttpConnector::new_with_resolver(resolver);
     // URIs with the scheme https are given to it, too.

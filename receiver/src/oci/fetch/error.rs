@@ -75,6 +75,9 @@ pub enum FetchError {
         /// Status code.
         status: u16,
     },
+    /// The metadata server of the cloud issues no token.
+    #[error("the metadata server of Google Cloud issues no token: {0}")]
+    Metadata(String),
     /// No connection, or a broken one.
     #[error("no exchange with the registry: {0}")]
     Transport(String),
@@ -196,6 +199,7 @@ impl FetchError {
             Self::RateLimited { .. }
             | Self::Server { .. }
             | Self::Redirected { .. }
+            | Self::Metadata(_)
             | Self::Transport(_)
             | Self::Timeout { .. }
             | Self::SizeMismatch { .. }

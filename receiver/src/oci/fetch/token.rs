@@ -93,11 +93,17 @@ impl Fetcher {
         challenge: Challenge,
     ) -> Result<Authorization, FetchError> {
         let until = Instant::now() + MAX_LIFETIME;
-        match (challenge, target.credentials.as_ref()) {
+        let issued = match &target.credentials {
+            Some(Credentials::GoogleMetadata) => Some(self.google_token(&target.address.server()).await?),
+            _ => None,
+        };
+        let credentials = issued.as_ref().or(target.credentials.as_ref());
+        match (challenge, credentials) {
             (_, Some(Credentials::RegistryToken(token))) => Ok(Authorization { header: bearer(token)?, until }),
             (Challenge::Basic, credentials) => {
                 let header = credentials.and_then(Credentials::basic);
                 let header = header.ok_or(FetchError::Unauthorized { with_credentials: credentials.is_some() })?;
+                // A token of a metadata server expires; a refused one is replaced.
                 Ok(Authorization { header, until })
             }
             (Challenge::Bearer { realm, service }, credentials) => {
@@ -136,9 +142,13 @@ impl Fetcher {
     /// Returns the URL of the token server, if it may get the credentials.
     fn realm(&self, target: &RegistryTarget, realm: &str) -> Result<Uri, FetchError> {
         let registry = target.address.server();
+        let is_known = |origin: &Origin| match target.credentials {
+            // The token of a metadata server is for Google's services: no flag can send it elsewhere.
+            Some(Credentials::GoogleMetadata) => *origin == registry,
+            _ => redirect::is_permitted(origin, &registry, &self.allowed),
+        };
         let permitted = |origin: &Origin| {
-            (origin.scheme() == Scheme::Https || registry.scheme() == Scheme::Http)
-                && redirect::is_permitted(origin, &registry, &self.allowed)
+            (origin.scheme() == Scheme::Https || registry.scheme() == Scheme::Http) && is_known(origin)
         };
         let uri: Option<Uri> = realm.parse().ok();
         let uri = uri.filter(|uri| Origin::of(uri).is_some_and(|origin| permitted(&origin)));

@@ -112,7 +112,7 @@ const fn remedy(error: &FetchError) -> &'static str {
         FetchError::Unauthorized { with_credentials: false }
         | FetchError::Denied { with_credentials: false, .. }
         | FetchError::NotFound { with_credentials: false, .. } => {
-            "; credentials come from the Secret of --oci-registry-cred-secret"
+            "; credentials come from the Secret of --oci-registry-cred-secret, or with --oci-registry-google-credentials"
         }
         _ => "",
     }

@@ -424,7 +424,7 @@ async fn fetch_that_lacks_credentials_names_the_flags_that_give_them() {
         bed.changed(&key()).await;
         let text = bed.failure().to_string();
         let expected = format!(
-            "{cause}; credentials come from the Secret of --oci-registry-cred-secret"
+            "{cause}; credentials come from the Secret of --oci-registry-cred-secret, or with --oci-registry-google-credentials"
         );
         assert!(text.ends_with(&expected), "{text}");
     }
