@@ -5,6 +5,8 @@ mod body;
 mod challenge;
 mod error;
 mod google;
+#[cfg(test)]
+mod habits;
 mod manifest;
 mod redirect;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Connections to the registry: name resolution, proxy, TLS, each new connection within one deadline.
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::{
     future, io,
@@ -113,7 +113,7 @@ pub fn transports(
     transports_with(roots, proxy, connect, rules, Arc::new(system_lookup))
 }
 
-fn transports_with(
+pub(super) fn transports_with(
     roots: RootCertStore,
     proxy: Matcher,
     connect: Duration,
@@ -174,7 +174,7 @@ where
 }
 
 /// Looks up the addresses of a name; may block.
-type Lookup = Arc<dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync>;
+pub(super) type Lookup = Arc<dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync>;
 
 fn system_lookup(name: &str) -> io::Result<Vec<SocketAddr>> {
     Ok((name, 0).to_socket_addrs()?.take(MAX_ADDRESSES).collect())

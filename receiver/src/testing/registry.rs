@@ -39,6 +39,8 @@ pub(crate) enum Reply {
     Endless(usize, Duration),
     /// These bytes, then a broken connection.
     Broken(Bytes),
+    /// These bytes, without their number in the head.
+    Chunked(Bytes),
 }
 
 impl Reply {
@@ -82,6 +84,8 @@ struct State {
     contents: HashMap<String, Reply>,
     /// Replies that precede the contents, by part of the URI; the last one stays.
     scripts: HashMap<String, VecDeque<Reply>>,
+    /// Replies to the next request whose URI contains a text.
+    interruptions: Vec<(String, Reply)>,
     protection: Option<Protection>,
     received: Vec<Received>,
 }
@@ -137,6 +141,56 @@ impl FakeRegistry {
     /// Sets the reply of a path.
     pub(crate) fn put(&self, path: String, reply: Reply) {
         self.0.lock().unwrap().contents.insert(path, reply);
+    }
+
+    /// Gives this reply to the next request whose URI contains a text.
+    pub(crate) fn interrupt(&self, part: &str, reply: Reply) {
+        self.0.lock().unwrap().interruptions.push((part.to_owned(), reply));
+    }
+
+    /// The reply of a path.
+    pub(crate) fn content(&self, path: &str) -> Reply {
+        self.0.lock().unwrap().contents[path].clone()
+    }
+
+    /// Gives a manifest another media type.
+    pub(crate) fn retype(&self, repository: &str, tag: &str, kind: &str) {
+        let Reply::Of(_, _, content) = self.content(&format!("/v2/{repository}/manifests/{tag}")) else { return };
+        let content = String::from_utf8(content.to_vec()).unwrap();
+        let content = content.replace("application/vnd.oci.image.manifest.v1+json", kind);
+        self.manifest(repository, tag, kind, content.as_bytes());
+    }
+
+    /// Sends all contents without their length.
+    pub(crate) fn chunk(&self) {
+        for reply in self.0.lock().unwrap().contents.values_mut() {
+            if let Reply::Of(200, _, content) = reply {
+                *reply = Reply::Chunked(content.clone());
+            }
+        }
+    }
+
+    /// Moves the blobs to paths of their own, and redirects to them below a URL.
+    pub(crate) fn move_blobs(&self, status: u16, base: &str) {
+        let contents = &mut self.0.lock().unwrap().contents;
+        let blobs: Vec<_> = contents.keys().filter(|path| path.contains("/blobs/")).cloned().collect();
+        for path in blobs {
+            let moved = format!("/moved{path}");
+            let location = format!("{base}{moved}?signature=a%2Fb");
+            let content = contents.insert(path, Reply::with(status, "location", location)).unwrap();
+            contents.insert(moved, content);
+        }
+    }
+
+    /// Changes the headers of the manifests.
+    pub(crate) fn manifest_headers(&self, change: impl Fn(&mut Vec<(&'static str, String)>)) {
+        for (path, reply) in &mut self.0.lock().unwrap().contents {
+            if let Reply::Of(_, headers, _) = reply
+                && path.contains("/manifests/")
+            {
+                change(headers);
+            }
+        }
     }
 
     /// Gives these replies to requests whose URI contains a text, the last one repeatedly.
@@ -222,6 +276,8 @@ impl FakeRegistry {
                 headers: parts.headers.clone(),
                 body: String::from_utf8(body.to_vec()).unwrap(),
             });
+            let interruption = state.interruptions.iter().position(|(part, _)| uri.contains(part));
+            let interruption = interruption.map(|position| state.interruptions.remove(position).1);
             let script = state.scripts.iter_mut().find(|(part, _)| uri.contains(*part));
             let scripted = script.map(|(_, replies)| {
                 if replies.len() > 1 { replies.pop_front().unwrap() } else { replies.front().unwrap().clone() }
@@ -235,7 +291,7 @@ impl FakeRegistry {
                 _ => refusal.clone(),
             });
             let stored = || state.contents.get(parts.uri.path()).cloned().unwrap_or(Reply::status(404));
-            scripted.or(refused).unwrap_or_else(stored)
+            interruption.or(scripted).or(refused).unwrap_or_else(stored)
         };
         // Lets other tasks run between any two requests.
         tokio::task::yield_now().await;
@@ -263,6 +319,7 @@ impl Reply {
                 });
                 (200, Vec::new(), streamed(frames.boxed()))
             }
+            Self::Chunked(content) => (200, Vec::new(), streamed(stream::iter([chunk(content)]).boxed())),
             Self::Broken(first) => {
                 let broken = Err(io::Error::from(io::ErrorKind::ConnectionReset).into());
                 (200, Vec::new(), streamed(stream::iter([chunk(first), broken]).boxed()))

@@ -22,17 +22,22 @@ use crate::{
     testing::registry::{FakeRegistry, Reply},
 };
 
-type Ca = CertifiedIssuer<'static, KeyPair>;
+pub(in crate::oci) type Ca = CertifiedIssuer<'static, KeyPair>;
 
-fn ca() -> Ca {
+pub(in crate::oci) fn ca() -> Ca {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
 fn server(ca: &Ca) -> ServerConfig {
+    server_of(ca, &["localhost"])
+}
+
+/// Server with a certificate for these names.
+pub(in crate::oci) fn server_of(ca: &Ca, names: &[&str]) -> ServerConfig {
     let key = KeyPair::generate().unwrap();
-    let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    let params = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).unwrap();
     let chain = vec![params.signed_by(&key, ca).unwrap().der().clone()];
     ServerConfig::builder_with_provider(tls::provider())
         .with_safe_default_protocol_versions()
