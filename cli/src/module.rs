@@ -16,6 +16,7 @@
 mod artefact;
 mod config;
 mod constructor;
+mod credentials;
 mod diff;
 mod folder;
 mod image;

@@ -81,8 +81,11 @@ impl Pack {
         let mut report = Report::new(&folder, &artefact);
         report.files = self.write(&artefact, &template)?;
         if let Some(address) = &self.push.push {
-            let registry = self.push.registry.connect(address.clone())?;
-            report.pushed = Some(block_on(push::push(&registry, &artefact, self.push.overwrite))?);
+            let pushed = async {
+                let registry = self.push.registry.connect(address.clone()).await?;
+                push::push(&registry, &artefact, self.push.overwrite).await
+            };
+            report.pushed = Some(block_on(pushed)?);
         }
         output::report(self.json, &report)?;
         Ok(exit::SUCCESS)

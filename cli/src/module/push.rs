@@ -6,25 +6,24 @@ use bytes::Bytes;
 use clap::Args;
 use http::{
     HeaderValue, Method, Request, Response, StatusCode, Uri,
-    header::{AUTHORIZATION, CONTENT_TYPE, LOCATION, USER_AGENT, WWW_AUTHENTICATE},
+    header::{CONTENT_TYPE, LOCATION, USER_AGENT},
     response::Parts,
 };
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Limited};
 use serde::Serialize;
 use strum::Display;
 use thiserror::Error;
 use tidewatch_receiver::oci::{
-    credentials::{Credentials, Origin, RegistryAddress},
+    credentials::{Origin, RegistryAddress},
     digest::Digest,
-    fetch::{FetchError, Reference},
+    fetch::{Access, FetchError, Reference},
 };
 use tidewatch_shared::table;
 use tokio::time::timeout;
-use tower::ServiceExt as _;
 
 use super::{
     artefact::{Artefact, Blob},
-    registry::{Registry, RegistryFlags},
+    registry::{Registry, RegistryFlags, explained},
 };
 
 /// Maximum size of a response in bytes; only refusals have a body that is shown.
@@ -97,10 +96,10 @@ pub(super) async fn push(registry: &Registry, artefact: &Artefact, overwrite: bo
         Ok(_) | Err(FetchError::Index { .. }) if overwrite => Effect::Replaced,
         Ok((_, digest, _)) => bail!(ExistsError { reference, digest: Some(digest) }),
         Err(FetchError::Index { .. }) => bail!(ExistsError { reference, digest: None }),
-        Err(error) => return Err(error).with_context(|| format!("look up {reference}")),
+        Err(error) => return Err(explained(error)).with_context(|| format!("look up {reference}")),
     };
     if effect != Effect::Unchanged {
-        let upload = Upload::new(registry, &address.repository(&repository))?;
+        let upload = Upload::new(registry, &repository);
         for blob in &artefact.blobs {
             upload.blob(blob).await.with_context(|| format!("upload the blob {}", blob.digest))?;
         }
@@ -112,23 +111,18 @@ pub(super) async fn push(registry: &Registry, artefact: &Artefact, overwrite: bo
 /// Uploads to one repository.
 struct Upload<'a> {
     registry: &'a Registry,
+    /// Name of the repository below the path of the registry.
+    repository: &'a str,
     /// URL of the repository.
     base: String,
-    authorization: Option<HeaderValue>,
 }
 
 impl<'a> Upload<'a> {
-    fn new(registry: &'a Registry, repository: &str) -> Result<Self> {
-        let origin = &registry.target.address.origin;
-        let authorization = match &registry.target.credentials {
-            Some(Credentials::IdentityToken(_)) => bail!("a push needs user and password, not an identity token"),
-            credentials => credentials.as_ref().and_then(Credentials::basic),
-        };
-        Ok(Self {
-            registry,
-            base: format!("{}://{}/v2/{repository}", origin.scheme(), origin.authority()),
-            authorization,
-        })
+    fn new(registry: &'a Registry, repository: &'a str) -> Self {
+        let address = &registry.target.address;
+        let server = address.server();
+        let base = format!("{}://{}/v2/{}", server.scheme(), server.authority(), address.repository(repository));
+        Self { registry, repository, base }
     }
 
     /// Uploads a blob that the repository does not have: POST for a session, PUT with the content.
@@ -160,13 +154,13 @@ impl<'a> Upload<'a> {
     fn location(&self, parts: &Parts) -> Result<String> {
         let location = parts.headers.get(LOCATION).and_then(|value| value.to_str().ok());
         let location = location.context("the response has no Location for the upload")?;
-        let origin = &self.registry.target.address.origin;
+        let origin = self.registry.target.address.server();
         if location.starts_with('/') && !location.starts_with("//") {
             return Ok(format!("{}://{}{location}", origin.scheme(), origin.authority()));
         }
         let uri: Option<Uri> = location.parse().ok();
         match uri.as_ref().and_then(Origin::of) {
-            Some(to) if to == *origin => Ok(location.to_owned()),
+            Some(to) if to == origin => Ok(location.to_owned()),
             Some(to) => bail!("the registry refers the upload to another server, {to}"),
             None => bail!("the Location of the upload is malformed"),
         }
@@ -174,16 +168,14 @@ impl<'a> Upload<'a> {
 
     async fn send(&self, method: Method, uri: &str, media_type: Option<&str>, body: Bytes) -> Result<Response<Bytes>> {
         let mut request = Request::builder().method(method).uri(uri).header(USER_AGENT, USER_AGENT_VALUE);
-        if let Some(authorization) = &self.authorization {
-            request = request.header(AUTHORIZATION, authorization);
-        }
         if let Some(media_type) = media_type {
             request = request.header(CONTENT_TYPE, media_type);
         }
-        let request = request.body(Full::new(body)).context("build the request")?;
+        let request = request.body(body).context("build the request")?;
+        let Registry { target, fetcher, .. } = self.registry;
         let exchange = async {
-            let response = self.registry.transport.clone().oneshot(request).await;
-            let (parts, body) = response.map_err(|error| anyhow::anyhow!(error))?.into_parts();
+            let response = fetcher.exchange(target, self.repository, Access::Push, &request).await;
+            let (parts, body) = response.map_err(explained)?.into_parts();
             let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
             let body = body.map_err(|error| anyhow::anyhow!(error)).context("read the response")?.to_bytes();
             Ok(Response::from_parts(parts, body))
@@ -199,10 +191,6 @@ fn accepted(response: Response<Bytes>, expected: StatusCode) -> Result<Parts> {
     if parts.status == expected {
         return Ok(parts);
     }
-    let challenge = parts.headers.get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    if parts.status == StatusCode::UNAUTHORIZED && challenge.to_ascii_lowercase().starts_with("bearer") {
-        bail!("the registry demands a token, and only user and password are supported for a push");
-    }
     let message: String = String::from_utf8_lossy(&body).trim().chars().take(MAX_MESSAGE_CHARS).collect();
     bail!("the registry answered {} instead of {}: {}", parts.status, expected.as_u16(), table::sanitize(&message))
 }
@@ -212,25 +200,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_name_status_and_message_or_the_unsupported_token() {
-        let refusal = |challenge: Option<&'static str>, body: &'static str| {
-            let mut response = Response::new(Bytes::from_static(body.as_bytes()));
-            *response.status_mut() = StatusCode::UNAUTHORIZED;
-            if let Some(challenge) = challenge {
-                response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
-            }
-            accepted(response, StatusCode::CREATED).unwrap_err().to_string()
-        };
-        let text = refusal(Some("Basic realm=\"a\""), "no\u{1b}[31m entry\n");
-        assert_eq!(text, "the registry answered 401 Unauthorized instead of 201: no\u{fffd}[31m entry");
-        assert!(refusal(Some("Bearer realm=\"https://a\""), "").contains("demands a token"));
-        assert!(refusal(None, "").contains("401"));
+    fn refusals_name_status_and_message() {
+        let mut response = Response::new(Bytes::from_static(b"no\x1b[31m entry\n"));
+        *response.status_mut() = StatusCode::FORBIDDEN;
+        let text = accepted(response, StatusCode::CREATED).unwrap_err().to_string();
+        assert_eq!(text, "the registry answered 403 Forbidden instead of 201: no\u{fffd}[31m entry");
     }
 
     #[tokio::test]
     async fn upload_is_sent_to_the_registry_itself_only() {
-        let registry = RegistryFlags::default().connect("http://reg.example.org:5000/a".parse().unwrap()).unwrap();
-        let upload = Upload::new(&registry, "a/b").unwrap();
+        let address = "http://reg.example.org:5000/a".parse().unwrap();
+        let registry = RegistryFlags::default().connect(address).await.unwrap();
+        let upload = Upload::new(&registry, "b");
         let location = |location: Option<&'static str>| {
             let mut response = Response::new(());
             if let Some(location) = location {

@@ -71,7 +71,7 @@ impl Show {
     }
 
     async fn report(&self) -> Result<Report> {
-        let (source, registry) = Source::open(&self.reference, &self.registry)?;
+        let (source, registry) = Source::open(&self.reference, &self.registry).await?;
         let stored = Stored::read(&source).await?;
         let registry = self.receiver_registry.as_ref().map_or(registry, ToString::to_string);
         Ok(Report::new(&stored, &registry))

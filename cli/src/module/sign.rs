@@ -110,8 +110,11 @@ impl Sign {
             layout::write_archive(&artefact, &self.layout)
         }?;
         if let Some(address) = &self.push.push {
-            let registry = self.push.registry.connect(address.clone())?;
-            report.pushed = Some(block_on(push::push(&registry, &artefact, self.push.overwrite))?);
+            let pushed = async {
+                let registry = self.push.registry.connect(address.clone()).await?;
+                push::push(&registry, &artefact, self.push.overwrite).await
+            };
+            report.pushed = Some(block_on(pushed)?);
         }
         output::report(self.json, &report)?;
         Ok(exit::SUCCESS)

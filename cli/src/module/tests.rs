@@ -1,6 +1,7 @@
 //! Packing of folders, from files to the artefact that readers decode.
 
 #[path = "../../tests/it/registry.rs"]
+#[expect(dead_code, reason = "the tests of the process use the rest of it")]
 pub(super) mod registry;
 
 use std::{fs, path::PathBuf};
@@ -416,8 +417,8 @@ fn damaged_layouts_are_invalid() {
 }
 
 /// Client of a registry, with a password of the user `tide`.
-fn client(server: &registry::Registry, password: Option<&str>) -> Registry {
-    let mut client = RegistryFlags::default().connect(server.url().parse().unwrap()).unwrap();
+async fn client(server: &registry::Registry, password: Option<&str>) -> Registry {
+    let mut client = RegistryFlags::default().connect(server.url().parse().unwrap()).await.unwrap();
     let basic = |password: &str| Credentials::Basic { username: "tide".into(), password: password.into() };
     client.target = RegistryTarget::new(client.target.address, password.map(basic));
     client
@@ -426,7 +427,7 @@ fn client(server: &registry::Registry, password: Option<&str>) -> Registry {
 #[tokio::test]
 async fn push_uploads_missing_blobs_and_writes_the_tag_last() {
     let server = registry::Registry::start(Some("sesame")).await;
-    let client = client(&server, Some("sesame"));
+    let client = client(&server, Some("sesame")).await;
     let artefact = pack(&Folder::read(&sample()).unwrap());
     let pushed = push::push(&client, &artefact, false).await.unwrap();
     assert_eq!(pushed.effect, Effect::Created);
@@ -443,7 +444,7 @@ async fn push_uploads_missing_blobs_and_writes_the_tag_last() {
 #[tokio::test]
 async fn published_version_changes_with_overwrite_only() {
     let server = registry::Registry::start(None).await;
-    let client = client(&server, None);
+    let client = client(&server, None).await;
     let artefact = pack(&Folder::read(&sample()).unwrap());
     push::push(&client, &artefact, false).await.unwrap();
     server.received();
@@ -463,7 +464,7 @@ async fn wrong_credentials_upload_nothing() {
     let server = registry::Registry::start(Some("sesame")).await;
     let artefact = pack(&Folder::read(&sample()).unwrap());
     for password in [None, Some("guessed")] {
-        let refused = push::push(&client(&server, password), &artefact, false).await.unwrap_err();
+        let refused = push::push(&client(&server, password).await, &artefact, false).await.unwrap_err();
         let text = format!("{refused:#}");
         assert!(text.contains("refused") && !text.contains("guessed"), "{text}");
         assert!(server.received().iter().all(|request| request == "GET manifests/1.0.0"));

@@ -80,8 +80,11 @@ enum Validity {
 impl Verify {
     pub(super) fn run(&self) -> Result<u8> {
         let keys = self.keys()?;
-        let (source, _) = Source::open(&self.reference, &self.registry)?;
-        let report = Report::new(&block_on(Stored::read(&source))?, &keys);
+        let stored = block_on(async {
+            let (source, _) = Source::open(&self.reference, &self.registry).await?;
+            Stored::read(&source).await
+        })?;
+        let report = Report::new(&stored, &keys);
         output::report(self.json, &report)?;
         Ok(if report.problems.is_empty() { exit::SUCCESS } else { exit::INVALID_MODULE })
     }

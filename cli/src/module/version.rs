@@ -62,8 +62,8 @@ impl Version {
         let packed = layout.filter(|_| path.join(template::FILE).is_file());
         let place = packed.as_deref().unwrap_or(path);
         let (source, _) = match packed.as_deref().and_then(Path::to_str) {
-            Some(layout) => Source::open(layout, registry)?,
-            None => Source::open(reference, registry)?,
+            Some(layout) => Source::open(layout, registry).await?,
+            None => Source::open(reference, registry).await?,
         };
         Self::of_artefact(&Stored::read(&source).await?, template, beside(place))
     }

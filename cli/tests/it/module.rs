@@ -1,6 +1,12 @@
 //! The commands of `module` as processes: files, registry, exit codes, texts.
 
-use std::{fs, path::Path, process::Stdio, time::Duration};
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    process::{Output, Stdio},
+    time::Duration,
+};
 
 use rcgen::{KeyPair, PKCS_RSA_SHA256, RsaKeySize};
 use serde_json::{Value, json};
@@ -8,7 +14,11 @@ use tempfile::TempDir;
 use tidewatch_shared::names::annotation;
 use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
-use crate::{code, registry::Registry, stderr, stdout, tidewatch};
+use crate::{
+    code,
+    registry::{Access, Registry},
+    stderr, stdout, tidewatch,
+};
 
 /// The sample module.
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/modules/sample/1.0.0");
@@ -78,38 +88,169 @@ async fn published_version_is_replaced_on_demand_only() {
     assert_eq!(uploads, 3, "the layer raw-manifest is in the registry: {requests:?}");
 }
 
+/// Runs `tidewatch module` with an environment, and a text on standard input.
+async fn module(arguments: &[&str], input: &str, environment: &[(&str, &Path)]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidewatch"));
+    command.args(["module"]).args(arguments).env_clear().kill_on_drop(true);
+    command.envs(environment.iter().copied());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // A program that reads no password may have ended already.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes()).await;
+    timeout(Duration::from_secs(60), child.wait_with_output()).await.expect("it ends").unwrap()
+}
+
+/// Server of a URL, as docker names it.
+fn server(url: &str) -> &str {
+    url.trim_start_matches("http://").trim_end_matches("/modules")
+}
+
+/// A folder with docker's configuration.
+fn docker(config: &Value) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    folder
+}
+
 #[tokio::test]
 async fn credentials_come_from_standard_input_or_docker() {
     let registry = Registry::start(Some("sesame")).await;
     let url = registry.url();
-    let docker = TempDir::new().unwrap();
-    let auths = json!({"auths": {url.trim_start_matches("http://").trim_end_matches("/modules"): {"username": "tide", "password": "sesame"}}});
-    fs::write(docker.path().join("config.json"), auths.to_string()).unwrap();
-    let run = async |arguments: &[&str], password: &str, docker: Option<&Path>| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tidewatch"));
-        command.args(["module"]).args(arguments).env_clear().kill_on_drop(true);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        if let Some(docker) = docker {
-            command.env("DOCKER_CONFIG", docker);
-        }
-        let mut child = command.spawn().unwrap();
-        // A program that reads no password may have ended already.
-        let _ = child.stdin.take().unwrap().write_all(password.as_bytes()).await;
-        timeout(Duration::from_secs(60), child.wait_with_output()).await.expect("it ends").unwrap()
-    };
+    let docker = docker(&json!({"auths": {server(&url): {"username": "tide", "password": "sesame"}}}));
     let push = ["pack", SAMPLE, "--push", &*url];
     let user = [&push[..], &["--username", "tide", "--password-stdin"]].concat();
     for (arguments, password) in [(&push[..], ""), (&user, "wrong\n")] {
-        let refused = run(arguments, password, None).await;
+        let refused = module(arguments, password, &[]).await;
         assert_eq!(code(&refused), 1);
         assert!(stderr(&refused).contains("refused"), "{}", stderr(&refused));
         assert!(!stderr(&refused).contains("wrong"), "{}", stderr(&refused));
     }
     assert!(registry.content.lock().unwrap().blobs.is_empty(), "nothing was uploaded");
-    let pushed = run(&user, "sesame\n", None).await;
+    let pushed = module(&user, "sesame\n", &[]).await;
     assert_eq!(code(&pushed), 0, "{}", stderr(&pushed));
-    let shown = run(&["show", &format!("{url}/{COMPONENT}")], "", Some(docker.path())).await;
+    let shown = module(&["show", &format!("{url}/{COMPONENT}")], "", &[("DOCKER_CONFIG", docker.path())]).await;
     assert_eq!(code(&shown), 0, "{}", stderr(&shown));
+}
+
+/// A key of a service account has several lines.
+#[tokio::test]
+async fn password_on_standard_input_may_have_several_lines() {
+    const KEY: &str = "{\n  \"type\": \"service_account\"\n}";
+    let registry = Registry::start(Some(KEY)).await;
+    let user = ["pack", SAMPLE, "--push", &registry.url(), "--username", "tide", "--password-stdin"];
+    let pushed = module(&user, &format!("{KEY}\n"), &[]).await;
+    assert_eq!(code(&pushed), 0, "{}", stderr(&pushed));
+}
+
+#[tokio::test]
+async fn module_is_pushed_with_the_tokens_that_the_registry_demands() {
+    let of = |entry: Value| move |url: &str| json!({"auths": {server(url): entry}});
+    let basic = of(json!({"username": "tide", "password": "sesame"}));
+    let identity = of(json!({"auth": "PHRva2VuPjo=", "identitytoken": "sesame"}));
+    let fixed = of(json!({"registrytoken": "sesame"}));
+    for (access, config) in [
+        (Access::Token("sesame"), &basic as &dyn Fn(&str) -> Value),
+        (Access::Token("sesame"), &identity),
+        (Access::Fixed("sesame"), &fixed),
+    ] {
+        let registry = Registry::with(access).await;
+        let docker = docker(&config(&registry.url()));
+        let pushed =
+            module(&["pack", SAMPLE, "--push", &registry.url()], "", &[("DOCKER_CONFIG", docker.path())]).await;
+        assert_eq!(code(&pushed), 0, "{}", stderr(&pushed));
+        assert!(registry.content.lock().unwrap().manifests.contains_key("1.0.0"));
+    }
+}
+
+#[tokio::test]
+async fn credentials_come_from_the_file_of_podman() {
+    let registry = Registry::start(Some("sesame")).await;
+    let url = registry.url();
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("containers/auth.json");
+    fs::create_dir(folder.path().join("containers")).unwrap();
+    // `tide:sesame`; the entry of the path counts before that of the server.
+    let auths = json!({"auths": {
+        server(&url): {"auth": "dGlkZTp3cm9uZw=="},
+        format!("{}/modules", server(&url)): {"auth": "dGlkZTpzZXNhbWU="},
+    }});
+    fs::write(&file, auths.to_string()).unwrap();
+    let push = ["pack", SAMPLE, "--push", &*url];
+    for environment in [("XDG_RUNTIME_DIR", folder.path()), ("REGISTRY_AUTH_FILE", &file)] {
+        let pushed = module(&push, "", &[environment]).await;
+        assert_eq!(code(&pushed), 0, "{}", stderr(&pushed));
+    }
+}
+
+/// A credential helper that runs these lines of a shell.
+fn helper(name: &str, lines: &str) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join(format!("docker-credential-{name}"));
+    fs::write(&file, format!("#!/bin/sh\n{lines}\n")).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o755)).unwrap();
+    folder
+}
+
+#[tokio::test]
+async fn credentials_come_from_the_helpers_of_docker() {
+    let answer = |user: &str| format!(r#"printf '{{"ServerURL":"x","Username":"{user}","Secret":"sesame"}}'"#);
+    let user = helper("vault", &format!("test \"$1\" = get || exit 9\nread -r server\n{}", answer("tide")));
+    let token = helper("vault", &answer("<token>"));
+    for (access, helper) in
+        [(Access::Password("sesame"), &user), (Access::Token("sesame"), &user), (Access::Token("sesame"), &token)]
+    {
+        let registry = Registry::with(access).await;
+        let url = registry.url();
+        for config in [
+            json!({"credsStore": "vault", "auths": {server(&url): {}}}),
+            json!({"credsStore": "absent", "credHelpers": {server(&url): "vault", "gcr.io": "gcloud"}}),
+        ] {
+            let docker = docker(&config);
+            let environment = [("DOCKER_CONFIG", docker.path()), ("PATH", helper.path())];
+            let pushed = module(&["pack", SAMPLE, "--push", &url], "", &environment).await;
+            assert_eq!(code(&pushed), 0, "{config}: {}", stderr(&pushed));
+        }
+    }
+    // The helper gets the name of the server, as docker writes it, and nothing else.
+    let registry = Registry::start(Some("sesame")).await;
+    let url = registry.url();
+    let server = server(&url);
+    let strict = helper("vault", &format!("read -r asked\ntest \"$asked\" = '{server}' || exit 1\n{}", answer("tide")));
+    let docker = docker(&json!({"credsStore": "vault"}));
+    let environment = [("DOCKER_CONFIG", docker.path()), ("PATH", strict.path())];
+    let pushed = module(&["pack", SAMPLE, "--push", &url], "", &environment).await;
+    assert_eq!(code(&pushed), 0, "{}", stderr(&pushed));
+}
+
+#[tokio::test]
+async fn failing_helper_is_named() {
+    let registry = Registry::start(Some("sesame")).await;
+    let url = registry.url();
+    let docker = docker(&json!({"credsStore": "vault"}));
+    let absent = TempDir::new().unwrap();
+    for (helper, causes) in [
+        (absent, &["docker-credential-vault", "config.json", "is not installed"][..]),
+        (helper("vault", "echo 'the vault is locked'; exit 1"), &["docker-credential-vault", "the vault is locked"]),
+        (helper("vault", "echo 'no session' >&2; exit 3"), &["docker-credential-vault", "no session"]),
+        (helper("vault", "echo 'secret: sesame'"), &["docker-credential-vault", "not JSON"]),
+        (
+            helper("vault", "while :; do echo 0123456789012345678901234567890123456789; done"),
+            &["more than 65536 bytes"],
+        ),
+        // Nothing is known about the registry, so that the request is anonymous.
+        (
+            helper("vault", "echo 'credentials not found in native keychain'; exit 1"),
+            &["refused the request without credentials", "docker login"],
+        ),
+    ] {
+        let environment = [("DOCKER_CONFIG", docker.path()), ("PATH", helper.path())];
+        let refused = module(&["pack", SAMPLE, "--push", &url], "", &environment).await;
+        assert_eq!(code(&refused), 1);
+        for cause in causes {
+            assert!(stderr(&refused).contains(cause), "{cause}: {}", stderr(&refused));
+        }
+        assert!(!stderr(&refused).contains("sesame"), "{}", stderr(&refused));
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! An OCI registry on loopback (OCI distribution specification): one repository, monolithic uploads, Basic
-//! authentication.
+//! An OCI registry on loopback (OCI distribution specification): one repository, monolithic uploads, with the
+//! authentications of registries.
 
 use std::{
     collections::BTreeMap,
@@ -23,6 +23,19 @@ const REPOSITORY: &str = "/v2/modules/component-descriptors/kyma-project.io/modu
 /// Media type of the manifests that it accepts.
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
+/// What the registry demands.
+#[derive(Clone, Copy)]
+pub(crate) enum Access {
+    Anonymous,
+    /// This password of the user `tide`.
+    Password(&'static str),
+    /// A token for the scope, issued for this password of the user `tide`, or for this refresh token. `HEAD` is not
+    /// supported.
+    Token(&'static str),
+    /// This token.
+    Fixed(&'static str),
+}
+
 #[derive(Default)]
 pub(crate) struct Content {
     pub(crate) blobs: BTreeMap<String, Bytes>,
@@ -41,6 +54,11 @@ pub(crate) struct Registry {
 impl Registry {
     /// Starts a registry that is empty; with a password, it is that of the user `tide`.
     pub(crate) async fn start(password: Option<&'static str>) -> Self {
+        Self::with(password.map_or(Access::Anonymous, Access::Password)).await
+    }
+
+    /// Starts a registry that is empty.
+    pub(crate) async fn with(access: Access) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let content = Arc::new(Mutex::default());
@@ -49,7 +67,7 @@ impl Registry {
             while let Ok((tcp, _)) = listener.accept().await {
                 let content = shared.clone();
                 tokio::spawn(async move {
-                    let service = service_fn(move |request| respond(request, content.clone(), password));
+                    let service = service_fn(move |request| respond(request, content.clone(), access));
                     let _ = http1::Builder::new().serve_connection(TokioIo::new(tcp), service).await;
                 });
             }
@@ -71,19 +89,45 @@ impl Registry {
 async fn respond(
     request: Request<Incoming>,
     content: Arc<Mutex<Content>>,
-    password: Option<&'static str>,
+    access: Access,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let (parts, body) = request.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     let mut content = content.lock().unwrap();
     let path = parts.uri.path().strip_prefix(REPOSITORY).unwrap_or("");
     content.received.push(format!("{} {path}", parts.method));
-    let expected = password.map(|password| format!("Basic {}", STANDARD.encode(format!("tide:{password}"))));
     let given = parts.headers.get(header::AUTHORIZATION).map(|value| value.to_str().unwrap());
-    if expected.is_some() && expected.as_deref() != given {
+    let basic = |password: &str| format!("Basic {}", STANDARD.encode(format!("tide:{password}")));
+    if let (Access::Token(secret), "/token") = (access, parts.uri.path()) {
+        let body = String::from_utf8(body.to_vec()).unwrap();
+        let refresh = format!("refresh_token={secret}&");
+        let is_known = given == Some(&basic(secret)) || parts.method == Method::POST && body.contains(&refresh);
+        let asked = format!("{}{body}", parts.uri.query().unwrap_or_default());
+        return Ok(match (is_known, asked.contains("push")) {
+            (false, _) => status(StatusCode::UNAUTHORIZED, "who are you?"),
+            (true, false) => status(StatusCode::OK, r#"{"token": "reads"}"#),
+            (true, true) => status(StatusCode::OK, r#"{"access_token": "writes"}"#),
+        });
+    }
+    let is_read = [Method::GET, Method::HEAD].contains(&parts.method);
+    let is_permitted = match access {
+        Access::Anonymous => true,
+        Access::Password(password) => given == Some(&basic(password)),
+        Access::Token(_) => given == Some("Bearer writes") || is_read && given == Some("Bearer reads"),
+        Access::Fixed(token) => given == Some(&format!("Bearer {token}")),
+    };
+    if !is_permitted {
+        let host = parts.headers[header::HOST].to_str().unwrap();
+        let challenge = match access {
+            Access::Anonymous | Access::Password(_) => "Basic realm=\"test\"".to_owned(),
+            Access::Token(_) | Access::Fixed(_) => format!("Bearer realm=\"http://{host}/token\",service=\"test\""),
+        };
         let mut refusal = status(StatusCode::UNAUTHORIZED, "who are you?");
-        refusal.headers_mut().insert(header::WWW_AUTHENTICATE, "Basic realm=\"test\"".parse().unwrap());
+        refusal.headers_mut().insert(header::WWW_AUTHENTICATE, challenge.parse().unwrap());
         return Ok(refusal);
+    }
+    if let (Access::Token(_), &Method::HEAD) = (access, &parts.method) {
+        return Ok(status(StatusCode::METHOD_NOT_ALLOWED, ""));
     }
     let query = parts.uri.query().unwrap_or_default();
     let media_type = parts.headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap());

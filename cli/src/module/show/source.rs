@@ -15,7 +15,7 @@ use tidewatch_receiver::oci::{
 use crate::module::{
     InvalidError,
     layout::Layout,
-    registry::{Registry, RegistryFlags},
+    registry::{Registry, RegistryFlags, explained},
 };
 
 /// Path between registry and name of a component.
@@ -51,13 +51,13 @@ impl Source {
     ///
     /// # Errors
     /// The reference is malformed, or layout or credentials cannot be read.
-    pub(in crate::module) fn open(reference: &str, flags: &RegistryFlags) -> Result<(Self, String)> {
+    pub(in crate::module) async fn open(reference: &str, flags: &RegistryFlags) -> Result<(Self, String)> {
         if Path::new(reference).exists() {
             return Ok((Self::layout(Path::new(reference))?, NO_REGISTRY.to_owned()));
         }
         let (address, component) = parse(reference)?;
         let registry = address.to_string();
-        Ok((Self::Registry(Box::new(flags.connect(address)?), component), registry))
+        Ok((Self::Registry(Box::new(flags.connect(address).await?), component), registry))
     }
 
     pub(in crate::module) fn layout(path: &Path) -> Result<Self> {
@@ -129,7 +129,7 @@ fn classify(error: FetchError) -> anyhow::Error {
         | FetchError::SizeMismatch { .. }
         | FetchError::TooLarge { .. }
         | FetchError::Index { .. } => InvalidError::new("artefact", error).into(),
-        error => error.into(),
+        error => explained(error),
     }
 }
 

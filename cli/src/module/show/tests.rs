@@ -86,7 +86,7 @@ async fn folder_archive_and_registry_show_the_same() {
     let archive = dir.path().join("layout.tar");
     layout::write_archive(&artefact, &archive).unwrap();
     let server = registry::Registry::start(None).await;
-    let client = RegistryFlags::default().connect(server.url().parse().unwrap()).unwrap();
+    let client = RegistryFlags::default().connect(server.url().parse().unwrap()).await.unwrap();
     let pushed = push::push(&client, &artefact, false).await.unwrap();
     let expected = show(&folder).await.unwrap();
     assert_eq!(show(archive.to_str().unwrap()).await.unwrap(), expected);
@@ -111,7 +111,7 @@ async fn damaged_layer_is_reported_with_the_rest() {
 async fn content_that_a_registry_changed_is_reported() {
     let artefact = artefact();
     let server = registry::Registry::start(None).await;
-    let client = RegistryFlags::default().connect(server.url().parse().unwrap()).unwrap();
+    let client = RegistryFlags::default().connect(server.url().parse().unwrap()).await.unwrap();
     let pushed = push::push(&client, &artefact, false).await.unwrap();
     let layer = &artefact.blobs[2];
     let other = Bytes::from(vec![b' '; layer.content.len()]);
