@@ -2,12 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use strum::{IntoStaticStr, VariantArray};
 use thiserror::Error;
 
+use crate::names::GROUP;
+
 /// Watches per plan, at most.
 pub const MAX_WATCHES: usize = 500;
+/// The resource of a watch on all resources of its group.
+pub const ALL_RESOURCES: &str = "*";
 
 /// The error for which a plan is rejected as a whole.
 #[derive(Debug, Error)]
@@ -36,6 +40,17 @@ pub enum ParsePlanError {
         watch: String,
         /// The resource.
         resource: String,
+    },
+    /// All resources of a group that may contain resources other than custom ones.
+    #[error(
+        "watch {watch:?}: \"*\" may not be watched in the group {group:?}, only in a group that CRDs define: its name has a \
+         dot, and it is neither {GROUP} nor k8s.io, kubernetes.io or below them"
+    )]
+    ForbiddenGroup {
+        /// The name of the watch.
+        watch: String,
+        /// The group.
+        group: String,
     },
 }
 
@@ -79,7 +94,7 @@ pub struct PlannedWatch {
     pub group: String,
     /// API version, or `*` for the preferred version, which the agent discovers.
     pub version: String,
-    /// Plural resource name.
+    /// Plural resource name, or [`ALL_RESOURCES`] for all resources of a group of CRDs, which the agent discovers.
     pub resource: String,
     /// Restricts the watch to a namespace; absent for all namespaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,12 +114,31 @@ pub struct PlannedWatch {
 }
 
 /// A valid plan: names are unique, and every resource may be watched.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Opaque; changes with the content.
     revision: String,
+    /// Those on groups follow the others.
     watches: Vec<PlannedWatch>,
+}
+
+/// The JSON form of a plan.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WirePlan<R, W> {
+    revision: R,
+    watches: Vec<W>,
+    /// The watches on groups. They have a member of their own, because an agent that does not know them refuses a plan
+    /// with `*` among the resources of `watches`; it ignores this member and follows the rest.
+    #[serde(default = "Vec::new", skip_serializing_if = "Vec::is_empty")]
+    group_watches: Vec<W>,
+}
+
+impl Serialize for Plan {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (group_watches, watches) = self.watches.iter().partition(|watch| watch.is_of_group());
+        WirePlan::<&str, &PlannedWatch> { revision: &self.revision, watches, group_watches }.serialize(serializer)
+    }
 }
 
 impl Plan {
@@ -113,12 +147,8 @@ impl Plan {
     /// # Errors
     /// [`ParsePlanError`]; an invalid watch invalidates the plan as a whole.
     pub fn parse(text: &str) -> Result<Self, ParsePlanError> {
-        #[derive(Deserialize)]
-        struct Wire {
-            revision: String,
-            watches: Vec<PlannedWatch>,
-        }
-        let Wire { revision, watches } = serde_json::from_str(text)?;
+        let WirePlan::<String, PlannedWatch> { revision, mut watches, group_watches } = serde_json::from_str(text)?;
+        watches.extend(group_watches);
         Self::new(revision, watches)
     }
 
@@ -126,7 +156,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`ParsePlanError`]; the revision must have 1 to 128 bytes.
-    pub fn new(revision: String, watches: Vec<PlannedWatch>) -> Result<Self, ParsePlanError> {
+    pub fn new(revision: String, mut watches: Vec<PlannedWatch>) -> Result<Self, ParsePlanError> {
         if watches.len() > MAX_WATCHES {
             return Err(ParsePlanError::TooMany);
         }
@@ -140,6 +170,7 @@ impl Plan {
                 return Err(ParsePlanError::DuplicateName(watch.name.clone()));
             }
         }
+        watches.sort_by_key(PlannedWatch::is_of_group);
         Ok(Self { revision, watches })
     }
 
@@ -160,7 +191,7 @@ impl PlannedWatch {
     /// Validates one watch independently of the plan.
     ///
     /// # Errors
-    /// [`ParsePlanError::Invalid`] and [`ParsePlanError::Forbidden`].
+    /// [`ParsePlanError::Invalid`], [`ParsePlanError::Forbidden`] and [`ParsePlanError::ForbiddenGroup`].
     pub fn check(&self) -> Result<(), ParsePlanError> {
         let invalid = |field| Err(ParsePlanError::Invalid { watch: self.name.chars().take(253).collect(), field });
         let members = [
@@ -176,26 +207,62 @@ impl PlannedWatch {
             return invalid(field);
         }
         if carries_secrets(&self.group, &self.resource) {
-            let resource = self.resource.chars().take(253).collect();
-            return Err(ParsePlanError::Forbidden { watch: self.name.clone(), resource });
+            let watch = self.name.clone();
+            return Err(if self.is_of_group() {
+                ParsePlanError::ForbiddenGroup { watch, group: self.group.clone() }
+            } else {
+                ParsePlanError::Forbidden { watch, resource: self.resource.chars().take(253).collect() }
+            });
         }
-        if !is_name(&self.resource, "-.") {
+        if !self.is_of_group() && !is_name(&self.resource, "-.") {
             return invalid("resource");
         }
         Ok(())
     }
+
+    /// True if the watch is on all resources of its group.
+    #[must_use]
+    pub fn is_of_group(&self) -> bool {
+        self.resource == ALL_RESOURCES
+    }
+
+    /// The part of a watch on a group that is on one of its resources.
+    ///
+    /// # Errors
+    /// As [`Self::check`]: a resource that carries secrets is no part of the watch. Neither is [`ALL_RESOURCES`].
+    pub fn of_resource(&self, resource: &str) -> Result<Self, ParsePlanError> {
+        if resource == ALL_RESOURCES {
+            return Err(ParsePlanError::Invalid { watch: self.name.clone(), field: "resource" });
+        }
+        let part = Self { resource: resource.to_owned(), ..self.clone() };
+        part.check().map(|()| part)
+    }
 }
 
 /// True if a resource carries secrets or tokens, or includes such resources through a wildcard. Subresources are
-/// included, because `serviceaccounts/token` is one of them.
+/// included, because `serviceaccounts/token` is one of them. All resources of a group ([`ALL_RESOURCES`]) count as
+/// harmless if only CRDs define the group.
 #[must_use]
 pub fn carries_secrets(group: &str, resource: &str) -> bool {
     const SECRET: &[&str] =
         &["secrets", "tokenreviews", "tokenrequests", "selfsubjectreviews", "certificatesigningrequests"];
+    if resource == ALL_RESOURCES {
+        return !is_group_of_definitions(group);
+    }
     group == "*"
         || resource.contains('*')
         || resource.contains('/')
         || SECRET.contains(&resource.to_ascii_lowercase().as_str())
+}
+
+/// True if only CRDs can define a group, and it is not Tidewatch's own. Kubernetes reserves `k8s.io` and `kubernetes.io`
+/// and all groups below them; its other groups have no dot.
+fn is_group_of_definitions(group: &str) -> bool {
+    const RESERVED: [&str; 2] = ["k8s.io", "kubernetes.io"];
+    let is_label = |label: &str| is_name(label, "-") && !label.starts_with('-') && !label.ends_with('-');
+    let is_below =
+        |reserved: &&str| group.strip_suffix(*reserved).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+    group.contains('.') && group.split('.').all(is_label) && group != GROUP && !RESERVED.iter().any(is_below)
 }
 
 fn is_name(text: &str, also: &str) -> bool {
@@ -240,6 +307,79 @@ mod tests {
             bad["resource"] = json!(resource);
             assert!(parse(&[bad]).is_err(), "{group}/{resource}");
         }
+    }
+
+    #[test]
+    fn all_resources_may_be_watched_in_groups_of_definitions_only() {
+        for (group, allowed) in [
+            ("cloud-resources.kyma-project.io", true),
+            ("example.com", true),
+            ("notk8s.io", true),
+            ("k8s.io.example", true),
+            ("sub.operator.kyma-project.io", true),
+            ("operator.kyma-project.io", false),
+            ("*", false),
+            ("", false),
+            ("apps", false),
+            ("batch", false),
+            ("policy", false),
+            ("extensions", false),
+            ("k8s.io", false),
+            ("apiextensions.k8s.io", false),
+            ("rbac.authorization.k8s.io", false),
+            ("snapshot.storage.k8s.io", false),
+            ("kubernetes.io", false),
+            ("x.kubernetes.io", false),
+            (".", false),
+            (".example", false),
+            ("example.", false),
+            ("a..b", false),
+            ("-a.b", false),
+            ("Apps.K8S.io", false),
+            ("a.*", false),
+            ("*.example.com", false),
+        ] {
+            assert_eq!(carries_secrets(group, "*"), !allowed, "{group}");
+            let mut watch = watch();
+            watch["group"] = json!(group);
+            watch["resource"] = json!("*");
+            let parsed = parse(&[watch]);
+            assert_eq!(parsed.is_ok(), allowed, "{group}");
+            if let Err(error) = parsed {
+                assert!(error.to_string().contains("group"), "{error}");
+            }
+        }
+        for resource in ["**", "things*", "*/status", "*/*"] {
+            assert!(carries_secrets("example.com", resource), "{resource}");
+        }
+    }
+
+    #[test]
+    fn watch_on_a_group_has_a_part_for_each_harmless_resource() {
+        let mut group = watch();
+        group["group"] = json!("example.com");
+        group["resource"] = json!("*");
+        let plan = parse(&[group]).unwrap();
+        let group = &plan.watches()[0];
+        let part = group.of_resource("things").unwrap();
+        assert_eq!((&*part.name, &*part.resource, part.check().is_ok()), ("kyma", "things", true));
+        for resource in ["secrets", "tokenreviews", "things/status", "*", "", "../x", "Things"] {
+            assert!(group.of_resource(resource).is_err(), "{resource}");
+        }
+    }
+
+    #[test]
+    fn agents_that_know_no_watches_on_groups_can_follow_the_rest() {
+        let mut group = watch();
+        (group["name"], group["group"], group["resource"]) = (json!("all"), json!("example.com"), json!("*"));
+        let plan = parse(&[group, watch()]).unwrap();
+        let written = serde_json::to_value(&plan).unwrap();
+        let names =
+            |member: &str| written[member].as_array().unwrap().iter().map(|watch| watch["name"].clone()).collect();
+        let (watches, groups): (Vec<_>, Vec<_>) = (names("watches"), names("groupWatches"));
+        assert_eq!((watches, groups), (vec![json!("kyma")], vec![json!("all")]));
+        assert_eq!(Plan::parse(&written.to_string()).unwrap(), plan);
+        assert_eq!(serde_json::to_value(parse(&[watch()]).unwrap()).unwrap().get("groupWatches"), None);
     }
 
     #[test]

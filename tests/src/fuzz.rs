@@ -19,6 +19,7 @@ use tidewatch_shared::{
     event::{self, MAX_EVENTS, Received},
     forwarded,
     heartbeat::{self, Heartbeat},
+    names::GROUP,
     plan::{self, Plan, carries_secrets},
     signature::{Message, SignedRequest, WINDOW_SECONDS, verify},
     v2,
@@ -181,13 +182,21 @@ pub fn v2_forwarded(data: &[u8]) {
     }
 }
 
-/// A plan: bounded, without kinds that carry secrets, and it survives serialising and parsing.
+/// A plan: bounded, without kinds that carry secrets, `*` only for groups outside Kubernetes and Tidewatch, and it survives
+/// serialising and parsing.
 pub fn plan(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(read) = Plan::parse(text) else { return };
     assert!(read.watches().len() <= plan::MAX_WATCHES);
     for watch in read.watches() {
         assert!(!carries_secrets(&watch.group, &watch.resource));
+        assert!(!watch.group.contains('*') && (watch.resource == "*" || !watch.resource.contains('*')));
+        if watch.resource == "*" {
+            let labels: Vec<&str> = watch.group.split('.').collect();
+            assert!(labels.len() > 1 && watch.group != GROUP);
+            assert!(!matches!(labels[..], [.., "k8s" | "kubernetes", "io"]), "{}", watch.group);
+            assert!(["secrets", "tokenreviews", "*"].iter().all(|resource| watch.of_resource(resource).is_err()));
+        }
     }
     let written = serde_json::to_string(&read).expect("a plan is JSON");
     assert_eq!(Plan::parse(&written).ok(), Some(read));

@@ -183,6 +183,9 @@ fn plan() -> Value {
          "manager": "lifecycle-manager", "work": ["kyma"]},
         {"name": "workloads/keda", "group": "apps", "version": "*", "resource": "deployments", "labelSelector": "a=b",
          "field": "status", "manager": "lifecycle-manager", "work": ["manifest", "installer"]}
+    ], "groupWatches": [
+        {"name": "watcher/kcp-system/cloud-manager", "group": "cloud-resources.kyma-project.io", "version": "*",
+         "resource": "*", "field": "spec", "manager": "cloud-manager", "work": ["forward"]}
     ]})
 }
 
