@@ -5,6 +5,7 @@ mod bounds;
 mod entry;
 mod event_path;
 mod evidence;
+mod group;
 mod heartbeat;
 mod not_served;
 mod pace;
@@ -57,7 +58,10 @@ pub struct WatchId(u64);
 pub struct StartedWatch {
     /// ID for calls of the loop.
     pub id: WatchId,
-    /// The watch of the plan.
+    /// Name among all watches: that of the plan, followed by the resource if the watch of the plan is on a group.
+    pub name: Arc<str>,
+    /// The watch of the plan, or its part on one resource. A watch on a group has no objects; its loop looks up the
+    /// resources of the group.
     pub planned: Arc<PlannedWatch>,
 }
 
@@ -237,7 +241,7 @@ impl Core {
     /// Names of up to `limit` watches that have neither been listed nor failed yet.
     pub(crate) fn unattempted(&self, limit: usize) -> Vec<String> {
         self.with(|state| {
-            let unattempted = state.watches.iter().filter(|(_, watched)| !watched.attempted);
+            let unattempted = state.watches.iter().filter(|(_, watched)| !watched.attempted && !watched.is_late);
             unattempted.map(|(name, _)| name.to_string()).take(limit).collect()
         })
     }
@@ -306,9 +310,9 @@ impl Core {
         });
     }
 
-    /// Number of objects per watch.
+    /// Number of objects per watch of the plan.
     pub(crate) fn objects(&self) -> Vec<(Arc<str>, usize)> {
-        self.with(|state| state.watches.iter().map(|(name, watched)| (name.clone(), watched.index.len())).collect())
+        self.with(|state| state.objects())
     }
 
     /// Counts for the metrics.
@@ -319,9 +323,9 @@ impl Core {
                 waiting: outbox.waiting(),
                 parked: outbox.parked(),
                 unsettled: outbox.unsettled(),
-                watches: watches.len(),
-                failing: watches.clone().filter(|watched| watched.error.is_some()).count(),
-                coarse: watches.clone().filter(|watched| watched.index.is_coarse()).count(),
+                watches: state.count_planned(|_| true),
+                failing: state.count_planned(|watched| watched.error.is_some()),
+                coarse: state.count_planned(|watched| watched.index.is_coarse()),
                 objects: watches.clone().map(|watched| watched.index.len()).sum(),
                 state_bytes: outbox.bytes() + watches.map(|watched| watched.index.bytes()).sum::<usize>(),
             }
@@ -348,7 +352,7 @@ impl State {
         let planned_by_name: BTreeMap<&str, &PlannedWatch> =
             plan.watches().iter().map(|watch| (watch.name.as_str(), watch)).collect();
         let left = |(name, watched): (&Arc<str>, &WatchEntry)| {
-            (planned_by_name.get(&**name) != Some(&&*watched.planned)).then(|| name.clone())
+            (planned_by_name.get(&*watched.source.name) != Some(&&*watched.source)).then(|| name.clone())
         };
         let stopped: Vec<Arc<str>> = self.watches.iter().filter_map(left).collect();
         let mut before = BTreeMap::new();
@@ -357,7 +361,12 @@ impl State {
             self.outbox.close(name);
         }
         let new = planned_by_name.into_iter().filter(|(name, _)| !self.watches.contains_key(*name)).collect::<Vec<_>>();
-        let started = new.into_iter().map(|(name, planned)| self.open(name, planned, before.get(name))).collect();
+        let mut started = Vec::new();
+        for (name, planned) in new {
+            let planned = Arc::new(planned.clone());
+            started.push(self.open(name.into(), &planned, &planned, before.get(name)));
+            started.extend(self.reopen_parts(name, &planned, &before));
+        }
         if self.plan_revision.as_deref() != Some(plan.revision()) {
             self.plan_revision = Some(plan.revision().to_owned());
             self.outbox.plan_changed();
@@ -366,18 +375,27 @@ impl State {
         PlanChanges { stopped, started }
     }
 
-    fn open(&mut self, name: &str, planned: &PlannedWatch, before: Option<&WatchEntry>) -> StartedWatch {
-        let name: Arc<str> = name.into();
+    fn open(
+        &mut self,
+        name: Arc<str>,
+        planned: &Arc<PlannedWatch>,
+        source: &Arc<PlannedWatch>,
+        before: Option<&WatchEntry>,
+    ) -> StartedWatch {
         self.ids += 1;
-        let (id, planned) = (WatchId(self.ids), Arc::new(planned.clone()));
+        let id = WatchId(self.ids);
         let rule = ChangeRule { field: planned.field, every_version: false };
         let index = Index::new(self.hasher.clone(), rule, self.cap);
-        self.outbox.open(name.clone(), WatchInfo::of(&planned));
-        let mut watched = WatchEntry::new(id, planned.clone(), index);
-        // Deletions that the previous watch knew, or would have found in its next list, are unknown to this one.
-        watched.lost = before.is_some_and(|before| watched.forward && before.planned.manager == planned.manager);
-        self.watches.insert(name, watched);
-        StartedWatch { id, planned }
+        self.outbox.open(name.clone(), WatchInfo::of(planned));
+        let mut watched = WatchEntry::new(id, planned.clone(), source.clone(), index);
+        // Deletions that the previous watch knew, or would have found in its next list, are unknown to this one. The parts
+        // of a group know those of their resources.
+        watched.lost = before.is_some_and(|before| {
+            let knew = before.lost || !group::is_same(&before.planned, planned);
+            watched.forward && before.planned.manager == planned.manager && knew
+        });
+        self.watches.insert(name.clone(), watched);
+        StartedWatch { id, name, planned: planned.clone() }
     }
 
     fn described(&mut self, id: WatchId, version: &str, kind: &str, every_version: bool) {
@@ -468,19 +486,24 @@ impl State {
         if lost { self.outbox.mark_unnamed(&name, at) } else { self.outbox.mark_watch(&name, at) }
     }
 
+    /// Resends a watch of the plan.
     fn resend(&mut self, name: &str) {
-        let (Some(watched), at) = (self.watches.get(name), clock::unix_millis()) else { return };
-        self.heartbeats.resends += 1;
-        if watched.forward {
-            self.outbox.resend_all(name, at);
+        let at = clock::unix_millis();
+        let mut is_planned = false;
+        for (name, watched) in self.watches.iter().filter(|(_, watched)| watched.source.name == name) {
+            is_planned = true;
+            if watched.forward {
+                self.outbox.resend_all(name, at);
+            }
+            if watched.lost { self.outbox.mark_unnamed(name, at) } else { self.outbox.mark_watch(name, at) }
         }
-        if watched.lost { self.outbox.mark_unnamed(name, at) } else { self.outbox.mark_watch(name, at) }
+        self.heartbeats.resends += u64::from(is_planned);
     }
 
     fn heartbeat(&mut self, now: Instant, surroundings: HeartbeatContext) -> (Heartbeat, Nonce) {
         let (epoch_state, nonce) = self.outbox.heartbeat();
         self.heartbeats.sent = true;
-        let Self { outbox, watches, .. } = self;
+        let Self { outbox, watches, .. } = &*self;
         let digest = |name: &str| outbox.sent_digest(name, &|watch| watches.get(watch)?.index.digest());
         let heartbeat = Heartbeat {
             epoch: epoch_state.epoch,
@@ -495,7 +518,7 @@ impl State {
             trust_revision: surroundings.trust_revision,
             canary: surroundings.canary,
             incomplete: surroundings.incomplete,
-            watches: watches.iter().map(|(name, watched)| watched.state(name, digest(name), now)).collect(),
+            watches: self.watch_states(now, digest),
         };
         (heartbeat, nonce)
     }

@@ -242,6 +242,15 @@ impl Outbox {
         (!is_incomplete).then(|| digests(watch).map(|digest| digest - dirty_set.outstanding())).flatten()
     }
 
+    /// Digest of everything sent of closed watches whose names have a prefix. The receiver adds up the deltas of a watch
+    /// of the plan, so it counts them until the next epoch.
+    pub(crate) fn closed_digest(&self, prefix: &str) -> Digest {
+        let named = self.remembered.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        let named = named.take_while(|(name, _)| name.starts_with(prefix));
+        let closed = named.filter(|(name, _)| !self.watches.contains_key(*name));
+        closed.fold(Digest::ZERO, |sum, (_, digest)| sum + *digest)
+    }
+
     /// Counters of the next heartbeat, which include it, and the nonce of its request.
     pub(crate) fn heartbeat(&mut self) -> (EpochState, Nonce) {
         self.epoch_state.heartbeats += 1;
@@ -319,7 +328,7 @@ impl Outbox {
             *remembered += delta;
             self.epoch_state.sequence += 1;
             let id = EventId { epoch: self.epoch_state.epoch, sequence: self.epoch_state.sequence };
-            let text = in_flight::encode(&self.runtime, id, name, &dirty_set.info, &key, &waiting, delta);
+            let text = in_flight::encode(&self.runtime, id, &dirty_set.info, &key, &waiting, delta);
             let is_watch = key.is_empty();
             if is_watch {
                 dirty_set.space_coarse(now);
@@ -428,8 +437,8 @@ impl Outbox {
     }
 
     fn settle(&mut self, settled: &Settled) {
-        for (watch, up_to) in settled {
-            if let Some(dirty_set) = self.watches.get_mut(&**watch) {
+        for dirty_set in self.watches.values_mut() {
+            if let Some(up_to) = settled.get(&*dirty_set.info.watch) {
                 dirty_set.settle((*up_to).min(self.epoch_state.sequence), |since| self.metrics.settled(since));
             }
         }

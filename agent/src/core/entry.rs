@@ -15,6 +15,11 @@ use crate::index::Index;
 pub(super) struct WatchEntry {
     pub(super) id: WatchId,
     pub(super) planned: Arc<PlannedWatch>,
+    /// The watch of the plan; it differs from `planned` if that is on one resource of a group.
+    pub(super) source: Arc<PlannedWatch>,
+    /// On a resource that its group got after it was served first: until it is listed, the watch of the plan counts as
+    /// listed without it.
+    pub(super) is_late: bool,
     /// The events go to another manager; its protocol has objects only.
     pub(super) forward: bool,
     pub(super) index: Index,
@@ -34,11 +39,13 @@ pub(super) struct WatchEntry {
 }
 
 impl WatchEntry {
-    pub(super) fn new(id: WatchId, planned: Arc<PlannedWatch>, index: Index) -> Self {
+    pub(super) fn new(id: WatchId, planned: Arc<PlannedWatch>, source: Arc<PlannedWatch>, index: Index) -> Self {
         let forward = planned.work.contains(&Work::Forward);
         Self {
             id,
             planned,
+            source,
+            is_late: false,
             forward,
             index,
             lost: false,
@@ -51,11 +58,21 @@ impl WatchEntry {
         }
     }
 
+    /// True if the watch is on one resource of a group.
+    pub(super) fn is_part_of_group(&self) -> bool {
+        self.source.is_of_group() && !self.planned.is_of_group()
+    }
+
+    /// True if the first list has completed, or need not be waited for.
+    pub(super) const fn counts_as_listed(&self) -> bool {
+        self.listed.is_some() || self.is_late
+    }
+
     /// The state of this watch for a heartbeat.
-    pub(super) fn state(&self, name: &str, digest: Option<Digest>, now: Instant) -> WatchState {
+    pub(super) fn state(&self, digest: Option<Digest>, now: Instant) -> WatchState {
         let ago = |at: Option<Instant>| at.map(|at| now.duration_since(at).as_secs());
         WatchState {
-            name: name.to_owned(),
+            name: self.source.name.clone(),
             objects: self.index.len() as u64,
             digest,
             listed_seconds_ago: ago(self.listed),

@@ -29,7 +29,7 @@ impl State {
         Evidence {
             plan_revision: self.plan_revision.clone(),
             is_plan_refused: self.plan_error.is_some(),
-            is_listed: self.watches.values().all(|watched| watched.error.is_none() && watched.listed.is_some()),
+            is_listed: self.watches.values().all(|watched| watched.error.is_none() && watched.counts_as_listed()),
             is_canary_fresh,
             is_incomplete,
         }

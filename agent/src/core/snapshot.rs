@@ -68,7 +68,7 @@ impl Core {
                 unsettled: outbox.unsettled(),
                 gaps: outbox.gaps(),
                 resends: heartbeats.resends,
-                watches: state.watches.iter().map(|(name, watched)| watched.state(name, None, now)).collect(),
+                watches: state.watch_states(now, |_| None),
             };
             runtime.path = EventPath::of(&runtime, heartbeats.sent, canary);
             runtime

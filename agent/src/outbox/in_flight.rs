@@ -91,7 +91,6 @@ impl InFlight {
 pub(super) fn encode(
     runtime: &RuntimeId,
     id: EventId,
-    watch: &str,
     info: &WatchInfo,
     key: &str,
     waiting: &Entry,
@@ -102,7 +101,7 @@ pub(super) fn encode(
         [&*info.group, &*info.version, &*info.resource, namespace, name].map(str::to_owned);
     let subject = Subject { group, version, resource, namespace, name }.to_string();
     let mut data = WireData {
-        watch: watch.to_owned(),
+        watch: info.watch.clone().into(),
         manager: info.manager.clone().into(),
         kind: if waiting.update == Update::Watch { String::new() } else { info.kind.clone().into() },
         uid: String::new(),

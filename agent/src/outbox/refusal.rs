@@ -35,8 +35,7 @@ impl Outbox {
         }
         let id = EventId { epoch: self.epoch_state.epoch, sequence: event.sequence };
         let waiting = Entry::new(Update::Watch, Digest::ZERO, event.since);
-        let text =
-            in_flight::encode(&self.runtime, id, &event.watch, &dirty_set.info, WATCH_KEY, &waiting, event.delta);
+        let text = in_flight::encode(&self.runtime, id, &dirty_set.info, WATCH_KEY, &waiting, event.delta);
         again.push(SequencedEvent { is_watch: true, text, ..event });
         true
     }

@@ -16,6 +16,7 @@ const W: &str = "kyma";
 
 fn info(forward: bool) -> WatchInfo {
     WatchInfo {
+        watch: W.into(),
         group: "operator.kyma-project.io".into(),
         version: "v1beta2".into(),
         resource: "kymas".into(),
@@ -345,7 +346,7 @@ fn announced_limits_hold_until_another_instance_answers() {
 #[test]
 fn request_size_is_bounded_and_watches_are_served_in_turn() {
     let (mut outbox, now) = (outbox(false), Instant::now());
-    outbox.open("other".into(), info(false));
+    outbox.open("other".into(), WatchInfo { watch: "other".into(), ..info(false) });
     for n in 0..EVENTS_PER_REQUEST * 2 {
         mark(&mut outbox, &format!("ns/{n}"), 0, 1);
     }

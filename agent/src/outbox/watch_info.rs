@@ -5,6 +5,8 @@ use tidewatch_shared::plan::{PlannedWatch, Work};
 /// Fields that all events of a watch share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WatchInfo {
+    /// Name of the watch in the plan, which several watches have that are on resources of one group.
+    pub(crate) watch: Box<str>,
     /// API group.
     pub(crate) group: Box<str>,
     /// API version; that of the plan until discovery has resolved it.
@@ -22,8 +24,9 @@ pub(crate) struct WatchInfo {
 impl WatchInfo {
     /// Metadata as the plan defines it, before discovery.
     pub(crate) fn of(planned: &PlannedWatch) -> Self {
-        let PlannedWatch { group, version, resource, manager, work, .. } = planned;
-        let [group, version, resource, manager] = [group, version, resource, manager].map(|text| text.as_str().into());
-        Self { group, version, resource, kind: "".into(), manager, forward: work.contains(&Work::Forward) }
+        let PlannedWatch { name, group, version, resource, manager, work, .. } = planned;
+        let [watch, group, version, resource, manager] =
+            [name, group, version, resource, manager].map(|text| text.as_str().into());
+        Self { watch, group, version, resource, kind: "".into(), manager, forward: work.contains(&Work::Forward) }
     }
 }

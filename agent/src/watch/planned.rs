@@ -20,6 +20,8 @@ const COARSE_LIST_CAP: Duration = Duration::from_secs(6 * 3_600);
 /// Sink of one watch of the plan.
 pub(crate) struct PlannedSink {
     id: WatchId,
+    /// Name in logs.
+    name: Arc<str>,
     planned: Arc<PlannedWatch>,
     core: Core,
     /// Key of the agent's own Lease if this watch selects it: its renewals are not reported.
@@ -68,13 +70,13 @@ impl CoarseLists {
 impl PlannedSink {
     /// `namespace` is that of the agent's own objects.
     pub(crate) fn new(started: StartedWatch, namespace: &str, core: Core, discovery: Discovery) -> Self {
-        let StartedWatch { id, planned } = started;
+        let StartedWatch { id, name, planned } = started;
         let leases = planned.group == "coordination.k8s.io" && planned.resource == "leases";
         let own = leases.then(|| format!("{namespace}/{AGENT_OBJECT}").into());
         let definition = discovery.definitions.subscribe(&planned);
         let defines = planned.group == "apiextensions.k8s.io" && planned.resource == "customresourcedefinitions";
         let coarse_lists = CoarseLists::default();
-        Self { id, planned, core, own, logged: None, discovery, definition, defines, coarse_lists }
+        Self { id, name, planned, core, own, logged: None, discovery, definition, defines, coarse_lists }
     }
 
     /// Announces an object of the watch on CRDs.
@@ -143,7 +145,7 @@ impl Sink for PlannedSink {
     fn failed(&mut self, why: &ApiError) {
         let text = why.to_string();
         if self.logged.as_ref() != Some(&text) {
-            tracing::warn!(watch = %self.planned.name, error = error_chain(why), "Watch failed");
+            tracing::warn!(watch = %self.name, error = error_chain(why), "Watch failed");
         }
         self.logged = Some(text.clone());
         self.core.set_error(self.id, Some(text));
@@ -151,7 +153,7 @@ impl Sink for PlannedSink {
 
     fn not_served(&mut self, is_confirmed: bool) {
         if self.core.not_served(self.id, is_confirmed, Instant::now()) {
-            tracing::info!(watch = %self.planned.name, "Kind is not served");
+            tracing::info!(watch = %self.name, "Kind is not served");
         }
     }
 

@@ -19,7 +19,8 @@ fn outbox(manager: &str) -> Outbox {
 
 fn open(outbox: &mut Outbox, watch: &str, manager: &str) {
     let [group, version, resource, kind] = ["g", "v1", "things", "Thing"].map(Into::into);
-    outbox.open(watch.into(), WatchInfo { group, version, resource, kind, manager: manager.into(), forward: false });
+    let (name, manager) = (watch.into(), manager.into());
+    outbox.open(watch.into(), WatchInfo { watch: name, group, version, resource, kind, manager, forward: false });
 }
 
 fn mark(outbox: &mut Outbox, key: &str) {
