@@ -6,6 +6,7 @@
 mod absence;
 mod definitions;
 mod discovery;
+mod group;
 mod object;
 mod planned;
 mod reader;
@@ -368,11 +369,9 @@ impl<S: Sink> ListWatch<S> {
     /// Reports a failure and waits: for the `Retry-After` of the server plus jitter, else for the backoff of `wait`.
     async fn wait_after(&mut self, error: &ApiError, wait: Wait) {
         self.report(error);
-        // A `Retry-After` of zero is ignored, because it would cause a hot loop.
-        let delay = error.retry_after().filter(|delay| !delay.is_zero()).map(|delay| delay.min(RETRY_AFTER_CAP));
-        match delay {
+        match retry_after(error) {
             // An ordered relist waits for it as well.
-            Some(delay) => sleep(delay + random::up_to(delay / SPREAD)).await,
+            Some(delay) => sleep(delay).await,
             None => {
                 let time = self.backoff_time(wait);
                 self.wait(time).await;
@@ -399,6 +398,12 @@ impl<S: Sink> ListWatch<S> {
             Ok(()) = rebuild.changed() => {}
         }
     }
+}
+
+/// The `Retry-After` of a response plus jitter. Zero is ignored, because it would cause a hot loop.
+fn retry_after(error: &ApiError) -> Option<Duration> {
+    let delay = error.retry_after().filter(|delay| !delay.is_zero())?.min(RETRY_AFTER_CAP);
+    Some(delay + random::up_to(delay / SPREAD))
 }
 
 /// True for a response that does not concern the resourceVersion: denied, overloaded or failing. The watch is tried again at

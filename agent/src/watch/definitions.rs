@@ -1,22 +1,29 @@
 //! Changes of CRDs, announced to the watches of the kinds that they define.
 //!
-//! The watch of the plan on CRDs is the source. It selects some CRDs only, and aggregated APIs have none, so each watch
-//! of a kind that is not served also looks it up periodically.
+//! The watch of the plan on CRDs is one source. It selects some CRDs only, so while a watch on a group is planned,
+//! [`AllDefinitions`] watches all of them. Aggregated APIs have none, so each watch of a kind that is not served, and each
+//! watch on a group, also looks it up periodically.
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
 };
 
-use tidewatch_shared::plan::PlannedWatch;
+use tidewatch_shared::plan::{ALL_RESOURCES, PlannedWatch};
 use tokio::sync::watch;
 
-/// Subscriptions to CRDs by their name, `<plural>.<group>`; clones share them.
+use super::{Named, Sink, Target};
+use crate::{
+    kubernetes::{ApiClient, ApiError},
+    telemetry::error_chain,
+};
+
+/// Subscriptions to CRDs by their name, `<plural>.<group>`, and to those of groups, `*.<group>`; clones share them.
 #[derive(Clone, Default)]
 pub(super) struct Definitions(Arc<Mutex<BTreeMap<Box<str>, watch::Sender<()>>>>);
 
 impl Definitions {
-    /// Subscribes to the CRD of a watch's kind, whether or not it exists. Subscriptions are bounded by the running
+    /// Subscribes to the CRD of a watch's kind, whether or not it exists, or to those of its group. Subscriptions are bounded by the running
     /// watches: those that were dropped are removed.
     pub(super) fn subscribe(&self, planned: &PlannedWatch) -> watch::Receiver<()> {
         let mut subscriptions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -27,10 +34,66 @@ impl Definitions {
 
     /// Announces a created, changed or deleted CRD.
     pub(super) fn changed(&self, name: &str) {
+        let of_group = name.split_once('.').map(|(_, group)| format!("{ALL_RESOURCES}.{group}"));
         let subscriptions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(subscribed) = subscriptions.get(name) {
+        for subscribed in
+            [Some(name), of_group.as_deref()].into_iter().flatten().filter_map(|name| subscriptions.get(name))
+        {
             subscribed.send_replace(());
         }
+    }
+}
+
+/// Watch on all CRDs, which announces each. It reports nothing to the receiver; without it, for example for lack of the
+/// right, groups are looked up periodically.
+pub(super) struct AllDefinitions {
+    definitions: Definitions,
+    /// Last failure logged.
+    logged: Option<String>,
+}
+
+impl AllDefinitions {
+    pub(super) const fn new(definitions: Definitions) -> Self {
+        Self { definitions, logged: None }
+    }
+}
+
+impl Sink for AllDefinitions {
+    type Item = Named;
+
+    async fn target(&mut self, _client: &ApiClient) -> Result<Target, ApiError> {
+        Ok(Target::collection("apiextensions.k8s.io", "v1", None, "customresourcedefinitions"))
+    }
+
+    fn begin(&mut self) {}
+
+    fn page(&mut self, items: Vec<Named>) -> bool {
+        items.into_iter().for_each(|item| self.present(item));
+        true
+    }
+
+    fn complete(&mut self, _version: &str) {}
+
+    fn present(&mut self, item: Named) {
+        self.definitions.changed(&item.metadata.name);
+    }
+
+    fn gone(&mut self, item: Named) {
+        self.present(item);
+    }
+
+    fn bookmark(&mut self, _version: &str) {}
+
+    fn failed(&mut self, error: &ApiError) {
+        let text = error.to_string();
+        if self.logged.as_ref() != Some(&text) {
+            tracing::warn!(error = error_chain(error), "Watch on all CRDs failed");
+        }
+        self.logged = Some(text);
+    }
+
+    fn opened(&mut self) {
+        self.logged = None;
     }
 }
 
@@ -53,6 +116,16 @@ mod tests {
         definitions.changed("things.g");
         definitions.changed("unknown.g");
         assert_eq!([one, another, other].map(|subscribed| subscribed.has_changed().unwrap()), [true, true, false]);
+    }
+
+    #[test]
+    fn change_reaches_the_watches_on_its_group() {
+        let definitions = Definitions::default();
+        let [group, thing] = ["*", "things"].map(|name| definitions.subscribe(&planned(name)));
+        definitions.changed("things.other.g");
+        assert_eq!([&group, &thing].map(|subscribed| subscribed.has_changed().unwrap()), [false, false]);
+        definitions.changed("others.g");
+        assert_eq!([&group, &thing].map(|subscribed| subscribed.has_changed().unwrap()), [true, false]);
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 mod documents;
 
-use std::fmt;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use serde::{
     Deserialize, Deserializer,
@@ -57,6 +60,8 @@ struct Resource {
     name: String,
     #[serde(default)]
     kind: String,
+    #[serde(default)]
+    namespaced: bool,
     /// Absent only in responses of servers that are not built with the Kubernetes libraries: then the verbs are unknown.
     verbs: Option<Verbs>,
 }
@@ -120,6 +125,34 @@ impl Discovery {
         Err(not_served())
     }
 
+    /// Names of the resources of a group that a watch on it includes: those that can be listed and watched and carry no
+    /// secrets. Version `*` includes resources of all versions. Empty if the API server has no such group or version.
+    ///
+    /// # Errors
+    /// [`ApiError`]: nothing is known then, not even about the part of the group that was read.
+    pub(super) async fn expand(
+        &self,
+        client: &ApiClient,
+        planned: &PlannedWatch,
+    ) -> Result<BTreeSet<String>, ApiError> {
+        let versions = match planned.version.as_str() {
+            "*" => self.versions(client, &planned.group).await?.unwrap_or_default(),
+            fixed => vec![fixed.to_owned()],
+        };
+        // A resource is watched in the first version that has it.
+        let mut found = BTreeMap::new();
+        for version in versions {
+            let path = group_version(&planned.group, &version);
+            let Some(document) = self.documents.read(client, &path).await? else { continue };
+            for resource in resources_of(&document)? {
+                let is_selected = resource.is_watchable && (resource.is_namespaced || planned.namespace.is_none());
+                found.entry(resource.name).or_insert(is_selected);
+            }
+        }
+        found.retain(|name, is_selected| *is_selected && planned.of_resource(name).is_ok());
+        Ok(found.into_keys().collect())
+    }
+
     /// Versions of a group, the preferred one first; `None` if there is no such group.
     async fn versions(&self, client: &ApiClient, group: &str) -> Result<Option<Vec<String>>, ApiError> {
         if group.is_empty() {
@@ -138,6 +171,28 @@ pub(crate) fn versions_of(document: &[u8]) -> Result<Vec<String>, ApiError> {
     let mut versions: Vec<_> = others.take(VERSIONS - 1).collect();
     versions.insert(0, preferred.version);
     Ok(versions)
+}
+
+/// A resource of a group version.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ListedResource {
+    /// Plural name; that of a subresource contains a `/`.
+    pub(crate) name: String,
+    /// True if its objects are in namespaces.
+    pub(crate) is_namespaced: bool,
+    /// True if it supports lists and watches.
+    pub(crate) is_watchable: bool,
+}
+
+/// All resources in the `APIResourceList` document of a group version.
+pub(crate) fn resources_of(document: &[u8]) -> Result<Vec<ListedResource>, ApiError> {
+    let Resources { resources } = serde_json::from_slice(document).map_err(ApiError::Parse)?;
+    let listed = |resource: Resource| ListedResource {
+        name: resource.name,
+        is_namespaced: resource.namespaced,
+        is_watchable: resource.verbs.is_none_or(|Verbs(is_watchable)| is_watchable),
+    };
+    Ok(resources.into_iter().map(listed).collect())
 }
 
 /// Finds a resource in the `APIResourceList` document of a group version; `None` if it is absent.
@@ -190,6 +245,17 @@ mod tests {
             let served = find_resource(response.as_bytes(), "v1".to_owned(), "things").unwrap().unwrap();
             assert_eq!(served.is_watchable, is_watchable, "{verbs}");
         }
+    }
+
+    #[test]
+    fn subresources_and_verbs_of_all_resources_are_read() {
+        let document = r#"{"resources":[{"name":"things","namespaced":true,"kind":"Thing","verbs":["list","watch"]},
+                         {"name":"things/status","namespaced":true,"verbs":["get"]},{"name":"others"}]}"#;
+        let listed = resources_of(document.as_bytes()).unwrap().into_iter();
+        let listed: Vec<_> = listed.map(|one| (one.name, one.is_namespaced, one.is_watchable)).collect();
+        let expected = [("things", true, true), ("things/status", true, false), ("others", false, true)];
+        assert_eq!(listed, expected.map(|(name, namespaced, watchable)| (name.to_owned(), namespaced, watchable)));
+        assert!(resources_of(b"{}").is_err());
     }
 
     #[test]

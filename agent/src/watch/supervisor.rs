@@ -2,15 +2,22 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use tidewatch_shared::plan::Plan;
+use tidewatch_shared::plan::{Plan, PlannedWatch};
 use tokio::{
-    sync::watch,
+    sync::{mpsc, watch},
     task::{AbortHandle, JoinSet},
+    time::Instant,
 };
 
-use super::{WatchContext, planned::PlannedSink, run};
+use super::{
+    WatchContext,
+    definitions::AllDefinitions,
+    group::{Expansion, look_up},
+    planned::PlannedSink,
+    run,
+};
 use crate::{
-    core::Core,
+    core::{Core, PlanChanges},
     kubernetes::{ApiClient, ClientSetupError},
 };
 
@@ -29,6 +36,11 @@ struct Running {
     handle: AbortHandle,
 }
 
+/// Key of the loop on all CRDs among the loops of watches, whose names are not empty.
+const DEFINITIONS: &str = "";
+/// Lookups of groups that await the supervisor. More of them wait in their loops.
+const EXPANSIONS: usize = 1;
+
 /// Runs one loop per watch of the current plan; `clients` returns the connection of a slot. Returns only when the
 /// plan's sender is dropped or a loop ends by itself, neither of which happens in normal operation.
 ///
@@ -40,42 +52,101 @@ pub(crate) async fn supervise(
     core: Core,
     mut plans: watch::Receiver<PlanState>,
 ) -> Result<(), ClientSetupError> {
-    let mut running: BTreeMap<Box<str>, Running> = BTreeMap::new();
-    let mut loops = JoinSet::new();
+    let (send, mut expansions) = mpsc::channel(EXPANSIONS);
+    let (running, tasks) = (BTreeMap::new(), JoinSet::new());
+    let mut loops = Loops { clients, shared, core, expansions: send, running, tasks };
     let mut last = None;
     loop {
         let PlanState { plan, error } = plans.borrow_and_update().clone();
         if let Some(plan) = plan.filter(|plan| last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, plan))) {
-            let turnover = core.follow(&plan);
-            for name in turnover.stopped {
-                if let Some(stopped) = running.remove(&*name) {
-                    stopped.handle.abort();
-                }
-            }
-            for started in turnover.started {
-                let taken = |slot: &usize| running.values().any(|other| other.slot == *slot);
-                // One slot more than there are loops, so one of them is free. Slot 0 belongs to plan and canary.
-                let slot = (1..=running.len() + 1).find(|slot| !taken(slot)).unwrap_or(running.len() + 1);
-                let client = clients(slot)?;
-                let name = started.planned.name.as_str().into();
-                let sink = PlannedSink::new(started, &shared.namespace, core.clone(), shared.discovery.clone());
-                let handle = loops.spawn(run(client, shared.clone(), sink));
-                running.insert(name, Running { slot, handle });
-            }
-            tracing::info!(revision = plan.revision(), watches = running.len(), "Following plan");
+            let changes = loops.core.follow(&plan);
+            loops.apply(changes)?;
+            loops.watch_definitions(plan.watches().iter().any(PlannedWatch::is_of_group))?;
+            tracing::info!(revision = plan.revision(), watches = plan.watches().len(), "Following plan");
             last = Some(plan);
         }
-        core.set_plan_error(error);
+        loops.core.set_plan_error(error);
         loop {
             tokio::select! {
                 changed = plans.changed() => match changed {
                     Ok(()) => break,
                     Err(_) => return Ok(()),
                 },
-                Some(ended) = loops.join_next() => if !ended.is_err_and(|error| error.is_cancelled()) {
+                Some(Expansion { id, served }) = expansions.recv() => {
+                    let changes = loops.core.expand(id, &served, Instant::now());
+                    loops.apply(changes)?;
+                }
+                Some(ended) = loops.tasks.join_next() => if !ended.is_err_and(|error| error.is_cancelled()) {
                     return Ok(());
                 },
             }
+        }
+    }
+}
+
+/// The running loops.
+struct Loops<C> {
+    clients: C,
+    shared: WatchContext,
+    core: Core,
+    /// Cloned into the loop of each watch on a group.
+    expansions: mpsc::Sender<Expansion>,
+    /// By the name of the watch.
+    running: BTreeMap<Arc<str>, Running>,
+    tasks: JoinSet<()>,
+}
+
+impl<C: Fn(usize) -> Result<ApiClient, ClientSetupError>> Loops<C> {
+    /// Stops and starts loops of watches.
+    fn apply(&mut self, PlanChanges { stopped, started }: PlanChanges) -> Result<(), ClientSetupError> {
+        stopped.iter().for_each(|name| self.stop(name));
+        for started in started {
+            let name = started.name.clone();
+            let (shared, core) = (self.shared.clone(), self.core.clone());
+            if started.planned.is_of_group() {
+                let expansions = self.expansions.clone();
+                self.start(name, |client| look_up(started, client, shared, core, expansions))?;
+            } else {
+                let sink = PlannedSink::new(started, &shared.namespace, core, shared.discovery.clone());
+                self.start(name, |client| run(client, shared, sink))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Watches all CRDs while a watch of the plan is on a group.
+    fn watch_definitions(&mut self, is_needed: bool) -> Result<(), ClientSetupError> {
+        match (is_needed, self.running.contains_key(DEFINITIONS)) {
+            (true, false) => {
+                let shared = self.shared.clone();
+                let sink = AllDefinitions::new(shared.discovery.definitions.clone());
+                self.start(DEFINITIONS.into(), |client| run(client, shared, sink))
+            }
+            (false, true) => {
+                self.stop(DEFINITIONS);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn start<F: Future<Output = ()> + Send + 'static>(
+        &mut self,
+        name: Arc<str>,
+        task: impl FnOnce(ApiClient) -> F,
+    ) -> Result<(), ClientSetupError> {
+        let taken = |slot: &usize| self.running.values().any(|other| other.slot == *slot);
+        // One slot more than there are loops, so one of them is free. Slot 0 belongs to plan and canary.
+        let most = self.running.len() + 1;
+        let slot = (1..=most).find(|slot| !taken(slot)).unwrap_or(most);
+        let handle = self.tasks.spawn(task((self.clients)(slot)?));
+        self.running.insert(name, Running { slot, handle });
+        Ok(())
+    }
+
+    fn stop(&mut self, name: &str) {
+        if let Some(stopped) = self.running.remove(name) {
+            stopped.handle.abort();
         }
     }
 }

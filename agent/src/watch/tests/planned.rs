@@ -1,5 +1,7 @@
 //! Planned watches against an API server with scripted replies for each resource.
 
+mod group;
+
 use tidewatch_shared::{
     digest::Digest,
     event::{Event, Payload, parse_batch},
