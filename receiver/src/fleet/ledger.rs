@@ -120,7 +120,7 @@ impl Ledger {
         if event.payload.is_watch() && status != SequenceStatus::TooFar {
             self.compare.relisted(&event.watch, sequence);
         }
-        let work = planned.work(&event.watch).map(|work| {
+        let work = planned.work_of(event).map(|work| {
             let watermarks = self.watches.entry(event.watch.as_str());
             if status != SequenceStatus::TooFar {
                 watermarks.last = watermarks.last.max(sequence);

@@ -3,8 +3,8 @@
 use std::{collections::HashMap, sync::Arc};
 
 use tidewatch_shared::{
-    event::{Change, Object, Subject},
-    plan::{Plan, PlannedWatch},
+    event::{Change, Event, Object, Payload, Subject},
+    plan::{Plan, PlannedWatch, carries_secrets},
 };
 
 use crate::fleet::queue::{Drift, WorkSet};
@@ -14,18 +14,35 @@ use crate::fleet::queue::{Drift, WorkSet};
 pub(crate) struct PlanIndex {
     pub(super) plan: Arc<Plan>,
     work: HashMap<String, WorkSet>,
+    /// Groups of the watches on all resources of one, by the name of the watch.
+    groups: HashMap<String, String>,
 }
 
 impl PlanIndex {
     pub(crate) fn new(plan: Arc<Plan>) -> Self {
         let work_of = |watch: &PlannedWatch| (watch.name.clone(), watch.work.iter().copied().collect());
         let work = plan.watches().iter().map(work_of).collect();
-        Self { plan, work }
+        let of_groups = plan.watches().iter().filter(|watch| watch.is_of_group());
+        let groups = of_groups.map(|watch| (watch.name.clone(), watch.group.clone())).collect();
+        Self { plan, work, groups }
     }
 
     /// Work of a watch; `None` if the plan has no such watch.
     pub(super) fn work(&self, watch: &str) -> Option<WorkSet> {
         self.work.get(watch).copied()
+    }
+
+    /// Work of the watch of an event; `None` if the plan has no such watch. That on a group has events of the harmless
+    /// resources of this group alone.
+    pub(super) fn work_of(&self, event: &Event) -> Option<WorkSet> {
+        let work = self.work(&event.watch)?;
+        let subject = match &event.payload {
+            Payload::Object(object) => &object.subject,
+            Payload::Unnamed { subject, .. } => subject,
+            Payload::Watch => return Some(work),
+        };
+        let belongs = |group: &String| *group == subject.group && !carries_secrets(group, &subject.resource);
+        self.groups.get(&event.watch).is_none_or(belongs).then_some(work)
     }
 
     /// Drift of any object of a watch. Only the reconciles of Manifests distinguish it from that of any object at all.

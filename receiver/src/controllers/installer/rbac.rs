@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use tidewatch_shared::{
     names::{AGENT_OBJECT, IDENTITY_SECRET, SKR_NAMESPACE},
-    plan::{Plan, PlannedWatch},
+    plan::{ALL_RESOURCES, Plan, PlannedWatch},
 };
 
 const READ_VERBS: [&str; 3] = ["get", "list", "watch"];
@@ -23,7 +23,9 @@ pub(super) fn of_cluster(plan: &Plan) -> Vec<Value> {
 /// Rules of the Role in the agent's namespace.
 pub(super) fn of_namespace(plan: &Plan) -> Vec<Value> {
     let (everywhere, mut here) = (reads(plan, false), reads(plan, true));
-    here.retain(|(group, resource, _)| !everywhere.contains(&(group.clone(), resource.clone(), None)));
+    here.retain(|(group, resource, _)| {
+        ![resource, ALL_RESOURCES].iter().any(|wide| everywhere.contains(&(group.clone(), (*wide).to_owned(), None)))
+    });
     // An agent without a plan reads its ConfigMap too.
     here.insert((String::new(), "configmaps".to_owned(), Some(AGENT_OBJECT.to_owned())));
     let own = [
@@ -37,9 +39,13 @@ fn reads(plan: &Plan, here: bool) -> BTreeSet<ReadRule> {
     let watches = plan.watches().iter().filter(|watch| (watch.namespace.as_deref() == Some(SKR_NAMESPACE)) == here);
     let all: BTreeSet<ReadRule> =
         watches.map(|watch| (watch.group.clone(), watch.resource.clone(), name(watch).map(str::to_owned))).collect();
-    // The right to read all objects includes each one.
-    let wider = |read: &&ReadRule| read.2.is_none() || !all.contains(&(read.0.clone(), read.1.clone(), None));
-    all.iter().filter(wider).cloned().collect()
+    // The right to read all objects includes each one, and that to read a group each of its resources.
+    let all_of = |group: &str, resource: &str| all.contains(&(group.to_owned(), resource.to_owned(), None));
+    let is_widest = |(group, resource, name): &&ReadRule| {
+        let in_group = resource != ALL_RESOURCES && all_of(group, ALL_RESOURCES);
+        !in_group && (name.is_none() || !all_of(group, resource))
+    };
+    all.iter().filter(is_widest).cloned().collect()
 }
 
 /// Returns the name of the only object that a watch selects. RBAC restricts list and watch by name with such a field
@@ -115,6 +121,25 @@ mod tests {
                 (&json!("secrets"), &json!("skr-webhook-tls")),
             ]
         );
+    }
+
+    #[test]
+    fn watch_on_a_group_is_one_rule_to_read_all_its_resources() {
+        let group = |selector: &str| json!({"group": "cloud-resources.kyma-project.io", "version": "*", "resource": "*", "labelSelector": selector});
+        let named = |namespace: Option<&str>| {
+            let (group, resource) = ("cloud-resources.kyma-project.io", "cloudresources");
+            json!({"group": group, "version": "v1", "resource": resource, "namespace": namespace})
+        };
+        let other = || json!({"group": "other.example", "version": "v1", "resource": "things"});
+        let several = plan(vec![group(""), group("a=b"), named(None), named(Some("kyma-system")), other()]);
+        let read =
+            |group: &str, resource: &str| json!({"apiGroups": [group], "resources": [resource], "verbs": READ_VERBS});
+        let all = read("cloud-resources.kyma-project.io", "*");
+        assert_eq!(of_cluster(&several), [all.clone(), read("other.example", "things")]);
+        assert!(of_namespace(&several).iter().all(|rule| rule["apiGroups"] != all["apiGroups"]));
+        let without = plan(vec![named(None), other()]);
+        let named = read("cloud-resources.kyma-project.io", "cloudresources");
+        assert_eq!(of_cluster(&without), [named, read("other.example", "things")]);
     }
 
     #[test]

@@ -330,7 +330,15 @@ mod tests {
                 "secrets",
                 watcher("bad", spec("/resourceToWatch", json!({"group": "", "version": "v1", "resource": "secrets"}))),
             ),
-            ("everything", watcher("bad", spec("/resourceToWatch/resource", json!("*")))),
+            ("everything of a built-in group", watcher("bad", spec("/resourceToWatch/resource", json!("*")))),
+            (
+                "everything of a group with a built-in name",
+                watcher("bad", spec("/resourceToWatch", json!({"group": "x.k8s.io", "version": "*", "resource": "*"}))),
+            ),
+            (
+                "everything of our group",
+                watcher("bad", spec("/resourceToWatch", json!({"group": GROUP, "version": "*", "resource": "*"}))),
+            ),
             ("group", watcher("bad", spec("/resourceToWatch/group", json!("*")))),
             ("no resource", watcher("bad", spec("/resourceToWatch/resource", json!("")))),
             ("no version", watcher("bad", spec("/resourceToWatch/version", json!("")))),
@@ -365,6 +373,38 @@ mod tests {
         assert_eq!((target.manager(), target.service().to_string()), ("other", "n/s:8082".to_owned()));
         assert_eq!(routes.targets().count(), 1, "ours needs none");
         assert_eq!(super::plan::<std::sync::Arc<Watcher>>(Vec::new(), &[]).1, Routes::default());
+    }
+
+    /// The Watcher that cloud-manager publishes.
+    fn cloud_manager() -> Watcher {
+        watcher("cloud-manager", |watcher| {
+            watcher["spec"] = json!({"field": "spec", "gateway": {"selector": {}}, "manager": "cloud-manager",
+                "resourceToWatch": {"group": "cloud-resources.kyma-project.io", "version": "*", "resource": "*"},
+                "serviceInfo": {"name": "cloud-manager", "namespace": "kcp-system", "port": 8083}});
+        })
+    }
+
+    #[test]
+    fn watcher_on_all_resources_of_a_group_is_forwarded() {
+        let more = watcher("more", |watcher| {
+            watcher["spec"]["resourceToWatch"] = json!(cloud_manager().spec.resource_to_watch);
+        });
+        let (plan, routes, rejected) = plan(Vec::new(), &[cloud_manager(), more].map(std::sync::Arc::new));
+        assert!(rejected.is_empty(), "{rejected:?}");
+        let [.., first, second] = plan.watches() else { panic!("two watches: {plan:?}") };
+        assert!(first.is_of_group() && second.is_of_group());
+        assert_eq!((&*first.version, &*first.label_selector), ("*", ""));
+        assert_eq!((&*second.label_selector, second.field), ("team=a,x/y=", Field::Status));
+        let target = routes.of("watcher/kcp-system/cloud-manager").unwrap();
+        assert_eq!(target.service().to_string(), "kcp-system/cloud-manager:8083");
+    }
+
+    #[test]
+    fn refused_group_is_named() {
+        let everything = watcher("bad", |watcher| watcher["spec"]["resourceToWatch"]["resource"] = json!("*"));
+        let (_, rejected) = planned(&[everything]);
+        let reason = rejected.values().next().unwrap().to_string();
+        assert!(reason.contains("may not be watched in the group \"apps\""), "{reason}");
     }
 
     #[test]

@@ -106,6 +106,40 @@ fn unknown_watch_uses_its_sequence_and_other_refusals_leave_a_gap() {
 }
 
 #[test]
+fn watch_on_a_group_has_events_of_its_harmless_resources_only() {
+    let watch = json!({"name": "all", "group": "example.com", "version": "*", "resource": "*", "field": "spec",
+        "manager": "other", "work": ["forward"]});
+    let text = json!({"revision": "1", "watches": [], "groupWatches": [watch]}).to_string();
+    let index = PlanIndex::new(Arc::new(Plan::parse(&text).unwrap()));
+    let mut runtime = Runtime::new(Arc::new(index), true, Instant::now());
+    let of = |sequence: u64, subject: &str, kind: &str| {
+        event(E1, sequence, "all").map(|event| {
+            let Payload::Object(object) = event.payload else { panic!("an object") };
+            let (subject, kind) = (subject.parse().unwrap(), kind.to_owned());
+            Event { payload: Payload::Object(Object { subject, kind, ..object }), ..event }
+        })
+    };
+    let recorded = runtime.events(
+        E1,
+        1,
+        vec![
+            of(1, "example.com/v1/things/ns/a", "Thing"),
+            of(2, "example.com/v2/others//a", "Other"),
+            of(3, "example.org/v1/things/ns/a", "Thing"),
+            of(4, "example.com/v1/secrets/ns/a", "Secret"),
+            listed(E1, 5, "all"),
+        ],
+    );
+    assert_eq!(recorded.refused, [3, 4].map(|sequence| (id(E1, sequence), Reason::UnknownWatch)));
+    let forwarded: Vec<_> = recorded.forwards.into_iter().map(|forwarded| forwarded.event).collect();
+    let expected = |namespace: &str, version: &str, kind: &str| {
+        let [namespace, name, group, version, kind] = [namespace, "a", "example.com", version, kind].map(str::to_owned);
+        Some(v2::Event { namespace, name, group, version, kind })
+    };
+    assert_eq!(forwarded, [expected("ns", "v1", "Thing"), expected("", "v2", "Other"), None]);
+}
+
+#[test]
 fn ledger_starts_at_a_refused_first_event() {
     let mut runtime = runtime();
     let recorded = runtime.events(E1, 1, vec![Err((id(E1, 1), Reason::Malformed)), event(E1, 2, "kyma")]);
