@@ -94,7 +94,7 @@ pub(super) async fn revoke_watch(runtime: &Cluster, resource: &str) -> Result<()
 }
 
 fn watch_role(resource: &str) -> String {
-    format!("{AGENT}-{resource}")
+    format!("{AGENT}-{}", resource.replace('*', "all"))
 }
 
 /// Rights of the access Secret's account in a runtime: it is the control plane's own, and a cluster admin.

@@ -12,10 +12,13 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::{
+    api::core::v1::ConfigMap, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use kube::{
-    Api,
-    api::{DeleteParams, PostParams},
+    Api, Client,
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, PostParams},
+    core::GroupVersionKind,
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
@@ -233,5 +236,133 @@ async fn a_refused_event_is_reported_and_retained_until_it_is_accepted() -> Resu
     queue_becomes(&setup, "other", |count| count == 0).await?;
     watcher_becomes(&setup.landscape, "other", State::Ready, "team/other:").await?;
     setup.landscape.delete_watcher("other").await?;
+    Ok(())
+}
+
+/// API group of cloud-manager in runtimes. It installs its kinds by itself, when a runtime has the module.
+const CLOUD: &str = "cloud-resources.kyma-project.io";
+
+/// A CRD of cloud-manager, with served versions.
+fn cloud_kind(kind: &str, versions: &[&str]) -> Value {
+    let plural = format!("{}s", kind.to_lowercase());
+    let schema = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
+    let version = |(at, name): (usize, &&str)| json!({"name": name, "served": true, "storage": at == 0, "schema": schema, "subresources": {"status": {}}});
+    let versions: Vec<_> = versions.iter().enumerate().map(version).collect();
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("{plural}.{CLOUD}")},
+        "spec": {"group": CLOUD, "scope": "Namespaced", "versions": versions,
+                 "names": {"plural": plural, "singular": kind.to_lowercase(), "kind": kind, "listKind": format!("{kind}List")}},
+    })
+}
+
+/// The kinds of cloud-manager in a runtime.
+struct Cloud {
+    client: Client,
+    crds: Api<CustomResourceDefinition>,
+}
+
+impl Cloud {
+    async fn of(setup: &SingleRuntime) -> Result<Self> {
+        let client = setup.runtime.cluster().client().await?;
+        Ok(Self { crds: Api::all(client.clone()), client })
+    }
+
+    fn objects(&self, kind: &str, version: &str) -> Api<DynamicObject> {
+        let plural = format!("{}s", kind.to_lowercase());
+        let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(CLOUD, version, kind), &plural);
+        Api::namespaced_with(self.client.clone(), "default", &resource)
+    }
+
+    async fn install(&self, kind: &str, versions: &[&str]) -> Result<()> {
+        let crd = cloud_kind(kind, versions);
+        self.crds.create(&PostParams::default(), &serde_json::from_value(crd)?).await?;
+        let objects = self.objects(kind, versions[0]);
+        until("the kind to be served", async || Ok(objects.list(&ListParams::default()).await.ok())).await?;
+        Ok(())
+    }
+
+    async fn write(&self, kind: &str, version: &str, name: &str) -> Result<()> {
+        let object = json!({"apiVersion": format!("{CLOUD}/{version}"), "kind": kind,
+            "metadata": {"name": name, "labels": {WATCHED: "labelled"}}, "spec": {"size": 1}});
+        self.objects(kind, version).create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+        Ok(())
+    }
+}
+
+/// Waits until the number of watches of the agent on kinds that are not served is as expected, and none fails.
+async fn watches_not_served_become(setup: &SingleRuntime, number: u64) -> Result<()> {
+    let admin =
+        setup.landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
+    until(&format!("{number} watches of kinds that are not served"), async || {
+        let report = tidewatch_tests::http::get(admin, "/fleet", std::time::Duration::from_secs(5)).await?.1;
+        let report: Value = serde_json::from_str(&report)?;
+        let path = &report["runtimes"][0]["path"];
+        anyhow::ensure!(path["reason"] != "FailingWatch", "{path}");
+        Ok((report["runtimes"][0]["notServed"] == number).then_some(()))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_manager_receives_the_events_of_all_kinds_of_its_group() -> Result<()> {
+    let (manager, second) = (Manager::start(Behavior::Accepts).await?, Manager::start(Behavior::Accepts).await?);
+    let setup = start("forward-group", &[]).await?;
+    setup.runtime.grant_agent(CLOUD, "*").await?;
+    let cloud = Cloud::of(&setup).await?;
+    // As cloud-manager publishes it: its kinds come later, without a label that an agent knows.
+    let all = json!({
+        "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Watcher", "metadata": {"name": "cloud-manager"},
+        "spec": {
+            "field": "spec", "manager": "cloud-manager", "gateway": {"selector": {}},
+            "resourceToWatch": {"group": CLOUD, "version": "*", "resource": "*"},
+            "serviceInfo": {"name": "cloud-manager", "namespace": "kcp-system", "port": manager.address.port()},
+        },
+    });
+    setup.landscape.write_watcher(&all).await?;
+    let mut labelled = second.watcher("labelled");
+    labelled["spec"]["resourceToWatch"] = all["spec"]["resourceToWatch"].clone();
+    setup.landscape.write_watcher(&labelled).await?;
+    for name in ["cloud-manager", "labelled"] {
+        watcher_becomes(&setup.landscape, name, State::Ready, "forwards to the manager").await?;
+    }
+    watches_not_served_become(&setup, 2).await?;
+
+    // A kind that is installed after the Watcher, and another one in other versions after the first.
+    cloud.install("IpRange", &["v1beta1"]).await?;
+    watches_not_served_become(&setup, 0).await?;
+    cloud.write("IpRange", "v1beta1", "range").await?;
+    let (runtime, path, event) = manager.receives("range").await?;
+    assert_eq!((runtime.as_str(), path.as_str()), (setup.runtime.id().as_str(), "/v2/cloud-manager/event"));
+    let gvk = |event: &Event| [&event.group, &event.version, &event.kind, &event.namespace].map(String::clone);
+    assert_eq!(gvk(&event), [CLOUD, "v1beta1", "IpRange", "default"]);
+    cloud.install("NfsVolume", &["v1alpha1"]).await?;
+    cloud.write("NfsVolume", "v1alpha1", "volume").await?;
+    assert_eq!(gvk(&manager.receives("volume").await?.2), [CLOUD, "v1alpha1", "NfsVolume", "default"]);
+    assert_eq!(gvk(&second.receives("volume").await?.2), [CLOUD, "v1alpha1", "NfsVolume", "default"]);
+
+    // A kind is removed with its objects; the other one is served as before.
+    let of = |name: &str| {
+        let received = manager.received.lock().unwrap();
+        received.iter().filter(|(_, _, event)| event.name == name).count()
+    };
+    let before = of("range");
+    cloud.crds.delete(&format!("ipranges.{CLOUD}"), &DeleteParams::default()).await?;
+    until("the manager to receive the deletion", async || Ok((of("range") > before).then_some(()))).await?;
+    watches_not_served_become(&setup, 0).await?;
+    cloud.write("NfsVolume", "v1alpha1", "later").await?;
+    assert_eq!(gvk(&manager.receives("later").await?.2), [CLOUD, "v1alpha1", "NfsVolume", "default"]);
+    // And comes back.
+    until("the kind to be gone", async || {
+        Ok(cloud.crds.get_opt(&format!("ipranges.{CLOUD}")).await?.is_none().then_some(()))
+    })
+    .await?;
+    cloud.install("IpRange", &["v1beta1"]).await?;
+    cloud.write("IpRange", "v1beta1", "again").await?;
+    assert_eq!(gvk(&manager.receives("again").await?.2), [CLOUD, "v1beta1", "IpRange", "default"]);
+    for name in ["cloud-manager", "labelled"] {
+        watcher_becomes(&setup.landscape, name, State::Ready, "forwards to the manager").await?;
+    }
+    setup.logs_are_clean().await?;
     Ok(())
 }

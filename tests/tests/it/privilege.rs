@@ -245,6 +245,23 @@ async fn accounts_have_exactly_the_listed_rights() -> TestResult {
         })
         .await?;
     }
+    // A Watcher on all resources of a group brings the right to read them, and takes it along.
+    let group = "cloud-resources.kyma-project.io";
+    fleet.landscape.write_watcher(&watcher("all", (group, "*", "*"), "spec")).await?;
+    let mut with_group = sorted([(group, "*", "", WATCH_VERBS)]);
+    with_group.extend(here.iter().cloned());
+    with_group.sort();
+    for expected in [&with_group, &here] {
+        until("the agent's rights with and without a group", async || {
+            let found = rights().await?;
+            Ok((found == *expected).then_some(()))
+        })
+        .await?;
+        member.path_proven().await?;
+        if expected == &with_group {
+            fleet.landscape.delete_watcher("all").await?;
+        }
+    }
     for elsewhere in ["default", "kube-system"] {
         assert_eq!(
             rights_of(runtime, SKR_NAMESPACE, AGENT_OBJECT, elsewhere).await?,
