@@ -60,7 +60,7 @@ pub struct WatchableGvr {
     pub group: String,
     /// version is the API version of the resource, or "*" for the version that the API server of the runtime prefers.
     pub version: String,
-    /// resource is the plural name of the resource.
+    /// resource is the plural name of the resource, or "*" for all resources of a group that CRDs define.
     pub resource: String,
     /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
