@@ -393,6 +393,15 @@ impl Landscape {
         Runtime::register(self.clone(), cluster).await
     }
 
+    /// Prepares a runtime as its infrastructure does: the control plane's account there. KCP has neither its Kyma nor its
+    /// access Secret yet.
+    ///
+    /// # Errors
+    /// When the cluster refuses a request.
+    pub async fn prepare_runtime(self: &Arc<Self>, cluster: Arc<Cluster>) -> Result<Runtime> {
+        Runtime::prepare(self.clone(), cluster).await
+    }
+
     /// The control plane.
     #[must_use]
     pub fn kcp(&self) -> &Arc<Cluster> {

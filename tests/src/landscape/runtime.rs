@@ -49,12 +49,19 @@ pub struct RuntimeProxies {
 
 impl Runtime {
     pub(super) async fn register(landscape: Arc<Landscape>, cluster: Arc<Cluster>) -> Result<Self> {
+        let this = Self::prepare(landscape, cluster).await?;
+        this.write_access(&this.control_plane_kubeconfig().await?).await?;
+        let Self { landscape, cluster, id, .. } = &this;
+        objects::write_kyma(&landscape.kcp, &landscape.name, cluster.name(), id.as_str()).await?;
+        Ok(this)
+    }
+
+    pub(super) async fn prepare(landscape: Arc<Landscape>, cluster: Arc<Cluster>) -> Result<Self> {
         let id: RuntimeId = landscape.runtime_id(cluster.name())?;
         let dir = landscape.dir.join(cluster.name());
         fs::create_dir_all(&dir)?;
         cluster.ensure_service_account("kube-system", rights::CONTROL_PLANE).await?;
         rights::grant_control_plane(&cluster).await?;
-        let token = cluster.service_account_token("kube-system", rights::CONTROL_PLANE).await?;
         let user = cluster.client_as(ClusterUser::User).await?;
         let proxies = if landscape.options.proxied {
             let server = cluster.server().address();
@@ -64,11 +71,16 @@ impl Runtime {
         } else {
             None
         };
-        let this = Self { landscape, cluster, id, dir, user, proxies, agent: Mutex::new(None) };
-        this.write_access(&this.kubeconfig(this.proxies.as_ref().map(|proxies| &proxies.receiver), &token)).await?;
-        let Self { landscape, cluster, id, .. } = &this;
-        objects::write_kyma(&landscape.kcp, &landscape.name, cluster.name(), id.as_str()).await?;
-        Ok(this)
+        Ok(Self { landscape, cluster, id, dir, user, proxies, agent: Mutex::new(None) })
+    }
+
+    /// A kubeconfig of the control plane for this runtime, with a new token.
+    ///
+    /// # Errors
+    /// When the runtime issues no token.
+    pub async fn control_plane_kubeconfig(&self) -> Result<String> {
+        let token = self.cluster.service_account_token("kube-system", rights::CONTROL_PLANE).await?;
+        Ok(self.kubeconfig(self.proxies.as_ref().map(|proxies| &proxies.receiver), &token))
     }
 
     /// Replaces the kubeconfig in the access Secret.

@@ -18,6 +18,7 @@ mod install;
 mod installer;
 mod ipv6;
 mod issuer;
+mod journeys;
 mod kubelet;
 mod kyma;
 mod load;

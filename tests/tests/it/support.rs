@@ -164,18 +164,32 @@ impl Fleet {
 
     /// Registers the runtimes concurrently, and starts a kubelet for each.
     pub(crate) async fn register(&mut self, clusters: Vec<Arc<Cluster>>) -> Result<()> {
-        let authority = self.landscape.agents_authority();
-        let (_, port) = authority.rsplit_once(':').context("a port")?;
-        let policies: Vec<_> = [port.parse()?].into_iter().chain(self.landscape.enrolment_port()).collect();
         let members = clusters.into_iter().map(async |cluster| {
-            let options = kubelet::Options { policies: Some(policies.clone()), ..kubelet::Options::default() };
-            let kubelet = Kubelet::start(&cluster, options).await?;
+            let kubelet = self.kubelet(&cluster).await?;
             let runtime = self.landscape.register(cluster).await?;
             anyhow::Ok(Member { runtime, kubelet })
         });
         let members = join_all(members).await.into_iter().collect::<Result<Vec<_>>>()?;
         self.members.extend(members);
         Ok(())
+    }
+
+    /// Starts kubelets for runtimes of which KCP knows nothing yet.
+    pub(crate) async fn prepare_members(&mut self, clusters: Vec<Arc<Cluster>>) -> Result<()> {
+        for cluster in clusters {
+            let kubelet = self.kubelet(&cluster).await?;
+            let runtime = self.landscape.prepare_runtime(cluster).await?;
+            self.members.push(Member { runtime, kubelet });
+        }
+        Ok(())
+    }
+
+    async fn kubelet(&self, cluster: &Cluster) -> Result<Kubelet> {
+        let authority = self.landscape.agents_authority();
+        let (_, port) = authority.rsplit_once(':').context("a port")?;
+        let policies: Vec<_> = [port.parse()?].into_iter().chain(self.landscape.enrolment_port()).collect();
+        let options = kubelet::Options { policies: Some(policies), ..kubelet::Options::default() };
+        Ok(Kubelet::start(cluster, options).await?)
     }
 
     /// The single runtime.
