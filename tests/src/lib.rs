@@ -12,6 +12,7 @@
 //! * [`fuzz`]: invariants of every parser of untrusted bytes.
 //! * `collector`, with the feature `otlp`: receives the traces that the programs export.
 //! * [`limits`]: raises the limit of open files.
+//! * [`contracts`]: contracts with tools and neighbours, as data.
 //! * [`contract_client`]: a client of the wire contract, for valid and invalid requests.
 //! * [`modules`]: the sample modules, whose operator the kubelet runs.
 //! * [`registry`]: a real OCI registry with TLS and authentication, and a client of it.
@@ -39,6 +40,7 @@ pub mod bed;
 #[cfg(feature = "otlp")]
 pub mod collector;
 pub mod contract_client;
+pub mod contracts;
 pub mod control_plane;
 pub mod demo;
 pub mod fake;
