@@ -42,6 +42,7 @@ mod support;
 mod sync;
 mod takeover;
 mod test_bed;
+mod tools;
 mod upgrade;
 mod v2;
 mod watches;
