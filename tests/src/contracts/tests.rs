@@ -115,3 +115,20 @@ fn placeholders_are_filled_everywhere_and_unknown_ones_are_named() {
     assert_eq!(filled, json!({"k-1": ["a-k-1-b", 1]}));
     assert_eq!(values.fill("${other}").expect_err("unknown").to_string(), "no value for ${other}");
 }
+
+#[test]
+fn the_page_of_tools_names_each_tool_with_its_version() {
+    let page = fs::read_to_string(paths::workspace().join("docs/tools.md")).expect("the page");
+    let rows: Vec<Vec<_>> = page
+        .lines()
+        .filter(|line| line.starts_with("| "))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    let on_page = rows.iter().map(|row| (row[0], row[1])).filter(|row| row.1 != "version").collect::<BTreeSet<_>>();
+    let tools = read_all(&folder()).expect("the contracts");
+    let in_data = tools.iter().map(|tool| (tool.name.as_str(), tool.version.as_str())).collect::<BTreeSet<_>>();
+    assert_eq!(on_page, in_data);
+    for cell in rows.iter().flatten() {
+        assert!(cell.split_whitespace().count() <= 25, "more than 25 words: {cell}");
+    }
+}
