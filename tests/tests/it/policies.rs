@@ -86,7 +86,9 @@ async fn network_policies_that_a_runtime_refuses_keep_no_agent_from_it() -> Test
     let (_, message) = condition(&status, "SKRWebhook")?;
     assert!(!message.contains("NetworkPolicy"), "{message}");
 
-    refuse(&client, "no-policy", POLICIES, "false", deny_all()).await?;
+    let mut allowing = deny_all();
+    allowing["spec"]["ingress"] = json!([{}]);
+    refuse(&client, "no-policy", POLICIES, "false", allowing).await?;
     for policy in objects.iter().filter(|object| object.plural == "networkpolicies") {
         policy.api.delete(policy.name, &DeleteParams::default()).await?;
     }
