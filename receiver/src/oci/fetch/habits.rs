@@ -55,6 +55,9 @@ const BASIC: &str = "Basic dTpw";
 /// A key of a service account, as Google issues it: several lines.
 const JSON_KEY: &str = "{\n  \"type\": \"service_account\"\n}\n";
 
+/// Puts the port in the place of `:0` in a text.
+type Place<'a> = &'a dyn Fn(&str) -> String;
+
 /// A registry, and what a pull from it leads to.
 struct Habit {
     name: &'static str,
@@ -63,8 +66,8 @@ struct Habit {
     user: Option<(&'static str, &'static str)>,
     /// `--oci-registry-allowed-hosts`.
     allowed: &'static [&'static str],
-    /// Changes a registry that serves the module to everyone. The function puts the port in the place of `:0` in a text.
-    plays: fn(&FakeRegistry, &dyn Fn(&str) -> String),
+    /// Changes a registry that serves the module to everyone.
+    plays: fn(&FakeRegistry, Place<'_>),
     /// Sentence of the refusal, without ports; `None` if the module is pulled.
     refusal: Option<&'static str>,
 }
