@@ -57,7 +57,8 @@ pub struct ModuleReleaseMetaSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub kyma_selector: Option<LabelSelector>,
-    /// Deprecated: beta has no effect. Use the label operator.kyma-project.io/beta instead.
+    /// beta marks the module as Beta in Busola, and has no other effect. The label operator.kyma-project.io/beta limits
+    /// its visibility.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = false))]
     pub beta: Option<bool>,
