@@ -330,8 +330,8 @@ impl Fetcher {
 
     /// Decides on a response of the registry: returns another authorization to send, or `None` if the response is final.
     ///
-    /// A registry may hide what is private behind 403 or 404 without a challenge. Where credentials were not sent yet, it
-    /// is asked for the challenge, which then leads to the same status or to the content.
+    /// A registry may answer requests for private repositories with 403 or 404 without a challenge. If no credentials were
+    /// sent yet, it is asked for the challenge; a request with credentials then gets the content, or the same status.
     async fn renewed(
         &self,
         target: &RegistryTarget,
@@ -362,8 +362,8 @@ impl Fetcher {
         }
     }
 
-    /// Asks the registry for its challenge, which some send with a success. Without any, user and password are what it
-    /// may understand.
+    /// Asks the registry for its challenge, which some registries send with a status of success. If there is none, user and
+    /// password are sent as Basic.
     async fn challenge(&self, target: &RegistryTarget) -> Result<Option<Challenge>, FetchError> {
         let server = target.address.server();
         let request = Request::get(format!("{}://{}/v2/", server.scheme(), server.authority())).body(Bytes::new());

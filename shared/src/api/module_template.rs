@@ -79,8 +79,8 @@ impl ModuleTemplateSpec {
     /// [`Self::REPAIRABLE`] decide what runtimes install, and another version needs another template.
     pub const EDITABLE: [&'static str; 4] = ["channel", "customStateCheck", "info", "resources"];
 
-    /// Field whose change repairs an installed version: by it the receiver finds the workload that tells the state of the
-    /// module. It changes no object of the module.
+    /// Field whose change repairs an installed version: it names the workload whose readiness decides the module's state. A
+    /// change of the field changes no object of the module.
     pub const REPAIRABLE: &'static str = "manager";
 
     /// True if the module is mandatory; false if absent.

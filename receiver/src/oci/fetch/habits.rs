@@ -81,7 +81,7 @@ fn tokens(registry: &FakeRegistry, challenge: &str, realm: &str, issued: &'stati
     registry.script(realm, [Reply::content(issued)]);
 }
 
-/// Demands user and password, and tells nobody else that there is anything.
+/// Demands user and password, and answers all other requests as if the repository did not exist.
 fn hide(registry: &FakeRegistry, status: u16, ping: Reply) {
     registry.refuse(Protection { authorization: BASIC.to_owned(), refusal: Reply::status(status), ping });
 }
