@@ -23,14 +23,13 @@ use tidewatch_shared::{
 use tidewatch_tests::{
     contracts::{self, Contract, Mismatch, Object, Place, Proof, Put, Read, Request, Step, Tool, Values, Way},
     control_plane::ClusterUser,
-    landscape::DEADLINE,
     progress::print_line,
 };
 
 use crate::support::{Fleet, TestResult, quick_options};
 
 /// Time after which a read of a tool counts as wrong: a user looks no longer.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Attempts of a PUT with a freshly read version.
 const PUTS: usize = 3;
@@ -73,7 +72,9 @@ impl Replay {
         values.set("runtime-id", runtime.id().as_str());
         values.set("kyma-uid", runtime.kcp_kyma().await?.and_then(|kyma| kyma.uid()).context("the Kyma's uid")?);
         values.set("agent-pod", pod.context("the agent's pod")?.name_any());
-        values.set("kubeconfig-of-gardener", encoded(&kubeconfig_of_gardener(&fleet)?));
+        let cluster = runtime.cluster();
+        let kubeconfig = cluster.kubeconfig_for_token(cluster.credentials().token(ClusterUser::Other));
+        values.set("another-kubeconfig", encoded(&kubeconfig));
         Ok(Self { fleet, kcp, user, values })
     }
 
@@ -83,7 +84,7 @@ impl Replay {
         for step in given {
             let reached = match step {
                 Step::Send(request) => self.send(tool, request).await,
-                Step::Await(read) => self.hold(tool, std::slice::from_ref(read), DEADLINE.min(SOON * 2)).await,
+                Step::Await(read) => self.hold(tool, std::slice::from_ref(read), SOON).await,
             };
             reached.context("given")?;
         }
@@ -204,25 +205,6 @@ impl Replay {
         let bytes = response.into_body().collect().await?.to_bytes();
         Ok((status, serde_json::from_slice(&bytes).unwrap_or_default()))
     }
-}
-
-/// A kubeconfig as Gardener writes it: a cluster and a context for each advertised address, one user, and a current
-/// context. The address beside the current one leads nowhere.
-fn kubeconfig_of_gardener(fleet: &Fleet) -> Result<String> {
-    let cluster = fleet.only().runtime.cluster();
-    let mut config: Value =
-        serde_json::from_str(&cluster.kubeconfig_for_token(cluster.credentials().token(ClusterUser::Other)))?;
-    let context = |name: &str, user: &Value| json!({"name": name, "context": {"cluster": name, "user": user}});
-    let user = config["users"][0]["name"].clone();
-    let mut external = config["clusters"][0].clone();
-    external["name"] = json!("garden-external");
-    let mut internal = external.clone();
-    internal["name"] = json!("garden-internal");
-    internal["cluster"]["server"] = json!("https://127.0.0.1:1");
-    config["clusters"] = json!([internal, external]);
-    config["contexts"] = json!([context("garden-internal", &user), context("garden-external", &user)]);
-    config["current-context"] = json!("garden-external");
-    Ok(config.to_string())
 }
 
 /// The text as a member of a Secret's data.
