@@ -28,8 +28,9 @@ const LISTED: &str = "example.test/";
 const KYMA_CRD: &str = "kymas.operator.kyma-project.io";
 /// Changes of labels while the receiver works.
 const MOVES: usize = 12;
-/// Attempts after which a write with a freshly read version counts as refused.
-const ATTEMPTS: usize = 3;
+/// Attempts after which a write with a freshly read version counts as refused: so many conflicts in a row are no coincidence,
+/// also on a slow machine.
+const ATTEMPTS: usize = 20;
 
 /// Waits until the Kyma in a runtime is as expected.
 async fn runtime_becomes(runtime: &Runtime, what: &str, expected: impl Fn(&KymaStatus) -> bool) -> Result<()> {
@@ -200,6 +201,16 @@ async fn a_deprovisioned_runtime_leaves_nothing_behind() -> TestResult {
     .await?;
     Access::of(&fleet, name).delete().await?;
     bed::shared().await?.stop(name);
+    // The minute begins here, unless the receiver was done before the Secret went.
+    until("the deletion of the Secret to be noted", async || {
+        let kyma = member.runtime.kcp_kyma().await?;
+        let is_noted = |kyma: &Kyma| {
+            let access = kyma.status.as_ref().and_then(|status| status.condition("RuntimeAccess"));
+            access.is_some_and(|access| access.reason == "AccessSecretDeleted")
+        };
+        Ok(kyma.as_ref().is_none_or(is_noted).then_some(()))
+    })
+    .await?;
 
     until("the Kyma to go", async || Ok(member.runtime.kcp_kyma().await?.is_none().then_some(()))).await?;
     let manifests = Api::<Manifest>::namespaced(landscape.operator(), landscape.namespace());
