@@ -8,7 +8,7 @@ use kube::{
 use serde_json::{Value, json};
 use tidewatch_shared::{
     api::{ModuleReleaseMeta, ModuleTemplate},
-    names::SKR_NAMESPACE,
+    names::{SKR_NAMESPACE, annotation, label},
 };
 
 use super::Landscape;
@@ -96,12 +96,16 @@ impl Landscape {
     }
 }
 
-/// A template with a default module CR and without a manager: the module is ready once its objects are applied.
+/// A template as modulectl writes it, with a default module CR and without a manager: the module is ready once its objects are applied.
 #[must_use]
 pub fn template(module: &str, version: &str) -> Value {
     json!({
         "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
-        "metadata": {"name": format!("{module}-{version}")},
+        "metadata": {
+            "name": format!("{module}-{version}"),
+            "labels": {label::MODULE_NAME: module},
+            "annotations": {annotation::CLUSTER_SCOPED: "false"},
+        },
         "spec": {
             "moduleName": module,
             "version": version,
