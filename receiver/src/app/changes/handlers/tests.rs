@@ -18,7 +18,7 @@ use tidewatch_shared::{
     names::{annotation, finalizer, label},
     plan::Plan,
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
@@ -27,7 +27,10 @@ use crate::{
         bodies::{Bodies, KymaCache, ManifestCache, SecretCache},
         handover::ShardHandover,
     },
-    base::shard::{ShardCount, ShardId},
+    base::{
+        error_class::ErrorClass,
+        shard::{ShardCount, ShardId},
+    },
     controllers::{catalog, mandatory::Finalizers},
     fleet::{self, queue::ReconcileOutcome, table},
     ingress::enrolment,
@@ -247,6 +250,16 @@ fn secret(kubeconfig: Option<&str>) -> AccessSecret {
     serde_json::from_value::<ListedSecret>(json!({"metadata": metadata, "data": data})).unwrap().into()
 }
 
+/// A kubeconfig that can be used.
+fn kubeconfig() -> String {
+    let ca = Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle().to_pem();
+    format!(
+        "clusters: [{{name: a, cluster: {{server: 'https://runtime', certificate-authority-data: {}}}}}]\n\
+         users: [{{name: b, user: {{token: t}}}}]\ncontexts: [{{name: c, context: {{cluster: a, user: b}}}}]\n",
+        STANDARD.encode(ca)
+    )
+}
+
 fn set_state(state: &str) -> impl FnOnce(&mut Value) {
     let state = state.to_owned();
     move |kyma| {
@@ -290,16 +303,28 @@ async fn deletion_of_a_secret_is_recorded_only_while_its_kyma_is_being_deleted()
     assert_ne!(access(&bed), Some(RuntimeAccessError::SecretDeleted("access".into()).into()));
 }
 
+/// The broker creates the Kyma when a cluster is ordered; infrastructure-manager writes the Secret when it is there.
+#[tokio::test(start_paused = true)]
+async fn secret_that_comes_twenty_minutes_late_ends_the_backoff_at_once() {
+    let mut bed = Bed::new();
+    bed.acquire().await;
+    bed.edit(annotate("ordered"));
+    let ordered = Instant::now();
+    while ordered.elapsed() < Duration::from_secs(20 * 60) {
+        let job = bed.components.fleet.next().await;
+        let work = job.queued.work;
+        bed.components.fleet.done(job, ReconcileOutcome::failed(work, ErrorClass::Auth));
+    }
+    assert_eq!(bed.job(), None, "the next attempt is minutes away");
+    bed.deliver_secret(Some(&kubeconfig()));
+    assert!(bed.job().is_some_and(|work| work.contains(Work::Kyma)));
+}
+
 #[tokio::test(start_paused = true)]
 async fn kyma_whose_secret_loses_its_kubeconfig_is_reconciled_and_keeps_its_access() {
     let mut bed = Bed::new();
     bed.acquire().await;
-    let kubeconfig = format!(
-        "clusters: [{{name: a, cluster: {{server: 'https://runtime', certificate-authority-data: {}}}}}]\n\
-         users: [{{name: b, user: {{token: t}}}}]\ncontexts: [{{name: c, context: {{cluster: a, user: b}}}}]\n",
-        STANDARD.encode(Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle().to_pem())
-    );
-    bed.deliver_secret(Some(&kubeconfig));
+    bed.deliver_secret(Some(&kubeconfig()));
     bed.job();
     let (_, revision) = bed.components.access.client_and_revision(&key()).unwrap();
     bed.deliver_secret(None);
