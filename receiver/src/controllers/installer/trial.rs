@@ -32,13 +32,18 @@ pub(super) async fn run(client: &Client, deployment: &Value) -> Result<(), Error
     }
 }
 
-/// Returns the pod that the controllers of a Deployment would create.
+/// Returns the pod that the controllers of a Deployment would create. It has an owner, because policies may refuse pods that no
+/// controller owns; nothing stores a dry run, so the owner need not exist.
 fn pod(deployment: &Value) -> Value {
     let template = &deployment["spec"]["template"];
     let mut pod =
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"], "spec": template["spec"]});
     pod["metadata"]["name"] = NAME.into();
     pod["metadata"]["namespace"] = SKR_NAMESPACE.into();
+    pod["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "controller": true,
+        "name": deployment["metadata"]["name"], "uid": "00000000-0000-0000-0000-000000000000",
+    }]);
     pod
 }
 
@@ -64,6 +69,18 @@ mod tests {
     use kube::core::Status;
 
     use super::*;
+
+    #[test]
+    fn pod_is_that_of_the_template_and_has_a_controller() {
+        let template = json!({"metadata": {"labels": {"app": "a"}}, "spec": {"containers": []}});
+        let pod = pod(&json!({"metadata": {"name": "d"}, "spec": {"template": template}}));
+        assert_eq!((&pod["metadata"]["labels"], &pod["spec"]), (&json!({"app": "a"}), &json!({"containers": []})));
+        let owner = &pod["metadata"]["ownerReferences"][0];
+        assert_eq!(
+            (&owner["kind"], &owner["name"], &owner["controller"]),
+            (&json!("ReplicaSet"), &json!("d"), &json!(true))
+        );
+    }
 
     #[test]
     fn only_failures_that_the_real_pod_would_have_count() {
