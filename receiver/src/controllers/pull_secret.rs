@@ -1,6 +1,6 @@
 //! Image pull secrets of the agent and of the modules: watched in KCP, and copied to every runtime when they change.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use arc_swap::ArcSwapOption;
 use futures::StreamExt as _;
@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use prometheus_client::metrics::gauge::Gauge;
 use serde_json::{Value, json};
+use tidewatch_shared::names::label;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -16,6 +17,7 @@ use crate::{
         table::RuntimeTable,
     },
     kube::object,
+    pki::CA_SECRET,
 };
 
 /// Types of a Secret by which kubelets pull images, each with the key that it must have.
@@ -26,9 +28,23 @@ const OPAQUE: &str = "Opaque";
 /// Runtimes enqueued per second after a change.
 const RUNTIMES_PER_SECOND: u32 = 50;
 
-/// Content for every runtime, empty if there is none; clones share it.
-#[derive(Clone, Debug, Default)]
+/// Types of Secrets that are never copied: private keys and tokens of the control plane, which no runtime may get.
+const NEVER_COPIED: [&str; 4] = [
+    "kubernetes.io/tls",
+    "kubernetes.io/ssh-auth",
+    "kubernetes.io/service-account-token",
+    "bootstrap.kubernetes.io/token",
+];
+
+/// Content for every runtime, empty if there is none; clones share it. Its `Debug` hides the content.
+#[derive(Clone, Default)]
 pub struct PullSecret(Arc<ArcSwapOption<Value>>);
+
+impl fmt::Debug for PullSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PullSecret").finish_non_exhaustive()
+    }
+}
 
 impl PullSecret {
     /// Type and data of the Secret in a runtime.
@@ -42,26 +58,48 @@ impl PullSecret {
         Self(Arc::new(ArcSwapOption::from_pointee(content)))
     }
 
-    /// Takes over the Secret of KCP and returns whether the content changed. As for lifecycle-manager, the type does not
-    /// matter. A missing Secret changes nothing: the last content stays.
+    /// Takes over the Secret of KCP and returns whether the content changed. As for lifecycle-manager, nearly every type is
+    /// copied. The last content stays if the Secret is missing, if no runtime may get it, or if kubelets can use the last
+    /// content but not the new one.
     fn take(&self, secret: Option<&Secret>, is_usable: &Gauge) -> bool {
         let Some(secret) = secret else {
             is_usable.set(0);
             tracing::error!("Image pull secret does not exist, the last content stays in use");
             return false;
         };
+        if let Some(kind) = secret_of_the_control_plane(secret) {
+            is_usable.set(0);
+            tracing::error!(kind, "Image pull secret belongs to the control plane, no runtime gets it");
+            return false;
+        }
         let content = content(secret);
         let defect = defect(&content);
         is_usable.set(defect.is_none().into());
+        let last = self.0.load();
         if let Some(defect) = defect {
             tracing::error!(defect, "Kubelets cannot use the image pull secret");
+            if last.as_deref().is_some_and(|last| self::defect(last).is_none()) {
+                return false;
+            }
         }
-        let changed = self.0.load().as_deref() != Some(&content);
+        let changed = last.as_deref() != Some(&content);
         if changed {
             self.0.store(Some(Arc::new(content)));
         }
         changed
     }
+}
+
+/// Returns what kind of secret of the control plane this is, if it is one.
+fn secret_of_the_control_plane(secret: &Secret) -> Option<&'static str> {
+    let is_access = secret.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(label::KYMA_NAME));
+    if is_access {
+        return Some("access Secret");
+    }
+    if secret.metadata.name.as_deref() == Some(CA_SECRET) {
+        return Some("CA");
+    }
+    NEVER_COPIED.into_iter().find(|kind| secret.type_.as_deref() == Some(kind))
 }
 
 /// Type and data of a Secret, as runtimes get them.
@@ -154,6 +192,36 @@ mod tests {
         assert_eq!((pull_secret.content(), gauge.get()), (Some(first), 0));
         assert!(pull_secret.take(Some(&secret(Some(kind), &[(key, 4)])), &gauge));
         assert_eq!(gauge.get(), 1);
+    }
+
+    #[test]
+    fn secrets_of_the_control_plane_are_never_taken_over() {
+        let gauge = Gauge::default();
+        let [(kind, key), _] = PULLABLE;
+        let usable = || secret(Some(kind), &[(key, 3)]);
+        let mut access = usable();
+        access.metadata.labels = Some([(label::KYMA_NAME.to_owned(), "k".to_owned())].into());
+        let mut ca = usable();
+        ca.metadata.name = Some(CA_SECRET.to_owned());
+        let typed = NEVER_COPIED.map(|kind| secret(Some(kind), &[(key, 3)]));
+        for secret in [access, ca].iter().chain(&typed) {
+            let pull_secret = PullSecret::default();
+            assert!(!pull_secret.take(Some(secret), &gauge) && pull_secret.content().is_none(), "{secret:?}");
+        }
+    }
+
+    #[test]
+    fn content_that_kubelets_cannot_use_does_not_replace_a_usable_one() {
+        let gauge = Gauge::default();
+        let pull_secret = PullSecret::default();
+        let [(kind, key), _] = PULLABLE;
+        assert!(pull_secret.take(Some(&secret(Some(kind), &[(key, 3)])), &gauge));
+        let usable = pull_secret.content();
+        for broken in [secret(Some(kind), &[]), secret(Some("Opaque"), &[(key, 3)])] {
+            assert!(!pull_secret.take(Some(&broken), &gauge));
+            assert_eq!((pull_secret.content(), gauge.get()), (usable.clone(), 0));
+        }
+        assert!(!format!("{pull_secret:?}").contains("eHh4"));
     }
 
     #[test]
