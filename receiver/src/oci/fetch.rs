@@ -368,6 +368,13 @@ impl Fetcher {
         let server = target.address.server();
         let request = Request::get(format!("{}://{}/v2/", server.scheme(), server.authority())).body(Bytes::new());
         let response = self.send(request.map_err(|_| FetchError::Name("registry"))?, Trust::Known).await?;
+        let status = response.status();
+        let is_passing = status == StatusCode::TOO_MANY_REQUESTS || status == StatusCode::REQUEST_TIMEOUT;
+        if is_passing || status.is_server_error() {
+            // Without its challenge, user and password could go to the registry instead of its token server.
+            let with_credentials = target.credentials.is_some();
+            return Err(FetchError::of_status(status, response.headers(), "/v2/".to_owned(), with_credentials));
+        }
         let fallback = match target.credentials {
             Some(Credentials::Basic { .. }) => Some(Challenge::Basic),
             _ => None,
@@ -375,7 +382,8 @@ impl Fetcher {
         Ok(Challenge::of(response.headers()).or(fallback))
     }
 
-    /// Keeps an authorization for the next requests, unless the registry refused it with this status.
+    /// Keeps an authorization for the next requests if it led to this status of success. With another one, such as 404 for a
+    /// private repository, it may be the wrong one.
     fn keep(
         &self,
         target: &RegistryTarget,
@@ -386,7 +394,9 @@ impl Fetcher {
         if status == StatusCode::UNAUTHORIZED {
             return Err(FetchError::Unauthorized { with_credentials: target.credentials.is_some() });
         }
-        self.authorizations.put(target, scope, authorization);
+        if status.is_success() || status.is_redirection() {
+            self.authorizations.put(target, scope, authorization);
+        }
         Ok(())
     }
 

@@ -256,6 +256,46 @@ async fn registry_that_sends_no_challenge_is_asked_for_it_once() {
 }
 
 #[tokio::test]
+async fn registry_whose_challenge_cannot_be_read_gets_no_password() {
+    let registry = FakeRegistry::default();
+    let digest = registry.blob(REPOSITORY, b"blob").parse().unwrap();
+    let protected =
+        |ping: Reply| Protection { authorization: "Basic dTpw".to_owned(), refusal: Reply::status(404), ping };
+    let known = target("registry.example.com", Some(("u", "p")));
+    let fetcher = fetcher(&registry);
+    for (status, reason) in [(503, "server"), (429, "rate_limited")] {
+        registry.refuse(protected(Reply::status(status)));
+        let failed = fetcher.blob(&known, REPOSITORY, digest, Size::Exactly(4)).await.unwrap_err();
+        assert_eq!((failed.reason(), failed.is_retryable()), (reason, true));
+    }
+    assert!(registry.received().iter().all(|request| request.authorization.is_none()));
+    registry.refuse(protected(Reply::with(401, "www-authenticate", "Basic realm=\"r\"")));
+    assert_eq!(fetcher.blob(&known, REPOSITORY, digest, Size::Exactly(4)).await, Ok("blob".into()));
+}
+
+/// A right that is granted later takes effect at once: an authorization that led to 404 is not kept.
+#[tokio::test]
+async fn authorization_that_led_to_nothing_is_not_kept() {
+    let registry = FakeRegistry::default();
+    let ping = || Reply::with(401, "www-authenticate", "Basic realm=\"r\"");
+    let protect = |authorization: &str| Protection {
+        authorization: authorization.to_owned(),
+        refusal: Reply::status(404),
+        ping: ping(),
+    };
+    let digest = registry.blob(REPOSITORY, b"blob").parse().unwrap();
+    let known = target("registry.example.com", Some(("u", "p")));
+    let fetcher = fetcher(&registry);
+    registry.refuse(protect("Bearer granted later"));
+    let hidden = fetcher.blob(&known, REPOSITORY, digest, Size::Exactly(4)).await.unwrap_err();
+    assert_eq!(hidden.reason(), "not_found");
+    let before = registry.count("/v2/");
+    registry.refuse(protect("Basic dTpw"));
+    assert_eq!(fetcher.blob(&known, REPOSITORY, digest, Size::Exactly(4)).await, Ok("blob".into()));
+    assert_eq!(registry.count("/v2/") - before, 3, "the challenge is asked for again");
+}
+
+#[tokio::test]
 async fn stale_authorization_is_renewed_once() {
     for status in [401, 403] {
         let registry = FakeRegistry::default();
