@@ -77,8 +77,8 @@ struct Config {
 impl Config {
     /// Asks the helper of the server, if there is one, and reads the entry of the server otherwise.
     async fn credentials(&self, address: &RegistryAddress) -> Result<Option<Credentials>> {
-        let own = self.cred_helpers.iter().find(|(key, _)| rank(key, address).is_some());
-        let own = own.and_then(|(_, name)| name.as_str());
+        let ranked = self.cred_helpers.iter().filter_map(|(key, name)| Some((rank(key, address)?, name.as_str()?)));
+        let own = ranked.max_by_key(|(rank, _)| *rank).map(|(_, name)| name);
         let store = self.creds_store.as_deref();
         if let Some(name) = own.or(store).filter(|name| !name.is_empty())
             && let Some(credentials) = helper::get(name, &server(&address.origin)).await?
@@ -103,7 +103,8 @@ fn server(origin: &Origin) -> String {
 /// then a server without path; a path beside the repositories is the last resort.
 fn rank(key: &str, address: &RegistryAddress) -> Option<usize> {
     let key: RegistryAddress = key.parse().ok()?;
-    if server(&key.origin) != server(&address.origin) {
+    // The port counts, not the scheme: credentials of a server with TLS never go to its port for plain HTTP.
+    if server(&key.origin) != server(&address.origin) || key.origin.port() != address.origin.port() {
         return None;
     }
     let below = address.path.strip_prefix(&key.path);
@@ -138,6 +139,8 @@ mod tests {
             ("b.example.org:5000", basic("b")),
             ("c.example.org", None),
             ("b.example.org", None),
+            ("http://a.example.org", None),
+            ("http://b.example.org:5000", basic("b")),
             ("d.example.org/one/two/three", basic("two")),
             ("d.example.org/one/twofold", basic("one")),
             // As docker does, which knows servers only.

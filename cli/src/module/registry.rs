@@ -41,8 +41,8 @@ pub struct RegistryFlags {
     #[arg(long, env = "TIDEWATCH_OCI_REGISTRY_CA_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
 
-    /// Hosts beside the registry's own that may issue its tokens, and to which it may redirect manifests, as for the
-    /// receiver
+    /// Hosts beside the registry's own that may issue its tokens, and to which it may redirect manifests, and blobs
+    /// without TLS or at a private address, as for the receiver
     #[arg(long, env = "TIDEWATCH_OCI_REGISTRY_ALLOWED_HOSTS", value_delimiter = ',', value_name = "HOST")]
     pub oci_registry_allowed_hosts: Vec<AllowedHost>,
 }

@@ -82,6 +82,12 @@ impl Origin {
         &self.host
     }
 
+    /// Port, also if it is the scheme's default.
+    #[must_use]
+    pub const fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Host, with the port unless it is the scheme's default.
     #[must_use]
     pub fn authority(&self) -> String {
