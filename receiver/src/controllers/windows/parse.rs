@@ -75,13 +75,16 @@ fn rule(value: &Value, place: &str, mistakes: &mut Mistakes) -> Option<Rule> {
     let members = Members::of(value, place, &["match", "windows"], mistakes)?;
     let at = |member: &str| format!("{place}.{member}");
     let expressions = members.get("match").map(|value| expressions(value, &at("match"), mistakes));
-    // The rule still matches without its windows: its runtimes get the default window.
+    let mistakes_before = mistakes.count();
     let entries = members.get("windows").and_then(|value| list(value, &at("windows"), MAX_WINDOWS, mistakes));
     let mut windows = Vec::new();
     for (index, entry) in entries.unwrap_or_default().iter().enumerate() {
         windows.extend(window(entry, &format!("{place}.windows[{index}]"), mistakes));
     }
-    Some(Rule { expressions: expressions.unwrap_or_default(), windows })
+    // The rule still matches. Without a window its runtimes get the default one, unless its author wrote one that cannot be
+    // read: the default window may be earlier than that one, so they wait.
+    let is_unreadable = windows.is_empty() && mistakes.count() > mistakes_before;
+    Some(Rule { expressions: expressions.unwrap_or_default(), windows, is_unreadable })
 }
 
 fn expressions(value: &Value, place: &str, mistakes: &mut Mistakes) -> Vec<(Attribute, Regex)> {

@@ -36,6 +36,8 @@ pub(super) struct Rule {
     /// Each matches an attribute; one match is enough.
     pub(super) expressions: Vec<(Attribute, Regex)>,
     pub(super) windows: Vec<Window>,
+    /// None of its windows can be read: its runtimes wait, instead of getting the default window.
+    pub(super) is_unreadable: bool,
 }
 
 /// Attribute of a runtime, a label of its Kyma.
@@ -147,6 +149,9 @@ impl Policy {
     /// at least; shorter ones never open.
     pub(crate) fn state(&self, labels: &BTreeMap<String, String>, min_left: i64, now: Timestamp) -> WindowState {
         let rule = self.rules.iter().find(|rule| rule.matches(labels));
+        if rule.is_some_and(|rule| rule.is_unreadable) {
+            return WindowState::Unknown(NoWindowError::NoneFound);
+        }
         let windows = rule.map(|rule| rule.windows.as_slice());
         let state = [windows, self.default.as_ref().map(std::slice::from_ref)]
             .into_iter()

@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::controllers::windows::policy::{TimeOfDay, Window};
+use crate::controllers::windows::policy::{NoWindowError, TimeOfDay, Window, WindowState};
 
 /// Seconds of a day.
 const DAY: i64 = 86_400;
@@ -247,6 +247,29 @@ fn a_list_of_many_accounts_fits() {
         read(&json!({"rules": [{"match": {"globalAccountID": format!("^({})$", accounts.join("|"))}}]})).unwrap();
     let (_, expression) = &policy.rules[0].expressions[0];
     assert!(expression.is_match(accounts[399].as_bytes()) && !expression.is_match(account(400).as_bytes()));
+}
+
+#[test]
+fn runtimes_of_a_rule_without_a_readable_window_do_not_get_the_default_one() {
+    let window = |days: Value, begin: &str, end: &str| json!({"days": days, "begin": begin, "end": end});
+    let default = window(json!(["Sat"]), "00:00:00Z", "23:00:00Z");
+    let state = |windows: &Value| {
+        let rule = json!({"match": {"plan": "prod"}, "windows": windows});
+        let policy = read(&json!({"rules": [rule], "default": default})).unwrap();
+        let labels = serde_json::from_value(json!({"kyma-project.io/broker-plan-name": "prod"})).unwrap();
+        policy.state(&labels, 1_200, "2026-11-28T12:00:00Z".parse().unwrap())
+    };
+    let closed = WindowState::Unknown(NoWindowError::NoneFound);
+    let broken = window(json!(["Sun"]), "22:00:00", "23:00:00Z");
+    let later = window(json!(["Sun"]), "22:00:00Z", "23:00:00Z");
+    for unreadable in [json!([broken]), json!("Sun"), json!(vec![&later; 101])] {
+        assert_eq!(state(&unreadable), closed, "{unreadable}");
+    }
+    let opens = |state| matches!(state, WindowState::Opens(_));
+    assert!(opens(state(&json!([broken, later]))), "one that can be read suffices");
+    for none in [json!([]), json!([{}]), json!(null)] {
+        assert_eq!(state(&none), WindowState::Open, "{none}");
+    }
 }
 
 #[test]
