@@ -106,8 +106,18 @@ impl SingleRuntime {
 
     /// Returns the counts of the current processes, reading the agent's first.
     pub(crate) async fn counts(&self) -> Result<Counts> {
-        let assigned = sum(&self.agent_page().await?, ASSIGNED, &[]);
-        Ok(Counts { assigned, ..recorded(&self.receiver_page().await?) })
+        let mut assigned = sum(&self.agent_page().await?, ASSIGNED, &[]);
+        let mut counts = recorded(&self.receiver_page().await?);
+        // An event between both readings would be in the second alone. A load never pauses, so the number of tries is limited.
+        for _ in 0..20 {
+            let later = sum(&self.agent_page().await?, ASSIGNED, &[]);
+            if later == assigned {
+                break;
+            }
+            assigned = later;
+            counts = recorded(&self.receiver_page().await?);
+        }
+        Ok(Counts { assigned, ..counts })
     }
 
     /// Compares the counts since `before` while no work is pending: each event with a sequence was recorded once and in
