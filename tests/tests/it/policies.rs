@@ -103,7 +103,7 @@ async fn network_policies_that_a_runtime_refuses_keep_no_agent_from_it() -> Test
 
 #[tokio::test]
 async fn refused_image_leaves_the_installation_of_lifecycle_manager_until_it_is_accepted() -> TestResult {
-    let cluster = bed::shared().await?.runtime("signed").await?;
+    let cluster = bed::shared().await?.runtime("signed-images").await?;
     incumbent(&cluster).await?;
     let client = cluster.client().await?;
     let probe = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"},
@@ -113,7 +113,7 @@ async fn refused_image_leaves_the_installation_of_lifecycle_manager_until_it_is_
     let deployment = Object::new(&client, OBJECTS[13]);
     let webhooks = Object::new(&client, WEBHOOKS);
     let before = (deployment.content().await?, webhooks.content().await?);
-    let setup = SingleRuntime::with_options("signed", &[KEDA], installing_options(&[])).await?;
+    let setup = SingleRuntime::with_options("signed-images", &[KEDA], installing_options(&[])).await?;
     let status = setup.kcp_status("the refusal", |status| {
         status.condition("SKRWebhook").is_some_and(|condition| condition.message.contains("refused by only-signed"))
     });

@@ -13,7 +13,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
 use tidewatch_shared::{
@@ -155,6 +155,10 @@ async fn an_agent_with_denied_egress_is_allowed_again() -> TestResult {
     let fleet = Fleet::with_one_runtime("deny", options).await?;
     let member = fleet.only();
     let policies = objects::<NetworkPolicy>(member).await?;
+    // A user denies all traffic in the namespace, as hardened clusters do; the agent's policies allow its own.
+    let deny_all =
+        json!({"metadata": {"name": "deny-all"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}});
+    policies.create(&PostParams::default(), &serde_json::from_value(deny_all)?).await?;
     let proxy = fleet.landscape.agents_proxy().context("a proxy")?;
     proxy.drop_established();
     proxy.black_hole();
@@ -165,7 +169,7 @@ async fn an_agent_with_denied_egress_is_allowed_again() -> TestResult {
         }
         // A reconcile that repeats its first one after a start may restore them before the kubelet has looked.
         for policy in policies.list(&ListParams::default()).await?.items.iter().filter(|policy| allows_egress(policy)) {
-            // The remaining policies deny all traffic.
+            // The policy of the user remains.
             match policies.delete(&policy.name_any(), &DeleteParams::default()).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
                 deleted => drop(deleted?),
