@@ -250,12 +250,13 @@ impl Fetcher {
         let known = self.authorizations.get(target, scope);
         let response = self.transmit(authorized(request.clone(), known.as_ref()), Trust::Known).await?;
         let refusal = Refusal::of(&response, known.is_some());
+        let is_demanded = refusal.status == StatusCode::UNAUTHORIZED;
         let Some(authorization) = self.renewed(target, scope, refusal).await? else {
             return Ok(response);
         };
         drop(response);
         let response = self.transmit(authorized(request.clone(), Some(&authorization.header)), Trust::Known).await?;
-        self.keep(target, scope, authorization, response.status())?;
+        self.keep(target, scope, authorization, response.status(), is_demanded)?;
         Ok(response)
     }
 
@@ -317,13 +318,14 @@ impl Fetcher {
             return Ok(answer);
         }
         let refusal = Refusal::of(&answer.response, known.is_some());
+        let is_demanded = refusal.status == StatusCode::UNAUTHORIZED;
         let Some(authorization) = self.renewed(target, scope, refusal).await? else {
             return Ok(answer);
         };
         drop(answer);
         let answer = self.redirected(target, uri, Some(&authorization.header), resource).await?;
         if answer.host.is_none() {
-            self.keep(target, scope, authorization, answer.response.status())?;
+            self.keep(target, scope, authorization, answer.response.status(), is_demanded)?;
         }
         Ok(answer)
     }
@@ -382,19 +384,20 @@ impl Fetcher {
         Ok(Challenge::of(response.headers()).or(fallback))
     }
 
-    /// Keeps an authorization for the next requests if it led to this status of success. With another one, such as 404 for a
-    /// private repository, it may be the wrong one.
+    /// Keeps an authorization for the next requests if the registry demanded it by 401, or if it led to this status of success.
+    /// One that only answers a 403 or 404, and leads to the same status, may be the wrong one.
     fn keep(
         &self,
         target: &RegistryTarget,
         scope: Scope<'_>,
         authorization: Authorization,
         status: StatusCode,
+        is_demanded: bool,
     ) -> Result<(), FetchError> {
         if status == StatusCode::UNAUTHORIZED {
             return Err(FetchError::Unauthorized { with_credentials: target.credentials.is_some() });
         }
-        if status.is_success() || status.is_redirection() {
+        if is_demanded || status.is_success() || status.is_redirection() {
             self.authorizations.put(target, scope, authorization);
         }
         Ok(())
