@@ -284,4 +284,16 @@ mod tests {
             assert!(error.starts_with("line "), "{text:?}: {error}");
         }
     }
+
+    #[test]
+    fn line_break_of_yaml_1_1_outside_quotes_is_refused_where_it_stands() {
+        assert_eq!(one("a: \"b\u{2028}c\""), json!({"a": "b\u{2028}c"}));
+        assert_eq!(one("a: '\u{85}'\nb: 1"), json!({"a": "\u{85}", "b": 1}));
+        for text in ["a: 1\n# x\u{2028}b: 2", "a: 1\nb: é\u{2028}", "a: |\n  b\u{2028}c", "a: 1\nb: \u{2028}\"c\""] {
+            let error = error(text);
+            assert!(error.starts_with("line 2, column "), "{error}");
+            assert!(error.contains("U+2028"), "{error}");
+        }
+        assert_eq!(one("a: 1\n...\n# \u{2028}"), json!({"a": 1}), "beyond the end of the document");
+    }
 }

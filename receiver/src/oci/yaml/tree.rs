@@ -14,6 +14,10 @@ use crate::oci::excerpt;
 /// Namespace of YAML's own tags.
 const YAML_TAGS: &str = "tag:yaml.org,2002:";
 
+/// Characters that end a line in YAML 1.1, which kubectl reads, and not in YAML 1.2: a comment that contains one hides less
+/// than it seems to.
+const OLD_LINE_BREAKS: [char; 3] = ['\u{85}', '\u{2028}', '\u{2029}'];
+
 /// Reads the first YAML document of a text that begins in a line; `None` if it is empty.
 ///
 /// # Errors
@@ -25,11 +29,26 @@ pub(super) fn of_yaml(text: &str, line: usize, budget: &mut Budget) -> Result<Op
     let mut ended = false;
     // Texts that were joined keep their byte order marks.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut breaks = text.match_indices(OLD_LINE_BREAKS).map(|(at, _)| at).peekable();
     for event in Parser::new_from_str_with_options(text, options) {
         let (event, span) = event.map_err(|error| tree.syntax(&error))?;
+        if let Event::Scalar(_, ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted, ..) = event
+            && let Some(quoted) = span.byte_range()
+        {
+            if let Some(at) = breaks.next_if(|at| *at < quoted.start) {
+                return Err(tree.old_line_break(text, at));
+            }
+            while breaks.next_if(|at| *at < quoted.end).is_some() {}
+        }
         match event {
             // kubectl reads nothing beyond the end marker.
-            Event::DocumentEnd if span.slice(text).is_some_and(|marker| marker.starts_with("...")) => break,
+            Event::DocumentEnd if span.slice(text).is_some_and(|marker| marker.starts_with("...")) => {
+                let end = span.byte_range().map_or(text.len(), |range| range.start);
+                if let Some(at) = breaks.next_if(|at| *at < end) {
+                    return Err(tree.old_line_break(text, at));
+                }
+                return Ok(tree.into_document());
+            }
             Event::DocumentStart(..) if ended => {
                 let reason = "the document ends before this line, perhaps because of its indentation".to_owned();
                 return Err(tree.invalid(span, reason));
@@ -38,7 +57,10 @@ pub(super) fn of_yaml(text: &str, line: usize, budget: &mut Budget) -> Result<Op
             _ => tree.add(event, span)?,
         }
     }
-    Ok(tree.root.filter(|document| !document.value.is_null()))
+    if let Some(at) = breaks.next() {
+        return Err(tree.old_line_break(text, at));
+    }
+    Ok(tree.into_document())
 }
 
 /// Reads a JSON object that begins in a line.
@@ -270,6 +292,23 @@ impl Tree<'_> {
     fn invalid(&self, span: Span, reason: String) -> YamlError {
         let line = self.offset + span.start.line();
         YamlError::Syntax { line, column: span.start.col() + 1, reason }
+    }
+
+    /// Error for one of [`OLD_LINE_BREAKS`] outside quotes, at this byte of the text.
+    fn old_line_break(&self, text: &str, at: usize) -> YamlError {
+        let before = &text[..at];
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let code = text[at..].chars().next().map_or(0, u32::from);
+        YamlError::Syntax {
+            line: self.offset + 1 + before.matches('\n').count(),
+            column: before[line_start..].chars().count() + 1,
+            reason: format!("the character U+{code:04X} ends the line for kubectl; remove it, or write it in quotes"),
+        }
+    }
+
+    /// The document; `None` if it is empty.
+    fn into_document(self) -> Option<Document> {
+        self.root.filter(|document| !document.value.is_null())
     }
 
     fn syntax(&self, error: &ScanError) -> YamlError {
