@@ -14,7 +14,7 @@ use crate::{
     fleet::{
         Cost, Shares,
         manifests::{ManifestJob, ManifestQueue},
-        queue::{Drift, Priority, QueuedWork, ReconcileOutcome, WorkSet},
+        queue::{Drift, Priority, QueuedWork, ReconcileOutcome},
         table::{Job, RuntimeTable},
     },
     kube::{
@@ -43,7 +43,8 @@ pub(super) trait Controller: Send + Sync + 'static {
     /// Kyma of the runtime whose shares a job uses.
     fn kyma(job: &Self::Job) -> &KymaKey;
 
-    /// True if the job uses the runtime's share of the reconciles.
+    /// True if the job uses the runtime's share of the reconciles: reports of its agent caused it. What follows from them
+    /// uses none, so that a change costs one reconcile, however many it takes.
     fn counts_as_reconcile(job: &Self::Job) -> bool;
 
     /// Reconciles a job. Failures are part of the outcome.
@@ -85,7 +86,7 @@ impl Controller for Kymas {
     }
 
     fn counts_as_reconcile(job: &Job) -> bool {
-        !job.queued.work.minus(WorkSet::STATUS).is_empty()
+        job.start.has_new_reports
     }
 
     fn reconcile(&self, job: &Job) -> impl Future<Output = ReconcileOutcome> + Send {

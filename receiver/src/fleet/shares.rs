@@ -17,7 +17,9 @@ use crate::base::key::KymaKey;
 /// Writes to the control plane: all modules of a large runtime are installed without a delay. A write costs 1, and every
 /// full 4 KiB of its body 1 more.
 pub(crate) const WRITES: Share = Share { burst: 1_000, interval: Duration::from_millis(250) };
-/// Reconciles of a Kyma, without those of its status alone: a user who changes it by hand or by a script notices no delay.
+/// Reconciles of a Kyma that reports of its agent cause: a user who changes it by hand or by a script notices no
+/// delay. Retries, and reconciles that our own writes or changes in KCP cause, cost nothing: their number is bounded by
+/// that of their causes.
 pub(crate) const RECONCILES: Share = Share { burst: 30, interval: Duration::from_secs(3) };
 /// Entries without debt are dropped when there are this many, or twice as many as after the last time.
 const PRUNE_AT: usize = 1_024;

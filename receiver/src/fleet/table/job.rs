@@ -32,6 +32,9 @@ pub(crate) struct ReconcileStart {
     pub(super) snapshot: Snapshot,
     /// Acceptance time of its oldest event.
     pub(super) accepted: Option<Instant>,
+    /// Events or heartbeats of the agent have caused work since the last reconcile began. False for a retry, and for what our
+    /// own writes cause.
+    pub(crate) has_new_reports: bool,
     pub(super) at: Instant,
     /// Time limit of the reconcile; beyond it the runtime counts as unresponsive.
     pub(crate) time_limit: Duration,

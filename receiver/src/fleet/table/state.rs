@@ -1,6 +1,6 @@
 //! State of one shard, under its lock.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, mem, sync::Arc, time::Duration};
 
 use tidewatch_shared::{
     heartbeat::Heartbeat,
@@ -63,8 +63,18 @@ pub(super) struct Entry {
     safe: Option<Instant>,
     /// Acceptance time of the oldest event that no reconcile has started with.
     accepted: Option<Instant>,
+    /// The agent has caused work since the last reconcile began.
+    has_new_reports: bool,
     /// Cancelled when the Kyma is removed.
     cancellation: CancellationToken,
+}
+
+impl Entry {
+    /// Records that an event was accepted whose work is enqueued.
+    fn accept(&mut self, now: Instant) {
+        self.accepted.get_or_insert(now);
+        self.has_new_reports = true;
+    }
 }
 
 pub(super) struct State {
@@ -156,6 +166,7 @@ impl State {
             reported_path: None,
             safe: None,
             accepted: None,
+            has_new_reports: false,
             cancellation,
         };
         self.kymas.insert(key, entry);
@@ -197,7 +208,7 @@ impl State {
         let (key, interval) = (self.key_of(id)?, self.interval());
         let entry = self.kymas.get_mut(&key).ok_or(PlacementError::Unknown)?;
         entry.runtime.request_received(Contract::V2, interval, now);
-        entry.accepted.get_or_insert(now);
+        entry.accept(now);
         let work = WorkSet::of(&[Work::Kyma, Work::Catalog]);
         let is_new = self.queue.queued(&key).is_empty();
         self.queue.enqueue(&key, QueuedWork { work, priority: Priority::User, drift: Drift::All }, now);
@@ -225,7 +236,7 @@ impl State {
         let forwarded = forwarded.unwrap_or_default();
         let mut enqueued = None;
         if let Some(work) = recorded.queued.take().and_then(|work| self.reports.split(&key, work)) {
-            entry.accepted.get_or_insert(now);
+            entry.accept(now);
             enqueued = Some((key.clone(), self.queue.queued(&key).is_empty()));
             self.queue.enqueue(&key, work, now);
             stamps.record(&id, stamped);
@@ -256,6 +267,7 @@ impl State {
             self.queue.enqueue(&key, QueuedWork::new(work, Priority::User), now);
         }
         if let Some(work) = record.queued.take().and_then(|work| self.reports.split(&key, work)) {
+            entry.has_new_reports = true;
             self.queue.enqueue(&key, work, now);
         }
         let plan_revision = entry.runtime.plan_revision().to_owned();
@@ -287,6 +299,7 @@ impl State {
             slow_slot: self.queue.slow_slot(&key),
             snapshot: entry.runtime.snapshot(),
             accepted: entry.accepted.take(),
+            has_new_reports: mem::take(&mut entry.has_new_reports),
             at: now,
             time_limit: self.queue.time_limit(&key),
             traces,

@@ -129,6 +129,28 @@ async fn accepted_event_is_settled_when_its_reconcile_ends() {
     assert_eq!(send_heartbeat(&fleet, 0, 3).settled["w"], 2);
 }
 
+/// The share of the reconciles is used up by reports alone, see `app::workers`.
+#[tokio::test(start_paused = true)]
+async fn only_reconciles_after_new_reports_are_caused_by_the_agent() {
+    let fleet = table_with(4, 1);
+    send(&fleet, 0, 1).unwrap();
+    send(&fleet, 0, 2).unwrap();
+    let job = fleet.next().await;
+    assert!(job.start.has_new_reports, "two events, one reconcile");
+    fleet.done(job, ReconcileOutcome::failed(work(), ErrorClass::Ours));
+    let retry = fleet.next().await;
+    assert!(!retry.start.has_new_reports, "a retry");
+    send(&fleet, 0, 3).unwrap();
+    fleet.done(retry, ReconcileOutcome::ended(work()));
+    let job = fleet.next().await;
+    assert!(job.start.has_new_reports, "an event during the retry");
+    fleet.done(job, ReconcileOutcome::ended(work()));
+    fleet.enqueue(&key(0), work(), Priority::Catalog);
+    let job = fleet.next().await;
+    assert!(!job.start.has_new_reports, "a change in KCP");
+    fleet.done(job, ReconcileOutcome::ended(work()));
+}
+
 #[tokio::test(start_paused = true)]
 async fn kyma_placed_again_requests_a_resend_of_accepted_events() {
     let fleet = table_with(4, 1);
