@@ -6,7 +6,7 @@ use anyhow::bail;
 use clap::{Parser, Subcommand};
 
 use super::{
-    Figure, Settings, catalog, enrolment, event_path, fleet, flood, hostile, idle, knee, module_fleet, modules,
+    Figure, Settings, all, catalog, enrolment, event_path, fleet, flood, hostile, idle, knee, module_fleet, modules,
     plain_server_process, preview, replicas, restart, rollout, scale, soak, user_write,
 };
 use crate::{limits, load::Coexistence, progress, run_command};
@@ -14,7 +14,7 @@ use crate::{limits, load::Coexistence, progress, run_command};
 /// Measures the whole system on a real KCP; measurements with thousands of runtimes use fake API servers for them.
 /// Fails when a figure misses its bar.
 #[derive(Parser)]
-struct Arguments {
+pub(super) struct Arguments {
     #[command(subcommand)]
     measurement: Measurement,
     /// Report figures that miss their bar without failing
@@ -67,6 +67,8 @@ enum Measurement {
     Hostile(Coexistence),
     /// Memory and open files of the receiver over an hour, while users, agents, Kymas, plans, channels and certificates change
     Soak(soak::Settings),
+    /// All measurements one after the other, beside the figures of the last full run
+    All(all::Settings),
     /// The plain server of a floor, started by the measurement itself
     #[command(name = plain_server_process::COMMAND, hide = true)]
     PlainServer,
@@ -98,6 +100,16 @@ pub fn main() -> ExitCode {
 }
 
 async fn measure(arguments: Arguments) -> anyhow::Result<()> {
+    if let Measurement::All(settings) = &arguments.measurement {
+        let mut failed = None;
+        let print = &mut |line: &str| {
+            if let Err(error) = writeln!(std::io::stdout(), "{line}") {
+                failed = Some(error);
+            }
+        };
+        all::measure(settings, print).await?;
+        return failed.map_or(Ok(()), |error| Err(error.into()));
+    }
     let (mut failed, mut missed) = (None, Vec::new());
     let mut emit = |figure: &Figure| {
         missed.extend(figure.missed());
@@ -123,6 +135,7 @@ async fn measure(arguments: Arguments) -> anyhow::Result<()> {
         Measurement::Flood(settings) => flood::measure(&settings, &mut emit).await?,
         Measurement::Hostile(settings) => hostile::measure(&settings, &mut emit).await?,
         Measurement::Soak(settings) => soak::measure(&settings, &mut emit).await?,
+        Measurement::All(_) => {}
         Measurement::PlainServer => plain_server_process::serve()?,
     }
     if let Some(error) = failed {
