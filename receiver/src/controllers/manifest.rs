@@ -1,11 +1,12 @@
 //! The reconcile of one Manifest: renders the objects of a module, applies them to the runtime cluster in stages, prunes
 //! and removes them, and reports their readiness.
 //!
-//! `step` decides on the next action from the facts, `execute` carries it out. `adoption`, `render`, `stage`, `inventory`,
-//! `ready`, `report` and `status` are pure.
+//! `step` decides on the next action from the facts, `execute` carries it out. `adoption`, `default_object`, `render`,
+//! `stage`, `inventory`, `ready`, `report` and `status` are pure.
 
 mod adoption;
 mod blocking;
+mod default_object;
 mod drift;
 mod execute;
 mod image;
@@ -434,6 +435,7 @@ impl Reconcile<'_> {
             memory,
             failures: failure.into_iter().collect(),
             blockers: None,
+            going: None,
             unestablished: Vec::new(),
             established: BTreeSet::new(),
             has_left: false,
@@ -527,8 +529,8 @@ impl Reconcile<'_> {
     ) -> Result<ReconcileOutcome, Error> {
         let is_applied = execution.facts.is_applied();
         let facts = &execution.facts;
-        let is_installed =
-            facts.goal == Goal::Install && (facts.objects_are_current() || facts.only_custom_resources_failed());
+        let is_kept = facts.goal == Goal::Install || facts.waits();
+        let is_installed = is_kept && (facts.objects_are_current() || facts.only_custom_resources_failed());
         let unready = execution.memory.unready();
         let readiness = if is_installed { execution.readiness(self.reads_pods(unready)).await } else { None };
         let foreign = if execution.has_left { execution.record.foreign_finalizers() } else { Vec::new() };
@@ -541,6 +543,7 @@ impl Reconcile<'_> {
             fault: fault.as_ref(),
             failures: &execution.failures,
             blockers: execution.blockers.as_ref().filter(|blockers| !blockers.is_empty()).map(ToString::to_string),
+            going: execution.going.as_ref(),
             unestablished: &execution.unestablished,
             readiness,
             foreign_finalizers: &foreign,
@@ -588,7 +591,7 @@ impl Reconcile<'_> {
         }
         let unready = execution.memory.unready_for(pods.is_some());
         self.watch_pods(pods, unready);
-        let times = execution.memory.wait(&findings.operation);
+        let times = execution.memory.wait(report::cause(&findings.operation));
         ReconcileOutcome { requeue_after: Some(self.ctx.memories.recheck(times)), ..ended }
     }
 }

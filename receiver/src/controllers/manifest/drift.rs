@@ -11,7 +11,7 @@ use super::{
     Memories,
     inventory::{Inventory, ObjectKey},
     inventory_of,
-    report::is_blocked,
+    report::waits_for_resources,
 };
 use crate::{
     base::key::KymaKey,
@@ -131,10 +131,10 @@ fn is_workload(key: &ObjectKey) -> bool {
     key.group == "apps" || key.group == "batch"
 }
 
-/// True for a resource of a kind that the module defines, while such resources block its removal.
+/// True for a resource of a kind that the module defines, while its removal waits for such resources.
 fn blocks(manifest: &Manifest, inventory: &Inventory, subject: &Subject) -> bool {
     let definition = format!("{}.{}", subject.resource, subject.group);
-    is_blocked(&manifest.into()) && inventory.keys().any(|key| key.is_definition() && key.name == definition)
+    waits_for_resources(&manifest.into()) && inventory.keys().any(|key| key.is_definition() && key.name == definition)
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use super::{
     Context, Error,
     adoption::{self, Installation},
     blocking::{self, Blockers},
+    default_object::Going,
     inventory::{Inventory, ObjectKey},
     memory::Memory,
     pods::PodSelection,
@@ -105,6 +106,8 @@ pub(super) struct Execution<'a> {
     pub(super) memory: Memory,
     pub(super) failures: Vec<Failure>,
     pub(super) blockers: Option<Blockers>,
+    /// The default module CR while it is being deleted.
+    pub(super) going: Option<Going>,
     /// CRDs that are not established.
     pub(super) unestablished: Vec<String>,
     /// CRDs that the responses of this reconcile show as established.
@@ -378,16 +381,17 @@ impl<'a> Execution<'a> {
     async fn delete_default(&mut self) {
         let Some((key, ..)) = self.default_object() else { return };
         let deleted = match self.located(&key).await {
-            Ok(Some(api)) => delete_one(&api, &key, |_| true).await,
-            Ok(None) => Ok(Seen::Absent),
+            Ok(Some(api)) => retain(delete_default(&api, &key)).await,
+            Ok(None) => Ok(None),
             Err(failure) => Err(failure),
         };
-        if matches!(deleted, Ok(Seen::Terminating)) {
-            self.ctx.metrics.requeues.intended("manifest_pre_delete_enqueue_required");
-        }
         self.facts.default_object = match deleted {
-            Ok(Seen::Absent) => DefaultObject::Done,
-            Ok(_) => DefaultObject::Terminating,
+            Ok(None) => DefaultObject::Done,
+            Ok(Some(going)) => {
+                self.ctx.metrics.requeues.intended("manifest_pre_delete_enqueue_required");
+                self.going = Some(going);
+                DefaultObject::Terminating
+            }
             Err(failure) => {
                 self.failures.push(failure);
                 DefaultObject::Failed
@@ -415,6 +419,8 @@ impl<'a> Execution<'a> {
                     self.failures.push(failure);
                     Seen::Failed
                 });
+                // A removal that has to wait again compares what it has deleted.
+                self.memory.doubt(key);
                 self.facts.seen.insert(key.clone(), seen);
             }
         }
@@ -517,6 +523,19 @@ async fn delete_one(
         Ok(Some(_)) => Ok(Seen::Terminating),
         Err(error) => Err(failed(&error)),
     }
+}
+
+/// Deletes the default module CR. Returns what holds it while it exists.
+async fn delete_default(api: &Api<DynamicObject>, key: &ObjectKey) -> Result<Option<Going>, Failure> {
+    let failed = |error: &kube::Error| Failure::new(format!("delete {key}"), error);
+    let found = object::get(api, &key.name).await.map_err(|error| failed(&error))?;
+    let left = match found {
+        Some(found) if found.metadata.deletion_timestamp.is_none() => {
+            object::delete(api, &key.name, found.uid()).await.map_err(|error| failed(&error))?
+        }
+        found => found,
+    };
+    Ok(left.map(|left| Going::of(key, &left)))
 }
 
 /// Value of the owned-by annotation of a Manifest's objects.

@@ -4,6 +4,7 @@ use tidewatch_shared::api::{Manifest, State};
 
 use super::{
     adoption::Installation,
+    default_object::Going,
     execute::Failure,
     inventory::ObjectKey,
     ready::Readiness,
@@ -17,10 +18,21 @@ const MAX_NAMED: usize = 5;
 
 /// Begin of the operation of a removal that user CRs block.
 const BLOCKED: &str = "waiting for module crs deletion";
+/// Begin of the operation of a removal that waits for the default module CR.
+const DEFAULT_LEFT: &str = "waiting for the default module CR to be deleted";
+/// What an operation says before the own words of a default module CR, which may change at any time.
+const SAYS: &str = "; it says: ";
 
-/// Returns true if user CRs blocked the removal of a Manifest when it was reconciled last.
-pub(crate) fn is_blocked(manifest: &ManifestFacts<'_>) -> bool {
-    manifest.flags.is_deleting && manifest.operation.is_some_and(|operation| operation.starts_with(BLOCKED))
+/// Returns true if the removal of a Manifest waited for CRs when it was reconciled last: for those of users, or for the
+/// default module CR.
+pub(crate) fn waits_for_resources(manifest: &ManifestFacts<'_>) -> bool {
+    let is_wait = |operation: &str| operation.starts_with(BLOCKED) || operation.starts_with(DEFAULT_LEFT);
+    manifest.flags.is_deleting && manifest.operation.is_some_and(is_wait)
+}
+
+/// An operation without the own words of a default module CR.
+pub(super) fn cause(operation: &str) -> &str {
+    operation.split_once(SAYS).map_or(operation, |(cause, _)| cause)
 }
 
 /// Reason why there are no rendered objects, one sentence.
@@ -39,9 +51,12 @@ pub(super) struct Details<'a> {
     pub(super) failures: &'a [Failure],
     /// User CRs that block the removal, as one list.
     pub(super) blockers: Option<String>,
+    /// The default module CR while it is being deleted.
+    pub(super) going: Option<&'a Going>,
     /// CRDs that are not established.
     pub(super) unestablished: &'a [String],
-    /// Readiness of the manager, once all objects but the module's own custom resources are applied.
+    /// Readiness of the manager, once all objects but the module's own custom resources are applied. During a removal,
+    /// while it waits for CRs.
     pub(super) readiness: Option<Readiness>,
     /// Finalizers of other controllers, once ours are removed.
     pub(super) foreign_finalizers: &'a [String],
@@ -121,16 +136,33 @@ fn removing(facts: &Facts<'_>, details: &Details<'_>) -> String {
     if !details.foreign_finalizers.is_empty() {
         return format!("waiting as other finalizers are present: [{}]", details.foreign_finalizers.join(" "));
     }
-    if let Some(blockers) = &details.blockers {
-        return format!("{BLOCKED}: {blockers}");
+    let blocked = || Some(format!("{BLOCKED}: {}", details.blockers.as_ref()?));
+    let default_left = || Some(format!("{DEFAULT_LEFT}: {}", details.going?));
+    if let Some(wait) = blocked().or_else(default_left) {
+        return with_troubles(wait, details);
     }
-    if let Some(failure) = details.failures.first() {
-        return failure.line();
+    if let Some(failure) = failures(details).or_else(|| details.failures.first().map(Failure::line)) {
+        return failure;
     }
     match terminating(facts) {
         Some(going) => format!("waiting for objects to be deleted: {going}"),
         None => "the objects of the module are deleted".to_owned(),
     }
+}
+
+/// Adds to a wait for CRs what may be its cause: what keeps the module from being as rendered, its manager that does not
+/// run, and what the default module CR says itself.
+fn with_troubles(wait: String, details: &Details<'_>) -> String {
+    let unready = match &details.readiness {
+        Some(Readiness::Progressing(reason) | Readiness::Failed(reason)) => {
+            Some(format!("the module is not ready: {reason}"))
+        }
+        _ => None,
+    };
+    let troubles: Vec<_> = [Some(wait), failures(details), unready].into_iter().flatten().collect();
+    let says = details.going.filter(|_| details.blockers.is_none()).and_then(|going| going.says.as_ref());
+    let says = says.map(|says| format!("{SAYS}{says}")).unwrap_or_default();
+    format!("{}{says}", troubles.join("; "))
 }
 
 /// Failures that another attempt is unlikely to overcome soon, as one line.
@@ -141,10 +173,7 @@ fn failures(details: &Details<'_>) -> Option<String> {
 
 fn terminating(facts: &Facts<'_>) -> Option<String> {
     let going = facts.seen.iter().filter(|(_, seen)| **seen == Seen::Terminating).map(|(key, _)| key);
-    let mut names: Vec<_> = going.map(ObjectKey::to_string).collect();
-    if facts.default_object == DefaultObject::Terminating {
-        names.insert(0, "the default module CR".to_owned());
-    }
+    let names: Vec<_> = going.map(ObjectKey::to_string).collect();
     (!names.is_empty()).then(|| list(names.iter().map(String::as_str)))
 }
 

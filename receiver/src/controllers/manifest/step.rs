@@ -21,7 +21,7 @@ pub(super) enum Goal {
     /// The objects of the module exist as rendered, and no others of its inventory.
     Install,
     /// No object of the inventory exists, apart from those that another Manifest of the module keeps. User CRs block
-    /// it; meanwhile the module is kept as rendered.
+    /// it, and so does the default module CR until it is gone; meanwhile the module is kept as rendered.
     Remove,
     /// The objects of an unmanaged module stay without our label.
     Release,
@@ -131,29 +131,39 @@ impl<'a> Facts<'a> {
         if let Some(action) = self.adopt() {
             return action;
         }
-        if let Some(action) = self.apply(rendered) {
+        if let Some(action) = self.apply(rendered, |_| true) {
             return action;
         }
-        // A removal neither creates the default CR again nor deletes it before the user CRs are gone.
-        if self.goal == Goal::Install {
-            match self.default_object {
-                DefaultObject::Pending => return Action::CreateDefault,
-                DefaultObject::Failed => return Action::End,
-                _ => {}
-            }
+        match self.default_object {
+            DefaultObject::Pending => return Action::CreateDefault,
+            DefaultObject::Failed => return Action::End,
+            _ => {}
         }
+        self.prune(rendered, |_| true).unwrap_or(Action::End)
+    }
+
+    /// Keeps the selected objects as rendered while a removal waits: the manager of the module serves the CRs that are left.
+    /// The default module CR is not created again, and no CRD is pruned, since that would delete its CRs.
+    fn maintain(&self, is_kept: impl Fn(&ObjectKey) -> bool) -> Action<'a> {
+        let Some(rendered) = self.rendered else { return Action::End };
+        let pruned = || self.prune(rendered, |key| !key.is_definition());
+        self.apply(rendered, is_kept).or_else(pruned).unwrap_or(Action::End)
+    }
+
+    /// Deletes the selected objects of the inventory that are no longer rendered; `None` once they are gone.
+    fn prune(&self, rendered: &[RenderedObject], is_selected: impl Fn(&ObjectKey) -> bool) -> Option<Action<'a>> {
         // An object of a kind that is not served yet may be one that the inventory has under another key.
         if rendered.iter().any(|object| !object.served) {
-            return Action::End;
+            return Some(Action::End);
         }
         let keys: BTreeSet<_> = rendered.iter().map(|object| &object.key).collect();
-        self.delete(|key| !keys.contains(key)).unwrap_or(Action::End)
+        self.delete(|key| is_selected(key) && !keys.contains(key))
     }
 
     /// The first write of a Manifest must not overwrite a module that the user installed by hand, unless it is adopted;
     /// `None` once that is clear.
     fn adopt(&self) -> Option<Action<'a>> {
-        if self.goal != Goal::Install || !self.inventory.is_empty() {
+        if !self.inventory.is_empty() {
             return None;
         }
         match &self.installation {
@@ -164,9 +174,9 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// Applies the stages in order; `None` once all objects of served kinds are current.
-    fn apply(&self, rendered: &'a [RenderedObject]) -> Option<Action<'a>> {
-        let served = || rendered.iter().filter(|object| object.served);
+    /// Applies the selected objects by stages, in order; `None` once all of them of served kinds are current.
+    fn apply(&self, rendered: &'a [RenderedObject], is_selected: impl Fn(&ObjectKey) -> bool) -> Option<Action<'a>> {
+        let served = || rendered.iter().filter(|object| object.served && is_selected(&object.key));
         let mut grown = self.inventory.clone();
         let mut has_grown = false;
         // The namespace of all modules belongs to no module.
@@ -217,15 +227,23 @@ impl<'a> Facts<'a> {
         }
         match self.blocked {
             None => return Action::FindBlockers,
-            Some(true) => return self.install(),
+            Some(true) => return self.maintain(|_| true),
             Some(false) => {}
         }
         match self.default_object {
             DefaultObject::Pending => return Action::DeleteDefault,
-            DefaultObject::Failed | DefaultObject::Terminating => return Action::End,
+            // It may need a manager that was deleted, or a version with a mend.
+            DefaultObject::Failed | DefaultObject::Terminating => return self.maintain(|_| true),
             DefaultObject::NotWanted | DefaultObject::Done => {}
         }
-        self.delete(|key| !self.inherited.contains(key)).unwrap_or(Action::Leave)
+        let is_left = |key: &ObjectKey| !self.inherited.contains(key);
+        let is_custom = |key: &ObjectKey| Stage::recorded(key, &self.inventory) == Stage::CustomResources;
+        match self.delete(|key| is_left(key) && is_custom(key)) {
+            // So may the CRs of the module's own. With another Manifest of the module, that one keeps the manager.
+            Some(Action::End) if self.inherited.is_empty() => self.maintain(|key| !is_custom(key)),
+            Some(action) => action,
+            None => self.delete(is_left).unwrap_or(Action::Leave),
+        }
     }
 
     /// Deletes the selected objects of the inventory, those of the last stage first; `None` once all are gone.
@@ -273,11 +291,23 @@ impl<'a> Facts<'a> {
         failed.peek().is_some() && failed.all(|object| object.stage == Stage::CustomResources)
     }
 
-    /// True if all rendered objects and the default module CR exist, and no others of the inventory.
+    /// True if all rendered objects and the default module CR exist, and no others of the inventory. During a removal, which
+    /// waits for CRs, only of the objects.
     pub(super) fn is_applied(&self) -> bool {
-        let is_default_done = matches!(self.default_object, DefaultObject::NotWanted | DefaultObject::Done);
+        let is_settled = match self.goal {
+            Goal::Remove => self.waits(),
+            Goal::Install | Goal::Release => {
+                matches!(self.default_object, DefaultObject::NotWanted | DefaultObject::Done)
+            }
+        };
         let is_left = |seen: &Seen| matches!(seen, Seen::Current | Seen::Absent);
-        is_default_done && self.objects_are_current() && self.seen.values().all(is_left)
+        is_settled && self.objects_are_current() && self.seen.values().all(is_left)
+    }
+
+    /// True for a removal that waits for CRs, while the module is kept as rendered.
+    pub(super) fn waits(&self) -> bool {
+        let is_default_left = matches!(self.default_object, DefaultObject::Failed | DefaultObject::Terminating);
+        self.goal == Goal::Remove && (self.blocked == Some(true) || is_default_left)
     }
 
     /// The inventory without the objects that no longer exist.

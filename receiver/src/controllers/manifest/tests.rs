@@ -3,6 +3,7 @@
 mod adoption;
 mod model;
 mod reduced;
+mod removal;
 mod reported;
 mod secrets;
 mod successor;

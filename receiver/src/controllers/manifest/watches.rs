@@ -8,7 +8,7 @@ use tidewatch_shared::{
     plan::{Field, PlannedWatch, Work, carries_secrets},
 };
 
-use super::{Memories, pods::PodSelection, report::is_blocked};
+use super::{Memories, pods::PodSelection, report::waits_for_resources};
 use crate::{
     base::{key::KymaKey, manifests::ManifestFacts},
     kube::kinds::{ServedKind, built_in},
@@ -29,7 +29,7 @@ const UNWATCHED: [(&str, &str); 6] = [
 ];
 
 /// Builds the watches on the objects of modules: by kind, on objects with our label. Kinds that can contain secrets are
-/// not watched. While user CRs block a removal, the kinds that the module defines are watched as well, and while a manager is
+/// not watched. While a removal waits for CRs, the kinds that the module defines are watched as well, and while a manager is
 /// not ready, its pods.
 pub(crate) fn module_watches<'a>(
     manifests: impl Iterator<Item = (KymaKey, ManifestFacts<'a>)>,
@@ -44,7 +44,7 @@ pub(crate) fn module_watches<'a>(
             let Some(kind) = watched_kind(object) else { continue };
             kinds.entry((kind.group, kind.plural)).or_insert((kind, BTreeSet::new())).1.insert(&object.namespace);
         }
-        if is_blocked(&manifest) {
+        if waits_for_resources(&manifest) {
             let definitions = objects.iter().filter(|object| object.group == DEFINITIONS);
             blocking.extend(definitions.filter_map(|definition| definition.name.split_once('.')));
         }
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_of_a_module_are_watched_while_their_resources_block_its_removal() {
+    fn kinds_of_a_module_are_watched_while_its_removal_waits_for_their_resources() {
         let objects = [("apiextensions.k8s.io", "CustomResourceDefinition", "", "samples.example.test")];
         let deleted = |operation: &'static str| {
             move |manifest: &mut Value| {
@@ -197,6 +197,8 @@ mod tests {
             ("blocking/samples.example.test", "example.test", "*", "samples")
         );
         assert_eq!((&watch.namespace, &*watch.label_selector), (&None, ""), "those of the user, everywhere");
+        let default_left = "waiting for the default module CR to be deleted: Sample kyma-system/default (finalizer f)";
+        assert_eq!(summary(&[manifest(&objects, deleted(default_left))]), summary(&[blocked]));
         assert_eq!(summary(&[manifest(&objects, deleted("waiting for objects to be deleted"))]), []);
     }
 

@@ -1,7 +1,12 @@
 //! Random schedules of `step` against a model of both clusters: edits, deletions, faults of every request, crashes after
-//! any action, upgrades, removals, listings again, and restores of the control plane from an older backup.
+//! any action, upgrades, removals, listings again, and restores of the control plane from an older backup; an operator
+//! that holds the CRs of its module, whose webhook refuses them while it does not run, and one version of which never
+//! lets them go. `TIDEWATCH_SCHEDULES` sets the number of schedules.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env,
+};
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -17,7 +22,12 @@ use super::super::{
 /// Actions of one reconcile at most: each adds a fact.
 const MAX_ACTIONS: usize = 60;
 /// Reconciles until everything is settled, once faults and edits have ended.
-const MAX_RECONCILES: usize = 20;
+const MAX_RECONCILES: usize = 30;
+/// Schedules, unless `TIDEWATCH_SCHEDULES` sets their number.
+const SCHEDULES: u32 = 10_000;
+/// Version whose operator never removes its finalizers, and one that mends this.
+const HANGING: usize = 1;
+const MENDED: usize = 2;
 
 /// Owner of an object in the runtime cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +41,23 @@ enum Owner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Object {
     owner: Owner,
-    /// A finalizer of its controller.
+    /// A finalizer of its controller; of a CR, of the module's operator.
+    is_held: bool,
+    is_terminating: bool,
+    /// Version of the module whose content it has.
+    version: usize,
+}
+
+impl Object {
+    const fn foreign() -> Self {
+        Self { owner: Owner::Foreign, is_held: false, is_terminating: false, version: 0 }
+    }
+}
+
+/// The default module CR.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct DefaultCr {
+    /// A finalizer of the module's operator.
     is_held: bool,
     is_terminating: bool,
 }
@@ -52,7 +78,7 @@ struct StoredManifest {
 struct World {
     objects: BTreeMap<ObjectKey, Object>,
     user_crs: u8,
-    has_default: bool,
+    default: Option<DefaultCr>,
     /// Manifests that created the default CR and recorded it.
     creators: Vec<u32>,
     /// The reconcile in progress has created the default CR. One that is killed before it records this leaves the next
@@ -87,7 +113,10 @@ enum Event {
     Adopt(usize),
     Hold(usize, bool),
     UserCrs(u8),
+    HoldDefault,
     UserDeletesDefault,
+    /// The operator removes its finalizers from CRs that are being deleted.
+    Operate,
     Layer(bool),
     Serve(bool),
     InstallByHand,
@@ -120,20 +149,20 @@ fn versions() -> [Vec<(ObjectKey, Stage)>; 3] {
     let hook = (key("ValidatingWebhookConfiguration", "w"), Stage::Webhooks);
     let own = (key("Sample", "own"), Stage::CustomResources);
     let extra = (key("Extra", "e"), Stage::Configuration);
+    let other_crd = (key("CustomResourceDefinition", "others.other.test"), Stage::Definitions);
     [
         vec![shared.clone(), crd.clone(), role.clone(), map.clone(), manager.clone()],
-        vec![crd.clone(), role.clone(), manager.clone(), hook, own],
+        vec![crd.clone(), other_crd, role.clone(), manager.clone(), hook, own],
         vec![shared, crd, extra, manager],
     ]
 }
 
 impl World {
     fn new() -> Self {
-        let foreign = Object { owner: Owner::Foreign, is_held: false, is_terminating: false };
         Self {
-            objects: [(key("ConfigMap", "theirs"), foreign)].into(),
+            objects: [(key("ConfigMap", "theirs"), Object::foreign())].into(),
             user_crs: 0,
-            has_default: false,
+            default: None,
             creators: Vec::new(),
             has_created: false,
             manifest: None,
@@ -154,7 +183,7 @@ impl World {
             served: self.serves_extra || key.kind != "Extra",
             version: "v1".into(),
             stage,
-            body: json!({}),
+            body: json!(version),
             key,
         };
         objects.map(render).collect()
@@ -222,12 +251,15 @@ impl World {
                 }
             }
             Event::UserCrs(count) => self.user_crs = count,
-            Event::UserDeletesDefault => self.has_default = false,
+            Event::HoldDefault => self.default.iter_mut().for_each(|default| default.is_held = true),
+            Event::UserDeletesDefault => {
+                self.delete_default();
+            }
+            Event::Operate => self.operate(),
             Event::Layer(available) => self.layer_is_available = available,
             Event::Serve(serves) => self.serves_extra = serves,
             Event::InstallByHand => {
-                let foreign = Object { owner: Owner::Foreign, is_held: false, is_terminating: false };
-                self.objects.entry(key("Deployment", "d")).or_insert(foreign);
+                self.objects.entry(key("Deployment", "d")).or_insert(Object::foreign());
             }
             Event::Permit(permits) => self.permits = permits,
             // The request that creates a Manifest contains its finalizers.
@@ -335,18 +367,19 @@ impl World {
             }
             Action::Apply(objects) => {
                 for object in objects {
-                    let seen = if self.fails() { Seen::Failed } else { self.write(&object.key, number) };
+                    let seen = if self.fails() { Seen::Failed } else { self.write(object, number) };
                     facts.seen.insert(object.key.clone(), seen);
                 }
             }
             Action::AwaitDefinitions(_) => facts.established = Some(!self.fails()),
             Action::CreateDefault => {
-                facts.default_object = if self.fails() {
+                facts.default_object = if self.fails() || self.refuses_crs() {
                     DefaultObject::Failed
                 } else {
+                    assert_eq!(facts.goal, Goal::Install, "a removal creates no default CR");
                     assert!(!self.creators.contains(&number), "a Manifest created its default CR again");
-                    self.has_created |= !self.has_default;
-                    self.has_default = true;
+                    self.has_created |= self.default.is_none();
+                    self.default.get_or_insert_default();
                     DefaultObject::Done
                 };
             }
@@ -369,14 +402,15 @@ impl World {
             Action::FindBlockers => facts.blocked = Some(self.fails() || self.user_crs > 0),
             Action::DeleteDefault => {
                 assert_eq!(self.user_crs, 0, "the default CR goes after the user's");
-                facts.default_object = if self.fails() {
-                    DefaultObject::Failed
-                } else {
-                    self.has_default = false;
-                    DefaultObject::Done
+                facts.default_object = match self.fails() || self.refuses_crs() {
+                    true => DefaultObject::Failed,
+                    false if self.delete_default() => DefaultObject::Done,
+                    false => DefaultObject::Terminating,
                 };
             }
             Action::Delete(keys) => {
+                let has_crs = facts.goal == Goal::Remove && (self.user_crs > 0 || self.default.is_some());
+                assert!(!has_crs || keys.iter().all(|key| !key.is_definition()), "a CRD goes after its CRs");
                 for key in keys {
                     let seen = if self.fails() { Seen::Failed } else { self.delete(&key, number) };
                     facts.seen.insert(key, seen);
@@ -402,14 +436,20 @@ impl World {
         true
     }
 
-    fn write(&mut self, key: &ObjectKey, number: u32) -> Seen {
-        let fresh = Object { owner: Owner::Manifest(number), is_held: false, is_terminating: false };
-        self.objects.entry(key.clone()).or_insert(fresh).owner = Owner::Manifest(number);
+    fn write(&mut self, RenderedObject { key, body, .. }: &RenderedObject, number: u32) -> Seen {
+        if key.kind == "Sample" && self.refuses_crs() {
+            return Seen::Failed;
+        }
+        let object = self.objects.entry(key.clone()).or_insert(Object::foreign());
+        object.owner = Owner::Manifest(number);
+        object.version = body.as_u64().and_then(|version| version.try_into().ok()).unwrap_or(usize::MAX);
         Seen::Current
     }
 
     fn delete(&mut self, key: &ObjectKey, number: u32) -> Seen {
+        let is_refused = key.kind == "Sample" && self.refuses_crs();
         match self.objects.get_mut(key) {
+            Some(object) if object.owner == Owner::Manifest(number) && is_refused => Seen::Failed,
             Some(object) if object.owner == Owner::Manifest(number) && object.is_held => {
                 object.is_terminating = true;
                 Seen::Terminating
@@ -420,6 +460,34 @@ impl World {
             }
             _ => Seen::Absent,
         }
+    }
+
+    /// Deletes the default module CR. Returns true if it is gone.
+    fn delete_default(&mut self) -> bool {
+        match &mut self.default {
+            Some(default) if default.is_held => default.is_terminating = true,
+            default => *default = None,
+        }
+        self.default.is_none()
+    }
+
+    /// True while the webhook of the module is there, and nothing serves it.
+    fn refuses_crs(&self) -> bool {
+        let exists = |key: &ObjectKey| self.objects.contains_key(key);
+        exists(&key("ValidatingWebhookConfiguration", "w")) && !exists(&key("Deployment", "d"))
+    }
+
+    fn has_terminating_cr(&self) -> bool {
+        let is_cr = |(key, object): (&ObjectKey, &Object)| key.kind == "Sample" && object.is_terminating;
+        self.default.is_some_and(|default| default.is_terminating) || self.objects.iter().any(is_cr)
+    }
+
+    fn operate(&mut self) {
+        if self.objects.get(&key("Deployment", "d")).is_none_or(|operator| operator.version == HANGING) {
+            return;
+        }
+        self.default = self.default.filter(|default| !default.is_terminating);
+        self.objects.retain(|key, object| key.kind != "Sample" || !object.is_terminating);
     }
 
     /// Invariants after each action.
@@ -446,9 +514,11 @@ impl World {
         self.permits = true;
         let keys: Vec<_> = self.objects.keys().cloned().collect();
         // From the last one on, since an object that is being deleted goes with its hold.
-        (0..keys.len()).rev().for_each(|at| self.apply(&Event::Hold(at, false)));
+        let others = (0..keys.len()).rev().filter(|at| keys[*at].kind != "Sample");
+        others.for_each(|at| self.apply(&Event::Hold(at, false)));
         for _ in 0..MAX_RECONCILES {
             self.reconcile();
+            self.operate();
         }
         self.check();
     }
@@ -466,7 +536,9 @@ fn event() -> impl Strategy<Value = Event> {
         1 => any::<usize>().prop_map(Event::Adopt),
         1 => (any::<usize>(), any::<bool>()).prop_map(|(at, held)| Event::Hold(at, held)),
         1 => (0..3u8).prop_map(Event::UserCrs),
+        1 => Just(Event::HoldDefault),
         1 => Just(Event::UserDeletesDefault),
+        1 => Just(Event::Operate),
         1 => any::<bool>().prop_map(Event::Layer),
         1 => any::<bool>().prop_map(Event::Serve),
         1 => Just(Event::InstallByHand),
@@ -476,8 +548,12 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
+fn schedules() -> u32 {
+    env::var("TIDEWATCH_SCHEDULES").ok().and_then(|number| number.parse().ok()).unwrap_or(SCHEDULES)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: schedules(), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn schedules_end_with_exactly_the_objects_of_the_manifest(events in prop::collection::vec(event(), 1..40)) {
@@ -486,25 +562,35 @@ proptest! {
             world.apply(event);
         }
         world.settle();
-        match world.manifest.clone() {
+        let ours = || world.ours().into_iter().filter(|key| !key.is_shared_namespace()).collect::<BTreeSet<_>>();
+        match &world.manifest {
             Some(manifest) if manifest.is_unmanaged => prop_assert!(false, "an unmanaged Manifest is left"),
             Some(manifest) => {
-                prop_assert!(!manifest.is_deleting || world.user_crs > 0, "only user CRs block a removal");
-                let expected: BTreeSet<_> = versions()[manifest.version].iter().map(|(key, _)| key.clone()).collect();
-                let ours: BTreeSet<_> = world.ours().into_iter().filter(|key| !key.is_shared_namespace()).collect();
-                let expected: BTreeSet<_> = expected.into_iter().filter(|key| !key.is_shared_namespace()).collect();
-                prop_assert!(ours.is_superset(&expected) && (ours == expected || world.is_restored), "{:?}", ours);
+                let hangs = manifest.version == HANGING && world.has_terminating_cr();
+                let waits = manifest.is_deleting;
+                prop_assert!(!waits || world.user_crs > 0 || hangs, "only CRs hold a removal");
+                let expected: BTreeSet<_> = versions()[manifest.version]
+                    .iter()
+                    .map(|(key, _)| key.clone())
+                    // One that its operator does not let go is not written again.
+                    .filter(|key| !key.is_shared_namespace() && !(hangs && key.kind == "Sample"))
+                    .collect();
+                let ours: BTreeSet<_> = ours().into_iter().filter(|key| !(hangs && key.kind == "Sample")).collect();
+                let more: Vec<_> = ours.difference(&expected).collect();
+                let may_stay = |key: &&ObjectKey| world.is_restored || (waits && key.is_definition());
+                prop_assert!(ours.is_superset(&expected), "{:?} of {:?}", ours, expected);
+                prop_assert!(more.iter().all(may_stay), "{:?} are left", more);
+                let is_current = |key: &ObjectKey| world.objects[key].version == manifest.version;
+                prop_assert!(expected.iter().all(is_current), "content of another version: {:?}", world.objects);
             }
-            None => {
-                let left: Vec<_> = world.ours().into_iter().filter(|key| !key.is_shared_namespace()).collect();
-                prop_assert!(left.is_empty(), "{:?} are left", left);
-            }
+            None => prop_assert!(ours().is_empty(), "{:?} are left", ours()),
         }
-        // A removal is complete once the user CRs are gone.
+        // A removal is complete once the user CRs are gone, and the operator is mended.
         world.apply(&Event::UserCrs(0));
         world.apply(&Event::Delist);
+        world.apply(&Event::Upgrade(MENDED));
         world.settle();
-        prop_assert!(world.manifest.is_none());
+        prop_assert!(world.manifest.is_none(), "{:?}", world);
         let left: Vec<_> = world.ours().into_iter().filter(|key| !key.is_shared_namespace()).collect();
         prop_assert!(left.is_empty(), "{:?} are left", left);
     }

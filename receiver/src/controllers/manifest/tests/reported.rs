@@ -5,7 +5,7 @@ use tidewatch_shared::event::{Change, Object};
 use super::*;
 
 impl Fixture {
-    async fn report(&mut self, objects: &[(&str, &str, Change)]) -> ReconcileOutcome {
+    pub(super) async fn report(&mut self, objects: &[(&str, &str, Change)]) -> ReconcileOutcome {
         let object = |(subject, kind, change): &(&str, &str, Change)| {
             let id = format!("{}/{}", subject.split('/').nth(2).unwrap(), subject.rsplit('/').next().unwrap());
             let version = self.runtime.object(&id).map(|found| found["metadata"]["resourceVersion"].clone());
