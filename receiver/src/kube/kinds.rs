@@ -22,11 +22,10 @@ use kube::{
 };
 use serde_json::Value;
 
-pub(crate) use cache::KindCache;
+pub(crate) use cache::{Kind, KindCache};
 pub(crate) use definition::Definition;
 
 use crate::base::key::KymaKey;
-use cache::Kind;
 
 /// Concurrent discovery requests to one runtime for one reconcile.
 const CONCURRENT_REQUESTS: usize = 4;
@@ -49,6 +48,10 @@ pub(crate) struct ServedKind<'a> {
 }
 
 impl ServedKind<'_> {
+    fn is(&self, group: &str, version: &str, kind: &str) -> bool {
+        (self.group, self.version, self.kind) == (group, version, kind)
+    }
+
     /// Client of the kind in a namespace, which is ignored for a cluster-scoped kind. An empty one stands for all
     /// namespaces, for lists only.
     pub(crate) fn api<K>(&self, client: &Client, namespace: &str) -> Api<K>
@@ -98,12 +101,14 @@ pub(crate) struct Kinds {
     revision: u64,
     /// Answers by group and version.
     answers: BTreeMap<String, BTreeMap<String, Answers>>,
+    /// Kinds of the CRDs that this reconcile applies. The API server may refuse these: they are no answers.
+    defined: Vec<Kind>,
     requests: usize,
 }
 
 impl Kinds {
     fn new(cache: KindCache, runtime: KymaKey, revision: u64, known: Vec<Arc<Kind>>) -> Self {
-        let mut kinds = Self { cache, runtime, revision, answers: BTreeMap::new(), requests: 0 };
+        let mut kinds = Self { cache, runtime, revision, answers: BTreeMap::new(), defined: Vec::new(), requests: 0 };
         known.into_iter().for_each(|kind| kinds.insert(kind));
         kinds
     }
@@ -120,10 +125,12 @@ impl Kinds {
         self.answers.get(group)?.get(version)?.get(kind)
     }
 
-    /// The kind as the runtime serves it. `None` if it does not serve it, or if the kind was not discovered before.
+    /// The kind as the runtime serves it, or will serve it once the CRDs of this reconcile are applied. `None` if neither
+    /// holds, or if the kind was not discovered before.
     pub(crate) fn served(&self, group: &str, version: &str, kind: &str) -> Option<ServedKind<'_>> {
+        let defined = || self.defined.iter().map(Kind::view).find(|it| it.is(group, version, kind));
         let discovered = || self.answer(group, version, kind)?.as_deref().map(Kind::view);
-        built_in::find(group, version, kind).or_else(discovered)
+        built_in::find(group, version, kind).or_else(defined).or_else(discovered)
     }
 
     /// Client of a served kind; see [`Self::served`] and [`ServedKind::api`].
@@ -141,8 +148,7 @@ impl Kinds {
     /// Adds the kind of a CRD that this reconcile applies, without a request. Ignores other objects. The answer is
     /// not cached: the runtime serves the kind only once the CRD is established.
     pub(crate) fn define(&mut self, object: &Value) {
-        let Some(definition) = Definition::of(object) else { return };
-        definition.kinds().for_each(|kind| self.insert(Arc::new(kind)));
+        self.defined.extend(Definition::of(object).iter().flat_map(Definition::kinds));
     }
 
     /// Discovers kinds, given as group, version and kind, as far as they are unknown. A kind that is not served is not
@@ -152,6 +158,17 @@ impl Kinds {
     /// A request failed, or its response is not one of a Kubernetes API server. The kinds of its group and version stay
     /// unknown, the others are discovered.
     pub(crate) async fn discover<'a>(
+        &mut self,
+        client: &Client,
+        kinds: impl IntoIterator<Item = (&'a str, &'a str, &'a str)>,
+    ) -> kube::Result<()> {
+        let unknown = kinds.into_iter().filter(|(group, version, kind)| self.served(group, version, kind).is_none());
+        let unknown: Vec<_> = unknown.collect();
+        self.ask(client, unknown).await
+    }
+
+    /// As [`Self::discover`], of the kinds that CRDs of this reconcile define, too.
+    async fn ask<'a>(
         &mut self,
         client: &Client,
         kinds: impl IntoIterator<Item = (&'a str, &'a str, &'a str)>,
@@ -188,28 +205,22 @@ impl Kinds {
     }
 
     /// Finds a version in which the runtime serves a kind; the preferred one if none is known. `None` if it does not
-    /// serve the kind at all.
+    /// serve the kind at all. CRDs that this reconcile is to apply do not count.
     ///
     /// # Errors
     /// As [`Self::discover`].
-    pub(crate) async fn locate(&mut self, client: &Client, group: &str, kind: &str) -> kube::Result<Option<String>> {
+    pub(crate) async fn locate(&mut self, client: &Client, group: &str, kind: &str) -> kube::Result<Option<Arc<Kind>>> {
         if let Some(found) = built_in::of_kind(group, kind).next() {
-            return Ok(Some(found.version.to_owned()));
+            return Ok(Some(Arc::new(found.into())));
         }
-        if let Some(version) = self.known_version(group, kind) {
-            return Ok(Some(version.to_owned()));
+        let known = self.answers.get(group).and_then(|versions| versions.values().find_map(|it| it.get(kind)?.clone()));
+        if known.is_some() {
+            return Ok(known);
         }
         self.count_requests(1)?;
         let versions = discovery::versions(client, group).await?;
-        self.discover(client, versions.iter().map(|version| (group, version.as_str(), kind))).await?;
-        Ok(versions.into_iter().find(|version| self.served(group, version, kind).is_some()))
-    }
-
-    fn known_version(&self, group: &str, kind: &str) -> Option<&str> {
-        let mut versions = self.answers.get(group)?.iter();
-        versions
-            .find(|(_, answers)| answers.get(kind).is_some_and(Option::is_some))
-            .map(|(version, _)| version.as_str())
+        self.ask(client, versions.iter().map(|version| (group, version.as_str(), kind))).await?;
+        Ok(versions.iter().find_map(|version| self.answer(group, version, kind)?.clone()))
     }
 
     /// Drops all answers of an API group, after a request for one of its kinds failed with [`is_unserved`].

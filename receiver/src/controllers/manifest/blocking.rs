@@ -217,9 +217,11 @@ async fn list_in_any_version(
     kind: &str,
     exempt: &Exempt<'_>,
 ) -> Result<Option<kube::Result<Listed>>, SearchError> {
-    let version = kinds.locate(client, group, kind).await;
-    let version = version.map_err(|source| SearchError::Kind { kind: kind.to_owned(), source })?;
-    let Some(served) = version.and_then(|version| kinds.served(group, &version, kind)) else { return Ok(None) };
+    let located = kinds.locate(client, group, kind).await;
+    let Some(located) = located.map_err(|source| SearchError::Kind { kind: kind.to_owned(), source })? else {
+        return Ok(None);
+    };
+    let served = located.view();
     Ok(Some(list(client, served, exempt.count(&served)).await))
 }
 

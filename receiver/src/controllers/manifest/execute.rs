@@ -163,12 +163,10 @@ impl<'a> Execution<'a> {
             self.facts.installation = Installation::Ours;
             return;
         };
-        let found = match self.api_of(&key, &version).await {
-            Ok(Some(api)) => object::get_metadata(&api, &key.name).await,
-            Ok(None) => Ok(None),
-            Err(error) => Err(error),
-        };
-        self.facts.installation = match found {
+        let name = key.name.clone();
+        let read = |api| read_metadata(api, name.clone());
+        let found = self.request(&key, &version, read).await;
+        self.facts.installation = match found.map(Option::flatten) {
             Ok(found) => {
                 let target = adoption::target(&self.record.manifest, &key, self.facts.rendered);
                 Installation::of(&key, found.as_ref(), target)
@@ -334,28 +332,18 @@ impl<'a> Execution<'a> {
     async fn create_default(&mut self) {
         let Some((key, version, body)) = self.default_object() else { return };
         let operation = format!("create the default {key}");
-        let created = match self.api_of(&key, &version).await {
-            Ok(Some(api)) => {
-                let params = PostParams {
-                    field_manager: Some(field_manager::DEFAULT_OBJECT.to_owned()),
-                    ..PostParams::default()
-                };
-                match serde_json::from_value(body).map_err(kube::Error::SerdeError) {
-                    Ok(object) => api.create(&params, &object).await.map(drop),
-                    Err(error) => Err(error),
-                }
-            }
-            Ok(None) => {
-                self.failures.push(unserved_kind(operation));
-                self.facts.default_object = DefaultObject::Failed;
-                return;
-            }
-            Err(error) => Err(error),
+        let created = match serde_json::from_value::<DynamicObject>(body) {
+            Ok(object) => self.request(&key, &version, |api| create_default(api, object.clone())).await,
+            Err(error) => Err(kube::Error::SerdeError(error)),
         };
         self.facts.default_object = match created {
-            Ok(()) => DefaultObject::Done,
+            Ok(Some(())) => DefaultObject::Done,
             // It is not changed: it may be the user's.
             Err(error) if object::is_conflict(&error) => DefaultObject::Done,
+            Ok(None) => {
+                self.failures.push(unserved_kind(operation));
+                DefaultObject::Failed
+            }
             Err(error) => {
                 self.failures.push(Failure::new(operation, &error));
                 DefaultObject::Failed
@@ -380,11 +368,14 @@ impl<'a> Execution<'a> {
 
     async fn delete_default(&mut self) {
         let Some((key, ..)) = self.default_object() else { return };
-        let deleted = match self.located(&key).await {
-            Ok(Some(api)) => retain(delete_default(&api, &key)).await,
-            Ok(None) => Ok(None),
-            Err(failure) => Err(failure),
-        };
+        let mut api = self.located(&key).await;
+        let mut deleted = retain(delete_default(api, &key)).await;
+        if deleted.as_ref().is_err_and(|failure| failure.is_unserved) {
+            // The CRD is gone, or serves another version by now.
+            self.kinds.invalidate(&key.group);
+            api = self.located(&key).await;
+            deleted = retain(delete_default(api, &key)).await;
+        }
         self.facts.default_object = match deleted {
             Ok(None) => DefaultObject::Done,
             Ok(Some(going)) => {
@@ -428,23 +419,20 @@ impl<'a> Execution<'a> {
 
     /// Client of an object's kind in any version that the runtime serves.
     async fn located(&mut self, key: &ObjectKey) -> Result<Option<Api<DynamicObject>>, Failure> {
-        let version = self.kinds.locate(&self.client, &key.group, &key.kind).await;
-        let version = version.map_err(|error| Failure::new(format!("find the kind of {key}"), &error))?;
-        Ok(version.and_then(|version| self.api(key, &version)))
+        let kind = self.kinds.locate(&self.client, &key.group, &key.kind).await;
+        let kind = kind.map_err(|error| Failure::new(format!("find the kind of {key}"), &error))?;
+        Ok(kind.map(|kind| kind.view().api(&self.client, &key.namespace)))
     }
 
     /// Reads the readiness of the module's manager; `None` if the request failed, which is recorded. With `explains`, its
     /// pods are read while it is not ready.
     pub(super) async fn readiness(&mut self, explains: bool) -> Option<Readiness> {
         let Some(Manager { key, version }) = self.manager.take() else { return Some(Readiness::Ready) };
-        let observed = match self.api_of(&key, &version).await {
-            Ok(Some(api)) => {
-                let found = self.live_manager.take();
-                retain(observe(&self.client, &api, &key, found, explains)).await
-            }
-            Ok(None) => Ok((Readiness::absent(&key), None)),
-            Err(error) => Err(error),
-        };
+        let client = self.client.clone();
+        let mut found = self.live_manager.take();
+        let observe = |api| retain(observe(client.clone(), api, key.clone(), found.take(), explains));
+        let observed = self.request(&key, &version, observe).await;
+        let observed = observed.map(|observed| observed.unwrap_or_else(|| (Readiness::absent(&key), None)));
         let failed = |error| self.failures.push(Failure::new(format!("read {key}"), &error));
         let (readiness, pods) = observed.map_err(failed).ok()?;
         self.pods = pods;
@@ -459,7 +447,28 @@ impl<'a> Execution<'a> {
         Some((key, version, body))
     }
 
-    fn api(&self, key: &ObjectKey, version: &str) -> Option<Api<DynamicObject>> {
+    /// Sends a request on an object of a kind in this version; `None` if the kind is not served. The kind is discovered anew
+    /// if the API server does not serve it as known.
+    async fn request<T, F>(
+        &mut self,
+        key: &ObjectKey,
+        version: &str,
+        mut send: impl FnMut(Api<DynamicObject>) -> F + Send,
+    ) -> kube::Result<Option<T>>
+    where
+        F: Future<Output = kube::Result<T>> + Send,
+    {
+        let Some(api) = self.api_of(key, version).await? else { return Ok(None) };
+        match send(api).await {
+            Err(error) if is_unserved(&error) => {}
+            sent => return sent.map(Some),
+        }
+        self.kinds.invalidate(&key.group);
+        let Some(api) = self.api_of(key, version).await? else { return Ok(None) };
+        send(api).await.map(Some)
+    }
+
+    pub(super) fn api(&self, key: &ObjectKey, version: &str) -> Option<Api<DynamicObject>> {
         self.kinds.api(&self.client, &key.group, version, &key.kind, &key.namespace)
     }
 
@@ -525,13 +534,26 @@ async fn delete_one(
     }
 }
 
-/// Deletes the default module CR. Returns what holds it while it exists.
-async fn delete_default(api: &Api<DynamicObject>, key: &ObjectKey) -> Result<Option<Going>, Failure> {
+async fn read_metadata(api: Api<DynamicObject>, name: String) -> kube::Result<Option<DynamicObject>> {
+    object::get_metadata(&api, &name).await
+}
+
+async fn create_default(api: Api<DynamicObject>, object: DynamicObject) -> kube::Result<()> {
+    let params = PostParams { field_manager: Some(field_manager::DEFAULT_OBJECT.to_owned()), ..PostParams::default() };
+    api.create(&params, &object).await.map(drop)
+}
+
+/// Deletes the default module CR. Returns what holds it while it exists. A kind that is not served has no objects.
+async fn delete_default(
+    api: Result<Option<Api<DynamicObject>>, Failure>,
+    key: &ObjectKey,
+) -> Result<Option<Going>, Failure> {
+    let Some(api) = api? else { return Ok(None) };
     let failed = |error: &kube::Error| Failure::new(format!("delete {key}"), error);
-    let found = object::get(api, &key.name).await.map_err(|error| failed(&error))?;
+    let found = object::get(&api, &key.name).await.map_err(|error| failed(&error))?;
     let left = match found {
         Some(found) if found.metadata.deletion_timestamp.is_none() => {
-            object::delete(api, &key.name, found.uid()).await.map_err(|error| failed(&error))?
+            object::delete(&api, &key.name, found.uid()).await.map_err(|error| failed(&error))?
         }
         found => found,
     };
@@ -557,27 +579,26 @@ pub(crate) fn finalizers(manages_default: bool) -> impl Iterator<Item = &'static
 /// Reads an object unless this reconcile has `found` it, and its pods if it has failed, or with `explains` if it is not
 /// ready.
 async fn observe(
-    client: &Client,
-    api: &Api<DynamicObject>,
-    key: &ObjectKey,
+    client: Client,
+    api: Api<DynamicObject>,
+    key: ObjectKey,
     found: Option<DynamicObject>,
     explains: bool,
 ) -> kube::Result<(Readiness, Option<PodSelection>)> {
-    let live = if found.is_some() { found } else { object::get(api, &key.name).await? };
-    let Some(live) = live else { return Ok((Readiness::absent(key), None)) };
+    let live = if found.is_some() { found } else { object::get(&api, &key.name).await? };
+    let Some(live) = live else { return Ok((Readiness::absent(&key), None)) };
     let now = Timestamp::now();
-    let readiness = ready::readiness(key, &live, now);
-    let Some(selector) = pod_selector(key, &live).filter(|_| readiness != Readiness::Ready) else {
+    let readiness = ready::readiness(&key, &live, now);
+    let Some(selector) = pod_selector(&key, &live).filter(|_| readiness != Readiness::Ready) else {
         return Ok((readiness, None));
     };
     let selection = PodSelection { namespace: key.namespace.clone(), selector };
     if !explains && !matches!(readiness, Readiness::Failed(_)) {
         return Ok((readiness, Some(selection)));
     }
-    let pods: Api<DynamicObject> =
-        Api::namespaced_with(client.clone(), &key.namespace, &ApiResource::erase::<Pod>(&()));
+    let pods: Api<DynamicObject> = Api::namespaced_with(client, &key.namespace, &ApiResource::erase::<Pod>(&()));
     let pods = list_first(&pods, &ListParams::default().labels(&selection.selector), MAX_PODS).await?;
-    let readiness = explain(readiness, key, &live, &pods, now);
+    let readiness = explain(readiness, &key, &live, &pods, now);
     Ok((readiness, Some(selection)))
 }
 

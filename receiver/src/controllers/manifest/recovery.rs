@@ -70,38 +70,62 @@ pub(super) async fn find(
     let is_custom = |key: &&ObjectKey| !is_built_in(&key.group);
     let custom: BTreeSet<_> =
         inventory.keys().filter(is_custom).map(|key| (key.group.clone(), key.kind.clone())).collect();
-    let mut versions = Vec::new();
+    let owner = owner_of(manifest);
+    let mut found = Found::default();
     for (group, kind) in custom {
-        match kinds.locate(client, &group, &kind).await {
-            Ok(version) => versions.extend(version.map(|version| (group, version, kind))),
-            Err(source) => return Err(SearchError::Kind { kind, source }),
-        }
+        found.add(list_custom(client, kinds, &group, &kind, &owner).await?);
     }
     let is_possible = |kind: &ServedKind<'_>| !NOT_IN_MODULES.contains(&(kind.group, kind.kind));
-    let mut served: Vec<_> =
-        versions.iter().filter_map(|(group, version, kind)| kinds.served(group, version, kind)).collect();
-    for kind in built_in_kinds().filter(is_possible) {
-        served.push(kind);
-    }
-    let owner = owner_of(manifest);
-    let requests: Vec<_> = served.into_iter().map(|kind| list(client, kind, &owner)).collect();
+    let requests: Vec<_> = built_in_kinds().filter(is_possible).map(|kind| list(client, kind, &owner)).collect();
     let mut lists = stream::iter(requests).buffer_unordered(CONCURRENT_REQUESTS);
-    let mut found = Found::default();
     while let Some(listed) = lists.next().await {
-        match listed? {
-            Some(objects) => found.objects.extend(objects),
-            None => found.is_refused = true,
-        }
+        found.add(listed?);
     }
     Ok(found)
 }
 
-/// Lists the objects of one kind that belong to an owner; `None` if the runtime cluster refuses that.
-async fn list(
+impl Found {
+    fn add(&mut self, listed: Listed) {
+        match listed {
+            Listed::Objects(objects) => self.objects.extend(objects),
+            Listed::Refused => self.is_refused = true,
+            Listed::Unserved => {}
+        }
+    }
+}
+
+/// Answer to the list of one kind.
+enum Listed {
+    /// Objects with their API versions.
+    Objects(Vec<(ObjectKey, String)>),
+    /// The runtime cluster refuses it.
+    Refused,
+    /// The runtime cluster does not serve the kind in this version.
+    Unserved,
+}
+
+/// As [`list`], of a kind in any version: the known one may be out of date.
+async fn list_custom(
     client: &Client,
-    kind: ServedKind<'_>,
+    kinds: &mut Kinds,
+    group: &str,
+    kind: &str,
     owner: &str,
-) -> Result<Option<Vec<(ObjectKey, String)>>, SearchError> {
+) -> Result<Listed, SearchError> {
+    for _ in 0..2 {
+        let located = kinds.locate(client, group, kind).await;
+        let located = located.map_err(|source| SearchError::Kind { kind: kind.to_owned(), source })?;
+        let Some(located) = located else { break };
+        match list(client, located.view(), owner).await? {
+            Listed::Unserved => kinds.invalidate(group),
+            listed => return Ok(listed),
+        }
+    }
+    Ok(Listed::Unserved)
+}
+
+/// Lists the objects of one kind that belong to an owner.
+async fn list(client: &Client, kind: ServedKind<'_>, owner: &str) -> Result<Listed, SearchError> {
     let api: Api<PartialObjectMeta> = kind.api(client, "");
     let selection = ListParams::default().labels(&format!("{}={}", label::MANAGED_BY, label::MANAGED_BY_SKR));
     let limits = ListLimits { objects: MAX_OBJECTS, ..ListLimits::default() };
@@ -115,9 +139,9 @@ async fn list(
         is_of(&object, owner).then(|| (key, kind.version.to_owned()))
     };
     match list_map(&api, &selection, &limits, keep).await {
-        Ok(objects) => Ok(Some(objects.into_iter().flatten().collect())),
-        Err(ListError::Page(kube::Error::Api(status))) if status.code == 403 => Ok(None),
-        Err(ListError::Page(error)) if is_unserved(&error) => Ok(Some(Vec::new())),
+        Ok(objects) => Ok(Listed::Objects(objects.into_iter().flatten().collect())),
+        Err(ListError::Page(kube::Error::Api(status))) if status.code == 403 => Ok(Listed::Refused),
+        Err(ListError::Page(error)) if is_unserved(&error) => Ok(Listed::Unserved),
         Err(ListError::Page(source)) => Err(SearchError::List { kind: kind.kind.to_owned(), source }),
         Err(error) => {
             let source = kube::Error::Service(error.into());
@@ -183,6 +207,31 @@ mod tests {
         assert_eq!(search(&server, &Inventory::default()).await, Ok((expected, false)));
         let calls = server.calls();
         assert!(calls.iter().all(|call| call.starts_with("GET ")) && calls.len() < 40, "{calls:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_of_a_kind_that_moved_to_another_version_are_found() {
+        let server = FakeApiServer::runtime();
+        let serve = |version: &str| {
+            let spec = json!({"group": "example.test", "scope": "Namespaced",
+                "names": {"kind": "Sample", "plural": "samples"},
+                "versions": [{"name": version, "served": true, "storage": true}]});
+            server.edit("customresourcedefinitions/samples.example.test", |object| object["spec"] = spec);
+        };
+        serve("v1");
+        put(&server, "samples/ours", |_| ());
+        let recorded = |name: &str| {
+            let entry = json!([{"group": "example.test", "version": "v1", "kind": "Sample", "name": name,
+                "namespace": "kyma-system"}]);
+            Inventory::read(&serde_json::from_value::<Vec<_>>(entry).unwrap())
+        };
+        let (cache, key) = (KindCache::default(), KymaKey::new("ns", "k"));
+        for version in ["v1", "v2"] {
+            serve(version);
+            let found = find(&server.client(), &mut cache.of(&key, 1), &manifest(), &recorded("other")).await.unwrap();
+            let versions: Vec<_> = found.objects.iter().map(|(_, version)| version.as_str()).collect();
+            assert_eq!(versions, [version]);
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -13,9 +13,9 @@ const MAX_KINDS: usize = 500;
 /// Least number of interned kinds between two removals of unused ones.
 const MIN_SWEEP: usize = 64;
 
-/// A kind that the API server of a runtime serves besides those of Kubernetes itself.
+/// A kind that the API server of a runtime serves.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct Kind {
+pub(crate) struct Kind {
     pub(super) group: String,
     pub(super) version: String,
     pub(super) kind: String,
@@ -23,8 +23,16 @@ pub(super) struct Kind {
     pub(super) namespaced: bool,
 }
 
+impl From<ServedKind<'_>> for Kind {
+    fn from(ServedKind { group, version, kind, plural, namespaced }: ServedKind<'_>) -> Self {
+        let [group, version, kind, plural] = [group, version, kind, plural].map(str::to_owned);
+        Self { group, version, kind, plural, namespaced }
+    }
+}
+
 impl Kind {
-    pub(super) fn view(&self) -> ServedKind<'_> {
+    /// The kind as views of it are used.
+    pub(crate) fn view(&self) -> ServedKind<'_> {
         let Self { group, version, kind, plural, namespaced } = self;
         ServedKind { group, version, kind, plural, namespaced: *namespaced }
     }

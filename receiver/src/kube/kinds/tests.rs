@@ -58,7 +58,8 @@ async fn built_in_kinds_need_no_request() {
     let server = server();
     let mut kinds = kinds(&KindCache::default());
     kinds.discover(&server.client(), [("apps", "v1", "Deployment"), ("", "v1", "Namespace")]).await.unwrap();
-    assert_eq!(kinds.locate(&server.client(), "autoscaling", "HorizontalPodAutoscaler").await.unwrap().unwrap(), "v2");
+    let scaler = kinds.locate(&server.client(), "autoscaling", "HorizontalPodAutoscaler").await.unwrap().unwrap();
+    assert_eq!(scaler.view().version, "v2");
     assert!(kinds.served("apps", "v1", "Deployment").unwrap().namespaced);
     assert!(!kinds.served("", "v1", "Namespace").unwrap().namespaced);
     assert!(server.calls().is_empty());
@@ -121,17 +122,40 @@ async fn an_error_is_not_an_answer_and_concerns_only_its_group() {
     assert_eq!(server.calls(), ["GET /apis/example.com/v1"]);
 }
 
+/// Version in which a kind is located, with its scope if that is the cluster.
+async fn locate(view: &mut Kinds, server: &FakeApiServer, kind: &str) -> String {
+    let found = view.locate(&server.client(), GROUP, kind).await.unwrap().unwrap();
+    let scope = if found.view().namespaced { "" } else { " Cluster" };
+    format!("{}{scope}", found.view().version)
+}
+
+/// The API server may refuse the CRD.
+#[tokio::test]
+async fn a_kind_is_located_as_it_is_served_and_not_as_a_definition_to_be_applied_has_it() {
+    let server = FakeApiServer::runtime();
+    serve(&server, definition(GROUP, "Thing", "Namespaced", &[("v1", true)]));
+    serve(&server, definition(GROUP, "Place", "Namespaced", &[("v2", true)]));
+    for versions in [&[("v2", true)][..], &[("v1", true), ("v2", true)]] {
+        let mut view = kinds(&KindCache::default());
+        view.define(&definition(GROUP, "Thing", "Cluster", versions));
+        assert_eq!(view.served(GROUP, "v2", "Thing").map(|thing| thing.namespaced), Some(false), "to be applied");
+        assert_eq!(locate(&mut view, &server, "Thing").await, "v1");
+        view.invalidate(GROUP);
+        assert_eq!(locate(&mut view, &server, "Thing").await, "v1");
+    }
+}
+
 #[tokio::test]
 async fn a_kind_is_located_in_any_served_version() {
     let server = FakeApiServer::runtime();
     serve(&server, definition(GROUP, "Thing", "Namespaced", &[("v1alpha1", false), ("v2", true)]));
     serve(&server, definition(GROUP, "Place", "Cluster", &[("v1", true)]));
     let mut view = kinds(&KindCache::default());
-    assert_eq!(view.locate(&server.client(), GROUP, "Thing").await.unwrap().as_deref(), Some("v2"));
+    assert_eq!(locate(&mut view, &server, "Thing").await, "v2");
     assert_eq!(view.locate(&server.client(), GROUP, "Absent").await.unwrap(), None);
     assert_eq!(view.locate(&server.client(), "absent.io", "Absent").await.unwrap(), None);
     server.calls();
-    assert_eq!(view.locate(&server.client(), GROUP, "Thing").await.unwrap().as_deref(), Some("v2"));
+    assert_eq!(locate(&mut view, &server, "Thing").await, "v2");
     assert!(server.calls().is_empty(), "known");
     server.refuse("GET /apis/example.com", 403);
     assert!(kinds(&KindCache::default()).locate(&server.client(), GROUP, "Thing").await.is_err());

@@ -125,3 +125,42 @@ async fn removal_that_waits_again_restores_what_it_has_deleted() {
     fixture.reconcile().await;
     assert_eq!(fixture.runtime.writes(), ["PATCH deployments/d"]);
 }
+
+/// The CRD of a version is refused, and its default CR has the version that is not served therefore.
+#[tokio::test(start_paused = true)]
+async fn default_cr_is_deleted_in_a_version_that_is_served() {
+    let mut fixture = Fixture::installed().await;
+    let mut next = objects();
+    next[2]["spec"]["scope"] = json!("Cluster");
+    next[2]["spec"]["versions"][0]["name"] = json!("v2");
+    fixture.set_layer(LayerObjects::Ready(Arc::new(next)));
+    fixture.edit(|manifest| {
+        manifest["spec"]["install"]["source"]["ref"] = json!(NEXT);
+        manifest["spec"]["resource"]["apiVersion"] = json!("example.test/v2");
+    });
+    fixture.runtime.refuse("PATCH customresourcedefinitions/samples.example.test", 422);
+    fixture.reconcile().await;
+    assert_eq!(fixture.state().0, State::Error);
+    fixture.delete_manifest();
+    fixture.runtime.writes();
+    assert_eq!(fixture.leaves().await[0], "DELETE samples/default");
+}
+
+/// The known version of the kind is out of date.
+#[tokio::test(start_paused = true)]
+async fn default_cr_is_deleted_after_its_kind_moved_to_another_version() {
+    let mut fixture = Fixture::with_held_default().await;
+    fixture.runtime.edit("customresourcedefinitions/samples.example.test", |crd| {
+        crd["spec"]["versions"][0]["name"] = json!("v2");
+    });
+    fixture.set_layer(LayerObjects::Pending);
+    fixture.release_default();
+    fixture.leaves().await;
+    let mut fixture = Fixture::with_held_default().await;
+    fixture.set_layer(LayerObjects::Pending);
+    fixture.runtime.edit("customresourcedefinitions/samples.example.test", |crd| {
+        crd["spec"]["versions"][0]["name"] = json!("v2");
+    });
+    fixture.reconcile().await;
+    assert_eq!(fixture.state(), (State::Deleting, LEFT.to_owned()));
+}
