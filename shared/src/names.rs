@@ -176,6 +176,9 @@ pub mod annotation {
     pub const CONFIRM: &str = "operator.kyma-project.io/tidewatch-confirm";
     /// On a Manifest, the rollout by which its module got its version, as JSON (Tidewatch).
     pub const ROLLOUT: &str = "operator.kyma-project.io/tidewatch-rollout";
+    /// On a Manifest whose version names another default module CR than the one that was created, or none: the created
+    /// one, as JSON (Tidewatch).
+    pub const CREATED_DEFAULT: &str = "operator.kyma-project.io/tidewatch-created-default";
     /// On a Manifest beside another one of its module: its number in the order in which the Kyma selected them; the
     /// highest is applied (Tidewatch).
     pub const SUCCESSION: &str = "operator.kyma-project.io/tidewatch-succession";

@@ -48,6 +48,7 @@ use tidewatch_shared::{
 };
 use tokio::time::{Instant, timeout};
 
+pub(crate) use default_object::CreatedDefault;
 pub(crate) use drift::affected;
 pub(crate) use execute::finalizers;
 pub use layers::{LayerObjects, ModuleLayers};
@@ -57,6 +58,7 @@ pub(crate) use watches::module_watches;
 
 use self::{
     adoption::Installation,
+    blocking::Found,
     drift::object_key,
     execute::{Execution, Failure, wanted_finalizers},
     inventory::{Inventory, ObjectKey},
@@ -434,8 +436,8 @@ impl Reconcile<'_> {
             facts,
             memory,
             failures: failure.into_iter().collect(),
-            blockers: None,
-            going: None,
+            crs: Found::default(),
+            going: Vec::new(),
             unestablished: Vec::new(),
             established: BTreeSet::new(),
             has_left: false,
@@ -542,8 +544,8 @@ impl Reconcile<'_> {
             manifest: &execution.record.manifest,
             fault: fault.as_ref(),
             failures: &execution.failures,
-            blockers: execution.blockers.as_ref().filter(|blockers| !blockers.is_empty()).map(ToString::to_string),
-            going: execution.going.as_ref(),
+            crs: &execution.crs,
+            going: &execution.going,
             unestablished: &execution.unestablished,
             readiness,
             foreign_finalizers: &foreign,

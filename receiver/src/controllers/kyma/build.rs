@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     base::labels::is_true,
-    controllers::manifest::finalizers,
+    controllers::manifest::{CreatedDefault, finalizers},
     kube::object::{Ownership, Shape, Target},
 };
 
@@ -85,6 +85,14 @@ pub(crate) fn manifest(kyma: &Kyma, module: &WantedModule, resolved: &Resolved, 
     Desired { name, managed: module.managed, body }
 }
 
+/// Records the default module CR that was created if the desired Manifest names another one: it stays, and goes with the
+/// module.
+pub(super) fn record_default(desired: &mut Desired, manifest: &Manifest) {
+    if let Some(created) = CreatedDefault::beside(manifest, desired.body["spec"].get("resource")) {
+        desired.body["metadata"]["annotations"][annotation::CREATED_DEFAULT] = created.to_text().into();
+    }
+}
+
 /// The desired Manifest with the default module CR and the manager that are installed.
 pub(super) fn as_installed(desired: &Desired, manifest: &Manifest) -> Desired {
     let mut kept = desired.clone();
@@ -96,6 +104,10 @@ pub(super) fn as_installed(desired: &Desired, manifest: &Manifest) -> Desired {
             (_, None) => {}
         }
     }
+    if let Some(annotations) = kept.body["metadata"]["annotations"].as_object_mut() {
+        annotations.remove(annotation::CREATED_DEFAULT);
+    }
+    record_default(&mut kept, manifest);
     let spec = &kept.body["spec"];
     let is_managed = spec["customResourcePolicy"] == json!(CustomResourcePolicy::CreateAndDelete);
     let manages_default = is_managed && spec.get("resource").is_some();
@@ -282,6 +294,28 @@ mod tests {
             assert_eq!(mandatory["metadata"][member], selected["metadata"][member], "{member}");
         }
         assert_eq!(mandatory["spec"], selected["spec"]);
+    }
+
+    #[test]
+    fn default_cr_that_was_created_is_recorded_when_a_version_renames_it_and_not_before() {
+        let body = |name: &str| {
+            let data = json!({"apiVersion": "a/v1", "kind": "Keda", "metadata": {"name": name}});
+            let body = check(template(json!({"data": data})), true);
+            Desired { name: "n".into(), managed: true, body }
+        };
+        let condition = json!({"type": "ModuleCR", "status": "True", "reason": "R", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let mut installed = body("default").body;
+        installed["status"] = json!({"state": "Ready", "conditions": [condition]});
+        let installed: Manifest = serde_json::from_value(installed).unwrap();
+        let recorded =
+            |desired: &Desired| desired.body["metadata"]["annotations"].get(annotation::CREATED_DEFAULT).cloned();
+        for (name, is_recorded) in [("default", false), ("other", true)] {
+            let mut desired = body(name);
+            record_default(&mut desired, &installed);
+            assert_eq!(recorded(&desired).is_some(), is_recorded, "{name}");
+            assert_eq!(recorded(&as_installed(&desired, &installed)), None, "the installed version names it");
+        }
     }
 
     #[test]

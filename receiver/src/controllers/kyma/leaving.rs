@@ -79,6 +79,7 @@ fn leaving(mut desired: Desired, manifest: &Manifest) -> Desired {
         (None, Some(members)) => drop(members.remove("resource")),
         (None, None) => {}
     }
+    build::record_default(&mut desired, manifest);
     desired
 }
 
@@ -172,6 +173,16 @@ mod tests {
         assert_eq!((&spec["version"], &spec["install"]["source"]["ref"]), (&json!("2.0.0"), &json!("2.0.0")));
         assert_eq!(spec["customResourcePolicy"], "CreateAndDelete");
         assert_eq!(spec["resource"], *manifest.spec.resource().unwrap());
+        assert_eq!(metadata["annotations"].get(annotation::CREATED_DEFAULT), None);
+        // One that an earlier version created stays recorded.
+        let text = r#"{"apiVersion":"a/v1","kind":"Keda","name":"former","namespace":"kyma-system"}"#;
+        let recorded = leaving_manifest(|body| {
+            body["metadata"]["annotations"][annotation::CREATED_DEFAULT] = json!(text);
+        });
+        let Upgrade::Write(desired) = upgrade(&kyma(), &recorded, &module, &newer, layer("2.0.0")) else {
+            panic!("a newer version")
+        };
+        assert_eq!(desired.body["metadata"]["annotations"][annotation::CREATED_DEFAULT], text);
         // One without a default module CR gets none.
         let without = leaving_manifest(|body| drop(body["spec"].as_object_mut().unwrap().remove("resource")));
         let Upgrade::Write(desired) = upgrade(&kyma(), &without, &module, &newer, layer("2.0.0")) else {

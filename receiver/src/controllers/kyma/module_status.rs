@@ -13,7 +13,11 @@ use super::{
     validate::WantedModule,
     window::Waiting,
 };
-use crate::controllers::{catalog::retirement, manifest::is_synced, status::known};
+use crate::controllers::{
+    catalog::retirement,
+    manifest::{CreatedDefault, is_synced},
+    status::known,
+};
 
 /// Maximal number of modules in a status that cannot be installed. An API server needs as much time for a status with
 /// hundreds of entries as for many small writes.
@@ -189,20 +193,35 @@ fn tracking<K: Resource>(kind: &str, object: &K) -> Box<TrackingObject> {
     })
 }
 
-/// The default module CR if the policy creates it.
+/// The default module CR if the policy creates it: that of an earlier version if one was created for it, since it stays.
 fn resource(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>) -> Option<Box<TrackingObject>> {
-    let data = found.template.spec.data.as_ref().filter(|_| module.policy == CustomResourcePolicy::CreateAndDelete)?;
+    if module.policy != CustomResourcePolicy::CreateAndDelete {
+        return None;
+    }
     let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+    let data = found.template.spec.data.as_ref().unwrap_or(&Value::Null);
+    let named = CreatedDefault {
+        api_version: text(&data["apiVersion"]).unwrap_or_default(),
+        kind: text(&data["kind"]).unwrap_or_default(),
+        namespace: text(&data["metadata"]["namespace"]).unwrap_or_else(|| SKR_NAMESPACE.to_owned()),
+        name: text(&data["metadata"]["name"]).or_else(|| manifest.map(ResourceExt::name_any)).unwrap_or_default(),
+    };
+    let recorded = manifest.and_then(CreatedDefault::recorded).map(|created| {
+        // The version in which it was created may not be served any more.
+        let is_same_kind = (created.group(), &created.kind) == (named.group(), &named.kind);
+        let api_version = if is_same_kind { named.api_version.clone() } else { created.api_version.clone() };
+        CreatedDefault { api_version, ..created }
+    });
+    let CreatedDefault { api_version, kind, namespace, name } = recorded.unwrap_or(named);
+    let some = |text: String| Some(text).filter(|text| !text.is_empty());
     let cluster_scoped =
         found.template.annotations().get(annotation::CLUSTER_SCOPED).is_some_and(|value| value == "true");
-    let namespace =
-        (!cluster_scoped).then(|| text(&data["metadata"]["namespace"]).unwrap_or_else(|| SKR_NAMESPACE.to_owned()));
     Some(Box::new(TrackingObject {
-        kind: Some(text(&data["kind"])?),
-        api_version: text(&data["apiVersion"]),
+        kind: Some(some(kind)?),
+        api_version: some(api_version),
         metadata: Some(PartialMeta {
-            name: text(&data["metadata"]["name"]).or_else(|| manifest.map(ResourceExt::name_any)),
-            namespace,
+            name: some(name),
+            namespace: Some(namespace).filter(|_| !cluster_scoped),
             ..PartialMeta::default()
         }),
         ..TrackingObject::default()
@@ -339,6 +358,21 @@ mod tests {
                 assert_eq!(resource.metadata.as_ref().unwrap().namespace.as_deref(), namespace, "{value}");
             }
         }
+    }
+
+    #[test]
+    fn default_cr_of_an_earlier_version_is_the_one_that_exists() {
+        let resource = |recorded: Value| {
+            let mut manifest = manifest(json!({"state": "Ready"}));
+            manifest.annotations_mut().insert(annotation::CREATED_DEFAULT.into(), recorded.to_string());
+            let resource = resolved(&wanted(true), &found(), Some(&manifest)).resource.unwrap();
+            let name = resource.metadata.unwrap().name;
+            (resource.kind, resource.api_version, name)
+        };
+        let created = |version: &str, kind: &str| json!({"apiVersion": version, "kind": kind, "namespace": "kyma-system", "name": "former"});
+        assert_eq!(resource(created("a/v1alpha1", "Keda")), (some("Keda"), some("a/v1"), some("former")));
+        assert_eq!(resource(created("b/v1", "Keda")), (some("Keda"), some("b/v1"), some("former")));
+        assert_eq!(resource(json!("malformed")), (some("Keda"), some("a/v1"), some("default")));
     }
 
     /// `keda` with this entry of the version 1.0.0 in its release meta.

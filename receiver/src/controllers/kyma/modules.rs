@@ -231,6 +231,9 @@ fn resolved<'a>(
     if let Some(number) = number(&module.name, &name, manifest.as_deref(), owned) {
         desired.body["metadata"]["annotations"][annotation::SUCCESSION] = number.to_string().into();
     }
+    if let Some(manifest) = &manifest {
+        build::record_default(&mut desired, manifest);
+    }
     let installed = manifest.iter().find(|manifest| manifest.spec.version.as_ref() == Some(&found.version));
     let kept = installed.map(|manifest| build::as_installed(&desired, manifest));
     if let Some(kept) = kept.filter(|kept| *kept != desired) {

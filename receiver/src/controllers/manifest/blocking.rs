@@ -1,7 +1,11 @@
 //! User CRs that block the removal of a module: all objects of the kinds that it manages, in all namespaces, less those
-//! that it brought itself. An object that is being deleted still blocks: its finalizers need the module's operator.
+//! that it brought itself, and those that go with its default CR. An object that is being deleted still blocks: its
+//! finalizers need the module's operator.
 
-use std::{collections::BTreeSet, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kube::{
@@ -10,30 +14,36 @@ use kube::{
 };
 use tidewatch_shared::{
     api::{CustomResourcePolicy, Manifest},
-    names::annotation,
+    names::{annotation, field_manager},
 };
 
 use super::{
-    inventory::{Inventory, ObjectKey},
+    default_object,
+    inventory::{Inventory, ObjectKey, split_api_version},
     search::SearchError,
 };
-use crate::kube::{
-    kinds::{Definition, Kinds, ServedKind, is_unserved},
-    runtime_access::{ListError, ListLimits, list_map},
+use crate::{
+    base::foreign_text::{MAX_NAME_BYTES, line},
+    kube::{
+        kinds::{Definition, Kinds, ServedKind, is_unserved},
+        runtime_access::{ListError, ListLimits, list_map},
+    },
 };
 
 /// Objects that a sentence names.
 const MAX_NAMED: usize = 5;
 /// User CRs of one kind that are counted. More of them are not listed.
 const MAX_COUNTED: usize = 500;
+/// Objects of one kind that are listed while none of them is surely of a user.
+const MAX_LISTED: usize = 5_000;
+/// Owners between an object and the default module CR.
+const MAX_GENERATIONS: usize = 8;
 /// Concurrent requests to one runtime cluster.
 const CONCURRENT_REQUESTS: usize = 4;
-/// Longest name of an object in Kubernetes, in characters; names come from a runtime's API server.
-const MAX_NAME_CHARS: usize = 253;
 
-/// User CRs that block the removal of a module. The text names at most five of them, in an order that stays the same.
+/// CRs in a sentence: at most five of them are named, in an order that stays the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Blockers {
+pub(super) struct ObjectList {
     /// The first ones.
     named: Vec<ObjectKey>,
     /// Number of the others.
@@ -42,14 +52,19 @@ pub(super) struct Blockers {
     has_more: bool,
 }
 
-impl Blockers {
-    /// Returns true if nothing blocks the removal.
+impl ObjectList {
+    fn of(objects: &BTreeSet<&ObjectKey>) -> Self {
+        let named = objects.iter().take(MAX_NAMED).map(|key| (*key).clone()).collect();
+        Self { named, others: objects.len().saturating_sub(MAX_NAMED), has_more: false }
+    }
+
+    /// Returns true if there are none.
     pub(super) fn is_empty(&self) -> bool {
-        self.named.is_empty()
+        self.named.is_empty() && !self.has_more
     }
 }
 
-impl fmt::Display for Blockers {
+impl fmt::Display for ObjectList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, ObjectKey { kind, namespace, name, .. }) in self.named.iter().enumerate() {
             let comma = if n == 0 { "" } else { ", " };
@@ -57,6 +72,7 @@ impl fmt::Display for Blockers {
             write!(f, "{comma}{kind} {namespace}{slash}{name}")?;
         }
         match (self.has_more, self.others) {
+            (true, _) if self.named.is_empty() => f.write_str("more resources than are listed"),
             (true, _) => f.write_str(" and many more"),
             (false, 0) => Ok(()),
             (false, others) => write!(f, " and {others} more"),
@@ -64,59 +80,139 @@ impl fmt::Display for Blockers {
     }
 }
 
+/// CRs of the kinds of a module, as a removal finds them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Those of users.
+    pub(super) blockers: ObjectList,
+    /// The default module CRs, which are deleted with the module: the declared one, and any that was created as such.
+    pub(super) defaults: BTreeSet<ObjectKey>,
+    /// Those that exist because of a default module CR, and go with it.
+    pub(super) children: ObjectList,
+}
+
 /// Listed objects of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Listed {
-    objects: BTreeSet<ObjectKey>,
+    /// Group and kind.
+    kind: (String, String),
+    is_namespaced: bool,
+    objects: BTreeMap<ObjectKey, Origin>,
     /// The list ended before the last object.
     is_cut: bool,
 }
 
-/// Selects the user CRs among listed objects: those that are neither in the inventory nor the default module CR, if
-/// that is deleted with the module.
-fn blockers(listed: &[Listed], exempt: &Exempt<'_>) -> Blockers {
-    let is_users = |key: &&ObjectKey| !exempt.contains(key);
-    let users: BTreeSet<_> = listed.iter().flat_map(|it| &it.objects).filter(is_users).collect();
-    Blockers {
-        named: users.iter().copied().take(MAX_NAMED).cloned().collect(),
-        others: users.len().saturating_sub(MAX_NAMED),
-        has_more: listed.iter().any(|it| it.is_cut),
+/// What the metadata of an object says about its origin.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Origin {
+    /// It was created as a default module CR.
+    is_default: bool,
+    /// Group, kind and name of its owners.
+    owners: Vec<(String, String, String)>,
+}
+
+impl Origin {
+    fn of(object: &PartialObjectMeta) -> Self {
+        let mut managers = object.managed_fields().iter().filter_map(|entry| entry.manager.as_deref());
+        let owners = object.owner_references().iter().map(|owner| {
+            let (group, _) = split_api_version(&owner.api_version);
+            (group.to_owned(), owner.kind.clone(), owner.name.clone())
+        });
+        Self { is_default: managers.any(|manager| manager == field_manager::DEFAULT_OBJECT), owners: owners.collect() }
     }
+}
+
+/// Sorts the listed objects.
+fn sort(listed: &[Listed], exempt: &Exempt<'_>) -> Found {
+    let objects = || listed.iter().flat_map(|it| &it.objects);
+    let mut defaults: BTreeSet<ObjectKey> = exempt.default.iter().map(|key| in_scope(key, listed)).collect();
+    if exempt.deletes_defaults {
+        defaults.extend(objects().filter(|(_, origin)| origin.is_default).map(|(key, _)| key.clone()));
+    }
+    let is_ours = |key: &ObjectKey| defaults.contains(key) || exempt.is_recorded(key);
+    let others: BTreeMap<_, _> = objects().filter(|(key, _)| !is_ours(key)).collect();
+    let children = children(&others, &defaults);
+    let users = others.keys().copied().filter(|key| !children.contains(key)).collect::<BTreeSet<_>>();
+    let blockers = ObjectList { has_more: listed.iter().any(|it| it.is_cut), ..ObjectList::of(&users) };
+    let children = ObjectList::of(&children);
+    Found { blockers, defaults, children }
+}
+
+/// The key as the objects of its kind are listed: without a namespace if the kind is cluster-scoped.
+fn in_scope(key: &ObjectKey, listed: &[Listed]) -> ObjectKey {
+    let is_of = |it: &Listed| it.kind.0 == key.group && it.kind.1 == key.kind && !it.is_namespaced;
+    let namespace = if listed.iter().any(is_of) { String::new() } else { key.namespace.clone() };
+    ObjectKey { namespace, ..key.clone() }
+}
+
+/// Selects the objects all of whose owners are default module CRs, or such objects themselves: Kubernetes deletes them with
+/// their owners. An owner in another namespace is none.
+fn children<'a>(others: &BTreeMap<&'a ObjectKey, &Origin>, defaults: &BTreeSet<ObjectKey>) -> BTreeSet<&'a ObjectKey> {
+    let mut found: BTreeSet<&ObjectKey> = BTreeSet::new();
+    for _ in 0..MAX_GENERATIONS {
+        let is_known = |key: &ObjectKey| defaults.contains(key) || found.contains(key);
+        let is_owner = |(group, kind, name): &(String, String, String), namespace: &str| {
+            let owner = |namespace: &str| ObjectKey {
+                group: group.clone(),
+                kind: kind.clone(),
+                namespace: namespace.to_owned(),
+                name: name.clone(),
+            };
+            is_known(&owner(namespace)) || is_known(&owner(""))
+        };
+        let is_child = |key: &ObjectKey, origin: &Origin| {
+            !origin.owners.is_empty() && origin.owners.iter().all(|owner| is_owner(owner, &key.namespace))
+        };
+        let more: Vec<_> = others
+            .iter()
+            .filter(|(key, origin)| !found.contains(*key) && is_child(key, origin))
+            .map(|(key, _)| *key)
+            .collect();
+        if more.is_empty() {
+            break;
+        }
+        found.extend(more);
+    }
+    found
 }
 
 /// Objects that do not block the removal.
 struct Exempt<'a> {
     inventory: &'a Inventory,
-    /// The default module CR, if it is deleted with the module.
+    /// Default module CRs are deleted with the module.
+    deletes_defaults: bool,
+    /// The declared default module CR, if it is deleted with the module.
     default: Option<ObjectKey>,
 }
 
 impl<'a> Exempt<'a> {
     fn of(manifest: &Manifest, inventory: &'a Inventory) -> Self {
-        let is_deleted = manifest.spec.policy() == CustomResourcePolicy::CreateAndDelete;
-        Self { inventory, default: manifest.spec.resource().filter(|_| is_deleted).map(ObjectKey::of) }
+        let deletes_defaults = manifest.spec.policy() == CustomResourcePolicy::CreateAndDelete;
+        Self { inventory, deletes_defaults, default: default_object::of(manifest).filter(|_| deletes_defaults) }
     }
 
-    fn keys(&self) -> impl Iterator<Item = &ObjectKey> {
-        self.inventory.entries().map(|(key, _)| key).chain(&self.default)
-    }
-
-    /// A listed object without a namespace is cluster-scoped: then the namespace of an exempt one has no meaning.
-    fn contains(&self, listed: &ObjectKey) -> bool {
-        if !listed.namespace.is_empty() {
-            return self.inventory.contains(listed) || self.default.as_ref() == Some(listed);
-        }
+    /// A listed object without a namespace is cluster-scoped: then the namespace of a recorded one has no meaning.
+    fn is_recorded(&self, listed: &ObjectKey) -> bool {
         let of_object =
             |key: &ObjectKey| (&key.group, &key.kind, &key.name) == (&listed.group, &listed.kind, &listed.name);
-        self.keys().any(of_object)
+        self.inventory.contains(listed) || listed.namespace.is_empty() && self.inventory.keys().any(of_object)
+    }
+
+    fn is_declared(&self, listed: &ObjectKey) -> bool {
+        let is_it = |key: &ObjectKey| {
+            let has_namespace = listed.namespace.is_empty() || key.namespace == listed.namespace;
+            has_namespace && (&key.group, &key.kind, &key.name) == (&listed.group, &listed.kind, &listed.name)
+        };
+        self.default.as_ref().is_some_and(is_it)
     }
 
     fn count(&self, kind: &ServedKind<'_>) -> usize {
-        self.keys().filter(|key| key.group == kind.group && key.kind == kind.kind).count()
+        let keys = self.inventory.keys().chain(&self.default);
+        keys.filter(|key| key.group == kind.group && key.kind == kind.kind).count()
     }
 }
 
-/// Finds the user CRs that block the removal of a module. The module manages the kind of its default CR, the kinds of
+/// Finds the user CRs that block the removal of a module. The module manages the kinds of its default CRs, the kinds of
 /// the CRDs in its inventory that exist and belong to it, and the `associated` ones, given as group and kind. A kind that
 /// is not served has no objects.
 ///
@@ -128,19 +224,20 @@ pub(super) async fn find(
     manifest: &Manifest,
     inventory: &Inventory,
     associated: &[(String, String)],
-) -> Result<Blockers, SearchError> {
+) -> Result<Found, SearchError> {
     let exempt = Exempt::of(manifest, inventory);
     let definitions = definitions(client, manifest, inventory).await?;
     let mut listed = list_defined(client, &definitions, &exempt).await?;
-    let default = manifest.spec.resource().map(ObjectKey::of).map(|key| (key.group, key.kind));
-    let mut others: BTreeSet<_> = associated.iter().cloned().chain(default).collect();
+    let declared = manifest.spec.resource().map(ObjectKey::of);
+    let defaults = declared.into_iter().chain(default_object::of(manifest)).map(|key| (key.group, key.kind));
+    let mut others: BTreeSet<_> = associated.iter().cloned().chain(defaults).collect();
     for kind in definitions.iter().filter_map(Definition::preferred) {
         others.remove(&(kind.group.to_owned(), kind.kind.to_owned()));
     }
     for (group, kind) in others {
         listed.extend(list_located(client, kinds, &group, &kind, &exempt).await?);
     }
-    Ok(blockers(&listed, &exempt))
+    Ok(sort(&listed, &exempt))
 }
 
 /// Reads the CRDs of the inventory that exist and do not belong to another Manifest. One without an owner counts: the
@@ -174,7 +271,7 @@ async fn list_defined(
     let kinds = definitions.iter().filter_map(|definition| Some((definition, definition.preferred()?)));
     let requests: Vec<_> = kinds
         .map(|(definition, kind)| async move {
-            match list(client, kind, exempt.count(&kind)).await {
+            match list(client, kind, exempt).await {
                 Ok(listed) => Ok(listed),
                 Err(source) if is_unserved(&source) && !exists(client, definition).await? => Ok(Listed::default()),
                 Err(source) => Err(SearchError::List { kind: kind.kind.to_owned(), source }),
@@ -222,33 +319,43 @@ async fn list_in_any_version(
         return Ok(None);
     };
     let served = located.view();
-    Ok(Some(list(client, served, exempt.count(&served)).await))
+    Ok(Some(list(client, served, exempt).await))
 }
 
-/// Lists objects of a kind in all namespaces, at least all `exempt` ones and [`MAX_COUNTED`] others if there are so many.
-async fn list(client: &Client, kind: ServedKind<'_>, exempt: usize) -> kube::Result<Listed> {
+/// Lists objects of a kind in all namespaces: at least all exempt ones, and [`MAX_COUNTED`] others if there are so many.
+async fn list(client: &Client, kind: ServedKind<'_>, exempt: &Exempt<'_>) -> kube::Result<Listed> {
+    let limit = exempt.count(&kind) + MAX_COUNTED;
+    let listed = list_some(client, kind, limit).await?;
+    let is_users = |(key, origin): (&ObjectKey, &Origin)| {
+        origin.owners.is_empty() && !origin.is_default && !exempt.is_recorded(key) && !exempt.is_declared(key)
+    };
+    if listed.is_cut && limit < MAX_LISTED && !listed.objects.iter().any(is_users) {
+        return list_some(client, kind, MAX_LISTED).await;
+    }
+    Ok(listed)
+}
+
+async fn list_some(client: &Client, kind: ServedKind<'_>, limit: usize) -> kube::Result<Listed> {
     let api: Api<PartialObjectMeta> = kind.api(client, "");
-    let mut objects = BTreeSet::new();
+    let mut objects = BTreeMap::new();
     let keep = |object: PartialObjectMeta| {
-        objects.insert(ObjectKey {
+        let key = ObjectKey {
             group: kind.group.to_owned(),
             kind: kind.kind.to_owned(),
-            namespace: clean(&object.namespace().unwrap_or_default()),
-            name: clean(&object.name_any()),
-        });
+            namespace: line(&object.namespace().unwrap_or_default(), MAX_NAME_BYTES),
+            name: line(&object.name_any(), MAX_NAME_BYTES),
+        };
+        objects.insert(key, Origin::of(&object));
     };
-    let limits = ListLimits { objects: exempt + MAX_COUNTED, ..ListLimits::default() };
-    match list_map(&api, &ListParams::default(), &limits, keep).await {
-        Ok(_) => Ok(Listed { objects, is_cut: false }),
-        Err(ListError::Objects(_)) if objects.len() > exempt => Ok(Listed { objects, is_cut: true }),
-        Err(ListError::Page(error)) => Err(error),
-        Err(error) => Err(kube::Error::Service(error.into())),
-    }
-}
-
-/// A name for a message.
-fn clean(name: &str) -> String {
-    name.chars().filter(|char| !char.is_control()).take(MAX_NAME_CHARS).collect()
+    let limits = ListLimits { objects: limit, ..ListLimits::default() };
+    let is_cut = match list_map(&api, &ListParams::default(), &limits, keep).await {
+        Ok(_) => false,
+        Err(ListError::Objects(_)) => true,
+        Err(ListError::Page(error)) => return Err(error),
+        Err(error) => return Err(kube::Error::Service(error.into())),
+    };
+    let kind_of = (kind.group.to_owned(), kind.kind.to_owned());
+    Ok(Listed { kind: kind_of, is_namespaced: kind.namespaced, objects, is_cut })
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 use super::{
     Context, Error,
     adoption::{self, Installation},
-    blocking::{self, Blockers},
+    blocking::{self, Found},
     default_object::Going,
     inventory::{Inventory, ObjectKey},
     memory::Memory,
@@ -105,9 +105,10 @@ pub(super) struct Execution<'a> {
     /// Objects in the runtime cluster are compared even if they were applied before.
     pub(super) memory: Memory,
     pub(super) failures: Vec<Failure>,
-    pub(super) blockers: Option<Blockers>,
-    /// The default module CR while it is being deleted.
-    pub(super) going: Option<Going>,
+    /// CRs of the module's kinds, once they were searched during a removal.
+    pub(super) crs: Found,
+    /// Default module CRs that are being deleted.
+    pub(super) going: Vec<Going>,
     /// CRDs that are not established.
     pub(super) unestablished: Vec<String>,
     /// CRDs that the responses of this reconcile show as established.
@@ -355,9 +356,12 @@ impl<'a> Execution<'a> {
         let found =
             blocking::find(&self.client, &mut self.kinds, &self.record.manifest, &self.facts.inventory, &[]).await;
         match found {
-            Ok(blockers) => {
-                self.facts.blocked = Some(!blockers.is_empty());
-                self.blockers = Some(blockers);
+            Ok(found) => {
+                self.facts.blocked = Some(!found.blockers.is_empty());
+                if !found.defaults.is_empty() {
+                    self.facts.default_object = DefaultObject::Pending;
+                }
+                self.crs = found;
             }
             Err(error) => {
                 self.failures.push(Failure::new(error.to_string(), error.request()));
@@ -367,26 +371,33 @@ impl<'a> Execution<'a> {
     }
 
     async fn delete_default(&mut self) {
-        let Some((key, ..)) = self.default_object() else { return };
-        let mut api = self.located(&key).await;
-        let mut deleted = retain(delete_default(api, &key)).await;
-        if deleted.as_ref().is_err_and(|failure| failure.is_unserved) {
-            // The CRD is gone, or serves another version by now.
-            self.kinds.invalidate(&key.group);
-            api = self.located(&key).await;
-            deleted = retain(delete_default(api, &key)).await;
+        let mut has_failed = false;
+        for key in self.crs.defaults.clone() {
+            let mut api = self.located(&key).await;
+            let mut deleted = retain(delete_default(api, &key)).await;
+            if deleted.as_ref().is_err_and(|failure| failure.is_unserved) {
+                // The CRD is gone, or serves another version by now.
+                self.kinds.invalidate(&key.group);
+                api = self.located(&key).await;
+                deleted = retain(delete_default(api, &key)).await;
+            }
+            match deleted {
+                Ok(going) => self.going.extend(going),
+                Err(failure) => {
+                    self.failures.push(failure);
+                    has_failed = true;
+                }
+            }
         }
-        self.facts.default_object = match deleted {
-            Ok(None) => DefaultObject::Done,
-            Ok(Some(going)) => {
-                self.ctx.metrics.requeues.intended("manifest_pre_delete_enqueue_required");
-                self.going = Some(going);
-                DefaultObject::Terminating
-            }
-            Err(failure) => {
-                self.failures.push(failure);
-                DefaultObject::Failed
-            }
+        // The garbage collector or the manager deletes what belongs to it.
+        let is_left = !self.going.is_empty() || !self.crs.children.is_empty();
+        if is_left {
+            self.ctx.metrics.requeues.intended("manifest_pre_delete_enqueue_required");
+        }
+        self.facts.default_object = match (has_failed, is_left) {
+            (true, _) => DefaultObject::Failed,
+            (false, true) => DefaultObject::Terminating,
+            (false, false) => DefaultObject::Done,
         };
     }
 

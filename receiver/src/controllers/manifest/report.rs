@@ -4,6 +4,7 @@ use tidewatch_shared::api::{Manifest, State};
 
 use super::{
     adoption::Installation,
+    blocking::Found,
     default_object::Going,
     execute::Failure,
     inventory::ObjectKey,
@@ -49,10 +50,10 @@ pub(super) struct Details<'a> {
     pub(super) manifest: &'a Manifest,
     pub(super) fault: Option<&'a Fault>,
     pub(super) failures: &'a [Failure],
-    /// User CRs that block the removal, as one list.
-    pub(super) blockers: Option<String>,
-    /// The default module CR while it is being deleted.
-    pub(super) going: Option<&'a Going>,
+    /// CRs of the module's kinds, during a removal.
+    pub(super) crs: &'a Found,
+    /// Default module CRs that are being deleted.
+    pub(super) going: &'a [Going],
     /// CRDs that are not established.
     pub(super) unestablished: &'a [String],
     /// Readiness of the manager, once all objects but the module's own custom resources are applied. During a removal,
@@ -136,10 +137,17 @@ fn removing(facts: &Facts<'_>, details: &Details<'_>) -> String {
     if !details.foreign_finalizers.is_empty() {
         return format!("waiting as other finalizers are present: [{}]", details.foreign_finalizers.join(" "));
     }
-    let blocked = || Some(format!("{BLOCKED}: {}", details.blockers.as_ref()?));
-    let default_left = || Some(format!("{DEFAULT_LEFT}: {}", details.going?));
-    if let Some(wait) = blocked().or_else(default_left) {
-        return with_troubles(wait, details);
+    let Found { blockers, children, .. } = details.crs;
+    if !blockers.is_empty() {
+        return with_troubles(format!("{BLOCKED}: {blockers}"), None, details);
+    }
+    // A deletion that failed says more.
+    if facts.default_object == DefaultObject::Terminating {
+        let going: Vec<_> = details.going.iter().map(ToString::to_string).collect();
+        let left =
+            if going.is_empty() { format!("what belongs to it is left: {children}") } else { join(&going, ", ") };
+        let says = details.going.iter().find_map(|going| going.says.as_deref());
+        return with_troubles(format!("{DEFAULT_LEFT}: {left}"), says, details);
     }
     if let Some(failure) = failures(details).or_else(|| details.failures.first().map(Failure::line)) {
         return failure;
@@ -152,7 +160,7 @@ fn removing(facts: &Facts<'_>, details: &Details<'_>) -> String {
 
 /// Adds to a wait for CRs what may be its cause: what keeps the module from being as rendered, its manager that does not
 /// run, and what the default module CR says itself.
-fn with_troubles(wait: String, details: &Details<'_>) -> String {
+fn with_troubles(wait: String, says: Option<&str>, details: &Details<'_>) -> String {
     let unready = match &details.readiness {
         Some(Readiness::Progressing(reason) | Readiness::Failed(reason)) => {
             Some(format!("the module is not ready: {reason}"))

@@ -19,8 +19,12 @@ fn key(kind: &str, namespace: &str, name: &str) -> ObjectKey {
     ObjectKey { group: text(GROUP), kind: text(kind), namespace: text(namespace), name: text(name) }
 }
 
+/// Listed objects of one kind; cluster-scoped ones have no namespace.
 fn listed(keys: &[ObjectKey]) -> Listed {
-    Listed { objects: keys.iter().cloned().collect(), is_cut: false }
+    let kind = keys.first().map(|key| (key.group.clone(), key.kind.clone())).unwrap_or_default();
+    let is_namespaced = keys.iter().all(|key| !key.namespace.is_empty());
+    let objects = keys.iter().map(|key| (key.clone(), Origin::default())).collect();
+    Listed { kind, is_namespaced, objects, is_cut: false }
 }
 
 fn inventory(keys: &[ObjectKey]) -> Inventory {
@@ -59,7 +63,7 @@ fn default_of(kind: &str) -> Value {
 
 /// Text of the blockers among listed objects.
 fn text(listed: &[Listed], inventory: &Inventory, manifest: &Manifest) -> String {
-    blockers(listed, &Exempt::of(manifest, inventory)).to_string()
+    sort(listed, &Exempt::of(manifest, inventory)).blockers.to_string()
 }
 
 #[test]
@@ -92,7 +96,87 @@ fn the_sentence_is_sorted_and_bounded() {
     assert_eq!(text(&[listed(&keys[3..])], &none, &manifest), start);
     let cut = Listed { is_cut: true, ..listed(&keys) };
     assert_eq!(text(&[cut], &none, &manifest), format!("{start} and many more"));
-    assert!(blockers(&[listed(&[])], &Exempt::of(&manifest, &none)).is_empty());
+    assert!(sort(&[listed(&[])], &Exempt::of(&manifest, &none)).blockers.is_empty());
+    let of_ours = Listed { is_cut: true, ..listed(&keys[..1]) };
+    let blockers = sort(&[of_ours], &Exempt::of(&manifest, &inventory(&keys[..1]))).blockers;
+    assert!(!blockers.is_empty(), "those that are not listed may be of users");
+    assert_eq!(blockers.to_string(), "more resources than are listed");
+}
+
+/// Owner references to these objects.
+fn owned_by(owners: &[&ObjectKey]) -> Origin {
+    let owners = owners.iter().map(|key| (key.group.clone(), key.kind.clone(), key.name.clone()));
+    Origin { owners: owners.collect(), is_default: false }
+}
+
+/// Texts of the blockers and of what belongs to the default module CR among these objects of one kind.
+fn texts(objects: &[(ObjectKey, Origin)], manifest: &Manifest) -> [String; 2] {
+    let keys: Vec<_> = objects.iter().map(|(key, _)| key.clone()).collect();
+    let listed = Listed { objects: objects.iter().cloned().collect(), ..listed(&keys) };
+    let found = sort(&[listed], &Exempt::of(manifest, &inventory(&[])));
+    [found.blockers.to_string(), found.children.to_string()]
+}
+
+#[test]
+fn objects_that_the_default_object_owns_belong_to_it() {
+    let default = key("Sample", "kyma-system", "default");
+    let named = |name: &str| key("Sample", "kyma-system", name);
+    let (child, grandchild, users) = (named("child"), named("grandchild"), named("users"));
+    let elsewhere = key("Sample", "user", "child");
+    let unknown = key("Other", "kyma-system", "unknown");
+    let objects = [
+        (default.clone(), Origin::default()),
+        (child.clone(), owned_by(&[&default])),
+        (grandchild.clone(), owned_by(&[&child])),
+        (named("of-both"), owned_by(&[&default, &users])),
+        (named("of-unknown"), owned_by(&[&unknown])),
+        (elsewhere, owned_by(&[&default])),
+        (users, Origin::default()),
+    ];
+    let blockers =
+        "Sample kyma-system/of-both, Sample kyma-system/of-unknown, Sample kyma-system/users, Sample user/child";
+    let children = "Sample kyma-system/child, Sample kyma-system/grandchild";
+    let by = |policy: &str| texts(&objects, &manifest(policy, default_of("Sample")));
+    assert_eq!(by("CreateAndDelete"), [blockers, children]);
+    // They still do once it is gone.
+    assert_eq!(texts(&objects[1..], &manifest("CreateAndDelete", default_of("Sample"))), [blockers, children]);
+    assert_eq!(by("Ignore")[1], "", "the default module CR stays");
+    // One of a cluster-scoped kind owns objects everywhere.
+    let cluster = key("Sample", "", "default");
+    let own = [(cluster.clone(), Origin::default()), (key("Sample", "", "child"), owned_by(&[&cluster]))];
+    assert_eq!(texts(&own, &manifest("CreateAndDelete", default_of("Sample"))), ["", "Sample child"]);
+}
+
+#[test]
+fn generations_are_bounded() {
+    let name = |n: usize| key("Sample", "kyma-system", &format!("n{n:02}"));
+    let mut objects = vec![(name(0), Origin { is_default: true, ..Origin::default() })];
+    objects.extend((1..20).map(|n| (name(n), owned_by(&[&name(n - 1)]))));
+    let [blockers, children] = texts(&objects, &manifest("CreateAndDelete", Value::Null));
+    assert!(blockers.starts_with("Sample kyma-system/n09, "), "{blockers}");
+    assert!(children.starts_with("Sample kyma-system/n01, ") && children.ends_with(" and 3 more"), "{children}");
+}
+
+#[test]
+fn default_objects_are_known_by_the_record_and_by_their_field_manager() {
+    let keys = ["created", "named", "other", "users"].map(|name| key("Sample", "kyma-system", name));
+    let [created, named, other, _] = &keys;
+    let origin = |key: &ObjectKey| Origin { is_default: key == other, ..Origin::default() };
+    let objects: Vec<_> = keys.iter().map(|key| (key.clone(), origin(key))).collect();
+    let mut default = default_of("Sample");
+    default["metadata"]["name"] = json!("named");
+    let mut manifest = manifest("CreateAndDelete", default);
+    let defaults = |manifest: &Manifest| {
+        let all = [Listed { objects: objects.iter().cloned().collect(), ..listed(&keys) }];
+        sort(&all, &Exempt::of(manifest, &inventory(&[]))).defaults.into_iter().collect::<Vec<_>>()
+    };
+    assert_eq!(defaults(&manifest), [named.clone(), other.clone()]);
+    let text = json!({"apiVersion": "example.com/v1", "kind": "Sample", "namespace": "kyma-system", "name": "created"});
+    manifest.metadata.annotations = Some([(annotation::CREATED_DEFAULT.to_owned(), text.to_string())].into());
+    assert_eq!(defaults(&manifest), [created.clone(), other.clone()], "the named one was not created for it");
+    assert_eq!(texts(&objects, &manifest)[0], "Sample kyma-system/named, Sample kyma-system/users");
+    manifest.spec.custom_resource_policy = Some(CustomResourcePolicy::Ignore);
+    assert_eq!(defaults(&manifest), []);
 }
 
 /// A runtime with the kind `Sample`.
@@ -120,7 +204,7 @@ async fn search(server: &FakeApiServer, manifest: &Manifest, inventory: &Invento
     let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
     let associated: Vec<_> = associated.iter().map(|kind| (GROUP.to_owned(), (*kind).to_owned())).collect();
     match find(&server.client(), &mut kinds, manifest, inventory, &associated).await {
-        Ok(blockers) => blockers.to_string(),
+        Ok(found) => found.blockers.to_string(),
         Err(error) => format!("failed to {error}"),
     }
 }
@@ -218,7 +302,7 @@ async fn a_definition_that_was_deleted_meanwhile_blocks_nothing() {
         })
     };
     let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
-    assert!(find(&client, &mut kinds, &manifest, &own, &[]).await.unwrap().is_empty());
+    assert!(find(&client, &mut kinds, &manifest, &own, &[]).await.unwrap().blockers.is_empty());
     let read = "GET customresourcedefinitions/samples.example.com";
     assert_eq!(server.calls(), [read, "GET samples", read]);
 }
@@ -235,7 +319,7 @@ async fn a_kind_that_was_never_served_blocks_nothing() {
         Some((status, text.replace(r#""status":"True""#, r#""status":"False""#)))
     });
     let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
-    assert!(find(&client, &mut kinds, &manifest, &own, &[]).await.unwrap().is_empty());
+    assert!(find(&client, &mut kinds, &manifest, &own, &[]).await.unwrap().blockers.is_empty());
 }
 
 #[tokio::test]
@@ -249,9 +333,11 @@ async fn a_known_version_that_is_no_longer_served_is_replaced() {
         object["spec"]["versions"] = json!([{"name": "v2", "served": true, "storage": true}]);
     });
     let found = find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none, &[]).await.unwrap();
-    assert_eq!(found.to_string(), "Sample user/a");
+    assert_eq!(found.blockers.to_string(), "Sample user/a");
     server.remove("customresourcedefinitions/samples.example.com");
-    assert!(find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none, &[]).await.unwrap().is_empty());
+    assert!(
+        find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none, &[]).await.unwrap().blockers.is_empty()
+    );
 }
 
 #[tokio::test]
@@ -287,11 +373,30 @@ async fn only_metadata_of_all_namespaces_is_listed() {
     });
     let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
     let manifest = manifest("Ignore", Value::Null);
-    assert!(find(&client, &mut kinds, &manifest, &own, &[]).await.unwrap().is_empty());
+    assert!(find(&client, &mut kinds, &manifest, &own, &[]).await.unwrap().blockers.is_empty());
 }
 
-#[test]
-fn names_of_a_runtime_are_bounded_and_printable() {
-    assert_eq!(clean("a\u{1b}[2J\nb"), "a[2Jb");
-    assert_eq!(clean(&"x".repeat(10_000)).len(), MAX_NAME_CHARS);
+#[tokio::test]
+async fn many_objects_of_the_default_object_are_listed_to_the_end() {
+    let server = runtime().with_pages_of(100);
+    put(&server, "samples/default", "kyma-system");
+    let owner = json!([{"apiVersion": "example.com/v1", "kind": "Sample", "name": "default", "uid": "u"}]);
+    for n in 0..600 {
+        server.edit(&format!("samples/child-{n:04}"), |object| {
+            *object = json!({"metadata": {"namespace": "kyma-system", "ownerReferences": owner}});
+        });
+    }
+    let (own, manifest) = (inventory(&[definition("Sample")]), manifest("CreateAndDelete", default_of("Sample")));
+    assert_eq!(search(&server, &manifest, &own, &[]).await, "");
+    put(&server, "samples/users", "user");
+    assert_eq!(search(&server, &manifest, &own, &[]).await, "Sample user/users");
+}
+
+#[tokio::test]
+async fn names_of_a_runtime_are_bounded_and_printable() {
+    let server = runtime();
+    put(&server, &format!("samples/a\u{1b}[2J\nb{}", "x".repeat(10_000)), "user");
+    let (own, manifest) = (inventory(&[definition("Sample")]), manifest("Ignore", Value::Null));
+    let found = search(&server, &manifest, &own, &[]).await;
+    assert!(found.starts_with("Sample user/a [2J bx") && found.len() < 300, "{found:.400}");
 }

@@ -164,3 +164,49 @@ async fn default_cr_is_deleted_after_its_kind_moved_to_another_version() {
     fixture.reconcile().await;
     assert_eq!(fixture.state(), (State::Deleting, LEFT.to_owned()));
 }
+
+/// The operator makes CRs for the default one, which are its own kinds too.
+#[tokio::test(start_paused = true)]
+async fn what_belongs_to_the_default_cr_goes_before_the_manager() {
+    let mut fixture = Fixture::installed().await;
+    let mut child = object("example.test/v1", "Sample", "child");
+    child["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "example.test/v1", "kind": "Sample", "name": "default", "uid": "u"}]);
+    fixture.runtime.edit("samples/child", |sample| *sample = child);
+    fixture.delete_manifest();
+    fixture.reconcile().await;
+    let text = "waiting for the default module CR to be deleted: what belongs to it is left: Sample kyma-system/child";
+    assert_eq!(fixture.state(), (State::Deleting, text.to_owned()));
+    assert_eq!(fixture.runtime.writes(), ["DELETE samples/default"]);
+    fixture.runtime.remove("deployments/d");
+    fixture.report(&[DEPLOYMENT]).await;
+    assert_eq!(fixture.runtime.writes(), ["PATCH deployments/d"]);
+    // The garbage collector deletes it.
+    fixture.runtime.remove("samples/child");
+    fixture.leaves().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn default_cr_that_a_version_renamed_goes_with_the_module() {
+    for is_recorded in [true, false] {
+        let mut fixture = Fixture::installed().await;
+        fixture.edit(|manifest| {
+            if is_recorded {
+                let created = json!({"apiVersion": "example.test/v1", "kind": "Sample", "namespace": "kyma-system", "name": "default"});
+                manifest["metadata"]["annotations"][annotation::CREATED_DEFAULT] = json!(created.to_string());
+            }
+            manifest["spec"]["resource"]["metadata"]["name"] = json!("other");
+        });
+        if !is_recorded {
+            // It was renamed before it could be recorded.
+            fixture.runtime.edit("samples/default", |sample| {
+                sample["metadata"]["managedFields"] =
+                    json!([{"manager": "resource.kyma-project.io/finalizer", "operation": "Update"}]);
+            });
+        }
+        fixture.reconcile().await;
+        assert_eq!(fixture.runtime.writes(), Vec::<String>::new(), "it stays, and no other one is created");
+        fixture.delete_manifest();
+        assert_eq!(fixture.leaves().await[0], "DELETE samples/default", "{is_recorded}");
+    }
+}
