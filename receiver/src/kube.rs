@@ -1,6 +1,6 @@
 //! The receiver's side of Kubernetes: watches of the control plane, reads and writes of single objects, leader election
 //! and write fence, the recorder of Events, clients of runtime clusters, the kinds
-//! that these serve, and the status of their workloads.
+//! that these serve, the versions in which they store them, and the status of their workloads.
 
 mod body_deadline;
 pub mod client;
@@ -13,6 +13,7 @@ mod request_meter;
 pub mod runtime_access;
 pub mod shards;
 pub mod state_map;
+pub(crate) mod stored_versions;
 pub(crate) mod watch;
 pub(crate) mod workload;
 mod write_meter;

@@ -14,6 +14,7 @@ mod inventory;
 mod layers;
 mod memory;
 mod metrics;
+mod migrate;
 mod own_writes;
 mod pods;
 pub mod preview;
@@ -439,6 +440,7 @@ impl Reconcile<'_> {
             crs: Found::default(),
             going: Vec::new(),
             unestablished: Vec::new(),
+            migrating: Vec::new(),
             established: BTreeSet::new(),
             has_left: false,
             manager,
@@ -547,6 +549,7 @@ impl Reconcile<'_> {
             crs: &execution.crs,
             going: &execution.going,
             unestablished: &execution.unestablished,
+            migrating: &execution.migrating,
             readiness,
             foreign_finalizers: &foreign,
         };
@@ -593,7 +596,11 @@ impl Reconcile<'_> {
         }
         let unready = execution.memory.unready_for(pods.is_some());
         self.watch_pods(pods, unready);
-        let times = execution.memory.wait(report::cause(&findings.operation));
+        let mut times = execution.memory.wait(report::cause(&findings.operation));
+        if !execution.migrating.is_empty() {
+            // It is work of ours that goes on.
+            times = 0;
+        }
         ReconcileOutcome { requeue_after: Some(self.ctx.memories.recheck(times)), ..ended }
     }
 }

@@ -42,7 +42,7 @@ pub use addresses::{Cidr, ForbiddenAddressError};
 pub use budget::{MemoryLimits, retain};
 pub use classify::{classify, describe, forbidden_address, limit_error};
 pub use kubeconfig::KubeconfigError;
-pub use list::{ListError, ListLimits, list_all, list_first, list_map};
+pub use list::{ListError, ListLimits, list_all, list_first, list_map, list_page};
 pub use metrics::Metrics;
 pub use response::{LimitError, Limits};
 pub use secret::{AccessSecret, ListedSecret};

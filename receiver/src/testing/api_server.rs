@@ -307,6 +307,9 @@ impl State {
         } else {
             apply::merge(&wanted, &mut live);
         }
+        if !is_status && !keeps_stored_versions(&mut live) {
+            return failure(StatusCode::UNPROCESSABLE_ENTITY, name);
+        }
         ok(&self.store(id, live))
     }
 
@@ -393,6 +396,16 @@ impl State {
         }
         object
     }
+}
+
+/// Adds the storage version to the stored ones of a CRD that has some. Returns false if the CRD lacks one of these.
+fn keeps_stored_versions(definition: &mut Value) -> bool {
+    let versions = definition["spec"]["versions"].as_array().cloned().unwrap_or_default();
+    let stored = definition.pointer_mut("/status/storedVersions").and_then(Value::as_array_mut);
+    let Some(stored) = stored else { return true };
+    let storage = versions.iter().find(|version| version["storage"] == true).map(|version| version["name"].clone());
+    stored.extend(storage.filter(|storage| !stored.contains(storage)));
+    stored.iter().all(|stored| versions.iter().any(|version| version["name"] == *stored))
 }
 
 /// Id of the object or the collection that a path addresses, and whether the path addresses the status.

@@ -5,7 +5,6 @@ use kube::CustomResourceExt;
 use serde_json::{Map, Value, json};
 
 use super::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher};
-use crate::names::VERSION;
 
 /// The five CRDs of the control plane, sorted by name.
 ///
@@ -21,17 +20,6 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
 #[must_use]
 pub fn runtime_crds() -> Vec<CustomResourceDefinition> {
     [Kyma::crd(), ModuleReleaseMeta::crd(), ModuleTemplate::crd()].into_iter().map(finish).collect()
-}
-
-/// The `status.storedVersions` that the incumbent's CRD needs before ours is applied; `None` if no change is needed.
-///
-/// Our CRD serves `v1beta2` alone, and the API server rejects a CRD without a version that is still listed in
-/// `storedVersions`. If `v1beta2` was not listed, no object has been stored in that version yet: every object must be
-/// rewritten (an update without changes suffices) before the other versions are dropped, or it becomes unreadable.
-#[must_use]
-pub fn stored_versions_after_takeover(current: &[String]) -> Option<Vec<String>> {
-    let foreign = current.iter().any(|version| version != VERSION);
-    foreign.then(|| vec![VERSION.to_owned()])
 }
 
 fn finish(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
@@ -95,17 +83,6 @@ fn structural(schema: &mut Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn unserved_versions_are_removed_from_the_stored_versions() {
-        let check = |current: &[&str]| {
-            stored_versions_after_takeover(&current.iter().map(|&version| version.to_owned()).collect::<Vec<_>>())
-        };
-        assert_eq!(check(&["v1beta1", "v1beta2"]), Some(vec!["v1beta2".to_owned()]));
-        assert_eq!(check(&["v1beta1"]), Some(vec!["v1beta2".to_owned()]), "the storage version must be listed");
-        assert_eq!(check(&["v1beta2"]), None);
-        assert_eq!(check(&[]), None);
-    }
 
     #[test]
     fn schemas_are_structural() {

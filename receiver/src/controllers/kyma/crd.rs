@@ -1,7 +1,5 @@
 //! Our CRDs in a runtime cluster: equal to ours in all fields, and established before use.
 
-mod stored_versions;
-
 use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -17,12 +15,18 @@ use tidewatch_shared::{
 use tokio::time::{Instant, sleep};
 
 use super::{Error, inputs};
-use crate::kube::object::{self, Ownership, Repair, Shape, Target, WriteBudget, WriteError};
+use crate::kube::{
+    object::{self, Ownership, Repair, Shape, Target, WriteBudget, WriteError},
+    stored_versions::{Migration, Progress, Turn},
+};
 
 /// Deadline for a new CRD to become established in a runtime cluster.
 const ESTABLISHED_WITHIN: Duration = Duration::from_secs(10);
 /// Interval of polls for the condition Established.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Objects of one of our CRDs that are stored in our version, far more than any runtime has.
+const TURN: Turn = Turn { objects: 10_000, time: Duration::from_secs(60), ends_with_storage: false };
 
 /// All of a CRD is ours, except for its metadata and status.
 const SHAPE: Shape = Shape { defaults: Some(fill_defaults), ..Shape::new(Ownership::Whole) };
@@ -109,7 +113,7 @@ pub(super) async fn ensure(
                 return Err(contested());
             }
             if let Some(found) = &found {
-                stored_versions::leave_others(client, &api, wanted, found).await?;
+                leave_other_versions(client, &api, wanted, found).await?;
             }
             let converged = target.converge(&api, None, &mut accepted).await;
             let failed = |error: WriteError| error.request().map_or_else(contested, Error::crd("apply", wanted));
@@ -121,6 +125,22 @@ pub(super) async fn ensure(
         None => forms.remove(&wanted.name),
     };
     established(&api, wanted, current).await
+}
+
+/// Stores the objects of a CRD in our version, and drops the versions of lifecycle-manager in which they may be stored.
+async fn leave_other_versions(
+    client: &Client,
+    definitions: &Api<DynamicObject>,
+    wanted: &Wanted,
+    found: &DynamicObject,
+) -> Result<(), Error> {
+    let Some(migration) = Migration::of(found, &wanted.body) else { return Ok(()) };
+    let mut progress = Progress::default();
+    match migration.advance(client, definitions, field_manager::LIFECYCLE, &mut progress, TURN).await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Error::CrdNotMigrated(wanted.name.clone())),
+        Err(error) => Err(Error::CrdMigration(error.to_string(), error.into_request())),
+    }
 }
 
 async fn established(api: &Api<DynamicObject>, wanted: &Wanted, mut current: DynamicObject) -> Result<(), Error> {

@@ -14,7 +14,7 @@ use crate::{
         watcher::ApplyError,
     },
     kube::object::{self, WriteError},
-    kube::runtime_access::{ClientError, ListError, RuntimeAccessError, classify, describe, forbidden_address},
+    kube::runtime_access::{ClientError, RuntimeAccessError, classify, describe, forbidden_address},
 };
 
 pub(super) const READ_KYMA: &str = "read the Kyma in the control plane";
@@ -63,9 +63,12 @@ pub enum Error {
         /// Cause.
         source: kube::Error,
     },
-    /// The objects of one of our CRDs, which are written again in our version, could not be listed.
-    #[error("list the objects of the CRD {0} in the runtime")]
-    CrdObjects(String, #[source] ListError),
+    /// A step of the migration of one of our CRDs to our version, with its operation.
+    #[error("{0} in the runtime")]
+    CrdMigration(String, #[source] kube::Error),
+    /// One of our CRDs has too many objects to store them in our version at once.
+    #[error("the objects of the CRD {0} in the runtime are not all stored in our version yet")]
+    CrdNotMigrated(String),
     /// A CRD was not established in time.
     #[error("the CRD {0} is not established in the runtime")]
     NotEstablished(String),
@@ -159,7 +162,7 @@ impl Error {
         match self {
             Self::Runtime(_, source)
             | Self::Crd { source, .. }
-            | Self::CrdObjects(_, ListError::Page(source))
+            | Self::CrdMigration(_, source)
             | Self::Status(WriteStatusError::Runtime(source)) => Some(source),
             Self::Plan(error) => error.call(),
             Self::Agent(error) => error.call(),
@@ -200,7 +203,8 @@ impl Error {
             Self::Runtime(..) => "spec_replacement_from_remote",
             Self::Contested(_) => "spec_replacement_from_remote",
             Self::Crd { .. }
-            | Self::CrdObjects(..)
+            | Self::CrdMigration(..)
+            | Self::CrdNotMigrated(_)
             | Self::NotEstablished(_)
             | Self::CrdTerminating(_)
             | Self::CrdContested(_)
@@ -231,9 +235,14 @@ impl Error {
             (Self::Access(_), _) => ErrorClass::Auth,
             (Self::Catalog(error), _) => error.class(),
             _ if self.is_contested() => ErrorClass::Refused,
-            (Self::NotEstablished(_) | Self::CrdTerminating(_) | Self::Terminating(_) | Self::TooLong(_), _) => {
-                ErrorClass::Transport
-            }
+            (
+                Self::NotEstablished(_)
+                | Self::CrdNotMigrated(_)
+                | Self::CrdTerminating(_)
+                | Self::Terminating(_)
+                | Self::TooLong(_),
+                _,
+            ) => ErrorClass::Transport,
             _ => ErrorClass::Ours,
         }
     }

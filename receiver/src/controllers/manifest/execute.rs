@@ -67,6 +67,8 @@ pub(super) struct Failure {
     pub(super) is_transient: bool,
     /// The runtime does not serve the kind.
     is_unserved: bool,
+    /// The API server refuses the content of the object.
+    is_invalid: bool,
 }
 
 impl Failure {
@@ -74,7 +76,8 @@ impl Failure {
         let code = if let kube::Error::Api(status) = error { status.code } else { 0 };
         let is_unserved = is_unserved(error);
         let is_transient = is_unserved || matches!(code, 409 | 429);
-        Self { operation, cause: describe(error), class: classify(error), is_transient, is_unserved }
+        let is_invalid = code == 422;
+        Self { operation, cause: describe(error), class: classify(error), is_transient, is_unserved, is_invalid }
     }
 
     pub(super) fn line(&self) -> String {
@@ -111,6 +114,8 @@ pub(super) struct Execution<'a> {
     pub(super) going: Vec<Going>,
     /// CRDs that are not established.
     pub(super) unestablished: Vec<String>,
+    /// CRDs whose resources are being stored in another version, with that version.
+    pub(super) migrating: Vec<String>,
     /// CRDs that the responses of this reconcile show as established.
     pub(super) established: BTreeSet<ObjectKey>,
     /// The Manifest has no finalizer of ours left.
@@ -246,29 +251,55 @@ impl<'a> Execution<'a> {
     }
 
     async fn apply(&mut self, objects: &[&'a RenderedObject]) {
+        let objects = self.go_on_migrating(objects).await;
         let this = &*self;
         // Responses are large and a module has many: of each, only the result stays.
         let requests: Vec<_> = objects.iter().map(|object| retain(this.apply_one(object))).collect();
         let applied: Vec<_> = stream::iter(requests).buffered(CONCURRENCY).collect().await;
-        for (object, applied) in objects.iter().zip(applied) {
+        for (object, applied) in objects.into_iter().zip(applied) {
             let seen = match applied {
-                Ok(Applied { manager, accepted, is_established }) => {
-                    self.memory.accept(&object.key, accepted);
-                    self.live_manager = manager.or(self.live_manager.take());
-                    if is_established {
-                        self.established.insert(object.key.clone());
-                    }
-                    Seen::Current
-                }
-                Err(failure) => {
-                    if failure.is_unserved {
-                        self.kinds.invalidate(&object.key.group);
-                    }
-                    self.failures.push(failure);
-                    Seen::Failed
-                }
+                Ok(applied) => self.applied(object, applied),
+                Err(failure) => self.refused(object, failure).await,
             };
             self.facts.seen.insert(object.key.clone(), seen);
+        }
+    }
+
+    fn applied(&mut self, object: &RenderedObject, applied: Applied) -> Seen {
+        let Applied { manager, accepted, is_established } = applied;
+        self.memory.accept(&object.key, accepted);
+        self.live_manager = manager.or(self.live_manager.take());
+        if is_established {
+            self.established.insert(object.key.clone());
+        }
+        Seen::Current
+    }
+
+    async fn refused(&mut self, object: &'a RenderedObject, failure: Failure) -> Seen {
+        let mut failure = failure;
+        if failure.is_invalid && object.key.is_definition() {
+            match self.migrate(object).await {
+                Ok(Some(seen)) => return seen,
+                Ok(None) => {}
+                Err(of_migration) => failure = of_migration,
+            }
+        }
+        self.failed(object, failure)
+    }
+
+    fn failed(&mut self, object: &RenderedObject, failure: Failure) -> Seen {
+        if failure.is_unserved {
+            self.kinds.invalidate(&object.key.group);
+        }
+        self.failures.push(failure);
+        Seen::Failed
+    }
+
+    /// Applies one object, whose failure is final.
+    pub(super) async fn apply_alone(&mut self, object: &RenderedObject) -> Seen {
+        match retain(self.apply_one(object)).await {
+            Ok(applied) => self.applied(object, applied),
+            Err(failure) => self.failed(object, failure),
         }
     }
 
@@ -624,10 +655,12 @@ fn is_established(definition: &DynamicObject) -> bool {
 
 fn unserved_kind(operation: String) -> Failure {
     let cause = "the runtime does not serve the kind".to_owned();
-    Failure { operation, cause, class: ErrorClass::Refused, is_transient: true, is_unserved: true }
+    let class = ErrorClass::Refused;
+    Failure { operation, cause, class, is_transient: true, is_unserved: true, is_invalid: false }
 }
 
 fn contested(operation: String) -> Failure {
     let cause = "another writer in the runtime changes it again and again".to_owned();
-    Failure { operation, cause, class: ErrorClass::Refused, is_transient: false, is_unserved: false }
+    let class = ErrorClass::Refused;
+    Failure { operation, cause, class, is_transient: false, is_unserved: false, is_invalid: false }
 }

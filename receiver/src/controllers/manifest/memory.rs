@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     inventory::{Inventory, ObjectKey},
+    migrate::Migrating,
     own_writes::OwnWrites,
     pods::{PodSelection, PodSelections},
     render::RenderedObject,
@@ -62,6 +63,8 @@ pub(super) struct Memory {
     unready_since: Option<Instant>,
     /// The inventory has all objects of the Manifest in the runtime.
     is_recovered: bool,
+    /// The CRD whose stored resources are being written in another version.
+    pub(super) migrating: Option<Migrating>,
 }
 
 impl Memory {

@@ -56,6 +56,8 @@ pub(super) struct Details<'a> {
     pub(super) going: &'a [Going],
     /// CRDs that are not established.
     pub(super) unestablished: &'a [String],
+    /// CRDs whose resources are being stored in another version.
+    pub(super) migrating: &'a [String],
     /// Readiness of the manager, once all objects but the module's own custom resources are applied. During a removal,
     /// while it waits for CRs.
     pub(super) readiness: Option<Readiness>,
@@ -113,6 +115,9 @@ fn installing(facts: &Facts<'_>, details: &Details<'_>) -> Option<(State, String
         let is_new = details.manifest.status.as_ref().is_none_or(|status| status.last_operation.is_none());
         return is_new.then(|| (current, transient.line()));
     }
+    if let Some(migrating) = migrating(details) {
+        return Some((State::Processing, migrating));
+    }
     if !details.unestablished.is_empty() {
         let names = list(details.unestablished.iter().map(String::as_str));
         return Some((State::Processing, format!("waiting for the CRDs to be established: {names}")));
@@ -167,8 +172,7 @@ fn with_troubles(wait: String, says: Option<&str>, details: &Details<'_>) -> Str
         }
         _ => None,
     };
-    let troubles: Vec<_> = [Some(wait), failures(details), unready].into_iter().flatten().collect();
-    let says = details.going.filter(|_| details.blockers.is_none()).and_then(|going| going.says.as_ref());
+    let troubles: Vec<_> = [Some(wait), failures(details), migrating(details), unready].into_iter().flatten().collect();
     let says = says.map(|says| format!("{SAYS}{says}")).unwrap_or_default();
     format!("{}{says}", troubles.join("; "))
 }
@@ -183,6 +187,13 @@ fn terminating(facts: &Facts<'_>) -> Option<String> {
     let going = facts.seen.iter().filter(|(_, seen)| **seen == Seen::Terminating).map(|(key, _)| key);
     let names: Vec<_> = going.map(ObjectKey::to_string).collect();
     (!names.is_empty()).then(|| list(names.iter().map(String::as_str)))
+}
+
+/// The migration of CRDs, which their application waits for.
+fn migrating(details: &Details<'_>) -> Option<String> {
+    let names = || list(details.migrating.iter().map(String::as_str));
+    (!details.migrating.is_empty())
+        .then(|| format!("waiting for the resources of CRDs to be stored in a version that stays: {}", names()))
 }
 
 fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {

@@ -34,6 +34,8 @@ pub(super) enum Seen {
     Current,
     /// The API server refused the request, or did not respond.
     Failed,
+    /// A CRD that is not applied yet: its stored resources are written in another version first.
+    Migrating,
     /// The object is being deleted.
     Terminating,
     /// The object does not exist, or belongs to another Manifest or to nobody of ours.

@@ -6,6 +6,7 @@ mod reduced;
 mod removal;
 mod reported;
 mod secrets;
+mod stored_versions;
 mod successor;
 
 use std::{sync::Arc, time::Duration};

@@ -76,7 +76,7 @@ impl Definition {
     }
 
     /// The CRD that an object is; `None` for any other object, and for an invalid one.
-    pub(super) fn of(object: &Value) -> Option<Self> {
+    pub(crate) fn of(object: &Value) -> Option<Self> {
         let is_definition = object["kind"] == "CustomResourceDefinition"
             && object["apiVersion"].as_str().is_some_and(|version| version.starts_with("apiextensions.k8s.io/"));
         let definition = is_definition.then(|| Self::deserialize(object).ok())??;
@@ -103,7 +103,8 @@ impl Definition {
         Some(self.in_version(&preferred.name))
     }
 
-    fn in_version<'a>(&'a self, version: &'a str) -> ServedKind<'a> {
+    /// The kind in a version.
+    pub(crate) fn in_version<'a>(&'a self, version: &'a str) -> ServedKind<'a> {
         let Spec { group, names: Names { kind, plural }, .. } = &self.spec;
         ServedKind { group, version, kind, plural, namespaced: self.is_namespaced() }
     }

@@ -120,6 +120,20 @@ where
     Ok(page.items.0.into_iter().take(limit.into()).collect())
 }
 
+/// Lists one page of the objects that match `selection`, with its limit and token. Returns the token of the next page, if
+/// there is one.
+///
+/// # Errors
+/// Of the request; 410 if the token is too old.
+pub async fn list_page<K>(api: &Api<K>, selection: &ListParams) -> kube::Result<(Vec<K>, Option<String>)>
+where
+    K: kube::Resource + Clone + DeserializeOwned,
+{
+    let (page, _reservation) = page(api, selection, &mut ListLimits::default().bytes).await?;
+    let next = page.metadata.and_then(|metadata| metadata.continue_).filter(|token| !token.is_empty());
+    Ok((page.items.0, next))
+}
+
 /// Reads all pages, and maps each of them with the reservation of its memory, which nothing else keeps.
 async fn pages<K, T>(
     api: &Api<K>,

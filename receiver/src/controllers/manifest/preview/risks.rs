@@ -33,7 +33,7 @@ pub enum RiskCode {
     DataRemoved,
     /// The scope of a CRD changes, which the API server refuses.
     ScopeChanged,
-    /// A version of a CRD is removed, which the API server refuses while resources are stored in it.
+    /// A version of a CRD is removed: resources that are stored in it are first stored in another one.
     VersionRemoved,
     /// A version of a CRD is no longer served.
     VersionNotServed,
