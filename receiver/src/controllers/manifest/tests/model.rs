@@ -1,15 +1,18 @@
 //! Random schedules of `step` against a model of both clusters: edits, deletions, faults of every request, crashes after
 //! any action, upgrades, removals, listings again, and restores of the control plane from an older backup; an operator
 //! that holds the CRs of its module, whose webhook refuses them while it does not run, and one version of which never
-//! lets them go. `TIDEWATCH_SCHEDULES` sets the number of schedules.
+//! lets them go; a webhook of others; versions of a CRD that come and go; and a writer that changes an object back at any
+//! pace. `TIDEWATCH_SCHEDULES` sets the number of schedules.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     env,
+    time::Duration,
 };
 
-use proptest::prelude::*;
+use proptest::{prelude::*, test_runner::TestCaseError};
 use serde_json::json;
+use tokio::time::advance;
 
 use super::super::{
     adoption::Installation,
@@ -18,6 +21,10 @@ use super::super::{
     stage::Stage,
     step::{Action, DefaultObject, Facts, Goal, Seen, step},
 };
+use crate::{
+    base::key::KymaKey,
+    kube::{WriteBudgets, object::Component},
+};
 
 /// Actions of one reconcile at most: each adds a fact.
 const MAX_ACTIONS: usize = 60;
@@ -25,6 +32,11 @@ const MAX_ACTIONS: usize = 60;
 const MAX_RECONCILES: usize = 30;
 /// Schedules, unless `TIDEWATCH_SCHEDULES` sets their number.
 const SCHEDULES: u32 = 10_000;
+/// Reconciles until the stored objects of a CRD are migrated.
+const MIGRATION: u8 = 3;
+/// Interval of reconciles while a writer changes an object back, and between those that settle: then every budget is whole.
+const SOON: Duration = Duration::from_secs(1);
+const LATER: Duration = Duration::from_secs(1_500);
 /// Version whose operator never removes its finalizers, and one that mends this.
 const HANGING: usize = 1;
 const MENDED: usize = 2;
@@ -95,6 +107,18 @@ struct World {
     fault_in: Option<u8>,
     /// Remaining actions until the receiver is killed.
     crash_in: Option<u8>,
+    /// A webhook of others refuses writes of ConfigMaps and CRs.
+    is_foreign_webhook_down: bool,
+    /// Versions in which objects of the CRD are stored.
+    stored: BTreeSet<u8>,
+    /// Reconciles in which they were migrated.
+    migrated: u8,
+    /// Number of reconciles after which a writer changes the ConfigMap `m` back, and those since it did.
+    writer: Option<(u8, u8)>,
+    /// Changes of the writer, and our writes of its object.
+    changes: usize,
+    repairs: usize,
+    budgets: WriteBudgets,
     /// Backup of the control plane.
     backup: Option<StoredManifest>,
     /// The control plane was restored: until its removal, a Manifest may lack objects in its inventory.
@@ -104,7 +128,10 @@ struct World {
 /// Change from outside, or a reconcile.
 #[derive(Clone, Debug)]
 enum Event {
-    Reconcile { fault_in: Option<u8>, crash_in: Option<u8> },
+    Reconcile {
+        fault_in: Option<u8>,
+        crash_in: Option<u8>,
+    },
     List,
     Delist,
     Unmanage,
@@ -119,6 +146,9 @@ enum Event {
     Operate,
     Layer(bool),
     Serve(bool),
+    ForeignWebhook(bool),
+    /// From now on, or no longer.
+    Writer(Option<u8>),
     InstallByHand,
     Permit(bool),
     BackUp,
@@ -172,6 +202,13 @@ impl World {
             permits: false,
             fault_in: None,
             crash_in: None,
+            is_foreign_webhook_down: false,
+            stored: BTreeSet::new(),
+            migrated: 0,
+            writer: None,
+            changes: 0,
+            repairs: 0,
+            budgets: WriteBudgets::default(),
             backup: None,
             is_restored: false,
         }
@@ -231,7 +268,7 @@ impl World {
             Event::Upgrade(version) => self.manifest.iter_mut().for_each(|manifest| manifest.version = version % 3),
             Event::DeleteObject(at) => {
                 if let Some(key) = self.ours().get(at % self.objects.len()).cloned() {
-                    self.objects.remove(&key);
+                    self.remove(&key);
                 }
             }
             Event::Adopt(at) => {
@@ -246,7 +283,7 @@ impl World {
                 if let Some(object) = self.objects.get_mut(key) {
                     object.is_held = is_held;
                     if !is_held && object.is_terminating {
-                        self.objects.remove(key);
+                        self.remove(key);
                     }
                 }
             }
@@ -258,6 +295,8 @@ impl World {
             Event::Operate => self.operate(),
             Event::Layer(available) => self.layer_is_available = available,
             Event::Serve(serves) => self.serves_extra = serves,
+            Event::ForeignWebhook(is_down) => self.is_foreign_webhook_down = is_down,
+            Event::Writer(pace) => self.writer = pace.map(|pace| (pace, 0)),
             Event::InstallByHand => {
                 self.objects.entry(key("Deployment", "d")).or_insert(Object::foreign());
             }
@@ -283,6 +322,7 @@ impl World {
     }
 
     fn reconcile(&mut self) {
+        self.write_by_others();
         let Some(manifest) = self.manifest.clone() else { return };
         let goal = match () {
             () if manifest.is_unmanaged => Goal::Release,
@@ -437,17 +477,59 @@ impl World {
     }
 
     fn write(&mut self, RenderedObject { key, body, .. }: &RenderedObject, number: u32) -> Seen {
-        if key.kind == "Sample" && self.refuses_crs() {
+        let version = body.as_u64().and_then(|version| version.try_into().ok()).unwrap_or(usize::MAX);
+        if self.is_refused(key) {
             return Seen::Failed;
+        }
+        if *key == samples() && !self.migrates(version) {
+            return Seen::Migrating;
+        }
+        let differs = self.objects.get(key).is_none_or(|object| object.version != version);
+        if differs && self.writer.is_some() {
+            let kyma = KymaKey::new("ns", "k");
+            let budget = self.budgets.of(&kyma, Component::Module, &key.to_string(), (number, version));
+            if !budget.may_write() {
+                return Seen::Failed;
+            }
+            budget.wrote();
+            self.repairs += usize::from(key.kind == "ConfigMap");
         }
         let object = self.objects.entry(key.clone()).or_insert(Object::foreign());
         object.owner = Owner::Manifest(number);
-        object.version = body.as_u64().and_then(|version| version.try_into().ok()).unwrap_or(usize::MAX);
+        object.version = version;
         Seen::Current
     }
 
+    /// Goes on with the migration that the CRD of a version needs. Returns true once it needs none.
+    fn migrates(&mut self, version: usize) -> bool {
+        let (served, storage) = definition(version);
+        if !self.stored.iter().all(|stored| served.contains(stored)) {
+            self.migrated += 1;
+            if self.migrated < MIGRATION {
+                return false;
+            }
+            self.stored = BTreeSet::new();
+        }
+        self.migrated = 0;
+        self.stored.insert(storage);
+        true
+    }
+
+    fn write_by_others(&mut self) {
+        let Some((pace, since)) = &mut self.writer else { return };
+        *since += 1;
+        if since < pace {
+            return;
+        }
+        *since = 0;
+        if let Some(map) = self.objects.get_mut(&key("ConfigMap", "m")) {
+            map.version = usize::MAX;
+            self.changes += 1;
+        }
+    }
+
     fn delete(&mut self, key: &ObjectKey, number: u32) -> Seen {
-        let is_refused = key.kind == "Sample" && self.refuses_crs();
+        let is_refused = self.is_refused(key);
         match self.objects.get_mut(key) {
             Some(object) if object.owner == Owner::Manifest(number) && is_refused => Seen::Failed,
             Some(object) if object.owner == Owner::Manifest(number) && object.is_held => {
@@ -455,10 +537,17 @@ impl World {
                 Seen::Terminating
             }
             Some(object) if object.owner == Owner::Manifest(number) => {
-                self.objects.remove(key);
+                self.remove(key);
                 Seen::Absent
             }
             _ => Seen::Absent,
+        }
+    }
+
+    fn remove(&mut self, key: &ObjectKey) {
+        self.objects.remove(key);
+        if *key == samples() {
+            self.stored.clear();
         }
     }
 
@@ -471,10 +560,16 @@ impl World {
         self.default.is_none()
     }
 
-    /// True while the webhook of the module is there, and nothing serves it.
+    /// True for an object that a webhook refuses.
+    fn is_refused(&self, key: &ObjectKey) -> bool {
+        (key.kind == "Sample" && self.refuses_crs()) || (key.kind == "ConfigMap" && self.is_foreign_webhook_down)
+    }
+
+    /// True while a webhook of others is down, or that of the module is there and nothing serves it.
     fn refuses_crs(&self) -> bool {
         let exists = |key: &ObjectKey| self.objects.contains_key(key);
-        exists(&key("ValidatingWebhookConfiguration", "w")) && !exists(&key("Deployment", "d"))
+        let is_own_down = exists(&key("ValidatingWebhookConfiguration", "w")) && !exists(&key("Deployment", "d"));
+        self.is_foreign_webhook_down || is_own_down
     }
 
     fn has_terminating_cr(&self) -> bool {
@@ -507,8 +602,23 @@ impl World {
         }
     }
 
+    /// Reconciles for some minutes while a writer changes an object back as fast as it does: either it is repaired each
+    /// time, or ever more seldom.
+    async fn contend(&mut self) {
+        self.changes = 0;
+        self.repairs = 0;
+        for _ in 0..300 {
+            self.reconcile();
+            advance(SOON).await;
+        }
+        // Five in a minute, until that is not enough.
+        assert!(self.repairs <= self.changes + 1 && self.repairs <= 26, "{} of {}", self.repairs, self.changes);
+    }
+
     /// Ends all faults, and reconciles until nothing changes.
-    fn settle(&mut self) {
+    async fn settle(&mut self) {
+        self.is_foreign_webhook_down = false;
+        self.writer = None;
         self.layer_is_available = true;
         self.serves_extra = true;
         self.permits = true;
@@ -517,6 +627,7 @@ impl World {
         let others = (0..keys.len()).rev().filter(|at| keys[*at].kind != "Sample");
         others.for_each(|at| self.apply(&Event::Hold(at, false)));
         for _ in 0..MAX_RECONCILES {
+            advance(LATER).await;
             self.reconcile();
             self.operate();
         }
@@ -541,11 +652,27 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::Operate),
         1 => any::<bool>().prop_map(Event::Layer),
         1 => any::<bool>().prop_map(Event::Serve),
+        1 => any::<bool>().prop_map(Event::ForeignWebhook),
+        1 => prop::option::of(1..20u8).prop_map(Event::Writer),
         1 => Just(Event::InstallByHand),
         1 => any::<bool>().prop_map(Event::Permit),
         1 => Just(Event::BackUp),
         1 => Just(Event::Restore),
     ]
+}
+
+/// The CRD of the CRs.
+fn samples() -> ObjectKey {
+    key("CustomResourceDefinition", "samples.example.test")
+}
+
+/// Versions of the CRD in a version of the module, and the one in which objects are stored.
+fn definition(version: usize) -> (&'static [u8], u8) {
+    match version {
+        0 => (&[1], 1),
+        1 => (&[1, 2], 2),
+        _ => (&[2], 2),
+    }
 }
 
 fn schedules() -> u32 {
@@ -557,41 +684,51 @@ proptest! {
 
     #[test]
     fn schedules_end_with_exactly_the_objects_of_the_manifest(events in prop::collection::vec(event(), 1..40)) {
-        let mut world = World::new();
-        for event in &events {
-            world.apply(event);
-        }
-        world.settle();
-        let ours = || world.ours().into_iter().filter(|key| !key.is_shared_namespace()).collect::<BTreeSet<_>>();
-        match &world.manifest {
-            Some(manifest) if manifest.is_unmanaged => prop_assert!(false, "an unmanaged Manifest is left"),
-            Some(manifest) => {
-                let hangs = manifest.version == HANGING && world.has_terminating_cr();
-                let waits = manifest.is_deleting;
-                prop_assert!(!waits || world.user_crs > 0 || hangs, "only CRs hold a removal");
-                let expected: BTreeSet<_> = versions()[manifest.version]
-                    .iter()
-                    .map(|(key, _)| key.clone())
-                    // One that its operator does not let go is not written again.
-                    .filter(|key| !key.is_shared_namespace() && !(hangs && key.kind == "Sample"))
-                    .collect();
-                let ours: BTreeSet<_> = ours().into_iter().filter(|key| !(hangs && key.kind == "Sample")).collect();
-                let more: Vec<_> = ours.difference(&expected).collect();
-                let may_stay = |key: &&ObjectKey| world.is_restored || (waits && key.is_definition());
-                prop_assert!(ours.is_superset(&expected), "{:?} of {:?}", ours, expected);
-                prop_assert!(more.iter().all(may_stay), "{:?} are left", more);
-                let is_current = |key: &ObjectKey| world.objects[key].version == manifest.version;
-                prop_assert!(expected.iter().all(is_current), "content of another version: {:?}", world.objects);
-            }
-            None => prop_assert!(ours().is_empty(), "{:?} are left", ours()),
-        }
-        // A removal is complete once the user CRs are gone, and the operator is mended.
-        world.apply(&Event::UserCrs(0));
-        world.apply(&Event::Delist);
-        world.apply(&Event::Upgrade(MENDED));
-        world.settle();
-        prop_assert!(world.manifest.is_none(), "{:?}", world);
-        let left: Vec<_> = world.ours().into_iter().filter(|key| !key.is_shared_namespace()).collect();
-        prop_assert!(left.is_empty(), "{:?} are left", left);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(run(&events))?;
     }
+}
+
+async fn run(events: &[Event]) -> Result<(), TestCaseError> {
+    let mut world = World::new();
+    for event in events {
+        world.apply(event);
+        advance(SOON).await;
+    }
+    if world.writer.is_some() {
+        world.contend().await;
+    }
+    world.settle().await;
+    let ours = || world.ours().into_iter().filter(|key| !key.is_shared_namespace()).collect::<BTreeSet<_>>();
+    match &world.manifest {
+        Some(manifest) if manifest.is_unmanaged => prop_assert!(false, "an unmanaged Manifest is left"),
+        Some(manifest) => {
+            let hangs = manifest.version == HANGING && world.has_terminating_cr();
+            let waits = manifest.is_deleting;
+            prop_assert!(!waits || world.user_crs > 0 || hangs, "only CRs hold a removal");
+            let expected: BTreeSet<_> = versions()[manifest.version]
+                .iter()
+                .map(|(key, _)| key.clone())
+                // One that its operator does not let go is not written again.
+                .filter(|key| !key.is_shared_namespace() && !(hangs && key.kind == "Sample"))
+                .collect();
+            let ours: BTreeSet<_> = ours().into_iter().filter(|key| !(hangs && key.kind == "Sample")).collect();
+            let more: Vec<_> = ours.difference(&expected).collect();
+            let may_stay = |key: &&ObjectKey| world.is_restored || (waits && key.is_definition());
+            prop_assert!(ours.is_superset(&expected), "{:?} of {:?}", ours, expected);
+            prop_assert!(more.iter().all(may_stay), "{:?} are left", more);
+            let is_current = |key: &ObjectKey| world.objects[key].version == manifest.version;
+            prop_assert!(expected.iter().all(is_current), "content of another version: {:?}", world.objects);
+        }
+        None => prop_assert!(ours().is_empty(), "{:?} are left", ours()),
+    }
+    // A removal is complete once the user CRs are gone, and the operator is mended.
+    world.apply(&Event::UserCrs(0));
+    world.apply(&Event::Delist);
+    world.apply(&Event::Upgrade(MENDED));
+    world.settle().await;
+    prop_assert!(world.manifest.is_none(), "{:?}", world);
+    let left: Vec<_> = world.ours().into_iter().filter(|key| !key.is_shared_namespace()).collect();
+    prop_assert!(left.is_empty(), "{:?} are left", left);
+    Ok(())
 }
