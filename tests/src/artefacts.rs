@@ -1,5 +1,5 @@
-//! Read-only OCI registry over plain HTTP that has every version of every component, those of `tests/modules` included: an
-//! artefact is made when its tag is read first. Real registries are used where the registry itself is under test.
+//! Read-only OCI registry over plain HTTP that has every version of every component, those of `tests/modules` and the shapes
+//! included: an artefact is made when its tag is read first. Real registries are used where the registry itself is under test.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-use crate::modules;
+use crate::modules::{self, shapes};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.ocm.software.component.config.v1+json";
@@ -191,8 +191,9 @@ pub const NOT_INJECTED: &str = "own-secret";
 /// kind.
 fn layer(component: &str, version: &str) -> Vec<u8> {
     let name = component.rsplit('/').next().unwrap_or(component);
-    if let Ok(manifest) = fs::read(modules::folder(name, version).join("manifest.yaml")) {
-        return tar("manifest.yaml", &manifest);
+    let sample = fs::read_to_string(modules::folder(name, version).join("manifest.yaml")).ok();
+    if let Some(manifest) = sample.or_else(|| shapes::manifest(name, version)) {
+        return tar("manifest.yaml", manifest.as_bytes());
     }
     let mut objects = vec![config_map(name, version), definition(name)];
     if name.starts_with(WIDE) {

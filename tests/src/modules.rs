@@ -1,5 +1,7 @@
 //! The sample modules in `tests/modules`.
 
+pub mod shapes;
+
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -142,7 +144,7 @@ mod tests {
     #[test]
     fn every_folder_is_the_module_and_version_that_it_is_named_after() {
         let mut read = 0;
-        for name in folders(&root()) {
+        for name in folders(&root()).into_iter().filter(|name| name != "shapes") {
             for version in folders(&root().join(&name)) {
                 let module = Module::read(&name, &version).unwrap_or_else(|error| panic!("{error:?}"));
                 assert_eq!(

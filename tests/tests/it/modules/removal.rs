@@ -55,6 +55,72 @@ async fn a_module_whose_removal_is_blocked_is_upgraded_and_can_be_listed_again()
     Ok(())
 }
 
+impl ModuleRuntime {
+    /// Publishes a version of the sample module whose CRD the API server refuses, and whose default module CR has a version
+    /// that this CRD alone has.
+    async fn publish_refused(&self) -> Result<()> {
+        let changed = tempfile::tempdir()?;
+        for entry in std::fs::read_dir(folder("sample", "2.0.0"))? {
+            let entry = entry?;
+            let text = std::fs::read_to_string(entry.path())?;
+            let text =
+                text.replace("2.0.0", "3.0.0").replace("v1beta1", "v1").replace("scope: Namespaced", "scope: Cluster");
+            std::fs::write(changed.path().join(entry.file_name()), text)?;
+        }
+        self.publish_folder(changed.path()).await
+    }
+}
+
+/// `acceptance.md` C1 15 and 16.
+#[tokio::test]
+async fn a_module_is_repaired_and_upgraded_while_its_default_module_cr_terminates() -> TestResult {
+    let modules = ModuleRuntime::start("default-held", &[("sample", &["1.0.0", "2.0.0"])]).await?;
+    modules.setup.runtime.select(&["sample"]).await?;
+    modules.becomes("sample", "1.0.0", State::Ready).await?;
+    let samples = modules.samples("v1alpha1", "Sample").await?;
+    let hold = Patch::Merge(json!({"metadata": {"finalizers": ["example.test/hold"]}}));
+    samples.patch("default", &PatchParams::default(), &hold).await?;
+    modules.setup.runtime.select(&[]).await?;
+    modules.says("sample", State::Deleting, "Sample kyma-system/default (finalizer example.test/hold)").await?;
+
+    let deployments = Api::<Deployment>::namespaced(modules.client().await?, SKR_NAMESPACE);
+    modules.setup.becomes_idle().await?;
+    for _ in 0..2 {
+        let manager = deployments.get("sample-manager").await?;
+        deployments.delete("sample-manager", &DeleteParams::default()).await?;
+        let begun = std::time::Instant::now();
+        until("the manager to come back", async || {
+            Ok(deployments.get_opt("sample-manager").await?.filter(|found| found.uid() != manager.uid()))
+        })
+        .await?;
+        ensure!(begun.elapsed().as_secs() < 10, "no event caused it: {:?}", begun.elapsed());
+    }
+
+    modules.point("sample", "2.0.0").await?;
+    modules.becomes("sample", "2.0.0", State::Deleting).await?;
+    let upgraded = "tidewatch.local/sample-operator:2.0.0";
+    until("the manager of the new version", async || {
+        let manager = json!(deployments.get("sample-manager").await?);
+        let image = &manager["spec"]["template"]["spec"]["containers"][0]["image"];
+        Ok((image == upgraded).then_some(()))
+    })
+    .await?;
+    let leaving = modules.manifest("sample").await?;
+    modules.setup.runtime.select(&["sample"]).await?;
+    modules.says("sample", State::Deleting, "Sample kyma-system/default").await?;
+    let release = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    samples.patch("default", &PatchParams::default(), &release).await?;
+    modules.becomes("sample", "2.0.0", State::Ready).await?;
+    assert_ne!(modules.manifest("sample").await?.metadata.uid, leaving.metadata.uid, "the module is installed anew");
+
+    // A removal does not depend on a version that could not be applied.
+    modules.publish_refused().await?;
+    modules.point("sample", "3.0.0").await?;
+    modules.says("sample", State::Error, "apply CustomResourceDefinition samples.operator.kyma-project.io").await?;
+    modules.leave().await?;
+    Ok(())
+}
+
 /// `acceptance.md` C1 22, and the adoption of a module that the user installed by hand.
 #[tokio::test]
 async fn an_unmanaged_module_keeps_its_objects_and_is_managed_again() -> TestResult {
