@@ -6,6 +6,7 @@
 
 mod adoption;
 mod blocking;
+mod create_default;
 mod default_object;
 mod drift;
 mod execute;

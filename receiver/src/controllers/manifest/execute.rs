@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
@@ -21,6 +21,7 @@ use super::{
     Context, Error,
     adoption::{self, Installation},
     blocking::{self, Found},
+    create_default,
     default_object::Going,
     inventory::{Inventory, ObjectKey},
     memory::Memory,
@@ -116,7 +117,7 @@ pub(super) struct Execution<'a> {
     pub(super) unestablished: Vec<String>,
     /// CRDs whose resources are being stored in another version, with that version.
     pub(super) migrating: Vec<String>,
-    /// CRDs that the responses of this reconcile show as established.
+    /// CRDs of which a response of this reconcile shows that they are established.
     pub(super) established: BTreeSet<ObjectKey>,
     /// The Manifest has no finalizer of ours left.
     pub(super) has_left: bool,
@@ -342,7 +343,9 @@ impl<'a> Execution<'a> {
             for object in waiting {
                 let Some(api) = self.api(&object.key, &object.version) else { continue };
                 match api.get(&object.key.name).await {
-                    Ok(found) if is_established(&found) => {}
+                    Ok(found) if is_established(&found) => {
+                        self.established.insert(object.key.clone());
+                    }
                     Ok(_) => still.push(object),
                     Err(error) => {
                         self.failures.push(Failure::new(format!("read {}", object.key), &error));
@@ -364,14 +367,19 @@ impl<'a> Execution<'a> {
     async fn create_default(&mut self) {
         let Some((key, version, body)) = self.default_object() else { return };
         let operation = format!("create the default {key}");
+        // Its CRD was applied in this reconcile.
+        let is_of_group =
+            |definition: &ObjectKey| definition.name.split_once('.').is_some_and(|(_, group)| group == key.group);
+        let is_new_kind = self.established.iter().any(is_of_group);
         let created = match serde_json::from_value::<DynamicObject>(body) {
-            Ok(object) => self.request(&key, &version, |api| create_default(api, object.clone())).await,
+            Ok(object) => {
+                let request = |api| create_default::create(api, object.clone(), is_new_kind);
+                self.request(&key, &version, request).await
+            }
             Err(error) => Err(kube::Error::SerdeError(error)),
         };
         self.facts.default_object = match created {
             Ok(Some(())) => DefaultObject::Done,
-            // It is not changed: it may be the user's.
-            Err(error) if object::is_conflict(&error) => DefaultObject::Done,
             Ok(None) => {
                 self.failures.push(unserved_kind(operation));
                 DefaultObject::Failed
@@ -578,11 +586,6 @@ async fn delete_one(
 
 async fn read_metadata(api: Api<DynamicObject>, name: String) -> kube::Result<Option<DynamicObject>> {
     object::get_metadata(&api, &name).await
-}
-
-async fn create_default(api: Api<DynamicObject>, object: DynamicObject) -> kube::Result<()> {
-    let params = PostParams { field_manager: Some(field_manager::DEFAULT_OBJECT.to_owned()), ..PostParams::default() };
-    api.create(&params, &object).await.map(drop)
 }
 
 /// Deletes the default module CR. Returns what holds it while it exists. A kind that is not served has no objects.

@@ -196,9 +196,10 @@ async fn module_is_installed_in_stages_and_becomes_ready_with_its_manager() {
             "PATCH customresourcedefinitions/samples.example.test",
             "PATCH configmaps/a",
             "PATCH deployments/d",
-            "POST samples",
+            "GET samples/default",
+            "PATCH samples/default",
         ],
-        "the response to the apply shows the manager"
+        "the response to the apply shows the manager; a POST would take 2 s while the kind is new"
     );
     let (state, operation) = fixture.state();
     assert_eq!(state, State::Processing, "{operation}");
@@ -219,6 +220,25 @@ async fn module_is_installed_in_stages_and_becomes_ready_with_its_manager() {
     assert_eq!(manifest.annotations()[annotation::SYNC_OCI_REF], DIGEST);
     assert_eq!(manifest.finalizers().len(), 3);
     assert_eq!(fixture.runtime.writes(), Vec::<String>::new(), "nothing was applied again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn default_object_of_a_new_kind_is_posted_if_its_apply_is_refused_and_left_alone_if_it_exists() {
+    let mut fixture = Fixture::new();
+    fixture.runtime.refuse("PATCH samples/default", 500);
+    fixture.reconcile().await;
+    assert!(fixture.runtime.calls().contains(&"POST samples".to_owned()));
+
+    let mut fixture = Fixture::new();
+    fixture.runtime.edit("samples/default", |sample| {
+        *sample = json!({"apiVersion": "example.test/v1", "kind": "Sample", "spec": {"mine": true},
+            "metadata": {"name": "default", "namespace": "kyma-system"}});
+    });
+    fixture.runtime.calls();
+    fixture.reconcile().await;
+    let writes = fixture.runtime.writes();
+    assert!(!writes.iter().any(|write| write.contains("samples/default") || write == "POST samples"), "{writes:?}");
+    assert!(status::is_default_created(&fixture.manifest().unwrap()), "as if it had been created");
 }
 
 /// Its body cannot be decoded, or another replica has served it until a moment ago: it exists, and decides by its labels.
