@@ -19,6 +19,11 @@ use crate::base::key::KymaKey;
 
 /// Number of entries from which expired ones are dropped.
 const MIN_PRUNED: usize = 1024;
+/// Desired forms of one object that an entry knows, more than an object gets by upgrades within the windows of one dispute.
+const MAX_FORMS: usize = 8;
+/// Changes back to a known form in one window that begin a new budget. A plan that follows a flapping pod stays below it,
+/// two writers of ours that revert each other do not.
+const MAX_RETURNS: u8 = 10;
 
 /// Kind of the repaired objects. The name is the value of the label `component` in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::IntoStaticStr)]
@@ -93,9 +98,14 @@ struct Entries {
     prune_at: usize,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Entry {
+    /// Hashes of the desired forms since the last calm window.
+    forms: Vec<u64>,
+    /// The form of the last write.
     form: u64,
+    /// Changes back to a known form that still begin a new budget.
+    returns: u8,
     since: Instant,
     window: Duration,
     left: u16,
@@ -117,7 +127,7 @@ impl WriteBudgets {
     }
 
     /// Budget of one object in a runtime cluster. `form` identifies its desired form: a write of a new one is no repair,
-    /// and begins a new budget.
+    /// and begins a new budget. Forms that alternate share one: each is a repair against the other.
     pub(crate) fn of(&self, runtime: &KymaKey, component: Component, object: &str, form: impl Hash) -> WriteBudget<'_> {
         let mut hasher = DefaultHasher::new();
         form.hash(&mut hasher);
@@ -160,17 +170,43 @@ impl WriteBudget<'_> {
 }
 
 impl Entry {
-    const fn new(form: u64, now: Instant, limit: Limit) -> Self {
-        Self { form, since: now, window: limit.window, left: limit.burst, was_denied: false }
+    fn new(form: u64, now: Instant, limit: Limit) -> Self {
+        Self {
+            forms: vec![form],
+            form,
+            returns: MAX_RETURNS,
+            since: now,
+            window: limit.window,
+            left: limit.burst,
+            was_denied: false,
+        }
     }
 
-    /// Begins a new window if the current one has ended, or the desired form changed.
+    /// Begins a new window if the current one has ended, or a new budget if the desired form changed.
     fn renew(&mut self, form: u64, now: Instant, limit: Limit) {
-        if self.form != form || (now >= self.since + self.window && !self.was_denied) {
-            *self = Self::new(form, now, limit);
-        } else if now >= self.since + self.window {
-            let window = (self.window * 2).min(limit.max_window);
-            *self = Self { since: now, window, left: limit.contested, was_denied: false, ..*self };
+        if now >= self.since + self.window {
+            if !self.was_denied {
+                *self = Self::new(form, now, limit);
+                return;
+            }
+            self.since = now;
+            self.window = (self.window * 2).min(limit.max_window);
+            self.left = limit.contested;
+            self.was_denied = false;
+        }
+        if self.form == form {
+            return;
+        }
+        self.form = form;
+        if !self.forms.contains(&form) && self.forms.len() < MAX_FORMS {
+            self.forms.push(form);
+            self.since = now;
+            self.window = limit.window;
+            self.left = limit.burst;
+            self.was_denied = false;
+        } else if self.returns > 0 {
+            self.returns -= 1;
+            self.left = limit.burst;
         }
     }
 
@@ -242,6 +278,43 @@ mod tests {
             budgets.of(&key(0), Component::Crd, "a", 1),
         ] {
             assert_eq!(writes(&budget, 9), 5);
+        }
+    }
+
+    /// Seconds of an hour in which one of two writers of ours, which take turns, was allowed to write.
+    async fn alternate(budgets: &WriteBudgets, form_of: impl Fn(u32) -> u32) -> Vec<u32> {
+        let mut at = Vec::new();
+        for second in 0..3600_u32 {
+            let budget = budgets.of(&key(0), Component::Module, "a", form_of(second));
+            at.extend((writes(&budget, 1) == 1).then_some(second));
+            advance(Duration::from_secs(1)).await;
+        }
+        at
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn forms_that_alternate_are_bounded_as_a_fight_is() {
+        for forms in [2, 3, 8, 1000] {
+            let budgets = WriteBudgets::default();
+            let at = alternate(&budgets, |second| second % forms).await;
+            let first = at.iter().filter(|second| **second < 60).count();
+            assert!(first < 60 && at.len() < first + 20, "{forms}: {at:?}");
+            let last: Vec<_> = at.iter().filter(|second| **second >= 1800).collect();
+            assert!(last.len() <= 4, "{forms}: once in ten minutes at last: {last:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn upgrade_during_a_fight_and_a_form_that_flaps_slowly_are_not_held_up() {
+        let budgets = WriteBudgets::default();
+        let of = |form: u32| budgets.of(&key(0), Component::Module, "a", form);
+        assert_eq!(writes(&of(0), 9), 5);
+        assert_eq!(writes(&of(1), 9), 5, "another version");
+        // A form that changes to and fro, as a plan does.
+        let budgets = WriteBudgets::default();
+        for step in 0..100_u32 {
+            assert_eq!(writes(&budgets.of(&key(0), Component::Plan, "a", step % 2), 1), 1, "{step}");
+            advance(Duration::from_secs(6)).await;
         }
     }
 
