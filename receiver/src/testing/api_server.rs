@@ -3,6 +3,7 @@
 
 mod apply;
 mod discovery;
+mod ownership;
 mod watch;
 
 use std::{
@@ -30,6 +31,12 @@ pub(crate) enum Fault {
     Unresponsive,
     /// Writes are executed, and no response arrives.
     LostResponses,
+}
+
+/// Field manager of a server-side apply.
+struct Manager {
+    name: String,
+    is_forced: bool,
 }
 
 /// Id of an object, and a change of it.
@@ -186,7 +193,7 @@ impl State {
         }
         let query = parts.uri.query().unwrap_or_default();
         match (&parts.method, name) {
-            (&Method::GET, None) => self.list(plural, query),
+            (&Method::GET, None) => self.list(plural, namespace_of(parts.uri.path()), query),
             (&Method::GET, Some(name)) => {
                 self.objects.get(&id).map_or_else(|| failure(StatusCode::NOT_FOUND, name), ok)
             }
@@ -199,7 +206,8 @@ impl State {
                 }
                 let is_apply = content.is_some_and(|content| content.contains("apply"));
                 let manager = is_apply.then(|| parameter(query, "fieldManager").expect("an apply has a field manager"));
-                self.patch(&id, name, is_status, manager, body)
+                let is_forced = parameter(query, "force").is_some_and(|force| force == "true");
+                self.patch(&id, name, is_status, manager.map(|name| Manager { name, is_forced }), body)
             }
             (&Method::PUT, Some(name)) => self.put(&id, name, is_status, body),
             (&Method::DELETE, Some(name)) => self.delete(&id, name, body),
@@ -242,7 +250,8 @@ impl State {
         self.objects.iter().filter(move |(id, _)| id.split('/').next() == Some(plural)).map(|(_, object)| object)
     }
 
-    fn list(&self, plural: &str, query: &str) -> Response {
+    /// Objects of all namespaces, or of one; an object without a namespace is in each.
+    fn list(&self, plural: &str, namespace: Option<&str>, query: &str) -> Response {
         let selector = parameter(query, "labelSelector").unwrap_or_default();
         let field = parameter(query, "fieldSelector").unwrap_or_default();
         let selects = |object: &&Value| {
@@ -256,7 +265,9 @@ impl State {
                     }
                 }),
             };
-            by_labels && field.strip_prefix("metadata.name=").is_none_or(|name| object["metadata"]["name"] == name)
+            let of = object["metadata"]["namespace"].as_str();
+            let is_there = namespace.is_none() || of.is_none() || namespace == of;
+            is_there && by_labels && field.strip_prefix("metadata.name=").is_none_or(|name| object["metadata"]["name"] == name)
         };
         let all: Vec<_> = self.of_kind(plural).filter(selects).collect();
         let from = parameter(query, "continue").map_or(0, |token| token.parse().unwrap());
@@ -277,7 +288,7 @@ impl State {
     }
 
     /// Applies as a field manager, or merges without one. Neither changes the status unless it is addressed.
-    fn patch(&mut self, id: &str, name: &str, is_status: bool, manager: Option<String>, body: &Value) -> Response {
+    fn patch(&mut self, id: &str, name: &str, is_status: bool, manager: Option<Manager>, body: &Value) -> Response {
         let live = self.objects.get(id).cloned();
         if live.is_none() && (manager.is_none() || is_status) {
             return failure(StatusCode::NOT_FOUND, name);
@@ -297,20 +308,59 @@ impl State {
         } else {
             wanted.as_object_mut().unwrap().remove("status");
         }
-        if let Some(manager) = manager {
-            let scope = if is_status { "/status" } else { "" };
-            let before = self.applied.insert((id.to_owned(), format!("{manager}{scope}")), wanted.clone());
-            apply::apply(&before.unwrap_or(Value::Null), &wanted, &mut live);
-            if !is_status {
-                apply::record_manager(&mut live, &manager, &wanted);
+        match manager {
+            Some(manager) => {
+                let conflicts = self.apply(id, is_status, &manager, &wanted, &mut live);
+                if !conflicts.is_empty() {
+                    return conflict_for(name, &conflicts);
+                }
             }
-        } else {
-            apply::merge(&wanted, &mut live);
+            None => apply::merge(&wanted, &mut live),
         }
         if !is_status && !keeps_stored_versions(&mut live) {
             return failure(StatusCode::UNPROCESSABLE_ENTITY, name);
         }
         ok(&self.store(id, live))
+    }
+
+    /// Applies to the live object. Returns the fields that other managers own with other values, each with its manager: then
+    /// nothing is applied.
+    fn apply(
+        &mut self,
+        id: &str,
+        is_status: bool,
+        manager: &Manager,
+        wanted: &Value,
+        live: &mut Value,
+    ) -> Vec<(String, String)> {
+        let scope = if is_status { "/status" } else { "" };
+        let own = (id.to_owned(), format!("{}{scope}", manager.name));
+        let of_others = self.applied.iter_mut().filter(|((of, name), _)| {
+            of == id && *name != own.1 && name.ends_with("/status") == is_status
+        });
+        let mut of_others: Vec<_> = of_others.collect();
+        if manager.is_forced {
+            for ((_, name), applied) in &mut of_others {
+                let before = applied.clone();
+                ownership::take_from(applied, &ownership::owned(wanted));
+                if !is_status && **applied != before {
+                    apply::record_manager(live, name, applied);
+                }
+            }
+        }
+        let others: Vec<_> =
+            of_others.iter().map(|((_, name), applied)| (name.clone(), ownership::owned(applied))).collect();
+        let conflicts = ownership::conflicts(&ownership::owned(wanted), live, &others);
+        if !manager.is_forced && !conflicts.is_empty() {
+            return conflicts;
+        }
+        let others: Vec<_> = others.iter().map(|(_, owned)| owned).collect();
+        let before = self.applied.insert(own, wanted.clone());
+        apply::apply(&before.unwrap_or(Value::Null), wanted, live, &others);
+        if !is_status {
+            apply::record_manager(live, &manager.name, wanted);
+        }
+        Vec::new()
     }
 
     /// Applies the operations of a JSON patch (RFC 6902), all or none.
@@ -420,6 +470,12 @@ fn object_id(path: &str) -> (String, bool) {
     }
 }
 
+/// Namespace in a path.
+fn namespace_of(path: &str) -> Option<&str> {
+    let (_, rest) = path.split_once("/namespaces/")?;
+    Some(rest.split_once('/')?.0)
+}
+
 /// Decoded value of a query parameter.
 fn parameter(query: &str, name: &str) -> Option<String> {
     let value = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
@@ -451,6 +507,16 @@ fn failure_for(code: StatusCode, reason: &str, name: &str) -> Response {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason,
         "code": code.as_u16(), "message": reason, "details": {"name": name}});
     (code, status.to_string())
+}
+
+/// A refused apply.
+fn conflict_for(name: &str, conflicts: &[(String, String)]) -> Response {
+    let cause = |(field, manager): &(String, String)| json!({"reason": "FieldManagerConflict", "field": field,
+        "message": format!("conflict with {manager:?}")});
+    let causes: Vec<_> = conflicts.iter().map(cause).collect();
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Conflict", "code": 409,
+        "message": "Apply failed", "details": {"name": name, "causes": causes}});
+    (StatusCode::CONFLICT, status.to_string())
 }
 
 #[cfg(test)]

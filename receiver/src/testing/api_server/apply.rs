@@ -2,9 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-/// Sets the applied fields, removes those that the manager applied before and no longer, and keeps the rest. Conditions
-/// and channels are maps by `type` and `channel`; other lists are atomic.
-pub(super) fn apply(before: &Value, now: &Value, live: &mut Value) {
+use super::ownership::owned;
+
+/// Sets the applied fields, removes those that the manager applied before and no longer and that no other manager owns, and
+/// keeps the rest. Conditions and channels are maps by `type` and `channel`; other lists are atomic.
+pub(super) fn apply(before: &Value, now: &Value, live: &mut Value, others: &[&Value]) {
     if now.is_object() && !live.is_object() {
         *live = json!({});
     }
@@ -12,18 +14,28 @@ pub(super) fn apply(before: &Value, now: &Value, live: &mut Value) {
         (Value::Object(now), Value::Object(live)) => {
             let before_keys = before.as_object().into_iter().flatten().map(|(key, _)| key);
             for key in before_keys.filter(|key| !now.contains_key(*key)) {
-                live.remove(key);
+                match (of_member(others, key).as_slice(), live.get_mut(key)) {
+                    ([], _) => drop(live.remove(key)),
+                    (others, Some(member)) if member.is_object() => apply(&before[key], &json!({}), member, others),
+                    _ => {}
+                }
             }
             for (key, value) in now.iter().filter(|(_, value)| !value.is_null()) {
-                apply(&before[key.as_str()], value, live.entry(key).or_insert(Value::Null));
+                let member = live.entry(key).or_insert(Value::Null);
+                apply(&before[key.as_str()], value, member, &of_member(others, key));
             }
         }
         (Value::Array(items), _) if map_key(items).or_else(|| map_key(before.as_array()?)).is_some() => {
             let key = map_key(items).or_else(|| map_key(before.as_array()?)).unwrap();
-            apply_map(key, before, items, live);
+            apply_map(key, before, items, live, others);
         }
         _ => *live = now.clone(),
     }
+}
+
+/// What others own of a member.
+fn of_member<'a>(others: &[&'a Value], key: &str) -> Vec<&'a Value> {
+    others.iter().filter_map(|owned| owned.get(key)).collect()
 }
 
 /// Key of the items of a list that is a map.
@@ -33,13 +45,15 @@ fn map_key(items: &[Value]) -> Option<&'static str> {
     if has("channel") && !has("name") { Some("channel") } else { (has("type") && has("status")).then_some("type") }
 }
 
-fn apply_map(key: &str, before: &Value, items: &[Value], live: &mut Value) {
+fn apply_map(key: &str, before: &Value, items: &[Value], live: &mut Value, others: &[&Value]) {
     let by_key = |items: &[Value]| -> Map<String, Value> {
         items.iter().map(|item| (item[key].as_str().unwrap().to_owned(), item.clone())).collect()
     };
     let list = |value: &Value| by_key(value.as_array().map_or(&[], Vec::as_slice));
     let mut merged = Value::Object(list(live));
-    apply(&Value::Object(list(before)), &Value::Object(by_key(items)), &mut merged);
+    let others: Vec<_> = others.iter().map(|owned| Value::Object(list(owned))).collect();
+    let others: Vec<_> = others.iter().collect();
+    apply(&Value::Object(list(before)), &Value::Object(by_key(items)), &mut merged, &others);
     let Value::Object(mut merged) = merged else { unreachable!("made of an object") };
     // Applied items come first and in their order, those of others follow.
     let mut ordered: Vec<_> = items.iter().filter_map(|item| merged.remove(item[key].as_str().unwrap())).collect();
@@ -47,16 +61,15 @@ fn apply_map(key: &str, before: &Value, items: &[Value], live: &mut Value) {
     *live = ordered.into();
 }
 
-/// Records the manager and its fields in `managedFields`.
+/// Records the manager and its fields in `managedFields`; one without fields has no entry.
 pub(super) fn record_manager(live: &mut Value, manager: &str, applied: &Value) {
     let entries = live["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
     let mut entries: Vec<_> = entries.into_iter().filter(|entry| entry["manager"] != manager).collect();
-    let mut fields = fields(applied);
-    if let Some(fields) = fields.as_object_mut() {
-        fields.retain(|key, _| !["f:apiVersion", "f:kind"].contains(&key.as_str()));
+    let fields = fields(&owned(applied));
+    if fields != json!({}) {
+        let version = &applied["apiVersion"];
+        entries.push(json!({"manager": manager, "operation": "Apply", "apiVersion": version, "fieldsV1": fields}));
     }
-    let version = &applied["apiVersion"];
-    entries.push(json!({"manager": manager, "operation": "Apply", "apiVersion": version, "fieldsV1": fields}));
     live["metadata"]["managedFields"] = entries.into();
 }
 

@@ -56,6 +56,30 @@ async fn apply_removes_only_fields_of_its_manager() {
 }
 
 #[tokio::test]
+async fn managers_share_equal_fields_and_conflict_about_others_unless_forced() {
+    let server = FakeApiServer::default();
+    let maps = maps(&server);
+    let apply = async |manager: &str, is_forced: bool, data: Value| {
+        let mut body = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}});
+        if !data.is_null() {
+            body["data"] = data;
+        }
+        let params = PatchParams { force: is_forced, ..PatchParams::apply(manager) };
+        let applied = maps.patch("one", &params, &Patch::Apply(body)).await;
+        (code(applied), server.object(ID).unwrap()["data"].clone())
+    };
+    apply("m", true, json!({"a": "1", "b": "1"})).await;
+    assert_eq!(apply("n", false, json!({"a": "2", "c": "1"})).await, (Some(409), json!({"a": "1", "b": "1"})));
+    let all = json!({"a": "1", "b": "1", "c": "1"});
+    assert_eq!(apply("n", false, json!({"a": "1", "c": "1"})).await, (None, all));
+    assert_eq!(apply("m", true, json!({"b": "1"})).await.1, json!({"a": "1", "b": "1", "c": "1"}), "the other owns it");
+    assert_eq!(apply("n", true, json!({"b": "2"})).await.1, json!({"b": "2"}));
+    assert_eq!(apply("m", true, Value::Null).await.1, json!({"b": "2"}), "it was taken over");
+    apply("n", true, Value::Null).await;
+    assert_eq!(server.object(ID).unwrap()["metadata"]["managedFields"], json!([]));
+}
+
+#[tokio::test]
 async fn json_patch_with_a_failed_test_changes_nothing() {
     let server = FakeApiServer::default();
     server.edit(ID, |object| object["data"] = json!({"a": "1"}));
@@ -77,7 +101,7 @@ fn conditions_and_channels_are_maps_and_other_lists_are_atomic() {
     let condition = |kind: &str, status: &str| json!({"type": kind, "status": status});
     let mut live = json!({"conditions": [condition("A", "True"), condition("Other", "True")], "list": [1, 2]});
     let before = json!({"conditions": [condition("A", "True")], "list": [1, 2]});
-    apply::apply(&before, &json!({"conditions": [condition("B", "False")], "list": [3]}), &mut live);
+    apply::apply(&before, &json!({"conditions": [condition("B", "False")], "list": [3]}), &mut live, &[]);
     assert_eq!(live, json!({"conditions": [condition("B", "False"), condition("Other", "True")], "list": [3]}));
 }
 
