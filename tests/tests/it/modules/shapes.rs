@@ -285,6 +285,6 @@ async fn every_shape_is_installed_rests_is_upgraded_and_leaves_nothing() -> Test
     shapes.restart_and_rest().await?;
     shapes.upgrade().await?;
     shapes.leave(&before).await?;
-    ensure!(shapes.failures.is_empty(), "{}", shapes.failures.join("\n"));
+    assert!(shapes.failures.is_empty(), "{}", shapes.failures.join("\n"));
     Ok(())
 }
