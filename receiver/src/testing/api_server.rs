@@ -267,7 +267,9 @@ impl State {
             };
             let of = object["metadata"]["namespace"].as_str();
             let is_there = namespace.is_none() || of.is_none() || namespace == of;
-            is_there && by_labels && field.strip_prefix("metadata.name=").is_none_or(|name| object["metadata"]["name"] == name)
+            is_there
+                && by_labels
+                && field.strip_prefix("metadata.name=").is_none_or(|name| object["metadata"]["name"] == name)
         };
         let all: Vec<_> = self.of_kind(plural).filter(selects).collect();
         let from = parameter(query, "continue").map_or(0, |token| token.parse().unwrap());
@@ -335,9 +337,10 @@ impl State {
     ) -> Vec<(String, String)> {
         let scope = if is_status { "/status" } else { "" };
         let own = (id.to_owned(), format!("{}{scope}", manager.name));
-        let of_others = self.applied.iter_mut().filter(|((of, name), _)| {
-            of == id && *name != own.1 && name.ends_with("/status") == is_status
-        });
+        let of_others = self
+            .applied
+            .iter_mut()
+            .filter(|((of, name), _)| of == id && *name != own.1 && name.ends_with("/status") == is_status);
         let mut of_others: Vec<_> = of_others.collect();
         if manager.is_forced {
             for ((_, name), applied) in &mut of_others {
@@ -511,8 +514,10 @@ fn failure_for(code: StatusCode, reason: &str, name: &str) -> Response {
 
 /// A refused apply.
 fn conflict_for(name: &str, conflicts: &[(String, String)]) -> Response {
-    let cause = |(field, manager): &(String, String)| json!({"reason": "FieldManagerConflict", "field": field,
-        "message": format!("conflict with {manager:?}")});
+    let cause = |(field, manager): &(String, String)| {
+        json!({"reason": "FieldManagerConflict", "field": field,
+        "message": format!("conflict with {manager:?}")})
+    };
     let causes: Vec<_> = conflicts.iter().map(cause).collect();
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Conflict", "code": 409,
         "message": "Apply failed", "details": {"name": name, "causes": causes}});
