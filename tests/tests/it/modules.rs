@@ -11,7 +11,6 @@ mod mandatory;
 mod registry_faults;
 mod removal;
 mod restricted;
-mod shapes;
 mod signed;
 mod takeover;
 mod upgrade;
