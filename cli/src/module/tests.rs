@@ -205,7 +205,8 @@ fn every_sample_module_is_packed_without_warnings() {
     let folders =
         |path: PathBuf| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
     let mut packed = 0;
-    for path in folders(modules).flat_map(folders) {
+    // A shape is the content of a module alone.
+    for path in folders(modules).filter(|path| !path.ends_with("shapes")).flat_map(folders) {
         let folder = Folder::read(&path).unwrap();
         assert_eq!(folder.warnings(), [""; 0], "{}", path.display());
         decode(&pack(&folder));
