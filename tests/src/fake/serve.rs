@@ -215,18 +215,20 @@ fn discover_group(cluster: &FakeCluster, group: &str) -> Answer {
 fn discover(store: &Store, group: &str, version: &str) -> Answer {
     let mut resources = Vec::new();
     for (of, name, kind) in BUILTIN.iter().filter(|(of, ..)| *of == group) {
-        resources.push(json!({"name": name, "kind": kind}));
+        let namespaced = !CLUSTER_SCOPED.contains(name);
+        resources.push(json!({"name": name, "kind": kind, "namespaced": namespaced}));
         if of.contains('.') && *of != "coordination.k8s.io" || *of == "apps" {
-            resources.push(json!({"name": format!("{name}/status"), "kind": kind}));
+            resources.push(json!({"name": format!("{name}/status"), "kind": kind, "namespaced": namespaced}));
         }
     }
     for definition in store.definitions(group) {
         let (name, kind) = (&definition["spec"]["names"]["plural"], &definition["spec"]["names"]["kind"]);
+        let namespaced = definition["spec"]["scope"] == "Namespaced";
         let versions = definition["spec"]["versions"].as_array().into_iter().flatten();
         for _ in versions.filter(|served| served["name"] == version && served["served"] == true) {
             let name = name.as_str().unwrap_or_default();
-            resources.push(json!({"name": name, "kind": kind}));
-            resources.push(json!({"name": format!("{name}/status"), "kind": kind}));
+            resources.push(json!({"name": name, "kind": kind, "namespaced": namespaced}));
+            resources.push(json!({"name": format!("{name}/status"), "kind": kind, "namespaced": namespaced}));
         }
     }
     if resources.is_empty() {
@@ -255,6 +257,16 @@ const BUILTIN: [(&str, &str, &str); 15] = [
     ("networking.k8s.io", "networkpolicies", "NetworkPolicy"),
     ("scheduling.k8s.io", "priorityclasses", "PriorityClass"),
     ("admissionregistration.k8s.io", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration"),
+];
+
+/// Plurals of those whose objects have no namespace.
+const CLUSTER_SCOPED: [&str; 6] = [
+    "namespaces",
+    "customresourcedefinitions",
+    "clusterroles",
+    "clusterrolebindings",
+    "priorityclasses",
+    "validatingwebhookconfigurations",
 ];
 
 fn builtin(group: &str) -> bool {

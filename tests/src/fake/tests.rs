@@ -47,6 +47,10 @@ async fn custom_resources_are_served_while_their_definition_is_there() {
         assert!(status.expect("applied").is_some_and(|status| status.conditions.is_some()));
     }
     assert!(kymas.get_opt(SKR_KYMA).await.expect("a 404 that names it").is_none());
+    let served = client.list_api_group_resources("operator.kyma-project.io/v1beta2").await.expect("discovered");
+    assert!(served.resources.iter().all(|served| served.namespaced), "as the definitions say");
+    let built_in = client.list_api_group_resources("apiextensions.k8s.io/v1").await.expect("discovered");
+    assert!(built_in.resources.iter().all(|served| !served.namespaced));
     let kyma: Kyma = serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
         "metadata": {"name": SKR_KYMA}, "spec": {"channel": "regular"}}))
     .expect("a Kyma");
