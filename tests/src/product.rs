@@ -75,8 +75,8 @@ pub async fn build_binaries() -> Result<ProductBinaries, BuildError> {
     static BUILT: OnceCell<ProductBinaries> = OnceCell::const_new();
     let built = BUILT.get_or_try_init(|| async {
         let mut step = Step::begin("building agent, receiver and operators' program");
-        // cargo blocks for as long as it compiles. This crate is among the packages so that cargo unifies the same
-        // features as for the running binary, and compiles no dependency a second time.
+        // cargo blocks for as long as it compiles. This crate is among the packages, and tests ask for the
+        // feature `unified`, so that cargo unifies the same features as for the running binary, and compiles nothing twice.
         let packages =
             &["tidewatch-agent", "tidewatch-receiver", "tidewatch-cli", "tidewatch-sample-operator", "tidewatch-tests"];
         let mut cargo = tokio::task::spawn_blocking(|| build::cargo_build(packages));

@@ -35,6 +35,9 @@ pub enum BuildError {
 pub(super) fn cargo_build(packages: &[&str]) -> Result<BTreeMap<String, PathBuf>, BuildError> {
     let agent_separately = cfg!(feature = "jemalloc") && !cfg!(debug_assertions);
     let mut arguments = selected(packages, agent_separately);
+    if cfg!(debug_assertions) {
+        arguments.extend(["--features", "tidewatch-tests/unified"]);
+    }
     if cfg!(feature = "otlp") {
         arguments.extend(["--features", "tidewatch-tests/otlp"]);
     }
