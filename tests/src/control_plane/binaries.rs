@@ -2,7 +2,7 @@
 //!
 //! Binaries in `KUBEBUILDER_ASSETS` are used as they are. The rest is built once into
 //! `target/control-plane/<module>-<version>/` under a file lock. A build writes to a temporary name first, so that a
-//! killed one leaves no incomplete binary.
+//! killed one leaves no incomplete binary. `TIDEWATCH_KUBERNETES=oldest` selects the oldest supported Kubernetes.
 
 use std::{
     env, fs,
@@ -37,6 +37,12 @@ static KUBERNETES: Module = Module {
     go_mod: include_str!("../../control-plane/kubernetes/go.mod"),
     source: "k8s.io/kubernetes",
 };
+/// The oldest Kubernetes that kube supports.
+static OLDEST_KUBERNETES: Module = Module {
+    folder: "kubernetes-oldest",
+    go_mod: include_str!("../../control-plane/kubernetes-oldest/go.mod"),
+    source: "k8s.io/kubernetes",
+};
 static ETCD: Module = Module {
     folder: "etcd",
     go_mod: include_str!("../../control-plane/etcd/go.mod"),
@@ -61,7 +67,7 @@ impl Module {
     }
 
     fn ldflags(&self) -> String {
-        if self.folder != KUBERNETES.folder {
+        if self.source != KUBERNETES.source {
             return "-s -w".to_owned();
         }
         // An API server without a version refuses to serve some groups.
@@ -107,22 +113,17 @@ impl Tool {
         }
     }
 
-    fn module(self) -> &'static Module {
-        match self {
-            Self::Etcd => &ETCD,
-            Self::Kwok => &KWOK,
-            Self::Registry => &REGISTRY,
-            Self::KubeApiserver | Self::Kubectl | Self::KubeControllerManager | Self::KubeScheduler => &KUBERNETES,
-        }
-    }
-
     fn package(self) -> String {
-        match self {
-            Self::Etcd => ETCD.source.to_owned(),
+        let source = match self {
+            Self::Etcd => return ETCD.source.to_owned(),
             // Its main package is in this repository.
-            Self::Registry => ".".to_owned(),
-            _ => format!("{}/cmd/{}", self.module().source, self.file()),
-        }
+            Self::Registry => return ".".to_owned(),
+            Self::Kwok => KWOK.source,
+            Self::KubeApiserver | Self::Kubectl | Self::KubeControllerManager | Self::KubeScheduler => {
+                KUBERNETES.source
+            }
+        };
+        format!("{source}/cmd/{}", self.file())
     }
 }
 
@@ -135,6 +136,9 @@ pub enum BinariesError {
          and the test bed builds it"
     )]
     NoGo(&'static str),
+    /// The variable that selects the Kubernetes has another value.
+    #[error("TIDEWATCH_KUBERNETES is {0:?}: leave it out, or set it to \"oldest\"")]
+    Kubernetes(String),
     /// The folder for built binaries cannot be used.
     #[error("use the folder {0}")]
     Folder(PathBuf, #[source] io::Error),
@@ -152,16 +156,19 @@ pub struct Binaries {
     assets: Option<PathBuf>,
     built: PathBuf,
     go: PathBuf,
+    /// Value of `TIDEWATCH_KUBERNETES`, or empty.
+    kubernetes: String,
 }
 
 impl Binaries {
-    /// Uses `KUBEBUILDER_ASSETS`, cargo's target folder, and the `go` of the search path.
+    /// Uses `KUBEBUILDER_ASSETS`, `TIDEWATCH_KUBERNETES`, cargo's target folder, and the `go` of the search path.
     #[must_use]
     pub fn from_env() -> Self {
         Self {
             assets: env::var_os("KUBEBUILDER_ASSETS").filter(|dir| !dir.is_empty()).map(PathBuf::from),
             built: paths::target().join("control-plane"),
             go: "go".into(),
+            kubernetes: env::var("TIDEWATCH_KUBERNETES").unwrap_or_default(),
         }
     }
 
@@ -183,16 +190,27 @@ impl Binaries {
     #[must_use]
     pub fn find(&self, tool: Tool) -> Option<PathBuf> {
         let given = self.assets.as_ref().map(|assets| assets.join(tool.file()));
-        given.into_iter().chain([self.target(tool)]).find(|path| path.is_file())
+        given.into_iter().chain(self.target(tool)).find(|path| path.is_file())
     }
 
-    fn target(&self, tool: Tool) -> PathBuf {
-        let module = tool.module();
-        self.built.join(format!("{}-{}", module.folder, module.version())).join(tool.file())
+    fn module(&self, tool: Tool) -> Result<&'static Module, BinariesError> {
+        match (tool, &*self.kubernetes) {
+            (Tool::Etcd, _) => Ok(&ETCD),
+            (Tool::Kwok, _) => Ok(&KWOK),
+            (Tool::Registry, _) => Ok(&REGISTRY),
+            (_, "") => Ok(&KUBERNETES),
+            (_, "oldest") => Ok(&OLDEST_KUBERNETES),
+            (_, other) => Err(BinariesError::Kubernetes(other.to_owned())),
+        }
+    }
+
+    fn target(&self, tool: Tool) -> Result<PathBuf, BinariesError> {
+        let module = self.module(tool)?;
+        Ok(self.built.join(format!("{}-{}", module.folder, module.version())).join(tool.file()))
     }
 
     fn build(&self, tool: Tool) -> Result<PathBuf, BinariesError> {
-        let target = self.target(tool);
+        let target = self.target(tool)?;
         let folder = target.parent().unwrap_or(&self.built).to_path_buf();
         let unusable = |e| BinariesError::Folder(folder.clone(), e);
         fs::create_dir_all(&folder).map_err(unusable)?;
@@ -207,7 +225,8 @@ impl Binaries {
     }
 
     fn go_build(&self, tool: Tool, output: &Path, log: PathBuf) -> Result<(), BinariesError> {
-        let (name, module) = (tool.file(), tool.module());
+        let name = tool.file();
+        let module = self.module(tool)?;
         if !self.has_go() {
             return Err(BinariesError::NoGo(name));
         }
@@ -261,15 +280,23 @@ mod tests {
     use super::*;
 
     fn binaries(dir: &tempfile::TempDir, go: &str) -> Binaries {
-        Binaries { assets: Some(dir.path().join("assets")), built: dir.path().join("built"), go: go.into() }
+        Binaries {
+            assets: Some(dir.path().join("assets")),
+            built: dir.path().join("built"),
+            go: go.into(),
+            kubernetes: String::new(),
+        }
     }
 
     #[test]
     fn versions_come_from_the_modules() {
-        for module in [&KUBERNETES, &ETCD, &KWOK, &REGISTRY] {
+        for module in [&KUBERNETES, &OLDEST_KUBERNETES, &ETCD, &KWOK, &REGISTRY] {
             assert!(module.version().starts_with('v'), "{}: {}", module.folder, module.version());
         }
-        assert!(KUBERNETES.ldflags().contains(&format!("gitVersion={} ", KUBERNETES.version())));
+        for module in [&KUBERNETES, &OLDEST_KUBERNETES] {
+            assert!(module.ldflags().contains(&format!("gitVersion={} ", module.version())));
+        }
+        assert_ne!(KUBERNETES.version(), OLDEST_KUBERNETES.version());
         assert_eq!(Tool::Kwok.package(), "sigs.k8s.io/kwok/cmd/kwok");
     }
 
@@ -280,6 +307,18 @@ mod tests {
         assert!(matches!(error, BinariesError::NoGo("etcd")), "{error}");
         let text = error.to_string();
         assert!(text.contains("KUBEBUILDER_ASSETS") && text.contains("install Go"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn only_a_known_kubernetes_is_built() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let of = |kubernetes: &str| Binaries { kubernetes: kubernetes.to_owned(), ..binaries(&dir, "/no/such/go") };
+        let newest = of("").module(Tool::KubeApiserver).expect("known").folder;
+        let oldest = of("oldest").module(Tool::Kubectl).expect("known").folder;
+        assert_eq!([newest, oldest], ["kubernetes", "kubernetes-oldest"]);
+        let error = of("1.2").get(Tool::KubeApiserver).await.expect_err("unknown");
+        assert!(error.to_string().contains(r#""1.2""#), "{error}");
+        assert!(of("1.2").module(Tool::Etcd).is_ok());
     }
 
     #[tokio::test]
