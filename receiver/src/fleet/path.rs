@@ -10,10 +10,14 @@ use tidewatch_shared::{
 };
 use tokio::time::Instant;
 
+use super::plan_index::PlanIndex;
 use crate::base::foreign_text;
 
 /// Maximum length of texts from an agent, in characters.
 const MAX_TEXT_CHARS: usize = 256;
+/// Error text of a watch that an agent does not know.
+const UNKNOWN_WATCH: &str = "the agent does not report it; an agent of an older version does not know watches on all \
+    resources of a group";
 
 /// State of the event path. It contains no continuously changing value, so that any difference is a transition. The
 /// name is the reason of the condition, and the state in metrics and logs.
@@ -158,12 +162,18 @@ pub(crate) struct LastHeartbeat {
 }
 
 impl LastHeartbeat {
-    pub(super) fn of(heartbeat: &Heartbeat, at: Instant) -> Self {
+    pub(super) fn of(heartbeat: &Heartbeat, planned: &PlanIndex, at: Instant) -> Self {
+        // An agent that is too old for the watches on groups ignores them, and follows the rest of the plan.
+        let unknown = || {
+            let names = heartbeat.watches.iter().map(|watch| &*watch.name);
+            planned.missing_group(names).map(|watch| (watch, Some(UNKNOWN_WATCH)))
+        };
+        let failing = failing(&heartbeat.watches).or_else(unknown);
         Self {
             at,
             epoch: heartbeat.epoch,
             canary: heartbeat.canary.map(|canary| Duration::from_secs(canary.age_seconds)),
-            failing: failing(&heartbeat.watches).map(|(watch, error)| (truncate(watch), error.map(truncate))),
+            failing: failing.map(|(watch, error)| (truncate(watch), error.map(truncate))),
             plan_error: heartbeat.plan_error.as_deref().map(truncate),
             plan_revision: heartbeat.plan_revision.as_deref().map(truncate),
             waiting: heartbeat.waiting,
@@ -277,6 +287,7 @@ mod tests {
     use serde_json::{Value, json};
     use tidewatch_shared::{
         heartbeat::{SILENT_AFTER_SECONDS, SILENT_MESSAGE},
+        plan::Plan,
         variant::VariantName as _,
     };
 
@@ -380,12 +391,40 @@ mod tests {
                 "planRevision": "r2", "canary": {"ageSeconds": 1},
                 "certificate": {"notAfter": "", "fingerprint": ""}, "watches": watches,
             });
-            LastHeartbeat::of(&serde_json::from_value(heartbeat).unwrap(), Instant::now())
+            LastHeartbeat::of(&serde_json::from_value(heartbeat).unwrap(), &plan(json!({})), Instant::now())
         };
         let heartbeat = absent(None);
         assert!(heartbeat.is_healthy("r2") && heartbeat.not_served == 1);
         assert_eq!(evidence(heartbeat.at, Some(&heartbeat)).evaluate(heartbeat.at), PathState::Proven);
         assert!(!absent(Some("403")).is_healthy("r2"), "an error counts all the same");
+    }
+
+    fn plan(others: Value) -> PlanIndex {
+        let mut plan = json!({"revision": "r2", "watches": []});
+        plan.as_object_mut().unwrap().extend(others.as_object().unwrap().clone());
+        PlanIndex::new(Plan::parse(&plan.to_string()).unwrap().into())
+    }
+
+    #[test]
+    fn watch_on_a_group_that_the_agent_does_not_report_fails() {
+        let watch = |name: &str| {
+            json!({"name": name, "group": "example.test", "version": "*", "resource": "*", "manager": "m",
+                "field": "spec", "work": ["forward"]})
+        };
+        let planned = plan(json!({"groupWatches": [watch("b"), watch("a")]}));
+        let failing = |names: &[&str]| {
+            let state = |name: &&str| json!({"name": name, "objects": 0, "listedSecondsAgo": 9, "aliveSecondsAgo": 9});
+            let watches: Vec<_> = names.iter().map(state).collect();
+            let heartbeat = json!({
+                "epoch": "0000000000000007", "sequence": 1, "counter": 1, "waiting": 0, "parked": 0, "agentVersion": "1",
+                "certificate": {"notAfter": "", "fingerprint": ""}, "watches": watches,
+            });
+            LastHeartbeat::of(&serde_json::from_value(heartbeat).unwrap(), &planned, Instant::now()).failing
+        };
+        let unknown = |name: &str| Some((name.to_owned(), Some(UNKNOWN_WATCH.to_owned())));
+        assert_eq!(failing(&["kyma"]), unknown("a"));
+        assert_eq!(failing(&["a", "kyma"]), unknown("b"));
+        assert_eq!(failing(&["a", "b", "kyma"]), None);
     }
 
     #[test]
@@ -395,7 +434,7 @@ mod tests {
                 "epoch": "0000000000000007", "sequence": 1, "counter": 1, "waiting": 0, "parked": 0, "agentVersion": "1",
                 "certificate": {"notAfter": "", "fingerprint": ""}, "watches": watches,
             });
-            LastHeartbeat::of(&serde_json::from_value(heartbeat).unwrap(), Instant::now()).failing
+            LastHeartbeat::of(&serde_json::from_value(heartbeat).unwrap(), &plan(json!({})), Instant::now()).failing
         };
         fn watch(name: &str, alive: Option<u64>, error: Option<&str>) -> Value {
             json!({"name": name, "objects": 1, "listedSecondsAgo": 900, "aliveSecondsAgo": alive, "error": error})

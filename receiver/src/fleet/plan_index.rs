@@ -45,6 +45,12 @@ impl PlanIndex {
         self.groups.get(&event.watch).is_none_or(belongs).then_some(work)
     }
 
+    /// The first watch on all resources of a group that these names lack.
+    pub(super) fn missing_group<'a>(&self, names: impl Iterator<Item = &'a str> + Clone) -> Option<&str> {
+        let is_missing = |watch: &&String| !names.clone().any(|name| name == watch.as_str());
+        self.groups.keys().filter(is_missing).min().map(String::as_str)
+    }
+
     /// Drift of any object of a watch. Only the reconciles of Manifests distinguish it from that of any object at all.
     pub(super) fn drift(&self, watch: &str) -> Drift {
         let planned = self.plan.watches().iter().find(|planned| planned.name == watch);

@@ -258,7 +258,7 @@ impl Runtime {
         let (settled, since) = (ledger.settled(&planned), ledger.sequences.since());
         let resend = if is_newest { ledger.compare.resend() } else { Vec::new() };
         if status == HeartbeatStatus::Counted {
-            let last_heartbeat = LastHeartbeat::of(heartbeat, now);
+            let last_heartbeat = LastHeartbeat::of(heartbeat, &planned, now);
             let same = self.last_heartbeat.as_ref().is_some_and(|before| before.epoch == last_heartbeat.epoch);
             match (last_heartbeat.is_healthy(planned.plan.revision()), self.restarting_since) {
                 (true, _) => self.restarting_since = None,
