@@ -110,8 +110,9 @@ fn expression(text: &str, place: &str, mistakes: &mut Mistakes) -> Option<Regex>
         return None;
     }
     let size = COMPILED.0 * text.len() + COMPILED.1;
+    let unquoted = without_quotes(text);
     let compile = |unicode| {
-        let mut builder = RegexBuilder::new(text);
+        let mut builder = RegexBuilder::new(&unquoted);
         builder.unicode(unicode).nest_limit(MAX_NESTING).size_limit(size).build()
     };
     match compile(false).or_else(|error| compile(true).map_err(|_| error)) {
@@ -124,6 +125,33 @@ fn expression(text: &str, place: &str, mistakes: &mut Mistakes) -> Option<Regex>
             None
         }
     }
+}
+
+/// Replaces literal text between `\Q` and `\E`, which RE2 knows and Rust's expressions do not. Without an end it extends to
+/// that of the expression.
+fn without_quotes(text: &str) -> String {
+    let mut found = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('\\') {
+        found.push_str(before);
+        let mut escaped = after.chars();
+        match escaped.next() {
+            Some('Q') => {
+                let (literal, end) = after[1..].split_once("\\E").unwrap_or((&after[1..], ""));
+                found.push_str(&regex::escape(literal));
+                rest = end;
+            }
+            Some(other) => {
+                found.extend(['\\', other]);
+                rest = escaped.as_str();
+            }
+            None => {
+                found.push('\\');
+                rest = "";
+            }
+        }
+    }
+    found + rest
 }
 
 #[cfg(test)]

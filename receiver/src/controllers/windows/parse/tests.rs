@@ -103,6 +103,21 @@ fn mistake_affects_only_its_part_and_is_named() {
 }
 
 #[test]
+fn quoted_text_of_an_expression_is_literal() {
+    for (text, expected) in [
+        (r"^\Qa.b\E+$", r"^a\.b+$"),
+        (r"\Q(", r"\("),
+        (r"a\Q\Eb", "ab"),
+        (r"\\Qa\d", r"\\Qa\d"),
+        (r"\Qa\Q\Eb\Qc.", r"a\\Qbc\."),
+        ("\\", "\\"),
+        ("\\ü", "\\ü"),
+    ] {
+        assert_eq!(without_quotes(text), expected, "{text}");
+    }
+}
+
+#[test]
 fn window_that_cannot_be_read_never_opens() {
     let window = |days: Value, begin: &str, end: &str| json!({"days": days, "begin": begin, "end": end});
     let of_day = "is not a time such as 20:00:00Z or 20:00:00+02:00, which a window with days needs";
