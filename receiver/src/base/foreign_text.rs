@@ -12,6 +12,21 @@ pub(crate) fn line(text: &str, max: usize) -> String {
     text.chars().take(max).map(|char| if is_printable(char) { char } else { ' ' }).collect()
 }
 
+/// Returns a text as [`line`] does, but of a longer one the first and the last characters, `max` with the mark of the
+/// gap: the end of a refusal often says why.
+pub(crate) fn shortened(text: &str, max: usize) -> String {
+    const GAP: &str = " … ";
+    let length = text.chars().count();
+    if length <= max {
+        return line(text, max);
+    }
+    let kept = max.saturating_sub(GAP.chars().count());
+    let end = kept / 2;
+    let head: String = text.chars().take(kept - end).collect();
+    let tail: String = text.chars().skip(length - end).collect();
+    line(&(head + GAP + &tail), max)
+}
+
 /// Returns a uid or resourceVersion; empty if it is missing, or longer than any that an API server assigns.
 pub(crate) fn identifier(text: Option<&str>) -> &str {
     text.filter(|text| text.len() <= MAX_IDENTIFIER_BYTES).unwrap_or_default()
@@ -39,6 +54,14 @@ mod tests {
         assert_eq!(line("a\r\n\u{1b}[31mb\u{9b}c\u{202e}d\u{2028}e", 100), "a   [31mb c d e");
         assert_eq!(line("äöü", 2), "äö");
         assert_eq!(line(&"x\n".repeat(1_000), 5), "x x x");
+    }
+
+    #[test]
+    fn text_that_is_too_long_loses_its_middle() {
+        assert_eq!(shortened("abcdefghij", 10), "abcdefghij");
+        assert_eq!(shortened("abcdefghijk", 9), "abc … ijk");
+        assert_eq!(shortened("äb\ndefghijklö", 9), "äb  … klö");
+        assert_eq!(shortened("abc", 2), " …");
     }
 
     #[test]

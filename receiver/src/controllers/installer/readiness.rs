@@ -89,7 +89,7 @@ impl Readiness {
         match self {
             Self::Ready | Self::ReadyWith { .. } => {
                 let message = format!("{SYNCHRONIZED}, except for an object that the agent does not need: {refusal}");
-                let message = foreign_text::line(&message, MAX_MESSAGE_CHARS);
+                let message = foreign_text::shortened(&message, MAX_MESSAGE_CHARS);
                 Self::ReadyWith { reason: Condition::READY, message }
             }
             Self::Not { reason, message } => Self::not(reason, format!("{message}; {refusal}")),
@@ -97,7 +97,7 @@ impl Readiness {
     }
 
     fn not(reason: &'static str, message: impl Into<String>) -> Self {
-        Self::Not { reason, message: foreign_text::line(&message.into(), MAX_MESSAGE_CHARS) }
+        Self::Not { reason, message: foreign_text::shortened(&message.into(), MAX_MESSAGE_CHARS) }
     }
 }
 

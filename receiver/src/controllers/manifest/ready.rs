@@ -16,7 +16,10 @@ pub(super) use manager::{Manager, manager_of};
 pub(super) use pods::{MAX_PODS, explain, pod_selector};
 
 use super::inventory::ObjectKey;
-use crate::kube::workload::{condition, condition_with};
+use crate::{
+    base::foreign_text,
+    kube::workload::{condition, condition_with},
+};
 
 /// Maximum length of an explanation in characters.
 const MAX_TEXT_CHARS: usize = 512;
@@ -127,11 +130,7 @@ fn cause(condition: &Value) -> &str {
 
 /// An explanation that begins with the object.
 fn line(key: &ObjectKey, text: &str) -> String {
-    format!("{key}: {text}")
-        .chars()
-        .map(|char| if char.is_control() { ' ' } else { char })
-        .take(MAX_TEXT_CHARS)
-        .collect()
+    foreign_text::shortened(&format!("{key}: {text}"), MAX_TEXT_CHARS)
 }
 
 #[cfg(test)]

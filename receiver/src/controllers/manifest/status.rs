@@ -4,6 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tidewatch_shared::api::{Condition, ConditionStatus, LastOperation, Manifest, ManifestStatus, State};
 
 use super::inventory::Inventory;
+use crate::base::foreign_text;
 
 /// Condition that the objects of the layer are known.
 pub(super) const RESOURCES: &str = "Resources";
@@ -68,7 +69,7 @@ pub(super) fn compute(manifest: &Manifest, findings: &Findings, now: &Time) -> M
     for (kind, met) in KINDS.iter().zip(met) {
         set(&mut conditions, kind, met, generation, now);
     }
-    let operation: String = findings.operation.chars().take(MAX_OPERATION_CHARS).collect();
+    let operation = foreign_text::shortened(&findings.operation, MAX_OPERATION_CHARS);
     let unchanged =
         old.last_operation.clone().filter(|last| old.state == findings.state && last.operation == operation);
     let last = || LastOperation { operation, last_update_time: Some(now.clone()), ..LastOperation::default() };
@@ -163,6 +164,6 @@ mod tests {
         let status = compute(&manifest(Some(status.unwrap())), &findings(State::Error, &"x".repeat(5_000)), &time(1));
         assert_eq!(status.other["more"], json!({"a": 1}));
         assert_eq!(status.conditions.unwrap()[0].type_, "Theirs");
-        assert_eq!(status.last_operation.unwrap().operation.len(), MAX_OPERATION_CHARS);
+        assert_eq!(status.last_operation.unwrap().operation.chars().count(), MAX_OPERATION_CHARS);
     }
 }

@@ -134,7 +134,7 @@ fn condition(
 ) -> Condition {
     let same = old.condition(kind).filter(|before| before.status == status && before.reason == reason);
     let since = same.map_or(now, |before| &before.last_transition_time);
-    let message = foreign_text::line(message, MAX_TEXT_CHARS);
+    let message = foreign_text::shortened(message, MAX_TEXT_CHARS);
     Condition { reason: reason.to_owned(), ..Condition::new(kind, status, &message, since.clone()) }
 }
 

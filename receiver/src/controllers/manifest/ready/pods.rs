@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::{MAX_TEXT_CHARS, Readiness, cause, is_outdated, workload};
 use crate::{
+    base::foreign_text,
     controllers::manifest::inventory::ObjectKey,
     kube::workload::{PodFault, Termination, condition_with, containers},
 };
@@ -60,7 +61,7 @@ pub(in crate::controllers::manifest) fn explain(
         return if is_failure { Readiness::failed(key, &text) } else { Readiness::progressing(key, &text) };
     }
     let Some(probe) = pods.iter().filter_map(|pod| unpassed_probe(pod)).min() else { return readiness };
-    let text: String = format!("{known}; {probe}").chars().take(MAX_TEXT_CHARS).collect();
+    let text = foreign_text::shortened(&format!("{known}; {probe}"), MAX_TEXT_CHARS);
     if is_overdue { Readiness::Failed(text) } else { Readiness::Progressing(text) }
 }
 
