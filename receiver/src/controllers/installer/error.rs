@@ -112,10 +112,6 @@ impl Error {
             // The account in the access Secret lacks a right, or a policy of the user denies the request: the user sees
             // the message.
             Some(kube::Error::Api(status)) if status.code == 403 => ErrorClass::Refused,
-            // An admission webhook of the user is broken; the API server itself responds.
-            Some(kube::Error::Api(status)) if status.code == 500 && matches!(self, Self::Trial(_)) => {
-                ErrorClass::Refused
-            }
             Some(call) => classify(call),
             None => ErrorClass::Refused,
         }

@@ -2,6 +2,7 @@
 
 use std::{error::Error, io};
 
+use kube::core::Status;
 use rustls::AlertDescription;
 
 use super::{addresses::ForbiddenAddressError, chain, response::LimitError};
@@ -9,6 +10,12 @@ use crate::base::{error_class::ErrorClass, foreign_text};
 
 /// Longest description, in characters. It contains text of the runtime, and ends up in conditions and logs.
 const MAX_DESCRIPTION_CHARS: usize = 300;
+/// Causes of one refusal that a description names at most.
+const MAX_CAUSES: usize = 4;
+/// Longest reason of an error response, in characters; those of Kubernetes are shorter.
+const MAX_REASON_CHARS: usize = 40;
+/// Reason that kube gives to an error response that is no `Status` of Kubernetes.
+const UNPARSED: &str = "Failed to parse error data";
 
 /// ErrorClass of a failed call to a runtime.
 #[must_use]
@@ -17,8 +24,11 @@ pub fn classify(error: &kube::Error) -> ErrorClass {
     match error {
         E::Api(status) => match status.code {
             401 | 403 => ErrorClass::Auth,
-            // The API server is unhealthy, which counts as unreachable.
-            408 | 500..=599 => ErrorClass::Transport,
+            // The API server, or a proxy before it, had no answer in time, which counts as unreachable.
+            408 | 502..=504 => ErrorClass::Transport,
+            // Not the words of an API server.
+            500..=599 if status.reason == UNPARSED => ErrorClass::Transport,
+            // The API server answered: most often an admission webhook of the user fails, and the message names it.
             _ => ErrorClass::Refused,
         },
         E::Service(_) | E::HyperError(_) | E::ReadEvents(_) => of_transport(error),
@@ -84,17 +94,40 @@ pub fn limit_error(error: &kube::Error) -> Option<LimitError> {
 }
 
 /// Describes a failed call in one bounded line, for conditions and logs: text of a runtime can have any length and
-/// content.
+/// content. A text that is too long loses its middle: its end says why.
 #[must_use]
 pub fn describe(error: &kube::Error) -> String {
     let text = match error {
-        kube::Error::Api(status) => format!("{} ({} {})", status.message, status.code, status.reason),
+        kube::Error::Api(status) => return describe_status(status),
         // The other variants include their source in their text.
         kube::Error::Service(source) => describe_chain(source.as_ref()),
         kube::Error::HyperError(source) => describe_chain(source),
         other => other.to_string(),
     };
-    foreign_text::line(&text, MAX_DESCRIPTION_CHARS)
+    foreign_text::shortened(&text, MAX_DESCRIPTION_CHARS)
+}
+
+/// Message, code and reason of an error response.
+fn describe_status(status: &Status) -> String {
+    let code = match &*status.reason {
+        "" | UNPARSED => format!(" ({})", status.code),
+        reason => format!(" ({} {})", status.code, foreign_text::line(reason, MAX_REASON_CHARS)),
+    };
+    let room = MAX_DESCRIPTION_CHARS.saturating_sub(code.chars().count());
+    let causes = status.details.as_ref().map(|details| details.causes.as_slice()).unwrap_or_default();
+    let message = if status.message.chars().count() > room && causes.len() > 1 {
+        // Each is shortened by itself, so that none hides the others. Some contain the value of the field.
+        let named = causes.len().min(MAX_CAUSES);
+        let each = room / named - 2;
+        let texts = causes
+            .iter()
+            .take(named)
+            .map(|cause| foreign_text::shortened(&format!("{}: {}", cause.field, cause.message), each));
+        texts.collect::<Vec<_>>().join("; ")
+    } else {
+        foreign_text::shortened(&status.message, room)
+    };
+    message + &code
 }
 
 /// Joins the texts of an error and its sources, without those that the text before already ends with.
@@ -117,13 +150,18 @@ fn describe_chain(first: &(dyn Error + 'static)) -> String {
 mod tests {
     use std::time::Duration;
 
-    use kube::core::Status;
+    use serde_json::json;
 
     use super::*;
     use crate::kube::runtime_access::addresses::ForbiddenReason;
 
     fn api(code: u16) -> kube::Error {
         kube::Error::Api(Status::failure("no", "Reason").with_code(code).boxed())
+    }
+
+    /// An error page of a proxy.
+    fn unparsed(code: u16) -> kube::Error {
+        kube::Error::Api(Status::failure("<html>", UNPARSED).with_code(code).boxed())
     }
 
     fn service(error: impl Into<tower::BoxError>) -> kube::Error {
@@ -142,8 +180,14 @@ mod tests {
             (api(422), ErrorClass::Refused),
             (api(409), ErrorClass::Refused),
             (api(429), ErrorClass::Refused),
-            (api(500), ErrorClass::Transport),
+            (api(500), ErrorClass::Refused),
+            (api(501), ErrorClass::Refused),
+            (api(408), ErrorClass::Transport),
+            (api(502), ErrorClass::Transport),
             (api(503), ErrorClass::Transport),
+            (api(504), ErrorClass::Transport),
+            (unparsed(500), ErrorClass::Transport),
+            (unparsed(404), ErrorClass::Refused),
             (service(forbidden), ErrorClass::Auth),
             (service(io::Error::other(forbidden)), ErrorClass::Auth),
             (service(LimitError::TooLarge(1)), ErrorClass::Refused),
@@ -171,11 +215,38 @@ mod tests {
     #[test]
     fn descriptions_are_short_and_plain() {
         assert_eq!(describe(&api(403)), "no (403 Reason)");
+        assert_eq!(describe(&unparsed(500)), "<html> (500)");
         let long = kube::Error::Api(Status::failure(&"x\n\u{1b}".repeat(1000), "").with_code(500).boxed());
         let text = describe(&long);
         assert_eq!(text.chars().count(), MAX_DESCRIPTION_CHARS);
-        assert!(!text.contains(char::is_control));
+        assert!(!text.contains(char::is_control) && text.ends_with(" (500)"), "{text}");
         let late = service(io::Error::other(LimitError::HeadTimeout(Duration::from_secs(20))));
         assert_eq!(describe(&late), "the runtime did not answer within 20s");
+    }
+
+    #[test]
+    fn long_refusal_keeps_its_end_and_each_of_its_causes() {
+        let value = "x".repeat(5_000);
+        let refusal = |causes: &[&str]| {
+            let texts: Vec<_> =
+                causes.iter().map(|field| format!("{field}: Invalid value: {value}: field is immutable")).collect();
+            let message = format!("Job.batch \"j\" is invalid: [{}]", texts.join(", "));
+            let causes: Vec<_> = causes
+                .iter()
+                .map(|field| json!({"field": field, "message": format!("Invalid value: {value}: field is immutable")}))
+                .collect();
+            let status = json!({"message": message, "reason": "Invalid", "code": 422, "details": {"causes": causes}});
+            describe(&kube::Error::Api(serde_json::from_value(status).unwrap()))
+        };
+        let one = refusal(&["spec.template"]);
+        assert!(one.starts_with("Job.batch \"j\" is invalid: [spec.template: Invalid value: xx"), "{one}");
+        assert!(one.ends_with("xx: field is immutable] (422 Invalid)"), "{one}");
+        let two = refusal(&["spec.template", "spec.selector"]);
+        assert_eq!(two.matches(": field is immutable").count(), 2, "{two}");
+        assert!(two.contains("; spec.selector: Invalid value: xx") && two.ends_with(" (422 Invalid)"), "{two}");
+        let many = refusal(&["a", "b", "c", "d", "e", "f"]);
+        for text in [one, two, many] {
+            assert!(text.chars().count() <= MAX_DESCRIPTION_CHARS, "{text}");
+        }
     }
 }

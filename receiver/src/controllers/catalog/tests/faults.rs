@@ -46,8 +46,8 @@ async fn unreachable_user_webhook_delays_only_the_catalog() {
     let error = fixture.try_sync(Drift::None).await.unwrap_err();
     assert_eq!((error.class(), error.is_catalog_only()), (ErrorClass::Refused, true), "{error:?}");
     assert!(fixture.runtime.object("modulereleasemetas/omega").is_some(), "other objects are written");
-    // An API server that cannot list is not healthy.
-    fixture.runtime.respond_with("list moduletemplates", Some(StatusCode::INTERNAL_SERVER_ERROR));
+    // An API server without an answer is not healthy.
+    fixture.runtime.respond_with("list moduletemplates", Some(StatusCode::SERVICE_UNAVAILABLE));
     let error = fixture.try_sync(Drift::All).await.unwrap_err();
     assert_eq!((error.class(), error.is_catalog_only()), (ErrorClass::Transport, false), "{error:?}");
 }
