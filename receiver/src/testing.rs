@@ -20,7 +20,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub(crate) use self::api_server::{FakeApiServer, Fault, Response};
+pub(crate) use self::api_server::{Admit, Cause, FakeApiServer, Fault, Response};
 
 /// Replaces the content of a cache by these objects, as a completed list does.
 pub(crate) fn fill<K>(writer: &mut Writer<K>, objects: &[Value])

@@ -39,6 +39,12 @@ struct Manager {
     is_forced: bool,
 }
 
+/// Cause of an invalid object: reason, field and message.
+pub(crate) type Cause = (&'static str, &'static str, &'static str);
+
+/// Fills defaults into an object of a kind, and returns why it is invalid. It gets the object before the write, too.
+pub(crate) type Admit = fn(before: &Value, object: &mut Value) -> Vec<Cause>;
+
 /// Id of an object, and a change of it.
 type ConcurrentWrite = (String, fn(&mut Value));
 
@@ -50,7 +56,12 @@ struct State {
     calls: Vec<String>,
     fault: Fault,
     refused: BTreeMap<String, StatusCode>,
+    /// Messages of refusals, by call.
+    messages: BTreeMap<String, String>,
     unserved: BTreeMap<String, bool>,
+    admits: BTreeMap<String, Admit>,
+    /// Writes until the server responds no more.
+    writes_left: Option<usize>,
     /// Concurrent writes, each just before a request.
     meanwhile: BTreeMap<String, ConcurrentWrite>,
     version: u64,
@@ -98,8 +109,28 @@ impl FakeApiServer {
         if state.fault == Fault::Unresponsive {
             return None;
         }
+        match state.writes_left.as_mut().filter(|_| parts.method != Method::GET) {
+            Some(0) => return None,
+            Some(left) => *left -= 1,
+            None => {}
+        }
         let response = state.respond(parts, &serde_json::from_slice(body).unwrap_or(Value::Null));
         (state.fault == Fault::None || parts.method == Method::GET).then_some(response)
+    }
+
+    /// Executes so many writes, and responds to no further one; `None` ends that.
+    pub(crate) fn cut_after(&self, writes: impl Into<Option<usize>>) {
+        self.0.lock().unwrap().writes_left = writes.into();
+    }
+
+    /// Returns true if a write got no response because of [`Self::cut_after`], or would get none.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.0.lock().unwrap().writes_left == Some(0)
+    }
+
+    /// Fills defaults into the objects of a kind, and refuses those that are invalid.
+    pub(crate) fn admit(&self, plural: &str, admit: Admit) {
+        self.0.lock().unwrap().admits.insert(plural.to_owned(), admit);
     }
 
     /// Sets the fault of all further requests.
@@ -155,6 +186,12 @@ impl FakeApiServer {
         }
     }
 
+    /// As [`Self::refuse`] for one call, with a message.
+    pub(crate) fn refuse_saying(&self, call: &str, status: u16, message: &str) {
+        self.refuse(call, status);
+        self.0.lock().unwrap().messages.insert(call.to_owned(), message.to_owned());
+    }
+
     /// Accepts all requests again.
     pub(crate) fn refuse_nothing(&self) {
         self.0.lock().unwrap().refused.clear();
@@ -189,7 +226,11 @@ impl State {
             return (StatusCode::NOT_FOUND, "404 page not found\n".to_owned());
         }
         if let Some(status) = self.refusal(&call, &id, plural, &parts.method) {
-            return failure(status, "");
+            let refused = failure(status, "");
+            let Some(message) = self.messages.get(&call) else { return refused };
+            let mut body: Value = serde_json::from_str(&refused.1).unwrap();
+            body["message"] = message.as_str().into();
+            return (status, body.to_string());
         }
         let query = parts.uri.query().unwrap_or_default();
         match (&parts.method, name) {
@@ -310,6 +351,8 @@ impl State {
         } else {
             wanted.as_object_mut().unwrap().remove("status");
         }
+        let before = live.clone();
+        let applied = self.applied.clone();
         match manager {
             Some(manager) => {
                 let conflicts = self.apply(id, is_status, &manager, &wanted, &mut live);
@@ -321,6 +364,10 @@ impl State {
         }
         if !is_status && !keeps_stored_versions(&mut live) {
             return failure(StatusCode::UNPROCESSABLE_ENTITY, name);
+        }
+        if let Some(refused) = self.invalid(id, name, &before, &mut live) {
+            self.applied = applied;
+            return refused;
         }
         ok(&self.store(id, live))
     }
@@ -350,9 +397,15 @@ impl State {
                     apply::record_manager(live, name, applied);
                 }
             }
+            if !is_status {
+                ownership::take_from_updates(live, wanted);
+            }
         }
-        let others: Vec<_> =
+        let mut others: Vec<_> =
             of_others.iter().map(|((_, name), applied)| (name.clone(), ownership::owned(applied))).collect();
+        if !is_status {
+            others.extend(ownership::of_updates(live));
+        }
         let conflicts = ownership::conflicts(&ownership::owned(wanted), live, &others);
         if !manager.is_forced && !conflicts.is_empty() {
             return conflicts;
@@ -361,9 +414,23 @@ impl State {
         let before = self.applied.insert(own, wanted.clone());
         apply::apply(&before.unwrap_or(Value::Null), wanted, live, &others);
         if !is_status {
+            apply::prune(live, &manager.name, wanted);
             apply::record_manager(live, &manager.name, wanted);
         }
         Vec::new()
+    }
+
+    /// Fills defaults into an object that is to be stored. Returns the refusal of an invalid one.
+    fn invalid(&self, id: &str, name: &str, before: &Value, object: &mut Value) -> Option<Response> {
+        let admit = self.admits.get(id.split('/').next().unwrap_or_default())?;
+        let causes = admit(before, object);
+        let causes: Vec<_> = causes
+            .into_iter()
+            .map(|(reason, field, message)| json!({"reason": reason, "field": field, "message": message}))
+            .collect();
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422,
+            "message": format!("{name} is invalid: {}", json!(causes)), "details": {"name": name, "causes": causes}});
+        (!causes.is_empty()).then(|| (StatusCode::UNPROCESSABLE_ENTITY, status.to_string()))
     }
 
     /// Applies the operations of a JSON patch (RFC 6902), all or none.

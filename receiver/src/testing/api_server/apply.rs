@@ -61,10 +61,43 @@ fn apply_map(key: &str, before: &Value, items: &[Value], live: &mut Value, other
     *live = ordered.into();
 }
 
+/// Removes what a manager's entry in `managedFields` has, the applied object lacks, and no other entry has: a writer may
+/// have changed the entry.
+pub(super) fn prune(live: &mut Value, manager: &str, applied: &Value) {
+    let entries = live["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
+    let is_ours = |entry: &&Value| entry["manager"] == manager && entry["operation"] == "Apply";
+    let Some(ours) = entries.iter().find(is_ours) else { return };
+    let others: Vec<_> = entries.iter().filter(|entry| !is_ours(entry)).map(|entry| &entry["fieldsV1"]).collect();
+    remove_owned(live, &ours["fieldsV1"], applied, &others);
+}
+
+fn remove_owned(live: &mut Value, set: &Value, applied: &Value, others: &[&Value]) {
+    for (member, inner) in set.as_object().into_iter().flatten() {
+        let others: Vec<_> = others.iter().filter_map(|set| set.get(member)).collect();
+        if let (Some(name), Some(members)) = (member.strip_prefix("f:"), live.as_object_mut()) {
+            match (members.get_mut(name), applied.get(name)) {
+                (Some(live), Some(applied)) => remove_owned(live, inner, applied, &others),
+                (Some(_), None) if others.is_empty() => drop(members.remove(name)),
+                _ => {}
+            }
+        } else if let (Some(key), Some(elements)) = (member.strip_prefix("k:"), live.as_array_mut()) {
+            let key: Value = serde_json::from_str(key).unwrap();
+            let is_of = |element: &Value| key.as_object().unwrap().iter().all(|(name, value)| element[name] == *value);
+            let applied = applied.as_array().and_then(|applied| applied.iter().find(|element| is_of(element)));
+            match (elements.iter().position(is_of), applied) {
+                (Some(index), Some(applied)) => remove_owned(&mut elements[index], inner, applied, &others),
+                (Some(index), None) if others.is_empty() => drop(elements.remove(index)),
+                _ => {}
+            }
+        }
+    }
+}
+
 /// Records the manager and its fields in `managedFields`; one without fields has no entry.
 pub(super) fn record_manager(live: &mut Value, manager: &str, applied: &Value) {
     let entries = live["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
-    let mut entries: Vec<_> = entries.into_iter().filter(|entry| entry["manager"] != manager).collect();
+    let is_other = |entry: &Value| entry["manager"] != manager || entry["operation"] != "Apply";
+    let mut entries: Vec<_> = entries.into_iter().filter(is_other).collect();
     let fields = fields(&owned(applied));
     if fields != json!({}) {
         let version = &applied["apiVersion"];

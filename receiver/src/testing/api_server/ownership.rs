@@ -1,6 +1,6 @@
 //! Fields that managers have applied: conflicts between them, and what a forced apply takes from the others. Lists are leaves.
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 /// Metadata that belongs to no manager.
 const IDENTITY: [&str; 4] = ["name", "namespace", "resourceVersion", "uid"];
@@ -53,5 +53,48 @@ pub(super) fn take_from(owned: &mut Value, applied: &Value) {
         }
         Some(other) => value == other,
         None => true,
+    });
+}
+
+/// Fields of the writers that do not apply, from their entries in `managedFields`, with the live values.
+pub(super) fn of_updates(live: &Value) -> Vec<(String, Value)> {
+    let entries = live["metadata"]["managedFields"].as_array().into_iter().flatten();
+    let named = |entry: &Value| (entry["manager"].as_str().unwrap().to_owned(), project(&entry["fieldsV1"], live));
+    entries.filter(|entry| is_update(entry)).map(named).collect()
+}
+
+/// Takes from these writers the fields that a manager applies with other values.
+pub(super) fn take_from_updates(live: &mut Value, applied: &Value) {
+    let before = live.clone();
+    let Some(entries) = live["metadata"]["managedFields"].as_array_mut() else { return };
+    entries.iter_mut().filter(|entry| is_update(entry)).for_each(|entry| {
+        take_from_set(&mut entry["fieldsV1"], applied, &before);
+    });
+    entries.retain(|entry| !is_update(entry) || entry["fieldsV1"] != json!({}));
+}
+
+fn is_update(entry: &Value) -> bool {
+    entry["operation"] == "Update" && entry["subresource"].is_null()
+}
+
+fn project(set: &Value, live: &Value) -> Value {
+    let fields = set.as_object().into_iter().flatten();
+    let fields = fields.filter_map(|(member, inner)| Some((member.strip_prefix("f:")?, inner)));
+    let fields = fields.filter_map(|(name, inner)| Some((name.to_owned(), project(inner, live.get(name)?))));
+    let fields: Map<_, _> = fields.collect();
+    let is_leaf = set.as_object().is_none_or(|set| !set.keys().any(|member| member.starts_with("f:")));
+    if is_leaf { live.clone() } else { fields.into() }
+}
+
+fn take_from_set(set: &mut Value, applied: &Value, live: &Value) {
+    let Some(members) = set.as_object_mut() else { return };
+    members.retain(|member, inner| {
+        let applied = member.strip_prefix("f:").map(|name| (&live[name], &applied[name]));
+        let Some((live, applied)) = applied.filter(|(_, applied)| !applied.is_null()) else { return true };
+        if *inner == json!({}) {
+            return live == applied;
+        }
+        take_from_set(inner, applied, live);
+        *inner != json!({})
     });
 }
