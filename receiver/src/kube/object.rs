@@ -4,6 +4,7 @@
 //! converges the object, `contested` limits the writes against a competing writer.
 
 mod contested;
+mod fields;
 mod owned_fields;
 mod shape;
 mod write;

@@ -1,37 +1,42 @@
-//! Fields that a field manager applied, from `managedFields` (`FieldsV1` of the Kubernetes API). Pure.
+//! Fields that a field manager applied, from `managedFields`. Pure.
 
-use kube::api::{DynamicObject, ResourceExt as _};
+use kube::api::DynamicObject;
 use serde_json::Value;
 
-/// Returns whether a manager applied a field before that the desired object lacks, so that its next server-side apply
-/// removes the field.
+use super::fields::{self, Live, Step, members};
+
+/// Returns whether a manager applied a field before that the desired object lacks and the live one has, so that its next
+/// server-side apply removes the field.
 pub(super) fn has_stale_field(manager: &str, desired: &Value, live: &DynamicObject) -> bool {
-    let applied = live.managed_fields().iter().filter(|entry| {
-        entry.manager.as_deref() == Some(manager)
-            && entry.operation.as_deref() == Some("Apply")
-            && entry.subresource.as_deref().unwrap_or_default().is_empty()
-            // Names of fields differ between versions.
-            && entry.api_version.as_deref() == desired["apiVersion"].as_str()
-    });
-    applied.filter_map(|entry| entry.fields_v1.as_ref()).any(|fields| lacks(desired, &fields.0))
+    let Some(entry) = fields::applied(manager, live) else { return false };
+    // Names of fields differ between versions.
+    if entry.api_version.as_deref() != desired["apiVersion"].as_str() {
+        return false;
+    }
+    let Some(set) = fields::of_entry(entry) else { return false };
+    let live = Live::new(live);
+    members(set).any(|(_, step, inner)| match step {
+        Step::Field(name) => is_stale(desired.get(name), live.member(name), inner),
+        Step::Element(_) | Step::Value(_) => false,
+    })
 }
 
-/// Returns whether a value lacks one of these fields. Of a list that is a map, an element whose key is partly left to
-/// defaults counts as present.
-fn lacks(value: &Value, fields: &Value) -> bool {
-    let Some(fields) = fields.as_object() else { return false };
-    fields.iter().any(|(path, inner)| match (path.split_once(':'), value) {
-        (Some(("f", name)), Value::Object(members)) => members.get(name).is_none_or(|member| lacks(member, inner)),
-        (Some(("k", key)), Value::Array(items)) => {
-            let Ok(Value::Object(key)) = serde_json::from_str(key) else { return false };
-            let has_key = |item: &&Value| key.iter().all(|(name, value)| item.get(name).is_none_or(|is| is == value));
-            items.iter().find(has_key).is_none_or(|item| lacks(item, inner))
-        }
-        (Some(("v", element)), Value::Array(items)) => {
-            serde_json::from_str(element).is_ok_and(|element: Value| !items.contains(&element))
-        }
-        _ => false,
-    })
+fn is_stale(desired: Option<&Value>, live: Option<&Value>, set: &Value) -> bool {
+    match (desired, live) {
+        (_, None | Some(Value::Null)) => false,
+        (None, Some(_)) => true,
+        (Some(desired), Some(live)) => lacks(desired, live, set),
+    }
+}
+
+/// Returns whether a value lacks one of these fields that the live one has. Of a list that is a map, an element whose key
+/// is partly left to defaults counts as present.
+fn lacks(desired: &Value, live: &Value, set: &Value) -> bool {
+    // Null permits any value, and another type is a difference that the comparison of the values finds.
+    if !(desired.is_object() || desired.is_array()) {
+        return false;
+    }
+    members(set).any(|(_, step, inner)| is_stale(step.within(desired), step.within(live), inner))
 }
 
 #[cfg(test)]
@@ -43,7 +48,8 @@ mod tests {
     fn live(entry: Value) -> DynamicObject {
         let mut managed = json!({"manager": "m", "operation": "Apply", "apiVersion": "v1"});
         managed.as_object_mut().unwrap().extend(entry.as_object().unwrap().clone());
-        serde_json::from_value(json!({"metadata": {"managedFields": [managed]}})).unwrap()
+        let data = json!({"kept": "1", "dropped": "2"});
+        serde_json::from_value(json!({"metadata": {"managedFields": [managed]}, "data": data})).unwrap()
     }
 
     #[test]
@@ -52,6 +58,8 @@ mod tests {
         let dropped = json!({"f:data": {".": {}, "f:kept": {}, "f:dropped": {}}});
         assert!(has_stale_field("m", &desired, &live(json!({"fieldsV1": dropped}))));
         assert!(!has_stale_field("m", &desired, &live(json!({"fieldsV1": {"f:data": {".": {}, "f:kept": {}}}}))));
+        let gone = json!({"f:data": {".": {}, "f:kept": {}, "f:gone": {}}, "f:spec": {"f:gone": {}}});
+        assert!(!has_stale_field("m", &desired, &live(json!({"fieldsV1": gone}))), "it was null, or is empty");
         for other in [
             json!({"manager": "x"}),
             json!({"operation": "Update"}),
@@ -73,7 +81,15 @@ mod tests {
                 "a:b": 1,
             },
         });
-        let is_stale = |fields: Value| lacks(&desired, &fields);
+        let live = json!({
+            "metadata": {"labels": {"a": "1", "b": "1"}, "annotations": {"x": "1"}},
+            "spec": {
+                "ports": [{"port": 80, "protocol": "TCP", "name": "http", "nodePort": 1}, {"port": 81, "protocol": "TCP"}],
+                "set": ["a", "b"], "atomic": [{"x": 1}], "empty": {"x": 1}, "null": {"x": 1}, "a:b": 1,
+            },
+            "status": {},
+        });
+        let is_stale = |fields: Value| lacks(&desired, &live, &fields);
         for kept in [
             json!({"f:metadata": {"f:labels": {"f:a": {}}, "f:annotations": {"f:x": {}}}}),
             json!({"f:spec": {"f:ports": {".": {}, "k:{\"port\":80,\"protocol\":\"TCP\"}": {".": {}, "f:name": {}}}}}),
