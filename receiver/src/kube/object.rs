@@ -5,7 +5,9 @@
 
 mod contested;
 mod fields;
+mod normal_form;
 mod owned_fields;
+mod quantity;
 mod shape;
 mod write;
 

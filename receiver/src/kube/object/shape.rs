@@ -16,7 +16,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::owned_fields::has_stale_field;
+use super::{normal_form, owned_fields::has_stale_field};
 
 /// Repair of a live object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +119,12 @@ impl Shape {
         }
         let (shall, is) = (self.normalize(desired), self.normalize(&live.data));
         let is_stale = self.fields_of.is_some_and(|manager| has_stale_field(manager, desired, live));
-        let mut content = self.compare_content(&is, &shall) | Difference { surplus: is_foreign, lacks: is_stale };
+        let mut content = self.compare_content(&is, &shall);
+        let is_form = |manager| normal_form::explains(manager, &shall, live, self.drops_empty_lists);
+        if content.lacks && self.fields_of.is_some_and(is_form) {
+            content.lacks = false;
+        }
+        content = content | Difference { surplus: is_foreign, lacks: is_stale };
         if content != Difference::default() && accepted == Some(self.form(desired, live)) {
             content = Difference::default();
         }
