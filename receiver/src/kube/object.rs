@@ -5,6 +5,7 @@
 
 mod contested;
 mod fields;
+mod managed_fields;
 mod normal_form;
 mod owned_fields;
 mod quantity;
