@@ -19,7 +19,7 @@ pub(crate) mod workload;
 mod write_meter;
 
 pub use metrics::Metrics;
-pub use object::{WriteBudgets, WriteMetrics};
+pub use object::{FallbackMetrics, WriteBudgets, WriteMetrics};
 pub use watch::{CommonKymaParts, CommonParts};
 
 #[cfg(test)]

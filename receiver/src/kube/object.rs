@@ -9,6 +9,7 @@ mod managed_fields;
 mod normal_form;
 mod owned_fields;
 mod quantity;
+mod second_way;
 mod shape;
 mod write;
 
@@ -25,6 +26,7 @@ use serde::de::DeserializeOwned;
 
 pub(crate) use contested::{Component, WriteBudget};
 pub use contested::{WriteBudgets, WriteMetrics};
+pub use second_way::FallbackMetrics;
 pub(crate) use shape::{Ownership, Repair, Shape, has_foreign_lifecycle};
 pub(crate) use write::{Converged, Target, WriteError, delete, erase, get_metadata, parse, release};
 
