@@ -27,6 +27,7 @@ use serde::de::DeserializeOwned;
 pub(crate) use contested::{Component, WriteBudget};
 pub use contested::{WriteBudgets, WriteMetrics};
 pub use second_way::FallbackMetrics;
+pub(crate) use second_way::{Fallback, SecondWays};
 pub(crate) use shape::{Ownership, Repair, Shape, has_foreign_lifecycle};
 pub(crate) use write::{Converged, Target, WriteError, delete, erase, get_metadata, parse, release};
 

@@ -2,9 +2,11 @@
 
 use std::fmt::Debug;
 
+use json_patch::PatchOperation;
 use kube::{
     Api, Resource, ResourceExt,
     api::{DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
+    core::Status,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -12,7 +14,9 @@ use thiserror::Error;
 
 use super::{
     contested::WriteBudget,
-    if_exists,
+    get, if_exists,
+    managed_fields::{self, Correction},
+    second_way::{self, Fallback, SecondWay, SecondWays},
     shape::{Ownership, Repair, Shape, without_foreign_lifecycle},
 };
 
@@ -54,14 +58,20 @@ pub(crate) enum WriteError {
     /// DELETE before the object is created again.
     #[error("delete the object")]
     Delete(#[source] kube::Error),
+    /// The apply after the answer to its first refusal.
+    #[error("apply the object in another way")]
+    Answered(Fallback, #[source] kube::Error),
+    /// The object is deleted to be created again, and finalizers hold it.
+    #[error("wait for the deletion of the object")]
+    Terminating,
 }
 
 impl WriteError {
-    /// The failed request; `None` if the object is contested.
+    /// The failed request; `None` if the object is contested, or being deleted.
     pub(crate) fn request(self) -> Option<kube::Error> {
         match self {
-            Self::Contested => None,
-            Self::Apply(error) | Self::Replace(error) | Self::Delete(error) => Some(error),
+            Self::Contested | Self::Terminating => None,
+            Self::Apply(error) | Self::Replace(error) | Self::Delete(error) | Self::Answered(_, error) => Some(error),
         }
     }
 }
@@ -86,10 +96,33 @@ impl Target<'_> {
         found: Option<DynamicObject>,
         accepted: &mut Option<u64>,
     ) -> Result<Converged, WriteError> {
+        self.converge_with(api, found, accepted, None).await
+    }
+
+    /// As [`Self::converge`], with `ways` beyond an apply: entries of `managedFields` are corrected before it, and some
+    /// refusals are answered once.
+    ///
+    /// # Errors
+    /// [`WriteError`].
+    pub(crate) async fn converge_with(
+        &self,
+        api: &Api<DynamicObject>,
+        found: Option<DynamicObject>,
+        accepted: &mut Option<u64>,
+        ways: Option<&SecondWays<'_>>,
+    ) -> Result<Converged, WriteError> {
+        let corrections = |live: &DynamicObject| ways.and_then(|ways| Some((ways, self.correction(live, ways)?)));
+        let (found, is_corrected) = match found {
+            Some(live) => match corrections(&live) {
+                Some((ways, correction)) => (Some(self.correct(api, &live, &correction, ways).await?), true),
+                None => (Some(live), false),
+            },
+            None => (None, false),
+        };
         let repair = found.as_ref().map_or(Repair::Apply, |found| self.compare(found, *accepted));
         let found = match found {
             Some(object) if repair == Repair::None => {
-                return Ok(Converged { object, written: false, replaced: false });
+                return Ok(Converged { object, written: is_corrected, replaced: false });
             }
             found => found,
         };
@@ -105,8 +138,15 @@ impl Target<'_> {
                 delete(api, self.name, found.uid()).await.map_err(WriteError::Delete)?;
                 self.apply(api).await?
             }
-            _ => self.apply(api).await?,
+            (_, found) => self.apply_with(api, found.as_ref(), ways).await?,
         };
+        // An object that was not read first shows only now who applied it before.
+        if found.is_none()
+            && let Some((ways, correction)) = corrections(&object)
+        {
+            let corrected = self.correct(api, &object, &correction, ways).await?;
+            object = self.apply_with(api, Some(&corrected), Some(ways)).await?;
+        }
         if let Some(budget) = self.budget {
             budget.wrote();
         }
@@ -136,6 +176,84 @@ impl Target<'_> {
             _ => api.patch(self.name, &params, &patch).await,
         };
         applied.map_err(WriteError::Apply)
+    }
+
+    /// Applies, and answers a refusal once if there is an answer to it.
+    async fn apply_with(
+        &self,
+        api: &Api<DynamicObject>,
+        found: Option<&DynamicObject>,
+        ways: Option<&SecondWays<'_>>,
+    ) -> Result<DynamicObject, WriteError> {
+        let refusal = match self.apply(api).await {
+            Err(WriteError::Apply(kube::Error::Api(refusal))) if second_way::may_exist(ways, &refusal) => refusal,
+            applied => return applied,
+        };
+        let read = match found {
+            Some(_) => None,
+            None => get(api, self.name).await.map_err(WriteError::Apply)?,
+        };
+        let way = found
+            .or(read.as_ref())
+            .and_then(|live| Some((live, second_way::select(ways, self.manager, &refusal, self.desired, live)?)));
+        let Some((live, way)) = way else { return Err(WriteError::Apply(kube::Error::Api(refusal))) };
+        if let Some(ways) = ways {
+            ways.metrics.count(way.fallback());
+        }
+        match &way {
+            SecondWay::Correct(_, correction) => drop(self.patch(api, live, correction.operations()).await?),
+            SecondWay::Recreate => {
+                if delete(api, self.name, live.uid()).await.map_err(WriteError::Delete)?.is_some() {
+                    return Err(WriteError::Terminating);
+                }
+            }
+        }
+        self.apply(api).await.map_err(|error| match error {
+            WriteError::Apply(error) => WriteError::Answered(way.fallback(), error),
+            error => error,
+        })
+    }
+
+    fn correction(&self, live: &DynamicObject, ways: &SecondWays<'_>) -> Option<Correction> {
+        managed_fields::correction(self.manager, self.desired, live, ways.takes_over)
+    }
+
+    /// Corrects the entries of `managedFields`.
+    async fn correct(
+        &self,
+        api: &Api<DynamicObject>,
+        live: &DynamicObject,
+        correction: &Correction,
+        ways: &SecondWays<'_>,
+    ) -> Result<DynamicObject, WriteError> {
+        if self.budget.is_some_and(|budget| !budget.may_write()) {
+            return Err(WriteError::Contested);
+        }
+        let corrected = self.patch(api, live, correction.operations()).await?;
+        if let Some(budget) = self.budget {
+            budget.wrote();
+        }
+        if correction.is_of_versions {
+            ways.metrics.count(Fallback::FieldVersion);
+        }
+        if correction.is_adoption {
+            ways.metrics.count(Fallback::Adopted);
+        }
+        Ok(corrected)
+    }
+
+    /// Patches an object if it has not changed since it was read.
+    async fn patch(
+        &self,
+        api: &Api<DynamicObject>,
+        live: &DynamicObject,
+        operations: Vec<PatchOperation>,
+    ) -> Result<DynamicObject, WriteError> {
+        let mut all = vec![managed_fields::unchanged(live)];
+        all.extend(operations);
+        let params = PatchParams { field_manager: Some(self.manager.to_owned()), ..PatchParams::default() };
+        let patch = Patch::Json::<()>(json_patch::Patch(all));
+        api.patch(self.name, &params, &patch).await.map_err(|error| WriteError::Apply(as_conflict(error)))
     }
 
     /// Replaces an object if it has not changed since it was read.
@@ -178,6 +296,17 @@ pub(crate) async fn delete<K: Clone + DeserializeOwned + Debug>(
 /// Reads only the metadata of an object; `None` if it does not exist.
 pub(crate) async fn get_metadata(api: &Api<DynamicObject>, name: &str) -> kube::Result<Option<DynamicObject>> {
     Ok(if_exists(api.get_metadata(name).await, name)?.map(|found| bare(found.metadata)))
+}
+
+/// Maps the failed test of a JSON patch, after a faster write, to a conflict. An object that is invalid has causes.
+pub(crate) fn as_conflict(error: kube::Error) -> kube::Error {
+    let has_causes = |it: &Status| it.details.as_ref().is_some_and(|details| !details.causes.is_empty());
+    match error {
+        kube::Error::Api(status) if status.code == 422 && !has_causes(&status) => {
+            kube::Error::Api(Status::failure(&status.message, "Conflict").with_code(409).boxed())
+        }
+        error => error,
+    }
 }
 
 fn bare(metadata: ObjectMeta) -> DynamicObject {
