@@ -1,9 +1,12 @@
 //! Single objects: reads, watches and writes, and classification of the API server's errors.
 //!
-//! `shape` compares a live object with its desired form, `owned_fields` finds fields that are not desired any more, `write`
-//! converges the object, `contested` limits the writes against a competing writer.
+//! `shape` compares a live object with its desired form, `owned_fields` finds fields that are not desired any more,
+//! `normal_form` recognises what the API server stores otherwise than it was applied. `write` converges the object,
+//! `managed_fields` corrects entries before an apply, and `second_way` answers its refusal. `contested` limits the writes
+//! against a competing writer, and `disputed` finds the fields that one has taken.
 
 mod contested;
+mod disputed;
 mod fields;
 mod managed_fields;
 mod normal_form;
@@ -26,10 +29,12 @@ use serde::de::DeserializeOwned;
 
 pub(crate) use contested::{Component, WriteBudget};
 pub use contested::{WriteBudgets, WriteMetrics};
+pub(crate) use disputed::{Disputed, disputed, left_as_it_is, without};
+pub(crate) use managed_fields::{surplus_of_tools, version_patch};
 pub use second_way::FallbackMetrics;
 pub(crate) use second_way::{Fallback, SecondWays};
 pub(crate) use shape::{Ownership, Repair, Shape, has_foreign_lifecycle};
-pub(crate) use write::{Converged, Target, WriteError, delete, erase, get_metadata, parse, release};
+pub(crate) use write::{Converged, Target, WriteError, as_conflict, delete, erase, get_metadata, parse, release};
 
 /// Returns true if an API server reported that this object does not exist. A 404 that names no object means that the
 /// kind is not served, which proves nothing about the object.
