@@ -68,6 +68,45 @@ fn objects_are_written_in_a_served_version() {
     assert_eq!(plan(&live, &crd("Namespaced", &["v2"])), expected);
 }
 
+/// Entry of `managedFields` in a version.
+fn entry(version: &str) -> Value {
+    json!({"manager": version, "operation": "Apply", "apiVersion": format!("example.com/{version}"),
+        "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:a": {}}}})
+}
+
+#[test]
+fn entries_in_a_version_that_goes_move_to_the_one_that_stays() {
+    let patch_of = |migration: &Migration, versions: &[&str]| {
+        let entries: Vec<_> = versions.iter().map(|version| entry(version)).collect();
+        let head = json!({"name": "n", "resourceVersion": "7", "managedFields": entries});
+        match migration.patch_of(&serde_json::from_value(head).unwrap()) {
+            Patch::Json(patch) => json!(patch),
+            Patch::Merge(patch) => patch,
+            patch => panic!("{patch:?}"),
+        }
+    };
+    let migration = |served| {
+        let mut live = live(&["v2", "v3", "v1"], &["v2", "v1"]);
+        live.data["spec"]["versions"][0]["served"] = json!(served);
+        Migration::of(&live, &crd("Namespaced", &["v2", "v3"])).unwrap()
+    };
+    for versions in [&[][..], &["v2"], &["v2", "v3"]] {
+        assert_eq!(patch_of(&migration(true), versions), json!({}), "{versions:?}");
+    }
+    let in_v2 = |manager: &str| {
+        let mut entry = entry(manager);
+        entry["apiVersion"] = json!("example.com/v2");
+        entry
+    };
+    for versions in [&["v1"][..], &["v3", "v1"]] {
+        let moved: Vec<_> = versions.iter().map(|version| in_v2(version)).collect();
+        let expected = json!([{"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
+            {"op": "replace", "path": "/metadata/managedFields", "value": moved}]);
+        assert_eq!(patch_of(&migration(true), versions), expected, "{versions:?}");
+    }
+    assert_eq!(patch_of(&migration(false), &["v1"]), json!({}), "no request can be in the version that stays");
+}
+
 struct Fixture {
     server: FakeApiServer,
     progress: Progress,
@@ -157,4 +196,18 @@ async fn another_writer_of_the_definition_is_not_overwritten() {
     let refused = "drop the former stored versions of the CRD things.example.com";
     assert_eq!(fixture.advance(WHOLE).await, Err(refused.to_owned()));
     assert_eq!(fixture.advance(WHOLE).await, Ok(true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_changes_meanwhile_is_written_as_it_is_then() {
+    let id = "things/n000";
+    let mut fixture = Fixture::new("Namespaced", 1);
+    fixture.server.edit(id, |thing| thing["metadata"]["managedFields"] = json!([entry("v1")]));
+    fixture.server.meanwhile("PATCH things/n000", id, |thing| thing["spec"] = json!({"a": 2}));
+    let refused = "store Thing user/n000 in the version v2";
+    assert_eq!(fixture.advance(WHOLE).await, Err(refused.to_owned()));
+    assert_eq!(fixture.advance(WHOLE).await, Ok(true));
+    let thing = fixture.server.object(id).unwrap();
+    assert_eq!(thing["spec"], json!({"a": 2}));
+    assert_eq!(thing["metadata"]["managedFields"][0]["apiVersion"], "example.com/v2");
 }
