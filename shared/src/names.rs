@@ -152,6 +152,9 @@ pub mod annotation {
     pub const UNMANAGED: &str = "operator.kyma-project.io/is-unmanaged";
     /// `true` on the manager of a module that the user installed by hand lets the listed module replace it (Tidewatch).
     pub const ADOPT: &str = "operator.kyma-project.io/adopt";
+    /// `true` on an object of a module lets the receiver delete it and create it again when an immutable field changes
+    /// (Tidewatch).
+    pub const RECREATE: &str = "operator.kyma-project.io/recreate";
     /// On the KCP Kyma, the domain of the runtime; its first label is the shoot in the incumbent's metrics.
     pub const SKR_DOMAIN: &str = "skr-domain";
     /// Prefix of the annotations of a Kyma that pin the version of a module, before the name of the module (Tidewatch).

@@ -1,0 +1,171 @@
+//! Refused objects of a Manifest. A refusal for the content of an object stays the same until the content changes, so the
+//! same object is sent again only after a while.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use kube::core::Status;
+use tokio::time::Instant;
+
+use super::{execute::Failure, own_webhook::is_of_webhook};
+
+/// First delay until a refused object is sent again unchanged, and the longest one; it doubles.
+const FIRST_DELAY: Duration = Duration::from_secs(60);
+const MAX_DELAY: Duration = Duration::from_secs(600);
+
+/// Effect of a refusal on the next attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Retry {
+    /// As the class of the error says.
+    Soon,
+    /// It may end by itself, but seldom soon: an admission webhook denies the object.
+    Later,
+    /// The API server would refuse the same object again.
+    WithOtherContent,
+}
+
+impl Retry {
+    pub(super) fn of(refusal: &Status) -> Self {
+        let causes = refusal.details.as_ref().map(|details| details.causes.as_slice()).unwrap_or_default();
+        let is_leaving = causes.iter().any(|cause| cause.reason == "NamespaceTerminating");
+        match refusal.code {
+            400 | 403 | 422 if is_of_webhook(refusal) => Self::Later,
+            403 if is_leaving => Self::Soon,
+            400 | 403 | 422 => Self::WithOtherContent,
+            // An apply that cannot be merged, as with two elements of one key.
+            500 if refusal.reason.is_empty() => Self::WithOtherContent,
+            _ => Self::Soon,
+        }
+    }
+}
+
+/// Refused objects by the hash of their keys; bounded by the objects of the module.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Refusals(BTreeMap<u64, Refused>);
+
+#[derive(Clone, Debug)]
+struct Refused {
+    /// Hash of the desired and the live object.
+    content: u64,
+    failure: Failure,
+    times: u32,
+    until: Instant,
+}
+
+impl Refusals {
+    /// Returns the failure of an object that the API server would refuse again, because its content is the same as a while
+    /// ago.
+    pub(super) fn repeated(&self, key: u64, content: u64, now: Instant) -> Option<Failure> {
+        let is_same = |refused: &&Refused| refused.content == content && now < refused.until;
+        let refused = self.0.get(&key).filter(is_same)?;
+        (refused.failure.retry == Retry::WithOtherContent).then(|| refused.failure.clone())
+    }
+
+    /// Records the failure of an object with this content. `jitter` draws a duration up to the given one.
+    pub(super) fn refuse(
+        &mut self,
+        key: u64,
+        content: u64,
+        failure: &Failure,
+        now: Instant,
+        jitter: impl FnOnce(Duration) -> Duration,
+    ) {
+        if failure.retry == Retry::Soon {
+            self.accept(key);
+            return;
+        }
+        let before = self.0.get(&key).filter(|before| before.content == content);
+        // An attempt in between, for another reason, does not move the next one.
+        if before.is_some_and(|before| now < before.until) {
+            return;
+        }
+        let times = before.map_or(0, |before| before.times.saturating_add(1));
+        let bound = FIRST_DELAY.saturating_mul(2u32.saturating_pow(times)).min(MAX_DELAY);
+        let until = now + bound / 2 + jitter(bound / 2);
+        self.0.insert(key, Refused { content, failure: failure.clone(), times, until });
+    }
+
+    /// Forgets an object that is not refused any more.
+    pub(super) fn accept(&mut self, key: u64) {
+        self.0.remove(&key);
+    }
+
+    /// Time until the next refused object is to be sent again.
+    pub(super) fn next(&self, now: Instant) -> Option<Duration> {
+        let waits = self.0.values().map(|refused| refused.until.saturating_duration_since(now));
+        waits.filter(|wait| !wait.is_zero()).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn refusal(code: u16, reason: &str, message: &str) -> Status {
+        Status::failure(message, reason).with_code(code)
+    }
+
+    #[test]
+    fn refusal_for_the_content_is_told_from_one_that_may_end() {
+        let leaving = json!({"message": "namespaces \"n\" is being terminated", "reason": "Forbidden", "code": 403,
+            "details": {"causes": [{"reason": "NamespaceTerminating"}]}});
+        let leaving: Status = serde_json::from_value(leaving).unwrap();
+        for (refusal, expected) in [
+            (
+                refusal(422, "Invalid", "Deployment.apps \"d\" is invalid: spec.selector: field is immutable"),
+                Retry::WithOtherContent,
+            ),
+            (refusal(403, "Forbidden", "ValidatingAdmissionPolicy 'p' denied request"), Retry::WithOtherContent),
+            (refusal(400, "BadRequest", "strict decoding error"), Retry::WithOtherContent),
+            (refusal(500, "", "failed to create typed patch object: duplicate entries"), Retry::WithOtherContent),
+            (refusal(403, "Forbidden", "admission webhook \"w.test\" denied the request: no"), Retry::Later),
+            (refusal(500, "InternalError", "failed calling webhook \"w.test\": refused"), Retry::Soon),
+            (refusal(409, "Conflict", "changed"), Retry::Soon),
+            (refusal(503, "ServiceUnavailable", "later"), Retry::Soon),
+            (leaving, Retry::Soon),
+        ] {
+            assert_eq!(Retry::of(&refusal), expected, "{}", refusal.message);
+        }
+    }
+
+    fn failed(refusal: &Status) -> Failure {
+        Failure::new("apply a".to_owned(), &kube::Error::Api(refusal.clone().boxed()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unchanged_object_is_sent_again_ever_more_seldom_and_a_changed_one_at_once() {
+        let mut refusals = Refusals::default();
+        let failure = failed(&refusal(422, "Invalid", "no"));
+        let mut delays = Vec::new();
+        for _ in 0..6 {
+            let now = Instant::now();
+            assert_eq!(refusals.repeated(1, 7, now), None);
+            refusals.refuse(1, 7, &failure, now, |half| half);
+            assert_eq!(refusals.repeated(1, 7, now), Some(failure.clone()));
+            assert_eq!((refusals.repeated(1, 8, now), refusals.repeated(2, 7, now)), (None, None));
+            // The record of a repetition changes nothing.
+            refusals.refuse(1, 7, &failure, now, |_| Duration::ZERO);
+            let delay = refusals.next(now).unwrap();
+            delays.push(delay.as_secs());
+            tokio::time::advance(delay).await;
+        }
+        assert_eq!(delays, [60, 120, 240, 480, 600, 600]);
+        refusals.refuse(1, 8, &failure, Instant::now(), |half| half);
+        assert_eq!(refusals.next(Instant::now()), Some(FIRST_DELAY), "other content");
+        refusals.accept(1);
+        assert_eq!(refusals.next(Instant::now()), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn denial_of_a_webhook_is_repeated_by_each_reconcile_and_slowly_by_itself() {
+        let mut refusals = Refusals::default();
+        let now = Instant::now();
+        let denial = failed(&refusal(403, "Forbidden", "admission webhook \"w.test\" denied the request: no"));
+        refusals.refuse(1, 7, &denial, now, |half| half);
+        assert_eq!((refusals.repeated(1, 7, now), refusals.next(now)), (None, Some(FIRST_DELAY)));
+        // It fails otherwise now.
+        refusals.refuse(1, 7, &failed(&refusal(503, "ServiceUnavailable", "later")), now, |half| half);
+        assert_eq!(refusals.next(now), None);
+    }
+}
