@@ -2,7 +2,8 @@
 //! and removes them, and reports their readiness.
 //!
 //! `step` decides on the next action from the facts, `execute` carries it out. `adoption`, `default_object`, `render`,
-//! `stage`, `inventory`, `ready`, `report` and `status` are pure.
+//! `stage`, `inventory`, `own_webhook`, `ready`, `recreation`, `report` and `status` are pure. `refusals` and `yields`
+//! remember what would be refused again, and what is left to other writers.
 
 mod adoption;
 mod blocking;
@@ -16,12 +17,15 @@ mod layers;
 mod memory;
 mod metrics;
 mod migrate;
+mod own_webhook;
 mod own_writes;
 mod pods;
 pub mod preview;
 mod ready;
 mod record;
 mod recovery;
+mod recreation;
+mod refusals;
 mod render;
 mod report;
 mod search;
@@ -32,6 +36,8 @@ mod step;
 mod tests;
 mod watches;
 mod written;
+mod yielding;
+mod yields;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -69,6 +75,7 @@ use self::{
     pods::PodSelection,
     ready::manager_of,
     record::Record,
+    refusals::Retry,
     render::{RenderSettings, RenderedObject, Scope, render},
     report::{Details, Fault, findings},
     status::Findings,
@@ -418,6 +425,10 @@ impl Reconcile<'_> {
                 memory.doubt(&key);
             }
         }
+        for key in self.ctx.memories.yields().take_ended(self.key) {
+            facts.seen.remove(&key);
+            memory.doubt(&key);
+        }
         facts.recovered = memory.is_recovered().then_some(true);
         if !self.heirs.is_empty() {
             facts.default_object = DefaultObject::NotWanted;
@@ -444,6 +455,7 @@ impl Reconcile<'_> {
             migrating: Vec::new(),
             established: BTreeSet::new(),
             has_left: false,
+            adopts: false,
             manager,
             live_manager: None,
             pods: None,
@@ -534,8 +546,10 @@ impl Reconcile<'_> {
     ) -> Result<ReconcileOutcome, Error> {
         let is_applied = execution.facts.is_applied();
         let facts = &execution.facts;
+        let is_complete =
+            facts.objects_are_current() || facts.only_custom_resources_failed() || facts.only_guarded_failed();
         let is_kept = facts.goal == Goal::Install || facts.waits();
-        let is_installed = is_kept && (facts.objects_are_current() || facts.only_custom_resources_failed());
+        let is_installed = is_kept && is_complete;
         let unready = execution.memory.unready();
         let readiness = if is_installed { execution.readiness(self.reads_pods(unready)).await } else { None };
         let foreign = if execution.has_left { execution.record.foreign_finalizers() } else { Vec::new() };
@@ -543,6 +557,7 @@ impl Reconcile<'_> {
             self.ctx.forget(self.key);
             return Ok(ReconcileOutcome::ended(self.queued.work));
         }
+        let disputes = self.ctx.memories.yields().warnings(self.key);
         let details = Details {
             manifest: &execution.record.manifest,
             fault: fault.as_ref(),
@@ -552,6 +567,7 @@ impl Reconcile<'_> {
             unestablished: &execution.unestablished,
             migrating: &execution.migrating,
             readiness,
+            disputes: &disputes,
             foreign_finalizers: &foreign,
         };
         let findings = findings(&execution.facts, &details);
@@ -584,16 +600,20 @@ impl Reconcile<'_> {
             for failure in &execution.failures {
                 tracing::debug!(manifest = %self.key, failure = failure.line(), "A request of a Manifest's reconcile failed");
             }
-            return ReconcileOutcome::failed(work, class);
+            let is_lasting = execution.failures.iter().all(|failure| failure.retry != Retry::Soon);
+            let min_backoff = execution.memory.next_attempt().filter(|_| is_lasting);
+            return ReconcileOutcome { min_backoff, ..ReconcileOutcome::failed(work, class) };
         }
         let ended = ReconcileOutcome::ended(work);
         let Some(findings) = findings else { return ended };
         let pods = execution.pods.take();
         let is_layer_missing = execution.facts.goal == Goal::Install && execution.facts.rendered.is_none();
-        if findings.state == State::Ready || execution.has_left || is_layer_missing {
+        let is_ready = findings.state == State::Ready || findings.installed == Some(true);
+        if is_ready || execution.has_left || is_layer_missing {
             execution.memory.unready_for(false);
             self.watch_pods(None, Duration::ZERO);
-            return ended;
+            // Then the fields that are left to other writers are asserted again.
+            return ReconcileOutcome { requeue_after: self.ctx.memories.yields().next(self.key), ..ended };
         }
         let unready = execution.memory.unready_for(pods.is_some());
         self.watch_pods(pods, unready);

@@ -13,10 +13,14 @@ use tidewatch_shared::{
 };
 
 use super::{inventory::ObjectKey, render::RenderedObject};
-use crate::base::foreign_text::line;
+use crate::base::foreign_text::{line, shortened};
 
 /// Longest value of a label.
 const MAX_VERSION_CHARS: usize = 63;
+/// Fields that a message names at most.
+const MAX_NAMED: usize = 5;
+/// Longest list of fields: they are text of the runtime.
+const MAX_SURPLUS_CHARS: usize = 512;
 
 /// The manager of the module in the runtime cluster before the first write of its Manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +58,30 @@ impl Installation {
             annotation::ADOPT
         ))
     }
+}
+
+/// Fields of an object that an adoption removes: the tool by which it was installed applied them, and the module's version
+/// lacks them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Surplus {
+    pub(super) object: String,
+    /// The first ones.
+    pub(super) fields: Vec<String>,
+    pub(super) number: usize,
+}
+
+/// Lists such fields as the end of a message; empty without one.
+pub(super) fn surplus(objects: &[Surplus]) -> String {
+    let named = objects.iter().flat_map(|it| it.fields.iter().map(move |field| format!("{} {field}", it.object)));
+    let named: Vec<_> = named.take(MAX_NAMED).collect();
+    let more = objects.iter().map(|it| it.number).sum::<usize>().saturating_sub(named.len());
+    let fields = named.join(", ");
+    let text = match (named.len(), more) {
+        (0, _) => return String::new(),
+        (_, 0) => fields,
+        (_, more) => format!("{fields}, and {more} more"),
+    };
+    format!("; fields that this version lacks are removed: {}", shortened(&text, MAX_SURPLUS_CHARS))
 }
 
 /// Version that a Manifest installs: that of its rendered manager, if it has a label like the installed one, else the
@@ -95,6 +123,25 @@ mod tests {
         let found = json!({"apiVersion": "apps/v1", "kind": "Deployment",
             "metadata": {"name": "d", "labels": labels, "annotations": annotations}});
         Installation::of(&key(), Some(&serde_json::from_value(found).unwrap()), Some(target))
+    }
+
+    #[test]
+    fn message_names_the_first_fields_that_go() {
+        let of = |object: &str, fields: &[&str], number: usize| Surplus {
+            object: object.to_owned(),
+            fields: fields.iter().map(|field| (*field).to_owned()).collect(),
+            number,
+        };
+        assert_eq!(surplus(&[of("ConfigMap ns/a", &[], 0)]), "");
+        let few = [of("ConfigMap ns/a", &["data.x"], 1), of("Deployment ns/d", &["spec.paused"], 1)];
+        let said = "; fields that this version lacks are removed: ConfigMap ns/a data.x, Deployment ns/d spec.paused";
+        assert_eq!(surplus(&few), said);
+        let many = surplus(&[
+            of("ConfigMap ns/a", &["data.a", "data.b", "data.c"], 7),
+            of("ConfigMap ns/b", &["data.d", "data.e", "data.f"], 3),
+        ]);
+        assert!(many.ends_with("ConfigMap ns/b data.e, and 5 more"), "{many}");
+        assert!(surplus(&[of(&"x".repeat(10_000), &["data.a"], 1)]).chars().count() < 600);
     }
 
     #[test]

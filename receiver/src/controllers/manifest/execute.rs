@@ -1,7 +1,7 @@
 //! Carries out the actions of `step`, and adds their results to the facts. A failed request on one object stops no
 //! other: it is recorded, and reported in the status.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{borrow::Cow, collections::BTreeSet, time::Duration};
 
 use futures::{StreamExt as _, future::join_all, stream};
 use jiff::Timestamp;
@@ -19,17 +19,20 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Context, Error,
-    adoption::{self, Installation},
+    adoption::{self, Installation, Surplus},
     blocking::{self, Found},
     create_default,
     default_object::Going,
     inventory::{Inventory, ObjectKey},
-    memory::Memory,
+    memory::{Memory, hash},
+    own_webhook::{self, service},
     pods::PodSelection,
     ready::{self, MAX_PODS, Manager, Readiness, explain, pod_selector},
     record::Record,
-    recovery,
+    recovery, recreation,
+    refusals::Retry,
     render::RenderedObject,
+    stage::Stage,
     status::Findings,
     step::{Action, DefaultObject, Facts, Seen},
 };
@@ -38,7 +41,7 @@ use crate::{
     fleet::manifests::ManifestKey,
     kube::{
         kinds::{Kinds, is_built_in, is_unserved},
-        object::{self, Component, Converged, Ownership, Shape, Target},
+        object::{self, Component, Converged, Fallback, Ownership, SecondWays, Shape, Target, WriteError},
         runtime_access::{classify, describe, list_first, retain},
     },
 };
@@ -70,15 +73,41 @@ pub(super) struct Failure {
     is_unserved: bool,
     /// The API server refuses the content of the object.
     is_invalid: bool,
+    /// The module's own webhook, which does not answer, caused it.
+    is_guarded: bool,
+    /// Effect on the next attempt.
+    pub(super) retry: Retry,
 }
 
 impl Failure {
     pub(super) fn new(operation: String, error: &kube::Error) -> Self {
-        let code = if let kube::Error::Api(status) = error { status.code } else { 0 };
+        let refusal = if let kube::Error::Api(status) = error { Some(status) } else { None };
+        let code = refusal.map_or(0, |refusal| refusal.code);
         let is_unserved = is_unserved(error);
-        let is_transient = is_unserved || matches!(code, 409 | 429);
-        let is_invalid = code == 422;
-        Self { operation, cause: describe(error), class: classify(error), is_transient, is_unserved, is_invalid }
+        Self {
+            operation,
+            cause: describe(error),
+            class: classify(error),
+            is_transient: is_unserved || matches!(code, 409 | 429),
+            is_unserved,
+            is_invalid: code == 422,
+            is_guarded: false,
+            retry: refusal.map_or(Retry::Soon, |refusal| Retry::of(refusal)),
+        }
+    }
+
+    /// A failure without a failed request.
+    fn because(operation: String, cause: &str) -> Self {
+        Self {
+            operation,
+            cause: cause.to_owned(),
+            class: ErrorClass::Refused,
+            is_transient: false,
+            is_unserved: false,
+            is_invalid: false,
+            is_guarded: false,
+            retry: Retry::Soon,
+        }
     }
 
     pub(super) fn line(&self) -> String {
@@ -94,6 +123,12 @@ struct Applied {
     accepted: Option<u64>,
     /// The object is an established CRD.
     is_established: bool,
+}
+
+/// A failed apply, with the hash of what was applied, and to what.
+struct Refused {
+    failure: Failure,
+    content: u64,
 }
 
 /// One reconcile of one Manifest.
@@ -121,6 +156,8 @@ pub(super) struct Execution<'a> {
     pub(super) established: BTreeSet<ObjectKey>,
     /// The Manifest has no finalizer of ours left.
     pub(super) has_left: bool,
+    /// The module that was installed by hand is being adopted.
+    pub(super) adopts: bool,
     /// Object whose readiness is that of the module.
     pub(super) manager: Option<Manager>,
     /// The manager as in the last response, if this reconcile compared it.
@@ -173,16 +210,41 @@ impl<'a> Execution<'a> {
         let name = key.name.clone();
         let read = |api| read_metadata(api, name.clone());
         let found = self.request(&key, &version, read).await;
-        self.facts.installation = match found.map(Option::flatten) {
+        let installation = match found.map(Option::flatten) {
             Ok(found) => {
                 let target = adoption::target(&self.record.manifest, &key, self.facts.rendered);
-                Installation::of(&key, found.as_ref(), target)
+                Ok(Installation::of(&key, found.as_ref(), target))
             }
-            Err(error) => {
-                self.failures.push(Failure::new(format!("read {key}"), &error));
-                Installation::Failed
-            }
+            Err(error) => Err(Failure::new(format!("read {key}"), &error)),
         };
+        let installation = match installation {
+            Ok(Installation::Adoptable(message)) => {
+                self.surplus().await.map(|surplus| Installation::Adoptable(message + &adoption::surplus(&surplus)))
+            }
+            other => other,
+        };
+        self.facts.installation = installation.unwrap_or_else(|failure| {
+            self.failures.push(failure);
+            Installation::Failed
+        });
+    }
+
+    /// Fields that an adoption removes, by object.
+    async fn surplus(&self) -> Result<Vec<Surplus>, Failure> {
+        let served = self.facts.rendered.unwrap_or_default().iter().filter(|object| object.served);
+        let reads = served.map(async |object| {
+            let RenderedObject { key, version, body, .. } = object;
+            let Some(api) = self.api(key, version) else { return Ok(None) };
+            let found = object::get_metadata(&api, &key.name).await;
+            let found = found.map_err(|error| Failure::new(format!("read {key}"), &error))?;
+            let surplus = |live: DynamicObject| {
+                let (fields, number) = object::surplus_of_tools(body, &live.metadata);
+                Surplus { object: key.to_string(), fields, number }
+            };
+            Ok(found.map(surplus))
+        });
+        let read: Vec<_> = stream::iter(reads.collect::<Vec<_>>()).buffered(CONCURRENCY).collect().await;
+        read.into_iter().filter_map(Result::transpose).collect()
     }
 
     async fn adopt(&mut self, message: String) -> Result<(), Error> {
@@ -197,6 +259,7 @@ impl<'a> Execution<'a> {
         };
         self.record.write_status(&findings).await?;
         self.facts.installation = Installation::Ours;
+        self.adopts = true;
         Ok(())
     }
 
@@ -260,7 +323,7 @@ impl<'a> Execution<'a> {
         for (object, applied) in objects.into_iter().zip(applied) {
             let seen = match applied {
                 Ok(applied) => self.applied(object, applied),
-                Err(failure) => self.refused(object, failure).await,
+                Err(refused) => self.refused(object, refused).await,
             };
             self.facts.seen.insert(object.key.clone(), seen);
         }
@@ -276,63 +339,127 @@ impl<'a> Execution<'a> {
         Seen::Current
     }
 
-    async fn refused(&mut self, object: &'a RenderedObject, failure: Failure) -> Seen {
-        let mut failure = failure;
-        if failure.is_invalid && object.key.is_definition() {
+    async fn refused(&mut self, object: &'a RenderedObject, refused: Refused) -> Seen {
+        if refused.failure.is_invalid && object.key.is_definition() {
             match self.migrate(object).await {
                 Ok(Some(seen)) => return seen,
                 Ok(None) => {}
-                Err(of_migration) => failure = of_migration,
+                Err(of_migration) => {
+                    self.failures.push(of_migration);
+                    return Seen::Failed;
+                }
             }
         }
-        self.failed(object, failure)
+        self.failed(object, refused)
     }
 
-    fn failed(&mut self, object: &RenderedObject, failure: Failure) -> Seen {
+    fn failed(&mut self, object: &RenderedObject, refused: Refused) -> Seen {
+        let Refused { failure, content } = refused;
         if failure.is_unserved {
             self.kinds.invalidate(&object.key.group);
         }
+        self.memory.refuse(&object.key, content, &failure, &self.ctx.memories);
+        let seen = if failure.is_guarded { Seen::Guarded } else { Seen::Failed };
         self.failures.push(failure);
-        Seen::Failed
+        seen
     }
 
     /// Applies one object, whose failure is final.
     pub(super) async fn apply_alone(&mut self, object: &RenderedObject) -> Seen {
         match retain(self.apply_one(object)).await {
             Ok(applied) => self.applied(object, applied),
-            Err(failure) => self.failed(object, failure),
+            Err(refused) => self.failed(object, refused),
         }
     }
 
-    async fn apply_one(&self, object: &RenderedObject) -> Result<Applied, Failure> {
+    async fn apply_one(&self, object: &RenderedObject) -> Result<Applied, Refused> {
         let RenderedObject { key, body, .. } = object;
         let operation = || format!("apply {key}");
-        let failed = |error: &kube::Error| Failure::new(operation(), error);
-        let Some(api) = self.api(key, &object.version) else { return Err(unserved_kind(operation())) };
-        // An object of an earlier reconcile is read first: most often it is as rendered.
-        let found = if self.memory.was_applied(key) {
-            object::get(&api, &key.name).await.map_err(|error| failed(&error))?
+        let Some(api) = self.api(key, &object.version) else {
+            return Err(Refused { failure: unserved_kind(operation()), content: 0 });
+        };
+        // An object of an earlier reconcile is read first: most often it is as rendered. So is one that may be somebody's.
+        let found = if self.memory.was_applied(key) || self.adopts || !self.is_first_installation() {
+            let found = object::get(&api, &key.name).await;
+            found.map_err(|error| Refused { failure: Failure::new(operation(), &error), content: 0 })?
         } else {
             None
         };
+        let text = body.to_string();
+        let content = hash(&(&text, found.as_ref().map(content_version)));
+        if let Some(failure) = self.memory.repeated(key, content) {
+            return Err(Refused { failure, content });
+        }
+        let desired_form = hash(&text);
+        let desired = match &found {
+            Some(live) => self.without_yielded(object, desired_form, live).await,
+            None => Ok(Cow::Borrowed(body)),
+        };
+        let desired = desired.map_err(|failure| Refused { failure, content })?;
+        let disputed =
+            found.as_ref().map(|live| object::disputed(field_manager::MODULE, &desired, live)).unwrap_or_default();
         // A module that is removed and listed again has another Manifest.
-        let form = (self.record.manifest.uid(), body.to_string());
+        let form = (self.record.manifest.uid(), text);
         let budget = self.ctx.budgets.of(&self.kyma, Component::Module, &key.to_string(), form);
         let shape = if is_built_in(&key.group) { &TYPED } else { &CUSTOM };
         let target =
-            Target { name: &key.name, manager: field_manager::MODULE, shape, desired: body, budget: Some(&budget) };
+            Target { name: &key.name, manager: field_manager::MODULE, shape, desired: &desired, budget: Some(&budget) };
+        let owner = owner_of(&self.record.manifest);
+        let may_delete = |live: &DynamicObject| recreation::may_delete(live, &owner);
+        let is_own_service = |namespace: &str, name: &str| self.facts.inventory.contains(&service(namespace, name));
+        let ways = SecondWays {
+            metrics: &self.ctx.metrics.fallbacks,
+            is_own_service: &is_own_service,
+            recreates: if recreation::permits(key, body) { Some(&may_delete) } else { None },
+            takes_over: self.is_first_installation(),
+        };
+        // The namespace of all modules belongs to none of them.
+        let ways = Some(&ways).filter(|_| !key.is_shared_namespace());
         let mut accepted = self.memory.accepted(key);
-        match target.converge(&api, found, &mut accepted).await {
+        match target.converge_with(&api, found, &mut accepted, ways).await {
             Ok(Converged { object, written, .. }) => {
                 if let Some(version) = object.resource_version().filter(|_| written) {
                     self.ctx.memories.wrote_object(self.key, key, &version);
+                    self.count_reverted(key, desired_form, disputed);
                 }
                 let is_established = key.is_definition() && is_established(&object);
                 let is_manager = self.manager.as_ref().is_some_and(|manager| manager.key == *key);
                 Ok(Applied { manager: is_manager.then_some(object), accepted, is_established })
             }
-            Err(error) => Err(error.request().map_or_else(|| contested(operation()), |error| failed(&error))),
+            Err(error) => Err(Refused { failure: self.failure(object, error), content }),
         }
+    }
+
+    /// The failure of an apply.
+    fn failure(&self, object: &RenderedObject, error: WriteError) -> Failure {
+        let operation = format!("apply {}", object.key);
+        let answer = if let WriteError::Answered(answer, _) = &error { Some(*answer) } else { None };
+        let is_terminating = matches!(error, WriteError::Terminating);
+        let Some(error) = error.request() else {
+            let held = "it is deleted to be created again, and finalizers hold it";
+            return if is_terminating { Failure::because(operation, held) } else { contested(operation) };
+        };
+        let mut failure = Failure::new(operation, &error);
+        if let Some(done) = answer.map(Fallback::done) {
+            failure.cause.push_str(&format!("; before that, {done}"));
+        }
+        if let kube::Error::Api(refusal) = &error {
+            let rendered = self.facts.rendered.unwrap_or_default();
+            failure.is_guarded = own_webhook::is_down(refusal, rendered, &self.facts.inventory);
+        }
+        if failure.is_guarded {
+            self.ctx.metrics.fallbacks.count(Fallback::OwnWebhook);
+        }
+        // The module's own webhook may deny them until its manager runs.
+        if object.stage == Stage::CustomResources && failure.retry == Retry::Later {
+            failure.retry = Retry::Soon;
+        }
+        failure
+    }
+
+    /// True if no version of the module has been applied completely.
+    fn is_first_installation(&self) -> bool {
+        !self.record.manifest.annotations().contains_key(annotation::SYNC_OCI_REF)
     }
 
     async fn await_definitions(&mut self, objects: &[&'a RenderedObject]) {
@@ -647,6 +774,12 @@ async fn observe(
     Ok((readiness, Some(selection)))
 }
 
+/// What changes with the content of a live object: its generation if it has one, since a status changes often.
+fn content_version(live: &DynamicObject) -> (Option<String>, Option<i64>, Option<String>) {
+    let generation = live.metadata.generation;
+    (live.uid(), generation, live.resource_version().filter(|_| generation.is_none()))
+}
+
 fn is_established(definition: &DynamicObject) -> bool {
     let conditions = definition.data["status"]["conditions"].as_array();
     let is_true = <&'static str>::from(ConditionStatus::True);
@@ -657,13 +790,10 @@ fn is_established(definition: &DynamicObject) -> bool {
 }
 
 fn unserved_kind(operation: String) -> Failure {
-    let cause = "the runtime does not serve the kind".to_owned();
-    let class = ErrorClass::Refused;
-    Failure { operation, cause, class, is_transient: true, is_unserved: true, is_invalid: false }
+    let failure = Failure::because(operation, "the runtime does not serve the kind");
+    Failure { is_transient: true, is_unserved: true, ..failure }
 }
 
 fn contested(operation: String) -> Failure {
-    let cause = "another writer in the runtime changes it again and again".to_owned();
-    let class = ErrorClass::Refused;
-    Failure { operation, cause, class, is_transient: false, is_unserved: false, is_invalid: false }
+    Failure::because(operation, "another writer in the runtime changes it again and again")
 }

@@ -11,12 +11,15 @@ use tidewatch_shared::{api::Manifest, event::Object};
 use tokio::time::Instant;
 
 use super::{
+    execute::Failure,
     inventory::{Inventory, ObjectKey},
     migrate::Migrating,
     own_writes::OwnWrites,
     pods::{PodSelection, PodSelections},
+    refusals::Refusals,
     render::RenderedObject,
     written::WrittenManifests,
+    yields::Yields,
 };
 use crate::{
     base::{key::KymaKey, random::Random},
@@ -51,10 +54,14 @@ struct Applied {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Memory {
     applied: Option<Applied>,
+    /// Target of the last reconcile.
+    target: Option<u64>,
     /// Objects of the inventory when the reconcile began: they may exist.
     recorded: Inventory,
     /// Forms in which the runtime's API server stores objects otherwise than desired, by hash of their keys.
     accepted: BTreeMap<u64, u64>,
+    /// Objects that the API server refused.
+    refusals: Refusals,
     /// Objects that were reported as changed and have not been compared since, as hashes of their keys.
     doubted: BTreeSet<u64>,
     /// Cause of the wait, as a hash, and the number of reconciles that found it.
@@ -107,15 +114,34 @@ impl Memory {
     pub(super) fn accept(&mut self, key: &ObjectKey, form: Option<u64>) {
         let key = hash(key);
         self.doubted.remove(&key);
+        self.refusals.accept(key);
         match form {
             Some(form) => drop(self.accepted.insert(key, form)),
             None => drop(self.accepted.remove(&key)),
         }
     }
 
+    /// Returns the failure of an object that would be refused again.
+    pub(super) fn repeated(&self, key: &ObjectKey, content: u64) -> Option<Failure> {
+        self.refusals.repeated(hash(key), content, Instant::now())
+    }
+
+    /// Records the failure of an object with this content.
+    pub(super) fn refuse(&mut self, key: &ObjectKey, content: u64, failure: &Failure, memories: &Memories) {
+        let jitter = |half| memories.lock().random.jitter(half);
+        self.refusals.refuse(hash(key), content, failure, Instant::now(), jitter);
+    }
+
+    /// Time until the next refused object is to be sent again.
+    pub(super) fn next_attempt(&self) -> Option<Duration> {
+        self.refusals.next(Instant::now())
+    }
+
     /// Records that all desired objects are applied.
     pub(super) fn complete(&mut self, desired: Desired, rendered: &[RenderedObject]) {
         self.doubted.clear();
+        // Another version may lack an object that was refused.
+        self.refusals = Refusals::default();
         if self.applied.as_ref().is_some_and(|applied| applied.desired == Some(desired.objects)) {
             return;
         }
@@ -164,6 +190,7 @@ pub struct Memories {
     written: WrittenManifests,
     own_writes: OwnWrites,
     pods: PodSelections,
+    yields: Yields,
 }
 
 #[derive(Debug)]
@@ -176,8 +203,8 @@ impl Default for Memories {
     fn default() -> Self {
         let random = Random::seeded();
         let state = Arc::new(Mutex::new(State { by_manifest: HashMap::new(), random }));
-        let (written, own_writes, pods) = Default::default();
-        Self { state, written, own_writes, pods }
+        let (written, own_writes, pods, yields) = Default::default();
+        Self { state, written, own_writes, pods, yields }
     }
 }
 
@@ -198,6 +225,12 @@ impl Memories {
         if let (Some(applied), Some(desired)) = (&mut memory.applied, desired) {
             applied.desired = applied.desired.filter(|applied| *applied == desired.objects);
         }
+        let target = desired.map(|desired| desired.target);
+        // Another access may have rights that the former one lacked.
+        if verify || memory.target != target {
+            memory.refusals = Refusals::default();
+        }
+        memory.target = target;
         if verify {
             self.own_writes.forget(key);
         }
@@ -224,6 +257,12 @@ impl Memories {
         self.written.forget(key);
         self.own_writes.forget(key);
         self.pods.forget(key);
+        self.yields.forget(key);
+    }
+
+    /// Fields that are left to other writers.
+    pub(super) const fn yields(&self) -> &Yields {
+        &self.yields
     }
 
     /// Pods of a Manifest's manager that the agent is to watch.
@@ -291,6 +330,7 @@ pub(super) fn hash(value: &(impl Hash + ?Sized)) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use kube::core::Status;
     use serde_json::json;
 
     use super::*;
@@ -358,6 +398,26 @@ mod tests {
         let before = [rendered("a", "1"), rendered("b", "1"), rendered("dropped", "1")];
         let after = [rendered("a", "1"), rendered("b", "2"), rendered("new", "1")];
         assert_eq!(retained(&before, Some(desired(1, 2)), false, &after), ["a"]);
+    }
+
+    #[test]
+    fn refused_object_is_sent_again_to_another_target_and_by_a_verification() {
+        let denial = Status::failure("configmaps is forbidden", "Forbidden").with_code(403);
+        let failure = Failure::new("apply a".to_owned(), &kube::Error::Api(denial.boxed()));
+        let key = rendered("a", "1").key;
+        for (now, verify, is_repeated) in [
+            (desired(1, 1), false, true),
+            (desired(1, 2), false, true),
+            (desired(2, 1), false, false),
+            (desired(1, 1), true, false),
+        ] {
+            let memories = Memories::default();
+            let mut memory = memories.take(&manifest(), Some(desired(1, 1)), false, Inventory::default());
+            memory.refuse(&key, 7, &failure, &memories);
+            memories.keep(&manifest(), memory);
+            let memory = memories.take(&manifest(), Some(now), verify, Inventory::default());
+            assert_eq!(memory.repeated(&key, 7).is_some(), is_repeated, "{now:?} {verify}");
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use prometheus_client::metrics::{
 };
 use tidewatch_shared::{metric_set, metrics::OutcomeLabel, variant::VariantName as _};
 
-use crate::{controllers::requeues::Requeues, fleet::queue::ReconcileOutcome};
+use crate::{controllers::requeues::Requeues, fleet::queue::ReconcileOutcome, kube::FallbackMetrics};
 
 metric_set! {
     /// Outcomes and durations of the reconciles of Manifests.
@@ -21,6 +21,8 @@ metric_set! {
         ///
         /// From 1 ms, nothing to do, to about half a minute, an unresponsive runtime cluster.
         duration: Histogram = "manifest_pass_duration_seconds" with Histogram::new(exponential_buckets(0.001, 2.0, 16)),
+        /// Writes besides plain applies.
+        pub(crate) fallbacks: FallbackMetrics = ..,
         /// Shared with the reconcile of Kymas.
         pub(crate) requeues: Requeues = _,
     }

@@ -24,6 +24,9 @@ const DEFAULT_LEFT: &str = "waiting for the default module CR to be deleted";
 /// What an operation says before the own words of a default module CR, which may change at any time.
 const SAYS: &str = "; it says: ";
 
+/// Begin of the operation while the module's own webhook keeps objects from being applied.
+const OWN_WEBHOOK: &str = "the module's own webhook does not answer, its other objects are applied";
+
 /// Returns true if the removal of a Manifest waited for CRs when it was reconciled last: for those of users, or for the
 /// default module CR.
 pub(crate) fn waits_for_resources(manifest: &ManifestFacts<'_>) -> bool {
@@ -61,6 +64,8 @@ pub(super) struct Details<'a> {
     /// Readiness of the manager, once all objects but the module's own custom resources are applied. During a removal,
     /// while it waits for CRs.
     pub(super) readiness: Option<Readiness>,
+    /// Fields that other writers change again and again, a sentence each.
+    pub(super) disputes: &'a [String],
     /// Finalizers of other controllers, once ours are removed.
     pub(super) foreign_finalizers: &'a [String],
 }
@@ -78,7 +83,7 @@ pub(super) fn findings(facts: &Facts<'_>, details: &Details<'_>) -> Option<Findi
         state,
         operation,
         rendered: is_install.then_some(facts.rendered.is_some()),
-        installed: is_install.then_some(state == State::Ready),
+        installed: is_install.then_some(state == State::Ready || is_disputed(state, facts, details)),
         default_created: (is_install && super::manages_default(details.manifest)).then_some(created),
         inventory: facts.remaining(),
     })
@@ -109,7 +114,11 @@ fn installing(facts: &Facts<'_>, details: &Details<'_>) -> Option<(State, String
         return Some((State::Processing, progress.clone()));
     }
     if let Some(failure) = failures(details) {
-        return Some((State::Error, failure));
+        if !facts.only_guarded_failed() {
+            return Some((State::Error, failure));
+        }
+        let state = if progress.is_some() { State::Processing } else { State::Error };
+        return Some((state, format!("{OWN_WEBHOOK}: {failure}")));
     }
     if let Some(transient) = details.failures.first() {
         let is_new = details.manifest.status.as_ref().is_none_or(|status| status.last_operation.is_none());
@@ -132,10 +141,17 @@ fn installing(facts: &Facts<'_>, details: &Details<'_>) -> Option<(State, String
         return Some((State::Warning, format!("waiting for objects to be deleted: {going}")));
     }
     Some(match details.readiness.as_ref()? {
+        Readiness::Ready if !details.disputes.is_empty() => (State::Warning, join(details.disputes, "; ")),
         Readiness::Ready => (State::Ready, "resources are ready".to_owned()),
         Readiness::Progressing(_) => (State::Processing, progress?),
         Readiness::Failed(reason) => (State::Error, reason.clone()),
     })
+}
+
+/// True if a warning of disputed fields is all that keeps the module from being ready.
+fn is_disputed(state: State, facts: &Facts<'_>, details: &Details<'_>) -> bool {
+    let is_ready = facts.is_applied() && details.readiness == Some(Readiness::Ready);
+    state == State::Warning && is_ready && !details.disputes.is_empty()
 }
 
 fn removing(facts: &Facts<'_>, details: &Details<'_>) -> String {

@@ -36,6 +36,8 @@ pub(super) enum Seen {
     Failed,
     /// A CRD that is not applied yet: its stored resources are written in another version first.
     Migrating,
+    /// The module's own webhook does not answer, and the API server refused the request.
+    Guarded,
     /// The object is being deleted.
     Terminating,
     /// The object does not exist, or belongs to another Manifest or to nobody of ours.
@@ -195,7 +197,9 @@ impl<'a> Facts<'a> {
             if !unseen.is_empty() {
                 return Some(Action::Apply(unseen));
             }
-            if of_stage.iter().any(|object| self.seen.get(&object.key) != Some(&Seen::Current)) {
+            // The workloads may be what mends a webhook of the module.
+            let is_passed = |seen: &Seen| matches!(seen, Seen::Current | Seen::Guarded);
+            if !of_stage.iter().all(|object| self.seen.get(&object.key).is_some_and(is_passed)) {
                 return Some(Action::End);
             }
             let definitions: Vec<_> = of_stage.into_iter().filter(|object| object.key.is_definition()).collect();
@@ -206,7 +210,7 @@ impl<'a> Facts<'a> {
                 Some(true) => {}
             }
         }
-        None
+        self.is_guarded().then_some(Action::End)
     }
 
     /// Before the first decision on a deletion, the inventory must have all objects: a CRD that it lacks defines a kind of
@@ -291,6 +295,18 @@ impl<'a> Facts<'a> {
         let is_failed = |object: &&RenderedObject| self.seen.get(&object.key) == Some(&Seen::Failed);
         let mut failed = self.rendered.unwrap_or_default().iter().filter(is_failed).peekable();
         failed.peek().is_some() && failed.all(|object| object.stage == Stage::CustomResources)
+    }
+
+    /// True if the module's own webhook, which does not answer, refused some objects.
+    pub(super) fn is_guarded(&self) -> bool {
+        self.seen.values().any(|seen| *seen == Seen::Guarded)
+    }
+
+    /// True if no object failed for another reason.
+    pub(super) fn only_guarded_failed(&self) -> bool {
+        let is_passed =
+            |object: &RenderedObject| matches!(self.seen.get(&object.key), Some(Seen::Current | Seen::Guarded));
+        self.is_guarded() && self.rendered.is_some_and(|rendered| rendered.iter().all(is_passed))
     }
 
     /// True if all rendered objects and the default module CR exist, and no others of the inventory. During a removal, which

@@ -5,6 +5,7 @@ mod model;
 mod reduced;
 mod removal;
 mod reported;
+mod second_ways;
 mod secrets;
 mod stored_versions;
 mod successor;
@@ -337,9 +338,15 @@ async fn upgrade_prunes_dropped_objects_and_never_touches_the_default_cr() {
     fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
     assert_eq!(fixture.reconcile().await, ended());
     let calls = fixture.runtime.calls();
-    let expected =
-        ["PATCH configmaps/b", "GET deployments/d", "PATCH deployments/d", "GET configmaps/a", "DELETE configmaps/a"];
-    assert_eq!(calls, expected, "the CRD stays the same, and is not read");
+    let expected = [
+        "GET configmaps/b",
+        "PATCH configmaps/b",
+        "GET deployments/d",
+        "PATCH deployments/d",
+        "GET configmaps/a",
+        "DELETE configmaps/a",
+    ];
+    assert_eq!(calls, expected, "the CRD stays the same, and is not read; a new object may be somebody's");
     assert!(!fixture.synced().contains(&"ConfigMap kyma-system/a".to_owned()));
     assert_eq!(fixture.manifest().unwrap().annotations()[annotation::SYNC_OCI_REF], NEXT);
     assert!(fixture.runtime.object("samples/default").is_none(), "the user deleted it");
@@ -557,6 +564,10 @@ async fn refused_object_stops_later_stages_and_is_reported() {
     assert_eq!(fixture.synced().len(), 3, "the inventory grows before the writes");
     fixture.runtime.refuse_nothing();
     fixture.make_available();
+    // The same object waits, since the API server would refuse it again.
+    fixture.reconcile().await;
+    assert_eq!(fixture.state(), (State::Error, operation));
+    tokio::time::advance(outcome.min_backoff.unwrap()).await;
     fixture.reconcile().await;
     assert_eq!(fixture.state().0, State::Ready);
 }
