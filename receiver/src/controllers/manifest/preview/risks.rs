@@ -8,7 +8,7 @@ use super::{
     ObjectIdentity,
     fields::{FieldChange, member, object_of},
 };
-use crate::controllers::manifest::render::RenderedObject;
+use crate::controllers::manifest::{recreation, render::RenderedObject};
 
 /// A change that can fail or lose data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -37,6 +37,8 @@ pub enum RiskCode {
     VersionRemoved,
     /// A version of a CRD is no longer served.
     VersionNotServed,
+    /// The conversion webhook of a CRD is removed.
+    ConversionRemoved,
     /// A field is removed from the schema of a version.
     FieldRemoved,
     /// A field of the schema has another type.
@@ -45,23 +47,81 @@ pub enum RiskCode {
     FieldRequired,
     /// A field is changed that the API server does not let change.
     ImmutableField,
+    /// A field is set that excludes a default of the API server, which refuses both.
+    DefaultExcluded,
 }
 
-/// Paths of fields that cannot be changed, by group and kind.
-const IMMUTABLE: &[(&str, &str, &[&str])] = &[
-    ("apps", "Deployment", &["spec.selector"]),
-    ("apps", "DaemonSet", &["spec.selector"]),
-    ("apps", "ReplicaSet", &["spec.selector"]),
-    (
+/// Fields of a kind that cannot be changed.
+struct Immutable {
+    group: &'static str,
+    kind: &'static str,
+    paths: &'static [&'static str],
+}
+
+const fn immutable(group: &'static str, kind: &'static str, paths: &'static [&'static str]) -> Immutable {
+    Immutable { group, kind, paths }
+}
+
+const IMMUTABLE: &[Immutable] = &[
+    immutable("", "PersistentVolume", &["spec.csi", "spec.hostPath", "spec.local", "spec.nfs", "spec.volumeMode"]),
+    immutable(
+        "",
+        "PersistentVolumeClaim",
+        &[
+            "spec.accessModes",
+            "spec.dataSource",
+            "spec.dataSourceRef",
+            "spec.selector",
+            "spec.storageClassName",
+            "spec.volumeMode",
+            "spec.volumeName",
+        ],
+    ),
+    immutable("", "ResourceQuota", &["spec.scopes", "spec.scopeSelector"]),
+    immutable("", "Secret", &["type"]),
+    immutable("", "Service", &["spec.clusterIP", "spec.clusterIPs", "spec.loadBalancerClass"]),
+    immutable("apiextensions.k8s.io", "CustomResourceDefinition", &["spec.names.kind"]),
+    immutable("apps", "Deployment", &["spec.selector"]),
+    immutable("apps", "DaemonSet", &["spec.selector"]),
+    immutable("apps", "ReplicaSet", &["spec.selector"]),
+    immutable(
         "apps",
         "StatefulSet",
-        &["spec.selector", "spec.serviceName", "spec.podManagementPolicy", "spec.volumeClaimTemplates"],
+        &[
+            "spec.selector",
+            "spec.serviceName",
+            "spec.podManagementPolicy",
+            "spec.volumeClaimTemplates",
+            "spec.revisionHistoryLimit",
+        ],
     ),
-    ("batch", "Job", &["spec.selector", "spec.template", "spec.completionMode"]),
-    ("rbac.authorization.k8s.io", "RoleBinding", &["roleRef"]),
-    ("rbac.authorization.k8s.io", "ClusterRoleBinding", &["roleRef"]),
-    ("storage.k8s.io", "StorageClass", &["provisioner", "parameters", "reclaimPolicy", "volumeBindingMode"]),
+    immutable(
+        "batch",
+        "Job",
+        &[
+            "spec.selector",
+            "spec.template",
+            "spec.completionMode",
+            "spec.completions",
+            "spec.podFailurePolicy",
+            "spec.successPolicy",
+            "spec.backoffLimitPerIndex",
+            "spec.managedBy",
+        ],
+    ),
+    immutable("networking.k8s.io", "IngressClass", &["spec.controller"]),
+    immutable("node.k8s.io", "RuntimeClass", &["handler"]),
+    immutable("rbac.authorization.k8s.io", "RoleBinding", &["roleRef"]),
+    immutable("rbac.authorization.k8s.io", "ClusterRoleBinding", &["roleRef"]),
+    immutable("scheduling.k8s.io", "PriorityClass", &["value", "preemptionPolicy"]),
+    immutable("storage.k8s.io", "CSIDriver", &["spec.attachRequired", "spec.volumeLifecycleModes"]),
+    immutable("storage.k8s.io", "StorageClass", &["provisioner", "parameters", "reclaimPolicy", "volumeBindingMode"]),
+    immutable("storage.k8s.io", "VolumeAttributesClass", &["driverName", "parameters"]),
 ];
+/// Update strategy of a workload that names none.
+const ROLLING: &str = "RollingUpdate";
+/// Fields that cannot be changed while the object has `immutable: true`.
+const FROZEN: [&str; 4] = ["data", "binaryData", "stringData", "immutable"];
 
 /// Risk of the removal of an object.
 pub(super) fn of_removal(object: &RenderedObject) -> Option<Risk> {
@@ -81,24 +141,54 @@ pub(super) fn of_change(before: &RenderedObject, after: &RenderedObject, fields:
     if after.key.is_definition() {
         of_definition(&before.body["spec"], &after.body["spec"], &mut found);
     }
-    let immutable = IMMUTABLE.iter().filter(|(group, kind, _)| *group == after.key.group && *kind == after.key.kind);
-    for path in immutable.flat_map(|(_, _, paths)| *paths) {
-        let is_within = |field: &FieldChange| {
-            let rest = field.path.strip_prefix(path);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
-        };
-        if fields.iter().any(is_within) {
-            found.push((RiskCode::ImmutableField, format!("{path} cannot be changed")));
+    let is_of_kind = |it: &&Immutable| it.group == after.key.group && it.kind == after.key.kind;
+    let immutable = IMMUTABLE.iter().filter(is_of_kind).flat_map(|it| it.paths);
+    let can_be_frozen = after.key.group.is_empty() && matches!(&*after.key.kind, "ConfigMap" | "Secret");
+    let is_frozen = can_be_frozen && before.body["immutable"] == true;
+    for path in immutable.chain(FROZEN.iter().filter(|_| is_frozen)) {
+        if !fields.iter().any(|field| is_within(field, path)) {
+            continue;
         }
+        let text = if recreation::permits(&after.key, &after.body) {
+            format!("{path} cannot be changed: the object is deleted and created again")
+        } else {
+            format!("{path} cannot be changed")
+        };
+        found.push((RiskCode::ImmutableField, text));
     }
+    found.extend(of_strategy(before, after));
     let object = ObjectIdentity::of_rendered(after);
     found.into_iter().map(|(code, message)| Risk { object: object.clone(), code, message }).collect()
+}
+
+fn is_within(field: &FieldChange, path: &str) -> bool {
+    let rest = field.path.strip_prefix(path);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+}
+
+/// Risk of another update strategy than the default one that a workload had.
+fn of_strategy(before: &RenderedObject, after: &RenderedObject) -> Option<(RiskCode, String)> {
+    let name = match (&*after.key.group, &*after.key.kind) {
+        ("apps", "Deployment") => "strategy",
+        ("apps", "StatefulSet") => "updateStrategy",
+        _ => return None,
+    };
+    let type_of = |object: &RenderedObject| object.body["spec"][name]["type"].as_str().unwrap_or(ROLLING).to_owned();
+    let has_default = before.body["spec"][name]["rollingUpdate"].is_null() && type_of(before) == ROLLING;
+    let becomes = Some(type_of(after)).filter(|becomes| has_default && becomes != ROLLING)?;
+    let text =
+        format!("spec.{name} becomes {becomes}: the receiver removes the defaults of {ROLLING}, which exclude it");
+    Some((RiskCode::DefaultExcluded, text))
 }
 
 fn of_definition(before: &Value, after: &Value, found: &mut Vec<(RiskCode, String)>) {
     if before["scope"] != after["scope"] {
         let text = |spec: &Value| spec["scope"].as_str().unwrap_or_default().to_owned();
         found.push((RiskCode::ScopeChanged, format!("the scope changes from {} to {}", text(before), text(after))));
+    }
+    if before["conversion"]["strategy"] == "Webhook" && after["conversion"].is_null() {
+        let text = "spec.conversion is removed, with what others wrote into it";
+        found.push((RiskCode::ConversionRemoved, text.to_owned()));
     }
     for version in versions(before) {
         let name = version["name"].as_str().unwrap_or_default();

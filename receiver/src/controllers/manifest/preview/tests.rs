@@ -237,6 +237,84 @@ fn immutable_field_is_a_risk_and_its_neighbour_none() {
     assert_eq!((&code["code"], &code["name"]), (&json!("immutable-field"), &json!("manager")), "{code}");
 }
 
+/// Risks of a changed member of an object.
+fn of_change(api_version: &str, kind: &str, before: Value, after: Value) -> Vec<(RiskCode, String)> {
+    let of = |body: Value| {
+        let mut object = object(api_version, kind, Some("ns"), "n");
+        object.as_object_mut().unwrap().extend(body.as_object().unwrap().clone());
+        object
+    };
+    let found = upgrade([of(before)], [of(after)]);
+    found.risks.into_iter().map(|risk| (risk.code, risk.message)).collect()
+}
+
+#[test]
+fn fields_that_api_servers_do_not_let_change_are_named_for_each_kind() {
+    let spec = |member: &str, value: &str| json!({"spec": {member: value}});
+    for (api_version, kind, before, after, expected) in [
+        ("v1", "Service", spec("clusterIP", "None"), json!({"spec": {}}), &["spec.clusterIP"][..]),
+        (
+            "v1",
+            "PersistentVolumeClaim",
+            spec("storageClassName", "a"),
+            spec("storageClassName", "b"),
+            &["spec.storageClassName"],
+        ),
+        ("v1", "Secret", json!({"type": "Opaque"}), json!({"type": "kubernetes.io/tls"}), &["type"]),
+        (
+            "v1",
+            "ConfigMap",
+            json!({"immutable": true, "data": {"a": "1"}}),
+            json!({"immutable": true, "data": {"a": "2"}}),
+            &["data"],
+        ),
+        ("v1", "ConfigMap", json!({"data": {"a": "1"}}), json!({"immutable": true, "data": {"a": "2"}}), &[]),
+        ("batch/v1", "Job", spec("template", "a"), spec("template", "b"), &["spec.template"]),
+        ("apps/v1", "StatefulSet", spec("serviceName", "a"), spec("serviceName", "b"), &["spec.serviceName"]),
+        ("scheduling.k8s.io/v1", "PriorityClass", json!({"value": 1}), json!({"value": 2}), &["value"]),
+        ("v1", "Service", spec("type", "a"), spec("type", "b"), &[]),
+    ] {
+        let found = of_change(api_version, kind, before, after);
+        let expected: Vec<_> =
+            expected.iter().map(|path| (RiskCode::ImmutableField, format!("{path} cannot be changed"))).collect();
+        assert_eq!(found, expected, "{kind}");
+    }
+    let permitted = json!({"annotations": {annotation::RECREATE: "true"}, "name": "n", "namespace": "ns"});
+    let of = |template: &str| json!({"metadata": permitted, "spec": {"template": template}});
+    let found = of_change("batch/v1", "Job", of("a"), of("b"));
+    assert_eq!(found[0].1, "spec.template cannot be changed: the object is deleted and created again");
+}
+
+#[test]
+fn change_that_a_default_or_an_injected_field_excludes_is_named() {
+    let strategy = |name: &str, kind: &str| json!({"spec": {name: {"type": kind}}});
+    let none = || json!({"spec": {"a": 1}});
+    for (kind, before, after, expected) in [
+        ("Deployment", none(), strategy("strategy", "Recreate"), Some("spec.strategy becomes Recreate")),
+        ("StatefulSet", none(), strategy("updateStrategy", "OnDelete"), Some("spec.updateStrategy becomes OnDelete")),
+        ("Deployment", strategy("strategy", "Recreate"), none(), None),
+        (
+            "Deployment",
+            json!({"spec": {"strategy": {"rollingUpdate": {"maxSurge": 1}}}}),
+            strategy("strategy", "Recreate"),
+            None,
+        ),
+    ] {
+        let found = of_change("apps/v1", kind, before, after);
+        assert_eq!(
+            found.iter().map(|(code, _)| *code).collect::<Vec<_>>(),
+            expected.map(|_| RiskCode::DefaultExcluded).into_iter().collect::<Vec<_>>()
+        );
+        assert!(expected.is_none_or(|begin| found[0].1.starts_with(begin)), "{found:?}");
+    }
+    let mut converting = definition("Namespaced", json!([version("v1", json!({}))]));
+    let plain = converting.clone();
+    converting["spec"]["conversion"] = json!({"strategy": "Webhook"});
+    let codes = |risks: Vec<Risk>| risks.into_iter().map(|risk| risk.code).collect::<Vec<_>>();
+    assert_eq!(codes(upgrade([converting.clone()], [plain.clone()]).risks), [RiskCode::ConversionRemoved]);
+    assert_eq!(codes(upgrade([plain], [converting]).risks), []);
+}
+
 #[test]
 fn malformed_object_is_an_error_that_names_it() {
     let mut labelled = object("v1", "ConfigMap", Some("ns"), "m");
