@@ -9,6 +9,7 @@
 //! * [`kubelet`]: runs the pods of the product's images as processes of the local binaries.
 //! * [`fake`]: a light fake API server for thousands of runtimes.
 //! * [`load`]: simulated agents by the thousand, with real keys, TLS and signatures.
+//! * [`foreign_writer`]: users and programs that write the objects of modules, too.
 //! * [`fuzz`]: invariants of every parser of untrusted bytes.
 //! * `collector`, with the feature `otlp`: receives the traces that the programs export.
 //! * [`limits`]: raises the limit of open files.
@@ -44,6 +45,7 @@ pub mod contracts;
 pub mod control_plane;
 pub mod demo;
 pub mod fake;
+pub mod foreign_writer;
 pub mod fuzz;
 pub mod http;
 pub mod kubelet;

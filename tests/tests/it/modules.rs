@@ -15,6 +15,7 @@ mod signed;
 mod takeover;
 mod upgrade;
 mod webhook;
+mod writing;
 
 use std::path::Path;
 
@@ -35,7 +36,7 @@ use tidewatch_shared::{
 use tidewatch_tests::{
     bed,
     kubelet::{self, Kubelet},
-    landscape::{Options, until},
+    landscape::{Landscape, Options, until},
     modules::folder,
     registry::{self, Access, Registry, Transport},
 };
@@ -92,22 +93,12 @@ impl ModuleRuntime {
 
     /// Packs and pushes the module in a folder with the operator's program, and applies its template.
     async fn publish_folder(&self, folder: &Path) -> Result<()> {
-        let (output, host) = (tempfile::tempdir()?, self.registry.host());
-        let paths = [folder, output.path()].map(|path| path.to_string_lossy().into_owned());
-        let packed = run("tidewatch", &["module", "pack", &paths[0], "--output", &paths[1], "--push", &host]).await?;
-        ensure!(packed.status.success(), "pack {}: {}", folder.display(), text(&packed.stderr));
-        self.apply_template(output.path()).await
+        publish(&self.setup.landscape, &self.registry, folder).await
     }
 
     /// Applies the template that was packed to a folder.
     async fn apply_template(&self, output: &Path) -> Result<()> {
-        let template = std::fs::read_to_string(output.join("moduletemplate.yaml"))?;
-        let mut template: ModuleTemplate = serde_saphyr::from_str(&template)?;
-        template.metadata.namespace = None;
-        let landscape = &self.setup.landscape;
-        let api = Api::<ModuleTemplate>::namespaced(landscape.operator(), landscape.namespace());
-        api.patch(&template.name_any(), &PatchParams::apply("operator").force(), &Patch::Apply(&template)).await?;
-        Ok(())
+        apply_template(&self.setup.landscape, output).await
     }
 
     /// Points the channel `regular` of a module to a version.
@@ -194,6 +185,25 @@ impl ModuleRuntime {
         let of_module = |it: &Manifest| it.labels().get(label::MODULE_NAME).is_some_and(|module| module == name);
         found.into_iter().find(of_module).with_context(|| format!("the Manifest of {name}"))
     }
+}
+
+/// Packs and pushes the module in a folder with the operator's program, and applies its template.
+async fn publish(landscape: &Landscape, registry: &Registry, folder: &Path) -> Result<()> {
+    let (output, host) = (tempfile::tempdir()?, registry.host());
+    let paths = [folder, output.path()].map(|path| path.to_string_lossy().into_owned());
+    let packed = run("tidewatch", &["module", "pack", &paths[0], "--output", &paths[1], "--push", &host]).await?;
+    ensure!(packed.status.success(), "pack {}: {}", folder.display(), text(&packed.stderr));
+    apply_template(landscape, output.path()).await
+}
+
+/// Applies the template that was packed to a folder.
+async fn apply_template(landscape: &Landscape, output: &Path) -> Result<()> {
+    let template = std::fs::read_to_string(output.join("moduletemplate.yaml"))?;
+    let mut template: ModuleTemplate = serde_saphyr::from_str(&template)?;
+    template.metadata.namespace = None;
+    let api = Api::<ModuleTemplate>::namespaced(landscape.operator(), landscape.namespace());
+    api.patch(&template.name_any(), &PatchParams::apply("operator").force(), &Patch::Apply(&template)).await?;
+    Ok(())
 }
 
 /// Kind and name of each object of modules.
