@@ -73,6 +73,11 @@ pub(crate) fn is_built_in(group: &str) -> bool {
     built_in::has_group(group)
 }
 
+/// Returns true for an API group that no CRD can have, or that Kubernetes itself serves, or has served, in some version.
+pub(crate) fn is_of_kubernetes(group: &str) -> bool {
+    is_built_in(group) || !group.contains('.') || built_in::OTHER_GROUPS.contains(&group)
+}
+
 /// Returns a kind of Kubernetes itself in its preferred version.
 pub(crate) fn built_in(group: &str, kind: &str) -> Option<ServedKind<'static>> {
     built_in::of_kind(group, kind).next()

@@ -7,12 +7,12 @@ use super::{
     blocking::Found,
     default_object::Going,
     execute::Failure,
-    inventory::ObjectKey,
     ready::Readiness,
+    render::RenderedObject,
     status::{Findings, is_default_created},
     step::{DefaultObject, Facts, Goal, Seen},
 };
-use crate::{base::manifests::ManifestFacts, controllers::status::known};
+use crate::{base::manifests::ManifestFacts, controllers::status::known, kube::kinds::is_of_kubernetes};
 
 /// Objects, CRDs and failures that a text names at most.
 const MAX_NAMED: usize = 5;
@@ -131,10 +131,15 @@ fn installing(facts: &Facts<'_>, details: &Details<'_>) -> Option<(State, String
         let names = list(details.unestablished.iter().map(String::as_str));
         return Some((State::Processing, format!("waiting for the CRDs to be established: {names}")));
     }
-    let unserved: Vec<_> =
-        rendered.iter().filter(|object| !object.served).map(|object| object.key.to_string()).collect();
-    if !unserved.is_empty() {
-        let names = list(unserved.iter().map(String::as_str));
+    let unserved = |is_selected: fn(&str) -> bool| {
+        let objects = rendered.iter().filter(|object| !object.served && is_selected(&object.key.group));
+        let names: Vec<_> = objects.map(with_version).collect();
+        (!names.is_empty()).then(|| list(names.iter().map(String::as_str)))
+    };
+    if let Some(names) = unserved(is_of_kubernetes) {
+        return Some((State::Error, format!("the runtime does not serve these kinds of Kubernetes: {names}")));
+    }
+    if let Some(names) = unserved(|_| true) {
         return Some((State::Processing, format!("waiting for kinds that the runtime does not serve: {names}")));
     }
     if let Some(going) = terminating(facts) {
@@ -200,9 +205,7 @@ fn failures(details: &Details<'_>) -> Option<String> {
 }
 
 fn terminating(facts: &Facts<'_>) -> Option<String> {
-    let going = facts.seen.iter().filter(|(_, seen)| **seen == Seen::Terminating).map(|(key, _)| key);
-    let names: Vec<_> = going.map(ObjectKey::to_string).collect();
-    (!names.is_empty()).then(|| list(names.iter().map(String::as_str)))
+    named(facts, Seen::Terminating)
 }
 
 /// The migration of CRDs, which their application waits for.
@@ -210,6 +213,20 @@ fn migrating(details: &Details<'_>) -> Option<String> {
     let names = || list(details.migrating.iter().map(String::as_str));
     (!details.migrating.is_empty())
         .then(|| format!("waiting for the resources of CRDs to be stored in a version that stays: {}", names()))
+}
+
+/// The objects with this result, as one list.
+fn named(facts: &Facts<'_>, result: Seen) -> Option<String> {
+    let objects = facts.seen.iter().filter(|(_, seen)| **seen == result);
+    let names: Vec<_> = objects.map(|(key, _)| key.to_string()).collect();
+    (!names.is_empty()).then(|| list(names.iter().map(String::as_str)))
+}
+
+/// An object with the version of its kind.
+fn with_version(object: &RenderedObject) -> String {
+    let RenderedObject { key, version, .. } = object;
+    let slash = if key.group.is_empty() { "" } else { "/" };
+    format!("{key} ({}{slash}{version})", key.group)
 }
 
 fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {

@@ -602,9 +602,25 @@ async fn kinds_that_are_not_served_wait_and_are_named() {
     fixture.set_layer(LayerObjects::Ready(Arc::new(with_foreign)));
     let outcome = fixture.reconcile().await;
     assert!(outcome.failed.is_empty() && outcome.requeue_after.is_some());
-    let text = "waiting for kinds that the runtime does not serve: Monitor kyma-system/x";
+    let text = "waiting for kinds that the runtime does not serve: Monitor kyma-system/x (monitoring.example/v1)";
     assert_eq!(fixture.state(), (State::Processing, text.to_owned()));
     assert!(!fixture.synced().iter().any(|name| name.starts_with("Monitor")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn kind_of_kubernetes_that_the_runtime_does_not_serve_is_an_error() {
+    for (api_version, kind) in [("policy/v1beta1", "PodDisruptionBudget"), ("extensions/v1beta1", "Ingress")] {
+        let mut fixture = Fixture::new();
+        let mut with_removed = objects();
+        with_removed.push(object(api_version, kind, "x"));
+        fixture.set_layer(LayerObjects::Ready(Arc::new(with_removed)));
+        let outcome = fixture.reconcile().await;
+        assert!(outcome.failed.is_empty() && outcome.requeue_after.is_some(), "a newer runtime may serve it");
+        let text =
+            format!("the runtime does not serve these kinds of Kubernetes: {kind} kyma-system/x ({api_version})");
+        assert_eq!(fixture.state(), (State::Error, text));
+        assert!(fixture.runtime.object("deployments/d").is_some(), "the other objects are applied");
+    }
 }
 
 #[tokio::test(start_paused = true)]

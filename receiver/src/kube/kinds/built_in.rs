@@ -93,6 +93,18 @@ static BUILT_IN: &[ServedKind<'static>] = &[
     kind::<certificates::CertificateSigningRequest>(),
 ];
 
+/// Groups of Kubernetes itself of which no kind is served by every API server, or is an object.
+pub(super) const OTHER_GROUPS: [&str; 8] = [
+    "auditregistration.k8s.io",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "imagepolicy.k8s.io",
+    "internal.apiserver.k8s.io",
+    "resource.k8s.io",
+    "settings.k8s.io",
+    "storagemigration.k8s.io",
+];
+
 /// All kinds in all versions.
 pub(super) fn all() -> impl Iterator<Item = ServedKind<'static>> {
     BUILT_IN.iter().copied()
