@@ -155,6 +155,9 @@ pub mod annotation {
     /// `true` on an object of a module lets the receiver delete it and create it again when an immutable field changes
     /// (Tidewatch).
     pub const RECREATE: &str = "operator.kyma-project.io/recreate";
+    /// `true` on a CRD in a runtime lets a module be removed although resources of its kind exist, with which the module works
+    /// without defining it (Tidewatch).
+    pub const ALLOW_REMOVAL: &str = "operator.kyma-project.io/allow-removal";
     /// On the KCP Kyma, the domain of the runtime; its first label is the shoot in the incumbent's metrics.
     pub const SKR_DOMAIN: &str = "skr-domain";
     /// Prefix of the annotations of a Kyma that pin the version of a module, before the name of the module (Tidewatch).
@@ -182,6 +185,9 @@ pub mod annotation {
     /// On a Manifest whose version names another default module CR than the one that was created, or none: the created
     /// one, as JSON (Tidewatch).
     pub const CREATED_DEFAULT: &str = "operator.kyma-project.io/tidewatch-created-default";
+    /// On a Manifest, the custom kinds of `spec.associatedResources` of its template: `<kind>.<group>`, separated by commas
+    /// (Tidewatch).
+    pub const ASSOCIATED: &str = "operator.kyma-project.io/tidewatch-associated-kinds";
     /// On a Manifest beside another one of its module: its number in the order in which the Kyma selected them; the
     /// highest is applied (Tidewatch).
     pub const SUCCESSION: &str = "operator.kyma-project.io/tidewatch-succession";

@@ -56,7 +56,8 @@ pub struct ModuleTemplateSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub resources: Option<Vec<Link>>,
-    /// associatedResources is a list of kinds of user objects that the module operates on. Informational only.
+    /// associatedResources is a list of kinds of user objects that the module operates on. Resources of custom kinds block the
+    /// removal of the module, unless another module brings the CRD, or the CRD was in the runtime before the module.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub associated_resources: Option<Vec<Gvk>>,
     /// manager references the workload of the module from which the readiness of the module is derived.

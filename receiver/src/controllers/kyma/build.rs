@@ -1,5 +1,7 @@
 //! Builds the desired Manifests of a Kyma, one per resolved module. Pure.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt};
 use serde_json::{Map, Value, json};
@@ -16,11 +18,16 @@ use super::{
 use crate::{
     base::labels::is_true,
     controllers::manifest::{CreatedDefault, finalizers},
-    kube::object::{Ownership, Shape, Target},
+    kube::{
+        kinds::is_of_kubernetes,
+        object::{Ownership, Shape, Target},
+    },
 };
 
 /// Exclusive upper bound of the length of a name.
 const NAME_LIMIT: usize = 63;
+/// Custom kinds that a module works with at most: before a removal the resources of each are listed.
+const MAX_ASSOCIATED: usize = 50;
 
 /// A desired Manifest.
 #[derive(Clone, Debug, PartialEq)]
@@ -167,7 +174,25 @@ fn annotations(module: &WantedModule, resolved: &Resolved) -> Value {
     if !module.managed {
         annotations[annotation::UNMANAGED] = "true".into();
     }
+    if let Some(kinds) = associated(&resolved.template) {
+        annotations[annotation::ASSOCIATED] = kinds.into();
+    }
     annotations
+}
+
+/// Custom kinds with which a module works, as the Manifest names them; `None` without one. Objects of Kubernetes' own kinds
+/// are in every runtime, and never the module's.
+fn associated(template: &ModuleTemplate) -> Option<String> {
+    let is_name = |text: &str| {
+        !text.is_empty() && text.chars().all(|char| char.is_ascii_alphanumeric() || matches!(char, '-' | '.'))
+    };
+    let kinds = template.spec.associated_resources.iter().flatten();
+    let custom = kinds.filter(|kind| {
+        !is_of_kubernetes(&kind.group) && is_name(&kind.group) && is_name(&kind.kind) && !kind.kind.contains('.')
+    });
+    let names: BTreeSet<_> = custom.map(|kind| format!("{}.{}", kind.kind, kind.group)).collect();
+    let names: Vec<_> = names.into_iter().take(MAX_ASSOCIATED).collect();
+    (!names.is_empty()).then(|| names.join(","))
 }
 
 /// The default module CR with name and namespace.
@@ -340,6 +365,28 @@ mod tests {
             assert_eq!(body["metadata"]["labels"][label::SKIP_RECONCILIATION], expected, "{value}");
         }
         assert!(!(SHAPE.owns_label)(label::SKIP_RECONCILIATION), "a label of the user stays");
+    }
+
+    #[test]
+    fn custom_kinds_that_the_template_associates_go_along() {
+        let named = |kinds: Value| {
+            let body = check(template(json!({"associatedResources": kinds})), true);
+            body["metadata"]["annotations"][annotation::ASSOCIATED].clone()
+        };
+        let kind = |group: &str, kind: &str| json!({"group": group, "version": "v1", "kind": kind});
+        let all = json!([
+            kind("serverless.kyma-project.io", "Function"),
+            kind("", "Secret"),
+            kind("apps", "Deployment"),
+            kind("networking.istio.io", "VirtualService"),
+            kind("serverless.kyma-project.io", "Function"),
+            kind("example.test", "A,B"),
+        ]);
+        let expected = "Function.serverless.kyma-project.io,VirtualService.networking.istio.io";
+        assert_eq!(named(all), json!(expected));
+        assert_eq!(named(json!([kind("", "Secret")])), Value::Null);
+        let many: Vec<_> = (0..MAX_ASSOCIATED + 5).map(|n| kind("example.test", &format!("K{n}"))).collect();
+        assert_eq!(named(many.into()).as_str().unwrap().split(',').count(), MAX_ASSOCIATED);
     }
 
     #[test]

@@ -1,13 +1,17 @@
 //! User CRs that block the removal of a module: all objects of the kinds that it manages, in all namespaces, less those
 //! that it brought itself, and those that go with its default CR. An object that is being deleted still blocks: its
 //! finalizers need the module's operator.
+//!
+//! A module may manage kinds whose CRDs its operator installs: its team lists them as associated. Such a kind may be
+//! another one's as well, so that an annotation on its CRD lets the resources stay.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
+    fmt, slice,
 };
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use jiff::SignedDuration;
 use kube::{
     Api, Client, ResourceExt as _,
     api::{ListParams, PartialObjectMeta},
@@ -19,6 +23,7 @@ use tidewatch_shared::{
 
 use super::{
     default_object,
+    execute::owner_of,
     inventory::{Inventory, ObjectKey, split_api_version},
     search::SearchError,
 };
@@ -38,6 +43,8 @@ const MAX_COUNTED: usize = 500;
 const MAX_LISTED: usize = 5_000;
 /// Owners between an object and the default module CR.
 const MAX_GENERATIONS: usize = 8;
+/// A CRD that is older than a Manifest by more than this was there before it.
+const CLOCK_DIFFERENCE: SignedDuration = SignedDuration::from_secs(60);
 /// Concurrent requests to one runtime cluster.
 const CONCURRENT_REQUESTS: usize = 4;
 
@@ -50,12 +57,14 @@ pub(super) struct ObjectList {
     others: usize,
     /// There are more than were listed.
     has_more: bool,
+    /// CRDs of associated kinds among them.
+    associated: BTreeSet<String>,
 }
 
 impl ObjectList {
     fn of(objects: &BTreeSet<&ObjectKey>) -> Self {
         let named = objects.iter().take(MAX_NAMED).map(|key| (*key).clone()).collect();
-        Self { named, others: objects.len().saturating_sub(MAX_NAMED), has_more: false }
+        Self { named, others: objects.len().saturating_sub(MAX_NAMED), ..Self::default() }
     }
 
     /// Returns true if there are none.
@@ -72,11 +81,16 @@ impl fmt::Display for ObjectList {
             write!(f, "{comma}{kind} {namespace}{slash}{name}")?;
         }
         match (self.has_more, self.others) {
-            (true, _) if self.named.is_empty() => f.write_str("more resources than are listed"),
-            (true, _) => f.write_str(" and many more"),
-            (false, 0) => Ok(()),
-            (false, others) => write!(f, " and {others} more"),
+            (true, _) if self.named.is_empty() => f.write_str("more resources than are listed")?,
+            (true, _) => f.write_str(" and many more")?,
+            (false, 0) => {}
+            (false, others) => write!(f, " and {others} more")?,
         }
+        if self.associated.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<_> = self.associated.iter().take(MAX_NAMED).map(String::as_str).collect();
+        write!(f, "; the annotation {}=true on the CRD lets them stay: {}", annotation::ALLOW_REMOVAL, names.join(", "))
     }
 }
 
@@ -100,6 +114,8 @@ struct Listed {
     objects: BTreeMap<ObjectKey, Origin>,
     /// The list ended before the last object.
     is_cut: bool,
+    /// The CRD of a kind that is the module's only because its team lists it as associated.
+    associated: Option<String>,
 }
 
 /// What the metadata of an object says about its origin.
@@ -127,13 +143,18 @@ fn sort(listed: &[Listed], exempt: &Exempt<'_>) -> Found {
     let objects = || listed.iter().flat_map(|it| &it.objects);
     let mut defaults: BTreeSet<ObjectKey> = exempt.default.iter().map(|key| in_scope(key, listed)).collect();
     if exempt.deletes_defaults {
-        defaults.extend(objects().filter(|(_, origin)| origin.is_default).map(|(key, _)| key.clone()));
+        // One of an associated kind may be that of another module.
+        let own = listed.iter().filter(|it| it.associated.is_none()).flat_map(|it| &it.objects);
+        defaults.extend(own.filter(|(_, origin)| origin.is_default).map(|(key, _)| key.clone()));
     }
     let is_ours = |key: &ObjectKey| defaults.contains(key) || exempt.is_recorded(key);
     let others: BTreeMap<_, _> = objects().filter(|(key, _)| !is_ours(key)).collect();
     let children = children(&others, &defaults);
     let users = others.keys().copied().filter(|key| !children.contains(key)).collect::<BTreeSet<_>>();
-    let blockers = ObjectList { has_more: listed.iter().any(|it| it.is_cut), ..ObjectList::of(&users) };
+    let blocks = |it: &&Listed| it.is_cut || it.objects.keys().any(|key| users.contains(key));
+    let associated = listed.iter().filter(blocks).filter_map(|it| it.associated.clone()).collect();
+    let has_more = listed.iter().any(|it| it.is_cut);
+    let blockers = ObjectList { has_more, associated, ..ObjectList::of(&users) };
     let children = ObjectList::of(&children);
     Found { blockers, defaults, children }
 }
@@ -213,8 +234,8 @@ impl<'a> Exempt<'a> {
 }
 
 /// Finds the user CRs that block the removal of a module. The module manages the kinds of its default CRs, the kinds of
-/// the CRDs in its inventory that exist and belong to it, and the `associated` ones, given as group and kind. A kind that
-/// is not served has no objects.
+/// the CRDs in its inventory that exist and belong to it, and the associated ones that [`manages`]. A kind that is not
+/// served has no objects.
 ///
 /// # Errors
 /// A request failed: then it is not known what blocks the removal.
@@ -223,21 +244,63 @@ pub(super) async fn find(
     kinds: &mut Kinds,
     manifest: &Manifest,
     inventory: &Inventory,
-    associated: &[(String, String)],
 ) -> Result<Found, SearchError> {
     let exempt = Exempt::of(manifest, inventory);
     let definitions = definitions(client, manifest, inventory).await?;
     let mut listed = list_defined(client, &definitions, &exempt).await?;
+    let defined = definitions.iter().filter_map(Definition::preferred);
+    let mut known: BTreeSet<_> = defined.map(|kind| (kind.group.to_owned(), kind.kind.to_owned())).collect();
     let declared = manifest.spec.resource().map(ObjectKey::of);
-    let defaults = declared.into_iter().chain(default_object::of(manifest)).map(|key| (key.group, key.kind));
-    let mut others: BTreeSet<_> = associated.iter().cloned().chain(defaults).collect();
-    for kind in definitions.iter().filter_map(Definition::preferred) {
-        others.remove(&(kind.group.to_owned(), kind.kind.to_owned()));
+    let defaults: BTreeSet<_> = declared.into_iter().chain(default_object::of(manifest)).collect();
+    for (group, kind) in defaults.into_iter().map(|key| (key.group, key.kind)) {
+        if known.insert((group.clone(), kind.clone())) {
+            listed.extend(list_located(client, kinds, &group, &kind, &exempt).await?);
+        }
     }
-    for (group, kind) in others {
-        listed.extend(list_located(client, kinds, &group, &kind, &exempt).await?);
+    for (group, kind) in associated(manifest).filter(|kind| !known.contains(kind)) {
+        let definition = read_associated(client, kinds, &group, &kind).await?;
+        let Some(definition) = definition.filter(|definition| manages(manifest, definition)) else { continue };
+        for found in list_defined(client, slice::from_ref(&definition), &exempt).await? {
+            listed.push(Listed { associated: definition.metadata.name.clone(), ..found });
+        }
     }
     Ok(sort(&listed, &exempt))
+}
+
+/// Group and kind of each associated kind.
+fn associated(manifest: &Manifest) -> impl Iterator<Item = (String, String)> {
+    let names = manifest.annotations().get(annotation::ASSOCIATED).map(String::as_str).unwrap_or_default();
+    let kinds = names.split(',').filter_map(|name| name.split_once('.'));
+    kinds.map(|(kind, group)| (group.to_owned(), kind.to_owned())).collect::<BTreeSet<_>>().into_iter()
+}
+
+/// True for an associated kind that the module manages: its CRD belongs to no other module, came after the Manifest, and does
+/// not let its resources stay.
+fn manages(manifest: &Manifest, definition: &Definition) -> bool {
+    let annotations = definition.metadata.annotations.as_ref();
+    let value = |name: &str| annotations.and_then(|all| all.get(name)).map(String::as_str);
+    let created =
+        [&definition.metadata, &manifest.metadata].map(|head| head.creation_timestamp.as_ref().map(|at| at.0));
+    // The clocks of the two clusters may differ.
+    let is_older = matches!(created, [Some(kind), Some(module)] if module.duration_since(kind) > CLOCK_DIFFERENCE);
+    !is_older
+        && value(annotation::OWNED_BY).is_none_or(|owned_by| owned_by == owner_of(manifest))
+        && value(annotation::ALLOW_REMOVAL) != Some("true")
+}
+
+/// Reads the CRD of a kind. `None` if the kind is not served, or has none.
+async fn read_associated(
+    client: &Client,
+    kinds: &mut Kinds,
+    group: &str,
+    kind: &str,
+) -> Result<Option<Definition>, SearchError> {
+    let located = kinds.locate(client, group, kind).await;
+    let located = located.map_err(|source| SearchError::Kind { kind: kind.to_owned(), source })?;
+    match located.map(|located| format!("{}.{group}", located.view().plural)) {
+        Some(name) => read_definition(client, name).await,
+        None => Ok(None),
+    }
 }
 
 /// Reads the CRDs of the inventory that exist and do not belong to another Manifest. One without an owner counts: the
@@ -250,7 +313,7 @@ async fn definitions(
     let names = inventory.entries().filter(|(key, _)| key.is_definition()).map(|(key, _)| key.name.clone());
     let requests: Vec<_> = names.map(|name| read_definition(client, name)).collect();
     let read = stream::iter(requests).buffered(CONCURRENT_REQUESTS).try_collect::<Vec<_>>().await?;
-    let owner = format!("{}/{}", manifest.namespace().unwrap_or_default(), manifest.name_any());
+    let owner = owner_of(manifest);
     let is_ours = |definition: &Definition| {
         let annotations = definition.metadata.annotations.as_ref();
         annotations.and_then(|all| all.get(annotation::OWNED_BY)).is_none_or(|owned_by| *owned_by == owner)
@@ -355,7 +418,7 @@ async fn list_some(client: &Client, kind: ServedKind<'_>, limit: usize) -> kube:
         Err(error) => return Err(kube::Error::Service(error.into())),
     };
     let kind_of = (kind.group.to_owned(), kind.kind.to_owned());
-    Ok(Listed { kind: kind_of, is_namespaced: kind.namespaced, objects, is_cut })
+    Ok(Listed { kind: kind_of, is_namespaced: kind.namespaced, objects, is_cut, associated: None })
 }
 
 #[cfg(test)]

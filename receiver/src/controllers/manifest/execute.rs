@@ -519,8 +519,7 @@ impl<'a> Execution<'a> {
     }
 
     async fn find_blockers(&mut self) {
-        let found =
-            blocking::find(&self.client, &mut self.kinds, &self.record.manifest, &self.facts.inventory, &[]).await;
+        let found = blocking::find(&self.client, &mut self.kinds, &self.record.manifest, &self.facts.inventory).await;
         match found {
             Ok(found) => {
                 self.facts.blocked = Some(!found.blockers.is_empty());

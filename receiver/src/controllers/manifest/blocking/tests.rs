@@ -24,7 +24,7 @@ fn listed(keys: &[ObjectKey]) -> Listed {
     let kind = keys.first().map(|key| (key.group.clone(), key.kind.clone())).unwrap_or_default();
     let is_namespaced = keys.iter().all(|key| !key.namespace.is_empty());
     let objects = keys.iter().map(|key| (key.clone(), Origin::default())).collect();
-    Listed { kind, is_namespaced, objects, is_cut: false }
+    Listed { kind, is_namespaced, objects, is_cut: false, associated: None }
 }
 
 fn inventory(keys: &[ObjectKey]) -> Inventory {
@@ -148,6 +148,19 @@ fn objects_that_the_default_object_owns_belong_to_it() {
 }
 
 #[test]
+fn default_object_of_an_associated_kind_may_be_that_of_another_module() {
+    let origin = Origin { is_default: true, ..Origin::default() };
+    let objects = [(key("Sample", "kyma-system", "other"), origin)].into();
+    let associated = Some("samples.example.com".to_owned());
+    let listed = Listed { objects, associated, ..listed(&[key("Sample", "kyma-system", "other")]) };
+    let none = inventory(&[]);
+    let manifest = manifest("CreateAndDelete", Value::Null);
+    let found = sort(&[listed], &Exempt::of(&manifest, &none));
+    assert_eq!(found.defaults, BTreeSet::new());
+    assert_eq!(found.blockers.to_string(), format!("Sample kyma-system/other; {ALLOWS}samples.example.com"));
+}
+
+#[test]
 fn generations_are_bounded() {
     let name = |n: usize| key("Sample", "kyma-system", &format!("n{n:02}"));
     let mut objects = vec![(name(0), Origin { is_default: true, ..Origin::default() })];
@@ -202,8 +215,10 @@ fn put(server: &FakeApiServer, id: &str, namespace: &str) {
 /// Searches with a new view of the kinds. Returns the text of the blockers, or of the failure.
 async fn search(server: &FakeApiServer, manifest: &Manifest, inventory: &Inventory, associated: &[&str]) -> String {
     let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
-    let associated: Vec<_> = associated.iter().map(|kind| (GROUP.to_owned(), (*kind).to_owned())).collect();
-    match find(&server.client(), &mut kinds, manifest, inventory, &associated).await {
+    let mut manifest = manifest.clone();
+    let names: Vec<_> = associated.iter().map(|kind| format!("{kind}.{GROUP}")).collect();
+    manifest.annotations_mut().insert(annotation::ASSOCIATED.to_owned(), names.join(","));
+    match find(&server.client(), &mut kinds, &manifest, inventory).await {
         Ok(found) => found.blockers.to_string(),
         Err(error) => format!("failed to {error}"),
     }
@@ -212,16 +227,57 @@ async fn search(server: &FakeApiServer, manifest: &Manifest, inventory: &Invento
 #[tokio::test]
 async fn objects_of_every_managed_kind_block() {
     let server = runtime();
-    for kind in ["Default", "Associated", "Foreign"] {
+    for kind in ["Default", "Foreign", "Associated"] {
         define(&server, kind, "Namespaced", "kcp-system/other");
     }
+    unown(&server, "Associated", |_| ());
     for id in ["samples/a", "defaults/b", "associateds/c", "foreigns/d"] {
         put(&server, id, "user");
     }
     let own = inventory(&[definition("Sample")]);
     let manifest = manifest("CreateAndDelete", default_of("Default"));
-    let found = search(&server, &manifest, &own, &["Associated"]).await;
-    assert_eq!(found, "Associated user/c, Default user/b, Sample user/a");
+    let found = search(&server, &manifest, &own, &["Associated", "Sample", "Default"]).await;
+    assert_eq!(found, format!("Associated user/c, Default user/b, Sample user/a; {ALLOWS}associateds.example.com"));
+}
+
+const ALLOWS: &str = "the annotation operator.kyma-project.io/allow-removal=true on the CRD lets them stay: ";
+
+/// The CRD as an operator has installed it.
+fn unown(server: &FakeApiServer, kind: &str, change: impl FnOnce(&mut Value)) {
+    server.edit(&format!("customresourcedefinitions/{}", definition(kind).name), |object| {
+        object["metadata"]["annotations"] = json!({});
+        change(object);
+    });
+}
+
+#[tokio::test]
+async fn associated_kinds_of_others_do_not_block() {
+    let mut manifest = manifest("Ignore", Value::Null);
+    manifest.metadata.creation_timestamp = serde_json::from_value(json!("2026-01-01T12:00:00Z")).unwrap();
+    let created = |at: &'static str| move |object: &mut Value| object["metadata"]["creationTimestamp"] = json!(at);
+    let search =
+        async |server: &FakeApiServer| search(server, &manifest, &inventory(&[]), &["Associated", "Missing"]).await;
+    let server = FakeApiServer::runtime();
+    put(&server, "associateds/c", "user");
+    define(&server, "Associated", "Namespaced", "kcp-system/other");
+    assert_eq!(search(&server).await, "", "another module defines it");
+    let blocks = format!("Associated user/c; {ALLOWS}associateds.example.com");
+    for (at, is_older) in [
+        ("2026-01-01T11:58:59Z", true),
+        // The clocks of the two clusters differ.
+        ("2026-01-01T11:59:30Z", false),
+        ("2026-01-01T12:00:10Z", false),
+    ] {
+        unown(&server, "Associated", created(at));
+        assert_eq!(search(&server).await, if is_older { "" } else { &*blocks }, "{at}");
+    }
+    unown(&server, "Associated", |object| {
+        object["metadata"]["annotations"] = json!({"operator.kyma-project.io/allow-removal": "true"});
+    });
+    assert_eq!(search(&server).await, "", "it was confirmed");
+    unown(&server, "Associated", |_| ());
+    server.refuse("GET customresourcedefinitions/associateds.example.com", 500);
+    assert_eq!(search(&server).await, "failed to read the CRD associateds.example.com");
 }
 
 #[tokio::test]
@@ -302,7 +358,7 @@ async fn a_definition_that_was_deleted_meanwhile_blocks_nothing() {
         })
     };
     let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
-    assert!(find(&client, &mut kinds, &manifest, &own, &[]).await.unwrap().blockers.is_empty());
+    assert!(find(&client, &mut kinds, &manifest, &own).await.unwrap().blockers.is_empty());
     let read = "GET customresourcedefinitions/samples.example.com";
     assert_eq!(server.calls(), [read, "GET samples", read]);
 }
@@ -319,7 +375,7 @@ async fn a_kind_that_was_never_served_blocks_nothing() {
         Some((status, text.replace(r#""status":"True""#, r#""status":"False""#)))
     });
     let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
-    assert!(find(&client, &mut kinds, &manifest, &own, &[]).await.unwrap().blockers.is_empty());
+    assert!(find(&client, &mut kinds, &manifest, &own).await.unwrap().blockers.is_empty());
 }
 
 #[tokio::test]
@@ -328,16 +384,14 @@ async fn a_known_version_that_is_no_longer_served_is_replaced() {
     put(&server, "samples/a", "user");
     let (cache, runtime) = (KindCache::default(), KymaKey::new("ns", "k"));
     let (none, manifest) = (inventory(&[]), manifest("Ignore", default_of("Sample")));
-    find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none, &[]).await.unwrap();
+    find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none).await.unwrap();
     server.edit("customresourcedefinitions/samples.example.com", |object| {
         object["spec"]["versions"] = json!([{"name": "v2", "served": true, "storage": true}]);
     });
-    let found = find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none, &[]).await.unwrap();
+    let found = find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none).await.unwrap();
     assert_eq!(found.blockers.to_string(), "Sample user/a");
     server.remove("customresourcedefinitions/samples.example.com");
-    assert!(
-        find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none, &[]).await.unwrap().blockers.is_empty()
-    );
+    assert!(find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none).await.unwrap().blockers.is_empty());
 }
 
 #[tokio::test]
@@ -373,7 +427,7 @@ async fn only_metadata_of_all_namespaces_is_listed() {
     });
     let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
     let manifest = manifest("Ignore", Value::Null);
-    assert!(find(&client, &mut kinds, &manifest, &own, &[]).await.unwrap().blockers.is_empty());
+    assert!(find(&client, &mut kinds, &manifest, &own).await.unwrap().blockers.is_empty());
 }
 
 #[tokio::test]
