@@ -6,6 +6,7 @@
 //! remember what would be refused again, and what is left to other writers.
 
 mod adoption;
+mod aggregated;
 mod blocking;
 mod create_default;
 mod default_object;

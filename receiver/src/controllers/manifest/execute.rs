@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep};
 use super::{
     Context, Error,
     adoption::{self, Installation, Surplus},
+    aggregated,
     blocking::{self, Found},
     create_default,
     default_object::Going,
@@ -697,13 +698,15 @@ async fn delete_one(
     let Some(found) = object::get_metadata(api, &key.name).await.map_err(|error| failed(&error))? else {
         return Ok(Seen::Absent);
     };
-    if !is_ours(&found) {
+    if !is_ours(&found) && !aggregated::is_leftover(key, &found) {
         return Ok(Seen::Absent);
     }
     if found.metadata.deletion_timestamp.is_some() {
         return Ok(Seen::Terminating);
     }
     match object::delete(api, &key.name, found.uid()).await {
+        // Its controller may apply it once more: the next reconcile looks at it again.
+        Ok(None) if aggregated::is_aggregated(key, &found) => Ok(Seen::Terminating),
         Ok(None) => Ok(Seen::Absent),
         Ok(Some(_)) => Ok(Seen::Terminating),
         Err(error) => Err(failed(&error)),

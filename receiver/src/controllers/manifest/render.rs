@@ -1,6 +1,8 @@
 //! Objects of a module as they are written to a runtime cluster: those of the layer, with ownership, localised images,
 //! pull secret and namespace. Pure.
 
+mod foreign;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
@@ -115,6 +117,7 @@ fn render_one(
         members.remove("status");
     }
     let key = ObjectKey::of(&body);
+    foreign::drop_fields(&mut body, &key);
     if let Some(pod) = pod_spec(&mut body, &key) {
         containers(pod).for_each(|container| localizer.localize(container));
         let takes_secret = key.group == "apps" && matches!(key.kind.as_str(), "Deployment" | "StatefulSet");

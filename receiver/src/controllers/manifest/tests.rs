@@ -1,6 +1,7 @@
 //! Reconciles of a Manifest with fake API servers of the control plane and of a runtime cluster.
 
 mod adoption;
+mod aggregated;
 mod model;
 mod reduced;
 mod removal;
