@@ -10,7 +10,7 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams},
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tidewatch_shared::{
     api::{ConditionStatus, Manifest, State},
     names::{annotation, field_manager, finalizer, label},
@@ -32,7 +32,7 @@ use super::{
     record::Record,
     recovery, recreation,
     refusals::Retry,
-    render::RenderedObject,
+    render::{RenderedObject, leftovers},
     stage::Stage,
     status::Findings,
     step::{Action, DefaultObject, Facts, Seen},
@@ -391,6 +391,13 @@ impl<'a> Execution<'a> {
         if let Some(failure) = self.memory.repeated(key, content) {
             return Err(Refused { failure, content });
         }
+        let found = match found {
+            Some(live) => {
+                let live = self.without_leftovers(&api, object, live).await;
+                Some(live.map_err(|error| Refused { failure: Failure::new(operation(), &error), content })?)
+            }
+            None => None,
+        };
         let desired_form = hash(&text);
         let desired = match &found {
             Some(live) => self.without_yielded(object, desired_form, live).await,
@@ -429,6 +436,23 @@ impl<'a> Execution<'a> {
             }
             Err(error) => Err(Refused { failure: self.failure(object, error), content }),
         }
+    }
+
+    /// Removes the keys of a Secret that an earlier version of its text left behind.
+    async fn without_leftovers(
+        &self,
+        api: &Api<DynamicObject>,
+        RenderedObject { key, body, .. }: &RenderedObject,
+        live: DynamicObject,
+    ) -> kube::Result<DynamicObject> {
+        let keys = leftovers(key, body, &live);
+        if keys.is_empty() {
+            return Ok(live);
+        }
+        let data: Map<_, _> = keys.into_iter().map(|key| (key, Value::Null)).collect();
+        let patch = Patch::Merge(json!({"metadata": {"resourceVersion": live.resource_version()}, "data": data}));
+        let params = PatchParams { field_manager: Some(field_manager::MODULE.to_owned()), ..PatchParams::default() };
+        api.patch(&key.name, &params, &patch).await
     }
 
     /// The failure of an apply.

@@ -39,6 +39,25 @@ impl ObjectKey {
         self.group == DEFINITIONS && self.kind == "CustomResourceDefinition"
     }
 
+    /// True for a ServiceAccount.
+    pub(super) fn is_service_account(&self) -> bool {
+        self.is_core("ServiceAccount")
+    }
+
+    /// True for a Secret.
+    pub(super) fn is_secret(&self) -> bool {
+        self.is_core("Secret")
+    }
+
+    /// True for a Pod.
+    pub(super) fn is_pod(&self) -> bool {
+        self.is_core("Pod")
+    }
+
+    fn is_core(&self, kind: &str) -> bool {
+        self.group.is_empty() && self.kind == kind
+    }
+
     /// True for the namespace of all modules, which belongs to none of them.
     pub(super) fn is_shared_namespace(&self) -> bool {
         self.group.is_empty() && self.kind == "Namespace" && self.name == SKR_NAMESPACE

@@ -2,6 +2,7 @@
 //! pull secret and namespace. Pure.
 
 mod foreign;
+mod string_data;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,6 +19,8 @@ use super::{
     inventory::{ObjectKey, split_api_version},
     stage::{Stage, defined_kind},
 };
+
+pub(super) use string_data::leftovers;
 
 /// Variable of the manager's containers with the name of the image pull secret.
 const PULL_SECRET_VARIABLE: &str = "SKR_IMG_PULL_SECRET";
@@ -117,6 +120,7 @@ fn render_one(
         members.remove("status");
     }
     let key = ObjectKey::of(&body);
+    string_data::fold(&mut body, &key);
     foreign::drop_fields(&mut body, &key);
     if let Some(pod) = pod_spec(&mut body, &key) {
         containers(pod).for_each(|container| localizer.localize(container));

@@ -55,7 +55,7 @@ async fn annotated_secret_has_the_data_of_kcp_and_follows_it() {
     set_source(&fixture, Some(MODULE), "bmV3");
     settle(&mut fixture).await;
     assert_eq!(data(&fixture, "image-pull-secret"), json!([{".dockerconfigjson": "bmV3"}, null]));
-    let own = json!([{"key": "b2xk"}, {"other": "text"}]);
+    let own = json!([{"key": "b2xk", "other": "dGV4dA=="}, null]);
     assert_eq!([data(&fixture, "not"), data(&fixture, "plain")], [own.clone(), own]);
     set_source(&fixture, Some(MODULE), "bmV3ZXI=");
     fixture.reconcile().await;
@@ -108,7 +108,7 @@ async fn another_module_and_an_unrestricted_one_get_no_data() {
         let mut fixture = fixture(module, is_restricted);
         set_source(&fixture, Some(module), "bmV3");
         settle(&mut fixture).await;
-        assert_eq!(data(&fixture, "image-pull-secret")[0], json!({"key": "b2xk"}), "{module}");
+        assert_eq!(data(&fixture, "image-pull-secret")[0], json!({"key": "b2xk", "other": "dGV4dA=="}), "{module}");
     }
 }
 
