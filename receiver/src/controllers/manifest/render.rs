@@ -84,8 +84,8 @@ pub(super) enum RenderError {
     PullSecretVariable(ObjectKey, String),
 }
 
-/// Renders the objects of a layer, ordered by stage; objects of one stage keep the layer's order. Of several objects with
-/// equal group, kind, namespace and name, the first one is kept.
+/// Renders the objects of a layer, ordered by stage. Within a stage ServiceAccounts come first, and the other objects keep
+/// the layer's order. Of several objects with equal group, kind, namespace and name, the first one is kept.
 ///
 /// # Errors
 /// [`RenderError`].
@@ -93,15 +93,19 @@ pub(super) fn render(objects: &[Value], settings: &RenderSettings<'_>) -> Result
     let defined: BTreeSet<_> = objects.iter().filter_map(defined_kind).collect();
     let images = settings.manifest.spec.localized_images.as_deref().map(Vec::as_slice).unwrap_or_default();
     let localizer = Localizer::new(images);
-    let mut rendered = BTreeMap::new();
+    let mut rendered = Vec::new();
     let mut keys = BTreeSet::new();
     for object in objects {
         let object = render_one(object, settings, &localizer, &defined)?;
         if keys.insert(object.key.clone()) {
-            rendered.entry(object.stage).or_insert_with(Vec::new).push(object);
+            rendered.push(object);
         }
     }
-    Ok(rendered.into_values().flatten().collect())
+    let mut stages = BTreeMap::new();
+    for object in rendered {
+        stages.entry((object.stage, !object.key.is_service_account())).or_insert_with(Vec::new).push(object);
+    }
+    Ok(stages.into_values().flatten().collect())
 }
 
 fn render_one(
@@ -129,7 +133,8 @@ fn render_one(
             add_pull_secret(pod, &key, secret, settings.manifest.spec.manager.as_deref())?;
         }
     }
-    Ok(RenderedObject { stage: Stage::of(&key, defined), served: scope != Scope::NotServed, version, key, body })
+    let stage = Stage::of_body(&key, &body, defined);
+    Ok(RenderedObject { stage, served: scope != Scope::NotServed, version, key, body })
 }
 
 /// Sets ownership and namespace. The namespace of all modules gets no owner, since several modules may contain it.

@@ -6,6 +6,9 @@ use serde_json::Value;
 
 use super::inventory::{Inventory, ObjectKey};
 
+/// Type of a Secret that gets the token of a ServiceAccount.
+const TOKEN: &str = "kubernetes.io/service-account-token";
+
 /// Stage of an object, in the order of application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr, strum::VariantArray)]
 #[strum(serialize_all = "kebab-case")]
@@ -14,7 +17,7 @@ pub(super) enum Stage {
     Definitions,
     /// Accounts, RBAC, configuration, Services, and every other kind.
     Configuration,
-    /// Workloads.
+    /// Workloads, and the Secrets that get the token of a ServiceAccount.
     Workloads,
     /// Webhook configurations and APIServices, which need a running workload.
     Webhooks,
@@ -35,6 +38,11 @@ impl Stage {
             (group, kind) if defined.contains(&(group.to_owned(), kind.to_owned())) => Self::CustomResources,
             _ => Self::Configuration,
         }
+    }
+
+    /// Stage of an object with its body. Kubernetes deletes a token Secret whose ServiceAccount does not exist.
+    pub(super) fn of_body(key: &ObjectKey, body: &Value, defined: &BTreeSet<(String, String)>) -> Self {
+        if key.is_secret() && body["type"] == TOKEN { Self::Workloads } else { Self::of(key, defined) }
     }
 }
 
@@ -94,6 +102,8 @@ mod tests {
         }
         let admission = stage("admissionregistration.k8s.io", "ValidatingAdmissionPolicy");
         assert_eq!(admission, Stage::Configuration, "it calls no workload");
+        let secret = |kind: &str| Stage::of_body(&key("", "Secret", "n"), &json!({"type": kind}), &defined);
+        assert_eq!([secret(TOKEN), secret("Opaque")], [Stage::Workloads, Stage::Configuration]);
     }
 
     #[test]

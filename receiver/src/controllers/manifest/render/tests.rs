@@ -123,6 +123,23 @@ fn pull_secret_is_added_to_workloads_and_named_to_the_manager() {
 }
 
 #[test]
+fn service_accounts_are_first_in_their_stage_and_tokens_come_after_it() {
+    let object = |kind: &str, name: &str| json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": "ns"}});
+    let mut token = object("Secret", "token");
+    token["type"] = "kubernetes.io/service-account-token".into();
+    let objects = [token, object("ConfigMap", "m"), object("Secret", "s"), object("ServiceAccount", "a")];
+    let all = rendered(&objects, &manifest(|_| ()), None);
+    let names: Vec<_> = all.iter().map(|object| (&*object.key.name, object.stage)).collect();
+    let expected = [
+        ("a", Stage::Configuration),
+        ("m", Stage::Configuration),
+        ("s", Stage::Configuration),
+        ("token", Stage::Workloads),
+    ];
+    assert_eq!(names, expected);
+}
+
+#[test]
 fn malformed_objects_are_refused_with_their_name() {
     let check = |object: &Value| {
         let manifest = manifest(|_| ());
