@@ -43,8 +43,8 @@ pub struct Config {
     #[arg(long, env = "TIDEWATCH_CONCURRENCY", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub concurrency: u16,
 
-    /// Name of the modules' image pull secret in the receiver's namespace. It is copied to kyma-system in every runtime, and
-    /// added to the Deployments and StatefulSets of the modules
+    /// Name of the modules' image pull secret in the receiver's namespace. It is copied to kyma-system in every runtime and to
+    /// the other namespaces of the modules' workloads, and all pod templates of the modules name it
     #[arg(long, env = "TIDEWATCH_SKR_IMAGE_PULL_SECRET", value_name = "SECRET", value_parser = object_name)]
     pub skr_image_pull_secret: Option<String>,
 

@@ -36,12 +36,12 @@ use crate::{
             self, Installer,
             upgrade::{self, UpgradeTask},
         },
-        kyma::{self, ComponentLayers, ModulePullSecret, PendingInputs},
+        kyma::{self, ComponentLayers, PendingInputs},
         mandatory,
         manifest::{self, ModuleLayers},
         module_rollout::{self, RolloutTask},
         module_secrets::{self, ModuleSecrets},
-        pull_secret::{PullSecretWatch, Purpose},
+        pull_secret::{Copies, ModulePullSecret, PullSecretWatch, Purpose},
         watcher::ForwardHealth,
         windows::{MaintenanceWindows, PolicyFile},
     },
@@ -170,9 +170,9 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>, ports: &H
     builder.module_rollouts(windows.clone()).await?;
     let inputs = PendingInputs::new(counters.kyma.inputs.clone());
     builder.tasks.push(inputs.clone().run(client.clone()).boxed());
-    let context = Arc::new(builder.context(installer, layers, pull_secret, windows, inputs));
+    let context = Arc::new(builder.context(installer, layers, pull_secret.clone(), windows, inputs));
     let secrets = builder.module_secrets();
-    let manifest_context = Arc::new(builder.manifest_context(module_layers, secrets));
+    let manifest_context = Arc::new(builder.manifest_context(module_layers, secrets, pull_secret));
     let mut tasks = mem::take(&mut builder.tasks);
     tasks.push(access.run().boxed());
     tasks.push(event_path.run(synced.clone()).boxed());
@@ -298,8 +298,10 @@ impl Builder<'_> {
     async fn pull_secret(&mut self) -> Result<Option<ModulePullSecret>> {
         let Self { process: Process { config, .. }, client, components, counters, .. } = *self;
         let Some(name) = &config.skr_image_pull_secret else { return Ok(None) };
-        let purpose = Purpose { work: WorkSet::of(&[Work::Kyma]), is_usable: counters.kyma.pull_secret.clone() };
-        let fleet = components.fleet.clone();
+        let changes::Components { fleet, stores, manifest_queue, .. } = components.clone();
+        let copies = Copies { manifests: stores.manifests, queue: manifest_queue };
+        let is_usable = counters.kyma.pull_secret.clone();
+        let purpose = Purpose { work: WorkSet::of(&[Work::Kyma]), copies: Some(copies), is_usable };
         let opened = PullSecretWatch::open(client.clone(), &config.namespace, name, fleet, purpose).await;
         let (watch, secret) = opened.context("read the image pull secret of the modules")?;
         self.tasks.push(watch.run(self.synced.clone()).boxed());
@@ -381,7 +383,12 @@ impl Builder<'_> {
         Some(secrets)
     }
 
-    fn manifest_context(&self, layers: Arc<ModuleLayers>, secrets: Option<ModuleSecrets>) -> manifest::Context {
+    fn manifest_context(
+        &self,
+        layers: Arc<ModuleLayers>,
+        secrets: Option<ModuleSecrets>,
+        pull_secret: Option<ModulePullSecret>,
+    ) -> manifest::Context {
         let changes::Components { stores, access, pause, takeover, kinds, manifest_memories, .. } =
             self.components.clone();
         manifest::Context {
@@ -395,11 +402,7 @@ impl Builder<'_> {
             kinds,
             secrets,
             budgets: WriteBudgets::new(self.counters.writes.clone()),
-            settings: manifest::Settings {
-                pause,
-                takeover,
-                pull_secret: self.process.config.skr_image_pull_secret.clone(),
-            },
+            settings: manifest::Settings { pause, takeover, pull_secret },
             memories: manifest_memories,
             metrics: self.counters.manifest.clone(),
         }
@@ -429,7 +432,8 @@ impl Builder<'_> {
         let path = Box::new(move |key: &KymaKey| path_fleet.path(key, Instant::now()));
         let mut installer = Installer::new(settings, trust, path, handle, counters.installer.clone());
         let Some(name) = &pull_secret else { return Ok(installer) };
-        let purpose = Purpose { work: WorkSet::INSTALLER, is_usable: counters.installer.pull_secret.clone() };
+        let is_usable = counters.installer.pull_secret.clone();
+        let purpose = Purpose { work: WorkSet::INSTALLER, copies: None, is_usable };
         let opened = PullSecretWatch::open(client.clone(), &config.namespace, name, fleet, purpose).await;
         let (watch, secret) = opened.context("read the image pull secret of agents")?;
         self.tasks.push(watch.run(self.synced.clone()).boxed());

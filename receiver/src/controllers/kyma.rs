@@ -54,7 +54,6 @@ pub use component_layers::{ComponentLayers, install_source};
 pub use error::Error;
 pub use metrics::Metrics;
 pub use pending_writes::PendingWrites;
-pub use pull_secret::ModulePullSecret;
 
 pub(crate) use inputs::{Inputs, PendingInputs, is_own_annotation};
 pub(crate) use layer::LayerLookup;
@@ -84,6 +83,7 @@ use crate::{
         installer::{Component, ComponentError, Installer, Readiness, Report, Subject, was_ready},
         mandatory::MandatoryModules,
         pending_removal::RemovalBackoff,
+        pull_secret::ModulePullSecret,
         status::{Findings, ShownStatus, StatusWriter, update_runtime, write_runtime},
         windows::{MaintenanceWindows, WindowState},
     },

@@ -77,7 +77,7 @@ use self::{
     ready::manager_of,
     record::Record,
     refusals::Retry,
-    render::{RenderSettings, RenderedObject, Scope, render},
+    render::{PullSecret, RenderSettings, RenderedObject, Scope, render},
     report::{Details, Fault, findings},
     status::Findings,
     step::{Action, DefaultObject, Facts, Goal, Seen, step},
@@ -94,7 +94,10 @@ use crate::{
         stores::Stores,
         takeover::{self, Takeover},
     },
-    controllers::module_secrets::{InjectError, ModuleSecrets, SecretData},
+    controllers::{
+        module_secrets::{InjectError, ModuleSecrets, SecretData},
+        pull_secret::ModulePullSecret,
+    },
     fleet::{
         manifests::{ManifestJob, ManifestKey},
         queue::{Drift, QueuedWork, ReconcileOutcome},
@@ -123,8 +126,8 @@ pub struct Settings {
     pub pause: Pause,
     /// Selection of the Kymas that this receiver manages.
     pub takeover: Takeover,
-    /// Name of the image pull Secret in the runtime clusters.
-    pub pull_secret: Option<String>,
+    /// Image pull secret of the modules.
+    pub pull_secret: Option<ModulePullSecret>,
 }
 
 /// Returns the client of a runtime cluster with its revision.
@@ -523,8 +526,10 @@ impl Reconcile<'_> {
                 return Ok(rendering);
             }
         };
-        rendering.secrets = hash(&json!(secrets).to_string());
-        let pull_secret = self.ctx.settings.pull_secret.as_deref();
+        let pull_secret = self.ctx.settings.pull_secret.as_ref();
+        let content = pull_secret.and_then(|secret| secret.secret.content());
+        rendering.secrets = hash(&json!([secrets, content.as_deref()]).to_string());
+        let pull_secret = pull_secret.map(|secret| PullSecret { name: &secret.name, content: content.as_deref() });
         let kinds = &rendering.kinds;
         let scope = |group: &str, version: &str, kind: &str| match kinds.served(group, version, kind) {
             Some(kind) if kind.namespaced => Scope::Namespaced,

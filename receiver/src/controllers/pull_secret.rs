@@ -8,11 +8,16 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use prometheus_client::metrics::gauge::Gauge;
 use serde_json::{Value, json};
-use tidewatch_shared::names::label;
+use tidewatch_shared::{
+    api::Resource,
+    names::{SKR_NAMESPACE, label},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    base::manifests::Manifests,
     fleet::{
+        manifests::ManifestQueue,
         queue::{Priority, WorkSet},
         table::RuntimeTable,
     },
@@ -35,6 +40,15 @@ const NEVER_COPIED: [&str; 4] = [
     "kubernetes.io/service-account-token",
     "bootstrap.kubernetes.io/token",
 ];
+
+/// The image pull secret of the modules: its name in KCP and in the runtime clusters, and its content.
+#[derive(Clone, Debug)]
+pub struct ModulePullSecret {
+    /// Name.
+    pub name: String,
+    /// Content, as watched in KCP.
+    pub secret: PullSecret,
+}
 
 /// Content for every runtime, empty if there is none; clones share it. Its `Debug` hides the content.
 #[derive(Clone, Default)]
@@ -129,12 +143,40 @@ pub struct PullSecretWatch {
 }
 
 /// Purpose of a pull secret.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Purpose {
     /// Work of every runtime after a change.
     pub work: WorkSet,
+    /// Manifests that write copies of their own.
+    pub copies: Option<Copies>,
     /// 1 while kubelets can pull images with the Secret, 0 otherwise.
     pub is_usable: Gauge,
+}
+
+/// Manifests, of which those with workloads outside the namespace of all modules copy the pull secret.
+#[derive(Clone)]
+pub struct Copies {
+    /// Cache of KCP.
+    pub manifests: Manifests,
+    /// Queue of their reconciles.
+    pub queue: ManifestQueue,
+}
+
+impl Copies {
+    fn enqueue(&self) {
+        let manifests = self.manifests.all(false).into_iter().chain(self.manifests.all(true));
+        let copying = manifests.filter(|manifest| has_workload_elsewhere(manifest.facts().synced));
+        self.queue.enqueue_paced(copying.map(|manifest| manifest.key()).collect(), RUNTIMES_PER_SECOND);
+    }
+}
+
+/// True if objects have a workload outside the namespace of all modules.
+fn has_workload_elsewhere(synced: &[Resource]) -> bool {
+    let is_workload = |object: &Resource| {
+        matches!(&*object.group, "apps" | "batch")
+            || (object.group.is_empty() && matches!(&*object.kind, "Pod" | "ReplicationController"))
+    };
+    synced.iter().any(|object| is_workload(object) && object.namespace != SKR_NAMESPACE)
 }
 
 impl PullSecretWatch {
@@ -162,6 +204,7 @@ impl PullSecretWatch {
             if self.pull_secret.take(secret.as_ref(), &self.purpose.is_usable) {
                 tracing::info!(secret = self.name, "Image pull secret changed, every runtime is enqueued");
                 self.fleet.enqueue_all(self.purpose.work, Priority::Catalog, RUNTIMES_PER_SECOND);
+                self.purpose.copies.iter().for_each(Copies::enqueue);
             }
         }
         "watch of an image pull secret"
@@ -192,6 +235,16 @@ mod tests {
         assert_eq!((pull_secret.content(), gauge.get()), (Some(first), 0));
         assert!(pull_secret.take(Some(&secret(Some(kind), &[(key, 4)])), &gauge));
         assert_eq!(gauge.get(), 1);
+    }
+
+    #[test]
+    fn only_workloads_outside_the_namespace_of_all_modules_need_copies_of_their_own() {
+        let has = |group: &str, kind: &str, namespace: &str| {
+            let [group, kind, namespace] = [group, kind, namespace].map(str::to_owned);
+            has_workload_elsewhere(&[Resource { group, kind, namespace, ..Resource::default() }])
+        };
+        assert!(has("apps", "DaemonSet", "istio-system") && has("batch", "Job", "own") && has("", "Pod", "own"));
+        assert!(!has("apps", "Deployment", SKR_NAMESPACE) && !has("", "Secret", "own"));
     }
 
     #[test]

@@ -13,20 +13,11 @@ use tidewatch_shared::names::{SKR_NAMESPACE, field_manager, label};
 use super::{Error, error};
 use crate::{
     controllers::{
-        pull_secret::{PullSecret, defect},
+        pull_secret::{ModulePullSecret, defect},
         status::Observation,
     },
     kube::object::{self, Ownership, Shape, Target, WriteBudget},
 };
-
-/// The Secret: its name in KCP and in the runtime clusters, and its content.
-#[derive(Clone, Debug)]
-pub struct ModulePullSecret {
-    /// Name.
-    pub name: String,
-    /// Content, as watched in KCP.
-    pub secret: PullSecret,
-}
 
 /// Type and data are ours as a whole. The type is immutable, and so is everything in a Secret that is marked so.
 const SHAPE: Shape = Shape { immutable: &["/type", "/immutable"], ..Shape::new(Ownership::Parts(&["/data"])) };

@@ -59,6 +59,8 @@ const ESTABLISHED_MAX_INTERVAL: Duration = Duration::from_millis(500);
 const TYPED: Shape = Shape { fields_of: Some(field_manager::MODULE), ..Shape::new(Ownership::Fields) };
 /// As [`TYPED`], for custom resources, whose API servers keep empty lists.
 const CUSTOM: Shape = Shape { drops_empty_lists: false, ..TYPED };
+/// As [`TYPED`], for copies of the image pull secret, whose type may change.
+const PULL_SECRET: Shape = Shape { immutable: &["/type", "/immutable"], ..TYPED };
 
 /// A failed request on an object of the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -409,7 +411,11 @@ impl<'a> Execution<'a> {
         // A module that is removed and listed again has another Manifest.
         let form = (self.record.manifest.uid(), text);
         let budget = self.ctx.budgets.of(&self.kyma, Component::Module, &key.to_string(), form);
-        let shape = if is_built_in(&key.group) { &TYPED } else { &CUSTOM };
+        let shape = match &self.ctx.settings.pull_secret {
+            Some(secret) if key.is_secret() && key.name == secret.name => &PULL_SECRET,
+            _ if is_built_in(&key.group) => &TYPED,
+            _ => &CUSTOM,
+        };
         let target =
             Target { name: &key.name, manager: field_manager::MODULE, shape, desired: &desired, budget: Some(&budget) };
         let owner = owner_of(&self.record.manifest);

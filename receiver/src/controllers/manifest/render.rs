@@ -1,7 +1,12 @@
 //! Objects of a module as they are written to a runtime cluster: those of the layer, with ownership, localised images,
 //! pull secret and namespace. Pure.
+//!
+//! `foreign` drops the fields that others fill, `string_data` converts the
+//! text of Secrets, `pods` changes pod templates, and `pull_secret` adds the copies of the image pull secret.
 
 mod foreign;
+mod pods;
+mod pull_secret;
 mod string_data;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 use tidewatch_shared::{
-    api::{Manager, Manifest},
+    api::Manifest,
     names::{annotation, label},
 };
 
@@ -20,12 +25,11 @@ use super::{
     stage::{Stage, defined_kind},
 };
 
+pub(super) use pods::{PULL_SECRET_VARIABLE, names_pull_secret, without_pull_secret};
 pub(super) use string_data::leftovers;
 
-/// Variable of the manager's containers with the name of the image pull secret.
-const PULL_SECRET_VARIABLE: &str = "SKR_IMG_PULL_SECRET";
 /// Namespace of namespaced objects without one.
-const DEFAULT_NAMESPACE: &str = "default";
+pub(super) const DEFAULT_NAMESPACE: &str = "default";
 /// Metadata that the API server or other controllers own.
 const SERVER_OWNED: [&str; 8] = [
     "creationTimestamp",
@@ -65,12 +69,21 @@ pub(super) struct RenderedObject {
 /// Inputs besides the layer.
 pub(super) struct RenderSettings<'a> {
     pub(super) manifest: &'a Manifest,
-    /// Name of the image pull secret in the runtime cluster, if there is one.
-    pub(super) pull_secret: Option<&'a str>,
+    /// The image pull secret, if there is one.
+    pub(super) pull_secret: Option<PullSecret<'a>>,
     /// Data of Secrets in KCP, for Secrets of the layer.
     pub(super) secrets: &'a SecretData,
     /// Returns the scope of a kind by group, version and kind, those of the module's own CRDs included.
     pub(super) scope: &'a dyn Fn(&str, &str, &str) -> Scope,
+}
+
+/// Image pull secret of the modules.
+#[derive(Clone, Copy)]
+pub(super) struct PullSecret<'a> {
+    /// Name in the runtime cluster.
+    pub(super) name: &'a str,
+    /// Type and data; `None` before the control plane has the Secret.
+    pub(super) content: Option<&'a Value>,
 }
 
 /// A layer with an object that cannot be written.
@@ -101,6 +114,13 @@ pub(super) fn render(objects: &[Value], settings: &RenderSettings<'_>) -> Result
             rendered.push(object);
         }
     }
+    for copy in pull_secret::copies(&rendered, settings.pull_secret) {
+        let copy = render_one(&copy, settings, &localizer, &defined)?;
+        // The module may bring a Secret of this name.
+        if keys.insert(copy.key.clone()) {
+            rendered.push(copy);
+        }
+    }
     let mut stages = BTreeMap::new();
     for object in rendered {
         stages.entry((object.stage, !object.key.is_service_account())).or_insert_with(Vec::new).push(object);
@@ -126,11 +146,10 @@ fn render_one(
     let key = ObjectKey::of(&body);
     string_data::fold(&mut body, &key);
     foreign::drop_fields(&mut body, &key);
-    if let Some(pod) = pod_spec(&mut body, &key) {
-        containers(pod).for_each(|container| localizer.localize(container));
-        let takes_secret = key.group == "apps" && matches!(key.kind.as_str(), "Deployment" | "StatefulSet");
-        if let Some(secret) = settings.pull_secret.filter(|_| takes_secret) {
-            add_pull_secret(pod, &key, secret, settings.manifest.spec.manager.as_deref())?;
+    if let Some(pod) = pods::pod_spec(&mut body, &key) {
+        pods::localize(pod, localizer);
+        if let Some(secret) = settings.pull_secret {
+            pods::add_pull_secret(pod, &key, secret.name, settings.manifest.spec.manager.as_deref())?;
         }
     }
     let stage = Stage::of_body(&key, &body, defined);
@@ -170,57 +189,6 @@ fn strings<'a>(metadata: &'a mut Map<String, Value>, member: &str) -> Option<&'a
         *value = json!({});
     }
     value.as_object_mut().filter(|members| members.values().all(Value::is_string))
-}
-
-/// The pod spec of a workload.
-fn pod_spec<'a>(body: &'a mut Value, key: &ObjectKey) -> Option<&'a mut Map<String, Value>> {
-    let pointer = match (key.group.as_str(), key.kind.as_str()) {
-        ("apps", "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet") | ("batch", "Job") => "/spec/template/spec",
-        ("batch", "CronJob") => "/spec/jobTemplate/spec/template/spec",
-        ("", "Pod") => "/spec",
-        _ => return None,
-    };
-    body.pointer_mut(pointer)?.as_object_mut()
-}
-
-fn containers(pod: &mut Map<String, Value>) -> impl Iterator<Item = &mut Value> {
-    let lists = pod.iter_mut().filter(|(name, _)| matches!(name.as_str(), "containers" | "initContainers"));
-    lists.filter_map(|(_, list)| list.as_array_mut()).flatten()
-}
-
-/// Adds the image pull secret, and its name in the environment of the manager's containers; of all workloads if the
-/// module names no manager.
-fn add_pull_secret(
-    pod: &mut Map<String, Value>,
-    key: &ObjectKey,
-    secret: &str,
-    manager: Option<&Manager>,
-) -> Result<(), RenderError> {
-    let secrets = pod.entry("imagePullSecrets").or_insert(Value::Null);
-    if !secrets.is_array() {
-        *secrets = json!([]);
-    }
-    if let Some(secrets) = secrets.as_array_mut().filter(|secrets| secrets.iter().all(|it| it["name"] != secret)) {
-        secrets.push(json!({"name": secret}));
-    }
-    let is_manager = |manager: &Manager| manager.kind == key.kind && manager.name == key.name;
-    if !manager.is_none_or(is_manager) {
-        return Ok(());
-    }
-    for container in containers(pod) {
-        let name = container["name"].as_str().unwrap_or_default().to_owned();
-        let Some(container) = container.as_object_mut() else { continue };
-        let variables = container.entry("env").or_insert(Value::Null);
-        if variables.is_null() {
-            *variables = json!([]);
-        }
-        let Some(variables) = variables.as_array_mut() else { continue };
-        if variables.iter().any(|variable| variable["name"] == PULL_SECRET_VARIABLE) {
-            return Err(RenderError::PullSecretVariable(key.clone(), name));
-        }
-        variables.push(json!({"name": PULL_SECRET_VARIABLE, "value": secret}));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 mod adoption;
 mod aggregated;
 mod model;
+mod pull_secret;
 mod reduced;
 mod removal;
 mod reported;

@@ -18,6 +18,8 @@ fn scope(group: &str, _: &str, kind: &str) -> Scope {
 
 fn rendered(objects: &[Value], manifest: &Manifest, pull_secret: Option<&str>) -> Vec<RenderedObject> {
     let secrets = SecretData::new();
+    let content = json!({"type": "kubernetes.io/dockerconfigjson", "data": {".dockerconfigjson": "eHh4"}});
+    let pull_secret = pull_secret.map(|name| PullSecret { name, content: Some(&content) });
     render(objects, &RenderSettings { manifest, pull_secret, secrets: &secrets, scope: &scope }).unwrap()
 }
 
@@ -100,7 +102,7 @@ fn images_of_all_containers_are_localised() {
 
 /// `acceptance.md` C1 32.
 #[test]
-fn pull_secret_is_added_to_workloads_and_named_to_the_manager() {
+fn pull_secret_is_added_to_all_pods_and_named_to_the_manager() {
     let manager = json!({"group": "apps", "version": "v1", "kind": "Deployment", "name": "d"});
     let with_manager = manifest(|manifest| manifest["spec"]["manager"] = manager);
     let objects = [workload("Deployment", "d"), workload("StatefulSet", "s"), workload("DaemonSet", "n")];
@@ -114,12 +116,64 @@ fn pull_secret_is_added_to_workloads_and_named_to_the_manager() {
         };
         all.iter().map(result).collect::<Vec<_>>()
     };
-    assert_eq!(check(&with_manager), [(true, true), (true, false), (false, false)]);
-    assert_eq!(check(&manifest(|_| ())), [(true, true), (true, true), (false, false)]);
+    assert_eq!(check(&with_manager), [(true, true), (true, false), (true, false)]);
+    assert_eq!(check(&manifest(|_| ())), [(true, true), (true, true), (true, false)]);
     let mut known = workload("Deployment", "d");
     known["spec"]["template"]["spec"]["imagePullSecrets"] = json!([{"name": "pull"}, {"name": "own"}]);
     let body = &rendered(&[known], &manifest(|_| ()), Some("pull"))[0].body;
     assert_eq!(body["spec"]["template"]["spec"]["imagePullSecrets"].as_array().unwrap().len(), 2, "once");
+
+    let pod = json!({"containers": [{"name": "c", "image": "i:1"}]});
+    for (api_version, kind, pointer) in [
+        ("apps/v1", "ReplicaSet", "/spec/template/spec"),
+        ("batch/v1", "Job", "/spec/template/spec"),
+        ("batch/v1", "CronJob", "/spec/jobTemplate/spec/template/spec"),
+        ("v1", "ReplicationController", "/spec/template/spec"),
+        ("v1", "Pod", "/spec"),
+    ] {
+        let mut object = json!({"apiVersion": api_version, "kind": kind,
+            "metadata": {"name": "w", "namespace": "kyma-system"}, "spec": {}});
+        let path: Vec<_> = pointer.split('/').skip(1).collect();
+        let spec = path.iter().fold(&mut object, |value, member| &mut value[*member]);
+        *spec = pod.clone();
+        let object = rendered(&[object], &manifest(|_| ()), Some("pull")).remove(0);
+        let secrets = object.body.pointer(&format!("{pointer}/imagePullSecrets"));
+        assert_eq!(secrets, Some(&json!([{"name": "pull"}])), "{kind}");
+        assert!(names_pull_secret(&object.body, &object.key, "pull"));
+        let without = without_pull_secret(&object.body, &object.key, "pull");
+        assert_eq!(without.pointer(pointer), Some(&pod), "{kind}");
+    }
+}
+
+#[test]
+fn pull_secret_is_copied_to_the_other_namespaces_of_workloads() {
+    let in_namespace = |kind: &str, name: &str, namespace: &str| {
+        let mut workload = workload(kind, name);
+        workload["metadata"]["namespace"] = namespace.into();
+        workload
+    };
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m", "namespace": "maps"}});
+    let objects = [
+        in_namespace("Deployment", "a", "own"),
+        in_namespace("DaemonSet", "b", "own"),
+        in_namespace("StatefulSet", "c", "other"),
+        workload("Deployment", "d"),
+        map,
+    ];
+    let copies = |objects: &[Value]| -> Vec<RenderedObject> {
+        let all = rendered(objects, &manifest(|_| ()), Some("pull"));
+        all.into_iter().filter(|object| object.key.is_secret()).collect()
+    };
+    let found = copies(&objects);
+    let keys: Vec<_> = found.iter().map(|object| (object.key.to_string(), object.stage)).collect();
+    let expected = ["Secret other/pull", "Secret own/pull"].map(|key| (key.to_owned(), Stage::Configuration));
+    assert_eq!(keys, expected);
+    assert_eq!(found[0].body["data"], json!({".dockerconfigjson": "eHh4"}));
+    assert_eq!(found[0].body["metadata"]["annotations"][annotation::OWNED_BY], "kcp-system/m");
+    let own =
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "pull", "namespace": "own"}, "data": {}});
+    let with_own = [objects[0].clone(), own];
+    assert_eq!(copies(&with_own)[0].body["data"], json!({}), "that of the module stays");
 }
 
 #[test]
@@ -144,8 +198,8 @@ fn malformed_objects_are_refused_with_their_name() {
     let check = |object: &Value| {
         let manifest = manifest(|_| ());
         let secrets = SecretData::new();
-        let settings =
-            RenderSettings { manifest: &manifest, pull_secret: Some("pull"), secrets: &secrets, scope: &scope };
+        let pull_secret = Some(PullSecret { name: "pull", content: None });
+        let settings = RenderSettings { manifest: &manifest, pull_secret, secrets: &secrets, scope: &scope };
         render(std::slice::from_ref(object), &settings).unwrap_err().to_string()
     };
     let map = |metadata: Value| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
