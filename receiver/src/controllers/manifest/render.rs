@@ -1,10 +1,11 @@
 //! Objects of a module as they are written to a runtime cluster: those of the layer, with ownership, localised images,
 //! pull secret and namespace. Pure.
 //!
-//! `foreign` drops the fields that others fill, `string_data` converts the
+//! `hooks` selects objects of Helm that are left out, `foreign` drops the fields that others fill, `string_data` converts the
 //! text of Secrets, `pods` changes pod templates, and `pull_secret` adds the copies of the image pull secret.
 
 mod foreign;
+mod hooks;
 mod pods;
 mod pull_secret;
 mod string_data;
@@ -25,6 +26,7 @@ use super::{
     stage::{Stage, defined_kind},
 };
 
+pub(super) use hooks::{Hook, hook_of};
 pub(super) use pods::{PULL_SECRET_VARIABLE, names_pull_secret, without_pull_secret};
 pub(super) use string_data::leftovers;
 
@@ -108,7 +110,7 @@ pub(super) fn render(objects: &[Value], settings: &RenderSettings<'_>) -> Result
     let localizer = Localizer::new(images);
     let mut rendered = Vec::new();
     let mut keys = BTreeSet::new();
-    for object in objects {
+    for object in objects.iter().filter(|object| hook_of(object) != Some(Hook::LeftOut)) {
         let object = render_one(object, settings, &localizer, &defined)?;
         if keys.insert(object.key.clone()) {
             rendered.push(object);

@@ -194,6 +194,24 @@ fn service_accounts_are_first_in_their_stage_and_tokens_come_after_it() {
 }
 
 #[test]
+fn hooks_placeholders_and_texts_of_secrets_are_rendered_as_they_are_meant() {
+    let hook = |name: &str, hook: &str| {
+        json!({"apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": "ns", "annotations": {"helm.sh/hook": hook}}})
+    };
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "namespace": "ns"},
+        "stringData": {"a": "b"}});
+    let service = json!({"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": {"name": "x"},
+        "spec": {"group": "x.test", "caBundle": "Cg=="}});
+    let objects = [hook("kept", "pre-install"), hook("gone", "pre-delete"), secret, service];
+    let all = rendered(&objects, &manifest(|_| ()), None);
+    let names: Vec<_> = all.iter().map(|object| &*object.key.name).collect();
+    assert_eq!(names, ["kept", "s", "x"]);
+    assert_eq!((&all[1].body["data"], all[1].body.get("stringData")), (&json!({"a": "Yg=="}), None));
+    assert_eq!(all[2].body["spec"], json!({"group": "x.test"}));
+}
+
+#[test]
 fn malformed_objects_are_refused_with_their_name() {
     let check = |object: &Value| {
         let manifest = manifest(|_| ());
