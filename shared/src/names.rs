@@ -188,6 +188,11 @@ pub mod annotation {
     /// On a Manifest, the custom kinds of `spec.associatedResources` of its template: `<kind>.<group>`, separated by commas
     /// (Tidewatch).
     pub const ASSOCIATED: &str = "operator.kyma-project.io/tidewatch-associated-kinds";
+    /// On a Job of a module, the hash of what it runs (Tidewatch).
+    pub const JOB: &str = "operator.kyma-project.io/tidewatch-job";
+    /// On a Manifest, the hashes of those Jobs that were created and that Kubernetes deletes after their end, by namespace and
+    /// name, as JSON (Tidewatch).
+    pub const JOBS: &str = "operator.kyma-project.io/tidewatch-jobs";
     /// On a Manifest beside another one of its module: its number in the order in which the Kyma selected them; the
     /// highest is applied (Tidewatch).
     pub const SUCCESSION: &str = "operator.kyma-project.io/tidewatch-succession";

@@ -14,6 +14,7 @@ mod drift;
 mod execute;
 mod image;
 mod inventory;
+mod jobs;
 mod layers;
 mod memory;
 mod metrics;
@@ -48,7 +49,7 @@ use std::{
 
 use futures::future::BoxFuture;
 use kube::{Client, ResourceExt as _, runtime::reflector::ObjectRef};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use thiserror::Error;
 use tidewatch_shared::{
     api::{CustomResourcePolicy, Manifest, State},
@@ -71,6 +72,7 @@ use self::{
     drift::object_key,
     execute::{Execution, Failure, wanted_finalizers},
     inventory::{Inventory, ObjectKey},
+    jobs::CreatedJobs,
     layers::layer_key,
     memory::{Desired, hash},
     pods::PodSelection,
@@ -443,6 +445,7 @@ impl Reconcile<'_> {
         }
         let rendered = objects.iter().flatten().map(|object| (&object.key, object.version.as_str()));
         let manager = manager_of(&record.manifest, rendered);
+        let jobs = CreatedJobs::of(&record.manifest);
         let mut execution = Execution {
             ctx: self.ctx,
             key: self.key,
@@ -463,6 +466,7 @@ impl Reconcile<'_> {
             manager,
             live_manager: None,
             pods: None,
+            jobs,
         };
         for _ in 0..MAX_ACTIONS {
             match step(&execution.facts) {
@@ -584,10 +588,18 @@ impl Reconcile<'_> {
                 self.ctx.metrics.requeues.intended("manifest_reconcile_finished");
             }
         }
+        let mut records = Map::new();
         if is_applied && execution.facts.goal == Goal::Install && !is_synced(&execution.record.manifest) {
             let reference = execution.record.manifest.spec.install.source["ref"].clone();
-            let members = json!({"annotations": {annotation::SYNC_OCI_REF: reference}});
-            execution.record.patch_metadata("record the applied layer of the Manifest", members).await?;
+            records.insert(annotation::SYNC_OCI_REF.to_owned(), reference);
+        }
+        // A Job that was applied but is not recorded runs once more if it is gone by the next reconcile.
+        if let Some(jobs) = execution.jobs.annotation(execution.facts.rendered.unwrap_or_default()) {
+            records.insert(annotation::JOBS.to_owned(), jobs.into());
+        }
+        if !records.is_empty() {
+            let members = json!({"annotations": records});
+            execution.record.patch_metadata("record what was applied of the Manifest", members).await?;
         }
         if let Some(desired) = desired.filter(|_| is_applied) {
             execution.memory.complete(desired, execution.facts.rendered.unwrap_or_default());

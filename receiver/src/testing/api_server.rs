@@ -365,6 +365,11 @@ impl State {
         if !is_status && !keeps_stored_versions(&mut live) {
             return failure(StatusCode::UNPROCESSABLE_ENTITY, name);
         }
+        let template = |object: &Value| object["spec"]["template"].clone();
+        if id.starts_with("jobs/") && !template(&before).is_null() && template(&before) != template(&live) {
+            self.applied = applied;
+            return immutable("spec.template", name);
+        }
         if let Some(refused) = self.invalid(id, name, &before, &mut live) {
             self.applied = applied;
             return refused;
@@ -571,6 +576,15 @@ fn failure(code: StatusCode, name: &str) -> Response {
         _ => "InternalError",
     };
     failure_for(code, reason, name)
+}
+
+/// Refusal to change a field.
+fn immutable(field: &str, name: &str) -> Response {
+    let text = "Invalid value: {}: field is immutable";
+    let causes = [json!({"reason": "FieldValueInvalid", "field": field, "message": text})];
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422,
+        "message": format!("Job.batch {name:?} is invalid: {field}: {text}"), "details": {"name": name, "causes": causes}});
+    (StatusCode::UNPROCESSABLE_ENTITY, status.to_string())
 }
 
 fn failure_for(code: StatusCode, reason: &str, name: &str) -> Response {

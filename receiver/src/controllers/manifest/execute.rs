@@ -25,6 +25,7 @@ use super::{
     create_default,
     default_object::Going,
     inventory::{Inventory, ObjectKey},
+    jobs::{self, CreatedJobs},
     memory::{Memory, hash},
     own_webhook::{self, service},
     pods::PodSelection,
@@ -56,7 +57,7 @@ const ESTABLISHED_MAX_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Fields that a module sets are ours, and removed when a version does not set them any more; additions of others stay:
 /// operators write `caBundle`, replicas and conversion webhooks into their own objects.
-const TYPED: Shape = Shape { fields_of: Some(field_manager::MODULE), ..Shape::new(Ownership::Fields) };
+pub(super) const TYPED: Shape = Shape { fields_of: Some(field_manager::MODULE), ..Shape::new(Ownership::Fields) };
 /// As [`TYPED`], for custom resources, whose API servers keep empty lists.
 const CUSTOM: Shape = Shape { drops_empty_lists: false, ..TYPED };
 /// As [`TYPED`], for copies of the image pull secret, whose type may change.
@@ -119,13 +120,44 @@ impl Failure {
 }
 
 /// Result of the apply of one object.
-struct Applied {
+pub(super) struct Applied {
+    pub(super) seen: Seen,
     /// The manager of the module, as in the last response.
     manager: Option<DynamicObject>,
     /// Form in which the API server stores the object, if that differs from the rendered one.
     accepted: Option<u64>,
     /// The object is an established CRD.
     is_established: bool,
+    /// The object is a Job that Kubernetes deletes after its end.
+    pub(super) expires: bool,
+}
+
+impl Applied {
+    /// The result for an object of which no response is to be kept.
+    pub(super) const fn seen(seen: Seen) -> Self {
+        Self { seen, manager: None, accepted: None, is_established: false, expires: false }
+    }
+}
+
+/// An object as it is to be written.
+pub(super) struct Wanted<'a> {
+    pub(super) object: &'a RenderedObject,
+    /// The rendered body.
+    text: String,
+    /// The body without what is left to others.
+    pub(super) body: Cow<'a, Value>,
+}
+
+impl<'a> Wanted<'a> {
+    /// The object as rendered.
+    pub(super) fn of(object: &'a RenderedObject) -> Self {
+        Self { object, text: object.body.to_string(), body: Cow::Borrowed(&object.body) }
+    }
+
+    /// Hash of the rendered body.
+    fn form(&self) -> u64 {
+        hash(&self.text)
+    }
 }
 
 /// A failed apply, with the hash of what was applied, and to what.
@@ -167,6 +199,8 @@ pub(super) struct Execution<'a> {
     pub(super) live_manager: Option<DynamicObject>,
     /// Pods of the manager while it is not ready.
     pub(super) pods: Option<PodSelection>,
+    /// Jobs that were created.
+    pub(super) jobs: CreatedJobs,
 }
 
 impl<'a> Execution<'a> {
@@ -333,13 +367,18 @@ impl<'a> Execution<'a> {
     }
 
     fn applied(&mut self, object: &RenderedObject, applied: Applied) -> Seen {
-        let Applied { manager, accepted, is_established } = applied;
-        self.memory.accept(&object.key, accepted);
+        let Applied { seen, manager, accepted, is_established, expires } = applied;
+        if seen == Seen::Current {
+            self.memory.accept(&object.key, accepted);
+        }
         self.live_manager = manager.or(self.live_manager.take());
         if is_established {
             self.established.insert(object.key.clone());
         }
-        Seen::Current
+        if expires {
+            self.jobs.add(object);
+        }
+        seen
     }
 
     async fn refused(&mut self, object: &'a RenderedObject, refused: Refused) -> Seen {
@@ -376,72 +415,62 @@ impl<'a> Execution<'a> {
     }
 
     async fn apply_one(&self, object: &RenderedObject) -> Result<Applied, Refused> {
-        let RenderedObject { key, body, .. } = object;
+        let key = &object.key;
         let operation = || format!("apply {key}");
         let Some(api) = self.api(key, &object.version) else {
             return Err(Refused { failure: unserved_kind(operation()), content: 0 });
         };
+        let failed = |error: &kube::Error| Failure::new(operation(), error);
         // An object of an earlier reconcile is read first: most often it is as rendered. So is one that may be somebody's.
-        let found = if self.memory.was_applied(key) || self.adopts || !self.is_first_installation() {
+        let is_recorded = self.memory.was_applied(key) || self.jobs.has(key);
+        let found = if is_recorded || self.adopts || !self.is_first_installation() {
             let found = object::get(&api, &key.name).await;
-            found.map_err(|error| Refused { failure: Failure::new(operation(), &error), content: 0 })?
+            found.map_err(|error| Refused { failure: failed(&error), content: 0 })?
         } else {
             None
         };
-        let text = body.to_string();
-        let content = hash(&(&text, found.as_ref().map(content_version)));
+        let mut wanted = Wanted::of(object);
+        let content = hash(&(&wanted.text, found.as_ref().map(content_version)));
         if let Some(failure) = self.memory.repeated(key, content) {
             return Err(Refused { failure, content });
         }
-        let found = match found {
-            Some(live) => {
-                let live = self.without_leftovers(&api, object, live).await;
-                Some(live.map_err(|error| Refused { failure: Failure::new(operation(), &error), content })?)
-            }
-            None => None,
+        let applied = match found {
+            Some(live) => match self.prepare(&api, &mut wanted, live).await {
+                Ok(live) => self.apply_wanted(&api, &wanted, Some(live)).await,
+                Err(failure) => Err(failure),
+            },
+            None => self.apply_wanted(&api, &wanted, None).await,
         };
-        let desired_form = hash(&text);
-        let desired = match &found {
-            Some(live) => self.without_yielded(object, desired_form, live).await,
-            None => Ok(Cow::Borrowed(body)),
-        };
-        let desired = desired.map_err(|failure| Refused { failure, content })?;
-        let disputed =
-            found.as_ref().map(|live| object::disputed(field_manager::MODULE, &desired, live)).unwrap_or_default();
-        // A module that is removed and listed again has another Manifest.
-        let form = (self.record.manifest.uid(), text);
-        let budget = self.ctx.budgets.of(&self.kyma, Component::Module, &key.to_string(), form);
-        let shape = match &self.ctx.settings.pull_secret {
-            Some(secret) if key.is_secret() && key.name == secret.name => &PULL_SECRET,
-            _ if is_built_in(&key.group) => &TYPED,
-            _ => &CUSTOM,
-        };
-        let target =
-            Target { name: &key.name, manager: field_manager::MODULE, shape, desired: &desired, budget: Some(&budget) };
-        let owner = owner_of(&self.record.manifest);
-        let may_delete = |live: &DynamicObject| recreation::may_delete(live, &owner);
-        let is_own_service = |namespace: &str, name: &str| self.facts.inventory.contains(&service(namespace, name));
-        let ways = SecondWays {
-            metrics: &self.ctx.metrics.fallbacks,
-            is_own_service: &is_own_service,
-            recreates: if recreation::permits(key, body) { Some(&may_delete) } else { None },
-            takes_over: self.is_first_installation(),
-        };
-        // The namespace of all modules belongs to none of them.
-        let ways = Some(&ways).filter(|_| !key.is_shared_namespace());
-        let mut accepted = self.memory.accepted(key);
-        match target.converge_with(&api, found, &mut accepted, ways).await {
-            Ok(Converged { object, written, .. }) => {
-                if let Some(version) = object.resource_version().filter(|_| written) {
-                    self.ctx.memories.wrote_object(self.key, key, &version);
-                    self.count_reverted(key, desired_form, disputed);
-                }
-                let is_established = key.is_definition() && is_established(&object);
-                let is_manager = self.manager.as_ref().is_some_and(|manager| manager.key == *key);
-                Ok(Applied { manager: is_manager.then_some(object), accepted, is_established })
-            }
-            Err(error) => Err(Refused { failure: self.failure(object, error), content }),
+        applied.map_err(|failure| Refused { failure, content })
+    }
+
+    /// Drops from the body what an existing object is not to get, and from the object what is left of earlier versions.
+    async fn prepare(
+        &self,
+        api: &Api<DynamicObject>,
+        wanted: &mut Wanted<'_>,
+        live: DynamicObject,
+    ) -> Result<DynamicObject, Failure> {
+        let key = &wanted.object.key;
+        wanted.body = self.without_yielded(wanted.object, wanted.form(), &live).await?;
+        if key.is_pod() || jobs::is_job(key) {
+            self.fit(wanted, &live);
         }
+        let live = self.without_leftovers(api, wanted.object, live).await;
+        live.map_err(|error| Failure::new(format!("apply {key}"), &error))
+    }
+
+    async fn apply_wanted(
+        &self,
+        api: &Api<DynamicObject>,
+        wanted: &Wanted<'_>,
+        found: Option<DynamicObject>,
+    ) -> Result<Applied, Failure> {
+        if jobs::is_job(&wanted.object.key) {
+            return self.apply_job(api, wanted, found).await;
+        }
+        let applied = self.converge(api, wanted, found).await;
+        applied.map_err(|error| self.failure(wanted.object, error))
     }
 
     /// Removes the keys of a Secret that an earlier version of its text left behind.
@@ -461,8 +490,61 @@ impl<'a> Execution<'a> {
         api.patch(&key.name, &params, &patch).await
     }
 
+    /// Writes an object, given as it was found, if it differs from its body.
+    pub(super) async fn converge(
+        &self,
+        api: &Api<DynamicObject>,
+        wanted: &Wanted<'_>,
+        found: Option<DynamicObject>,
+    ) -> Result<Applied, WriteError> {
+        let Wanted { object: RenderedObject { key, body: rendered, .. }, text, body } = wanted;
+        let disputed =
+            found.as_ref().map(|live| object::disputed(field_manager::MODULE, body, live)).unwrap_or_default();
+        // A module that is removed and listed again has another Manifest.
+        let form = (self.record.manifest.uid(), text);
+        let budget = self.ctx.budgets.of(&self.kyma, Component::Module, &key.to_string(), form);
+        let shape = match &self.ctx.settings.pull_secret {
+            Some(secret) if key.is_secret() && key.name == secret.name => &PULL_SECRET,
+            _ if is_built_in(&key.group) => &TYPED,
+            _ => &CUSTOM,
+        };
+        let target =
+            Target { name: &key.name, manager: field_manager::MODULE, shape, desired: body, budget: Some(&budget) };
+        let owner = owner_of(&self.record.manifest);
+        let has_run = |live: &DynamicObject| jobs::is_job(key) && jobs::is_same(live, rendered);
+        let may_delete = |live: &DynamicObject| recreation::may_delete(live, &owner) && !has_run(live);
+        let is_own_service = |namespace: &str, name: &str| self.facts.inventory.contains(&service(namespace, name));
+        let ways = SecondWays {
+            metrics: &self.ctx.metrics.fallbacks,
+            is_own_service: &is_own_service,
+            recreates: if recreation::permits(key, rendered) { Some(&may_delete) } else { None },
+            takes_over: self.is_first_installation(),
+        };
+        // The namespace of all modules belongs to none of them.
+        let ways = Some(&ways).filter(|_| !key.is_shared_namespace());
+        let mut accepted = self.memory.accepted(key);
+        let Converged { object, written, .. } = target.converge_with(api, found, &mut accepted, ways).await?;
+        if let Some(version) = object.resource_version().filter(|_| written) {
+            self.ctx.memories.wrote_object(self.key, key, &version);
+            self.count_reverted(key, wanted.form(), disputed);
+        }
+        Ok(self.current(key, object, accepted))
+    }
+
+    /// The result for an object that is as rendered.
+    pub(super) fn current(&self, key: &ObjectKey, live: DynamicObject, accepted: Option<u64>) -> Applied {
+        let is_manager = self.manager.as_ref().is_some_and(|manager| manager.key == *key);
+        Applied {
+            seen: Seen::Current,
+            accepted,
+            is_established: key.is_definition() && is_established(&live),
+            expires: jobs::is_job(key) && jobs::expires(&live),
+            manager: is_manager.then_some(live),
+        }
+    }
+
     /// The failure of an apply.
-    fn failure(&self, object: &RenderedObject, error: WriteError) -> Failure {
+    pub(super) fn failure(&self, object: &RenderedObject, error: WriteError) -> Failure {
         let operation = format!("apply {}", object.key);
         let answer = if let WriteError::Answered(answer, _) = &error { Some(*answer) } else { None };
         let is_terminating = matches!(error, WriteError::Terminating);
@@ -643,7 +725,9 @@ impl<'a> Execution<'a> {
         let failed = |error| self.failures.push(Failure::new(format!("read {key}"), &error));
         let (readiness, pods) = observed.map_err(failed).ok()?;
         self.pods = pods;
-        Some(readiness)
+        // A Job that has run and is gone counts as finished.
+        let has_run = self.jobs.has(&key) && readiness == Readiness::absent(&key);
+        Some(if has_run { Readiness::Ready } else { readiness })
     }
 
     /// Key, version and body of the default module CR.

@@ -23,6 +23,7 @@ use super::{
     super::module_secrets::{self, SecretData},
     image::Localizer,
     inventory::{ObjectKey, split_api_version},
+    jobs,
     stage::{Stage, defined_kind},
 };
 
@@ -148,6 +149,10 @@ fn render_one(
     let key = ObjectKey::of(&body);
     string_data::fold(&mut body, &key);
     foreign::drop_fields(&mut body, &key);
+    if jobs::is_job(&key) {
+        // Before the images are localised: another registry is no reason to run it again.
+        body["metadata"]["annotations"][annotation::JOB] = jobs::content(&body).into();
+    }
     if let Some(pod) = pods::pod_spec(&mut body, &key) {
         pods::localize(pod, localizer);
         if let Some(secret) = settings.pull_secret {

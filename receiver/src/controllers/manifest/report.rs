@@ -142,6 +142,9 @@ fn installing(facts: &Facts<'_>, details: &Details<'_>) -> Option<(State, String
     if let Some(names) = unserved(|_| true) {
         return Some((State::Processing, format!("waiting for kinds that the runtime does not serve: {names}")));
     }
+    if let Some(running) = named(facts, Seen::Running) {
+        return Some((State::Processing, format!("waiting for the end of Jobs of an earlier version: {running}")));
+    }
     if let Some(going) = terminating(facts) {
         return Some((State::Warning, format!("waiting for objects to be deleted: {going}")));
     }

@@ -40,6 +40,8 @@ pub(super) enum Seen {
     Guarded,
     /// The object is being deleted.
     Terminating,
+    /// A Job of an earlier version runs, and cannot be changed.
+    Running,
     /// The object does not exist, or belongs to another Manifest or to nobody of ours.
     Absent,
 }

@@ -212,6 +212,20 @@ fn hooks_placeholders_and_texts_of_secrets_are_rendered_as_they_are_meant() {
 }
 
 #[test]
+fn job_names_its_content_whatever_registry_and_pull_secret_it_gets() {
+    let job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j", "namespace": "kyma-system"},
+        "spec": {"template": {"spec": {"containers": [{"name": "c", "image": "registry.test/manager:1.0"}]}}}});
+    let localised = manifest(|manifest| manifest["spec"]["localizedImages"] = json!(["mirror.test/x/manager:1.0"]));
+    let content = |manifest: &Manifest, pull_secret: Option<&str>| {
+        let body = rendered(std::slice::from_ref(&job), manifest, pull_secret).remove(0).body;
+        body["metadata"]["annotations"][annotation::JOB].as_str().unwrap().to_owned()
+    };
+    let plain = content(&manifest(|_| ()), None);
+    assert_eq!(plain.len(), 16);
+    assert_eq!(content(&localised, Some("pull")), plain);
+}
+
+#[test]
 fn malformed_objects_are_refused_with_their_name() {
     let check = |object: &Value| {
         let manifest = manifest(|_| ());
