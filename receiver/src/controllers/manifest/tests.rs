@@ -2,6 +2,7 @@
 
 mod adoption;
 mod aggregated;
+mod jobs;
 mod model;
 mod pull_secret;
 mod reduced;
