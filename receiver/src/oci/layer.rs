@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::archive::{self, ArchiveError, Choice};
 
-pub use objects::documents;
+pub use objects::{PlacedObject, documents, placed_documents};
 pub use place::Place;
 
 /// Maximum size of a layer as stored, in bytes.

@@ -8,7 +8,7 @@ use super::{LayerError, MAX_OBJECTS, MAX_VALUES, Place};
 use crate::oci::yaml::{self, Document, YamlError};
 
 /// Objects of a YAML text in their order, without empty documents, with lists expanded to their items. Of several objects
-/// with equal API version, kind, namespace and name the first one is kept.
+/// with equal API version, kind, namespace and name the first one is kept, as lifecycle-manager does.
 ///
 /// The objects are those that kubectl reads: `0644` is 420, `yes` is true, `1.0` is 1. As with kubectl, a document with the
 /// member `items` is a list of whatever kind, `items: null` is an empty list, and an item without API version and kind has
@@ -18,22 +18,47 @@ use crate::oci::yaml::{self, Document, YamlError};
 /// When the text is not YAML, a document is not an object with `apiVersion`, `kind` and `metadata.name`, there are more
 /// than [`MAX_OBJECTS`], or the values of all documents, repetitions by aliases included, exceed the parser's limits.
 pub fn documents(text: &str) -> Result<Vec<Value>, LayerError> {
+    let objects = read(text, Objects::default())?;
+    Ok(objects.kept)
+}
+
+/// An object of a text with its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlacedObject {
+    /// Place in the text.
+    pub place: Place,
+    /// The object.
+    pub object: Value,
+}
+
+/// As [`documents`], with the places of the objects, and with all of several equal ones.
+///
+/// # Errors
+/// As [`documents`].
+pub fn placed_documents(text: &str) -> Result<Vec<PlacedObject>, LayerError> {
+    let objects = read(text, Objects { places: Some(Vec::new()), ..Objects::default() })?;
+    let placed = objects.places.unwrap_or_default().into_iter().zip(objects.kept);
+    Ok(placed.map(|(place, object)| PlacedObject { place, object }).collect())
+}
+
+fn read(text: &str, mut objects: Objects) -> Result<Objects, LayerError> {
     let documents = yaml::read(text, MAX_VALUES).map_err(|error| match error {
         YamlError::TooManyValues { line, .. } => LayerError::TooManyValues { line },
         other => LayerError::Yaml(other.to_string()),
     })?;
-    let mut objects = Objects::default();
     for (document, Document { line, value }) in (1..).zip(documents) {
         objects.document = document;
         objects.line = line;
         objects.add(value)?;
     }
-    Ok(objects.kept)
+    Ok(objects)
 }
 
 #[derive(Default)]
 struct Objects {
     kept: Vec<Value>,
+    /// Places of the kept objects; `None` if they are not wanted, and then equal objects are kept once.
+    places: Option<Vec<Place>>,
     /// Keys of the kept objects: API version, kind, namespace and name.
     keys: HashSet<[String; 4]>,
     /// Number of the document, counted from 1.
@@ -62,19 +87,27 @@ impl Objects {
             return Ok(());
         }
         let key = key(&object).map_err(|reason| self.refuse(&object, reason))?;
-        if self.keys.contains(&key) {
+        if self.places.is_none() && self.keys.contains(&key) {
             return Ok(());
         }
         if self.kept.len() >= MAX_OBJECTS {
             return Err(LayerError::TooMany);
+        }
+        let place = self.places.is_some().then(|| self.place(&object));
+        if let (Some(places), Some(place)) = (&mut self.places, place) {
+            places.push(place);
         }
         self.keys.insert(key);
         self.kept.push(object);
         Ok(())
     }
 
+    fn place(&self, object: &Value) -> Place {
+        Place::of(self.document, self.line, &self.items, object)
+    }
+
     fn refuse(&self, object: &Value, reason: &'static str) -> LayerError {
-        LayerError::Object { place: Place::of(self.document, self.line, &self.items, object), reason }
+        LayerError::Object { place: self.place(object), reason }
     }
 }
 
