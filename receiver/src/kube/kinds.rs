@@ -8,6 +8,7 @@ mod built_in;
 mod cache;
 mod definition;
 mod discovery;
+mod removed;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,6 +25,7 @@ use serde_json::Value;
 
 pub(crate) use cache::{Kind, KindCache};
 pub(crate) use definition::Definition;
+pub(crate) use removed::removed;
 
 use crate::base::key::KymaKey;
 
@@ -76,6 +78,11 @@ pub(crate) fn is_built_in(group: &str) -> bool {
 /// Returns true for an API group that no CRD can have, or that Kubernetes itself serves, or has served, in some version.
 pub(crate) fn is_of_kubernetes(group: &str) -> bool {
     is_built_in(group) || !group.contains('.') || built_in::OTHER_GROUPS.contains(&group)
+}
+
+/// Returns true for a kind of Kubernetes itself in a version that every supported API server serves.
+pub(crate) fn serves(group: &str, version: &str, kind: &str) -> bool {
+    built_in::find(group, version, kind).is_some()
 }
 
 /// Returns a kind of Kubernetes itself in its preferred version.

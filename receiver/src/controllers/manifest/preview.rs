@@ -3,6 +3,7 @@
 
 mod changes;
 mod fields;
+mod review;
 mod risks;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use tidewatch_shared::{
 
 pub use changes::{ManagerChange, ObjectChange, Upgrade};
 pub use fields::FieldChange;
+pub use review::{Review, review};
 pub use risks::{Risk, RiskCode};
 
 use super::{
@@ -29,7 +31,11 @@ use super::{
     ready::manager_of,
     render::{RenderSettings, RenderedObject, Scope, render},
 };
-use crate::{base::key::KymaKey, controllers::module_secrets::SecretData, kube::kinds::KindCache};
+use crate::{
+    base::key::KymaKey,
+    controllers::module_secrets::SecretData,
+    kube::kinds::{KindCache, Kinds},
+};
 
 /// Parts of the written objects that differ between Kymas or receivers, and that a preview leaves out.
 pub const LEFT_OUT: [&str; 2] = [
@@ -94,13 +100,8 @@ impl VersionContent {
     /// An object is malformed, and no runtime cluster would get the version.
     pub fn applied(&self) -> Result<AppliedObjects, PreviewError> {
         let manifest = self.manifest();
-        let mut kinds = KindCache::default().of(&KymaKey::new("", ""), 0);
-        self.objects.iter().for_each(|object| kinds.define(object));
-        let scope = |group: &str, version: &str, kind: &str| match kinds.served(group, version, kind) {
-            Some(kind) if kind.namespaced => Scope::Namespaced,
-            Some(_) => Scope::Cluster,
-            None => Scope::NotServed,
-        };
+        let kinds = kinds_of(self.objects.iter());
+        let scope = |group: &str, version: &str, kind: &str| scope_of(&kinds, group, version, kind);
         let secrets = SecretData::new();
         let settings = RenderSettings { manifest: &manifest, pull_secret: None, secrets: &secrets, scope: &scope };
         let mut rendered = render(&self.objects, &settings).map_err(|error| PreviewError(error.to_string()))?;
@@ -117,6 +118,21 @@ impl VersionContent {
         let (images, manager) = (Some(self.images.clone().into()), self.manager.clone().map(Into::into));
         let spec = ManifestSpec { localized_images: images, manager, ..ManifestSpec::default() };
         Manifest::new("", spec)
+    }
+}
+
+/// Kinds that are known without a runtime cluster: those of Kubernetes, and of the CRDs among these objects.
+fn kinds_of<'a>(objects: impl Iterator<Item = &'a Value>) -> Kinds {
+    let mut kinds = KindCache::default().of(&KymaKey::new("", ""), 0);
+    objects.for_each(|object| kinds.define(object));
+    kinds
+}
+
+fn scope_of(kinds: &Kinds, group: &str, version: &str, kind: &str) -> Scope {
+    match kinds.served(group, version, kind) {
+        Some(kind) if kind.namespaced => Scope::Namespaced,
+        Some(_) => Scope::Cluster,
+        None => Scope::NotServed,
     }
 }
 
