@@ -112,6 +112,9 @@ impl Module {
     }
 }
 
+/// Mistakes that an error names.
+const MAX_MISTAKES: usize = 5;
+
 /// A folder or an artefact that is not a valid module.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{place}: {problem}")]
@@ -124,5 +127,13 @@ pub struct InvalidError {
 impl InvalidError {
     fn new(place: impl ToString, problem: impl ToString) -> Self {
         Self { place: place.to_string(), problem: problem.to_string() }
+    }
+
+    /// Refuses mistakes, if there are any, and names the first ones.
+    fn of_mistakes(place: impl ToString, mistakes: &[String]) -> Result<(), Self> {
+        let more = mistakes.len().saturating_sub(MAX_MISTAKES);
+        let named = mistakes.iter().take(MAX_MISTAKES).cloned();
+        let named: Vec<_> = named.chain((more > 0).then(|| format!("and {more} more mistakes"))).collect();
+        if mistakes.is_empty() { Ok(()) } else { Err(Self::new(place, named.join("; "))) }
     }
 }

@@ -12,6 +12,8 @@ use super::InvalidError;
 pub(super) const FILE: &str = "module.yaml";
 /// Provider of Kyma's components.
 const PROVIDER: &str = "kyma-project.io";
+/// Letters of a word in the name of a module, at least.
+const MIN_WORD: usize = 3;
 /// Default name of the file with the module's objects.
 const MANIFEST: &str = "manifest.yaml";
 
@@ -70,6 +72,16 @@ fn manifest() -> String {
     MANIFEST.to_owned()
 }
 
+/// Reason why a module cannot have a name.
+fn name_problem(name: &str) -> Option<String> {
+    let is_word = |word: &str| word.len() >= MIN_WORD && word.bytes().all(|byte| byte.is_ascii_lowercase());
+    let word = name.split('-').find(|word| !is_word(word))?;
+    Some(format!(
+        "the module's name {name:?} has the word {word:?}; each word needs at least {MIN_WORD} lower-case letters and no other \
+         character"
+    ))
+}
+
 fn is_url(text: &str) -> bool {
     ["https://", "http://"].iter().any(|scheme| text.starts_with(scheme) && text.len() > scheme.len())
 }
@@ -85,6 +97,9 @@ impl Config {
         if is_url(&config.manifest) {
             let problem = "manifest names a file of the folder: download it, and write its URL as manifestURL";
             return Err(InvalidError::new(FILE, problem));
+        }
+        if let Some(problem) = name_problem(config.module()) {
+            return Err(InvalidError::new(FILE, format!("component: {problem}")));
         }
         match config.manifest_url.as_deref() {
             Some(url) if !is_url(url) => {
@@ -143,6 +158,14 @@ mod tests {
         ] {
             let error = Config::parse(&format!("{base}{extra}")).unwrap_err().to_string();
             assert!(error.starts_with("module.yaml: ") && error.contains(named), "{error}");
+        }
+        for (name, word) in [("ai-core", "ai"), ("x1", "x1"), ("tide-", ""), ("Tide", "Tide"), ("a_b", "a_b")] {
+            let error = Config::parse(&format!("component: kyma-project.io/module/{name}\nversion: 1.2.3\n"));
+            let expected = format!(
+                "module.yaml: component: the module's name {name:?} has the word {word:?}; each word needs at least 3 \
+                 lower-case letters and no other character"
+            );
+            assert_eq!(error.unwrap_err().to_string(), expected);
         }
         assert!(Config::parse("component: kyma-project.io/module/tide\n").unwrap_err().to_string().contains("version"));
     }

@@ -29,9 +29,10 @@ const IDENTITY_DIGITS: usize = 8;
 /// Packs a folder. `registry` is the origin in the descriptor if the folder names none.
 ///
 /// # Errors
-/// [`InvalidError`] if name, version, an image or the size of the descriptor is invalid.
+/// [`InvalidError`] if name, version, an object, an image or the size of the descriptor is invalid.
 pub(super) fn pack(folder: &Folder, registry: Option<&RegistryAddress>) -> Result<Artefact> {
     let component = component(&folder.config)?;
+    folder.refuse_mistakes()?;
     let resources = local_resources(folder).context("pack the files")?;
     let images = images(folder)?;
     let context = repository_context(&folder.config, registry)?;

@@ -70,12 +70,15 @@ impl Diff {
     async fn report(&self) -> Result<Report> {
         let from = Version::read(&self.from, self.from_template.as_deref(), &self.registry).await?;
         let to = Version::read(&self.to, self.to_template.as_deref(), &self.registry).await?;
+        InvalidError::of_mistakes(&to.identity.component, &to.mistakes)?;
         let upgrade = Upgrade::between(&from.content, &to.content)
             .map_err(|error| InvalidError::new(&from.identity.component, error))?;
         let side = |name: &'static str, version: &Version| -> Vec<String> {
             version.notes.iter().map(|note| format!("{name}: {note}")).collect()
         };
         let mut notes = [side("from", &from), side("to", &to)].concat();
+        // What is published already does not let change.
+        notes.extend(from.mistakes.iter().map(|mistake| format!("from: {mistake}")));
         if from.identity.component != to.identity.component {
             notes.push("the versions are of different components: the Manifests of the module are replaced".to_owned());
         }

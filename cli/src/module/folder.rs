@@ -8,7 +8,10 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use tidewatch_receiver::oci::layer;
+use tidewatch_receiver::{
+    controllers::manifest::preview::{Review, review},
+    oci::layer,
+};
 
 use super::{
     InvalidError,
@@ -29,6 +32,8 @@ pub(super) struct ObjectFile {
     pub(super) content: Vec<u8>,
     /// The objects in their order.
     pub(super) objects: Vec<Value>,
+    /// Findings about them.
+    pub(super) review: Review,
 }
 
 /// The folder's content.
@@ -78,9 +83,18 @@ impl Folder {
         })
     }
 
+    /// Refuses a manifest that API servers refuse, or that has an object of which the receiver keeps one of several forms.
+    ///
+    /// # Errors
+    /// [`InvalidError`] with the mistakes.
+    pub(super) fn refuse_mistakes(&self) -> Result<(), InvalidError> {
+        InvalidError::of_mistakes(&self.config.manifest, &self.manifest.review.mistakes)
+    }
+
     /// Probable mistakes that do not make the module invalid.
     pub(super) fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
+        let in_file = |warning: &String| format!("{}: {warning}", self.config.manifest);
+        let mut warnings: Vec<_> = self.manifest.review.warnings.iter().map(in_file).collect();
         if let Some(object) = self.default_object() {
             let (kind, version) = (text_of(&object["kind"]), text_of(&object["apiVersion"]));
             let file = &self.config.manifest;
@@ -117,9 +131,11 @@ impl ObjectFile {
             return Err(InvalidError::new(config::FILE, problem).into());
         }
         let content = read(folder, file)?;
-        let objects = layer::documents(&text(file, content.clone())?);
-        let objects = objects.map_err(|error| InvalidError::new(file, error))?;
-        Ok(Self { name: name.to_owned(), content, objects })
+        let text = text(file, content.clone())?;
+        let invalid = |error| InvalidError::new(file, error);
+        let review = review(&layer::placed_documents(&text).map_err(invalid)?);
+        let objects = layer::documents(&text).map_err(invalid)?;
+        Ok(Self { name: name.to_owned(), content, objects, review })
     }
 }
 

@@ -82,8 +82,9 @@ impl Render {
     }
 
     async fn report(&self) -> Result<Report> {
-        let Version { identity, content, notes } =
+        let Version { identity, content, notes, mistakes } =
             Version::read(&self.reference, self.template.as_deref(), &self.registry).await?;
+        InvalidError::of_mistakes(&identity.component, &mistakes)?;
         let applied = content.applied().map_err(|error| InvalidError::new(&identity.component, error))?;
         let (form, objects, left_out): (_, Vec<_>, Vec<_>) = if self.applied {
             let undecided = applied.undecided().iter().map(|kind| {

@@ -240,7 +240,7 @@ fn content_that_is_no_module_is_refused_with_file_and_cause() {
         (
             "module.yaml",
             "component: kyma-project.io/module/x1\nversion: 1.2.3\n".into(),
-            &["module.yaml", "moduleName"],
+            &["module.yaml", "\"x1\""],
         ),
         ("module.yaml", module("1.2.3", "registry: ftp://a\n"), &["module.yaml", "ftp://a"]),
         ("module.yaml", module("1.2.3", "images: ['a/b']\n"), &["module.yaml", "a/b", "neither a tag nor a digest"]),
@@ -253,6 +253,21 @@ fn content_that_is_no_module_is_refused_with_file_and_cause() {
             "manifest.yaml",
             "apiVersion: v1\nkind: A\nmetadata: {name: a}\n---\n- 1\n".into(),
             &["manifest.yaml", "document 2", "line 5"],
+        ),
+        (
+            "manifest.yaml",
+            "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n---\napiVersion: v1\nkind: Service\nmetadata: {name: a}\n".into(),
+            &["manifest.yaml", "document 2 from line 5", "the same object as document 1 from line 1"],
+        ),
+        (
+            "manifest.yaml",
+            "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: 1}, {port: 1}]}\n".into(),
+            &["manifest.yaml", "spec.ports[0] and [1] have the same port 1"],
+        ),
+        (
+            "manifest.yaml",
+            "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: a.b}\n".into(),
+            &["manifest.yaml", "document 1", "the CRD has no spec"],
         ),
         ("manifest.yaml", "apiVersion: v1\nkind: A\n".into(), &["manifest.yaml", "document 1", "metadata.name"]),
         (
@@ -326,9 +341,9 @@ fn published_manifest_is_a_resource_of_the_template() {
 
 #[test]
 fn errors_are_one_sentence_each() {
-    let module = "component: kyma-project.io/module/x1\nversion: 1.2.3\n";
-    let error = refusal(&[("module.yaml", module)]);
-    assert_eq!(error.matches("spec.moduleName").count(), 1, "{error}");
+    let module = format!("component: kyma-project.io/module/tide\nversion: 1.2.3-{}\n", "a".repeat(40));
+    let error = refusal(&[("module.yaml", &module)]);
+    assert_eq!(error.matches("spec.version").count(), 1, "{error}");
     let list = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: a}}\n\
         - {apiVersion: v1, kind: Secret, metadata: {generateName: tide-}}\n";
     assert_eq!(

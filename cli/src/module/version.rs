@@ -9,7 +9,10 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 use serde_saphyr::options;
-use tidewatch_receiver::{controllers::manifest::preview::VersionContent, oci::descriptor::RAW_MANIFEST};
+use tidewatch_receiver::{
+    controllers::manifest::preview::{VersionContent, review},
+    oci::{descriptor::RAW_MANIFEST, layer},
+};
 use tidewatch_shared::api::ModuleTemplate;
 
 use super::{
@@ -33,6 +36,8 @@ pub(super) struct Version {
     pub(super) content: VersionContent,
     /// Assumptions about the content.
     pub(super) notes: Vec<String>,
+    /// Mistakes in the objects.
+    pub(super) mistakes: Vec<String>,
 }
 
 /// Name, version and digest of an artefact.
@@ -79,7 +84,8 @@ impl Version {
         let objects = folder.manifest.objects.clone();
         let content =
             VersionContent { objects, images, default_cr: template.spec.data, manager: template.spec.manager };
-        Ok(Self { identity, content, notes: Vec::new() })
+        let mistakes = folder.manifest.review.mistakes.clone();
+        Ok(Self { identity, content, notes: Vec::new(), mistakes })
     }
 
     fn of_artefact(stored: &Stored, given: Option<&Path>, beside: Option<PathBuf>) -> Result<Self> {
@@ -89,10 +95,12 @@ impl Version {
             version: component.version.to_string(),
             digest: Some(digest.to_string()),
         };
-        let objects = match descriptor.raw_manifest {
-            Some(_) => stored.raw_objects().map_err(|problem| InvalidError::new(RAW_MANIFEST, problem))?,
-            None => return Err(InvalidError::new("component descriptor", format!("no resource {RAW_MANIFEST}")).into()),
+        let invalid = |problem: String| InvalidError::new(RAW_MANIFEST, problem);
+        let Some(text) = stored.raw_text().map_err(invalid)? else {
+            return Err(InvalidError::new("component descriptor", format!("no resource {RAW_MANIFEST}")).into());
         };
+        let objects = layer::documents(&text).map_err(|error| invalid(error.to_string()))?;
+        let placed = layer::placed_documents(&text).map_err(|error| invalid(error.to_string()))?;
         let template = match (given, beside) {
             (Some(file), _) => Some(read_template(file, &identity)?),
             (None, Some(file)) => Some(read_template(&file, &identity)?),
@@ -103,7 +111,8 @@ impl Version {
             Some(template) => (template.spec.data, template.spec.manager, Vec::new()),
             None => (stored.default_cr()?, None, vec![NO_TEMPLATE.to_owned()]),
         };
-        Ok(Self { identity, content: VersionContent { objects, images, default_cr, manager }, notes })
+        let content = VersionContent { objects, images, default_cr, manager };
+        Ok(Self { identity, content, notes, mistakes: review(&placed).mistakes })
     }
 }
 

@@ -189,12 +189,17 @@ impl Stored {
     }
 
     /// The objects of `raw-manifest`; none without it.
-    pub(in crate::module) fn raw_objects(&self) -> Result<Vec<Value>, String> {
-        let Some(blob) = &self.descriptor.raw_manifest else { return Ok(Vec::new()) };
+    fn raw_objects(&self) -> Result<Vec<Value>, String> {
+        let Some(text) = self.raw_text()? else { return Ok(Vec::new()) };
+        layer::documents(&text).map_err(|error| error.to_string())
+    }
+
+    /// The text of `raw-manifest`; `None` without it.
+    pub(in crate::module) fn raw_text(&self) -> Result<Option<String>, String> {
+        let Some(blob) = &self.descriptor.raw_manifest else { return Ok(None) };
         let content = self.content_of_raw_manifest().ok_or("its content is not in the artefact")?;
         let kind = if blob.is_tar() { LayerKind::Dir } else { LayerKind::Plain };
-        let text = layer::yaml_text(kind, &content).map_err(|error| error.to_string())?;
-        layer::documents(&text).map_err(|error| error.to_string())
+        layer::yaml_text(kind, &content).map(Some).map_err(|error| error.to_string())
     }
 
     /// The default module CR of the artefact, `None` if it has none. The receiver takes that of the ModuleTemplate.
