@@ -5,6 +5,7 @@ mod current;
 mod diff;
 pub(crate) mod files;
 mod live;
+mod shared;
 mod show;
 
 use anyhow::Result;

@@ -48,6 +48,9 @@ pub use show::Show;
 pub use sign::Sign;
 pub use verify::Verify;
 
+pub(crate) use show::source::reference;
+pub(crate) use version::ComparedModule;
+
 /// Commands of `module`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Module {

@@ -1,15 +1,26 @@
 //! `catalog check`.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use clap::Args;
 use jiff::{Timestamp, tz::TimeZone};
-use tidewatch_receiver::controllers::catalog::{
-    check::{self, CheckOptions, Report},
-    visibility::restricted_modules,
+use tidewatch_receiver::{
+    controllers::catalog::{
+        check::{self, CheckOptions, Report, Source},
+        visibility::restricted_modules,
+    },
+    oci::credentials::RegistryAddress,
 };
 
-use super::{LiveFlags, current, files};
-use crate::{block_on, cluster::ClusterFlags, exit, output};
+use super::{LiveFlags, current, files, shared};
+use crate::{
+    block_on,
+    cluster::ClusterFlags,
+    exit,
+    module::{RegistryFlags, reference},
+    output,
+};
 
 /// Arguments of `catalog check`.
 #[derive(Clone, Debug, Args)]
@@ -40,6 +51,19 @@ pub struct Check {
     #[arg(long, env = "TIDEWATCH_RESTRICTED_DEFAULT_MODULES", value_delimiter = ',')]
     pub restricted_default_modules: Option<Vec<String>>,
 
+    /// Version of a module whose objects are compared with those of the other modules: a reference as for module render;
+    /// repeatable
+    #[arg(long, value_name = "REF")]
+    pub module: Vec<String>,
+
+    /// Registry with the artefacts; compares the objects of all versions that the channels of the files name
+    #[arg(long, value_name = "REGISTRY")]
+    pub artefacts: Option<RegistryAddress>,
+
+    /// Access to the registry.
+    #[command(flatten)]
+    pub registry: RegistryFlags,
+
     /// Treat warnings as errors
     #[arg(long)]
     pub deny_warnings: bool,
@@ -69,12 +93,36 @@ impl Check {
             whole: self.whole,
         };
         let against = (!against.is_empty()).then_some(&*against);
-        Ok(check::check(&sources, against, &options)?)
+        let report = check::check(&sources, against, &options)?;
+        let references = self.references(&sources);
+        if references.is_empty() {
+            return Ok(report);
+        }
+        Ok(report.with(block_on(shared::findings(&references, &self.registry))?))
+    }
+
+    /// References of the versions whose objects are compared.
+    fn references(&self, sources: &[Source]) -> Vec<String> {
+        let mut references = self.module.clone();
+        // What is no catalog has findings of its own.
+        let catalog = self.artefacts.as_ref().and_then(|registry| Some((registry, check::read(sources).ok()?)));
+        let Some((registry, catalog)) = catalog else { return references };
+        for meta in &catalog.release_metas {
+            let spec = &meta.spec;
+            let Some(component) = &spec.ocm_component_name else { continue };
+            let channels = spec.channels().iter().map(|channel| &channel.version);
+            let mandatory = spec.mandatory.iter().map(|mandatory| &mandatory.version);
+            let versions: BTreeSet<_> = channels.chain(mandatory).collect();
+            references.extend(versions.iter().map(|version| reference(registry, component, version)));
+        }
+        references
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
 
     /// Catalogs of the check's own tests.
@@ -93,6 +141,9 @@ mod tests {
                 cluster: ClusterFlags { kubeconfig: None, namespace: "kcp-system".to_owned() },
                 whole: false,
                 restricted_default_modules: None,
+                module: Vec::new(),
+                artefacts: None,
+                registry: RegistryFlags::default(),
                 deny_warnings: false,
                 json: false,
             };
@@ -102,5 +153,25 @@ mod tests {
         assert_eq!(report(&["good.yaml"], &["wrong.yaml"]).unwrap(), (1, false), "its channels move down from there");
         assert_eq!(report(&["wrong.yaml", "good.yaml"], &[]).unwrap(), (2, false));
         assert!(report(&["good.yaml", "missing.yaml"], &[]).is_err());
+    }
+
+    #[test]
+    fn artefacts_are_those_of_the_versions_that_the_channels_name() {
+        let args = ["check", "-", "--module", "folder", "--artefacts", "http://registry.test/modules"];
+        let check = Parsed::try_parse_from(args).unwrap().check;
+        let release = "apiVersion: operator.kyma-project.io/v1beta2\nkind: ModuleReleaseMeta\nmetadata: {name: keda}\n\
+            spec: {moduleName: keda, ocmComponentName: kyma-project.io/module/keda, channels: [{channel: fast, version: 1.1.0}, \
+            {channel: regular, version: 1.0.0}, {channel: other, version: 1.0.0}]}\n";
+        let source = Source { name: "f".into(), text: release.to_owned() };
+        let at = |version: &str| {
+            format!("http://registry.test/modules/component-descriptors/kyma-project.io/module/keda:{version}")
+        };
+        assert_eq!(check.references(&[source]), ["folder".to_owned(), at("1.0.0"), at("1.1.0")]);
+    }
+
+    #[derive(clap::Parser)]
+    struct Parsed {
+        #[command(flatten)]
+        check: Check,
     }
 }

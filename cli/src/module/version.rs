@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use serde::Serialize;
 use serde_saphyr::options;
 use tidewatch_receiver::{
-    controllers::manifest::preview::{VersionContent, review},
+    controllers::manifest::preview::{ComparedVersion, VersionContent, review},
     oci::{descriptor::RAW_MANIFEST, layer},
 };
 use tidewatch_shared::api::ModuleTemplate;
@@ -38,6 +38,27 @@ pub(super) struct Version {
     pub(super) notes: Vec<String>,
     /// Mistakes in the objects.
     pub(super) mistakes: Vec<String>,
+}
+
+/// A version that is compared with those of other modules.
+pub(crate) struct ComparedModule {
+    /// Name and version of the module.
+    pub(crate) name: String,
+    pub(crate) version: ComparedVersion,
+}
+
+impl ComparedModule {
+    /// Reads a version as [`Version::read`] does.
+    ///
+    /// # Errors
+    /// As [`Version::read`], and [`InvalidError`] for an object that cannot be rendered.
+    pub(crate) async fn read(reference: &str, registry: &RegistryFlags) -> Result<Self> {
+        let Version { identity, content, .. } = Version::read(reference, None, registry).await?;
+        let Identity { component, version, .. } = identity;
+        let objects = content.applied().map_err(|error| InvalidError::new(&component, error))?;
+        let name = format!("{} {version}", component.rsplit('/').next().unwrap_or_default());
+        Ok(Self { name, version: ComparedVersion { component, objects } })
+    }
 }
 
 /// Name, version and digest of an artefact.

@@ -35,6 +35,11 @@ pub(in crate::module) enum Source {
     Registry(Box<Registry>, ComponentVersion),
 }
 
+/// Reference of a version in a registry.
+pub(crate) fn reference(registry: &RegistryAddress, component: &str, version: &str) -> String {
+    format!("{registry}{DESCRIPTORS}{component}:{version}")
+}
+
 /// Parses `<registry>/component-descriptors/<name>:<version>`.
 fn parse(reference: &str) -> Result<(RegistryAddress, ComponentVersion)> {
     let parts = reference.split_once(DESCRIPTORS);

@@ -5,6 +5,7 @@ mod changes;
 mod fields;
 mod review;
 mod risks;
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +26,7 @@ pub use changes::{ManagerChange, ObjectChange, Upgrade};
 pub use fields::FieldChange;
 pub use review::{Review, review};
 pub use risks::{Risk, RiskCode};
+pub use shared::{ComparedVersion, Conflict, conflicts};
 
 use super::{
     inventory::ObjectKey,

@@ -103,6 +103,8 @@ pub enum Code {
     LabelValue,
     /// The label of a template does not name its module.
     ModuleLabel,
+    /// Two modules have an object with other values of one field.
+    SharedObject,
     /// The channel of the earlier state is removed.
     ChannelRemoved,
     /// The release meta of the earlier state is removed.
@@ -183,6 +185,12 @@ impl Report {
         let of = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
         (summary.errors, summary.warnings) = (of(Severity::Error), of(Severity::Warning));
         Self { findings, summary }
+    }
+
+    /// Adds findings of checks beyond the templates and release metas.
+    #[must_use]
+    pub fn with(self, findings: impl IntoIterator<Item = Finding>) -> Self {
+        Self::new(self.findings.into_iter().chain(findings).collect(), self.summary)
     }
 
     /// Returns whether there are no errors, and with `deny_warnings` no warnings either.

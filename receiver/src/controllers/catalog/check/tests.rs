@@ -46,8 +46,9 @@ fn each_mistake_has_a_position_a_code_and_advice() {
     assert_eq!(found, golden, "{found:#}");
     assert!(report.findings.iter().all(|finding| !finding.suggestion.is_empty()), "{report}");
     assert!(!report.is_clean(false));
-    // Codes covered by other tests of this file.
+    // Codes covered by other tests of this file, and that of a check of the CLI.
     let elsewhere = [
+        Code::SharedObject,
         Code::Downgrade,
         Code::TooLarge,
         Code::NotRestricted,
