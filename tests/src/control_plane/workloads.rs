@@ -23,7 +23,8 @@ const PROBE: Duration = Duration::from_secs(5);
 pub const NODE: &str = "node-1";
 /// The controllers that modules rely on; the others only cost memory.
 const CONTROLLERS: &str = "deployment-controller,replicaset-controller,statefulset-controller,daemonset-controller,\
-    job-controller,garbage-collector-controller,namespace-controller,serviceaccount-controller,\
+    job-controller,ttl-after-finished-controller,garbage-collector-controller,namespace-controller,\
+    serviceaccount-controller,serviceaccount-token-controller,clusterrole-aggregation-controller,\
     root-ca-certificate-publisher-controller";
 
 /// Failure of the workloads.

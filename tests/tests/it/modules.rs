@@ -10,6 +10,7 @@ mod maintenance_windows;
 mod mandatory;
 mod registry_faults;
 mod removal;
+mod rendering;
 mod restricted;
 mod signed;
 mod takeover;
