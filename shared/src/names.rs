@@ -158,6 +158,13 @@ pub mod annotation {
     /// `true` on a CRD in a runtime lets a module be removed although resources of its kind exist, with which the module works
     /// without defining it (Tidewatch).
     pub const ALLOW_REMOVAL: &str = "operator.kyma-project.io/allow-removal";
+    /// `true` on an object of a module lets it stay when a version no longer contains it, and when the module is removed
+    /// (Tidewatch).
+    pub const KEEP: &str = "operator.kyma-project.io/tidewatch-keep";
+    /// `keep` on an object has the same effect as [`KEEP`]; the name is Helm's.
+    pub const HELM_RESOURCE_POLICY: &str = "helm.sh/resource-policy";
+    /// Value of [`HELM_RESOURCE_POLICY`] that keeps an object.
+    pub const HELM_KEEP: &str = "keep";
     /// On the KCP Kyma, the domain of the runtime; its first label is the shoot in the incumbent's metrics.
     pub const SKR_DOMAIN: &str = "skr-domain";
     /// Prefix of the annotations of a Kyma that pin the version of a module, before the name of the module (Tidewatch).
@@ -235,6 +242,8 @@ pub mod field_manager {
     pub const CATALOG_SYNC: &str = "catalog-sync";
     /// Objects of modules in a runtime, status and finalizers of Manifests.
     pub const MODULE: &str = "declarative.kyma-project.io/applier";
+    /// Prefix, before the name of a module: fields that the module adds to an object of another module (Tidewatch).
+    pub const SHARED: &str = "operator.kyma-project.io/tidewatch-shared/";
     /// Default module CRs.
     pub const DEFAULT_OBJECT: &str = "resource.kyma-project.io/finalizer";
     /// Namespace, labels and annotations of the Kyma in a runtime.
