@@ -1,11 +1,12 @@
 //! Kinds that the API servers of the runtimes serve, with their plurals and scopes.
 //!
 //! Those of Kubernetes itself are known without a request (`built_in`); the others are discovered once per runtime
-//! (`discovery`) and cached (`cache`). Each reconcile has its own view ([`Kinds`]): it first discovers the kinds that it
+//! (`discovery`) and cached (`cache`); `content` finds all kinds that can be in a namespace. Each reconcile has its own view ([`Kinds`]): it first discovers the kinds that it
 //! needs, and then answers without requests.
 
 mod built_in;
 mod cache;
+mod content;
 mod definition;
 mod discovery;
 mod removed;
@@ -24,6 +25,7 @@ use kube::{
 use serde_json::Value;
 
 pub(crate) use cache::{Kind, KindCache};
+pub(crate) use content::NamespacedKinds;
 pub(crate) use definition::Definition;
 pub(crate) use removed::removed;
 

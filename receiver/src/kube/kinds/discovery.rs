@@ -60,6 +60,13 @@ pub(super) async fn kinds(
     version: &str,
     kinds: &BTreeSet<&str>,
 ) -> kube::Result<Vec<Kind>> {
+    let mut found = resources(client, group, version).await?;
+    found.retain(|kind| kinds.contains(kind.kind.as_str()));
+    Ok(found)
+}
+
+/// All kinds that the API server serves in a version of a group.
+pub(super) async fn resources(client: &Client, group: &str, version: &str) -> kube::Result<Vec<Kind>> {
     // No API server serves them, and they would change the path.
     if !(group.is_empty() || is_group(group)) || !is_label(version) {
         return Ok(Vec::new());
@@ -70,7 +77,7 @@ pub(super) async fn kinds(
     if resources.len() > MAX_RESOURCES {
         return Err(malformed(group));
     }
-    resources.retain(|resource| kinds.contains(resource.kind.as_str()) && !resource.name.contains('/'));
+    resources.retain(|resource| !resource.name.contains('/'));
     let served = resources.into_iter().map(|Resource { name, kind, namespaced }| {
         if !is_label(&name) || kind.len() > MAX_LABEL_LENGTH {
             return Err(malformed(group));
