@@ -2,12 +2,14 @@
 //!
 //! `shape` compares a live object with its desired form, `owned_fields` finds fields that are not desired any more,
 //! `normal_form` recognises what the API server stores otherwise than it was applied. `write` converges the object,
-//! `managed_fields` corrects entries before an apply, and `second_way` answers its refusal. `contested` limits the writes
-//! against a competing writer, and `disputed` finds the fields that one has taken.
+//! `managed_fields` corrects entries before an apply, and `second_way` answers its refusal. `join` adds fields to an object
+//! of another writer of ours. `contested` limits the writes against a competing writer, and `disputed` finds the fields that
+//! one has taken.
 
 mod contested;
 mod disputed;
 mod fields;
+mod join;
 mod managed_fields;
 mod normal_form;
 mod owned_fields;
@@ -30,7 +32,9 @@ use serde::de::DeserializeOwned;
 pub(crate) use contested::{Component, WriteBudget};
 pub use contested::{WriteBudgets, WriteMetrics};
 pub(crate) use disputed::{Disputed, disputed, left_as_it_is, without};
+pub(crate) use join::{Dispute, Join, JoinError, has_joined, leave};
 pub(crate) use managed_fields::{surplus_of_tools, version_patch};
+pub(crate) use owned_fields::has_lost_field;
 pub use second_way::FallbackMetrics;
 pub(crate) use second_way::{Fallback, SecondWays};
 pub(crate) use shape::{Ownership, Repair, Shape, has_foreign_lifecycle};

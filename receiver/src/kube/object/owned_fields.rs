@@ -1,9 +1,9 @@
-//! Fields that a field manager applied, from `managedFields`. Pure.
+//! Fields that field managers applied, from `managedFields`. Pure.
 
-use kube::api::DynamicObject;
+use kube::{ResourceExt as _, api::DynamicObject};
 use serde_json::Value;
 
-use super::fields::{self, Live, Step, members};
+use super::fields::{self, Live, Step, is_leaf, members};
 
 /// Returns whether a manager applied a field before that the desired object lacks and the live one has, so that its next
 /// server-side apply removes the field.
@@ -39,6 +39,33 @@ fn lacks(desired: &Value, live: &Value, set: &Value) -> bool {
     members(set).any(|(_, step, inner)| is_stale(step.within(desired), step.within(live), inner))
 }
 
+/// Returns whether a desired field is owned by another manager of ours, and not by `manager`: somebody has changed the field,
+/// and the other one has changed it back.
+pub(crate) fn has_lost_field(
+    manager: &str,
+    is_other: impl Fn(&str) -> bool,
+    desired: &Value,
+    live: &DynamicObject,
+) -> bool {
+    let sets_of = |selects: &dyn Fn(&str) -> bool| -> Vec<&Value> {
+        let entries = live.managed_fields().iter();
+        let selected = entries.filter(|entry| entry.manager.as_deref().is_some_and(selects));
+        selected.filter_map(fields::of_entry).collect()
+    };
+    let own = sets_of(&|name| name == manager);
+    sets_of(&is_other).iter().any(|set| lacks_owned(desired, set, &own))
+}
+
+/// Returns whether a value has one of these fields, and none of the `own` ones does.
+fn lacks_owned(desired: &Value, set: &Value, own: &[&Value]) -> bool {
+    members(set).any(|(member, step, inner)| {
+        let value = step.within(desired).filter(|value| !value.is_null() && !matches!(step, Step::Value(_)));
+        let Some(value) = value else { return false };
+        let own: Vec<_> = own.iter().filter_map(|set| set.get(member)).collect();
+        if is_leaf(inner) { own.is_empty() } else { lacks_owned(value, inner, &own) }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -70,6 +97,23 @@ mod tests {
             entry.as_object_mut().unwrap().extend(other.as_object().unwrap().clone());
             assert!(!has_stale_field("m", &desired, &live(entry)), "{other}");
         }
+    }
+
+    #[test]
+    fn desired_field_of_another_manager_is_lost_unless_it_is_shared() {
+        let desired = json!({"data": {"a": "1", "null": null}, "list": [{"name": "x", "value": 1}]});
+        let is_lost = |own: Value, other: Value| {
+            let entry =
+                |manager: &str, fields: Value| json!({"manager": manager, "operation": "Apply", "fieldsV1": fields});
+            let managed = [entry("m", own), entry("other", other)];
+            let live = serde_json::from_value(json!({"metadata": {"managedFields": managed}})).unwrap();
+            has_lost_field("m", |name| name == "other", &desired, &live)
+        };
+        let data = |field: &str| json!({"f:data": {".": {}, format!("f:{field}"): {}}});
+        let item = |field: &str| json!({"f:list": {"k:{\"name\":\"x\"}": {".": {}, format!("f:{field}"): {}}}});
+        assert!(is_lost(json!({}), data("a")) && is_lost(data("b"), data("a")) && !is_lost(data("a"), data("a")));
+        assert!(!is_lost(json!({}), data("b")) && !is_lost(json!({}), data("null")), "not desired");
+        assert!(is_lost(item("name"), item("value")) && !is_lost(item("value"), item("value")));
     }
 
     #[test]

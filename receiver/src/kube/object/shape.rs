@@ -55,6 +55,8 @@ pub(crate) struct Shape {
     pub(crate) owns_label: fn(&str) -> bool,
     /// Field manager whose applied fields are removed once they are not desired any more. With [`Ownership::Whole`] all are.
     pub(crate) fields_of: Option<&'static str>,
+    /// Field manager of the owner of an object to which we add fields: what it applied counts as stored in any form.
+    pub(crate) owner: Option<&'static str>,
     /// Field manager whose annotations are removed once they are not desired any more.
     pub(crate) annotations_of: Option<&'static str>,
     /// Foreign finalizers and owner references are removed.
@@ -93,6 +95,7 @@ impl Shape {
             ownership,
             owns_label: |_| false,
             fields_of: None,
+            owner: None,
             annotations_of: None,
             owns_lifecycle: false,
             ignored: &[],
@@ -121,7 +124,7 @@ impl Shape {
         let is_stale = self.fields_of.is_some_and(|manager| has_stale_field(manager, desired, live));
         let mut content = self.compare_content(&is, &shall);
         let is_form = |manager| normal_form::explains(manager, &shall, live, self.drops_empty_lists);
-        if content.lacks && self.fields_of.is_some_and(is_form) {
+        if content.lacks && self.fields_of.or(self.owner).is_some_and(is_form) {
             content.lacks = false;
         }
         content = content | Difference { surplus: is_foreign, lacks: is_stale };
