@@ -1,12 +1,22 @@
 //! Objects of a module that exist in a runtime cluster, as `status.synced` of the Manifest lists them.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::LazyLock,
+};
 
+use kube::ResourceExt;
 use serde_json::Value;
-use tidewatch_shared::{api::Resource, names::SKR_NAMESPACE};
+use tidewatch_shared::{
+    api::{Resource, crds},
+    names::SKR_NAMESPACE,
+};
 
 /// API group of the CRDs.
 pub(super) const DEFINITIONS: &str = "apiextensions.k8s.io";
+/// Namespaces that belong to no module.
+const COMMON_NAMESPACES: [&str; 5] = [SKR_NAMESPACE, "default", "kube-node-lease", "kube-public", "kube-system"];
 
 /// Identity of an object: group, kind, namespace and name. The API version does not belong to it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,6 +44,16 @@ impl ObjectKey {
         }
     }
 
+    /// The identity of an object that an inventory lists.
+    pub(super) fn recorded(object: &Resource) -> Self {
+        Self {
+            group: object.group.clone(),
+            kind: object.kind.clone(),
+            namespace: object.namespace.clone(),
+            name: object.name.clone(),
+        }
+    }
+
     /// True for a CustomResourceDefinition.
     pub(super) fn is_definition(&self) -> bool {
         self.group == DEFINITIONS && self.kind == "CustomResourceDefinition"
@@ -54,13 +74,39 @@ impl ObjectKey {
         self.is_core("Pod")
     }
 
-    fn is_core(&self, kind: &str) -> bool {
-        self.group.is_empty() && self.kind == kind
+    /// True for a CRD of the API group of another object. The name of a CRD is `<plural>.<group>`.
+    pub(super) fn defines_group_of(&self, other: &Self) -> bool {
+        self.is_definition() && self.name.split_once('.').is_some_and(|(_, group)| group == other.group)
     }
 
-    /// True for the namespace of all modules, which belongs to none of them.
-    pub(super) fn is_shared_namespace(&self) -> bool {
-        self.group.is_empty() && self.kind == "Namespace" && self.name == SKR_NAMESPACE
+    /// True for an object that is never a module's own: its removal would end all modules, or the runtime.
+    pub(super) fn is_common(&self) -> bool {
+        self.is_common_namespace() || self.is_of_product()
+    }
+
+    /// True for the namespace of all modules, and for those that every cluster has.
+    pub(super) fn is_common_namespace(&self) -> bool {
+        self.is_namespace() && COMMON_NAMESPACES.contains(&self.name.as_str())
+    }
+
+    /// True for a CRD that the receiver itself brings into every runtime.
+    pub(super) fn is_of_product(&self) -> bool {
+        static NAMES: LazyLock<BTreeSet<String>> =
+            LazyLock::new(|| crds::runtime_crds().iter().map(ResourceExt::name_any).collect());
+        self.is_definition() && NAMES.contains(&self.name)
+    }
+
+    /// True for a Namespace or CRD with which another object goes and comes.
+    pub(super) fn holds(&self, other: &Self) -> bool {
+        self.defines_group_of(other) || (self.is_namespace() && self.name == other.namespace)
+    }
+
+    fn is_namespace(&self) -> bool {
+        self.is_core("Namespace")
+    }
+
+    fn is_core(&self, kind: &str) -> bool {
+        self.group.is_empty() && self.kind == kind
     }
 }
 
@@ -84,13 +130,7 @@ pub(super) struct Inventory(BTreeMap<ObjectKey, Resource>);
 impl Inventory {
     /// Reads `status.synced`. Of several entries of one object with different API versions, the last one counts.
     pub(super) fn read(synced: &[Resource]) -> Self {
-        let key = |it: &Resource| ObjectKey {
-            group: it.group.clone(),
-            kind: it.kind.clone(),
-            namespace: it.namespace.clone(),
-            name: it.name.clone(),
-        };
-        Self(synced.iter().map(|it| (key(it), it.clone())).collect())
+        Self(synced.iter().map(|it| (ObjectKey::recorded(it), it.clone())).collect())
     }
 
     /// `status.synced`, sorted.
@@ -185,9 +225,38 @@ mod tests {
     fn key_of_a_core_object_has_no_group() {
         let key = ObjectKey::of(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SKR_NAMESPACE}}));
         assert_eq!((&*key.group, &*key.to_string()), ("", &*format!("Namespace {SKR_NAMESPACE}")));
-        assert!(key.is_shared_namespace() && !key.is_definition());
+        assert!(key.is_common() && !key.is_definition());
         let other = ObjectKey { name: "other".into(), ..key.clone() };
-        assert!(!other.is_shared_namespace());
+        assert!(!other.is_common());
         assert_eq!(ObjectKey::of(&json!({})).to_string(), " ", "a malformed object is no panic");
+    }
+
+    #[test]
+    fn objects_that_every_runtime_needs_are_common() {
+        let of = |api_version: &str, kind: &str, name: &str| {
+            ObjectKey::of(&json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": name}}))
+        };
+        let definition = |name: &str| of("apiextensions.k8s.io/v1", "CustomResourceDefinition", name);
+        for name in ["kymas", "moduletemplates", "modulereleasemetas"] {
+            assert!(definition(&format!("{name}.operator.kyma-project.io")).is_common(), "{name}");
+        }
+        assert!(!definition("samples.operator.kyma-project.io").is_common());
+        assert!(!of("v1", "ConfigMap", "kymas.operator.kyma-project.io").is_common());
+        assert!(of("v1", "Namespace", "kube-system").is_common() && !of("v1", "ConfigMap", "kube-system").is_common());
+    }
+
+    #[test]
+    fn objects_go_with_their_namespace_and_with_the_crd_of_their_kind() {
+        let of = |api_version: &str, kind: &str, namespace: &str, name: &str| {
+            let metadata = json!({"name": name, "namespace": namespace});
+            ObjectKey::of(&json!({"apiVersion": api_version, "kind": kind, "metadata": metadata}))
+        };
+        let namespace = of("v1", "Namespace", "", "ns");
+        let definition = of("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "samples.a.test");
+        let secret = of("v1", "Secret", "ns", "s");
+        let sample = of("a.test/v1", "Sample", "other", "s");
+        assert!(namespace.holds(&secret) && !namespace.holds(&sample) && !namespace.holds(&namespace));
+        assert!(definition.holds(&sample) && !definition.holds(&secret) && !definition.holds(&definition));
+        assert!(!secret.holds(&sample) && !sample.holds(&secret));
     }
 }

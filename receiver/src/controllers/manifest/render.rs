@@ -95,6 +95,9 @@ pub(super) enum RenderError {
     /// The metadata is malformed.
     #[error("{0}: metadata.{1} is malformed")]
     Metadata(ObjectKey, &'static str),
+    /// The receiver brings this CRD into every runtime.
+    #[error("{0} belongs to Kyma itself: a module must not contain it")]
+    Product(ObjectKey),
     /// A container has the variable of the pull secret already.
     #[error("{0}: the container {1} already has the variable {PULL_SECRET_VARIABLE}")]
     PullSecretVariable(ObjectKey, String),
@@ -113,6 +116,9 @@ pub(super) fn render(objects: &[Value], settings: &RenderSettings<'_>) -> Result
     let mut keys = BTreeSet::new();
     for object in objects.iter().filter(|object| hook_of(object) != Some(Hook::LeftOut)) {
         let object = render_one(object, settings, &localizer, &defined)?;
+        if object.key.is_of_product() {
+            return Err(RenderError::Product(object.key));
+        }
         if keys.insert(object.key.clone()) {
             rendered.push(object);
         }
@@ -176,13 +182,13 @@ fn set_metadata(body: &mut Value, key: &ObjectKey, scope: Scope, manifest: &Mani
         Scope::Namespaced | Scope::NotServed => {}
     }
     let labels = strings(metadata, "labels").ok_or_else(|| malformed("labels"))?;
-    if !key.is_shared_namespace() {
+    if !key.is_common_namespace() {
         labels.insert(label::MANAGED_BY.to_owned(), label::MANAGED_BY_SKR.into());
         labels.insert(label::COMPONENT.to_owned(), manifest.metadata.name.clone().into());
         labels.insert(label::PART_OF.to_owned(), label::PART_OF_KYMA.into());
     }
     let annotations = strings(metadata, "annotations").ok_or_else(|| malformed("annotations"))?;
-    if !key.is_shared_namespace() {
+    if !key.is_common_namespace() {
         annotations.insert(annotation::OWNED_BY.to_owned(), super::execute::owner_of(manifest).into());
         annotations.insert(annotation::DISCLAIMER.to_owned(), annotation::DISCLAIMER_TEXT.into());
     }

@@ -48,11 +48,9 @@ impl Stage {
 
 impl Stage {
     /// Stage of an object of an inventory, without the layer: a kind counts as the module's own if a CRD of the
-    /// inventory has its group (the name of a CRD is `<plural>.<group>`).
+    /// inventory has its group.
     pub(super) fn recorded(key: &ObjectKey, inventory: &Inventory) -> Self {
-        let is_own_group = |definition: &ObjectKey| {
-            definition.is_definition() && definition.name.split_once('.').is_some_and(|(_, group)| group == key.group)
-        };
+        let is_own_group = |definition: &ObjectKey| definition.defines_group_of(key);
         match Self::of(key, &BTreeSet::new()) {
             Self::Configuration if inventory.keys().any(is_own_group) => Self::CustomResources,
             stage => stage,
