@@ -1,6 +1,6 @@
 //! User CRs that block the removal of a module: all objects of the kinds that it manages, in all namespaces, less those
-//! that it brought itself, and those that go with its default CR. An object that is being deleted still blocks: its
-//! finalizers need the module's operator.
+//! that it brought itself, those that go with its default CR, and those with a marker that keeps them. An object that is
+//! being deleted still blocks: its finalizers need the module's operator.
 //!
 //! A module may manage kinds whose CRDs its operator installs: its team lists them as associated. Such a kind may be
 //! another one's as well, so that an annotation on its CRD lets the resources stay.
@@ -25,6 +25,7 @@ use super::{
     default_object,
     execute::owner_of,
     inventory::{Inventory, ObjectKey, split_api_version},
+    keeping::is_marked,
     search::SearchError,
 };
 use crate::{
@@ -402,6 +403,10 @@ async fn list_some(client: &Client, kind: ServedKind<'_>, limit: usize) -> kube:
     let api: Api<PartialObjectMeta> = kind.api(client, "");
     let mut objects = BTreeMap::new();
     let keep = |object: PartialObjectMeta| {
+        // It stays, and so does its CRD.
+        if is_marked(&object) {
+            return;
+        }
         let key = ObjectKey {
             group: kind.group.to_owned(),
             kind: kind.kind.to_owned(),

@@ -21,6 +21,17 @@ pub(super) enum SearchError {
         /// Cause.
         source: kube::Error,
     },
+    /// Discovery of the kinds of all CRDs.
+    #[error("find the kinds that the runtime serves")]
+    Kinds(#[source] kube::Error),
+    /// Read of an object.
+    #[error("read {object}")]
+    Object {
+        /// The object.
+        object: String,
+        /// Cause.
+        source: kube::Error,
+    },
     /// List of the objects of a kind.
     #[error("list the objects of the kind {kind}")]
     List {
@@ -35,7 +46,11 @@ impl SearchError {
     /// The failed request.
     pub(super) const fn request(&self) -> &kube::Error {
         match self {
-            Self::Definition { source, .. } | Self::Kind { source, .. } | Self::List { source, .. } => source,
+            Self::Definition { source, .. }
+            | Self::Kind { source, .. }
+            | Self::Kinds(source)
+            | Self::Object { source, .. }
+            | Self::List { source, .. } => source,
         }
     }
 }

@@ -27,9 +27,9 @@ pub struct Risk {
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum RiskCode {
-    /// A CRD is removed, and with it all its resources.
+    /// A CRD is removed where it has no resources.
     DefinitionRemoved,
-    /// A Namespace or a PersistentVolumeClaim is removed, and with it its content.
+    /// A Namespace or a PersistentVolumeClaim is removed where it has no content.
     DataRemoved,
     /// The scope of a CRD changes, which the API server refuses.
     ScopeChanged,
@@ -125,12 +125,19 @@ const FROZEN: [&str; 4] = ["data", "binaryData", "stringData", "immutable"];
 
 /// Risk of the removal of an object.
 pub(super) fn of_removal(object: &RenderedObject) -> Option<Risk> {
-    let (code, message) = if object.key.is_definition() {
-        (RiskCode::DefinitionRemoved, "it is removed with all its resources")
-    } else if object.key.group.is_empty() && matches!(&*object.key.kind, "Namespace" | "PersistentVolumeClaim") {
-        (RiskCode::DataRemoved, "it is removed with its content")
-    } else {
-        return None;
+    let (code, message) = match (&*object.key.group, &*object.key.kind) {
+        _ if object.key.is_definition() => (
+            RiskCode::DefinitionRemoved,
+            "it is removed from runtimes that have no resource of its kind, and stays in the others",
+        ),
+        ("", "Namespace") => (
+            RiskCode::DataRemoved,
+            "it is removed from runtimes in which it has no objects of others, and stays in the others",
+        ),
+        ("", "PersistentVolumeClaim") => {
+            (RiskCode::DataRemoved, "it is removed from runtimes in which it was never bound")
+        }
+        _ => return None,
     };
     Some(Risk { object: ObjectIdentity::of_rendered(object), code, message: message.to_owned() })
 }
