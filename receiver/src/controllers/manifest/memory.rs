@@ -18,6 +18,7 @@ use super::{
     pods::{PodSelection, PodSelections},
     refusals::Refusals,
     render::RenderedObject,
+    turns::{Turn, Turns},
     written::WrittenManifests,
     yields::Yields,
 };
@@ -29,7 +30,9 @@ use crate::{
 /// First delay until a Manifest that waits is reconciled again; it doubles while the cause stays the same.
 const RECHECK: Duration = Duration::from_secs(1);
 /// Longest delay; changes in KCP and of the layer cause a reconcile at once.
-const MAX_RECHECK: Duration = Duration::from_secs(60);
+pub(super) const MAX_RECHECK: Duration = Duration::from_secs(60);
+/// Longest delay of a Manifest that waits for somebody's decision on an object: it may wait for ever.
+pub(super) const MAX_DECISION_RECHECK: Duration = Duration::from_secs(600);
 
 /// Desired objects of a Manifest, as hashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +102,11 @@ impl Memory {
     /// Records that an object was reported as changed: until it was compared, the next reconciles compare it too.
     pub(super) fn doubt(&mut self, key: &ObjectKey) {
         self.doubted.insert(hash(key));
+    }
+
+    /// As [`Self::doubt`], for several objects.
+    pub(super) fn doubt_all(&mut self, keys: impl IntoIterator<Item = ObjectKey>) {
+        self.doubted.extend(keys.into_iter().map(|key| hash(&key)));
     }
 
     /// True if the object was applied in an earlier reconcile, so that it has to be read.
@@ -191,6 +199,7 @@ pub struct Memories {
     own_writes: OwnWrites,
     pods: PodSelections,
     yields: Yields,
+    turns: Turns,
 }
 
 #[derive(Debug)]
@@ -203,8 +212,8 @@ impl Default for Memories {
     fn default() -> Self {
         let random = Random::seeded();
         let state = Arc::new(Mutex::new(State { by_manifest: HashMap::new(), random }));
-        let (written, own_writes, pods, yields) = Default::default();
-        Self { state, written, own_writes, pods, yields }
+        let (written, own_writes, pods, yields, turns) = Default::default();
+        Self { state, written, own_writes, pods, yields, turns }
     }
 }
 
@@ -265,6 +274,11 @@ impl Memories {
         &self.yields
     }
 
+    /// Waits until no other Manifest of the Kyma lets shared objects leave.
+    pub(super) async fn next_turn(&self, kyma: &KymaKey) -> Turn {
+        self.turns.next(kyma).await
+    }
+
     /// Pods of a Manifest's manager that the agent is to watch.
     pub(super) fn pods(&self, key: &ManifestKey) -> Option<PodSelection> {
         self.pods.of(key)
@@ -305,9 +319,10 @@ impl Memories {
         self.written.observe(key, delivered);
     }
 
-    /// Delay until a Manifest that waited this often for the same cause is reconciled again, with jitter of one half.
-    pub(super) fn recheck(&self, times: u32) -> Duration {
-        let bound = RECHECK.saturating_mul(2u32.saturating_pow(times)).min(MAX_RECHECK);
+    /// Delay until a Manifest that waited this often for the same cause is reconciled again, at most `longest`, with jitter of
+    /// one half.
+    pub(super) fn recheck(&self, times: u32, longest: Duration) -> Duration {
+        let bound = RECHECK.saturating_mul(2u32.saturating_pow(times)).min(longest);
         bound / 2 + self.lock().random.jitter(bound / 2)
     }
 
@@ -484,7 +499,7 @@ mod tests {
         for times in 0..10 {
             assert_eq!(memory.wait("waiting for a"), times);
             let bound = RECHECK.saturating_mul(2u32.pow(times)).min(MAX_RECHECK);
-            let delay = memories.recheck(times);
+            let delay = memories.recheck(times, MAX_RECHECK);
             assert!(delay >= bound / 2 && delay <= bound, "{times}: {delay:?}");
             longest = longest.max(bound);
         }
