@@ -15,12 +15,14 @@ mod execute;
 mod image;
 mod inventory;
 mod jobs;
+mod keeping;
 mod layers;
 mod memory;
 mod metrics;
 mod migrate;
 mod own_webhook;
 mod own_writes;
+mod parting;
 mod pods;
 pub mod preview;
 mod ready;
@@ -31,11 +33,13 @@ mod refusals;
 mod render;
 mod report;
 mod search;
+mod sharing;
 mod stage;
 mod status;
 mod step;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod watches;
 mod written;
 mod yielding;
@@ -69,18 +73,19 @@ pub(crate) use watches::module_watches;
 use self::{
     adoption::Installation,
     blocking::Found,
-    drift::object_key,
+    drift::{is_replaced, object_key},
     execute::{Execution, Failure, wanted_finalizers},
     inventory::{Inventory, ObjectKey},
     jobs::CreatedJobs,
     layers::layer_key,
-    memory::{Desired, hash},
+    memory::{Desired, MAX_DECISION_RECHECK, MAX_RECHECK, hash},
     pods::PodSelection,
     ready::manager_of,
     record::Record,
     refusals::Retry,
     render::{PullSecret, RenderSettings, RenderedObject, Scope, render},
     report::{Details, Fault, findings},
+    sharing::Sharing,
     status::Findings,
     step::{Action, DefaultObject, Facts, Goal, Seen, step},
 };
@@ -138,6 +143,9 @@ type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), ClientError> + Send
 /// Returns the objects of a layer. A Manifest whose layer is not available is enqueued when that changes.
 type Layers = Box<dyn for<'a> Fn(&'a ManifestKey, &'a LayerKey) -> BoxFuture<'a, LayerObjects> + Send + Sync>;
 
+/// Enqueues a reconcile of another Manifest that compares all of its objects.
+type Wake = Box<dyn Fn(&ManifestKey) + Send + Sync>;
+
 /// Dependencies of a reconcile.
 pub struct Context {
     /// Client of KCP.
@@ -148,6 +156,8 @@ pub struct Context {
     pub(crate) clients: Clients,
     /// Layers of the modules.
     pub(crate) layers: Layers,
+    /// Wakes a Manifest that gets objects of another one.
+    pub(crate) wake: Wake,
     /// Kinds that the runtime clusters serve.
     pub(crate) kinds: KindCache,
     /// Secrets of KCP whose data the module `deployer` gets, if it is a restricted module.
@@ -240,16 +250,18 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
             });
         }
     }
-    let (goal, others) = (goal_of(&manifest), ctx.others_of_module(&manifest)?);
+    let goal = goal_of(&manifest);
+    let others = ctx.others_of_kyma(&manifest)?;
+    let of_module = of_module(&manifest, &others);
     let is_newer = |other: &Arc<Manifest>| precedence(other) > precedence(&manifest);
-    if goal == Goal::Install && others.iter().any(is_newer) {
+    if goal == Goal::Install && of_module.iter().any(is_newer) {
         // The newer Manifest takes the objects over. If it leaves, all of them are compared.
         ctx.memories.distrust(key);
         ctx.memories.set_pods(key, &kyma, None);
         // The deletion of either of the two enqueues it, and so does a change of its number.
         return Ok(ended());
     }
-    let heirs = if goal == Goal::Remove { others } else { Vec::new() };
+    let heirs = if goal == Goal::Remove { of_module } else { Vec::new() };
     let mut record = Record::new(ctx, (*manifest).clone());
     let (client, revision) = match (ctx.clients)(&kyma) {
         Ok(client) => client,
@@ -260,7 +272,7 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
             return Ok(ended());
         }
     };
-    let reconcile = Reconcile { ctx, key, kyma, client, revision, queued, heirs };
+    let reconcile = Reconcile { ctx, key, kyma, client, revision, queued, heirs, others };
     reconcile.run(record).await
 }
 
@@ -316,26 +328,28 @@ impl Context {
         if takeover.is_pending(key) || awaits_label { Permission::Later } else { Permission::Granted }
     }
 
-    /// Returns the other Manifests of the same Kyma and module that are not being deleted: the component of the module
-    /// was renamed. The newest one that stays owns the objects, the default module CR, and the decision on user CRs.
-    fn others_of_module(&self, manifest: &Manifest) -> Result<Vec<Arc<Manifest>>, BodyMissingError> {
-        let (Some(kyma), Some(module)) = (manifest.labels().get(label::KYMA_NAME), module_of(manifest)) else {
-            return Ok(Vec::new());
-        };
+    /// Returns the other Manifests of the same Kyma, as our last writes returned them.
+    fn others_of_kyma(&self, manifest: &Manifest) -> Result<Vec<Arc<Manifest>>, BodyMissingError> {
+        let Some(kyma) = manifest.labels().get(label::KYMA_NAME) else { return Ok(Vec::new()) };
         let key = KymaKey::new(manifest.namespace().unwrap_or_default(), kyma);
         let of_kyma = self.stores.manifests.of_kyma(&key, None)?.into_iter();
-        let newest = of_kyma.map(|other| self.memories.newest(&KymaKey::of(&*other), other));
-        let is_other = |other: &Arc<Manifest>| {
-            other.metadata.deletion_timestamp.is_none()
-                && module_of(other) == Some(module)
-                && other.name_any() != manifest.name_any()
-        };
-        Ok(newest.filter(is_other).collect())
+        let others = of_kyma.filter(|other| other.name_any() != manifest.name_any());
+        Ok(others.map(|other| self.memories.newest(&KymaKey::of(&*other), other)).collect())
     }
 
     fn kyma(&self, key: &KymaKey) -> Option<Arc<CachedKyma>> {
         self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace))
     }
+}
+
+/// Selects the other Manifests of the same module that are not being deleted: the component of the module was renamed. The
+/// newest one that stays is applied, and the default module CR is its own.
+fn of_module(manifest: &Manifest, others: &[Arc<Manifest>]) -> Vec<Arc<Manifest>> {
+    let module = module_of(manifest);
+    let is_of_module = |other: &&Arc<Manifest>| {
+        module.is_some() && module_of(other) == module && other.metadata.deletion_timestamp.is_none()
+    };
+    others.iter().filter(is_of_module).cloned().collect()
 }
 
 fn module_of(manifest: &Manifest) -> Option<&str> {
@@ -362,6 +376,13 @@ fn inventory_of(manifest: &Manifest) -> Inventory {
 /// True if the module has a default CR that is created and deleted with it.
 fn manages_default(manifest: &Manifest) -> bool {
     manifest.spec.policy() == CustomResourcePolicy::CreateAndDelete && manifest.spec.resource().is_some()
+}
+
+/// True if a Manifest of the same module that stays has this default module CR, or the CRD of its kind.
+fn keeps_default(heir: &Manifest, default: &ObjectKey) -> bool {
+    let of_heir = [default_object::of(heir), heir.spec.resource().map(ObjectKey::of)];
+    of_heir.iter().flatten().any(|it| it == default)
+        || inventory_of(heir).keys().any(|key| key.defines_group_of(default))
 }
 
 /// True if the layer that the Manifest names was applied completely.
@@ -395,6 +416,8 @@ struct Reconcile<'a> {
     /// Manifests of the same module that stay while this one is removed: the component of the module was renamed, or
     /// the rename was reverted.
     heirs: Vec<Arc<Manifest>>,
+    /// All other Manifests of the Kyma.
+    others: Vec<Arc<Manifest>>,
 }
 
 /// The rendered layer.
@@ -421,14 +444,21 @@ impl Reconcile<'_> {
                 objects: hash(&(metadata.generation, spec.install.source.to_string(), secrets)),
             }
         });
+        let rendered = objects.iter().flatten();
+        let known = inventory.keys().chain(rendered.map(|object| &object.key));
+        let sharing = Sharing::of(&record.manifest, &self.others, known);
         let verify = self.queued.drift == Drift::All;
         let mut memory = self.ctx.memories.take(self.key, desired, verify, inventory.clone());
         let current = memory.retain(objects.as_deref().unwrap_or_default());
         let mut facts = facts(goal, &record.manifest, objects.as_deref(), inventory, &current);
-        if let Drift::Objects(objects) = &self.queued.drift {
-            for key in objects.iter().map(object_key) {
+        if let Drift::Objects(reported) = &self.queued.drift {
+            for object in reported {
+                let key = object_key(object);
                 facts.seen.remove(&key);
                 memory.doubt(&key);
+                if is_replaced(object) {
+                    memory.doubt_all(facts.forget_held(&key));
+                }
             }
         }
         for key in self.ctx.memories.yields().take_ended(self.key) {
@@ -436,12 +466,9 @@ impl Reconcile<'_> {
             memory.doubt(&key);
         }
         facts.recovered = memory.is_recovered().then_some(true);
-        if !self.heirs.is_empty() {
+        let default = default_object::of(&record.manifest);
+        if default.is_some_and(|default| self.heirs.iter().any(|heir| keeps_default(heir, &default))) {
             facts.default_object = DefaultObject::NotWanted;
-            facts.blocked = Some(false);
-            for heir in &self.heirs {
-                facts.inherited.extend(inventory_of(heir).keys().cloned());
-            }
         }
         let rendered = objects.iter().flatten().map(|object| (&object.key, object.version.as_str()));
         let manager = manager_of(&record.manifest, rendered);
@@ -458,6 +485,10 @@ impl Reconcile<'_> {
             failures: failure.into_iter().collect(),
             crs: Found::default(),
             going: Vec::new(),
+            remarks: BTreeMap::new(),
+            sharing,
+            heirs: self.heirs.clone(),
+            turn: None,
             unestablished: Vec::new(),
             migrating: Vec::new(),
             established: BTreeSet::new(),
@@ -471,8 +502,8 @@ impl Reconcile<'_> {
         for _ in 0..MAX_ACTIONS {
             match step(&execution.facts) {
                 Action::End => break,
-                // The next reconcile removes the objects that were left to them.
-                Action::Leave if self.has_lost_heirs(&execution.record.manifest)? => break,
+                // The next reconcile deletes the default module CR first, which was left to them.
+                Action::Delete(_) | Action::Leave if self.has_lost_heirs(&execution.record.manifest)? => break,
                 action => execution.run(action).await?,
             }
             if execution.has_left {
@@ -484,7 +515,7 @@ impl Reconcile<'_> {
 
     /// Returns true if the Manifests of the module that were to stay are being deleted by now, or gone.
     fn has_lost_heirs(&self, manifest: &Manifest) -> Result<bool, BodyMissingError> {
-        Ok(!self.heirs.is_empty() && self.ctx.others_of_module(manifest)?.is_empty())
+        Ok(!self.heirs.is_empty() && of_module(manifest, &self.ctx.others_of_kyma(manifest)?).is_empty())
     }
 
     /// Renders the layer that the Manifest names.
@@ -576,6 +607,7 @@ impl Reconcile<'_> {
             going: &execution.going,
             unestablished: &execution.unestablished,
             migrating: &execution.migrating,
+            remarks: execution.remarks.values().map(String::as_str).collect(),
             readiness,
             disputes: &disputes,
             foreign_finalizers: &foreign,
@@ -604,6 +636,7 @@ impl Reconcile<'_> {
         if let Some(desired) = desired.filter(|_| is_applied) {
             execution.memory.complete(desired, execution.facts.rendered.unwrap_or_default());
         }
+        execution.remarks.keys().for_each(|key| execution.memory.doubt(key));
         let outcome = self.outcome(&mut execution, findings.as_ref());
         self.ctx.memories.keep(self.key, execution.memory);
         Ok(outcome)
@@ -630,8 +663,13 @@ impl Reconcile<'_> {
         if is_ready || execution.has_left || is_layer_missing {
             execution.memory.unready_for(false);
             self.watch_pods(None, Duration::ZERO);
-            // Then the fields that are left to other writers are asserted again.
-            return ReconcileOutcome { requeue_after: self.ctx.memories.yields().next(self.key), ..ended };
+            // Then the fields that are left to other writers are asserted again, or objects that stay are looked at.
+            let asserted = self.ctx.memories.yields().next(self.key);
+            let looked_at = (!execution.remarks.is_empty()).then(|| {
+                let times = execution.memory.wait(&findings.operation);
+                self.ctx.memories.recheck(times, MAX_DECISION_RECHECK)
+            });
+            return ReconcileOutcome { requeue_after: asserted.into_iter().chain(looked_at).min(), ..ended };
         }
         let unready = execution.memory.unready_for(pods.is_some());
         self.watch_pods(pods, unready);
@@ -640,7 +678,7 @@ impl Reconcile<'_> {
             // It is work of ours that goes on.
             times = 0;
         }
-        ReconcileOutcome { requeue_after: Some(self.ctx.memories.recheck(times)), ..ended }
+        ReconcileOutcome { requeue_after: Some(self.ctx.memories.recheck(times, MAX_RECHECK)), ..ended }
     }
 }
 
@@ -691,6 +729,5 @@ fn facts<'a>(
         default_created: is_created,
         installation: Installation::Unknown,
         blocked: None,
-        inherited: BTreeSet::new(),
     }
 }

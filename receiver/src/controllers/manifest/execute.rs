@@ -1,55 +1,64 @@
 //! Carries out the actions of `step`, and adds their results to the facts. A failed request on one object stops no
 //! other: it is recorded, and reported in the status.
 
-use std::{borrow::Cow, collections::BTreeSet, time::Duration};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    ops::ControlFlow,
+    sync::Arc,
+    time::Duration,
+};
 
-use futures::{StreamExt as _, future::join_all, stream};
+use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams},
+    api::{ApiResource, DynamicObject, ListParams},
 };
 use serde_json::{Map, Value, json};
 use tidewatch_shared::{
     api::{ConditionStatus, Manifest, State},
-    names::{annotation, field_manager, finalizer, label},
+    names::{annotation, field_manager, finalizer},
 };
 use tokio::time::{Instant, sleep};
 
 use super::{
     Context, Error,
     adoption::{self, Installation, Surplus},
-    aggregated,
     blocking::{self, Found},
     create_default,
     default_object::Going,
     inventory::{Inventory, ObjectKey},
     jobs::{self, CreatedJobs},
+    keeping::is_marked,
     memory::{Memory, hash},
     own_webhook::{self, service},
+    parting::Departure,
     pods::PodSelection,
     ready::{self, MAX_PODS, Manager, Readiness, explain, pod_selector},
     record::Record,
     recovery, recreation,
     refusals::Retry,
     render::{RenderedObject, leftovers},
+    sharing::Sharing,
     stage::Stage,
     status::Findings,
     step::{Action, DefaultObject, Facts, Seen},
+    turns::Turn,
 };
 use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
     fleet::manifests::ManifestKey,
     kube::{
         kinds::{Kinds, is_built_in, is_unserved},
-        object::{self, Component, Converged, Fallback, Ownership, SecondWays, Shape, Target, WriteError},
+        object::{self, Component, Converged, Fallback, Ownership, SecondWays, Shape, Target, WriteBudget, WriteError},
         runtime_access::{classify, describe, list_first, retain},
     },
 };
 
 /// Requests to one runtime cluster for one Manifest at a time.
-const CONCURRENCY: usize = 4;
+pub(super) const CONCURRENCY: usize = 4;
 /// Deadline of the CRDs of a module to be established, and the first and the longest interval of the reads; it doubles.
 const ESTABLISHED_DEADLINE: Duration = Duration::from_secs(10);
 const ESTABLISHED_INTERVAL: Duration = Duration::from_millis(20);
@@ -114,6 +123,10 @@ impl Failure {
         }
     }
 
+    pub(super) const fn is_unserved(&self) -> bool {
+        self.is_unserved
+    }
+
     pub(super) fn line(&self) -> String {
         format!("failed to {}: {}", self.operation, self.cause)
     }
@@ -130,12 +143,31 @@ pub(super) struct Applied {
     is_established: bool,
     /// The object is a Job that Kubernetes deletes after its end.
     pub(super) expires: bool,
+    /// The object was gone, and is another one now.
+    is_new: bool,
+    /// The object, if the module has also added fields to it while another one was its owner.
+    joined: Option<DynamicObject>,
+    /// One sentence about fields that stay as other modules have set them.
+    remark: Option<String>,
 }
 
 impl Applied {
     /// The result for an object of which no response is to be kept.
     pub(super) const fn seen(seen: Seen) -> Self {
-        Self { seen, manager: None, accepted: None, is_established: false, expires: false }
+        Self {
+            seen,
+            manager: None,
+            accepted: None,
+            is_established: false,
+            expires: false,
+            is_new: false,
+            joined: None,
+            remark: None,
+        }
+    }
+
+    pub(super) fn with(self, remark: Option<String>) -> Self {
+        Self { remark, ..self }
     }
 }
 
@@ -183,6 +215,14 @@ pub(super) struct Execution<'a> {
     pub(super) crs: Found,
     /// Default module CRs that are being deleted.
     pub(super) going: Vec<Going>,
+    /// Objects that are left as they are, although the module is applied, with a sentence about each.
+    pub(super) remarks: BTreeMap<ObjectKey, String>,
+    /// Other Manifests with objects of this one.
+    pub(super) sharing: Sharing,
+    /// Manifests of the same module that stay while this one is removed.
+    pub(super) heirs: Vec<Arc<Manifest>>,
+    /// The turn to let shared objects leave, until the inventory is written.
+    pub(super) turn: Option<Turn>,
     /// CRDs that are not established.
     pub(super) unestablished: Vec<String>,
     /// CRDs whose resources are being stored in another version, with that version.
@@ -228,8 +268,9 @@ impl<'a> Execution<'a> {
             Action::Recover => self.recover().await?,
             Action::FindBlockers => self.find_blockers().await,
             Action::DeleteDefault => self.delete_default().await,
-            Action::Delete(keys) => self.each(keys, &Operation::Delete(owner_of(&self.record.manifest))).await,
-            Action::Unlabel(keys) => self.each(keys, &Operation::Unlabel).await,
+            Action::Prune(keys) => self.part(keys, Departure::Prune).await?,
+            Action::Delete(keys) => self.part(keys, Departure::Delete).await?,
+            Action::Unlabel(keys) => self.part(keys, Departure::Release).await?,
             Action::Leave => {
                 self.record.leave().await?;
                 self.has_left = true;
@@ -367,10 +408,14 @@ impl<'a> Execution<'a> {
     }
 
     fn applied(&mut self, object: &RenderedObject, applied: Applied) -> Seen {
-        let Applied { seen, manager, accepted, is_established, expires } = applied;
+        let Applied { seen, manager, accepted, is_established, expires, is_new, joined: _, remark } = applied;
         if seen == Seen::Current {
             self.memory.accept(&object.key, accepted);
         }
+        if is_new {
+            self.memory.doubt_all(self.facts.forget_held(&object.key));
+        }
+        self.remarks.extend(remark.map(|remark| (object.key.clone(), remark)));
         self.live_manager = manager.or(self.live_manager.take());
         if is_established {
             self.established.insert(object.key.clone());
@@ -415,15 +460,15 @@ impl<'a> Execution<'a> {
     }
 
     async fn apply_one(&self, object: &RenderedObject) -> Result<Applied, Refused> {
-        let key = &object.key;
+        let RenderedObject { key, version, .. } = object;
         let operation = || format!("apply {key}");
-        let Some(api) = self.api(key, &object.version) else {
+        let Some(api) = self.api(key, version) else {
             return Err(Refused { failure: unserved_kind(operation()), content: 0 });
         };
         let failed = |error: &kube::Error| Failure::new(operation(), error);
         // An object of an earlier reconcile is read first: most often it is as rendered. So is one that may be somebody's.
         let is_recorded = self.memory.was_applied(key) || self.jobs.has(key);
-        let found = if is_recorded || self.adopts || !self.is_first_installation() {
+        let found = if is_recorded || self.adopts || !self.is_first_installation() || self.is_shared(key) {
             let found = object::get(&api, &key.name).await;
             found.map_err(|error| Refused { failure: failed(&error), content: 0 })?
         } else {
@@ -434,6 +479,16 @@ impl<'a> Execution<'a> {
         if let Some(failure) = self.memory.repeated(key, content) {
             return Err(Refused { failure, content });
         }
+        let refused = |failure: Failure| Refused { failure, content };
+        let is_new = found.is_none() && self.memory.was_applied(key);
+        let budget = self.budget(&wanted);
+        let found = match self.join(object, &api, found, &budget).await {
+            ControlFlow::Continue(found) => found,
+            // Only the owner of a CRD stores its resources in another version.
+            ControlFlow::Break(joined) => {
+                return joined.map_err(|failure| refused(Failure { is_invalid: false, ..failure }));
+            }
+        };
         let applied = match found {
             Some(live) => match self.prepare(&api, &mut wanted, live).await {
                 Ok(live) => self.apply_wanted(&api, &wanted, Some(live)).await,
@@ -441,7 +496,18 @@ impl<'a> Execution<'a> {
             },
             None => self.apply_wanted(&api, &wanted, None).await,
         };
-        applied.map_err(|failure| Refused { failure, content })
+        let mut applied = applied.map_err(refused)?;
+        if let Some(live) = applied.joined.take() {
+            self.end_joining(&api, key, version, &live).await.map_err(refused)?;
+        }
+        Ok(Applied { is_new, ..applied })
+    }
+
+    /// Writes that the object may have.
+    fn budget(&self, wanted: &Wanted<'_>) -> WriteBudget<'_> {
+        // A module that is removed and listed again has another Manifest.
+        let form = (self.record.manifest.uid(), &wanted.text);
+        self.ctx.budgets.of(&self.kyma, Component::Module, &wanted.object.key.to_string(), form)
     }
 
     /// Drops from the body what an existing object is not to get, and from the object what is left of earlier versions.
@@ -497,12 +563,10 @@ impl<'a> Execution<'a> {
         wanted: &Wanted<'_>,
         found: Option<DynamicObject>,
     ) -> Result<Applied, WriteError> {
-        let Wanted { object: RenderedObject { key, body: rendered, .. }, text, body } = wanted;
+        let Wanted { object: RenderedObject { key, body: rendered, .. }, body, .. } = wanted;
         let disputed =
             found.as_ref().map(|live| object::disputed(field_manager::MODULE, body, live)).unwrap_or_default();
-        // A module that is removed and listed again has another Manifest.
-        let form = (self.record.manifest.uid(), text);
-        let budget = self.ctx.budgets.of(&self.kyma, Component::Module, &key.to_string(), form);
+        let budget = self.budget(wanted);
         let shape = match &self.ctx.settings.pull_secret {
             Some(secret) if key.is_secret() && key.name == secret.name => &PULL_SECRET,
             _ if is_built_in(&key.group) => &TYPED,
@@ -521,25 +585,26 @@ impl<'a> Execution<'a> {
             takes_over: self.is_first_installation(),
         };
         // The namespace of all modules belongs to none of them.
-        let ways = Some(&ways).filter(|_| !key.is_shared_namespace());
+        let ways = Some(&ways).filter(|_| !key.is_common_namespace());
         let mut accepted = self.memory.accepted(key);
         let Converged { object, written, .. } = target.converge_with(api, found, &mut accepted, ways).await?;
         if let Some(version) = object.resource_version().filter(|_| written) {
             self.ctx.memories.wrote_object(self.key, key, &version);
             self.count_reverted(key, wanted.form(), disputed);
         }
-        Ok(self.current(key, object, accepted))
+        let joined = self.has_joined(&object).then(|| object.clone());
+        Ok(Applied { joined, ..self.current(key, object, accepted) })
     }
 
     /// The result for an object that is as rendered.
     pub(super) fn current(&self, key: &ObjectKey, live: DynamicObject, accepted: Option<u64>) -> Applied {
         let is_manager = self.manager.as_ref().is_some_and(|manager| manager.key == *key);
         Applied {
-            seen: Seen::Current,
             accepted,
             is_established: key.is_definition() && is_established(&live),
             expires: jobs::is_job(key) && jobs::expires(&live),
             manager: is_manager.then_some(live),
+            ..Applied::seen(Seen::Current)
         }
     }
 
@@ -608,9 +673,7 @@ impl<'a> Execution<'a> {
         let Some((key, version, body)) = self.default_object() else { return };
         let operation = format!("create the default {key}");
         // Its CRD was applied in this reconcile.
-        let is_of_group =
-            |definition: &ObjectKey| definition.name.split_once('.').is_some_and(|(_, group)| group == key.group);
-        let is_new_kind = self.established.iter().any(is_of_group);
+        let is_new_kind = self.established.iter().any(|definition| definition.defines_group_of(&key));
         let created = match serde_json::from_value::<DynamicObject>(body) {
             Ok(object) => {
                 let request = |api| create_default::create(api, object.clone(), is_new_kind);
@@ -632,7 +695,8 @@ impl<'a> Execution<'a> {
     }
 
     async fn find_blockers(&mut self) {
-        let found = blocking::find(&self.client, &mut self.kinds, &self.record.manifest, &self.facts.inventory).await;
+        let (manifest, inventory) = self.blocking_kinds();
+        let found = blocking::find(&self.client, &mut self.kinds, &manifest, &inventory).await;
         match found {
             Ok(found) => {
                 self.facts.blocked = Some(!found.blockers.is_empty());
@@ -679,38 +743,9 @@ impl<'a> Execution<'a> {
         };
     }
 
-    /// Carries out an operation on objects of the inventory. A kind that is not served has no objects.
-    async fn each(&mut self, keys: Vec<ObjectKey>, operation: &Operation) {
-        for chunk in keys.chunks(CONCURRENCY) {
-            let mut apis = Vec::new();
-            for key in chunk {
-                apis.push(self.located(key).await);
-            }
-            let requests: Vec<_> = chunk.iter().zip(apis).map(|(key, api)| operation.run(key, api)).collect();
-            let results = join_all(requests).await;
-            for (key, mut result) in chunk.iter().zip(results) {
-                if result.as_ref().is_err_and(|failure| failure.is_unserved) {
-                    // The CRD is gone, or serves another version by now.
-                    self.kinds.invalidate(&key.group);
-                    let api = self.located(key).await;
-                    result = operation.run(key, api).await;
-                }
-                let seen = result.unwrap_or_else(|failure| {
-                    self.failures.push(failure);
-                    Seen::Failed
-                });
-                // A removal that has to wait again compares what it has deleted.
-                self.memory.doubt(key);
-                self.facts.seen.insert(key.clone(), seen);
-            }
-        }
-    }
-
     /// Client of an object's kind in any version that the runtime serves.
     async fn located(&mut self, key: &ObjectKey) -> Result<Option<Api<DynamicObject>>, Failure> {
-        let kind = self.kinds.locate(&self.client, &key.group, &key.kind).await;
-        let kind = kind.map_err(|error| Failure::new(format!("find the kind of {key}"), &error))?;
-        Ok(kind.map(|kind| kind.view().api(&self.client, &key.namespace)))
+        Ok(self.locate(key).await?.map(|located| located.api))
     }
 
     /// Reads the readiness of the module's manager; `None` if the request failed, which is recorded. With `explains`, its
@@ -770,63 +805,6 @@ impl<'a> Execution<'a> {
     }
 }
 
-/// Operation on an object of the inventory.
-enum Operation {
-    /// Deletes it if it belongs to this Manifest, the value of the owned-by annotation.
-    Delete(String),
-    /// Removes our label.
-    Unlabel,
-}
-
-impl Operation {
-    async fn run(&self, key: &ObjectKey, api: Result<Option<Api<DynamicObject>>, Failure>) -> Result<Seen, Failure> {
-        let Some(api) = api? else { return Ok(Seen::Absent) };
-        match self {
-            // An object without the annotation is not ours, and one with another value was taken over.
-            Self::Delete(owner) => {
-                let is_ours = |found: &DynamicObject| found.annotations().get(annotation::OWNED_BY) == Some(owner);
-                retain(delete_one(&api, key, is_ours)).await
-            }
-            Self::Unlabel => unlabel(&api, key).await,
-        }
-    }
-}
-
-async fn unlabel(api: &Api<DynamicObject>, key: &ObjectKey) -> Result<Seen, Failure> {
-    let patch = Patch::Merge(json!({"metadata": {"labels": {label::MANAGED_BY: Value::Null}}}));
-    let params = PatchParams { field_manager: Some(field_manager::MODULE.to_owned()), ..PatchParams::default() };
-    match object::if_exists(api.patch_metadata(&key.name, &params, &patch).await, &key.name) {
-        Ok(Some(_)) => Ok(Seen::Current),
-        Ok(None) => Ok(Seen::Absent),
-        Err(error) => Err(Failure::new(format!("remove our label from {key}"), &error)),
-    }
-}
-
-/// Deletes an object if it is ours.
-async fn delete_one(
-    api: &Api<DynamicObject>,
-    key: &ObjectKey,
-    is_ours: impl Fn(&DynamicObject) -> bool,
-) -> Result<Seen, Failure> {
-    let failed = |error: &kube::Error| Failure::new(format!("delete {key}"), error);
-    let Some(found) = object::get_metadata(api, &key.name).await.map_err(|error| failed(&error))? else {
-        return Ok(Seen::Absent);
-    };
-    if !is_ours(&found) && !aggregated::is_leftover(key, &found) {
-        return Ok(Seen::Absent);
-    }
-    if found.metadata.deletion_timestamp.is_some() {
-        return Ok(Seen::Terminating);
-    }
-    match object::delete(api, &key.name, found.uid()).await {
-        // Its controller may apply it once more: the next reconcile looks at it again.
-        Ok(None) if aggregated::is_aggregated(key, &found) => Ok(Seen::Terminating),
-        Ok(None) => Ok(Seen::Absent),
-        Ok(Some(_)) => Ok(Seen::Terminating),
-        Err(error) => Err(failed(&error)),
-    }
-}
-
 async fn read_metadata(api: Api<DynamicObject>, name: String) -> kube::Result<Option<DynamicObject>> {
     object::get_metadata(&api, &name).await
 }
@@ -839,6 +817,9 @@ async fn delete_default(
     let Some(api) = api? else { return Ok(None) };
     let failed = |error: &kube::Error| Failure::new(format!("delete {key}"), error);
     let found = object::get(&api, &key.name).await.map_err(|error| failed(&error))?;
+    if found.as_ref().is_some_and(is_marked) {
+        return Ok(None);
+    }
     let left = match found {
         Some(found) if found.metadata.deletion_timestamp.is_none() => {
             object::delete(&api, &key.name, found.uid()).await.map_err(|error| failed(&error))?
@@ -910,6 +891,6 @@ fn unserved_kind(operation: String) -> Failure {
     Failure { is_transient: true, is_unserved: true, ..failure }
 }
 
-fn contested(operation: String) -> Failure {
+pub(super) fn contested(operation: String) -> Failure {
     Failure::because(operation, "another writer in the runtime changes it again and again")
 }

@@ -20,8 +20,8 @@ use super::{
 pub(super) enum Goal {
     /// The objects of the module exist as rendered, and no others of its inventory.
     Install,
-    /// No object of the inventory exists, apart from those that another Manifest of the module keeps. User CRs block
-    /// it, and so does the default module CR until it is gone; meanwhile the module is kept as rendered.
+    /// No object of the inventory exists, apart from those that another Manifest keeps. User CRs block it, and so does the
+    /// default module CR until it is gone; meanwhile the module is kept as rendered.
     Remove,
     /// The objects of an unmanaged module stay without our label.
     Release,
@@ -44,6 +44,8 @@ pub(super) enum Seen {
     Running,
     /// The object does not exist, or belongs to another Manifest or to nobody of ours.
     Absent,
+    /// The object is not desired any more, and stays because of data of users.
+    Kept,
 }
 
 /// State of the default module CR.
@@ -84,8 +86,6 @@ pub(super) struct Facts<'a> {
     pub(super) installation: Installation,
     /// User CRs block the removal; `None` before they were listed.
     pub(super) blocked: Option<bool>,
-    /// Objects in the inventories of other Manifests of the module, which stay: the removal does not delete them.
-    pub(super) inherited: BTreeSet<ObjectKey>,
 }
 
 /// Next action of a reconcile.
@@ -111,7 +111,10 @@ pub(super) enum Action<'a> {
     FindBlockers,
     /// Deletes the default module CR.
     DeleteDefault,
-    /// Deletes objects of one stage, in any order, as far as they belong to this Manifest.
+    /// Deletes objects of one stage that the module does not contain any more, in any order, as far as they belong to this
+    /// Manifest alone and have no data of users.
+    Prune(Vec<ObjectKey>),
+    /// Deletes objects of one stage of a module that is removed, in any order, as far as they belong to this Manifest alone.
     Delete(Vec<ObjectKey>),
     /// Removes our label from objects of an unmanaged module.
     Unlabel(Vec<ObjectKey>),
@@ -163,7 +166,7 @@ impl<'a> Facts<'a> {
             return Some(Action::End);
         }
         let keys: BTreeSet<_> = rendered.iter().map(|object| &object.key).collect();
-        self.delete(|key| is_selected(key) && !keys.contains(key))
+        self.delete(|key| is_selected(key) && !keys.contains(key), Action::Prune)
     }
 
     /// The first write of a Manifest must not overwrite a module that the user installed by hand, unless it is adopted;
@@ -186,7 +189,7 @@ impl<'a> Facts<'a> {
         let mut grown = self.inventory.clone();
         let mut has_grown = false;
         // The namespace of all modules belongs to no module.
-        for object in served().filter(|object| !object.key.is_shared_namespace()) {
+        for object in served().filter(|object| !object.key.is_common()) {
             has_grown |= grown.grow(&object.key, &object.version);
         }
         if has_grown {
@@ -244,28 +247,30 @@ impl<'a> Facts<'a> {
             DefaultObject::Failed | DefaultObject::Terminating => return self.maintain(|_| true),
             DefaultObject::NotWanted | DefaultObject::Done => {}
         }
-        let is_left = |key: &ObjectKey| !self.inherited.contains(key);
         let is_custom = |key: &ObjectKey| Stage::recorded(key, &self.inventory) == Stage::CustomResources;
-        match self.delete(|key| is_left(key) && is_custom(key)) {
-            // So may the CRs of the module's own. With another Manifest of the module, that one keeps the manager.
-            Some(Action::End) if self.inherited.is_empty() => self.maintain(|key| !is_custom(key)),
+        match self.delete(is_custom, Action::Delete) {
+            // So may the CRs of the module's own.
+            Some(Action::End) => self.maintain(|key| !is_custom(key)),
             Some(action) => action,
-            None => self.delete(is_left).unwrap_or(Action::Leave),
+            None => self.delete(|_| true, Action::Delete).unwrap_or(Action::Leave),
         }
     }
 
     /// Deletes the selected objects of the inventory, those of the last stage first; `None` once all are gone.
-    fn delete(&self, is_selected: impl Fn(&ObjectKey) -> bool) -> Option<Action<'a>> {
-        let selected: Vec<_> =
-            self.inventory.keys().filter(|key| !key.is_shared_namespace() && is_selected(key)).collect();
+    fn delete(
+        &self,
+        is_selected: impl Fn(&ObjectKey) -> bool,
+        action: fn(Vec<ObjectKey>) -> Action<'a>,
+    ) -> Option<Action<'a>> {
+        let selected: Vec<_> = self.inventory.keys().filter(|key| !key.is_common() && is_selected(key)).collect();
         for stage in Stage::VARIANTS.iter().rev() {
             let of_stage = || selected.iter().copied().filter(|key| Stage::recorded(key, &self.inventory) == *stage);
             let exists = |key: &&ObjectKey| matches!(self.seen.get(*key), None | Some(Seen::Current));
             let existing: Vec<_> = of_stage().filter(exists).cloned().collect();
             if !existing.is_empty() {
-                return Some(Action::Delete(existing));
+                return Some(action(existing));
             }
-            if of_stage().any(|key| self.seen.get(key) != Some(&Seen::Absent)) {
+            if of_stage().any(|key| !matches!(self.seen.get(key), Some(Seen::Absent | Seen::Kept))) {
                 return Some(Action::End);
             }
         }
@@ -276,13 +281,20 @@ impl<'a> Facts<'a> {
         if let Some(action) = self.recover() {
             return action;
         }
-        let unseen = self.inventory.keys().filter(|key| !key.is_shared_namespace() && !self.seen.contains_key(*key));
+        let unseen = self.inventory.keys().filter(|key| !key.is_common() && !self.seen.contains_key(*key));
         let unseen: Vec<_> = unseen.cloned().collect();
         if !unseen.is_empty() {
             return Action::Unlabel(unseen);
         }
         let is_left = |seen: &Seen| matches!(seen, Seen::Current | Seen::Absent);
         if self.seen.values().all(is_left) { Action::Leave } else { Action::End }
+    }
+
+    /// Forgets what is known of the objects that went with a Namespace or a CRD, and returns them.
+    pub(super) fn forget_held(&mut self, by: &ObjectKey) -> Vec<ObjectKey> {
+        let held: Vec<_> = self.seen.keys().filter(|key| by.holds(key)).cloned().collect();
+        self.seen.retain(|key, _| !by.holds(key));
+        held
     }
 
     /// True if all rendered objects exist as rendered.
@@ -311,8 +323,8 @@ impl<'a> Facts<'a> {
         self.is_guarded() && self.rendered.is_some_and(|rendered| rendered.iter().all(is_passed))
     }
 
-    /// True if all rendered objects and the default module CR exist, and no others of the inventory. During a removal, which
-    /// waits for CRs, only of the objects.
+    /// True if all rendered objects and the default module CR exist, and no others of the inventory but those that are kept.
+    /// During a removal, which waits for CRs, only of the objects.
     pub(super) fn is_applied(&self) -> bool {
         let is_settled = match self.goal {
             Goal::Remove => self.waits(),
@@ -320,7 +332,7 @@ impl<'a> Facts<'a> {
                 matches!(self.default_object, DefaultObject::NotWanted | DefaultObject::Done)
             }
         };
-        let is_left = |seen: &Seen| matches!(seen, Seen::Current | Seen::Absent);
+        let is_left = |seen: &Seen| matches!(seen, Seen::Current | Seen::Absent | Seen::Kept);
         is_settled && self.objects_are_current() && self.seen.values().all(is_left)
     }
 

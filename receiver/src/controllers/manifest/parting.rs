@@ -1,0 +1,269 @@
+//! Objects of the inventory that leave a Manifest: they are deleted, handed over to another module, or released.
+
+use futures::future::join_all;
+use kube::{
+    Api, ResourceExt as _,
+    api::{DynamicObject, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use tidewatch_shared::{
+    api::{CustomResourcePolicy, Manifest},
+    names::{annotation, field_manager, label},
+};
+
+use super::{
+    Error, default_object,
+    execute::{CONCURRENCY, Execution, Failure},
+    inventory::{Inventory, ObjectKey},
+    keeping, keeps_default,
+    sharing::{Holder, Parting, Sharing},
+    step::Seen,
+};
+use crate::kube::{object, runtime_access::retain};
+
+/// What happens to an object that no other Manifest needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Departure {
+    /// It is deleted, unless it has data of users: the module stays without it.
+    Prune,
+    /// It is deleted with the module.
+    Delete,
+    /// It stays without our label: the module becomes unmanaged.
+    Release,
+}
+
+impl Departure {
+    const fn verb(self) -> &'static str {
+        match self {
+            Self::Prune | Self::Delete => "delete",
+            Self::Release => "remove our label from",
+        }
+    }
+}
+
+/// Result for one object.
+struct Parted {
+    seen: Seen,
+    /// One sentence about an object that stays.
+    remark: Option<String>,
+}
+
+impl From<Seen> for Parted {
+    fn from(seen: Seen) -> Self {
+        Self { seen, remark: None }
+    }
+}
+
+/// Client of an object's kind in a version that the runtime serves.
+pub(super) struct Located {
+    pub(super) api: Api<DynamicObject>,
+    version: String,
+}
+
+impl Execution<'_> {
+    /// Lets objects of the inventory leave. A kind that is not served has no objects.
+    ///
+    /// # Errors
+    /// The cache of the control plane lacks the inventories of the other Manifests by now.
+    pub(super) async fn part(&mut self, keys: Vec<ObjectKey>, departure: Departure) -> Result<(), Error> {
+        for chunk in keys.chunks(CONCURRENCY) {
+            // The inventory of another Manifest may have grown since the reconcile began.
+            self.look_at_others()?;
+            if self.turn.is_none() && chunk.iter().any(|key| self.sharing.is_shared(key)) {
+                self.turn = Some(self.ctx.memories.next_turn(&self.kyma).await);
+                self.look_at_others()?;
+            }
+            let mut located = Vec::new();
+            for key in chunk {
+                located.push(self.locate(key).await);
+            }
+            let this = &*self;
+            let requests: Vec<_> = chunk
+                .iter()
+                .zip(located)
+                .map(|(key, located)| retain(this.part_from(key, located, departure)))
+                .collect();
+            let results = join_all(requests).await;
+            for (key, mut result) in chunk.iter().zip(results) {
+                if result.as_ref().is_err_and(Failure::is_unserved) {
+                    // The CRD is gone, or serves another version by now.
+                    self.kinds.invalidate(&key.group);
+                    let located = self.locate(key).await;
+                    result = self.part_from(key, located, departure).await;
+                }
+                let Parted { seen, remark } = result.unwrap_or_else(|failure| {
+                    self.failures.push(failure);
+                    Seen::Failed.into()
+                });
+                // A removal that has to wait again compares what it has deleted.
+                self.memory.doubt(key);
+                self.facts.seen.insert(key.clone(), seen);
+                self.remarks.extend(remark.map(|remark| (key.clone(), remark)));
+            }
+            self.wake_late_heirs(chunk)?;
+        }
+        Ok(())
+    }
+
+    /// Kinds of which user CRs block the removal: a CRD that stays with another Manifest keeps its resources. Returns the
+    /// Manifest and the inventory without them, and without the default module CR that another Manifest of the module keeps.
+    pub(super) fn blocking_kinds(&self) -> (Manifest, Inventory) {
+        let mut manifest = self.record.manifest.clone();
+        let mut inventory = self.facts.inventory.clone();
+        let stays = |key: &&ObjectKey| key.is_definition() && (key.is_common() || self.sharing.is_shared(key));
+        for key in self.facts.inventory.keys().filter(stays) {
+            inventory.shrink(key);
+        }
+        let is_kept = |default: &ObjectKey| self.heirs.iter().any(|heir| keeps_default(heir, default));
+        let default = default_object::of(&manifest).filter(is_kept);
+        if manifest.spec.resource().map(ObjectKey::of).as_ref().is_some_and(is_kept) {
+            manifest.spec.resource = None;
+        }
+        if let Some(default) = default {
+            manifest.annotations_mut().remove(annotation::CREATED_DEFAULT);
+            manifest.spec.custom_resource_policy = Some(CustomResourcePolicy::Ignore);
+            inventory.grow(&default, "");
+        }
+        (manifest, inventory)
+    }
+
+    fn look_at_others(&mut self) -> Result<(), Error> {
+        let others = self.ctx.others_of_kyma(&self.record.manifest)?;
+        let rendered = self.facts.rendered.unwrap_or_default().iter().map(|object| &object.key);
+        let objects = self.facts.inventory.keys().chain(rendered);
+        self.sharing = Sharing::of(&self.record.manifest, &others, objects);
+        Ok(())
+    }
+
+    /// A Manifest that recorded one of these objects while it was deleted may have seen it before.
+    fn wake_late_heirs(&mut self, keys: &[ObjectKey]) -> Result<(), Error> {
+        let before = std::mem::take(&mut self.sharing);
+        self.look_at_others()?;
+        for key in keys.iter().filter(|key| !before.is_shared(key)) {
+            if let Some(heir) = self.sharing.heir(key) {
+                (self.ctx.wake)(&heir.key);
+            }
+        }
+        Ok(())
+    }
+
+    async fn part_from(
+        &self,
+        key: &ObjectKey,
+        located: Result<Option<Located>, Failure>,
+        departure: Departure,
+    ) -> Result<Parted, Failure> {
+        let Some(Located { api, version }) = located? else { return Ok(Seen::Absent.into()) };
+        let found = object::get_metadata(&api, &key.name).await;
+        let failed = |error: kube::Error| Failure::new(format!("{} {key}", departure.verb()), &error);
+        let Some(found) = found.map_err(failed)? else { return Ok(Seen::Absent.into()) };
+        match self.sharing.parting(key, &found) {
+            Parting::HandOver(heir) => {
+                self.hand_over(&api, key, &found, heir).await?;
+                if departure != Departure::Release && !self.sharing.has_successor(key) {
+                    self.end_joining(&api, key, &version, &found).await?;
+                }
+                Ok(Seen::Absent.into())
+            }
+            Parting::Delete if departure == Departure::Release => unlabel(&api, key).await.map(Parted::from),
+            Parting::Delete => self.delete_unless_kept(&api, key, &found, departure).await,
+            // Somebody has removed the annotation.
+            Parting::Withdraw if departure == Departure::Release && !is_owned(&found) => {
+                unlabel(&api, key).await.map(Parted::from)
+            }
+            // What an unmanaged module has added to an object of another one stays with its own objects.
+            Parting::Withdraw if departure == Departure::Release => Ok(Seen::Absent.into()),
+            Parting::Withdraw => {
+                if !self.sharing.has_successor(key) {
+                    self.end_joining(&api, key, &version, &found).await?;
+                }
+                Ok(Seen::Absent.into())
+            }
+        }
+    }
+
+    /// Deletes an object, unless a marker or data of users keep it. While the module stays, such an object stays in the
+    /// inventory, and is looked at again; otherwise it is left to the user.
+    async fn delete_unless_kept(
+        &self,
+        api: &Api<DynamicObject>,
+        key: &ObjectKey,
+        found: &DynamicObject,
+        departure: Departure,
+    ) -> Result<Parted, Failure> {
+        if keeping::is_marked(found) {
+            return self.leave_behind(api, key, "its marker").await;
+        }
+        if found.metadata.deletion_timestamp.is_some() {
+            return Ok(Seen::Terminating.into());
+        }
+        let is_prune = departure == Departure::Prune;
+        let content = self.find_content(api, key, is_prune).await;
+        let content = content.map_err(|error| Failure::new(format!("delete {key}: {error}"), error.request()))?;
+        match content {
+            Some(content) if is_prune => Ok(Parted { seen: Seen::Kept, remark: Some(keeping::remark(key, &content)) }),
+            Some(content) => self.leave_behind(api, key, &content.to_string()).await,
+            None => delete_found(api, key, found).await.map(Parted::from),
+        }
+    }
+
+    async fn leave_behind(&self, api: &Api<DynamicObject>, key: &ObjectKey, cause: &str) -> Result<Parted, Failure> {
+        unlabel(api, key).await?;
+        tracing::warn!(manifest = %self.key, object = %key, cause, "Object of the module stays in the runtime");
+        Ok(Seen::Absent.into())
+    }
+
+    /// Makes another Manifest the owner of an object, and has it reconciled: it applies its own fields, and removes ours.
+    async fn hand_over(
+        &self,
+        api: &Api<DynamicObject>,
+        key: &ObjectKey,
+        found: &DynamicObject,
+        heir: &Holder,
+    ) -> Result<(), Failure> {
+        let patch = json!({"metadata": {"uid": found.uid(), "resourceVersion": found.resource_version(),
+            "annotations": {annotation::OWNED_BY: heir.owner}}});
+        let patched = api.patch_metadata(&key.name, &update(), &Patch::Merge(patch)).await;
+        let failed =
+            |error: &kube::Error| Failure::new(format!("hand {key} over to the module {}", heir.module), error);
+        object::if_exists(patched, &key.name).map_err(|error| failed(&error))?;
+        tracing::info!(manifest = %self.key, object = %key, heir = %heir.key, "Object is handed over to another module");
+        (self.ctx.wake)(&heir.key);
+        Ok(())
+    }
+
+    /// Client of an object's kind in any version that the runtime serves.
+    pub(super) async fn locate(&mut self, key: &ObjectKey) -> Result<Option<Located>, Failure> {
+        let kind = self.kinds.locate(&self.client, &key.group, &key.kind).await;
+        let kind = kind.map_err(|error| Failure::new(format!("find the kind of {key}"), &error))?;
+        Ok(kind.map(|kind| {
+            let served = kind.view();
+            Located { api: served.api(&self.client, &key.namespace), version: served.version.to_owned() }
+        }))
+    }
+}
+
+fn is_owned(found: &DynamicObject) -> bool {
+    found.annotations().contains_key(annotation::OWNED_BY)
+}
+
+async fn delete_found(api: &Api<DynamicObject>, key: &ObjectKey, found: &DynamicObject) -> Result<Seen, Failure> {
+    match object::delete(api, &key.name, found.uid()).await {
+        Ok(None) => Ok(Seen::Absent),
+        Ok(Some(_)) => Ok(Seen::Terminating),
+        Err(error) => Err(Failure::new(format!("delete {key}"), &error)),
+    }
+}
+
+async fn unlabel(api: &Api<DynamicObject>, key: &ObjectKey) -> Result<Seen, Failure> {
+    let patch = Patch::Merge(json!({"metadata": {"labels": {label::MANAGED_BY: Value::Null}}}));
+    match object::if_exists(api.patch_metadata(&key.name, &update(), &patch).await, &key.name) {
+        Ok(Some(_)) => Ok(Seen::Current),
+        Ok(None) => Ok(Seen::Absent),
+        Err(error) => Err(Failure::new(format!("remove our label from {key}"), &error)),
+    }
+}
+
+fn update() -> PatchParams {
+    PatchParams { field_manager: Some(field_manager::MODULE.to_owned()), ..PatchParams::default() }
+}
