@@ -22,7 +22,7 @@ pub struct ManifestFacts<'a> {
     pub version: Option<&'a str>,
     /// Annotation with the rollout by which the module got its version.
     pub mark: Option<&'a str>,
-    /// Last operation in the status, if it is being deleted.
+    /// Last operation in the status, if it is being deleted or in the state Warning.
     pub operation: Option<&'a str>,
     /// Objects that were applied to the runtime.
     pub synced: &'a [Resource],
@@ -63,7 +63,7 @@ impl<'a> From<&'a Manifest> for ManifestFacts<'a> {
             version: manifest.spec.version.as_deref(),
             mark: annotation(annotation::ROLLOUT),
             operation: status
-                .filter(|_| is_deleting)
+                .filter(|status| is_deleting || status.state == State::Warning)
                 .and_then(|status| status.last_operation.as_ref())
                 .map(|last| last.operation.as_str()),
             synced: status.map(|status| status.synced()).unwrap_or_default(),

@@ -11,7 +11,7 @@ use super::{
     Memories,
     inventory::{Inventory, ObjectKey},
     inventory_of,
-    report::waits_for_resources,
+    report::awaits_resources,
 };
 use crate::{
     base::key::KymaKey,
@@ -51,20 +51,28 @@ fn objects_of(manifest: &Manifest, objects: &[Object], is_echo: impl Fn(&Object)
             drift.merge(own);
             continue;
         }
-        let is_own = inventory.contains(&object_key(object));
+        let key = object_key(object);
+        let is_own = inventory.contains(&key);
+        let takes_own_along = is_replaced(object) && inventory.keys().any(|own| key.holds(own));
         let is_other = || {
             is_manager(manifest, object)
                 || is_pod_of_manager(manifest, &inventory, object)
                 || blocks(manifest, &inventory, &object.subject)
         };
-        if (is_own || is_other()) && !is_echo(object) {
+        if (is_own || takes_own_along || is_other()) && !is_echo(object) {
             is_concerned = true;
-            if is_own && object.change != Change::Status {
+            if takes_own_along || is_own && object.change != Change::Status {
                 drift.merge(Drift::of(object.clone()));
             }
         }
     }
     is_concerned.then_some(drift)
+}
+
+/// True for an object that is gone, or is another one of the same name: what a Namespace or a CRD held went along, and not all
+/// of it is watched.
+pub(super) fn is_replaced(object: &Object) -> bool {
+    matches!(object.change, Change::Deleted | Change::Created)
 }
 
 /// The objects of a Manifest of a resource of which any object may have changed.
@@ -131,10 +139,12 @@ fn is_workload(key: &ObjectKey) -> bool {
     key.group == "apps" || key.group == "batch"
 }
 
-/// True for a resource of a kind that the module defines, while its removal waits for such resources.
+/// True for a resource of a kind that the module defines, while its removal waits for such resources, or while they keep the
+/// CRD.
 fn blocks(manifest: &Manifest, inventory: &Inventory, subject: &Subject) -> bool {
     let definition = format!("{}.{}", subject.resource, subject.group);
-    waits_for_resources(&manifest.into()) && inventory.keys().any(|key| key.is_definition() && key.name == definition)
+    awaits_resources(&manifest.into(), &definition)
+        && inventory.keys().any(|key| key.is_definition() && key.name == definition)
 }
 
 #[cfg(test)]
@@ -254,6 +264,24 @@ mod tests {
     }
 
     #[test]
+    fn deleted_namespace_or_definition_affects_the_manifests_with_objects_in_it() {
+        let secret = json!({"group": "", "version": "v1", "kind": "Secret", "namespace": "own", "name": "s"});
+        let sample = json!({"group": "a.test", "version": "v1", "kind": "Sample", "namespace": "", "name": "s"});
+        let with =
+            |name: &str, object: &Value| manifest(name, |manifest| manifest["status"]["synced"] = json!([object]));
+        let manifests = [with("a", &secret), with("b", &sample)];
+        let namespace = |change| Drift::of(object("/v1/namespaces//own", "Namespace", change));
+        let path = "apiextensions.k8s.io/v1/customresourcedefinitions//samples.a.test";
+        let definition = |change| Drift::of(object(path, "CustomResourceDefinition", change));
+        for change in [Change::Deleted, Change::Created] {
+            assert_eq!(names(&manifests, &namespace(change)), [("a".to_owned(), namespace(change))]);
+            assert_eq!(names(&manifests, &definition(change)), [("b".to_owned(), definition(change))]);
+        }
+        assert_eq!(names(&manifests, &namespace(Change::Metadata)), []);
+        assert_eq!(names(&manifests, &definition(Change::Spec)), []);
+    }
+
+    #[test]
     fn changed_status_wakes_without_a_comparison() {
         let manifests = [manifest("a", |_| ())];
         let status = object("apps/v1/deployments/kyma-system/a", "Deployment", Change::Status);
@@ -280,9 +308,19 @@ mod tests {
     }
 
     #[test]
-    fn user_resource_affects_the_manifest_whose_removal_it_blocks() {
+    fn user_resource_affects_the_manifest_whose_removal_it_blocks_or_whose_definition_it_keeps() {
         let mine = || Drift::of(object("a.test/v1/samples/default/mine", "Sample", Change::Deleted));
         assert_eq!(names(&[manifest("a", blocked)], &mine()), [("a".to_owned(), Drift::None)]);
         assert_eq!(names(&[manifest("a", |_| ()), manifest("b", blocked)], &mine()), []);
+        let kept = |of: &'static str| {
+            move |manifest: &mut Value| {
+                let operation =
+                    format!("CustomResourceDefinition samples.{of}.test is not part of this version any more");
+                manifest["status"] = json!({"state": "Warning", "lastOperation": {"operation": operation},
+                    "synced": manifest["status"]["synced"]});
+            }
+        };
+        assert_eq!(names(&[manifest("a", kept("a"))], &mine()), [("a".to_owned(), Drift::None)]);
+        assert_eq!(names(&[manifest("a", kept("b"))], &mine()), []);
     }
 }

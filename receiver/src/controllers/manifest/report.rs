@@ -1,5 +1,7 @@
 //! Findings of a reconcile of a Manifest: state and operation that follow from the facts at its end. Pure.
 
+use std::borrow::Borrow;
+
 use tidewatch_shared::api::{Manifest, State};
 
 use super::{
@@ -7,6 +9,8 @@ use super::{
     blocking::Found,
     default_object::Going,
     execute::Failure,
+    inventory::ObjectKey,
+    keeping,
     ready::Readiness,
     render::RenderedObject,
     status::{Findings, is_default_created},
@@ -29,7 +33,7 @@ const OWN_WEBHOOK: &str = "the module's own webhook does not answer, its other o
 
 /// Returns true if the removal of a Manifest waited for CRs when it was reconciled last: for those of users, or for the
 /// default module CR.
-pub(crate) fn waits_for_resources(manifest: &ManifestFacts<'_>) -> bool {
+fn waits_for_resources(manifest: &ManifestFacts<'_>) -> bool {
     let is_wait = |operation: &str| operation.starts_with(BLOCKED) || operation.starts_with(DEFAULT_LEFT);
     manifest.flags.is_deleting && manifest.operation.is_some_and(is_wait)
 }
@@ -37,6 +41,14 @@ pub(crate) fn waits_for_resources(manifest: &ManifestFacts<'_>) -> bool {
 /// An operation without the own words of a default module CR.
 pub(super) fn cause(operation: &str) -> &str {
     operation.split_once(SAYS).map_or(operation, |(cause, _)| cause)
+}
+
+/// Returns true if a Manifest waited for the end of the resources of a CRD when it was reconciled last: they block its removal,
+/// or keep the CRD although its version does not contain it.
+pub(super) fn awaits_resources(manifest: &ManifestFacts<'_>, definition: &str) -> bool {
+    let is_kept = |operation: &str| operation.contains(&keeping::dropped("CustomResourceDefinition", definition));
+    let is_warning = manifest.flags.state == Some(State::Warning);
+    waits_for_resources(manifest) || is_warning && manifest.operation.is_some_and(is_kept)
 }
 
 /// Reason why there are no rendered objects, one sentence.
@@ -66,6 +78,8 @@ pub(super) struct Details<'a> {
     pub(super) readiness: Option<Readiness>,
     /// Fields that other writers change again and again, a sentence each.
     pub(super) disputes: &'a [String],
+    /// Sentences about objects that are left as they are, although the module is applied.
+    pub(super) remarks: Vec<&'a str>,
     /// Finalizers of other controllers, once ours are removed.
     pub(super) foreign_finalizers: &'a [String],
 }
@@ -83,7 +97,7 @@ pub(super) fn findings(facts: &Facts<'_>, details: &Details<'_>) -> Option<Findi
         state,
         operation,
         rendered: is_install.then_some(facts.rendered.is_some()),
-        installed: is_install.then_some(state == State::Ready || is_disputed(state, facts, details)),
+        installed: is_install.then_some(state == State::Ready || is_warned(state, facts, details)),
         default_created: (is_install && super::manages_default(details.manifest)).then_some(created),
         inventory: facts.remaining(),
     })
@@ -149,17 +163,28 @@ fn installing(facts: &Facts<'_>, details: &Details<'_>) -> Option<(State, String
         return Some((State::Warning, format!("waiting for objects to be deleted: {going}")));
     }
     Some(match details.readiness.as_ref()? {
-        Readiness::Ready if !details.disputes.is_empty() => (State::Warning, join(details.disputes, "; ")),
+        Readiness::Ready if has_warnings(details) => (State::Warning, warnings(details)),
         Readiness::Ready => (State::Ready, "resources are ready".to_owned()),
         Readiness::Progressing(_) => (State::Processing, progress?),
         Readiness::Failed(reason) => (State::Error, reason.clone()),
     })
 }
 
-/// True if a warning of disputed fields is all that keeps the module from being ready.
-fn is_disputed(state: State, facts: &Facts<'_>, details: &Details<'_>) -> bool {
+/// True if warnings are all that keeps the module from being ready.
+fn is_warned(state: State, facts: &Facts<'_>, details: &Details<'_>) -> bool {
     let is_ready = facts.is_applied() && details.readiness == Some(Readiness::Ready);
-    state == State::Warning && is_ready && !details.disputes.is_empty()
+    state == State::Warning && is_ready && has_warnings(details)
+}
+
+fn has_warnings(details: &Details<'_>) -> bool {
+    !(details.remarks.is_empty() && details.disputes.is_empty())
+}
+
+/// Sentences about what is not as the module demands, although it is applied.
+fn warnings(details: &Details<'_>) -> String {
+    let disputes = details.disputes.iter().map(String::as_str);
+    let sentences: Vec<_> = details.remarks.iter().copied().chain(disputes).collect();
+    join(&sentences, "; ")
 }
 
 fn removing(facts: &Facts<'_>, details: &Details<'_>) -> String {
@@ -232,11 +257,11 @@ fn with_version(object: &RenderedObject) -> String {
     format!("{key} ({}{slash}{version})", key.group)
 }
 
-fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
+pub(super) fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
     join(&names.map(str::to_owned).collect::<Vec<_>>(), ", ")
 }
 
-fn join(texts: &[String], separator: &str) -> String {
+fn join<T: Borrow<str>>(texts: &[T], separator: &str) -> String {
     let named = texts.get(..MAX_NAMED).unwrap_or(texts).join(separator);
     match texts.len().saturating_sub(MAX_NAMED) {
         0 => named,

@@ -8,7 +8,7 @@ use tidewatch_shared::{
     plan::{Field, PlannedWatch, Work, carries_secrets},
 };
 
-use super::{Memories, pods::PodSelection, report::waits_for_resources};
+use super::{Memories, pods::PodSelection, report::awaits_resources};
 use crate::{
     base::{key::KymaKey, manifests::ManifestFacts},
     kube::kinds::{ServedKind, built_in},
@@ -29,8 +29,8 @@ const UNWATCHED: [(&str, &str); 6] = [
 ];
 
 /// Builds the watches on the objects of modules: by kind, on objects with our label. Kinds that can contain secrets are
-/// not watched. While a removal waits for CRs, the kinds that the module defines are watched as well, and while a manager is
-/// not ready, its pods.
+/// not watched. While a removal waits for CRs, the kinds that the module defines are watched as well, while resources keep a
+/// CRD that a version does not contain, their kind, and while a manager is not ready, its pods.
 pub(crate) fn module_watches<'a>(
     manifests: impl Iterator<Item = (KymaKey, ManifestFacts<'a>)>,
     memories: &Memories,
@@ -44,10 +44,9 @@ pub(crate) fn module_watches<'a>(
             let Some(kind) = watched_kind(object) else { continue };
             kinds.entry((kind.group, kind.plural)).or_insert((kind, BTreeSet::new())).1.insert(&object.namespace);
         }
-        if waits_for_resources(&manifest) {
-            let definitions = objects.iter().filter(|object| object.group == DEFINITIONS);
-            blocking.extend(definitions.filter_map(|definition| definition.name.split_once('.')));
-        }
+        let definitions = objects.iter().filter(|object| object.group == DEFINITIONS);
+        let awaited = definitions.filter(|definition| awaits_resources(&manifest, &definition.name));
+        blocking.extend(awaited.filter_map(|definition| definition.name.split_once('.')));
     }
     let of_kinds = kinds.values().map(|(kind, namespaces)| of_objects(kind, namespaces));
     let of_blocking = blocking.into_iter().map(|(plural, group)| of_resources(plural, group));
@@ -200,6 +199,19 @@ mod tests {
         let default_left = "waiting for the default module CR to be deleted: Sample kyma-system/default (finalizer f)";
         assert_eq!(summary(&[manifest(&objects, deleted(default_left))]), summary(&[blocked]));
         assert_eq!(summary(&[manifest(&objects, deleted("waiting for objects to be deleted"))]), []);
+        let warned = |definition: &str| {
+            let operation =
+                format!("CustomResourceDefinition {definition} is not part of this version any more, and stays");
+            manifest(&objects, |manifest| {
+                manifest["status"]["state"] = json!("Warning");
+                manifest["status"]["lastOperation"] = json!({"operation": operation});
+            })
+        };
+        assert_eq!(
+            module_watches(std::iter::once(facts(&warned("samples.example.test"))), &Memories::default()),
+            watches
+        );
+        assert_eq!(summary(&[warned("others.example.test")]), []);
     }
 
     #[test]

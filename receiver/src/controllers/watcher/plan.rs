@@ -87,6 +87,8 @@ fn builtin_watches() -> Vec<PlannedWatch> {
             label_selector: String::new(),
             field_selector: format!("metadata.name={SKR_NAMESPACE}"),
             field: Field::Status,
+            // The objects of modules in it go with it.
+            work: BTreeSet::from([Work::Kyma, Work::Manifest]),
             ..base("namespace", "namespaces", Work::Kyma)
         },
     ]
