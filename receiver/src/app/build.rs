@@ -45,7 +45,11 @@ use crate::{
         watcher::ForwardHealth,
         windows::{MaintenanceWindows, PolicyFile},
     },
-    fleet::{Shares, forward, queue::WorkSet, table::RuntimeTable},
+    fleet::{
+        Shares, forward,
+        queue::{Priority, WorkSet},
+        table::RuntimeTable,
+    },
     ingress::{
         ListenError,
         enrolment::{CertificateIssuer, EnrolmentService},
@@ -389,7 +393,7 @@ impl Builder<'_> {
         secrets: Option<ModuleSecrets>,
         pull_secret: Option<ModulePullSecret>,
     ) -> manifest::Context {
-        let changes::Components { stores, access, pause, takeover, kinds, manifest_memories, .. } =
+        let changes::Components { stores, access, pause, takeover, kinds, manifest_memories, manifest_queue, .. } =
             self.components.clone();
         manifest::Context {
             kcp: self.client.clone(),
@@ -399,6 +403,7 @@ impl Builder<'_> {
                 let layers = layers.clone();
                 async move { layers.objects(key, layer).await }.boxed()
             }),
+            wake: Box::new(move |key| manifest_queue.enqueue(key, Priority::Catalog, true)),
             kinds,
             secrets,
             budgets: WriteBudgets::new(self.counters.writes.clone()),

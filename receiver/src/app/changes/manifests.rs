@@ -1,7 +1,12 @@
 //! Handler of Manifests: a change enqueues the reconcile of the Manifest and updates the status of its Kyma, a deletion
 //! reconciles the Kyma.
 
-use tidewatch_shared::{api::State, plan::Work};
+use std::collections::HashSet;
+
+use tidewatch_shared::{
+    api::{Resource, State},
+    plan::Work,
+};
 
 use super::{
     fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ManifestFingerprint},
@@ -10,7 +15,7 @@ use super::{
 use crate::{
     base::{
         key::KymaKey,
-        manifests::{CachedManifest, Manifests},
+        manifests::{CachedManifest, ManifestFacts, Manifests},
     },
     controllers::{kyma::PendingWrites, manifest::Memories},
     fleet::{
@@ -112,17 +117,29 @@ pub(super) fn enqueue_released(
     }
 }
 
-/// Enqueues verifications of the other Manifests of a module of which one leaves: the component of the module was
-/// renamed, and the one that leaves may have written the objects of the others. Those that are being deleted are left
-/// out.
+/// Enqueues verifications of the Manifests that share objects with one that leaves, and become their owners, and of the other
+/// Manifests of its module: the component of the module was renamed, and the one that leaves may have written the objects of
+/// the others. Those that are being deleted are left out.
 fn enqueue_heirs(queue: &ManifestQueue, manifests: &Manifests, leaving: &CachedManifest) {
-    let (Some(kyma), Some(module)) = (leaving.kyma(), leaving.facts().module) else { return };
+    let Some(kyma) = leaving.kyma() else { return };
+    let ManifestFacts { module, synced, .. } = leaving.facts();
+    let objects: HashSet<_> = synced.iter().map(identity).collect();
     for other in manifests.find_of_kyma(&kyma, None) {
         let key = other.key();
-        if key != leaving.key() && other.is_of_module(module) && !other.facts().flags.is_deleting {
+        let facts = other.facts();
+        if key == leaving.key() || facts.flags.is_deleting {
+            continue;
+        }
+        let is_of_module = module.is_some_and(|module| other.is_of_module(module));
+        if is_of_module || facts.synced.iter().any(|object| objects.contains(&identity(object))) {
             queue.enqueue(&key, Priority::Catalog, true);
         }
     }
+}
+
+/// Group, kind, namespace and name of an object.
+fn identity(object: &Resource) -> [&str; 4] {
+    [&object.group, &object.kind, &object.namespace, &object.name]
 }
 
 /// Enqueues the Manifests of a Kyma on which the holder of its shard before left the work unfinished.
@@ -434,6 +451,21 @@ mod tests {
             apply(&of_module(name, module, None));
         }
         assert_eq!(enqueued().len(), 3);
+        // Manifests of other modules that have an object of it.
+        let with = |module: &str, object: &str, deleted: Option<&str>| {
+            let CachedManifest::Whole(manifest) = of_module(module, module, deleted) else { panic!("it is whole") };
+            let mut manifest = json!(manifest.as_ref());
+            manifest["status"]["synced"] =
+                json!([{"group": "", "version": "v1", "kind": "ConfigMap", "namespace": "ns", "name": object}]);
+            serde_json::from_value::<CachedManifest>(manifest).unwrap()
+        };
+        for (module, object) in [("a", "shared"), ("b", "shared"), ("c", "own")] {
+            apply(&with(module, object, None));
+        }
+        enqueued();
+        apply(&with("a", "shared", Some("2026-01-01T00:00:00Z")));
+        assert_eq!(enqueued(), [("a".to_owned(), false), ("b".to_owned(), true)]);
+
         let leaving = of_module("new", "x", Some("2026-01-01T00:00:00Z"));
         apply(&leaving);
         assert_eq!(enqueued(), [("new".to_owned(), false), ("old".to_owned(), true)]);
