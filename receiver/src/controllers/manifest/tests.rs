@@ -3,6 +3,7 @@
 mod adoption;
 mod aggregated;
 mod jobs;
+mod keeping;
 mod model;
 mod pull_secret;
 mod reduced;
@@ -10,6 +11,7 @@ mod removal;
 mod reported;
 mod second_ways;
 mod secrets;
+mod sharing;
 mod stored_versions;
 mod successor;
 
@@ -40,6 +42,8 @@ struct Fixture {
     ctx: Context,
     kymas: reflector::store::Writer<CachedKyma>,
     manifests: reflector::store::Writer<CachedManifest>,
+    /// Names of the Manifests that a reconcile of another one enqueued.
+    woken: Arc<std::sync::Mutex<Vec<String>>>,
 }
 
 fn object(api_version: &str, kind: &str, name: &str) -> Value {
@@ -78,6 +82,8 @@ impl Fixture {
         };
         let layer = Arc::new(std::sync::Mutex::new(LayerObjects::Ready(Arc::new(objects()))));
         let (client, found) = (runtime.client(), layer.clone());
+        let woken = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let wakes = woken.clone();
         let ctx = Context {
             kcp: kcp.client(),
             stores,
@@ -86,6 +92,7 @@ impl Fixture {
                 let found = found.lock().unwrap().clone();
                 async move { found }.boxed()
             }),
+            wake: Box::new(move |key| wakes.lock().unwrap().push(key.name.clone())),
             kinds: KindCache::default(),
             secrets: None,
             budgets: WriteBudgets::default(),
@@ -93,7 +100,7 @@ impl Fixture {
             memories: Memories::default(),
             metrics: Metrics::register(&mut Registry::default()),
         };
-        let mut fixture = Self { kcp, runtime, layer, ctx, kymas, manifests };
+        let mut fixture = Self { kcp, runtime, layer, ctx, kymas, manifests, woken };
         let kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
             "metadata": {"name": "k", "namespace": NAMESPACE}, "spec": {"channel": "regular"}});
         fixture.kymas.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(kyma).unwrap()));

@@ -104,7 +104,9 @@ async fn pods_of_a_superseded_manifest_are_not_watched_any_more() {
 #[tokio::test(start_paused = true)]
 async fn removal_of_a_superseded_manifest_keeps_the_custom_resources_and_the_objects_taken_over() {
     let mut fixture = Fixture::installed_at_noon().await;
-    fixture.add_successor("2026-01-01T12:00:01Z");
+    let mut synced = fixture.kcp.object("manifests/m").unwrap()["status"]["synced"].clone();
+    synced.as_array_mut().unwrap().retain(|object| object["kind"] != "ConfigMap");
+    fixture.put_other("2026-01-01T12:00:01Z", |other| other["status"] = json!({"state": "Ready", "synced": synced}));
     fixture.runtime.edit("samples/mine", |sample| *sample = object("example.test/v1", "Sample", "mine"));
     for id in ["customresourcedefinitions/samples.example.test", "deployments/d"] {
         fixture.runtime.edit(id, |object| {
@@ -117,12 +119,34 @@ async fn removal_of_a_superseded_manifest_keeps_the_custom_resources_and_the_obj
     assert!(fixture.manifest().is_none());
 }
 
+/// Its layer cannot be fetched, or its first reconcile has yet to come.
+#[tokio::test(start_paused = true)]
+async fn removal_beside_a_successor_without_objects_is_blocked_by_user_resources_and_leaves_the_default_cr() {
+    let mut fixture = Fixture::installed_at_noon().await;
+    let resource = fixture.kcp.object("manifests/m").unwrap()["spec"]["resource"].clone();
+    fixture.put_other("2026-01-01T12:00:01Z", |other| other["spec"]["resource"] = resource);
+    fixture.runtime.edit("samples/mine", |sample| *sample = object("example.test/v1", "Sample", "mine"));
+    fixture.delete_manifest();
+    fixture.reconcile().await;
+    let blocked = "waiting for module crs deletion: Sample kyma-system/mine";
+    assert_eq!(fixture.state(), (State::Deleting, blocked.to_owned()));
+    assert_eq!(fixture.runtime.writes(), Vec::<String>::new());
+    fixture.runtime.remove("samples/mine");
+    assert_eq!(fixture.reconcile().await, ended());
+    assert!(fixture.manifest().is_none());
+    assert!(fixture.runtime.object("samples/default").is_some() && fixture.runtime.object("deployments/d").is_none());
+}
+
 /// The rename of the component is reverted before the newer Manifest is applied completely.
 #[tokio::test(start_paused = true)]
 async fn removal_of_a_newer_manifest_leaves_the_module_to_the_older_one() {
-    for (not_inherited, has_user_cr, writes) in
-        [(None, false, vec![]), (None, true, vec![]), (Some("ConfigMap"), true, vec!["DELETE configmaps/a"])]
-    {
+    let definition = "PATCH customresourcedefinitions/samples.example.test";
+    let all = vec!["PATCH deployments/d", "PATCH configmaps/a", definition];
+    for (not_inherited, has_user_cr, writes) in [
+        (None, false, all.clone()),
+        (None, true, all),
+        (Some("ConfigMap"), true, vec!["PATCH deployments/d", "DELETE configmaps/a", definition]),
+    ] {
         let mut fixture = Fixture::installed_at_noon().await;
         let mut synced = fixture.kcp.object("manifests/m").unwrap()["status"]["synced"].clone();
         synced.as_array_mut().unwrap().retain(|object| not_inherited.is_none_or(|kind| object["kind"] != kind));
@@ -136,6 +160,10 @@ async fn removal_of_a_newer_manifest_leaves_the_module_to_the_older_one() {
         assert_eq!(fixture.reconcile().await, ended());
         assert_eq!(fixture.runtime.writes(), writes);
         assert!(fixture.manifest().is_none());
+        let deployment = fixture.runtime.object("deployments/d").unwrap();
+        assert_eq!(deployment["metadata"]["annotations"][annotation::OWNED_BY], "kcp-system/successor");
+        assert!(fixture.woken.lock().unwrap().iter().all(|woken| woken == "successor"));
+        assert!(!fixture.woken.lock().unwrap().is_empty());
     }
 }
 
@@ -171,6 +199,7 @@ async fn manifest_leaves_no_objects_to_one_that_is_deleted_at_the_same_time() {
         revision: 1,
         queued: &queued,
         heirs: vec![Arc::new(manifest.clone())],
+        others: Vec::new(),
     };
     let outcome = reconcile.run(Record::new(&fixture.ctx, manifest)).await.unwrap();
     assert!(outcome.requeue_after.is_some(), "{outcome:?}");
