@@ -280,6 +280,12 @@ impl Catalog {
         lock(&self.0.kcp).undecided.insert(module.to_owned());
     }
 
+    /// Returns whether a change of the module has not been decided on yet.
+    #[must_use]
+    pub(crate) fn is_undecided(&self, module: &str) -> bool {
+        lock(&self.0.kcp).undecided.contains(module)
+    }
+
     /// Returns whether this replica waits for the decision of another one.
     #[must_use]
     pub(crate) fn awaits_decision(&self) -> bool {

@@ -97,6 +97,9 @@ use crate::{
     },
 };
 
+/// Delay of the next reconcile if the catalog has changed for a module that has no version. Changes take effect together after
+/// 0.3 s.
+const CATALOG_AGAIN: Duration = Duration::from_secs(1);
 /// Delay before an installation that the runtime cluster refused is retried.
 pub(crate) const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 
@@ -307,8 +310,18 @@ async fn run_active(
     let before = kyma.status.clone();
     let shown = ctx.caches.selections.take(key);
     let (outcome, findings) = (ReconcileOutcome::ended(works), Findings::default());
-    let mut reconcile =
-        Reconcile { ctx, key, kyma, before, runtime: None, outcome, findings, awaits_registry: false, window: None };
+    let mut reconcile = Reconcile {
+        ctx,
+        key,
+        kyma,
+        before,
+        runtime: None,
+        outcome,
+        findings,
+        awaits_registry: false,
+        window: None,
+        catalog_used: None,
+    };
     let prepared = if others.is_empty() { Ok(()) } else { reconcile.prepare(queued, others).await };
     if catalog && prepared.is_ok() {
         reconcile.catalog(queued).await?;
@@ -333,6 +346,9 @@ async fn run_active(
     let Shown { selection, runtime } = shown;
     let runtime = reconcile.record(runtime).await?;
     let selection = reconcile.shown_selection(selection);
+    if reconcile.has_outdated_catalog() {
+        reconcile.outcome.requeue_after = reconcile.outcome.requeue_after.into_iter().chain([CATALOG_AGAIN]).min();
+    }
     ctx.caches.selections.keep(key, Shown { selection, runtime });
     let Reconcile { kyma, outcome, awaits_registry, window, .. } = reconcile;
     inputs::note(ctx, key, &kyma, &inputs.with_window(window), outcome.ended, awaits_registry);
@@ -392,6 +408,8 @@ struct Reconcile<'a> {
     awaits_registry: bool,
     /// Maintenance window that a module waits for.
     window: Option<WindowState>,
+    /// KCP's catalog by which the modules were decided on.
+    catalog_used: Option<Arc<Snapshot>>,
 }
 
 impl Reconcile<'_> {
@@ -520,13 +538,25 @@ impl Reconcile<'_> {
         match selection {
             Ok(wanted) => {
                 let decisions = self.decide(modules::decide, &wanted.modules, &owned.selected, &catalog);
-                self.apply(&wanted, decisions).await
+                self.apply(&wanted, decisions).await?;
+                self.catalog_used = Some(catalog);
+                Ok(())
             }
             Err(invalid) => {
                 self.findings.failure = Some(invalid.to_string());
                 Ok(())
             }
         }
+    }
+
+    /// Returns true if the catalog may have changed for a module that has no version: a change of the catalog enqueues the Kymas
+    /// that were known to select the module, and the selection of this one is recorded only now.
+    fn has_outdated_catalog(&self) -> bool {
+        let Some(used) = &self.catalog_used else { return false };
+        let catalog = &self.ctx.catalog;
+        let unresolved = || self.findings.modules.iter().flatten().filter(|module| module.version.is_none());
+        let is_renewed = || !Arc::ptr_eq(used, &catalog.snapshot(&self.ctx.stores));
+        unresolved().any(|module| catalog.is_undecided(&module.name)) || unresolved().next().is_some() && is_renewed()
     }
 
     /// Applies the Manifests of the mandatory modules. Their failure is in no status, and stops no other work.

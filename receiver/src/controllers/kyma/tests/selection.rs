@@ -140,6 +140,19 @@ async fn mandatory_or_unknown_module_in_the_spec_is_a_warning() {
     }
 }
 
+/// A release meta finds its users when it appears, and takes effect a little later.
+#[tokio::test]
+async fn module_selected_while_its_release_meta_takes_effect_is_looked_up_again() {
+    let mut bed = Bed::settled().await;
+    bed.select(json!([{"name": "other"}]));
+    bed.ctx.catalog.mark_undecided("other");
+    assert_eq!(bed.kyma().await.requeue_after, Some(CATALOG_AGAIN));
+    drop(bed.ctx.catalog.refresh(&bed.ctx.stores));
+    assert_eq!(bed.kyma().await.requeue_after, None, "it has taken effect, and is another one's");
+    bed.ctx.catalog.mark_undecided("another");
+    assert_eq!(bed.kyma().await.requeue_after, None);
+}
+
 /// `acceptance.md` C2 52: neither the name of a template nor that of a component selects a module.
 #[tokio::test]
 async fn module_is_selected_by_its_own_name_only() {
