@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{ApiResource, DynamicObject, ListParams},
+    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams},
 };
 use serde_json::{Map, Value, json};
 use tidewatch_shared::{
@@ -396,7 +396,7 @@ impl<'a> Execution<'a> {
         let objects = self.go_on_migrating(objects).await;
         let this = &*self;
         // Responses are large and a module has many: of each, only the result stays.
-        let requests: Vec<_> = objects.iter().map(|object| retain(this.apply_one(object))).collect();
+        let requests: Vec<_> = objects.iter().map(|object| retain(Box::pin(this.apply_one(object)))).collect();
         let applied: Vec<_> = stream::iter(requests).buffered(CONCURRENCY).collect().await;
         for (object, applied) in objects.into_iter().zip(applied) {
             let seen = match applied {
@@ -453,7 +453,7 @@ impl<'a> Execution<'a> {
 
     /// Applies one object, whose failure is final.
     pub(super) async fn apply_alone(&mut self, object: &RenderedObject) -> Seen {
-        match retain(self.apply_one(object)).await {
+        match retain(Box::pin(self.apply_one(object))).await {
             Ok(applied) => self.applied(object, applied),
             Err(refused) => self.failed(object, refused),
         }

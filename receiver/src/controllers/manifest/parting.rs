@@ -12,7 +12,7 @@ use tidewatch_shared::{
 };
 
 use super::{
-    Error, default_object,
+    Error, aggregated, default_object,
     execute::{CONCURRENCY, Execution, Failure},
     inventory::{Inventory, ObjectKey},
     keeping, keeps_default,
@@ -158,6 +158,10 @@ impl Execution<'_> {
         let failed = |error: kube::Error| Failure::new(format!("{} {key}", departure.verb()), &error);
         let Some(found) = found.map_err(failed)? else { return Ok(Seen::Absent.into()) };
         match self.sharing.parting(key, &found) {
+            // The controller of aggregated roles has created it again.
+            Parting::Withdraw if departure != Departure::Release && aggregated::is_leftover(key, &found) => {
+                delete_found(&api, key, &found).await.map(Parted::from)
+            }
             Parting::HandOver(heir) => {
                 self.hand_over(&api, key, &found, heir).await?;
                 if departure != Departure::Release && !self.sharing.has_successor(key) {
@@ -249,6 +253,8 @@ fn is_owned(found: &DynamicObject) -> bool {
 
 async fn delete_found(api: &Api<DynamicObject>, key: &ObjectKey, found: &DynamicObject) -> Result<Seen, Failure> {
     match object::delete(api, &key.name, found.uid()).await {
+        // Its controller may apply it once more: the next reconcile looks at it again.
+        Ok(None) if aggregated::is_aggregated(key, found) => Ok(Seen::Terminating),
         Ok(None) => Ok(Seen::Absent),
         Ok(Some(_)) => Ok(Seen::Terminating),
         Err(error) => Err(Failure::new(format!("delete {key}"), &error)),

@@ -9,7 +9,6 @@ use super::{
     blocking::Found,
     default_object::Going,
     execute::Failure,
-    inventory::ObjectKey,
     keeping,
     ready::Readiness,
     render::RenderedObject,

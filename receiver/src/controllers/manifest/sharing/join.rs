@@ -58,7 +58,7 @@ impl Execution<'_> {
                     return Joined::Continue(None);
                 }
                 Claim::Own => return Joined::Continue(Some(found)),
-                Claim::Yield => return Joined::Break(Ok(self.outcome(key, found, None))),
+                Claim::Yield => return Joined::Break(Ok(self.current(key, found, None))),
                 Claim::Join(owner) => (Some(owner), without_ownership(body)),
             }
         };
@@ -82,15 +82,20 @@ impl Execution<'_> {
                 if let Some(version) = written.as_ref().and_then(ResourceExt::resource_version) {
                     self.ctx.memories.wrote_object(self.key, key, &version);
                 }
-                Ok(self.outcome(key, written.unwrap_or(found), accepted))
+                Ok(self.current(key, written.unwrap_or(found), accepted))
             }
             Err(JoinError::Disputed(disputes)) => {
                 let remark = owner.map(|owner| remark(key, owner, &disputes));
-                Ok(self.outcome(key, found, None).with(remark))
+                Ok(self.current(key, found, None).with(remark))
             }
             Err(JoinError::Contested) => Err(contested(operation())),
             Err(JoinError::Request(error)) => Err(Failure::new(operation(), &error)),
         })
+    }
+
+    /// Returns true if the module has added fields to an object while another one was its owner.
+    pub(in super::super) fn has_joined(&self, live: &DynamicObject) -> bool {
+        has_joined(live, &self.sharing.manager())
     }
 
     /// Gives up what the module added to an object, once it is the owner and sets all of its fields, or once it leaves.
