@@ -82,7 +82,7 @@ impl World {
             }
             Event::DeleteObject(at) => {
                 if let Some(key) = self.ours().get(at % self.objects.len()).cloned() {
-                    self.user_deletes(&key);
+                    self.end_with_content(&key);
                 }
             }
             Event::Adopt(at) => self.nth(at).owner = Owner::Foreign,
@@ -94,7 +94,7 @@ impl World {
                 if is_gone {
                     let at = at % self.objects.len();
                     let key = self.objects.keys().nth(at).cloned().unwrap();
-                    self.end(&key);
+                    self.end_with_content(&key);
                 }
             }
             Event::Dispute(is_disputed) => self.is_disputed = is_disputed,
