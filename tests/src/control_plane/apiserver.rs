@@ -217,6 +217,8 @@ fn program(settings: &Settings, port: u16) -> Program {
             "--advertise-address=127.0.0.1",
             "--service-account-issuer=https://kubernetes.default.svc",
             "--authorization-mode=RBAC",
+            // As in every cluster: agents on nodes need it.
+            "--allow-privileged=true",
             "--service-cluster-ip-range=10.0.0.0/24",
             "--endpoint-reconciler-type=none",
             "--audit-log-maxsize=1000",

@@ -12,6 +12,7 @@ mod registry_faults;
 mod removal;
 mod rendering;
 mod restricted;
+mod shapes;
 mod sharing;
 mod signed;
 mod takeover;
