@@ -322,10 +322,10 @@ mod tests {
         };
         let older = manifest("older", "beta", &["x"], |_| ());
         let own = manifest("b", "beta", &["x"], numbered("1"));
-        assert_eq!(decide(&own, &[older.clone()], &live("kcp/older")), words("own", "withdraw"));
+        assert_eq!(decide(&own, std::slice::from_ref(&older), &live("kcp/older")), words("own", "withdraw"));
         let leaving = manifest("old", "beta", &["x"], deleted);
-        assert_eq!(decide(&leaving, &[own.clone()], &live("kcp/b")), words("yield", "withdraw"));
-        assert_eq!(decide(&leaving, &[own.clone()], &live("kcp/old")), words("own", "hand over to b"));
+        assert_eq!(decide(&leaving, std::slice::from_ref(&own), &live("kcp/b")), words("yield", "withdraw"));
+        assert_eq!(decide(&leaving, std::slice::from_ref(&own), &live("kcp/old")), words("own", "hand over to b"));
         // The newest one of the same module is the heir, before other modules.
         let others = [
             manifest("a", "alpha", &["x"], numbered("9")),

@@ -18,6 +18,9 @@ const FIRST: &str = "1.0.0";
 const SECOND: &str = "2.0.0";
 const THIRD: &str = "3.0.0";
 
+/// Objects of a version of a module.
+type Objects = fn(&str) -> Vec<Value>;
+
 /// A landscape of which the runtime has no controllers.
 struct Writers {
     setup: SingleRuntime,
@@ -265,7 +268,7 @@ async fn objects_of_modules_are_written_beside_other_writers() -> TestResult {
     let writers = Writers::start("writing").await?;
     let began = Instant::now();
     let upgraded = [
-        ("union", union as fn(&str) -> Vec<Value>),
+        ("union", union as Objects),
         ("conversion", conversion),
         ("versions", versions),
         ("stored", stored),
@@ -327,7 +330,7 @@ async fn replicas_are_left_to_an_autoscaler_alone(writers: &Writers) -> Result<(
     Ok(())
 }
 
-async fn upgrades_take_their_second_ways(writers: &Writers, modules: &[(&str, fn(&str) -> Vec<Value>)]) -> Result<()> {
+async fn upgrades_take_their_second_ways(writers: &Writers, modules: &[(&str, Objects)]) -> Result<()> {
     let (ca, ..) = credentials::certificates("writing")?;
     writers.foreign.inject_ca("converted.writing.test", &BASE64_STANDARD.encode(ca)).await?;
     // Another applier has an entry in the former version, too. The next one has a default, so that neither can be converted.

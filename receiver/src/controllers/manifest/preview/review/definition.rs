@@ -58,6 +58,8 @@ mod tests {
 
     use super::*;
 
+    type Change = fn(&mut Value);
+
     fn found(change: impl FnOnce(&mut Value)) -> Option<String> {
         let mut definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
             "metadata": {"name": "samples.example.test"}, "spec": {"group": "example.test", "scope": "Namespaced",
@@ -70,7 +72,7 @@ mod tests {
     #[test]
     fn incomplete_definitions_and_those_of_the_receiver_are_mistakes() {
         assert_eq!(found(|_| ()), None);
-        let changes: [(fn(&mut Value), &str); 10] = [
+        let changes: [(Change, &str); 10] = [
             (|it| it["spec"] = Value::Null, "the CRD has no spec"),
             (|it| it["spec"]["group"] = "".into(), "spec.group of the CRD is missing or not a string"),
             (|it| it["spec"]["names"] = Value::Null, "spec.names.kind of the CRD is missing or not a string"),
