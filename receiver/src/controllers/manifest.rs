@@ -7,11 +7,13 @@
 
 mod adoption;
 mod aggregated;
+mod apply;
 mod blocking;
 mod create_default;
 mod default_object;
 mod drift;
 mod execute;
+mod failure;
 mod image;
 mod inventory;
 mod jobs;
@@ -74,7 +76,8 @@ use self::{
     adoption::Installation,
     blocking::Found,
     drift::{is_replaced, object_key},
-    execute::{Execution, Failure, wanted_finalizers},
+    execute::{Execution, wanted_finalizers},
+    failure::Failure,
     inventory::{Inventory, ObjectKey},
     jobs::CreatedJobs,
     layers::layer_key,
@@ -465,6 +468,14 @@ impl Reconcile<'_> {
             facts.seen.remove(&key);
             memory.doubt(&key);
         }
+        // Pods in the runtime may use copies of a pull secret that KCP lacks now.
+        let pull_secret = self.ctx.settings.pull_secret.as_ref().filter(|it| it.secret.content().is_none());
+        if let Some(secret) = pull_secret.filter(|_| goal == Goal::Install) {
+            let is_rendered = |key: &ObjectKey| objects.iter().flatten().any(|object| object.key == *key);
+            let is_copy = |key: &&ObjectKey| key.is_secret() && key.name == secret.name && !is_rendered(key);
+            let copies: Vec<_> = facts.inventory.keys().filter(is_copy).cloned().collect();
+            facts.seen.extend(copies.into_iter().map(|key| (key, Seen::Kept)));
+        }
         facts.recovered = memory.is_recovered().then_some(true);
         let default = default_object::of(&record.manifest);
         if default.is_some_and(|default| self.heirs.iter().any(|heir| keeps_default(heir, &default))) {
@@ -472,7 +483,7 @@ impl Reconcile<'_> {
         }
         let rendered = objects.iter().flatten().map(|object| (&object.key, object.version.as_str()));
         let manager = manager_of(&record.manifest, rendered);
-        let jobs = CreatedJobs::of(&record.manifest);
+        let jobs = CreatedJobs::of(&record.manifest, &self.others);
         let mut execution = Execution {
             ctx: self.ctx,
             key: self.key,

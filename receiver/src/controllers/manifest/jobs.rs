@@ -6,7 +6,7 @@
 //! same content stays as it is: a label that names the version, a localised image or an image pull secret is no reason to
 //! run it again.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use kube::{
     Api, ResourceExt as _,
@@ -19,7 +19,9 @@ use tidewatch_shared::{
 };
 
 use super::{
-    execute::{Applied, Execution, Failure, TYPED, Wanted},
+    apply::{Applied, TYPED, Wanted},
+    execute::Execution,
+    failure::Failure,
     inventory::ObjectKey,
     render::{RenderedObject, names_pull_secret, without_pull_secret},
     step::Seen,
@@ -70,22 +72,27 @@ fn content_of(body: &Value) -> &str {
 pub(super) struct CreatedJobs {
     /// As the Manifest records them.
     recorded: BTreeMap<String, String>,
+    /// As other Manifests of the Kyma record them: the component of a module may be renamed, and modules may share a Job.
+    of_others: Vec<BTreeMap<String, String>>,
     /// As this reconcile has found or created them.
     created: BTreeMap<String, String>,
 }
 
 impl CreatedJobs {
-    /// Reads the annotation of a Manifest. Of a malformed one nothing is known: its Jobs run once more.
-    pub(super) fn of(manifest: &Manifest) -> Self {
-        let text = manifest.annotations().get(annotation::JOBS);
-        let recorded = text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-        Self { recorded, created: BTreeMap::new() }
+    /// Reads the annotations of a Manifest and of the others of its Kyma. Of a malformed one nothing is known: its Jobs run
+    /// once more.
+    pub(super) fn of(manifest: &Manifest, others: &[Arc<Manifest>]) -> Self {
+        let read = |manifest: &Manifest| -> Option<BTreeMap<String, String>> {
+            serde_json::from_str(manifest.annotations().get(annotation::JOBS)?).ok()
+        };
+        let of_others = others.iter().filter_map(|other| read(other)).collect();
+        Self { recorded: read(manifest).unwrap_or_default(), of_others, created: BTreeMap::new() }
     }
 
     /// True if this content was created. If the Job is gone, it has run.
     fn was_created(&self, key: &ObjectKey, content: &str) -> bool {
         let known = |jobs: &BTreeMap<String, String>| jobs.get(&name_of(key)).is_some_and(|known| known == content);
-        known(&self.recorded) || known(&self.created)
+        known(&self.recorded) || known(&self.created) || self.of_others.iter().any(known)
     }
 
     /// True if some content of the Job was created.
@@ -175,7 +182,7 @@ impl Execution<'_> {
         let RenderedObject { key, body, .. } = wanted.object;
         let Some(live) = found else {
             if self.jobs.was_created(key, content_of(body)) {
-                return Ok(Applied::seen(Seen::Current));
+                return Ok(Applied::has_run());
             }
             return match self.converge(api, wanted, None).await {
                 // It was not read before.
@@ -304,7 +311,7 @@ mod tests {
     #[test]
     fn created_jobs_are_recorded_once_and_forgotten_with_their_version() {
         let objects = [rendered("a", "1"), rendered("b", "1")];
-        let mut jobs = CreatedJobs::of(&manifest(Some(r#"{"ns/a":"1","ns/dropped":"1"}"#)));
+        let mut jobs = CreatedJobs::of(&manifest(Some(r#"{"ns/a":"1","ns/dropped":"1"}"#)), &[]);
         assert!(jobs.was_created(&objects[0].key, "1") && !jobs.was_created(&objects[0].key, "2"));
         assert!(jobs.has(&objects[0].key) && !jobs.has(&objects[1].key));
         jobs.add(&objects[0]);
@@ -312,9 +319,15 @@ mod tests {
         jobs.add(&objects[1]);
         let text = jobs.annotation(&objects).unwrap();
         assert_eq!(text, r#"{"ns/a":"1","ns/b":"1"}"#);
-        assert!(CreatedJobs::of(&manifest(Some(&text))).was_created(&objects[1].key, "1"));
+        assert!(CreatedJobs::of(&manifest(Some(&text)), &[]).was_created(&objects[1].key, "1"));
+        // Another Manifest, as that of a renamed component, records it as well.
+        let mut renamed = CreatedJobs::of(&manifest(None), &[Arc::new(manifest(Some(&text)))]);
+        assert!(renamed.was_created(&objects[1].key, "1") && !renamed.was_created(&objects[1].key, "2"));
+        assert_eq!(renamed.annotation(&objects), None);
+        renamed.add(&objects[1]);
+        assert_eq!(renamed.annotation(&objects).unwrap(), r#"{"ns/b":"1"}"#);
         for malformed in [None, Some("{"), Some("[1]"), Some(r#"{"ns/a":1}"#)] {
-            assert_eq!(CreatedJobs::of(&manifest(malformed)), CreatedJobs::default(), "{malformed:?}");
+            assert_eq!(CreatedJobs::of(&manifest(malformed), &[]), CreatedJobs::default(), "{malformed:?}");
         }
     }
 
@@ -324,7 +337,7 @@ mod tests {
         let mut jobs = CreatedJobs::default();
         objects.iter().for_each(|object| jobs.add(object));
         let text = jobs.annotation(&objects).unwrap();
-        let mut known = CreatedJobs::of(&manifest(Some(&text)));
+        let mut known = CreatedJobs::of(&manifest(Some(&text)), &[]);
         assert_eq!(known.recorded.len(), MAX_RECORDED);
         objects.iter().for_each(|object| known.add(object));
         assert_eq!(known.annotation(&objects), None, "those beyond the limit cause no writes");

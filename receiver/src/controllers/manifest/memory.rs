@@ -11,7 +11,7 @@ use tidewatch_shared::{api::Manifest, event::Object};
 use tokio::time::Instant;
 
 use super::{
-    execute::Failure,
+    failure::Failure,
     inventory::{Inventory, ObjectKey},
     migrate::Migrating,
     own_writes::OwnWrites,

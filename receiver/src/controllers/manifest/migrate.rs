@@ -5,12 +5,7 @@ use std::time::Duration;
 
 use tidewatch_shared::names::field_manager;
 
-use super::{
-    execute::{Execution, Failure},
-    inventory::ObjectKey,
-    render::RenderedObject,
-    step::Seen,
-};
+use super::{execute::Execution, failure::Failure, inventory::ObjectKey, render::RenderedObject, step::Seen};
 use crate::kube::{
     object,
     stored_versions::{Migration, Progress, Turn},

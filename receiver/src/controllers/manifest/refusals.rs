@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, time::Duration};
 use kube::core::Status;
 use tokio::time::Instant;
 
-use super::{execute::Failure, own_webhook::is_of_webhook};
+use super::{failure::Failure, own_webhook::is_of_webhook};
 
 /// First delay until a refused object is sent again unchanged, and the longest one; it doubles.
 const FIRST_DELAY: Duration = Duration::from_secs(60);

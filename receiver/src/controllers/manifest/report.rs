@@ -8,7 +8,7 @@ use super::{
     adoption::Installation,
     blocking::Found,
     default_object::Going,
-    execute::Failure,
+    failure::Failure,
     keeping,
     ready::Readiness,
     render::RenderedObject,

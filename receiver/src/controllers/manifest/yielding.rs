@@ -12,7 +12,8 @@ use serde_json::Value;
 use tidewatch_shared::names::field_manager;
 
 use super::{
-    execute::{Execution, Failure},
+    execute::Execution,
+    failure::Failure,
     inventory::{ObjectKey, split_api_version},
     render::RenderedObject,
 };

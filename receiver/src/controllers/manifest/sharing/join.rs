@@ -11,16 +11,17 @@ use tidewatch_shared::names::{annotation, field_manager, label};
 
 use super::{
     super::{
-        execute::{Applied, Execution, Failure, contested},
+        apply::{Applied, Wanted, contested},
+        execute::Execution,
+        failure::Failure,
         inventory::ObjectKey,
-        render::RenderedObject,
         report::list,
     },
     Claim, Holder, is_our_manager,
 };
 use crate::kube::{
     kinds::is_built_in,
-    object::{self, Dispute, Join, JoinError, Ownership, Shape, WriteBudget, has_joined, has_lost_field},
+    object::{self, Dispute, Join, JoinError, Ownership, Shape, has_joined, has_lost_field},
 };
 
 /// Marks of the owner of an object.
@@ -41,12 +42,13 @@ impl Execution<'_> {
     /// Adds to a live object what its owner lacks, if that is another module, or none.
     pub(in super::super) async fn join(
         &self,
-        object: &RenderedObject,
+        wanted: &Wanted<'_>,
         api: &Api<DynamicObject>,
         found: Option<DynamicObject>,
-        budget: &WriteBudget<'_>,
     ) -> Joined {
-        let RenderedObject { key, body, .. } = object;
+        let key = &wanted.object.key;
+        let body = &*wanted.body;
+        let budget = &self.budget(wanted);
         let Some(found) = found else { return Joined::Continue(None) };
         let manager = self.sharing.manager();
         let (owner, desired) = if key.is_common_namespace() {
@@ -75,12 +77,14 @@ impl Execution<'_> {
             budget,
             is_ours: is_our_manager,
         };
+        let disputed = object::disputed(&manager, &desired, &found);
         let mut accepted = self.memory.accepted(key);
         let operation = || format!("apply {key}");
         Joined::Break(match join.converge(api, &found, &mut accepted).await {
             Ok(written) => {
                 if let Some(version) = written.as_ref().and_then(ResourceExt::resource_version) {
                     self.ctx.memories.wrote_object(self.key, key, &version);
+                    self.count_reverted(key, wanted.form(), disputed);
                 }
                 Ok(self.current(key, written.unwrap_or(found), accepted))
             }
@@ -174,7 +178,7 @@ fn remark(key: &ObjectKey, owner: &Holder, disputes: &[Dispute]) -> String {
     let fields: BTreeSet<_> = disputes.iter().map(|dispute| dispute.field.as_str()).collect();
     let noun = if modules.len() == 1 { "module" } else { "modules" };
     format!(
-        "{key} is shared with the {noun} {}, whose values stay; this module has other ones for {}: all of them need equal \
+        "{key} is shared with the {noun} {}, whose values stay; this module has other ones for {}, and adds none of its own: all of them need equal \
          values, or the object belongs into one of them",
         list(modules.iter().map(String::as_str)),
         list(fields.into_iter()),
@@ -234,7 +238,8 @@ mod tests {
         let disputes =
             [dispute(".data.x", field_manager::MODULE), dispute(".data.y", &shared), dispute(".data.z", "u")];
         let said = "ConfigMap ns/a is shared with the modules alpha, gamma, whose values stay; this module has other ones for \
-                    .data.x, .data.y, .data.z: all of them need equal values, or the object belongs into one of them";
+                    .data.x, .data.y, .data.z, and adds none of its own: all of them need equal values, or the object belongs into one \
+                    of them";
         assert_eq!(remark(&key, &owner, &disputes), said);
     }
 }
