@@ -119,6 +119,14 @@ struct Listed {
     associated: Option<String>,
 }
 
+impl Listed {
+    /// The declared default module CR alone, if it is deleted with the module.
+    fn only(mut self, exempt: &Exempt<'_>) -> Self {
+        self.objects.retain(|key, _| exempt.is_declared(key));
+        Self { is_cut: false, ..self }
+    }
+}
+
 /// What the metadata of an object says about its origin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Origin {
@@ -236,7 +244,8 @@ impl<'a> Exempt<'a> {
 
 /// Finds the user CRs that block the removal of a module. The module manages the kinds of its default CRs, the kinds of
 /// the CRDs in its inventory that exist and belong to it, and the associated ones that [`manages`]. A kind that is not
-/// served has no objects.
+/// served has no objects. Of the kinds in `kept_groups`, whose CRDs stay with another module, only the declared default CR
+/// goes.
 ///
 /// # Errors
 /// A request failed: then it is not known what blocks the removal.
@@ -245,6 +254,7 @@ pub(super) async fn find(
     kinds: &mut Kinds,
     manifest: &Manifest,
     inventory: &Inventory,
+    kept_groups: &BTreeSet<String>,
 ) -> Result<Found, SearchError> {
     let exempt = Exempt::of(manifest, inventory);
     let definitions = definitions(client, manifest, inventory).await?;
@@ -255,7 +265,9 @@ pub(super) async fn find(
     let defaults: BTreeSet<_> = declared.into_iter().chain(default_object::of(manifest)).collect();
     for (group, kind) in defaults.into_iter().map(|key| (key.group, key.kind)) {
         if known.insert((group.clone(), kind.clone())) {
-            listed.extend(list_located(client, kinds, &group, &kind, &exempt).await?);
+            let located = list_located(client, kinds, &group, &kind, &exempt).await?;
+            listed
+                .extend(located.map(|listed| if kept_groups.contains(&group) { listed.only(&exempt) } else { listed }));
         }
     }
     for (group, kind) in associated(manifest).filter(|kind| !known.contains(kind)) {

@@ -1,5 +1,7 @@
 //! Objects of the inventory that leave a Manifest: they are deleted, handed over to another module, or released.
 
+use std::collections::BTreeSet;
+
 use futures::future::join_all;
 use kube::{
     Api, ResourceExt as _,
@@ -13,7 +15,8 @@ use tidewatch_shared::{
 
 use super::{
     Error, aggregated, default_object,
-    execute::{CONCURRENCY, Execution, Failure},
+    execute::{CONCURRENCY, Execution},
+    failure::Failure,
     inventory::{Inventory, ObjectKey},
     keeping, keeps_default,
     sharing::{Holder, Parting, Sharing},
@@ -54,6 +57,14 @@ impl From<Seen> for Parted {
     }
 }
 
+/// Kinds of which user CRs block a removal.
+pub(super) struct BlockingKinds {
+    pub(super) manifest: Manifest,
+    pub(super) inventory: Inventory,
+    /// API groups of the CRDs that stay with another module.
+    pub(super) kept_groups: BTreeSet<String>,
+}
+
 /// Client of an object's kind in a version that the runtime serves.
 pub(super) struct Located {
     pub(super) api: Api<DynamicObject>,
@@ -69,7 +80,7 @@ impl Execution<'_> {
         for chunk in keys.chunks(CONCURRENCY) {
             // The inventory of another Manifest may have grown since the reconcile began.
             self.look_at_others()?;
-            if self.turn.is_none() && chunk.iter().any(|key| self.sharing.is_shared(key)) {
+            if self.turn.is_none() && chunk.iter().any(|key| self.sharing.may_be_owned(key)) {
                 self.turn = Some(self.ctx.memories.next_turn(&self.kyma).await);
                 self.look_at_others()?;
             }
@@ -107,11 +118,13 @@ impl Execution<'_> {
 
     /// Kinds of which user CRs block the removal: a CRD that stays with another Manifest keeps its resources. Returns the
     /// Manifest and the inventory without them, and without the default module CR that another Manifest of the module keeps.
-    pub(super) fn blocking_kinds(&self) -> (Manifest, Inventory) {
+    pub(super) fn blocking_kinds(&self) -> BlockingKinds {
         let mut manifest = self.record.manifest.clone();
         let mut inventory = self.facts.inventory.clone();
+        let mut kept_groups = BTreeSet::new();
         let stays = |key: &&ObjectKey| key.is_definition() && (key.is_common() || self.sharing.is_shared(key));
         for key in self.facts.inventory.keys().filter(stays) {
+            kept_groups.extend(key.name.split_once('.').map(|(_, group)| group.to_owned()));
             inventory.shrink(key);
         }
         let is_kept = |default: &ObjectKey| self.heirs.iter().any(|heir| keeps_default(heir, default));
@@ -124,7 +137,7 @@ impl Execution<'_> {
             manifest.spec.custom_resource_policy = Some(CustomResourcePolicy::Ignore);
             inventory.grow(&default, "");
         }
-        (manifest, inventory)
+        BlockingKinds { manifest, inventory, kept_groups }
     }
 
     fn look_at_others(&mut self) -> Result<(), Error> {

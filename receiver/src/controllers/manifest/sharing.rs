@@ -134,6 +134,8 @@ impl Sharing {
         let may_own = |holder: &&Holder| holder.owner == owner && (self.is_leaving || !holder.is_leaving);
         match self.holders_of(key).find(may_own) {
             None => Claim::Own,
+            // The Manifest that replaces this one adds under the same field manager.
+            Some(holder) if !holder.is_of_module && self.is_leaving && self.has_successor(key) => Claim::Yield,
             Some(holder) if !holder.is_of_module => Claim::Join(holder),
             // Only the newest one of a module is applied, unless its removal is blocked.
             Some(_) if self.is_leaving => Claim::Yield,

@@ -218,7 +218,7 @@ async fn search(server: &FakeApiServer, manifest: &Manifest, inventory: &Invento
     let mut manifest = manifest.clone();
     let names: Vec<_> = associated.iter().map(|kind| format!("{kind}.{GROUP}")).collect();
     manifest.annotations_mut().insert(annotation::ASSOCIATED.to_owned(), names.join(","));
-    match find(&server.client(), &mut kinds, &manifest, inventory).await {
+    match find(&server.client(), &mut kinds, &manifest, inventory, &BTreeSet::new()).await {
         Ok(found) => found.blockers.to_string(),
         Err(error) => format!("failed to {error}"),
     }
@@ -358,7 +358,7 @@ async fn a_definition_that_was_deleted_meanwhile_blocks_nothing() {
         })
     };
     let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
-    assert!(find(&client, &mut kinds, &manifest, &own).await.unwrap().blockers.is_empty());
+    assert!(find(&client, &mut kinds, &manifest, &own, &BTreeSet::new()).await.unwrap().blockers.is_empty());
     let read = "GET customresourcedefinitions/samples.example.com";
     assert_eq!(server.calls(), [read, "GET samples", read]);
 }
@@ -375,7 +375,7 @@ async fn a_kind_that_was_never_served_blocks_nothing() {
         Some((status, text.replace(r#""status":"True""#, r#""status":"False""#)))
     });
     let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
-    assert!(find(&client, &mut kinds, &manifest, &own).await.unwrap().blockers.is_empty());
+    assert!(find(&client, &mut kinds, &manifest, &own, &BTreeSet::new()).await.unwrap().blockers.is_empty());
 }
 
 #[tokio::test]
@@ -384,14 +384,20 @@ async fn a_known_version_that_is_no_longer_served_is_replaced() {
     put(&server, "samples/a", "user");
     let (cache, runtime) = (KindCache::default(), KymaKey::new("ns", "k"));
     let (none, manifest) = (inventory(&[]), manifest("Ignore", default_of("Sample")));
-    find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none).await.unwrap();
+    find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none, &BTreeSet::new()).await.unwrap();
     server.edit("customresourcedefinitions/samples.example.com", |object| {
         object["spec"]["versions"] = json!([{"name": "v2", "served": true, "storage": true}]);
     });
-    let found = find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none).await.unwrap();
+    let found = find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none, &BTreeSet::new()).await.unwrap();
     assert_eq!(found.blockers.to_string(), "Sample user/a");
     server.remove("customresourcedefinitions/samples.example.com");
-    assert!(find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none).await.unwrap().blockers.is_empty());
+    assert!(
+        find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none, &BTreeSet::new())
+            .await
+            .unwrap()
+            .blockers
+            .is_empty()
+    );
 }
 
 #[tokio::test]
@@ -427,7 +433,7 @@ async fn only_metadata_of_all_namespaces_is_listed() {
     });
     let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
     let manifest = manifest("Ignore", Value::Null);
-    assert!(find(&client, &mut kinds, &manifest, &own).await.unwrap().blockers.is_empty());
+    assert!(find(&client, &mut kinds, &manifest, &own, &BTreeSet::new()).await.unwrap().blockers.is_empty());
 }
 
 #[tokio::test]

@@ -132,7 +132,7 @@ async fn other_value_than_that_of_the_owner_is_a_warning_and_never_written() {
     fixture.alpha_applies(json!({"a": "1"})).await;
     fixture.installs().await;
     let said = "ConfigMap kyma-system/a is shared with the module alpha, whose values stay; this module has other ones for \
-                .data.a: all of them need equal values, or the object belongs into one of them";
+                .data.a, and adds none of its own: all of them need equal values, or the object belongs into one of them";
     assert_eq!(fixture.state(), (State::Warning, said.to_owned()));
     assert_eq!(fixture.map()["data"], json!({"a": "1"}));
     assert!(is_synced(&fixture.manifest().unwrap()), "all else is applied");
@@ -274,4 +274,64 @@ async fn labels_of_the_common_namespace_are_added_beside_those_of_others() {
     fixture.upgrade(layer);
     fixture.reconcile().await;
     assert_eq!(labels(&fixture), json!({"theirs": "1", "both": "1", "ours": "2"}));
+}
+
+#[tokio::test(start_paused = true)]
+async fn namespace_with_an_object_of_another_module_stays() {
+    let mut fixture = Fixture::beta(json!({}));
+    let mut map = object("v1", "ConfigMap", "a");
+    map["metadata"]["namespace"] = json!("own");
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "own"}});
+    fixture.set_layer(LayerObjects::Ready(Arc::new(vec![definition(), namespace, map, manager()])));
+    fixture.put_alpha(|alpha| alpha["status"]["synced"][0]["namespace"] = json!("own"));
+    fixture.installs().await;
+    assert_eq!(fixture.state().0, State::Ready);
+    fixture.upgrade(vec![definition(), manager()]);
+    fixture.reconcile().await;
+    assert_eq!(fixture.owner(), json!("kcp-system/alpha"));
+    assert!(fixture.runtime.object("namespaces/own").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn default_cr_of_another_module_and_crs_of_users_stay_with_a_shared_definition() {
+    let mut fixture = Fixture::beta(json!({}));
+    fixture.put_alpha(|alpha| {
+        alpha["status"]["synced"] = json!([{"group": "apiextensions.k8s.io", "version": "v1",
+            "kind": "CustomResourceDefinition", "name": "samples.example.test", "namespace": ""}]);
+    });
+    fixture.installs().await;
+    let mut theirs = object("example.test/v1", "Sample", "theirs");
+    theirs["metadata"]["managedFields"] = json!([{"manager": field_manager::DEFAULT_OBJECT, "operation": "Update"}]);
+    fixture.runtime.edit("samples/theirs", |live| *live = theirs);
+    fixture.runtime.edit("samples/mine", |live| *live = object("example.test/v1", "Sample", "mine"));
+    fixture.delete_manifest();
+    for _ in 0..3 {
+        fixture.reconcile().await;
+    }
+    assert!(fixture.manifest().is_none());
+    for id in ["samples/theirs", "samples/mine", "customresourcedefinitions/samples.example.test"] {
+        assert!(fixture.runtime.object(id).is_some(), "{id}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn replicas_of_a_shared_workload_are_left_to_its_autoscaler() {
+    let mut fixture = Fixture::beta(json!({}));
+    let mut workload = object("apps/v1", "Deployment", "w");
+    workload["spec"] = json!({"replicas": 1});
+    fixture.set_layer(LayerObjects::Ready(Arc::new(vec![definition(), manager(), workload.clone()])));
+    fixture.put_alpha(|alpha| {
+        alpha["status"]["synced"] = json!([{"group": "apps", "version": "v1", "kind": "Deployment", "name": "w",
+            "namespace": "kyma-system"}]);
+    });
+    workload["spec"] = json!({"replicas": 3});
+    workload["metadata"]["annotations"] = json!({annotation::OWNED_BY: "kcp-system/alpha"});
+    let replicas = json!({"f:spec": {"f:replicas": {}}});
+    workload["metadata"]["managedFields"] = json!([{"manager": "kube-controller-manager", "operation": "Update",
+        "subresource": "scale", "apiVersion": "apps/v1", "fieldsV1": replicas}]);
+    fixture.runtime.edit("deployments/w", |live| *live = workload);
+    fixture.runtime.refuse("GET horizontalpodautoscalers", 403);
+    fixture.installs().await;
+    assert_eq!(fixture.runtime.object("deployments/w").unwrap()["spec"]["replicas"], 3);
+    assert_eq!(fixture.state(), (State::Ready, "resources are ready".to_owned()));
 }
