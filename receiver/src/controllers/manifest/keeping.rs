@@ -4,7 +4,7 @@
 
 mod namespace;
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use kube::{
     Api, Client, ResourceExt as _,
@@ -17,6 +17,8 @@ use super::{
     inventory::{Inventory, ObjectKey},
     render::RenderedObject,
     search::SearchError,
+    sharing::Sharing,
+    step::Seen,
 };
 use crate::{
     base::foreign_text::{MAX_NAME_BYTES, line},
@@ -81,12 +83,17 @@ pub(super) fn remark(key: &ObjectKey, content: &Content) -> String {
 pub(super) struct Own<'a> {
     pub(super) inventory: &'a Inventory,
     pub(super) rendered: &'a [RenderedObject],
+    /// Results for objects of the inventory that were to leave before.
+    pub(super) seen: &'a BTreeMap<ObjectKey, Seen>,
+    pub(super) sharing: &'a Sharing,
 }
 
 impl Own<'_> {
-    /// Returns true for an object that leaves as well. One that the module still contains needs what it is in.
+    /// Returns true for an object that leaves as well. One that the module still contains, that stays for its data, or that
+    /// another module has, too, needs what it is in.
     fn leaves(&self, key: &ObjectKey) -> bool {
-        self.inventory.contains(key) && !self.rendered.iter().any(|object| object.key == *key)
+        let stays = self.seen.get(key) == Some(&Seen::Kept) || self.sharing.is_shared(key);
+        self.inventory.contains(key) && !stays && !self.rendered.iter().any(|object| object.key == *key)
     }
 }
 
@@ -102,6 +109,8 @@ impl Execution<'_> {
         let own = Own {
             inventory: &self.facts.inventory,
             rendered: self.facts.rendered.filter(|_| is_prune).unwrap_or_default(),
+            seen: &self.facts.seen,
+            sharing: &self.sharing,
         };
         match (key.group.as_str(), key.kind.as_str()) {
             _ if key.is_definition() => of_definition(&self.client, &key.name, &own).await,

@@ -183,6 +183,17 @@ async fn claim_that_a_version_drops_stays_if_it_was_bound() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn namespace_of_a_claim_that_stays_for_its_data_stays() {
+    let mut fixture = Fixture::with(&[namespace("own"), inside("v1", "PersistentVolumeClaim", "c")]).await;
+    fixture.runtime.edit("persistentvolumeclaims/c", |claim| claim["spec"]["volumeName"] = json!("pv"));
+    fixture.drop_all().await;
+    assert_eq!(fixture.state().0, State::Warning);
+    for id in ["persistentvolumeclaims/c", "namespaces/own"] {
+        assert!(fixture.runtime.object(id).is_some(), "{id}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn marked_object_is_left_to_the_user() {
     for (key, value, stays) in [
         (annotation::KEEP, "true", true),
