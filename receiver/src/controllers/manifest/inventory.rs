@@ -69,6 +69,11 @@ impl ObjectKey {
         self.is_core("Secret")
     }
 
+    /// True for a configuration of admission webhooks.
+    pub(super) fn is_webhook_configuration(&self) -> bool {
+        self.group == "admissionregistration.k8s.io" && self.kind.ends_with("WebhookConfiguration")
+    }
+
     /// True for a Pod.
     pub(super) fn is_pod(&self) -> bool {
         self.is_core("Pod")

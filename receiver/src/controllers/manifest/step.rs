@@ -215,7 +215,9 @@ impl<'a> Facts<'a> {
                 Some(true) => {}
             }
         }
-        self.is_guarded().then_some(Action::End)
+        // So may the removal of its configuration, which this version does not contain any more.
+        let prune = || self.prune(rendered, |key| is_selected(key) && key.is_webhook_configuration());
+        self.is_guarded().then(|| prune().unwrap_or(Action::End))
     }
 
     /// Before the first decision on a deletion, the inventory must have all objects: a CRD that it lacks defines a kind of
