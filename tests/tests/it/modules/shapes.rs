@@ -261,11 +261,15 @@ impl Shapes {
                     continue;
                 }
                 let api: Api<PartialObjectMeta> = Api::all_with(client.clone(), &resource);
-                let listed = match api.list_metadata(&ListParams::default()).await {
-                    Ok(listed) => listed.items,
-                    // Its CRD goes.
-                    Err(kube::Error::Api(status)) if status.code == 404 => continue,
-                    Err(error) => return Err(error.into()),
+                let listed = loop {
+                    match api.list_metadata(&ListParams::default()).await {
+                        Ok(listed) => break listed.items,
+                        // Its CRD goes.
+                        Err(kube::Error::Api(status)) if status.code == 404 => break Vec::new(),
+                        // It has just come.
+                        Err(kube::Error::Api(status)) if status.code == 429 => tokio::time::sleep(POLL).await,
+                        Err(error) => return Err(error.into()),
+                    }
                 };
                 for object in listed.iter().filter(|object| !object.name_any().contains("tidewatch")) {
                     let namespace = match capabilities.scope {
