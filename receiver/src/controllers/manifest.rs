@@ -2,8 +2,8 @@
 //! and removes them, and reports their readiness.
 //!
 //! `step` decides on the next action from the facts, `execute` carries it out. `adoption`, `default_object`, `render`,
-//! `stage`, `inventory`, `own_webhook`, `ready`, `recreation`, `report` and `status` are pure. `refusals` and `yields`
-//! remember what would be refused again, and what is left to other writers.
+//! `stage`, `inventory`, `own_webhook`, `ready`, `recreation`, `report` and `status` are pure. `refusals` remembers objects
+//! that the API server would refuse again, `yields` the fields that are left to other writers.
 
 mod adoption;
 mod aggregated;
@@ -429,6 +429,8 @@ struct Rendering {
     objects: Option<Vec<RenderedObject>>,
     /// Hash of the data of KCP in them.
     secrets: u64,
+    /// Name of the image pull secret, if KCP lacks its content.
+    missing_secret: Option<String>,
     fault: Option<Fault>,
     /// Failed discovery of the kinds.
     failure: Option<Failure>,
@@ -438,7 +440,8 @@ struct Rendering {
 impl Reconcile<'_> {
     async fn run(self, record: Record) -> Result<ReconcileOutcome, Error> {
         let goal = goal_of(&record.manifest);
-        let Rendering { objects, secrets, fault, failure, kinds } = self.render(&record.manifest, goal).await?;
+        let Rendering { objects, secrets, missing_secret, fault, failure, kinds } =
+            self.render(&record.manifest, goal).await?;
         let inventory = inventory_of(&record.manifest);
         let desired = objects.as_ref().map(|_| {
             let Manifest { metadata, spec, .. } = &record.manifest;
@@ -468,13 +471,8 @@ impl Reconcile<'_> {
             facts.seen.remove(&key);
             memory.doubt(&key);
         }
-        // Pods in the runtime may use copies of a pull secret that KCP lacks now.
-        let pull_secret = self.ctx.settings.pull_secret.as_ref().filter(|it| it.secret.content().is_none());
-        if let Some(secret) = pull_secret.filter(|_| goal == Goal::Install) {
-            let is_rendered = |key: &ObjectKey| objects.iter().flatten().any(|object| object.key == *key);
-            let is_copy = |key: &&ObjectKey| key.is_secret() && key.name == secret.name && !is_rendered(key);
-            let copies: Vec<_> = facts.inventory.keys().filter(is_copy).cloned().collect();
-            facts.seen.extend(copies.into_iter().map(|key| (key, Seen::Kept)));
+        if let Some(secret) = missing_secret.filter(|_| goal == Goal::Install) {
+            facts.keep_copies(&secret);
         }
         facts.recovered = memory.is_recovered().then_some(true);
         let default = default_object::of(&record.manifest);
@@ -534,6 +532,7 @@ impl Reconcile<'_> {
         let mut rendering = Rendering {
             objects: None,
             secrets: 0,
+            missing_secret: None,
             fault: None,
             failure: None,
             kinds: self.ctx.kinds.of(&self.kyma, self.revision),
@@ -575,6 +574,7 @@ impl Reconcile<'_> {
         let pull_secret = self.ctx.settings.pull_secret.as_ref();
         let content = pull_secret.and_then(|secret| secret.secret.content());
         rendering.secrets = hash(&json!([secrets, content.as_deref()]).to_string());
+        rendering.missing_secret = pull_secret.filter(|_| content.is_none()).map(|secret| secret.name.clone());
         let pull_secret = pull_secret.map(|secret| PullSecret { name: &secret.name, content: content.as_deref() });
         let kinds = &rendering.kinds;
         let scope = |group: &str, version: &str, kind: &str| match kinds.served(group, version, kind) {

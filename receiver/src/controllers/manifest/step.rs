@@ -292,7 +292,16 @@ impl<'a> Facts<'a> {
         if self.seen.values().all(is_left) { Action::Leave } else { Action::End }
     }
 
-    /// Forgets what is known of the objects that went with a Namespace or a CRD, and returns them.
+    /// Keeps the copies of an image pull secret that KCP lacks now: pods in the runtime may use them.
+    pub(super) fn keep_copies(&mut self, secret: &str) {
+        let rendered = self.rendered.unwrap_or_default();
+        let is_rendered = |key: &ObjectKey| rendered.iter().any(|object| object.key == *key);
+        let is_copy = |key: &&ObjectKey| key.is_secret() && key.name == secret && !is_rendered(key);
+        let copies = self.inventory.keys().filter(is_copy).cloned();
+        self.seen.extend(copies.map(|key| (key, Seen::Kept)));
+    }
+
+    /// Forgets the objects that went with a Namespace or a CRD, and returns their keys.
     pub(super) fn forget_held(&mut self, by: &ObjectKey) -> Vec<ObjectKey> {
         let held: Vec<_> = self.seen.keys().filter(|key| by.holds(key)).cloned().collect();
         self.seen.retain(|key, _| !by.holds(key));

@@ -50,6 +50,26 @@ async fn copy_comes_before_the_workloads_follows_kcp_and_goes_with_the_last_of_t
     assert_eq!(fixture.copy(), None);
 }
 
+/// As after a restart of the receiver while KCP has no Secret.
+#[tokio::test(start_paused = true)]
+async fn copies_stay_while_kcp_lacks_the_secret_and_go_with_the_module() {
+    let mut fixture = Fixture::new();
+    fixture.set_pull_secret("YQ==");
+    fixture.set_layer(LayerObjects::Ready(Arc::new(elsewhere())));
+    fixture.reconcile().await;
+    fixture.make_available();
+    fixture.reconcile().await;
+    fixture.ctx.settings.pull_secret =
+        Some(ModulePullSecret { name: "pull".to_owned(), secret: PullSecret::default() });
+    fixture.verify().await;
+    assert_eq!(fixture.copy(), Some(json!("YQ==")));
+    fixture.delete_manifest();
+    for _ in 0..3 {
+        fixture.reconcile().await;
+    }
+    assert_eq!(fixture.copy(), None);
+}
+
 #[tokio::test(start_paused = true)]
 async fn existing_pod_and_job_keep_their_templates_and_new_ones_name_the_secret() {
     let mut fixture = Fixture::new();
