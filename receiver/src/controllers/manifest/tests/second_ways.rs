@@ -308,6 +308,31 @@ async fn workloads_are_upgraded_although_the_webhook_of_the_module_is_down() {
     assert_eq!(fixture.state(), (State::Ready, "resources are ready".to_owned()));
 }
 
+#[tokio::test(start_paused = true)]
+async fn webhook_that_a_version_drops_goes_although_it_refuses_objects_of_the_version() {
+    let service = object("v1", "Service", "hooks");
+    let mut webhook = object("admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration", "w");
+    webhook["metadata"] = json!({"name": "w"});
+    let mut map = object("v1", "ConfigMap", "a");
+    let mut fixture = Fixture::new();
+    fixture.set_layer(layer(&[service, webhook, manager()]));
+    fixture.reconcile().await;
+    fixture.make_available();
+    assert_eq!(fixture.reconcile().await, ended());
+    let message = "failed calling webhook \"w.test\": failed to call webhook: Post \"https://hooks.kyma-system.svc:443/\": refused";
+    fixture.runtime.refuse_saying("PATCH configmaps/a", 500, message);
+    map["data"] = json!({"a": "2"});
+    fixture.set_layer(layer(&[map, manager()]));
+    point(&mut fixture, OTHER);
+    fixture.reconcile().await;
+    assert!(fixture.runtime.object("validatingwebhookconfigurations/w").is_none());
+    assert!(fixture.runtime.object("services/hooks").is_some(), "all else goes once the version is applied");
+    fixture.runtime.refuse_nothing();
+    fixture.reconcile().await;
+    assert!(fixture.runtime.object("services/hooks").is_none());
+    assert_eq!(fixture.state(), (State::Ready, "resources are ready".to_owned()));
+}
+
 /// A controller that changes a field back half a minute after each write: too seldom for the write budget to notice.
 #[tokio::test(start_paused = true)]
 async fn field_of_a_slow_writer_is_left_to_it_until_the_next_version() {
