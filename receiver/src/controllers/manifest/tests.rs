@@ -137,6 +137,23 @@ impl Fixture {
         self.run(Drift::All).await
     }
 
+    /// Reconciles a Manifest beside others of its module, as they were when the reconcile began.
+    async fn reconcile_beside(&self, heirs: Vec<Arc<Manifest>>, manifest: Manifest) -> ReconcileOutcome {
+        let key = key();
+        let queued = QueuedWork::new(WorkSet::MANIFEST, Priority::User);
+        let reconcile = Reconcile {
+            ctx: &self.ctx,
+            key: &key,
+            kyma: KymaKey::new(NAMESPACE, "k"),
+            client: self.runtime.client(),
+            revision: 1,
+            queued: &queued,
+            heirs,
+            others: Vec::new(),
+        };
+        reconcile.run(Record::new(&self.ctx, manifest)).await.unwrap()
+    }
+
     /// Reconciles with a current cache.
     async fn run(&mut self, drift: Drift) -> ReconcileOutcome {
         if let Some(manifest) = self.manifest() {

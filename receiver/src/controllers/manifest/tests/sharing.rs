@@ -237,18 +237,7 @@ async fn inventories_count_as_they_are_right_before_a_deletion() {
     fixture.delete_manifest();
     let manifest = fixture.manifest().unwrap();
     fixture.put_alpha(|_| ());
-    let (key, queued) = (key(), QueuedWork::new(WorkSet::MANIFEST, Priority::User));
-    let reconcile = Reconcile {
-        ctx: &fixture.ctx,
-        key: &key,
-        kyma: KymaKey::new(NAMESPACE, "k"),
-        client: fixture.runtime.client(),
-        revision: 1,
-        queued: &queued,
-        heirs: Vec::new(),
-        others: Vec::new(),
-    };
-    reconcile.run(Record::new(&fixture.ctx, manifest)).await.unwrap();
+    fixture.reconcile_beside(Vec::new(), manifest).await;
     assert_eq!(fixture.owner(), "kcp-system/alpha");
     assert!(fixture.runtime.object("deployments/d").is_none());
 }

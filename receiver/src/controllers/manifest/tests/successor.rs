@@ -190,18 +190,7 @@ async fn manifest_leaves_no_objects_to_one_that_is_deleted_at_the_same_time() {
     let mut fixture = Fixture::installed_at_noon().await;
     fixture.delete_manifest();
     let manifest = fixture.manifest().unwrap();
-    let (key, queued) = (key(), QueuedWork::new(WorkSet::MANIFEST, Priority::User));
-    let reconcile = Reconcile {
-        ctx: &fixture.ctx,
-        key: &key,
-        kyma: KymaKey::new(NAMESPACE, "k"),
-        client: fixture.runtime.client(),
-        revision: 1,
-        queued: &queued,
-        heirs: vec![Arc::new(manifest.clone())],
-        others: Vec::new(),
-    };
-    let outcome = reconcile.run(Record::new(&fixture.ctx, manifest)).await.unwrap();
+    let outcome = fixture.reconcile_beside(vec![Arc::new(manifest.clone())], manifest).await;
     assert!(outcome.requeue_after.is_some(), "{outcome:?}");
     assert_eq!(fixture.runtime.writes(), Vec::<String>::new());
     assert_eq!(fixture.reconcile().await, ended());
