@@ -239,7 +239,8 @@ impl<'a> Execution<'a> {
         self.ctx.budgets.of(&self.kyma, Component::Module, &wanted.object.key.to_string(), form)
     }
 
-    /// Drops from the body what an existing object is not to get, and from the object what is left of earlier versions.
+    /// Removes the image pull secret from the body for an existing Pod or Job without it, and keys of earlier versions from
+    /// an existing Secret.
     async fn prepare(
         &self,
         api: &Api<DynamicObject>,

@@ -1,7 +1,7 @@
-//! Objects that may be deleted and created again to change an immutable field, because their module says so. Pure.
+//! Objects that the receiver may delete and create again to change an immutable field, by an annotation of the module. Pure.
 //!
-//! Never those whose deletion may lose data: what is not of Kubernetes itself, Namespaces, CRDs, volumes and their claims,
-//! and StatefulSets that take their claims with them.
+//! The annotation has no effect on objects whose deletion may lose data: custom resources, CRDs, Namespaces, volumes and
+//! their claims, and StatefulSets that take their claims with them.
 
 use kube::{ResourceExt as _, api::DynamicObject};
 use serde_json::Value;

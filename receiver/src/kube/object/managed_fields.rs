@@ -253,8 +253,8 @@ impl Correction {
     }
 }
 
-/// Removes from a tool's set what does not become ours, and returns that: the versions of a CRD, whose removal would be
-/// that of stored data. The status belongs to nobody.
+/// Removes the fields that stay the tool's from its set, and returns them: the versions of a CRD, because an apply without
+/// a version would delete stored data. The status is removed, too, and not returned.
 fn without_kept(set: &mut Value, desired: &Value) -> Option<Value> {
     let members = set.as_object_mut()?;
     members.remove("f:status");

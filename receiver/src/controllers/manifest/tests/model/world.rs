@@ -251,7 +251,7 @@ impl World {
         fails
     }
 
-    /// What the inventories of the other module's Manifest say about an object.
+    /// Sharing of an object with the other module, by the inventory of its Manifest.
     fn sharing(&self, at: usize, key: &ObjectKey) -> Sharing {
         let others: Vec<_> =
             MODULES.into_iter().filter(|other| *other != at).filter_map(|other| self.manifest(other)).collect();
