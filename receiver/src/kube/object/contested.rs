@@ -21,8 +21,8 @@ use crate::base::key::KymaKey;
 const MIN_PRUNED: usize = 1024;
 /// Desired forms of one object that an entry knows, more than an object gets by upgrades within the windows of one dispute.
 const MAX_FORMS: usize = 8;
-/// Changes back to a known form in one window that begin a new budget. A plan that follows a flapping pod stays below it,
-/// two writers of ours that revert each other do not.
+/// Changes back to a known form in one window that begin a new budget, where several of ours may desire an object: two that
+/// revert each other exceed it.
 const MAX_RETURNS: u8 = 10;
 
 /// Kind of the repaired objects. The name is the value of the label `component` in metrics.
@@ -55,16 +55,21 @@ struct Limit {
     contested: u16,
     window: Duration,
     max_window: Duration,
+    /// Forms that alternate share one budget: several Manifests may desire the object, and each form is a repair against the
+    /// other. The one source of any other object may change its mind as often as its causes do, as a plan follows the modules
+    /// of its runtime.
+    bounds_returns: bool,
 }
 
 const MINUTE: Duration = Duration::from_secs(60);
 
 impl Component {
     const fn limit(self) -> Limit {
+        let bounds_returns = matches!(self, Self::Module);
         match self {
             // Seven times a whole installation.
-            Self::Agent => Limit { burst: 120, contested: 120, window: MINUTE, max_window: MINUTE },
-            _ => Limit { burst: 5, contested: 1, window: MINUTE, max_window: Duration::from_secs(600) },
+            Self::Agent => Limit { burst: 120, contested: 120, window: MINUTE, max_window: MINUTE, bounds_returns },
+            _ => Limit { burst: 5, contested: 1, window: MINUTE, max_window: Duration::from_secs(600), bounds_returns },
         }
     }
 }
@@ -127,7 +132,7 @@ impl WriteBudgets {
     }
 
     /// Budget of one object in a runtime cluster. `form` identifies its desired form: a write of a new one is no repair,
-    /// and begins a new budget. Forms that alternate share one: each is a repair against the other.
+    /// and begins a new budget. Forms of a module's object that alternate share one.
     pub(crate) fn of(&self, runtime: &KymaKey, component: Component, object: &str, form: impl Hash) -> WriteBudget<'_> {
         let mut hasher = DefaultHasher::new();
         form.hash(&mut hasher);
@@ -198,7 +203,9 @@ impl Entry {
             return;
         }
         self.form = form;
-        if !self.forms.contains(&form) && self.forms.len() < MAX_FORMS {
+        if !limit.bounds_returns {
+            *self = Self::new(form, now, limit);
+        } else if !self.forms.contains(&form) && self.forms.len() < MAX_FORMS {
             self.forms.push(form);
             self.since = now;
             self.window = limit.window;
@@ -310,11 +317,22 @@ mod tests {
         let of = |form: u32| budgets.of(&key(0), Component::Module, "a", form);
         assert_eq!(writes(&of(0), 9), 5);
         assert_eq!(writes(&of(1), 9), 5, "another version");
-        // A form that changes to and fro, as a plan does.
+        // A form that changes to and fro.
         let budgets = WriteBudgets::default();
         for step in 0..100_u32 {
             assert_eq!(writes(&budgets.of(&key(0), Component::Plan, "a", step % 2), 1), 1, "{step}");
             advance(Duration::from_secs(6)).await;
+        }
+    }
+
+    /// A plan changes to and fro with the modules of its runtime, and nobody but the receiver desires another one.
+    #[tokio::test(start_paused = true)]
+    async fn forms_that_one_source_desires_in_turn_are_not_held_up() {
+        let budgets = WriteBudgets::default();
+        for step in 0..600_u32 {
+            let plan = budgets.of(&key(0), Component::Plan, "a", step % 12);
+            assert_eq!(writes(&plan, 1), 1, "{step}");
+            advance(Duration::from_secs(1)).await;
         }
     }
 
