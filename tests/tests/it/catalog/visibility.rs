@@ -1,7 +1,5 @@
 //! Visibility of modules: labels of templates and of Kymas, and the selectors of restricted modules.
 
-use tidewatch_shared::api::Manifest;
-
 use super::*;
 
 #[tokio::test]
@@ -164,12 +162,6 @@ async fn a_selected_but_hidden_module_is_in_error_until_it_is_visible() -> TestR
     assert_eq!((status.state(), setup.manifests().await?.len()), (State::Error, 0));
 
     relabel(&setup, "serverless-1.0.0", json!({label::BETA: null})).await?;
-    setup.skr_status("the module on its way", is_in(State::Processing)).await?;
-    let manifest = setup.manifest().await?;
-    // Mark the Manifest Ready, as the module operator does.
-    let manifests = Api::<Manifest>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
-    let ready = Patch::Merge(json!({"status": {"state": "Ready"}}));
-    manifests.patch_status(&manifest.name_any(), &PatchParams::default(), &ready).await?;
     let status = setup.skr_status("the module to be ready", is_in(State::Ready)).await?;
     assert_eq!(status.state(), State::Ready);
     Ok(())
