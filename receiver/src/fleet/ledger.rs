@@ -48,6 +48,17 @@ impl Watermarks {
         }
     }
 
+    /// Ends work that the next event of the watch does not need. Work that an earlier event still waits for is not ended: its
+    /// reconcile covers both. Returns the work that the event needs.
+    fn skip(&mut self, unneeded: WorkSet, work: WorkSet, sequence: u64) -> WorkSet {
+        let skipped = unneeded.both(work).minus(self.missing(work, self.last));
+        for work in skipped.iter() {
+            self.ended[work as usize] = sequence;
+        }
+        self.settle(work);
+        work.minus(skipped)
+    }
+
     fn settle(&mut self, work: WorkSet) {
         let lowest = work.iter().map(|work| self.ended[work as usize]).min();
         self.settled = self.settled.max(lowest.unwrap_or(0));
@@ -122,12 +133,15 @@ impl Ledger {
         }
         let work = planned.work_of(event).map(|work| {
             let watermarks = self.watches.entry(event.watch.as_str());
+            let is_next = matches!(status, SequenceStatus::Next { .. });
+            let unneeded = if is_next { planned.unneeded(event) } else { WorkSet::EMPTY };
+            let needed = watermarks.skip(unneeded, work, sequence);
             if status != SequenceStatus::TooFar {
                 watermarks.last = watermarks.last.max(sequence);
             }
             // A new event enqueues all its work, also where the ledger cannot classify it; a duplicate only the work
             // that has not ended.
-            if status == SequenceStatus::Duplicate { watermarks.missing(work, sequence) } else { work }
+            if status == SequenceStatus::Duplicate { watermarks.missing(work, sequence) } else { needed }
         });
         let closes_gap = status == SequenceStatus::Next { closed_gap: true };
         let unblocked = if closes_gap { self.missing(planned, before) } else { WorkSet::EMPTY };

@@ -1,13 +1,25 @@
 //! Index of a plan's watches.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, LazyLock},
+};
 
+use kube::ResourceExt as _;
 use tidewatch_shared::{
+    api::crds::runtime_crds,
     event::{Change, Event, Object, Payload, Subject},
-    plan::{Plan, PlannedWatch, carries_secrets},
+    plan::{Plan, PlannedWatch, Work, carries_secrets},
 };
 
 use crate::fleet::queue::{Drift, WorkSet};
+
+/// API group of CustomResourceDefinitions.
+const DEFINITIONS: &str = "apiextensions.k8s.io";
+
+/// Names of our own CRDs in a runtime.
+static OUR_CRDS: LazyLock<BTreeSet<String>> =
+    LazyLock::new(|| runtime_crds().iter().map(|definition| definition.name_any()).collect());
 
 /// Plan with its watches by name, shared by all runtimes with that plan.
 #[derive(Debug)]
@@ -43,6 +55,14 @@ impl PlanIndex {
         };
         let belongs = |group: &String| *group == subject.group && !carries_secrets(group, &subject.resource);
         self.groups.get(&event.watch).is_none_or(belongs).then_some(work)
+    }
+
+    /// Work of the event's watch that its object does not need: the reconcile of the Kyma applies our own CRDs, and those of
+    /// the modules concern their Manifests alone.
+    pub(super) fn unneeded(&self, event: &Event) -> WorkSet {
+        let Payload::Object(Object { subject, .. }) = &event.payload else { return WorkSet::EMPTY };
+        let is_definition = subject.group == DEFINITIONS && subject.resource == "customresourcedefinitions";
+        if is_definition && !OUR_CRDS.contains(&subject.name) { WorkSet::of(&[Work::Kyma]) } else { WorkSet::EMPTY }
     }
 
     /// The first watch on all resources of a group that these names lack.

@@ -20,7 +20,7 @@ pub(crate) const WRITES: Share = Share { burst: 1_000, interval: Duration::from_
 /// Reconciles of a Kyma that reports of its agent cause: a user who changes it by hand or by a script notices no
 /// delay. Retries, and reconciles that our own writes or changes in KCP cause, cost nothing: their number is bounded by
 /// that of their causes.
-pub(crate) const RECONCILES: Share = Share { burst: 30, interval: Duration::from_secs(3) };
+pub(crate) const RECONCILES: Share = Share { burst: 100, interval: Duration::from_secs(3) };
 /// Entries without debt are dropped when there are this many, or twice as many as after the last time.
 const PRUNE_AT: usize = 1_024;
 

@@ -139,6 +139,37 @@ fn watch_on_a_group_has_events_of_its_harmless_resources_only() {
     assert_eq!(forwarded, [expected("ns", "v1", "Thing"), expected("", "v2", "Other"), None]);
 }
 
+/// A module's CRD is created, changed and deleted with the module, and none of it concerns the Kyma.
+#[test]
+fn crd_of_a_module_enqueues_its_manifests_alone() {
+    let mut runtime = Runtime::new(plan("1", &[("crds", &["kyma", "manifest"])]), true, Instant::now());
+    let whole = WorkSet::of(&[Work::Kyma, Work::Manifest]);
+    let crd = |sequence: u64, name: &str| {
+        event(E1, sequence, "crds").map(|event| {
+            let Payload::Object(object) = event.payload else { panic!("an object") };
+            let subject = format!("apiextensions.k8s.io/v1/customresourcedefinitions//{name}").parse().unwrap();
+            Event { payload: Payload::Object(Object { subject, ..object }), ..event }
+        })
+    };
+    let (ours, of_module) = ("kymas.operator.kyma-project.io", "samples.operator.kyma-project.io");
+    assert_eq!(work(&runtime.events(E1, 1, vec![crd(1, of_module)])), WorkSet::MANIFEST);
+    let snapshot = runtime.snapshot();
+    runtime.ended(&snapshot, WorkSet::MANIFEST);
+    assert_eq!(settled(&runtime, "crds"), 1, "it waits for no reconcile of the Kyma");
+
+    assert_eq!(work(&runtime.events(E1, 1, vec![crd(2, ours)])), whole);
+    assert_eq!(work(&runtime.events(E1, 1, vec![crd(3, of_module)])), whole, "its predecessor waits for the Kyma");
+    assert_eq!(work(&runtime.events(E1, 1, vec![crd(5, of_module)])), whole, "what the gap hides is not known");
+    assert_eq!(work(&runtime.events(E1, 1, vec![crd(4, ours)])), whole);
+    let snapshot = runtime.snapshot();
+    runtime.ended(&snapshot, WorkSet::MANIFEST);
+    assert_eq!(settled(&runtime, "crds"), 1);
+    runtime.ended(&snapshot, kyma());
+    assert_eq!(settled(&runtime, "crds"), 5);
+    assert_eq!(work(&runtime.events(E1, 1, vec![crd(6, of_module)])), WorkSet::MANIFEST);
+    assert_eq!(work(&runtime.events(E1, 1, vec![listed(E1, 7, "crds")])), whole);
+}
+
 #[test]
 fn ledger_starts_at_a_refused_first_event() {
     let mut runtime = runtime();
