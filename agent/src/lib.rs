@@ -68,6 +68,8 @@ pub mod status;
 pub mod telemetry;
 mod watch;
 
+pub use watch::{BuiltIn, ServedResource, built_in};
+
 /// Reports whether `text` is a kubeconfig in JSON that the agent accepts. Reads client certificates that it references
 /// as files.
 #[must_use]

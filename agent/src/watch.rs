@@ -4,6 +4,7 @@
 //! reopened, a relist must be possible on demand, and every page and every line must have a size limit.
 
 mod absence;
+mod built_in;
 mod definitions;
 mod discovery;
 mod group;
@@ -25,6 +26,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
+pub use built_in::{BuiltIn, built_in};
 use definitions::Definitions;
 pub use discovery::ServedResource;
 pub(crate) use discovery::{Discovery, find_resource, versions_of};

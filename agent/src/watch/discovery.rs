@@ -25,7 +25,7 @@ const VERSIONS: usize = 8;
 const REQUIRED_VERBS: [&str; 2] = ["list", "watch"];
 
 /// A resource that the API server serves.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedResource {
     /// API version.
     pub version: String,

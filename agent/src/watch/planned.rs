@@ -2,10 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use http::StatusCode;
 use tidewatch_shared::{names::AGENT_OBJECT, plan::PlannedWatch};
 use tokio::{sync::watch, time::Instant};
 
-use super::{Discovery, Sink, Target, object::Object};
+use super::{Discovery, Sink, Target, built_in, object::Object};
 use crate::{
     core::{Core, StartedWatch, WatchId},
     kubernetes::{ApiClient, ApiError},
@@ -29,6 +30,8 @@ pub(crate) struct PlannedSink {
     /// Last failure logged, so that a permanent failure (e.g. a missing right) is logged once and not at each
     /// retry.
     logged: Option<String>,
+    /// The last list found nothing at the path of the kind: a lookup tells whether it is served.
+    is_missing: bool,
     discovery: Discovery,
     /// Changes of the CRD of the watched kind.
     definition: watch::Receiver<()>,
@@ -76,7 +79,19 @@ impl PlannedSink {
         let definition = discovery.definitions.subscribe(&planned);
         let defines = planned.group == "apiextensions.k8s.io" && planned.resource == "customresourcedefinitions";
         let coarse_lists = CoarseLists::default();
-        Self { id, name, planned, core, own, logged: None, discovery, definition, defines, coarse_lists }
+        Self {
+            id,
+            name,
+            planned,
+            core,
+            own,
+            logged: None,
+            is_missing: false,
+            discovery,
+            definition,
+            defines,
+            coarse_lists,
+        }
     }
 
     /// Announces an object of the watch on CRDs.
@@ -95,10 +110,14 @@ impl Sink for PlannedSink {
     type Item = Object;
 
     async fn target(&mut self, client: &ApiClient) -> Result<Target, ApiError> {
-        let PlannedWatch { group, resource, namespace, label_selector, field_selector, .. } = &*self.planned;
+        let PlannedWatch { group, version, resource, namespace, label_selector, field_selector, .. } = &*self.planned;
         // A change from here on may come after the answer.
         self.definition.mark_unchanged();
-        let served = self.discovery.resolve(client, &self.planned).await?;
+        let built_in = if self.is_missing { None } else { built_in::find(group, version, resource) };
+        let served = match built_in {
+            Some(served) => served,
+            None => self.discovery.resolve(client, &self.planned).await?,
+        };
         self.core.described(self.id, &served.version, &served.kind, !served.has_status);
         let target = Target::collection(group, &served.version, namespace.as_deref(), resource);
         Ok(target.select(label_selector, field_selector))
@@ -143,6 +162,7 @@ impl Sink for PlannedSink {
     }
 
     fn failed(&mut self, why: &ApiError) {
+        self.is_missing = why.status() == Some(StatusCode::NOT_FOUND);
         let text = why.to_string();
         if self.logged.as_ref() != Some(&text) {
             tracing::warn!(watch = %self.name, error = error_chain(why), "Watch failed");

@@ -1,6 +1,9 @@
 //! Life cycle of the watches that Watchers request, while other work goes on.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::{
@@ -12,7 +15,9 @@ use kube::{
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
+use tidewatch_agent::{BuiltIn, ServedResource, built_in};
 use tidewatch_tests::{
+    bed,
     demo::stamps::{self, Stamp},
     http,
     landscape::{
@@ -295,5 +300,37 @@ async fn an_unservable_watcher_is_reported_and_stops_no_other() -> TestResult {
     setup.landscape.write_watcher(&watcher("secrets", ("", "v1", "configmaps"), "spec")).await?;
     status("secrets", "Ready").await?;
     setup.list_arrives(&setup.landscape.watch_of("secrets"), SystemTime::UNIX_EPOCH).await?;
+    Ok(())
+}
+
+/// The agent begins the watches of these kinds without a lookup.
+#[tokio::test]
+async fn kinds_that_the_agent_knows_are_those_of_the_api_server() -> TestResult {
+    let client = bed::shared().await?.runtime("built-in-kinds").await?.client().await?;
+    let mut documents = BTreeMap::new();
+    for BuiltIn { group, resource, served } in built_in() {
+        let version = match group {
+            "" => served.version.clone(),
+            group => format!("{group}/{}", served.version),
+        };
+        if !documents.contains_key(&version) {
+            let resources = match group {
+                "" => client.list_core_api_resources(&version).await?,
+                _ => client.list_api_group_resources(&version).await?,
+            };
+            documents.insert(version.clone(), resources.resources);
+        }
+        let resources = &documents[&version];
+        let found = resources.iter().find(|found| found.name == resource);
+        let found = found.with_context(|| format!("{version} has no {resource}"))?;
+        let status = format!("{resource}/status");
+        let real = ServedResource {
+            version: served.version.clone(),
+            kind: found.kind.clone(),
+            has_status: resources.iter().any(|found| found.name == status),
+            is_watchable: ["list", "watch"].iter().all(|verb| found.verbs.iter().any(|served| served == verb)),
+        };
+        assert_eq!(served, real, "{version}, {resource}");
+    }
     Ok(())
 }

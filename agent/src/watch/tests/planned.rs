@@ -233,6 +233,22 @@ async fn definition_of_a_missing_kind_causes_a_list_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn kind_of_kubernetes_is_looked_up_only_if_a_list_does_not_find_it() {
+    let document = || Reply::Json(json!({"resources": [{"name": "deployments", "kind": "Deployment"}]}));
+    let routes = vec![
+        ("/apis/apps/v1/deployments", vec![list(10, &[object("a", 9, 1)]), Reply::Status(404), Reply::Status(404)]),
+        ("/apis/apps/v1", vec![Reply::Status(404), document()]),
+    ];
+    let harness = start(routes, plan("1", &[planned("deployments", "apps")]));
+    harness.expect_accepted(&["deployments whole"]).await;
+    assert_eq!(harness.unused("/apis/apps/v1"), 2);
+    harness.until("a lookup", |_| harness.unused("/apis/apps/v1") == 1).await;
+    assert_eq!(harness.core.figures().objects, 1, "one answer is no proof of absence");
+    harness.reply_from_now_on("/apis/apps/v1/deployments", vec![list(20, &[object("b", 20, 1)])]);
+    harness.expect_accepted(&["deployments deleted a", "deployments created b"]).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn objects_of_a_removed_kind_are_reported_as_deleted() {
     let changed = Reply::Lines(vec![event("MODIFIED", object("a", 11, 2))]);
     let rest = vec![list(10, &[object("a", 9, 1)]), changed, Reply::Status(404), list(30, &[object("b", 20, 1)])];
