@@ -48,6 +48,9 @@ pub use heartbeat::LastHeartbeat;
 use pace::Pace;
 pub use snapshot::Runtime;
 
+/// Objects of a watch that are reported one by one in its first list at most.
+const ANNOUNCED: usize = 32;
+
 /// Identifies one run of a watch loop. Calls with the ID of a stopped loop have no effect, even if a watch of the same
 /// name runs again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -390,6 +393,7 @@ impl State {
         let mut watched = WatchEntry::new(id, planned.clone(), source.clone(), index);
         // Deletions that the previous watch knew, or would have found in its next list, are unknown to this one. The parts
         // of a group know those of their resources.
+        watched.is_added = self.plan_revision.is_some();
         watched.lost = before.is_some_and(|before| {
             let knew = before.lost || !group::is_same(&before.planned, planned);
             watched.forward && before.planned.manager == planned.manager && knew
@@ -463,6 +467,7 @@ impl State {
         let (Some(name), at) = (self.name_of(id), clock::unix_millis()) else { return };
         let Some(watched) = self.watches.get_mut(&name) else { return };
         let (forward, lost) = (watched.forward, watched.lost);
+        let is_first_of_new = watched.is_added && watched.listed.is_none() && !watched.is_part_of_group();
         let is_reported = watched.index.is_complete() || forward;
         let gone = watched.index.finish_list();
         let is_coarse = watched.index.is_coarse();
@@ -481,9 +486,22 @@ impl State {
         }
         if forward {
             self.outbox.resend_all(&name, at);
+        } else if is_first_of_new && !is_coarse {
+            self.announce(&name, at);
         }
         // A list does not reveal objects that were deleted while the index was lost.
         if lost { self.outbox.mark_unnamed(&name, at) } else { self.outbox.mark_watch(&name, at) }
+    }
+
+    /// Reports the objects of a watch that the plan has got since the start, if they are few: the receiver, which has probably
+    /// created them itself, recognizes its own writes, and reads none of them again.
+    fn announce(&mut self, name: &Arc<str>, at: i64) {
+        let Some(watched) = self.watches.get(name).filter(|watched| watched.index.len() <= ANNOUNCED) else { return };
+        for (key, seen, part) in watched.index.after("", None) {
+            let update = Update::Object { seen: seen.clone(), change: Change::Spec, part };
+            self.outbox.mark(name, key, update, Digest::ZERO, at);
+        }
+        self.bound_events(name, at);
     }
 
     /// Resends a watch of the plan.

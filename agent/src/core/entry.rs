@@ -20,6 +20,8 @@ pub(super) struct WatchEntry {
     /// On a resource that its group got after it was served first: until it is listed, the watch of the plan counts as
     /// listed without it.
     pub(super) is_late: bool,
+    /// The plan has got it since the agent started.
+    pub(super) is_added: bool,
     /// The events go to another manager; its protocol has objects only.
     pub(super) forward: bool,
     pub(super) index: Index,
@@ -46,6 +48,7 @@ impl WatchEntry {
             planned,
             source,
             is_late: false,
+            is_added: false,
             forward,
             index,
             lost: false,

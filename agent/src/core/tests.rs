@@ -201,6 +201,28 @@ fn relist_reports_changed_and_deleted_objects() {
 }
 
 #[test]
+fn first_list_of_a_watch_that_the_plan_has_got_since_the_start_reports_its_objects_if_they_are_few() {
+    let core = core(100);
+    started(&core, "kyma");
+    let again = |revision: &str, name: &str| {
+        let id = core.follow(&plan(revision, &[watch("w", "kyma"), watch(name, "manifest")])).started[0].id;
+        core.described(id, "v1", "Thing", false);
+        id
+    };
+    let few = again("2", "few");
+    list(&core, few, &["a", "b"]);
+    assert_eq!(deliver(&core), ["", "a", "b"]);
+    let digest = core.plain_heartbeat().watches.into_iter().find(|watch| watch.name == "few").unwrap().digest;
+    assert!(digest.is_some_and(|digest| digest != Digest::ZERO), "each object is counted once");
+    list(&core, few, &["a", "b"]);
+    assert_eq!(deliver(&core), [""], "a later list");
+    let many = again("3", "many");
+    let names: Vec<_> = (0..=ANNOUNCED).map(|n| format!("o{n}")).collect();
+    list(&core, many, &names.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(deliver(&core), [""]);
+}
+
+#[test]
 fn forwarded_watch_sends_every_object_after_each_list_and_resend() {
     let core = core(100);
     let id = started(&core, "forward");
