@@ -18,7 +18,7 @@ pub(super) async fn run(
         tokio::select! {
             report = fleet.next_module_report() => {
                 let affected = match manifests.of_kyma(&report.ticket.kyma, None) {
-                    Ok(of_kyma) => affected(of_kyma, &report.drift, &memories),
+                    Ok(of_kyma) => affected(of_kyma, &report.drift, &memories, |key| queue.is_queued(key)),
                     // Their inventories are not known yet, so that each may have a changed object.
                     Err(_) => {
                         let of_kyma = manifests.find_of_kyma(&report.ticket.kyma, None);

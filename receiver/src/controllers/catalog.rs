@@ -449,7 +449,7 @@ impl Catalog {
         let (sync, cached) = self.begin(key);
         let runtime = Runtime::new(client.clone(), self.0.metrics.clone()).with_budgets(key, &self.0.budgets);
         let (mut inventory, is_complete) = match (cached, drift) {
-            (Some(inventory), Drift::None | Drift::Objects(_)) => (inventory, true),
+            (Some(inventory), Drift::None | Drift::Objects(_) | Drift::Reported(_)) => (inventory, true),
             (cached, _) => load(&runtime, cached).await?,
         };
         let drift = if is_complete { drift } else { &Drift::All };

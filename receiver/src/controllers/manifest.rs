@@ -59,6 +59,7 @@ use serde_json::{Map, Value, json};
 use thiserror::Error;
 use tidewatch_shared::{
     api::{CustomResourcePolicy, Manifest, State},
+    event::Object,
     names::{annotation, label},
     variant::VariantName as _,
 };
@@ -253,6 +254,13 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
             });
         }
     }
+    // Reports may overtake the responses of the writes that they report.
+    let is_echo = |object: &Object| ctx.memories.is_echo(key, object);
+    let reported = queued.drift.objects().unwrap_or_default();
+    let unseen: Vec<_> = reported.iter().filter(|object| !is_echo(object)).collect();
+    if matches!(&queued.drift, Drift::Reported(_)) && unseen.is_empty() {
+        return Ok(ended());
+    }
     let goal = goal_of(&manifest);
     let others = ctx.others_of_kyma(&manifest)?;
     let of_module = of_module(&manifest, &others);
@@ -275,7 +283,7 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
             return Ok(ended());
         }
     };
-    let reconcile = Reconcile { ctx, key, kyma, client, revision, queued, heirs, others };
+    let reconcile = Reconcile { ctx, key, kyma, client, revision, queued, unseen, heirs, others };
     reconcile.run(record).await
 }
 
@@ -416,6 +424,8 @@ struct Reconcile<'a> {
     client: Client,
     revision: u64,
     queued: &'a QueuedWork,
+    /// Objects that the agent reported as changed, without those that are as our own writes left them.
+    unseen: Vec<&'a Object>,
     /// Manifests of the same module that stay while this one is removed: the component of the module was renamed, or
     /// the rename was reverted.
     heirs: Vec<Arc<Manifest>>,
@@ -457,14 +467,12 @@ impl Reconcile<'_> {
         let mut memory = self.ctx.memories.take(self.key, desired, verify, inventory.clone());
         let current = memory.retain(objects.as_deref().unwrap_or_default());
         let mut facts = facts(goal, &record.manifest, objects.as_deref(), inventory, &current);
-        if let Drift::Objects(reported) = &self.queued.drift {
-            for object in reported {
-                let key = object_key(object);
-                facts.seen.remove(&key);
-                memory.doubt(&key);
-                if is_replaced(object) {
-                    memory.doubt_all(facts.forget_held(&key));
-                }
+        for object in &self.unseen {
+            let key = object_key(object);
+            facts.seen.remove(&key);
+            memory.doubt(&key);
+            if is_replaced(object) {
+                memory.doubt_all(facts.forget_held(&key));
             }
         }
         for key in self.ctx.memories.yields().take_ended(self.key) {

@@ -147,6 +147,12 @@ impl ManifestQueue {
         });
     }
 
+    /// Returns true if a reconcile of a Manifest is queued that has not begun, and is not a retry.
+    #[must_use]
+    pub fn is_queued(&self, key: &ManifestKey) -> bool {
+        self.lock().queue.is_due(key, Instant::now())
+    }
+
     /// Waits for a report that is settled: each affected Manifest has finished a reconcile that began after it. Supports
     /// one caller. Cancel safe.
     pub async fn next_settled(&self) -> ReportTicket {

@@ -111,7 +111,7 @@ impl Records {
                 Drift::All => recorded.clone_from(current),
                 _ if work != Work::Catalog || input.cold_cache => recorded.clone_from(current),
                 Drift::None => {}
-                Drift::Objects(objects) => {
+                Drift::Objects(objects) | Drift::Reported(objects) => {
                     for object in objects.iter().filter(|object| object.subject.resource == RESOURCES[watch.resource]) {
                         let name: Name = object.subject.name.parse().unwrap();
                         match current.get(&name) {

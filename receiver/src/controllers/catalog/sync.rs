@@ -50,7 +50,7 @@ pub(super) async fn run(
     let events = match drift {
         Drift::All => None,
         Drift::None => Some(&[][..]),
-        Drift::Objects(events) => Some(events.as_slice()),
+        Drift::Objects(events) | Drift::Reported(events) => Some(events.as_slice()),
     };
     if events.is_some_and(<[_]>::is_empty) && inventory.is_current(desired.fingerprint()) {
         return Ok(Synced::default());

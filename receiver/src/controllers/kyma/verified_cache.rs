@@ -41,7 +41,7 @@ impl Verified {
                 installed.invalidate_all();
                 *self = Self { client: self.client, forms, installed, ..Self::default() };
             }
-            Drift::Objects(objects) => {
+            Drift::Objects(objects) | Drift::Reported(objects) => {
                 for object in objects {
                     self.installed.invalidate(&object.subject.resource, &object.subject.name);
                     match (object.subject.resource.as_str(), object.subject.name.as_str()) {

@@ -20,12 +20,13 @@ use crate::{
 };
 
 /// Selects the Manifests of a runtime that changes in it affect, each with the objects to read again: none if only the
-/// status of its objects changed. A report of our own write affects none. Inventories are those of our last writes, which the
-/// cached Manifests may lack.
+/// status of its objects changed. A report of our own write affects none, unless a reconcile is queued: then it replaces an earlier
+/// report of the object. Inventories are those of our last writes, which the cached Manifests may lack.
 pub(crate) fn affected(
     manifests: impl IntoIterator<Item = Arc<Manifest>>,
     drift: &Drift,
     memories: &Memories,
+    is_queued: impl Fn(&ManifestKey) -> bool,
 ) -> Vec<(ManifestKey, Drift)> {
     let of_manifest = |manifest: Arc<Manifest>| {
         let key = KymaKey::of(&*manifest);
@@ -33,7 +34,10 @@ pub(crate) fn affected(
         let drift = match drift {
             Drift::None => return None,
             Drift::All => Drift::All,
-            Drift::Objects(objects) => objects_of(&manifest, objects, |object| memories.is_echo(&key, object))?,
+            Drift::Objects(objects) | Drift::Reported(objects) => {
+                let is_queued = is_queued(&key);
+                objects_of(&manifest, objects, |object| !is_queued && memories.is_echo(&key, object))?
+            }
         };
         Some((key, drift))
     };
@@ -43,11 +47,12 @@ pub(crate) fn affected(
 /// Returns the objects of a Manifest to read again; `None` if no change concerns it.
 fn objects_of(manifest: &Manifest, objects: &[Object], is_echo: impl Fn(&Object) -> bool) -> Option<Drift> {
     let inventory = inventory_of(manifest);
-    let (mut is_concerned, mut drift) = (false, Drift::None);
+    let mut drift = Drift::None;
+    let mut has_other_cause = false;
     for object in objects {
         if object.subject.name.is_empty() {
             let own = of_resource(&inventory, object);
-            is_concerned |= own != Drift::None || concerns_resource(manifest, &inventory, object);
+            has_other_cause |= concerns_resource(manifest, &inventory, object);
             drift.merge(own);
             continue;
         }
@@ -59,14 +64,23 @@ fn objects_of(manifest: &Manifest, objects: &[Object], is_echo: impl Fn(&Object)
                 || is_pod_of_manager(manifest, &inventory, object)
                 || blocks(manifest, &inventory, &object.subject)
         };
-        if (is_own || takes_own_along || is_other()) && !is_echo(object) {
-            is_concerned = true;
+        let is_concerned = is_own || takes_own_along || is_other();
+        if is_concerned && is_echo(object) {
+            // The report of the whole resource came before.
+            drift.confirm(|known| object_key(known) == key);
+        } else if is_concerned {
             if takes_own_along || is_own && object.change != Change::Status {
                 drift.merge(Drift::of(object.clone()));
+            } else {
+                has_other_cause = true;
             }
         }
     }
-    is_concerned.then_some(drift)
+    match (drift, has_other_cause) {
+        (Drift::None, false) => None,
+        (drift, false) => Some(drift.as_only_cause()),
+        (drift, true) => Some(drift),
+    }
 }
 
 /// True for an object that is gone, or is another one of the same name: what a Namespace or a CRD held went along, and not all
@@ -187,8 +201,12 @@ mod tests {
         }
     }
 
+    fn reported(object: Object) -> Drift {
+        Drift::of(object).as_only_cause()
+    }
+
     fn names(manifests: &[Manifest], drift: &Drift) -> Vec<(String, Drift)> {
-        affected(manifests.iter().cloned().map(Arc::new), drift, &Memories::default())
+        affected(manifests.iter().cloned().map(Arc::new), drift, &Memories::default(), |_| false)
             .into_iter()
             .map(|(key, drift)| (key.name.clone(), drift))
             .collect()
@@ -207,9 +225,12 @@ mod tests {
         };
         let (cached, memories) = (Arc::new(version("1", false)), Memories::default());
         let map = Drift::of(object("/v1/configmaps/kyma-system/a", "ConfigMap", Change::Spec));
-        assert_eq!(affected([cached.clone()], &map, &memories), []);
+        assert_eq!(affected([cached.clone()], &map, &memories, |_| false), []);
         memories.wrote(&KymaKey::of(&*cached), Some("1".into()), &version("2", true));
-        assert_eq!(affected([cached], &map, &memories), [(KymaKey::new("ns", "a"), map.clone())]);
+        assert_eq!(
+            affected([cached], &map, &memories, |_| false),
+            [(KymaKey::new("ns", "a"), map.clone().as_only_cause())]
+        );
     }
 
     #[test]
@@ -217,9 +238,9 @@ mod tests {
         let manifests = [manifest("a", |_| ()), manifest("b", |_| ())];
         let edited = object("apps/v1/deployments/kyma-system/a", "Deployment", Change::Spec);
         let of = |objects: Vec<Object>| names(&manifests, &Drift::Objects(objects));
-        assert_eq!(of(vec![edited.clone()]), [("a".to_owned(), Drift::of(edited.clone()))]);
+        assert_eq!(of(vec![edited.clone()]), [("a".to_owned(), reported(edited.clone()))]);
         let other = object("/v1/configmaps/kyma-system/b", "ConfigMap", Change::Deleted);
-        let both = [("a".to_owned(), Drift::of(edited.clone())), ("b".to_owned(), Drift::of(other.clone()))];
+        let both = [("a".to_owned(), reported(edited.clone())), ("b".to_owned(), reported(other.clone()))];
         assert_eq!(of(vec![edited, other]), both);
         for unknown in [
             object("apps/v1/deployments/default/a", "Deployment", Change::Spec),
@@ -237,7 +258,7 @@ mod tests {
         let manifests = [manifest("a", |_| ()), manifest("b", |manifest| manifest["status"]["synced"] = json!([]))];
         let of = |subject: &str| names(&manifests, &Drift::of(object(subject, "", Change::Spec)));
         let map = object("/v1/configmaps/kyma-system/a", "ConfigMap", Change::Spec);
-        assert_eq!(of("/v1/configmaps//"), [("a".to_owned(), Drift::of(map))]);
+        assert_eq!(of("/v1/configmaps//"), [("a".to_owned(), reported(map))]);
         for other in ["/v1/services//", "apps/v1/statefulsets//", "a.test/v1/samples//"] {
             assert_eq!(of(other), [], "{other}");
         }
@@ -274,11 +295,33 @@ mod tests {
         let path = "apiextensions.k8s.io/v1/customresourcedefinitions//samples.a.test";
         let definition = |change| Drift::of(object(path, "CustomResourceDefinition", change));
         for change in [Change::Deleted, Change::Created] {
-            assert_eq!(names(&manifests, &namespace(change)), [("a".to_owned(), namespace(change))]);
-            assert_eq!(names(&manifests, &definition(change)), [("b".to_owned(), definition(change))]);
+            assert_eq!(names(&manifests, &namespace(change)), [("a".to_owned(), namespace(change).as_only_cause())]);
+            assert_eq!(names(&manifests, &definition(change)), [("b".to_owned(), definition(change).as_only_cause())]);
         }
         assert_eq!(names(&manifests, &namespace(Change::Metadata)), []);
         assert_eq!(names(&manifests, &definition(Change::Spec)), []);
+    }
+
+    /// A new watch of the agent reports its resource, and then each of the objects in its first list.
+    #[test]
+    fn own_write_among_the_objects_of_a_listed_resource_is_not_read_again() {
+        let manifest = Arc::new(manifest("a", |_| ()));
+        let (key, memories) = (KymaKey::of(&*manifest), Memories::default());
+        let whole = object("/v1/configmaps//", "", Change::Spec);
+        let map = object("/v1/configmaps/kyma-system/a", "ConfigMap", Change::Spec);
+        let wrote = |version: &str| memories.wrote_object(&key, &object_key(&map), version);
+        let affected = |objects: &[&Object], is_queued: bool| {
+            let drift = Drift::Objects(objects.iter().map(|object| (*object).clone()).collect());
+            affected([manifest.clone()], &drift, &memories, |_| is_queued).pop().map(|(_, drift)| drift)
+        };
+        wrote(&map.resource_version);
+        assert_eq!(affected(&[&whole, &map], false), None);
+        wrote(&map.resource_version);
+        assert_eq!(affected(&[&map], true), Some(reported(map.clone())), "the report of the resource may be queued");
+        let before = affected(&[&map, &whole], false).and_then(|drift| Some(drift.objects()?[0].subject.clone()));
+        assert_eq!(before, Some(map.subject.clone()), "the list came after that report");
+        wrote("another");
+        assert_eq!(affected(&[&whole, &map], false), Some(reported(map.clone())));
     }
 
     #[test]
@@ -286,6 +329,10 @@ mod tests {
         let manifests = [manifest("a", |_| ())];
         let status = object("apps/v1/deployments/kyma-system/a", "Deployment", Change::Status);
         assert_eq!(names(&manifests, &Drift::of(status)), [("a".to_owned(), Drift::None)]);
+        let map = object("/v1/configmaps/kyma-system/a", "ConfigMap", Change::Spec);
+        let status = object("apps/v1/deployments/kyma-system/a", "Deployment", Change::Status);
+        let drift = names(&manifests, &Drift::Objects(vec![map.clone(), status]));
+        assert_eq!(drift, [("a".to_owned(), Drift::of(map))], "the status is another cause");
         let manager = json!({"group": "apps", "version": "v1", "kind": "Deployment", "name": "elsewhere"});
         let manifests = [manifest("a", |manifest| manifest["spec"]["manager"] = manager), manifest("b", |_| ())];
         let elsewhere = object("apps/v1/deployments/kyma-system/elsewhere", "Deployment", Change::Spec);

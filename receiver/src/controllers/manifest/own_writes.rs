@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tidewatch_shared::event::Object;
+use tidewatch_shared::event::{Change, Object};
 
 use super::{drift::object_key, inventory::ObjectKey, memory::hash};
 use crate::fleet::manifests::ManifestKey;
@@ -27,7 +27,8 @@ impl OwnWrites {
         let (key, version) = (hash(&object_key(object)), hash(object.resource_version.as_str()));
         let mut all = self.lock();
         let Some(written) = all.get_mut(manifest) else { return false };
-        let is_echo = written.remove(&key) == Some(version);
+        // The agent may name the last version that it saw of an object that is gone.
+        let is_echo = written.remove(&key) == Some(version) && object.change != Change::Deleted;
         if written.is_empty() {
             all.remove(manifest);
         }
@@ -47,11 +48,9 @@ impl OwnWrites {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-    use tidewatch_shared::event::Change;
-
     use super::*;
     use crate::base::key::KymaKey;
+    use serde_json::json;
 
     #[test]
     fn report_of_our_own_version_is_an_echo_once() {
@@ -71,6 +70,8 @@ mod tests {
         assert!(!writes.is_echo(&KymaKey::new("ns", "other"), &report("7")));
         assert!(writes.is_echo(&manifest, &report("7")) && !writes.is_echo(&manifest, &report("7")));
         assert!(writes.lock().is_empty());
+        writes.wrote(&manifest, &key, "7");
+        assert!(!writes.is_echo(&manifest, &Object { change: Change::Deleted, ..report("7") }), "it is gone");
         writes.wrote(&manifest, &key, "7");
         assert!(!writes.is_echo(&manifest, &report("8")), "another writer came after us");
         assert!(!writes.is_echo(&manifest, &report("7")), "a later report is none of ours");

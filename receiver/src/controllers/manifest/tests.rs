@@ -148,6 +148,7 @@ impl Fixture {
             client: self.runtime.client(),
             revision: 1,
             queued: &queued,
+            unseen: Vec::new(),
             heirs,
             others: Vec::new(),
         };

@@ -1,5 +1,7 @@
 //! Queued work of a Kyma and the drift that its runtime reported.
 
+use std::mem;
+
 use tidewatch_shared::event::Object;
 
 use super::WorkSet;
@@ -29,6 +31,8 @@ pub enum Drift {
     /// These objects, at most [`MAX_DRIFTED_OBJECTS`], each once, as last reported. In a report of a module's objects, one
     /// without a name stands for all of its resource.
     Objects(Vec<Object>),
+    /// The same, and the work has no other cause: none is due if all of them are as our own writes left them.
+    Reported(Vec<Object>),
     /// Any object may have changed.
     All,
 }
@@ -42,23 +46,72 @@ impl Drift {
 
     /// Adds another drift, which replaces the reports of objects in both.
     pub fn merge(&mut self, other: Self) {
-        match (&mut *self, other) {
-            (Self::All, _) | (_, Self::None) => {}
-            (Self::None, other) => *self = other,
-            (_, Self::All) => *self = Self::All,
-            (Self::Objects(mine), Self::Objects(theirs)) => {
-                for object in theirs {
-                    match mine.iter_mut().find(|known| known.subject == object.subject) {
-                        Some(known) => *known = object,
-                        None => mine.push(object),
-                    }
-                }
-                if mine.len() > MAX_DRIFTED_OBJECTS {
-                    *self = Self::All;
-                }
+        *self = match (mem::take(self), other) {
+            (Self::All, _) | (_, Self::All) => Self::All,
+            (Self::None, Self::None) => Self::None,
+            (Self::Reported(mine), Self::Reported(theirs)) => {
+                let objects = merged(mine, theirs);
+                if objects.len() > MAX_DRIFTED_OBJECTS { Self::All } else { Self::Reported(objects) }
+            }
+            (mine, theirs) => {
+                let objects = merged(mine.into_objects(), theirs.into_objects());
+                if objects.len() > MAX_DRIFTED_OBJECTS { Self::All } else { Self::Objects(objects) }
             }
         }
     }
+
+    /// Removes an object that a later report shows unchanged.
+    pub fn confirm(&mut self, is_confirmed: impl Fn(&Object) -> bool) {
+        if let Self::Objects(objects) | Self::Reported(objects) = self {
+            objects.retain(|object| !is_confirmed(object));
+            if objects.is_empty() {
+                *self = Self::None;
+            }
+        }
+    }
+
+    /// Marks objects as the only cause of the work.
+    #[must_use]
+    pub fn as_only_cause(self) -> Self {
+        match self {
+            Self::Objects(objects) => Self::Reported(objects),
+            other => other,
+        }
+    }
+
+    /// The same for work that has another cause too.
+    #[must_use]
+    pub fn with_other_cause(self) -> Self {
+        match self {
+            Self::Reported(objects) => Self::Objects(objects),
+            other => other,
+        }
+    }
+
+    /// Objects to read again, if they are known.
+    #[must_use]
+    pub fn objects(&self) -> Option<&[Object]> {
+        match self {
+            Self::Objects(objects) | Self::Reported(objects) => Some(objects),
+            Self::None | Self::All => None,
+        }
+    }
+
+    fn into_objects(self) -> Vec<Object> {
+        match self {
+            Self::Objects(objects) | Self::Reported(objects) => objects,
+            Self::None | Self::All => Vec::new(),
+        }
+    }
+}
+
+/// Objects of both in the order of their last reports, each as last reported.
+fn merged(mut mine: Vec<Object>, theirs: Vec<Object>) -> Vec<Object> {
+    for object in theirs {
+        mine.retain(|known| known.subject != object.subject);
+        mine.push(object);
+    }
+    mine
 }
 
 /// Pending work of one Kyma.
@@ -119,7 +172,21 @@ mod tests {
         drift.merge(Drift::of(object("b", "1")));
         drift.merge(Drift::of(object("a", "2")));
         drift.merge(Drift::None);
-        assert_eq!(drift, Drift::Objects(vec![object("a", "2"), object("b", "1")]));
+        assert_eq!(drift, Drift::Objects(vec![object("b", "1"), object("a", "2")]));
+        let reported = |name: &str| Drift::of(object(name, "1")).as_only_cause();
+        let mut reports = reported("a");
+        reports.merge(reported("b"));
+        assert_eq!(reports, Drift::Reported(vec![object("a", "1"), object("b", "1")]));
+        for other in [Drift::None, Drift::of(object("a", "1"))] {
+            let mut either = reports.clone();
+            either.merge(other.clone());
+            let mut reversed = other;
+            reversed.merge(reports.clone());
+            let (Drift::Objects(either), Drift::Objects(reversed)) = (either, reversed) else {
+                panic!("another cause")
+            };
+            assert_eq!((either.len(), reversed.len()), (2, 2));
+        }
         for n in 0..MAX_DRIFTED_OBJECTS {
             drift.merge(Drift::of(object(&n.to_string(), "1")));
         }

@@ -58,6 +58,8 @@ pub(crate) enum DelayReason {
     Paced,
     /// A version is rolled out, or a date takes effect; each Kyma has its own time, by the system's clock.
     Rollout,
+    /// Nothing but the message of a module changed.
+    Message,
     /// The work failed on its own ([`ReconcileOutcome::deferred`]).
     Deferred,
 }
@@ -288,6 +290,8 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         outcome: &ReconcileOutcome,
         now: Instant,
     ) -> Option<Duration> {
+        // What is left of it has another cause than the reports: a failure, or a pause.
+        let taken = &QueuedWork { drift: taken.drift.clone().with_other_cause(), ..*taken };
         let entry = self.entries.get_mut(key)?;
         let Running { slot, since, group } = entry.running.take()?;
         drop(slot);

@@ -6,6 +6,15 @@ use super::*;
 
 impl Fixture {
     pub(super) async fn report(&mut self, objects: &[(&str, &str, Change)]) -> ReconcileOutcome {
+        let drift = self.reported(objects);
+        match affected(self.manifest().map(Arc::new), &drift, &self.ctx.memories, |_| false).pop() {
+            Some((_, drift)) => self.run(drift).await,
+            None => ended(),
+        }
+    }
+
+    /// The report of objects as they are now.
+    fn reported(&self, objects: &[(&str, &str, Change)]) -> Drift {
         let object = |(subject, kind, change): &(&str, &str, Change)| {
             let id = format!("{}/{}", subject.split('/').nth(2).unwrap(), subject.rsplit('/').next().unwrap());
             let version = self.runtime.object(&id).map(|found| found["metadata"]["resourceVersion"].clone());
@@ -18,11 +27,7 @@ impl Fixture {
                 change: *change,
             }
         };
-        let drift = Drift::Objects(objects.iter().map(object).collect());
-        match affected(self.manifest().map(Arc::new), &drift, &self.ctx.memories).pop() {
-            Some((_, drift)) => self.run(drift).await,
-            None => ended(),
-        }
+        Drift::Objects(objects.iter().map(object).collect())
     }
 
     /// Replaces the metadata of the Kyma in the cache.
@@ -88,6 +93,22 @@ async fn echo_of_our_own_write_causes_no_reconcile_once() {
     assert_eq!(fixture.runtime.calls(), Vec::<String>::new());
     fixture.report(&[MAP]).await;
     assert_eq!(fixture.runtime.calls(), ["GET configmaps/a", "GET deployments/d"], "another change");
+}
+
+/// The agent may report a write before the response to it has arrived.
+#[tokio::test(start_paused = true)]
+async fn report_that_overtook_the_response_of_our_own_write_causes_no_request() {
+    let mut fixture = Fixture::installed().await;
+    let before = fixture.reported(&[MAP]);
+    assert_eq!(fixture.run(before.as_only_cause()).await, ended());
+    assert_eq!(fixture.runtime.calls(), Vec::<String>::new());
+
+    fixture.runtime.remove("configmaps/a");
+    fixture.verify().await;
+    fixture.runtime.calls();
+    let before = fixture.reported(&[MAP]);
+    fixture.run(before).await;
+    assert_eq!(fixture.runtime.calls(), ["GET deployments/d"], "the work has another cause");
 }
 
 #[tokio::test(start_paused = true)]

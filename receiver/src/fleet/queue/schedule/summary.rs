@@ -28,6 +28,12 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
         self.entries.get(key).and_then(|entry| entry.queued.as_ref()).map_or(WorkSet::EMPTY, |queued| queued.work)
     }
 
+    /// Returns true if a key is ready, or waits for nothing but its turn.
+    pub(crate) fn is_due(&self, key: &K, now: Instant) -> bool {
+        let entry = self.entries.get(key).filter(|entry| entry.queued.is_some());
+        entry.is_some_and(|entry| entry.backoff.is_none_or(|(until, _)| until <= now))
+    }
+
     /// Paused work of a key.
     pub(crate) fn parked(&self, key: &K) -> WorkSet {
         self.entries.get(key).and_then(|entry| entry.parked.as_ref()).map_or(WorkSet::EMPTY, |parked| parked.work)

@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use tidewatch_shared::event::{Change, Object};
 
 use super::*;
 use crate::fleet::queue::Drift;
@@ -42,6 +43,27 @@ fn rest_delays_a_users_change_too_and_ends() {
     queue.finish(&key, &taken, &ReconcileOutcome::ended(kyma()), start + 30 * S);
     queue.enqueue(&"a", QueuedWork::new(kyma(), Priority::User), start + 30 * S);
     assert!(queue.take(start + 30 * S).is_some());
+}
+
+/// Or the report of our own write, which replaces the reported object, would end the retry.
+#[test]
+fn retry_has_another_cause_than_the_reports_of_the_failed_work() {
+    let (mut queue, now) = queue(1, 4);
+    let object = Object {
+        subject: "/v1/configmaps/ns/a".parse().unwrap(),
+        kind: "ConfigMap".into(),
+        uid: String::new(),
+        resource_version: "1".into(),
+        generation: None,
+        change: Change::Spec,
+    };
+    let drift = Drift::of(object).as_only_cause();
+    queue.enqueue(&0, QueuedWork { drift: drift.clone(), ..QueuedWork::new(kyma(), Priority::User) }, now);
+    let (key, taken) = queue.take(now).unwrap();
+    assert_eq!(taken.drift, drift);
+    queue.finish(&key, &taken, &ReconcileOutcome::failed(kyma(), ErrorClass::Refused), now);
+    let (_, again) = queue.take(now + 3_600 * S).unwrap();
+    assert_eq!(again.drift, drift.with_other_cause());
 }
 
 #[test]
