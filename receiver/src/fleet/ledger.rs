@@ -157,6 +157,18 @@ impl Ledger {
         missing.fold(WorkSet::EMPTY, |sum, work| sum | work)
     }
 
+    /// Unsettled work that each watch of a plan has got since another one. That of the other one is enqueued already.
+    pub(super) fn missing_since<'a>(
+        &'a self,
+        before: &'a PlanIndex,
+        current: &'a PlanIndex,
+    ) -> impl Iterator<Item = (&'a str, WorkSet)> {
+        self.watches.iter().filter_map(|(name, watermarks)| {
+            let got = current.work(name)?.minus(before.work(name).unwrap_or_default());
+            Some((name.as_str(), watermarks.missing(got, watermarks.last)))
+        })
+    }
+
     /// Watches with a recorded event for which this kind of work has not ended.
     pub(super) fn watches_pending<'a>(&'a self, kind: Work, planned: &'a PlanIndex) -> impl Iterator<Item = &'a str> {
         let waits = move |(name, watermarks): &(&String, &Watermarks)| {

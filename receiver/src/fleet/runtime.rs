@@ -99,6 +99,15 @@ pub(crate) struct Snapshot {
     planned: Arc<PlanIndex>,
 }
 
+/// Unsettled work that watches have got with another plan.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct MissingWork {
+    /// Work other than that of the Manifests.
+    pub(crate) work: WorkSet,
+    /// Objects that the Manifests are to read again.
+    pub(crate) modules: Drift,
+}
+
 /// State of one runtime. Bounded: at most [`MAX_EPOCHS`] ledgers, each by the watches of the plan.
 #[derive(Debug)]
 pub(crate) struct Runtime {
@@ -186,21 +195,26 @@ impl Runtime {
         self.planned.plan.revision()
     }
 
-    /// Applies another plan. Returns the unsettled work of its watches.
-    pub(crate) fn replan(&mut self, planned: Arc<PlanIndex>, now: Instant) -> WorkSet {
+    /// Applies another plan. Returns the unsettled work that its watches have got with it.
+    pub(crate) fn replan(&mut self, planned: Arc<PlanIndex>, now: Instant) -> MissingWork {
+        let mut missing = MissingWork::default();
         if self.planned.plan == planned.plan {
-            return WorkSet::EMPTY;
+            return missing;
         }
         let before = std::mem::replace(&mut self.planned, planned);
         self.since = now;
         let is_new = |name: &str| !before.work(name).is_some_and(|work| work.contains(Work::Forward));
         self.request_forwards(is_new);
-        let mut missing = WorkSet::EMPTY;
         for (_, ledger) in &mut self.epochs {
             ledger.replan(&self.planned);
-            missing |= ledger.missing(&self.planned, 0);
+            for (watch, work) in ledger.missing_since(&before, &self.planned) {
+                missing.work |= work.minus(FORWARD | WorkSet::MANIFEST);
+                if !work.both(WorkSet::MANIFEST).is_empty() {
+                    missing.modules.merge(self.planned.drift(watch));
+                }
+            }
         }
-        missing.minus(FORWARD)
+        missing
     }
 
     /// Requests the objects of the forwarded watches whose events were dropped because their routes were gone.

@@ -243,7 +243,7 @@ fn reconcile_settles_only_watches_of_its_plan() {
     runtime.events(E1, 1, vec![event(E1, 1, "kyma")]);
     let before = runtime.snapshot();
     let missing = runtime.replan(plan("2", &[("kyma", &["kyma", "installer"]), ("new", &["kyma"])]), Instant::now());
-    assert_eq!(missing, WorkSet::of(&[Work::Kyma, Work::Installer]));
+    assert_eq!(missing.work, WorkSet::INSTALLER, "the other work is enqueued already");
     runtime.events(E1, 1, vec![event(E1, 2, "new")]);
     runtime.ended(&before, WorkSet::ALL_KNOWN);
     assert_eq!((settled(&runtime, "kyma"), settled(&runtime, "new")), (0, 0));
@@ -251,10 +251,16 @@ fn reconcile_settles_only_watches_of_its_plan() {
     runtime.ended(&after, WorkSet::ALL_KNOWN);
     assert_eq!((settled(&runtime, "kyma"), settled(&runtime, "new")), (2, 2));
     runtime.events(E1, 1, vec![event(E1, 3, "new")]);
-    assert!(runtime.replan(plan("3", &[("kyma", &["kyma"])]), Instant::now()).is_empty());
+    assert_eq!(runtime.replan(plan("3", &[("kyma", &["kyma"])]), Instant::now()), MissingWork::default());
     assert_eq!(settled(&runtime, "new"), 0, "the agent drops the events of a watch that left the plan");
     let missing = runtime.replan(plan("2", &[("kyma", &["kyma"]), ("new", &["kyma"])]), Instant::now());
-    assert_eq!(missing, WorkSet::of(&[Work::Kyma]), "and they count if it returns before");
+    assert_eq!(missing.work, WorkSet::of(&[Work::Kyma]), "and they count if it returns before");
+    runtime.replan(plan("4", &[("things", &["manifest"])]), Instant::now());
+    runtime.events(E1, 1, vec![event(E1, 4, "things")]);
+    runtime.replan(plan("5", &[]), Instant::now());
+    let missing = runtime.replan(plan("4", &[("things", &["manifest"])]), Instant::now());
+    let Drift::Objects(objects) = missing.modules else { panic!("{missing:?}") };
+    assert_eq!(objects.iter().map(|object| object.subject.to_string()).collect::<Vec<_>>(), ["/v1/things//"]);
 }
 
 #[test]

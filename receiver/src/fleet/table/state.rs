@@ -142,11 +142,10 @@ impl State {
         let planned = self.shared.planned(plan);
         if let Some(entry) = self.kymas.get_mut(&key).filter(|entry| entry.id == id) {
             let missing = entry.runtime.replan(planned, now);
-            if missing.contains(Work::Manifest) {
-                // The objects of the unsettled events are no longer known.
-                self.reports.add(&key, Drift::All);
+            if missing.modules != Drift::None {
+                self.reports.add(&key, missing.modules);
             }
-            self.queue.enqueue(&key, QueuedWork::new(missing.minus(WorkSet::MANIFEST), Priority::Catalog), now);
+            self.queue.enqueue(&key, QueuedWork::new(missing.work, Priority::Catalog), now);
             return;
         }
         self.unindex(&key);
