@@ -15,6 +15,7 @@ use crate::{
         key::KymaKey,
         kymas::{CachedKyma, RestDigest},
         labels::is_true,
+        manifests::ManifestFacts,
         takeover::{self, Takeover},
     },
     controllers::{
@@ -150,8 +151,12 @@ impl KymaFingerprint {
 /// Fingerprint of a Manifest. Times and conditions do not matter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ManifestFingerprint {
-    /// Fields that a reconcile of its Kyma decides on and shows.
+    /// Fields that a reconcile of its Kyma decides on and shows, except those of the message.
     pub(super) shown: Hash,
+    /// Message that the status of its Kyma shows, and the applied layer.
+    pub(super) message: Hash,
+    /// Objects that the runtime's plan depends on.
+    pub(super) inventory: Hash,
     /// Fields that a reconcile of the Manifest starts from, except its own result in the status.
     pub(super) desired: Hash,
 }
@@ -165,15 +170,48 @@ impl ManifestFingerprint {
         let (own, foreign): (Vec<_>, Vec<_>) =
             manifest.finalizers().iter().partition(|name| finalizer::MANIFEST.contains(&name.as_str()));
         let lacks_own = meta.deletion_timestamp.is_none() && own.len() < 2;
-        let desired = (&meta.uid, meta.generation, &meta.labels, annotations, foreign, lacks_own);
-        let identity = (&meta.uid, meta.generation, &meta.labels, &meta.annotations, &meta.owner_references);
-        let status = manifest.status.as_ref().map(|status| {
-            let operation = status.last_operation.as_ref().map(|last| &last.operation);
-            (status.state, operation, &status.synced)
-        });
+        let desired = (&meta.uid, meta.generation, &meta.labels, &annotations, foreign, lacks_own);
+        let applied = manifest.annotations().get(annotation::SYNC_OCI_REF);
+        // Until an upgrade is applied, the state is that of the version before.
+        let is_outdated = applied.is_some() && !ManifestFacts::from(manifest).flags.is_synced;
+        let identity = (&meta.uid, meta.generation, &meta.labels, &annotations, is_outdated, &meta.owner_references);
+        let status = manifest.status.as_ref();
+        let operation = status.and_then(|status| status.last_operation.as_ref()).map(|last| last.operation.as_str());
         Self {
-            shown: hash(&(identity, meta.deletion_timestamp.is_some(), status)),
+            shown: hash(&(identity, meta.deletion_timestamp.is_some(), status.map(|status| status.state))),
+            message: hash(&(operation.unwrap_or_default(), applied)),
+            inventory: hash(&status.map(|status| &status.synced)),
             desired: hash(&(desired, meta.deletion_timestamp.is_some())),
+        }
+    }
+}
+
+/// What has changed in a Manifest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ManifestChange {
+    /// See [`ManifestFingerprint::shown`].
+    pub(super) shown: bool,
+    /// See [`ManifestFingerprint::message`].
+    pub(super) message: bool,
+    /// See [`ManifestFingerprint::inventory`].
+    pub(super) inventory: bool,
+    /// See [`ManifestFingerprint::desired`].
+    pub(super) desired: bool,
+}
+
+impl ManifestChange {
+    /// That of a Manifest which was not known before.
+    pub(super) const NEW: Self = Self { shown: true, message: true, inventory: true, desired: true };
+}
+
+impl ManifestFingerprint {
+    /// Change since an earlier fingerprint.
+    pub(super) fn change_since(&self, old: &Self) -> ManifestChange {
+        ManifestChange {
+            shown: self.shown != old.shown,
+            message: self.message != old.message,
+            inventory: self.inventory != old.inventory,
+            desired: self.desired != old.desired,
         }
     }
 }

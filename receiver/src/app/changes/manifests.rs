@@ -9,7 +9,7 @@ use tidewatch_shared::{
 };
 
 use super::{
-    fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ManifestFingerprint},
+    fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ManifestChange, ManifestFingerprint},
     placer::KymaPlacer,
 };
 use crate::{
@@ -54,12 +54,12 @@ pub(super) fn handler(
             let (key, now) = (cached.key(), ManifestFingerprint::of(manifest));
             let affected = manifests.apply(cached);
             memories.observe(&key, manifest);
-            let (is_shown, is_desired) = match fingerprints.apply(key.clone(), now.clone()) {
-                None => (true, true),
-                Some(FingerprintChange::New) => (false, false),
-                Some(FingerprintChange::Changed(old)) => (now.shown == old.shown, now.desired == old.desired),
+            let changed = match fingerprints.apply(key.clone(), now.clone()) {
+                None => ManifestChange::default(),
+                Some(FingerprintChange::New) => ManifestChange::NEW,
+                Some(FingerprintChange::Changed(old)) => now.change_since(&old),
             };
-            if !is_desired {
+            if changed.desired {
                 place(|kyma| fleet.is_elsewhere(kyma), &queue, &key, cached);
                 queue.enqueue(&key, Priority::User, false);
                 if cached.facts().flags.is_deleting {
@@ -68,12 +68,14 @@ pub(super) fn handler(
             }
             for kyma in affected {
                 let is_echo = writes.is_echo(&kyma, manifest);
-                if !is_shown {
+                if changed.shown || changed.inventory {
                     // Its inventory may have other kinds than before.
                     placer.replan_runtime(&kyma);
                 }
-                if !is_shown && !is_echo {
+                if changed.shown && !is_echo {
                     fleet.enqueue(&kyma, WorkSet::STATUS, Priority::User);
+                } else if changed.message && !is_echo {
+                    fleet.show_message(&kyma);
                 }
             }
         }
@@ -174,7 +176,7 @@ fn is_unfinished(manifest: &CachedManifest) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::Cell, sync::Arc};
+    use std::{cell::Cell, sync::Arc, time::Duration};
 
     use futures::FutureExt as _;
     use kube::runtime::{reflector, watcher};
@@ -292,8 +294,23 @@ mod tests {
             noise(manifest);
             manifest["status"]["lastOperation"]["lastUpdateTime"] = json!("2026-01-01T00:00:00Z");
         };
-        check(Change::Applied(&manifest(3, noise)), &[("a", status)]);
+        check(Change::Applied(&manifest(3, noise)), &[]);
         check(Change::Applied(&manifest(4, timed)), &[]);
+        for message in ["one", "two"] {
+            let told = manifest(4, |manifest| {
+                noise(manifest);
+                manifest["status"]["lastOperation"]["operation"] = json!(message);
+            });
+            check(Change::Applied(&told), &[]);
+        }
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(fixture.enqueued(), [("a".to_owned(), status)], "both messages at once");
+        let grown = manifest(4, |manifest| {
+            noise(manifest);
+            let map = json!({"group": "", "version": "v1", "kind": "ConfigMap", "namespace": "ns", "name": "a"});
+            manifest["status"] = json!({"state": "Ready", "lastOperation": {"operation": "two"}, "synced": [map]});
+        });
+        check(Change::Applied(&grown), &[]);
 
         let written = manifest(5, |manifest| manifest["metadata"]["generation"] = json!(2));
         let CachedManifest::Whole(object) = &written else { panic!("it is whole") };
@@ -305,6 +322,7 @@ mod tests {
         check(Change::Applied(&relabelled), &[("a", status), ("b", status)]);
         check(Change::Deleted(&relabelled), &[("b", kyma)]);
     }
+
     /// Sets the annotation of the applied layer, and the layer.
     fn applied(manifest: &mut Value, applied: &str, wanted: &str) {
         manifest["metadata"]["annotations"][annotation::SYNC_OCI_REF] = json!(applied);

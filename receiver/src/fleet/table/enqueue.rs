@@ -13,6 +13,8 @@ use crate::{
 
 /// Repairs the agent's installation without trusting any cache.
 const REPAIR: QueuedWork = QueuedWork { work: WorkSet::INSTALLER, priority: Priority::Catalog, drift: Drift::All };
+/// Delay of a status in which nothing but a message changes.
+const MESSAGE_DELAY: Duration = Duration::from_secs(1);
 /// Verifies the runtime without trusting any cache.
 const VERIFICATION: QueuedWork =
     QueuedWork { work: WorkSet::RUNTIME, priority: Priority::Verification, drift: Drift::All };
@@ -90,6 +92,14 @@ impl RuntimeTable {
     /// Brings the reconciles at a time of the system's clock forward, after that clock was set forward by `step`.
     pub(crate) fn clock_advanced(&self, step: Duration) {
         self.in_chunks(|state, keys, now| state.queue.advance(keys, DelayReason::Rollout, step, now));
+    }
+
+    /// Enqueues the status of a Kyma in a second: messages that change until then are shown together.
+    pub fn show_message(&self, key: &KymaKey) {
+        let queued = QueuedWork::new(WorkSet::STATUS, Priority::User);
+        self.with_kyma(key, |state, now| {
+            state.queue.enqueue_after(key, DelayReason::Message, now + MESSAGE_DELAY, queued, now)
+        });
     }
 
     /// Enqueues a reconcile of a Kyma after a delay, for the rollout of a version. The earliest of several delays
