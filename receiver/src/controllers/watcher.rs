@@ -7,7 +7,7 @@ mod plan;
 mod status;
 
 pub use apply::ApplyError;
-pub(crate) use apply::apply;
+pub(crate) use apply::{apply, replace};
 pub use health::{ForwardHealth, HealthByWatch};
 pub(crate) use plan::extend;
 pub use plan::{WatcherError, plan, watch_name};

@@ -191,9 +191,11 @@ impl<'a> InstallRun<'a> {
 
     /// Reads the current objects. Returns `None` if the runtime cannot be reached or refuses all requests.
     async fn read(&mut self, unverified: &[&'a DesiredObject]) -> Option<BTreeMap<Component, Option<DynamicObject>>> {
-        let reads: Vec<_> = unverified.iter().map(|desired| read(self.client, desired.component)).collect();
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            unverified.iter().map(|desired| desired.component).partition(|it| self.installed.is_as_written(*it));
+        let mut found: BTreeMap<_, _> = known.into_iter().map(|component| (component, None)).collect();
+        let reads: Vec<_> = unknown.into_iter().map(|component| read(self.client, component)).collect();
         let mut reads = stream::iter(reads).buffered(READ_CONCURRENCY);
-        let mut found = BTreeMap::new();
         while let Some((component, result)) = reads.next().await {
             match result {
                 Ok(object) => drop(found.insert(component, object)),

@@ -49,6 +49,12 @@ impl InstallationState {
         self.verified[desired.component as usize] == desired.hash(params)
     }
 
+    /// Returns true for the ConfigMap, if it is as it was last written: its content changes with the plan, and is applied
+    /// without a read.
+    pub(super) fn is_as_written(&self, component: Component) -> bool {
+        component == Component::ConfigMap && self.verified[component as usize] != 0
+    }
+
     pub(super) fn mark_verified(&mut self, desired: &DesiredObject, params: Params<'_>) {
         self.verified[desired.component as usize] = desired.hash(params);
     }

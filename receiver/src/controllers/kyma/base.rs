@@ -95,7 +95,11 @@ pub(super) async fn ensure(
     let plan = ctx.plans.of(key);
     if verified.plan.as_deref() != Some(plan.revision()) {
         let budget = ctx.budgets.of(key, Component::Plan, AGENT_OBJECT, plan.revision());
-        if put_off(watcher::apply(client, &plan, &budget).await.map_err(Error::plan))? {
+        let applied = match &verified.plan {
+            Some(_) => watcher::replace(client, &plan, &budget).await,
+            None => watcher::apply(client, &plan, &budget).await,
+        };
+        if put_off(applied.map_err(Error::plan))? {
             verified.plan = Some(plan.revision().to_owned());
         }
     }

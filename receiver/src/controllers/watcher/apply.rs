@@ -61,26 +61,44 @@ const SHAPE: Shape = Shape { immutable: &["/immutable"], ..Shape::new(Ownership:
 /// # Errors
 /// [`ApplyError`]; a missing Lease is created even if the plan fails.
 pub(crate) async fn apply(client: &Client, plan: &Plan, budget: &WriteBudget<'_>) -> Result<(), ApplyError> {
-    let applied = apply_plan(client, plan, budget).await;
+    let found = object::get(&plans(client), AGENT_OBJECT).await.map_err(ApplyError::ReadPlan);
+    let applied = match found {
+        Ok(found) => apply_plan(client, plan, found, budget).await,
+        Err(error) => Err(error),
+    };
     applied.and(ensure_lease(client).await)
 }
 
-async fn apply_plan(client: &Client, plan: &Plan, budget: &WriteBudget<'_>) -> Result<(), ApplyError> {
+/// Replaces the plan in a ConfigMap that is as this process wrote it, without a read.
+///
+/// # Errors
+/// [`ApplyError`].
+pub(crate) async fn replace(client: &Client, plan: &Plan, budget: &WriteBudget<'_>) -> Result<(), ApplyError> {
+    apply_plan(client, plan, None, budget).await
+}
+
+fn plans(client: &Client) -> Api<DynamicObject> {
+    Api::namespaced_with(client.clone(), SKR_NAMESPACE, &ApiResource::erase::<ConfigMap>(&()))
+}
+
+async fn apply_plan(
+    client: &Client,
+    plan: &Plan,
+    found: Option<DynamicObject>,
+    budget: &WriteBudget<'_>,
+) -> Result<(), ApplyError> {
     let text = serde_json::to_string(plan).map_err(ApplyError::Serialize)?;
-    let api: Api<DynamicObject> =
-        Api::namespaced_with(client.clone(), SKR_NAMESPACE, &ApiResource::erase::<ConfigMap>(&()));
     let desired = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {PLAN_KEY: text},
         "metadata": {"name": AGENT_OBJECT, "namespace": SKR_NAMESPACE, "labels": labels()}});
     let manager = field_manager::TIDEWATCH;
     let target = Target { name: AGENT_OBJECT, manager, shape: &SHAPE, desired: &desired, budget: Some(budget) };
-    let found = object::get(&api, AGENT_OBJECT).await.map_err(ApplyError::ReadPlan)?;
     // Additions are removed after an apply; an immutable ConfigMap is created anew.
     let repair = found.as_ref().map_or(Repair::Apply, |found| target.compare(found, None));
     if repair == Repair::None {
         return Ok(());
     }
     let found = found.filter(|_| repair == Repair::Recreate);
-    let converged = target.converge(&api, found, &mut None).await;
+    let converged = target.converge(&plans(client), found, &mut None).await;
     converged.map(drop).map_err(|error| error.request().map_or(ApplyError::Contested, ApplyError::WritePlan))
 }
 
@@ -129,6 +147,12 @@ mod tests {
                 "POST leases"
             ]
         );
+
+        let next = Plan::new("next".into(), plan.watches().to_vec()).unwrap();
+        replace(&runtime.client(), &next, &budget).await.unwrap();
+        assert_eq!(runtime.calls(), ["PATCH configmaps/tidewatch-agent"]);
+        replace(&runtime.client(), &plan, &budget).await.unwrap();
+        runtime.calls();
 
         let idle = ["GET configmaps/tidewatch-agent", "GET leases/tidewatch-agent"];
         apply(&runtime.client(), &plan, &budget).await.unwrap();
