@@ -14,26 +14,26 @@ use tidewatch_tests::{
 use super::*;
 use crate::sync::sum;
 
-const FIRST: &str = "1.0.0";
-const SECOND: &str = "2.0.0";
+pub(super) const FIRST: &str = "1.0.0";
+pub(super) const SECOND: &str = "2.0.0";
 const THIRD: &str = "3.0.0";
 
 /// Objects of a version of a module.
 type Objects = fn(&str) -> Vec<Value>;
 
 /// A landscape of which the runtime has no controllers.
-struct Writers {
-    setup: SingleRuntime,
+pub(super) struct Writers {
+    pub(super) setup: SingleRuntime,
     registry: Registry,
-    foreign: ForeignWriter,
+    pub(super) foreign: ForeignWriter,
 }
 
 impl Writers {
-    async fn start(name: &str) -> Result<Self> {
+    pub(super) async fn start(name: &str, options: Options) -> Result<Self> {
         tidewatch_tests::install_crypto();
         let access = registry::Options { transport: Transport::Plain, access: Access::Anonymous };
         let registry = Registry::start(bed::shared().await?, name, access).await?;
-        let options = Options { registry: Some(registry.host()), ..quick_options() };
+        let options = Options { registry: Some(registry.host()), ..options };
         let setup = SingleRuntime::isolated(Isolation::Shared, name, &[], options).await?;
         let foreign = ForeignWriter::new(setup.runtime.cluster()).await?;
         Ok(Self { setup, registry, foreign })
@@ -41,23 +41,28 @@ impl Writers {
 
     /// Publishes a version of a module with these objects, and points its channel to it.
     async fn publish(&self, module: &str, version: &str, objects: &[Value]) -> Result<()> {
+        self.push(module, version, objects).await?;
+        self.setup.landscape.write_channels(module, &[("regular", version)]).await
+    }
+
+    /// Publishes a version of a module with these objects.
+    pub(super) async fn push(&self, module: &str, version: &str, objects: &[Value]) -> Result<()> {
         let folder = tempfile::tempdir()?;
         let description = json!({"component": format!("kyma-project.io/module/{module}"), "version": version});
         fs::write(folder.path().join("module.yaml"), description.to_string())?;
         let manifest: Vec<_> = objects.iter().map(Value::to_string).collect();
         fs::write(folder.path().join("manifest.yaml"), manifest.join("\n---\n"))?;
-        publish(&self.setup.landscape, &self.registry, folder.path()).await?;
-        self.setup.landscape.write_channels(module, &[("regular", version)]).await
+        publish(&self.setup.landscape, &self.registry, folder.path()).await
     }
 
-    async fn manifest(&self, module: &str) -> Result<Option<Manifest>> {
+    pub(super) async fn manifest(&self, module: &str) -> Result<Option<Manifest>> {
         let found = self.setup.manifests().await?;
         let is_of = |it: &Manifest| it.labels().get(label::MODULE_NAME).is_some_and(|name| name == module);
         Ok(found.into_iter().find(is_of))
     }
 
     /// Waits until a version of a module is applied completely.
-    async fn is_applied(&self, module: &str, version: &str) -> Result<()> {
+    pub(super) async fn is_applied(&self, module: &str, version: &str) -> Result<()> {
         let mut last = None;
         let applied = until(&format!("{module} {version} to be applied"), async || {
             let Some(manifest) = self.manifest(module).await? else { return Ok(None) };
@@ -78,7 +83,7 @@ impl Writers {
         .await
     }
 
-    async fn get(&self, api_version: &str, kind: &str, name: &str) -> Result<Option<DynamicObject>> {
+    pub(super) async fn get(&self, api_version: &str, kind: &str, name: &str) -> Result<Option<DynamicObject>> {
         let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
         let client = self.setup.runtime.cluster().client().await?;
@@ -90,37 +95,37 @@ impl Writers {
         Ok(api.get_opt(name).await?)
     }
 
-    async fn live(&self, api_version: &str, kind: &str, name: &str) -> Result<DynamicObject> {
+    pub(super) async fn live(&self, api_version: &str, kind: &str, name: &str) -> Result<DynamicObject> {
         self.get(api_version, kind, name).await?.with_context(|| format!("{kind} {name}"))
     }
 
-    async fn metric(&self, name: &str, labels: &[&str]) -> Result<u64> {
+    pub(super) async fn metric(&self, name: &str, labels: &[&str]) -> Result<u64> {
         let page = self.setup.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??.1;
         Ok(sum(&page, name, labels))
     }
 
-    async fn fallbacks(&self, reason: &str) -> Result<u64> {
+    pub(super) async fn fallbacks(&self, reason: &str) -> Result<u64> {
         self.metric("tidewatch_object_fallbacks_total", &[&format!("reason=\"{reason}\"")]).await
     }
 }
 
-fn object(api_version: &str, kind: &str, name: &str) -> Value {
+pub(super) fn object(api_version: &str, kind: &str, name: &str) -> Value {
     json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": name, "namespace": SKR_NAMESPACE}})
 }
 
-fn with(mut object: Value, member: &str, value: Value) -> Value {
+pub(super) fn with(mut object: Value, member: &str, value: Value) -> Value {
     object[member] = value;
     object
 }
 
-fn deployment(name: &str, image: &str, more: &Value) -> Value {
+pub(super) fn deployment(name: &str, image: &str, more: &Value) -> Value {
     let mut spec = json!({"selector": {"matchLabels": {"app": name}}, "template": {"metadata": {"labels": {"app": name}},
         "spec": {"containers": [{"name": "manager", "image": format!("example.test/{image}")}]}}});
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     with(object("apps/v1", "Deployment", name), "spec", spec)
 }
 
-fn config_map(name: &str, data: Value) -> Value {
+pub(super) fn config_map(name: &str, data: Value) -> Value {
     with(object("v1", "ConfigMap", name), "data", data)
 }
 
@@ -132,7 +137,7 @@ fn definition(plural: &str, kind: &str, versions: Value, more: &Value) -> Value 
         "metadata": {"name": format!("{plural}.writing.test")}, "spec": spec})
 }
 
-fn version(name: &str, storage: bool, properties: Value) -> Value {
+pub(super) fn version(name: &str, storage: bool, properties: Value) -> Value {
     let spec = json!({"type": "object", "properties": properties});
     json!({"name": name, "served": true, "storage": storage,
         "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec}}}})
@@ -265,7 +270,7 @@ async fn install_by_hand(foreign: &ForeignWriter) -> Result<()> {
 
 #[tokio::test]
 async fn objects_of_modules_are_written_beside_other_writers() -> TestResult {
-    let writers = Writers::start("writing").await?;
+    let writers = Writers::start("writing", quick_options()).await?;
     let began = Instant::now();
     let upgraded = [
         ("union", union as Objects),
