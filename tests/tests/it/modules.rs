@@ -6,6 +6,7 @@ mod deployer;
 mod drift;
 mod faults;
 mod install;
+mod kills;
 mod maintenance_windows;
 mod mandatory;
 mod registry_faults;
@@ -33,7 +34,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    api::{Condition, KymaStatus, Manifest, ModuleTemplate, State},
+    api::{Condition, KymaStatus, Manifest, ModuleStatus, ModuleTemplate, State},
     names::{SKR_NAMESPACE, annotation, label},
 };
 use tidewatch_tests::{

@@ -6,7 +6,7 @@ use tidewatch_shared::api::ModuleReleaseMeta;
 use super::*;
 
 /// ClusterRoleBinding of the account of the access Secret.
-const CONTROL_PLANE: &str = "tidewatch-control-plane";
+pub(super) const CONTROL_PLANE: &str = "tidewatch-control-plane";
 
 impl ModuleRuntime {
     /// Changes the selection or a channel, and kills the receiver after this many of its writes to the runtime.
