@@ -1,5 +1,6 @@
 //! The sample modules in `tests/modules`.
 
+pub mod large;
 pub mod shapes;
 
 use std::{

@@ -85,6 +85,19 @@ impl Landscape {
         self.write_channels(module, &[("regular", version)]).await
     }
 
+    /// Writes a version of a module without default module CR and manager, and points the channel `regular` to it.
+    ///
+    /// # Errors
+    /// When KCP refuses it.
+    pub async fn write_bare(&self, module: &str, version: &str) -> Result<()> {
+        let api = Api::<ModuleTemplate>::namespaced(self.operator(), &self.name);
+        let mut template = template(module, version);
+        template["spec"].as_object_mut().and_then(|spec| spec.remove("data"));
+        let params = PatchParams::apply("operator").force();
+        api.patch(&format!("{module}-{version}"), &params, &Patch::Apply(&template)).await?;
+        self.write_channels(module, &[("regular", version)]).await
+    }
+
     /// Deletes the template of one version.
     ///
     /// # Errors
