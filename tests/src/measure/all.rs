@@ -38,7 +38,7 @@ const MEASUREMENTS: [Measurement; 17] = [
     measurement("replicas", "--part relay --seconds 10 --runs 1"),
     measurement("enrolment", "--agents 200,600"),
     measurement("catalog", "--runtimes 200,600 --rounds 1 --idle-seconds 30"),
-    measurement("modules", "--installs 10 --flips 20 --runtimes 1"),
+    measurement("modules", "--installs 10 --flips 20 --runtimes 1 --large 1"),
     measurement("module-fleet", "--runtimes 100,500 --changed 50 --idle-seconds 60"),
     measurement("scale", "--runtimes 500 --idle-seconds 30"),
     measurement("rollout", "--runtimes 200"),

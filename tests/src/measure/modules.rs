@@ -1,6 +1,8 @@
 //! Modules: time from a user's selection to the last object, from an available manager to a ready module, and from a
 //! registered runtime to its ready Kyma; requests per installed module. Beside a plain client in the same run.
 
+mod large;
+
 use std::{sync::Arc, time::SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
@@ -52,6 +54,9 @@ pub struct Settings {
     /// New runtimes
     #[arg(long, default_value_t = 3)]
     pub runtimes: u32,
+    /// Installations of each large module, by each
+    #[arg(long, default_value_t = 3)]
+    pub large: u32,
 }
 
 /// Runs the measurement and emits its figures.
@@ -74,7 +79,7 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
     let mut times = setup.new_runtimes(settings.runtimes).await?;
     step.done();
     emit(&Figure::new("new_runtime_ready_max", quantile(&mut times, 1.0), "ms").at_most(5_000.0));
-    Ok(())
+    large::measure(&setup, settings.large, emit).await
 }
 
 /// Samples of the installations, in milliseconds and requests.

@@ -4,13 +4,14 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use futures::{StreamExt as _, future::try_join_all};
+use futures::{StreamExt as _, TryStreamExt as _, future::try_join_all, stream};
 use k8s_openapi::{
-    api::apps::v1::Deployment, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    api::apps::v1::Deployment,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomResourceDefinition, CustomResourceDefinitionSpec},
 };
 use kube::{
     Api, Client, ResourceExt as _,
-    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams},
     runtime::{WatchStreamExt as _, watcher},
 };
 use serde_json::{Value, json};
@@ -28,6 +29,9 @@ use crate::{
 
 /// Interval of the reads of a CRD that is not established yet.
 const ESTABLISHED_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Lists at the same time.
+const LISTS: usize = 8;
 
 /// The plain client in one runtime.
 pub(super) struct PlainClient {
@@ -79,9 +83,13 @@ impl PlainClient {
 
     /// Deletes the objects and waits until they are gone.
     pub(super) async fn remove(&self) -> Result<()> {
-        for object in self.module.default_cr.iter().chain(self.module.objects.iter().rev()) {
+        self.kinds_are_served().await?;
+        let objects: Vec<_> = self.module.default_cr.iter().chain(self.module.objects.iter().rev()).collect();
+        for object in &objects {
+            self.api(object)?.delete(&object.name_any(), &DeleteParams::default()).await?;
+        }
+        for object in objects {
             let api = self.api(object)?;
-            api.delete(&object.name_any(), &DeleteParams::default()).await?;
             until(&format!("{} to go", object.name_any()), async || {
                 // With its CRD, a kind is gone as well.
                 Ok(api.get_opt(&object.name_any()).await?.is_none().then_some(()))
@@ -89,6 +97,22 @@ impl PlainClient {
             .await?;
         }
         Ok(())
+    }
+
+    /// Lists the resources of each CRD: the API server may hold back the deletion of one whose storage it is preparing.
+    async fn kinds_are_served(&self) -> Result<()> {
+        let definitions = self.module.objects.iter().filter(|object| kind(object) == "CustomResourceDefinition");
+        let lists = definitions.map(async |definition| {
+            let definition: CustomResourceDefinition = serde_json::from_value(serde_json::to_value(definition)?)?;
+            let CustomResourceDefinitionSpec { group, names, versions, .. } = definition.spec;
+            let version = &versions.first().context("a version")?.name;
+            let resource =
+                ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(&group, version, &names.kind), &names.plural);
+            let api = Api::<DynamicObject>::all_with(self.client.clone(), &resource);
+            let condition = format!("{} to be served", names.plural);
+            until(&condition, async || Ok(Some(api.list(&ListParams::default()).await?))).await.map(drop)
+        });
+        stream::iter(lists.collect::<Vec<_>>()).buffer_unordered(LISTS).try_collect().await
     }
 
     fn api(&self, object: &DynamicObject) -> Result<Api<DynamicObject>> {
