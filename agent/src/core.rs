@@ -49,7 +49,7 @@ use pace::Pace;
 pub use snapshot::Runtime;
 
 /// Objects of a watch that are reported one by one in its first list at most.
-const ANNOUNCED: usize = 32;
+const ANNOUNCED: usize = 16;
 
 /// Identifies one run of a watch loop. Calls with the ID of a stopped loop have no effect, even if a watch of the same
 /// name runs again.

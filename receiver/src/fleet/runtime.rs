@@ -396,8 +396,11 @@ impl EventsRecord {
             return;
         };
         if !work.is_empty() {
+            // A report that may be older than one before is not taken for that of our own write, which names its version.
+            let is_newest = matches!(recorded.status, SequenceStatus::Next { .. } | SequenceStatus::Ahead);
             let drift = match &event.payload {
-                Payload::Object(object) => Drift::of(object.clone()),
+                Payload::Object(object) if is_newest => Drift::of(object.clone()),
+                Payload::Object(object) => Drift::of(Object { resource_version: String::new(), ..object.clone() }),
                 Payload::Watch | Payload::Unnamed { .. } => planned.drift(&event.watch),
             };
             enqueue(&mut self.queued, work, drift);

@@ -68,8 +68,8 @@ pub(super) fn handler(
             }
             for kyma in affected {
                 let is_echo = writes.is_echo(&kyma, manifest);
-                if changed.shown || changed.inventory {
-                    // Its inventory may have other kinds than before.
+                if changed.shown || changed.message || changed.inventory {
+                    // It may wait for objects of other kinds than before, and its inventory may have other kinds.
                     placer.replan_runtime(&kyma);
                 }
                 if changed.shown && !is_echo {
@@ -176,7 +176,14 @@ fn is_unfinished(manifest: &CachedManifest) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::Cell, sync::Arc, time::Duration};
+    use std::{
+        cell::Cell,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering::Relaxed},
+        },
+        time::Duration,
+    };
 
     use futures::FutureExt as _;
     use kube::runtime::{reflector, watcher};
@@ -184,7 +191,7 @@ mod tests {
     use tidewatch_shared::{
         metrics::Registry,
         names::{annotation, label},
-        plan::Plan,
+        plan::{Plan, PlannedWatch},
     };
 
     use super::*;
@@ -321,6 +328,34 @@ mod tests {
         });
         check(Change::Applied(&relabelled), &[("a", status), ("b", status)]);
         check(Change::Deleted(&relabelled), &[("b", kyma)]);
+    }
+
+    /// The message tells what a removal waits for, and the agent watches those objects.
+    #[tokio::test(start_paused = true)]
+    async fn message_that_changes_alone_changes_the_plan() {
+        let (is_blocked, key) = (Arc::new(AtomicBool::new(false)), KymaKey::new("ns", "a"));
+        let blocked = is_blocked.clone();
+        let watch = json!({"name": "blocking", "version": "v1", "resource": "things", "field": "spec", "manager": "m",
+            "work": ["manifest"]});
+        let watch: PlannedWatch = serde_json::from_value(watch).unwrap();
+        let additional = move |_: &KymaKey| Vec::from_iter(blocked.load(Relaxed).then(|| watch.clone()));
+        let plans = Plans::new(Plan::new("r".into(), Vec::new()).unwrap(), Box::new(additional), |_, more| {
+            Plan::new("blocked".into(), more).unwrap()
+        });
+        let mut fixture = Fixture { plans, ..Fixture::new() };
+        let kyma: CachedKyma = serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2",
+            "kind": "Kyma", "metadata": {"name": "a", "namespace": "ns"}, "spec": {"channel": "regular"}}))
+        .unwrap();
+        fixture.kymas.1.apply_watcher_event(&watcher::Event::Apply(kyma));
+        let mut handle = fixture.handler();
+        handle(Change::Applied(&manifest(1, |_| ())));
+        for blocked in [true, false] {
+            is_blocked.store(blocked, Relaxed);
+            handle(Change::Applied(&manifest(2, |manifest| {
+                manifest["status"]["lastOperation"] = json!({"operation": format!("blocked: {blocked}")});
+            })));
+            assert_eq!(fixture.fleet.has_plan(&key, &fixture.plans.of(&key)), Some(true), "{blocked}");
+        }
     }
 
     /// Sets the annotation of the applied layer, and the layer.

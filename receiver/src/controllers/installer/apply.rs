@@ -253,7 +253,11 @@ impl<'a> InstallRun<'a> {
     fn record(&mut self, desired: &DesiredObject, result: Result<DynamicObject, Error>) {
         let object = match result {
             Ok(object) => object,
-            Err(error) => return self.fail(desired.component, error),
+            Err(error) => {
+                // The next reconcile reads what it found.
+                self.installed.doubt(desired.component);
+                return self.fail(desired.component, error);
+            }
         };
         if desired.component == Component::Deployment {
             self.installed.awaiting_pod |= !readiness::is_available(&object);

@@ -36,8 +36,13 @@ impl InstallationState {
     /// Marks one object as possibly changed.
     pub(crate) fn invalidate(&mut self, plural: &str, name: &str) {
         if let Some(component) = Component::of(plural, name) {
-            self.verified[component as usize] = 0;
+            self.doubt(component);
         }
+    }
+
+    /// Marks a component as possibly changed.
+    pub(super) fn doubt(&mut self, component: Component) {
+        self.verified[component as usize] = 0;
     }
 
     /// Marks all objects as possibly changed.

@@ -7,7 +7,7 @@ use tidewatch_shared::event::Object;
 use super::WorkSet;
 
 /// Maximum number of objects that [`Drift`] lists; beyond it becomes [`Drift::All`].
-pub const MAX_DRIFTED_OBJECTS: usize = 64;
+pub const MAX_DRIFTED_OBJECTS: usize = 128;
 
 /// Urgency of work, most urgent first. The lower priorities have a guaranteed share. The name is the value of the label
 /// `priority`.
@@ -146,6 +146,12 @@ pub(crate) fn merge_into(slot: &mut Option<QueuedWork>, other: QueuedWork) {
         Some(queued) => queued.merge(other),
         None => *slot = Some(other),
     }
+}
+
+/// Merges work that is older than that of the slot: its reports are replaced by those of the slot.
+pub(crate) fn merge_older_into(slot: &mut Option<QueuedWork>, older: QueuedWork) {
+    let newer = slot.replace(older);
+    newer.into_iter().for_each(|newer| merge_into(slot, newer));
 }
 
 #[cfg(test)]

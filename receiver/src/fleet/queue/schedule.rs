@@ -22,7 +22,10 @@ use self::{
     entry::{Entry, Position, Running},
     groups::{Admission, Groups},
 };
-use super::{Priority, QueuedWork, ReconcileOutcome, WorkSet, queued_work::merge_into};
+use super::{
+    Priority, QueuedWork, ReconcileOutcome, WorkSet,
+    queued_work::{merge_into, merge_older_into},
+};
 use crate::base::{error_class::ErrorClass, random::Random};
 
 /// Minimum interval between two attempts for user changes of a key in backoff.
@@ -175,7 +178,7 @@ impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
             *until = (*until).min(*failed + USER_SPACING);
         }
         if let Some(parked) = entry.parked.take() {
-            merge_into(&mut entry.queued, QueuedWork { priority: queued.priority, ..parked });
+            merge_older_into(&mut entry.queued, QueuedWork { priority: queued.priority, ..parked });
         }
         if entry.queued.is_some() {
             self.lanes.count_coalesced();

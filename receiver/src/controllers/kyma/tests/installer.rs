@@ -347,6 +347,20 @@ async fn rbac_is_granted_before_and_revoked_after_a_plan() {
     bed.install(Drift::None).await;
     assert_eq!(written(&bed), [map, role]);
 
+    // Written without a read, until that fails.
+    bed.replan(&[watch("c", "replicasets")]);
+    bed.runtime.refuse(&format!("PATCH {map}"), 422);
+    bed.runtime.calls();
+    let reads = |bed: &Bed| bed.runtime.calls().iter().filter(|call| **call == format!("GET {map}")).count();
+    bed.install(Drift::None).await;
+    assert_eq!(reads(&bed), 0);
+    bed.runtime.refuse_nothing();
+    bed.install(Drift::None).await;
+    assert_eq!(reads(&bed), 1);
+    bed.replan(&[]);
+    bed.install(Drift::None).await;
+    bed.runtime.calls();
+
     bed.replan(&[watch("a", "statefulsets")]);
     for method in ["PATCH", "PUT"] {
         bed.runtime.refuse(&format!("{method} {role}"), 403);

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{DelayReason, Lane, SlowSlot, USER_SPACING};
 use crate::{
     base::{error_class::ErrorClass, random::Random},
-    fleet::queue::{Priority, QueuedWork, ReconcileOutcome, WorkSet, merge_into},
+    fleet::queue::{Priority, QueuedWork, ReconcileOutcome, WorkSet, queued_work::merge_older_into},
 };
 
 /// Time that the reconciles of a runtime may take at once, many times that of the installation of all modules.
@@ -147,7 +147,7 @@ impl<G> Entry<G> {
     /// Queues the delayed work that is due.
     pub(super) fn queue_due(&mut self, now: Instant) {
         for delay in self.delays.extract_if(.., |delay| delay.at <= now) {
-            merge_into(&mut self.queued, delay.queued);
+            merge_older_into(&mut self.queued, delay.queued);
         }
         if self.delays.is_empty() {
             self.delays = Vec::new();
@@ -166,7 +166,7 @@ impl<G> Entry<G> {
             // did not, the next reconcile parks the work again.
             let enqueued_meanwhile = self.enqueued_meanwhile || self.queued.is_some();
             let slot = if enqueued_meanwhile { &mut self.queued } else { &mut self.parked };
-            merge_into(slot, QueuedWork { work: paused, ..taken.clone() });
+            merge_older_into(slot, QueuedWork { work: paused, ..taken.clone() });
         }
     }
 
@@ -189,7 +189,7 @@ impl<G> Entry<G> {
             delay = delay.min(USER_SPACING);
         }
         self.backoff = Some((now + delay, now));
-        merge_into(&mut self.queued, QueuedWork { work: outcome.failed, ..taken.clone() });
+        merge_older_into(&mut self.queued, QueuedWork { work: outcome.failed, ..taken.clone() });
         Some(delay)
     }
 }
