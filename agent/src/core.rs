@@ -391,9 +391,9 @@ impl State {
         let index = Index::new(self.hasher.clone(), rule, self.cap);
         self.outbox.open(name.clone(), WatchInfo::of(planned));
         let mut watched = WatchEntry::new(id, planned.clone(), source.clone(), index);
+        watched.is_added = self.plan_revision.is_some();
         // Deletions that the previous watch knew, or would have found in its next list, are unknown to this one. The parts
         // of a group know those of their resources.
-        watched.is_added = self.plan_revision.is_some();
         watched.lost = before.is_some_and(|before| {
             let knew = before.lost || !group::is_same(&before.planned, planned);
             watched.forward && before.planned.manager == planned.manager && knew

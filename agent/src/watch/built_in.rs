@@ -41,7 +41,6 @@ static GROUPS: &[Group] = &[
             plain("podtemplates", "PodTemplate"),
             with_status("replicationcontrollers", "ReplicationController"),
             with_status("resourcequotas", "ResourceQuota"),
-            plain("secrets", "Secret"),
             plain("serviceaccounts", "ServiceAccount"),
             with_status("services", "Service"),
         ],
@@ -124,16 +123,23 @@ static GROUPS: &[Group] = &[
     },
 ];
 
+impl Kind {
+    /// The answer of a lookup.
+    fn served(&self, version: &str) -> ServedResource {
+        ServedResource {
+            version: version.to_owned(),
+            kind: self.kind.to_owned(),
+            has_status: self.has_status,
+            is_watchable: true,
+        }
+    }
+}
+
 /// The resource of a group in a version, if Kubernetes itself has it.
 pub(super) fn find(group: &str, version: &str, resource: &str) -> Option<ServedResource> {
     let group = GROUPS.iter().find(|known| known.group == group && known.version == version)?;
     let kind = group.kinds.iter().find(|known| known.resource == resource)?;
-    Some(ServedResource {
-        version: version.to_owned(),
-        kind: kind.kind.to_owned(),
-        has_status: kind.has_status,
-        is_watchable: true,
-    })
+    Some(kind.served(version))
 }
 
 /// A kind that this agent knows without a lookup.
@@ -149,10 +155,7 @@ pub struct BuiltIn {
 
 /// All kinds that this agent knows without a lookup.
 pub fn built_in() -> impl Iterator<Item = BuiltIn> {
-    GROUPS.iter().flat_map(|group| {
-        group.kinds.iter().filter_map(|kind| {
-            let served = find(group.group, group.version, kind.resource)?;
-            Some(BuiltIn { group: group.group, resource: kind.resource, served })
-        })
+    GROUPS.iter().flat_map(|Group { group, version, kinds }| {
+        kinds.iter().map(|kind| BuiltIn { group, resource: kind.resource, served: kind.served(version) })
     })
 }

@@ -54,6 +54,7 @@ use crate::{
 
 /// Requests to one runtime cluster for one Manifest at a time.
 pub(super) const CONCURRENCY: usize = 16;
+
 /// One reconcile of one Manifest.
 pub(super) struct Execution<'a> {
     pub(super) ctx: &'a Context,

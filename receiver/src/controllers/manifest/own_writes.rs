@@ -48,9 +48,10 @@ impl OwnWrites {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::base::key::KymaKey;
-    use serde_json::json;
 
     #[test]
     fn report_of_our_own_version_is_an_echo_once() {

@@ -49,13 +49,14 @@ impl Drift {
         *self = match (mem::take(self), other) {
             (Self::All, _) | (_, Self::All) => Self::All,
             (Self::None, Self::None) => Self::None,
-            (Self::Reported(mine), Self::Reported(theirs)) => {
-                let objects = merged(mine, theirs);
-                if objects.len() > MAX_DRIFTED_OBJECTS { Self::All } else { Self::Reported(objects) }
-            }
             (mine, theirs) => {
+                let is_only_cause = matches!((&mine, &theirs), (Self::Reported(_), Self::Reported(_)));
                 let objects = merged(mine.into_objects(), theirs.into_objects());
-                if objects.len() > MAX_DRIFTED_OBJECTS { Self::All } else { Self::Objects(objects) }
+                match objects.len() {
+                    0..=MAX_DRIFTED_OBJECTS if is_only_cause => Self::Reported(objects),
+                    0..=MAX_DRIFTED_OBJECTS => Self::Objects(objects),
+                    _ => Self::All,
+                }
             }
         }
     }

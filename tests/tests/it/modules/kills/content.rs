@@ -137,7 +137,7 @@ fn recreated(version: &str) -> Vec<Value> {
     vec![frozen("killsa-frozen"), frozen("killsa-held"), job]
 }
 
-/// What the next version brings, and others have made before, and what it drops.
+/// Objects that the next version brings and others have made before, and objects that it drops.
 fn brought(version: &str) -> Vec<Value> {
     if version != SECOND {
         return vec![config_map("killsa-gone", json!({"version": version}))];
