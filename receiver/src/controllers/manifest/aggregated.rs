@@ -1,6 +1,6 @@
 //! Aggregated ClusterRoles. A controller of Kubernetes applies their rules whenever one of the roles changes that they
-//! select. If such a role is deleted together with them, it may apply the rules once more: a ClusterRole without labels and
-//! usually without rules.
+//! select. If such a role changes together with their deletion, it may apply the rules once more: a ClusterRole without
+//! labels and usually without rules.
 
 use kube::{ResourceExt as _, api::DynamicObject};
 
@@ -22,7 +22,7 @@ pub(super) fn is_leftover(key: &ObjectKey, found: &DynamicObject) -> bool {
         && found.annotations().is_empty()
 }
 
-fn is_cluster_role(key: &ObjectKey) -> bool {
+pub(super) fn is_cluster_role(key: &ObjectKey) -> bool {
     key.group == "rbac.authorization.k8s.io" && key.kind == "ClusterRole"
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use futures::future::join_all;
+use futures::{StreamExt as _, future::join_all, stream};
 use kube::{
     Api, ResourceExt as _,
     api::{DynamicObject, Patch, PatchParams},
@@ -76,7 +76,33 @@ impl Execution<'_> {
     ///
     /// # Errors
     /// The cache of the control plane lacks the inventories of the other Manifests by now.
-    pub(super) async fn part(&mut self, keys: Vec<ObjectKey>, departure: Departure) -> Result<(), Error> {
+    pub(super) async fn part(&mut self, mut keys: Vec<ObjectKey>, departure: Departure) -> Result<(), Error> {
+        if departure != Departure::Release {
+            let aggregated = self.aggregated_roles(&keys).await;
+            keys.retain(|key| !aggregated.contains(key));
+            self.part_in_any_order(&aggregated, departure).await?;
+        }
+        self.part_in_any_order(&keys, departure).await
+    }
+
+    /// The aggregated ClusterRoles among these objects. Their controller sees the deletions in their order: it does not
+    /// apply a role again that went before those that the role selects.
+    async fn aggregated_roles(&mut self, keys: &[ObjectKey]) -> Vec<ObjectKey> {
+        let roles: Vec<_> = keys.iter().filter(|key| aggregated::is_cluster_role(key)).collect();
+        let Some(role) = roles.first().filter(|_| roles.len() > 1) else { return Vec::new() };
+        // A failure is found again, and reported, when the object is deleted.
+        let Ok(Some(Located { api, .. })) = self.locate(role).await else { return Vec::new() };
+        let reads = roles.into_iter().map(|key| {
+            retain(async {
+                let found = object::get_metadata(&api, &key.name).await.ok().flatten();
+                found.filter(|found| aggregated::is_aggregated(key, found)).map(|_| key.clone())
+            })
+        });
+        let found: Vec<_> = stream::iter(reads.collect::<Vec<_>>()).buffered(CONCURRENCY).collect().await;
+        found.into_iter().flatten().collect()
+    }
+
+    async fn part_in_any_order(&mut self, keys: &[ObjectKey], departure: Departure) -> Result<(), Error> {
         for chunk in keys.chunks(CONCURRENCY) {
             // The inventory of another Manifest may have grown since the reconcile began.
             self.look_at_others()?;

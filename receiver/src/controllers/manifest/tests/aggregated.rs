@@ -40,3 +40,27 @@ async fn removal_looks_again_at_an_aggregated_cluster_role_and_deletes_what_its_
     assert_eq!(fixture.reconcile().await, ended());
     assert!(fixture.manifest().is_none());
 }
+
+#[tokio::test(start_paused = true)]
+async fn aggregated_cluster_roles_are_deleted_before_those_that_they_select() {
+    let mut fixture = Fixture::new();
+    let role = |name: &str| {
+        json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": {"name": name, "labels": {"a": "b"}}, "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]})
+    };
+    let mut aggregated = role("aggregated");
+    aggregated["aggregationRule"] = json!({"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]});
+    fixture.set_layer(LayerObjects::Ready(Arc::new([objects(), vec![role("a"), aggregated, role("b")]].concat())));
+    fixture.reconcile().await;
+    fixture.runtime.edit(ROLE, |role| {
+        let entries = role["metadata"]["managedFields"].as_array_mut().unwrap();
+        entries.push(entry("clusterrole-aggregation-controller"));
+    });
+
+    fixture.delete_manifest();
+    fixture.runtime.calls();
+    fixture.reconcile().await;
+    let writes = fixture.runtime.writes();
+    let deleted: Vec<_> = writes.iter().filter_map(|call| call.strip_prefix("DELETE clusterroles/")).collect();
+    assert_eq!(deleted, ["aggregated", "a", "b"]);
+}
