@@ -77,12 +77,15 @@ impl Execution<'_> {
     /// # Errors
     /// The cache of the control plane lacks the inventories of the other Manifests by now.
     pub(super) async fn part(&mut self, mut keys: Vec<ObjectKey>, departure: Departure) -> Result<(), Error> {
+        let mut aggregated = Vec::new();
         if departure != Departure::Release {
-            let aggregated = self.aggregated_roles(&keys).await;
+            aggregated = self.aggregated_roles(&keys).await;
             keys.retain(|key| !aggregated.contains(key));
-            self.part_in_any_order(&aggregated, departure).await?;
         }
-        self.part_in_any_order(&keys, departure).await
+        for keys in [aggregated, keys] {
+            self.part_in_any_order(&keys, departure).await?;
+        }
+        Ok(())
     }
 
     /// The aggregated ClusterRoles among these objects. Their controller sees the deletions in their order: it does not
