@@ -38,8 +38,10 @@ mod window;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use futures::future::join;
 use jiff::Timestamp;
 use kube::{Client, ResourceExt};
+use serde_json::Value;
 use tidewatch_shared::{
     api::{Condition, ConditionStatus, Kyma, KymaStatus, Manifest},
     identity::RuntimeId,
@@ -63,6 +65,7 @@ use self::{
     lookup::{Resolved, Sources},
     mandatory::Owned,
     modules::Decisions,
+    remote::Ensured,
     selection::{Selections, Shown},
     validate::{Validated, WantedModule, validate},
     verified_cache::{Verified, VerifiedCache},
@@ -316,6 +319,7 @@ async fn run_active(
         kyma,
         before,
         runtime: None,
+        unrecorded: None,
         outcome,
         findings,
         awaits_registry: false,
@@ -401,6 +405,8 @@ struct Reconcile<'a> {
     before: Option<KymaStatus>,
     /// Client of the runtime cluster and its Kyma, if the reconcile covers the modules.
     runtime: Option<(Client, Kyma)>,
+    /// Members of the metadata of KCP's Kyma that record its selection, and are not written yet.
+    unrecorded: Option<Value>,
     /// Result of the parts that have run.
     outcome: ReconcileOutcome,
     findings: Findings,
@@ -439,11 +445,12 @@ impl Reconcile<'_> {
             self.put_off(works, &contested);
             return Ok(());
         }
-        let runtime = remote::ensure(ctx, key, &client, &mut self.kyma, &mut contested).await?;
+        let Ensured { kyma, record } = remote::ensure(ctx, key, &client, &mut self.kyma, &mut contested).await?;
         ctx.caches.verified.keep(key, verified);
         self.put_off(works, &contested);
         self.has_access();
-        self.runtime = Some((client, runtime));
+        self.runtime = Some((client, kyma));
+        self.unrecorded = record;
         Ok(())
     }
 
@@ -538,15 +545,26 @@ impl Reconcile<'_> {
         match selection {
             Ok(wanted) => {
                 let decisions = self.decide(modules::decide, &wanted.modules, &owned.selected, &catalog);
+                // A module is removed by a recorded selection only.
+                if !decisions.unwanted.is_empty() {
+                    self.record_selection().await?;
+                }
                 self.apply(&wanted, decisions).await?;
                 self.catalog_used = Some(catalog);
                 Ok(())
             }
             Err(invalid) => {
                 self.findings.failure = Some(invalid.to_string());
-                Ok(())
+                self.record_selection().await
             }
         }
+    }
+
+    async fn record_selection(&mut self) -> Result<(), Error> {
+        if let Some(members) = self.unrecorded.take() {
+            self.kyma = base::patch_metadata(self.ctx, &self.kyma, members).await?;
+        }
+        Ok(())
     }
 
     /// Returns true if the catalog may have changed for a module that has no version: a change of the catalog enqueues the Kymas
@@ -631,17 +649,21 @@ impl Reconcile<'_> {
         }
     }
 
-    /// Applies the decisions, and records the resulting statuses of the modules.
+    /// Applies the decisions, meanwhile records the selection, and keeps the resulting statuses of the modules.
     async fn apply(&mut self, wanted: &Validated, decisions: Decisions<'_>) -> Result<(), Error> {
         self.wait_for(&decisions);
         self.wait_for_window(&decisions);
-        let Self { ctx, kyma, .. } = self;
         if decisions.is_pending() {
             // Parked until the descriptor is known or failed: the events that it would settle stay unsettled.
             self.outcome.ended = self.outcome.ended.minus(WorkSet::of(&[Work::Kyma]));
         }
+        let Self { ctx, key, .. } = *self;
+        let kyma = self.kyma.clone();
         let old = kyma.status.clone().unwrap_or_default();
-        let mut statuses = apply::apply(ctx, self.key, kyma, decisions, &old).await?;
+        let statuses = Box::pin(apply::apply(ctx, key, &kyma, decisions, &old));
+        let (statuses, recorded) = join(statuses, self.record_selection()).await;
+        recorded?;
+        let mut statuses = statuses?;
         if let Some(refused) = module_status::limit_refused(&mut statuses) {
             self.findings.failure.get_or_insert(refused);
         }

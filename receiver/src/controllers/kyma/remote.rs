@@ -31,6 +31,13 @@ use crate::{
 const MAX_ACCEPTED: usize = 128 << 10;
 const RESET: &str = "reset the Kyma in the runtime";
 
+/// The Kyma in the runtime cluster.
+pub(super) struct Ensured {
+    pub(super) kyma: Kyma,
+    /// Members of the metadata of KCP's Kyma that record the selection, if it has others.
+    pub(super) record: Option<Value>,
+}
+
 /// Reads or creates the runtime cluster's Kyma, and synchronizes the fields that the user does not own.
 pub(super) async fn ensure(
     ctx: &Context,
@@ -38,7 +45,7 @@ pub(super) async fn ensure(
     client: &Client,
     kcp: &mut Kyma,
     contested: &mut Vec<Error>,
-) -> Result<Kyma, Error> {
+) -> Result<Ensured, Error> {
     let reset = begin_reset(ctx, kcp).await?;
     let runtime = match fetch::runtime_kyma(client).await? {
         None => create(client, kcp, reset.as_deref()).await?,
@@ -48,8 +55,8 @@ pub(super) async fn ensure(
         Some(found) => found,
     };
     let runtime = sync_metadata(ctx, key, client, kcp, runtime, contested).await?;
-    remember(ctx, kcp, &UserSelection::of(&runtime), reset.is_some()).await?;
-    Ok(runtime)
+    let record = record_of(kcp, &UserSelection::of(&runtime), reset.is_some());
+    Ok(Ensured { kyma: runtime, record })
 }
 
 /// Returns the id of a reset of the modules that is requested in KCP; a new request gets the current time as its id.
@@ -157,8 +164,9 @@ fn annotations(kcp: &Kyma) -> BTreeMap<String, String> {
     BTreeMap::from([(annotation::OWNED_BY.to_owned(), owner)])
 }
 
-/// Stores the user's selection in KCP, so that a deleted Kyma is recreated with it; ends a reset.
-async fn remember(ctx: &Context, kcp: &mut Kyma, selection: &UserSelection, reset: bool) -> Result<(), Error> {
+/// Members of the metadata that store the user's selection in KCP, so that a deleted Kyma is recreated with it, and that
+/// end a reset; `None` if KCP's Kyma has them.
+fn record_of(kcp: &Kyma, selection: &UserSelection, reset: bool) -> Option<Value> {
     let now = selection.to_json();
     let before =
         kcp.annotations().get(annotation::ACCEPTED_SPEC).and_then(|text| serde_json::from_str::<Value>(text).ok());
@@ -178,10 +186,7 @@ async fn remember(ctx: &Context, kcp: &mut Kyma, selection: &UserSelection, rese
         // Also that of a request that was taken back.
         metadata["annotations"][annotation::RESET_MODULES] = Value::Null;
     }
-    if metadata != json!({}) {
-        *kcp = base::patch_metadata(ctx, kcp, metadata).await?;
-    }
-    Ok(())
+    (metadata != json!({})).then_some(metadata)
 }
 
 #[cfg(test)]

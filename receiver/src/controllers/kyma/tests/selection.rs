@@ -237,3 +237,28 @@ async fn skip_label_of_a_manifest_is_preserved() {
     assert!(bed.kcp.writes().contains(&format!("PUT {id}")));
     assert_eq!((&bed.manifest().unwrap().1["spec"]["localizedImages"], skip(&bed)), (&Value::Null, json!("true")));
 }
+
+/// A removed module must not come back if the receiver ends between the two writes. A new Manifest does not wait.
+#[tokio::test]
+async fn selection_is_recorded_before_a_module_is_removed_and_after_a_conflict() {
+    let mut bed = Bed::with_channels().await;
+    bed.forget_calls();
+    bed.select(json!([]));
+    bed.kyma().await;
+    let writes = bed.kcp.writes();
+    let place = |call: &str| writes.iter().position(|write| write.starts_with(call)).unwrap();
+    assert!(place("PATCH kymas/k") < place("DELETE manifests/"), "{writes:?}");
+    let (id, _) = bed.manifest().unwrap();
+    bed.kcp.remove(&id);
+    bed.kyma().await;
+
+    let accepted = |bed: &Bed| {
+        bed.kcp.object("kymas/k").unwrap()["metadata"]["annotations"][annotation::ACCEPTED_SPEC].to_string()
+    };
+    bed.kcp.meanwhile("PATCH kymas/k", "kymas/k", |kyma| kyma["metadata"]["labels"]["other"] = "writer".into());
+    bed.select(json!([{"name": "keda"}]));
+    assert!(!bed.kyma().await.failed.is_empty());
+    assert!(bed.manifest().is_some() && !accepted(&bed).contains("keda"));
+    assert!(bed.kyma().await.failed.is_empty());
+    assert!(accepted(&bed).contains("keda"));
+}
