@@ -52,8 +52,9 @@ use crate::{
     },
 };
 
-/// Requests to one runtime cluster for one Manifest at a time.
-pub(super) const CONCURRENCY: usize = 16;
+/// Requests to one runtime cluster for one Manifest at a time: half of those that its client sends, since two Manifests of
+/// it are reconciled at a time. A request that waits for the others could exceed its own deadline.
+pub(super) const CONCURRENCY: usize = 32;
 
 /// One reconcile of one Manifest.
 pub(super) struct Execution<'a> {

@@ -63,7 +63,7 @@ impl Default for Limits {
             response: Duration::from_secs(30),
             bytes: 16 << 20,
             error_bytes: 64 << 10,
-            concurrent: 8,
+            concurrent: 64,
         }
     }
 }
