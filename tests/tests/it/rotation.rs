@@ -331,7 +331,7 @@ async fn short_lived_certificates_are_renewed_through_a_rotation_without_refusal
         })
         .await?;
     }
-    user.catches_up().await?;
+    user.goes_on().await?;
     let (last, record) = user.stop().await?;
     print_line(&record.to_string());
     roots_are_replaced(&[before, roots(&members[0]).await?]);

@@ -35,7 +35,7 @@ use crate::support::Member;
 /// Writes per second.
 const WRITES_PER_SECOND: u32 = 20;
 
-/// Writes to all Kymas in turns. A delayed writer catches up, so the number of writes follows from the elapsed time.
+/// Writes to all Kymas in turns.
 pub(super) struct User {
     ended: Arc<AtomicBool>,
     task: JoinHandle<Result<Writes>>,
@@ -71,11 +71,12 @@ impl User {
         Ok(Self { ended, task, clusters })
     }
 
-    /// Waits until the number of writes matches the time since the first one.
-    pub(super) async fn catches_up(&self) -> Result<()> {
-        until("the user to catch up with its pace", async || {
+    /// Waits until the user has written again.
+    pub(super) async fn goes_on(&self) -> Result<()> {
+        let before = self.record()?.begun.len();
+        until("the user to write again", async || {
             let record = self.record()?;
-            ensure!(record.is_on_pace(), "{record}");
+            ensure!(record.begun.len() > before, "{record}");
             Ok(Some(()))
         })
         .await
@@ -133,10 +134,6 @@ impl Record {
     fn seconds(&self) -> u64 {
         let span = self.begun.first().zip(self.begun.last()).map(|(first, last)| last.duration_since(*first).as_secs());
         span.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or(0)
-    }
-
-    fn is_on_pace(&self) -> bool {
-        self.begun.len() as u64 >= u64::from(WRITES_PER_SECOND) * self.seconds()
     }
 
     /// The smallest number of writes in any whole second.
