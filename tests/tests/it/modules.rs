@@ -1,6 +1,7 @@
 //! The life of modules on real control planes: a registry, the sample modules and their operator, whose pods run
 //! (`acceptance.md` C1 8 to 24, 28 and 29, C2 46 to 50 and 54 to 56).
 
+mod corpus;
 mod departure;
 mod deployer;
 mod drift;

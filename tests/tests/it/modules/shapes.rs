@@ -1,305 +1,36 @@
-//! Every shape of module in `tests/modules/shapes`, all of them in one runtime with the controllers of Kubernetes: installed,
-//! at rest, after a restart of the receiver, upgraded, and removed. A failure names the shape, and keeps no other from its
-//! proof.
+//! Every shape of module in `tests/modules/shapes`, all of them in one runtime.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
+use tidewatch_tests::{landscape::DEADLINE, modules::shapes};
+
+use super::{
+    corpus::{Corpus, Member},
+    *,
 };
 
-use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
-use kube::{
-    api::ListParams,
-    core::PartialObjectMeta,
-    discovery::{Discovery, Scope, verbs},
-};
-use tidewatch_shared::api::ModuleStatus;
-use tidewatch_tests::{
-    control_plane::audit::{Mark, Write},
-    landscape::{AGENT_IMAGE, DEADLINE, catalog::template},
-    modules::shapes::{self, INSTALLED, UPGRADE},
-};
-use tokio::time::Instant;
-
-use super::*;
-
-/// Account of the receiver in a runtime.
-const CONTROL_PLANE: &str = ":tidewatch-control-plane";
-/// Interval of reads while a state is awaited.
-const POLL: Duration = Duration::from_millis(250);
-/// Kinds whose objects come and go by themselves, and those of the receiver.
-const IGNORED: [&str; 4] = ["Event", "Lease", "EndpointSlice", "Endpoints"];
-
-/// Expectations on a shape that deviate from the rule.
-#[derive(Default)]
-struct Deviation {
-    /// Objects that stay after the removal.
-    left: &'static [&'static str],
-    /// Objects that the receiver writes once after its restart.
-    written_after_restart: &'static [&'static str],
-}
-
-fn deviation(shape: &str) -> Deviation {
+/// Objects that stay after the removal of a shape.
+fn left(shape: &str) -> &'static [&'static str] {
     match shape {
         // Kubernetes keeps the claims of a StatefulSet.
-        "stateful-claims" => Deviation {
-            left: &["PersistentVolumeClaim kyma-system/data-store-0", "PersistentVolumeClaim kyma-system/data-store-1"],
-            ..Deviation::default()
-        },
-        _ => Deviation::default(),
-    }
-}
-
-struct Shapes {
-    // Before the cluster in the order of drops.
-    _kubelet: Kubelet,
-    setup: SingleRuntime,
-    /// Shapes that have not failed yet.
-    names: BTreeSet<String>,
-    failures: Vec<String>,
-}
-
-impl Shapes {
-    async fn start() -> Result<Self> {
-        let setup = SingleRuntime::isolated_without_agent(Isolation::Kubelet, "shapes", &[], quick_options()).await?;
-        let kubelet = Kubelet::start(setup.runtime.cluster(), kubelet::Options::default()).await?;
-        let names = shapes::names()?.into_iter().collect();
-        let this = Self { _kubelet: kubelet, setup, names, failures: Vec::new() };
-        for name in &this.names {
-            this.publish(name, INSTALLED).await?;
-            this.point(name, INSTALLED).await?;
+        "stateful-claims" => {
+            &["PersistentVolumeClaim kyma-system/data-store-0", "PersistentVolumeClaim kyma-system/data-store-1"]
         }
-        this.setup.runtime.start_agent().await?;
-        this.setup.skr_status("a Kyma that is Ready", |status| status.state() == State::Ready).await?;
-        Ok(this)
+        _ => &[],
     }
-
-    async fn publish(&self, shape: &str, version: &str) -> Result<()> {
-        let mut template = template(shape, version);
-        let spec = template["spec"].as_object_mut().context("a spec")?;
-        match shapes::default_cr(shape) {
-            Some(default) => drop(spec.insert("data".to_owned(), default)),
-            None => drop(spec.remove("data")),
-        }
-        let landscape = &self.setup.landscape;
-        let api = Api::<ModuleTemplate>::namespaced(landscape.operator(), landscape.namespace());
-        let params = PatchParams::apply("operator").force();
-        api.patch(&format!("{shape}-{version}"), &params, &Patch::Apply(&template)).await?;
-        Ok(())
-    }
-
-    async fn point(&self, shape: &str, version: &str) -> Result<()> {
-        self.setup.landscape.write_channels(shape, &[("regular", version)]).await
-    }
-
-    fn fails(&mut self, shape: &str, what: impl std::fmt::Display) {
-        self.names.remove(shape);
-        self.failures.push(format!("{shape}: {what}"));
-    }
-
-    /// Waits until every shape is Ready in a version.
-    async fn become_ready(&mut self, version: &str) -> Result<()> {
-        let is_ready = |it: &ModuleStatus| it.state == State::Ready && it.version.as_deref() == Some(version);
-        let since = Instant::now();
-        loop {
-            let status = self.setup.runtime.skr_kyma().await?.and_then(|kyma| kyma.status).unwrap_or_default();
-            let waits = |name: &&String| module(&status, name).is_none_or(|it| !is_ready(it));
-            let waiting: Vec<_> = self.names.iter().filter(waits).cloned().collect();
-            if waiting.is_empty() {
-                return Ok(());
-            }
-            if since.elapsed() > DEADLINE {
-                for name in waiting {
-                    let found = module(&status, &name);
-                    let (state, message) = (found.map(|it| it.state), found.and_then(|it| it.message.clone()));
-                    self.fails(&name, format_args!("{version} is not Ready but {state:?}: {message:?}"));
-                }
-                return Ok(());
-            }
-            tokio::time::sleep(POLL).await;
-        }
-    }
-
-    /// Identities of the objects in the Manifests' inventories, by shape.
-    async fn inventories(&self) -> Result<BTreeMap<String, BTreeSet<(String, String, String, String)>>> {
-        let mut all = BTreeMap::new();
-        for manifest in self.setup.manifests().await? {
-            let Some(shape) = manifest.labels().get(label::MODULE_NAME) else { continue };
-            let synced = manifest.status.iter().flat_map(|status| status.synced());
-            let keys = synced.map(|it| (it.group.clone(), it.kind.clone(), it.namespace.clone(), it.name.clone()));
-            all.insert(shape.clone(), keys.collect::<BTreeSet<_>>());
-        }
-        Ok(all)
-    }
-
-    /// Waits until the receiver has reconciled all Manifests so often since `passes`, and returns the number.
-    async fn passes(&self, passes: f64, rounds: f64) -> Result<f64> {
-        let least = passes + rounds * self.names.len() as f64;
-        let value = |page: &str| {
-            let samples = page.lines().filter_map(|line| line.strip_prefix("tidewatch_manifest_passes_total{"));
-            let sum: f64 = samples.filter_map(|sample| sample.rsplit(' ').next()?.parse::<f64>().ok()).sum();
-            (sum >= least).then_some(sum)
-        };
-        Ok(self.setup.landscape.with_receiver(async |receiver| receiver.metrics_until(DEADLINE, value).await).await??)
-    }
-
-    /// Objects of shapes that the receiver has written since a mark.
-    async fn written(&self, mark: Mark) -> Result<BTreeMap<String, BTreeSet<String>>> {
-        let inventories = self.inventories().await?;
-        let mut written = BTreeMap::<String, BTreeSet<String>>::new();
-        let is_ours = |write: &Write| write.user.ends_with(CONTROL_PLANE);
-        for write in self.setup.runtime.cluster().writes_since(mark)?.into_iter().filter(is_ours) {
-            let is_it = |(group, kind, namespace, name): &(String, String, String, String)| {
-                (group, namespace, name) == (&write.group, &write.namespace, &write.name)
-                    && write.resource.starts_with(&kind.to_lowercase()[..kind.len() - 1])
-            };
-            for (shape, keys) in &inventories {
-                for (_, kind, namespace, name) in keys.iter().filter(|key| is_it(key)) {
-                    written.entry(shape.clone()).or_default().insert(format!("{kind} {namespace}/{name}"));
-                }
-            }
-        }
-        Ok(written)
-    }
-
-    /// Restarts the receiver, which compares all objects, and lets two verifications pass.
-    async fn restart_and_rest(&mut self) -> Result<()> {
-        let cluster = self.setup.runtime.cluster().clone();
-        let restarted = cluster.audit_mark()?;
-        let arguments = ["--verification-seconds", "3", "--restart-spread-seconds", "1"];
-        self.setup.landscape.restart_receiver(AGENT_IMAGE, &arguments).await?;
-        let passes = self.passes(0.0, 1.0).await?;
-        let rests = cluster.audit_mark()?;
-        let mut first = self.written(restarted).await?;
-        self.passes(passes, 2.0).await?;
-        let mut later = self.written(rests).await?;
-        for shape in self.names.clone() {
-            let expected: BTreeSet<_> =
-                deviation(&shape).written_after_restart.iter().map(|it| (*it).to_owned()).collect();
-            let first = first.remove(&shape).unwrap_or_default();
-            let later = later.remove(&shape).unwrap_or_default();
-            if first != expected || !later.is_empty() {
-                self.fails(&shape, format_args!("written after a restart {first:?}, and at rest {later:?}"));
-            }
-        }
-        Ok(())
-    }
-
-    async fn upgrade(&mut self) -> Result<()> {
-        let before = self.inventories().await?;
-        for name in &self.names {
-            self.publish(name, UPGRADE).await?;
-            self.point(name, UPGRADE).await?;
-        }
-        self.become_ready(UPGRADE).await?;
-        let after = self.inventories().await?;
-        let objects = self.objects().await?;
-        for shape in self.names.clone() {
-            let dropped = before[&shape].difference(&after[&shape]);
-            let text = |(_, kind, namespace, name): &(String, String, String, String)| identity(kind, namespace, name);
-            let left: Vec<_> = dropped.map(text).filter(|object| objects.contains(object)).collect();
-            if !left.is_empty() {
-                self.fails(&shape, format_args!("the upgrade has left {left:?}"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Deselects all, and waits until the runtime is as it was.
-    async fn leave(&mut self, before: &BTreeSet<String>) -> Result<()> {
-        let inventories = self.inventories().await?;
-        self.setup.runtime.select(&[]).await?;
-        let expected: BTreeSet<_> =
-            self.names.iter().flat_map(|name| deviation(name).left).map(|it| (*it).to_owned()).collect();
-        let since = Instant::now();
-        loop {
-            let manifests = self.setup.manifests().await?;
-            let objects = if manifests.is_empty() { self.objects().await? } else { BTreeSet::new() };
-            let left: BTreeSet<_> = objects.difference(before).cloned().collect();
-            if manifests.is_empty() && left == expected {
-                return Ok(());
-            }
-            if since.elapsed() > DEADLINE {
-                for manifest in manifests {
-                    let shape = manifest.labels().get(label::MODULE_NAME).cloned().unwrap_or_default();
-                    let operation = manifest.status.and_then(|status| status.last_operation).map(|last| last.operation);
-                    self.fails(&shape, format_args!("is not removed: {operation:?}"));
-                }
-                let differs = left.symmetric_difference(&expected).cloned().collect::<BTreeSet<_>>();
-                let is_of = |keys: &BTreeSet<(String, String, String, String)>, object: &String| {
-                    keys.iter().any(|(_, kind, namespace, name)| identity(kind, namespace, name) == *object)
-                };
-                for object in differs {
-                    let shape =
-                        inventories.iter().find(|(_, keys)| is_of(keys, &object)).map(|(shape, _)| shape.clone());
-                    self.fails(&shape.unwrap_or_default(), format_args!("has left, or not left: {object}"));
-                }
-                return Ok(());
-            }
-            tokio::time::sleep(POLL).await;
-        }
-    }
-
-    /// Kinds, namespaces and names of all objects in the runtime but for those of the receiver.
-    async fn objects(&self) -> Result<BTreeSet<String>> {
-        let client = self.setup.runtime.cluster().client().await?;
-        let services = Api::<APIService>::all(client.clone()).list(&ListParams::default()).await?;
-        let is_available = |service: &APIService| {
-            let conditions = service.status.iter().flat_map(|status| status.conditions.iter().flatten());
-            conditions.clone().any(|condition| condition.type_ == "Available" && condition.status == "True")
-        };
-        let served = services.items.into_iter().filter(is_available);
-        let groups: BTreeSet<_> =
-            served.filter_map(|service| service.spec?.group.or_else(|| Some(String::new()))).collect();
-        // The server of a shape's APIService does not run.
-        let groups: Vec<_> = groups.iter().map(String::as_str).collect();
-        let discovery = Discovery::new(client.clone()).filter(&groups).run().await?;
-        let mut found = BTreeSet::new();
-        for group in discovery.groups().filter(|group| group.name() != "operator.kyma-project.io") {
-            for (resource, capabilities) in group.recommended_resources() {
-                if !capabilities.supports_operation(verbs::LIST) || IGNORED.contains(&&*resource.kind) {
-                    continue;
-                }
-                let api: Api<PartialObjectMeta> = Api::all_with(client.clone(), &resource);
-                let listed = loop {
-                    match api.list_metadata(&ListParams::default()).await {
-                        Ok(listed) => break listed.items,
-                        // Its CRD goes.
-                        Err(kube::Error::Api(status)) if status.code == 404 => break Vec::new(),
-                        // It has just come.
-                        Err(kube::Error::Api(status)) if status.code == 429 => tokio::time::sleep(POLL).await,
-                        Err(error) => return Err(error.into()),
-                    }
-                };
-                for object in listed.iter().filter(|object| !object.name_any().contains("tidewatch")) {
-                    let namespace = match capabilities.scope {
-                        Scope::Namespaced => object.namespace().unwrap_or_default(),
-                        Scope::Cluster => String::new(),
-                    };
-                    found.insert(identity(&resource.kind, &namespace, &object.name_any()));
-                }
-            }
-        }
-        Ok(found)
-    }
-}
-
-fn identity(kind: &str, namespace: &str, name: &str) -> String {
-    let slash = if namespace.is_empty() { "" } else { "/" };
-    format!("{kind} {namespace}{slash}{name}")
 }
 
 #[tokio::test]
 async fn every_shape_is_installed_rests_is_upgraded_and_leaves_nothing() -> TestResult {
-    let mut shapes = Shapes::start().await?;
-    let before = shapes.objects().await?;
-    let names: Vec<_> = shapes.names.iter().cloned().collect();
-    shapes.setup.runtime.select(&names.iter().map(String::as_str).collect::<Vec<_>>()).await?;
-    shapes.become_ready(INSTALLED).await?;
-    shapes.setup.becomes_idle().await?;
-    shapes.restart_and_rest().await?;
-    shapes.upgrade().await?;
-    shapes.leave(&before).await?;
-    assert!(shapes.failures.is_empty(), "{}", shapes.failures.join("\n"));
+    let names = shapes::names()?;
+    let member = |name: &String| Member { default_cr: shapes::default_cr(name), manager: None, left: left(name) };
+    let members = names.iter().map(|name| (name.clone(), member(name))).collect();
+    let mut corpus = Corpus::start("shapes", members, DEADLINE).await?;
+    let before = corpus.objects().await?;
+    corpus.install(names).await?;
+    corpus.becomes_idle().await;
+    corpus.restart_and_rest().await?;
+    corpus.upgrade().await?;
+    corpus.leave(&before).await?;
+    let failures = corpus.failures();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
     Ok(())
 }
