@@ -34,11 +34,17 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Returns the value at this step. A key that an element leaves to a default counts as equal.
+    /// Returns the value at this step. A key that an element leaves to a default counts as equal, unless another element
+    /// states it: of two ports of one number, that without a protocol is not the one for UDP.
     pub(super) fn within<'v>(&self, value: &'v Value) -> Option<&'v Value> {
         match self {
             Self::Field(name) => value.as_object()?.get(*name),
-            Self::Element(_) | Self::Value(_) => value.as_array()?.iter().find(|element| self.is_of(element)),
+            Self::Element(keys) => {
+                let elements = value.as_array()?;
+                let states_keys = |element: &&Value| keys.iter().all(|(name, key)| element.get(name) == Some(key));
+                elements.iter().find(states_keys).or_else(|| elements.iter().find(|element| self.is_of(element)))
+            }
+            Self::Value(_) => value.as_array()?.iter().find(|element| self.is_of(element)),
         }
     }
 
@@ -140,13 +146,19 @@ mod tests {
 
     #[test]
     fn step_finds_its_value_and_names_it() {
-        let value = json!({"spec": {"ports": [{"port": 80, "name": "http"}], "set": ["a", 1]}, "metadata": {"labels": {"a/b.c": "1"}}});
+        let ports = json!([{"port": 80, "name": "http"}, {"port": 80, "protocol": "UDP", "name": "quic"}]);
+        let value = json!({"spec": {"ports": ports, "set": ["a", 1]}, "metadata": {"labels": {"a/b.c": "1"}}});
         for (members, expected, text) in [
             (&["f:spec"][..], Some(value["spec"].clone()), "spec"),
             (
                 &["f:spec", "f:ports", "k:{\"port\":80,\"protocol\":\"TCP\"}", "f:name"],
                 Some(json!("http")),
                 "spec.ports[80,TCP].name",
+            ),
+            (
+                &["f:spec", "f:ports", "k:{\"port\":80,\"protocol\":\"UDP\"}", "f:name"],
+                Some(json!("quic")),
+                "spec.ports[80,UDP].name",
             ),
             (&["f:spec", "f:ports", "k:{\"port\":81}"], None, "spec.ports[81]"),
             (&["f:spec", "f:set", "v:\"a\""], Some(json!("a")), "spec.set[a]"),

@@ -100,6 +100,21 @@ mod tests {
     }
 
     #[test]
+    fn port_of_another_protocol_does_not_stand_for_one_that_leaves_it_to_the_default() {
+        let ports = |tcp: Value| json!({"ports": [tcp, {"port": 53, "protocol": "UDP", "name": "udp"}]});
+        let desired = ports(json!({"port": 53, "name": "tcp"}));
+        let live = ports(json!({"port": 53, "protocol": "TCP", "name": "tcp"}));
+        let udp = json!({".": {}, "f:port": {}, "f:protocol": {}, "f:name": {}});
+        let tcp = json!({".": {}, "f:port": {}, "f:name": {}});
+        let set = json!({"f:ports": {
+            "k:{\"port\":53,\"protocol\":\"TCP\"}": tcp, "k:{\"port\":53,\"protocol\":\"UDP\"}": udp,
+        }});
+        assert!(!lacks(&desired, &live, &set));
+        let desired = json!({"ports": [{"port": 53, "name": "tcp"}]});
+        assert!(lacks(&desired, &live, &set), "the port for UDP is dropped");
+    }
+
+    #[test]
     fn desired_field_of_another_manager_is_lost_unless_it_is_shared() {
         let desired = json!({"data": {"a": "1", "null": null}, "list": [{"name": "x", "value": 1}]});
         let is_lost = |own: Value, other: Value| {
