@@ -1,5 +1,6 @@
-//! Read-only OCI registry over plain HTTP that has every version of every component, those of `tests/modules`, the shapes and
-//! the large modules included: an artefact is made when its tag is read first. Real registries are used where the registry itself is under test.
+//! Read-only OCI registry over plain HTTP that has every version of every component, those of `tests/modules`, the shapes, the
+//! published manifests and the large modules included: an artefact is made when its tag is read first. Real registries are used
+//! where the registry itself is under test.
 
 use std::{
     collections::HashMap,
@@ -22,7 +23,7 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-use crate::modules::{self, large, shapes};
+use crate::modules::{self, large, published, shapes};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.ocm.software.component.config.v1+json";
@@ -187,12 +188,13 @@ pub const INJECTED: &str = "image-pull-secret";
 /// Name of the Secret of [`DEPLOYER`] that keeps its own data.
 pub const NOT_INJECTED: &str = "own-secret";
 
-/// The manifest of a sample module, of a shape or of a large module; of any other one, a ConfigMap that names the version, and the CRD of the module's own
-/// kind.
+/// The manifest of a sample module, of a shape, of a published manifest or of a large module; of any other one, a ConfigMap that
+/// names the version, and the CRD of the module's own kind.
 fn layer(component: &str, version: &str) -> Vec<u8> {
     let name = component.rsplit('/').next().unwrap_or(component);
     let sample = fs::read_to_string(modules::folder(name, version).join("manifest.yaml")).ok();
-    if let Some(manifest) = sample.or_else(|| shapes::manifest(name, version)).or_else(|| large::manifest(name)) {
+    let corpus = || shapes::manifest(name, version).or_else(|| published::manifest(name));
+    if let Some(manifest) = sample.or_else(corpus).or_else(|| large::manifest(name)) {
         return tar("manifest.yaml", manifest.as_bytes());
     }
     let mut objects = vec![config_map(name, version), definition(name)];

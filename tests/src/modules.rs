@@ -1,6 +1,7 @@
 //! The sample modules in `tests/modules`.
 
 pub mod large;
+pub mod published;
 pub mod shapes;
 
 use std::{

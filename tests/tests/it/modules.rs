@@ -10,6 +10,7 @@ mod install;
 mod kills;
 mod maintenance_windows;
 mod mandatory;
+mod published;
 mod registry_faults;
 mod removal;
 mod rendering;

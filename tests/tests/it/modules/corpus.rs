@@ -33,13 +33,12 @@ const IGNORED: [&str; 4] = ["Event", "Lease", "EndpointSlice", "Endpoints"];
 type Inventory = BTreeSet<(String, String, String, String)>;
 
 /// A module of a corpus.
-#[derive(Default)]
 pub(super) struct Member {
     pub(super) default_cr: Option<Value>,
     /// The workload that decides on its readiness, as in a ModuleTemplate.
     pub(super) manager: Option<Value>,
     /// Objects that stay after the removal.
-    pub(super) left: &'static [&'static str],
+    pub(super) left: BTreeSet<String>,
 }
 
 pub(super) struct Corpus {
@@ -226,8 +225,7 @@ impl Corpus {
     pub(super) async fn leave(&mut self, before: &BTreeSet<String>) -> Result<()> {
         let inventories = self.inventories().await?;
         self.setup.runtime.select(&[]).await?;
-        let expected: BTreeSet<_> =
-            self.names.iter().flat_map(|name| self.members[name].left).map(|it| (*it).to_owned()).collect();
+        let expected: BTreeSet<_> = inventories.keys().flat_map(|name| &self.members[name].left).cloned().collect();
         let since = Instant::now();
         loop {
             let manifests = self.setup.manifests().await?;
@@ -301,7 +299,8 @@ impl Corpus {
     }
 }
 
-fn identity(kind: &str, namespace: &str, name: &str) -> String {
+/// An object in texts, and as in [`Member::left`].
+pub(super) fn identity(kind: &str, namespace: &str, name: &str) -> String {
     let slash = if namespace.is_empty() { "" } else { "/" };
     format!("{kind} {namespace}{slash}{name}")
 }

@@ -1,5 +1,7 @@
 //! Every shape of module in `tests/modules/shapes`, all of them in one runtime.
 
+use std::collections::BTreeSet;
+
 use tidewatch_tests::{landscape::DEADLINE, modules::shapes};
 
 use super::{
@@ -8,14 +10,15 @@ use super::{
 };
 
 /// Objects that stay after the removal of a shape.
-fn left(shape: &str) -> &'static [&'static str] {
-    match shape {
+fn left(shape: &str) -> BTreeSet<String> {
+    let left: &[&str] = match shape {
         // Kubernetes keeps the claims of a StatefulSet.
         "stateful-claims" => {
             &["PersistentVolumeClaim kyma-system/data-store-0", "PersistentVolumeClaim kyma-system/data-store-1"]
         }
         _ => &[],
-    }
+    };
+    left.iter().map(|object| (*object).to_owned()).collect()
 }
 
 #[tokio::test]
