@@ -395,6 +395,12 @@ fn failed_on_runtime(kyma: &Kyma) -> bool {
     is_false("RuntimeAccess") || is_false("CRDsSync")
 }
 
+/// Writes the members of the metadata that record a selection. Returns the Kyma as stored, unless there are none.
+async fn record(ctx: &Context, kyma: &Kyma, members: Option<Value>) -> Result<Option<Kyma>, Error> {
+    let Some(members) = members else { return Ok(None) };
+    base::patch_metadata(ctx, kyma, members).await.map(Some)
+}
+
 /// One reconcile of one Kyma.
 struct Reconcile<'a> {
     ctx: &'a Context,
@@ -560,9 +566,11 @@ impl Reconcile<'_> {
         }
     }
 
+    /// Records the selection in KCP, unless it is recorded.
     async fn record_selection(&mut self) -> Result<(), Error> {
-        if let Some(members) = self.unrecorded.take() {
-            self.kyma = base::patch_metadata(self.ctx, &self.kyma, members).await?;
+        let unrecorded = self.unrecorded.take();
+        if let Some(recorded) = record(self.ctx, &self.kyma, unrecorded).await? {
+            self.kyma = recorded;
         }
         Ok(())
     }
@@ -657,12 +665,15 @@ impl Reconcile<'_> {
             // Parked until the descriptor is known or failed: the events that it would settle stay unsettled.
             self.outcome.ended = self.outcome.ended.minus(WorkSet::of(&[Work::Kyma]));
         }
-        let Self { ctx, key, .. } = *self;
-        let kyma = self.kyma.clone();
+        let unrecorded = self.unrecorded.take();
+        let Self { ctx, key, kyma, .. } = self;
         let old = kyma.status.clone().unwrap_or_default();
-        let statuses = Box::pin(apply::apply(ctx, key, &kyma, decisions, &old));
-        let (statuses, recorded) = join(statuses, self.record_selection()).await;
-        recorded?;
+        let statuses = Box::pin(apply::apply(ctx, key, kyma, decisions, &old));
+        let (statuses, recorded) = join(statuses, record(ctx, kyma, unrecorded)).await;
+        // The status is written with the version that the record has, also after a failure.
+        if let Some(recorded) = recorded? {
+            self.kyma = recorded;
+        }
         let mut statuses = statuses?;
         if let Some(refused) = module_status::limit_refused(&mut statuses) {
             self.findings.failure.get_or_insert(refused);

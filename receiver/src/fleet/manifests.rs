@@ -42,7 +42,7 @@ pub type ManifestKey = KymaKey;
 
 /// Maximum number of concurrent reconciles of one runtime. One slow module does not hold up the others of its runtime,
 /// and a runtime with many modules, or one that responds slowly, occupies few of the workers.
-const PER_RUNTIME: usize = 2;
+pub(crate) const PER_RUNTIME: usize = 2;
 /// Interval at which the ages of the metrics are updated.
 const AGES_INTERVAL: Duration = Duration::from_secs(1);
 

@@ -44,7 +44,7 @@ pub use classify::{classify, describe, forbidden_address, limit_error};
 pub use kubeconfig::KubeconfigError;
 pub use list::{ListError, ListLimits, list_all, list_first, list_map, list_page};
 pub use metrics::Metrics;
-pub use response::{LimitError, Limits};
+pub use response::{CONCURRENT_REQUESTS, LimitError, Limits};
 pub use secret::{AccessSecret, ListedSecret};
 
 use crate::{

@@ -44,17 +44,17 @@ use super::{
 };
 use crate::{
     base::key::KymaKey,
-    fleet::manifests::ManifestKey,
+    fleet::manifests::{ManifestKey, PER_RUNTIME},
     kube::{
         kinds::{Kinds, is_unserved},
         object,
-        runtime_access::{list_first, retain},
+        runtime_access::{CONCURRENT_REQUESTS, list_first, retain},
     },
 };
 
-/// Requests to one runtime cluster for one Manifest at a time: half of those that its client sends, since two Manifests of
-/// it are reconciled at a time. A request that waits for the others could exceed its own deadline.
-pub(super) const CONCURRENCY: usize = 32;
+/// Requests to one runtime cluster for one Manifest at a time. A request that waits for those of another Manifest could
+/// exceed its own deadline.
+pub(super) const CONCURRENCY: usize = CONCURRENT_REQUESTS / PER_RUNTIME;
 
 /// One reconcile of one Manifest.
 pub(super) struct Execution<'a> {

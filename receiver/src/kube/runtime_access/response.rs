@@ -37,6 +37,9 @@ use super::{
 };
 use crate::kube::leader::WriteFence;
 
+/// [`Limits::concurrent`] by default.
+pub const CONCURRENT_REQUESTS: usize = 64;
+
 /// Limits of one runtime's responses.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -63,7 +66,7 @@ impl Default for Limits {
             response: Duration::from_secs(30),
             bytes: 16 << 20,
             error_bytes: 64 << 10,
-            concurrent: 64,
+            concurrent: CONCURRENT_REQUESTS,
         }
     }
 }
