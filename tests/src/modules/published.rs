@@ -32,11 +32,11 @@ pub struct Published {
     #[serde(default)]
     files: Vec<PathBuf>,
     kustomization: Option<PathBuf>,
-    /// Why it cannot share a runtime with the others, if so.
+    /// Reason for which it is installed after the others have left; `None` if it shares the runtime with them.
     pub alone: Option<String>,
 }
 
-/// What `go mod download -json` prints.
+/// Output of `go mod download -json`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 struct Downloaded {

@@ -83,7 +83,7 @@ impl Corpus {
         }
     }
 
-    /// What has failed.
+    /// Failures, one line each.
     pub(super) fn failures(self) -> Vec<String> {
         self.failures
     }

@@ -102,7 +102,7 @@ fn manager(objects: &[DynamicObject]) -> Option<Value> {
         "name": deployment.name_any()}))
 }
 
-/// The objects with the marker of Helm, which stay as documented, and what Kubernetes makes for them.
+/// The objects with the marker of Helm, which stay as documented, and the objects that Kubernetes creates in their Namespaces.
 fn kept(objects: &[DynamicObject]) -> BTreeSet<String> {
     let is_kept = |object: &&DynamicObject| {
         object.annotations().get("helm.sh/resource-policy").is_some_and(|policy| policy == "keep")
