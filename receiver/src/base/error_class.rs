@@ -14,8 +14,10 @@ pub enum ErrorClass {
     /// The runtime refused the receiver's credentials, or there are none. A changed access Secret enqueues the Kyma at
     /// once.
     Auth,
-    /// The runtime or KCP refused a request: conflict, quota, admission.
+    /// The runtime or KCP refused a request: quota, admission.
     Refused,
+    /// Another writer changed the object between read and write: the retry reads it again.
+    Conflict,
     /// The user's spec cannot be applied. The user's next change enqueues the Kyma at once.
     User,
     /// KCP failed, or the receiver has a defect.
@@ -25,14 +27,14 @@ pub enum ErrorClass {
 impl ErrorClass {
     /// Upper bound of the first delay, and of all delays.
     const fn bounds(self) -> (Duration, Duration) {
-        let (first, cap) = match self {
-            Self::Transport => (1, 300),
-            Self::Auth => (5, 600),
-            Self::Refused => (1, 300),
-            Self::User => (10, 600),
-            Self::Ours => (1, 60),
-        };
-        (Duration::from_secs(first), Duration::from_secs(cap))
+        let seconds = Duration::from_secs;
+        match self {
+            Self::Transport | Self::Refused => (seconds(1), seconds(300)),
+            Self::Auth => (seconds(5), seconds(600)),
+            Self::Conflict => (MIN_DELAY, seconds(60)),
+            Self::User => (seconds(10), seconds(600)),
+            Self::Ours => (seconds(1), seconds(60)),
+        }
     }
 
     /// Delay of the next retry, with full jitter: between [`MIN_DELAY`] and a bound that doubles with each consecutive
@@ -53,8 +55,8 @@ mod tests {
     #[test]
     fn delays_double_up_to_the_cap_and_stay_above_the_minimum() {
         let mut random = Random::new(7);
-        for class in [ErrorClass::Transport, ErrorClass::Auth, ErrorClass::Refused, ErrorClass::User, ErrorClass::Ours]
-        {
+        use ErrorClass::{Auth, Conflict, Ours, Refused, Transport, User};
+        for class in [Transport, Auth, Refused, Conflict, User, Ours] {
             let (first, cap) = class.bounds();
             let mut longest = Duration::ZERO;
             for failures in 1..200 {

@@ -192,8 +192,9 @@ pub enum Error {
 }
 
 impl Error {
-    const fn class(&self) -> ErrorClass {
+    fn class(&self) -> ErrorClass {
         match self {
+            Self::ControlPlane(_, call) if object::is_conflict(call) => ErrorClass::Conflict,
             Self::ControlPlane(..) | Self::Body(_) => ErrorClass::Ours,
             Self::TooLong(_) => ErrorClass::Transport,
         }

@@ -1,5 +1,6 @@
 //! The status of both Kymas: computed purely, written only if it differs.
 
+mod concurrent;
 mod condition;
 mod write;
 
@@ -12,6 +13,7 @@ use tidewatch_shared::{
     names::SKR_NAMESPACE,
 };
 
+pub(crate) use concurrent::ConflictRetries;
 pub(crate) use condition::{Conditions, Observation, SECRET_DELETED, SECRET_MISSING, unreachable_since};
 pub use write::WriteStatusError;
 pub(crate) use write::{ShownStatus, StatusWriter, in_runtime, update_runtime, write_runtime};

@@ -235,7 +235,7 @@ fn class_of(error: &kube::Error) -> ErrorClass {
         // The list was allowed, so this is a denial of one object: a user's webhook, a quota, or a revoked permission.
         kube::Error::Api(status) if status.code == 403 => ErrorClass::Refused,
         // A concurrent write or creation.
-        kube::Error::Api(status) if status.code == 409 => ErrorClass::Ours,
+        kube::Error::Api(status) if status.code == 409 => ErrorClass::Conflict,
         error => runtime_access::classify(error),
     }
 }

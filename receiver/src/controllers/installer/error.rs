@@ -106,7 +106,7 @@ impl Error {
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self.call() {
-            Some(call) if object::is_conflict(call) => ErrorClass::Ours,
+            Some(call) if object::is_conflict(call) => ErrorClass::Conflict,
             // The API does not serve the kind, or the namespace was deleted.
             Some(kube::Error::Api(status)) if status.code == 404 => ErrorClass::Transport,
             // The account in the access Secret lacks a right, or a policy of the user denies the request: the user sees

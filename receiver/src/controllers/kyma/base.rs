@@ -15,7 +15,7 @@ use tidewatch_shared::{
 use super::{Context, Error, crd, error, fetch, inputs, verified_cache::Verified};
 use crate::{
     base::{key::KymaKey, takeover},
-    controllers::watcher,
+    controllers::{status::ConflictRetries, watcher},
     kube::object::{self, Component, Ownership, Shape, Target, WriteBudget},
 };
 
@@ -43,12 +43,30 @@ pub(super) async fn mark(ctx: &Context, kyma: Kyma) -> Result<Kyma, Error> {
 }
 
 /// Merges into the metadata of the KCP Kyma; fails with a conflict if it was written since it was read.
-pub(super) async fn patch_metadata(ctx: &Context, kyma: &Kyma, mut metadata: Value) -> Result<Kyma, Error> {
+pub(super) async fn patch_metadata(ctx: &Context, kyma: &Kyma, metadata: Value) -> Result<Kyma, Error> {
+    let api = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
+    send_metadata(&api, kyma, &metadata).await.map_err(Error::kcp(error::MARK_KYMA))
+}
+
+/// As [`patch_metadata`], for metadata that depends on no status: see [`ConflictRetries`].
+pub(super) async fn record_metadata(ctx: &Context, mut kyma: Kyma, metadata: Value) -> Result<Kyma, Error> {
+    let api = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
+    let mut retries = ConflictRetries::default();
+    loop {
+        match send_metadata(&api, &kyma, &metadata).await {
+            Ok(written) => return Ok(written),
+            Err(failure) => {
+                retries.reread(&api, &mut kyma, failure).await.map_err(Error::kcp(error::MARK_KYMA))?;
+            }
+        }
+    }
+}
+
+async fn send_metadata(api: &Api<Kyma>, kyma: &Kyma, metadata: &Value) -> Result<Kyma, kube::Error> {
+    let mut metadata = metadata.clone();
     metadata["resourceVersion"] = kyma.resource_version().unwrap_or_default().into();
-    let api: Api<Kyma> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let params = PatchParams::apply(field_manager::LIFECYCLE_OPERATOR);
-    let patch = Patch::Merge(json!({"metadata": metadata}));
-    api.patch(&kyma.name_any(), &params, &patch).await.map_err(Error::kcp(error::MARK_KYMA))
+    api.patch(&kyma.name_any(), &params, &Patch::Merge(json!({"metadata": metadata}))).await
 }
 
 /// Applies the prerequisites. Reads only objects that `verified` does not hold, and records there the verified ones.

@@ -228,7 +228,7 @@ impl Error {
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match (self, self.runtime_call()) {
-            (_, Some(call)) if object::is_conflict(call) => ErrorClass::Ours,
+            _ if self.is_conflict() => ErrorClass::Conflict,
             // A kind that is not served yet, or a deleted namespace: the retried reconcile creates it.
             (_, Some(kube::Error::Api(status))) if status.code == 404 => ErrorClass::Transport,
             (_, Some(call)) => classify(call),

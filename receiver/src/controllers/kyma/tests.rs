@@ -27,6 +27,7 @@ use serde_json::{Value, json};
 use tidewatch_shared::{
     api::{Manifest, ModuleReleaseMeta, ModuleTemplate},
     event::{Change, Object},
+    names::annotation,
     plan::Plan,
 };
 
@@ -606,7 +607,7 @@ async fn conflict_restarts_the_reconcile_without_a_status() {
     bed.enable();
     bed.kcp.refuse("PATCH kymas/k/status", 409);
     let before = bed.status();
-    assert_eq!(bed.kyma().await, ReconcileOutcome::failed(WorkSet::of(&[Work::Kyma]), ErrorClass::Ours));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::failed(WorkSet::of(&[Work::Kyma]), ErrorClass::Conflict));
     assert_eq!((bed.status(), bed.runtime.writes()), (before, vec![]));
 }
 
@@ -618,7 +619,7 @@ async fn concurrent_writes_are_not_overwritten() {
     bed.enable();
     let before = bed.status();
     bed.kcp.meanwhile("PATCH kymas/k/status", "kymas/k", other);
-    assert_eq!(bed.kyma().await, ReconcileOutcome::failed(WorkSet::of(&[Work::Kyma]), ErrorClass::Ours));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::failed(WorkSet::of(&[Work::Kyma]), ErrorClass::Conflict));
     assert_eq!(bed.status(), before);
     assert_eq!(bed.kyma().await.class, None, "the next reconcile has read the concurrent write");
     assert_ne!(bed.status(), before);
@@ -626,11 +627,33 @@ async fn concurrent_writes_are_not_overwritten() {
     let mut bed = Bed::new();
     bed.enable_default();
     bed.kcp.meanwhile("PATCH kymas/k", "kymas/k", other);
-    assert_eq!(bed.kyma().await, ReconcileOutcome::failed(WorkSet::of(&[Work::Kyma]), ErrorClass::Ours));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::failed(WorkSet::of(&[Work::Kyma]), ErrorClass::Conflict));
     let finalizers = |bed: &Bed| bed.kcp.object("kymas/k").unwrap()["metadata"]["finalizers"].clone();
     assert_eq!(finalizers(&bed), Value::Null);
     bed.kyma().await;
     assert_ne!(finalizers(&bed), Value::Null);
+}
+
+/// The task of the inputs and that of the event path write while a reconcile is in progress; a user's next change must not
+/// wait for the backoff of a conflict with them.
+#[tokio::test]
+async fn concurrent_writes_of_our_own_conflict_with_no_reconcile() {
+    for write in ["PATCH kymas/k/status", "PATCH kymas/k"] {
+        let mut bed = Bed::settled().await;
+        bed.enable();
+        bed.kcp.meanwhile(write, "kymas/k", |kyma| {
+            kyma["metadata"]["annotations"][annotation::INPUTS] = json!("a.b");
+            let conditions = kyma["status"]["conditions"].as_array_mut().unwrap();
+            conditions.push(json!({"type": "EventPath", "status": "True", "reason": "Alive", "message": "alive",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}));
+        });
+        assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])), "{write}");
+        assert_eq!(bed.condition("EventPath")["reason"], "Alive", "{write}");
+        assert_eq!(bed.status()["modules"][0]["name"], "keda", "{write}");
+        bed.forget_calls();
+        bed.kyma().await;
+        assert_eq!(bed.kcp.writes(), Vec::<String>::new(), "{write}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,6 +15,7 @@ use tidewatch_shared::{
 
 use super::{
     Findings, compute, compute_conditions,
+    concurrent::ConflictRetries,
     condition::{Conditions, is_anothers, is_ours_alone, without_installer, without_pull_secret},
     fingerprint, for_runtime, same,
 };
@@ -42,7 +43,7 @@ pub(crate) struct StatusWriter {
 
 impl StatusWriter {
     /// Writes the status that follows from the findings, and takes over into `kyma` what the control plane stores. Fails
-    /// with a conflict if the Kyma was written since it was read.
+    /// with a conflict if the Kyma was changed since it was read: see [`ConflictRetries`].
     pub(crate) async fn write(&self, kyma: &mut Kyma, findings: &Findings) -> Result<(), WriteStatusError> {
         self.apply(kyma, |old, now| compute(old, findings, now)).await
     }
@@ -59,8 +60,22 @@ impl StatusWriter {
     async fn apply(
         &self,
         kyma: &mut Kyma,
-        compute: impl FnOnce(&KymaStatus, &Time) -> KymaStatus,
+        compute: impl Fn(&KymaStatus, &Time) -> KymaStatus,
     ) -> Result<(), WriteStatusError> {
+        let api = self.api(&kyma.namespace().unwrap_or_default());
+        let mut retries = ConflictRetries::default();
+        loop {
+            let Err(failure) = self.apply_once(&api, kyma, &compute).await else { return Ok(()) };
+            retries.reread(&api, kyma, failure).await.map_err(WriteStatusError::ControlPlane)?;
+        }
+    }
+
+    async fn apply_once(
+        &self,
+        api: &Api<Kyma>,
+        kyma: &mut Kyma,
+        compute: &impl Fn(&KymaStatus, &Time) -> KymaStatus,
+    ) -> Result<(), kube::Error> {
         let mut old = kyma.status.clone().unwrap_or_default();
         let mut known = old.clone();
         if !self.installs_agents {
@@ -74,13 +89,12 @@ impl StatusWriter {
         if same(&old, &new) {
             return Ok(());
         }
-        let namespace = kyma.namespace().unwrap_or_default();
         let body = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Kyma", "status": new, "metadata": {
-            "name": kyma.name_any(), "namespace": namespace, "resourceVersion": kyma.resource_version().unwrap_or_default(),
+            "name": kyma.name_any(), "namespace": kyma.namespace(),
+            "resourceVersion": kyma.resource_version().unwrap_or_default(),
         }});
         let params = PatchParams::apply(field_manager::LIFECYCLE).force();
-        let written = self.api(&namespace).patch_status(&kyma.name_any(), &params, &Patch::Apply(&body)).await;
-        let written = written.map_err(WriteStatusError::ControlPlane)?;
+        let written = api.patch_status(&kyma.name_any(), &params, &Patch::Apply(&body)).await?;
         kyma.status = written.status.or(Some(new));
         kyma.metadata.resource_version = written.metadata.resource_version;
         Ok(())
