@@ -34,17 +34,24 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Returns the value at this step. A key that an element leaves to a default counts as equal, unless another element
-    /// states it: of two ports of one number, that without a protocol is not the one for UDP.
+    /// Returns the value at this step.
     pub(super) fn within<'v>(&self, value: &'v Value) -> Option<&'v Value> {
         match self {
             Self::Field(name) => value.as_object()?.get(*name),
+            Self::Element(_) | Self::Value(_) => self.element_of(value.as_array()?),
+        }
+    }
+
+    /// Returns the element of a list at this step. A key that an element leaves to a default counts as equal, unless another
+    /// element states it: of two ports of one number, that without a protocol is not the one for UDP.
+    pub(super) fn element_of<'v>(&self, elements: &'v [Value]) -> Option<&'v Value> {
+        match self {
+            Self::Field(_) => None,
             Self::Element(keys) => {
-                let elements = value.as_array()?;
                 let states_keys = |element: &&Value| keys.iter().all(|(name, key)| element.get(name) == Some(key));
                 elements.iter().find(states_keys).or_else(|| elements.iter().find(|element| self.is_of(element)))
             }
-            Self::Value(_) => value.as_array()?.iter().find(|element| self.is_of(element)),
+            Self::Value(_) => elements.iter().find(|element| self.is_of(element)),
         }
     }
 

@@ -157,13 +157,14 @@ fn are_members_forms(
 fn are_elements_forms(desired: &[Value], live: &[Value], set: &Value, place: Place<'_>) -> bool {
     let steps: Vec<_> = members(set).map(|(_, step, inner)| (step, inner)).collect();
     let mut rest = live.iter();
-    desired.iter().all(|desired| {
-        let owned = steps.iter().find(|(step, _)| step.is_of(desired));
+    desired.iter().all(|element| {
+        let is_here = |step: &Step<'_>| step.element_of(desired).is_some_and(|found| std::ptr::eq(found, element));
+        let owned = steps.iter().find(|(step, _)| is_here(step));
         let Some((step, inner)) = owned else { return false };
         // The order of ours is that of the last apply.
         let Some(found) = rest.find(|live| step.is_of(live)) else { return false };
         // The element of a set is its own key.
-        matches!(step, Step::Value(_)) || is_form(desired, Some(found), Some(Owned::of(inner)), place)
+        matches!(step, Step::Value(_)) || is_form(element, Some(found), Some(Owned::of(inner)), place)
     })
 }
 
@@ -268,6 +269,18 @@ mod tests {
         let set = json!({"f:spec": {"f:l": {"v:\"a\"": {}}}});
         let text = |elements: &[&str]| json!({"spec": {"l": elements}});
         assert!(holds(&text(&["a"]), &text(&["b", "a"]), &set) && !holds(&text(&["a"]), &text(&["b"]), &set));
+    }
+
+    #[test]
+    fn port_without_a_protocol_is_not_that_of_another_protocol() {
+        let keys = |protocol: &str| format!("k:{{\"port\":80,\"protocol\":\"{protocol}\"}}");
+        let owned = json!({"f:port": {}, "f:name": {}, "f:protocol": {}});
+        let set = json!({"f:spec": {"f:ports": {keys("SCTP"): owned, keys("TCP"): owned}}});
+        let list = |ports: Value| json!({"spec": {"ports": ports}});
+        let sctp = json!({"port": 80, "protocol": "SCTP", "name": "b"});
+        let desired = list(json!([{"port": 80, "name": "a"}, sctp]));
+        let live = |name: &str| list(json!([{"port": 80, "protocol": "TCP", "name": name}, sctp]));
+        assert!(holds(&desired, &live("a"), &set) && !holds(&desired, &live("x"), &set));
     }
 
     #[test]
