@@ -1,23 +1,27 @@
 //! The reconcile of one Manifest: renders the objects of a module, applies them to the runtime cluster in stages, prunes
 //! and removes them, and reports their readiness.
 //!
-//! `step` decides on the next action from the facts, `execute` carries it out. `adoption`, `default_object`, `render`,
+//! `step` decides on the next action from the facts, `execute` carries it out on the state in `execution`. `adoption`, `default_object`, `render`,
 //! `stage`, `inventory`, `own_webhook`, `ready`, `recreation`, `report` and `status` are pure. `refusals` remembers objects
 //! that the API server would refuse again, `yields` the fields that are left to other writers.
 
 mod adoption;
 mod aggregated;
 mod apply;
+mod apply_job;
 mod blocking;
 mod create_default;
+mod created_jobs;
 mod default_object;
 mod drift;
 mod execute;
+mod execution;
 mod failure;
 mod image;
 mod inventory;
 mod jobs;
 mod keeping;
+mod kept;
 mod layers;
 mod memory;
 mod metrics;
@@ -76,17 +80,17 @@ pub(crate) use watches::module_watches;
 use self::{
     adoption::Installation,
     blocking::Found,
-    drift::{is_replaced, object_key},
-    execute::{Execution, wanted_finalizers},
-    failure::Failure,
-    inventory::{Inventory, ObjectKey},
-    jobs::CreatedJobs,
+    created_jobs::CreatedJobs,
+    drift::is_replaced,
+    execute::wanted_finalizers,
+    execution::Execution,
+    failure::{Failure, Retry},
+    inventory::{Inventory, ObjectKey, hash},
     layers::layer_key,
-    memory::{Desired, MAX_DECISION_RECHECK, MAX_RECHECK, hash},
+    memory::{Desired, MAX_DECISION_RECHECK, MAX_RECHECK},
     pods::PodSelection,
     ready::manager_of,
     record::Record,
-    refusals::Retry,
     render::{PullSecret, RenderSettings, RenderedObject, Scope, render},
     report::{Details, Fault, findings},
     sharing::Sharing,
@@ -469,7 +473,7 @@ impl Reconcile<'_> {
         let current = memory.retain(objects.as_deref().unwrap_or_default());
         let mut facts = facts(goal, &record.manifest, objects.as_deref(), inventory, &current);
         for object in &self.unseen {
-            let key = object_key(object);
+            let key = ObjectKey::reported(object);
             facts.seen.remove(&key);
             memory.doubt(&key);
             if is_replaced(object) {

@@ -15,14 +15,12 @@ use tidewatch_shared::{
 use tokio::time::{Instant, sleep};
 
 use super::{
-    execute::{CONCURRENCY, Execution, owner_of},
-    failure::Failure,
-    inventory::ObjectKey,
+    execution::{CONCURRENCY, Execution},
+    failure::{Failure, Retry},
+    inventory::{ObjectKey, hash, owner_of},
     jobs,
-    memory::hash,
     own_webhook::{self, service},
     recreation,
-    refusals::Retry,
     render::{RenderedObject, leftovers},
     stage::Stage,
     step::Seen,

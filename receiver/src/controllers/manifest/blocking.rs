@@ -23,9 +23,8 @@ use tidewatch_shared::{
 
 use super::{
     default_object,
-    execute::owner_of,
-    inventory::{Inventory, ObjectKey, split_api_version},
-    keeping::is_marked,
+    inventory::{Inventory, ObjectKey, owner_of, split_api_version},
+    kept::is_marked,
     search::SearchError,
 };
 use crate::{

@@ -56,7 +56,7 @@ fn objects_of(manifest: &Manifest, objects: &[Object], is_echo: impl Fn(&Object)
             drift.merge(own);
             continue;
         }
-        let key = object_key(object);
+        let key = ObjectKey::reported(object);
         let is_own = inventory.contains(&key);
         let takes_own_along = is_replaced(object) && inventory.keys().any(|own| key.holds(own));
         let is_other = || {
@@ -67,7 +67,7 @@ fn objects_of(manifest: &Manifest, objects: &[Object], is_echo: impl Fn(&Object)
         let is_concerned = is_own || takes_own_along || is_other();
         if is_concerned && is_echo(object) {
             // The report of the whole resource came before.
-            drift.confirm(|known| object_key(known) == key);
+            drift.confirm(|known| ObjectKey::reported(known) == key);
         } else if is_concerned {
             if takes_own_along || is_own && object.change != Change::Status {
                 drift.merge(Drift::of(object.clone()));
@@ -119,16 +119,6 @@ fn concerns_resource(manifest: &Manifest, inventory: &Inventory, Object { subjec
     (is_pods && !is_ready)
         || manifest.spec.manager.as_ref().is_some_and(|manager| is_of(&manager.group, &manager.kind))
         || blocks(manifest, inventory, subject)
-}
-
-/// Identity of a reported object.
-pub(super) fn object_key(Object { subject, kind, .. }: &Object) -> ObjectKey {
-    ObjectKey {
-        group: subject.group.clone(),
-        kind: kind.clone(),
-        namespace: subject.namespace.clone(),
-        name: subject.name.clone(),
-    }
 }
 
 /// The manager may be an object that the module does not bring itself.
@@ -309,7 +299,7 @@ mod tests {
         let (key, memories) = (KymaKey::of(&*manifest), Memories::default());
         let whole = object("/v1/configmaps//", "", Change::Spec);
         let map = object("/v1/configmaps/kyma-system/a", "ConfigMap", Change::Spec);
-        let wrote = |version: &str| memories.wrote_object(&key, &object_key(&map), version);
+        let wrote = |version: &str| memories.wrote_object(&key, &ObjectKey::reported(&map), version);
         let affected = |objects: &[&Object], is_queued: bool| {
             let drift = Drift::Objects(objects.iter().map(|object| (*object).clone()).collect());
             affected([manifest.clone()], &drift, &memories, |_| is_queued).pop().map(|(_, drift)| drift)

@@ -1,11 +1,6 @@
 //! Carries out the actions of `step`, and adds their results to the facts. A failed request on one object stops no
 //! other: it is recorded, and reported in the status.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
-
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -13,93 +8,34 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{ApiResource, DynamicObject, ListParams},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use tidewatch_shared::{
     api::{Manifest, State},
     names::finalizer,
 };
 
 use super::{
-    Context, Error,
+    Error,
     adoption::{self, Installation, Surplus},
     apply::unserved_kind,
-    blocking::{self, Found},
-    create_default,
+    blocking, create_default,
     default_object::Going,
+    execution::{CONCURRENCY, Execution},
     failure::Failure,
-    inventory::{Inventory, ObjectKey},
-    jobs::CreatedJobs,
-    keeping::is_marked,
-    memory::Memory,
+    inventory::{Inventory, ObjectKey, owner_of},
+    kept::is_marked,
     parting::{BlockingKinds, Departure},
     pods::PodSelection,
     ready::{self, MAX_PODS, Manager, Readiness, explain, pod_selector},
-    record::Record,
     recovery,
     render::RenderedObject,
-    sharing::Sharing,
     status::Findings,
-    step::{Action, DefaultObject, Facts},
-    turns::Turn,
+    step::{Action, DefaultObject},
 };
-use crate::{
-    base::key::KymaKey,
-    fleet::manifests::{ManifestKey, PER_RUNTIME},
-    kube::{
-        kinds::{Kinds, is_unserved},
-        object,
-        runtime_access::{CONCURRENT_REQUESTS, list_first, retain},
-    },
+use crate::kube::{
+    object,
+    runtime_access::{list_first, retain},
 };
-
-/// Requests to one runtime cluster for one Manifest at a time. A request that waits for those of another Manifest could
-/// exceed its own deadline.
-pub(super) const CONCURRENCY: usize = CONCURRENT_REQUESTS / PER_RUNTIME;
-
-/// One reconcile of one Manifest.
-pub(super) struct Execution<'a> {
-    pub(super) ctx: &'a Context,
-    pub(super) key: &'a ManifestKey,
-    /// Kyma of the Manifest.
-    pub(super) kyma: KymaKey,
-    pub(super) client: Client,
-    pub(super) record: Record,
-    pub(super) kinds: Kinds,
-    pub(super) facts: Facts<'a>,
-    /// Objects in the runtime cluster are compared even if they were applied before.
-    pub(super) memory: Memory,
-    pub(super) failures: Vec<Failure>,
-    /// CRs of the module's kinds, once they were searched during a removal.
-    pub(super) crs: Found,
-    /// Default module CRs that are being deleted.
-    pub(super) going: Vec<Going>,
-    /// Objects that are left as they are, although the module is applied, with a sentence about each.
-    pub(super) remarks: BTreeMap<ObjectKey, String>,
-    /// Other Manifests with objects of this one.
-    pub(super) sharing: Sharing,
-    /// Manifests of the same module that stay while this one is removed.
-    pub(super) heirs: Vec<Arc<Manifest>>,
-    /// The turn to let shared objects leave, until the inventory is written.
-    pub(super) turn: Option<Turn>,
-    /// CRDs that are not established.
-    pub(super) unestablished: Vec<String>,
-    /// CRDs whose resources are being stored in another version, with that version.
-    pub(super) migrating: Vec<String>,
-    /// CRDs of which a response of this reconcile shows that they are established.
-    pub(super) established: BTreeSet<ObjectKey>,
-    /// The Manifest has no finalizer of ours left.
-    pub(super) has_left: bool,
-    /// The module that was installed by hand is being adopted.
-    pub(super) adopts: bool,
-    /// Object whose readiness is that of the module.
-    pub(super) manager: Option<Manager>,
-    /// The manager as in the last response, if this reconcile compared it.
-    pub(super) live_manager: Option<DynamicObject>,
-    /// Pods of the manager while it is not ready.
-    pub(super) pods: Option<PodSelection>,
-    /// Jobs that were created.
-    pub(super) jobs: CreatedJobs,
-}
 
 impl<'a> Execution<'a> {
     /// Carries out an action other than [`Action::End`].
@@ -345,45 +281,6 @@ impl<'a> Execution<'a> {
         let has_run = self.jobs.has(&key) && readiness == Readiness::absent(&key);
         Some(if has_run { Readiness::Ready } else { readiness })
     }
-
-    /// Key, version and body of the default module CR.
-    pub(super) fn default_object(&self) -> Option<(ObjectKey, String, Value)> {
-        let body = self.record.manifest.spec.resource()?.clone();
-        let key = ObjectKey::of(&body);
-        let version = super::inventory::split_api_version(body["apiVersion"].as_str()?).1.to_owned();
-        Some((key, version, body))
-    }
-
-    /// Sends a request on an object of a kind in this version; `None` if the kind is not served. The kind is discovered anew
-    /// if the API server does not serve it as known.
-    async fn request<T, F>(
-        &mut self,
-        key: &ObjectKey,
-        version: &str,
-        mut send: impl FnMut(Api<DynamicObject>) -> F + Send,
-    ) -> kube::Result<Option<T>>
-    where
-        F: Future<Output = kube::Result<T>> + Send,
-    {
-        let Some(api) = self.api_of(key, version).await? else { return Ok(None) };
-        match send(api).await {
-            Err(error) if is_unserved(&error) => {}
-            sent => return sent.map(Some),
-        }
-        self.kinds.invalidate(&key.group);
-        let Some(api) = self.api_of(key, version).await? else { return Ok(None) };
-        send(api).await.map(Some)
-    }
-
-    pub(super) fn api(&self, key: &ObjectKey, version: &str) -> Option<Api<DynamicObject>> {
-        self.kinds.api(&self.client, &key.group, version, &key.kind, &key.namespace)
-    }
-
-    /// As [`Self::api`], after discovery of the kind if it is unknown.
-    async fn api_of(&mut self, key: &ObjectKey, version: &str) -> kube::Result<Option<Api<DynamicObject>>> {
-        self.kinds.discover(&self.client, [(key.group.as_str(), version, key.kind.as_str())]).await?;
-        Ok(self.api(key, version))
-    }
 }
 
 async fn read_metadata(api: Api<DynamicObject>, name: String) -> kube::Result<Option<DynamicObject>> {
@@ -408,11 +305,6 @@ async fn delete_default(
         found => found,
     };
     Ok(left.map(|left| Going::of(key, &left)))
-}
-
-/// Value of the owned-by annotation of a Manifest's objects.
-pub(super) fn owner_of(manifest: &Manifest) -> String {
-    format!("{}/{}", manifest.namespace().unwrap_or_default(), manifest.name_any())
 }
 
 /// Finalizers that a Manifest needs before its first object is written.

@@ -3,13 +3,15 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    hash::{DefaultHasher, Hash, Hasher as _},
     sync::LazyLock,
 };
 
 use kube::ResourceExt;
 use serde_json::Value;
 use tidewatch_shared::{
-    api::{Resource, crds},
+    api::{Manifest, Resource, crds},
+    event::Object,
     names::SKR_NAMESPACE,
 };
 
@@ -51,6 +53,17 @@ impl ObjectKey {
             kind: object.kind.clone(),
             namespace: object.namespace.clone(),
             name: object.name.clone(),
+        }
+    }
+
+    /// The identity of an object that the agent reports.
+    pub(super) fn reported(object: &Object) -> Self {
+        let subject = &object.subject;
+        Self {
+            group: subject.group.clone(),
+            kind: object.kind.clone(),
+            namespace: subject.namespace.clone(),
+            name: subject.name.clone(),
         }
     }
 
@@ -183,6 +196,18 @@ impl Inventory {
     pub(super) fn entries(&self) -> impl Iterator<Item = (&ObjectKey, &str)> {
         self.0.iter().map(|(key, entry)| (key, entry.version.as_str()))
     }
+}
+
+/// Value of the owned-by annotation of a Manifest's objects.
+pub(super) fn owner_of(manifest: &Manifest) -> String {
+    format!("{}/{}", manifest.namespace().unwrap_or_default(), manifest.name_any())
+}
+
+/// Hash within this process.
+pub(super) fn hash(value: &(impl Hash + ?Sized)) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
 #[cfg(test)]

@@ -13,8 +13,9 @@ use kube::{
 use tidewatch_shared::names::annotation;
 
 use super::{
-    execute::Execution,
+    execution::Execution,
     inventory::{Inventory, ObjectKey},
+    kept::{dropped, is_marked},
     render::RenderedObject,
     search::SearchError,
     sharing::Sharing,
@@ -51,17 +52,6 @@ impl fmt::Display for Content {
             Self::Volume(name) => write!(f, "its volume {name}"),
         }
     }
-}
-
-/// Returns true if the author of the module, or a user, wants an object to stay.
-pub(super) fn is_marked(object: &impl kube::ResourceExt) -> bool {
-    let has = |key: &str, value: &str| object.annotations().get(key).is_some_and(|is| is == value);
-    has(annotation::KEEP, "true") || has(annotation::HELM_RESOURCE_POLICY, annotation::HELM_KEEP)
-}
-
-/// Begin of the sentence about an object that a version does not contain and that stays, given with its kind and name.
-pub(super) fn dropped(kind: &str, name: &str) -> String {
-    format!("{kind} {name} is not part of this version any more")
 }
 
 /// One sentence about an object that a version does not contain and that stays.

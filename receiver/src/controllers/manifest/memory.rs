@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    hash::{DefaultHasher, Hash, Hasher as _},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -12,8 +11,7 @@ use tokio::time::Instant;
 
 use super::{
     failure::Failure,
-    inventory::{Inventory, ObjectKey},
-    migrate::Migrating,
+    inventory::{Inventory, ObjectKey, hash},
     own_writes::OwnWrites,
     pods::{PodSelection, PodSelections},
     refusals::Refusals,
@@ -25,6 +23,7 @@ use super::{
 use crate::{
     base::{key::KymaKey, random::Random},
     fleet::manifests::ManifestKey,
+    kube::stored_versions::Progress,
 };
 
 /// First delay until a Manifest that waits is reconciled again; it doubles while the cause stays the same.
@@ -51,6 +50,13 @@ struct Applied {
     desired: Option<u64>,
     /// Hashes of the objects with their bodies, ascending.
     objects: Box<[u64]>,
+}
+
+/// A migration over several reconciles. A restarted receiver begins anew: objects that are migrated stay as they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Migrating {
+    pub(super) definition: ObjectKey,
+    pub(super) progress: Progress,
 }
 
 /// Memory of one Manifest during a reconcile.
@@ -334,13 +340,6 @@ impl Memories {
 
 fn object_hash(object: &RenderedObject) -> u64 {
     hash(&(&object.key, &object.version, object.body.to_string()))
-}
-
-/// Hash within this process.
-pub(super) fn hash(value: &(impl Hash + ?Sized)) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
 }
 
 #[cfg(test)]

@@ -5,21 +5,14 @@ use std::time::Duration;
 
 use tidewatch_shared::names::field_manager;
 
-use super::{execute::Execution, failure::Failure, inventory::ObjectKey, render::RenderedObject, step::Seen};
+use super::{execution::Execution, failure::Failure, memory::Migrating, render::RenderedObject, step::Seen};
 use crate::kube::{
     object,
-    stored_versions::{Migration, Progress, Turn},
+    stored_versions::{Migration, Turn},
 };
 
 /// Share of a runtime in one reconcile; the next one follows after a second. One CRD of a module is migrated at a time.
 const TURN: Turn = Turn { objects: 500, time: Duration::from_secs(5), ends_with_storage: true };
-
-/// A migration over several reconciles. A restarted receiver begins anew: objects that are migrated stay as they are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Migrating {
-    pub(super) definition: ObjectKey,
-    progress: Progress,
-}
 
 impl<'a> Execution<'a> {
     /// Goes on with the migration that an earlier reconcile has begun. Returns the objects that are to be applied now.

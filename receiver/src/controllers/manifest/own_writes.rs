@@ -8,7 +8,7 @@ use std::{
 
 use tidewatch_shared::event::{Change, Object};
 
-use super::{drift::object_key, inventory::ObjectKey, memory::hash};
+use super::inventory::{ObjectKey, hash};
 use crate::fleet::manifests::ManifestKey;
 
 /// Hashes of the resourceVersions by hashes of the keys, by Manifest; bounded by the objects of the modules. Clones
@@ -24,7 +24,7 @@ impl OwnWrites {
 
     /// Returns true once if a report is that of our own write, after which no other writer has written.
     pub(super) fn is_echo(&self, manifest: &ManifestKey, object: &Object) -> bool {
-        let (key, version) = (hash(&object_key(object)), hash(object.resource_version.as_str()));
+        let (key, version) = (hash(&ObjectKey::reported(object)), hash(object.resource_version.as_str()));
         let mut all = self.lock();
         let Some(written) = all.get_mut(manifest) else { return false };
         // The agent may name the last version that it saw of an object that is gone.

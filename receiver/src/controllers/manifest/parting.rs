@@ -15,10 +15,11 @@ use tidewatch_shared::{
 
 use super::{
     Error, aggregated, default_object,
-    execute::{CONCURRENCY, Execution},
+    execution::{CONCURRENCY, Execution},
     failure::Failure,
     inventory::{Inventory, ObjectKey},
     keeping, keeps_default,
+    kept::is_marked,
     sharing::{Holder, Parting, Sharing},
     step::Seen,
 };
@@ -237,7 +238,7 @@ impl Execution<'_> {
         found: &DynamicObject,
         departure: Departure,
     ) -> Result<Parted, Failure> {
-        if keeping::is_marked(found) {
+        if is_marked(found) {
             return self.leave_behind(api, key, "its marker").await;
         }
         if found.metadata.deletion_timestamp.is_some() {

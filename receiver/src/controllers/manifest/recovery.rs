@@ -14,8 +14,7 @@ use tidewatch_shared::{
 };
 
 use super::{
-    execute::owner_of,
-    inventory::{Inventory, ObjectKey},
+    inventory::{Inventory, ObjectKey, owner_of},
     search::SearchError,
 };
 use crate::kube::{

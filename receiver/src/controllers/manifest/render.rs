@@ -22,7 +22,7 @@ use tidewatch_shared::{
 use super::{
     super::module_secrets::{self, SecretData},
     image::Localizer,
-    inventory::{ObjectKey, split_api_version},
+    inventory::{ObjectKey, owner_of, split_api_version},
     jobs,
     stage::{Stage, defined_kind},
 };
@@ -189,7 +189,7 @@ fn set_metadata(body: &mut Value, key: &ObjectKey, scope: Scope, manifest: &Mani
     }
     let annotations = strings(metadata, "annotations").ok_or_else(|| malformed("annotations"))?;
     if !key.is_common_namespace() {
-        annotations.insert(annotation::OWNED_BY.to_owned(), super::execute::owner_of(manifest).into());
+        annotations.insert(annotation::OWNED_BY.to_owned(), owner_of(manifest).into());
         annotations.insert(annotation::DISCLAIMER.to_owned(), annotation::DISCLAIMER_TEXT.into());
     }
     Ok(())

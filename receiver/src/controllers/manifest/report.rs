@@ -9,7 +9,7 @@ use super::{
     blocking::Found,
     default_object::Going,
     failure::Failure,
-    keeping,
+    kept::dropped,
     ready::Readiness,
     render::RenderedObject,
     status::{Findings, is_default_created},
@@ -45,7 +45,7 @@ pub(super) fn cause(operation: &str) -> &str {
 /// Returns true if a Manifest waited for the end of the resources of a CRD when it was reconciled last: they block its removal,
 /// or keep the CRD although its version does not contain it.
 pub(super) fn awaits_resources(manifest: &ManifestFacts<'_>, definition: &str) -> bool {
-    let is_kept = |operation: &str| operation.contains(&keeping::dropped("CustomResourceDefinition", definition));
+    let is_kept = |operation: &str| operation.contains(&dropped("CustomResourceDefinition", definition));
     let is_warning = manifest.flags.state == Some(State::Warning);
     waits_for_resources(manifest) || is_warning && manifest.operation.is_some_and(is_kept)
 }

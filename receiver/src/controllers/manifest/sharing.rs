@@ -17,7 +17,12 @@ use tidewatch_shared::{
     names::{annotation, field_manager, label},
 };
 
-use super::{execute::owner_of, goal_of, inventory::ObjectKey, module_of, precedence, step::Goal};
+use super::{
+    goal_of,
+    inventory::{ObjectKey, owner_of},
+    module_of, precedence,
+    step::Goal,
+};
 use crate::{base::key::KymaKey, fleet::manifests::ManifestKey};
 
 /// Characters of a module's name in a field manager, which has at most 128. Names of modules are labels, and shorter.

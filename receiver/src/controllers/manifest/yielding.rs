@@ -12,7 +12,7 @@ use serde_json::Value;
 use tidewatch_shared::names::field_manager;
 
 use super::{
-    execute::Execution,
+    execution::Execution,
     failure::Failure,
     inventory::{ObjectKey, split_api_version},
     render::RenderedObject,

@@ -12,7 +12,7 @@ use tidewatch_shared::names::{annotation, field_manager, label};
 use super::{
     super::{
         apply::{Applied, Wanted, contested},
-        execute::Execution,
+        execution::Execution,
         failure::Failure,
         inventory::ObjectKey,
         report::list,
