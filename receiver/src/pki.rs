@@ -11,7 +11,7 @@
 //!
 //! [`ReplicaCertificate`] keeps the certificate by which this replica authenticates to the others, its key in memory only.
 //!
-//! Stateful: [`TlsState`] holds the certificates in use, [`CertificateReloader`] keeps them up to date in every
+//! Stateful: [`open()`] reads all of it at start. [`TlsState`] holds the certificates in use, [`CertificateReloader`] keeps them up to date in every
 //! replica, and the CA rotation controller advances a rotation in the active one. A phase is written into the Secret
 //! and takes effect when the watch returns it.
 
@@ -20,7 +20,9 @@ mod ca;
 pub(crate) mod ca_state;
 mod cert_manager;
 mod flags;
+mod issue_error;
 mod metrics;
+mod open;
 pub(crate) mod progress;
 mod proxy;
 mod reloader;
@@ -42,11 +44,13 @@ use thiserror::Error;
 
 use cert_manager::CertManager;
 
-pub use authority::{Authority, IssueError, Issued, Trust};
+pub use authority::{Authority, Issued, Trust};
 pub use ca::{Ca, ParseServerNameError, PemIdentity, ServerName};
 pub use ca_state::{CaStateError, PhaseName};
 pub use flags::{Flags, IssuerName, ParseIssuerError, TlsFlags};
+pub use issue_error::IssueError;
 pub use metrics::Metrics;
+pub use open::{Setup, open};
 pub use progress::{RotationProgress, RotationRequest, RotationResponse, SecretState, Straggler, StragglerReason};
 pub use proxy::{ParseProxyIdentityError, Proxy, ProxyIdentity};
 pub use reloader::CertificateReloader;
@@ -59,7 +63,7 @@ pub use server::ServerIdentity;
 pub use sources::{FlagsError, SourceError};
 pub use store::{CA_SECRET, CaSecretError};
 pub use stragglers::{FollowState, Stragglers};
-pub use tls_state::{Setup, TlsState};
+pub use tls_state::TlsState;
 pub use trust::TrustBundle;
 
 pub(crate) use proxy::Verifier;

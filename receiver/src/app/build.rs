@@ -489,7 +489,7 @@ pub(super) async fn tls_state(
         domain: &config.trust_domain,
         namespace: &config.namespace,
     };
-    TlsState::open(setup, client, fenced, metrics).await.context("prepare the certificates")
+    pki::open(setup, client, fenced, metrics).await.context("prepare the certificates")
 }
 
 /// Random instance of this process, drawn at every start.

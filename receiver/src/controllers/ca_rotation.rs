@@ -31,11 +31,11 @@ use crate::{
     pki::{
         Flags, Metrics, PendingRotation, RotationError, RotationHandle, RotationProgress, RotationRequest,
         RotationResponse, SecretState, Stragglers, TlsState, Trust,
-        ca_state::CaState,
+        ca_state::{CaState, Root},
         rotation_handle,
         store::{CaSecret, CaSecretError, Store},
         stragglers::{self, StragglerTracker},
-        tls_state::{CaSecretStatus, generate_root},
+        tls_state::CaSecretStatus,
     },
 };
 
@@ -246,7 +246,7 @@ impl CaRotation {
     ) -> Result<Option<CaState>, RotationError> {
         let (now, flags) = (unix(), &self.flags);
         let force_after = request.and_then(|request| request.force_after_seconds);
-        let generate = || generate_root(flags.ca_validity, now);
+        let generate = || Root::generate(flags.ca_validity, now);
         let leaf_validity = flags.certificate_validity;
         let next = decide::apply_transition(&secret.state, transition, leaf_validity, force_after, now, generate);
         let Some(state) = next.map_err(|error| self.record_failure(&error))? else { return Ok(None) };
@@ -297,7 +297,7 @@ impl CaRotation {
             return;
         }
         let unix = unix();
-        let root = generate_root(self.flags.ca_validity, unix).map_err(|error| self.record_failure(&error));
+        let root = Root::generate(self.flags.ca_validity, unix).map_err(|error| self.record_failure(&error));
         let Ok(root) = root else { return };
         let state = CaState::steady(root, unix);
         let created = timeout(WRITE_TIMEOUT, self.store.fill(&state)).await;

@@ -1,6 +1,6 @@
 //! Content of the CA's Secret: the roots with their keys, and the phase of the rotation. Read completely or not at all.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use k8s_openapi::ByteString;
 use serde::{Deserialize, Serialize};
@@ -10,6 +10,8 @@ use tidewatch_shared::{certificate::KeyId, tls::TlsConfigError};
 
 use super::{Ca, PkiError, Trust, TrustBundle};
 
+/// Common name in the certificate of a root.
+const ROOT_NAME: &str = "Tidewatch CA";
 /// The issuing root of the phase; in [`Phase::Reissue`] the root that still signs the server's certificate.
 const ROOT: Pair = Pair { certificate: "ca.crt", key: "ca.key" };
 /// The root that takes over.
@@ -74,6 +76,11 @@ pub(crate) struct Root {
 }
 
 impl Root {
+    /// Generates a root that is valid from `now`, in Unix seconds.
+    pub(crate) fn generate(validity: Duration, now: i64) -> Result<Self, PkiError> {
+        Self::new(Ca::generate(ROOT_NAME, now, validity)?).ok_or(PkiError::NotCa)
+    }
+
     pub(crate) fn new(ca: Ca) -> Option<Self> {
         let id = ca.key_id()?.clone();
         Some(Self { ca: Arc::new(ca), id })

@@ -27,7 +27,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{IssueError, PemIdentity, PkiError, SigningRequest, TrustBundle, ca::REPLICA_COMMON_NAME, proxy, replica};
+use super::{
+    IssueError, PemIdentity, PkiError, SigningRequest, TrustBundle, ca::REPLICA_COMMON_NAME, proxy, replica::accepted,
+};
 use crate::base::replica::ReplicaName;
 
 /// Timeout from the request to the certificate.
@@ -116,7 +118,7 @@ impl CertManager {
         let issued = identity.identity().map_err(IssueError::Chain)?;
         let leaf = issued.chain.first().ok_or(IssueError::Foreign("is missing"))?;
         let begins = Leaf::read(leaf).map_or(0, |leaf| leaf.not_before);
-        replica::check(&issued, replica, domain, clients, time_of_check(begins, UnixTime::now()))?;
+        accepted::check(&issued, replica, domain, clients, time_of_check(begins, UnixTime::now()))?;
         Ok(identity)
     }
 

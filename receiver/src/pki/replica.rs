@@ -4,6 +4,7 @@
 //! the built-in CA writes the names itself, and a request to cert-manager that is not for exactly one runtime is refused
 //! before it is made. Where agents have their certificates from elsewhere, it comes from files with roots of their own.
 
+pub(super) mod accepted;
 mod verifier;
 
 use std::{fs, path::PathBuf, sync::Arc};
@@ -13,9 +14,8 @@ use arc_swap::ArcSwap;
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, client::Resumption, version::TLS13};
 use rustls_pki_types::UnixTime;
-use thiserror::Error;
 use tidewatch_shared::{
-    certificate::{Leaf, ReadCertificateError},
+    certificate::Leaf,
     identity::TrustDomain,
     metric_set,
     metrics::OutcomeLabel,
@@ -23,36 +23,15 @@ use tidewatch_shared::{
 };
 use tokio::sync::watch;
 
-use self::verifier::ReplicaVerifier;
+use self::{accepted::check, verifier::ReplicaVerifier};
 use super::{Authority, Trust, TrustBundle, Verifier, proxy, reloader::check_ticks};
 use crate::base::{last_good::LastGood, replica::ReplicaName};
 
+pub use self::accepted::ReplicaError;
 pub(crate) use self::verifier::replica_of;
 
 /// Pause after a failed renewal, in seconds.
 const RETRY_SECONDS: i64 = 5;
-
-/// Reason for which a certificate of a replica is rejected.
-#[derive(Debug, Error)]
-pub enum ReplicaError {
-    /// A file is not readable.
-    #[error("read {path}")]
-    Read {
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the read.
-        source: std::io::Error,
-    },
-    /// Chain, key or roots are not usable.
-    #[error("the replica's certificate, its key or the roots are not usable")]
-    Unusable(#[from] TlsConfigError),
-    /// The leaf is not readable, or its key is not P-256.
-    #[error("the replica's certificate is not usable")]
-    Leaf(#[from] ReadCertificateError),
-    /// The leaf is not valid now as a server's and a client's, does not chain to the roots, or names another replica.
-    #[error("another replica would reject the certificate")]
-    Rejected(#[source] rustls::Error),
-}
 
 /// Files of a replica's certificate, where another issuer provides it. All are reloaded on change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -369,21 +348,6 @@ impl ReplicaFiles {
 
 fn parse([chain, key, roots]: &Contents) -> Result<(Identity, TrustBundle), ReplicaError> {
     Ok((Identity::from_pem(chain, key)?, TrustBundle::from_pem(roots)?))
-}
-
-/// Checks that other replicas would accept a certificate, from a server and from a client. Returns its leaf.
-pub(super) fn check(
-    identity: &Identity,
-    replica: &ReplicaName,
-    domain: &TrustDomain,
-    roots: &TrustBundle,
-    now: UnixTime,
-) -> Result<Leaf, ReplicaError> {
-    let (leaf, rest) = identity.chain.split_first().ok_or(TlsConfigError::Empty("the certificate chain"))?;
-    let server = ReplicaVerifier::new(Arc::new(roots.store()?), domain.clone(), replica.clone());
-    server.verify(leaf, rest, now).map_err(ReplicaError::Rejected)?;
-    proxy::verifier(roots.store()?)?.verify_client_cert(leaf, rest, now).map_err(ReplicaError::Rejected)?;
-    Ok(Leaf::read(leaf)?)
 }
 
 #[cfg(test)]

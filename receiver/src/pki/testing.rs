@@ -12,7 +12,7 @@ use super::{
     Authority, CA_VALIDITY, Ca, CertificateReloader, Flags, Metrics, PhaseName, Setup, TlsState, Trust,
     authority::Issuer,
     ca_state::{CaState, Phase, Root},
-    tls_state::generate_root,
+    open,
 };
 use crate::{
     pki::{ProxyIdentity, TlsFlags},
@@ -39,9 +39,8 @@ impl Rotating {
         let tls = TlsFlags { tls_cert: None, tls_key: None, client_ca: None, proxy_ca: None, proxy_identity };
         let names = vec!["kcp.test".parse().unwrap()];
         let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
-        let (tls_state, reloader) =
-            TlsState::open(setup, kcp.client(), kcp.client(), Metrics::default()).await.unwrap();
-        let (old, new) = (kcp.ca_state().target().clone(), generate_root(CA_VALIDITY, now()).unwrap());
+        let (tls_state, reloader) = open(setup, kcp.client(), kcp.client(), Metrics::default()).await.unwrap();
+        let (old, new) = (kcp.ca_state().target().clone(), Root::generate(CA_VALIDITY, now()).unwrap());
         Self { kcp, tls_state, reloader, old, new }
     }
 

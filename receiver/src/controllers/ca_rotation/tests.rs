@@ -15,7 +15,7 @@ use crate::{
     fleet::{Verified, table},
     kube::leader::WriteFence,
     pki::{
-        CertificateReloader, FollowState, PhaseName, Setup, StragglerReason, TlsFlags,
+        CertificateReloader, FollowState, PhaseName, Setup, StragglerReason, TlsFlags, open,
         testing::{FakeKcp, flags},
     },
 };
@@ -43,7 +43,7 @@ impl World {
         let names = vec!["localhost".parse().unwrap()];
         let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
         let metrics = Metrics::default();
-        let (tls_state, reloader) = TlsState::open(setup, kcp.client(), kcp.client(), metrics.clone()).await.unwrap();
+        let (tls_state, reloader) = open(setup, kcp.client(), kcp.client(), metrics.clone()).await.unwrap();
         let mut registry = crate::telemetry::Metrics::new();
         let hub_metrics = table::Metrics::register(registry.tidewatch());
         let fleet = RuntimeTable::new(ShardCount::default(), table::Settings::default(), hub_metrics);
@@ -192,7 +192,7 @@ async fn trust_that_changes_before_the_caches_are_synced_is_announced() {
     let (rotation, _handle) =
         CaRotation::new(world.tls_state.clone(), client, &flags(), fleet, Replicas::alone(), Metrics::default());
     let old = world.kcp.ca_state().target().id.clone();
-    let other = CaState::steady(generate_root(crate::pki::CA_VALIDITY, unix()).unwrap(), unix());
+    let other = CaState::steady(Root::generate(crate::pki::CA_VALIDITY, unix()).unwrap(), unix());
     world.kcp.edit(|secret| secret.data = Some(other.write()));
     world.watch();
     let synced = CancellationToken::new();

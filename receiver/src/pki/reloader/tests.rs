@@ -8,8 +8,9 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use super::*;
 use crate::{
     pki::{
-        CA_VALIDITY, Ca, Flags, Metrics, PhaseName, SERVER_VALIDITY, Setup, TlsFlags, TrustBundle, ca_state::Phase,
-        testing::FakeKcp, tls_state::generate_root,
+        CA_VALIDITY, Ca, Flags, Metrics, PhaseName, SERVER_VALIDITY, Setup, TlsFlags, TrustBundle,
+        ca_state::{Phase, Root},
+        testing::FakeKcp,
     },
     testing::Folder,
 };
@@ -31,7 +32,7 @@ async fn open(kcp: &FakeKcp, arguments: &[String]) -> anyhow::Result<(TlsState, 
     let domain = "kyma.local".parse().unwrap();
     let names = vec!["localhost".parse().unwrap()];
     let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
-    TlsState::open(setup, kcp.client(), kcp.client(), Metrics::default()).await
+    crate::pki::open(setup, kcp.client(), kcp.client(), Metrics::default()).await
 }
 
 /// Leaf that a client with these roots accepts; `None` if it rejects the server.
@@ -86,7 +87,7 @@ async fn secret_changes_are_applied_and_unusable_content_changes_nothing() {
     assert_eq!(*tls_state.trust().borrow(), first);
 
     // Another CA, as after a restore of another backup: its leaf is served, and only it is trusted.
-    let other = CaState::steady(generate_root(CA_VALIDITY, now()).unwrap(), now());
+    let other = CaState::steady(Root::generate(CA_VALIDITY, now()).unwrap(), now());
     kcp.edit(|secret| secret.data = Some(other.write()));
     reloader.apply_secret(kcp.secret().as_ref(), now());
     let second = tls_state.trust().borrow().clone();
@@ -101,7 +102,7 @@ async fn each_phase_takes_effect_atomically() {
     let kcp = FakeKcp::default();
     let (tls_state, mut reloader) = open(&kcp, &[]).await.unwrap();
     let root = kcp.ca_state().target().clone();
-    let next = generate_root(CA_VALIDITY, now()).unwrap();
+    let next = Root::generate(CA_VALIDITY, now()).unwrap();
     let leaves_end = now() + 86_400;
     for (phase, issuing, serving) in [
         (Phase::Spread { next: next.clone() }, &root, &root),
@@ -155,7 +156,7 @@ async fn first_root_to_expire_is_shown_and_a_secret_that_is_not_used_is_no_fault
 
     let (_, mut reloader) = open(&kcp, &[]).await.unwrap();
     let root = kcp.ca_state().target().clone();
-    let next = generate_root(CA_VALIDITY * 2, begun).unwrap();
+    let next = Root::generate(CA_VALIDITY * 2, begun).unwrap();
     let ages = [
         (Phase::Steady, root.clone(), &root),
         (Phase::Spread { next: next.clone() }, root.clone(), &root),
@@ -197,7 +198,7 @@ async fn certificate_close_to_expiry_sets_the_gauge() {
 #[tokio::test]
 async fn expired_ca_is_replaced_at_the_start() {
     let kcp = FakeKcp::default();
-    let dead = generate_root(Duration::from_secs(60), now() - 3_600).unwrap();
+    let dead = Root::generate(Duration::from_secs(60), now() - 3_600).unwrap();
     kcp.edit(|secret| secret.data = Some(CaState::steady(dead.clone(), now() - 3_600).write()));
     let (tls_state, _) = open(&kcp, &[]).await.unwrap();
     assert_ne!(kcp.ca_state().target().id, dead.id);
@@ -208,9 +209,9 @@ async fn expired_ca_is_replaced_at_the_start() {
 #[tokio::test]
 async fn expired_old_root_of_a_rotation_is_retired_at_the_start() {
     let leaves_end = now() + 86_400;
-    let next = generate_root(CA_VALIDITY, now()).unwrap();
+    let next = Root::generate(CA_VALIDITY, now()).unwrap();
     for phase in [Phase::Spread { next: next.clone() }, Phase::Reissue { next: next.clone(), leaves_end }] {
-        let (kcp, dead) = (FakeKcp::default(), generate_root(Duration::from_secs(60), now() - 3_600).unwrap());
+        let (kcp, dead) = (FakeKcp::default(), Root::generate(Duration::from_secs(60), now() - 3_600).unwrap());
         let state = CaState { root: dead, phase, since: now() - 3_600, force_after: None };
         kcp.edit(|secret| secret.data = Some(state.write()));
         let (tls_state, _) = open(&kcp, &[]).await.unwrap();
@@ -226,7 +227,7 @@ async fn secret_that_could_not_be_used_yet_is_tried_again() {
     let kcp = FakeKcp::default();
     let (tls_state, mut reloader) = open(&kcp, &[]).await.unwrap();
     // A replica whose clock is an hour ahead generated the root.
-    let ahead = CaState::steady(generate_root(CA_VALIDITY, now() + 3_600).unwrap(), now());
+    let ahead = CaState::steady(Root::generate(CA_VALIDITY, now() + 3_600).unwrap(), now());
     kcp.edit(|secret| secret.data = Some(ahead.write()));
     reloader.apply_secret(kcp.secret().as_ref(), now());
     assert!(matches!(&*tls_state.secret_status().borrow(), CaSecretStatus::Refused));

@@ -1,6 +1,6 @@
 use rcgen::KeyPair;
 use tidewatch_shared::{
-    certificate::RuntimeCertificate,
+    certificate::{ReadCertificateError, RuntimeCertificate},
     v2::{Caller, ReadCallerError},
 };
 use tokio_rustls::{TlsAcceptor, TlsConnector};
