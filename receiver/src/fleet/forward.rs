@@ -35,7 +35,8 @@ pub use metrics::Metrics;
 pub use outbox::Delivery;
 pub use route::{ParseTemplateError, Routes, Service, Target, UrlTemplate};
 
-pub(crate) use outbox::{Limits, Outbox, QueueKey};
+pub(crate) use lane::QueueKey;
+pub(crate) use outbox::{Limits, Outbox};
 pub(crate) use watch_queue::Settlement;
 
 /// Result of one delivery attempt. The name is the value of the label `result`.

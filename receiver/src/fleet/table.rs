@@ -9,11 +9,14 @@
 mod agenda;
 mod directory;
 mod enqueue;
+mod entry;
 mod forward;
+mod forwarded;
 mod heartbeat_interval;
 mod job;
 mod kymas;
 mod metrics;
+mod module_reports;
 mod modules;
 mod placement;
 mod rate_share;
@@ -27,6 +30,7 @@ mod state;
 mod traces;
 mod trust;
 mod view;
+mod walk;
 
 use std::{
     hash::{BuildHasher as _, RandomState},

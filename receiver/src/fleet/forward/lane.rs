@@ -2,14 +2,19 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
+use tidewatch_shared::identity::RuntimeId;
 use tokio::time::Instant;
 
-use super::{DeliveryOutcome, outbox::QueueKey, shares::Shares, watch_queue::LanePosition};
+use super::{DeliveryOutcome, shares::Shares, watch_queue::LanePosition};
 use crate::base::random::Random;
+
+/// A runtime and one of its watches.
+pub(crate) type QueueKey = (RuntimeId, Arc<str>);
 
 /// Concurrent requests to one healthy service.
 const CONCURRENCY: usize = 8;

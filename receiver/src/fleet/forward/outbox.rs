@@ -15,13 +15,10 @@ use tokio::time::Instant;
 
 use super::{
     DeliveryOutcome, Health, Routes, Target,
-    lane::{Disposition, Lane, MAX_REFUSALS, PARK_PERIOD, park_delay},
+    lane::{Disposition, Lane, MAX_REFUSALS, PARK_PERIOD, QueueKey, park_delay},
     watch_queue::{LanePosition, Settlement, WatchQueue},
 };
 use crate::base::random::Random;
-
-/// A runtime and one of its watches.
-pub(crate) type QueueKey = (RuntimeId, Arc<str>);
 
 /// Capacity of the outbox.
 #[derive(Clone, Copy, Debug)]

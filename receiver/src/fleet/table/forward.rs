@@ -5,18 +5,16 @@ use std::{
     sync::Arc,
 };
 
-use rustls_pki_types::CertificateDer;
-use tidewatch_shared::{
-    event::Reason,
-    identity::{Epoch, RuntimeId},
-};
 use tokio::{sync::Notify, time::Instant};
 
-use super::{RuntimeTable, state::Entry};
+use super::{
+    RuntimeTable,
+    forwarded::{OutboxChanges, progress},
+};
 use crate::fleet::{
-    EventsRecord, ForwardedEvent, Snapshot,
+    Snapshot,
     due::next_due,
-    forward::{Delivery, DeliveryOutcome, Health, Outbox, QueueKey, Routes, Settlement, Target},
+    forward::{Delivery, DeliveryOutcome, Health, Outbox, Routes, Target},
 };
 
 /// Notifications for the sender and for the Watchers' conditions.
@@ -26,58 +24,6 @@ pub(super) struct Wakeups {
     due: Notify,
     /// The health of a service changed.
     health_changed: Notify,
-}
-
-/// Watches with queues that a request changed.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct OutboxChanges {
-    put: Vec<Arc<str>>,
-    without_room: Vec<Arc<str>>,
-}
-
-/// Puts the forwarded events of a request into the outbox and refuses those that find no room.
-pub(super) fn take(
-    outbox: &mut Outbox<Snapshot>,
-    entry: &mut Entry,
-    id: &RuntimeId,
-    epoch: Epoch,
-    recorded: &mut EventsRecord,
-    leaf: Option<&CertificateDer<'static>>,
-) -> OutboxChanges {
-    let mut changes = OutboxChanges::default();
-    let mut touched: BTreeSet<_> = outbox.answered_below(id, epoch, recorded.answered_below).into_iter().collect();
-    if recorded.counts.forwards_unblocked {
-        touched.extend(entry.runtime.watches_pending_forward().map(|watch| (id.clone(), watch.into())));
-    }
-    let leaf = leaf.filter(|_| !recorded.forwards.is_empty()).map(|leaf| Arc::new(leaf.clone()));
-    for ForwardedEvent { id: event_id, watch, event } in std::mem::take(&mut recorded.forwards) {
-        let key: QueueKey = (id.clone(), watch.into());
-        touched.insert(key.clone());
-        let Some(event) = event else { continue };
-        let put = leaf.as_ref().map(|leaf| outbox.put(&key, leaf, event));
-        if let Some(Ok(())) = put {
-            outbox.found_room(&key, epoch, event_id.sequence);
-            changes.put.push(key.1);
-            continue;
-        }
-        changes.without_room.push(key.1.clone());
-        // A lower sequence belongs to a delayed duplicate; the agent no longer awaits its response.
-        if let Some(leaf) = leaf.as_ref().filter(|_| event_id.sequence >= recorded.answered_below) {
-            outbox.block(key, leaf, epoch, event_id.sequence);
-        }
-        // The agent keeps a refused event and retries it with backoff.
-        recorded.refused.push((event_id, Reason::UnknownWatch));
-    }
-    for key in touched {
-        progress(outbox, entry, &key);
-    }
-    changes
-}
-
-fn progress(outbox: &mut Outbox<Snapshot>, entry: &mut Entry, key: &QueueKey) {
-    if let Some(Settlement { accepted, except }) = outbox.progress(key, || entry.runtime.snapshot()) {
-        entry.runtime.forwarded(&accepted, &key.1, &except);
-    }
 }
 
 impl RuntimeTable {

@@ -2,64 +2,17 @@
 //! takes the reports from here, and returns their tickets once they are settled.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use tokio::sync::Notify;
 
-use super::{
-    RuntimeTable,
-    state::{Entry, State},
-};
+use super::{RuntimeTable, entry::Entry, state::State};
 use crate::{
-    base::{key::KymaKey, shard::ShardId},
-    fleet::{
-        ModuleReport, ReportTicket,
-        due::next_due,
-        queue::{Drift, QueuedWork, WorkSet},
-    },
+    base::shard::ShardId,
+    fleet::{ModuleReport, ReportTicket, due::next_due, queue::WorkSet},
 };
-
-/// Changes that no task has taken yet; bounded by the Kymas.
-#[derive(Default)]
-pub(super) struct ModuleReports {
-    by_kyma: BTreeMap<KymaKey, Drift>,
-    /// The shard is among the [`ReportedShards`], or was taken from there.
-    is_announced: bool,
-}
-
-impl ModuleReports {
-    /// Adds changes of a Kyma's runtime.
-    pub(super) fn add(&mut self, key: &KymaKey, drift: Drift) {
-        match self.by_kyma.get_mut(key) {
-            Some(known) => known.merge(drift),
-            None => drop(self.by_kyma.insert(key.clone(), drift)),
-        }
-    }
-
-    /// Adds the changes behind the work on Manifests, and returns the rest of the work.
-    pub(super) fn split(&mut self, key: &KymaKey, queued: QueuedWork) -> Option<QueuedWork> {
-        let QueuedWork { work, priority, drift } = queued;
-        if !work.both(WorkSet::MANIFEST).is_empty() {
-            self.add(key, drift.clone());
-        }
-        let work = work.minus(WorkSet::MANIFEST);
-        (!work.is_empty()).then_some(QueuedWork { work, priority, drift })
-    }
-
-    /// Returns true if the shard is to be added to the [`ReportedShards`].
-    pub(super) fn announce(&mut self) -> bool {
-        let is_new = !self.is_announced && !self.by_kyma.is_empty();
-        self.is_announced |= is_new;
-        is_new
-    }
-
-    /// Drops the changes of a removed Kyma.
-    pub(super) fn remove(&mut self, key: &KymaKey) {
-        self.by_kyma.remove(key);
-    }
-}
 
 /// Shards with reports, in the order of their turns.
 #[derive(Default)]
@@ -121,36 +74,5 @@ impl State {
                 return Some(ModuleReport { drift, ticket: ReportTicket { kyma, generation, snapshot } });
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tidewatch_shared::event::{Change, Object};
-
-    use super::*;
-    use crate::fleet::queue::Priority;
-
-    fn object(name: &str) -> Drift {
-        let subject = format!("/v1/configmaps/ns/{name}").parse().unwrap();
-        let (kind, uid, resource_version) = ("ConfigMap".to_owned(), String::new(), String::new());
-        Drift::of(Object { subject, kind, uid, resource_version, generation: None, change: Change::Spec })
-    }
-
-    #[test]
-    fn work_on_manifests_is_split_off_with_the_changes() {
-        let key = KymaKey::new("ns", "k");
-        let mut reports = ModuleReports::default();
-        let queued = |work| QueuedWork { drift: object("a"), ..QueuedWork::new(work, Priority::User) };
-        assert_eq!(reports.split(&key, queued(WorkSet::MANIFEST)), None);
-        assert!(reports.announce() && !reports.announce(), "once");
-        assert_eq!(reports.split(&key, queued(WorkSet::RUNTIME)), Some(queued(WorkSet::RUNTIME)));
-        let both = reports.split(&key, queued(WorkSet::MANIFEST | WorkSet::RUNTIME));
-        assert_eq!(both, Some(queued(WorkSet::RUNTIME)));
-        reports.add(&key, object("b"));
-        let Some(Drift::Objects(objects)) = reports.by_kyma.get(&key) else { panic!("{:?}", reports.by_kyma) };
-        assert_eq!(objects.len(), 2, "each once");
-        reports.remove(&key);
-        assert!(reports.by_kyma.is_empty());
     }
 }

@@ -5,16 +5,11 @@ use std::time::Duration;
 use tidewatch_shared::identity::RuntimeId;
 use tokio::time::Instant;
 
-use super::{RuntimeTable, state::State};
+use super::{
+    RuntimeTable,
+    state::{Incomplete, State},
+};
 use crate::{base::key::KymaKey, fleet::PathState};
-
-/// An agent with a missing object of its own.
-#[derive(Default)]
-pub(super) struct Incomplete {
-    /// A heartbeat reported it since the last [`RuntimeTable::incomplete`].
-    pub(super) reported: bool,
-    taken: Option<Instant>,
-}
 
 impl RuntimeTable {
     /// Notes that a runtime closed or lost its last connection, or that a heartbeat over one is overdue; nothing

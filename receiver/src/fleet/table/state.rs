@@ -13,12 +13,13 @@ use tokio_util::sync::CancellationToken;
 use super::{
     PlacementError, Settings,
     agenda::QueueSummary,
+    entry::Entry,
+    forwarded::{self, OutboxChanges},
     job::{ReconcileStart, Started},
     kymas::Kymas,
-    modules::ModuleReports,
+    module_reports::ModuleReports,
     shared::Shared,
     signature_clock::SignatureClock,
-    silence::Incomplete,
     stamps::Stamps,
     traces::PendingTraces,
 };
@@ -42,7 +43,7 @@ pub(super) struct EventsReply {
     pub(super) recorded: EventsRecord,
     pub(super) enqueued: Option<Enqueued>,
     /// Changes of the outbox.
-    pub(super) forwarded: super::forward::OutboxChanges,
+    pub(super) forwarded: OutboxChanges,
 }
 
 /// Result of a heartbeat.
@@ -51,30 +52,12 @@ pub(super) struct HeartbeatReply {
     pub(super) plan_revision: String,
 }
 
-/// A Kyma and the state of its runtime.
-pub(super) struct Entry {
-    pub(super) id: Option<RuntimeId>,
-    /// Distinguishes successive Kymas of one name: a reconcile of an earlier one settles nothing.
-    pub(super) generation: u64,
-    pub(super) runtime: Runtime,
-    /// Path state at the last [`RuntimeTable::changed_paths`](super::RuntimeTable::changed_paths).
-    pub(super) reported_path: Option<PathState>,
-    /// Time from which no write of the replica that served the Kyma before can land.
-    safe: Option<Instant>,
-    /// Acceptance time of the oldest event that no reconcile has started with.
-    accepted: Option<Instant>,
-    /// The agent has caused work since the last reconcile began.
-    has_new_reports: bool,
-    /// Cancelled when the Kyma is removed.
-    cancellation: CancellationToken,
-}
-
-impl Entry {
-    /// Records that an event was accepted whose work is enqueued.
-    fn accept(&mut self, now: Instant) {
-        self.accepted.get_or_insert(now);
-        self.has_new_reports = true;
-    }
+/// An agent with a missing object of its own.
+#[derive(Default)]
+pub(super) struct Incomplete {
+    /// A heartbeat reported it since the last [`RuntimeTable::incomplete`](super::RuntimeTable::incomplete).
+    pub(super) reported: bool,
+    pub(super) taken: Option<Instant>,
 }
 
 pub(super) struct State {
@@ -231,7 +214,7 @@ impl State {
         let mut recorded = entry.runtime.events(epoch, created, events);
         let outbox = self.shared.outbox_for(!recorded.forwards.is_empty());
         let forwarded =
-            outbox.map(|mut outbox| super::forward::take(&mut outbox, entry, &id, epoch, &mut recorded, leaf.as_ref()));
+            outbox.map(|mut outbox| forwarded::take(&mut outbox, entry, &id, epoch, &mut recorded, leaf.as_ref()));
         let forwarded = forwarded.unwrap_or_default();
         let mut enqueued = None;
         if let Some(work) = recorded.queued.take().and_then(|work| self.reports.split(&key, work)) {
