@@ -11,6 +11,7 @@ mod not_served;
 mod pace;
 mod single;
 mod snapshot;
+mod status;
 
 use std::{
     collections::BTreeMap,
@@ -41,12 +42,11 @@ pub use crate::{
     telemetry::Stats,
 };
 use entry::WatchEntry;
-pub use event_path::{ConditionStatus, EventPath};
 pub(crate) use evidence::Evidence;
 use heartbeat::HeartbeatLog;
 pub use heartbeat::LastHeartbeat;
 use pace::Pace;
-pub use snapshot::Runtime;
+pub use status::{ConditionStatus, EventPath, Runtime};
 
 /// Objects of a watch that are reported one by one in its first list at most.
 const ANNOUNCED: usize = 16;

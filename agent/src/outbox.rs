@@ -15,6 +15,7 @@
 //! carries the difference as its delta.
 
 mod dirty_set;
+mod entry;
 mod epoch;
 mod in_flight;
 mod keyed;
@@ -43,7 +44,7 @@ use tidewatch_shared::{
 };
 use tokio::time::Instant;
 
-pub(crate) use dirty_set::Update;
+pub(crate) use entry::Update;
 pub(crate) use epoch::{EpochReason, EpochState};
 pub use limits::AnnouncedLimits;
 pub(crate) use single::{NextSingle, NotBefore, SingleEvent};

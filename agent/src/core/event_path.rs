@@ -1,34 +1,8 @@
 //! Condition of the event path by the agent's own evidence: its heartbeats and their responses.
 
-use serde::{Deserialize, Serialize};
-use strum::Display;
 use tidewatch_shared::heartbeat::{EVIDENCE_INTERVALS, failing};
 
-use super::Runtime;
-
-/// Condition of the event path. The reasons are those of the condition `EventPath` that the receiver writes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct EventPath {
-    /// Status of the condition.
-    pub state: ConditionStatus,
-    /// Reason in CamelCase.
-    pub reason: String,
-    /// Details of the reason.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
-}
-
-/// Status of a condition, spelled as in the Kubernetes API.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Display, Serialize, Deserialize)]
-pub enum ConditionStatus {
-    /// The event path is proven.
-    True,
-    /// There is evidence against it.
-    False,
-    /// No heartbeat has been sent; contract v2 has none.
-    Unknown,
-}
+use super::status::{ConditionStatus, EventPath, Runtime};
 
 impl EventPath {
     /// Evaluates the evidence in the receiver's order and returns the first finding; `canary` is the age of the canary

@@ -7,20 +7,16 @@ use std::{
     time::Duration,
 };
 
-use tidewatch_shared::{digest::Digest, event::Change, variant::VariantName as _};
+use tidewatch_shared::{digest::Digest, event::Change};
 use tokio::time::Instant;
 
 use super::{
     WatchInfo,
+    entry::{Attempts, Entry, Update},
     keyed::{Held, Keyed},
-    single::Attempts,
     sweep::Sweep,
 };
-use crate::{
-    index::{Index, ObjectState},
-    memory::tree_entry,
-    random,
-};
+use crate::{index::Index, memory::tree_entry, random};
 
 /// Key of the watch itself, for `watch.changed`. It cannot collide with an object, because the key of an object
 /// contains a `/`.
@@ -29,60 +25,6 @@ pub(super) const WATCH_KEY: &str = "";
 const UNKNOWN_WATCH_CAP: Duration = Duration::from_secs(300);
 /// Least time between two events of a coarse watch; up to as much again is added at random.
 const COARSE_SPACING: Duration = Duration::from_secs(30);
-
-/// Subject of an event.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Update {
-    /// The watch as a whole: any of its objects may have changed.
-    Watch,
-    /// The watch as a whole, including objects with unknown names. Only for forwarded watches.
-    Unnamed,
-    /// One object.
-    Object {
-        /// Newest state; the last one if the object is deleted.
-        seen: ObjectState,
-        /// Most significant change since the last settled one.
-        change: Change,
-        /// The object's current contribution to the digest.
-        part: Digest,
-    },
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Entry {
-    pub(super) update: Update,
-    /// The object's contribution to the digest as of the last event sent of it.
-    pub(super) base: Digest,
-    /// Time at which the agent first observed the change, in Unix milliseconds.
-    pub(super) since: i64,
-    /// The object was created while the watch was running and no event has been sent of it, so its deletion need not be
-    /// sent either.
-    pub(super) unannounced: bool,
-    /// Delivery attempts; contract v2 only.
-    pub(super) attempts: Attempts,
-}
-
-impl Update {
-    /// Label of the change in metrics.
-    pub(super) fn as_str(&self) -> &'static str {
-        match self {
-            Self::Watch => "whole",
-            Self::Unnamed => "unnamed",
-            Self::Object { change, .. } => change.as_str(),
-        }
-    }
-}
-
-impl Entry {
-    /// Creates an entry that has not been sent.
-    pub(super) fn new(update: Update, base: Digest, since: i64) -> Self {
-        Self { update, base, since, unannounced: false, attempts: Attempts::default() }
-    }
-
-    fn is_deleted(&self) -> bool {
-        matches!(self.update, Update::Object { change: Change::Deleted, .. })
-    }
-}
 
 impl Held for Entry {
     fn heap(&self) -> usize {

@@ -16,7 +16,7 @@ use tidewatch_shared::{
 
 use super::{
     WatchInfo,
-    dirty_set::{Entry, Update},
+    entry::{Entry, Update},
 };
 
 /// Encoded event with its sequence.

@@ -12,7 +12,8 @@ use tokio::time::Instant;
 
 use super::{
     AnnouncedLimits, DirtySet, EpochReason, Outbox,
-    dirty_set::{Entry, Parking, Update, WATCH_KEY},
+    dirty_set::{Parking, WATCH_KEY},
+    entry::{Entry, Update},
     in_flight::{self, SequencedEvent},
 };
 use crate::random;

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::{
     Outbox, Update, WatchInfo,
     dirty_set::{DirtySet, Parking},
+    entry::Attempts,
 };
 
 /// Number of refusals after which an event is parked.
@@ -49,15 +50,6 @@ pub(super) struct SingleInFlight {
     watch: Arc<str>,
     key: Arc<str>,
     sequence: u64,
-}
-
-/// Delivery attempts of an event.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Attempts {
-    /// It was sent at least once, and not accepted.
-    again: bool,
-    /// Number of refusals; parking starts the count anew.
-    refusals: u8,
 }
 
 impl Outbox {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tidewatch_shared::event::Change;
 
-use super::dirty_set::{Entry, Update};
+use super::entry::{Entry, Update};
 use crate::index::Index;
 
 /// Position of the sweep of one watch.
