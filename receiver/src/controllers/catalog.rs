@@ -28,6 +28,7 @@ mod runtime;
 pub mod selector;
 pub mod snapshot;
 mod sync;
+mod target;
 #[cfg(test)]
 mod tests;
 pub mod view;
@@ -54,15 +55,14 @@ pub use sync::Synced;
 
 pub(crate) use controller::{CatalogError, CatalogReconcile};
 pub(crate) use releases::confirmations;
-pub(crate) use rollout::{RolloutBoard, RolloutMark, RolloutSlot, VersionSource};
+pub(crate) use rollout::{RolloutBoard, RolloutMark, RolloutSlot};
+pub use target::{ChannelTarget, VersionSource, VisibilityLabels};
 
 use self::{
     holds::Holds,
     inventory::Inventory,
     releases::{Ledger, Observed},
-    removal_guard::{
-        ChannelTarget, GuardDecision, HeldRemoval, HeldRemovals, LostReleases, RemovalPolicy, VisibilityLabels,
-    },
+    removal_guard::{GuardDecision, HeldRemoval, HeldRemovals, LostReleases, RemovalPolicy},
     rollout::{InvalidPolicyError, RolloutKey, RolloutPolicy},
     runtime::Runtime,
     snapshot::{Omission, Snapshot},

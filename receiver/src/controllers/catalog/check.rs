@@ -7,6 +7,7 @@ mod advice;
 mod document;
 mod finding;
 mod object;
+mod parse;
 mod rules;
 mod schema;
 #[cfg(test)]
@@ -90,8 +91,8 @@ pub struct Objects {
 pub fn check(files: &[Source], against: Option<&[Source]>, options: &CheckOptions) -> Result<Report, ParseError> {
     let mut findings = Vec::new();
     let mut users = rules::PinnedUsers::default();
-    let objects = object::objects(files, &mut findings, &mut users)?;
-    let before = against.map(|before| object::objects(before, &mut Vec::new(), &mut users)).transpose()?;
+    let objects = parse::objects(files, &mut findings, &mut users)?;
+    let before = against.map(|before| parse::objects(before, &mut Vec::new(), &mut users)).transpose()?;
     let schemas = Schemas::new();
     for object in &objects {
         let mut found = schemas.check(object);
@@ -115,8 +116,8 @@ pub fn check(files: &[Source], against: Option<&[Source]>, options: &CheckOption
 pub fn read(files: &[Source]) -> Result<Objects, ReadError> {
     let mut read = Objects::default();
     let schemas = Schemas::new();
-    for object in object::objects(files, &mut Vec::new(), &mut rules::PinnedUsers::default())? {
-        match object.stored(&schemas) {
+    for object in parse::objects(files, &mut Vec::new(), &mut rules::PinnedUsers::default())? {
+        match schemas.stored(&object) {
             _ if object.name.is_empty() => {
                 let finding = object.finding(&[], Code::Metadata, "it has no name");
                 return Err(ReadError::Object(Box::new(finding.suggest(rules::name_advice(&object)))));

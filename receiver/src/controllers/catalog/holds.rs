@@ -13,7 +13,8 @@ use tidewatch_shared::{
 
 use super::{
     desired::{HeldObjects, Kind, ObjectId},
-    removal_guard::{HeldRemovals, Part, Releases, VisibilityLabels},
+    removal_guard::{HeldRemovals, Part, Releases},
+    target::VisibilityLabels,
     visibility::template_name,
 };
 

@@ -24,12 +24,13 @@ use super::{
     desired::{Difference, ObjectId},
     holds::Holds,
     releases::Ledger,
-    removal_guard::{self, ChannelTarget, GuardDecision, HeldRemovals, Releases, RemovalPolicy},
+    removal_guard::{self, GuardDecision, HeldRemovals, Releases, RemovalPolicy},
     rollout::{
         BoardEntry, InvalidPolicyError, Rollout, RolloutBoard, RolloutFlags, RolloutKey, RolloutPolicy, RolloutSlot,
-        StoredRollouts, VersionSource,
+        StoredRollouts,
     },
     snapshot::{Omission, Snapshot},
+    target::{ChannelTarget, VersionSource},
     visibility::VisibilityClass,
 };
 use crate::controllers::windows::MaintenanceWindows;

@@ -170,7 +170,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        controllers::catalog::removal_guard::{Audience, ChannelTarget, ModuleState, Part, VisibilityLabels},
+        controllers::catalog::{
+            removal_guard::{Audience, ModuleState, Part},
+            target::{ChannelTarget, VisibilityLabels},
+        },
         testing,
     };
 

@@ -17,7 +17,7 @@ use tidewatch_shared::hex;
 
 pub use held::{HeldRemoval, HeldRemovals, Part};
 pub use lost::{LossCause, LostReleases};
-pub use state::{Audience, ChannelTarget, ModuleState, Releases, VisibilityLabels};
+pub use state::{Audience, ModuleState, Releases};
 
 use self::losses::Losses;
 

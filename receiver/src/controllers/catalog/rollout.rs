@@ -22,26 +22,7 @@ pub(crate) use policy::{InvalidPolicyError, RolloutPolicy};
 pub(crate) use record::RolloutMark;
 pub(crate) use stored::{StoredRollouts, accepted_targets, data_key};
 
-use super::removal_guard::ChannelTarget;
-
-/// Field of a release meta that points to a version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VersionSource<'a> {
-    /// Channel of this name.
-    Channel(&'a str),
-    /// Version of a mandatory module.
-    Mandatory,
-}
-
-impl VersionSource<'_> {
-    /// Name of the channel, or of the field.
-    pub(super) const fn as_str(&self) -> &str {
-        match self {
-            Self::Channel(channel) => channel,
-            Self::Mandatory => "mandatory",
-        }
-    }
-}
+use super::target::ChannelTarget;
 
 /// Slot of one Kyma in a roll-out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +75,7 @@ pub fn delay(kyma_uid: &str, module: &str, version: &str, window: Duration) -> D
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::catalog::removal_guard::VisibilityLabels;
+    use crate::controllers::catalog::target::VisibilityLabels;
 
     const WINDOW: Duration = Duration::from_secs(300);
 

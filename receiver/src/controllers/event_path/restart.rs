@@ -18,7 +18,7 @@ use crate::{
         stores::Stores,
     },
     controllers::{
-        catalog::{Catalog, RolloutSlot, VersionSource, removal_guard::ChannelTarget},
+        catalog::{Catalog, ChannelTarget, RolloutSlot, VersionSource},
         kyma::{Inputs, mandatory_due_after},
         windows::MaintenanceWindows,
     },

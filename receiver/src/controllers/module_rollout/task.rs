@@ -42,8 +42,7 @@ use crate::{
     },
     controllers::{
         catalog::{
-            Catalog,
-            removal_guard::ChannelTarget,
+            Catalog, ChannelTarget,
             rollout::{BoardEntry, Rollout, RolloutKey, RolloutPolicy},
             visibility::template_name,
         },

@@ -33,8 +33,8 @@ use crate::{
     base::{key::KymaKey, manifests::ManifestFacts, pause::Pause, takeover::Takeover},
     controllers::{
         catalog::{
+            ChannelTarget,
             check::Objects,
-            removal_guard::ChannelTarget,
             rollout::{
                 InvalidPolicyError, Rollout, RolloutFlags, RolloutKey, RolloutPolicy, StoredRollouts, accepted_targets,
             },

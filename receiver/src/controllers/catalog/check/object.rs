@@ -3,17 +3,12 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate},
-    names::{GROUP, VERSION},
-};
+use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate};
 
 use super::{
-    ParseError, Source, advice,
+    advice,
     document::{self, Content, Node, Step},
     finding::{Code, Finding},
-    rules::PinnedUsers,
-    schema::Schemas,
 };
 use crate::controllers::catalog::{desired::Kind, visibility::template_name};
 
@@ -36,7 +31,7 @@ pub(super) enum Typed {
 }
 
 impl Typed {
-    fn of(kind: Kind, value: Value) -> Self {
+    pub(super) fn of(kind: Kind, value: Value) -> Self {
         let typed = match kind {
             Kind::Template => serde_json::from_value(value).map(|object| Self::Template(Arc::new(object))),
             Kind::ReleaseMeta => serde_json::from_value(value).map(|object| Self::ReleaseMeta(Arc::new(object))),
@@ -46,17 +41,10 @@ impl Typed {
 }
 
 impl Object {
-    fn new(file: &Arc<str>, kind: Kind, node: Node) -> Self {
+    pub(super) fn new(file: &Arc<str>, kind: Kind, node: Node) -> Self {
         let typed = Typed::of(kind, node.to_value());
         let name = node.get("metadata").and_then(|metadata| metadata.text("name")).unwrap_or_default().to_owned();
         Self { file: Arc::clone(file), kind, name, node, typed }
-    }
-
-    /// The object as an API server would store it.
-    pub(super) fn stored(&self, schemas: &Schemas) -> Typed {
-        let mut value = self.node.to_value();
-        schemas.store(self.kind, &mut value);
-        Typed::of(self.kind, value)
     }
 
     pub(super) fn template(&self) -> Option<&ModuleTemplate> {
@@ -90,7 +78,14 @@ impl Object {
     }
 }
 
-fn finding(file: &Arc<str>, node: &Node, object: &str, path: &[Step<'_>], code: Code, message: String) -> FindingDraft {
+pub(super) fn finding(
+    file: &Arc<str>,
+    node: &Node,
+    object: &str,
+    path: &[Step<'_>],
+    code: Code,
+    message: String,
+) -> FindingDraft {
     let at = node.location_of(path);
     FindingDraft(Finding {
         file: file.to_string(),
@@ -112,75 +107,5 @@ pub(super) struct FindingDraft(Finding);
 impl FindingDraft {
     pub(super) fn suggest(self, suggestion: impl Into<String>) -> Finding {
         Finding { suggestion: suggestion.into(), ..self.0 }
-    }
-}
-
-/// Parses texts into templates and release metas, adds the Kymas to the users, and findings on all other objects.
-pub(super) fn objects(
-    sources: &[Source],
-    findings: &mut Vec<Finding>,
-    users: &mut PinnedUsers,
-) -> Result<Vec<Object>, ParseError> {
-    let mut objects = Vec::new();
-    for Source { name, text } in sources {
-        let documents = document::read(text).map_err(|(at, reason)| ParseError {
-            file: Arc::clone(name),
-            line: at.line(),
-            column: at.column(),
-            reason,
-        })?;
-        for node in documents.into_iter().flat_map(Node::into_objects) {
-            if is_kyma(&node) {
-                users.add(&node);
-            } else if let Some(kind) = kind(name, &node, findings) {
-                objects.push(Object::new(name, kind, node));
-            }
-        }
-    }
-    Ok(objects)
-}
-
-fn is_kyma(node: &Node) -> bool {
-    let group = node.text("apiVersion").and_then(|version| Some(version.split_once('/')?.0));
-    group == Some(GROUP) && node.text("kind") == Some("Kyma")
-}
-
-/// Kind of an object. Adds a finding on an object of neither kind.
-fn kind(file: &Arc<str>, node: &Node, findings: &mut Vec<Finding>) -> Option<Kind> {
-    let mut foreign = |code, message: &str, suggestion: String| {
-        let label = node.text("kind").unwrap_or("?");
-        findings.push(finding(file, node, label, &[], code, message.to_owned()).suggest(suggestion));
-        None
-    };
-    let api_version = || format!("write apiVersion: {GROUP}/{VERSION}");
-    if !matches!(node.content, Content::Object(_)) {
-        let message = format!("must be an object, and is {}", node.content);
-        return foreign(Code::Type, &message, "write each object after a line with ---".to_owned());
-    }
-    let kind_named = |kind: &str| Kind::ALL.into_iter().find(|known| known.name() == kind);
-    let (version, kind) = match (node.text("apiVersion"), node.text("kind")) {
-        (Some(version), Some(kind)) => (version, kind),
-        (version, kind) => {
-            let suggestion = match (version, kind.and_then(kind_named)) {
-                (None, Some(_)) => api_version(),
-                (Some(_), _) => "add the kind, ModuleTemplate or ModuleReleaseMeta".to_owned(),
-                (None, None) => format!("add apiVersion: {GROUP}/{VERSION} and the kind"),
-            };
-            return foreign(Code::Required, "an object must have an apiVersion and a kind", suggestion);
-        }
-    };
-    match (kind_named(kind), version.split_once('/')) {
-        (Some(kind), Some((GROUP, VERSION))) => Some(kind),
-        (Some(_), Some((GROUP, other))) => {
-            foreign(Code::ApiVersion, &format!("the version {other} is not served, {VERSION} is"), api_version())
-        }
-        (known, _) => {
-            let suggestion = match (known, advice::closest(kind, Kind::ALL.map(Kind::name))) {
-                (Some(_), _) => api_version(),
-                (None, Some(closest)) => format!("write kind: {closest}, if it shall be one"),
-                (None, None) => "leave it out here".to_owned(),
-            };
-            foreign(Code::OtherKind, "neither a ModuleTemplate nor a ModuleReleaseMeta: not looked at", suggestion)
-        }
     }
 }

@@ -13,7 +13,7 @@ use super::{
     advice,
     document::{Content, Node, Step},
     finding::{Code, Finding},
-    object::Object,
+    object::{Object, Typed},
 };
 use crate::controllers::catalog::{desired::Kind, retirement::parse_date};
 
@@ -25,6 +25,13 @@ pub(super) struct Schemas {
 }
 
 impl Schemas {
+    /// An object as an API server would store it.
+    pub(super) fn stored(&self, object: &Object) -> Typed {
+        let mut value = object.node.to_value();
+        self.store(object.kind, &mut value);
+        Typed::of(object.kind, value)
+    }
+
     /// Loads the schemas of the bundled CRDs.
     pub(super) fn new() -> Self {
         let (template, release_meta) = (schema_of(Kind::Template), schema_of(Kind::ReleaseMeta));

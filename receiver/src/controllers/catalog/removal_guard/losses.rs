@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    held::Part,
-    state::{ModuleState, VisibilityLabels},
-};
+use super::{held::Part, state::ModuleState};
+use crate::controllers::catalog::target::VisibilityLabels;
 
 /// Loss of a Kyma that its release meta no longer admits.
 const WHOLE: &[Part] = &[Part::Module];

@@ -4,15 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::{
-    api::{Channel, ModuleReleaseMeta, ModuleTemplate},
-    names::label,
-};
+use tidewatch_shared::api::{Channel, ModuleReleaseMeta, ModuleTemplate};
 
 use super::held::Part;
-use crate::{
-    base::labels::is_true,
-    controllers::catalog::{rollout::VersionSource, selector::Selector, visibility::Admission},
+use crate::controllers::catalog::{
+    selector::Selector,
+    target::{ChannelTarget, VersionSource, VisibilityLabels},
+    visibility::Admission,
 };
 
 /// State of each module, by name.
@@ -47,17 +45,6 @@ pub struct ModuleState {
     pub edited: BTreeMap<String, i64>,
 }
 
-/// Labels that limit the visibility of a version, or the ones of a Kyma that lift this limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VisibilityLabels {
-    /// Visible to beta Kymas only.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub beta: bool,
-    /// Visible to internal Kymas only.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub internal: bool,
-}
-
 /// Kymas that a release meta admits.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Audience {
@@ -71,22 +58,6 @@ pub enum Audience {
     #[default]
     #[serde(rename = "nobody")]
     Excluded,
-}
-
-/// Version that a channel or the field `mandatory` points to, and its visibility.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ChannelTarget {
-    /// Target version.
-    pub version: String,
-    /// Labels that limit its visibility.
-    #[serde(flatten)]
-    pub labels: VisibilityLabels,
-    /// Time of the move to this version, in Unix seconds; absent if no move was observed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub since: Option<i64>,
-    /// Version before that move; absent if there was none, or it was not recorded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub from: Option<String>,
 }
 
 impl ModuleState {
@@ -231,22 +202,6 @@ impl ModuleState {
                 labels
             }
         }
-    }
-}
-
-impl VisibilityLabels {
-    pub(in crate::controllers::catalog) fn of(labels: Option<&BTreeMap<String, String>>) -> Self {
-        Self { beta: is_true(labels, label::BETA), internal: is_true(labels, label::INTERNAL) }
-    }
-
-    /// Returns whether some Kyma sees an object with the labels `before`, and none with these.
-    pub(in crate::controllers::catalog) const fn hides_from_viewers_of(self, before: Self) -> bool {
-        (self.beta && !before.beta) || (self.internal && !before.internal)
-    }
-
-    /// Returns whether a Kyma with these labels sees an object with those.
-    const fn sees(self, object: Self) -> bool {
-        (self.beta || !object.beta) && (self.internal || !object.internal)
     }
 }
 

@@ -2,7 +2,7 @@ use serde_json::json;
 use tidewatch_shared::names::label;
 
 use super::*;
-use crate::controllers::catalog::rollout::VersionSource;
+use crate::controllers::catalog::target::{ChannelTarget, VersionSource, VisibilityLabels};
 
 type Labels = BTreeMap<String, String>;
 

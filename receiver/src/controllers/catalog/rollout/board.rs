@@ -9,13 +9,13 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::sync::Notify;
 
-use super::{
-    VersionSource,
-    record::{self, Rollout, RolloutKey, RolloutMark},
-};
+use super::record::{self, Rollout, RolloutKey, RolloutMark};
 use crate::{
     base::key::KymaKey,
-    controllers::catalog::{RolloutSlot, removal_guard::ChannelTarget},
+    controllers::catalog::{
+        RolloutSlot,
+        target::{ChannelTarget, VersionSource},
+    },
 };
 
 /// Ring rollouts; clones share the state. The default has none.

@@ -6,9 +6,11 @@ use aws_lc_rs::digest;
 use serde::{Deserialize, Serialize};
 use tidewatch_shared::hex;
 
-use super::VersionSource;
 use crate::controllers::{
-    catalog::{RolloutSlot, removal_guard::ChannelTarget},
+    catalog::{
+        RolloutSlot,
+        target::{ChannelTarget, VersionSource},
+    },
     rings::Ring,
 };
 
@@ -253,7 +255,7 @@ pub(super) fn slot(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::catalog::removal_guard::VisibilityLabels;
+    use crate::controllers::catalog::target::VisibilityLabels;
 
     fn key() -> RolloutKey {
         RolloutKey { module: "keda".to_owned(), channel: Some("fast".to_owned()) }

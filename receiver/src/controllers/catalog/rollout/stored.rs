@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::record::{Rollout, RolloutKey};
-use crate::controllers::catalog::{Flags, releases::Ledger, removal_guard::ChannelTarget};
+use crate::controllers::catalog::{Flags, releases::Ledger, target::ChannelTarget};
 
 /// Content of the ConfigMap.
 #[derive(Clone, Debug, Default, PartialEq)]

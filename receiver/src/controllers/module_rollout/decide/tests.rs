@@ -12,8 +12,7 @@ use crate::{
     base::key::KymaKey,
     controllers::{
         catalog::{
-            RolloutMark,
-            removal_guard::{ChannelTarget, VisibilityLabels},
+            ChannelTarget, RolloutMark, VisibilityLabels,
             rollout::{RolloutFlags, RolloutKey},
         },
         module_rollout::members::{Observation, Times},

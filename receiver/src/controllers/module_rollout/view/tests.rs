@@ -5,8 +5,8 @@ use tidewatch_shared::names::annotation;
 use super::*;
 use crate::controllers::{
     catalog::{
-        RolloutMark,
-        removal_guard::{Audience, ModuleState, VisibilityLabels},
+        RolloutMark, VisibilityLabels,
+        removal_guard::{Audience, ModuleState},
         rollout::{Progress, data_key},
     },
     rings::Ring,
