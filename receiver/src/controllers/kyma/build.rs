@@ -20,7 +20,7 @@ use crate::{
     controllers::manifest::{CreatedDefault, finalizers},
     kube::{
         kinds::is_of_kubernetes,
-        object::{Ownership, Shape, Target},
+        object::{self, Ownership, Repair, Shape, Target},
     },
 };
 
@@ -47,6 +47,11 @@ const SHAPE: Shape = Shape {
 };
 
 impl Desired {
+    /// Returns true if a Manifest differs from the desired one, or cannot be compared.
+    pub(super) fn differs_from(&self, manifest: &Manifest) -> bool {
+        object::erase(manifest).map_or(true, |live| self.target().compare(&live, None) != Repair::None)
+    }
+
     /// Target of the write in the control plane.
     pub(super) fn target(&self) -> Target<'_> {
         let (name, manager) = (&self.name, field_manager::LIFECYCLE);

@@ -14,7 +14,7 @@ use tidewatch_shared::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::{Error, inputs};
+use super::{Error, digest::short_digest};
 use crate::kube::{
     object::{self, Ownership, Repair, Shape, Target, WriteBudget, WriteError},
     stored_versions::{Migration, Progress, Turn},
@@ -53,7 +53,7 @@ pub(super) fn wanted() -> &'static [Wanted] {
 pub(super) fn fingerprint() -> &'static str {
     static FINGERPRINT: LazyLock<String> = LazyLock::new(|| {
         let specs: Vec<_> = wanted().iter().map(|wanted| (&wanted.name, &wanted.body["spec"])).collect();
-        inputs::hash(&json!(specs).to_string())
+        short_digest(&json!(specs).to_string())
     });
     &FINGERPRINT
 }
@@ -100,7 +100,7 @@ pub(super) async fn ensure(
     budget: &WriteBudget<'_>,
 ) -> Result<(), Error> {
     let (api, target) = (definitions(client), wanted.target(budget));
-    let found = object::get(&api, &wanted.name).await.map_err(Error::crd("read", wanted))?;
+    let found = object::get(&api, &wanted.name).await.map_err(Error::crd("read", &wanted.name))?;
     if found.as_ref().is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
         return Err(Error::CrdTerminating(wanted.name.clone()));
     }
@@ -116,7 +116,7 @@ pub(super) async fn ensure(
                 leave_other_versions(client, &api, wanted, found).await?;
             }
             let converged = target.converge(&api, None, &mut accepted).await;
-            let failed = |error: WriteError| error.request().map_or_else(contested, Error::crd("apply", wanted));
+            let failed = |error: WriteError| error.request().map_or_else(contested, Error::crd("apply", &wanted.name));
             converged.map_err(failed)?.object
         }
     };
@@ -150,7 +150,7 @@ async fn established(api: &Api<DynamicObject>, wanted: &Wanted, mut current: Dyn
             return Err(Error::NotEstablished(wanted.name.clone()));
         }
         sleep(LOOK_AGAIN).await;
-        current = api.get(&wanted.name).await.map_err(Error::crd("read", wanted))?;
+        current = api.get(&wanted.name).await.map_err(Error::crd("read", &wanted.name))?;
     }
     Ok(())
 }

@@ -168,7 +168,7 @@ fn mandatory_blockers(left: &[Manifest]) -> Option<String> {
 async fn show(client: &Client, kyma: &Kyma) -> Result<(), Error> {
     let Some(definition) = crd::wanted().iter().find(|wanted| wanted.kind == "Kyma") else { return Ok(()) };
     let found =
-        object::get(&crd::definitions(client), &definition.name).await.map_err(Error::crd("read", definition))?;
+        object::get(&crd::definitions(client), &definition.name).await.map_err(Error::crd("read", &definition.name))?;
     if found.is_none() {
         return Ok(());
     }
@@ -184,7 +184,7 @@ async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Re
     let api = crd::definitions(client);
     let (mut of_kyma, mut of_catalog) = (None, Vec::new());
     for wanted in crd::wanted() {
-        let found = object::get(&api, &wanted.name).await.map_err(Error::crd("read", wanted))?;
+        let found = object::get(&api, &wanted.name).await.map_err(Error::crd("read", &wanted.name))?;
         match wanted.kind.as_str() {
             "Kyma" => of_kyma = found,
             _ => of_catalog.extend(found),

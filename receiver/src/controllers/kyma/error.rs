@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::crd;
 use crate::{
     base::{body_missing::BodyMissingError, error_class::ErrorClass},
     controllers::{
@@ -152,8 +151,8 @@ impl Error {
         }
     }
 
-    pub(super) fn crd(doing: &'static str, wanted: &crd::Wanted) -> impl FnOnce(kube::Error) -> Self {
-        let name = wanted.name.clone();
+    pub(super) fn crd(doing: &'static str, name: &str) -> impl FnOnce(kube::Error) -> Self {
+        let name = name.to_owned();
         move |source| Self::Crd { doing, name, source }
     }
 

@@ -10,17 +10,15 @@ mod pending;
 
 use std::collections::BTreeMap;
 
-use aws_lc_rs::digest;
 use kube::ResourceExt;
 use serde_json::json;
 use tidewatch_shared::{
     api::Kyma,
-    hex,
     names::annotation,
     plan::{Plan, Work},
 };
 
-use super::{Context, crd};
+use super::{Context, crd, digest::short_digest};
 use crate::{
     base::key::KymaKey, controllers::windows::WindowState, fleet::queue::WorkSet, kube::leader::reconcile_fence,
 };
@@ -55,14 +53,14 @@ impl Inputs {
         let annotations: BTreeMap<_, _> =
             kyma.annotations().iter().filter(|(key, _)| !is_own_annotation(key)).collect();
         let decided = json!([kyma.metadata.generation, kyma.labels(), annotations, plan.revision(), definitions]);
-        Self { kyma: hash(&decided.to_string()), catalog: hash(catalog) }
+        Self { kyma: short_digest(&decided.to_string()), catalog: short_digest(catalog) }
     }
 
     /// The same with the maintenance window that a module of the Kyma waits for, if one does.
     #[must_use]
     pub(crate) fn with_window(self, window: Option<WindowState>) -> Self {
         match window {
-            Some(window) => Self { kyma: hash(&format!("{} {window}", self.kyma)), ..self },
+            Some(window) => Self { kyma: short_digest(&format!("{} {window}", self.kyma)), ..self },
             None => self,
         }
     }
@@ -106,11 +104,6 @@ fn noted(kyma: &Kyma) -> &str {
 
 fn parts(noted: &str) -> (&str, &str) {
     noted.split_once('.').unwrap_or((NEVER, NEVER))
-}
-
-/// First 8 bytes of the SHA-256 in hex.
-pub(super) fn hash(text: &str) -> String {
-    hex::encode(&digest::digest(&digest::SHA256, text.as_bytes()).as_ref()[..8])
 }
 
 #[cfg(test)]

@@ -10,9 +10,9 @@ use tidewatch_shared::{
 
 use super::{
     build::{self, Desired},
+    installed::{is_unmanaged, module_of},
     layer::{LayerLookup, ModuleLayer},
     lookup::Resolved,
-    modules::{differs, is_unmanaged, module_of},
     validate::{Follow, WantedModule},
 };
 use crate::controllers::manifest::finalizers;
@@ -62,7 +62,7 @@ pub(super) fn upgrade(
         LayerLookup::Pending | LayerLookup::Failed(_) => return Upgrade::Pending,
     };
     let desired = leaving(build::manifest(kyma, module, found, &layer), manifest);
-    if differs(&desired, manifest) { Upgrade::Write(Box::new(desired)) } else { Upgrade::None }
+    if desired.differs_from(manifest) { Upgrade::Write(Box::new(desired)) } else { Upgrade::None }
 }
 
 /// Keeps what the removal depends on: the default module CR, and the finalizers that are left. The uid prevents that a

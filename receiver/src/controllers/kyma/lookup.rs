@@ -3,9 +3,9 @@
 //! A module that follows a channel, or is mandatory, keeps its installed version until the Kyma's rollout slot for the version that the
 //! release meta now names, whatever else triggered the reconcile.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use jiff::civil::Date;
+use jiff::{Timestamp, civil::Date};
 use kube::ResourceExt;
 use thiserror::Error;
 use tidewatch_shared::{
@@ -13,10 +13,7 @@ use tidewatch_shared::{
     names::label,
 };
 
-use super::{
-    validate::{Follow, InvalidModuleError, WantedModule},
-    window::Waiting,
-};
+use super::validate::{Follow, InvalidModuleError, WantedModule};
 use crate::{
     base::{labels::is_true, versions::core_version},
     controllers::{
@@ -31,6 +28,22 @@ use crate::{
         windows::{NoWindowError, UNKNOWN, WindowState},
     },
 };
+
+/// An upgrade that waits for its window.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    /// Version to install.
+    pub(crate) version: String,
+    /// Start of the window.
+    pub(crate) opens: Timestamp,
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { version, opens } = self;
+        write!(f, "waiting for next maintenance window to update module version to {version}: it starts at {opens}")
+    }
+}
 
 /// The error of resolving a module. The messages are the incumbent's.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

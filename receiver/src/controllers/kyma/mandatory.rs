@@ -9,9 +9,10 @@ use tidewatch_shared::{
 };
 
 use super::{
+    installed::module_of,
     layer::LayerLookup,
     lookup::{LookupError, Resolved, Sources},
-    modules::{self, Decisions, module_of},
+    modules::{self, Decisions},
     validate::{Follow, Validated, WantedModule},
 };
 use crate::{

@@ -9,9 +9,8 @@ use tidewatch_shared::{
 };
 
 use super::{
-    lookup::{LookupError, Resolved},
+    lookup::{LookupError, Resolved, Waiting},
     validate::WantedModule,
-    window::Waiting,
 };
 use crate::controllers::{
     catalog::retirement,

@@ -10,24 +10,22 @@ use jiff::civil::Date;
 use kube::ResourceExt;
 use tidewatch_shared::{
     api::{Kyma, Manifest},
-    names::{annotation, label},
+    names::annotation,
 };
 
 use super::{
     build::{self, Desired},
+    installed::{installed_of, is_unmanaged, module_of},
     layer::{LayerLookup, ModuleLayer},
     leaving::{self, Upgrade},
-    lookup::{self, Installed, LookupError, Resolved, Sources},
+    lookup::{self, LookupError, Resolved, Sources, Waiting},
     validate::{Follow, WantedModule},
-    window::{self, Gate, Waiting},
+    window::{self, Gate},
 };
-use crate::{
-    controllers::{
-        catalog::{RolloutMark, RolloutSlot, retirement},
-        manifest::{is_healthy, is_synced, precedence, succession},
-        windows::WindowState,
-    },
-    kube::object::{self, Repair},
+use crate::controllers::{
+    catalog::{RolloutMark, RolloutSlot, retirement},
+    manifest::{is_healthy, is_synced, precedence, succession},
+    windows::WindowState,
 };
 
 /// The decision on one selected or mandatory module.
@@ -321,27 +319,7 @@ fn sooner(turn: Option<Duration>, its: RolloutSlot) -> Option<Duration> {
 /// decided on apart.
 fn is_due(desired: &Desired, manifest: Option<&Manifest>) -> bool {
     let Some(manifest) = manifest else { return desired.managed };
-    !is_unmanaged(manifest) && manifest.metadata.deletion_timestamp.is_none() && differs(desired, manifest)
-}
-
-/// Returns true if a Manifest differs from the desired one, or cannot be compared.
-pub(super) fn differs(desired: &Desired, manifest: &Manifest) -> bool {
-    object::erase(manifest).map_or(true, |live| desired.target().compare(&live, None) != Repair::None)
-}
-
-pub(super) fn is_unmanaged(manifest: &Manifest) -> bool {
-    manifest.annotations().get(annotation::UNMANAGED).is_some_and(|value| value == "true")
-}
-
-/// The installed version; `None` for a Manifest without version.
-fn installed_of(manifest: &Manifest) -> Option<Installed> {
-    let version = manifest.spec.version.clone().filter(|version| !version.is_empty())?;
-    let channel = manifest.labels().get(label::CHANNEL).cloned().unwrap_or_default();
-    Some(Installed { channel, version, mark: RolloutMark::parse(manifest.annotations()) })
-}
-
-pub(super) fn module_of(manifest: &Manifest) -> Option<&str> {
-    manifest.labels().get(label::MODULE_NAME).map(String::as_str)
+    !is_unmanaged(manifest) && manifest.metadata.deletion_timestamp.is_none() && desired.differs_from(manifest)
 }
 
 #[cfg(test)]
@@ -349,7 +327,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use serde_json::{Value, json};
-    use tidewatch_shared::api::{CustomResourcePolicy, ModuleReleaseMeta, ModuleTemplate};
+    use tidewatch_shared::{
+        api::{CustomResourcePolicy, ModuleReleaseMeta, ModuleTemplate},
+        names::label,
+    };
 
     use super::*;
     use crate::controllers::{

@@ -26,11 +26,12 @@ pub use report::{Effect, InvalidRollout, KymaEffects, Outcome, WaitReason};
 
 use self::selection::{Selection, selection_of};
 use super::{
+    installed::module_of,
     is_skipped,
     layer::{LayerLookup, ModuleLayer},
     lookup::{Resolved, Sources},
     mandatory::{self, Owned},
-    modules::{self, Decisions, module_of},
+    modules::{self, Decisions},
     validate::Validated,
 };
 use crate::{

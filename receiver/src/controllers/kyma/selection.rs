@@ -10,7 +10,9 @@ use kube::ResourceExt as _;
 use tidewatch_shared::{api::Kyma, names::annotation, plan::Work};
 
 use super::{
-    Error, Reconcile, inputs, mandatory,
+    Error, Reconcile,
+    digest::short_digest,
+    mandatory,
     modules::{self, Decisions},
     validate::validate,
 };
@@ -60,7 +62,7 @@ impl Selections {
 
 /// Hash of a selection.
 fn hash(selection: &UserSelection) -> String {
-    inputs::hash(&selection.to_json().to_string())
+    short_digest(&selection.to_json().to_string())
 }
 
 /// The last accepted selection of the runtime cluster's Kyma, if it has this hash. One that was rejected, or that is too

@@ -4,34 +4,15 @@
 //! windows. A module that waits keeps its installed version and channel, whatever led to the other version: a moved channel,
 //! or the user's selection.
 
-use std::fmt;
-
-use jiff::Timestamp;
 use kube::ResourceExt as _;
 use tidewatch_shared::api::{Kyma, Manifest};
 
 use super::{
     build,
-    lookup::{self, Installed, Resolved, Sources},
+    lookup::{self, Installed, Resolved, Sources, Waiting},
     validate::{Follow, WantedModule},
 };
 use crate::controllers::windows::{NoWindowError, WindowState};
-
-/// An upgrade that waits for its window.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Waiting {
-    /// Version to install.
-    pub(crate) version: String,
-    /// Start of the window.
-    pub(crate) opens: Timestamp,
-}
-
-impl fmt::Display for Waiting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { version, opens } = self;
-        write!(f, "waiting for next maintenance window to update module version to {version}: it starts at {opens}")
-    }
-}
 
 /// Result of a lookup of a module with a maintenance window.
 #[derive(Debug)]

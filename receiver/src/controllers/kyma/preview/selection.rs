@@ -14,8 +14,8 @@ use crate::{
         labels::is_true,
     },
     controllers::kyma::{
+        installed::{is_unmanaged, module_of},
         mandatory::is_mandatory,
-        modules::{is_unmanaged, module_of},
         remote::initial_selection,
         validate::{Validated, validate},
     },
