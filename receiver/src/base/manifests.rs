@@ -3,6 +3,7 @@
 mod cached;
 mod facts;
 mod index;
+mod reduced;
 
 use std::{
     collections::BTreeSet,
@@ -14,10 +15,7 @@ use tidewatch_shared::api::Manifest;
 use tokio::sync::Notify;
 
 use self::index::{Index, Owner};
-pub use self::{
-    cached::{CachedManifest, ReducedManifest},
-    facts::ManifestFacts,
-};
+pub use self::{cached::CachedManifest, facts::ManifestFacts, reduced::ReducedManifest};
 use super::{body_missing::BodyMissingError, key::KymaKey};
 
 /// Cache and index. Clones share them. The watch updates the cache first and the index directly afterwards; a read

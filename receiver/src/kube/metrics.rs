@@ -2,10 +2,18 @@
 
 use std::sync::atomic::AtomicU64;
 
-use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+};
 use tidewatch_shared::{metric_set, metrics::KindLabel};
 
-use super::request_meter::RequestLabels;
+/// Resource and operation of a request.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct RequestLabels {
+    pub(super) kind: &'static str,
+    pub(super) operation: &'static str,
+}
 
 metric_set! {
     /// Metrics of the watches and requests, by kind.

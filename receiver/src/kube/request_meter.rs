@@ -9,11 +9,11 @@ use std::{
 use futures::{FutureExt as _, future::BoxFuture};
 use http::{Method, Request, Response, Uri};
 use http_body::{Body, Frame, SizeHint};
-use prometheus_client::{encoding::EncodeLabelSet, metrics::gauge::Gauge};
+use prometheus_client::metrics::gauge::Gauge;
 use tidewatch_shared::metrics::KindLabel;
 use tower::{Layer, Service, layer::layer_fn};
 
-use super::{Metrics, body_deadline::is_watch};
+use super::{Metrics, body_deadline::is_watch, metrics::RequestLabels};
 
 /// Resources with a label of their own; all others share [`OTHER`].
 const KINDS: [&str; 12] = [
@@ -31,13 +31,6 @@ const KINDS: [&str; 12] = [
     "watchers",
 ];
 const OTHER: &str = "other";
-
-/// Resource and operation of a request.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct RequestLabels {
-    kind: &'static str,
-    operation: &'static str,
-}
 
 impl RequestLabels {
     fn of(method: &Method, uri: &Uri) -> Self {

@@ -20,6 +20,7 @@ mod response;
 mod secret;
 mod structure;
 mod upgrade;
+mod usage;
 
 use std::{
     collections::HashMap,

@@ -9,7 +9,11 @@ use tidewatch_shared::{
     names::{annotation, finalizer, label},
 };
 
-use super::{CachedKyma, ReducedKyma, SelectedVersion, selection};
+use super::{
+    CachedKyma, ModuleSelection, ReducedKyma, SelectedVersion,
+    reduced::{Flags, RestDigest},
+    selection,
+};
 
 /// Parts of a Kyma that both of its forms have.
 #[derive(Clone, Copy, Debug)]
@@ -132,6 +136,30 @@ impl<'a> KymaFacts<'a> {
         match self {
             Self::Whole(kyma) => selection::selected(kyma, module),
             Self::Reduced(reduced) => reduced.selection.of_module(module).cloned(),
+        }
+    }
+}
+
+impl ReducedKyma {
+    /// Reduces a Kyma.
+    #[must_use]
+    pub fn of(kyma: &Kyma, rest: RestDigest) -> Self {
+        let facts = KymaFacts::from(kyma);
+        Self {
+            name: kyma.name_any().into(),
+            namespace: kyma.namespace().unwrap_or_default().into(),
+            uid: facts.uid().into(),
+            object_version: facts.object_version().map(Into::into),
+            labels: facts.labels().clone(),
+            selection: ModuleSelection::of(kyma).into(),
+            rest,
+            flags: Flags {
+                is_deleting: facts.is_deleting(),
+                is_managed: facts.is_managed(),
+                has_finalizer: facts.has_finalizer(),
+                skips_windows: facts.skips_windows(),
+                lacks_access: facts.lacks_access(),
+            },
         }
     }
 }

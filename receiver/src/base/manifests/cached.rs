@@ -4,14 +4,11 @@ use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 use kube::{ResourceExt as _, runtime::reflector::Lookup};
 use tidewatch_shared::{
-    api::{Manifest, Resource, Shared},
+    api::{Manifest, Shared},
     names::label,
 };
 
-use super::{
-    facts::{Flags, ManifestFacts},
-    index::Owner,
-};
+use super::{facts::ManifestFacts, index::Owner, reduced::ReducedManifest};
 use crate::base::{key::KymaKey, labels::is_true};
 
 /// A Manifest in the cache.
@@ -21,23 +18,6 @@ pub enum CachedManifest {
     Whole(Arc<Manifest>),
     /// Facts about an object of a runtime in another replica's shard.
     Reduced(Arc<ReducedManifest>),
-}
-
-/// A Manifest without its body, at one resourceVersion. Its label names a Kyma, and no owner reference names another one.
-#[derive(Debug)]
-pub struct ReducedManifest {
-    key: KymaKey,
-    object_version: Option<Box<str>>,
-    /// Uid in the owner references, if there are any.
-    owner: Option<Shared<String>>,
-    pub(super) kyma: Shared<String>,
-    pub(super) module: Option<Shared<String>>,
-    pub(super) channel: Option<Shared<String>>,
-    pub(super) version: Option<Shared<String>>,
-    pub(super) mark: Option<Shared<String>>,
-    pub(super) operation: Option<Shared<String>>,
-    pub(super) synced: Option<Shared<Vec<Resource>>>,
-    pub(super) flags: Flags,
 }
 
 impl ReducedManifest {

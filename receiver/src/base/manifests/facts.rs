@@ -6,7 +6,7 @@ use tidewatch_shared::{
     names::{annotation, label},
 };
 
-use super::cached::ReducedManifest;
+use super::reduced::{Flags, ReducedManifest};
 use crate::base::labels::is_true;
 
 /// Facts about a Manifest, read from the object or from its reduced form.
@@ -28,24 +28,6 @@ pub struct ManifestFacts<'a> {
     pub synced: &'a [Resource],
     /// Facts of one value.
     pub flags: Flags,
-}
-
-/// Facts of one value each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
-pub struct Flags {
-    /// State in the status; `None` without a status.
-    pub state: Option<State>,
-    /// The label of mandatory modules is set.
-    pub is_mandatory: bool,
-    /// The label `skip-reconciliation` is set. It stops the reconciles, unless the selector turns it around.
-    pub is_skipped: bool,
-    /// The annotation of unmanaged modules is set.
-    pub is_unmanaged: bool,
-    /// It is being deleted.
-    pub is_deleting: bool,
-    /// The layer that the spec names is applied.
-    pub is_synced: bool,
 }
 
 impl<'a> From<&'a Manifest> for ManifestFacts<'a> {

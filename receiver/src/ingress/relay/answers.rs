@@ -13,6 +13,7 @@ use tokio::{
 use super::{
     Deadlines,
     question::{Answer, MAX_ANSWER_BYTES},
+    request::PLACES,
 };
 use crate::base::{
     peers::{AskError, Responders, Topic},
@@ -26,10 +27,6 @@ pub type ServedShards = Arc<dyn Fn() -> Vec<(ShardId, Instance)> + Send + Sync>;
 
 /// Returns true for another replica that runs the fleet-wide tasks, as far as this one knows. It must answer from memory.
 pub type IsFleetHolder = Arc<dyn Fn(&ReplicaName) -> bool + Send + Sync>;
-
-/// Questions in progress of one topic at most: two callers, or two replicas, that ask at the same time. With all topics,
-/// no more than the streams that requests of agents leave on a connection.
-pub(super) const PLACES: usize = 2;
 
 /// Answers questions for the shards of this replica. Clones share it.
 #[derive(Clone)]

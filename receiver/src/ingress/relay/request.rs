@@ -12,8 +12,12 @@ use tidewatch_shared::{
     signature::{CONTENT_DIGEST, SIGNATURE, SIGNATURE_INPUT},
 };
 
-use super::{RelayError, answers::PLACES};
+use super::RelayError;
 use crate::{base::peers::Topic, ingress::http::single_value};
+
+/// Questions in progress of one topic at most: two callers, or two replicas, that ask at the same time. With all topics,
+/// no more than the streams that requests of agents leave on a connection.
+pub(super) const PLACES: usize = 2;
 
 /// Header field with the port that accepted the request.
 pub(in crate::ingress) const RELAY_FIELD: &str = "tidewatch-relay";

@@ -3,10 +3,7 @@
 //! kube's own stack is not used here: it retries every method, reads without limits, opens one HTTP/1.1 connection per
 //! call, and cannot check resolved addresses.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use http::HeaderValue;
 use hyper_util::{
@@ -15,7 +12,6 @@ use hyper_util::{
 };
 use kube::{Client, client::middleware::BaseUriLayer};
 use rustls::{ClientConfig, RootCertStore, client::Resumption, crypto::CryptoProvider};
-use tokio::{sync::Semaphore, time::Instant};
 use tower::Layer;
 
 use super::{
@@ -23,6 +19,7 @@ use super::{
     connector::{self, AddressGuard, Connector, Protocols},
     kubeconfig::{ClientCertificate, KubeconfigError, Roots, RuntimeKubeconfig, literal},
     response::{BoundedService, Limits},
+    usage::Usage,
 };
 use crate::kube::leader::WriteFence;
 
@@ -52,30 +49,6 @@ pub(super) struct ClientParts {
 pub(super) struct CachedClient {
     pub(super) client: Client,
     pub(super) usage: Arc<Usage>,
-}
-
-/// Time of the last request to a runtime, and the permits of its pending requests.
-pub(super) struct Usage {
-    pub(super) permits: Arc<Semaphore>,
-    concurrent: usize,
-    last: Mutex<Instant>,
-}
-
-impl Usage {
-    fn new(concurrent: usize) -> Self {
-        Self { permits: Arc::new(Semaphore::new(concurrent)), concurrent, last: Mutex::new(Instant::now()) }
-    }
-
-    /// Records a use now.
-    pub(super) fn touch(&self) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-    }
-
-    /// Time of the last use; `None` while a request is pending.
-    pub(super) fn idle_since(&self) -> Option<Instant> {
-        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        (self.permits.available_permits() == self.concurrent).then_some(last)
-    }
 }
 
 /// Builds a client, which connects on its first use; the memory of its responses counts on `account`. Must be called

@@ -30,10 +30,10 @@ use tower::{BoxError, Service};
 use super::{
     Metrics,
     budget::{self, Account, Growth, Reservation},
-    client::Usage,
     connector::Connector,
     limits::{BodyLimits, ERROR_MEMORY, limits_of},
     structure::Structure,
+    usage::Usage,
 };
 use crate::kube::leader::WriteFence;
 

@@ -1,0 +1,29 @@
+//! Use of a client of a runtime.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::{sync::Semaphore, time::Instant};
+
+/// Time of the last request to a runtime, and the permits of its pending requests.
+pub(super) struct Usage {
+    pub(super) permits: Arc<Semaphore>,
+    concurrent: usize,
+    last: Mutex<Instant>,
+}
+
+impl Usage {
+    pub(super) fn new(concurrent: usize) -> Self {
+        Self { permits: Arc::new(Semaphore::new(concurrent)), concurrent, last: Mutex::new(Instant::now()) }
+    }
+
+    /// Records a use now.
+    pub(super) fn touch(&self) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// Time of the last use; `None` while a request is pending.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.permits.available_permits() == self.concurrent).then_some(last)
+    }
+}
