@@ -9,6 +9,7 @@ mod open_files;
 mod registry;
 mod sharded;
 mod signals;
+mod task;
 mod workers;
 
 use std::{future, net::SocketAddr, process, sync::Arc, thread, time::Duration};
@@ -375,7 +376,7 @@ async fn unexpected_end_of(ownership: Option<&mut Ownership>) -> anyhow::Error {
 /// Only an active receiver listens, so that no event is accepted by one that does not reconcile.
 async fn start_listener<S: Service>(
     executor: &Executor,
-    binding: build::Binding<S>,
+    binding: task::Binding<S>,
     name: &'static str,
     shutdown: &CancellationToken,
     tasks: &mut JoinSet<&'static str>,

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, mem, path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::FutureExt as _;
 use kube::Client;
 use tidewatch_shared::{identity::Instance, plan::Work};
 use tokio::{runtime::Handle, time::Instant};
@@ -20,6 +20,7 @@ use super::{
     open_files::ConnectionShare,
     registry::{self, ComponentKeyFiles, CredentialsWatch},
     sharded::{Replica, Sharding},
+    task::{Binding, Task},
 };
 use crate::{
     app::changes,
@@ -51,10 +52,9 @@ use crate::{
         table::RuntimeTable,
     },
     ingress::{
-        ListenError,
         enrolment::{CertificateIssuer, EnrolmentService},
         gateway::{
-            Gateway, OwnAuthority, PortMetrics, V3Handler,
+            OwnAuthority, PortMetrics, V3Handler,
             enrol::EnrolmentHandler,
             v2::{V2Adapter, V2Handler},
         },
@@ -70,12 +70,6 @@ use crate::{
 };
 use components::components;
 pub(super) use listeners::check_v2_files;
-
-/// Future that listens on a port, on the executor that polls it.
-pub(super) type Binding<H> = BoxFuture<'static, Result<Gateway<Arc<H>>, ListenError>>;
-
-/// Task of a component; returns its name when it ends.
-pub(super) type Task = BoxFuture<'static, &'static str>;
 
 /// Components of the active receiver, connected and not running.
 pub(super) struct Receiver {

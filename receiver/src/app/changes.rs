@@ -8,6 +8,7 @@
 
 mod affected;
 mod bodies;
+mod components;
 mod debounce;
 mod fingerprint;
 mod handlers;
@@ -37,7 +38,7 @@ use tidewatch_shared::{
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-pub use handlers::Components;
+pub use components::Components;
 pub use handover::ShardHandover;
 #[cfg(test)]
 pub(super) use handover::tests as testing;

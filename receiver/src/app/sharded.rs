@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::holders::ShardHolders;
 use super::{
-    build::{Binding, Task},
     changes::ShardHandover,
+    task::{Binding, Task},
 };
 use crate::{
     base::key::KymaKey,

@@ -12,6 +12,8 @@ mod kept;
 mod kinds;
 mod kymas;
 mod manifests;
+mod object;
+mod request;
 mod secrets;
 mod shards;
 
@@ -29,10 +31,7 @@ use tokio::{
 };
 
 pub(super) use self::{
-    caches::CacheBodies,
-    kinds::{CachedObject, ObjectCache},
-    kymas::KymaCache,
-    manifests::ManifestCache,
+    caches::CacheBodies, kinds::ObjectCache, kymas::KymaCache, manifests::ManifestCache, object::CachedObject,
     secrets::SecretCache,
 };
 use self::{kept::KeptShards, shards::KymaShards};

@@ -11,7 +11,7 @@ use kube::Client;
 use tokio::{sync::Notify, time};
 use tokio_util::sync::CancellationToken;
 
-use super::{affected::Affected, handlers::Components};
+use super::{affected::Affected, components::Components};
 
 /// Delay from the first change until all changes received so far take effect together.
 const DEBOUNCE: Duration = Duration::from_millis(300);

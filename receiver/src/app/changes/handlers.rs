@@ -7,13 +7,14 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
     api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher},
-    plan::{PlannedWatch, Work},
+    plan::Work,
 };
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
     affected::{self, Affected, Follower},
     bodies::CacheBodies,
+    components::Components,
     debounce::CatalogDebouncer,
     fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ObjectFingerprint, ReleaseFingerprint},
     handover, manifests,
@@ -22,69 +23,11 @@ use super::{
     users::{self, Users},
 };
 use crate::{
-    base::{
-        key::KymaKey, kymas::CachedKyma, manifests::CachedManifest, pause::Pause, plans::Plans, stores::Stores,
-        takeover::Takeover,
-    },
-    controllers::{
-        catalog::{Catalog, CatalogUpdate},
-        kyma::PendingWrites,
-        mandatory::{MandatoryModules, is_installable},
-        manifest::Memories,
-    },
-    fleet::{
-        manifests::ManifestQueue,
-        queue::{Priority, WorkSet},
-        table::RuntimeTable,
-    },
-    ingress::{enrolment::Revocations, gateway::v2},
-    kube::{
-        kinds::KindCache,
-        leader::FleetRole,
-        recorder::EventRecorder,
-        runtime_access::{AccessSecret, RuntimeAccess},
-        watch::Change,
-    },
+    base::{key::KymaKey, kymas::CachedKyma, manifests::CachedManifest},
+    controllers::{catalog::CatalogUpdate, mandatory::is_installable},
+    fleet::queue::{Priority, WorkSet},
+    kube::{runtime_access::AccessSecret, watch::Change},
 };
-
-/// Components that react to changes of KCP.
-#[derive(Clone)]
-pub struct Components {
-    /// Caches of KCP.
-    pub stores: Stores,
-    /// Runtime table and work queue.
-    pub fleet: RuntimeTable,
-    /// Work queue of the Manifests.
-    pub manifest_queue: ManifestQueue,
-    /// Clients of the runtimes.
-    pub access: RuntimeAccess,
-    /// Catalogs per visibility class.
-    pub catalog: Catalog,
-    /// The plan of all runtimes.
-    pub plans: Plans,
-    /// Watches that the installation of agents adds to the plan.
-    pub installed: Arc<[PlannedWatch]>,
-    /// Pause of runtimes.
-    pub pause: Pause,
-    /// Selection of the Kymas that this receiver manages.
-    pub takeover: Takeover,
-    /// Runtimes that may use contract v2 although they have used v3.
-    pub v2_allowed: v2::V2AllowList,
-    /// Revoked certificates.
-    pub revocations: Revocations,
-    /// Results of earlier reconciles of Manifests.
-    pub manifest_memories: Memories,
-    /// Kinds that the runtimes serve.
-    pub(crate) kinds: KindCache,
-    /// Writes of Manifests that the watch has not reported yet.
-    pub manifest_writes: PendingWrites,
-    /// Wakes the task of the finalizers of mandatory modules.
-    pub mandatory: MandatoryModules,
-    /// Recorder of Kubernetes Events about Kymas, Watchers and the catalog.
-    pub recorder: EventRecorder,
-    /// Permission to write the status of what concerns the whole fleet, and to post Events about it.
-    pub role: FleetRole,
-}
 
 /// Factory of the handlers, and the state that they share.
 pub(super) struct EventHandlers {

@@ -6,7 +6,7 @@ use tidewatch_shared::identity::Instance;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{bodies::CacheBodies, handlers::Components, manifests, placer::KymaPlacer};
+use super::{bodies::CacheBodies, components::Components, manifests, placer::KymaPlacer};
 use crate::{
     base::{key::KymaKey, manifests::Manifests, shard::ShardId},
     controllers::{catalog::Catalog, manifest::Memories},

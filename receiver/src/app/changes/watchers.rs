@@ -9,7 +9,7 @@ use tokio::{
     time::{self, Instant},
 };
 
-use super::{handlers::Components, placer::KymaPlacer};
+use super::{components::Components, placer::KymaPlacer};
 use crate::{
     base::key::KymaKey,
     controllers::watcher::{self, ForwardHealth, ServingMode},

@@ -2,13 +2,14 @@
 
 use std::{fmt::Debug, sync::Arc};
 
-use kube::{Resource, runtime::reflector::Lookup};
+use kube::Resource;
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{metrics::KindLabel, names::label};
 
 use super::{
     Missing,
-    fetch::{BodyRequest, lists},
+    object::CachedObject,
+    request::{BodyRequest, lists},
     shards::KymaShards,
 };
 use crate::base::{key::KymaKey, shard::ShardId};
@@ -54,24 +55,4 @@ pub(in crate::app::changes) trait ObjectCache: Send + Sync + 'static {
     /// An object got another form, not another version. Called while the cache is locked: when a scan finds that a body is
     /// there, its readers find it too.
     fn replaced(&self, _object: &Self::Cached) {}
-}
-
-/// Object in such a cache, whole or reduced.
-pub(in crate::app::changes) trait CachedObject:
-    Lookup<DynamicType = ()> + Clone + Send + Sync + 'static
-{
-    /// Namespace and name of the object.
-    fn key(&self) -> KymaKey;
-
-    /// Kyma that the label names.
-    fn kyma(&self) -> Option<KymaKey>;
-
-    /// Returns true if the body is not in the cache.
-    fn is_reduced(&self) -> bool;
-
-    /// resourceVersion of the object.
-    fn object_version(&self) -> Option<&str>;
-
-    /// Returns true if an owner reference by which readers find the object has another uid than this.
-    fn has_other_owner(&self, uid: &str) -> bool;
 }

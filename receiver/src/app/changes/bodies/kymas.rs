@@ -12,7 +12,7 @@ use tidewatch_shared::{api::Kyma, metrics::KindLabel, names::label};
 
 use super::{
     CachedObject, Missing, ObjectCache,
-    fetch::{BodyRequest, lists},
+    request::{BodyRequest, lists},
     shards::KymaShards,
 };
 use crate::{

@@ -1,0 +1,25 @@
+//! Objects in a cache of which some are reduced.
+
+use kube::runtime::reflector::Lookup;
+
+use crate::base::key::KymaKey;
+
+/// Object in a cache, whole or reduced.
+pub(in crate::app::changes) trait CachedObject:
+    Lookup<DynamicType = ()> + Clone + Send + Sync + 'static
+{
+    /// Namespace and name of the object.
+    fn key(&self) -> KymaKey;
+
+    /// Kyma that the label names.
+    fn kyma(&self) -> Option<KymaKey>;
+
+    /// Returns true if the body is not in the cache.
+    fn is_reduced(&self) -> bool;
+
+    /// resourceVersion of the object.
+    fn object_version(&self) -> Option<&str>;
+
+    /// Returns true if an owner reference by which readers find the object has another uid than this.
+    fn has_other_owner(&self, uid: &str) -> bool;
+}

@@ -1,0 +1,52 @@
+//! Components that react to changes of KCP.
+
+use std::sync::Arc;
+
+use tidewatch_shared::plan::PlannedWatch;
+
+use crate::{
+    base::{pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
+    controllers::{catalog::Catalog, kyma::PendingWrites, mandatory::MandatoryModules, manifest::Memories},
+    fleet::{manifests::ManifestQueue, table::RuntimeTable},
+    ingress::{enrolment::Revocations, gateway::v2},
+    kube::{kinds::KindCache, leader::FleetRole, recorder::EventRecorder, runtime_access::RuntimeAccess},
+};
+
+/// Components that react to changes of KCP.
+#[derive(Clone)]
+pub struct Components {
+    /// Caches of KCP.
+    pub stores: Stores,
+    /// Runtime table and work queue.
+    pub fleet: RuntimeTable,
+    /// Work queue of the Manifests.
+    pub manifest_queue: ManifestQueue,
+    /// Clients of the runtimes.
+    pub access: RuntimeAccess,
+    /// Catalogs per visibility class.
+    pub catalog: Catalog,
+    /// The plan of all runtimes.
+    pub plans: Plans,
+    /// Watches that the installation of agents adds to the plan.
+    pub installed: Arc<[PlannedWatch]>,
+    /// Pause of runtimes.
+    pub pause: Pause,
+    /// Selection of the Kymas that this receiver manages.
+    pub takeover: Takeover,
+    /// Runtimes that may use contract v2 although they have used v3.
+    pub v2_allowed: v2::V2AllowList,
+    /// Revoked certificates.
+    pub revocations: Revocations,
+    /// Results of earlier reconciles of Manifests.
+    pub manifest_memories: Memories,
+    /// Kinds that the runtimes serve.
+    pub(crate) kinds: KindCache,
+    /// Writes of Manifests that the watch has not reported yet.
+    pub manifest_writes: PendingWrites,
+    /// Wakes the task of the finalizers of mandatory modules.
+    pub mandatory: MandatoryModules,
+    /// Recorder of Kubernetes Events about Kymas, Watchers and the catalog.
+    pub recorder: EventRecorder,
+    /// Permission to write the status of what concerns the whole fleet, and to post Events about it.
+    pub role: FleetRole,
+}
