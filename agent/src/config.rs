@@ -36,7 +36,7 @@ pub struct Config {
     #[arg(long, env = "TIDEWATCH_RECEIVER_URL", value_name = "URL", requires = "identity_dir")]
     pub receiver_url: Option<Endpoint>,
 
-    /// Contract of the receiver: v3, or v2 for the incumbent's listener
+    /// Contract of the receiver: v3, or v2 for lifecycle-manager's listener
     #[arg(long, env = "TIDEWATCH_CONTRACT", default_value = "v3")]
     pub contract: Contract,
 
@@ -135,7 +135,7 @@ pub enum IdentityOrigin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum Contract {
-    /// The incumbent's: one unsigned request per event, no heartbeats.
+    /// lifecycle-manager's: one unsigned request per event, no heartbeats.
     V2,
     /// Tidewatch's: signed batches, acknowledgements and heartbeats.
     V3,

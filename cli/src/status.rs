@@ -67,7 +67,7 @@ impl StatusCommand {
         let access = self.access().await?;
         let key = self.key();
         let pods: Api<Pod> = Api::namespaced(access.client(&key)?, SKR_NAMESPACE);
-        // The incumbent's agent has the first label as well.
+        // runtime-watcher's agent has the first label as well.
         let selector = format!("{},{}={}", pod_selector(), label::PART_OF, label::PART_OF_TIDEWATCH);
         let listed = list_all(&pods, &ListParams::default().labels(&selector), &LIST_LIMITS).await;
         let pod = running_pod(&listed.with_context(|| format!("list the pods in {SKR_NAMESPACE} of the runtime"))?)?;

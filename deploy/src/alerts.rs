@@ -60,7 +60,7 @@ mod tests {
 
     use super::*;
 
-    /// The words of an expression that look like metrics of ours or of the incumbent.
+    /// The words of an expression that look like metrics of ours or of lifecycle-manager.
     fn metrics_of(expression: &str) -> impl Iterator<Item = &str> {
         let words = expression.split(|char: char| !char.is_ascii_alphanumeric() && char != '_');
         words.filter(|word| ["tidewatch_", "lifecycle_mgr_", "watcher_"].iter().any(|prefix| word.starts_with(prefix)))

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_lists_the_incumbents_metrics() {
+    fn the_page_lists_lifecycle_managers_metrics() {
         let page = metrics().content;
         for line in [
             "| `lifecycle_mgr_kyma_state` | gauge | `instance_id`, `kyma_name`, `shoot`, `state` |",

@@ -34,7 +34,7 @@ pub struct Config {
     #[arg(long, env = "TIDEWATCH_KYMA_SELECTOR", default_value = "", value_name = "SELECTOR")]
     pub kyma_selector: String,
 
-    /// Time in seconds without writes to a Kyma of an incumbent before it is taken over, so that a running reconcile
+    /// Time in seconds without writes to a Kyma of lifecycle-manager before it is taken over, so that a running reconcile
     /// there can end; 0 disables it
     #[arg(long = "takeover-quiet-seconds", env = "TIDEWATCH_TAKEOVER_QUIET_SECONDS", default_value = "60", value_name = "SECONDS", value_parser = seconds(0..=3_600))]
     pub takeover_quiet: Duration,
@@ -108,7 +108,7 @@ pub struct Config {
     #[command(flatten)]
     pub admin: admin::Flags,
 
-    /// Contract v2, the incumbent's.
+    /// Contract v2, lifecycle-manager's.
     #[command(flatten)]
     pub v2: v2::Flags,
 

@@ -27,7 +27,7 @@ pub fn rules() -> Vec<PolicyRule> {
         rule(GROUP, &["moduletemplates"], &[], LIST_WATCH),
         // Sets and removes the finalizer of mandatory modules.
         rule(GROUP, &["modulereleasemetas"], &[], &["list", "watch", "patch"]),
-        // Removes the incumbent's finalizer from deleted Watchers.
+        // Removes lifecycle-manager's finalizer from deleted Watchers.
         rule(GROUP, &["watchers"], &[], &["list", "watch", "patch"]),
         rule(
             GROUP,

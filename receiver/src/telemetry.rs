@@ -60,8 +60,8 @@ impl Metrics {
         self.0.sub_registry_with_prefix("tidewatch")
     }
 
-    /// Registry of the metrics with the incumbent's names, without a prefix.
-    pub fn incumbent(&mut self) -> &mut Registry {
+    /// Registry of the metrics with lifecycle-manager's names, without a prefix.
+    pub fn lifecycle_manager(&mut self) -> &mut Registry {
         &mut self.0
     }
 

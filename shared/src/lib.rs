@@ -1,15 +1,14 @@
 //! The shared vocabulary of Tidewatch's agent and receiver.
 //!
-//! Tidewatch is the event system and lifecycle core of Kyma. Its predecessors, lifecycle-manager (KLM) and
-//! runtime-watcher, are called *the incumbent*. An *agent* in each *runtime* (a Kyma runtime cluster, SKR) watches the objects of a [plan]
-//! and reports changes to the *receiver* in the control plane (KCP). This crate contains everything that both sides
-//! must agree on:
+//! Tidewatch is the event system and lifecycle core of Kyma. It replaces lifecycle-manager (KLM) and runtime-watcher, its
+//! agent. An *agent* in each *runtime* (a Kyma runtime cluster, SKR) watches the objects of a [plan] and reports changes to
+//! the *receiver* in the control plane (KCP). This crate contains everything that both sides must agree on:
 //!
 //! | Modules | Content |
 //! |---|---|
 //! | [`names`], [`identity`], `api` | names of objects, labels and annotations; ids of runtimes and processes; the custom resources |
 //! | [`plan`], [`event`], [`heartbeat`], [`exchange`], [`problem`] | contract v3: requests and responses |
-//! | [`v2`] | contract v2, that of the incumbent |
+//! | [`v2`] | contract v2, that of lifecycle-manager |
 //! | [`enrolment`], [`certificate`], [`forwarded`], [`tls`], [`signature`] | certificates, TLS, and signatures of requests |
 //! | [`digest`], [`hex`] | set digests, which detect lost events |
 //! | [`trace`], `metrics`, [`table`] | traces, metrics, and the output of the command lines |

@@ -1,5 +1,5 @@
 //! Fixed names of labels, annotations, finalizers, field managers and objects. Those not marked "(Tidewatch)" are
-//! shared with the incumbent.
+//! shared with lifecycle-manager.
 
 /// API group of all custom resources.
 pub const GROUP: &str = "operator.kyma-project.io";
@@ -25,21 +25,21 @@ pub const ENROLMENT_URL_KEY: &str = "enrolment-url";
 pub const RUNTIME_ID_KEY: &str = "runtime-id";
 /// Key of the roots of the receiver's certificate, in PEM, in the agent's ConfigMap.
 pub const TRUST_BUNDLE_KEY: &str = "ca.crt";
-/// Secret in a runtime with the agent's own key and certificate; the name is the incumbent's.
+/// Secret in a runtime with the agent's own key and certificate; the name is lifecycle-manager's.
 pub const IDENTITY_SECRET: &str = "skr-webhook-tls";
 /// Key of the certificate chain in an identity's Secret or folder, leaf first, in PEM.
 pub const CHAIN_KEY: &str = "tls.crt";
 /// Key of the private key in an identity's Secret or folder, PKCS#8 in PEM.
 pub const PRIVATE_KEY_KEY: &str = "tls.key";
-/// Deployment of the agent in a runtime; the name is the incumbent's.
+/// Deployment of the agent in a runtime; the name is lifecycle-manager's.
 pub const AGENT_DEPLOYMENT: &str = "skr-webhook";
-/// Container of the agent in its Deployment; the name is the incumbent's.
+/// Container of the agent in its Deployment; the name is lifecycle-manager's.
 pub const AGENT_CONTAINER: &str = "server";
 /// The least memory limit of that container, in MiB. The agent's default limits fit it.
 pub const AGENT_MEMORY_MIB: u32 = 64;
-/// Service of the agent's metrics in a runtime; the name is the incumbent's.
+/// Service of the agent's metrics in a runtime; the name is lifecycle-manager's.
 pub const AGENT_METRICS_SERVICE: &str = "skr-webhook-metrics";
-/// PriorityClass of the agent in a runtime; the name is the incumbent's.
+/// PriorityClass of the agent in a runtime; the name is lifecycle-manager's.
 pub const AGENT_PRIORITY_CLASS: &str = "skr-webhook-priority";
 /// ConfigMap in a runtime with the inventory of catalog objects: those that are owned by catalog sync, and their last
 /// applied content (Tidewatch).
@@ -94,14 +94,14 @@ pub mod label {
     pub const SKIP_RECONCILIATION: &str = "operator.kyma-project.io/skip-reconciliation";
     /// `true` pauses one runtime: nothing is written to it (Tidewatch).
     pub const PAUSE: &str = "operator.kyma-project.io/tidewatch-pause";
-    /// On the KCP Kyma, hands a runtime back to the incumbent: [`HAND_BACK_REQUESTED`] requests that the runtime is
+    /// On the KCP Kyma, hands a runtime back to lifecycle-manager: [`HAND_BACK_REQUESTED`] requests that the runtime is
     /// left in a consistent state, [`HAND_BACK_DONE`] acknowledges it and is the last write (Tidewatch).
     pub const HAND_BACK: &str = "operator.kyma-project.io/tidewatch-hand-back";
     /// Value of [`HAND_BACK`] set by an operator.
     pub const HAND_BACK_REQUESTED: &str = "true";
     /// Value of [`HAND_BACK`] after the last write: the Kyma is not reconciled until the label is removed.
     pub const HAND_BACK_DONE: &str = "done";
-    /// `true` on the KCP Kyma permits v2 for a runtime that has already used v3, for the return to the incumbent's
+    /// `true` on the KCP Kyma permits v2 for a runtime that has already used v3, for the return to runtime-watcher's
     /// agent (Tidewatch).
     pub const ALLOW_V2: &str = "operator.kyma-project.io/tidewatch-allow-v2";
     /// `true` on the Kyma in KCP or in the runtime restores the default modules, and is removed then (Tidewatch).
@@ -116,7 +116,7 @@ pub mod label {
     pub const GLOBAL_ACCOUNT_ID: &str = "kyma-project.io/global-account-id";
     /// Account id, copied to the Kyma in the runtime.
     pub const SUBACCOUNT_ID: &str = "kyma-project.io/subaccount-id";
-    /// Id of the service instance, a label of the incumbent's metrics.
+    /// Id of the service instance, a label of lifecycle-manager's metrics.
     pub const INSTANCE_ID: &str = "kyma-project.io/instance-id";
     /// Plan of the runtime, which selects its maintenance windows.
     pub const BROKER_PLAN_NAME: &str = "kyma-project.io/broker-plan-name";
@@ -140,7 +140,7 @@ pub mod annotation {
     pub const DISCLAIMER_TEXT: &str = "DO NOT EDIT - This resource is managed by Kyma.\nAny modifications are discarded and the resource is reverted to the original state.";
     /// On a Manifest, the reference of the layer that was applied completely.
     pub const SYNC_OCI_REF: &str = "sync-oci-ref";
-    /// OCM component name; the incumbent's deprecated copy.
+    /// OCM component name; lifecycle-manager's deprecated copy.
     pub const FQDN: &str = "operator.kyma-project.io/fqdn";
     /// OCM component name.
     pub const OCM_COMPONENT_NAME: &str = "operator.kyma-project.io/ocm-component-name";
@@ -165,7 +165,7 @@ pub mod annotation {
     pub const HELM_RESOURCE_POLICY: &str = "helm.sh/resource-policy";
     /// Value of [`HELM_RESOURCE_POLICY`] that keeps an object.
     pub const HELM_KEEP: &str = "keep";
-    /// On the KCP Kyma, the domain of the runtime; its first label is the shoot in the incumbent's metrics.
+    /// On the KCP Kyma, the domain of the runtime; its first label is the shoot in lifecycle-manager's metrics.
     pub const SKR_DOMAIN: &str = "skr-domain";
     /// Prefix of the annotations of a Kyma that pin the version of a module, before the name of the module (Tidewatch).
     pub const PINNED_VERSION: &str = "version.operator.kyma-project.io/";

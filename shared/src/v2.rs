@@ -1,6 +1,6 @@
-//! Contract v2, that of the incumbent: path, body, and the certificate that a proxy forwards.
+//! Contract v2, that of lifecycle-manager: path, body, and the certificate that a proxy forwards.
 //!
-//! Parsing is as lenient as the incumbent's listener, and writing reproduces its agent's bytes, so that either side can
+//! Parsing is as lenient as lifecycle-manager's listener, and writing reproduces its agent's bytes, so that either side can
 //! be replaced independently. An event names an object without its state: the consumer reads the current state itself.
 
 mod forwarded;
@@ -52,7 +52,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Parses a body. Like the incumbent's decoder, it matches member names case-insensitively, treats absent members and
+    /// Parses a body. Like lifecycle-manager's decoder, it matches member names case-insensitively, treats absent members and
     /// null as empty, ignores unknown members, and lets a later member overwrite an earlier one of the same name.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ impl Event {
         Ok(event)
     }
 
-    /// Writes the body byte by byte as the incumbent's agent does: capitalised members of `watched`, in this order, and
+    /// Writes the body byte by byte as runtime-watcher's agent does: capitalised members of `watched`, in this order, and
     /// the escapes of Go's JSON encoder.
     #[must_use]
     pub fn to_body(&self) -> String {

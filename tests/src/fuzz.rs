@@ -165,7 +165,7 @@ pub fn certificate_request(data: &[u8]) {
     let _ = SigningRequest::from_pem(read.request.as_bytes());
 }
 
-/// The body of a v2 event: it survives serialising as the incumbent's agent does, and parsing.
+/// The body of a v2 event: it survives serialising as runtime-watcher's agent does, and parsing.
 pub fn v2_event(data: &[u8]) {
     let Ok(read) = v2::Event::parse(data) else { return };
     assert_eq!(v2::Event::parse(read.to_body().as_bytes()).ok(), Some(read));

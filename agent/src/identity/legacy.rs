@@ -1,4 +1,4 @@
-//! Identities of contract v2, as the incumbent issues them.
+//! Identities of contract v2, as lifecycle-manager issues them.
 
 use rustls::pki_types::{PrivateKeyDer, pem::PemObject};
 use tidewatch_shared::{

@@ -73,7 +73,7 @@ impl TestCa {
         KeyMaterial { chain, key, bundle: self.pem().into_bytes() }
     }
 
-    /// Material of a runtime as the incumbent issues it: an RSA key, and a common name only.
+    /// Material of a runtime as lifecycle-manager issues it: an RSA key, and a common name only.
     pub(crate) fn legacy(&self, id: &str) -> KeyMaterial {
         let key = KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048).unwrap();
         self.named(id, &key)
@@ -190,7 +190,7 @@ fn certificate_expired_by_a_wrong_clock_is_valid_once_the_clock_is_corrected() {
 }
 
 #[test]
-fn contract_v2_accepts_the_incumbents_certificates_and_v3_does_not() {
+fn contract_v2_accepts_lifecycle_managers_certificates_and_v3_does_not() {
     let (ca, v2, v3) =
         (TestCa::new(), Credentials::v2(receiver()), Credentials::v3("kyma.local".parse().unwrap(), receiver()));
     let rsa = ca.legacy("r-1");

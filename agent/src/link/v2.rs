@@ -1,4 +1,4 @@
-//! Contract v2: one request per event to the incumbent's listeners, with the same outbox and backoff. There are no
+//! Contract v2: one request per event to lifecycle-manager's listeners, with the same outbox and backoff. There are no
 //! heartbeats; the canary only proves that the watches are alive.
 //!
 //! Each manager has its own listener behind the one address and therefore its own queue and retry timer: one event at a

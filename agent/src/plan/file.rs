@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn example_of_the_migration_page_is_a_plan_for_the_incumbent() {
+    fn example_of_the_migration_page_is_a_plan_for_lifecycle_manager() {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations/takeover.md");
         let page = std::fs::read_to_string(page).unwrap();
         let block = page.split_once("```json\n").unwrap().1.split_once("```").unwrap().0;

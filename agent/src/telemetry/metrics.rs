@@ -200,13 +200,13 @@ metric_set! {
         objects: Gauge = "objects",
         /// Upper bound of the memory of index and outbox, in bytes; `--max-state-mib` limits it.
         state_bytes: Gauge = "state_bytes",
-        incumbent: Incumbent = _,
+        lifecycle_manager: LifecycleManager = _,
     }
 }
 
 metric_set! {
-    /// The incumbent's metrics, with the names, labels and semantics that existing dashboards use.
-    struct Incumbent {
+    /// lifecycle-manager's metrics, with the names, labels and semantics that existing dashboards use.
+    struct LifecycleManager {
         /// Requests with events to the control plane, including retries, without heartbeats.
         requests: Counter = "watcher_kcp_requests",
         /// Failed requests with events: request-setup (it could not be built) or failed-request (no response, or a
@@ -224,7 +224,7 @@ fn seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.001, 2.5, 17))
 }
 
-impl Incumbent {
+impl LifecycleManager {
     fn requested(&self, outcome: RequestOutcome, took: Duration) {
         self.requests.inc();
         self.duration.set(took.as_secs_f64());
@@ -244,10 +244,10 @@ impl Metrics {
         Self::default().registry().described()
     }
 
-    /// A registry of all metrics: Tidewatch's with a prefix, the incumbent's without.
+    /// A registry of all metrics: Tidewatch's with a prefix, lifecycle-manager's without.
     pub(crate) fn registry(&self) -> Registry {
         let mut registry = Registry::default();
-        self.incumbent.register_in(&mut registry);
+        self.lifecycle_manager.register_in(&mut registry);
         let ours = registry.sub_registry_with_prefix("tidewatch_agent");
         ours.register_build_info(env!("CARGO_PKG_VERSION"));
         self.register_in(ours);
@@ -266,7 +266,7 @@ impl Metrics {
     pub(crate) fn requested(&self, route: Route, outcome: RequestOutcome, took: Duration) {
         self.requests.get_or_create(&RequestLabels { route: route.as_str(), outcome: outcome.as_str() }).inc();
         if matches!(route, Route::Events | Route::V2) {
-            self.incumbent.requested(outcome, took);
+            self.lifecycle_manager.requested(outcome, took);
         }
         if matches!(outcome, RequestOutcome::Accepted) {
             self.answered.set(clock::unix_seconds());

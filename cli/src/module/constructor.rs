@@ -17,7 +17,7 @@ use super::{
     template,
 };
 
-/// Maximum size of a component descriptor in bytes, which is the incumbent's limit.
+/// Maximum size of a component descriptor in bytes, which is lifecycle-manager's limit.
 pub(super) const MAX_DESCRIPTOR: usize = 100 << 10;
 /// Name of the resource with the default module CR.
 pub(super) const DEFAULT_CR: &str = "default-cr";
@@ -72,7 +72,7 @@ pub(super) fn images(folder: &Folder) -> Result<Vec<ImageReference>, InvalidErro
         .collect()
 }
 
-/// The entry of `repositoryContexts`, without which the incumbent finds no layers.
+/// The entry of `repositoryContexts`, without which lifecycle-manager finds no layers.
 fn repository_context(config: &Config, registry: Option<&RegistryAddress>) -> Result<Value, InvalidError> {
     let configured = config.registry.as_deref().map(|text| {
         let address: Result<RegistryAddress, _> = text.parse();

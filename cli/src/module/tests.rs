@@ -126,7 +126,7 @@ fn manifest_has_the_form_that_other_tools_read() {
     assert_eq!((&*raw.media_type, &*default.media_type), ("application/x-tar", "application/x-tar"));
     let mut archive = tar::Archive::new(&*descriptor.content);
     let paths: Vec<_> = archive.entries().unwrap().map(|entry| entry.unwrap().path_bytes().into_owned()).collect();
-    assert_eq!(paths, [b"component-descriptor.yaml"], "exactly this name is read by the incumbent");
+    assert_eq!(paths, [b"component-descriptor.yaml"], "exactly this name is read by lifecycle-manager");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn ambiguous_text_of_the_descriptor_stays_text() {
         componentLabels: {a: '1e3', b: 'null', c: '0x1', d: '2022-01-01'}\nimages: ['x/tide:1.0']\n";
     let folder = folder(&[("module.yaml", module)]);
     let text = descriptor_text(&pack(&Folder::read(folder.path()).unwrap()));
-    // The reader of the module understands YAML 1.1, as the incumbent does.
+    // The reader of the module understands YAML 1.1, as lifecycle-manager does.
     let object = format!("apiVersion: v1\nkind: A\nmetadata: {{name: a}}\n{text}");
     let read = &layer::documents(&object).unwrap()[0]["component"];
     assert_eq!(read["provider"], "yes", "{text}");

@@ -48,13 +48,13 @@ metric_set! {
         /// Connections and requests of the enrolment port.
         pub(super) enrolment_port: gateway::PortMetrics = _,
         pub(super) v2: v2::Metrics = _,
-        incumbent: Incumbent = _,
+        lifecycle_manager: LifecycleManager = _,
     }
 }
 
 metric_set! {
-    /// Metrics with the incumbent's names that never change.
-    struct Incumbent {
+    /// Metrics with lifecycle-manager's names that never change.
+    struct LifecycleManager {
         /// FIPS mode of the cryptography: always 0, off.
         fips_mode: Gauge = "lifecycle_mgr_fips_mode",
     }
@@ -80,14 +80,14 @@ impl Counters {
         counters.gateway.register_in(registry.sub_registry_with_prefix("gateway"));
         counters.enrolment_port.register_in(registry.sub_registry_with_prefix("enrolment"));
         counters.relay_port.register_in(registry.sub_registry_with_prefix("relay_port"));
-        let incumbent = metrics.incumbent();
-        recorder::register_states(incumbent, stores, served);
-        pki.incumbent.register_in(incumbent);
-        counters.incumbent.register_in(incumbent);
-        counters.kyma.requeues.register_in(incumbent);
-        counters.windows.incumbent.register_in(incumbent);
-        counters.fleet.incumbent.register_in(incumbent);
-        counters.v2.register_in(incumbent.sub_registry_with_prefix("watcher_listener"));
+        let lifecycle_manager = metrics.lifecycle_manager();
+        recorder::register_states(lifecycle_manager, stores, served);
+        pki.lifecycle_manager.register_in(lifecycle_manager);
+        counters.lifecycle_manager.register_in(lifecycle_manager);
+        counters.kyma.requeues.register_in(lifecycle_manager);
+        counters.windows.lifecycle_manager.register_in(lifecycle_manager);
+        counters.fleet.lifecycle_manager.register_in(lifecycle_manager);
+        counters.v2.register_in(lifecycle_manager.sub_registry_with_prefix("watcher_listener"));
         counters
     }
 }

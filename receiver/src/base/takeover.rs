@@ -1,7 +1,7 @@
-//! Selection of the Kymas that this receiver manages, beside an incumbent that manages the others.
+//! Selection of the Kymas that this receiver manages, beside lifecycle-manager that manages the others.
 //!
 //! Both write with the same field managers, so they must never reconcile one Kyma concurrently. `--kyma-selector`
-//! decides. The incumbent may still be reconciling a Kyma that is selected anew, so this receiver leaves it alone until
+//! decides. lifecycle-manager may still be reconciling a Kyma that is selected anew, so this receiver leaves it alone until
 //! the Kyma has not been written for a quiet period. The label `tidewatch-hand-back` requests the way back: this
 //! receiver's last write sets the label to `done`, and Kymas with that value are not selected. Removing a selected
 //! label instead cancels the running reconcile and leaves everything in place.
@@ -61,7 +61,7 @@ impl Takeover {
         !self.0.selector.is_empty()
     }
 
-    /// Returns true if the selector uses the label `skip-reconciliation`: then the label keeps the incumbent away, and
+    /// Returns true if the selector uses the label `skip-reconciliation`: then the label keeps lifecycle-manager away, and
     /// does not stop this receiver.
     pub(crate) fn selects_skipped(&self) -> bool {
         self.0.selector.contains(label::SKIP_RECONCILIATION)
@@ -170,7 +170,7 @@ mod tests {
         .unwrap()
     }
 
-    fn incumbents(version: u32) -> Kyma {
+    fn not_ours(version: u32) -> Kyma {
         kyma(version, json!({"finalizers": [finalizer::KYMA]}))
     }
 
@@ -184,26 +184,26 @@ mod tests {
     }
 
     #[test]
-    fn kyma_of_an_incumbent_is_left_alone_until_a_quiet_period_without_writes() {
+    fn kyma_of_lifecycle_manager_is_left_alone_until_a_quiet_period_without_writes() {
         let (takeover, key, start) = (Takeover::new("a=b", QUIET), KymaKey::new("ns", "k"), Instant::now());
-        takeover.selected(&key, &incumbents(1), false, start);
+        takeover.selected(&key, &not_ours(1), false, start);
         assert!(takeover.is_pending(&key));
-        assert_eq!(takeover.remaining_quiet_period(&key, &incumbents(1), start + QUIET / 4), Some(QUIET * 3 / 4));
+        assert_eq!(takeover.remaining_quiet_period(&key, &not_ours(1), start + QUIET / 4), Some(QUIET * 3 / 4));
         let later = start + QUIET * 2;
         assert_eq!(
-            takeover.remaining_quiet_period(&key, &incumbents(2), later),
+            takeover.remaining_quiet_period(&key, &not_ours(2), later),
             Some(QUIET),
             "another write restarts the quiet period"
         );
-        assert_eq!(takeover.remaining_quiet_period(&key, &incumbents(2), later + QUIET), None);
+        assert_eq!(takeover.remaining_quiet_period(&key, &not_ours(2), later + QUIET), None);
         assert!(!takeover.is_pending(&key));
         assert_eq!(
-            takeover.remaining_quiet_period(&key, &incumbents(3), later + QUIET),
+            takeover.remaining_quiet_period(&key, &not_ours(3), later + QUIET),
             None,
             "the Kyma is managed by this receiver now"
         );
 
-        takeover.selected(&key, &incumbents(4), false, start);
+        takeover.selected(&key, &not_ours(4), false, start);
         takeover.deselected(&key);
         assert!(!takeover.is_pending(&key));
     }
@@ -213,9 +213,9 @@ mod tests {
         let (takeover, key, now) = (Takeover::new("", QUIET), KymaKey::new("ns", "k"), Instant::now());
         let marks = json!({"finalizers": [finalizer::KYMA], "annotations": {annotation::INPUTS: "-.-"}});
         let managed = |version| kyma(version, marks.clone());
-        takeover.selected(&key, &incumbents(1), false, now);
-        takeover.observed(&key, &incumbents(2));
-        assert!(takeover.is_pending(&key), "the incumbent wrote it");
+        takeover.selected(&key, &not_ours(1), false, now);
+        takeover.observed(&key, &not_ours(2));
+        assert!(takeover.is_pending(&key), "lifecycle-manager wrote it");
         takeover.observed(&key, &managed(3));
         assert!(!takeover.is_pending(&key));
         assert_eq!(takeover.remaining_quiet_period(&key, &managed(3), now), None);
@@ -239,14 +239,14 @@ mod tests {
             (held.clone(), true, false),
             // Deselected and selected again: another controller may have reconciled it in between.
             (held, false, true),
-            (incumbents(1), true, true),
+            (not_ours(1), true, true),
         ] {
             takeover.selected(&key, &kyma, found, now);
             assert_eq!(takeover.is_pending(&key), pending, "{:?} {found}", kyma.metadata);
             takeover.deselected(&key);
         }
         let immediate = Takeover::default();
-        immediate.selected(&key, &incumbents(1), false, now);
+        immediate.selected(&key, &not_ours(1), false, now);
         assert!(!immediate.is_pending(&key));
     }
 

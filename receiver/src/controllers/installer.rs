@@ -126,7 +126,7 @@ impl Installer {
         report
     }
 
-    /// Deletes the installation of this receiver or of the incumbent: its webhook configurations, then the agent, then
+    /// Deletes the installation of this receiver or of lifecycle-manager: its webhook configurations, then the agent, then
     /// its other objects. Returns `Some` while the runtime is still deleting.
     ///
     /// # Errors

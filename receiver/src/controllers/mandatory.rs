@@ -228,7 +228,7 @@ impl Finalizers {
     fn failed(&self, meta: &ModuleReleaseMeta, doing: &str, error: &kube::Error) {
         let cause = describe(error);
         tracing::warn!(module = meta.name_any(), doing, cause, "Finalizer of a mandatory module is not as desired");
-        // The incumbent's reason.
+        // lifecycle-manager's reason.
         let reason = "SettingMandatoryModuleTemplateFinalizerError";
         self.publish(meta, reason, true, format!("failed to {doing}: {cause}"));
     }

@@ -336,7 +336,7 @@ impl Context {
         if !kyma.is_deleting() && is_skipped(kyma.labels()) {
             return Permission::Parked;
         }
-        // The reconcile of its Kyma adds the label, which keeps the incumbent away from the Manifest. A deletion adds none.
+        // The reconcile of its Kyma adds the label, which keeps lifecycle-manager away from the Manifest. A deletion adds none.
         let awaits_label = takeover.selects_skipped()
             && !kyma.is_deleting()
             && is_labelled(kyma.labels())

@@ -50,7 +50,7 @@ pub struct ModuleSecrets {
 /// Data by the name of the Secret.
 pub(crate) type SecretData = BTreeMap<String, BTreeMap<String, ByteString>>;
 
-/// A Secret of the module cannot be written. The texts are those of the incumbent.
+/// A Secret of the module cannot be written. The texts are those of lifecycle-manager.
 #[derive(Debug, Error)]
 pub(crate) enum InjectError {
     /// KCP has no Secret of this name in this namespace.

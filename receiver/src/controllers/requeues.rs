@@ -1,4 +1,4 @@
-//! The incumbent's counter of requeues, common to Kymas and Manifests.
+//! lifecycle-manager's counter of requeues, common to Kymas and Manifests.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,

@@ -30,7 +30,7 @@ pub(crate) use policy::{NoWindowError, WindowState};
 use self::policy::Policy;
 use crate::base::{key::KymaKey, kymas::KymaFacts};
 
-/// First words of the message of a module whose window cannot be determined: the incumbent's.
+/// First words of the message of a module whose window cannot be determined: lifecycle-manager's.
 pub(crate) const UNKNOWN: &str = "failed to determine if maintenance window is active";
 
 /// The policy in use, and the Kymas with a module that waits. Clones share one state.

@@ -99,7 +99,7 @@ pub enum Contract {
     #[default]
     #[strum(serialize = "unheard")]
     Unknown,
-    /// The incumbent's contract.
+    /// lifecycle-manager's contract.
     V2,
     /// This receiver's contract.
     V3,

@@ -448,7 +448,7 @@ impl RuntimeTable {
     }
 }
 
-/// Logs an event with the incumbent's line, which dashboards search for. At info level at most once per reconcile: an
+/// Logs an event with lifecycle-manager's line, which dashboards search for. At info level at most once per reconcile: an
 /// event that joins queued work is logged at debug level.
 fn log_received(received: Option<(KymaKey, bool)>) {
     match received {

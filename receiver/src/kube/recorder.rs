@@ -1,4 +1,4 @@
-//! Kubernetes Events about Kymas, Watchers and the catalog, and the incumbent's gauges of states.
+//! Kubernetes Events about Kymas, Watchers and the catalog, and lifecycle-manager's gauges of states.
 //!
 //! Both derive from the caches of KCP, so no reconcile waits for them. `event_diff` compares the previous state of an
 //! object with the current one, `event_queue` holds the resulting Events; both are pure. `publish` writes one Event

@@ -49,14 +49,14 @@ metric_set! {
         /// Reconciles of the rotation that decided nothing because not every shard had a replica with the same roots that knew
         /// which of its runtimes follow.
         incomplete: Counter = "pki_rotation_incomplete",
-        pub(crate) incumbent: Incumbent = _,
+        pub(crate) lifecycle_manager: LifecycleManager = _,
     }
 }
 
 metric_set! {
-    /// Metrics with the incumbent's names, for a registry without prefix.
+    /// Metrics with lifecycle-manager's names, for a registry without prefix.
     #[derive(Debug)]
-    pub(crate) struct Incumbent {
+    pub(crate) struct LifecycleManager {
         /// Imminent expiry of the event port's certificate: 1 within 14 days of its end, or within a sixth of its
         /// validity if that is less; else 0, also if the certificate cannot be read.
         close: Gauge = "lifecycle_mgr_gateway_secret_server_cert_close_to_expiry",
@@ -86,12 +86,12 @@ impl Metrics {
 
     pub(crate) fn set_server_certificate(&self, identity: &ServerIdentity) {
         self.certificate_ends.set(identity.not_after().unwrap_or(0));
-        self.incumbent.close_from.set(identity.close_from().unwrap_or(i64::MAX));
+        self.lifecycle_manager.close_from.set(identity.close_from().unwrap_or(i64::MAX));
     }
 
     /// Updates the gauge for the current Unix time.
     pub(crate) fn update_close_to_expiry(&self, now: i64) {
-        self.incumbent.close.set((self.incumbent.close_from.get() <= now).into());
+        self.lifecycle_manager.close.set((self.lifecycle_manager.close_from.get() <= now).into());
     }
 
     pub(crate) fn rotation(&self, phase: PhaseName, stragglers: usize) {

@@ -65,7 +65,7 @@ impl ServerIdentity {
     }
 
     /// Unix time from which the certificate counts as close to expiry; `None` like [`not_after`](Self::not_after). Two
-    /// weeks before notAfter, as with the incumbent; at most a sixth of the validity, because a short-lived certificate
+    /// weeks before notAfter, as with lifecycle-manager; at most a sixth of the validity, because a short-lived certificate
     /// is renewed later than that.
     #[must_use]
     pub fn close_from(&self) -> Option<i64> {

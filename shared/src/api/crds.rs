@@ -37,7 +37,7 @@ fn finish(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
 fn finish_root(schema: &mut JSONSchemaProps) {
     let mut value = serde_json::to_value(&*schema).expect("a schema is JSON");
     structural(&mut value);
-    // The schema derived for the root has a title and requires `spec`; the incumbent's has neither.
+    // The schema derived for the root has a title and requires `spec`; lifecycle-manager's has neither.
     if let Some(members) = value.as_object_mut() {
         members.remove("required");
         members.remove("title");
@@ -54,7 +54,7 @@ fn describe_root(properties: &mut Map<String, Value>) {
     }
 }
 
-/// Removes the differences between the generated and the incumbent's schemas: `nullable` on optional members (the API
+/// Removes the differences between the generated and lifecycle-manager's schemas: `nullable` on optional members (the API
 /// server drops such nulls before clients see them), and line breaks in descriptions.
 fn structural(schema: &mut Value) {
     let Value::Object(members) = schema else { return };

@@ -112,7 +112,7 @@ const fn managed() -> bool {
     true
 }
 
-/// Marks `managed` as required: the schema generator treats a member with a default as optional, the incumbent's CRD
+/// Marks `managed` as required: the schema generator treats a member with a default as optional, lifecycle-manager's CRD
 /// does not.
 fn managed_is_required(schema: &mut schemars::Schema) {
     if let Some(required) = schema.get_mut("required").and_then(serde_json::Value::as_array_mut) {

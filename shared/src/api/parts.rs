@@ -74,7 +74,7 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// The reason of every condition that the incumbent writes.
+    /// The reason of every condition that lifecycle-manager writes.
     pub const READY: &str = "Ready";
 
     /// Creates a condition with the reason [`Self::READY`] and no observed generation.

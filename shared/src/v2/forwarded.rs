@@ -1,4 +1,4 @@
-//! `X-Forwarded-Client-Cert` as written by proxies of the Envoy family, parsed like the incumbent's listener does.
+//! `X-Forwarded-Client-Cert` as written by proxies of the Envoy family, parsed like lifecycle-manager's listener does.
 
 use rustls_pki_types::{
     CertificateDer,

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use super::*;
 use crate::certificate::to_pem;
 
-/// A request of the incumbent's agent, from a golden file.
+/// A request of runtime-watcher's agent, from a golden file.
 #[derive(Deserialize)]
 struct SentRequest {
     about: String,
@@ -38,7 +38,7 @@ fn leaf(names: &[&str]) -> CertificateDer<'static> {
 }
 
 #[test]
-fn a_written_event_equals_the_incumbents() {
+fn a_written_event_equals_lifecycle_managers() {
     let sent: Vec<SentRequest> = serde_json::from_str(include_str!("../../../tests/golden/v2/sent.json")).unwrap();
     assert!(!sent.is_empty());
     for SentRequest { about, manager, namespace, name, group, version, kind, path: expected, body } in sent {
@@ -49,7 +49,7 @@ fn a_written_event_equals_the_incumbents() {
 }
 
 #[test]
-fn repeated_members_are_read_like_the_incumbents_decoder_does() {
+fn repeated_members_are_read_like_lifecycle_managers_decoder_does() {
     let parse =
         |body: &str| Event::parse(body.as_bytes()).map(|event| [event.namespace, event.name, event.kind].join("/"));
     for (body, expected) in [
@@ -73,7 +73,7 @@ fn repeated_members_are_read_like_the_incumbents_decoder_does() {
 }
 
 #[test]
-fn headers_are_parsed_like_the_incumbents_listener_does() {
+fn headers_are_parsed_like_lifecycle_managers_listener_does() {
     let headers: Vec<Header> = serde_json::from_str(include_str!("../../../tests/golden/v2/forwarded.json")).unwrap();
     let leaf = leaf(&["r-1"]);
     let pem = to_pem(&leaf);

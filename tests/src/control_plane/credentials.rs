@@ -31,7 +31,7 @@ pub enum ClusterUser {
     Admin,
     /// The user of a runtime, with the writes under test.
     User,
-    /// The incumbent or another third party that writes.
+    /// lifecycle-manager or another third party that writes.
     Other,
     /// The controller manager, the scheduler and kwok.
     Workloads,

@@ -1,5 +1,5 @@
 //! Clients that apply a fixed list of objects to runtimes without reading them: the floor of the catalog measurement,
-//! and the incumbent's way.
+//! and lifecycle-manager's way.
 //!
 //! They are the receiver's own clients, one for each runtime and new for each pass, as after a quiet period. Their
 //! threads bear a name, by which their CPU time is measured.

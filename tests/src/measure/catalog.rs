@@ -6,9 +6,9 @@
 //!   second.
 //! * The floor is one bare apply of one release meta to every runtime, with the same clients and concurrency, in the
 //!   same run.
-//! * The incumbent's way is measured beside it: every object of the catalog is applied to every runtime, with the same
-//!   clients and concurrency. It is the least cost of that way: no list, no Kyma, and no deletion is included, and the
-//!   incumbent works on fewer runtimes at a time.
+//! * lifecycle-manager's way is measured beside it: every object of the catalog is applied to every runtime, with the same
+//!   clients and concurrency. It is the least cost of that way: no list, no Kyma, and no deletion is included, and
+//!   lifecycle-manager works on fewer runtimes at a time.
 //! * `--catalog-sync-rate` is set to its maximum, so that it does not limit the measurement. At its default the
 //!   runtimes are enqueued over a known time; the bar is for the longer of the two.
 //! * No Kyma selects a module, so no reconcile of a Kyma and no Manifest is included: for Kymas that follow the channel
@@ -100,7 +100,7 @@ pub(super) struct MoveSample {
 struct Samples {
     count: f64,
     moves: Vec<MoveSample>,
-    incumbent: PassCost,
+    lifecycle_manager: PassCost,
     pss: f64,
     peak_rss: f64,
 }
@@ -146,12 +146,12 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
             step.done();
         }
         let memory = setup.receiver_memory().await?;
-        let step = Step::begin(format!("applying the catalog the incumbent's way to {runtimes} runtimes"));
-        let incumbent = incumbent(&setup, VERSIONS[at], VERSIONS[1 - at]).await?;
+        let step = Step::begin(format!("applying the catalog lifecycle-manager's way to {runtimes} runtimes"));
+        let lifecycle_manager = lifecycle_manager(&setup, VERSIONS[at], VERSIONS[1 - at]).await?;
         step.done();
         let count = f64::from(u32::try_from(*runtimes)?);
         let (pss, peak_rss) = (mebibytes(memory.pss_kib), mebibytes(memory.peak_rss_kib));
-        let seen = Samples { count, moves, incumbent, pss, peak_rss };
+        let seen = Samples { count, moves, lifecycle_manager, pss, peak_rss };
         seen.emit(emit);
         all.push(seen);
     }
@@ -188,11 +188,11 @@ impl Samples {
             emit(&Figure::new(figure, value, unit));
         }
         self.emit_calls(emit);
-        let PassCost { seconds, cpu } = self.incumbent;
-        emit(&Figure::new("catalog_incumbent_way", seconds, "s"));
-        emit(&Figure::new("catalog_incumbent_way_clients_cpu", cpu, "s"));
-        emit(&Figure::new("catalog_incumbent_way_over_moved", seconds / self.all(), "times"));
-        emit(&Figure::new("catalog_incumbent_way_cpu_over_receiver_cpu", cpu / self.cpu(), "times"));
+        let PassCost { seconds, cpu } = self.lifecycle_manager;
+        emit(&Figure::new("catalog_lifecycle_manager_way", seconds, "s"));
+        emit(&Figure::new("catalog_lifecycle_manager_way_clients_cpu", cpu, "s"));
+        emit(&Figure::new("catalog_lifecycle_manager_way_over_moved", seconds / self.all(), "times"));
+        emit(&Figure::new("catalog_lifecycle_manager_way_cpu_over_receiver_cpu", cpu / self.cpu(), "times"));
     }
 
     /// Requests to each runtime over all moves.
@@ -236,7 +236,7 @@ fn project(all: &[Samples], emit: &mut impl FnMut(&Figure)) {
     emit(&Figure::new("catalog_moved_at_5000_at_the_default_rate", moved.max(paced), "s").at_most(60.0));
     emit(&Figure::new("catalog_receiver_cpu_at_5000", at_full(Samples::cpu), "s"));
     emit(&Figure::new("catalog_receiver_pss_at_5000", at_full(|seen| seen.pss), "MiB"));
-    emit(&Figure::new("catalog_incumbent_way_at_5000", at_full(|seen| seen.incumbent.seconds), "s"));
+    emit(&Figure::new("catalog_lifecycle_manager_way_at_5000", at_full(|seen| seen.lifecycle_manager.seconds), "s"));
 }
 
 /// Moves the channel in KCP to that version, once the receiver has closed its connections to the runtimes; measures the
@@ -296,7 +296,7 @@ fn floor_object(version: &'static str) -> Arc<DesiredObject> {
 
 /// Applies the whole catalog, with the channel moved, to every runtime; templates first. Moves the channel back
 /// afterwards, so the receiver finds the state that it left.
-async fn incumbent(setup: &FleetSetup, from: &'static str, to: &'static str) -> Result<PassCost> {
+async fn lifecycle_manager(setup: &FleetSetup, from: &'static str, to: &'static str) -> Result<PassCost> {
     let objects = objects(setup).await?;
     let is_moved = |object: &DesiredObject| object.id.kind == Kind::ReleaseMeta && &*object.id.name == MODULE;
     let before = objects.iter().find(|object| is_moved(object)).context("no release meta of the moved module")?.clone();

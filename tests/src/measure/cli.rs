@@ -48,7 +48,7 @@ enum Measurement {
     /// to 5,000
     Enrolment(enrolment::Settings),
     /// Time from a channel move in KCP until every runtime has it, projected to 5,000; requests to the runtimes for it,
-    /// and while nothing changes; beside a bare apply to each, and beside the incumbent's way
+    /// and while nothing changes; beside a bare apply to each, and beside lifecycle-manager's way
     Catalog(catalog::Settings),
     /// Time from a user's selection of a module to its last object, from its available manager to the ready module, and from
     /// a registered runtime to its ready Kyma; requests per installed module; beside a plain client

@@ -1,8 +1,8 @@
-//! Compatibility of the custom resources with the incumbent's: the CRDs are the same, objects that the incumbent wrote
+//! Compatibility of the custom resources with lifecycle-manager's: the CRDs are the same, objects that lifecycle-manager wrote
 //! round-trip unchanged, and in a runtime our CRDs are restored after any change by its users (`acceptance.md` 40).
 //!
-//! `data/crds/facts` holds the requirements and fields of the incumbent's CRDs without their descriptions;
-//! `data/crds/objects` holds objects as the incumbent leaves them.
+//! `data/crds/facts` holds the requirements and fields of lifecycle-manager's CRDs without their descriptions;
+//! `data/crds/objects` holds objects as lifecycle-manager leaves them.
 
 mod runtime;
 
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use tidewatch_shared::api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher, crds};
 
-/// All members that our CRDs have and the incumbent's lack: plural name of the kind, path of the member. None of them
+/// All members that our CRDs have and lifecycle-manager's lack: plural name of the kind, path of the member. None of them
 /// is required.
 const ADDITIONS: [(&str, &str); 1] = [("modulereleasemetas", "spec.versions")];
 
@@ -30,7 +30,7 @@ fn ours() -> Vec<(String, Value)> {
 }
 
 #[test]
-fn the_crds_equal_the_incumbents_except_the_additions() {
+fn the_crds_equal_lifecycle_managers_except_the_additions() {
     let ours = ours();
     assert_eq!(ours.len(), 5);
     for (plural, mut crd) in ours {
@@ -46,7 +46,7 @@ fn the_crds_equal_the_incumbents_except_the_additions() {
             &mut differences,
         );
         compare(&crd["spec"], &data(&format!("facts/{plural}.json"))["spec"], "spec", &mut differences);
-        assert!(differences.is_empty(), "{plural} (ours against the incumbent's):\n{}", differences.join("\n"));
+        assert!(differences.is_empty(), "{plural} (ours against lifecycle-manager's):\n{}", differences.join("\n"));
     }
 }
 
@@ -143,7 +143,7 @@ fn the_generated_files_are_those_of_the_types() {
 }
 
 #[test]
-fn objects_of_the_incumbent_round_trip_unchanged() {
+fn objects_of_lifecycle_manager_round_trip_unchanged() {
     round_trips::<Kyma>("kymas", "objects/kyma.json");
     round_trips::<ModuleTemplate>("moduletemplates", "objects/moduletemplate.json");
     round_trips::<ModuleReleaseMeta>("modulereleasemetas", "objects/modulereleasemeta.json");

@@ -336,14 +336,14 @@ async fn an_agent_has_exactly_the_rights_that_its_plan_needs() -> TestResult {
     Ok(())
 }
 
-/// Installs the incumbent's objects in a runtime.
-pub(crate) async fn incumbent(cluster: &Cluster) -> Result<()> {
+/// Installs lifecycle-manager's objects in a runtime.
+pub(crate) async fn lifecycle_manager(cluster: &Cluster) -> Result<()> {
     cluster.ensure_namespace(SKR_NAMESPACE).await?;
-    apply_incumbents(&cluster.client_as(ClusterUser::Other).await?).await
+    apply_lifecycle_managers(&cluster.client_as(ClusterUser::Other).await?).await
 }
 
-/// Applies the incumbent's objects, as the incumbent does on every reconcile.
-pub(crate) async fn apply_incumbents(client: &Client) -> Result<()> {
+/// Applies lifecycle-manager's objects, as lifecycle-manager does on every reconcile.
+pub(crate) async fn apply_lifecycle_managers(client: &Client) -> Result<()> {
     let deployments = ("apps", "v1", "Deployment", "deployments", true, "skr-webhook");
     let services = ("", "v1", "Service", "services", true, "skr-webhook");
     let metrics = ("", "v1", "Service", "services", true, "skr-webhook-metrics");
@@ -407,9 +407,9 @@ pub(crate) const WEBHOOKS: (&str, &str, &str, &str, bool, &str) = (
 );
 
 #[tokio::test]
-async fn the_incumbents_installation_is_adopted_in_place_after_its_webhook_is_deleted() -> TestResult {
+async fn lifecycle_managers_installation_is_adopted_in_place_after_its_webhook_is_deleted() -> TestResult {
     let cluster = bed::shared().await?.runtime("inplace").await?;
-    incumbent(&cluster).await?;
+    lifecycle_manager(&cluster).await?;
     let client = cluster.client().await?;
     let deployment = Object::new(&client, OBJECTS[13]);
     let before = deployment.api.get(deployment.name).await?;
@@ -434,7 +434,11 @@ async fn the_incumbents_installation_is_adopted_in_place_after_its_webhook_is_de
     let pod = &after.data["spec"]["template"]["spec"];
     assert_eq!((&pod["containers"][0]["image"], &pod["containers"][0]["env"]), (&json!(AGENT_IMAGE), &Value::Null));
     let secret = objects[6].content().await?;
-    assert_eq!((&secret["data"], &secret["type"]), (&Value::Null, &json!("Opaque")), "the incumbent's key is removed");
+    assert_eq!(
+        (&secret["data"], &secret["type"]),
+        (&Value::Null, &json!("Opaque")),
+        "lifecycle-manager's key is removed"
+    );
 
     let writes = setup.runtime.cluster().writes_since(mark)?;
     let at = |verb: &str, resource: &str, name: &str| {
@@ -452,7 +456,7 @@ async fn the_incumbents_installation_is_adopted_in_place_after_its_webhook_is_de
 #[tokio::test]
 async fn an_empty_webhook_configuration_stays_in_compatibility_mode() -> TestResult {
     let cluster = bed::shared().await?.runtime("compat").await?;
-    incumbent(&cluster).await?;
+    lifecycle_manager(&cluster).await?;
     let mark = cluster.audit_mark()?;
     let setup =
         SingleRuntime::with_options("compat", &[KEDA], installing_options(&["--compat-webhook-configuration"])).await?;

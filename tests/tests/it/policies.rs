@@ -15,7 +15,7 @@ use tidewatch_tests::{
 };
 
 use crate::{
-    installer::{OBJECTS, Object, WEBHOOKS, incumbent, installing_options},
+    installer::{OBJECTS, Object, WEBHOOKS, installing_options, lifecycle_manager},
     load::KEDA,
     support::{SingleRuntime, TestResult, condition},
 };
@@ -104,7 +104,7 @@ async fn network_policies_that_a_runtime_refuses_keep_no_agent_from_it() -> Test
 #[tokio::test]
 async fn refused_image_leaves_the_installation_of_lifecycle_manager_until_it_is_accepted() -> TestResult {
     let cluster = bed::shared().await?.runtime("signed-images").await?;
-    incumbent(&cluster).await?;
+    lifecycle_manager(&cluster).await?;
     let client = cluster.client().await?;
     let probe = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"},
         "spec": {"containers": [{"name": "probe", "image": "unsigned:1"}]}});

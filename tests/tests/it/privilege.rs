@@ -470,7 +470,7 @@ async fn a_receiver_logs_a_missing_right_and_recovers_when_it_is_granted() -> Te
         })
         .await?;
     }
-    // Only the receiver removes the incumbent's finalizer.
+    // Only the receiver removes lifecycle-manager's finalizer.
     let mut going = watcher("going", ("", "v1", "configmaps"), "spec");
     going["metadata"]["finalizers"] = json!([finalizer::WATCHER]);
     landscape.write_watcher(&going).await?;

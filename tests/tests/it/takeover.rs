@@ -1,8 +1,8 @@
-//! Takeover from the incumbent, runtime by runtime, and the way back: our CRDs replace the incumbent's in place,
+//! Takeover from lifecycle-manager, runtime by runtime, and the way back: our CRDs replace lifecycle-manager's in place,
 //! although those still list a version that ours lack, and at no time do both controllers act on one Kyma.
 
-mod incumbent;
 mod judge;
+mod lifecycle_manager;
 
 use ::http::StatusCode;
 use anyhow::{Context as _, Result};
@@ -33,16 +33,16 @@ use tidewatch_tests::{
 };
 
 use self::{
-    incumbent::{Incumbent, OURS},
     judge::{Actor, Judge},
+    lifecycle_manager::{LifecycleManager, OURS},
 };
 use crate::{
     load::KEDA,
     support::{Fleet, Isolation, SingleRuntime, TestResult, module, quick_options},
 };
 
-/// Installs the incumbent's CRDs in a runtime, with both versions and `v1beta1` among the stored ones.
-async fn install_incumbents_crds(name: &str) -> Result<()> {
+/// Installs lifecycle-manager's CRDs in a runtime, with both versions and `v1beta1` among the stored ones.
+async fn install_lifecycle_managers_crds(name: &str) -> Result<()> {
     let cluster = bed::shared().await?.runtime(name).await?;
     let api = Api::<CustomResourceDefinition>::all(cluster.client_as(ClusterUser::Other).await?);
     for crd in runtime_crds() {
@@ -92,8 +92,8 @@ async fn stored_in_v1beta1(cluster: &Cluster) -> Result<Api<DynamicObject>> {
 }
 
 #[tokio::test]
-async fn our_crds_replace_the_incumbents_in_place() -> TestResult {
-    install_incumbents_crds("takeover").await?;
+async fn our_crds_replace_lifecycle_managers_in_place() -> TestResult {
+    install_lifecycle_managers_crds("takeover").await?;
     let setup = SingleRuntime::without_agent("takeover", &[("keda", "1.0.0", "1.1.0")]).await?;
     setup.skr_status("readiness", |status| status.state() == State::Ready).await?;
     let api = Api::<CustomResourceDefinition>::all(setup.runtime.cluster().client().await?);
@@ -109,7 +109,7 @@ async fn our_crds_replace_the_incumbents_in_place() -> TestResult {
     Ok(())
 }
 
-/// Options of a receiver that selects the Kymas with our label, and waits until the incumbent has stopped writing.
+/// Options of a receiver that selects the Kymas with our label, and waits until lifecycle-manager has stopped writing.
 pub(crate) fn takeover_options() -> Options {
     let receiver = vec![format!("--kyma-selector={}={}", OURS.0, OURS.1), "--takeover-quiet-seconds=10".to_owned()];
     Options { receiver, ..quick_options() }
@@ -151,8 +151,8 @@ async fn agent_container(cluster: &Cluster) -> Result<(String, Value)> {
     Ok((image, serde_json::to_value(pod)?))
 }
 
-/// Checks that none of our objects is left in the runtime, and that the incumbent's objects are intact.
-async fn incumbents_state_is_intact(runtime: &Runtime) -> Result<()> {
+/// Checks that none of our objects is left in the runtime, and that lifecycle-manager's objects are intact.
+async fn lifecycle_managers_state_is_intact(runtime: &Runtime) -> Result<()> {
     let client = runtime.cluster().client().await?;
     assert!(Api::<ConfigMap>::namespaced(client.clone(), SKR_NAMESPACE).get_opt(AGENT_OBJECT).await?.is_none());
     assert!(Api::<ServiceAccount>::namespaced(client.clone(), SKR_NAMESPACE).get_opt(AGENT_OBJECT).await?.is_none());
@@ -163,7 +163,7 @@ async fn incumbents_state_is_intact(runtime: &Runtime) -> Result<()> {
     let secret = Api::<Secret>::namespaced(client, SKR_NAMESPACE).get(IDENTITY_SECRET).await?;
     assert_eq!(secret.type_.as_deref(), Some("kubernetes.io/tls"));
     let kyma = runtime.kcp_kyma().await?.context("the Kyma")?;
-    assert_eq!(kyma.finalizers(), [finalizer::KYMA], "the incumbent removes its finalizer itself");
+    assert_eq!(kyma.finalizers(), [finalizer::KYMA], "lifecycle-manager removes its finalizer itself");
     assert!(!kyma.annotations().contains_key(annotation::INPUTS), "{:?}", kyma.annotations());
     assert!(!kyma.annotations().contains_key(annotation::ACCEPTED_SPEC), "{:?}", kyma.annotations());
     let status = kyma.status.context("a status")?;
@@ -173,22 +173,22 @@ async fn incumbents_state_is_intact(runtime: &Runtime) -> Result<()> {
     Ok(())
 }
 
-/// Starts runtimes that the incumbent manages, beside our receiver.
-async fn start_beside_incumbent(name: &str, runtimes: usize) -> Result<(Fleet, Incumbent)> {
+/// Starts runtimes that lifecycle-manager manages, beside our receiver.
+async fn start_beside_lifecycle_manager(name: &str, runtimes: usize) -> Result<(Fleet, LifecycleManager)> {
     let (mut fleet, clusters) = Fleet::prepare(name, runtimes, takeover_options()).await?;
     fleet.register(clusters.clone()).await?;
     let clusters: Vec<_> = clusters.iter().map(AsRef::as_ref).collect();
-    let incumbent = Incumbent::start(&fleet.landscape, &clusters).await?;
-    Ok((fleet, incumbent))
+    let lifecycle_manager = LifecycleManager::start(&fleet.landscape, &clusters).await?;
+    Ok((fleet, lifecycle_manager))
 }
 
 #[tokio::test]
 async fn runtimes_are_taken_over_and_handed_back_without_overlapping_writes() -> TestResult {
-    let (fleet, incumbent) = start_beside_incumbent("gradual", 2).await?;
+    let (fleet, lifecycle_manager) = start_beside_lifecycle_manager("gradual", 2).await?;
     let (landscape, [first, second]) = (&fleet.landscape, [&fleet.members[0], &fleet.members[1]]);
     let judges = [Judge::begin(landscape, &first.runtime)?, Judge::begin(landscape, &second.runtime)?];
     for member in [first, second] {
-        incumbent.reconciles_twice(member.runtime.name()).await?;
+        lifecycle_manager.reconciles_twice(member.runtime.name()).await?;
     }
 
     take_over(landscape, &first.runtime).await?;
@@ -196,14 +196,14 @@ async fn runtimes_are_taken_over_and_handed_back_without_overlapping_writes() ->
     first.delivers(&["keda"]).await?;
     assert_eq!(agent_container(first.runtime.cluster()).await?.0, AGENT_IMAGE);
     // The other runtime is unaffected.
-    incumbent.reconciles_twice(second.runtime.name()).await?;
-    assert_eq!(judges[1].actors()?, [Actor::Incumbent]);
+    lifecycle_manager.reconciles_twice(second.runtime.name()).await?;
+    assert_eq!(judges[1].actors()?, [Actor::LifecycleManager]);
     take_over(landscape, &second.runtime).await?;
     second.path_proven().await?;
 
     request_hand_back(landscape, &first.runtime).await?;
-    incumbent.reconciles_twice(first.runtime.name()).await?;
-    incumbents_state_is_intact(&first.runtime).await?;
+    lifecycle_manager.reconciles_twice(first.runtime.name()).await?;
+    lifecycle_managers_state_is_intact(&first.runtime).await?;
     let written = first.runtime.skr_kyma().await?.context("the Kyma in the runtime")?;
     assert_eq!(written.spec.modules().len(), 1, "the user's selection stays");
     second.delivers(&["keda"]).await?;
@@ -212,20 +212,20 @@ async fn runtimes_are_taken_over_and_handed_back_without_overlapping_writes() ->
     take_over(landscape, &first.runtime).await?;
     first.path_proven().await?;
     first.delivers(&[]).await?;
-    let (theirs, ours) = (Actor::Incumbent, Actor::Us);
+    let (theirs, ours) = (Actor::LifecycleManager, Actor::Us);
     assert_eq!(judges[0].actors()?, [theirs, ours, theirs, ours]);
     assert_eq!(judges[1].actors()?, [theirs, ours]);
-    assert_eq!(incumbent.failures(), Vec::<String>::new());
+    assert_eq!(lifecycle_manager.failures(), Vec::<String>::new());
     Ok(())
 }
 
 #[tokio::test]
 async fn a_takeover_or_hand_back_continues_after_a_receiver_restart() -> TestResult {
-    let (fleet, incumbent) = start_beside_incumbent("midway", 1).await?;
+    let (fleet, lifecycle_manager) = start_beside_lifecycle_manager("midway", 1).await?;
     let (landscape, member) = (&fleet.landscape, fleet.only());
     let (runtime, cluster) = (&member.runtime, member.runtime.cluster());
     let judge = Judge::begin(landscape, runtime)?;
-    incumbent.reconciles_twice(runtime.name()).await?;
+    lifecycle_manager.reconciles_twice(runtime.name()).await?;
 
     // Kill the receiver as soon as the takeover has begun.
     let maps = Api::<ConfigMap>::namespaced(cluster.client().await?, SKR_NAMESPACE);
@@ -245,10 +245,10 @@ async fn a_takeover_or_hand_back_continues_after_a_receiver_restart() -> TestRes
     assert!(ended.success(), "{ended}");
     next.ready(DEADLINE).await?;
     hand_back_is_done(runtime).await?;
-    incumbent.reconciles_twice(runtime.name()).await?;
-    incumbents_state_is_intact(runtime).await?;
-    assert_eq!(judge.actors()?, [Actor::Incumbent, Actor::Us, Actor::Incumbent]);
-    assert_eq!(incumbent.failures(), Vec::<String>::new());
+    lifecycle_manager.reconciles_twice(runtime.name()).await?;
+    lifecycle_managers_state_is_intact(runtime).await?;
+    assert_eq!(judge.actors()?, [Actor::LifecycleManager, Actor::Us, Actor::LifecycleManager]);
+    assert_eq!(lifecycle_manager.failures(), Vec::<String>::new());
     Ok(())
 }
 
@@ -278,7 +278,7 @@ async fn removing_the_selector_label_ends_the_running_reconcile() -> TestResult 
         Ok((fleet_report(&setup).await?["runtimes"][0]["inWork"] == true).then_some(()))
     })
     .await?;
-    mark(&setup.landscape, &setup.runtime, json!({OURS.0: "incumbent"})).await?;
+    mark(&setup.landscape, &setup.runtime, json!({OURS.0: "lifecycle-manager"})).await?;
     until("the Kyma to be gone", async || Ok((fleet_report(&setup).await?["summary"]["kymas"] == 0).then_some(())))
         .await?;
     let judge = Judge::begin(&setup.landscape, &setup.runtime)?.without_agent();

@@ -1,4 +1,4 @@
-//! Contract v2 at a running receiver: events of the incumbent's agents enqueue their Kyma, and other clients are
+//! Contract v2 at a running receiver: events of runtime-watcher's agents enqueue their Kyma, and other clients are
 //! refused.
 
 use std::{fs, sync::Arc};
@@ -41,9 +41,9 @@ use crate::{
     sync::sum,
 };
 
-/// A CA that issues certificates like the incumbent's: RSA, no URI, no extended key usage, a subject with more than a
+/// A CA that issues certificates like lifecycle-manager's: RSA, no URI, no extended key usage, a subject with more than a
 /// common name.
-struct Incumbent {
+struct LifecycleManager {
     issuer: Issuer<'static, KeyPair>,
     root: TrustBundle,
 }
@@ -52,7 +52,7 @@ fn rsa() -> Result<KeyPair> {
     Ok(KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048)?)
 }
 
-impl Incumbent {
+impl LifecycleManager {
     fn new() -> Result<Self> {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -75,7 +75,7 @@ impl Incumbent {
     }
 }
 
-/// Posts over HTTP/1.1 as the incumbent's agent does.
+/// Posts over HTTP/1.1 as runtime-watcher's agent does.
 async fn post(setup: &SingleRuntime, identity: &Identity, port: u16, path: &str, body: Vec<u8>) -> Result<StatusCode> {
     let config = tls::client(identity, setup.landscape.ca().trust_bundle().store()?)?;
     let connector =
@@ -97,11 +97,11 @@ fn event() -> Vec<u8> {
     Event { namespace, name, group, version, kind }.to_body().into_bytes()
 }
 
-/// Options of a receiver that serves v2 on a port, trusts the incumbent's CA there, and forwards to managers on
+/// Options of a receiver that serves v2 on a port, trusts lifecycle-manager's CA there, and forwards to managers on
 /// loopback.
-fn v2_options(incumbent: &Incumbent, port: u16, dir: &TempDir) -> Result<Options> {
+fn v2_options(lifecycle_manager: &LifecycleManager, port: u16, dir: &TempDir) -> Result<Options> {
     let ca = dir.path().join("v2-ca.crt");
-    fs::write(&ca, incumbent.root.to_pem())?;
+    fs::write(&ca, lifecycle_manager.root.to_pem())?;
     let receiver = [
         "--v2".to_owned(),
         "--v2-address".to_owned(),
@@ -139,12 +139,12 @@ async fn ports_accept_only_their_certificates(setup: &SingleRuntime, agent: &Ide
 }
 
 #[tokio::test]
-async fn the_incumbents_agents_are_served_and_certificates_count_on_one_port_only() -> Result<()> {
-    let (incumbent, port, dir) = (Incumbent::new()?, ports::free()?, TempDir::new()?);
-    let options = v2_options(&incumbent, port, &dir)?;
+async fn lifecycle_managers_agents_are_served_and_certificates_count_on_one_port_only() -> Result<()> {
+    let (lifecycle_manager, port, dir) = (LifecycleManager::new()?, ports::free()?, TempDir::new()?);
+    let options = v2_options(&lifecycle_manager, port, &dir)?;
     let setup = SingleRuntime::with_options("contract-v2", &[("keda", "1.0.0", "1.1.0")], options).await?;
     until("the Kyma in the runtime", async || setup.runtime.skr_kyma().await).await?;
-    let agent = incumbent.identity(setup.runtime.id().as_str())?;
+    let agent = lifecycle_manager.identity(setup.runtime.id().as_str())?;
     let manager = path("lifecycle-manager");
 
     setup.runtime.select(&["keda"]).await?;
@@ -152,7 +152,7 @@ async fn the_incumbents_agents_are_served_and_certificates_count_on_one_port_onl
     setup.skr_status("the change reported over v2", |status| module(status, "keda").is_some()).await?;
     // An event for a Kyma that is already in the queue does not add it; the debug log states that.
     let line = format!("event received from SKR, adding {}/contract-v2 to queue", setup.landscape.namespace());
-    until("the incumbent's log line", async || {
+    until("lifecycle-manager's log line", async || {
         assert_eq!(post(&setup, &agent, port, &manager, event()).await?, 200);
         let log = setup.landscape.with_receiver(async |receiver| receiver.log_text()).await??;
         Ok(log.contains(&line).then_some(()))
@@ -162,12 +162,12 @@ async fn the_incumbents_agents_are_served_and_certificates_count_on_one_port_onl
     assert_eq!(post(&setup, &agent, port, &path("unknown"), event()).await?, 404);
     assert_eq!(post(&setup, &agent, port, &manager, b"no event".to_vec()).await?, 400);
     assert_eq!(post(&setup, &agent, port, &manager, vec![b' '; 16_385]).await?, 413);
-    assert_eq!(post(&setup, &incumbent.identity("")?, port, &manager, event()).await?, 400);
-    let stranger = incumbent.identity("stranger")?;
+    assert_eq!(post(&setup, &lifecycle_manager.identity("")?, port, &manager, event()).await?, 400);
+    let stranger = lifecycle_manager.identity("stranger")?;
     assert_eq!(
         post(&setup, &stranger, port, &manager, event()).await?,
         200,
-        "accepted and dropped, as by the incumbent"
+        "accepted and dropped, as by lifecycle-manager"
     );
     ports_accept_only_their_certificates(&setup, &agent, port).await?;
 
@@ -206,11 +206,14 @@ async fn first_answer_after_restart(setup: &SingleRuntime, agent: &Identity, por
 
 #[tokio::test]
 async fn a_runtime_that_spoke_v3_may_not_fall_back_after_a_receiver_restart() -> Result<()> {
-    let (incumbent, port, dir) = (Incumbent::new()?, ports::free()?, TempDir::new()?);
-    let setup =
-        SingleRuntime::with_options("spoken-v3", &[("keda", "1.0.0", "1.1.0")], v2_options(&incumbent, port, &dir)?)
-            .await?;
-    let agent = incumbent.identity(setup.runtime.id().as_str())?;
+    let (lifecycle_manager, port, dir) = (LifecycleManager::new()?, ports::free()?, TempDir::new()?);
+    let setup = SingleRuntime::with_options(
+        "spoken-v3",
+        &[("keda", "1.0.0", "1.1.0")],
+        v2_options(&lifecycle_manager, port, &dir)?,
+    )
+    .await?;
+    let agent = lifecycle_manager.identity(setup.runtime.id().as_str())?;
     let is = async |reason: &str| {
         setup.kcp_status(reason, |status| status.condition("EventPath").is_some_and(|path| path.reason == reason)).await
     };
@@ -274,12 +277,15 @@ async fn open_connection(setup: &SingleRuntime, identity: &Identity, port: u16) 
 
 #[tokio::test]
 async fn deleting_a_kyma_closes_its_runtimes_connections_in_both_contracts() -> Result<()> {
-    let (incumbent, port, dir) = (Incumbent::new()?, ports::free()?, TempDir::new()?);
-    let setup =
-        SingleRuntime::with_options("gone-v2", &[("keda", "1.0.0", "1.1.0")], v2_options(&incumbent, port, &dir)?)
-            .await?;
+    let (lifecycle_manager, port, dir) = (LifecycleManager::new()?, ports::free()?, TempDir::new()?);
+    let setup = SingleRuntime::with_options(
+        "gone-v2",
+        &[("keda", "1.0.0", "1.1.0")],
+        v2_options(&lifecycle_manager, port, &dir)?,
+    )
+    .await?;
     until("the Kyma in the runtime", async || setup.runtime.skr_kyma().await).await?;
-    let [agents, strangers] = [setup.runtime.id().as_str(), "stranger"].map(|name| incumbent.identity(name));
+    let [agents, strangers] = [setup.runtime.id().as_str(), "stranger"].map(|name| lifecycle_manager.identity(name));
     let mut legacy = open_connection(&setup, &agents?, port).await?;
     setup.runtime.start_agent().await?;
     setup
@@ -295,7 +301,7 @@ async fn deleting_a_kyma_closes_its_runtimes_connections_in_both_contracts() -> 
     setup.receiver_metric_reaches(ended, &["out"], 2).await?;
     setup.receiver_metric_reaches("tidewatch_gateway_requests_refused_total", &["unknown-runtime"], 1).await?;
     assert!(setup.runtime.kcp_kyma().await?.is_none());
-    // A runtime that was never known is answered as the incumbent would answer it.
+    // A runtime that was never known is answered as lifecycle-manager would answer it.
     open_connection(&setup, &strangers?, port).await?;
     Ok(())
 }

@@ -38,7 +38,7 @@ use crate::{
     telemetry::Readiness,
 };
 
-/// A request as the incumbent's listener receives it.
+/// A request as lifecycle-manager's listener receives it.
 struct ObservedRequest {
     path: String,
     headers: HeaderMap,
@@ -128,7 +128,7 @@ async fn start_for(
     let core = Core::new("r-1".parse().unwrap(), 100, Metrics::default());
     let ids = follow(&core, managers);
     let readiness = Readiness::default();
-    // The server verifies the client certificate, as the incumbent's listener does.
+    // The server verifies the client certificate, as lifecycle-manager's listener does.
     let material = ca.legacy("r-1");
     let receiver = format!("https://{address}").parse().unwrap();
     let parts = LinkParts {
@@ -214,7 +214,7 @@ const OURS: &str = "lifecycle-manager";
 const OTHER: &str = "other";
 
 #[tokio::test]
-async fn each_object_is_one_unsigned_request_in_the_incumbents_form() {
+async fn each_object_is_one_unsigned_request_in_lifecycle_managers_form() {
     for alpn in [BOTH, &BOTH[1..]] {
         let mut harness = start(alpn, &["a", "b"], &[]).await;
         assert!(harness.readiness.pending().is_empty(), "a quiet runtime must become ready");

@@ -119,7 +119,7 @@ fn delayed_or_busy_manager_does_not_delay_others() {
 }
 
 #[test]
-fn an_event_names_an_object_as_the_incumbent_does() {
+fn an_event_names_an_object_as_lifecycle_manager_does() {
     let (mut outbox, now) = (outbox("m"), Instant::now());
     mark(&mut outbox, "ns/a");
     let Some(NextSingle::Event(single)) = outbox.single(now, OPEN, &|_| false) else { panic!("an event") };

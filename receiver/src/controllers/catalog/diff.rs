@@ -140,7 +140,7 @@ pub fn changed_objects(events: &[Object], catalog: &DesiredCatalog, inventory: &
     changed.collect()
 }
 
-/// Returns whether catalog sync, this one or the incumbent's, has written an object. Both use the same field manager as
+/// Returns whether catalog sync, this one or lifecycle-manager's, has written an object. Both use the same field manager as
 /// ownership marker.
 #[must_use]
 pub fn is_managed(object: &DynamicObject) -> bool {

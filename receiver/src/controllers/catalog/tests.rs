@@ -289,9 +289,10 @@ async fn deleted_objects_are_recreated() {
 #[tokio::test]
 async fn managed_undesired_objects_are_deleted_and_user_objects_stay() {
     let fixture = Fixture::new();
-    let incumbents = |object: &mut Value| object["metadata"]["managedFields"] = json!([{"manager": "catalog-sync"}]);
-    fixture.runtime.edit("moduletemplates/old-1.0.0", incumbents);
-    fixture.runtime.edit("modulereleasemetas/old", incumbents);
+    let as_lifecycle_manager_left_it =
+        |object: &mut Value| object["metadata"]["managedFields"] = json!([{"manager": "catalog-sync"}]);
+    fixture.runtime.edit("moduletemplates/old-1.0.0", as_lifecycle_manager_left_it);
+    fixture.runtime.edit("modulereleasemetas/old", as_lifecycle_manager_left_it);
     fixture.runtime.edit("moduletemplates/users-1.0.0", |object| object["spec"] = json!({"own": true}));
     let calls = fixture.sync(Drift::None).await;
     let deletes: Vec<_> = calls.iter().filter(|call| call.starts_with("delete ")).collect();
@@ -423,7 +424,7 @@ async fn lost_inventory_is_rebuilt_from_the_runtime() {
 }
 
 #[tokio::test]
-async fn objects_of_the_incumbent_are_adopted_unchanged() {
+async fn objects_of_lifecycle_manager_are_adopted_unchanged() {
     let old = Fixture::synced().await;
     let new = Fixture::new();
     for (id, object) in old.runtime.objects() {
@@ -567,7 +568,7 @@ async fn lost_accepted_state_holds_every_removal_until_it_is_confirmed_or_restor
 
 #[tokio::test]
 async fn new_installation_accepts_its_catalog_at_once() {
-    // Kymas exist, maybe of the incumbent, but none was ever reconciled.
+    // Kymas exist, maybe of lifecycle-manager, but none was ever reconciled.
     let mut fixture = Fixture::synced().await;
     fixture.kymas(4);
     let update = started(&mut fixture, None);

@@ -1,4 +1,4 @@
-//! Visibility rules of modules, the same as the incumbent's. Pure.
+//! Visibility rules of modules, the same as lifecycle-manager's. Pure.
 //!
 //! The visibility of a module to a Kyma depends on three properties only, the Kyma's *visibility class*: the label
 //! `beta`, the label `internal`, and the restricted modules that select it by its labels. Mandatory modules are in no

@@ -337,7 +337,7 @@ impl<'a> InstallRun<'a> {
         if released.finalizers().is_empty() { Ok(()) } else { Err(Error::Terminating(object_name)) }
     }
 
-    /// Deletes an object of the incumbent if it exists and has the incumbent's label.
+    /// Deletes an object of lifecycle-manager if it exists and has lifecycle-manager's label.
     async fn delete_obsolete(&mut self, component: Component, kind: Kind, name: &'static str) {
         let api = kind.api(self.client);
         let object_name = ObjectName::new(kind, name);

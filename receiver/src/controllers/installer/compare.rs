@@ -28,7 +28,7 @@ const fn immutable(component: Component) -> &'static [&'static str] {
         Component::PullSecret => &["/type", "/immutable"],
         Component::PriorityClass => &["/value", "/preemptionPolicy"],
         Component::Deployment => &["/spec/selector"],
-        // A Secret without our label is the incumbent's: it has another key, and possibly another type.
+        // A Secret without our label is lifecycle-manager's: it has another key, and possibly another type.
         Component::Secret => &["/metadata/labels/app.kubernetes.io~1part-of"],
         _ => &[],
     }
@@ -136,11 +136,14 @@ mod tests {
                 "{component:?}"
             );
         }
-        let incumbents = |found: &mut Value| {
+        let as_lifecycle_manager_left_it = |found: &mut Value| {
             found["metadata"]["labels"] = json!({"operator.kyma-project.io/managed-by": "kyma"});
         };
         assert_eq!(
-            (repair_after(Component::Secret, incumbents), repair_after(Component::Lease, incumbents)),
+            (
+                repair_after(Component::Secret, as_lifecycle_manager_left_it),
+                repair_after(Component::Lease, as_lifecycle_manager_left_it)
+            ),
             (Repair::Recreate, Repair::Apply)
         );
     }

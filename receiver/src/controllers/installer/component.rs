@@ -14,7 +14,7 @@ use tidewatch_shared::names::{
 /// Deployment after everything that its pod needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, VariantArray, strum::IntoStaticStr)]
 pub enum Component {
-    /// The incumbent's webhook configuration, empty, where it is requested.
+    /// lifecycle-manager's webhook configuration, empty, where it is requested.
     Webhooks,
     /// Copy of the image pull secret, where one is configured.
     PullSecret,
@@ -133,7 +133,7 @@ impl Component {
 
     /// Components that must not have failed before this one is reconciled.
     ///
-    /// * Deleting the incumbent's webhook configuration comes first: the other objects disable its webhook, and users'
+    /// * Deleting lifecycle-manager's webhook configuration comes first: the other objects disable its webhook, and users'
     ///   writes would then wait for a webhook that does not answer.
     /// * The first policy for egress denies all egress that it does not allow, so it is the one that allows all of the agent's.
     /// * A plan must not name a kind that the agent may not read yet.

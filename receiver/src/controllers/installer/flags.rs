@@ -67,7 +67,7 @@ pub struct Settings {
     pub pull_secret: Option<AgentPullSecret>,
     /// Ports of the runtimes' API servers.
     pub api_server_ports: Vec<u16>,
-    /// Keeps the incumbent's webhook configuration, empty.
+    /// Keeps lifecycle-manager's webhook configuration, empty.
     pub compat_webhooks: bool,
     /// Trust domain of the certificates.
     pub trust_domain: TrustDomain,

@@ -17,12 +17,12 @@ use super::{Component, Settings, rbac};
 use crate::pki::TrustBundle;
 
 const RBAC: &str = "rbac.authorization.k8s.io";
-/// Label by which the Deployment, the Service and the policies select the pod; the incumbent's.
+/// Label by which the Deployment, the Service and the policies select the pod; lifecycle-manager's.
 const APP: &str = "app";
 const METRICS_PORT: u16 = 2112;
 /// Name of [`METRICS_PORT`].
 const METRICS_PORT_NAME: &str = "http-metrics";
-/// User and group of the process; the incumbent's.
+/// User and group of the process; lifecycle-manager's.
 const USER: u32 = 10_001;
 const GROUP: u32 = 30_001;
 /// Directory of the service account in the pod, where Kubernetes mounts it by default.

@@ -1,4 +1,4 @@
-//! Removes an installation of this receiver or of the incumbent: the webhook configuration first, so that no request of
+//! Removes an installation of this receiver or of lifecycle-manager: the webhook configuration first, so that no request of
 //! a user waits for a dead webhook; then the agent; and after its process has ended, the other objects in reverse order
 //! of creation.
 
@@ -91,7 +91,7 @@ impl Removal<'_> {
         self.object(component, component.kind(), component.name()).await
     }
 
-    /// Deletes an object of ours or of the incumbent. Returns `false` if an object of another owner stays.
+    /// Deletes an object of ours or of lifecycle-manager. Returns `false` if an object of another owner stays.
     async fn object(&mut self, component: Component, kind: Kind, name: &'static str) -> bool {
         let deleted = self.delete(kind, name).await;
         deleted.unwrap_or_else(|error| {
@@ -144,7 +144,7 @@ impl Removal<'_> {
     }
 }
 
-/// Returns whether an object is ours or the incumbent's, by its labels or, since a user can remove a label, by its
+/// Returns whether an object is ours or lifecycle-manager's, by its labels or, since a user can remove a label, by its
 /// managed fields.
 fn is_ours(found: &DynamicObject) -> bool {
     let is_labelled =

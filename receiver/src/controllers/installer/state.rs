@@ -15,7 +15,7 @@ use super::{
 pub struct InstallationState {
     /// Hash of the verified object by [`Component`]; 0 if it is not verified.
     verified: [u64; Component::VARIANTS.len()],
-    /// The incumbent's objects that have no component are deleted.
+    /// lifecycle-manager's objects that have no component are deleted.
     pub(super) obsolete_removed: bool,
     /// Hashes of the forms in which this API server stores objects to which it, or an admission webhook, adds fields.
     pub(super) accepted_forms: BTreeMap<Component, u64>,

@@ -145,7 +145,7 @@ pub(crate) fn name(kyma: &str, component: &str, module: &str) -> String {
     name
 }
 
-/// 32-bit FNV-1 (multiply, then xor) as the incumbent computes it; not used for security.
+/// 32-bit FNV-1 (multiply, then xor) as lifecycle-manager computes it; not used for security.
 fn fnv1<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u32 {
     parts.flatten().fold(0x811c_9dc5, |hash: u32, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(*byte))
 }

@@ -178,7 +178,7 @@ impl Error {
         }
     }
 
-    /// The incumbent's label value for the requeue.
+    /// lifecycle-manager's label value for the requeue.
     pub(super) fn requeue_reason(&self) -> &'static str {
         match self {
             Self::Runtime(_, kube::Error::Api(status))

@@ -1,9 +1,9 @@
-//! Hand-back of a Kyma to the incumbent, requested by a label: removes our agent from the runtime cluster, waits for
+//! Hand-back of a Kyma to lifecycle-manager, requested by a label: removes our agent from the runtime cluster, waits for
 //! the reconciles of its Manifests to end, then removes our own conditions and annotations; the label's new value is
-//! our last write. Shared objects stay as the incumbent leaves them: both Kymas with their finalizer, Manifests, CRDs
+//! our last write. Shared objects stay as lifecycle-manager leaves them: both Kymas with their finalizer, Manifests, CRDs
 //! and catalog.
 //!
-//! The agent's objects are removed although some bear names of the incumbent's: it applies all of its own in each
+//! The agent's objects are removed although some bear names of lifecycle-manager's: it applies all of its own in each
 //! reconcile, and could not apply them over ours (the type of a Secret is immutable, and our fields in a Deployment
 //! would remain).
 
@@ -28,7 +28,7 @@ const RECHECK: Duration = Duration::from_secs(1);
 
 /// Continues the hand-back of a Kyma. Returns the delay until the next step, `None` after the last one.
 pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result<Option<Duration>, Error> {
-    // The objects of a Kyma that was never managed here are the incumbent's.
+    // The objects of a Kyma that was never managed here are lifecycle-manager's.
     if takeover::is_managed(&kyma) {
         let cleared = clear(ctx, key, &kyma).await;
         let pending = leave::after(ctx, &mut kyma, cleared).await?;

@@ -45,7 +45,7 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// The error of resolving a module. The messages are the incumbent's.
+/// The error of resolving a module. The messages are lifecycle-manager's.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum LookupError {
     /// The entry in the spec is invalid.
@@ -390,7 +390,7 @@ fn allowed(
         }
         // An empty selector selects no Kyma.
         Admission::Excluded(_) if meta.spec.kyma_selector.is_some() => refused(NOT_SELECTED),
-        // The incumbent's text for an absent selector names no rule.
+        // lifecycle-manager's text for an absent selector names no rule.
         Admission::Excluded(_) => refused(""),
     }
 }
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn lookup_errors_have_the_incumbents_messages() {
+    fn lookup_errors_have_lifecycle_managers_messages() {
         let selector = json!({"channels": [{"channel": "regular", "version": "1.2.3"}], "kymaSelector": {"matchLabels": {"a": "b"}}});
         let fast = json!({"channels": [{"channel": "fast", "version": "1.2.3"}]});
         let unnamed = json!({"channels": [{"channel": "regular", "version": "1.2.3"}], "ocmComponentName": null});

@@ -1,4 +1,4 @@
-//! The label `skip-reconciliation` on the Manifests of a Kyma, if the selector turns it around. The incumbent's
+//! The label `skip-reconciliation` on the Manifests of a Kyma, if the selector turns it around. lifecycle-manager's
 //! controller of Manifests evaluates their own label alone, and would reconcile the modules of a Kyma that was taken
 //! over.
 
@@ -55,7 +55,7 @@ async fn add_to(
     Ok(written.map(Arc::new))
 }
 
-/// Removes the label from all Manifests of a Kyma, if it kept the incumbent away from them.
+/// Removes the label from all Manifests of a Kyma, if it kept lifecycle-manager away from them.
 pub(super) async fn remove(ctx: &Context, kyma: &Kyma) -> Result<(), Error> {
     if !ctx.settings.takeover.selects_skipped() {
         return Ok(());

@@ -442,7 +442,7 @@ async fn status_shows_the_first_of_many_unknown_modules() {
     assert_eq!(bed.status()["lastOperation"]["operation"], "waiting for all modules to become ready");
 }
 
-/// `acceptance.md` C2 38 and 39. Unlike with the incumbent, a Kyma that is deleted comes back with the user's selection; the
+/// `acceptance.md` C2 38 and 39. Unlike with lifecycle-manager, a Kyma that is deleted comes back with the user's selection; the
 /// label restores the defaults.
 #[tokio::test]
 async fn deleted_kyma_is_recreated_with_the_users_spec_and_a_reset_restores_the_defaults() {
@@ -509,7 +509,7 @@ async fn deleted_crd_is_reported_and_recreated_once_it_is_gone() {
 }
 
 #[tokio::test]
-async fn objects_are_rewritten_before_the_incumbents_versions_are_dropped() {
+async fn objects_are_rewritten_before_lifecycle_managers_versions_are_dropped() {
     let mut bed = Bed::settled().await;
     let id = "customresourcedefinitions/kymas.operator.kyma-project.io";
     bed.runtime.edit(id, |crd| {

@@ -31,7 +31,7 @@ pub(super) struct Findings {
     pub(super) inventory: Inventory,
 }
 
-/// Type, reason and texts of a condition, as the incumbent writes them.
+/// Type, reason and texts of a condition, as lifecycle-manager writes them.
 struct Kind {
     name: &'static str,
     reason: &'static str,

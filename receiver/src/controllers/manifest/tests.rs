@@ -300,7 +300,7 @@ async fn reduced_kyma_permits_and_parks_its_manifests_as_a_whole_one() {
     }
 }
 
-/// The incumbent evaluates the label of the Manifest alone, and the reconcile of the Kyma adds it.
+/// lifecycle-manager evaluates the label of the Manifest alone, and the reconcile of the Kyma adds it.
 #[tokio::test(start_paused = true)]
 async fn manifest_waits_for_its_label_if_the_selector_names_it() {
     let permission = |labels: Value, is_labelled: bool, selector: &str, is_deleting: bool| {
@@ -442,7 +442,7 @@ async fn repeated_removal_and_installation_is_no_repair() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn transitions_are_counted_with_the_incumbents_reasons() {
+async fn transitions_are_counted_with_lifecycle_managers_reasons() {
     let mut fixture = Fixture::new();
     let counted = |fixture: &Fixture| {
         let reasons =

@@ -1,4 +1,4 @@
-//! Conditions of a Kyma: the incumbent's five, which count for its state, and our own, which do not.
+//! Conditions of a Kyma: lifecycle-manager's five, which count for its state, and our own, which do not.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -15,7 +15,7 @@ const CRDS: &str = "CRDsSync";
 const MODULES: &str = "Modules";
 const CATALOG: &str = "ModuleCatalog";
 const ACCESS: &str = "RuntimeAccess";
-/// The incumbent's condition type for the agent's installation.
+/// lifecycle-manager's condition type for the agent's installation.
 const WEBHOOK: &str = "SKRWebhook";
 const PULL_SECRET: &str = "SKRImagePullSecretSync";
 /// Conditions that other controllers write with their own field managers.
@@ -71,7 +71,7 @@ pub(super) fn is_anothers(condition: &Condition) -> bool {
     OTHERS.contains(&condition.type_.as_str())
 }
 
-/// Returns true for conditions that the incumbent does not write: it does not know them, or they concern our agent.
+/// Returns true for conditions that lifecycle-manager does not write: it does not know them, or they concern our agent.
 pub(super) fn is_ours_alone(condition: &Condition) -> bool {
     is_anothers(condition) || [ACCESS, WEBHOOK].contains(&condition.type_.as_str())
 }
@@ -115,7 +115,7 @@ impl Conditions {
     }
 }
 
-/// Status and message of an observed condition of the incumbent.
+/// Status and message of an observed condition of lifecycle-manager.
 fn observed(kind: &str, found: &Observation) -> (ConditionStatus, String) {
     let status = ConditionStatus::from(found.is_ok());
     let words = found.as_ref().map_or_else(Some, Option::as_ref);

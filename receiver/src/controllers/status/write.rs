@@ -100,8 +100,8 @@ impl StatusWriter {
         Ok(())
     }
 
-    /// Removes the conditions that the incumbent does not know from the status of the KCP Kyma, because no controller would update them
-    /// after a hand-back. Returns the Kyma as stored.
+    /// Removes the conditions that lifecycle-manager does not know from the status of the KCP Kyma, because no controller
+    /// would update them after a hand-back. Returns the Kyma as stored.
     pub(crate) async fn withdraw(&self, kyma: Kyma) -> Result<Kyma, WriteStatusError> {
         let all = kyma.status.iter().flat_map(|status| status.conditions.iter().flatten());
         let (ours, kept): (Vec<_>, Vec<_>) = all.partition(|condition| is_ours_alone(condition));

@@ -16,7 +16,7 @@ use tidewatch_shared::{
 use super::plan::WatcherError;
 use crate::fleet::forward::{Health, Target};
 
-/// Condition of the incumbent on Watchers, on which dashboards rely.
+/// Condition of lifecycle-manager on Watchers, on which dashboards rely.
 const CONDITION: &str = "VirtualService";
 const SERVED: &str = "the built-in gateway serves this Watcher, no VirtualService is needed";
 
@@ -61,13 +61,13 @@ pub enum WriteStatusError {
     /// The status could not be written.
     #[error("write the status of a Watcher")]
     Status(#[source] kube::Error),
-    /// The incumbent's finalizer could not be removed.
+    /// lifecycle-manager's finalizer could not be removed.
     #[error("take the finalizer off a Watcher")]
     Finalizer(#[source] kube::Error),
 }
 
 /// Writes the status of a Watcher if it differs from the given one, which may come from a cache. If the Watcher is
-/// being deleted, removes the incumbent's finalizer instead: there is nothing else to clean up.
+/// being deleted, removes lifecycle-manager's finalizer instead: there is nothing else to clean up.
 ///
 /// # Errors
 /// [`WriteStatusError`]; a Watcher that no longer exists is no error.

@@ -18,14 +18,14 @@ metric_set! {
         /// Kymas with a module whose upgrade waits for a maintenance window, by state: `waiting` for a known one, `unknown` if
         /// none can be determined.
         kymas: Family<StateLabel, Gauge> = "maintenance_window_kymas",
-        pub(crate) incumbent: IncumbentMetrics = _,
+        pub(crate) lifecycle_manager: LifecycleManagerMetrics = _,
     }
 }
 
 metric_set! {
-    /// The gauge with the incumbent's name.
+    /// The gauge with lifecycle-manager's name.
     #[derive(Debug)]
-    pub(crate) struct IncumbentMetrics {
+    pub(crate) struct LifecycleManagerMetrics {
         /// Whether the policy of maintenance windows was read: 1 if its file exists and its content is in use, 0 otherwise.
         read: Gauge = "lifecycle_mgr_maintenance_window_config_read_success",
     }
@@ -36,7 +36,7 @@ impl Metrics {
     /// file.
     pub(super) fn read(&self, exists: bool, is_current: bool) {
         self.good.set(is_current.into());
-        self.incumbent.read.set((exists && is_current).into());
+        self.lifecycle_manager.read.set((exists && is_current).into());
     }
 
     pub(super) fn mistakes(&self, count: usize) {

@@ -19,7 +19,7 @@ const DAYS_BACK: i64 = 2;
 /// Longest time until a reconcile; for a later window the Kyma is reconciled in between.
 const LONGEST_DELAY: Duration = Duration::from_secs(30 * 86_400);
 
-/// Windows of all runtimes, in the incumbent's format.
+/// Windows of all runtimes, in lifecycle-manager's format.
 #[derive(Clone, Debug)]
 pub(crate) struct Policy {
     /// The windows of the first rule that matches a runtime apply.
@@ -101,7 +101,7 @@ pub(crate) enum WindowState {
     Unknown(NoWindowError),
 }
 
-/// Reason for which a runtime has no window. The texts are the incumbent's.
+/// Reason for which a runtime has no window. The texts are lifecycle-manager's.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub(crate) enum NoWindowError {
     /// No policy was read.

@@ -30,7 +30,7 @@ const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of a response body that are read and discarded so that the connection can be reused.
 const MAX_RESPONSE_BYTES: usize = 16 << 10;
 
-/// Sends events in contract v2 over plain HTTP, as the incumbent's listeners behind their mesh expect them. Clones
+/// Sends events in contract v2 over plain HTTP, as lifecycle-manager's listeners behind their mesh expect them. Clones
 /// share connections.
 #[derive(Clone)]
 pub struct Client {

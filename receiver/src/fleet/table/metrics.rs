@@ -86,7 +86,7 @@ metric_set! {
         /// Waiting time of the Kyma that has been ready longest, by priority.
         oldest: Family<PriorityLabel, Gauge<f64, AtomicU64>> = "queue_oldest_seconds",
         pub(super) forward: forward::Metrics = ..,
-        pub(crate) incumbent: RenewalFailures = _,
+        pub(crate) lifecycle_manager: RenewalFailures = _,
     }
 }
 
@@ -96,7 +96,7 @@ fn seconds() -> Histogram {
 }
 
 metric_set! {
-    /// Metric with the incumbent's name, for a registry without prefix: one series for each Kyma with an agent that fails
+    /// Metric with lifecycle-manager's name, for a registry without prefix: one series for each Kyma with an agent that fails
     /// to renew.
     pub(crate) struct RenewalFailures {
         /// Failing certificate renewals: 1 for each Kyma whose agent reports one in its current heartbeats; no series
@@ -188,7 +188,7 @@ impl Metrics {
         self.certificates_end.set(totals.ends.unwrap_or(0));
         self.renewals_failing.set(i64::try_from(totals.renewals_failing.len()).unwrap_or(i64::MAX));
         self.coarse.set(i64::try_from(totals.coarse).unwrap_or(i64::MAX));
-        self.incumbent.set(&totals.renewals_failing);
+        self.lifecycle_manager.set(&totals.renewals_failing);
     }
 
     /// Updates the metrics that change with time alone. `since` is the time since which the Kyma of each priority has been

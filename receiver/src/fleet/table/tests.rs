@@ -385,16 +385,16 @@ async fn renewal_failures_are_counted_while_heartbeats_report_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn incumbents_gauge_has_a_series_per_failing_renewal() {
-    let (mut ours, mut incumbents) = Default::default();
+async fn lifecycle_managers_gauge_has_a_series_per_failing_renewal() {
+    let (mut ours, mut theirs) = Default::default();
     let metrics = Metrics::register(&mut ours);
-    metrics.incumbent.register_in(&mut incumbents);
+    metrics.lifecycle_manager.register_in(&mut theirs);
     let fleet = RuntimeTable::alone(1, Settings::default(), metrics);
     (0..3).for_each(|n| fleet.place(key(n), "", Some(id(n)), plan("1")));
     fleet.set_synced();
     let shown = || {
         let _ = fleet.changed_paths();
-        let page = incumbents.encode().unwrap();
+        let page = theirs.encode().unwrap();
         let lines = page.lines().filter_map(|line| line.strip_prefix("lifecycle_mgr_self_signed_cert_not_renew"));
         lines.map(str::to_owned).collect::<BTreeSet<_>>()
     };

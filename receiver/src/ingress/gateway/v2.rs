@@ -1,4 +1,4 @@
-//! Port of contract v2, which the incumbent's agents use: off unless `--v2` is given, with certificates of its own, and
+//! Port of contract v2, which runtime-watcher's agents use: off unless `--v2` is given, with certificates of its own, and
 //! never a way into v3. Connections are those of the gateway. Requests are unsigned and carry no state, so they can
 //! only enqueue a Kyma.
 //!
@@ -38,10 +38,10 @@ use super::{Limits, Settings};
 /// Bytes of a request's head at most: a forwarded certificate of 32 KiB and the other fields.
 const MAX_HEAD_BYTES: u32 = 48 << 10;
 
-/// Connections of one runtime at most: the incumbent may open one for each event while an older one is in use.
+/// Connections of one runtime at most: runtime-watcher may open one for each event while an older one is in use.
 const MAX_RUNTIME_CONNECTIONS: usize = 64;
 
-/// Sustained requests per second of one runtime: the incumbent sends one for each event, and no request costs a
+/// Sustained requests per second of one runtime: runtime-watcher sends one for each event, and no request costs a
 /// verification.
 const REQUESTS_PER_SECOND: u32 = 200;
 

@@ -29,7 +29,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const MAX_NOTE: usize = 1_024;
 /// Maximum length of the object's name in the Event's name, in bytes: with the number, that must not exceed 253.
 const MAX_NAME: usize = 200;
-/// Reporting controller; the name of the incumbent, which operators know.
+/// Reporting controller; the name of lifecycle-manager, which operators know.
 const CONTROLLER: &str = "lifecycle-manager";
 const INSTANCE: &str = "tidewatch-receiver";
 

@@ -1,4 +1,4 @@
-//! The incumbent's gauges of states, with the names, labels and meanings that existing dashboards use. They are
+//! lifecycle-manager's gauges of states, with the names, labels and meanings that existing dashboards use. They are
 //! computed from the cache at each scrape, so they need no memory, and deleted objects have no samples.
 
 use std::{
@@ -73,7 +73,7 @@ pub fn register(registry: &mut Registry, stores: Stores, served: ServedKymas) {
     registry.collect(described, Box::new(StateCollector(stores, served)));
 }
 
-/// Shoot and instance of a Kyma; `None` if it lacks either, as in the incumbent, which has no metrics of such a Kyma.
+/// Shoot and instance of a Kyma; `None` if it lacks either, as in lifecycle-manager, which has no metrics of such a Kyma.
 pub(super) fn labels(kyma: &Kyma) -> Option<(&str, &str)> {
     let (shoot, domain) = kyma.annotations().get(annotation::SKR_DOMAIN)?.split_once('.')?;
     // A runtime's domain has more than two DNS labels.

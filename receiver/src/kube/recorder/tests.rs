@@ -283,7 +283,7 @@ async fn event_is_created_counted_and_recreated_after_its_deletion() {
 }
 
 #[test]
-fn states_match_the_incumbents_metrics_and_vanish_with_the_kyma() {
+fn states_match_lifecycle_managers_metrics_and_vanish_with_the_kyma() {
     let (mut registry, mut writer) = (Registry::default(), Writer::<CachedKyma>::default());
     let served = ServedKymas::default();
     register_states(&mut registry, Stores { kymas: writer.as_reader(), ..stores() }, served.clone());
@@ -322,7 +322,7 @@ fn stores() -> Stores {
 }
 
 #[test]
-fn mandatory_modules_have_the_incumbents_metrics_and_they_vanish_with_their_objects() {
+fn mandatory_modules_have_lifecycle_managers_metrics_and_they_vanish_with_their_objects() {
     let (mut registry, mut metas, mut manifests) =
         (Registry::default(), Writer::<ModuleReleaseMeta>::default(), Writer::<CachedManifest>::default());
     let (release_metas, cache) = (metas.as_reader(), manifests.as_reader().into());

@@ -185,7 +185,7 @@ async fn certificate_close_to_expiry_sets_the_gauge() {
         let mut is_close = |at| {
             reloader.check_age(at);
             let mut metrics = crate::telemetry::Metrics::new();
-            reloader.tls_state.metrics.incumbent.register_in(metrics.incumbent());
+            reloader.tls_state.metrics.lifecycle_manager.register_in(metrics.lifecycle_manager());
             let page = metrics.encode().unwrap();
             page.lines().any(|line| line == "lifecycle_mgr_gateway_secret_server_cert_close_to_expiry 1")
         };

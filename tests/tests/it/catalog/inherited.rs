@@ -1,9 +1,9 @@
-//! A catalog that the incumbent synced is adopted in place.
+//! A catalog that lifecycle-manager synced is adopted in place.
 
 use super::*;
 
-/// Applies an object to the runtime's catalog as the incumbent does, and returns its uid.
-async fn synced_by_the_incumbent<K>(setup: &SingleRuntime, object: &Value) -> Result<String>
+/// Applies an object to the runtime's catalog as lifecycle-manager does, and returns its uid.
+async fn synced_by_lifecycle_manager<K>(setup: &SingleRuntime, object: &Value) -> Result<String>
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Clone
@@ -23,24 +23,24 @@ where
 }
 
 #[tokio::test]
-async fn objects_synced_by_the_incumbent_are_neither_deleted_nor_recreated() -> TestResult {
+async fn objects_synced_by_lifecycle_manager_are_neither_deleted_nor_recreated() -> TestResult {
     let setup = SingleRuntime::start("inherited", &[KEDA]).await?;
     catalog_is_synced(&setup).await?;
     setup.becomes_idle().await?;
     setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
 
-    // The state that the incumbent leaves: objects without an inventory, among them those of a removed module and a
+    // The state that lifecycle-manager leaves: objects without an inventory, among them those of a removed module and a
     // channel before its move.
     let maps = Api::<ConfigMap>::namespaced(setup.runtime.cluster().client().await?, SKR_NAMESPACE);
     maps.delete(CATALOG_INVENTORY, &DeleteParams::default()).await?;
     let mut kept = Vec::new();
     for version in ["1.0.0", "1.1.0"] {
-        kept.push(synced_by_the_incumbent::<ModuleTemplate>(&setup, &template("keda", version)).await?);
+        kept.push(synced_by_lifecycle_manager::<ModuleTemplate>(&setup, &template("keda", version)).await?);
     }
     let before = release_meta("keda", &[("regular", "1.0.0"), ("fast", "1.0.0")]);
-    kept.push(synced_by_the_incumbent::<ModuleReleaseMeta>(&setup, &before).await?);
-    synced_by_the_incumbent::<ModuleTemplate>(&setup, &template("gone", "1.0.0")).await?;
-    synced_by_the_incumbent::<ModuleReleaseMeta>(&setup, &release_meta("gone", &[("regular", "1.0.0")])).await?;
+    kept.push(synced_by_lifecycle_manager::<ModuleReleaseMeta>(&setup, &before).await?);
+    synced_by_lifecycle_manager::<ModuleTemplate>(&setup, &template("gone", "1.0.0")).await?;
+    synced_by_lifecycle_manager::<ModuleReleaseMeta>(&setup, &release_meta("gone", &[("regular", "1.0.0")])).await?;
     let (metas, templates) = (user_api::<ModuleReleaseMeta>(&setup).await?, user_api::<ModuleTemplate>(&setup).await?);
     templates.create(&PostParams::default(), &serde_json::from_value(template("mine", "1.0.0"))?).await?;
 

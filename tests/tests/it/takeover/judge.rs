@@ -14,7 +14,7 @@ use tidewatch_tests::{
 /// A controller that writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Actor {
-    Incumbent,
+    LifecycleManager,
     Us,
 }
 
@@ -90,7 +90,7 @@ impl<'a> Judge<'a> {
         };
         let act = |TimedWrite { write, begun, ended }: TimedWrite| {
             let actor = match write.user.as_str() {
-                user if user == ClusterUser::Other.name() => Actor::Incumbent,
+                user if user == ClusterUser::Other.name() => Actor::LifecycleManager,
                 user if is_ours(user) => Actor::Us,
                 _ => return None,
             };

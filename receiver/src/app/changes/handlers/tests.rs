@@ -476,7 +476,7 @@ async fn takeover_that_another_replica_completes_is_not_pending() {
     assert!(takeover.is_pending(&key()));
     bed.edit(annotate("1"));
     bed.edit(set_state("Warning"));
-    assert!(takeover.is_pending(&key()), "the incumbent writes it");
+    assert!(takeover.is_pending(&key()), "lifecycle-manager writes it");
     bed.edit(|kyma| kyma["metadata"]["annotations"][annotation::INPUTS] = json!("-.-"));
     assert!(!takeover.is_pending(&key()));
     bed.acquire().await;

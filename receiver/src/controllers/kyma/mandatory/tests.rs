@@ -67,7 +67,7 @@ fn template(version: &str) -> Arc<ModuleTemplate> {
         &json!({"moduleName": "warden", "version": version, "descriptor": {}, "requiresDowntime": true}),
     );
     // Mandatory modules wait for no maintenance window, and are installed whatever the labels of their templates are, as by
-    // the incumbent.
+    // lifecycle-manager.
     template["metadata"]["labels"] = json!({label::BETA: "true", label::INTERNAL: "true"});
     Arc::new(serde_json::from_value(template).unwrap())
 }

@@ -497,7 +497,7 @@ async fn policy_without_rules_of_an_earlier_version_is_deleted() {
 #[tokio::test]
 async fn refused_agent_leaves_the_one_of_lifecycle_manager() {
     let mut bed = Bed::installing(PathState::Unknown);
-    incumbent(&bed);
+    lifecycle_manager(&bed);
     let theirs = [WEBHOOKS, DEPLOYMENT, "secrets/skr-webhook-tls", "services/skr-webhook"];
     let before = theirs.map(|id| bed.runtime.object(id));
     bed.runtime.refuse("POST pods", 403);
@@ -530,8 +530,8 @@ async fn refused_agent_leaves_the_one_of_lifecycle_manager() {
     assert!(!bed.runtime.writes().contains(&"POST pods".to_owned()));
 }
 
-/// Objects of the incumbent in a runtime cluster.
-pub(super) fn incumbent(bed: &Bed) {
+/// Objects of lifecycle-manager in a runtime cluster.
+pub(super) fn lifecycle_manager(bed: &Bed) {
     let marked = json!({"operator.kyma-project.io/managed-by": "kyma"});
     for (id, kind) in [
         (WEBHOOKS, "ValidatingWebhookConfiguration"),
@@ -556,9 +556,9 @@ pub(super) fn incumbent(bed: &Bed) {
 }
 
 #[tokio::test]
-async fn incumbents_webhook_is_deleted_first_and_the_rest_is_taken_over_in_place() {
+async fn lifecycle_managers_webhook_is_deleted_first_and_the_rest_is_taken_over_in_place() {
     let mut bed = Bed::installing(PathState::Unknown);
-    incumbent(&bed);
+    lifecycle_manager(&bed);
     bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
     let writes = bed.runtime.writes();
     let at =
@@ -573,7 +573,7 @@ async fn incumbents_webhook_is_deleted_first_and_the_rest_is_taken_over_in_place
     assert_eq!((&container["image"], &container["env"]), (&json!("i:1"), &Value::Null));
 
     let mut bed = Bed::installing(PathState::Unknown);
-    incumbent(&bed);
+    lifecycle_manager(&bed);
     bed.runtime.refuse("DELETE validatingwebhookconfigurations/skr-webhook", 403);
     bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
     let writes = bed.runtime.writes();
@@ -584,7 +584,7 @@ async fn incumbents_webhook_is_deleted_first_and_the_rest_is_taken_over_in_place
     );
 
     let mut bed = Bed::installing_with(PathState::Unknown, &["--compat-webhook-configuration"]);
-    incumbent(&bed);
+    lifecycle_manager(&bed);
     bed.runtime.edit("validatingwebhookconfigurations/skr-webhook", |found| found["webhooks"] = json!([{"name": "x"}]));
     bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
     let left = bed.runtime.object("validatingwebhookconfigurations/skr-webhook").unwrap();
@@ -598,10 +598,10 @@ async fn incumbents_webhook_is_deleted_first_and_the_rest_is_taken_over_in_place
 }
 
 #[tokio::test]
-async fn incumbents_leftovers_are_deleted_webhooks_first() {
+async fn lifecycle_managers_leftovers_are_deleted_webhooks_first() {
     for hand_back in [false, true] {
         let mut bed = Bed::installing(PathState::Unknown);
-        incumbent(&bed);
+        lifecycle_manager(&bed);
         bed.kcp.edit("kymas/k", |kyma| {
             kyma["metadata"]["finalizers"] = json!(["operator.kyma-project.io/Kyma"]);
             // A reconcile of this receiver began.
@@ -636,7 +636,7 @@ async fn incumbents_leftovers_are_deleted_webhooks_first() {
         assert_eq!(deleted, expected.into_iter().chain(last).collect::<Vec<_>>());
     }
     let mut bed = Bed::installing(PathState::Unknown);
-    incumbent(&bed);
+    lifecycle_manager(&bed);
     bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["finalizers"] = json!(["operator.kyma-project.io/Kyma"]));
     bed.runtime.refuse(&format!("DELETE {WEBHOOKS}"), 403);
     bed.delete();
@@ -646,7 +646,7 @@ async fn incumbents_leftovers_are_deleted_webhooks_first() {
 }
 
 #[tokio::test]
-async fn foreign_objects_with_the_incumbents_names_stay() {
+async fn foreign_objects_with_lifecycle_managers_names_stay() {
     let mut bed = Bed::installing(PathState::Unknown);
     for id in ["validatingwebhookconfigurations/skr-webhook", "services/skr-webhook"] {
         bed.runtime.edit(id, |object| *object = json!({"metadata": {"name": "skr-webhook"}}));

@@ -50,8 +50,8 @@ async fn module_waits_for_its_component_descriptor_and_reports_a_failing_registr
     bed.release_manifest();
 }
 
-/// The Manifest of `keda` as the incumbent writes it.
-fn incumbents_manifest(owner: &Value) -> Value {
+/// The Manifest of `keda` as lifecycle-manager writes it.
+fn lifecycle_managers_manifest(owner: &Value) -> Value {
     let mut manifest = of_kyma_group(
         "Manifest",
         "k-keda-1095022605",
@@ -87,11 +87,11 @@ fn incumbents_manifest(owner: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn manifest_of_the_incumbent_is_not_written_if_its_version_is_current() {
+async fn manifest_of_lifecycle_manager_is_not_written_if_its_version_is_current() {
     for layers in [None, Some(LayerLookup::Pending), Some(LayerLookup::Failed("unavailable".into()))] {
         let mut bed = Bed::settled().await;
         let owner = bed.kcp.object("kymas/k").unwrap()["metadata"]["uid"].clone();
-        let manifest = incumbents_manifest(&owner);
+        let manifest = lifecycle_managers_manifest(&owner);
         let id = format!("manifests/{}", manifest["metadata"]["name"].as_str().unwrap());
         bed.kcp.edit(&id, |stored| *stored = manifest.clone());
         let before = bed.kcp.object(&id).unwrap();

@@ -1,4 +1,4 @@
-//! Kymas that come from an incumbent, or go back to it.
+//! Kymas that come from lifecycle-manager, or go back to it.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -37,7 +37,7 @@ impl Bed {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_written_before_the_incumbent_is_idle() {
+async fn nothing_is_written_before_lifecycle_manager_is_idle() {
     let mut bed = Bed::new();
     bed.ctx.settings.takeover = Takeover::new("", QUIET);
     bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["finalizers"] = json!(["operator.kyma-project.io/Kyma"]));
@@ -81,7 +81,7 @@ async fn hand_back_removes_our_objects_and_confirms_last() {
     let status = kyma.status.unwrap();
     let kinds: Vec<_> = status.conditions().iter().map(|condition| condition.type_.as_str()).collect();
     assert_eq!(kinds, ["CRDsSync", "Modules", "ModuleCatalog"]);
-    assert_eq!(bed.kcp.all("manifests").len(), 1, "they are the incumbent's from now on");
+    assert_eq!(bed.kcp.all("manifests").len(), 1, "they are lifecycle-manager's from now on");
     assert_eq!(bed.ctx.metrics.requeues.counted("kyma_deletion", "intended"), 0, "a hand-back is no deletion");
 
     // Whatever comes late finds no Kyma of ours.
@@ -179,7 +179,7 @@ async fn deselected_kyma_counts_as_absent() {
     let mut bed = Bed::settled().await;
     bed.ctx.settings.takeover = Takeover::new("lifecycle=tidewatch", QUIET);
     bed.enable();
-    bed.labelled("lifecycle", "incumbent");
+    bed.labelled("lifecycle", "lifecycle-manager");
     assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
     assert_eq!((bed.kcp.calls(), bed.runtime.calls()), (vec!["GET kymas".to_owned()], vec![]));
 }

@@ -16,7 +16,7 @@ impl Bed {
     fn new(prepare: impl FnOnce(&Path)) -> Self {
         let (mut registry, folder) = (Registry::default(), tempfile::tempdir().unwrap());
         let metrics = Metrics::register(&mut registry);
-        metrics.incumbent.register_in(&mut registry);
+        metrics.lifecycle_manager.register_in(&mut registry);
         prepare(folder.path());
         let windows = MaintenanceWindows::new(std::time::Duration::from_secs(1_200), metrics);
         let recorder = EventRecorder::new(recorder::Metrics::default());

@@ -11,11 +11,11 @@ use crate::{base::flags::connections, ingress::gateway::MAX_CONNECTIONS, pki::Pr
 #[group(id = "contract-v2")]
 #[command(next_help_heading = "Contract v2")]
 pub struct Flags {
-    /// Serve contract v2 of the incumbent's agents on a separate port
+    /// Serve contract v2 of runtime-watcher's agents on a separate port
     #[arg(long, env = "TIDEWATCH_V2", requires = "v2_client_ca")]
     pub v2: bool,
 
-    /// Listen address for the incumbent's agents: mTLS only
+    /// Listen address for runtime-watcher's agents: mTLS only
     #[arg(long, env = "TIDEWATCH_V2_ADDRESS", default_value = "[::]:8083")]
     pub v2_address: SocketAddr,
 
@@ -24,7 +24,7 @@ pub struct Flags {
     #[arg(long, env = "TIDEWATCH_V2_MAX_CONNECTIONS", value_name = "CONNECTIONS", default_value_t = MAX_CONNECTIONS, value_parser = connections())]
     pub v2_max_connections: u32,
 
-    /// PEM file with the roots of the incumbent's agents' certificates, trusted on this port only
+    /// PEM file with the roots of runtime-watcher's agents' certificates, trusted on this port only
     #[arg(long, env = "TIDEWATCH_V2_CLIENT_CA")]
     pub v2_client_ca: Option<PathBuf>,
 

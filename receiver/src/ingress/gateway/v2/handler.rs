@@ -124,7 +124,7 @@ impl<T: V2Intake> V2Handler<T> {
         Ok(response)
     }
 
-    /// Checks the head before authentication, and returns the manager. Like the incumbent it ignores content type and
+    /// Checks the head before authentication, and returns the manager. Like lifecycle-manager it ignores content type and
     /// query.
     fn check_head<'a>(&self, parts: &'a Parts) -> Result<&'a str, Refusal> {
         let manager = v2::manager_of(parts.uri.path()).ok_or(Refusal::Route)?;
@@ -199,7 +199,7 @@ impl<T: V2Intake> Service for V2Handler<T> {
         (refusal != Refusal::Manager).then_some(&sender.caller.runtime)
     }
 
-    /// Also counts the refusal as the incumbent does.
+    /// Also counts the refusal as lifecycle-manager does.
     fn record(&self, path: &str, _: Option<&Sender>, refusal: Refusal) {
         if matches!(refusal, Refusal::TooLarge(_)) {
             self.metrics.too_large();

@@ -95,8 +95,8 @@ impl V2Adapter {
         Self { fleet, plans, allowed, forward, forwards: ForwardLimiter::default() }
     }
 
-    /// Forwards an event to another manager and waits for its response: v2 cannot report a failure later, and the
-    /// incumbent's agent retries this one.
+    /// Forwards an event to another manager and waits for its response: v2 cannot report a failure later, and
+    /// runtime-watcher's agent retries this one.
     async fn forward(&self, manager: &str, caller: &Caller, event: &Event) -> Result<(), Refusal> {
         let target = self.fleet.target_of(manager).ok_or(Refusal::ManagerUnreachable)?;
         let _slot = self.forwards.acquire(&target, &caller.runtime).ok_or(Refusal::ManagerUnreachable)?;
@@ -169,7 +169,7 @@ impl V2Intake for V2Adapter {
         match self.fleet.legacy_event(runtime) {
             Ok(()) => Ok(()),
             Err(error @ (PlacementError::NotSynced | PlacementError::Elsewhere)) => Err(error.into()),
-            // The incumbent responds with 200 here. Nothing is lost: a Kyma that is created or becomes unambiguous is
+            // lifecycle-manager responds with 200 here. Nothing is lost: a Kyma that is created or becomes unambiguous is
             // reconciled for that.
             Err(error @ (PlacementError::Unknown | PlacementError::Ambiguous)) => {
                 tracing::info!(%runtime, %error, "Event received from SKR is dropped");

@@ -1,4 +1,4 @@
-//! The incumbent's listener metrics, with the names, labels and meanings that existing dashboards use.
+//! lifecycle-manager's listener metrics, with the names, labels and meanings that existing dashboards use.
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
@@ -19,7 +19,7 @@ struct Target {
     server_name: &'static str,
 }
 
-/// Label set of the incumbent's listener.
+/// Label set of lifecycle-manager's listener.
 const LISTENER: Server = Server { server_name: "listener" };
 
 metric_set! {

@@ -79,7 +79,7 @@ fn runtime() -> String {
     "runtime".into()
 }
 
-/// A CA like the incumbent's, which issues leaves without URI and extended key usage.
+/// A CA like lifecycle-manager's, which issues leaves without URI and extended key usage.
 struct Root {
     certificate: CertificateDer<'static>,
     issuer: Issuer<'static, KeyPair>,

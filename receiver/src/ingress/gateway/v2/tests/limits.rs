@@ -1,4 +1,4 @@
-//! Temporary refusals and their scope. The incumbent's agent retries 5xx and drops events on 4xx.
+//! Temporary refusals and their scope. runtime-watcher's agent retries 5xx and drops events on 4xx.
 
 use futures::{StreamExt as _, poll, stream::FuturesUnordered};
 use http_body_util::{BodyExt as _, Full, StreamBody};

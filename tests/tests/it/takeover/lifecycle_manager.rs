@@ -1,4 +1,4 @@
-//! A model of the incumbent beside our receiver: it polls every Kyma that is not ours, and writes to the control plane
+//! A model of lifecycle-manager beside our receiver: it polls every Kyma that is not ours, and writes to the control plane
 //! and to the runtime on each poll, whether something changed or not.
 
 use std::{
@@ -31,7 +31,7 @@ use tidewatch_tests::{
 };
 use tokio::runtime::Builder;
 
-use crate::installer::apply_incumbents;
+use crate::installer::apply_lifecycle_managers;
 
 /// The label that selects the Kymas of our receiver.
 pub(super) const OURS: (&str, &str) = ("lifecycle", "tidewatch");
@@ -39,12 +39,12 @@ pub(super) const OURS: (&str, &str) = ("lifecycle", "tidewatch");
 const POLL: Duration = Duration::from_millis(200);
 
 /// Reconciles until it is dropped.
-pub(super) struct Incumbent {
+pub(super) struct LifecycleManager {
     progress: Arc<Mutex<Progress>>,
     ended: Arc<AtomicBool>,
 }
 
-/// Results of the incumbent's reconciles.
+/// Results of lifecycle-manager's reconciles.
 #[derive(Default)]
 struct Progress {
     /// Number of successful reconciles by Kyma.
@@ -52,13 +52,13 @@ struct Progress {
     failures: Vec<String>,
 }
 
-/// Returns true if a Kyma belongs to the incumbent: it lacks our label or was handed back.
-fn belongs_to_incumbent(kyma: &Kyma) -> bool {
+/// Returns true if a Kyma belongs to lifecycle-manager: it lacks our label or was handed back.
+fn belongs_to_lifecycle_manager(kyma: &Kyma) -> bool {
     let is = |key: &str, value: &str| kyma.labels().get(key).is_some_and(|is| is == value);
     !is(OURS.0, OURS.1) || is(label::HAND_BACK, label::HAND_BACK_DONE)
 }
 
-impl Incumbent {
+impl LifecycleManager {
     /// Starts to reconcile the Kymas of a landscape; the runtimes have the names of their Kymas.
     pub(super) async fn start(landscape: &Landscape, runtimes: &[&Cluster]) -> Result<Self> {
         let kcp = landscape.kcp().client_as(ClusterUser::Other).await?;
@@ -72,7 +72,7 @@ impl Incumbent {
         let runtime = Builder::new_current_thread().enable_all().build().context("build its runtime")?;
         let shared = (progress.clone(), ended.clone());
         thread::Builder::new()
-            .name("incumbent".to_owned())
+            .name("lifecycle-manager".to_owned())
             .spawn(move || runtime.block_on(run(&kymas, &clients, &shared.0, &shared.1)))?;
         Ok(Self { progress, ended })
     }
@@ -81,9 +81,9 @@ impl Incumbent {
     pub(super) async fn reconciles_twice(&self, kyma: &str) -> Result<()> {
         let reconciles = || self.progress.lock().unwrap().reconciles.get(kyma).copied().unwrap_or_default();
         let before = reconciles();
-        let description = format!("the incumbent to act on {kyma}");
+        let description = format!("lifecycle-manager to act on {kyma}");
         let done = until(&description, async || Ok((reconciles() >= before + 2).then_some(())));
-        done.await.with_context(|| format!("failures of the incumbent: {:?}", self.failures()))
+        done.await.with_context(|| format!("failures of lifecycle-manager: {:?}", self.failures()))
     }
 
     /// Errors of its reconciles.
@@ -92,7 +92,7 @@ impl Incumbent {
     }
 }
 
-impl Drop for Incumbent {
+impl Drop for LifecycleManager {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
     }
@@ -103,7 +103,7 @@ async fn run(kymas: &Api<Kyma>, runtimes: &BTreeMap<String, Client>, progress: &
         for (name, runtime) in runtimes {
             // The label is read once per reconcile: a change meanwhile does not end it.
             let ended = match kymas.get_opt(name).await {
-                Ok(Some(kyma)) if belongs_to_incumbent(&kyma) => reconcile(kymas, &kyma, runtime).await,
+                Ok(Some(kyma)) if belongs_to_lifecycle_manager(&kyma) => reconcile(kymas, &kyma, runtime).await,
                 Ok(_) => continue,
                 Err(error) => Err(error.into()),
             };
@@ -129,7 +129,7 @@ async fn reconcile(kymas: &Api<Kyma>, kyma: &Kyma, runtime: &Client) -> Result<(
     let namespaces = Api::<Namespace>::all(runtime.clone());
     namespaces.patch(SKR_NAMESPACE, &params, &Patch::Apply(namespace)).await.context("apply the namespace")?;
     install_missing_crds(runtime).await?;
-    apply_incumbents(runtime).await.context("apply its six objects")?;
+    apply_lifecycle_managers(runtime).await.context("apply its six objects")?;
     let skr = Api::<Kyma>::namespaced(runtime.clone(), SKR_NAMESPACE);
     if skr.get_opt(SKR_KYMA).await?.is_none() {
         let made = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma", "spec": kyma.spec, "metadata": {
@@ -163,12 +163,12 @@ async fn install_missing_crds(runtime: &Client) -> Result<()> {
     .await
 }
 
-/// A status with the current time, and with exactly the conditions that the incumbent knows.
+/// A status with the current time, and with exactly the conditions that lifecycle-manager knows.
 fn status(kyma: &Kyma, name: &str) -> Value {
     let conditions: Vec<_> = ["CRDsSync", "Modules", "ModuleCatalog", "SKRWebhook"]
         .into_iter()
         .map(|kind| {
-            json!({"type": kind, "status": "True", "reason": "Ready", "message": "as the incumbent says it",
+            json!({"type": kind, "status": "True", "reason": "Ready", "message": "as lifecycle-manager says it",
                 "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": kyma.metadata.generation})
         })
         .collect();
