@@ -11,14 +11,17 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use tidewatch_agent::status::{STATUS_PATH, Status};
 use tidewatch_receiver::{
-    base::{key::KymaKey, system_roots::SystemRoots},
+    base::key::KymaKey,
     controllers::installer::pod_selector,
     kube::{
         leader::WriteFence,
         runtime_access::{AccessSecret, Cidr, Metrics, RuntimeAccess, Settings, list_all},
     },
 };
-use tidewatch_shared::names::{SKR_NAMESPACE, label};
+use tidewatch_shared::{
+    names::{SKR_NAMESPACE, label},
+    system_roots::SystemRoots,
+};
 
 use crate::{
     block_on,

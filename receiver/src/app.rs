@@ -37,7 +37,6 @@ use crate::{
         probes,
     },
     kube::leader::{self, FleetRole, LeaderElector, WriteFence},
-    oci,
     pki::{self, TlsState},
     telemetry::{self, Metrics, MetricsPage, Pending, Readiness},
 };
@@ -120,8 +119,13 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     let client = crate::kube::client::client(&access, &WriteFence::default())
         .context("build the client of the control plane")?;
     let registry = config.registry.settings()?;
-    oci::tls::roots(registry.ca_file.as_ref()).context("read the roots of the registry's certificate")?;
-    registry.component_keys.as_deref().map(oci::key_folder::keys).transpose().context("read the component keys")?;
+    tidewatch_oci::tls::roots(registry.ca_file.as_ref()).context("read the roots of the registry's certificate")?;
+    registry
+        .component_keys
+        .as_deref()
+        .map(tidewatch_oci::key_folder::keys)
+        .transpose()
+        .context("read the component keys")?;
     // Opened before the Lease is acquired, so that defects of files or of the CA show at start and not at a take-over.
     // The first receiver creates the CA.
     let pki = pki::Metrics::default();

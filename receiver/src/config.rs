@@ -15,7 +15,7 @@ use crate::{
         relay,
     },
     kube::{leader, runtime_access::Cidr},
-    oci, pki,
+    pki,
 };
 
 /// Receives the signed events of Kyma runtimes and reconciles the runtimes they come from
@@ -124,7 +124,7 @@ pub struct Config {
 
     /// Registry of the modules' artefacts.
     #[command(flatten)]
-    pub registry: oci::flags::Flags,
+    pub registry: tidewatch_oci::flags::Flags,
 
     /// Modules that only runtimes selected by their ModuleReleaseMeta's `kymaSelector` may see
     #[arg(

@@ -8,9 +8,9 @@ use tidewatch_shared::testing::upward_imports;
 const LAYERS: &[&[&str]] = &[
     &["base", "layers"],
     &["telemetry"],
-    // The control plane and the runtime clusters; the registry of modules.
+    // The control plane and the runtime clusters.
     &["testing"],
-    &["kube", "oci"],
+    &["kube"],
     &["pki"],
     &["fleet"],
     // Listeners and reconcilers never import each other.

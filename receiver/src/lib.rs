@@ -8,7 +8,6 @@
 //! | [`base`] | keys, pause, take-over, caches, limits, small maps; no IO |
 //! | [`telemetry`] | logs, metrics, readiness |
 //! | [`kube`] | watches of the control plane, leader election, write fence, Event recorder, clients of runtime clusters |
-//! | [`oci`] | component descriptors and layers of modules from an OCI registry |
 //! | [`pki`] | certificate authority, issuers, TLS of the receiver |
 //! | [`fleet`] | runtime table and work queue under one lock; work queue of the Manifests |
 //! | [`ingress`] | listeners: events, contract v2, enrolment, admin, probes |
@@ -38,7 +37,6 @@ pub mod ingress;
 pub mod kube;
 #[cfg(test)]
 mod layers;
-pub mod oci;
 pub mod pki;
 pub mod rights;
 pub mod telemetry;

@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use tidewatch_receiver::{app, base::error_levels, config::Config};
+use tidewatch_receiver::{app, config::Config};
+use tidewatch_shared::error_levels;
 
 /// Returns memory of finished bursts (thousands of handshakes and reconciles) to the system, which the default
 /// allocator keeps.

@@ -1,8 +1,7 @@
-//! Shared test fixtures: a fake API server, a client of one that is a function, contents of a cache, a fake OCI registry, and
-//! a temporary folder.
+//! Shared test fixtures: a fake API server, a client of one that is a function, contents of a cache, and a temporary
+//! folder.
 
 mod api_server;
-pub(crate) mod registry;
 
 use std::{convert::Infallible, fs, future, path::PathBuf, sync::Arc};
 

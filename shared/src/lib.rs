@@ -12,12 +12,13 @@
 //! | [`enrolment`], [`certificate`], [`forwarded`], [`tls`], [`signature`] | certificates, TLS, and signatures of requests |
 //! | [`digest`], [`hex`] | set digests, which detect lost events |
 //! | [`trace`], `metrics`, [`table`] | traces, metrics, and the output of the command lines |
+//! | [`addresses`], [`random`], [`error_levels`] | networks of permitted hosts, jitter, errors in log lines |
 //! | [`variant`], [`json`] | names of enum variants, and JSON in its stored form |
 //!
 //! # Design
 //!
 //! The crate performs no IO, spawns no tasks, and reads neither the environment nor the clock: callers pass bytes and
-//! times. The exceptions are the exporter of [`trace`] with the feature `otlp`, and the feature `testing`.
+//! times. The exceptions are the exporter of [`trace`] with the feature `otlp`, and the features `roots` and `testing`.
 //!
 //! Parsers of contract messages treat their input as untrusted: they bound its size or number of elements, and they
 //! return an error instead of panicking.
@@ -27,6 +28,7 @@
 //! * `api`: the custom resources (module `api`). The agent does without.
 //! * `metrics`: the metric registry and the macro `metric_set!` (module `metrics`).
 //! * `otlp`: exports spans over OTLP (gRPC); without it, [`trace`] does nothing.
+//! * `roots`: reads the root certificates of the system (module `system_roots`).
 //! * `testing`: test support for the other crates.
 //!
 //! # Example
@@ -70,11 +72,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod addresses;
 #[cfg(feature = "api")]
 pub mod api;
 pub mod certificate;
 pub mod digest;
 pub mod enrolment;
+pub mod error_levels;
 pub mod event;
 pub mod exchange;
 pub mod forwarded;
@@ -87,7 +91,10 @@ pub mod metrics;
 pub mod names;
 pub mod plan;
 pub mod problem;
+pub mod random;
 pub mod signature;
+#[cfg(feature = "roots")]
+pub mod system_roots;
 pub mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

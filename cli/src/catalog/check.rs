@@ -5,12 +5,10 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use clap::Args;
 use jiff::{Timestamp, tz::TimeZone};
-use tidewatch_receiver::{
-    controllers::catalog::{
-        check::{self, CheckOptions, Report, Source},
-        visibility::restricted_modules,
-    },
-    oci::credentials::RegistryAddress,
+use tidewatch_oci::credentials::RegistryAddress;
+use tidewatch_receiver::controllers::catalog::{
+    check::{self, CheckOptions, Report, Source},
+    visibility::restricted_modules,
 };
 
 use super::{LiveFlags, current, files, shared};

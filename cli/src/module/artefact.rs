@@ -7,7 +7,7 @@ use std::{borrow::Cow, collections::BTreeMap, io};
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use tar::{Builder, EntryType, Header};
-use tidewatch_receiver::oci::{component::ComponentVersion, digest::Digest};
+use tidewatch_oci::{component::ComponentVersion, digest::Digest};
 
 /// Media type of a manifest.
 pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, io};
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
-use tidewatch_receiver::oci::{
+use tidewatch_oci::{
     component::ComponentVersion, credentials::RegistryAddress, descriptor::RAW_MANIFEST, digest::Digest,
 };
 

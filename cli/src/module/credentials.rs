@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tidewatch_receiver::oci::credentials::{Credentials, Origin, RegistryAddress, RegistryTarget};
+use tidewatch_oci::credentials::{Credentials, Origin, RegistryAddress, RegistryTarget};
 
 /// Maximum size of a file in bytes.
 const MAX_BYTES: u64 = 1 << 20;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use semver::Version;
 use serde_json::Value;
 use thiserror::Error;
-use tidewatch_receiver::oci::digest::Digest;
+use tidewatch_oci::digest::Digest;
 
 /// Maximum length of a tag, in characters (OCI distribution specification, *Pulling manifests*).
 const MAX_TAG: usize = 128;

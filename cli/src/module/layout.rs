@@ -12,7 +12,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::json;
 use tar::Archive;
-use tidewatch_receiver::oci::digest::Digest;
+use tidewatch_oci::digest::Digest;
 
 use super::{
     InvalidError,

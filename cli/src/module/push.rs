@@ -13,7 +13,7 @@ use http_body_util::{BodyExt as _, Limited};
 use serde::Serialize;
 use strum::Display;
 use thiserror::Error;
-use tidewatch_receiver::oci::{
+use tidewatch_oci::{
     credentials::{Origin, RegistryAddress},
     digest::Digest,
     fetch::{Access, FetchError, Reference},

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use clap::Args;
-use tidewatch_receiver::oci::{
+use tidewatch_oci::{
     component::ComponentVersion,
     credentials::RegistryAddress,
     descriptor::{self, Descriptor, Document},

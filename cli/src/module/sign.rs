@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use serde_json::{Value, json};
-use tidewatch_receiver::oci::{
+use tidewatch_oci::{
     descriptor::{self, AccessType, Document, Resource, ResourceDigest},
     key_folder,
     signature::{self, Method, SignatureAlgorithm, SigningKey},

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use serde::Serialize;
 use strum::Display;
-use tidewatch_receiver::oci::{
+use tidewatch_oci::{
     descriptor::RAW_MANIFEST,
     key_folder::{self, KeyFiles},
     signature::{self, ComponentKeys, Covered, SignatureError, SignatureResult},

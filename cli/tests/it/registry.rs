@@ -15,7 +15,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tidewatch_receiver::oci::digest::Digest;
+use tidewatch_oci::digest::Digest;
 use tokio::net::TcpListener;
 
 /// Repository that the registry has; others do not exist.

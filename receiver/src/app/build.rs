@@ -9,6 +9,10 @@ use anyhow::{Context as _, Result};
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use futures::FutureExt as _;
 use kube::Client;
+use tidewatch_oci::{
+    flags::{Settings, Source},
+    registry::Registry,
+};
 use tidewatch_shared::{identity::Instance, plan::Work};
 use tokio::{runtime::Handle, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -61,10 +65,6 @@ use crate::{
         relay::{Answers, Relay},
     },
     kube::{WriteBudgets, leader::WriteFence, recorder::ServedKymas, shards},
-    oci::{
-        flags::{Settings, Source},
-        registry::Registry,
-    },
     pki::{self, CertificateReloader, RotationHandle, ServerName, Setup, TlsState},
     telemetry::Metrics,
 };

@@ -15,7 +15,7 @@ use crate::{
         relay,
     },
     kube::{leader, recorder, runtime_access, shards},
-    oci, pki,
+    pki,
     telemetry::Metrics,
 };
 
@@ -34,7 +34,7 @@ metric_set! {
         pub(super) manifest: manifest::Metrics = ..,
         pub(super) windows: windows::Metrics = ..,
         pub(super) module_rollout: module_rollout::Metrics = ..,
-        pub(super) oci: oci::metrics::Metrics = ..,
+        pub(super) oci: tidewatch_oci::metrics::Metrics = ..,
         pub(super) open_files: open_files::Metrics = ..,
         pub(super) installer: installer::Metrics = ..,
         pub(super) enrolment: enrolment::Metrics = ..,

@@ -7,6 +7,11 @@ use anyhow::Context as _;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
+use tidewatch_oci::{
+    key_folder::{self, KeyFiles, KeyFolderError},
+    registry::{Change, Registry},
+    signature::ComponentKeys,
+};
 use tidewatch_shared::plan::Work;
 use tokio::time::{self, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -23,11 +28,6 @@ use crate::{
         table::RuntimeTable,
     },
     kube::object,
-    oci::{
-        key_folder::{self, KeyFiles, KeyFolderError},
-        registry::{Change, Registry},
-        signature::ComponentKeys,
-    },
     pki,
 };
 
@@ -167,6 +167,13 @@ impl ComponentKeyFiles {
 mod tests {
     use clap::Parser as _;
     use futures::FutureExt as _;
+    use tidewatch_oci::{
+        self,
+        component::ComponentVersion,
+        digest::Digest,
+        layer::LayerKind,
+        registry::{Key, LayerKey},
+    };
     use tidewatch_shared::{metrics::Registry as Metrics, plan::Plan};
 
     use super::*;
@@ -174,13 +181,6 @@ mod tests {
         config::Config,
         controllers::kyma::LayerLookup,
         fleet::{Tenure, manifests, queue::ReconcileOutcome, table},
-        oci::{
-            self,
-            component::ComponentVersion,
-            digest::Digest,
-            layer::LayerKind,
-            registry::{Key, LayerKey},
-        },
     };
 
     struct Fixture {
@@ -230,7 +230,7 @@ mod tests {
         let mut config = Config::try_parse_from(flags).unwrap();
         config.registry.oci_content_dir = Some(content.to_owned());
         let settings = config.registry.settings().unwrap();
-        Registry::new(&settings, oci::metrics::Metrics::default()).unwrap().0
+        Registry::new(&settings, tidewatch_oci::metrics::Metrics::default()).unwrap().0
     }
 
     fn key(name: &str) -> KymaKey {

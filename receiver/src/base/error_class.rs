@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::random::Random;
+use tidewatch_shared::random::Random;
 
 /// Class of a failed reconcile; it determines the backoff. The name is the value of the label `class` in metrics and
 /// logs.

@@ -2,7 +2,7 @@
 
 use std::{mem, time::Duration};
 
-use super::error_levels;
+use tidewatch_shared::error_levels;
 
 /// Reads after which rejected content is tried again.
 const RETRY_READS: u8 = 12;

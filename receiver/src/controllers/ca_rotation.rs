@@ -17,12 +17,10 @@ use tokio_util::sync::CancellationToken;
 
 use decide::{RotationPolicy, Transition};
 use followers::{FollowerSummary, Question};
+use tidewatch_shared::error_levels;
 
 use crate::{
-    base::{
-        error_levels,
-        peers::{AskError, Topic},
-    },
+    base::peers::{AskError, Topic},
     controllers::evidence::Replicas,
     fleet::{
         queue::{Priority, WorkSet},

@@ -25,6 +25,7 @@ use jiff::Timestamp;
 use kube::{Client, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
     api::{Condition, Kyma},
+    error_levels,
     variant::VariantName as _,
 };
 use tokio::time::{self, Instant, MissedTickBehavior};
@@ -41,7 +42,6 @@ use self::{
 use crate::{
     base::{
         clock::{ClockStep, ClockSteps},
-        error_levels,
         flags::seconds,
         key::KymaKey,
         kymas::{CachedKyma, KymaFacts},

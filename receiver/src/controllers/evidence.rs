@@ -6,13 +6,11 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures::FutureExt as _;
 use serde::{Serialize, de::DeserializeOwned};
+use tidewatch_shared::error_levels;
 use tokio::time::timeout;
 
 use crate::{
-    base::{
-        error_levels,
-        peers::{AskError, Peers, Responders, Topic},
-    },
+    base::peers::{AskError, Peers, Responders, Topic},
     kube::leader::FleetRole,
 };
 

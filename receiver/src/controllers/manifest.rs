@@ -61,6 +61,7 @@ use futures::future::BoxFuture;
 use kube::{Client, ResourceExt as _, runtime::reflector::ObjectRef};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
+use tidewatch_oci::registry::LayerKey;
 use tidewatch_shared::{
     api::{CustomResourcePolicy, Manifest, State},
     event::Object,
@@ -123,7 +124,6 @@ use crate::{
         object,
         runtime_access::{ClientError, describe},
     },
-    oci::registry::LayerKey,
 };
 
 /// Actions of one reconcile, far more than any module needs: a bound on a defect.

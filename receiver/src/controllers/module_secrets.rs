@@ -18,12 +18,13 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use tidewatch_shared::{
     api::Manifest,
+    error_levels,
     names::{annotation, label},
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    base::{error_levels, manifests::Manifests},
+    base::manifests::Manifests,
     fleet::manifests::{ManifestKey, ManifestQueue},
     kube::{object, watch::WatchBackoff},
 };

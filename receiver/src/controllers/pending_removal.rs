@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
-use crate::base::{foreign_text, key::KymaKey, random::Random};
+use tidewatch_shared::random::Random;
+
+use crate::base::{foreign_text, key::KymaKey};
 
 /// Delay until the deletion of objects is checked again, after progress.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);

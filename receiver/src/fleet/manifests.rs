@@ -17,6 +17,8 @@ use std::{
     time::Duration,
 };
 
+use tidewatch_oci::registry::{Change, LayerKey};
+use tidewatch_shared::random::rotate;
 use tokio::{
     sync::Notify,
     time::{Instant, MissedTickBehavior, interval},
@@ -32,10 +34,7 @@ use super::{
     due::next_due,
     queue::{DelayReason, Drift, Lanes, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
 };
-use crate::{
-    base::{key::KymaKey, random::rotate},
-    oci::registry::{Change, LayerKey},
-};
+use crate::base::key::KymaKey;
 
 /// Key of a Manifest: its namespace and name in KCP.
 pub type ManifestKey = KymaKey;

@@ -20,7 +20,6 @@ mod write;
 
 use std::fmt::{Debug, Display};
 
-use crate::base::error_levels;
 use futures::{StreamExt as _, future, stream::BoxStream};
 use kube::{
     Api, Resource, ResourceExt,
@@ -28,6 +27,7 @@ use kube::{
     runtime::{WatchStreamExt as _, watcher},
 };
 use serde::de::DeserializeOwned;
+use tidewatch_shared::error_levels;
 
 pub(crate) use contested::{Component, WriteBudget};
 pub use contested::{WriteBudgets, WriteMetrics};

@@ -32,13 +32,13 @@ use std::{
 use kube::Client;
 use strum::IntoStaticStr;
 use thiserror::Error;
-use tidewatch_shared::{tls, variant::VariantName as _};
+pub use tidewatch_shared::addresses;
+use tidewatch_shared::{system_roots::SystemRoots, tls, variant::VariantName as _};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep},
 };
 
-pub use crate::base::addresses;
 pub use addresses::{Cidr, ForbiddenAddressError};
 pub use budget::{MemoryLimits, retain};
 pub use classify::{classify, describe, forbidden_address, limit_error};
@@ -49,7 +49,7 @@ pub use response::{CONCURRENT_REQUESTS, LimitError, Limits};
 pub use secret::{AccessSecret, ListedSecret};
 
 use crate::{
-    base::{body_missing::BodyMissingError, key::KymaKey, system_roots::SystemRoots},
+    base::{body_missing::BodyMissingError, key::KymaKey},
     kube::leader::WriteFence,
 };
 use addresses::AddressRules;

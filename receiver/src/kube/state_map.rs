@@ -10,10 +10,10 @@ use kube::{
     api::{ObjectMeta, PostParams},
 };
 use thiserror::Error;
+use tidewatch_shared::error_levels;
 use tokio::time::{Instant, timeout};
 
 use super::object;
-use crate::base::error_levels;
 
 /// Delay after a failed write.
 pub(crate) const RETRY: Duration = Duration::from_secs(5);

@@ -20,7 +20,7 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
-use tidewatch_shared::{metrics::KindLabel, names::GROUP};
+use tidewatch_shared::{error_levels, metrics::KindLabel, names::GROUP};
 
 pub(crate) use backoff::WatchBackoff;
 pub use common_parts::{CommonKymaParts, CommonParts};
@@ -29,7 +29,6 @@ pub(crate) use writer::{LockedCache, SharedWriter};
 
 use super::Metrics;
 use crate::{
-    base::error_levels,
     kube::recorder::{EventRecorder, Regarding},
     telemetry::{Pending, Readiness},
 };

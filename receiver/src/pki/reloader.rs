@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context as _, ensure};
 use futures::{StreamExt as _, stream::BoxStream};
 use k8s_openapi::api::core::v1::Secret;
-use tidewatch_shared::certificate::KeyId;
+use tidewatch_shared::{certificate::KeyId, error_levels};
 use tokio::time::{self, Interval, MissedTickBehavior};
 
 use super::{
@@ -16,10 +16,7 @@ use super::{
     tls_state::CaSecretStatus,
 };
 use crate::{
-    base::{
-        error_levels,
-        last_good::{FILE_POLL_INTERVAL, LastGood},
-    },
+    base::last_good::{FILE_POLL_INTERVAL, LastGood},
     kube::object,
 };
 

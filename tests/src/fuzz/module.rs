@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::LazyLock};
 
 use rcgen::{KeyPair, PKCS_RSA_SHA256, RsaKeySize};
 use serde_json::Value;
-use tidewatch_receiver::oci::{
+use tidewatch_oci::{
     component::ComponentVersion,
     descriptor::{self, Document},
     layer::{self, LayerKind},

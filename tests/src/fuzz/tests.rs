@@ -3,7 +3,7 @@
 use std::fs;
 
 use proptest::{prelude::*, sample::Index};
-use tidewatch_receiver::oci::{
+use tidewatch_oci::{
     component::ComponentVersion,
     descriptor,
     layer::{self, LayerKind},

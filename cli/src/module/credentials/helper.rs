@@ -4,7 +4,7 @@ use std::{io, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
-use tidewatch_receiver::oci::credentials::Credentials;
+use tidewatch_oci::credentials::Credentials;
 use tidewatch_shared::table;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},

@@ -5,14 +5,12 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::Value;
 use strum::Display;
-use tidewatch_receiver::{
-    controllers::kyma::install_source,
-    oci::{
-        descriptor::{RAW_MANIFEST, Relation, Resource, ResourceDigest},
-        digest::Digest,
-        layer::{self, LayerKind},
-    },
+use tidewatch_oci::{
+    descriptor::{RAW_MANIFEST, Relation, Resource, ResourceDigest},
+    digest::Digest,
+    layer::{self, LayerKind},
 };
+use tidewatch_receiver::controllers::kyma::install_source;
 use tidewatch_shared::table;
 
 use super::Stored;

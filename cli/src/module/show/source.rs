@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use serde_json::Value;
-use tidewatch_receiver::oci::{
+use tidewatch_oci::{
     component::ComponentVersion,
     credentials::RegistryAddress,
     digest::Digest,

@@ -5,15 +5,12 @@ use std::{sync::Arc, time::Duration};
 #[cfg(feature = "stamps")]
 use anyhow::Context as _;
 use anyhow::Result;
-use tidewatch_shared::api::Watcher;
+use tidewatch_shared::{api::Watcher, system_roots::SystemRoots};
 use tokio::time::Instant;
 
 use crate::{
     app::{Process, changes, counters::Counters},
-    base::{
-        key::KymaKey, limits::REQUEST_DEADLINE, pause::Pause, plans::Plans, stores::Stores, system_roots::SystemRoots,
-        takeover::Takeover,
-    },
+    base::{key::KymaKey, limits::REQUEST_DEADLINE, pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
     controllers::{
         catalog, installer, kyma,
         mandatory::MandatoryModules,

@@ -24,6 +24,7 @@ use std::{
 };
 
 use kube::{Api, core::DeserializeGuard, runtime::reflector::Store};
+use tidewatch_shared::random::Random;
 use tokio::{
     sync::Notify,
     task,
@@ -39,7 +40,6 @@ use crate::{
     base::{
         key::KymaKey,
         kymas::CachedKyma,
-        random::Random,
         shard::{ShardCount, ShardId},
     },
     kube::{

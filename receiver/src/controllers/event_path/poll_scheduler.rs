@@ -5,10 +5,11 @@ use std::{
     time::Duration,
 };
 
+use tidewatch_shared::random::Random;
 use tokio::time::Instant;
 
 use crate::{
-    base::{key::KymaKey, random::Random},
+    base::key::KymaKey,
     fleet::{PathState, Unproven},
 };
 

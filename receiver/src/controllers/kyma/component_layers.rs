@@ -6,17 +6,15 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use tidewatch_oci::{
+    component::ComponentVersion,
+    credentials::RegistryAddress,
+    descriptor::{Descriptor, RAW_MANIFEST},
+    registry::{Change, Key, Lookup, Registry},
+};
 
 use super::layer::{LayerLookup, ModuleLayer};
-use crate::{
-    base::key::KymaKey,
-    oci::{
-        component::ComponentVersion,
-        credentials::RegistryAddress,
-        descriptor::{Descriptor, RAW_MANIFEST},
-        registry::{Change, Key, Lookup, Registry},
-    },
-};
+use crate::base::key::KymaKey;
 
 /// Looks up the layers of modules in a registry.
 pub struct ComponentLayers {
@@ -107,22 +105,17 @@ pub fn install_source(descriptor: &Descriptor, registry: &str) -> Result<Value, 
 mod tests {
     use std::time::Duration;
 
+    use tidewatch_oci::{
+        component::Mapping,
+        descriptor::{LocalBlob, Schema},
+        digest::Digest,
+        flags::Source,
+        testing::FakeRegistry,
+    };
     use tokio::{task::JoinSet, time::timeout};
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::{
-        oci::{
-            component::Mapping,
-            descriptor::{LocalBlob, Schema},
-            digest::Digest,
-            fetch::{Fetcher, Limits},
-            flags::Source,
-            metrics::Metrics,
-            store::Store,
-        },
-        testing::registry::FakeRegistry,
-    };
 
     fn descriptor(media_type: &str, parts: usize) -> Descriptor {
         let digests = (0..parts).map(|part| Digest::of(&[u8::try_from(part).unwrap()])).collect();
@@ -178,12 +171,10 @@ mod tests {
                 "componentReferences": [], "resources": [resource],
             },
         });
-        let (server, metrics) = (FakeRegistry::default(), Metrics::default());
+        let server = FakeRegistry::default();
         server.component("component-descriptors/example.org/m", "1.0.0", &content.to_string());
-        let fetcher = Fetcher::new(server.transport().into(), [].into(), Limits::default(), metrics.clone());
-        let store = Store::open(folder, 1 << 20, metrics.clone());
         let source = Source::Secret { name: "oci-creds".into(), subpath: String::new() };
-        let (registry, worker) = Registry::with(fetcher, store, source, 1 << 20, metrics);
+        let (registry, worker) = server.lookups(folder, source);
         let mut tasks = JoinSet::new();
         tasks.spawn(worker.run(CancellationToken::new()));
         (registry, tasks)

@@ -1,9 +1,8 @@
 //! The layer of a module's version: where its resources are in the registry, and which images they use.
 
 use serde_json::{Value, json};
+use tidewatch_oci::descriptor::RAW_MANIFEST;
 use tidewatch_shared::api::Manifest;
-
-use crate::oci::descriptor::RAW_MANIFEST;
 
 /// `install` and `localizedImages` of a Manifest.
 #[derive(Clone, Debug, PartialEq)]

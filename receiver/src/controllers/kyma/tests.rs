@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex};
 use kube::runtime::reflector::{self, Lookup, Store, store::Writer};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tidewatch_oci::digest::Digest;
 use tidewatch_shared::{
     api::{Manifest, ModuleReleaseMeta, ModuleTemplate},
     event::{Change, Object},
@@ -34,14 +35,12 @@ use tidewatch_shared::{
 use super::{layer::ModuleLayer, *};
 use crate::{
     base::{kymas::CachedKyma, manifests::CachedManifest},
-    controllers::status::SECRET_MISSING,
-    controllers::{catalog, pull_secret::PullSecret},
+    controllers::{catalog, pull_secret::PullSecret, status::SECRET_MISSING},
     fleet::queue::{Drift, Priority},
     kube::{
         recorder::{self, EventRecorder},
         runtime_access::RuntimeAccessError,
     },
-    oci::digest::Digest,
     testing::{FakeApiServer, Fault, fill},
 };
 

@@ -6,10 +6,11 @@
 
 use kube::{ResourceExt as _, api::DynamicObject};
 use serde_json::{Value, json};
+use tidewatch_oci::digest::Digest;
 use tidewatch_shared::names::{annotation, label};
 
 use super::inventory::ObjectKey;
-use crate::{kube::workload::condition_with, oci::digest::Digest};
+use crate::kube::workload::condition_with;
 
 /// Digits of a content's hash: enough for the few contents that one Job ever has.
 const DIGITS: usize = 16;

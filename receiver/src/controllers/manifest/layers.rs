@@ -8,18 +8,16 @@ use std::{
 };
 
 use serde_json::Value;
+use tidewatch_oci::{
+    component::DESCRIPTORS,
+    digest::Digest,
+    layer::{LayerKind, documents},
+    registry::{LayerKey, Lookup, Registry},
+};
 use tidewatch_shared::api::Manifest;
 use tokio::{sync::Semaphore, task::spawn_blocking};
 
-use crate::{
-    fleet::manifests::{ManifestKey, ManifestQueue},
-    oci::{
-        component::DESCRIPTORS,
-        digest::Digest,
-        layer::{LayerKind, documents},
-        registry::{LayerKey, Lookup, Registry},
-    },
-};
+use crate::fleet::manifests::{ManifestKey, ManifestQueue};
 
 /// Parsed layers in memory, the most recently used ones.
 const MAX_PARSED: usize = 64;

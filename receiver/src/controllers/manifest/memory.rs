@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tidewatch_shared::{api::Manifest, event::Object};
+use tidewatch_shared::{api::Manifest, event::Object, random::Random};
 use tokio::time::Instant;
 
 use super::{
@@ -20,11 +20,7 @@ use super::{
     written::WrittenManifests,
     yields::Yields,
 };
-use crate::{
-    base::{key::KymaKey, random::Random},
-    fleet::manifests::ManifestKey,
-    kube::stored_versions::Progress,
-};
+use crate::{base::key::KymaKey, fleet::manifests::ManifestKey, kube::stored_versions::Progress};
 
 /// First delay until a Manifest that waits is reconciled again; it doubles while the cause stays the same.
 const RECHECK: Duration = Duration::from_secs(1);

@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
+    error_levels,
     names::{ROLLOUTS, annotation},
     plan::Work,
 };
@@ -31,7 +32,6 @@ use super::{
 };
 use crate::{
     base::{
-        error_levels,
         key::KymaKey,
         kymas::{CachedKyma, KymaFacts},
         manifests::CachedManifest,

@@ -8,14 +8,13 @@ use std::{
 
 use jiff::Timestamp;
 use thiserror::Error;
-use tidewatch_shared::plan::Work;
+use tidewatch_shared::{error_levels, plan::Work};
 use tokio::time::{self, Instant, MissedTickBehavior};
 
 use super::{MaintenanceWindows, parse};
 use crate::{
     base::{
         clock::ClockSteps,
-        error_levels,
         last_good::{FILE_POLL_INTERVAL, LastGood},
     },
     fleet::{queue::WorkSet, table::RuntimeTable},

@@ -7,11 +7,10 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::identity::RuntimeId;
+use tidewatch_shared::{identity::RuntimeId, random::Random};
 use tokio::time::Instant;
 
 use super::{DeliveryOutcome, shares::Shares, watch_queue::LanePosition};
-use crate::base::random::Random;
 
 /// A runtime and one of its watches.
 pub(crate) type QueueKey = (RuntimeId, Arc<str>);

@@ -9,6 +9,7 @@ use std::{
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
     identity::{Epoch, RuntimeId},
+    random::Random,
     v2::Event,
 };
 use tokio::time::Instant;
@@ -18,7 +19,6 @@ use super::{
     lane::{Disposition, Lane, MAX_REFUSALS, PARK_PERIOD, QueueKey, park_delay},
     watch_queue::{LanePosition, Settlement, WatchQueue},
 };
-use crate::base::random::Random;
 
 /// Capacity of the outbox.
 #[derive(Clone, Copy, Debug)]

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeSet, HashMap, hash_map::Entry};
 
+use tidewatch_oci::registry::{Change, Key, LayerKey};
+
 use super::ManifestKey;
-use crate::oci::registry::{Change, Key, LayerKey};
 
 /// Waiting Manifests; bounded by their number, since each waits for one layer at most.
 #[derive(Debug, Default)]

@@ -1,6 +1,7 @@
 //! The queue of the Manifests through its public interface.
 
 use futures::FutureExt as _;
+use tidewatch_oci::{component::ComponentVersion, digest::Digest, layer::LayerKind, registry::Key};
 use tidewatch_shared::metrics::Registry;
 use tokio::time::timeout;
 
@@ -8,7 +9,6 @@ use super::*;
 use crate::{
     base::{error_class::ErrorClass, limits::REQUEST_DEADLINE},
     fleet::Tenure,
-    oci::{component::ComponentVersion, digest::Digest, layer::LayerKind, registry::Key},
 };
 
 const S: Duration = Duration::from_secs(1);

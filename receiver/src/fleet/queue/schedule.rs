@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use tidewatch_shared::plan::Work;
+use tidewatch_shared::{plan::Work, random::Random};
 use tokio::time::Instant;
 
 pub(crate) use self::lanes::{Heads, Lane, Lanes, SlowSlot};
@@ -26,7 +26,7 @@ use super::{
     Priority, QueuedWork, ReconcileOutcome, WorkSet,
     queued_work::{merge_into, merge_older_into},
 };
-use crate::base::{error_class::ErrorClass, random::Random};
+use crate::base::error_class::ErrorClass;
 
 /// Minimum interval between two attempts for user changes of a key in backoff.
 const USER_SPACING: Duration = Duration::from_secs(5);

@@ -2,12 +2,12 @@
 
 use std::{sync::PoisonError, time::Duration};
 
-use tidewatch_shared::plan::Work;
+use tidewatch_shared::{plan::Work, random::rotate};
 use tokio::time::Instant;
 
 use super::RuntimeTable;
 use crate::{
-    base::{key::KymaKey, random::rotate},
+    base::key::KymaKey,
     fleet::queue::{DelayReason, Drift, Priority, QueuedWork, WorkSet},
 };
 

@@ -14,12 +14,13 @@ use k8s_openapi::api::{
     authorization::v1::{NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
 };
 use kube::{Api, Client, api::PostParams};
+use tidewatch_shared::error_levels;
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout},
 };
 
-use crate::{base::error_levels, ingress::bearer::bearer};
+use crate::ingress::bearer::bearer;
 
 /// Permission that a request needs: a verb on a `nonResourceURL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 use jiff::Timestamp;
 use tidewatch_shared::{
     enrolment::{CertificateResponse, TrustResponse},
+    error_levels,
     identity::RuntimeId,
     variant::VariantName as _,
 };
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{EnrolmentError, Metrics, Revocations, rate_limiter::RateLimiter};
 use crate::{
-    base::{error_levels, key::KymaKey},
+    base::key::KymaKey,
     fleet::{Tenure, table::RuntimeTable},
     pki::{Authority, IssueError, SigningRequest},
 };

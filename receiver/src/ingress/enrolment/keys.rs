@@ -13,6 +13,7 @@ use std::{
 use http_body_util::{BodyExt as _, Limited};
 use kube::{Client, client::Body};
 use thiserror::Error;
+use tidewatch_shared::error_levels;
 use tokio::time::Instant;
 
 use super::{
@@ -21,7 +22,7 @@ use super::{
     token::{Token, TokenError},
 };
 use crate::{
-    base::{error_levels, key::KymaKey},
+    base::key::KymaKey,
     kube::runtime_access::{ClientError, describe},
 };
 

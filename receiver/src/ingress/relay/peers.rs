@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
-use tidewatch_shared::variant::VariantName as _;
+use tidewatch_shared::{random::Random, variant::VariantName as _};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
@@ -19,7 +19,6 @@ use super::{
 };
 use crate::base::{
     peers::{AskError, Peers, Topic},
-    random::Random,
     shard::{ShardCount, ShardId},
 };
 

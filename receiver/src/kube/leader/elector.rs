@@ -8,7 +8,7 @@ use std::{
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
 use thiserror::Error;
-use tidewatch_shared::{identity::Instance, metrics::OutcomeLabel, variant::VariantName as _};
+use tidewatch_shared::{error_levels, identity::Instance, metrics::OutcomeLabel, variant::VariantName as _};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::{
@@ -17,7 +17,6 @@ use super::{
     fence::WriteFence,
     lease::{LeaseApi, LeaseError, acquired, holder, host, record, released, renewed},
 };
-use crate::base::error_levels;
 
 /// Attempts to release the Lease: one, and one more for each own write that may have come in between.
 const RELEASE_ATTEMPTS: usize = 3;

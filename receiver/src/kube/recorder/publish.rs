@@ -12,6 +12,7 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
+use tidewatch_shared::error_levels;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::{
@@ -19,7 +20,6 @@ use super::{
     event_diff::{PendingEvent, Regarding},
     event_queue::EventWrite,
 };
-use crate::base::error_levels;
 
 /// Interval between two writes: the rate limit of 20 per second bounds the load of many simultaneous changes on KCP.
 const PACE: Duration = Duration::from_millis(50);

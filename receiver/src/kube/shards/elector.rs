@@ -16,8 +16,10 @@ use kube::{
     runtime::watcher::{self, Event, watcher},
 };
 use tidewatch_shared::{
+    error_levels,
     identity::Instance,
     metrics::{OutcomeLabel, ReasonLabel},
+    random::Random,
     variant::VariantName as _,
 };
 use tokio::{
@@ -36,10 +38,7 @@ use super::{
     ownership::{self, Effect, Outcome, Ownership, Refusal, Step, Write},
     record::{LeaseId, LeaseNames, Record, annotation},
 };
-use crate::{
-    base::{error_levels, random::Random},
-    kube::leader::{LeaseApi, Timings, WriteFence},
-};
+use crate::kube::leader::{LeaseApi, Timings, WriteFence};
 
 type LeaseEvent = Result<Event<Lease>, watcher::Error>;
 

@@ -22,6 +22,7 @@ mod view;
 
 use std::{collections::BTreeMap, time::Duration};
 
+use tidewatch_shared::random::Random;
 use tokio::time::Instant;
 
 pub(super) use self::actions::{Effect, EndReason, Outcome, Refusal, Settings, Step, Write, WriteKind};
@@ -30,7 +31,6 @@ use super::{
     Unit,
     record::{LeaseId, Record},
 };
-use crate::base::random::Random;
 
 /// State of a shard that this replica holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

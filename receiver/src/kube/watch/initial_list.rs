@@ -17,10 +17,10 @@ use http::{Uri, uri::PathAndQuery};
 use http_body::{Body, Frame};
 use kube::client;
 use serde_json::{Value, json};
+use tidewatch_shared::error_levels;
 use tower::BoxError;
 
 use super::list_splitter::{ListHead, ListSplitter};
-use crate::base::error_levels;
 
 /// Parameters of a streamed list that apply to a list as well.
 const SELECTORS: [&str; 2] = ["labelSelector=", "fieldSelector="];

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
-use tidewatch_shared::names::annotation;
+use tidewatch_shared::{error_levels, names::annotation};
 
 use super::UpgradeState;
-use crate::base::error_levels;
 
 /// Name of the ConfigMap in the receiver's namespace.
 pub const CONFIG_MAP: &str = "tidewatch-agent-upgrade";

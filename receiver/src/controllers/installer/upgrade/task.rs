@@ -12,6 +12,7 @@ use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
+use tidewatch_shared::error_levels;
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
@@ -26,7 +27,6 @@ use super::{
 };
 use crate::{
     base::{
-        error_levels,
         key::KymaKey,
         pause::Pause,
         peers::{AskError, Topic},

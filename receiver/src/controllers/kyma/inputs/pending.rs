@@ -24,13 +24,14 @@ use kube::{
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use tidewatch_shared::{
     api::Kyma,
-    metric_set,
+    error_levels, metric_set,
     names::{annotation, field_manager},
+    random::Random,
 };
 use tokio::{sync::Notify, time::sleep};
 
 use crate::{
-    base::{error_levels, key::KymaKey, random::Random},
+    base::key::KymaKey,
     kube::leader::{WriteFence, fenced},
 };
 

@@ -6,6 +6,7 @@ mod lists;
 use std::collections::BTreeMap;
 
 use serde_json::Value;
+use tidewatch_oci::layer::PlacedObject;
 
 use super::{kinds_of, scope_of};
 use crate::{
@@ -14,7 +15,6 @@ use crate::{
         render::{DEFAULT_NAMESPACE, Hook, Scope, hook_of},
     },
     kube::kinds::{Kinds, built_in, is_of_kubernetes, removed, serves},
-    oci::layer::PlacedObject,
 };
 
 /// Findings about the objects of a layer. Each is a sentence that begins with the place.

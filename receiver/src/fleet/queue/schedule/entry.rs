@@ -2,11 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tidewatch_shared::random::Random;
 use tokio::time::Instant;
 
 use super::{DelayReason, Lane, SlowSlot, USER_SPACING};
 use crate::{
-    base::{error_class::ErrorClass, random::Random},
+    base::error_class::ErrorClass,
     fleet::queue::{Priority, QueuedWork, ReconcileOutcome, WorkSet, queued_work::merge_older_into},
 };
 

@@ -13,8 +13,8 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use crate::base::error_levels;
 use tidewatch_shared::{
+    error_levels,
     event::{Event, Payload},
     identity::RuntimeId,
     variant::VariantName as _,

@@ -1,5 +1,6 @@
+use tidewatch_oci::layer::placed_documents;
+
 use super::*;
-use crate::oci::layer::placed_documents;
 
 fn reviewed(text: &str) -> Review {
     review(&placed_documents(text).unwrap())

@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BinaryHeap},
 };
 
+use tidewatch_shared::random::Random;
 use tokio::time::Instant;
 
 use super::{
@@ -13,10 +14,7 @@ use super::{
     node::{Clock, Millis, Node, Process, timings},
     unsharded::Unsharded,
 };
-use crate::{
-    base::{random::Random, shard::ShardCount},
-    kube::shards::Unit,
-};
+use crate::{base::shard::ShardCount, kube::shards::Unit};
 
 /// Longest way of a request after it passed a fence. The timings reserve 3 s, less the difference of the clocks.
 const FLIGHT: Millis = 2_500;

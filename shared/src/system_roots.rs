@@ -1,0 +1,51 @@
+//! Root certificates of the system, for servers whose operator names none.
+
+use std::sync::Arc;
+
+use rustls::RootCertStore;
+
+use crate::error_levels;
+
+/// Root certificates of the system: those in the files that `SSL_CERT_FILE` and `SSL_CERT_DIR` name, else in the usual
+/// places. The default has none.
+#[derive(Clone, Debug)]
+pub struct SystemRoots(Arc<RootCertStore>);
+
+impl Default for SystemRoots {
+    fn default() -> Self {
+        RootCertStore::empty().into()
+    }
+}
+
+impl From<RootCertStore> for SystemRoots {
+    fn from(roots: RootCertStore) -> Self {
+        Self(Arc::new(roots))
+    }
+}
+
+impl SystemRoots {
+    /// Reads the files; blocking. Unreadable and malformed certificates are logged and skipped.
+    #[must_use]
+    pub fn load() -> Self {
+        let mut store = RootCertStore::empty();
+        let system = rustls_native_certs::load_native_certs();
+        for error in &system.errors {
+            tracing::warn!(
+                error = error_levels::own(error),
+                cause = error_levels::cause(error),
+                "System root certificates cannot be read"
+            );
+        }
+        let (_, ignored) = store.add_parsable_certificates(system.certs);
+        if ignored > 0 {
+            tracing::warn!(ignored, "Some system root certificates are malformed");
+        }
+        store.into()
+    }
+
+    /// The certificates.
+    #[must_use]
+    pub const fn store(&self) -> &Arc<RootCertStore> {
+        &self.0
+    }
+}
