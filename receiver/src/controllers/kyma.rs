@@ -400,7 +400,7 @@ fn failed_on_runtime(kyma: &Kyma) -> bool {
 /// Writes the members of the metadata that record a selection. Returns the Kyma as stored, unless there are none.
 async fn record(ctx: &Context, kyma: &Kyma, members: Option<Value>) -> Result<Option<Kyma>, Error> {
     let Some(members) = members else { return Ok(None) };
-    base::record_metadata(ctx, kyma.clone(), members).await.map(Some)
+    base::record_metadata(ctx, kyma, members).await.map(Some)
 }
 
 /// One reconcile of one Kyma.

@@ -1,6 +1,8 @@
 //! Prerequisites of a Kyma in its runtime cluster (namespace, CRDs, plan of the agent), and the finalizer and labels of
 //! the KCP Kyma.
 
+use std::borrow::Cow;
+
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, Client, ResourceExt,
@@ -49,16 +51,17 @@ pub(super) async fn patch_metadata(ctx: &Context, kyma: &Kyma, metadata: Value) 
 }
 
 /// As [`patch_metadata`], for metadata that depends on no status: see [`ConflictRetries`].
-pub(super) async fn record_metadata(ctx: &Context, mut kyma: Kyma, metadata: Value) -> Result<Kyma, Error> {
+pub(super) async fn record_metadata(ctx: &Context, kyma: &Kyma, metadata: Value) -> Result<Kyma, Error> {
     let api = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let mut retries = ConflictRetries::default();
+    let mut current = Cow::Borrowed(kyma);
     loop {
-        match send_metadata(&api, &kyma, &metadata).await {
+        let failure = match send_metadata(&api, &current, &metadata).await {
             Ok(written) => return Ok(written),
-            Err(failure) => {
-                retries.reread(&api, &mut kyma, failure).await.map_err(Error::kcp(error::MARK_KYMA))?;
-            }
-        }
+            Err(failure) => failure,
+        };
+        let reread = retries.reread(&api, &current, failure).await;
+        current = Cow::Owned(reread.map_err(Error::kcp(error::MARK_KYMA))?);
     }
 }
 

@@ -653,6 +653,11 @@ async fn concurrent_writes_of_our_own_conflict_with_no_reconcile() {
         bed.kyma().await;
         assert_eq!(bed.kcp.writes(), Vec::<String>::new(), "{write}");
     }
+    let mut bed = Bed::settled().await;
+    bed.enable();
+    bed.kcp.meanwhile("PATCH kymas/k/status", "kymas/k", |kyma| kyma["status"]["activeChannel"] = json!("theirs"));
+    assert_eq!(bed.kyma().await.class, Some(ErrorClass::Conflict), "another process wrote our part of the status");
+    assert_eq!(bed.status()["activeChannel"], "theirs");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,9 +1,10 @@
 //! Concurrent writes of a Kyma in KCP that change nothing which a reconcile decides on: the annotation of the inputs and
 //! the conditions with field managers of their own have writers beside the reconcile.
 
-use kube::{Api, ResourceExt, api::ObjectMeta};
+use kube::{Api, ResourceExt};
 use tidewatch_shared::{api::Kyma, names::annotation};
 
+use super::condition::is_anothers;
 use crate::kube::object;
 
 /// Retries of a write that conflicts with concurrent writes of our own, which are few.
@@ -17,39 +18,35 @@ impl Default for ConflictRetries {
 }
 
 impl ConflictRetries {
-    /// Reads the Kyma after a failed write, which can be repeated if this succeeds: the write conflicted, and status and
-    /// annotation of the inputs are all that changed. Any other change may concern the decision, and returns `failure`.
+    /// Returns the Kyma as KCP has it now, after a failed write of `kyma` that can be repeated: the write conflicted, and only
+    /// others' conditions and the annotation of the inputs have changed. Any other change may concern the decision, and
+    /// returns `failure`.
     pub(crate) async fn reread(
         &mut self,
         api: &Api<Kyma>,
-        kyma: &mut Kyma,
+        kyma: &Kyma,
         failure: kube::Error,
-    ) -> Result<(), kube::Error> {
+    ) -> Result<Kyma, kube::Error> {
         if !object::is_conflict(&failure) || self.0 == 0 {
             return Err(failure);
         }
         self.0 -= 1;
         match object::get(api, &kyma.name_any()).await {
-            Ok(Some(current)) if decides_alike(kyma, &current) => {
-                *kyma = current;
-                Ok(())
-            }
+            Ok(Some(current)) if decisive(kyma.clone()) == decisive(current.clone()) => Ok(current),
             // The conflict says more than a failed read after it.
             _ => Err(failure),
         }
     }
 }
 
-/// Returns true if two versions of a Kyma differ at most in the status and the annotation of the inputs.
-fn decides_alike(before: &Kyma, after: &Kyma) -> bool {
-    decisive(&before.metadata) == decisive(&after.metadata) && before.spec == after.spec
-}
-
-/// Metadata without the members that each of these writes changes.
-fn decisive(metadata: &ObjectMeta) -> ObjectMeta {
-    let mut metadata = ObjectMeta { managed_fields: None, resource_version: None, ..metadata.clone() };
-    if let Some(annotations) = &mut metadata.annotations {
+/// A Kyma without the members that the concurrent writes change.
+fn decisive(mut kyma: Kyma) -> Kyma {
+    kyma.metadata.managed_fields = None;
+    kyma.metadata.resource_version = None;
+    if let Some(annotations) = &mut kyma.metadata.annotations {
         annotations.remove(annotation::INPUTS);
     }
-    metadata
+    let conditions = kyma.status.get_or_insert_default().conditions.get_or_insert_default();
+    conditions.retain(|condition| !is_anothers(condition));
+    kyma
 }

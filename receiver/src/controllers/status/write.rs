@@ -66,7 +66,7 @@ impl StatusWriter {
         let mut retries = ConflictRetries::default();
         loop {
             let Err(failure) = self.apply_once(&api, kyma, &compute).await else { return Ok(()) };
-            retries.reread(&api, kyma, failure).await.map_err(WriteStatusError::ControlPlane)?;
+            *kyma = retries.reread(&api, kyma, failure).await.map_err(WriteStatusError::ControlPlane)?;
         }
     }
 
