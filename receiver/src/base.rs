@@ -3,6 +3,7 @@
 
 pub mod body_missing;
 pub(crate) mod clock;
+pub(crate) mod digest;
 pub mod error_class;
 pub(crate) mod flags;
 pub(crate) mod foreign_text;

@@ -54,8 +54,8 @@ mod tests {
 
     #[test]
     fn delays_double_up_to_the_cap_and_stay_above_the_minimum() {
-        let mut random = Random::new(7);
         use ErrorClass::{Auth, Conflict, Ours, Refused, Transport, User};
+        let mut random = Random::new(7);
         for class in [Transport, Auth, Refused, Conflict, User, Ours] {
             let (first, cap) = class.bounds();
             let mut longest = Duration::ZERO;

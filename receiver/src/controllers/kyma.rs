@@ -10,7 +10,6 @@ mod build;
 mod component_layers;
 mod crd;
 mod deletion;
-mod digest;
 mod error;
 pub(crate) mod fetch;
 mod hand_back;

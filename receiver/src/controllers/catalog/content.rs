@@ -1,8 +1,9 @@
 //! Content of a template: the part of its specification that decides what runtimes install. Pure.
 
-use aws_lc_rs::digest;
 use serde_json::Value;
-use tidewatch_shared::{api::ModuleTemplateSpec, hex};
+use tidewatch_shared::api::ModuleTemplateSpec;
+
+use crate::base::digest::short_digest;
 
 /// Identifier of the content of a template, which changes with every field but [`ModuleTemplateSpec::EDITABLE`]: the first
 /// five bytes of the SHA-256 of its JSON in hex.
@@ -13,7 +14,7 @@ pub fn content_id(spec: &ModuleTemplateSpec) -> String {
         ModuleTemplateSpec::EDITABLE.iter().for_each(|field| drop(members.remove(*field)));
     }
     // `Value` keeps its keys sorted.
-    hex::encode(&digest::digest(&digest::SHA256, content.to_string().as_bytes()).as_ref()[..5])
+    short_digest(content.to_string().as_bytes(), 5)
 }
 
 #[cfg(test)]

@@ -11,15 +11,14 @@ mod state;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use aws_lc_rs::digest;
 use serde::Serialize;
-use tidewatch_shared::hex;
 
 pub use held::{HeldRemoval, HeldRemovals, Part};
 pub use lost::{LossCause, LostReleases};
 pub use state::{Audience, ModuleState, Releases};
 
 use self::losses::Losses;
+use crate::base::digest::short_digest;
 
 /// Maximum number of runtimes that may lose something without the percentage limit.
 pub const MAX_UNGUARDED_RUNTIMES: usize = 3;
@@ -180,7 +179,7 @@ fn part_id(part: &Part, module: &str, before: &ModuleState, now: &ModuleState) -
 /// First five bytes of the SHA-256 in hex.
 fn identifier(content: &impl Serialize) -> String {
     let text = serde_json::to_vec(content).expect("module states are plain data with string keys");
-    hex::encode(&digest::digest(&digest::SHA256, &text).as_ref()[..5])
+    short_digest(&text, 5)
 }
 
 #[cfg(test)]

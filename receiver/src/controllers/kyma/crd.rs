@@ -14,10 +14,13 @@ use tidewatch_shared::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::{Error, digest::short_digest};
-use crate::kube::{
-    object::{self, Ownership, Repair, Shape, Target, WriteBudget, WriteError},
-    stored_versions::{Migration, Progress, Turn},
+use super::Error;
+use crate::{
+    base::digest::short_digest,
+    kube::{
+        object::{self, Ownership, Repair, Shape, Target, WriteBudget, WriteError},
+        stored_versions::{Migration, Progress, Turn},
+    },
 };
 
 /// Deadline for a new CRD to become established in a runtime cluster.
@@ -53,7 +56,7 @@ pub(super) fn wanted() -> &'static [Wanted] {
 pub(super) fn fingerprint() -> &'static str {
     static FINGERPRINT: LazyLock<String> = LazyLock::new(|| {
         let specs: Vec<_> = wanted().iter().map(|wanted| (&wanted.name, &wanted.body["spec"])).collect();
-        short_digest(&json!(specs).to_string())
+        short_digest(json!(specs).to_string().as_bytes(), 8)
     });
     &FINGERPRINT
 }

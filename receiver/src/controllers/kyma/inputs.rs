@@ -18,9 +18,12 @@ use tidewatch_shared::{
     plan::{Plan, Work},
 };
 
-use super::{Context, crd, digest::short_digest};
+use super::{Context, crd};
 use crate::{
-    base::key::KymaKey, controllers::windows::WindowState, fleet::queue::WorkSet, kube::leader::reconcile_fence,
+    base::{digest::short_digest, key::KymaKey},
+    controllers::windows::WindowState,
+    fleet::queue::WorkSet,
+    kube::leader::reconcile_fence,
 };
 
 pub(crate) use pending::{Metrics, PendingInputs};
@@ -53,14 +56,14 @@ impl Inputs {
         let annotations: BTreeMap<_, _> =
             kyma.annotations().iter().filter(|(key, _)| !is_own_annotation(key)).collect();
         let decided = json!([kyma.metadata.generation, kyma.labels(), annotations, plan.revision(), definitions]);
-        Self { kyma: short_digest(&decided.to_string()), catalog: short_digest(catalog) }
+        Self { kyma: hash(&decided.to_string()), catalog: hash(catalog) }
     }
 
     /// The same with the maintenance window that a module of the Kyma waits for, if one does.
     #[must_use]
     pub(crate) fn with_window(self, window: Option<WindowState>) -> Self {
         match window {
-            Some(window) => Self { kyma: short_digest(&format!("{} {window}", self.kyma)), ..self },
+            Some(window) => Self { kyma: hash(&format!("{} {window}", self.kyma)), ..self },
             None => self,
         }
     }
@@ -104,6 +107,10 @@ fn noted(kyma: &Kyma) -> &str {
 
 fn parts(noted: &str) -> (&str, &str) {
     noted.split_once('.').unwrap_or((NEVER, NEVER))
+}
+
+fn hash(text: &str) -> String {
+    short_digest(text.as_bytes(), 8)
 }
 
 #[cfg(test)]

@@ -10,14 +10,12 @@ use kube::ResourceExt as _;
 use tidewatch_shared::{api::Kyma, names::annotation, plan::Work};
 
 use super::{
-    Error, Reconcile,
-    digest::short_digest,
-    mandatory,
+    Error, Reconcile, mandatory,
     modules::{self, Decisions},
     validate::validate,
 };
 use crate::{
-    base::{key::KymaKey, kymas::UserSelection},
+    base::{digest::short_digest, key::KymaKey, kymas::UserSelection},
     controllers::status::ShownStatus,
     fleet::queue::WorkSet,
 };
@@ -62,7 +60,7 @@ impl Selections {
 
 /// Hash of a selection.
 fn hash(selection: &UserSelection) -> String {
-    short_digest(&selection.to_json().to_string())
+    short_digest(selection.to_json().to_string().as_bytes(), 8)
 }
 
 /// The last accepted selection of the runtime cluster's Kyma, if it has this hash. One that was rejected, or that is too

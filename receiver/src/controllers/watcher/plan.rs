@@ -2,19 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use aws_lc_rs::digest;
 use kube::{Resource, ResourceExt};
 use thiserror::Error;
 use tidewatch_shared::{
     api::{WatchField, Watcher},
-    hex,
     names::{GROUP, OWN_MANAGER, SKR_KYMA, SKR_NAMESPACE, VERSION, label},
     plan::{Field, MAX_WATCHES, ParsePlanError, Plan, PlannedWatch, Work},
 };
 
 use crate::{
-    base::key::KymaKey,
-    base::labels::{is_label_key, is_label_value},
+    base::{
+        digest::short_digest,
+        key::KymaKey,
+        labels::{is_label_key, is_label_value},
+    },
     fleet::forward::{Routes, Service, Target},
 };
 
@@ -141,9 +142,8 @@ fn plan_of(mut watches: Vec<PlannedWatch>) -> Plan {
     });
     watches.truncate(MAX_WATCHES);
     let content = serde_json::to_vec(&watches).expect("watches are plain data with string keys");
-    let hash = digest::digest(&digest::SHA256, &content);
-    let revision = hex::encode(&hash.as_ref()[..16]);
-    Plan::new(revision, watches).expect("each watch was checked, names are unique, the number is bounded")
+    Plan::new(short_digest(&content, 16), watches)
+        .expect("each watch was checked, names are unique, the number is bounded")
 }
 
 /// Name of a Watcher's watch in the plan.

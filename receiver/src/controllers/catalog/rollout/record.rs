@@ -2,16 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use aws_lc_rs::digest;
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::hex;
 
-use crate::controllers::{
-    catalog::{
-        RolloutSlot,
-        target::{ChannelTarget, VersionSource},
+use crate::{
+    base::digest::short_digest,
+    controllers::{
+        catalog::{
+            RolloutSlot,
+            target::{ChannelTarget, VersionSource},
+        },
+        rings::Ring,
     },
-    rings::Ring,
 };
 
 /// Maximum number of earlier versions in a rollout.
@@ -209,7 +210,7 @@ impl Rollout {
 fn change_id(key: &RolloutKey, version: &str, moved: i64) -> String {
     let channel = key.channel.as_deref().unwrap_or_default();
     let text = format!("{}\n{channel}\n{version}\n{moved}", key.module);
-    hex::encode(&digest::digest(&digest::SHA256, text.as_bytes()).as_ref()[..5])
+    short_digest(text.as_bytes(), 5)
 }
 
 /// Rollout by which a module got its version, as an annotation of its Manifest.
