@@ -123,7 +123,7 @@ pub enum ForbiddenReason {
     Private,
 }
 
-/// A forbidden address of a runtime, in the source chain of a [`kube::Error`].
+/// A forbidden address of a runtime, in the source chain of the error of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the runtime's address {address} is forbidden: {reason}")]
 pub struct ForbiddenAddressError {
