@@ -5,12 +5,10 @@
 //! of the last renewal, indicates a restored etcd; a renewal that the watch does not deliver indicates a dead watch.
 //! Either way, every watch relists.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use http::StatusCode;
+use parking_lot::Mutex;
 use serde_json::json;
 use tidewatch_shared::{heartbeat::Canary, names::AGENT_OBJECT};
 use tokio::{
@@ -85,7 +83,7 @@ impl State {
 
 impl CanaryState {
     fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
-        work(&mut self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.0.state.lock())
     }
 
     /// The canary's part of the heartbeat; `None` before the first delivered renewal.
@@ -482,8 +480,8 @@ mod tests {
     impl Transport for Script {
         fn send(&self, request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, BoxError>> {
             let patch = request.into_body().into_inner().unwrap_or_default();
-            self.patches.lock().unwrap().push(serde_json::from_slice(&patch).unwrap());
-            let Some((status, version)) = self.answers.lock().unwrap().pop_front() else {
+            self.patches.lock().push(serde_json::from_slice(&patch).unwrap());
+            let Some((status, version)) = self.answers.lock().pop_front() else {
                 return Box::pin(std::future::pending());
             };
             if status == 200 {
@@ -513,7 +511,7 @@ mod tests {
         let (renewer, patches) = scripted(&interval, [(200, "1000"), (409, ""), (200, "1100"), (200, "1101")]);
         let (ordered, metrics) = (renewer.rebuild.subscribe(), renewer.metrics.clone());
         assert!(timeout(Duration::from_secs(75), renewer.run()).await.is_err());
-        let patches = patches.lock().unwrap();
+        let patches = patches.lock();
         let preconditions: Vec<_> = patches.iter().map(|patch| &patch["metadata"]["resourceVersion"]).collect();
         assert_eq!(preconditions, [&Value::Null, &json!("1000"), &Value::Null, &json!("1100")]);
         assert_eq!((*ordered.borrow(), metrics.canary_failed.get()), (1, 0));
@@ -528,7 +526,7 @@ mod tests {
         let age = canary_state.canary(Instant::now()).map(|canary| canary.age_seconds);
         // After delays of at most one and two seconds.
         assert!(age.is_some_and(|age| age >= 56), "{age:?}");
-        assert_eq!((patches.lock().unwrap().len(), metrics.canary_failed.get()), (3, 2));
+        assert_eq!((patches.lock().len(), metrics.canary_failed.get()), (3, 2));
     }
 
     fn renewer(interval: &watch::Sender<Duration>) -> LeaseRenewer {

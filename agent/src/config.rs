@@ -212,12 +212,10 @@ fn parse_namespace(text: &str) -> Result<String, &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io,
-        sync::{Arc, Mutex},
-    };
+    use std::{io, sync::Arc};
 
     use clap::CommandFactory;
+    use parking_lot::Mutex;
     use serde_json::{Value, json};
 
     use super::*;
@@ -250,7 +248,7 @@ mod tests {
 
     impl io::Write for Written {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
+            self.0.lock().write(bytes)
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -264,7 +262,7 @@ mod tests {
         let logger = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || writer.clone()).finish();
         let [metrics, admin] = ["[::]:1", "127.0.0.1:2"].map(|address| address.parse().unwrap());
         tracing::subscriber::with_default(logger, || config.announce(metrics, admin));
-        serde_json::from_slice(&written.0.lock().unwrap()).unwrap()
+        serde_json::from_slice(&written.0.lock()).unwrap()
     }
 
     #[test]

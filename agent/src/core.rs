@@ -13,11 +13,9 @@ mod single;
 mod snapshot;
 mod status;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
+use parking_lot::Mutex;
 use tidewatch_shared::{
     digest::{Digest, ObjectHasher},
     event::Change,
@@ -148,7 +146,7 @@ impl Core {
 
     fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
         // A panic in another task ends the process; the state stays consistent until then.
-        work(&mut self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.0.state.lock())
     }
 
     /// Like [`Self::with`], and wakes the sender, because the work may have produced an event.

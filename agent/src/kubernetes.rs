@@ -10,10 +10,9 @@ mod error;
 mod kubeconfig;
 mod transport;
 
-use std::{
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{path::Path, sync::Arc};
+
+use parking_lot::Mutex;
 
 pub(crate) use access::{Access, ClientSetupError};
 #[cfg(test)]
@@ -58,7 +57,7 @@ impl ClientPool {
     /// The client for the watch in `slot`; slots are small numbers that are reused.
     pub(crate) fn client(&self, slot: usize) -> Result<ApiClient, ClientSetupError> {
         let number = slot / WATCHES_PER_CLIENT;
-        let mut clients = self.0.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clients = self.0.clients.lock();
         while clients.len() <= number {
             clients.push(ApiClient::new(Https::new(self.0.access.clone())?));
         }

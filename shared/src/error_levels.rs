@@ -44,11 +44,9 @@ fn levels(error: &dyn Error) -> impl Iterator<Item = String> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io,
-        sync::{Arc, Mutex},
-    };
+    use std::{io, sync::Arc};
 
+    use parking_lot::Mutex;
     use serde_json::Value;
     use thiserror::Error;
 
@@ -85,7 +83,7 @@ mod tests {
 
     impl io::Write for Lines {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
+            self.0.lock().extend_from_slice(bytes);
             Ok(bytes.len())
         }
 
@@ -103,7 +101,7 @@ mod tests {
             tracing::warn!(error = own(&error), cause = cause(&error), "Failed");
             tracing::warn!(error = own(&NotFound), cause = cause(&NotFound), "Failed");
         });
-        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let text = String::from_utf8(lines.0.lock().clone()).unwrap();
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((&lines[0]["error"], &lines[0]["cause"]), (&"read the Secret".into(), &"object: not found".into()));
         assert_eq!((&lines[1]["error"], lines[1].get("cause")), (&"not found".into(), None));

@@ -7,7 +7,7 @@ use std::{
     convert::Infallible,
     fs, io,
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use aws_lc_rs::digest::{SHA256, digest};
@@ -16,6 +16,7 @@ use http::{Request, Response, StatusCode, header::CONTENT_TYPE};
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tidewatch_shared::{hex, names::annotation};
 use tokio::{
@@ -85,8 +86,8 @@ pub fn layer_digest(component: &str, version: &str) -> String {
 }
 
 impl Contents {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, State> {
+        self.0.lock()
     }
 
     /// Stores a content, and returns its OCI descriptor.

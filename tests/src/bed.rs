@@ -8,13 +8,9 @@
 //! # Ok(()) }
 //! ```
 
-use std::{
-    collections::BTreeMap,
-    env,
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, env, path::Path, sync::Arc};
 
+use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
 use crate::{
@@ -186,7 +182,7 @@ impl TestBed {
     /// Kills a runtime for good and frees its place. Its logs and data stay with the test bed; its name must not be
     /// used again.
     pub fn stop(&self, name: &str) {
-        let stopped = self.clusters.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        let stopped = self.clusters.lock().remove(name);
         if let Some(cluster) = stopped.as_ref().and_then(|(_, slot)| slot.get()) {
             cluster.kill();
         }
@@ -211,7 +207,7 @@ impl TestBed {
     }
 
     fn slot(&self, name: &str, kind: ClusterKind) -> Result<Slot, BedError> {
-        let mut clusters = self.clusters.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clusters = self.clusters.lock();
         match clusters.get(name) {
             Some((started, slot)) if *started == kind => Ok(Arc::clone(slot)),
             Some((started, _)) => Err(BedError::OtherKind(name.to_owned(), started.description())),
@@ -228,7 +224,7 @@ impl TestBed {
 impl Drop for TestBed {
     fn drop(&mut self) {
         // Kills the API servers before their store: without it their orderly end takes a minute.
-        let clusters = self.clusters.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let clusters = self.clusters.get_mut();
         for (_, slot) in clusters.values() {
             if let Some(cluster) = slot.get() {
                 cluster.kill();

@@ -1,11 +1,6 @@
 //! A trace collector: receives spans over OTLP (gRPC), and stores them.
 
-use std::{
-    convert::Infallible,
-    io,
-    net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use futures::stream;
@@ -17,6 +12,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
 use tokio::{net::TcpListener, task::JoinSet};
 
 /// Most bytes of one export.
@@ -78,7 +74,7 @@ impl Collector {
     /// The spans exported so far.
     #[must_use]
     pub fn spans(&self) -> Vec<Span> {
-        self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.spans.lock().clone()
     }
 }
 
@@ -107,7 +103,7 @@ async fn take(
     let exported = body.ok().and_then(|body| self::spans(body.get(PREFIX..)?));
     // OK, or INVALID_ARGUMENT.
     let status = if exported.is_some() { "0" } else { "3" };
-    spans.lock().unwrap_or_else(PoisonError::into_inner).extend(exported.unwrap_or_default());
+    spans.lock().extend(exported.unwrap_or_default());
     let trailers = HeaderMap::from_iter([("grpc-status".parse().expect("a name"), HeaderValue::from_static(status))]);
     let frames = [Frame::data(EMPTY), Frame::trailers(trailers)];
     let mut answer = Response::new(StreamBody::new(stream::iter(frames.map(Ok))));

@@ -18,7 +18,7 @@ use std::{
     collections::HashMap,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -27,6 +27,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use parking_lot::Mutex;
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use rustls::{
     ServerConfig,
@@ -101,7 +102,7 @@ impl FakeApiServer {
     /// dots.
     #[must_use]
     pub fn cluster(&self, name: &str) -> FakeCluster {
-        let mut clusters = self.shared.clusters.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clusters = self.shared.clusters.lock();
         clusters.entry(name.to_owned()).or_insert_with(|| FakeCluster::new(self.shared.texts.clone())).clone()
     }
 
@@ -116,14 +117,14 @@ impl FakeApiServer {
     /// so many of the known runtimes: in the first that has such a Deployment, and so on.
     pub fn refuse_pods(&self, text: &str, every: usize) {
         let runtimes = Arc::default();
-        for cluster in self.shared.clusters.lock().unwrap_or_else(PoisonError::into_inner).values() {
+        for cluster in self.shared.clusters.lock().values() {
             cluster.write(|store| store.refuse_pods(RefusedPods::new(text, every, Arc::clone(&runtimes))));
         }
     }
 
     /// Delays every response except the lines of a watch from now on, like a slow network or a busy API server.
     pub fn set_delay(&self, delay: Duration) {
-        *self.shared.delay.lock().unwrap_or_else(PoisonError::into_inner) = delay;
+        *self.shared.delay.lock() = delay;
     }
 
     /// Requests to all runtimes so far, refused ones included.
@@ -147,11 +148,11 @@ impl Drop for FakeApiServer {
 
 impl Shared {
     fn cluster(&self, name: &str) -> Option<FakeCluster> {
-        self.clusters.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.clusters.lock().get(name).cloned()
     }
 
     fn delay(&self) -> Duration {
-        *self.delay.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.delay.lock()
     }
 }
 

@@ -21,7 +21,7 @@ use std::{
     path::PathBuf,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -32,6 +32,7 @@ use kube::{
     Api, Client, ResourceExt as _,
     runtime::{WatchStreamExt as _, watcher},
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::watch,
     task::{AbortHandle, JoinSet},
@@ -236,7 +237,7 @@ struct Table {
 
 impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     /// Starts the program of a pod, unless the kubelet is gone.

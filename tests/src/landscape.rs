@@ -8,12 +8,13 @@ use std::{
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex as Lock, PoisonError},
+    sync::Arc,
 };
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
+use parking_lot::Mutex as Lock;
 use tidewatch_receiver::pki::{self, Ca};
 use tidewatch_shared::identity::{RuntimeId, TrustDomain};
 use tokio::sync::Mutex;
@@ -501,7 +502,7 @@ impl Landscape {
 static CLAIMED: Lock<BTreeSet<PathBuf>> = Lock::new(BTreeSet::new());
 
 fn claim(place: &Path) {
-    let is_new = CLAIMED.lock().unwrap_or_else(PoisonError::into_inner).insert(place.to_owned());
+    let is_new = CLAIMED.lock().insert(place.to_owned());
     assert!(is_new, "the landscape {} is there already: each needs a name of its own in its KCP", place.display());
 }
 

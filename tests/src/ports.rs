@@ -10,8 +10,9 @@ use std::{
     hash::{BuildHasher as _, RandomState},
     io,
     net::{Ipv4Addr, TcpListener},
-    sync::{Mutex, PoisonError},
 };
+
+use parking_lot::Mutex;
 
 /// The lowest port handed out.
 const LOWEST: u16 = 15_000;
@@ -27,7 +28,7 @@ static ASSIGNED: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
 /// # Errors
 /// If no port can be bound at all.
 pub fn free() -> io::Result<u16> {
-    let mut assigned = ASSIGNED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut assigned = ASSIGNED.lock();
     let highest = ephemeral_start();
     for _ in 0..TRIES {
         let port = random_between(LOWEST, highest);

@@ -1,8 +1,9 @@
 //! Reported status of the identity: its origin, its storage in the Secret, and the last failure.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use strum::Display;
 
@@ -74,7 +75,7 @@ impl IdentityStatus {
     }
 
     fn with<R>(&self, work: impl FnOnce(&mut IdentityReport) -> R) -> R {
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.0.lock())
     }
 }
 

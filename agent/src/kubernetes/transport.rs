@@ -1,16 +1,14 @@
 //! HTTPS transport to the API server: one connection, tokens read for each request, and a new client when the trust
 //! bundle changes.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{Request, Response, Uri, header, uri::PathAndQuery};
 use http_body_util::{BodyExt, Full};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
+use parking_lot::Mutex;
 
 use super::{
     WATCHES_PER_CLIENT,
@@ -62,7 +60,7 @@ impl Https {
 
     /// The client for the current trust bundle. An invalid bundle leaves the previous client in place.
     fn http(&self) -> Arc<Connection> {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.lock();
         if matches!(self.access.bundle, Content::File(_)) {
             match self.access.bundle.read() {
                 Ok(bundle) if bundle != current.bundle => match client(&self.access, &bundle) {

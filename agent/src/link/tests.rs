@@ -5,7 +5,7 @@ use std::{
     convert::Infallible,
     net::SocketAddr,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
 
 use futures::FutureExt as _;
@@ -16,6 +16,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tidewatch_shared::{
     certificate::Leaf,
@@ -212,7 +213,7 @@ async fn response(
     let at = Instant::now();
     let request =
         ObservedRequest { path: path.to_owned(), nonce: verified.nonce, body: body.clone(), created, connection, at };
-    let reply = (receiver.script.lock().unwrap())(&request);
+    let reply = (receiver.script.lock())(&request);
     let (status, headers, body) = reply.unwrap_or_else(|| accepted(1, &request));
     let _ = receiver.publish.send(request);
     if status == NEVER {

@@ -1,9 +1,8 @@
 //! Readiness as a set of named guards: the agent is ready when all are dropped.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeSet, sync::Arc};
+
+use parking_lot::Mutex;
 
 /// The pending conditions; clones share the same set.
 #[derive(Clone, Default)]
@@ -28,7 +27,7 @@ impl Readiness {
     }
 
     fn with<R>(&self, work: impl FnOnce(&mut BTreeSet<&'static str>) -> R) -> R {
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.0.lock())
     }
 }
 

@@ -4,11 +4,9 @@
 //! [`AllDefinitions`] watches all of them. Aggregated APIs have none, so each watch of a kind that is not served, and each
 //! watch on a group, also looks it up periodically.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
+use parking_lot::Mutex;
 use tidewatch_shared::plan::{ALL_RESOURCES, PlannedWatch};
 use tokio::sync::watch;
 
@@ -26,7 +24,7 @@ impl Definitions {
     /// Subscribes to the CRD of a watch's kind, whether or not it exists, or to those of its group. Subscriptions are bounded by the running
     /// watches: those that were dropped are removed.
     pub(super) fn subscribe(&self, planned: &PlannedWatch) -> watch::Receiver<()> {
-        let mut subscriptions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut subscriptions = self.0.lock();
         subscriptions.retain(|_, subscribed| subscribed.receiver_count() > 0);
         let name = format!("{}.{}", planned.resource, planned.group);
         subscriptions.entry(name.into()).or_default().subscribe()
@@ -35,7 +33,7 @@ impl Definitions {
     /// Announces a created, changed or deleted CRD.
     pub(super) fn changed(&self, name: &str) {
         let of_group = name.split_once('.').map(|(_, group)| format!("{ALL_RESOURCES}.{group}"));
-        let subscriptions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let subscriptions = self.0.lock();
         for subscribed in
             [Some(name), of_group.as_deref()].into_iter().flatten().filter_map(|name| subscriptions.get(name))
         {
@@ -134,7 +132,7 @@ mod tests {
         let kept = definitions.subscribe(&planned("kept"));
         drop(definitions.subscribe(&planned("dropped")));
         let _another = definitions.subscribe(&planned("another"));
-        let names: Vec<_> = definitions.0.lock().unwrap().keys().cloned().collect();
+        let names: Vec<_> = definitions.0.lock().keys().cloned().collect();
         assert_eq!(names, ["another.g".into(), "kept.g".into()] as [Box<str>; 2]);
         drop(kept);
     }

@@ -1,16 +1,13 @@
 mod planned;
 
-use std::{
-    collections::VecDeque,
-    future::ready,
-    sync::{Arc, Mutex},
-};
+use std::{collections::VecDeque, future::ready, sync::Arc};
 
 use bytes::Bytes;
 use futures::{StreamExt, future::BoxFuture, stream};
 use http::{Request, Response, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{
     sync::mpsc,
@@ -70,7 +67,7 @@ fn reply(
 ) -> Result<Response<Body>, Error> {
     assert_eq!(request.headers()[header::ACCEPT_ENCODING], "identity");
     let path = request.uri().to_string();
-    let Some(Call(expected, reply)) = calls.lock().unwrap().pop_front() else {
+    let Some(Call(expected, reply)) = calls.lock().pop_front() else {
         let _ = records.send("end of script".to_owned());
         return Ok(response(200, Vec::new(), true));
     };

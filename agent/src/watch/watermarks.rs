@@ -5,10 +5,9 @@
 //! Events, an aggregated API server), and its versions are then not comparable. Such a watch is detected by itself: it
 //! is still ahead after a relist.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
+
+use parking_lot::Mutex;
 
 /// Watermarks of all watches; clones share them.
 #[derive(Clone, Default)]
@@ -49,7 +48,7 @@ pub(crate) struct Watermark {
 
 impl Watermarks {
     fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.0.lock())
     }
 
     pub(crate) fn register(&self) -> Watermark {

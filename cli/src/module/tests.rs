@@ -449,7 +449,7 @@ async fn push_uploads_missing_blobs_and_writes_the_tag_last() {
     let requests = server.received();
     assert_eq!(requests.iter().filter(|request| request.starts_with("POST blobs/uploads/")).count(), 4, "{requests:?}");
     assert_eq!(requests.last().unwrap(), "PUT manifests/1.0.0");
-    assert_eq!(server.content.lock().unwrap().manifests["1.0.0"], artefact.manifest.content);
+    assert_eq!(server.content.lock().manifests["1.0.0"], artefact.manifest.content);
 
     assert_eq!(push::push(&client, &artefact, false).await.unwrap().effect, Effect::Unchanged);
     assert_eq!(server.received(), ["GET manifests/1.0.0"]);

@@ -1,12 +1,7 @@
 //! An OCI registry on loopback (OCI distribution specification): one repository, monolithic uploads, with the
 //! authentications of registries.
 
-use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-};
+use std::{collections::BTreeMap, convert::Infallible, net::SocketAddr, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
@@ -14,6 +9,7 @@ use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use serde_json::Value;
 use tidewatch_oci::digest::Digest;
 use tokio::net::TcpListener;
@@ -82,7 +78,7 @@ impl Registry {
 
     /// Takes the requests so far.
     pub(crate) fn received(&self) -> Vec<String> {
-        std::mem::take(&mut self.content.lock().unwrap().received)
+        std::mem::take(&mut self.content.lock().received)
     }
 }
 
@@ -93,7 +89,7 @@ async fn respond(
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let (parts, body) = request.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
-    let mut content = content.lock().unwrap();
+    let mut content = content.lock();
     let path = parts.uri.path().strip_prefix(REPOSITORY).unwrap_or("");
     content.received.push(format!("{} {path}", parts.method));
     let given = parts.headers.get(header::AUTHORIZATION).map(|value| value.to_str().unwrap());

@@ -1,10 +1,6 @@
 //! HTTP servers on loopback that answer from a function: an admin listener, or an API server with port-forwards.
 
-use std::{
-    convert::Infallible,
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-};
+use std::{convert::Infallible, net::SocketAddr, sync::Arc};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
@@ -13,6 +9,7 @@ use http::{HeaderMap, Method, Request, Response, StatusCode, header, request::Pa
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde_json::{Value, json};
 use tidewatch_shared::tls;
@@ -116,12 +113,12 @@ impl Server {
 
     /// JSON bodies of the patches so far.
     pub(crate) fn bodies(&self) -> Vec<Value> {
-        self.bodies.lock().unwrap().clone()
+        self.bodies.lock().clone()
     }
 
     /// Requests so far.
     pub(crate) fn received(&self) -> Vec<String> {
-        self.received.lock().unwrap().clone()
+        self.received.lock().clone()
     }
 }
 
@@ -129,7 +126,7 @@ impl Server {
 async fn record(request: Request<Incoming>, patches: &Mutex<Vec<Value>>) -> Request<Full<Bytes>> {
     let (parts, body) = request.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
-    patches.lock().unwrap().push(serde_json::from_slice(&body).unwrap());
+    patches.lock().push(serde_json::from_slice(&body).unwrap());
     Request::from_parts(parts, Full::new(body))
 }
 
@@ -155,7 +152,7 @@ async fn serve(
 fn respond<B>(mut request: Request<B>, answers: &Answers, log: &Arc<Mutex<Vec<String>>>) -> Response<Full<Bytes>> {
     let upgrade = hyper::upgrade::on(&mut request);
     let (parts, _) = request.into_parts();
-    log.lock().unwrap().push(format!("{} {}", parts.method, parts.uri));
+    log.lock().push(format!("{} {}", parts.method, parts.uri));
     let answer = answers(&parts);
     if let Answer::Json(status, body) = answer {
         let mut response = Response::new(Full::from(body.to_string()));
@@ -203,7 +200,7 @@ async fn forward(
                 let Some(Ok(Message::Binary(data))) = socket.next().await else { return };
                 head.extend_from_slice(&data[1..]);
             }
-            log.lock().unwrap().push(String::from_utf8(head).unwrap());
+            log.lock().push(String::from_utf8(head).unwrap());
             let body = body.to_string();
             let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
             socket.send(frame(0, response.as_bytes())).await.unwrap();

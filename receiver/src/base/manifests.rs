@@ -5,12 +5,10 @@ mod facts;
 mod index;
 mod reduced;
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use kube::runtime::reflector::{ObjectRef, Store};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tidewatch_shared::api::Manifest;
 use tokio::sync::Notify;
 
@@ -121,11 +119,11 @@ impl Manifests {
 
     fn read(&self) -> RwLockReadGuard<'_, Index> {
         // No change panics half-way.
-        self.index.read().unwrap_or_else(PoisonError::into_inner)
+        self.index.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Index> {
-        self.index.write().unwrap_or_else(PoisonError::into_inner)
+        self.index.write()
     }
 }
 

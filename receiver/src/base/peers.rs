@@ -1,14 +1,11 @@
 //! Questions about the whole fleet. Each replica knows the runtimes of its own shards, so a fleet-wide task or view asks all
 //! replicas, and each answers for the shards that it holds.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, PoisonError, RwLock},
-};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use parking_lot::RwLock;
 use thiserror::Error;
 
 /// What a question is about: the last segment of its path, and a metric label.
@@ -96,7 +93,7 @@ pub struct Responders(Arc<RwLock<BTreeMap<Topic, Responder>>>);
 impl Responders {
     /// Answers the questions of a topic from now on.
     pub fn set(&self, topic: Topic, responder: Responder) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(topic, responder);
+        self.0.write().insert(topic, responder);
     }
 
     /// Answers a question.
@@ -104,7 +101,7 @@ impl Responders {
     /// # Errors
     /// [`AskError::Unavailable`] without a responder, and errors of the responder.
     pub async fn answer(&self, topic: Topic, question: Bytes) -> Result<Bytes, AskError> {
-        let responder = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&topic).cloned();
+        let responder = self.0.read().get(&topic).cloned();
         match responder {
             Some(responder) => responder(question).await,
             None => Err(AskError::Unavailable),
@@ -114,7 +111,7 @@ impl Responders {
 
 impl fmt::Debug for Responders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.read().unwrap_or_else(PoisonError::into_inner).keys()).finish()
+        f.debug_set().entries(self.0.read().keys()).finish()
     }
 }
 

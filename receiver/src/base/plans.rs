@@ -1,12 +1,9 @@
 //! Plans of the runtimes: a base plan of all of them, and watches that each one needs in addition.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, fmt, sync::Arc};
 
 use arc_swap::ArcSwap;
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::plan::{Plan, PlannedWatch};
 
 use super::key::KymaKey;
@@ -74,7 +71,7 @@ impl Plans {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Vec<PlannedWatch>, Arc<Plan>>> {
         // No change panics half-way.
-        self.0.extended.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.extended.lock()
     }
 }
 

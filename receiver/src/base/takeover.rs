@@ -6,13 +6,10 @@
 //! receiver's last write sets the label to `done`, and Kymas with that value are not selected. Removing a selected
 //! label instead cancels the running reconcile and leaves everything in place.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::{api::Kyma, names::label};
 use tokio::time::Instant;
 
@@ -131,7 +128,7 @@ impl Takeover {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, PendingTakeover>> {
         // Consistent after a panic, since every change is a single operation.
-        self.0.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.pending.lock()
     }
 }
 

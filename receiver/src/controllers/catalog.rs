@@ -37,13 +37,14 @@ pub mod visibility;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use jiff::{Timestamp, civil::Date};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt};
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::api::ModuleReleaseMeta;
 use tokio::time::timeout;
 
@@ -590,5 +591,5 @@ async fn load(runtime: &Runtime, cached: Option<Inventory>) -> Result<(Inventory
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // State that a panic left inconsistent is recomputed by the next refresh or sync.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

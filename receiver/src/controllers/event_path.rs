@@ -399,7 +399,7 @@ impl LoopState {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
 
     use futures::FutureExt as _;
     use http::StatusCode;
@@ -526,7 +526,7 @@ mod tests {
             let is_permitted = WriteFence::closed().check(&parts.method).is_ok();
             let is_awaited = table.drain(held).now_or_never().is_none();
             let name = parts.uri.path().rsplit('/').nth(1).unwrap().to_owned();
-            requests.lock().unwrap().push((name, is_permitted, is_awaited));
+            requests.lock().push((name, is_permitted, is_awaited));
             Some((StatusCode::OK, body.to_vec()))
         });
 
@@ -539,10 +539,10 @@ mod tests {
         assert!(fleet.drain(drained).now_or_never().is_some());
         fleet.release(released);
         controller.write_conditions(&mut state, &names.map(kyma), now).await;
-        assert_eq!(*written.lock().unwrap(), [("r-3".to_owned(), true, true)]);
+        assert_eq!(*written.lock(), [("r-3".to_owned(), true, true)]);
         assert!(fleet.drain(held).now_or_never().is_some());
         controller.write_conditions(&mut state, &names.map(kyma), now + 3_600 * S).await;
-        assert_eq!(written.lock().unwrap().len(), 1, "drained as well");
+        assert_eq!(written.lock().len(), 1, "drained as well");
     }
 
     fn bare() -> Kyma {
@@ -557,7 +557,7 @@ mod tests {
         let written = Arc::<Mutex<Vec<_>>>::default();
         let requests = written.clone();
         let client = testing::client("ns", move |parts, body| {
-            requests.lock().unwrap().push(parts.uri.path().rsplit('/').nth(1).unwrap().to_owned());
+            requests.lock().push(parts.uri.path().rsplit('/').nth(1).unwrap().to_owned());
             Some((StatusCode::OK, body.to_vec()))
         });
         let fleet =
@@ -579,11 +579,11 @@ mod tests {
         let kymas = [shown(&PathState::Proven)];
         state.path_changed(key.clone(), PathState::Proven, Some(&kymas[0]), now);
         controller.write_conditions(&mut state, &kymas, now).await;
-        assert!(written.lock().unwrap().is_empty() && state.up_to_date.contains(&kymas[0]));
+        assert!(written.lock().is_empty() && state.up_to_date.contains(&kymas[0]));
         let failing = PathState::Unproven(Unproven::OldPlan { error: None });
         state.path_changed(key.clone(), failing.clone(), Some(&kymas[0]), now);
         controller.write_conditions(&mut state, &kymas, now).await;
-        assert_eq!(*written.lock().unwrap(), ["k"]);
+        assert_eq!(*written.lock(), ["k"]);
         assert!(!state.up_to_date.contains(&kymas[0]), "the cache does not have the condition yet");
         let silent = PathState::Unproven(Unproven::NoHeartbeat);
         let kymas = [shown(&silent)];

@@ -85,9 +85,10 @@ fn unusable(topic: Topic, error: &serde_json::Error) -> AskError {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::{future, sync::Mutex};
+    use std::future;
 
     use futures::future::BoxFuture;
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::kube::leader::WriteFence;
@@ -106,22 +107,22 @@ pub(super) mod tests {
 
     impl FakePeers {
         pub(in crate::controllers) fn fail(&self, error: Option<AskError>) {
-            *self.error.lock().unwrap() = error;
+            *self.error.lock() = error;
         }
 
         pub(in crate::controllers) fn hold(&self, replica: Responders) {
-            *self.holder.lock().unwrap() = Some(replica);
+            *self.holder.lock() = Some(replica);
         }
 
         pub(in crate::controllers) fn asked(&self) -> u32 {
-            *self.asked.lock().unwrap()
+            *self.asked.lock()
         }
     }
 
     impl Peers for FakePeers {
         fn ask_all(&self, topic: Topic, question: Bytes) -> BoxFuture<'_, Result<Vec<Bytes>, AskError>> {
-            *self.asked.lock().unwrap() += 1;
-            let (replicas, error) = (self.replicas.lock().unwrap().clone(), *self.error.lock().unwrap());
+            *self.asked.lock() += 1;
+            let (replicas, error) = (self.replicas.lock().clone(), *self.error.lock());
             Box::pin(async move {
                 let mut answers = error.map_or(Ok(Vec::new()), Err)?;
                 for replica in replicas {
@@ -132,7 +133,7 @@ pub(super) mod tests {
         }
 
         fn ask_fleet_holder(&self, topic: Topic, question: Bytes) -> BoxFuture<'_, Result<Bytes, AskError>> {
-            let holder = self.holder.lock().unwrap().clone();
+            let holder = self.holder.lock().clone();
             Box::pin(async move { holder.ok_or(AskError::NoFleetHolder)?.answer(topic, question).await })
         }
     }
@@ -161,7 +162,7 @@ pub(super) mod tests {
         /// A further replica, which does not have the fleet role.
         pub(in crate::controllers) fn joining(peers: &Arc<FakePeers>) -> Self {
             let responders = Responders::default();
-            peers.replicas.lock().unwrap().push(responders.clone());
+            peers.replicas.lock().push(responders.clone());
             Self { role: FleetRole::released(), peers: peers.clone(), responders }
         }
     }

@@ -36,10 +36,11 @@ pub(crate) use readiness::{Readiness, SYNCHRONIZED, was_ready};
 
 use std::{
     collections::{BTreeSet, VecDeque},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use kube::Client;
+use parking_lot::Mutex;
 use tidewatch_shared::{api::Kyma, identity::RuntimeId, plan::Plan};
 
 use self::{desired::DesiredObjects, readiness::PathEvidence};
@@ -146,7 +147,7 @@ impl Installer {
         let (trust, pull_secret) = ((self.trust_source)(), self.pull_secret.content());
         let is_current = |cached: &&Arc<DesiredObjects>| cached.is_current(plan, &trust.agents, pull_secret.as_ref());
         // A panic cannot leave a partial change.
-        let mut cache = self.desired.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = self.desired.lock();
         if let Some(cached) = cache.iter().find(is_current) {
             return cached.clone();
         }

@@ -8,7 +8,7 @@ mod tests;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{ListParams, Patch, PatchParams},
 };
+use parking_lot::Mutex;
 use serde_json::json;
 use tidewatch_shared::{
     api::{Manifest, ModuleReleaseMeta},
@@ -75,7 +76,7 @@ impl MandatoryModules {
     /// Event of its release meta once, whichever runtime it was observed for.
     pub(crate) fn report(&self, module: &str, fault: Option<String>) {
         // Each change is a single insertion or removal.
-        let mut faults = self.0.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut faults = self.0.faults.lock();
         if faults.get(module) == fault.as_ref() {
             return;
         }

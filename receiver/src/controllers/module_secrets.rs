@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -14,6 +14,7 @@ use kube::{
     core::PartialObjectMeta,
     runtime::{WatchStreamExt as _, watcher},
 };
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use thiserror::Error;
 use tidewatch_shared::{
@@ -131,7 +132,7 @@ impl ModuleSecrets {
 
     fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
         // No change panics half-way.
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+        self.names.lock()
     }
 
     /// Enqueues the Manifests of the module after each change of a relevant Secret, and after each list. It keeps no

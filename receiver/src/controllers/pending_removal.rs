@@ -1,11 +1,8 @@
 //! Pending removal of objects, shared by the controllers that clean up a runtime.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::random::Random;
 
 use crate::base::{foreign_text, key::KymaKey};
@@ -100,7 +97,7 @@ impl RemovalBackoff {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // No change panics half-way.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -10,14 +10,11 @@ mod metrics;
 mod parse;
 mod policy;
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::api::{Kyma, ModuleStatus};
 
 pub use file::PolicyFile;
@@ -139,7 +136,7 @@ impl MaintenanceWindows {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, WindowState>> {
         // Each change is a single insertion or removal: a panic of another thread leaves no partial state.
-        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.waiting.lock()
     }
 }
 

@@ -13,10 +13,11 @@ mod tests;
 use std::{
     collections::{BTreeSet, HashMap},
     hash::{BuildHasher as _, RandomState},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_oci::registry::{Change, LayerKey};
 use tidewatch_shared::random::rotate;
 use tokio::{
@@ -280,7 +281,7 @@ impl ManifestQueue {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic cannot leave a partial change that a later change or reconcile would not repair.
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 }
 

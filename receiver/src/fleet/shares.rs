@@ -2,12 +2,9 @@
 //! share has its reconciles delayed, so that a few hostile runtimes occupy neither the control plane's API server nor
 //! etcd's history; the last state is still reconciled.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tidewatch_shared::metric_set;
 use tokio::time::Instant;
@@ -118,7 +115,7 @@ impl Shares {
     /// Adds the cost to both debts of the runtime, and returns the time by which each exceeds its burst.
     fn debts(&self, kyma: &KymaKey, cost: Cost, now: Instant) -> [Duration; 2] {
         // No change panics half-way.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if state.debts.len() >= state.prune_at.max(PRUNE_AT) {
             state.debts.retain(|_, debts| debts.writes.max(debts.reconciles) > now);
             state.prune_at = state.debts.len().saturating_mul(2);
@@ -196,7 +193,7 @@ mod tests {
     #[test]
     fn runtimes_without_debt_are_dropped() {
         let (shares, start) = (Shares::default(), Instant::now());
-        let number = || shares.state.lock().unwrap().debts.len();
+        let number = || shares.state.lock().debts.len();
         for n in 0..PRUNE_AT {
             shares.charge(&kyma(&n.to_string()), writes(1), start);
         }

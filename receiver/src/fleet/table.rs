@@ -34,11 +34,12 @@ mod walk;
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use jiff::Timestamp;
+use parking_lot::{Mutex, MutexGuard};
 use thiserror::Error;
 use tidewatch_shared::{
     exchange::{EventsResponse, HeartbeatResponse, RefusedEvent},
@@ -440,7 +441,7 @@ impl RuntimeTable {
     }
 
     fn trust(&self) -> MutexGuard<'_, TrustAnnouncer> {
-        self.0.trust.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.trust.lock()
     }
 
     fn heartbeat_seconds(&self) -> u32 {

@@ -13,13 +13,10 @@ mod states;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, fmt, sync::Arc};
 
 use kube::Client;
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::api::{Kyma, State, Watcher};
 use tokio::{sync::Notify, time::Instant};
 
@@ -162,6 +159,6 @@ impl EventRecorder {
 
     fn lock(&self) -> MutexGuard<'_, RecorderState> {
         // Consistent after a panic, since every change is a single operation.
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 }

@@ -22,14 +22,10 @@ mod structure;
 mod upgrade;
 mod usage;
 
-use std::{
-    collections::HashMap,
-    slice,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, slice, sync::Arc, time::Duration};
 
 use kube::Client;
+use parking_lot::{Mutex, MutexGuard};
 use strum::IntoStaticStr;
 use thiserror::Error;
 pub use tidewatch_shared::addresses;
@@ -228,7 +224,7 @@ impl RuntimeAccess {
     /// As [`set_secrets`](Self::set_secrets), with the Secrets that `read` returns. Concurrent callers are serialized,
     /// so the latest read wins: otherwise a caller that read before a Secret was added could remove it again.
     pub fn refresh_secrets(&self, key: &KymaKey, read: impl FnOnce() -> Vec<Arc<AccessSecret>>) -> bool {
-        let _refreshing = self.0.refresh.lock().unwrap_or_else(PoisonError::into_inner);
+        let _refreshing = self.0.refresh.lock();
         self.set_secrets(key, read())
     }
 
@@ -417,7 +413,7 @@ impl RuntimeAccess {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.table.lock()
     }
 }
 

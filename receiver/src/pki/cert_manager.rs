@@ -255,10 +255,11 @@ fn check(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex, PoisonError};
+    use std::sync::Arc;
 
     use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
     use http::{Method, StatusCode};
+    use parking_lot::Mutex;
     use rcgen::ExtendedKeyUsagePurpose;
     use serde_json::Value;
     use tidewatch_shared::variant::VariantName as _;
@@ -307,7 +308,7 @@ mod tests {
         }
 
         fn answer(&self, method: &Method, path: &str, body: &[u8]) -> (StatusCode, Value) {
-            let (object, looks, calls) = &mut *self.object.lock().unwrap_or_else(PoisonError::into_inner);
+            let (object, looks, calls) = &mut *self.object.lock();
             let rest = path.strip_prefix("/apis/cert-manager.io/v1/namespaces/kcp-system/certificaterequests").unwrap();
             calls.push(format!("{method}{rest}"));
             match *method {
@@ -357,10 +358,10 @@ mod tests {
         });
         let chain = submit(&signer, &csr, &clients).await.unwrap();
         assert!(chain.starts_with("-----BEGIN CERTIFICATE-----"));
-        while signer.object.lock().unwrap().0.is_some() {
+        while signer.object.lock().0.is_some() {
             tokio::task::yield_now().await;
         }
-        let calls = std::mem::take(&mut signer.object.lock().unwrap().2);
+        let calls = std::mem::take(&mut signer.object.lock().2);
         assert_eq!(calls, ["POST", "GET/tidewatch-abc", "GET/tidewatch-abc", "DELETE/tidewatch-abc"]);
     }
 
@@ -421,7 +422,7 @@ mod tests {
         ] {
             let (issuer, seen) = (ca.clone(), requested.clone());
             let signer = Signer::new(move |object| {
-                *seen.lock().unwrap() = Some(object["spec"].clone());
+                *seen.lock() = Some(object["spec"].clone());
                 let pem = STANDARD.decode(object["spec"]["request"].as_str().unwrap()).unwrap();
                 let key = SigningRequest::from_pem(&pem).unwrap().key;
                 ready(&issuer.sign_for_tests(&key, uri, &usages))
@@ -429,7 +430,7 @@ mod tests {
             let issued = signer.issuer().issue_replica(&name, &domain, RUNTIME_VALIDITY, &clients).await;
             assert_eq!(issued.map(drop).map_err(|error| error.as_str()), outcome, "{uri}");
         }
-        let spec = requested.lock().unwrap().take().unwrap();
+        let spec = requested.lock().take().unwrap();
         assert_eq!(spec["usages"], json!(["digital signature", "server auth", "client auth"]));
         let pem = String::from_utf8(STANDARD.decode(spec["request"].as_str().unwrap()).unwrap()).unwrap();
         let request = rcgen::CertificateSigningRequestParams::from_pem(&pem).unwrap().params;
@@ -456,11 +457,11 @@ mod tests {
         }
         let silent = responding("Ready", "False", "Pending");
         assert!(matches!(submit(&silent, &request("r-1", &key), &clients).await, Err(IssueError::Timeout(_))));
-        while silent.object.lock().unwrap().0.is_some() {
+        while silent.object.lock().0.is_some() {
             tokio::task::yield_now().await;
         }
         let unused = Signer::new(|_| panic!("the issuer must not be called"));
         assert!(matches!(submit(&unused, &request("r-2", &key), &clients).await, Err(IssueError::Names)));
-        assert!(unused.object.lock().unwrap().2.is_empty());
+        assert!(unused.object.lock().2.is_empty());
     }
 }

@@ -1,9 +1,8 @@
 //! Conditions that are pending before the process is ready.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Pending conditions by name; the process is ready when there are none. Take all guards before the probes are served,
 /// otherwise the process is ready too early.
@@ -31,7 +30,7 @@ impl Readiness {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

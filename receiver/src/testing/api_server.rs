@@ -6,16 +6,13 @@ mod discovery;
 mod ownership;
 mod watch;
 
-use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    sync::{Arc, Mutex},
-};
+use std::{collections::BTreeMap, convert::Infallible, sync::Arc};
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode, request::Parts};
 use http_body_util::Full;
 use kube::{Client, client::Body};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tower::Service;
 
@@ -79,13 +76,13 @@ impl FakeApiServer {
     /// API server of a runtime: custom resources are served only while their definition exists.
     pub(crate) fn runtime() -> Self {
         let server = Self::default();
-        server.0.lock().unwrap().served_by_definition = true;
+        server.0.lock().served_by_definition = true;
         server
     }
 
     /// Splits every list into pages of this size.
     pub(crate) fn with_pages_of(self, objects: usize) -> Self {
-        self.0.lock().unwrap().page_size = Some(objects);
+        self.0.lock().page_size = Some(objects);
         self
     }
 
@@ -105,7 +102,7 @@ impl FakeApiServer {
 
     /// Executes a request that is not a watch, unless a fault prevents it. Returns `None` if the client gets no response.
     pub(crate) fn respond(&self, parts: &Parts, body: &[u8]) -> Option<Response> {
-        let state = &mut *self.0.lock().unwrap();
+        let state = &mut *self.0.lock();
         if state.fault == Fault::Unresponsive {
             return None;
         }
@@ -120,28 +117,28 @@ impl FakeApiServer {
 
     /// Executes so many writes, and responds to no further one; `None` ends that.
     pub(crate) fn cut_after(&self, writes: impl Into<Option<usize>>) {
-        self.0.lock().unwrap().writes_left = writes.into();
+        self.0.lock().writes_left = writes.into();
     }
 
     /// Returns true if a write got no response because of [`Self::cut_after`], or would get none.
     pub(crate) fn is_cut(&self) -> bool {
-        self.0.lock().unwrap().writes_left == Some(0)
+        self.0.lock().writes_left == Some(0)
     }
 
     /// Fills defaults into the objects of a kind, and refuses those that are invalid.
     pub(crate) fn admit(&self, plural: &str, admit: Admit) {
-        self.0.lock().unwrap().admits.insert(plural.to_owned(), admit);
+        self.0.lock().admits.insert(plural.to_owned(), admit);
     }
 
     /// Sets the fault of all further requests.
     pub(crate) fn set_fault(&self, fault: Fault) {
-        self.0.lock().unwrap().fault = fault;
+        self.0.lock().fault = fault;
     }
 
     /// Takes the recorded requests, in order: `<METHOD> <plural>/<name>`, without the name for lists and creates, and
     /// `GET <path>` for discovery.
     pub(crate) fn calls(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap().calls)
+        std::mem::take(&mut self.0.lock().calls)
     }
 
     /// Takes the recorded requests, and returns those that are not reads.
@@ -151,35 +148,35 @@ impl FakeApiServer {
 
     /// Changes or creates an object like another writer.
     pub(crate) fn edit(&self, id: &str, change: impl FnOnce(&mut Value)) {
-        let state = &mut *self.0.lock().unwrap();
+        let state = &mut *self.0.lock();
         let mut object = state.objects.get(id).cloned().unwrap_or(Value::Null);
         change(&mut object);
         state.store(id, object);
     }
 
     pub(crate) fn object(&self, id: &str) -> Option<Value> {
-        self.0.lock().unwrap().objects.get(id).cloned()
+        self.0.lock().objects.get(id).cloned()
     }
 
     /// All objects, by id.
     pub(crate) fn objects(&self) -> BTreeMap<String, Value> {
-        self.0.lock().unwrap().objects.clone()
+        self.0.lock().objects.clone()
     }
 
     /// Removes an object, whatever finalizers it has.
     pub(crate) fn remove(&self, id: &str) -> Option<Value> {
-        self.0.lock().unwrap().take(id)
+        self.0.lock().take(id)
     }
 
     /// All objects of a kind.
     pub(crate) fn all(&self, plural: &str) -> Vec<Value> {
-        self.0.lock().unwrap().of_kind(plural).cloned().collect()
+        self.0.lock().of_kind(plural).cloned().collect()
     }
 
     /// Fails these requests with a status: those of one call, in the notation of [`FakeApiServer::calls`], or with the
     /// verb `WRITE` all writes of an object or of a kind. The response names no object. `None` accepts them again.
     pub(crate) fn refuse(&self, call: &str, status: impl Into<Option<u16>>) {
-        let refused = &mut self.0.lock().unwrap().refused;
+        let refused = &mut self.0.lock().refused;
         match status.into() {
             Some(status) => drop(refused.insert(call.to_owned(), StatusCode::from_u16(status).unwrap())),
             None => drop(refused.remove(call)),
@@ -189,22 +186,22 @@ impl FakeApiServer {
     /// As [`Self::refuse`] for one call, with a message.
     pub(crate) fn refuse_saying(&self, call: &str, status: u16, message: &str) {
         self.refuse(call, status);
-        self.0.lock().unwrap().messages.insert(call.to_owned(), message.to_owned());
+        self.0.lock().messages.insert(call.to_owned(), message.to_owned());
     }
 
     /// Accepts all requests again.
     pub(crate) fn refuse_nothing(&self) {
-        self.0.lock().unwrap().refused.clear();
+        self.0.lock().refused.clear();
     }
 
     /// Stops or restarts serving a kind.
     pub(crate) fn unserve(&self, plural: &str, unserved: bool) {
-        self.0.lock().unwrap().unserved.insert(plural.to_owned(), unserved);
+        self.0.lock().unserved.insert(plural.to_owned(), unserved);
     }
 
     /// Lets another writer change an object just before the next such request.
     pub(crate) fn meanwhile(&self, call: &str, id: &str, change: fn(&mut Value)) {
-        self.0.lock().unwrap().meanwhile.insert(call.to_owned(), (id.to_owned(), change));
+        self.0.lock().meanwhile.insert(call.to_owned(), (id.to_owned(), change));
     }
 }
 

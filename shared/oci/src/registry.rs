@@ -11,11 +11,12 @@ mod tests;
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use parking_lot::{Mutex, MutexGuard};
 use thiserror::Error;
 use tidewatch_shared::addresses::AddressRules;
 use tokio::{
@@ -241,7 +242,7 @@ fn answer<T>(outcome: Option<Outcome>, of_kind: impl Fn(Value) -> Option<Arc<T>>
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 
     fn measure(&self, table: &Table) {

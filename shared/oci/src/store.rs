@@ -9,13 +9,10 @@ mod tags;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    io,
-    path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{io, path::Path, sync::Arc};
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::error_levels;
 use tokio::task::spawn_blocking;
 
@@ -167,10 +164,10 @@ impl Store {
     }
 
     fn tags(&self) -> MutexGuard<'_, Tags> {
-        self.tags.lock().unwrap_or_else(PoisonError::into_inner)
+        self.tags.lock()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

@@ -7,7 +7,7 @@ use std::{
     convert::Infallible,
     future, io, iter,
     path::Path,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
@@ -18,6 +18,7 @@ use http::{HeaderMap, Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use rustls::ServerConfig;
 use serde_json::json;
 use tidewatch_shared::hex;
@@ -169,17 +170,17 @@ impl FakeRegistry {
 
     /// Sets the reply of a path.
     pub fn put(&self, path: String, reply: Reply) {
-        self.0.lock().unwrap().contents.insert(path, reply);
+        self.0.lock().contents.insert(path, reply);
     }
 
     /// Gives this reply to the next request whose URI contains a text.
     pub fn interrupt(&self, part: &str, reply: Reply) {
-        self.0.lock().unwrap().interruptions.push((part.to_owned(), reply));
+        self.0.lock().interruptions.push((part.to_owned(), reply));
     }
 
     /// The reply of a path.
     pub fn content(&self, path: &str) -> Reply {
-        self.0.lock().unwrap().contents[path].clone()
+        self.0.lock().contents[path].clone()
     }
 
     /// Gives a manifest another media type.
@@ -192,7 +193,7 @@ impl FakeRegistry {
 
     /// Sends all contents without their length.
     pub fn chunk(&self) {
-        for reply in self.0.lock().unwrap().contents.values_mut() {
+        for reply in self.0.lock().contents.values_mut() {
             if let Reply::Of(200, _, content) = reply {
                 *reply = Reply::Chunked(content.clone());
             }
@@ -201,7 +202,7 @@ impl FakeRegistry {
 
     /// Moves the blobs to paths of their own, and redirects to them below a URL.
     pub fn move_blobs(&self, status: u16, base: &str) {
-        let contents = &mut self.0.lock().unwrap().contents;
+        let contents = &mut self.0.lock().contents;
         let blobs: Vec<_> = contents.keys().filter(|path| path.contains("/blobs/")).cloned().collect();
         for path in blobs {
             let moved = format!("/moved{path}");
@@ -213,7 +214,7 @@ impl FakeRegistry {
 
     /// Changes the headers of the manifests.
     pub fn manifest_headers(&self, change: impl Fn(&mut Vec<(&'static str, String)>)) {
-        for (path, reply) in &mut self.0.lock().unwrap().contents {
+        for (path, reply) in &mut self.0.lock().contents {
             if let Reply::Of(_, headers, _) = reply
                 && path.contains("/manifests/")
             {
@@ -224,12 +225,12 @@ impl FakeRegistry {
 
     /// Gives these replies to requests whose URI contains a text, the last one repeatedly.
     pub fn script(&self, part: &str, replies: impl IntoIterator<Item = Reply>) {
-        self.0.lock().unwrap().scripts.insert(part.to_owned(), replies.into_iter().collect());
+        self.0.lock().scripts.insert(part.to_owned(), replies.into_iter().collect());
     }
 
     /// Ends a script.
     pub fn recover(&self, part: &str) {
-        self.0.lock().unwrap().scripts.remove(part).unwrap();
+        self.0.lock().scripts.remove(part).unwrap();
     }
 
     /// Demands this header `Authorization` with this challenge, except where a script replies.
@@ -240,12 +241,12 @@ impl FakeRegistry {
 
     /// Refuses requests as described, except where a script replies.
     pub fn refuse(&self, protection: Protection) {
-        self.0.lock().unwrap().protection = Some(protection);
+        self.0.lock().protection = Some(protection);
     }
 
     /// All requests so far.
     pub fn received(&self) -> Vec<Received> {
-        self.0.lock().unwrap().received.clone()
+        self.0.lock().received.clone()
     }
 
     /// Number of requests whose URI contains a text.
@@ -297,7 +298,7 @@ impl FakeRegistry {
         let host = parts.headers.get(header::HOST).filter(|_| parts.uri.host().is_none());
         let uri = format!("{}{}", host.map(|host| host.to_str().unwrap()).unwrap_or_default(), parts.uri);
         let reply = {
-            let mut state = self.0.lock().unwrap();
+            let mut state = self.0.lock();
             state.received.push(Received {
                 method: parts.method.to_string(),
                 uri: uri.clone(),

@@ -4,12 +4,13 @@ use std::{
     fs, io,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use super::{
@@ -124,7 +125,7 @@ impl ApiServer {
     /// Its current process.
     #[must_use]
     pub fn process(&self) -> Arc<Process> {
-        Arc::clone(&self.process.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.process.lock())
     }
 
     /// Kills it with SIGKILL.
@@ -161,7 +162,7 @@ impl ApiServer {
                 outcome => break outcome?,
             }
         };
-        *self.process.lock().unwrap_or_else(PoisonError::into_inner) = process;
+        *self.process.lock() = process;
         Ok(())
     }
 

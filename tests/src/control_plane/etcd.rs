@@ -5,10 +5,11 @@ use std::{
     fs, io,
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -107,7 +108,7 @@ impl Etcd {
     /// Its current process.
     #[must_use]
     pub fn process(&self) -> Arc<Process> {
-        Arc::clone(&self.process.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.process.lock())
     }
 
     /// Kills it with SIGKILL.
@@ -144,7 +145,7 @@ impl Etcd {
                 outcome => break outcome?,
             }
         };
-        *self.process.lock().unwrap_or_else(PoisonError::into_inner) = process;
+        *self.process.lock() = process;
         Ok(())
     }
 

@@ -1,10 +1,11 @@
 //! One runtime of a fake API server: access for its user, its watches and the tests.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use aws_lc_rs::error::Unspecified;
 use bytes::Bytes;
 use http::{Method, StatusCode};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use tokio::sync::Notify;
 
@@ -73,11 +74,11 @@ impl FakeCluster {
     /// Authenticated requests so far.
     #[must_use]
     pub fn calls(&self) -> Calls {
-        self.0.calls.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.calls.lock().clone()
     }
 
     pub(super) fn record(&self, method: &Method, path: &str, is_watch: bool) {
-        self.0.calls.lock().unwrap_or_else(PoisonError::into_inner).record(method, path, is_watch);
+        self.0.calls.lock().record(method, path, is_watch);
     }
 
     /// A projected token of its agent for the receiver's audience, valid for an hour.
@@ -142,7 +143,7 @@ impl FakeCluster {
 
     pub(super) fn read(&self) -> MutexGuard<'_, Store> {
         // Each step leaves the store consistent, so a poisoned lock is usable.
-        self.0.store.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.store.lock()
     }
 
     pub(super) fn write<T>(&self, step: impl FnOnce(&mut Store) -> T) -> T {

@@ -3,12 +3,13 @@
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
 use http::StatusCode;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::{
@@ -33,7 +34,7 @@ struct Texts {
 
 impl TextPool {
     fn share(&self, text: String) -> Arc<str> {
-        let mut texts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut texts = self.0.lock();
         if let Some(known) = texts.texts.get(text.as_str()) {
             return known.clone();
         }

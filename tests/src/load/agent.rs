@@ -2,11 +2,12 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use http::StatusCode;
+use parking_lot::{Mutex, MutexGuard};
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{
     exchange::{EVENTS_PATH, EventsResponse, HEARTBEAT_PATH, HeartbeatResponse},
@@ -82,7 +83,7 @@ impl AgentHandle {
 
     fn lock(&self) -> MutexGuard<'_, ProtocolState> {
         // Each step leaves the state consistent, so a poisoned lock is usable.
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 
     /// Marks so many objects of the watch `kyma` as changed now.

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -18,6 +18,7 @@ use kube::{
     Api,
     api::{DeleteParams, PostParams},
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tidewatch_receiver::{controllers::watcher, pki};
 use tidewatch_shared::{
@@ -62,18 +63,18 @@ impl FleetCounters {
     pub(super) fn accepted(&self, events: usize, after: Duration) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.events.fetch_add(events as u64, Ordering::Relaxed);
-        self.times.lock().unwrap_or_else(PoisonError::into_inner).iter_mut().for_each(|times| times.push(after));
+        self.times.lock().iter_mut().for_each(|times| times.push(after));
     }
 
     /// Records the times until requests with events are accepted from now on.
     pub fn record_times(&self) {
-        *self.times.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+        *self.times.lock() = Some(Vec::new());
     }
 
     /// Ends the record, and returns it.
     #[must_use]
     pub fn take_times(&self) -> Vec<Duration> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
+        self.times.lock().take().unwrap_or_default()
     }
 
     pub(super) fn heartbeat_accepted(&self) {
@@ -90,7 +91,7 @@ impl FleetCounters {
     }
 
     pub(super) fn refused(&self, status: StatusCode) {
-        *self.refused.lock().unwrap_or_else(PoisonError::into_inner).entry(status.as_u16()).or_default() += 1;
+        *self.refused.lock().entry(status.as_u16()).or_default() += 1;
     }
 
     /// Requests that were accepted, heartbeats included.
@@ -126,7 +127,7 @@ impl FleetCounters {
     /// Requests that were refused, by status.
     #[must_use]
     pub fn refusals(&self) -> BTreeMap<u16, u64> {
-        self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.refused.lock().clone()
     }
 }
 

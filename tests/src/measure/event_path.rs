@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -14,6 +14,7 @@ use kube::{
     core::PartialObjectMeta,
     runtime::{WatchStreamExt as _, watcher},
 };
+use parking_lot::Mutex;
 use tidewatch_shared::{
     api::Kyma,
     names::{SKR_KYMA, SKR_NAMESPACE},
@@ -74,7 +75,7 @@ impl Run {
         let count = f64::from(u32::try_from(writes.len())?);
         let mut event = Vec::new();
         let mut plain = Vec::new();
-        let floor = floor.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let floor = floor.lock().clone();
         for write in &writes {
             // A version that was superseded before it was sent is covered by the next one.
             let at = |seen: &BTreeMap<u64, SystemTime>| seen.range(write.resource_version..).next().map(|(_, at)| *at);
@@ -164,7 +165,7 @@ pub(super) async fn watch(client: kube::Client, seen: Observations) {
     while let Some(event) = stream.next().await {
         let at = SystemTime::now();
         if let Some(version) = event.ok().and_then(|kyma| kyma.resource_version()?.parse().ok()) {
-            seen.lock().unwrap_or_else(PoisonError::into_inner).entry(version).or_insert(at);
+            seen.lock().entry(version).or_insert(at);
         }
     }
 }

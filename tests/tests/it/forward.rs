@@ -1,10 +1,7 @@
 //! Forwarding to other managers: a Watcher's events arrive at its service in contract v2 with the runtime's
 //! certificate, also after outages of that service, and an unavailable manager delays no other one.
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-};
+use std::{net::SocketAddr, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
@@ -20,6 +17,7 @@ use kube::{
     api::{ApiResource, DeleteParams, DynamicObject, ListParams, PostParams},
     core::GroupVersionKind,
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tidewatch_shared::{
     api::{State, Watcher},
@@ -90,7 +88,7 @@ impl Manager {
     /// Waits until the manager has received an event of an object, and returns runtime, path and event.
     pub(crate) async fn receives(&self, name: &str) -> Result<(String, String, Event)> {
         until(&format!("the manager to receive an event of {name}"), async || {
-            Ok(self.received.lock().unwrap().iter().find(|(_, _, event)| event.name == name).cloned())
+            Ok(self.received.lock().iter().find(|(_, _, event)| event.name == name).cloned())
         })
         .await
     }
@@ -111,7 +109,7 @@ async fn answer(
     let leaf = v2::parse_forwarded(certificates.next().context("a certificate")?.as_bytes())?;
     assert!(certificates.next().is_none() && parts.headers["content-type"] == "application/json");
     let runtime = Caller::read(&leaf)?.runtime.to_string();
-    received.lock().unwrap().push((runtime, parts.uri.path().to_owned(), event));
+    received.lock().push((runtime, parts.uri.path().to_owned(), event));
     let status = match behavior {
         Behavior::Accepts | Behavior::Hangs => StatusCode::OK,
         Behavior::Refuses => StatusCode::NOT_FOUND,
@@ -189,13 +187,11 @@ async fn a_manager_receives_its_events_and_a_dead_one_delays_no_other() -> Resul
     queue_becomes(&setup, "dead", |count| count == 0).await?;
     watcher_becomes(&setup.landscape, "dead", State::Ready, "team/dead:").await?;
 
-    let before = healthy.received.lock().unwrap().len();
+    let before = healthy.received.lock().len();
     let maps = Api::<ConfigMap>::namespaced(setup.runtime.cluster().client().await?, "default");
     maps.delete("second", &DeleteParams::default()).await?;
-    until("the manager to receive the deletion", async || {
-        Ok((healthy.received.lock().unwrap().len() > before).then_some(()))
-    })
-    .await?;
+    until("the manager to receive the deletion", async || Ok((healthy.received.lock().len() > before).then_some(())))
+        .await?;
     Ok(())
 }
 
@@ -228,7 +224,7 @@ async fn a_refused_event_is_reported_and_retained_until_it_is_accepted() -> Resu
         assert_eq!(sum(&page, metric, &["manager=\"other\""]), 1, "{page}");
     }
     assert_eq!(sum(&page, "tidewatch_forward_events_given_up_total", &[]), 0, "{page}");
-    assert_eq!(refusing.received.lock().unwrap().iter().filter(|(_, _, event)| event.name == "first").count(), 3);
+    assert_eq!(refusing.received.lock().iter().filter(|(_, _, event)| event.name == "first").count(), 3);
 
     // A corrected Watcher is served without waiting for the backoff.
     setup.landscape.write_watcher(&accepting.watcher("other")).await?;
@@ -343,7 +339,7 @@ async fn a_manager_receives_the_events_of_all_kinds_of_its_group() -> Result<()>
 
     // A kind is removed with its objects; the other one is served as before.
     let of = |name: &str| {
-        let received = manager.received.lock().unwrap();
+        let received = manager.received.lock();
         received.iter().filter(|(_, _, event)| event.name == name).count()
     };
     let before = of("range");

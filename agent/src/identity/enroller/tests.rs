@@ -1,6 +1,8 @@
 pub(crate) mod harness;
 
-use std::{io, sync::Mutex, sync::atomic::Ordering};
+use std::{io, sync::atomic::Ordering};
+
+use parking_lot::Mutex;
 
 use super::*;
 use crate::{
@@ -110,7 +112,7 @@ async fn invalid_answer_is_rejected_and_counted() {
             enroller.identity_status.report().error.is_some() && enroller.readiness.pending() == ["identity"],
             "{condition}"
         );
-        harness.receiver.replies.lock().unwrap().clear();
+        harness.receiver.replies.lock().clear();
         assert_eq!(enroller.next().await.runtime.as_str(), "r-1", "{condition}");
         let refused = harness.requests().len() as u64 - 1;
         assert_eq!(
@@ -144,7 +146,7 @@ struct Logs(Arc<Mutex<Vec<u8>>>);
 
 impl io::Write for Logs {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
+        self.0.lock().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -167,10 +169,10 @@ async fn token_and_key_are_never_logged() {
     };
     let refuse = |_: &harness::Receiver, _: &harness::ObservedRequest| problem(403, Kind::Other);
     let harness = Harness::new([Box::new(echo) as _, Box::new(refuse) as _].into()).await;
-    harness.store.refuse.lock().unwrap().push_back(500);
+    harness.store.refuse.lock().push_back(500);
     let mut enroller = harness.start();
     enroller.next().await;
-    let logged = || String::from_utf8(logs.0.lock().unwrap().clone()).unwrap();
+    let logged = || String::from_utf8(logs.0.lock().clone()).unwrap();
     until(|| !harness.store.content().0.is_empty() && logged().contains("Using an identity")).await;
     let text = logged();
     let key = String::from_utf8(harness.store.content().1).unwrap();
@@ -312,7 +314,7 @@ async fn identity_lost_from_the_secret_is_stored_again() {
     until(|| enroller.identity_status.report().unsaved).await;
     harness.store.put(b"", b"");
     until(|| harness.store.content() == ours).await;
-    harness.store.refuse.lock().unwrap().extend([409, 500]);
+    harness.store.refuse.lock().extend([409, 500]);
     harness.store.put(b"edited", &ours.1);
     until(|| harness.store.content() == ours).await;
     assert_eq!(enroller.metrics.identity_writes_failed.get(), 2);

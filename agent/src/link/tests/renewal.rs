@@ -96,7 +96,7 @@ async fn heartbeats_report_a_failing_renewal_until_it_succeeds() {
         (&certificate["fingerprint"], &certificate["renewalFailedSince"]),
         (&json!(first.certificate.fingerprint), &json!(since))
     );
-    harness.receiver.replies.lock().unwrap().clear();
+    harness.receiver.replies.lock().clear();
     let second = enroller.next().await;
     let certificate = harness.heartbeat().await;
     assert_eq!(certificate["fingerprint"], json!(second.certificate.fingerprint));

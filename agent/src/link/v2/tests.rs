@@ -2,7 +2,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     convert::Infallible,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -18,6 +18,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
 };
+use parking_lot::Mutex;
 use serde_json::json;
 use tidewatch_shared::{plan::Plan, tls};
 use tokio::{
@@ -196,7 +197,7 @@ async fn response(
     let body = body.collect().await.unwrap().to_bytes();
     assert_eq!(head.method, http::Method::POST);
     let path = head.uri.path().to_owned();
-    let reply = (script.lock().unwrap())(v2::manager_of(&path).unwrap());
+    let reply = (script.lock())(v2::manager_of(&path).unwrap());
     let _ = publish.send(ObservedRequest { path, headers: head.headers, body, at: Instant::now(), reply });
     let Some((status, wait)) = reply else { return std::future::pending().await };
     let mut response = Response::new(Full::default());

@@ -1,10 +1,8 @@
 //! Discovery documents. Watches that need the same one at the same time share a request.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
+use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 
 use crate::kubernetes::{Accept, ApiClient, ApiError};
@@ -85,7 +83,7 @@ impl Documents {
 
 impl Shared {
     fn with<R>(&self, work: impl FnOnce(&mut BTreeMap<Box<str>, InFlight>) -> R) -> R {
-        work(&mut self.in_flight.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.in_flight.lock())
     }
 
     fn enter<'a>(&'a self, path: &'a str) -> Reader<'a> {
@@ -188,7 +186,7 @@ mod tests {
                 }
             }
             assert_eq!(server.requests.load(Relaxed), 2);
-            assert!(documents.0.in_flight.lock().unwrap().is_empty(), "nothing is kept");
+            assert!(documents.0.in_flight.lock().is_empty(), "nothing is kept");
         }
     }
 
@@ -214,6 +212,6 @@ mod tests {
         let (cancelled, next) = tokio::join!(cancelled, documents.read(&client, "/apis/g/v1"));
         assert!(cancelled.is_err());
         assert_eq!((next.unwrap().as_deref(), server.requests.load(Relaxed)), (Some(&b"2"[..]), 2));
-        assert!(documents.0.in_flight.lock().unwrap().is_empty());
+        assert!(documents.0.in_flight.lock().is_empty());
     }
 }

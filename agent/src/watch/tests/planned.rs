@@ -24,7 +24,7 @@ type Routes = Vec<(&'static str, VecDeque<Reply>)>;
 impl Transport for Server {
     fn send(&self, request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, Error>> {
         let path = request.uri().to_string();
-        let mut routes = self.0.lock().unwrap();
+        let mut routes = self.0.lock();
         let replies = routes.iter_mut().find(|(part, _)| path.contains(part)).map(|(_, replies)| replies);
         let reply = replies.and_then(VecDeque::pop_front).unwrap_or(Reply::Silence(Vec::new()));
         Box::pin(ready(carry_out(reply)))
@@ -115,14 +115,14 @@ impl Harness {
 
     /// Replaces the replies of a route that have not been used.
     fn reply_from_now_on(&self, part: &str, replies: Vec<Reply>) {
-        let mut routes = self.server.0.lock().unwrap();
+        let mut routes = self.server.0.lock();
         let (_, queue) = routes.iter_mut().find(|(route, _)| *route == part).unwrap();
         *queue = replies.into();
     }
 
     /// Number of unused replies of a route.
     fn unused(&self, part: &str) -> usize {
-        self.server.0.lock().unwrap().iter().find(|(route, _)| *route == part).map_or(0, |(_, replies)| replies.len())
+        self.server.0.lock().iter().find(|(route, _)| *route == part).map_or(0, |(_, replies)| replies.len())
     }
 
     fn state(&self, name: &str) -> WatchState {

@@ -19,11 +19,12 @@ mod shards;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::Arc,
     time::Duration,
 };
 
 use kube::{Api, core::DeserializeGuard, runtime::reflector::Store};
+use parking_lot::{Mutex, RwLock};
 use tidewatch_shared::random::Random;
 use tokio::{
     sync::Notify,
@@ -235,7 +236,7 @@ impl<C: ObjectCache> Bodies<C> {
         let cache = self.0.writer.lock();
         let reduced = (!cache.is_listing()).then(|| self.0.objects.all(true))?;
         drop(cache);
-        let mut invalid = self.0.invalid.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut invalid = self.0.invalid.lock();
         if !invalid.is_empty() {
             invalid.retain(|key| self.0.objects.find(key).is_some_and(|object| object.is_reduced()));
         }
@@ -255,11 +256,11 @@ impl<C: ObjectCache> Bodies<C> {
     }
 
     fn keeps(&self, shard: ShardId) -> bool {
-        self.0.kept.read().unwrap_or_else(PoisonError::into_inner).contains(shard)
+        self.0.kept.read().contains(shard)
     }
 
     fn is_own(&self, shard: ShardId) -> bool {
-        self.0.kept.read().unwrap_or_else(PoisonError::into_inner).is_own(shard)
+        self.0.kept.read().is_own(shard)
     }
 
     /// Shard whose holder needs the body of an object; `None` if it is not known.
@@ -274,7 +275,7 @@ impl<C: ObjectCache> Bodies<C> {
     }
 
     fn kept<T>(&self, change: impl FnOnce(&mut KeptShards) -> T) -> T {
-        change(&mut self.0.kept.write().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.0.kept.write())
     }
 }
 

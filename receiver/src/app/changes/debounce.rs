@@ -1,13 +1,10 @@
 //! Debounces changes of templates and release metas: a release meta that the cache receives before its new template
 //! would otherwise remove a channel for a moment.
 
-use std::{
-    mem,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{mem, time::Duration};
 
 use kube::Client;
+use parking_lot::Mutex;
 use tokio::{sync::Notify, time};
 use tokio_util::sync::CancellationToken;
 
@@ -28,7 +25,7 @@ pub(super) struct CatalogDebouncer {
 impl CatalogDebouncer {
     /// Records a change that affects these Kymas besides those that see the changed object.
     pub(super) fn record(&self, affected: Affected) {
-        self.affected.lock().unwrap_or_else(PoisonError::into_inner).add(affected);
+        self.affected.lock().add(affected);
         self.changed.notify_one();
     }
 
@@ -49,14 +46,14 @@ impl CatalogDebouncer {
                 () = role_changes.next() => {}
             }
             time::sleep(DEBOUNCE).await;
-            let affected = mem::take(&mut *self.affected.lock().unwrap_or_else(PoisonError::into_inner));
+            let affected = mem::take(&mut *self.affected.lock());
             let renewed = components.catalog.refresh(&components.stores);
             // Persisted first, so that the next process knows since when channels have pointed to their versions.
             let persisted =
                 components.role.run(components.catalog.persist_releases(kcp.0, kcp.1)).await.unwrap_or(true);
             if components.catalog.awaits_decision() {
                 // They are affected again by the decision of the replica with the fleet role.
-                self.affected.lock().unwrap_or_else(PoisonError::into_inner).add(affected.clone());
+                self.affected.lock().add(affected.clone());
             }
             components.apply_catalog_update(kcp.1, &renewed, affected);
             if !persisted {

@@ -1,11 +1,9 @@
 //! Index of the access Secrets by Kyma, so that a lookup does not scan all Secrets.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use kube::runtime::reflector::{ObjectRef, Store};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{base::key::KymaKey, kube::runtime_access::AccessSecret};
 
@@ -72,7 +70,7 @@ impl SecretOwners {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // No change panics half-way.
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        self.index.lock()
     }
 }
 

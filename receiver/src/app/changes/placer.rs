@@ -2,9 +2,10 @@
 //! serializes them: otherwise a Kyma could be placed in a state from before its change or deletion, or with a previous
 //! plan.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use kube::runtime::reflector::{ObjectRef, Store};
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::plan::{Plan, Work};
 
 use crate::{
@@ -117,7 +118,7 @@ impl KymaPlacer {
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock.lock()
     }
 }
 
@@ -224,11 +225,8 @@ mod tests {
         writer.apply_watcher_event(&Event::Apply(kyma.clone().into()));
         let more = Arc::new(Mutex::new(Vec::new()));
         let additional = more.clone();
-        let plans = Plans::new(
-            plan(0),
-            Box::new(move |_| additional.lock().unwrap().clone()),
-            crate::controllers::watcher::extend,
-        );
+        let plans =
+            Plans::new(plan(0), Box::new(move |_| additional.lock().clone()), crate::controllers::watcher::extend);
         let metrics = table::Metrics::register(&mut Registry::default());
         let fleet = RuntimeTable::alone(1, table::Settings::default(), metrics);
         let placer = KymaPlacer::new(fleet.clone(), plans.clone(), store);
@@ -241,7 +239,7 @@ mod tests {
         assert_eq!(next().await, None);
 
         let watch = json!({"name": "more", "version": "v1", "resource": "things", "field": "spec", "manager": "m", "work": ["manifest"]});
-        more.lock().unwrap().push(serde_json::from_value(watch).unwrap());
+        more.lock().push(serde_json::from_value(watch).unwrap());
         placer.replan_runtime(&key);
         assert_eq!(fleet.has_plan(&key, &plans.of(&key)), Some(true));
         assert_eq!(next().await, Some(WorkSet::of(&[Work::Kyma])));

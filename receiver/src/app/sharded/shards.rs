@@ -58,11 +58,9 @@ impl Consumer for Followers {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        future::pending,
-        mem,
-        sync::{Arc, Mutex},
-    };
+    use std::{future::pending, mem, sync::Arc};
+
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::{app::changes::testing::Setup, kube::leader::FleetRole};
@@ -76,8 +74,8 @@ mod tests {
         let followers = Followers {
             handover: setup.handover.clone(),
             role: FleetRole::released(),
-            enqueue: Box::new(move |kymas| enqueued.lock().unwrap().extend_from_slice(kymas)),
-            forget: Box::new(move |kyma| forgotten.lock().unwrap().push(kyma.clone())),
+            enqueue: Box::new(move |kymas| enqueued.lock().extend_from_slice(kymas)),
+            forget: Box::new(move |kyma| forgotten.lock().push(kyma.clone())),
         };
         (followers, seen)
     }
@@ -109,7 +107,7 @@ mod tests {
         let setup = Setup::new();
         setup.synced.cancel();
         let (mut followers, [enqueued, forgotten]) = followers(&setup);
-        let taken = |kymas: &Mutex<Vec<KymaKey>>| mem::take(&mut *kymas.lock().unwrap());
+        let taken = |kymas: &Mutex<Vec<KymaKey>>| mem::take(&mut *kymas.lock());
         followers.acquire(Unit::Fleet, Instance::new(1), WriteFence::default()).await;
         for shard in [setup.mine, setup.theirs] {
             let acquired = followers.acquire(Unit::Shard(shard), Instance::new(1), WriteFence::default()).await;

@@ -163,9 +163,10 @@ pub(super) async fn write(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
 
     use http::StatusCode;
+    use parking_lot::Mutex;
     use serde_json::Value;
 
     use super::*;
@@ -229,7 +230,7 @@ mod tests {
             let content = parts.headers.get("content-type").and_then(|value| value.to_str().ok()).unwrap_or_default();
             if content.contains("apply") {
                 let body: Value = serde_json::from_slice(body).unwrap();
-                *state.lock().unwrap() = Some(body.clone());
+                *state.lock() = Some(body.clone());
                 return Some((StatusCode::OK, body.to_string()));
             }
             let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": failure.as_u16(),
@@ -238,7 +239,7 @@ mod tests {
         });
         let data = BTreeMap::from([(ACCEPTED.to_owned(), "{}".to_owned())]);
         let result = write(&client, "kcp-system", &data, Some(&BTreeSet::new())).await;
-        (result, kept.lock().unwrap().clone())
+        (result, kept.lock().clone())
     }
 
     #[tokio::test]

@@ -2,10 +2,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use kube::ResourceExt;
+use parking_lot::Mutex;
 use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate};
 
 use super::{
@@ -225,7 +226,7 @@ impl Snapshot {
     /// Desired catalog of a class, cached.
     #[must_use]
     pub fn desired(&self, class: &VisibilityClass) -> Arc<DesiredCatalog> {
-        let classes = || self.classes.lock().unwrap_or_else(PoisonError::into_inner);
+        let classes = || self.classes.lock();
         if let Some(catalog) = classes().get(class) {
             return Arc::clone(catalog);
         }

@@ -1,10 +1,8 @@
 //! Layers of the modules from their component descriptors, and the Kymas that wait for one.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::{BTreeSet, HashMap};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use tidewatch_oci::{
     component::ComponentVersion,
@@ -65,7 +63,7 @@ impl ComponentLayers {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ComponentVersion, BTreeSet<KymaKey>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use kube::ResourceExt;
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::api::Manifest;
 
 use crate::base::key::KymaKey;
@@ -129,7 +130,7 @@ impl PendingWrites {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, BTreeMap<String, Left>>> {
         // Each change is a single step: a panic of another thread leaves no partial state.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

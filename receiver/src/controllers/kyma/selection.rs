@@ -1,12 +1,10 @@
 //! Remembers the selection whose modules the status of a Kyma shows, and the version of the runtime cluster's Kyma, so that
 //! a change of a Manifest updates both statuses without reading the runtime cluster.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::HashMap;
 
 use kube::ResourceExt as _;
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::{api::Kyma, names::annotation, plan::Work};
 
 use super::{
@@ -54,7 +52,7 @@ impl Selections {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, Shown>> {
         // Each change is a single insertion or removal: a panic of another thread leaves no partial state.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -19,9 +19,10 @@ mod states;
 mod takeover;
 mod windows;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use kube::runtime::reflector::{self, Lookup, Store, store::Writer};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tidewatch_oci::digest::Digest;
@@ -118,7 +119,7 @@ impl Bed {
             clients: Box::new(move |_| Ok((client.clone(), 1))),
             access_remark: Box::new(|_| None),
             catalog: Catalog::new(catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default()),
-            layers: Box::new(move |_, found| match &*lookup.lock().unwrap() {
+            layers: Box::new(move |_, found| match &*lookup.lock() {
                 None => LayerLookup::Ready(layer_of(found)),
                 Some(unavailable) => unavailable.clone(),
             }),
@@ -157,7 +158,7 @@ impl Bed {
 
     /// Sets the availability of every component descriptor; `None` for all readable.
     fn set_layers(&self, unavailable: Option<LayerLookup>) {
-        *self.unavailable.lock().unwrap() = unavailable;
+        *self.unavailable.lock() = unavailable;
     }
 
     /// Replaces the release metas of KCP.

@@ -3,9 +3,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use tidewatch_shared::names::AGENT_OBJECT;
 
@@ -85,7 +86,7 @@ impl VerifiedCache {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, Verified>> {
         // Each change is a single insertion or removal: a panic of another thread leaves no partial state.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

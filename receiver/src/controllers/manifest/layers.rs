@@ -1,12 +1,9 @@
 //! Objects of the layers that Manifests name. Thousands of runtime clusters share about twenty layers, so each is parsed
 //! once and kept.
 
-use std::{
-    collections::VecDeque,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::VecDeque, fmt, sync::Arc};
 
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use tidewatch_oci::{
     component::DESCRIPTORS,
@@ -123,7 +120,7 @@ impl ModuleLayers {
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Parsed>> {
         // No change panics half-way.
-        self.parsed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.parsed.lock()
     }
 }
 

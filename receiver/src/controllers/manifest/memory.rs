@@ -2,10 +2,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::{api::Manifest, event::Object, random::Random};
 use tokio::time::Instant;
 
@@ -330,7 +331,7 @@ impl Memories {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // No change panics half-way.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

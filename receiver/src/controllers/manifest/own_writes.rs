@@ -3,9 +3,10 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::event::{Change, Object};
 
 use super::inventory::{ObjectKey, hash};
@@ -42,7 +43,7 @@ impl OwnWrites {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ManifestKey, BTreeMap<u64, u64>>> {
         // No change panics half-way.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

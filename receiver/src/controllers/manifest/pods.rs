@@ -2,9 +2,10 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::{base::key::KymaKey, fleet::manifests::ManifestKey};
@@ -70,7 +71,7 @@ impl PodSelections {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // No change panics half-way.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -38,12 +38,12 @@ const NEXT: &str = "sha256:22222222222222222222222222222222222222222222222222222
 struct Fixture {
     kcp: FakeApiServer,
     runtime: FakeApiServer,
-    layer: Arc<std::sync::Mutex<LayerObjects>>,
+    layer: Arc<parking_lot::Mutex<LayerObjects>>,
     ctx: Context,
     kymas: reflector::store::Writer<CachedKyma>,
     manifests: reflector::store::Writer<CachedManifest>,
     /// Names of the Manifests that a reconcile of another one enqueued.
-    woken: Arc<std::sync::Mutex<Vec<String>>>,
+    woken: Arc<parking_lot::Mutex<Vec<String>>>,
 }
 
 fn object(api_version: &str, kind: &str, name: &str) -> Value {
@@ -80,19 +80,19 @@ impl Fixture {
             manifests: manifest_store.into(),
             watchers: reflector::store().0,
         };
-        let layer = Arc::new(std::sync::Mutex::new(LayerObjects::Ready(Arc::new(objects()))));
+        let layer = Arc::new(parking_lot::Mutex::new(LayerObjects::Ready(Arc::new(objects()))));
         let (client, found) = (runtime.client(), layer.clone());
-        let woken = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let woken = Arc::new(parking_lot::Mutex::new(Vec::new()));
         let wakes = woken.clone();
         let ctx = Context {
             kcp: kcp.client(),
             stores,
             clients: Box::new(move |_| Ok((client.clone(), 1))),
             layers: Box::new(move |_, _| {
-                let found = found.lock().unwrap().clone();
+                let found = found.lock().clone();
                 async move { found }.boxed()
             }),
-            wake: Box::new(move |key| wakes.lock().unwrap().push(key.name.clone())),
+            wake: Box::new(move |key| wakes.lock().push(key.name.clone())),
             kinds: KindCache::default(),
             secrets: None,
             budgets: WriteBudgets::default(),
@@ -126,7 +126,7 @@ impl Fixture {
     }
 
     fn set_layer(&self, objects: LayerObjects) {
-        *self.layer.lock().unwrap() = objects;
+        *self.layer.lock() = objects;
     }
 
     async fn reconcile(&mut self) -> ReconcileOutcome {

@@ -3,9 +3,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 
+use parking_lot::Mutex;
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 
 use crate::base::key::KymaKey;
@@ -25,7 +26,7 @@ impl Turns {
 
     fn lock_of(&self, kyma: &KymaKey) -> Arc<Lock<()>> {
         // No change panics half-way.
-        let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locks = self.0.lock();
         if let Some(lock) = locks.get(kyma).and_then(Weak::upgrade) {
             return lock;
         }
@@ -53,6 +54,6 @@ mod tests {
         drop((first, other));
         assert!(turns.next(&of("a")).now_or_never().is_some());
         drop(turns.next(&of("c")).await);
-        assert_eq!(turns.0.lock().unwrap().len(), 1);
+        assert_eq!(turns.0.lock().len(), 1);
     }
 }

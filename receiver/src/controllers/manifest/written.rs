@@ -1,12 +1,10 @@
 //! Our writes of Manifests that the watch has not delivered yet. Without them a reconcile that follows at once would
 //! begin with an old version, and fail with a conflict.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use kube::ResourceExt as _;
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::api::Manifest;
 
 use crate::fleet::manifests::ManifestKey;
@@ -69,7 +67,7 @@ impl WrittenManifests {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ManifestKey, Written>> {
         // No change panics half-way.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

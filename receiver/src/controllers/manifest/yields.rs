@@ -3,10 +3,11 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::inventory::ObjectKey;
@@ -164,7 +165,7 @@ impl Yields {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ManifestKey, BTreeMap<FieldKey, Field>>> {
         // A panic of another thread loses a count at most.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -5,10 +5,11 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::Notify, time::Instant};
 
@@ -113,7 +114,7 @@ impl Grants {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RolloutKey, Grant>> {
         // A panic cannot leave a grant that the next round would not replace.
-        self.0.grants.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.grants.lock()
     }
 }
 

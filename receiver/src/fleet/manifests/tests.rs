@@ -107,20 +107,20 @@ async fn runtime_with_many_manifests_has_two_slots_and_takes_turns_with_others()
 fn queue_of_shard(slots: usize) -> (ManifestQueue, Arc<Mutex<Tenure>>) {
     let tenure = Arc::new(Mutex::new(Tenure::open()));
     let current = tenure.clone();
-    (queue_with(slots, Box::new(move |_| current.lock().unwrap().clone())), tenure)
+    (queue_with(slots, Box::new(move |_| current.lock().clone())), tenure)
 }
 
 #[tokio::test(start_paused = true)]
 async fn manifests_that_are_due_while_their_shard_is_drained_are_reconciled_once_it_is_acquired_again() {
     let (queue, tenure) = queue_of_shard(16);
     register(&queue, "a", 2);
-    tenure.lock().unwrap().drain();
+    tenure.lock().drain();
     queue.enqueue_kyma(&kyma("a"), Priority::User, false);
     assert!(next(&queue).is_none());
     assert_eq!(queue.0.metrics.at("in-work"), 0);
     check_empty(&queue);
 
-    *tenure.lock().unwrap() = Tenure::open();
+    *tenure.lock() = Tenure::open();
     register(&queue, "a", 2);
     queue.enqueue_kyma(&kyma("a"), Priority::User, false);
     assert_eq!(names(&all(&queue)), ["a-000", "a-001"]);
@@ -139,10 +139,10 @@ async fn slow_manifests_that_are_due_while_their_shard_is_drained_keep_no_slot_o
         queue.enqueue_kyma(&kyma(of), Priority::User, false);
     };
     make_slow("a").await;
-    tenure.lock().unwrap().drain();
+    tenure.lock().drain();
     assert!(next(&queue).is_none());
 
-    *tenure.lock().unwrap() = Tenure::open();
+    *tenure.lock() = Tenure::open();
     make_slow("b").await;
     assert_eq!(names(&all(&queue)), ["b-000"]);
 }

@@ -1,6 +1,6 @@
 //! Work that reconciles and changes in KCP enqueue.
 
-use std::{sync::PoisonError, time::Duration};
+use std::time::Duration;
 
 use tidewatch_shared::{plan::Work, random::rotate};
 use tokio::time::Instant;
@@ -73,7 +73,7 @@ impl RuntimeTable {
         // Of a replica that holds all Kymas, at most each waits for a turn.
         let all = step.saturating_mul(u32::try_from(self.directory().kymas()).unwrap_or(u32::MAX));
         // Locked before any shard, so that two changes take turns one after the other.
-        let mut pace = self.0.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pace = self.0.pace.lock();
         let now = Instant::now();
         let mut at = pace.filter(|at| *at > now).unwrap_or(now).min(now + all);
         for key in &keys {

@@ -3,11 +3,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
 };
 
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{
@@ -109,7 +110,7 @@ metric_set! {
 impl RenewalFailures {
     /// Sets the complete set of failing Kymas; touches changed series only.
     fn set(&self, failing: &BTreeSet<KymaKey>) {
-        let shown = &mut *self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = &mut *self.shown.lock();
         if shown == failing {
             return;
         }

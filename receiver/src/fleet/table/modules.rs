@@ -1,11 +1,9 @@
 //! Changes of module objects under the lock of a shard. The queue of the Manifests has a lock of its own: a task
 //! takes the reports from here, and returns their tickets once they are settled.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::VecDeque;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::{RuntimeTable, entry::Entry, state::State};
@@ -28,7 +26,7 @@ impl ReportedShards {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<ShardId>> {
-        self.shards.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards.lock()
     }
 }
 

@@ -3,8 +3,7 @@
 //! Locks are acquired in this order: `placing`, which serializes changes of the places of Kymas; the shards, ascending;
 //! one of the others, which are held for single operations.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::identity::{Instance, RuntimeId};
 use tokio::time::Instant;
 
@@ -278,19 +277,19 @@ impl RuntimeTable {
         // A shard is below the number of shards. A panic cannot leave a partial change that a later event or reconcile would
         // not repair.
         let slots = &self.0.slots;
-        slots[shard.index() % slots.len()].lock().unwrap_or_else(PoisonError::into_inner)
+        slots[shard.index() % slots.len()].lock()
     }
 
     pub(super) fn placing(&self) -> MutexGuard<'_, ()> {
-        self.0.placing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.placing.lock()
     }
 
     pub(super) fn directory(&self) -> MutexGuard<'_, Directory> {
-        self.0.directory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.directory.lock()
     }
 
     pub(super) fn agenda(&self) -> MutexGuard<'_, Agenda> {
-        self.0.agenda.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.agenda.lock()
     }
 }
 

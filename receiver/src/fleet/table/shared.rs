@@ -4,11 +4,12 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::plan::Plan;
 
 use super::{HeartbeatInterval, Settings, stamps::Stamps};
@@ -59,7 +60,7 @@ impl Shared {
 
     pub(super) fn outbox(&self) -> MutexGuard<'_, Outbox<Snapshot>> {
         // A panic cannot leave a partial change that a later event or delivery would not repair.
-        self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
+        self.outbox.lock()
     }
 
     /// The outbox, unless it has never had anything to do: most fleets have no other managers.
@@ -72,7 +73,7 @@ impl Shared {
 
     /// Index of a plan.
     pub(super) fn planned(&self, plan: Arc<Plan>) -> Arc<PlanIndex> {
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut plans = self.plans.lock();
         let known = plans.get(plan.revision()).and_then(Weak::upgrade);
         if let Some(planned) = known.filter(|it| Arc::ptr_eq(&it.plan, &plan) || it.plan == plan) {
             return planned;

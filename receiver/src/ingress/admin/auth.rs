@@ -1,11 +1,7 @@
 //! Token authentication and authorization in KCP, as the API server's delegated authentication does it: a TokenReview,
 //! then a SubjectAccessReview of a `nonResourceURL`. Results are cached for a short time.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use http::HeaderMap;
@@ -14,6 +10,7 @@ use k8s_openapi::api::{
     authorization::v1::{NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
 };
 use kube::{Api, Client, api::PostParams};
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::error_levels;
 use tokio::{
     sync::Semaphore,
@@ -115,7 +112,7 @@ impl TokenReviewer {
     }
 
     fn lock(&self) -> MutexGuard<'_, Cache> {
-        self.0.cache.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.cache.lock()
     }
 
     async fn review(&self, token: &str, permission: Permission) -> kube::Result<Authorization> {

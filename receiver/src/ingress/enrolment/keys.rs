@@ -4,14 +4,11 @@
 //! id triggers a fetch, because keys are rotated, but for each runtime at most once a minute, regardless of the number
 //! of clients.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use http_body_util::{BodyExt as _, Limited};
 use kube::{Client, client::Body};
+use parking_lot::Mutex;
 use thiserror::Error;
 use tidewatch_shared::error_levels;
 use tokio::time::Instant;
@@ -104,14 +101,14 @@ impl KeyCache {
         token: &Token<'_>,
     ) -> Option<Result<(), TokenError>> {
         let (_, revision) = runtimes.client(kyma).ok()?;
-        let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.0.lock();
         let keys = entries.get(kyma).filter(|entry| entry.revision == revision)?.keys();
         drop(entries);
         keys.has(&token.kid).then(|| keys.verify(token))
     }
 
     fn entry(&self, kyma: &KymaKey, revision: u64) -> Arc<Entry> {
-        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.0.lock();
         if let Some(entry) = entries.get(kyma).filter(|entry| entry.revision == revision) {
             return entry.clone();
         }
@@ -149,7 +146,7 @@ impl KeyCache {
             Ok(keys) => {
                 *fetch_state = FetchState { next: Some((Instant::now() + MIN_REFETCH_INTERVAL, true)), failures: 0 };
                 let keys = Arc::new(keys);
-                *entry.keys.lock().unwrap_or_else(PoisonError::into_inner) = keys.clone();
+                *entry.keys.lock() = keys.clone();
                 Ok(keys)
             }
             Err(error) => {
@@ -167,7 +164,7 @@ impl KeyCache {
 
 impl Entry {
     fn keys(&self) -> Arc<KeySet> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.keys.lock().clone()
     }
 }
 

@@ -1,12 +1,8 @@
 //! Rate limiter per key: a sustained rate, and a burst after a pause.
 
-use std::{
-    collections::HashMap,
-    hash::Hash,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, hash::Hash, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Rate limiter (GCRA) with bounded memory. Keys beyond the capacity are not limited, because a full table must not
@@ -29,7 +25,7 @@ impl<K: Eq + Hash> RateLimiter<K> {
 
     /// Counts one event, or returns the time to wait.
     pub(super) fn take(&self, key: K, now: Instant) -> Result<(), Duration> {
-        let mut paid_until = self.paid_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut paid_until = self.paid_until.lock();
         if paid_until.len() >= self.capacity {
             paid_until.retain(|_, paid_until| *paid_until > now);
         }
@@ -66,7 +62,7 @@ mod tests {
     fn full_table_stays_bounded_and_locks_no_key_out() {
         let (rate_limiter, now) = (RateLimiter::new(SECOND, 1, 2), Instant::now());
         assert!((0..9).all(|key| rate_limiter.take(key, now).is_ok()));
-        assert_eq!(rate_limiter.paid_until.lock().unwrap().len(), 2);
+        assert_eq!(rate_limiter.paid_until.lock().len(), 2);
         assert!(rate_limiter.take(0, now).is_err() && rate_limiter.take(8, now).is_ok());
         assert!(
             rate_limiter.take(8, now + SECOND).is_ok() && rate_limiter.take(8, now + SECOND).is_err(),

@@ -10,13 +10,14 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
+use parking_lot::Mutex;
 use tidewatch_shared::{certificate::Leaf, identity::RuntimeId};
 use tokio::sync::watch;
 
@@ -115,7 +116,7 @@ impl Revocations {
 
     /// Refuses a leaf until it expires (Unix seconds), and closes its connections.
     pub fn refuse_leaf(&self, runtime: &RuntimeId, fingerprint: String, not_after: i64, reason: LeafRefusal) {
-        let _guard = self.0.refusing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.0.refusing.lock();
         let (now, mut refused) = (Timestamp::now().as_second(), HashMap::clone(&self.0.refused.load()));
         refused.retain(|_, leaves| {
             leaves.retain(|(_, not_after)| *not_after >= now);

@@ -505,7 +505,7 @@ mod tests {
         let closed = || open.iter().filter(|slot| slot.closing.get() == Some(&"out")).count();
         close_departed(&service, &connections, Some(&id(1)));
         assert_eq!((intake.asked(), closed()), (1, 0), "it has a Kyma again");
-        intake.unknown.lock().unwrap().extend([id(1), id(2)]);
+        intake.unknown.lock().extend([id(1), id(2)]);
         close_departed(&service, &connections, Some(&id(1)));
         assert_eq!((intake.asked(), closed()), (2, 1));
         close_departed(&service, &connections, None);

@@ -4,13 +4,11 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasher, RandomState},
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tidewatch_shared::identity::RuntimeId;
 use tokio::time::Instant;
 
@@ -52,13 +50,13 @@ impl LoadShedder {
 
     /// Takes a measurement of the executor's lag.
     pub(super) fn observe(&self, lag: Duration) {
-        let mut last = self.lag.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.lag.lock();
         *last = [last[1], lag];
     }
 
     /// True if a request of this route must be refused, so that others are served in time.
     pub(super) fn sheds(&self, route: Route) -> bool {
-        let [a, b] = *self.lag.lock().unwrap_or_else(PoisonError::into_inner);
+        let [a, b] = *self.lag.lock();
         let lag = a.min(b);
         lag > self.limit && self.draw() < shed_share(lag, self.limit, route)
     }
@@ -70,7 +68,7 @@ impl LoadShedder {
             RetryAfter::Exact(wait) => Some(wait),
             RetryAfter::Jittered(wait) => Some(jittered(wait, self.draw())),
             RetryAfter::Staggered(min) => {
-                let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut slots = self.slots.lock();
                 Some(slots.wait(runtime, now, min, self.draw()))
             }
         }

@@ -4,13 +4,10 @@
 //! against the roots of the agents, and the request's signature proves possession of the key: it can withhold requests
 //! but not forge them.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderName};
+use parking_lot::Mutex;
 use rustls_pki_types::{CertificateDer, UnixTime};
 use tidewatch_shared::{
     certificate::{RuntimeCertificate, fingerprint},
@@ -57,7 +54,7 @@ impl ForwardedClients {
     pub(super) fn read(&self, headers: &HeaderMap, now: Now) -> Result<Arc<RuntimeCertificate>, Refusal> {
         let leaf = forwarded_leaf(headers).ok_or(Refusal::Proxy)?;
         let (name, verifier) = (fingerprint(&leaf), (self.verifier)());
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = self.cache.lock();
         let is_valid =
             |entry: &&VerifiedCertificate| now.instant < entry.expires && Arc::ptr_eq(&entry.verifier, &verifier);
         if let Some(entry) = cache.get(&name).filter(is_valid) {
@@ -69,7 +66,7 @@ impl ForwardedClients {
         verifier.verify_client_cert(&leaf, &intermediates, time).map_err(|_| Refusal::Certificate)?;
         let certificate = RuntimeCertificate::read(&leaf, &self.domain).map_err(|_| Refusal::Identity)?;
         let certificate = Arc::new(certificate);
-        cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache = self.cache.lock();
         if cache.len() >= CACHE_CAPACITY {
             cache.clear();
         }

@@ -2,13 +2,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::{certificate::Leaf, identity::RuntimeId, signature::VerifiedSignature};
 use tokio::time::Instant;
 
@@ -208,7 +206,7 @@ impl RequestLimiter {
 
     /// Ignores poison: every change of the table is a single step, so it is always consistent.
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

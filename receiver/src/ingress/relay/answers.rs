@@ -119,7 +119,7 @@ impl AsRef<[u8]> for PlacedPayload {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
 
     use futures::FutureExt as _;
     use tokio::sync::Notify;
@@ -144,7 +144,7 @@ mod tests {
         };
         responders.set(Topic::Report, Arc::new(respond));
         let known = served.clone();
-        let served_shards = Arc::new(move || known.lock().unwrap().clone());
+        let served_shards = Arc::new(move || known.lock().clone());
         (Answers::new(responders, served_shards, Arc::new(|_| false)), served, release)
     }
 
@@ -155,11 +155,11 @@ mod tests {
         let at = |numbers: &[(usize, u64)]| -> Vec<_> {
             numbers.iter().map(|(shard, instance)| (shards[*shard], Instance::new(*instance))).collect()
         };
-        *served.lock().unwrap() = at(&[(0, 1), (1, 1), (2, 1)]);
+        *served.lock() = at(&[(0, 1), (1, 1), (2, 1)]);
         let mut answer = Box::pin(answers.answer(Topic::Report, Bytes::from_static(b"q")));
         assert!(answer.as_mut().now_or_never().is_none());
         // 0 is lost, 1 is lost and acquired again, and 3 is acquired.
-        *served.lock().unwrap() = at(&[(1, 2), (2, 1), (3, 1)]);
+        *served.lock() = at(&[(1, 2), (2, 1), (3, 1)]);
         release.notify_one();
         let answer = answer.now_or_never().unwrap().unwrap();
         assert_eq!((answer.shards, &*answer.payload), (at(&[(2, 1)]), &b"q"[..]));

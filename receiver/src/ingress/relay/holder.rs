@@ -4,13 +4,14 @@ use std::{
     collections::HashMap,
     hash::{BuildHasher as _, RandomState},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
 use bytes::Bytes;
 use http::{Request, Response};
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::gauge::Gauge;
 use tidewatch_shared::identity::RuntimeId;
 
@@ -53,7 +54,7 @@ impl HolderPool {
     }
 
     fn lock(&self) -> MutexGuard<'_, [InFlight; RelayedPort::COUNT]> {
-        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+        self.in_flight.lock()
     }
 
     /// Acquires a place for a request of a runtime, if both have one left.

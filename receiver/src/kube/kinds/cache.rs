@@ -2,8 +2,10 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Kinds, ServedKind};
 use crate::base::key::KymaKey;
@@ -103,7 +105,7 @@ impl KindCache {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // No change panics half-way.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -4,10 +4,11 @@
 use std::{
     collections::HashMap,
     hash::{DefaultHasher, Hash, Hasher as _},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
@@ -141,7 +142,7 @@ impl WriteBudgets {
 
     fn lock(&self) -> MutexGuard<'_, Entries> {
         // Each change is a single assignment: a panic of another thread leaves no partial state.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 }
 

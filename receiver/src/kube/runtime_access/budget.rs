@@ -8,12 +8,13 @@ use std::{
     cell::RefCell,
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll, ready},
 };
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, futures::OwnedNotified};
 
 /// Sizes of the budget, in bytes.
@@ -52,7 +53,7 @@ impl MemoryBudget {
     /// Used bytes beyond the guaranteed parts.
     #[cfg(test)]
     pub(super) fn used(&self) -> u64 {
-        *self.0.used.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.used.lock()
     }
 
     /// Opens the account of one runtime.
@@ -75,12 +76,12 @@ impl AccountState {
     /// Adds to the used bytes, unless that exceeds the share of this runtime or the budget of all.
     fn try_take(&self, more: u64) -> bool {
         let limits = &self.common.limits;
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = self.used.lock();
         let sum = used.saturating_add(more);
         if sum > limits.share {
             return false;
         }
-        let mut common = self.common.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut common = self.common.used.lock();
         let excess = sum.saturating_sub(limits.guaranteed) - used.saturating_sub(limits.guaranteed);
         if excess > 0 && common.saturating_add(excess) > limits.common {
             return false;
@@ -92,9 +93,9 @@ impl AccountState {
 
     fn give_back(&self, bytes: u64) {
         let guaranteed = self.common.limits.guaranteed;
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = self.used.lock();
         let rest = used.saturating_sub(bytes);
-        let mut common = self.common.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut common = self.common.used.lock();
         *common = common.saturating_sub(used.saturating_sub(guaranteed) - rest.saturating_sub(guaranteed));
         *used = rest;
         drop((used, common));
@@ -242,7 +243,7 @@ mod tests {
         drop(held);
         waiting.await;
         drop(growth);
-        assert_eq!(*account.0.used.lock().unwrap(), 0);
+        assert_eq!(*account.0.used.lock(), 0);
     }
 
     #[tokio::test]
@@ -253,7 +254,7 @@ mod tests {
             let reservation = reserve(&account, bytes).unwrap();
             async move { keep(&reservation) }
         };
-        let used = || *account.0.used.lock().unwrap();
+        let used = || *account.0.used.lock();
         retain(async {
             read(5).await;
             assert_eq!(used(), 5);

@@ -251,14 +251,12 @@ impl<'de, K: Deserialize<'de>> Deserialize<'de> for Items<K> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        convert::Infallible,
-        sync::{Arc, Mutex},
-    };
+    use std::{convert::Infallible, sync::Arc};
 
     use http::Response;
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{Client, core::PartialObjectMeta};
+    use parking_lot::Mutex;
     use serde_json::{Value, json};
     use tower::service_fn;
 
@@ -273,7 +271,7 @@ mod tests {
         let service = service_fn(move |request: http::Request<Body>| {
             let query = request.uri().query().unwrap_or_default().to_owned();
             let (code, body) = answer(&query);
-            log.lock().unwrap().push(query);
+            log.lock().push(query);
             let response = Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap();
             async move { Ok::<_, Infallible>(response) }
         });
@@ -292,7 +290,7 @@ mod tests {
         let all = list_all(&api, &ListParams::default().labels("a=b"), &ListLimits::default()).await.unwrap();
         let names: Vec<_> = all.iter().filter_map(|map| map.metadata.name.as_deref()).collect();
         assert_eq!(names, ["n0", "n1", "n2"]);
-        let queries = queries.lock().unwrap();
+        let queries = queries.lock();
         assert_eq!(queries.len(), 2);
         assert!(
             queries.iter().all(|query| query.contains("limit=100") && query.contains("labelSelector=a%3Db")),
@@ -327,7 +325,7 @@ mod tests {
         let log = accepted.clone();
         let service = service_fn(move |request: http::Request<Body>| {
             let accept = request.headers()[http::header::ACCEPT].to_str().unwrap().to_owned();
-            log.lock().unwrap().push((accept, request.uri().query().unwrap_or_default().contains("limit=500")));
+            log.lock().push((accept, request.uri().query().unwrap_or_default().contains("limit=500")));
             let body = Body::from(list(0..3, "").to_string().into_bytes());
             async move { Ok::<_, Infallible>(Response::new(body)) }
         });
@@ -335,7 +333,7 @@ mod tests {
         let limits = ListLimits { page: 500, ..ListLimits::default() };
         let all = list_all(&api, &ListParams::default(), &limits).await.unwrap();
         assert_eq!(all[2].metadata.name.as_deref(), Some("n2"));
-        let accepted = accepted.lock().unwrap();
+        let accepted = accepted.lock();
         assert!(
             matches!(&accepted[..], [(accept, true)] if accept.contains("as=PartialObjectMetadataList")),
             "{accepted:?}"
@@ -349,13 +347,13 @@ mod tests {
         let service = service_fn(move |request: http::Request<Body>| {
             let query = request.uri().query().unwrap_or_default().to_owned();
             let fits = !query.contains("limit=100");
-            log.lock().unwrap().push(query);
+            log.lock().push(query);
             let body = Body::from(list(0..3, "").to_string().into_bytes());
             async move { if fits { Ok(Response::new(body)) } else { Err(LimitError::TooLarge(16)) } }
         });
         let api: Api<ConfigMap> = Api::namespaced(Client::new(service, "default"), "a");
         assert_eq!(list_all(&api, &ListParams::default(), &ListLimits::default()).await.unwrap().len(), 3);
-        let queries = queries.lock().unwrap();
+        let queries = queries.lock();
         let limits: Vec<_> =
             queries.iter().flat_map(|query| query.split('&')).filter(|pair| pair.starts_with("limit=")).collect();
         assert_eq!(limits, ["limit=100", "limit=10"]);
@@ -365,7 +363,7 @@ mod tests {
     async fn list_restarts_after_an_expired_token() {
         let tries = Mutex::new(0);
         let (api, queries) = server(move |query| {
-            let mut tries = tries.lock().unwrap();
+            let mut tries = tries.lock();
             *tries += 1;
             match (*tries, query.contains("continue=")) {
                 (1 | 3, false) => (200, list(0..2, "t")),
@@ -377,7 +375,7 @@ mod tests {
         let all = list_all(&api, &ListParams::default(), &ListLimits::default()).await.unwrap();
         let names: Vec<_> = all.iter().filter_map(|map| map.metadata.name.as_deref()).collect();
         assert_eq!(names, ["n0", "n1", "n2"], "each once");
-        assert_eq!(queries.lock().unwrap().len(), 4);
+        assert_eq!(queries.lock().len(), 4);
     }
 
     #[tokio::test]
@@ -389,7 +387,7 @@ mod tests {
         });
         let error = list_all(&api, &ListParams::default(), &ListLimits { pages: 5, ..ListLimits::default() }).await;
         assert!(matches!(error, Err(ListError::Pages(5))));
-        assert_eq!(queries.lock().unwrap().iter().filter(|query| query.contains("continue")).count(), 2);
+        assert_eq!(queries.lock().iter().filter(|query| query.contains("continue")).count(), 2);
         // The body has another code than the head.
         let (api, _) = server(|_| (500, json!({"code": 404, "reason": "NotFound"})));
         let error = list_all(&api, &ListParams::default(), &ListLimits::default()).await.unwrap_err();

@@ -3,7 +3,7 @@
 mod memory;
 pub(super) mod test_bed;
 
-use std::{sync::Mutex, time::Duration};
+use std::time::Duration;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
@@ -11,6 +11,7 @@ use futures::{StreamExt, stream};
 use http::{HeaderMap, Version, header};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
+use parking_lot::Mutex;
 use serde_json::json;
 use tidewatch_shared::metrics::ReasonLabel;
 
@@ -49,7 +50,7 @@ async fn recording(client: Option<&Party>, protocols: &[&[u8]]) -> (ApiServer, S
     let seen: Seen = Arc::default();
     let log = seen.clone();
     let server = ApiServer::start(client, protocols, move |request| {
-        log.lock().unwrap().push((request.headers().clone(), request.version(), request.uri().path().to_owned()));
+        log.lock().push((request.headers().clone(), request.version(), request.uri().path().to_owned()));
         text(200, MAP)
     });
     (server.await, seen)
@@ -76,7 +77,7 @@ async fn token_is_sent_over_http2_and_http1() {
         let (server, seen) = recording(None, protocols).await;
         let map = get(server.client(local())).await.unwrap();
         assert_eq!(map.metadata.name.as_deref(), Some("a"));
-        let seen = seen.lock().unwrap();
+        let seen = seen.lock();
         let (headers, used, path) = &seen[0];
         assert_eq!(headers[header::AUTHORIZATION], "Bearer sesame");
         assert!(headers[header::USER_AGENT].to_str().unwrap().starts_with("tidewatch-receiver/"));
@@ -95,7 +96,7 @@ async fn write_of_a_reconcile_needs_the_fence_of_its_shard_although_that_of_the_
     let refused = fenced(shard.clone(), maps.create(&Default::default(), &map)).await.unwrap_err();
     let kube::Error::Service(error) = refused else { panic!("{refused:?}") };
     assert!(error.is::<NotLeaderError>(), "{error}");
-    assert_eq!(seen.lock().unwrap().len(), 1, "nothing was sent");
+    assert_eq!(seen.lock().len(), 1, "nothing was sent");
     fenced(shard, maps.get("a")).await.unwrap();
     maps.create(&Default::default(), &map).await.unwrap();
 }
@@ -106,7 +107,7 @@ async fn upgrade_client_uses_http1_under_the_same_rules() {
     let kubeconfig = server.kubeconfig("127.0.0.1", "token: sesame");
     get(access(local(), kubeconfig.clone()).upgrade_client(&key()).unwrap()).await.unwrap();
     {
-        let seen = seen.lock().unwrap();
+        let seen = seen.lock();
         assert_eq!(
             (&seen[0].0[header::AUTHORIZATION], seen[0].1),
             (&"Bearer sesame".parse().unwrap(), Version::HTTP_11)
@@ -128,7 +129,7 @@ async fn host_name_and_path_prefix_are_used() {
     let port = server.address.port();
     let kubeconfig = kubeconfig.replace(&format!("localhost:{port}'"), &format!("localhost:{port}/one/'"));
     get(access(local(), kubeconfig.into_bytes()).client(&key()).unwrap()).await.unwrap();
-    assert_eq!(seen.lock().unwrap()[0].2, "/one/api/v1/namespaces/default/configmaps/a");
+    assert_eq!(seen.lock()[0].2, "/one/api/v1/namespaces/default/configmaps/a");
 }
 
 #[tokio::test]
@@ -142,7 +143,7 @@ async fn client_certificate_is_presented_and_its_lack_is_an_auth_error() {
     );
     let by_certificate = access(local(), server.kubeconfig("127.0.0.1", &user));
     get(by_certificate.client(&key()).unwrap()).await.unwrap();
-    assert!(!seen.lock().unwrap()[0].0.contains_key(header::AUTHORIZATION));
+    assert!(!seen.lock()[0].0.contains_key(header::AUTHORIZATION));
 
     let error = get(server.client(local())).await.unwrap_err();
     assert_eq!(classify(&error), ErrorClass::Auth, "{error:?}");
@@ -167,7 +168,7 @@ async fn certificate_and_token_are_sent_together() {
         runtime_user.key_data()
     );
     get(access(local(), server.kubeconfig("127.0.0.1", &user)).client(&key()).unwrap()).await.unwrap();
-    assert_eq!(seen.lock().unwrap()[0].0[header::AUTHORIZATION], "Bearer sesame");
+    assert_eq!(seen.lock()[0].0[header::AUTHORIZATION], "Bearer sesame");
 }
 
 #[tokio::test]
@@ -191,7 +192,7 @@ async fn kubeconfig_without_roots_trusts_those_of_the_system_alone() {
     assert_eq!(classify(&error), ErrorClass::Auth, "{error:?}");
     let none = access(local(), kubeconfig).client(&key()).err();
     assert_eq!(none, Some(RuntimeAccessError::from(KubeconfigError::NoPublicRoots).into()));
-    assert_eq!(seen.lock().unwrap().len(), 1);
+    assert_eq!(seen.lock().len(), 1);
 }
 
 #[tokio::test]
@@ -201,7 +202,7 @@ async fn server_of_another_ca_is_not_trusted() {
     let foreign = kubeconfig.replace(&server.party.certificate_data(), &Party::new("runtime").certificate_data());
     let error = get(access(local(), foreign.into_bytes()).client(&key()).unwrap()).await.unwrap_err();
     assert_eq!(classify(&error), ErrorClass::Auth, "{error:?}");
-    assert!(seen.lock().unwrap().is_empty());
+    assert!(seen.lock().is_empty());
 }
 
 #[tokio::test]
@@ -221,7 +222,7 @@ async fn forbidden_addresses_are_refused_by_name_and_by_address() {
     let literal = access(Settings::default(), server.kubeconfig("127.0.0.1", "token: sesame"));
     let unusable = literal.client(&key()).err().unwrap();
     assert_eq!(unusable.to_string(), "the runtime's address 127.0.0.1 is forbidden: it is a loopback address");
-    assert!(seen.lock().unwrap().is_empty());
+    assert!(seen.lock().is_empty());
 }
 
 #[tokio::test]
@@ -314,7 +315,7 @@ async fn only_a_changed_secret_gives_a_new_client() {
     let (client, second) = access.client_and_revision(&key()).unwrap();
     assert_ne!(first, second);
     get(client).await.unwrap();
-    assert_eq!(seen.lock().unwrap()[0].0[header::AUTHORIZATION], "Bearer new");
+    assert_eq!(seen.lock()[0].0[header::AUTHORIZATION], "Bearer new");
 
     let other = named_secret("other", "9", old.clone());
     assert!(access.set_secrets(&key(), vec![other.clone(), secret("3", old.clone())]));

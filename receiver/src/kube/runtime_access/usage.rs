@@ -1,7 +1,8 @@
 //! Use of a client of a runtime.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::{sync::Semaphore, time::Instant};
 
 /// Time of the last request to a runtime, and the permits of its pending requests.
@@ -18,12 +19,12 @@ impl Usage {
 
     /// Records a use now.
     pub(super) fn touch(&self) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.last.lock() = Instant::now();
     }
 
     /// Time of the last use; `None` while a request is pending.
     pub(super) fn idle_since(&self) -> Option<Instant> {
-        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *self.last.lock();
         (self.permits.available_permits() == self.concurrent).then_some(last)
     }
 }

@@ -2,9 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
+use parking_lot::Mutex;
 use tidewatch_shared::identity::Instance;
 use tokio::{
     sync::{Notify, watch},
@@ -72,7 +73,7 @@ impl Stopped {
     }
 
     pub(super) fn take(&self) -> BTreeSet<(Unit, Instance)> {
-        std::mem::take(&mut *self.shards.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.shards.lock())
     }
 }
 
@@ -107,7 +108,7 @@ impl ShardChanges {
     /// Acknowledges a hand-over: all work of the shard has ended, and each request of its reconciles is answered or was
     /// never sent.
     pub fn stopped(&self, unit: Unit, instance: Instance) {
-        self.stopped.shards.lock().unwrap_or_else(PoisonError::into_inner).insert((unit, instance));
+        self.stopped.shards.lock().insert((unit, instance));
         self.stopped.changed.notify_one();
     }
 

@@ -145,8 +145,9 @@ impl<C: Consumer> Follower<C> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex, MutexGuard};
+    use std::sync::Arc;
 
+    use parking_lot::{Mutex, MutexGuard};
     use tokio::{
         sync::{oneshot, watch},
         time::Instant,
@@ -179,7 +180,7 @@ mod tests {
 
     impl Fake {
         fn recorded(&self) -> MutexGuard<'_, Recorded> {
-            self.0.lock().unwrap()
+            self.0.lock()
         }
 
         fn record(&self, call: String) {

@@ -6,10 +6,12 @@
 use std::{
     collections::BTreeMap,
     io,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
     thread,
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 use super::{Metrics, Unit};
 use crate::kube::leader::WriteFence;
@@ -69,7 +71,7 @@ fn close_ended(fences: &Fences, metrics: &Metrics) {
 }
 
 fn update(fences: &Fences, metrics: &Metrics, change: impl FnOnce(&mut BTreeMap<Unit, WriteFence>)) {
-    let mut fences = fences.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut fences = fences.lock();
     change(&mut fences);
     let has_role = fences.contains_key(&Unit::Fleet);
     metrics.held.set(i64::try_from(fences.len() - usize::from(has_role)).unwrap_or(i64::MAX));

@@ -6,7 +6,7 @@
 
 use std::{
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -16,6 +16,7 @@ use http::Request;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use kube::{Client, client};
+use parking_lot::Mutex;
 use tidewatch_shared::metrics::KindLabel;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tower::{BoxError, service_fn};
@@ -46,11 +47,11 @@ impl Freshness {
     }
 
     pub(super) fn confirm(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.0.lock() = Instant::now();
     }
 
     fn age(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(*self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        now.saturating_duration_since(*self.0.lock())
     }
 
     /// Returns a client of one cache, whose watches confirm it, and which requests a plain list for a streamed one.
@@ -257,7 +258,7 @@ mod tests {
         let (body, frames) = futures::channel::mpsc::unbounded::<std::io::Result<Frame<Bytes>>>();
         let frames = Mutex::new(Some(frames));
         let server = service_fn(move |request: Request<client::Body>| {
-            let body = match frames.lock().unwrap().take_if(|_| is_watch(request.uri())) {
+            let body = match frames.lock().take_if(|_| is_watch(request.uri())) {
                 Some(frames) => frames.boxed(),
                 None => futures::stream::pending().boxed(),
             };

@@ -127,11 +127,7 @@ fn event(r#type: &str, object: &Value) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io,
-        sync::{Arc, Mutex},
-        time::Duration,
-    };
+    use std::{io, sync::Arc, time::Duration};
 
     use futures::{StreamExt as _, future::ready, stream};
     use http::{Request, Response, StatusCode};
@@ -143,6 +139,7 @@ mod tests {
         client::Body,
         runtime::{reflector::store::Writer, watcher},
     };
+    use parking_lot::Mutex;
     use serde_json::{Value, json};
     use tidewatch_shared::metrics::Registry;
     use tokio::{
@@ -211,7 +208,7 @@ mod tests {
         let server = service_fn({
             let requests = requests.clone();
             move |request: Request<Body>| {
-                let mut requests = requests.lock().unwrap();
+                let mut requests = requests.lock();
                 let per_part =
                     if request.extensions().get::<DeadlinePerPart>().is_some() { ", deadline per part" } else { "" };
                 requests.push(request.uri().query().unwrap_or_default().to_owned() + per_part);
@@ -252,14 +249,14 @@ mod tests {
         while reported.last().is_none_or(|last| last != "listed") {
             reported.push(timeout(Duration::from_secs(600), changes.recv()).await.expect("a list").unwrap());
         }
-        let watches = || requests.lock().unwrap().iter().any(|query| query.contains("watch=true"));
+        let watches = || requests.lock().iter().any(|query| query.contains("watch=true"));
         while !watches() {
             tokio::task::yield_now().await;
         }
         watch.abort();
         let names = reported.len() - 1;
         reported[..names].sort();
-        let requests = requests.lock().unwrap().clone();
+        let requests = requests.lock().clone();
         (reported, requests, registry.encode().unwrap())
     }
 

@@ -1,11 +1,12 @@
 //! Write half of a cache, shared by its watch and by tasks that replace the stored form of objects.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use kube::runtime::{
     reflector::{Lookup, Store, store::Writer},
     watcher::Event,
 };
+use parking_lot::{Mutex, MutexGuard};
 
 /// Write half of a cache. Clones share it.
 pub(crate) struct SharedWriter<S: Lookup<DynamicType = ()> + Clone + 'static>(Arc<Mutex<State<S>>>);
@@ -40,7 +41,7 @@ impl<S: Lookup<DynamicType = ()> + Clone + 'static> SharedWriter<S> {
 
     pub(crate) fn lock(&self) -> LockedCache<'_, S> {
         // A panic leaves the cache before or after the event, and ends the process with the watch.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -63,12 +63,12 @@ fn is_watch(parts: &Parts) -> bool {
 impl FakeApiServer {
     /// Waits for changes after the request's resourceVersion.
     async fn watch(&self, parts: &Parts) -> Response {
-        let added = self.0.lock().unwrap().log.added.clone();
+        let added = self.0.lock().log.added.clone();
         loop {
             let notified = added.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
-            if let Some(response) = self.0.lock().unwrap().changes(parts) {
+            if let Some(response) = self.0.lock().changes(parts) {
                 return response;
             }
             notified.await;

@@ -1,17 +1,13 @@
 //! Authorization of requests: Basic, and tokens of the registry's token server (distribution token specification).
 
-use std::{
-    collections::HashMap,
-    fmt::Write as _,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, fmt::Write as _, time::Duration};
 
 use bytes::Bytes;
 use http::{
     HeaderValue, Request, StatusCode, Uri,
     header::{AUTHORIZATION, CONTENT_TYPE},
 };
+use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::time::Instant;
 
@@ -62,14 +58,14 @@ pub(super) struct Authorizations(Mutex<HashMap<(u64, String, Access), Authorizat
 
 impl Authorizations {
     pub(super) fn get(&self, target: &RegistryTarget, scope: Scope<'_>) -> Option<HeaderValue> {
-        let cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let cached = self.0.lock();
         let authorization = cached.get(&scope.key(target))?;
         (authorization.until > Instant::now()).then(|| authorization.header.clone())
     }
 
     pub(super) fn put(&self, target: &RegistryTarget, scope: Scope<'_>, authorization: Authorization) {
         let now = Instant::now();
-        let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = self.0.lock();
         // Those of a replaced target are of no use.
         cached.retain(|(generation, ..), kept| *generation >= target.generation() && kept.until > now);
         if cached.len() >= MAX_CACHED {
@@ -79,7 +75,7 @@ impl Authorizations {
     }
 
     pub(super) fn remove(&self, target: &RegistryTarget, scope: Scope<'_>) {
-        let mut cached = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = self.0.lock();
         cached.remove(&scope.key(target));
     }
 }

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -20,6 +20,7 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{ListParams, Patch, PatchParams, PostParams},
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tidewatch_shared::{
     api::{Kyma, crds::runtime_crds},
@@ -79,7 +80,7 @@ impl LifecycleManager {
 
     /// Waits for two more reconciles of a Kyma: at least one of them began after this call.
     pub(super) async fn reconciles_twice(&self, kyma: &str) -> Result<()> {
-        let reconciles = || self.progress.lock().unwrap().reconciles.get(kyma).copied().unwrap_or_default();
+        let reconciles = || self.progress.lock().reconciles.get(kyma).copied().unwrap_or_default();
         let before = reconciles();
         let description = format!("lifecycle-manager to act on {kyma}");
         let done = until(&description, async || Ok((reconciles() >= before + 2).then_some(())));
@@ -88,7 +89,7 @@ impl LifecycleManager {
 
     /// Errors of its reconciles.
     pub(super) fn failures(&self) -> Vec<String> {
-        self.progress.lock().unwrap().failures.clone()
+        self.progress.lock().failures.clone()
     }
 }
 
@@ -107,7 +108,7 @@ async fn run(kymas: &Api<Kyma>, runtimes: &BTreeMap<String, Client>, progress: &
                 Ok(_) => continue,
                 Err(error) => Err(error.into()),
             };
-            let mut progress = progress.lock().unwrap();
+            let mut progress = progress.lock();
             match ended {
                 Ok(()) => *progress.reconciles.entry(name.clone()).or_default() += 1,
                 Err(error) => progress.failures.push(format!("{name}: {error:#}")),

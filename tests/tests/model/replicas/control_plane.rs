@@ -1,10 +1,7 @@
 //! The control plane: an API server with the Leases, and a network between it and each replica that delays, cuts and loses
 //! messages. A request that has left its replica arrives even if that one stops or dies.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use http::{Method, Request};
@@ -12,6 +9,7 @@ use http_body_util::{BodyExt as _, BodyStream, StreamBody};
 use jiff::SignedDuration;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::client::Body;
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_receiver::kube::shards::names;
 use tidewatch_tests::fake::{Answer, FakeCluster};
 use tokio::{
@@ -61,7 +59,7 @@ impl KcpLink {
     }
 
     fn network(&self) -> MutexGuard<'_, Network> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(crate) fn set(&self, state: KcpNetwork) {
@@ -191,7 +189,7 @@ impl ControlPlane {
 
     /// Serves for ever.
     pub(crate) async fn run(self) -> turmoil::Result {
-        let mut arriving = self.0.arriving.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap();
+        let mut arriving = self.0.arriving.lock().take().unwrap();
         while let Some(Sent { link, request, response }) = arriving.recv().await {
             let cluster = self.0.cluster.clone();
             tokio::spawn(async move {

@@ -3,9 +3,11 @@
 
 use std::{
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, Waker, ready},
 };
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Gate of one host. Clones share it.
 #[derive(Clone, Default)]
@@ -19,7 +21,7 @@ struct State {
 
 impl Gate {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Stops the host.

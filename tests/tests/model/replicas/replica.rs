@@ -4,13 +4,14 @@
 use std::{
     collections::BTreeSet,
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
 use futures::{FutureExt as _, future::BoxFuture};
 use http::Method;
+use parking_lot::Mutex;
 use tidewatch_receiver::{
     app::ShardHolders,
     base::{error_class::ErrorClass, key::KymaKey, peers::Responders},
@@ -211,7 +212,7 @@ impl Consumer for ReplicaWork {
 
     fn release(&mut self, unit: Unit) {
         if let Unit::Shard(shard) = unit {
-            let mut warm = self.warm.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut warm = self.warm.lock();
             for kyma in self.table.release(shard) {
                 warm.remove(&kyma);
             }
@@ -240,14 +241,14 @@ impl Worker {
             // A job that is dropped without an outcome counts as failed.
             let Some(outcome) = outcome else { continue };
             if outcome.ended.contains(Work::Catalog) && job.fence().is_open() {
-                self.warm.lock().unwrap_or_else(PoisonError::into_inner).insert(job.key.clone());
+                self.warm.lock().insert(job.key.clone());
             }
             self.table.done(job, outcome);
         }
     }
 
     async fn reconcile(&mut self, job: &Job) -> Option<ReconcileOutcome> {
-        let is_cold = !self.warm.lock().unwrap_or_else(PoisonError::into_inner).contains(&job.key);
+        let is_cold = !self.warm.lock().contains(&job.key);
         let input = self.shared.read_runtime(job, is_cold);
         sleep(self.rng.millis(500)).await;
         let works = job.queued.work;

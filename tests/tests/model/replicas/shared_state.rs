@@ -4,13 +4,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use futures::FutureExt as _;
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_agent::{
     core::Core,
     identity::{Credentials, KeyMaterial},
@@ -255,7 +256,7 @@ impl SharedState {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {
@@ -470,7 +471,7 @@ impl SharedState {
 
     /// Applies the writes, each after its latency, even if its replica has stopped or died meanwhile.
     pub(crate) async fn run_writes(self) -> turmoil::Result {
-        let mut arriving = self.0.arriving.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap();
+        let mut arriving = self.0.arriving.lock().take().unwrap();
         while let Some(write) = arriving.recv().await {
             let shared = self.clone();
             tokio::spawn(async move {

@@ -2,10 +2,11 @@
 //! receivers.
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_agent::{
     identity::{Credentials, KeyMaterial},
     telemetry::Metrics as AgentMetrics,
@@ -98,7 +99,7 @@ impl SharedState {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 
     pub(crate) fn identities(&self) -> &Identities {

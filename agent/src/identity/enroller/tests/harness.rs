@@ -5,7 +5,7 @@ use std::{
     convert::Infallible,
     net::SocketAddr,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicI64, Ordering},
     },
 };
@@ -20,6 +20,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
 };
+use parking_lot::Mutex;
 use rustls::ServerConfig;
 use serde_json::{Value, json};
 use tidewatch_shared::{
@@ -98,7 +99,7 @@ impl Receiver {
         let instance = Instance::new(1).to_string();
         match observed.path.as_str() {
             CERTIFICATES_PATH => {
-                let reply = self.replies.lock().unwrap().pop_front();
+                let reply = self.replies.lock().pop_front();
                 reply.map_or_else(|| self.issue(observed), |reply| reply(self, observed))
             }
             HEARTBEAT_PATH => (
@@ -188,7 +189,7 @@ impl Store {
 
     /// Writes the Secret, as another client.
     pub(crate) fn put(&self, chain: &[u8], key: &[u8]) {
-        let mut secret = self.secret.lock().unwrap();
+        let mut secret = self.secret.lock();
         let version = secret.as_ref().map_or(1, |(version, ..)| version + 1);
         *secret = Some((version, chain.to_vec(), key.to_vec()));
         let (version, chain, key) = (version.to_string(), chain.to_vec(), key.to_vec());
@@ -197,20 +198,20 @@ impl Store {
 
     /// Deletes the Secret, as another client.
     pub(crate) fn delete(&self) {
-        *self.secret.lock().unwrap() = None;
+        *self.secret.lock() = None;
         self.publish.send_replace(Stored::Missing);
     }
 
     pub(crate) fn content(&self) -> (Vec<u8>, Vec<u8>) {
-        self.secret.lock().unwrap().clone().map(|(_, chain, key)| (chain, key)).unwrap_or_default()
+        self.secret.lock().clone().map(|(_, chain, key)| (chain, key)).unwrap_or_default()
     }
 
     fn patch(&self, path: &str, patch: &Value) -> u16 {
         assert!(path.starts_with(&format!("/api/v1/namespaces/ns/secrets/{IDENTITY_SECRET}?")), "{path}");
-        if let Some(status) = self.refuse.lock().unwrap().pop_front() {
+        if let Some(status) = self.refuse.lock().pop_front() {
             return status;
         }
-        let version = self.secret.lock().unwrap().as_ref().map(|(version, ..)| version.to_string());
+        let version = self.secret.lock().as_ref().map(|(version, ..)| version.to_string());
         let decode = |key: &str| STANDARD.decode(patch["data"][key].as_str().unwrap()).unwrap();
         match version {
             None => 404,

@@ -1,7 +1,7 @@
 //! Fetches the bodies of objects from KCP, by lists that select the objects of some Kymas, and by name where no label selects
 //! them. The API server answers from its watch cache, and sends only the selected objects.
 
-use std::{collections::BTreeSet, fmt::Debug, sync::PoisonError, time::Duration};
+use std::{collections::BTreeSet, fmt::Debug, time::Duration};
 
 use futures::{StreamExt as _, stream};
 use kube::{
@@ -74,7 +74,7 @@ impl<C: ObjectCache> Bodies<C> {
                     if missing.values().any(|objects| objects.contains(&key)) {
                         let kind = C::KIND.kind;
                         tracing::warn!(kind, object = %key, error = %invalid.error, "Invalid object has no body in the cache");
-                        self.0.invalid.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+                        self.0.invalid.lock().insert(key);
                     }
                 }
             }

@@ -1,13 +1,10 @@
 //! Cache of the Kymas, whose reduced forms share the parts that many have in common. A Kyma is in the shard that its own label
 //! or uid determines, and its watch event chooses its form: one that comes into another shard gets the form that is due there.
 
-use std::{
-    collections::BTreeSet,
-    future,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeSet, future, sync::Arc};
 
 use kube::runtime::reflector::{ObjectRef, Store};
+use parking_lot::Mutex;
 use tidewatch_shared::{api::Kyma, metrics::KindLabel, names::label};
 
 use super::{
@@ -64,7 +61,7 @@ impl ObjectCache for KymaCache {
     fn reduce(&self, whole: &CachedKyma) -> Option<CachedKyma> {
         let kyma = whole.whole()?;
         // No change panics half-way.
-        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut parts = self.parts.lock();
         let reduced = parts.reduce(kyma, ObjectFingerprint::rest_of(kyma.as_ref()));
         Some(CachedKyma::Reduced(Arc::new(reduced)))
     }

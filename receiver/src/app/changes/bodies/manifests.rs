@@ -1,7 +1,8 @@
 //! Cache of the Manifests, whose whole and reduced forms share the parts that many have in common.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::{api::Manifest, metrics::KindLabel};
 
 use super::{CachedObject, ObjectCache};
@@ -28,7 +29,7 @@ impl From<Manifests> for ManifestCache {
 impl ManifestCache {
     fn parts(&self) -> MutexGuard<'_, CommonParts> {
         // No change panics half-way.
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.parts.lock()
     }
 }
 

@@ -111,7 +111,7 @@ impl<C: TestKind> SetupOf<C> {
     fn start(&self, kcp: &FakeApiServer) -> (JoinHandle<&'static str>, Arc<Mutex<BTreeSet<KymaKey>>>) {
         let (fetched, bodies) = (Arc::<Mutex<BTreeSet<_>>>::default(), self.bodies.clone());
         let (seen, api) = (fetched.clone(), C::api(kcp.client()));
-        let on_fetched = move |kyma: &KymaKey| seen.lock().unwrap().extend([kyma.clone()]);
+        let on_fetched = move |kyma: &KymaKey| seen.lock().extend([kyma.clone()]);
         (tokio::spawn(bodies.run(api, on_fetched)), fetched)
     }
 
@@ -175,7 +175,7 @@ async fn acquired_shard_is_complete_once_its_bodies_are_fetched_and_loses_them_w
         assert!(setup.read(&format!("m{n}")).is_err(), "of another shard");
     }
     let kymas: BTreeSet<_> = own.iter().map(|n| key(&format!("k{n}"))).collect();
-    assert_eq!(*fetched.lock().unwrap(), kymas);
+    assert_eq!(*fetched.lock(), kymas);
     assert_eq!(kcp.calls(), ["GET manifests"], "one list of all of them");
 
     setup.bodies.release(mine);
@@ -277,7 +277,7 @@ async fn kyma_that_comes_into_a_kept_shard_gets_its_bodies() {
     assert!(!setup.is_complete(mine));
     soon(setup.bodies.are_complete(mine)).await;
     assert!(setup.read("m1").unwrap().is_some());
-    assert!(fetched.lock().unwrap().contains(&key("k1")));
+    assert!(fetched.lock().contains(&key("k1")));
     set_runtime(&mut setup, other);
     soon(async {
         while setup.read("m1").is_ok() {

@@ -3,11 +3,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::Arc,
 };
 
 use http::{Method, Request, StatusCode, request::Parts};
 use kube::{Client, client::Body};
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use tidewatch_shared::event::Change;
 use tower::service_fn;
@@ -106,7 +107,7 @@ impl FakeRuntime {
     pub(super) fn slow_client(&self, seed: u64) -> Client {
         let (client, rng) = (self.client(), Arc::new(Mutex::new(SeededRng(seed))));
         let service = service_fn(move |request: Request<Body>| {
-            let (client, turns) = (client.clone(), rng.lock().unwrap().draw(12));
+            let (client, turns) = (client.clone(), rng.lock().draw(12));
             async move {
                 for _ in 0..turns {
                     tokio::task::yield_now().await;
@@ -118,7 +119,7 @@ impl FakeRuntime {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
+        self.state.lock()
     }
 
     /// Executes one call with its fault, if any. Returns `None` if there is no response.

@@ -2,11 +2,12 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use kube::runtime::reflector::ObjectRef;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -85,7 +86,7 @@ impl Assessor {
     /// Assesses the runtimes of this replica. `current` is the state in effect, `retargeted` the next one.
     pub(super) fn assess(&self, current: &UpgradeState, retargeted: &UpgradeState, now: Instant) -> Fleet {
         // A panic of another thread cannot leave a row that the next assessment would not repair.
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.lock();
         let reports = self.fleet.path_reports();
         let known: HashSet<_> = reports.iter().map(|report| &report.kyma).collect();
         table.retain(|key| known.contains(key));

@@ -1,11 +1,9 @@
 //! Shared state between reconciles and the upgrade: the assigned images and the observed ones.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use arc_swap::ArcSwap;
+use parking_lot::{Mutex, MutexGuard};
 use tidewatch_shared::identity::RuntimeId;
 use tokio::time::Instant;
 
@@ -71,7 +69,7 @@ impl UpgradeHandle {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, ObservedImage>> {
         // Every change is a single insertion or removal, so a panic of another thread leaves the map consistent.
-        self.observed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.observed.lock()
     }
 }
 

@@ -2,16 +2,13 @@
 //! one with the fleet role asks all replicas for summaries, computes the next step, and writes it to the ConfigMap. A step
 //! takes effect in each replica when the watch returns it.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
+use parking_lot::Mutex;
 use tidewatch_shared::error_levels;
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;

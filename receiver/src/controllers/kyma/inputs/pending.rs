@@ -5,12 +5,7 @@
 //! so it changes nothing after a hand-back, or after another replica has taken over. An entry that cannot be written is
 //! dropped: the next start then reconciles that Kyma once more.
 
-use std::{
-    collections::BTreeMap,
-    ops::Bound,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, ops::Bound, sync::Arc, time::Duration};
 
 use json_patch::{
     PatchOperation::{Replace, Test},
@@ -21,6 +16,7 @@ use kube::{
     Api, Client,
     api::{Patch, PatchParams},
 };
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use tidewatch_shared::{
     api::Kyma,
@@ -202,7 +198,7 @@ impl PendingInputs {
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<KymaKey, Pending>> {
         // Each change is a single step: a panic of another thread leaves no partial state.
-        self.0.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.pending.lock()
     }
 }
 

@@ -224,7 +224,7 @@ async fn object_that_leaves_is_handed_over_to_a_module_that_has_it() {
         let map = fixture.map();
         assert_eq!(fixture.owner(), "kcp-system/alpha");
         assert_eq!(map["metadata"]["labels"][label::MANAGED_BY], "kyma", "it stays an object of a module");
-        assert_eq!(*fixture.woken.lock().unwrap(), ["alpha"]);
+        assert_eq!(*fixture.woken.lock(), ["alpha"]);
         let left = fixture.manifest();
         assert!(left.is_none() || !fixture.synced().contains(&"ConfigMap kyma-system/a".to_owned()));
     }

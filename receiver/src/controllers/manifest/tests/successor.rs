@@ -162,8 +162,8 @@ async fn removal_of_a_newer_manifest_leaves_the_module_to_the_older_one() {
         assert!(fixture.manifest().is_none());
         let deployment = fixture.runtime.object("deployments/d").unwrap();
         assert_eq!(deployment["metadata"]["annotations"][annotation::OWNED_BY], "kcp-system/successor");
-        assert!(fixture.woken.lock().unwrap().iter().all(|woken| woken == "successor"));
-        assert!(!fixture.woken.lock().unwrap().is_empty());
+        assert!(fixture.woken.lock().iter().all(|woken| woken == "successor"));
+        assert!(!fixture.woken.lock().is_empty());
     }
 }
 

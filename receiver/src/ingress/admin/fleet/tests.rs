@@ -1,8 +1,7 @@
-use std::sync::Mutex;
-
 use futures::future::BoxFuture;
 use http::{Method, Request, header};
 use http_body_util::{BodyExt as _, Full};
+use parking_lot::Mutex;
 use serde_json::json;
 use tidewatch_shared::plan::Plan;
 use tokio::sync::{mpsc, watch};
@@ -28,10 +27,10 @@ struct FakePeers {
 impl Peers for FakePeers {
     fn ask_all(&self, topic: Topic, question: Bytes) -> BoxFuture<'_, Result<Vec<Bytes>, AskError>> {
         Box::pin(async move {
-            if *self.is_incomplete.lock().unwrap() {
+            if *self.is_incomplete.lock() {
                 return Err(AskError::Incomplete);
             }
-            let replicas = self.replicas.lock().unwrap().clone();
+            let replicas = self.replicas.lock().clone();
             let mut answers = Vec::new();
             for replica in replicas {
                 answers.push(replica.answer(topic, question.clone()).await?);
@@ -41,8 +40,8 @@ impl Peers for FakePeers {
     }
 
     fn ask_fleet_holder(&self, topic: Topic, question: Bytes) -> BoxFuture<'_, Result<Bytes, AskError>> {
-        let holder = self.fleet_holder.lock().unwrap().ok_or(AskError::NoFleetHolder);
-        let holder = holder.map(|holder| self.replicas.lock().unwrap()[holder].clone());
+        let holder = self.fleet_holder.lock().ok_or(AskError::NoFleetHolder);
+        let holder = holder.map(|holder| self.replicas.lock()[holder].clone());
         Box::pin(async move { holder?.answer(topic, question).await })
     }
 }
@@ -73,7 +72,7 @@ fn replica(peers: &FakePeers, instance: u64) -> Replica {
         holders: Some(holders),
     };
     handle.activate(active, &responders);
-    peers.replicas.lock().unwrap().push(responders);
+    peers.replicas.lock().push(responders);
     Replica { handle, table, role, requests, progress }
 }
 
@@ -124,14 +123,14 @@ async fn report_of_any_replica_has_the_runtimes_of_all_once() {
 async fn part_of_the_fleet_is_never_reported() {
     let (peers, one, _two) = two();
     place(&one, &["a"]);
-    *peers.is_incomplete.lock().unwrap() = true;
+    *peers.is_incomplete.lock() = true;
     let (status, body) = send(&one, Method::GET, "/fleet", "").await;
     assert_eq!(status, 503);
     assert!(body.contains("at least one shard has no replica"), "{body}");
-    *peers.is_incomplete.lock().unwrap() = false;
+    *peers.is_incomplete.lock() = false;
     let malformed: crate::base::peers::Responder =
         Arc::new(|_| std::future::ready(Ok(Bytes::from_static(b"[{}]"))).boxed());
-    peers.replicas.lock().unwrap()[1].set(Topic::Report, malformed);
+    peers.replicas.lock()[1].set(Topic::Report, malformed);
     assert_eq!(send(&one, Method::GET, "/fleet", "").await.0, 503, "an answer of another version");
 }
 
@@ -142,7 +141,7 @@ async fn progress_is_that_of_the_replica_with_the_fleet_role() {
     let (status, body) = send(&one, Method::GET, "/rotation", "").await;
     assert_eq!(status, 503);
     assert!(body.contains("no replica that runs the tasks"), "{body}");
-    *peers.fleet_holder.lock().unwrap() = Some(1);
+    *peers.fleet_holder.lock() = Some(1);
     assert_eq!(send(&one, Method::GET, "/rotation", "").await.0, 503, "it has lost the role");
     two.role.acquire(WriteFence::default());
     assert_eq!(send(&one, Method::GET, "/rotation", "").await.0, 404, "it has no CA");
@@ -158,7 +157,7 @@ async fn rotation_is_requested_of_the_replica_with_the_fleet_role() {
     let (peers, mut one, mut two) = two();
     let body = r#"{"forceAfterSeconds": 5}"#;
     assert_eq!(send(&one, Method::POST, "/rotate-ca", body).await.0, 503);
-    *peers.fleet_holder.lock().unwrap() = Some(1);
+    *peers.fleet_holder.lock() = Some(1);
     assert_eq!(send(&one, Method::POST, "/rotate-ca", body).await.0, 503, "it has lost the role");
     assert!(two.requests.try_recv().is_err());
     two.role.acquire(WriteFence::default());
@@ -179,7 +178,7 @@ async fn rotation_is_requested_of_the_replica_with_the_fleet_role() {
 #[tokio::test]
 async fn replica_with_the_fleet_role_asks_no_other() {
     let (peers, mut one, _two) = two();
-    *peers.fleet_holder.lock().unwrap() = None;
+    *peers.fleet_holder.lock() = None;
     one.role.acquire(WriteFence::default());
     one.progress.send_replace(Some(Arc::new(progress(1))));
     assert_eq!(send(&one, Method::GET, "/rotation", "").await.0, 200);

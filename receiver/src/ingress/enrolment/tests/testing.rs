@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -15,6 +15,7 @@ use aws_lc_rs::{
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::StatusCode;
 use kube::Client;
+use parking_lot::Mutex;
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 use tidewatch_shared::{
@@ -160,29 +161,29 @@ impl FakeRuntime {
     }
 
     pub(crate) fn issuer(&self) -> Arc<Issuer> {
-        self.0.lock().unwrap().issuer.clone()
+        self.0.lock().issuer.clone()
     }
 
     pub(crate) fn replace_issuer(&self, issuer: Issuer) {
-        self.0.lock().unwrap().issuer = Arc::new(issuer);
+        self.0.lock().issuer = Arc::new(issuer);
     }
 
     pub(crate) fn set_behavior(&self, behavior: Behavior) {
-        self.0.lock().unwrap().behavior = behavior;
+        self.0.lock().behavior = behavior;
     }
 
     /// Sets the status of further token reviews.
     pub(crate) fn set_review(&self, review: Value) {
-        self.0.lock().unwrap().review = review;
+        self.0.lock().review = review;
     }
 
     /// Runs `act` once, on the next token review.
     pub(crate) fn on_review(&self, act: impl FnOnce() + Send + 'static) {
-        self.0.lock().unwrap().on_review = Some(Box::new(act));
+        self.0.lock().on_review = Some(Box::new(act));
     }
 
     pub(crate) fn call_counts(&self) -> (usize, usize) {
-        self.0.lock().unwrap().call_counts
+        self.0.lock().call_counts
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -195,7 +196,7 @@ impl FakeRuntime {
 
     /// Returns status and body; status 0 means no response.
     fn answer(&self, path: &str, body: &[u8]) -> (u16, Value) {
-        let mut state = self.0.lock().unwrap();
+        let mut state = self.0.lock();
         let is_review = path == "/apis/authentication.k8s.io/v1/tokenreviews";
         if is_review {
             state.call_counts.1 += 1;
@@ -231,19 +232,19 @@ type FoundClient = Result<(Client, u64), ClientError>;
 
 impl FakeRuntimeClients {
     pub(crate) fn set(&self, kyma: &str, runtime: &FakeRuntime, revision: u64) {
-        self.0.lock().unwrap().insert(key(kyma), Ok((runtime.client(), revision)));
+        self.0.lock().insert(key(kyma), Ok((runtime.client(), revision)));
     }
 
     /// The body of the access Secret is not in the cache.
     pub(crate) fn reduce(&self, kyma: &str) {
         let missing = BodyMissingError { kind: "access Secret", key: key(kyma) };
-        self.0.lock().unwrap().insert(key(kyma), Err(missing.into()));
+        self.0.lock().insert(key(kyma), Err(missing.into()));
     }
 }
 
 impl RuntimeClients for FakeRuntimeClients {
     fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), ClientError> {
-        self.0.lock().unwrap().get(kyma).cloned().unwrap_or_else(|| Err(RuntimeAccessError::Missing.into()))
+        self.0.lock().get(kyma).cloned().unwrap_or_else(|| Err(RuntimeAccessError::Missing.into()))
     }
 }
 

@@ -88,7 +88,7 @@ async fn valid_signed_requests_reach_the_intake() {
     assert_eq!((status, &response["accepted"]), (202, &json!(1)));
     let (status, response) = read(fixture.send(&RequestSpec::heartbeat(heartbeat.as_bytes(), 2)).unwrap()).await;
     assert_eq!((status, &response["heartbeatSeconds"]), (200, &json!(30)));
-    assert_eq!(*fixture.intake.received.lock().unwrap(), [("r-1".to_owned(), 1), ("r-1".to_owned(), 0)]);
+    assert_eq!(*fixture.intake.received.lock(), [("r-1".to_owned(), 1), ("r-1".to_owned(), 0)]);
 }
 
 /// Over HTTP/2 a client can reset the stream of a request, or get a 413, and continue with the next request.

@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -14,6 +14,7 @@ use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, request::Parts};
 use http_body::Body;
 use http_body_util::Full;
+use parking_lot::Mutex;
 use rustls_pki_types::{CertificateDer, UnixTime};
 use tidewatch_shared::{certificate::Leaf, identity::TrustDomain};
 
@@ -101,7 +102,7 @@ impl ConnectedReplica {
     /// True while its certificate is valid by this verifier. A connection outlives many requests, and no root that was removed is
     /// trusted over one.
     pub(super) fn is_valid(&self, verifier: &Arc<Verifier>, now: i64) -> bool {
-        let mut last = self.verifier.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.verifier.lock();
         let is_valid =
             now <= self.not_after && (Arc::ptr_eq(&last, verifier) || is_verified(&self.chain, verifier, now));
         if is_valid {

@@ -136,8 +136,7 @@ async fn either_field_identifies_the_runtime_and_many_share_the_connection() {
     assert_eq!(malformed.0, 401, "also with a certificate that is verified already");
     let fine = behind.send_over(&mut sender, &two, 2, &[(CLIENT_CERT, plain(&two))]).await;
     assert_eq!(fine.0, 202, "the connection outlives refusals");
-    let received: Vec<_> =
-        behind.gateway.intake.received.lock().unwrap().iter().map(|(runtime, _)| runtime.clone()).collect();
+    let received: Vec<_> = behind.gateway.intake.received.lock().iter().map(|(runtime, _)| runtime.clone()).collect();
     assert_eq!(received, ["r-1", "r-2", "r-1", "r-2"]);
     drop(sender);
     behind.gateway.stop().await;

@@ -3,13 +3,14 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use http::{HeaderMap, HeaderName, Method, Request, Uri, header, request::Parts};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tidewatch_shared::{
     certificate::fingerprint,
@@ -177,12 +178,12 @@ impl Default for Departures {
 
 impl RecordingIntake {
     fn record(&self, runtime: &RuntimeId, count: usize) -> Result<(), PlacementError> {
-        self.received.lock().unwrap().push((runtime.to_string(), count));
+        self.received.lock().push((runtime.to_string(), count));
         self.unplaced.map_or(Ok(()), Err)
     }
 
     pub(in crate::ingress::gateway) fn count(&self) -> usize {
-        self.received.lock().unwrap().len()
+        self.received.lock().len()
     }
 
     /// Number of times that the gateway asked whether a runtime is unknown.
@@ -192,7 +193,7 @@ impl RecordingIntake {
 
     /// Reports that a runtime has no Kyma any more.
     pub(in crate::ingress::gateway) fn depart(&self, runtime: &RuntimeId) {
-        self.unknown.lock().unwrap().push(runtime.clone());
+        self.unknown.lock().push(runtime.clone());
         self.departures.0.send(runtime.clone()).unwrap();
     }
 
@@ -214,7 +215,7 @@ impl Intake for RecordingIntake {
 
     fn is_unknown(&self, runtime: &RuntimeId) -> bool {
         self.asked.fetch_add(1, Ordering::Relaxed);
-        self.unknown.lock().unwrap().contains(runtime)
+        self.unknown.lock().contains(runtime)
     }
 
     fn events(&self, batch: Verified<EventBatch>, _: i64) -> Result<EventsResponse, PlacementError> {

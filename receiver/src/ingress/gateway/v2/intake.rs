@@ -2,9 +2,10 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    sync::Arc,
 };
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tidewatch_shared::{
     identity::RuntimeId,
     names::{OWN_MANAGER, label},
@@ -61,7 +62,7 @@ impl V2AllowList {
     pub fn apply<'a>(&self, key: &KymaKey, kyma: impl Into<KymaFacts<'a>>) {
         let kyma = kyma.into();
         let allowed = kyma.labels().get(label::ALLOW_V2).is_some_and(|value| value == "true");
-        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.0.write();
         match kyma.runtime().filter(|_| allowed) {
             Some(runtime) => table.insert(key.clone(), runtime),
             None => table.remove(key),
@@ -70,12 +71,12 @@ impl V2AllowList {
 
     /// Removes a deleted Kyma.
     pub fn remove(&self, key: &KymaKey) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.0.write().remove(key);
     }
 
     /// Searches linearly: the table holds exceptions alone, and is needed only for runtimes that have used v3.
     fn contains(&self, runtime: &RuntimeId) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).values().any(|allowed| allowed == runtime)
+        self.0.read().values().any(|allowed| allowed == runtime)
     }
 }
 
@@ -125,7 +126,7 @@ impl ForwardLimiter {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<Target>, Vec<RuntimeId>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

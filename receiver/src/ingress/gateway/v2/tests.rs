@@ -2,18 +2,14 @@
 
 mod limits;
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use http::{HeaderMap, Method, Request, header};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, SanType, date_time_ymd,
 };
@@ -145,7 +141,7 @@ impl V2Intake for RecordingIntake {
         }
         let Event { namespace, name, group, version, kind } = event;
         let event = format!("{} {manager} {group}/{version}/{kind} {namespace}/{name}", caller.runtime);
-        self.0.lock().unwrap().push(event);
+        self.0.lock().push(event);
         Ok(())
     }
 }
@@ -225,7 +221,7 @@ async fn golden_requests_get_golden_responses() {
             assert_eq!(content_type.unwrap(), "application/problem+json", "{about}");
             assert!(!String::from_utf8_lossy(&body).contains("secret-input"), "{about}: the input is never echoed");
         }
-        assert_eq!(std::mem::take(&mut *fixture.intake.0.lock().unwrap()), Vec::from_iter(taken), "{about}");
+        assert_eq!(std::mem::take(&mut *fixture.intake.0.lock()), Vec::from_iter(taken), "{about}");
     }
     assert_eq!(fixture.metric("watcher_listener_requests_total"), all as f64);
     assert_eq!(fixture.metric("watcher_listener_request_errors_total"), refused);

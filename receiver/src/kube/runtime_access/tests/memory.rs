@@ -189,7 +189,7 @@ async fn lists_reserve_all_objects_or_one_page() {
     let probe: Arc<OnceLock<RuntimeAccess>> = Arc::default();
     let (log, used) = (seen.clone(), probe.clone());
     let server = serving(move |request| {
-        log.lock().unwrap().push(used.get().unwrap().0.memory.used());
+        log.lock().push(used.get().unwrap().0.memory.used());
         let next = if request.uri().query().unwrap().contains("continue=t") { "" } else { "t" };
         text(200, format!(r#"{{"metadata":{{"continue":"{next}"}},"items":[{}]}}"#, map(10)))
     });
@@ -200,7 +200,7 @@ async fn lists_reserve_all_objects_or_one_page() {
     let (params, limits) = (ListParams::default(), ListLimits::default());
 
     assert_eq!(list_all(&maps, &params, &limits).await.unwrap().len(), 2);
-    let used: Vec<_> = seen.lock().unwrap().drain(..).collect();
+    let used: Vec<_> = seen.lock().drain(..).collect();
     assert!(used.len() == 2 && used[0] == 0 && used[1] > 0, "{used:?}");
     let mut kept = Vec::new();
     let sizes = list_map(&maps, &params, &limits, |map| {
@@ -212,8 +212,8 @@ async fn lists_reserve_all_objects_or_one_page() {
     retain(async {
         assert_eq!(list_all(&maps, &params, &limits).await.unwrap().len(), 2);
         assert!(access.0.memory.used() > 3 * kept[0] / 2, "both pages are retained");
-        seen.lock().unwrap().truncate(2);
+        seen.lock().truncate(2);
     })
     .await;
-    assert_eq!(*seen.lock().unwrap(), [0, 0]);
+    assert_eq!(*seen.lock(), [0, 0]);
 }

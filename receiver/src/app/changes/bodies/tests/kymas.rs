@@ -89,7 +89,7 @@ async fn acquired_shard_gets_its_whole_kymas_and_others_stay_reduced() {
         assert_eq!(kyma.status.as_ref().unwrap().active_channel, None, "without unread parts");
     }
     assert!(others.iter().all(|n| setup.is_reduced(&format!("m{n}"))));
-    assert_eq!(*fetched.lock().unwrap(), own.iter().map(|n| key(&format!("m{n}"))).collect());
+    assert_eq!(*fetched.lock(), own.iter().map(|n| key(&format!("m{n}"))).collect());
     assert_eq!(kcp.calls(), ["GET kymas"], "one list by the runtime ids");
     assert!(setup.registry.encode().unwrap().contains(r#"kcp_bodies_fetched_total{kind="kymas"}"#));
 

@@ -108,7 +108,7 @@ async fn access_of_an_acquired_shard_is_complete_once_its_secrets_are_fetched_an
     assert!(own.iter().all(|n| reads(*n) == Ok(true)));
     assert!(others.iter().all(|n| reads(*n).is_err()), "of another shard");
     let kymas: BTreeSet<_> = own.iter().map(|n| key(&format!("k{n}"))).collect();
-    assert_eq!(*fetched.lock().unwrap(), kymas);
+    assert_eq!(*fetched.lock(), kymas);
     assert_eq!(kcp.calls(), ["GET secrets"], "one list of all of them");
     assert_eq!(setup.probe.refreshed(), own.len() + 6, "each once by the watch, those of the shard by the fetch");
     assert_eq!(setup.probe.changed(), 6, "a body that comes back is no change of the access");

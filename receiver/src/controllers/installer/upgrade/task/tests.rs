@@ -150,7 +150,7 @@ impl Bed {
 
     /// Starts two replicas, of which the first has the fleet role and all shards with an even number.
     async fn start_replicas(&mut self, images: [&str; 2], peers: &Arc<FakePeers>) -> [UpgradeTask; 2] {
-        peers.replicas.lock().unwrap().clear();
+        peers.replicas.lock().clear();
         let mut upgrades = Vec::new();
         for (at, image) in (0..).zip(images) {
             let replicas = Replicas::joining(peers);

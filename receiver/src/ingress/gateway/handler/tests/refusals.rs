@@ -1,10 +1,11 @@
 //! Table of refusals with status, kind and counted reason, and without any echo of input. Refusals during the
 //! handshake, and those only a proxy can cause, are in the gateway's tests over real TLS.
 
-use std::{io, sync::Mutex};
+use std::io;
 
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
+use parking_lot::Mutex;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, SanType, date_time_ymd};
 use rustls_pki_types::PrivatePkcs8KeyDer;
 use tidewatch_shared::{
@@ -322,7 +323,7 @@ struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -352,7 +353,7 @@ async fn each_refusal_has_its_status_kind_and_counter_and_echoes_no_input() {
     for case in [identities(), heads(), signatures(), bodies(), limits()].into_iter().flatten() {
         secrets.extend(case.check().await);
     }
-    let logged = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let logged = String::from_utf8(log.0.lock().clone()).unwrap();
     assert!(logged.matches("Request refused").count() > 50, "{logged}");
     for secret in secrets {
         assert!(!logged.contains(&secret), "{secret} is logged");

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     net::SocketAddr,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -16,6 +16,7 @@ use http::{HeaderMap, Request, Response, StatusCode, Version, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
 use rustls::{ClientConfig, ServerConfig};
 use tidewatch_shared::{
     identity::{Instance, RuntimeId},
@@ -90,13 +91,13 @@ struct KnownHolders {
 impl Holders for KnownHolders {
     fn holder(&self, runtime: &RuntimeId) -> Holder {
         self.asked.fetch_add(1, Ordering::Relaxed);
-        let Some(name) = self.places.lock().unwrap().get(runtime).cloned() else { return Holder::Unknown };
+        let Some(name) = self.places.lock().get(runtime).cloned() else { return Holder::Unknown };
         if name == self.own || name == "everywhere" {
             return Holder::Here;
         }
         // Each takes the other one for the holder.
         let name = if name == "other" { if self.own == "one" { "two" } else { "one" }.to_owned() } else { name };
-        let Some(address) = self.addresses.lock().unwrap().get(&name).copied() else { return Holder::Unknown };
+        let Some(address) = self.addresses.lock().get(&name).copied() else { return Holder::Unknown };
         Holder::At(Arc::new(Replica { name: name.parse().unwrap(), address }))
     }
 }
@@ -110,7 +111,7 @@ struct KnownReplicas {
 
 impl KnownReplicas {
     fn replica(&self, name: &str) -> Option<Arc<Replica>> {
-        let address = self.addresses.lock().unwrap().get(name).copied()?;
+        let address = self.addresses.lock().get(name).copied()?;
         Some(Arc::new(Replica { name: name.parse().unwrap(), address }))
     }
 }
@@ -121,12 +122,12 @@ impl Directory for KnownReplicas {
     }
 
     fn replicas(&self) -> Vec<Arc<Replica>> {
-        let names: Vec<_> = self.addresses.lock().unwrap().keys().filter(|name| **name != self.own).cloned().collect();
+        let names: Vec<_> = self.addresses.lock().keys().filter(|name| **name != self.own).cloned().collect();
         names.iter().filter_map(|name| self.replica(name)).collect()
     }
 
     fn fleet_holder(&self) -> Holder {
-        match self.fleet_holder.lock().unwrap().as_deref() {
+        match self.fleet_holder.lock().as_deref() {
             Some(name) if name == self.own => Holder::Here,
             Some(name) => self.replica(name).map_or(Holder::Unknown, Holder::At),
             None => Holder::Unknown,
@@ -162,28 +163,28 @@ impl Fleet {
 
     /// Assigns a runtime to a replica.
     pub(super) fn place(&self, runtime: &str, replica: &str) {
-        self.places.lock().unwrap().insert(runtime.parse().unwrap(), replica.to_owned());
+        self.places.lock().insert(runtime.parse().unwrap(), replica.to_owned());
     }
 
     /// Forgets the holder of a runtime.
     pub(super) fn displace(&self, runtime: &str) {
-        self.places.lock().unwrap().remove(&runtime.parse().unwrap());
+        self.places.lock().remove(&runtime.parse().unwrap());
     }
 
     /// Gives shards to a replica, beside or instead of those of others.
     pub(super) fn serve(&self, replica: &str, shards: &[u16]) {
         let shards = shards.iter().map(|shard| (ShardCount::default().shard(*shard).unwrap(), Instance::new(1)));
-        self.served.lock().unwrap().insert(replica.to_owned(), shards.collect());
+        self.served.lock().insert(replica.to_owned(), shards.collect());
     }
 
     /// Gives the role that runs the fleet-wide tasks to a replica.
     pub(super) fn appoint(&self, replica: Option<&str>) {
-        *self.fleet_holder.lock().unwrap() = replica.map(str::to_owned);
+        *self.fleet_holder.lock() = replica.map(str::to_owned);
     }
 
     /// Sets the address under which a replica is known.
     pub(super) fn announce(&self, replica: &str, address: SocketAddr) {
-        self.addresses.lock().unwrap().insert(replica.to_owned(), address);
+        self.addresses.lock().insert(replica.to_owned(), address);
     }
 
     /// An agent of a runtime that this replica holds.
@@ -295,10 +296,10 @@ impl Fleet {
         tasks.spawn(gateway.run(shutdown.clone()));
 
         let (responders, served, own) = (Responders::default(), self.served.clone(), name.to_owned());
-        let served = Arc::new(move || served.lock().unwrap().get(&own).cloned().unwrap_or_default());
+        let served = Arc::new(move || served.lock().get(&own).cloned().unwrap_or_default());
         let appointed = self.fleet_holder.clone();
         let is_fleet_holder =
-            Arc::new(move |replica: &ReplicaName| appointed.lock().unwrap().as_deref() == Some(replica.as_str()));
+            Arc::new(move |replica: &ReplicaName| appointed.lock().as_deref() == Some(replica.as_str()));
         let answers = Answers::with_deadlines(responders.clone(), served, is_fleet_holder, deadlines);
         let directory = KnownReplicas {
             own: name.to_owned(),
@@ -474,7 +475,7 @@ impl V2Intake for RecordingV2 {
     }
 
     async fn take(&self, _: &str, caller: &Caller, event: Event) -> Result<(), Refusal> {
-        self.0.lock().unwrap().push(format!("{} {}", caller.runtime, event.name));
+        self.0.lock().push(format!("{} {}", caller.runtime, event.name));
         Ok(())
     }
 }

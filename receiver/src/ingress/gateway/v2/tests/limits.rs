@@ -74,7 +74,7 @@ async fn hung_manager_delays_no_other_request() {
         assert!(ended.is_pending(), "each waits for the manager's response: {ended:?}");
         assert_eq!(fixture.send("runtime", event(manager)).await.status(), 200, "{manager}");
     }
-    assert_eq!(fixture.intake.0.lock().unwrap().len(), 2);
+    assert_eq!(fixture.intake.0.lock().len(), 2);
 }
 
 #[tokio::test]
