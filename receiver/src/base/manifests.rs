@@ -8,7 +8,7 @@ mod reduced;
 use std::{collections::BTreeSet, sync::Arc};
 
 use kube::runtime::reflector::{ObjectRef, Store};
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockWriteGuard};
 use tidewatch_shared::api::Manifest;
 use tokio::sync::Notify;
 
@@ -74,7 +74,7 @@ impl Manifests {
     #[must_use]
     pub fn find_of_kyma(&self, kyma: &KymaKey, uid: Option<&str>) -> Vec<CachedManifest> {
         let wanted = wanted(kyma, uid);
-        let found = self.read().of(&wanted);
+        let found = self.index.read().of(&wanted);
         let cached = found.into_iter().filter_map(|manifest| self.find(&manifest));
         cached.filter(|manifest| !manifest.owners().is_disjoint(&wanted)).collect()
     }
@@ -98,7 +98,7 @@ impl Manifests {
 
     /// Returns the index's clone of a key, to share its text.
     pub(crate) fn shared_key(&self, manifest: KymaKey) -> KymaKey {
-        let index = self.read();
+        let index = self.index.read();
         index.owners.get_key_value(&manifest).map(|(known, _)| known.clone()).unwrap_or(manifest)
     }
 
@@ -115,11 +115,6 @@ impl Manifests {
                 Err(BodyMissingError { kind: "Manifest", key: found.key() })
             }
         }
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, Index> {
-        // No change panics half-way.
-        self.index.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Index> {

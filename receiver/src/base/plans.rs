@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fmt, sync::Arc};
 
 use arc_swap::ArcSwap;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_shared::plan::{Plan, PlannedWatch};
 
 use super::key::KymaKey;
@@ -44,7 +44,7 @@ impl Plans {
 
     /// Replaces the base plan.
     pub fn set_base(&self, base: Plan) {
-        let mut extended = self.lock();
+        let mut extended = self.0.extended.lock();
         self.0.base.store(Arc::new(base));
         extended.clear();
     }
@@ -53,7 +53,7 @@ impl Plans {
     #[must_use]
     pub fn of(&self, key: &KymaKey) -> Arc<Plan> {
         let additional = (self.0.additional)(key);
-        let mut extended = self.lock();
+        let mut extended = self.0.extended.lock();
         let base = self.base();
         if additional.is_empty() {
             return base;
@@ -67,11 +67,6 @@ impl Plans {
         let plan = Arc::new((self.0.extend)(&base, additional.clone()));
         extended.insert(additional, plan.clone());
         plan
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Vec<PlannedWatch>, Arc<Plan>>> {
-        // No change panics half-way.
-        self.0.extended.lock()
     }
 }
 
@@ -139,7 +134,7 @@ mod tests {
         let plans = Plans::new(Plan::new("1".into(), vec![]).unwrap(), Box::new(additional), extend);
         let used = plans.of(&KymaKey::new("ns", "used"));
         (0..MAX_UNUSED * 3).for_each(|n| drop(plans.of(&KymaKey::new("ns", format!("n{n}")))));
-        assert!(plans.lock().len() <= MAX_UNUSED);
+        assert!(plans.0.extended.lock().len() <= MAX_UNUSED);
         assert!(Arc::ptr_eq(&used, &plans.of(&KymaKey::new("ns", "used"))));
     }
 }

@@ -9,7 +9,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_shared::{api::Kyma, names::label};
 use tokio::time::Instant;
 
@@ -82,7 +82,7 @@ impl Takeover {
         tracing::info!(kyma = %key, quiet_seconds = self.0.quiet.as_secs(), "Takeover of Kyma begins after a quiet period");
         let version = kyma.object_version().unwrap_or_default().to_owned();
         let takeover = PendingTakeover { version, until: now + self.0.quiet, was_managed: is_managed(kyma) };
-        self.lock().insert(key.clone(), takeover);
+        self.0.pending.lock().insert(key.clone(), takeover);
     }
 
     /// Observes a selected Kyma. Every replica records a takeover, and the one that holds the shard completes it: its
@@ -91,7 +91,7 @@ impl Takeover {
         if !is_managed(kyma) {
             return;
         }
-        let mut pending = self.lock();
+        let mut pending = self.0.pending.lock();
         if pending.get(key).is_some_and(|takeover| !takeover.was_managed) {
             pending.remove(key);
             tracing::info!(kyma = %key, "Kyma taken over by another replica");
@@ -100,18 +100,18 @@ impl Takeover {
 
     /// Records that a Kyma is deleted or no longer selected.
     pub(crate) fn deselected(&self, key: &KymaKey) {
-        self.lock().remove(key);
+        self.0.pending.lock().remove(key);
     }
 
     /// Returns true while the takeover of a Kyma is pending.
     pub(crate) fn is_pending(&self, key: &KymaKey) -> bool {
-        self.lock().contains_key(key)
+        self.0.pending.lock().contains_key(key)
     }
 
     /// Remaining quiet period of a Kyma that was just read; `None` once this receiver manages it. A write since the
     /// last call restarts the period.
     pub(crate) fn remaining_quiet_period(&self, key: &KymaKey, kyma: &Kyma, now: Instant) -> Option<Duration> {
-        let mut pending = self.lock();
+        let mut pending = self.0.pending.lock();
         let takeover = pending.get_mut(key)?;
         let version = kyma.resource_version().unwrap_or_default();
         if takeover.version != version {
@@ -124,11 +124,6 @@ impl Takeover {
         pending.remove(key);
         tracing::info!(kyma = %key, "Kyma taken over");
         None
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, PendingTakeover>> {
-        // Consistent after a panic, since every change is a single operation.
-        self.0.pending.lock()
     }
 }
 

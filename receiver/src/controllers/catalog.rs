@@ -44,7 +44,7 @@ use std::{
 use jiff::{Timestamp, civil::Date};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_shared::api::ModuleReleaseMeta;
 use tokio::time::timeout;
 
@@ -199,7 +199,7 @@ impl Catalog {
     pub(crate) fn ring_targets(
         &self,
     ) -> Vec<(RolloutKey, ChannelTarget, Result<Arc<RolloutPolicy>, InvalidPolicyError>)> {
-        let kcp = lock(&self.0.kcp);
+        let kcp = self.0.kcp.lock();
         let accepted = kcp.ledger.accepted.iter().filter(|_| kcp.lost.is_none()).flatten();
         let with_rings = accepted.filter_map(|(module, state)| Some((module, state, kcp.policies.get(module)?)));
         let targets = with_rings.flat_map(|(module, state, policy)| {
@@ -227,7 +227,7 @@ impl Catalog {
     /// Recomputes KCP's catalog after a template, a release meta or a confirmation changed.
     #[must_use]
     pub fn refresh(&self, stores: &Stores) -> CatalogUpdate {
-        let mut kcp = lock(&self.0.kcp);
+        let mut kcp = self.0.kcp.lock();
         // Cleared before the caches are read: a change from here on marks its module again.
         kcp.undecided.clear();
         let before = kcp.snapshot.take();
@@ -256,13 +256,13 @@ impl Catalog {
     /// Drops the cached inventory of a runtime because its client was replaced or its Kyma is gone. The next sync loads the inventory
     /// from the runtime.
     pub fn forget(&self, key: &KymaKey) {
-        lock(&self.0.runtimes).slots.remove(key);
+        self.0.runtimes.lock().slots.remove(key);
     }
 
     /// Current snapshot of KCP's catalog, with the desired catalog of each visibility class.
     #[must_use]
     pub fn snapshot(&self, stores: &Stores) -> Arc<Snapshot> {
-        let mut kcp = lock(&self.0.kcp);
+        let mut kcp = self.0.kcp.lock();
         match &kcp.snapshot {
             Some(snapshot) => Arc::clone(snapshot),
             None => self.read(&mut kcp, stores),
@@ -278,44 +278,44 @@ impl Catalog {
     /// Marks a module as changed. Until [`Catalog::refresh`] has decided on the change, no runtime loses the module, and the roll-out
     /// of a new channel stays undecided.
     pub(crate) fn mark_undecided(&self, module: &str) {
-        lock(&self.0.kcp).undecided.insert(module.to_owned());
+        self.0.kcp.lock().undecided.insert(module.to_owned());
     }
 
     /// Returns whether a change of the module has not been decided on yet.
     #[must_use]
     pub(crate) fn is_undecided(&self, module: &str) -> bool {
-        lock(&self.0.kcp).undecided.contains(module)
+        self.0.kcp.lock().undecided.contains(module)
     }
 
     /// Returns whether this replica waits for the decision of another one.
     #[must_use]
     pub(crate) fn awaits_decision(&self) -> bool {
-        !self.0.role.is_held() && !lock(&self.0.kcp).undecided.is_empty()
+        !self.0.role.is_held() && !self.0.kcp.lock().undecided.is_empty()
     }
 
     /// Returns whether the removal of a module waits for a decision or a confirmation. No runtime loses the module while it does.
     #[must_use]
     pub fn is_held(&self, module: &str) -> bool {
-        let kcp = lock(&self.0.kcp);
+        let kcp = self.0.kcp.lock();
         kcp.undecided.contains(module) || kcp.holds(module)
     }
 
     /// Removals that wait for a confirmation.
     #[must_use]
     pub fn held(&self) -> HeldRemovals {
-        lock(&self.0.kcp).held.clone()
+        self.0.kcp.lock().held.clone()
     }
 
     /// Hold of every removal, because the accepted state is lost.
     #[must_use]
     pub fn lost(&self) -> Option<LostReleases> {
-        lock(&self.0.kcp).lost.clone()
+        self.0.kcp.lock().lost.clone()
     }
 
     /// Accepted target of a module's channel or mandatory version.
     #[must_use]
     pub fn target(&self, module: &str, source: VersionSource<'_>) -> Option<ChannelTarget> {
-        lock(&self.0.kcp).target(module, source).cloned()
+        self.0.kcp.lock().target(module, source).cloned()
     }
 
     /// Roll-out slot in which a Kyma gets the version that a module's release meta points to in KCP's caches.
@@ -326,7 +326,7 @@ impl Catalog {
         source: VersionSource<'_>,
         version: &str,
     ) -> RolloutSlot {
-        let kcp = lock(&self.0.kcp);
+        let kcp = self.0.kcp.lock();
         let target = kcp.target(module, source);
         if kcp.lost.is_some() || target.is_none() && kcp.undecided.contains(module) {
             // The source may be new: the time since when it points there is recorded with the decision.
@@ -341,7 +341,7 @@ impl Catalog {
     /// Roll-out slot in which a Kyma with a version of a module gets the content of the version's template, if that was edited.
     /// `content` is its identifier.
     pub(crate) fn edit_slot(&self, kyma_uid: &str, module: &str, version: &str, content: &str) -> RolloutSlot {
-        let kcp = lock(&self.0.kcp);
+        let kcp = self.0.kcp.lock();
         if kcp.lost.is_some() {
             return RolloutSlot::Undecided;
         }
@@ -364,7 +364,7 @@ impl Catalog {
     /// version with its ring.
     #[must_use]
     pub fn rollout_delay(&self, kyma_uid: &str, module: &str, source: VersionSource<'_>) -> Option<Duration> {
-        if lock(&self.0.kcp).policies.contains_key(module) {
+        if self.0.kcp.lock().policies.contains_key(module) {
             return None;
         }
         // A source without an accepted target still gets a stable delay of its own.
@@ -386,7 +386,7 @@ impl Catalog {
     /// accepted state was adopted, there is a new confirmation, or the content is none that this replica wrote: the decision of another
     /// one, or what the holder of the fleet role then writes over.
     pub(crate) fn observe_releases(&self, map: Option<&ConfigMap>) -> bool {
-        let Observed { is_input, is_other } = lock(&self.0.kcp).ledger.observe(map);
+        let Observed { is_input, is_other } = self.0.kcp.lock().ledger.observe(map);
         is_input || is_other
     }
 
@@ -409,19 +409,19 @@ impl Catalog {
 
     /// Data to write to the ConfigMap of releases; `None` if it is up to date.
     fn pending_releases(&self) -> Option<BTreeMap<String, String>> {
-        let kcp = lock(&self.0.kcp);
+        let kcp = self.0.kcp.lock();
         kcp.ledger.pending(&kcp.held, kcp.lost.as_ref())
     }
 
     /// Confirmations that stay in the ConfigMap of releases; `None` if none was used.
     fn confirmations_left(&self) -> Option<BTreeSet<String>> {
-        let kcp = lock(&self.0.kcp);
+        let kcp = self.0.kcp.lock();
         (!kcp.used.is_empty()).then(|| kcp.ledger.confirmed.difference(&kcp.used).cloned().collect())
     }
 
     /// Records that the ConfigMap of releases holds this data, and that used confirmations were removed from it.
     fn releases_written(&self, data: BTreeMap<String, String>) {
-        let mut kcp = lock(&self.0.kcp);
+        let mut kcp = self.0.kcp.lock();
         kcp.ledger.mark_written(data);
         kcp.used.clear();
     }
@@ -543,7 +543,7 @@ impl Catalog {
     }
 
     fn begin(&self, key: &KymaKey) -> (u64, Option<Inventory>) {
-        let mut runtimes = lock(&self.0.runtimes);
+        let mut runtimes = self.0.runtimes.lock();
         runtimes.syncs += 1;
         let sync = runtimes.syncs;
         let before = runtimes.slots.insert(key.clone(), Slot { sync, inventory: None });
@@ -558,7 +558,7 @@ impl Catalog {
         result: Result<Synced, SyncError>,
     ) -> Result<Synced, SyncError> {
         let is_valid = matches!(&result, Ok(_) | Err(SyncError::Objects(_)));
-        let mut runtimes = lock(&self.0.runtimes);
+        let mut runtimes = self.0.runtimes.lock();
         // A slot that was forgotten or taken over by a later sync meanwhile must not receive this inventory.
         if let Some(slot) = runtimes.slots.get_mut(key).filter(|slot| slot.sync == sync && is_valid) {
             // Without it the next sync loads the inventory, and refuses it if the stored form has too many objects as well.
@@ -587,9 +587,4 @@ async fn load(runtime: &Runtime, cached: Option<Inventory>) -> Result<(Inventory
     };
     inventory.mark_foreign(stored.as_ref());
     Ok((inventory, false))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // State that a panic left inconsistent is recomputed by the next refresh or sync.
-    mutex.lock()
 }

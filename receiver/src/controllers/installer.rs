@@ -146,7 +146,6 @@ impl Installer {
     fn desired(&self, plan: &Arc<Plan>) -> Arc<DesiredObjects> {
         let (trust, pull_secret) = ((self.trust_source)(), self.pull_secret.content());
         let is_current = |cached: &&Arc<DesiredObjects>| cached.is_current(plan, &trust.agents, pull_secret.as_ref());
-        // A panic cannot leave a partial change.
         let mut cache = self.desired.lock();
         if let Some(cached) = cache.iter().find(is_current) {
             return cached.clone();

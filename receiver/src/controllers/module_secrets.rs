@@ -14,7 +14,7 @@ use kube::{
     core::PartialObjectMeta,
     runtime::{WatchStreamExt as _, watcher},
 };
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use thiserror::Error;
 use tidewatch_shared::{
@@ -118,7 +118,7 @@ impl ModuleSecrets {
     }
 
     fn remember(&self, name: &str) {
-        let mut names = self.names();
+        let mut names = self.names.lock();
         if names.len() < MAX_NAMES {
             names.insert(name.to_owned());
         }
@@ -126,13 +126,8 @@ impl ModuleSecrets {
 
     /// True for a Secret whose data a Manifest may have, or may wait for.
     fn is_relevant(&self, name: &str) -> bool {
-        let names = self.names();
+        let names = self.names.lock();
         names.len() >= MAX_NAMES || names.contains(name)
-    }
-
-    fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        // No change panics half-way.
-        self.names.lock()
     }
 
     /// Enqueues the Manifests of the module after each change of a relevant Secret, and after each list. It keeps no

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_shared::random::Random;
 
 use crate::base::{foreign_text, key::KymaKey};
@@ -67,7 +67,7 @@ impl RemovalBackoff {
     /// Delay until the next check of a removal. It doubles up to a minute while the blockers stay the same, with jitter
     /// of one half; other blockers, or a check that could delete something, are progress.
     pub(crate) fn delay(&self, key: &KymaKey, pending: &PendingRemoval) -> Duration {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let State { blocked, random } = &mut *state;
         if let Some(fixed) = pending.requeue_after {
             return fixed;
@@ -92,12 +92,7 @@ impl RemovalBackoff {
 
     /// Drops the entry of a Kyma.
     pub(crate) fn forget(&self, key: &KymaKey) {
-        self.lock().blocked.remove(key);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // No change panics half-way.
-        self.0.lock()
+        self.0.lock().blocked.remove(key);
     }
 }
 
@@ -119,7 +114,7 @@ mod tests {
         assert_eq!(backoff.delay(&key, &PendingRemoval::of_objects(&[])), RECHECK_INTERVAL);
         assert!(backoff.delay(&key, &blocked("the Kyma")) <= RECHECK_INTERVAL);
         backoff.forget(&key);
-        assert!(backoff.lock().blocked.is_empty());
+        assert!(backoff.0.lock().blocked.is_empty());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_shared::api::{Kyma, ModuleStatus};
 
 pub use file::PolicyFile;
@@ -97,7 +97,7 @@ impl MaintenanceWindows {
     /// Window of a Kyma with a module that needs one. Unless it is open, the Kyma counts as waiting from now on.
     pub(crate) fn await_window(&self, key: &KymaKey, kyma: &Kyma, now: Timestamp) -> WindowState {
         // The lock is held meanwhile: the change of the policy that this decision misses finds the Kyma waiting.
-        let mut waiting = self.lock();
+        let mut waiting = self.0.waiting.lock();
         let state = self.state(kyma, now);
         if state == WindowState::Open {
             waiting.remove(key);
@@ -117,7 +117,7 @@ impl MaintenanceWindows {
 
     /// Records that no module of the Kyma waits for a window.
     pub(crate) fn forget(&self, key: &KymaKey) {
-        let mut waiting = self.lock();
+        let mut waiting = self.0.waiting.lock();
         if waiting.remove(key).is_some() {
             self.0.metrics.waiting(waiting.values());
         }
@@ -125,18 +125,13 @@ impl MaintenanceWindows {
 
     /// The Kymas that wait.
     fn waiting(&self) -> Vec<KymaKey> {
-        self.lock().keys().cloned().collect()
+        self.0.waiting.lock().keys().cloned().collect()
     }
 
     /// Takes a policy into use.
     fn set(&self, policy: Policy) {
         self.0.metrics.mistakes(policy.mistakes.count());
         self.0.policy.store(Some(Arc::new(policy)));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, WindowState>> {
-        // Each change is a single insertion or removal: a panic of another thread leaves no partial state.
-        self.0.waiting.lock()
     }
 }
 

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_oci::registry::{Change, LayerKey};
 use tidewatch_shared::random::rotate;
 use tokio::{
@@ -150,13 +150,13 @@ impl ManifestQueue {
     /// Returns true if a reconcile of a Manifest is queued that has not begun, and is not a retry.
     #[must_use]
     pub fn is_queued(&self, key: &ManifestKey) -> bool {
-        self.lock().queue.is_due(key, Instant::now())
+        self.0.state.lock().queue.is_due(key, Instant::now())
     }
 
     /// Waits for a report that is settled: each affected Manifest has finished a reconcile that began after it. Supports
     /// one caller. Cancel safe.
     pub async fn next_settled(&self) -> ReportTicket {
-        next_due(&self.0.settled, || (self.lock().settling.take(), None)).await
+        next_due(&self.0.settled, || (self.0.state.lock().settling.take(), None)).await
     }
 
     /// Enqueues a reconcile of each Manifest of a Kyma.
@@ -194,14 +194,14 @@ impl ManifestQueue {
     /// Returns true while a reconcile of a Manifest of a Kyma is in progress, also one that was cancelled and has not ended.
     #[must_use]
     pub fn is_working(&self, kyma: &KymaKey) -> bool {
-        let state = self.lock();
+        let state = self.0.state.lock();
         state.queue.members(kyma).iter().any(|key| state.queue.in_progress(key))
     }
 
     /// Records that a Manifest waits for a change of a layer's lookup, instead of any other layer. Unknown Manifests are
     /// ignored. To miss no change, the lookup is repeated afterwards.
     pub fn wait_for_layer(&self, key: &ManifestKey, layer: LayerKey) {
-        let state = &mut *self.lock();
+        let state = &mut *self.0.state.lock();
         if state.queue.contains(key) {
             state.waits.wait(key, layer);
         }
@@ -210,7 +210,7 @@ impl ManifestQueue {
     /// Returns the Manifests that wait for a changed lookup, which wait no longer.
     #[must_use]
     pub fn take_waiting(&self, change: &Change) -> BTreeSet<ManifestKey> {
-        self.lock().waits.take(change)
+        self.0.state.lock().waits.take(change)
     }
 
     /// Waits for the next Manifest to reconcile: fair between the runtimes, by priority, none in backoff or in progress, and
@@ -240,7 +240,7 @@ impl ManifestQueue {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let now = ticks.tick().await;
-            self.0.metrics.observe_ages(&self.lock().queue, now);
+            self.0.metrics.observe_ages(&self.0.state.lock().queue, now);
         }
     }
 
@@ -262,7 +262,7 @@ impl ManifestQueue {
     /// earliest due time moved forward.
     fn with<T>(&self, step: impl FnOnce(&mut State, Instant) -> T) -> T {
         let now = Instant::now();
-        let mut state = self.lock();
+        let mut state = self.0.state.lock();
         let before = state.queue.earliest();
         let result = step(&mut state, now);
         let sooner = state.queue.earliest().is_some_and(|at| before.is_none_or(|before| at < before));
@@ -277,11 +277,6 @@ impl ManifestQueue {
             self.0.notify.notify_one();
         }
         result
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic cannot leave a partial change that a later change or reconcile would not repair.
-        self.0.state.lock()
     }
 }
 

@@ -114,7 +114,6 @@ impl Shares {
 
     /// Adds the cost to both debts of the runtime, and returns the time by which each exceeds its burst.
     fn debts(&self, kyma: &KymaKey, cost: Cost, now: Instant) -> [Duration; 2] {
-        // No change panics half-way.
         let mut state = self.state.lock();
         if state.debts.len() >= state.prune_at.max(PRUNE_AT) {
             state.debts.retain(|_, debts| debts.writes.max(debts.reconciles) > now);

@@ -158,7 +158,6 @@ impl EventRecorder {
     }
 
     fn lock(&self) -> MutexGuard<'_, RecorderState> {
-        // Consistent after a panic, since every change is a single operation.
         self.0.state.lock()
     }
 }

@@ -25,7 +25,7 @@ mod usage;
 use std::{collections::HashMap, slice, sync::Arc, time::Duration};
 
 use kube::Client;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use strum::IntoStaticStr;
 use thiserror::Error;
 pub use tidewatch_shared::addresses;
@@ -236,7 +236,7 @@ impl RuntimeAccess {
     /// If the only Secret loses its kubeconfig and remains the same object, access is the same for [`KEPT_FOR`]. Nothing is
     /// kept of a Secret that is reduced, nor across a restart.
     pub fn set_secrets(&self, key: &KymaKey, mut secrets: Vec<Arc<AccessSecret>>) -> bool {
-        let mut table = self.table();
+        let mut table = self.0.table.lock();
         if secrets.is_empty() {
             return table.entries.remove(key).is_some();
         }
@@ -276,12 +276,12 @@ impl RuntimeAccess {
 
     /// Records that a Secret of a Kyma that is being deleted was deleted. Has no effect once the Kyma has a Secret.
     pub fn secret_deleted(&self, kyma: &KymaKey, secret: &KymaKey) {
-        self.table().deleted.insert(kyma.clone(), secret.name.as_str().into());
+        self.0.table.lock().deleted.insert(kyma.clone(), secret.name.as_str().into());
     }
 
     /// Removes a Kyma.
     pub fn remove(&self, key: &KymaKey) {
-        let mut table = self.table();
+        let mut table = self.0.table.lock();
         table.deleted.remove(key);
         table.entries.remove(key);
     }
@@ -289,7 +289,7 @@ impl RuntimeAccess {
     /// Remaining time for which the last kubeconfig of a Secret is used that has none now; `None` if it is not.
     #[must_use]
     pub fn kept_for(&self, key: &KymaKey) -> Option<Duration> {
-        self.table().entries.get(key)?.kept.as_ref()?.rest()
+        self.0.table.lock().entries.get(key)?.kept.as_ref()?.rest()
     }
 
     /// Returns the client of a Kyma's runtime; cached. Must be called inside a tokio executor.
@@ -306,7 +306,7 @@ impl RuntimeAccess {
     /// # Errors
     /// [`ClientError`].
     pub fn client_and_revision(&self, key: &KymaKey) -> Result<(Client, u64), ClientError> {
-        let table = &mut *self.table();
+        let table = &mut *self.0.table.lock();
         let Some(entry) = table.entries.get_mut(key) else { return Err(table.without_secret(key).into()) };
         let kubeconfig = self.usable_kubeconfig(&entry.secrets, entry.refusal.as_ref(), entry.kept.as_deref())?;
         let cached = match &mut entry.cached {
@@ -327,7 +327,7 @@ impl RuntimeAccess {
     /// Returns what an operator should know about the access to a runtime that responds.
     #[must_use]
     pub fn remark(&self, key: &KymaKey) -> Option<AccessRemark> {
-        let table = self.table();
+        let table = self.0.table.lock();
         let entry = table.entries.get(key)?;
         if let Some(rest) = entry.kept.as_ref().and_then(|kept| kept.rest()) {
             return Some(AccessRemark::LastKubeconfig(rest));
@@ -345,7 +345,7 @@ impl RuntimeAccess {
     /// # Errors
     /// [`ClientError`].
     pub fn upgrade_client(&self, key: &KymaKey) -> Result<Client, ClientError> {
-        let table = self.table();
+        let table = self.0.table.lock();
         let Some(entry) = table.entries.get(key) else { return Err(table.without_secret(key).into()) };
         let kubeconfig = self.usable_kubeconfig(&entry.secrets, entry.refusal.as_ref(), entry.kept.as_deref())?;
         Ok(upgrade::build(&self.0.parts, kubeconfig).map_err(RuntimeAccessError::from)?)
@@ -366,7 +366,7 @@ impl RuntimeAccess {
     }
 
     fn evict_kept(&self) {
-        let mut table = self.table();
+        let mut table = self.0.table.lock();
         let is_over = |kept: &mut Box<KeptSecret>| kept.rest().is_none();
         let over =
             table.entries.values_mut().filter_map(|entry| Some((entry.kept.take_if(is_over)?, entry.cached.take())));
@@ -377,7 +377,7 @@ impl RuntimeAccess {
     }
 
     fn evict_idle(&self) {
-        let mut table = self.table();
+        let mut table = self.0.table.lock();
         let idle_since = |entry: &Entry| entry.cached.as_ref()?.usage.idle_since();
         let mut idle_times: Vec<_> = table.entries.values().filter_map(idle_since).collect();
         idle_times.sort_unstable_by(|a, b| b.cmp(a));
@@ -410,10 +410,6 @@ impl RuntimeAccess {
                 self.0.missed.notify_one();
             }
         })
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.table.lock()
     }
 }
 

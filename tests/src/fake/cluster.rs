@@ -142,7 +142,6 @@ impl FakeCluster {
     }
 
     pub(super) fn read(&self) -> MutexGuard<'_, Store> {
-        // Each step leaves the store consistent, so a poisoned lock is usable.
         self.0.store.lock()
     }
 

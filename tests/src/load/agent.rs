@@ -82,7 +82,6 @@ impl AgentHandle {
     }
 
     fn lock(&self) -> MutexGuard<'_, ProtocolState> {
-        // Each step leaves the state consistent, so a poisoned lock is usable.
         self.0.state.lock()
     }
 

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use kube::runtime::reflector::{ObjectRef, Store};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::{base::key::KymaKey, kube::runtime_access::AccessSecret};
 
@@ -30,17 +30,17 @@ impl From<Store<AccessSecret>> for SecretOwners {
 impl SecretOwners {
     /// Records a Secret. Returns the Kymas that it concerns: the one it belongs to, and the one it belonged to before.
     pub(super) fn apply(&self, secret: &AccessSecret) -> Vec<KymaKey> {
-        self.lock().set(secret.key().clone(), secret.kyma().cloned())
+        self.index.lock().set(secret.key().clone(), secret.kyma().cloned())
     }
 
     /// Records the deletion of a Secret. Returns the Kyma that it belonged to.
     pub(super) fn delete(&self, secret: &AccessSecret) -> Vec<KymaKey> {
-        self.lock().set(secret.key().clone(), None)
+        self.index.lock().set(secret.key().clone(), None)
     }
 
     /// Returns the Secrets of a Kyma from the cache, without scanning the others.
     pub(super) fn read(&self, kyma: &KymaKey) -> Vec<Arc<AccessSecret>> {
-        let secrets = self.lock().secrets.get(kyma).cloned().unwrap_or_default();
+        let secrets = self.index.lock().secrets.get(kyma).cloned().unwrap_or_default();
         let cached = secrets.iter().filter_map(|secret| self.get(secret));
         // The cache may be ahead of this index: the label may have changed already.
         cached.filter(|secret| secret.kyma() == Some(kyma)).collect()
@@ -58,7 +58,7 @@ impl SecretOwners {
 
     /// Lets a Secret share the text of its keys with the index.
     pub(super) fn share_keys(&self, secret: &mut AccessSecret) {
-        let index = self.lock();
+        let index = self.index.lock();
         if let Some((key, kyma)) = index.kymas.get_key_value(secret.key()) {
             secret.share(key, kyma);
         }
@@ -66,11 +66,6 @@ impl SecretOwners {
 
     fn get(&self, secret: &KymaKey) -> Option<Arc<AccessSecret>> {
         self.cache.get(&ObjectRef::new(&secret.name).within(&secret.namespace))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // No change panics half-way.
-        self.index.lock()
     }
 }
 
@@ -144,7 +139,7 @@ mod tests {
         assert_eq!(owners.delete(&secret("s1", Some("a"))), [kyma("a")]);
         assert!(names("a").is_empty(), "although the cache still has it");
         assert!(owners.delete(&secret("s1", Some("a"))).is_empty());
-        assert_eq!(owners.lock().secrets.len(), 1, "no entry is leaked");
+        assert_eq!(owners.index.lock().secrets.len(), 1, "no entry is leaked");
     }
 
     #[test]

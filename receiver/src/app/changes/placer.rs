@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use kube::runtime::reflector::{ObjectRef, Store};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_shared::plan::{Plan, Work};
 
 use crate::{
@@ -42,19 +42,19 @@ impl KymaPlacer {
 
     /// Places a new or changed Kyma.
     pub(super) fn place<'a>(&self, key: KymaKey, kyma: impl Into<KymaFacts<'a>>) {
-        let _lock = self.lock();
+        let _lock = self.lock.lock();
         self.place_locked(key, kyma.into());
     }
 
     /// Removes a deleted or deselected Kyma.
     pub(super) fn remove(&self, key: &KymaKey) {
-        let _lock = self.lock();
+        let _lock = self.lock.lock();
         self.fleet.remove(key);
     }
 
     /// Replaces the base plan of all runtimes and enqueues them; an equal plan changes nothing.
     pub(super) fn replan(&self, plan: Plan) {
-        let _lock = self.lock();
+        let _lock = self.lock.lock();
         if *self.plans.base() == plan {
             return;
         }
@@ -72,7 +72,7 @@ impl KymaPlacer {
 
     /// Replaces the plan of one runtime after a change of its Manifests, and enqueues it; an equal plan changes nothing.
     pub(super) fn replan_runtime(&self, key: &KymaKey) {
-        let _lock = self.lock();
+        let _lock = self.lock.lock();
         if self.fleet.has_plan(key, &self.plans.of(key)) != Some(false) {
             return;
         }
@@ -84,7 +84,7 @@ impl KymaPlacer {
     /// Places the Kymas of a shard that was acquired, continues their paths from their conditions, and returns them. From now
     /// on other runtimes of the shard are unknown.
     pub(super) fn place_shard(&self, shard: ShardId) -> Vec<KymaKey> {
-        let _lock = self.lock();
+        let _lock = self.lock.lock();
         let mut placed = Vec::new();
         for kyma in self.of_shard(shard) {
             let key = kyma.key();
@@ -106,7 +106,7 @@ impl KymaPlacer {
 
     /// Places all Kymas again, with the plans that follow from the first list of Manifests.
     pub(super) fn place_all(&self) {
-        let _lock = self.lock();
+        let _lock = self.lock.lock();
         for kyma in self.kymas.state() {
             self.place_locked(kyma.key(), kyma.facts());
         }
@@ -115,10 +115,6 @@ impl KymaPlacer {
     fn place_locked(&self, key: KymaKey, kyma: KymaFacts<'_>) {
         let plan = self.plans.of(&key);
         self.fleet.place(key, kyma.uid(), kyma.runtime(), plan);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ()> {
-        self.lock.lock()
     }
 }
 

@@ -107,7 +107,7 @@ proptest! {
             }
             for (kyma, uid) in (0..3).flat_map(|kyma| (0..3).map(move |uid| (kyma, uid))) {
                 let (key, uid_text) = (KymaKey::new("ns", format!("k{kyma}")), format!("u{uid}"));
-                let named = watched.manifests.read().of(&wanted(&key, Some(&uid_text)));
+                let named = watched.manifests.index.read().of(&wanted(&key, Some(&uid_text)));
                 let named: BTreeSet<_> = named.iter().map(|manifest| manifest.name.clone()).collect();
                 let expected = watched.scan(kyma, uid);
                 prop_assert_eq!(&named, &expected, "no Manifest of another Kyma is read");
@@ -120,7 +120,7 @@ proptest! {
             }
         }
         watched.list(&[], false);
-        let index = watched.manifests.read();
+        let index = watched.manifests.index.read();
         prop_assert!(index.owners.is_empty() && index.manifests.is_empty(), "no entry is leaked");
     }
 }

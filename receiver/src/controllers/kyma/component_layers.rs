@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tidewatch_oci::{
     component::ComponentVersion,
@@ -41,7 +41,7 @@ impl ComponentLayers {
             return layer_of(&descriptor, &registry);
         }
         // Recorded before both are read again: a change in between enqueues the Kyma.
-        self.lock().entry(component.clone()).or_default().insert(key.clone());
+        self.waiting.lock().entry(component.clone()).or_default().insert(key.clone());
         match self.registry.descriptor(&component) {
             // A descriptor outlives the Secret that names the registry.
             Lookup::Ready(descriptor) => match self.registry.address() {
@@ -56,14 +56,10 @@ impl ComponentLayers {
     /// Returns the Kymas that wait for a changed lookup; their next reconcile looks it up again.
     pub(crate) fn take_waiting(&self, change: &Change) -> BTreeSet<KymaKey> {
         match change {
-            Change::Key(Key::Descriptor(component)) => self.lock().remove(component).unwrap_or_default(),
+            Change::Key(Key::Descriptor(component)) => self.waiting.lock().remove(component).unwrap_or_default(),
             Change::Key(Key::Layer(_)) => BTreeSet::new(),
-            Change::All => std::mem::take(&mut *self.lock()).into_values().flatten().collect(),
+            Change::All => std::mem::take(&mut *self.waiting.lock()).into_values().flatten().collect(),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<ComponentVersion, BTreeSet<KymaKey>>> {
-        self.waiting.lock()
     }
 }
 

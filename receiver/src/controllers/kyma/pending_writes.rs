@@ -6,7 +6,7 @@ use std::{
 };
 
 use kube::ResourceExt;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_shared::api::Manifest;
 
 use crate::base::key::KymaKey;
@@ -79,7 +79,7 @@ impl PendingWrites {
 
     /// Returns the writes to the Manifests of a Kyma that the cache does not show.
     pub(super) fn not_shown(&self, key: &KymaKey, cached: &[Arc<Manifest>]) -> Vec<PendingWrite> {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let Some(left) = all.get_mut(key) else { return Vec::new() };
         left.retain(|name, left| !left.is_shown(named(cached, name)));
         let pending: Vec<_> =
@@ -93,7 +93,7 @@ impl PendingWrites {
     /// Records the state of a Manifest that was read from KCP after [`Self::not_shown`]; `None` if it does not exist, even
     /// if `cached` has it. A write since then stays pending.
     pub(super) fn read(&self, key: &KymaKey, write: &PendingWrite, found: Option<&Manifest>, cached: &[Arc<Manifest>]) {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let left = all.get_mut(key).and_then(|left| left.get_mut(&write.name)).filter(|left| **left == write.left);
         if let Some(left) = left {
             let gone = || Left::Gone { uid: named(cached, &write.name).and_then(Manifest::uid) };
@@ -104,7 +104,7 @@ impl PendingWrites {
     /// Returns true if a Manifest that the watch reports is exactly the result of our last write to it, which the status
     /// of the Kyma shows already, and removes the entry.
     pub(crate) fn is_echo(&self, key: &KymaKey, manifest: &Manifest) -> bool {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let Some(left) = all.get_mut(key) else { return false };
         let name = manifest.name_any();
         let is_echo = left
@@ -121,16 +121,11 @@ impl PendingWrites {
 
     /// Drops the entries of a Kyma.
     pub(super) fn forget(&self, key: &KymaKey) {
-        self.lock().remove(key);
+        self.0.lock().remove(key);
     }
 
     fn leave(&self, key: &KymaKey, name: &str, left: Left) {
-        self.lock().entry(key.clone()).or_default().insert(name.to_owned(), left);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, BTreeMap<String, Left>>> {
-        // Each change is a single step: a panic of another thread leaves no partial state.
-        self.0.lock()
+        self.0.lock().entry(key.clone()).or_default().insert(name.to_owned(), left);
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use kube::ResourceExt as _;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_shared::{api::Kyma, names::annotation, plan::Work};
 
 use super::{
@@ -35,24 +35,19 @@ impl Selections {
     /// Takes the entry of a Kyma. A successful reconcile puts an entry back; after a failed or aborted one the status
     /// of the modules requires a full reconcile.
     pub(super) fn take(&self, key: &KymaKey) -> Shown {
-        self.lock().remove(key).unwrap_or_default()
+        self.0.lock().remove(key).unwrap_or_default()
     }
 
     /// Stores the entry after a reconcile.
     pub(super) fn keep(&self, key: &KymaKey, shown: Shown) {
         if shown.selection.is_some() || shown.runtime.is_some() {
-            self.lock().insert(key.clone(), shown);
+            self.0.lock().insert(key.clone(), shown);
         }
     }
 
     /// Drops the entry of a Kyma.
     pub(super) fn forget(&self, key: &KymaKey) {
-        self.lock().remove(key);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, Shown>> {
-        // Each change is a single insertion or removal: a panic of another thread leaves no partial state.
-        self.0.lock()
+        self.0.lock().remove(key);
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tidewatch_shared::names::AGENT_OBJECT;
 
@@ -68,7 +68,7 @@ impl VerifiedCache {
     /// Takes the entry of a runtime cluster, without objects invalidated by a changed client or drift. A successful
     /// reconcile puts the entry back; after a failed or aborted one the next reconcile reads everything.
     pub(super) fn take(&self, key: &KymaKey, client: u64, drift: &Drift) -> Verified {
-        let known = self.lock().remove(key).filter(|known| known.client == client);
+        let known = self.0.lock().remove(key).filter(|known| known.client == client);
         let mut known = known.unwrap_or_else(|| Verified { client, ..Verified::default() });
         known.doubt(drift);
         known
@@ -76,17 +76,12 @@ impl VerifiedCache {
 
     /// Stores the entry after a reconcile.
     pub(super) fn keep(&self, key: &KymaKey, verified: Verified) {
-        self.lock().insert(key.clone(), verified);
+        self.0.lock().insert(key.clone(), verified);
     }
 
     /// Drops the entry of a runtime cluster.
     pub(super) fn forget(&self, key: &KymaKey) {
-        self.lock().remove(key);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, Verified>> {
-        // Each change is a single insertion or removal: a panic of another thread leaves no partial state.
-        self.0.lock()
+        self.0.lock().remove(key);
     }
 }
 

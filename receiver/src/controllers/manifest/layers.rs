@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tidewatch_oci::{
     component::DESCRIPTORS,
@@ -99,7 +99,7 @@ impl ModuleLayers {
     }
 
     fn find(&self, key: &LayerKey) -> Option<LayerObjects> {
-        let mut parsed = self.lock();
+        let mut parsed = self.parsed.lock();
         let at = parsed.iter().position(|parsed| parsed.key == *key)?;
         let found = parsed.remove(at)?;
         let objects = found.found();
@@ -108,7 +108,7 @@ impl ModuleLayers {
     }
 
     fn keep(&self, new: Parsed) {
-        let mut parsed = self.lock();
+        let mut parsed = self.parsed.lock();
         parsed.push_back(new);
         let too_many = |parsed: &VecDeque<Parsed>| {
             parsed.len() > MAX_PARSED || parsed.iter().map(|parsed| parsed.bytes).sum::<usize>() > MAX_PARSED_BYTES
@@ -116,11 +116,6 @@ impl ModuleLayers {
         while parsed.len() > 1 && too_many(&parsed) {
             parsed.pop_front();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Parsed>> {
-        // No change panics half-way.
-        self.parsed.lock()
     }
 }
 

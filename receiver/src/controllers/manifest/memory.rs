@@ -330,7 +330,6 @@ impl Memories {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No change panics half-way.
         self.state.lock()
     }
 }

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_shared::event::{Change, Object};
 
 use super::inventory::{ObjectKey, hash};
@@ -20,13 +20,13 @@ pub(super) struct OwnWrites(Arc<Mutex<HashMap<ManifestKey, BTreeMap<u64, u64>>>>
 impl OwnWrites {
     /// Records the version that a write returned.
     pub(super) fn wrote(&self, manifest: &ManifestKey, key: &ObjectKey, version: &str) {
-        self.lock().entry(manifest.clone()).or_default().insert(hash(key), hash(version));
+        self.0.lock().entry(manifest.clone()).or_default().insert(hash(key), hash(version));
     }
 
     /// Returns true once if a report is that of our own write, after which no other writer has written.
     pub(super) fn is_echo(&self, manifest: &ManifestKey, object: &Object) -> bool {
         let (key, version) = (hash(&ObjectKey::reported(object)), hash(object.resource_version.as_str()));
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let Some(written) = all.get_mut(manifest) else { return false };
         // The agent may name the last version that it saw of an object that is gone.
         let is_echo = written.remove(&key) == Some(version) && object.change != Change::Deleted;
@@ -38,12 +38,7 @@ impl OwnWrites {
 
     /// Drops the versions of a Manifest that is gone, or whose objects are all read again.
     pub(super) fn forget(&self, manifest: &ManifestKey) {
-        self.lock().remove(manifest);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<ManifestKey, BTreeMap<u64, u64>>> {
-        // No change panics half-way.
-        self.0.lock()
+        self.0.lock().remove(manifest);
     }
 }
 
@@ -71,7 +66,7 @@ mod tests {
         writes.wrote(&manifest, &key, "7");
         assert!(!writes.is_echo(&KymaKey::new("ns", "other"), &report("7")));
         assert!(writes.is_echo(&manifest, &report("7")) && !writes.is_echo(&manifest, &report("7")));
-        assert!(writes.lock().is_empty());
+        assert!(writes.0.lock().is_empty());
         writes.wrote(&manifest, &key, "7");
         assert!(!writes.is_echo(&manifest, &Object { change: Change::Deleted, ..report("7") }), "it is gone");
         writes.wrote(&manifest, &key, "7");

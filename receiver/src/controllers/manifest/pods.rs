@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::{base::key::KymaKey, fleet::manifests::ManifestKey};
@@ -36,12 +36,12 @@ struct State {
 
 impl PodSelections {
     pub(super) fn of(&self, manifest: &ManifestKey) -> Option<PodSelection> {
-        self.lock().selections.get(manifest).cloned()
+        self.state.lock().selections.get(manifest).cloned()
     }
 
     /// Replaces the selection of a Manifest; a difference changes the plan of its Kyma's runtime.
     pub(super) fn set(&self, manifest: &ManifestKey, kyma: &KymaKey, selection: Option<PodSelection>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.selections.get(manifest) == selection.as_ref() {
             return;
         }
@@ -55,23 +55,18 @@ impl PodSelections {
 
     /// Drops the selection of a Manifest that is gone; its deletion changes the plan.
     pub(super) fn forget(&self, manifest: &ManifestKey) {
-        self.lock().selections.remove(manifest);
+        self.state.lock().selections.remove(manifest);
     }
 
     /// Waits for the next Kyma with changed selections.
     pub(super) async fn next_changed(&self) -> KymaKey {
         loop {
             let changed = self.changed.notified();
-            if let Some(kyma) = self.lock().changed.pop_first() {
+            if let Some(kyma) = self.state.lock().changed.pop_first() {
                 return kyma;
             }
             changed.await;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // No change panics half-way.
-        self.state.lock()
     }
 }
 

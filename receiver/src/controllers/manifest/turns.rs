@@ -25,7 +25,6 @@ impl Turns {
     }
 
     fn lock_of(&self, kyma: &KymaKey) -> Arc<Lock<()>> {
-        // No change panics half-way.
         let mut locks = self.0.lock();
         if let Some(lock) = locks.get(kyma).and_then(Weak::upgrade) {
             return lock;

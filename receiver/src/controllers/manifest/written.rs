@@ -4,7 +4,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use kube::ResourceExt as _;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_shared::api::Manifest;
 
 use crate::fleet::manifests::ManifestKey;
@@ -27,7 +27,8 @@ impl WrittenManifests {
     /// Returns the Manifest that our last write returned if `cached` is a version that our writes replaced, and `cached`
     /// otherwise.
     pub(super) fn newest(&self, key: &ManifestKey, cached: Arc<Manifest>) -> Arc<Manifest> {
-        self.lock()
+        self.0
+            .lock()
             .get(key)
             .filter(|written| written.has_replaced(&cached))
             .map_or(cached, |written| written.manifest.clone())
@@ -40,7 +41,7 @@ impl WrittenManifests {
             return;
         };
         let manifest = Arc::new(manifest.clone());
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         match all.get_mut(key).filter(|written| written.manifest.metadata.resource_version.as_ref() == Some(&replaced))
         {
             Some(written) => {
@@ -55,19 +56,14 @@ impl WrittenManifests {
 
     /// Drops our write once the watch has delivered it, or a version of another writer.
     pub(super) fn observe(&self, key: &ManifestKey, delivered: &Manifest) {
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         if all.get(key).is_some_and(|written| !written.has_replaced(delivered)) {
             all.remove(key);
         }
     }
 
     pub(super) fn forget(&self, key: &ManifestKey) {
-        self.lock().remove(key);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<ManifestKey, Written>> {
-        // No change panics half-way.
-        self.0.lock()
+        self.0.lock().remove(key);
     }
 }
 
@@ -114,7 +110,7 @@ mod tests {
     #[test]
     fn write_is_kept_until_the_watch_delivers_it_or_another_version() {
         let (written, key) = (WrittenManifests::default(), KymaKey::new("ns", "m"));
-        let is_kept = |written: &WrittenManifests| !written.lock().is_empty();
+        let is_kept = |written: &WrittenManifests| !written.0.lock().is_empty();
         for (delivered, stays) in [(1, true), (3, true), (5, false)] {
             written.wrote(&key, Some("1".into()), &manifest("u", 3));
             written.wrote(&key, Some("3".into()), &manifest("u", 5));
@@ -137,6 +133,6 @@ mod tests {
         }
         assert_eq!(newest(&written, "u", 0).as_deref(), Some("0"));
         assert_eq!(newest(&written, "u", 999 - MAX_REPLACED + 1).as_deref(), Some("1000"));
-        assert_eq!(written.lock()[&key].replaced.len(), MAX_REPLACED);
+        assert_eq!(written.0.lock()[&key].replaced.len(), MAX_REPLACED);
     }
 }

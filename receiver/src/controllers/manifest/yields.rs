@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::inventory::ObjectKey;
@@ -94,7 +94,7 @@ impl Yields {
     /// JSON pointers to the fields of a desired object, given with its hash, that are left to other writers.
     pub(super) fn yielded(&self, manifest: &ManifestKey, object: &ObjectKey, form: u64) -> Vec<String> {
         let now = Instant::now();
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let Some(fields) = all.get_mut(manifest) else { return Vec::new() };
         // Another version of the module asserts its fields again.
         fields.retain(|key, field| key.object != *object || field.form == form);
@@ -112,7 +112,7 @@ impl Yields {
         disputed: Vec<Disputed>,
     ) -> usize {
         let now = Instant::now();
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let fields = all.entry(manifest.clone()).or_default();
         let is_over = |field: &Field| now >= field.last + MAX_YIELD && !field.is_current(now);
         fields.retain(|_, field| !is_over(field));
@@ -132,7 +132,7 @@ impl Yields {
     /// One sentence for each field that is left to another writer, or that is guarded and set back all the time.
     pub(super) fn warnings(&self, manifest: &ManifestKey) -> Vec<String> {
         let now = Instant::now();
-        let all = self.lock();
+        let all = self.0.lock();
         let fields = all.get(manifest).into_iter().flatten().filter(|(_, field)| field.is_current(now));
         fields.map(|(key, field)| warning(key, field)).collect()
     }
@@ -140,7 +140,7 @@ impl Yields {
     /// Time until the first field that is left to another writer is asserted again, or its warning ends.
     pub(super) fn next(&self, manifest: &ManifestKey) -> Option<Duration> {
         let now = Instant::now();
-        let all = self.lock();
+        let all = self.0.lock();
         let ends = all.get(manifest)?.values().filter(|field| field.is_current(now)).filter_map(|field| field.until);
         ends.min().map(|end| end.saturating_duration_since(now))
     }
@@ -148,7 +148,7 @@ impl Yields {
     /// Takes the objects with a field whose time has ended: they are to be compared.
     pub(super) fn take_ended(&self, manifest: &ManifestKey) -> Vec<ObjectKey> {
         let now = Instant::now();
-        let mut all = self.lock();
+        let mut all = self.0.lock();
         let mut ended = Vec::new();
         for (key, field) in all.get_mut(manifest).into_iter().flatten() {
             if field.until.is_some_and(|until| now >= until) {
@@ -160,12 +160,7 @@ impl Yields {
     }
 
     pub(super) fn forget(&self, manifest: &ManifestKey) {
-        self.lock().remove(manifest);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<ManifestKey, BTreeMap<FieldKey, Field>>> {
-        // A panic of another thread loses a count at most.
-        self.0.lock()
+        self.0.lock().remove(manifest);
     }
 }
 
@@ -245,9 +240,9 @@ mod tests {
         for n in 0..200 {
             assert_eq!(yields.reverted(&manifest(), &object(), 2, disputed(&format!("spec.f{n}"), false)), 0);
         }
-        assert_eq!(yields.lock()[&manifest()].len(), MAX_FIELDS, "bounded");
+        assert_eq!(yields.0.lock()[&manifest()].len(), MAX_FIELDS, "bounded");
         yields.forget(&manifest());
-        assert!(yields.lock().is_empty());
+        assert!(yields.0.lock().is_empty());
     }
 
     #[tokio::test(start_paused = true)]

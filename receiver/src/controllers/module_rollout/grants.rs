@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::{sync::Notify, time::Instant};
 
@@ -75,7 +75,7 @@ impl Grants {
     pub(super) fn receive(&self, question: Question, now: Instant) {
         let Question { module, channel, change, round, admitted } = question;
         let admitted: BTreeSet<_> = admitted.into_iter().collect();
-        let (mut grants, until) = (self.lock(), now + VALID);
+        let (mut grants, until) = (self.0.grants.lock(), now + VALID);
         let grant = grants.entry(RolloutKey { module, channel }).or_insert_with(|| Grant {
             change: change.clone(),
             round,
@@ -97,24 +97,19 @@ impl Grants {
 
     /// Uids of the Kymas that may have the version of a move now.
     pub(super) fn of(&self, key: &RolloutKey, change: &str, now: Instant) -> BTreeSet<String> {
-        let grants = self.lock();
+        let grants = self.0.grants.lock();
         let grant = grants.get(key).filter(|grant| grant.change == change && now < grant.until);
         grant.map(|grant| grant.admitted.clone()).unwrap_or_default()
     }
 
     /// Retains only the grants of these rollouts.
     pub(super) fn retain(&self, keep: impl Fn(&RolloutKey) -> bool) {
-        self.lock().retain(|key, _| keep(key));
+        self.0.grants.lock().retain(|key, _| keep(key));
     }
 
     /// Waits for other grants. Cancel safe.
     pub(super) async fn changed(&self) {
         self.0.changed.notified().await;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<RolloutKey, Grant>> {
-        // A panic cannot leave a grant that the next round would not replace.
-        self.0.grants.lock()
     }
 }
 

@@ -69,7 +69,7 @@ fn changed(layer: LayerKey) -> Change {
 
 /// Checks that nothing is kept.
 fn check_empty(queue: &ManifestQueue) {
-    let state = queue.lock();
+    let state = queue.0.state.lock();
     assert!(state.queue.is_empty() && state.waits.is_empty() && state.running.is_empty());
 }
 
@@ -184,7 +184,7 @@ async fn held_manifest_occupies_no_worker_and_its_wait_is_visible() {
     let jobs = all(&queue);
     // Time passes only while no task is busy.
     assert!(timeout(600 * S, queue.next()).await.is_err());
-    queue.0.metrics.observe_ages(&queue.lock().queue, Instant::now());
+    queue.0.metrics.observe_ages(&queue.0.state.lock().queue, Instant::now());
     assert!((queue.0.metrics.oldest(Priority::User) - 600.0).abs() < f64::EPSILON, "the third");
     jobs.into_iter().for_each(|job| end(&queue, job));
     assert_eq!(names(&all(&queue)), ["a-002"]);

@@ -274,8 +274,7 @@ impl RuntimeTable {
     pub(super) fn lock(&self, shard: ShardId) -> MutexGuard<'_, Option<State>> {
         #[cfg(test)]
         self.0.locked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        // A shard is below the number of shards. A panic cannot leave a partial change that a later event or reconcile would
-        // not repair.
+        // A shard is below the number of shards.
         let slots = &self.0.slots;
         slots[shard.index() % slots.len()].lock()
     }

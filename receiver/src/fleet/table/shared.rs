@@ -59,7 +59,6 @@ impl Shared {
     }
 
     pub(super) fn outbox(&self) -> MutexGuard<'_, Outbox<Snapshot>> {
-        // A panic cannot leave a partial change that a later event or delivery would not repair.
         self.outbox.lock()
     }
 

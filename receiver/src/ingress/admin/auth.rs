@@ -10,7 +10,7 @@ use k8s_openapi::api::{
     authorization::v1::{NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
 };
 use kube::{Api, Client, api::PostParams};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_shared::error_levels;
 use tokio::{
     sync::Semaphore,
@@ -98,21 +98,17 @@ impl TokenReviewer {
     }
 
     fn cached(&self, key: &[u8], now: Instant) -> Option<Authorization> {
-        self.lock().get(key).filter(|(_, expiry)| now < *expiry).map(|(authorization, _)| *authorization)
+        self.0.cache.lock().get(key).filter(|(_, expiry)| now < *expiry).map(|(authorization, _)| *authorization)
     }
 
     fn cache(&self, key: Vec<u8>, authorization: Authorization, now: Instant) {
-        let mut cache = self.lock();
+        let mut cache = self.0.cache.lock();
         cache.retain(|_, (_, expiry)| now < *expiry);
         // A full cache takes no further results, so that a client that tries many tokens evicts nothing.
         if cache.len() < MAX_CACHED {
             let ttl = if authorization == Authorization::Allowed { ALLOWED_TTL } else { REFUSED_TTL };
             cache.insert(key, (authorization, now + ttl));
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Cache> {
-        self.0.cache.lock()
     }
 
     async fn review(&self, token: &str, permission: Permission) -> kube::Result<Authorization> {
@@ -230,10 +226,10 @@ mod tests {
         for token in 0..MAX_CACHED * 2 {
             reviewer.authorize(&authorization(&format!("Bearer {token}")), READ).await;
         }
-        assert_eq!(reviewer.lock().len(), MAX_CACHED);
+        assert_eq!(reviewer.0.cache.lock().len(), MAX_CACHED);
         tokio::time::advance(REFUSED_TTL).await;
         assert_eq!(reviewer.authorize(&authorization("Bearer good"), READ).await, Authorization::Allowed);
-        assert_eq!(reviewer.lock().len(), 1);
+        assert_eq!(reviewer.0.cache.lock().len(), 1);
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::{sync::oneshot, time::timeout};
 
 use crate::ingress::source::network;
@@ -84,7 +84,7 @@ impl HandshakePlaces {
     }
 
     fn request(&self, network: Network, free_connections: usize) -> Admission {
-        let mut table = self.lock();
+        let mut table = self.0.lock();
         if table.may_take(network) {
             return Admission::Granted(self.grant(&mut table, network));
         }
@@ -117,7 +117,7 @@ impl HandshakePlaces {
     fn release(&self, network: Network) {
         // A place whose receiver has just given up comes back, and is released after the lock.
         let mut undelivered = Vec::new();
-        let mut table = self.lock();
+        let mut table = self.0.lock();
         table.free += 1;
         if let Some(holder) = table.networks.get_mut(&network) {
             holder.held -= 1;
@@ -146,10 +146,6 @@ impl HandshakePlaces {
         };
         let place = self.grant(table, network);
         next.send(place).err()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.0.lock()
     }
 }
 
@@ -195,7 +191,7 @@ mod tests {
     }
 
     fn is_empty(places: &HandshakePlaces) -> bool {
-        let table = places.lock();
+        let table = places.0.lock();
         (table.free, table.networks.len(), table.starved.len()) == (PLACES, 0, 0)
     }
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_shared::{certificate::Leaf, identity::RuntimeId, signature::VerifiedSignature};
 use tokio::time::Instant;
 
@@ -132,7 +132,7 @@ impl RequestLimiter {
 
     /// Admits one request within the limits of its runtime.
     pub(super) fn acquire(&self, runtime: &RuntimeId, now: Now) -> Result<RequestPermit<'_>, Refusal> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         if !table.runtimes.contains_key(runtime) {
             table.make_room(now, self.limits.runtimes)?;
         }
@@ -183,7 +183,7 @@ impl RequestLimiter {
 
     /// Returns the end of the runtime's block, if it is blocked.
     pub(super) fn blocked_until(&self, runtime: &RuntimeId, now: Instant) -> Option<Instant> {
-        self.lock().runtimes.get(runtime)?.breaker.blocked_until(now)
+        self.table.lock().runtimes.get(runtime)?.breaker.blocked_until(now)
     }
 
     /// Charges the bytes of a body to the rate limit of a runtime, and returns their cost. It delays later requests,
@@ -197,16 +197,11 @@ impl RequestLimiter {
 
     /// Updates the state of a runtime, if it is in the table.
     fn update<T>(&self, runtime: &RuntimeId, change: impl FnOnce(&mut RuntimeState) -> T) -> Option<T> {
-        self.lock().runtimes.get_mut(runtime).map(change)
+        self.table.lock().runtimes.get_mut(runtime).map(change)
     }
 
     fn cost(&self, requests: u32) -> Duration {
         Duration::from_secs(1) / self.limits.per_second.max(1) * requests
-    }
-
-    /// Ignores poison: every change of the table is a single step, so it is always consistent.
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock()
     }
 }
 

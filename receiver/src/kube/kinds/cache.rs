@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::{Kinds, ServedKind};
 use crate::base::key::KymaKey;
@@ -68,19 +68,19 @@ impl KindCache {
     /// Begins a reconcile with what is known of a runtime. Kinds that were discovered with a client of another revision
     /// are not used.
     pub(crate) fn of(&self, runtime: &KymaKey, revision: u64) -> Kinds {
-        let state = self.lock();
+        let state = self.0.lock();
         let known = state.runtimes.get(runtime).filter(|known| known.revision == revision);
         Kinds::new(self.clone(), runtime.clone(), revision, known.map(|known| known.kinds.clone()).unwrap_or_default())
     }
 
     /// Drops the kinds of a runtime.
     pub(crate) fn forget(&self, runtime: &KymaKey) {
-        self.lock().runtimes.remove(runtime);
+        self.0.lock().runtimes.remove(runtime);
     }
 
     /// Keeps served kinds, unless a newer client has been used in the meantime. Returns them as they are kept.
     pub(super) fn keep(&self, runtime: &KymaKey, revision: u64, kinds: Vec<Kind>) -> Vec<Arc<Kind>> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let kinds: Vec<_> = kinds.into_iter().map(|kind| state.intern(kind)).collect();
         let known = state.runtimes.entry(runtime.clone()).or_default();
         if known.revision < revision {
@@ -98,14 +98,9 @@ impl KindCache {
 
     /// Drops the kinds of an API group of a runtime.
     pub(super) fn invalidate(&self, runtime: &KymaKey, group: &str) {
-        if let Some(known) = self.lock().runtimes.get_mut(runtime) {
+        if let Some(known) = self.0.lock().runtimes.get_mut(runtime) {
             known.kinds.retain(|kind| kind.group != group);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // No change panics half-way.
-        self.0.lock()
     }
 }
 
@@ -134,7 +129,7 @@ mod tests {
     }
 
     fn count(cache: &KindCache, runtime: &KymaKey) -> usize {
-        cache.lock().runtimes.get(runtime).map_or(0, |known| known.kinds.len())
+        cache.0.lock().runtimes.get(runtime).map_or(0, |known| known.kinds.len())
     }
 
     #[test]
@@ -148,7 +143,7 @@ mod tests {
             assert!(count(&cache, &one) <= MAX_KINDS);
         }
         cache.forget(&one);
-        assert!(cache.lock().interned.len() <= 2 * MAX_KINDS + MIN_SWEEP);
+        assert!(cache.0.lock().interned.len() <= 2 * MAX_KINDS + MIN_SWEEP);
         assert_eq!((count(&cache, &one), count(&cache, &two)), (0, 1));
     }
 

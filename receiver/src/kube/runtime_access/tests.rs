@@ -337,14 +337,14 @@ async fn only_a_changed_secret_gives_a_new_client() {
 async fn idle_client_is_evicted_and_rebuilt_with_the_same_revision() {
     let (server, _) = recording(None, &[H2]).await;
     let access = access(local(), server.kubeconfig("127.0.0.1", "token: t"));
-    let is_built = || access.table().entries[&key()].cached.is_some();
+    let is_built = || access.0.table.lock().entries[&key()].cached.is_some();
     let (client, revision) = access.client_and_revision(&key()).unwrap();
     tokio::time::advance(client::IDLE_TIMEOUT / 2).await;
     access.client(&key()).unwrap();
     tokio::time::advance(client::IDLE_TIMEOUT / 2).await;
     access.evict_idle();
     assert!(is_built(), "it was used a moment ago");
-    let usage = access.table().entries[&key()].cached.as_ref().unwrap().usage.clone();
+    let usage = access.0.table.lock().entries[&key()].cached.as_ref().unwrap().usage.clone();
     let held = usage.permits.clone().try_acquire_owned().unwrap();
     tokio::time::advance(client::IDLE_TIMEOUT).await;
     access.evict_idle();
@@ -369,7 +369,7 @@ async fn least_recently_used_clients_are_evicted_first() {
     }
     access.client(&keys[0]).unwrap();
     access.evict_idle();
-    let is_built = |key| access.table().entries[key].cached.is_some();
+    let is_built = |key| access.0.table.lock().entries[key].cached.is_some();
     let dropped: Vec<_> = keys.iter().filter(|key| !is_built(key)).collect();
     assert_eq!(dropped, [&keys[1], &keys[2]], "the first was used again");
 }
@@ -408,7 +408,7 @@ async fn reduced_secret_is_neither_missing_nor_another_access_and_its_client_is_
     access.missed().await;
     assert!(!access.set_secrets(&key(), vec![whole.clone()]), "the same access");
     let (_, revision) = access.client_and_revision(&key()).unwrap();
-    let is_built = || access.table().entries[&key()].cached.is_some();
+    let is_built = || access.0.table.lock().entries[&key()].cached.is_some();
     assert!(is_built());
 
     assert!(!access.set_secrets(&key(), vec![reduced.clone()]));
@@ -469,7 +469,7 @@ async fn kubeconfig_of_a_secret_that_loses_it_is_used_for_a_while() {
     assert_eq!(access.kept_for(&key()), None);
     access.evict_kept();
     let has_credentials = |entry: &Entry| entry.kept.is_some() || entry.cached.is_some();
-    assert!(!has_credentials(&access.table().entries[&key()]));
+    assert!(!has_credentials(&access.0.table.lock().entries[&key()]));
     assert!(access.set_secrets(&key(), vec![with_kubeconfig()]));
     assert_ne!(access.client_and_revision(&key()).unwrap().1, revision);
 }

@@ -40,7 +40,6 @@ impl<S: Lookup<DynamicType = ()> + Clone + 'static> SharedWriter<S> {
     }
 
     pub(crate) fn lock(&self) -> LockedCache<'_, S> {
-        // A panic leaves the cache before or after the event, and ends the process with the watch.
         self.0.lock()
     }
 }

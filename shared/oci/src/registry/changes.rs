@@ -2,7 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::key::Key;
@@ -35,7 +35,7 @@ pub(super) struct ChangeSet {
 
 impl ChangeSet {
     pub(super) fn add(&self, key: Key) {
-        let mut waiting = self.lock();
+        let mut waiting = self.waiting.lock();
         if waiting.all || waiting.keys.contains(&key) {
             return;
         }
@@ -51,7 +51,7 @@ impl ChangeSet {
 
     /// Adds a change of any lookup, which includes those of all keys.
     pub(super) fn add_all(&self) {
-        *self.lock() = Waiting { all: true, ..Waiting::default() };
+        *self.waiting.lock() = Waiting { all: true, ..Waiting::default() };
         self.added.notify_one();
     }
 
@@ -65,17 +65,13 @@ impl ChangeSet {
     }
 
     pub(super) fn take(&self) -> Option<Change> {
-        let mut waiting = self.lock();
+        let mut waiting = self.waiting.lock();
         if std::mem::take(&mut waiting.all) {
             return Some(Change::All);
         }
         let key = waiting.order.pop_front()?;
         waiting.keys.remove(&key);
         Some(Change::Key(key))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock()
     }
 }
 

@@ -60,7 +60,6 @@ impl ObjectCache for KymaCache {
 
     fn reduce(&self, whole: &CachedKyma) -> Option<CachedKyma> {
         let kyma = whole.whole()?;
-        // No change panics half-way.
         let mut parts = self.parts.lock();
         let reduced = parts.reduce(kyma, ObjectFingerprint::rest_of(kyma.as_ref()));
         Some(CachedKyma::Reduced(Arc::new(reduced)))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_shared::{api::Manifest, metrics::KindLabel};
 
 use super::{CachedObject, ObjectCache};
@@ -23,13 +23,6 @@ pub(in crate::app::changes) struct ManifestCache {
 impl From<Manifests> for ManifestCache {
     fn from(manifests: Manifests) -> Self {
         Self { manifests, parts: Mutex::default() }
-    }
-}
-
-impl ManifestCache {
-    fn parts(&self) -> MutexGuard<'_, CommonParts> {
-        // No change panics half-way.
-        self.parts.lock()
     }
 }
 
@@ -55,14 +48,14 @@ impl ObjectCache for ManifestCache {
     }
 
     fn whole(&self, mut listed: Manifest) -> CachedManifest {
-        self.parts().share(&mut listed);
+        self.parts.lock().share(&mut listed);
         listed.into()
     }
 
     fn reduce(&self, whole: &CachedManifest) -> Option<CachedManifest> {
         let CachedManifest::Whole(manifest) = whole else { return None };
         let key = self.manifests.shared_key(whole.key());
-        Some(CachedManifest::Reduced(Arc::new(self.parts().reduce(key, manifest)?)))
+        Some(CachedManifest::Reduced(Arc::new(self.parts.lock().reduce(key, manifest)?)))
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use http::{Method, Request, StatusCode, request::Parts};
 use kube::{Client, client::Body};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tidewatch_shared::event::Change;
 use tower::service_fn;
@@ -118,10 +118,6 @@ impl FakeRuntime {
         Client::new(service, "default")
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     /// Executes one call with its fault, if any. Returns `None` if there is no response.
     fn call(&self, parts: &Parts, body: &[u8]) -> Option<testing::Response> {
         self.land(|delayed| {
@@ -129,7 +125,7 @@ impl FakeRuntime {
             delayed.after == 0
         });
         let (fault, dead) = {
-            let state = &mut *self.state();
+            let state = &mut *self.state.lock();
             let at = state.at;
             state.at += 1;
             let fault = state.faults.iter().find(|fault| fault.after == at).copied();
@@ -143,7 +139,7 @@ impl FakeRuntime {
             None => {}
             Some(0) => drop(self.execute(parts, body)),
             Some(after) => {
-                self.state().delayed.push(DelayedCall { after, parts: parts.clone(), body: body.to_vec() });
+                self.state.lock().delayed.push(DelayedCall { after, parts: parts.clone(), body: body.to_vec() });
             }
         }
         let status = json!({"kind": "Status", "code": 503, "reason": "ServiceUnavailable"});
@@ -164,7 +160,7 @@ impl FakeRuntime {
         let before = self.server.objects();
         let response = self.server.respond(parts, body);
         let now = self.server.objects();
-        let state = &mut *self.state();
+        let state = &mut *self.state.lock();
         let is_dangling_before = dangling(&before);
         for (meta, template) in dangling(&now).difference(&is_dangling_before).filter(|_| state.watched) {
             let excused = state.unknown.contains(template) || state.unknown.contains(meta);
@@ -180,7 +176,7 @@ impl FakeRuntime {
         let before = self.server.objects();
         action(&self.server);
         let now = self.server.objects();
-        self.state().record_events(&before, &now);
+        self.state.lock().record_events(&before, &now);
         (before, now)
     }
 
@@ -190,12 +186,12 @@ impl FakeRuntime {
         let removed = before.keys().filter(|id| id.starts_with("moduletemplates/") && !now.contains_key(*id));
         let metas =
             now.iter().filter(|(id, object)| id.starts_with("modulereleasemetas/") && before.get(*id) != Some(*object));
-        self.state().unknown.extend(removed.chain(metas.map(|(id, _)| id)).cloned());
+        self.state.lock().unknown.extend(removed.chain(metas.map(|(id, _)| id)).cloned());
     }
 
     /// Moves the server's record of calls, in the notation of [`FakeRuntime::calls`].
     fn collect_calls(&self) {
-        let state = &mut *self.state();
+        let state = &mut *self.state.lock();
         for call in self.server.calls() {
             let (method, id) = call.split_once(' ').unwrap();
             if id.starts_with("configmaps") {
@@ -210,14 +206,14 @@ impl FakeRuntime {
 
     /// Sets the faults of the following calls. Returns whether the receiver had crashed.
     pub(super) fn faults(&self, faults: &[Fault]) -> bool {
-        let state = &mut *self.state();
+        let state = &mut *self.state.lock();
         (state.faults, state.at) = (faults.to_vec(), 0);
         std::mem::take(&mut state.dead)
     }
 
     /// Executes the delayed calls that are due.
     fn land(&self, is_due: impl FnMut(&mut DelayedCall) -> bool) {
-        let due: Vec<_> = self.state().delayed.extract_if(.., is_due).collect();
+        let due: Vec<_> = self.state.lock().delayed.extract_if(.., is_due).collect();
         for DelayedCall { parts, body, .. } in due {
             // A delayed call is not recorded again.
             self.collect_calls();
@@ -228,7 +224,7 @@ impl FakeRuntime {
 
     /// Returns whether calls of earlier syncs will be executed later.
     pub(super) fn has_delayed(&self) -> bool {
-        !self.state().delayed.is_empty()
+        !self.state.lock().delayed.is_empty()
     }
 
     /// Executes all delayed calls.
@@ -239,12 +235,12 @@ impl FakeRuntime {
     /// Enables or disables the check that no write of the receiver leaves a channel dangling, unless a foreign change
     /// that it could not know of is the cause.
     pub(super) fn watch(&self, watched: bool) {
-        self.state().watched = watched;
+        self.state.lock().watched = watched;
     }
 
     /// Unsettled events: the last change of each object, own or foreign.
     pub(super) fn changes(&self) -> BTreeMap<String, AgentEvent> {
-        self.state().changes.clone()
+        self.state.lock().changes.clone()
     }
 
     /// Records that the receiver has observed these events, as far as they match the current state.
@@ -254,25 +250,25 @@ impl FakeRuntime {
             Some(object) => object["metadata"]["resourceVersion"] == *event.resource_version,
             None => event.change == Change::Deleted,
         };
-        self.state().unknown.retain(|id| !events.get(id).is_some_and(|event| is_now(id, event)));
+        self.state.lock().unknown.retain(|id| !events.get(id).is_some_and(|event| is_now(id, event)));
     }
 
     /// Settles these events: they are not sent again.
     pub(super) fn settle(&self, events: &BTreeMap<String, AgentEvent>) {
-        self.state().changes.retain(|id, change| events.get(id) != Some(change));
+        self.state.lock().changes.retain(|id, change| events.get(id) != Some(change));
     }
 
     /// Runs a foreign change that the agent does not report.
     pub(super) fn without_event(&self, action: impl FnOnce(&Self)) {
         let before = self.changes();
         action(self);
-        self.state().changes = before;
+        self.state.lock().changes = before;
     }
 
     /// Takes the recorded calls on the inventory.
     pub(super) fn inventory_calls(&self) -> Vec<&'static str> {
         self.collect_calls();
-        std::mem::take(&mut self.state().inventory_calls)
+        std::mem::take(&mut self.state.lock().inventory_calls)
     }
 
     /// Lines of the stored inventory.
@@ -290,7 +286,7 @@ impl FakeRuntime {
     /// Takes the recorded calls, in order: `<verb> <resource>/<name>`.
     pub(super) fn calls(&self) -> Vec<String> {
         self.collect_calls();
-        std::mem::take(&mut self.state().calls)
+        std::mem::take(&mut self.state.lock().calls)
     }
 
     /// Edits an object as a foreign field manager; `id` is `<resource>/<name>`.

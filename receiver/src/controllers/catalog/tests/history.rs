@@ -343,7 +343,7 @@ impl Simulation {
     /// KCP's catalog with the held channels and versions as they were accepted, as far as there are templates.
     fn effective(&self) -> Model {
         let mut model = self.model.clone();
-        let kcp = lock(&self.fixture.catalog.0.kcp);
+        let kcp = self.fixture.catalog.0.kcp.lock();
         let none = removal_guard::Releases::new();
         let accepted = kcp.ledger.accepted.as_ref().unwrap_or(&none);
         for removal in &kcp.held.removals {

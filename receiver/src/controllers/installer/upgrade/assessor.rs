@@ -85,7 +85,6 @@ impl Assessor {
 
     /// Assesses the runtimes of this replica. `current` is the state in effect, `retargeted` the next one.
     pub(super) fn assess(&self, current: &UpgradeState, retargeted: &UpgradeState, now: Instant) -> Fleet {
-        // A panic of another thread cannot leave a row that the next assessment would not repair.
         let mut table = self.table.lock();
         let reports = self.fleet.path_reports();
         let known: HashSet<_> = reports.iter().map(|report| &report.kyma).collect();

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use arc_swap::ArcSwap;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tidewatch_shared::identity::RuntimeId;
 use tokio::time::Instant;
 
@@ -53,23 +53,18 @@ impl UpgradeHandle {
         is_running: bool,
         unproven_before: bool,
     ) {
-        let mut observed = self.lock();
+        let mut observed = self.observed.lock();
         let before = observed.get(key).filter(|before| before.image == *image).and_then(|before| before.running_since);
         let running_since = is_running.then(|| before.unwrap_or_else(Instant::now));
         observed.insert(key.clone(), ObservedImage { image: image.clone(), running_since, unproven_before });
     }
 
     pub(super) fn observed_image(&self, key: &KymaKey) -> Option<ObservedImage> {
-        self.lock().get(key).cloned()
+        self.observed.lock().get(key).cloned()
     }
 
     pub(super) fn retain(&self, keep: impl Fn(&KymaKey) -> bool) {
-        self.lock().retain(|key, _| keep(key));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, ObservedImage>> {
-        // Every change is a single insertion or removal, so a panic of another thread leaves the map consistent.
-        self.observed.lock()
+        self.observed.lock().retain(|key, _| keep(key));
     }
 }
 

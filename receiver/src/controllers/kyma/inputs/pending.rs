@@ -16,7 +16,7 @@ use kube::{
     Api, Client,
     api::{Patch, PatchParams},
 };
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use tidewatch_shared::{
     api::Kyma,
@@ -139,7 +139,7 @@ impl PendingInputs {
 
     /// The next Kyma after this one, in the order of the keys and then from their start: each has its turn.
     fn following(&self, last: Option<&KymaKey>) -> Option<KymaKey> {
-        let all = self.lock();
+        let all = self.0.pending.lock();
         let from = last.map_or(Bound::Unbounded, Bound::Excluded);
         let next = all.range::<KymaKey, _>((from, Bound::Unbounded)).next();
         next.or_else(|| all.first_key_value()).map(|(key, _)| key.clone())
@@ -147,7 +147,7 @@ impl PendingInputs {
 
     /// Writes the annotation of a Kyma. `None` if none waits.
     async fn write(&self, kcp: &Client, key: &KymaKey) -> Option<Written> {
-        let pending = self.lock().get(key).cloned()?;
+        let pending = self.0.pending.lock().get(key).cloned()?;
         let write = send(kcp, key, &pending);
         let written = match pending.fence.clone() {
             Some(fence) => fenced(fence, write).await,
@@ -160,7 +160,7 @@ impl PendingInputs {
     /// Writes all annotations that wait now, once.
     #[cfg(test)]
     pub(crate) async fn write_all(&self, kcp: &Client) {
-        let keys: Vec<_> = self.lock().keys().cloned().collect();
+        let keys: Vec<_> = self.0.pending.lock().keys().cloned().collect();
         for key in keys {
             self.write(kcp, &key).await;
         }
@@ -191,14 +191,9 @@ impl PendingInputs {
     }
 
     fn change(&self, change: impl FnOnce(&mut BTreeMap<KymaKey, Pending>)) {
-        let mut all = self.lock();
+        let mut all = self.0.pending.lock();
         change(&mut all);
         self.0.metrics.pending.set(i64::try_from(all.len()).unwrap_or(i64::MAX));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<KymaKey, Pending>> {
-        // Each change is a single step: a panic of another thread leaves no partial state.
-        self.0.pending.lock()
     }
 }
 

@@ -89,7 +89,7 @@ async fn work_that_ends_during_the_write_is_written_next() {
     let bed = Bed::new(1);
     bed.end(0, "a", "b");
     let client = bed.kcp.client();
-    let sent = bed.pending.lock()[&key(0)].clone();
+    let sent = bed.pending.0.pending.lock()[&key(0)].clone();
     assert_eq!(send(&client, &key(0), &sent).await, Written::Stored);
     bed.end(0, "a", "c");
     bed.pending.settle(&key(0), &sent, Written::Stored);
