@@ -9,9 +9,10 @@ use std::{
 };
 
 use thiserror::Error;
-use tidewatch_shared::identity::RuntimeId;
+use tidewatch_api::identity::RuntimeId;
 #[cfg(feature = "otlp")]
-use tidewatch_shared::trace::Exporter;
+use tidewatch_kit::trace::Exporter;
+
 use tokio::{
     sync::{Semaphore, watch},
     task::{JoinHandle, JoinSet},
@@ -68,7 +69,7 @@ pub enum RunError {
     /// `--otlp-endpoint`.
     #[cfg(feature = "otlp")]
     #[error("failed to start the export of traces")]
-    Traces(#[from] tidewatch_shared::trace::StartError),
+    Traces(#[from] tidewatch_kit::trace::StartError),
     /// The flags name neither identity files nor a token file; the command line refuses this too.
     #[error("neither identity files nor an enrolment token configured")]
     NoIdentity,

@@ -10,7 +10,8 @@ use std::{sync::Arc, time::Duration};
 use http::StatusCode;
 use parking_lot::Mutex;
 use serde_json::json;
-use tidewatch_shared::{heartbeat::Canary, names::AGENT_OBJECT};
+use tidewatch_api::names::AGENT_OBJECT;
+use tidewatch_contract::heartbeat::Canary;
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, sleep_until, timeout},

@@ -4,11 +4,11 @@ use std::{net::SocketAddr, num::NonZeroU32, path::PathBuf, time::Duration};
 
 use clap::{ArgGroup, Parser, ValueEnum};
 use strum::IntoStaticStr;
-use tidewatch_shared::{
+use tidewatch_api::{
     identity::{RuntimeId, TrustDomain},
     names::SKR_NAMESPACE,
-    variant::VariantName as _,
 };
+use tidewatch_kit::variant::VariantName as _;
 use tracing::field::{DisplayValue, display};
 
 pub use crate::receiver::{Endpoint, ParseEndpointError};

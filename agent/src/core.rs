@@ -16,13 +16,15 @@ mod status;
 use std::{collections::BTreeMap, sync::Arc};
 
 use parking_lot::Mutex;
-use tidewatch_shared::{
+use tidewatch_api::{
+    identity::{Epoch, RuntimeId},
+    plan::{Plan, PlannedWatch},
+};
+use tidewatch_contract::{
     digest::{Digest, ObjectHasher},
     event::Change,
     exchange::{EventsResponse, HeartbeatResponse},
     heartbeat::{Canary, CertificateState, Heartbeat},
-    identity::{Epoch, RuntimeId},
-    plan::{Plan, PlannedWatch},
     signature::Nonce,
 };
 use tokio::{sync::Notify, time::Instant};

@@ -18,14 +18,14 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 use rustls::ClientConfig;
 use thiserror::Error;
-use tidewatch_shared::{
+use tidewatch_api::identity::{RuntimeId, TrustDomain};
+use tidewatch_contract::{
     certificate::{self, Leaf, ReadCertificateError, RuntimeCertificate},
     heartbeat::CertificateState,
-    identity::{RuntimeId, TrustDomain},
     signature::{SignError, Signer},
-    tls::{self, PemError, TlsConfigError},
     v2::ReadCallerError,
 };
+use tidewatch_kit::tls::{self, PemError, TlsConfigError};
 use tokio::{sync::watch, time::sleep};
 
 pub(crate) use channel::{CertificateNotice, EnrollerHandle, RenewalOrder, renewal_channel};

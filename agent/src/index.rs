@@ -12,11 +12,10 @@ use std::{
     ops::Bound::{Excluded, Included, Unbounded},
     sync::Arc,
 };
-
-use tidewatch_shared::{
+use tidewatch_api::plan::Field;
+use tidewatch_contract::{
     digest::{Digest, ObjectHasher},
     event::Change,
-    plan::Field,
 };
 
 pub use object::{ObjectState, Uid, Version};

@@ -15,13 +15,13 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::StatusCode;
 use serde::de::DeserializeOwned;
-use tidewatch_shared::{
+use tidewatch_api::identity::Epoch;
+use tidewatch_contract::{
     event::BATCH_CONTENT_TYPE,
     exchange::{EVENTS_PATH, EventsResponse, HEARTBEAT_PATH, HeartbeatResponse},
     heartbeat::{CertificateState, EVIDENCE_INTERVALS, aligned},
-    identity::Epoch,
-    variant::VariantName as _,
 };
+use tidewatch_kit::variant::VariantName as _;
 use tokio::{
     sync::watch,
     task::JoinSet,

@@ -34,14 +34,14 @@ use std::{
 };
 
 use bytes::Bytes;
-use tidewatch_shared::{
+use tidewatch_api::identity::{Epoch, Instance, RuntimeId};
+use tidewatch_contract::{
     digest::Digest,
     event::{EventId, Reason},
     exchange::{EventsResponse, Settled},
-    identity::{Epoch, Instance, RuntimeId},
     signature::Nonce,
-    variant::VariantName as _,
 };
+use tidewatch_kit::variant::VariantName as _;
 use tokio::time::Instant;
 
 pub(crate) use entry::Update;

@@ -20,7 +20,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use jiff::Timestamp;
-use tidewatch_shared::metrics::Registry;
+use tidewatch_kit::metrics::Registry;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,

@@ -7,11 +7,11 @@ use serde::{
     de::{IgnoredAny, MapAccess, Visitor},
 };
 use thiserror::Error;
-use tidewatch_shared::{
+use tidewatch_api::{
     identity::{ParseIdentityError, RuntimeId},
     names::{ENROLMENT_URL_KEY, PLAN_KEY, RECEIVER_URL_KEY, RUNTIME_ID_KEY, TRUST_BUNDLE_KEY},
-    tls::{self, TlsConfigError},
 };
+use tidewatch_kit::tls::{self, TlsConfigError};
 use tokio::sync::watch;
 
 use crate::receiver::{Endpoint, ParseEndpointError};

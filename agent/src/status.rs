@@ -1,10 +1,8 @@
 //! Status document of the admin listener, and its text form for `status`.
 
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::{
-    heartbeat::WatchState,
-    table::{age, aligned, sanitize},
-};
+use tidewatch_contract::heartbeat::WatchState;
+use tidewatch_kit::table::{age, aligned, sanitize};
 
 use crate::identity::IdentityReport;
 
@@ -113,7 +111,7 @@ fn page(lines: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tidewatch_shared::identity::{Epoch, Instance};
+    use tidewatch_api::identity::{Epoch, Instance};
 
     use super::*;
     use crate::identity::IdentitySource;

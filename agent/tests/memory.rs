@@ -13,7 +13,8 @@ use tidewatch_agent::{
     core::{Core, ObjectState, Version, WatchId},
     telemetry::Metrics,
 };
-use tidewatch_shared::{exchange::EventsResponse, identity::Instance, names::AGENT_MEMORY_MIB, plan::Plan};
+use tidewatch_api::{identity::Instance, names::AGENT_MEMORY_MIB, plan::Plan};
+use tidewatch_contract::exchange::EventsResponse;
 use tokio::time::Instant;
 
 #[global_allocator]

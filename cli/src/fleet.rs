@@ -2,6 +2,8 @@
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use tidewatch_api::{ConditionStatus, plan::Work};
+use tidewatch_kit::{table, variant::VariantName as _};
 use tidewatch_receiver::{
     fleet::table::RuntimeView,
     ingress::admin::{
@@ -9,7 +11,6 @@ use tidewatch_receiver::{
         report::{Report, Summary},
     },
 };
-use tidewatch_shared::{api::ConditionStatus, plan::Work, table, variant::VariantName as _};
 
 use crate::{admin::AdminFlags, block_on, exit, output};
 

@@ -7,7 +7,7 @@ use http::Request;
 use http_body_util::Full;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
-use tidewatch_shared::table;
+use tidewatch_kit::table;
 
 use crate::request;
 

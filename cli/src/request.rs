@@ -7,7 +7,7 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use thiserror::Error;
-use tidewatch_shared::table;
+use tidewatch_kit::table;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 /// Bytes of a refusal that the error shows.

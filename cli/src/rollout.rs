@@ -9,6 +9,7 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::json;
+use tidewatch_api::names::{RELEASES, ROLLOUTS, annotation};
 use tidewatch_receiver::{
     base::pause,
     controllers::{
@@ -16,7 +17,6 @@ use tidewatch_receiver::{
         module_rollout::view::{self, Confirmation, KcpObjects, ViewOptions},
     },
 };
-use tidewatch_shared::names::{RELEASES, ROLLOUTS, annotation};
 
 use crate::{
     block_on,

@@ -5,11 +5,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use jiff::Timestamp;
+use tidewatch_contract::certificate::KeyId;
+use tidewatch_kit::table;
 use tidewatch_receiver::{
     ingress::admin::{ROTATE_PATH, ROTATION_PATH},
     pki::{PhaseName, RotationProgress, RotationRequest, RotationResponse, SecretState},
 };
-use tidewatch_shared::{certificate::KeyId, table};
 use tokio::time::{Instant, sleep};
 
 use crate::{

@@ -10,6 +10,8 @@ use http_body_util::Full;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use tidewatch_agent::status::{STATUS_PATH, Status};
+use tidewatch_api::names::{SKR_NAMESPACE, label};
+use tidewatch_kit::system_roots::SystemRoots;
 use tidewatch_receiver::{
     base::key::KymaKey,
     controllers::installer::pod_selector,
@@ -17,10 +19,6 @@ use tidewatch_receiver::{
         leader::WriteFence,
         runtime_access::{AccessSecret, Cidr, Metrics, RuntimeAccess, Settings, list_all},
     },
-};
-use tidewatch_shared::{
-    names::{SKR_NAMESPACE, label},
-    system_roots::SystemRoots,
 };
 
 use crate::{

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use tidewatch_kit::table;
 use tidewatch_receiver::controllers::windows::MaintenanceWindows;
-use tidewatch_shared::table;
 
 use crate::catalog::files;
 

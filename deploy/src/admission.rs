@@ -10,8 +10,8 @@
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{ModuleTemplateSpec, crds},
+use tidewatch_api::{
+    ModuleTemplateSpec, crds,
     names::{GROUP, KCP_NAMESPACE, VERSION, annotation},
 };
 

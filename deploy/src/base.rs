@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::{coordination::v1::Lease, rbac::v1::PolicyRule};
 use serde_json::{Value, json};
+use tidewatch_api::names::KCP_NAMESPACE;
 use tidewatch_receiver::{pki::CA_SECRET, rights};
-use tidewatch_shared::names::KCP_NAMESPACE;
 
 use crate::{
     alerts,

@@ -1,8 +1,8 @@
 //! The reference page of all metrics of the agent and the receiver.
 
 use tidewatch_agent::telemetry;
+use tidewatch_kit::metrics::markdown_table;
 use tidewatch_receiver::app;
-use tidewatch_shared::metrics::markdown_table;
 
 use crate::render::File;
 

@@ -6,7 +6,6 @@ use clap::{Arg, Command, CommandFactory as _};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
-use tidewatch_shared::api;
 
 use crate::render::File;
 
@@ -86,7 +85,7 @@ fn row(argument: &Arg) -> String {
 #[must_use]
 pub fn custom_resources() -> File {
     let mut content = RESOURCES.to_owned();
-    for definition in api::crds::crds() {
+    for definition in tidewatch_api::crds::crds() {
         resource_section(&definition, &mut content);
     }
     File { name: "custom-resources.md".to_owned(), content }

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::{Value, json};
 use serde_saphyr::ser_options;
-use tidewatch_shared::{api, json};
+use tidewatch_kit::json;
 
 const HEADER: &str = "# Generated from the Rust types by `cargo generate`; changes made here are lost.\n---\n";
 
@@ -24,7 +24,7 @@ pub struct File {
 /// # Errors
 /// An object cannot be serialized.
 pub fn crds() -> Result<Vec<File>> {
-    with_kustomization(api::crds::crds().iter().map(crd).collect::<Result<_>>()?)
+    with_kustomization(tidewatch_api::crds::crds().iter().map(crd).collect::<Result<_>>()?)
 }
 
 /// Adds a kustomization of these files.
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn rendered_crds_equal_their_source() {
-        for (file, object) in crds().unwrap().iter().zip(api::crds::crds()) {
+        for (file, object) in crds().unwrap().iter().zip(tidewatch_api::crds::crds()) {
             let read: CustomResourceDefinition = serde_saphyr::from_str(&file.content).unwrap();
             assert_eq!(read, object, "{}", file.name);
         }

@@ -197,7 +197,7 @@ mod tests {
         let document = document("tidewatch-agent", "0.1.0", &programs, &lock).unwrap();
         let components = document["components"].as_array().unwrap();
         let find = |name: &str| components.iter().find(|component| component["name"] == name);
-        for name in ["tidewatch-agent", "tidewatch-shared", "tokio", "rustls"] {
+        for name in ["tidewatch-agent", "tidewatch-contract", "tokio", "rustls"] {
             assert!(find(name).is_some(), "{name} is missing");
         }
         assert!(find("proptest").is_none() && find("tidewatch-receiver").is_none());

@@ -18,9 +18,10 @@ use anyhow::{Context as _, Result, anyhow};
 use arc_swap::ArcSwap;
 use kube::Client;
 use rustls::ServerConfig;
-use tidewatch_shared::identity::Instance;
+use tidewatch_api::identity::Instance;
 #[cfg(feature = "otlp")]
-use tidewatch_shared::trace::Exporter;
+use tidewatch_kit::trace::Exporter;
+
 use tokio::{
     runtime::{self, Runtime as Executor},
     task::JoinSet,

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
-use tidewatch_shared::{identity::TrustDomain, names};
+use tidewatch_api::{identity::TrustDomain, names};
 
 use crate::{
     base::flags::{object_name, seconds},

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use tidewatch_kit::error_levels;
 use tidewatch_receiver::{app, config::Config};
-use tidewatch_shared::error_levels;
 
 /// Returns memory of finished bursts (thousands of handshakes and reconciles) to the system, which the default
 /// allocator keeps.

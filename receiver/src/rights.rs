@@ -4,7 +4,7 @@
 //! All of them are in the receiver's own namespace, except for [`ca_rules`]. `--admin-auth` also needs the ClusterRole `system:auth-delegator`.
 
 use k8s_openapi::api::{coordination::v1::Lease, rbac::v1::PolicyRule};
-use tidewatch_shared::names::{GROUP, RELEASES, ROLLOUTS};
+use tidewatch_api::names::{GROUP, RELEASES, ROLLOUTS};
 
 use crate::{
     base::{pause, shard::ShardCount},

@@ -6,7 +6,7 @@ use std::{io, sync::Arc};
 
 use arc_swap::ArcSwap;
 use thiserror::Error;
-use tidewatch_shared::metrics::{MetricDescription, Registry};
+use tidewatch_kit::metrics::{MetricDescription, Registry};
 use tracing_subscriber::{EnvFilter, util::SubscriberInitExt};
 
 pub use readiness::{Pending, Readiness};

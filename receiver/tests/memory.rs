@@ -17,6 +17,10 @@ use kube::{
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use tidewatch_api::{
+    Kyma, Manifest,
+    names::{KUBECONFIG_KEY, annotation, label},
+};
 use tidewatch_receiver::{
     base::{
         key::KymaKey,
@@ -28,10 +32,6 @@ use tidewatch_receiver::{
         CommonKymaParts, CommonParts,
         runtime_access::{AccessSecret, ListedSecret, Metrics, RuntimeAccess, Settings},
     },
-};
-use tidewatch_shared::{
-    api::{Kyma, Manifest},
-    names::{KUBECONFIG_KEY, annotation, label},
 };
 
 #[global_allocator]

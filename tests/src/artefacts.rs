@@ -18,7 +18,8 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tidewatch_shared::{hex, names::annotation};
+use tidewatch_api::names::annotation;
+use tidewatch_kit::hex;
 use tokio::{
     net::TcpListener,
     task::{AbortHandle, JoinSet},

@@ -13,13 +13,13 @@ use hyper_util::{
 };
 use rustls::RootCertStore;
 use serde_json::{Value, json};
-use tidewatch_receiver::pki::{Ca, PemIdentity};
-use tidewatch_shared::{
+use tidewatch_api::identity::{Epoch, RuntimeId, TrustDomain};
+use tidewatch_contract::{
     certificate,
-    identity::{Epoch, RuntimeId, TrustDomain},
     signature::{self, Headers, Message, Nonce, Signer},
-    tls,
 };
+use tidewatch_kit::tls;
+use tidewatch_receiver::pki::{Ca, PemIdentity};
 
 use crate::landscape::now;
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
 use serde_json::json;
-use tidewatch_shared::{api::State, names::SKR_NAMESPACE};
+use tidewatch_api::{State, names::SKR_NAMESPACE};
 
 use crate::{
     bed::TestBed,

@@ -167,7 +167,7 @@ fn tls() -> Result<(Arc<ServerConfig>, String)> {
     let mut leaf = CertificateParams::new(vec!["127.0.0.1".to_owned()])?;
     leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     let leaf = leaf.signed_by(&key, &Issuer::from_params(&params, &authority_key))?;
-    let mut config = ServerConfig::builder_with_provider(tidewatch_shared::tls::provider())
+    let mut config = ServerConfig::builder_with_provider(tidewatch_kit::tls::provider())
         .with_protocol_versions(&[&TLS13])?
         .with_no_client_auth()
         .with_single_cert(

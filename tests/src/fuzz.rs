@@ -9,20 +9,22 @@ mod seeds;
 use std::sync::LazyLock;
 
 use serde_json::Value;
-use tidewatch_receiver::{
-    ingress::enrolment::{KeySet, MAX_KEY_SET_BYTES, Token},
-    kube::runtime_access::kubeconfig::RuntimeKubeconfig,
-    pki::SigningRequest,
+use tidewatch_api::{
+    names::GROUP,
+    plan::{self, Plan, carries_secrets},
 };
-use tidewatch_shared::{
+use tidewatch_contract::{
     enrolment::{CertificateRequest, MAX_REQUEST_BYTES, MAX_TOKEN_BYTES},
     event::{self, MAX_EVENTS, Received},
     forwarded,
     heartbeat::{self, Heartbeat},
-    names::GROUP,
-    plan::{self, Plan, carries_secrets},
     signature::{Message, SignedRequest, WINDOW_SECONDS, verify},
     v2,
+};
+use tidewatch_receiver::{
+    ingress::enrolment::{KeySet, MAX_KEY_SET_BYTES, Token},
+    kube::runtime_access::kubeconfig::RuntimeKubeconfig,
+    pki::SigningRequest,
 };
 
 pub use agent::{agent_config, answers, certificate_answer, discovery, refusal, trust_answer, watch};

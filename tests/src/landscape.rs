@@ -15,8 +15,8 @@ use anyhow::{Context as _, Result};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use parking_lot::Mutex as Lock;
+use tidewatch_api::identity::{RuntimeId, TrustDomain};
 use tidewatch_receiver::pki::{self, Ca};
-use tidewatch_shared::identity::{RuntimeId, TrustDomain};
 use tokio::sync::Mutex;
 
 use crate::{

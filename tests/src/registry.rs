@@ -14,7 +14,7 @@ use std::{
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::json;
-use tidewatch_shared::tls::{Identity, TlsConfigError};
+use tidewatch_kit::tls::{Identity, TlsConfigError};
 
 use crate::{
     bed::TestBed,

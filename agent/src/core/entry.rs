@@ -1,12 +1,9 @@
 //! State of one watch of the plan.
 
 use std::sync::Arc;
+use tidewatch_api::plan::{PlannedWatch, Work};
+use tidewatch_contract::{digest::Digest, heartbeat::WatchState};
 
-use tidewatch_shared::{
-    digest::Digest,
-    heartbeat::WatchState,
-    plan::{PlannedWatch, Work},
-};
 use tokio::time::Instant;
 
 use super::WatchId;

@@ -1,6 +1,6 @@
 //! Condition of the event path by the agent's own evidence: its heartbeats and their responses.
 
-use tidewatch_shared::heartbeat::{EVIDENCE_INTERVALS, failing};
+use tidewatch_contract::heartbeat::{EVIDENCE_INTERVALS, failing};
 
 use super::status::{ConditionStatus, EventPath, Runtime};
 
@@ -62,7 +62,8 @@ fn not_applied(error: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tidewatch_shared::{heartbeat::WatchState, identity::Epoch};
+    use tidewatch_api::identity::Epoch;
+    use tidewatch_contract::heartbeat::WatchState;
 
     use super::*;
     use crate::core::LastHeartbeat;

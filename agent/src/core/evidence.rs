@@ -13,7 +13,7 @@ pub(crate) struct Evidence {
     pub(crate) is_listed: bool,
     /// The canary came back recently.
     pub(crate) is_canary_fresh: bool,
-    /// See [`tidewatch_shared::heartbeat::Heartbeat::incomplete`].
+    /// See [`tidewatch_contract::heartbeat::Heartbeat::incomplete`].
     pub(crate) is_incomplete: bool,
 }
 

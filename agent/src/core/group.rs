@@ -10,12 +10,9 @@ use std::{
     ops::Bound::{Excluded, Unbounded},
     sync::Arc,
 };
+use tidewatch_api::plan::{MAX_WATCHES, PlannedWatch};
+use tidewatch_contract::{digest::Digest, heartbeat::WatchState};
 
-use tidewatch_shared::{
-    digest::Digest,
-    heartbeat::WatchState,
-    plan::{MAX_WATCHES, PlannedWatch},
-};
 use tokio::time::Instant;
 
 use super::{Core, PlanChanges, StartedWatch, State, WatchId, entry::WatchEntry};

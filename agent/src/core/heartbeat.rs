@@ -1,10 +1,8 @@
 //! Record of the receiver's responses to heartbeats, for the status of the event path.
 
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::{
-    exchange::{HeartbeatResponse, Settled},
-    identity::Epoch,
-};
+use tidewatch_api::identity::Epoch;
+use tidewatch_contract::exchange::{HeartbeatResponse, Settled};
 use tokio::time::Instant;
 
 /// The receiver's response to the last answered heartbeat.
@@ -67,7 +65,8 @@ mod tests {
     use std::time::Duration;
 
     use serde_json::{Value, json};
-    use tidewatch_shared::{exchange::EventsResponse, plan::Plan};
+    use tidewatch_api::plan::Plan;
+    use tidewatch_contract::exchange::EventsResponse;
 
     use super::*;
     use crate::{

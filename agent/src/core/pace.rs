@@ -58,7 +58,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tidewatch_shared::plan::Plan;
+    use tidewatch_api::plan::Plan;
 
     use super::*;
     use crate::{

@@ -2,10 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 use strum::Display;
-use tidewatch_shared::{
-    heartbeat::WatchState,
-    identity::{Epoch, Instance},
-};
+use tidewatch_api::identity::{Epoch, Instance};
+use tidewatch_contract::heartbeat::WatchState;
 
 use super::LastHeartbeat;
 

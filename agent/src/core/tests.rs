@@ -1,10 +1,10 @@
 use std::{num::NonZeroI64, time::Duration};
 
 use serde_json::json;
-use tidewatch_shared::{
+use tidewatch_api::identity::Instance;
+use tidewatch_contract::{
     event::{Event, Payload, Reason, parse_batch},
     exchange::RefusedEvent,
-    identity::Instance,
 };
 
 use super::*;

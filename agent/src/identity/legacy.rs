@@ -1,11 +1,8 @@
 //! Identities of contract v2, as lifecycle-manager issues them.
 
 use rustls::pki_types::{PrivateKeyDer, pem::PemObject};
-use tidewatch_shared::{
-    certificate,
-    tls::{self, TlsConfigError},
-    v2::Caller,
-};
+use tidewatch_contract::{certificate, v2::Caller};
+use tidewatch_kit::tls::{self, TlsConfigError};
 
 use super::{Credentials, CredentialsError, KeyMaterial, certificate_state};
 use crate::{clock, receiver::Endpoint};

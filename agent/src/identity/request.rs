@@ -10,10 +10,8 @@ use aws_lc_rs::{
     rand::SystemRandom,
     signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair},
 };
-use tidewatch_shared::{
-    certificate::labelled_pem,
-    identity::{RuntimeId, TrustDomain},
-};
+use tidewatch_api::identity::{RuntimeId, TrustDomain};
+use tidewatch_contract::certificate::labelled_pem;
 
 const INTEGER: u8 = 0x02;
 const BIT_STRING: u8 = 0x03;

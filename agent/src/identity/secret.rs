@@ -6,7 +6,7 @@ use std::sync::Arc;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 use serde_json::json;
-use tidewatch_shared::names::{CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY};
+use tidewatch_api::names::{CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY};
 use tokio::sync::watch;
 
 use crate::{

@@ -6,7 +6,7 @@ use rcgen::{
     ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType, date_time_ymd,
 };
 use rustls::pki_types::{PrivatePkcs8KeyDer, pem::PemObject as _};
-use tidewatch_shared::certificate::Leaf;
+use tidewatch_contract::certificate::Leaf;
 
 use super::*;
 use crate::telemetry::Readiness;

@@ -1,8 +1,8 @@
 //! State kept of one object: 56 bytes, beside its key.
 
 use std::{fmt, num::NonZeroI64};
-
-use tidewatch_shared::{event::Change, hex};
+use tidewatch_contract::event::Change;
+use tidewatch_kit::hex;
 
 use crate::memory::allocation;
 

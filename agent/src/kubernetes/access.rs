@@ -11,7 +11,7 @@ use rustls::{
     pki_types::{InvalidDnsNameError, PrivateKeyDer, ServerName, pem::PemObject},
 };
 use thiserror::Error;
-use tidewatch_shared::tls::{self, PemError, TlsConfigError};
+use tidewatch_kit::tls::{self, PemError, TlsConfigError};
 
 use crate::clock;
 

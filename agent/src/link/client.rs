@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderName, Method, Request, header, request::Builder};
-use tidewatch_shared::{
+use tidewatch_contract::{
     signature::{CONTENT_DIGEST, Headers, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, SignError},
     v2,
 };

@@ -1,7 +1,7 @@
 //! Certificate renewal beside events and heartbeats. The receiver responds when its issuer does, which may take long or
 //! fail, so a renewal has a connection of its own, which closes with it; it holds no resources while idle.
 
-use tidewatch_shared::enrolment::{self, CERTIFICATES_PATH};
+use tidewatch_contract::enrolment::{self, CERTIFICATES_PATH};
 
 use super::{
     apply_clock_offset,

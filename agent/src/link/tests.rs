@@ -18,17 +18,16 @@ use hyper_util::{
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tidewatch_shared::{
+use tidewatch_api::{identity::Instance, plan::Plan};
+use tidewatch_contract::{
     certificate::Leaf,
     enrolment::CERTIFICATES_PATH,
     event::{Payload, Received, parse_batch},
     heartbeat::Heartbeat,
-    identity::Instance,
-    plan::Plan,
     problem::{Kind, Problem},
     signature::{CONTENT_DIGEST, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, SignedRequest, verify},
-    tls,
 };
+use tidewatch_kit::tls;
 use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle, time::timeout};
 use tokio_rustls::TlsAcceptor;
 

@@ -14,7 +14,7 @@ use futures::{
     stream::FuturesUnordered,
 };
 use http::StatusCode;
-use tidewatch_shared::v2;
+use tidewatch_contract::v2;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 

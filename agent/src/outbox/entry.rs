@@ -1,6 +1,7 @@
 //! Events that wait to be sent.
 
-use tidewatch_shared::{digest::Digest, event::Change, variant::VariantName as _};
+use tidewatch_contract::{digest::Digest, event::Change};
+use tidewatch_kit::variant::VariantName as _;
 
 use crate::index::ObjectState;
 

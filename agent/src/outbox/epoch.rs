@@ -1,7 +1,7 @@
 //! State of one epoch, and the causes for which a new epoch begins.
 
 use strum::IntoStaticStr;
-use tidewatch_shared::identity::Epoch;
+use tidewatch_api::identity::Epoch;
 
 /// Counters of one epoch; all of them start at zero.
 #[derive(Clone, Copy, Debug)]

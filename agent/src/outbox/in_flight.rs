@@ -7,12 +7,12 @@ use std::{
 
 use bytes::Bytes;
 use jiff::Timestamp;
-use tidewatch_shared::{
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_contract::{
     digest::Digest,
     event::{Change, EventId, OBJECT_CHANGED, OBJECT_DELETED, Subject, WATCH_CHANGED, WireData, WireEvent},
-    identity::RuntimeId,
-    trace,
 };
+use tidewatch_kit::trace;
 
 use super::{
     WatchInfo,
@@ -142,7 +142,7 @@ fn trace(since: i64) -> Option<String> {
 
 #[cfg(all(test, feature = "otlp"))]
 mod tests {
-    use tidewatch_shared::trace::Exporter;
+    use tidewatch_kit::trace::Exporter;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! Limits of one request: those of the contract, lowered to those that the receiver announces.
 
 use serde::Deserialize;
-use tidewatch_shared::event::MAX_BODY_BYTES;
+use tidewatch_contract::event::MAX_BODY_BYTES;
 
 use super::EVENTS_PER_REQUEST;
 

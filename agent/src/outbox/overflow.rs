@@ -2,8 +2,7 @@
 //! watch of every object.
 
 use std::sync::Arc;
-
-use tidewatch_shared::digest::Digest;
+use tidewatch_contract::digest::Digest;
 
 use super::{
     EVENTS_PER_REQUEST, Outbox, Update,

@@ -5,8 +5,7 @@
 //! object starves.
 
 use std::sync::Arc;
-
-use tidewatch_shared::event::Change;
+use tidewatch_contract::event::Change;
 
 use super::entry::{Entry, Update};
 use crate::index::Index;
@@ -78,8 +77,8 @@ impl Sweep {
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroI64;
-
-    use tidewatch_shared::{digest::ObjectHasher, plan::Field};
+    use tidewatch_api::plan::Field;
+    use tidewatch_contract::digest::ObjectHasher;
 
     use super::*;
     use crate::index::{ChangeRule, ObjectState, Version};

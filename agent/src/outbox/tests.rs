@@ -1,10 +1,10 @@
 use std::{collections::HashMap, num::NonZeroI64, time::Duration};
 
 use proptest::prelude::*;
-use tidewatch_shared::{
+use tidewatch_api::names::OWN_MANAGER;
+use tidewatch_contract::{
     event::{Change, Event, Payload, parse_batch},
     exchange::RefusedEvent,
-    names::OWN_MANAGER,
 };
 
 use super::{refusal::PARKED_RETRY, *};
@@ -182,7 +182,7 @@ fn refused_event_is_replaced_by_a_watch_event_with_the_same_sequence() {
     let (again, events) = send(&mut outbox, now).unwrap();
     assert_eq!(again.epoch, batch.epoch);
     assert_eq!((sequences(&events), events[0].delta), (vec![1], Digest::new(1)));
-    assert_eq!(events[0].payload, tidewatch_shared::event::Payload::Watch);
+    assert_eq!(events[0].payload, tidewatch_contract::event::Payload::Watch);
     // If the replacement is refused as well, it is parked, and a new epoch closes the gap.
     let refused = refuse(&again, 1, Reason::Malformed);
     outbox.apply_response(now, again.epoch, &EventsResponse { refused, ..response(ONE, 1, 0) });
@@ -257,12 +257,13 @@ fn refused_batch_is_bisected_until_the_refused_event_is_isolated() {
     while let Some((batch, events)) = send(&mut outbox, now) {
         requests += 1;
         assert!(requests < 20);
-        let is_bad = |event: &Event| matches!(&event.payload, tidewatch_shared::event::Payload::Object(o) if o.subject.name == "5");
+        let is_bad = |event: &Event| matches!(&event.payload, tidewatch_contract::event::Payload::Object(o) if o.subject.name == "5");
         if events.iter().any(is_bad) {
             outbox.refused_whole(now, batch.epoch);
             continue;
         }
-        watch_entries += events.iter().filter(|event| event.payload == tidewatch_shared::event::Payload::Watch).count();
+        watch_entries +=
+            events.iter().filter(|event| event.payload == tidewatch_contract::event::Payload::Watch).count();
         accepted = events.last().unwrap().id.sequence;
         outbox.apply_response(now, batch.epoch, &response(ONE, 1, accepted));
     }

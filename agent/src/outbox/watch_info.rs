@@ -1,6 +1,6 @@
 //! Metadata of a watch from the plan and from API discovery.
 
-use tidewatch_shared::plan::{PlannedWatch, Work};
+use tidewatch_api::plan::{PlannedWatch, Work};
 
 /// Fields that all events of a watch share.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::{
 };
 
 use thiserror::Error;
-use tidewatch_shared::plan::{ParsePlanError, Plan};
+use tidewatch_api::plan::{ParsePlanError, Plan};
 use tokio::{sync::watch, time::sleep};
 
 use super::PlanSender;
@@ -103,7 +103,7 @@ fn read(path: &Path) -> Result<String, PlanFileError> {
 
 #[cfg(test)]
 mod tests {
-    use tidewatch_shared::names;
+    use tidewatch_api::names;
 
     use super::*;
     use crate::telemetry::Readiness;

@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use rustls::ClientConfig;
 use thiserror::Error;
-use tidewatch_shared::{enrolment, signature::SignError};
+use tidewatch_contract::{enrolment, signature::SignError};
 use tokio::time::timeout;
 
 use super::{Dialer, Endpoint};

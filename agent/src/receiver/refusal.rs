@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, StatusCode, header};
 use jiff::fmt::rfc2822;
 use strum::IntoStaticStr;
-use tidewatch_shared::problem::{Kind, Problem};
+use tidewatch_contract::problem::{Kind, Problem};
 
 use super::client::BufferedResponse;
 use crate::outbox::AnnouncedLimits;

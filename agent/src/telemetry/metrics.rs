@@ -16,7 +16,7 @@ use prometheus_client::{
     },
 };
 use strum::IntoStaticStr;
-use tidewatch_shared::{
+use tidewatch_kit::{
     metric_set,
     metrics::{KindLabel, MetricDescription, ReasonLabel, Registry, RouteLabel},
     variant::VariantName as _,

@@ -51,7 +51,7 @@ pub(super) fn spread(ceiling: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use tidewatch_shared::heartbeat::SILENT_AFTER_SECONDS;
+    use tidewatch_contract::heartbeat::SILENT_AFTER_SECONDS;
 
     use super::*;
 

@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use parking_lot::Mutex;
-use tidewatch_shared::plan::{ALL_RESOURCES, PlannedWatch};
+use tidewatch_api::plan::{ALL_RESOURCES, PlannedWatch};
 use tokio::sync::watch;
 
 use super::{Named, Sink, Target};

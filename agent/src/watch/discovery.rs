@@ -11,7 +11,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error as _, SeqAccess, Visitor},
 };
-use tidewatch_shared::plan::PlannedWatch;
+use tidewatch_api::plan::PlannedWatch;
 
 use super::{Definitions, target::group_version};
 use crate::kubernetes::{ApiClient, ApiError};

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use http::StatusCode;
-use tidewatch_shared::{names::AGENT_OBJECT, plan::PlannedWatch};
+use tidewatch_api::{names::AGENT_OBJECT, plan::PlannedWatch};
 use tokio::{sync::watch, time::Instant};
 
 use super::{Discovery, Sink, Target, built_in, object::Object};

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
+use tidewatch_api::{
+    Kyma,
+    names::{GROUP, VERSION, annotation},
+};
 use tidewatch_receiver::{
     base::kymas::{ModuleSelection, pins},
     controllers::catalog::check::Source,
-};
-use tidewatch_shared::{
-    api::Kyma,
-    names::{GROUP, VERSION, annotation},
 };
 
 use super::LiveFlags;

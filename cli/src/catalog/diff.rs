@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use jiff::Timestamp;
 use serde::Serialize;
+use tidewatch_api::Manifest;
 use tidewatch_receiver::controllers::{
     catalog::{
         Flags,
@@ -15,7 +16,6 @@ use tidewatch_receiver::controllers::{
     },
     kyma::preview::{self as kyma_preview, Fleet, KymaEffects},
 };
-use tidewatch_shared::api::Manifest;
 
 use super::{LiveFlags, files};
 use crate::{block_on, exit, output, windows::WindowFlags};

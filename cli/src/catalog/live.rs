@@ -11,15 +11,15 @@ use kube::{
     core::{DeserializeGuard, ObjectMeta},
 };
 use serde::de::DeserializeOwned;
+use tidewatch_api::{
+    Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate,
+    names::{self, label},
+};
+use tidewatch_kit::table;
 use tidewatch_receiver::{
     base::{labels::is_label_value, takeover::Takeover},
     controllers::catalog::{check::Objects, preview::Live, visibility::restricted_modules},
     kube::runtime_access::list_map,
-};
-use tidewatch_shared::{
-    api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate},
-    names::{self, label},
-    table,
 };
 
 use crate::cluster::{ClusterFlags, LIST_LIMITS, within_deadline};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_saphyr::options;
-use tidewatch_shared::api::{Gvk, Info, Link, Manager, Other};
+use tidewatch_api::{Gvk, Info, Link, Manager, Other};
 
 use super::InvalidError;
 

@@ -5,7 +5,7 @@ use std::{fmt, fs, path::PathBuf};
 use anyhow::{Context as _, Result};
 use clap::{ArgGroup, Args};
 use serde::Serialize;
-use tidewatch_shared::table;
+use tidewatch_kit::table;
 
 use super::{
     artefact::Artefact,

@@ -13,12 +13,12 @@ use http_body_util::{BodyExt as _, Limited};
 use serde::Serialize;
 use strum::Display;
 use thiserror::Error;
+use tidewatch_kit::table;
 use tidewatch_oci::{
     credentials::{Origin, RegistryAddress},
     digest::Digest,
     fetch::{Access, FetchError, Reference},
 };
-use tidewatch_shared::table;
 use tokio::time::timeout;
 
 use super::{

@@ -9,13 +9,13 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use hyper_util::client::proxy::matcher::Matcher;
+use tidewatch_kit::addresses::AddressRules;
 use tidewatch_oci::{
     credentials::{AllowedHost, Credentials, RegistryAddress, RegistryTarget},
     fetch::{FetchError, Fetcher, Limits},
     metrics::Metrics,
     tls,
 };
-use tidewatch_shared::addresses::AddressRules;
 
 use super::credentials;
 

@@ -6,12 +6,12 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use serde_json::{Value, json};
+use tidewatch_kit::table;
 use tidewatch_oci::{
     descriptor::{self, AccessType, Document, Resource, ResourceDigest},
     key_folder,
     signature::{self, Method, SignatureAlgorithm, SigningKey},
 };
-use tidewatch_shared::table;
 
 use super::{
     InvalidError,

@@ -7,11 +7,11 @@ use jiff::{Timestamp, tz::TimeZone};
 use kube::core::ObjectMeta;
 use serde_json::{Value, json};
 use serde_saphyr::ser_options;
-use tidewatch_receiver::controllers::catalog::check::{self, CheckOptions, Severity, Source};
-use tidewatch_shared::{
-    api::{Link, ModuleTemplate, ModuleTemplateSpec},
+use tidewatch_api::{
+    Link, ModuleTemplate, ModuleTemplateSpec,
     names::{GROUP, KCP_NAMESPACE, VERSION, annotation, label},
 };
+use tidewatch_receiver::controllers::catalog::check::{self, CheckOptions, Severity, Source};
 
 use super::{
     InvalidError,

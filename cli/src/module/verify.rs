@@ -6,12 +6,12 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use serde::Serialize;
 use strum::Display;
+use tidewatch_kit::table;
 use tidewatch_oci::{
     descriptor::RAW_MANIFEST,
     key_folder::{self, KeyFiles},
     signature::{self, ComponentKeys, Covered, SignatureError, SignatureResult},
 };
-use tidewatch_shared::table;
 
 use super::{
     registry::RegistryFlags,

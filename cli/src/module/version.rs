@@ -9,9 +9,9 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 use serde_saphyr::options;
+use tidewatch_api::ModuleTemplate;
 use tidewatch_oci::{descriptor::RAW_MANIFEST, layer};
 use tidewatch_receiver::controllers::manifest::preview::{ComparedVersion, VersionContent, review};
-use tidewatch_shared::api::ModuleTemplate;
 
 use super::{
     InvalidError, config, constructor,

@@ -11,7 +11,7 @@ use std::{
 use rcgen::{KeyPair, PKCS_RSA_SHA256, RsaKeySize};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tidewatch_shared::names::annotation;
+use tidewatch_api::names::annotation;
 use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
 use crate::{

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde_json::{Value, json};
-use tidewatch_shared::tls;
+use tidewatch_kit::tls;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use aws_lc_rs::digest as sha;
 use serde_json::{Value, json};
-use tidewatch_shared::hex;
+use tidewatch_kit::hex;
 
 /// Bytes with a media type.
 pub(super) struct Blob {

@@ -9,11 +9,11 @@ use anyhow::{Context as _, Result};
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use futures::FutureExt as _;
 use kube::Client;
+use tidewatch_api::{identity::Instance, plan::Work};
 use tidewatch_oci::{
     flags::{Settings, Source},
     registry::Registry,
 };
-use tidewatch_shared::{identity::Instance, plan::Work};
 use tokio::{runtime::Handle, time::Instant};
 use tokio_util::sync::CancellationToken;
 

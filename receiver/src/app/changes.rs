@@ -30,8 +30,8 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
-use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate, Watcher},
+use tidewatch_api::{
+    ModuleReleaseMeta, ModuleTemplate, Watcher,
     names::{RELEASES, label},
     plan::Work,
 };

@@ -2,7 +2,7 @@
 //! that run.
 
 use prometheus_client::metrics::gauge::Gauge;
-use tidewatch_shared::{metric_set, metrics::MetricDescription};
+use tidewatch_kit::{metric_set, metrics::MetricDescription};
 
 use crate::{
     app::{changes, open_files},

@@ -5,7 +5,7 @@ use rustix::{
     io::Errno,
     process::{Resource, Rlimit, getrlimit, setrlimit},
 };
-use tidewatch_shared::metric_set;
+use tidewatch_kit::metric_set;
 
 /// File descriptors for everything but accepted connections: the Lease, watches of KCP, two idle connections to each
 /// runtime cluster that was reconciled in the last half minute, managers, the registry, files.

@@ -7,12 +7,12 @@ use anyhow::Context as _;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
+use tidewatch_api::plan::Work;
 use tidewatch_oci::{
     key_folder::{self, KeyFiles, KeyFolderError},
     registry::{Change, Registry},
     signature::ComponentKeys,
 };
-use tidewatch_shared::plan::Work;
 use tokio::time::{self, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
@@ -167,6 +167,8 @@ impl ComponentKeyFiles {
 mod tests {
     use clap::Parser as _;
     use futures::FutureExt as _;
+    use tidewatch_api::plan::Plan;
+    use tidewatch_kit::metrics::Registry as Metrics;
     use tidewatch_oci::{
         self,
         component::ComponentVersion,
@@ -174,7 +176,6 @@ mod tests {
         layer::LayerKind,
         registry::{Key, LayerKey},
     };
-    use tidewatch_shared::{metrics::Registry as Metrics, plan::Plan};
 
     use super::*;
     use crate::{

@@ -9,7 +9,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use anyhow::{Context as _, Result};
 use futures::FutureExt as _;
 use kube::Client;
-use tidewatch_shared::identity::Instance;
+use tidewatch_api::identity::Instance;
 use tokio::{
     runtime::Handle,
     task::JoinSet,

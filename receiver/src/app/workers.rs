@@ -4,7 +4,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc};
 
 use anyhow::{Error, anyhow};
 use futures::FutureExt as _;
-use tidewatch_shared::plan::Work;
+use tidewatch_api::plan::Work;
 use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 

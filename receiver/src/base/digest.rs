@@ -1,7 +1,7 @@
 //! Identifiers of contents, equal in every process and version.
 
 use aws_lc_rs::digest::{SHA256, digest};
-use tidewatch_shared::hex;
+use tidewatch_kit::hex;
 
 /// First bytes of the SHA-256 of a content in hex; at most 32.
 pub(crate) fn short_digest(content: &[u8], bytes: usize) -> String {

@@ -9,7 +9,7 @@ mod user_selection;
 use std::{borrow::Cow, sync::Arc};
 
 use kube::runtime::reflector::Lookup;
-use tidewatch_shared::api::Kyma;
+use tidewatch_api::Kyma;
 
 pub use self::{
     facts::KymaFacts,

@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::{RwLock, RwLockWriteGuard};
-use tidewatch_shared::api::Manifest;
+use tidewatch_api::Manifest;
 use tokio::sync::Notify;
 
 use self::index::{Index, Owner};

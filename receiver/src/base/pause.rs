@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use tidewatch_shared::names::label;
+use tidewatch_api::names::label;
 
 use crate::base::{kymas::KymaFacts, labels::is_true};
 
@@ -81,7 +81,7 @@ impl Pause {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tidewatch_shared::api::Kyma;
+    use tidewatch_api::Kyma;
 
     use super::*;
 

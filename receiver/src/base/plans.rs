@@ -4,7 +4,7 @@ use std::{collections::HashMap, fmt, sync::Arc};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tidewatch_shared::plan::{Plan, PlannedWatch};
+use tidewatch_api::plan::{Plan, PlannedWatch};
 
 use super::key::KymaKey;
 
@@ -79,8 +79,7 @@ impl fmt::Debug for Plans {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-
-    use tidewatch_shared::plan::{Field, Work};
+    use tidewatch_api::plan::{Field, Work};
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use thiserror::Error;
-use tidewatch_shared::identity::TrustDomain;
+use tidewatch_api::identity::TrustDomain;
 
 /// Name of a replica, for example `tidewatch-replica-0`: a DNS label (RFC 1123).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

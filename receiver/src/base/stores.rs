@@ -1,7 +1,7 @@
 //! Caches of the control plane, shared by all layers.
 
 use kube::runtime::reflector::Store;
-use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate, Watcher};
+use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, Watcher};
 
 use super::{kymas::CachedKyma, manifests::Manifests};
 

@@ -10,7 +10,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
-use tidewatch_shared::{api::Kyma, names::label};
+use tidewatch_api::{Kyma, names::label};
 use tokio::time::Instant;
 
 use crate::base::{key::KymaKey, kymas::KymaFacts, labels::is_true, pause::Pause};
@@ -148,7 +148,7 @@ pub(crate) fn is_handed_back<'a>(kyma: impl Into<KymaFacts<'a>>) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tidewatch_shared::names::{annotation, finalizer};
+    use tidewatch_api::names::{annotation, finalizer};
 
     use super::*;
 

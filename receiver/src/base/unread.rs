@@ -1,7 +1,7 @@
 //! Parts of objects that no reader of the caches needs. A reconcile reads its Kyma from KCP, so the cached one lacks what is
 //! only shown to users.
 
-use tidewatch_shared::api::{Kyma, ModuleStatus, PartialMeta, TrackingObject};
+use tidewatch_api::{Kyma, ModuleStatus, PartialMeta, TrackingObject};
 
 /// Conditions that summarize other parts of the status for users: the states of the modules, and of the pull secret.
 const UNREAD_CONDITIONS: [&str; 2] = ["Modules", "SKRImagePullSecretSync"];

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use decide::{RotationPolicy, Transition};
 use followers::{FollowerSummary, Question};
-use tidewatch_shared::error_levels;
+use tidewatch_kit::error_levels;
 
 use crate::{
     base::peers::{AskError, Topic},

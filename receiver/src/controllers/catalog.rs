@@ -45,7 +45,7 @@ use jiff::{Timestamp, civil::Date};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt};
 use parking_lot::Mutex;
-use tidewatch_shared::api::ModuleReleaseMeta;
+use tidewatch_api::ModuleReleaseMeta;
 use tokio::time::timeout;
 
 pub use content::content_id;

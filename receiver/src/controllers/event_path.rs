@@ -23,11 +23,8 @@ use clap::Args;
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use kube::{Client, runtime::reflector::ObjectRef};
-use tidewatch_shared::{
-    api::{Condition, Kyma},
-    error_levels,
-    variant::VariantName as _,
-};
+use tidewatch_api::{Condition, Kyma};
+use tidewatch_kit::{error_levels, variant::VariantName as _};
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
@@ -405,7 +402,8 @@ mod tests {
     use http::StatusCode;
     use kube::runtime::reflector::store::Writer;
     use serde_json::json;
-    use tidewatch_shared::{identity::RuntimeId, metrics::Registry, plan::Plan};
+    use tidewatch_api::{identity::RuntimeId, plan::Plan};
+    use tidewatch_kit::metrics::Registry;
     use tokio::sync::{mpsc, watch};
 
     use super::*;

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures::FutureExt as _;
 use serde::{Serialize, de::DeserializeOwned};
-use tidewatch_shared::error_levels;
+use tidewatch_kit::error_levels;
 use tokio::time::timeout;
 
 use crate::{

@@ -41,7 +41,7 @@ use std::{
 
 use kube::Client;
 use parking_lot::Mutex;
-use tidewatch_shared::{api::Kyma, identity::RuntimeId, plan::Plan};
+use tidewatch_api::{Kyma, identity::RuntimeId, plan::Plan};
 
 use self::{desired::DesiredObjects, readiness::PathEvidence};
 use crate::{

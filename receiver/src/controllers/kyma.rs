@@ -43,13 +43,10 @@ use futures::future::join;
 use jiff::Timestamp;
 use kube::{Client, ResourceExt};
 use serde_json::Value;
-use tidewatch_shared::{
-    api::{Condition, ConditionStatus, Kyma, KymaStatus, Manifest},
-    identity::RuntimeId,
-    names::label,
-    plan::Work,
-    variant::VariantName as _,
+use tidewatch_api::{
+    Condition, ConditionStatus, Kyma, KymaStatus, Manifest, identity::RuntimeId, names::label, plan::Work,
 };
+use tidewatch_kit::variant::VariantName as _;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 

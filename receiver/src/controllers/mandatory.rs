@@ -18,8 +18,8 @@ use kube::{
 };
 use parking_lot::Mutex;
 use serde_json::json;
-use tidewatch_shared::{
-    api::{Manifest, ModuleReleaseMeta},
+use tidewatch_api::{
+    Manifest, ModuleReleaseMeta,
     names::{field_manager, finalizer, label},
 };
 use tokio::{

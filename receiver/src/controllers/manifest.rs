@@ -61,13 +61,13 @@ use futures::future::BoxFuture;
 use kube::{Client, ResourceExt as _, runtime::reflector::ObjectRef};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
-use tidewatch_oci::registry::LayerKey;
-use tidewatch_shared::{
-    api::{CustomResourcePolicy, Manifest, State},
-    event::Object,
+use tidewatch_api::{
+    CustomResourcePolicy, Manifest, State,
     names::{annotation, label},
-    variant::VariantName as _,
 };
+use tidewatch_contract::event::Object;
+use tidewatch_kit::variant::VariantName as _;
+use tidewatch_oci::registry::LayerKey;
 use tokio::time::{Instant, timeout};
 
 pub(crate) use default_object::CreatedDefault;

@@ -17,11 +17,11 @@ use kube::{
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use thiserror::Error;
-use tidewatch_shared::{
-    api::Manifest,
-    error_levels,
+use tidewatch_api::{
+    Manifest,
     names::{annotation, label},
 };
+use tidewatch_kit::error_levels;
 use tokio_util::sync::CancellationToken;
 
 use crate::{

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use parking_lot::Mutex;
-use tidewatch_shared::random::Random;
+use tidewatch_kit::random::Random;
 
 use crate::base::{foreign_text, key::KymaKey};
 

@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use prometheus_client::metrics::gauge::Gauge;
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::Resource,
+use tidewatch_api::{
+    Resource,
     names::{SKR_NAMESPACE, label},
 };
 use tokio_util::sync::CancellationToken;

@@ -8,10 +8,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
-use tidewatch_shared::{
-    api::{Condition, KymaStatus, LastOperation, ModuleStatus, Other, State},
-    names::SKR_NAMESPACE,
-};
+use tidewatch_api::{Condition, KymaStatus, LastOperation, ModuleStatus, Other, State, names::SKR_NAMESPACE};
 
 pub(crate) use concurrent::ConflictRetries;
 pub(crate) use condition::{Conditions, Observation, SECRET_DELETED, SECRET_MISSING, unreachable_since};
@@ -197,7 +194,7 @@ fn strip(value: &mut Value) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tidewatch_shared::variant::VariantName as _;
+    use tidewatch_kit::variant::VariantName as _;
 
     use super::*;
 

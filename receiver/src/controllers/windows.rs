@@ -15,7 +15,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use tidewatch_shared::api::{Kyma, ModuleStatus};
+use tidewatch_api::{Kyma, ModuleStatus};
 
 pub use file::PolicyFile;
 pub use flags::Flags;

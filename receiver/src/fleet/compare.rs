@@ -1,6 +1,6 @@
 //! Digest comparison of one epoch: expected digest per watch, and mismatches.
 
-use tidewatch_shared::{
+use tidewatch_contract::{
     digest::Digest,
     heartbeat::{Heartbeat, MAX_WATCHES},
 };

@@ -1,13 +1,11 @@
 //! Ledger of one epoch of a runtime: sequences received, their watches, and how far the work of each watch is settled.
 
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::{
-    event::Event,
-    exchange::Settled,
-    heartbeat::Heartbeat,
+use tidewatch_api::{
     identity::Epoch,
     plan::{MAX_WATCHES, Work},
 };
+use tidewatch_contract::{event::Event, exchange::Settled, heartbeat::Heartbeat};
 
 use super::{
     PlanIndex,

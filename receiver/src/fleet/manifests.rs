@@ -18,8 +18,8 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tidewatch_kit::random::rotate;
 use tidewatch_oci::registry::{Change, LayerKey};
-use tidewatch_shared::random::rotate;
 use tokio::{
     sync::Notify,
     time::{Instant, MissedTickBehavior, interval},

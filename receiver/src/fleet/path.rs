@@ -3,11 +3,8 @@
 use std::time::Duration;
 
 use strum::{EnumString, IntoStaticStr, VariantNames};
-use tidewatch_shared::{
-    api::ConditionStatus,
-    heartbeat::{EVIDENCE_INTERVALS as INTERVALS, Heartbeat, failing},
-    identity::Epoch,
-};
+use tidewatch_api::{ConditionStatus, identity::Epoch};
+use tidewatch_contract::heartbeat::{EVIDENCE_INTERVALS as INTERVALS, Heartbeat, failing};
 use tokio::time::Instant;
 
 use super::plan_index::PlanIndex;
@@ -285,11 +282,9 @@ fn truncate(words: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_shared::{
-        heartbeat::{SILENT_AFTER_SECONDS, SILENT_MESSAGE},
-        plan::Plan,
-        variant::VariantName as _,
-    };
+    use tidewatch_api::plan::Plan;
+    use tidewatch_contract::heartbeat::{SILENT_AFTER_SECONDS, SILENT_MESSAGE};
+    use tidewatch_kit::variant::VariantName as _;
 
     use super::*;
 

@@ -6,11 +6,11 @@ use std::{
 };
 
 use kube::ResourceExt as _;
-use tidewatch_shared::{
-    api::crds::runtime_crds,
-    event::{Change, Event, Object, Payload, Subject},
+use tidewatch_api::{
+    crds::runtime_crds,
     plan::{Plan, PlannedWatch, Work, carries_secrets},
 };
+use tidewatch_contract::event::{Change, Event, Object, Payload, Subject};
 
 use crate::fleet::queue::{Drift, WorkSet};
 

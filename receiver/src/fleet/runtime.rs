@@ -1,16 +1,15 @@
 //! State of one runtime: its epochs, plan and last heartbeat.
 
 use std::{sync::Arc, time::Duration};
-
-use tidewatch_shared::{
+use tidewatch_api::{identity::Epoch, plan::Work};
+use tidewatch_contract::{
     certificate::KeyId,
     event::{Event, EventId, Object, Payload, Reason, Received, Subject},
     exchange::Settled,
     heartbeat::Heartbeat,
-    identity::Epoch,
-    plan::Work,
     v2,
 };
+
 use tokio::time::Instant;
 
 use super::{

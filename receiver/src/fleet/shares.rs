@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
-use tidewatch_shared::metric_set;
+use tidewatch_kit::metric_set;
 use tokio::time::Instant;
 
 use crate::base::key::KymaKey;

@@ -41,13 +41,12 @@ use std::{
 use jiff::Timestamp;
 use parking_lot::{Mutex, MutexGuard};
 use thiserror::Error;
-use tidewatch_shared::{
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_contract::{
     exchange::{EventsResponse, HeartbeatResponse, RefusedEvent},
     heartbeat::Heartbeat,
-    identity::RuntimeId,
-    metrics::ResultLabel,
-    variant::VariantName as _,
 };
+use tidewatch_kit::{metrics::ResultLabel, variant::VariantName as _};
 use tokio::{
     sync::{Notify, broadcast},
     time::Instant,
@@ -75,7 +74,7 @@ use shared::Shared;
 use state::{EventsReply, HeartbeatReply};
 use trust::TrustAnnouncer;
 #[cfg(test)]
-use {crate::kube::leader::WriteFence, tidewatch_shared::identity::Instance};
+use {crate::kube::leader::WriteFence, tidewatch_api::identity::Instance};
 
 /// Settings of the runtime table.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,8 @@
 //! Signed input of a runtime, as the gateway hands it to the fleet.
 
 use rustls_pki_types::CertificateDer;
-use tidewatch_shared::{certificate::KeyId, event::Received, identity::RuntimeId, signature::VerifiedSignature};
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_contract::{certificate::KeyId, event::Received, signature::VerifiedSignature};
 
 /// Input that a runtime signed. The constructor consumes a [`VerifiedSignature`], which only signature verification
 /// creates, so the type proves that the input was verified. The gateway constructs it after the certificate, the
@@ -62,11 +63,11 @@ impl<T> Verified<T> {
     /// Stands for input that was not verified.
     pub(crate) fn unchecked(
         runtime: &RuntimeId,
-        epoch: tidewatch_shared::identity::Epoch,
+        epoch: tidewatch_api::identity::Epoch,
         created: i64,
         payload: T,
     ) -> Self {
-        let nonce = tidewatch_shared::signature::Nonce { epoch, counter: 0 };
+        let nonce = tidewatch_contract::signature::Nonce { epoch, counter: 0 };
         Self::new(runtime.clone(), VerifiedSignature::unchecked(created, nonce), payload)
     }
 }

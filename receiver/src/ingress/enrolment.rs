@@ -40,10 +40,10 @@ use std::{
 use clap::Args;
 use kube::Client;
 use thiserror::Error;
-use tidewatch_shared::{
+use tidewatch_api::identity::TrustDomain;
+use tidewatch_contract::{
     certificate::Leaf,
     enrolment::{CertificateRequest, CertificateResponse, RenewalRequest},
-    identity::TrustDomain,
 };
 use tokio::{
     runtime::Handle,

@@ -51,7 +51,8 @@ use std::{hash::RandomState, net::SocketAddr, sync::Arc, thread, time::Duration}
 use arc_swap::ArcSwap;
 use clap::Args;
 use rustls::ServerConfig;
-use tidewatch_shared::{event::MAX_BODY_BYTES, identity::TrustDomain};
+use tidewatch_api::identity::TrustDomain;
+use tidewatch_contract::event::MAX_BODY_BYTES;
 use tokio::{
     net::TcpListener,
     sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},

@@ -32,7 +32,7 @@ mod response;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use tidewatch_shared::identity::RuntimeId;
+use tidewatch_api::identity::RuntimeId;
 use tokio::{
     runtime::Handle,
     sync::mpsc,

@@ -6,7 +6,7 @@ use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
-use tidewatch_shared::{metric_set, metrics::KindLabel};
+use tidewatch_kit::{metric_set, metrics::KindLabel};
 
 /// Resource and operation of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -27,7 +27,7 @@ use kube::{
     runtime::{WatchStreamExt as _, watcher},
 };
 use serde::de::DeserializeOwned;
-use tidewatch_shared::error_levels;
+use tidewatch_kit::error_levels;
 
 pub(crate) use contested::{Component, WriteBudget};
 pub use contested::{WriteBudgets, WriteMetrics};

@@ -17,7 +17,7 @@ use std::{collections::HashMap, fmt, sync::Arc};
 
 use kube::Client;
 use parking_lot::{Mutex, MutexGuard};
-use tidewatch_shared::api::{Kyma, State, Watcher};
+use tidewatch_api::{Kyma, State, Watcher};
 use tokio::{sync::Notify, time::Instant};
 
 pub use metrics::Metrics;

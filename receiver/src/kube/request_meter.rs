@@ -10,7 +10,7 @@ use futures::{FutureExt as _, future::BoxFuture};
 use http::{Method, Request, Response, Uri};
 use http_body::{Body, Frame, SizeHint};
 use prometheus_client::metrics::gauge::Gauge;
-use tidewatch_shared::metrics::KindLabel;
+use tidewatch_kit::metrics::KindLabel;
 use tower::{Layer, Service, layer::layer_fn};
 
 use super::{Metrics, body_deadline::is_watch, metrics::RequestLabels};
@@ -152,7 +152,7 @@ mod tests {
     use http::StatusCode;
     use http_body_util::Empty;
     use hyper::body::Bytes;
-    use tidewatch_shared::metrics::Registry;
+    use tidewatch_kit::metrics::Registry;
     use tower::{ServiceBuilder, ServiceExt as _, service_fn};
 
     use super::*;

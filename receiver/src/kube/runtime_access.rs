@@ -28,8 +28,8 @@ use kube::Client;
 use parking_lot::Mutex;
 use strum::IntoStaticStr;
 use thiserror::Error;
-pub use tidewatch_shared::addresses;
-use tidewatch_shared::{system_roots::SystemRoots, tls, variant::VariantName as _};
+pub use tidewatch_kit::addresses;
+use tidewatch_kit::{system_roots::SystemRoots, tls, variant::VariantName as _};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep},

@@ -10,7 +10,7 @@ use kube::{
     api::{ObjectMeta, PostParams},
 };
 use thiserror::Error;
-use tidewatch_shared::error_levels;
+use tidewatch_kit::error_levels;
 use tokio::time::{Instant, timeout};
 
 use super::object;

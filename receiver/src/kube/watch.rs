@@ -20,7 +20,8 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
-use tidewatch_shared::{error_levels, metrics::KindLabel, names::GROUP};
+use tidewatch_api::names::GROUP;
+use tidewatch_kit::{error_levels, metrics::KindLabel};
 
 pub(crate) use backoff::WatchBackoff;
 pub use common_parts::{CommonKymaParts, CommonParts};
@@ -209,7 +210,8 @@ mod tests {
 
     use kube::runtime::reflector::store::Writer;
     use serde_json::{Value, json};
-    use tidewatch_shared::{api::ModuleTemplate, metrics::Registry};
+    use tidewatch_api::ModuleTemplate;
+    use tidewatch_kit::metrics::Registry;
 
     use super::*;
     use crate::kube::recorder;

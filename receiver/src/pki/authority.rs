@@ -3,11 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use tidewatch_shared::{
-    certificate::{KeyId, Leaf},
-    identity::{RuntimeId, TrustDomain},
-    tls,
-};
+use tidewatch_api::identity::{RuntimeId, TrustDomain};
+use tidewatch_contract::certificate::{KeyId, Leaf};
+use tidewatch_kit::tls;
 use tokio::sync::watch;
 
 use super::{BACKDATE, Ca, CertManager, IssueError, PemIdentity, REPLICA_VALIDITY, SigningRequest, TrustBundle};
@@ -137,7 +135,7 @@ impl Authority {
 #[cfg(test)]
 mod tests {
     use rcgen::{CertificateParams, KeyPair};
-    use tidewatch_shared::certificate::RuntimeCertificate;
+    use tidewatch_contract::certificate::RuntimeCertificate;
 
     use super::*;
     use crate::pki::{CA_VALIDITY, RUNTIME_VALIDITY, testing::fixed_authority};

@@ -8,11 +8,9 @@ use rcgen::{
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber, date_time_ymd,
 };
 use rustls_pki_types::{CertificateDer, pem::PemObject};
-use tidewatch_shared::{
-    certificate::{KeyId, Leaf, to_pem},
-    identity::{RuntimeId, TrustDomain},
-    tls::{Identity, TlsConfigError},
-};
+use tidewatch_api::identity::{RuntimeId, TrustDomain};
+use tidewatch_contract::certificate::{KeyId, Leaf, to_pem};
+use tidewatch_kit::tls::{Identity, TlsConfigError};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{BACKDATE, PkiError, TrustBundle};
@@ -290,7 +288,8 @@ fn serial() -> Result<SerialNumber, PkiError> {
 
 #[cfg(test)]
 mod tests {
-    use tidewatch_shared::{certificate::RuntimeCertificate, tls::certificates};
+    use tidewatch_contract::certificate::RuntimeCertificate;
+    use tidewatch_kit::tls::certificates;
 
     use super::*;
     use crate::pki::{CA_VALIDITY, RUNTIME_VALIDITY, SERVER_VALIDITY};

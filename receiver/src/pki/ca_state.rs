@@ -6,7 +6,8 @@ use k8s_openapi::ByteString;
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr, VariantArray};
 use thiserror::Error;
-use tidewatch_shared::{certificate::KeyId, tls::TlsConfigError};
+use tidewatch_contract::certificate::KeyId;
+use tidewatch_kit::tls::TlsConfigError;
 
 use super::{Ca, PkiError, Trust, TrustBundle};
 

@@ -16,12 +16,12 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P2
 use rustls_pki_types::UnixTime;
 use serde::Deserialize;
 use serde_json::json;
-use tidewatch_shared::{
-    certificate::{Leaf, RuntimeCertificate},
+use tidewatch_api::{
     identity::{RuntimeId, TrustDomain},
     names::label,
-    tls,
 };
+use tidewatch_contract::certificate::{Leaf, RuntimeCertificate};
+use tidewatch_kit::tls;
 use tokio::{
     sync::Semaphore,
     time::{sleep, timeout},
@@ -262,7 +262,7 @@ mod tests {
     use parking_lot::Mutex;
     use rcgen::ExtendedKeyUsagePurpose;
     use serde_json::Value;
-    use tidewatch_shared::variant::VariantName as _;
+    use tidewatch_kit::variant::VariantName as _;
 
     use super::*;
     use crate::{

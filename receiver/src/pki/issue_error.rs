@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use strum::IntoStaticStr;
 use thiserror::Error;
-use tidewatch_shared::{certificate::ReadCertificateError, tls::TlsConfigError};
+use tidewatch_contract::certificate::ReadCertificateError;
+use tidewatch_kit::tls::TlsConfigError;
 
 use super::{PkiError, ReplicaError};
 

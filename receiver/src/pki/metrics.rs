@@ -5,7 +5,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
 use strum::VariantArray as _;
-use tidewatch_shared::{
+use tidewatch_kit::{
     metric_set,
     metrics::{OutcomeLabel, ReasonLabel},
     variant::VariantName as _,

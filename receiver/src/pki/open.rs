@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use kube::Client;
-use tidewatch_shared::identity::TrustDomain;
+use tidewatch_api::identity::TrustDomain;
 use tokio::sync::watch;
 
 use super::{

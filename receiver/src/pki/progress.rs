@@ -1,7 +1,7 @@
 //! Progress of a rotation, as the admin listener and the command line show it.
 
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::certificate::KeyId;
+use tidewatch_contract::certificate::KeyId;
 
 use super::ca_state::PhaseName;
 

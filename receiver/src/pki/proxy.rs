@@ -6,10 +6,8 @@ use arc_swap::ArcSwap;
 use rustls::{RootCertStore, server::WebPkiClientVerifier, server::danger::ClientCertVerifier};
 use rustls_pki_types::{CertificateDer, DnsName};
 use thiserror::Error;
-use tidewatch_shared::{
-    certificate::SubjectAltNames,
-    tls::{self, TlsConfigError},
-};
+use tidewatch_contract::certificate::SubjectAltNames;
+use tidewatch_kit::tls::{self, TlsConfigError};
 
 /// The text is neither a SPIFFE URI nor a DNS name.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]

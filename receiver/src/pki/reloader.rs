@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context as _, ensure};
 use futures::{StreamExt as _, stream::BoxStream};
 use k8s_openapi::api::core::v1::Secret;
-use tidewatch_shared::{certificate::KeyId, error_levels};
+use tidewatch_contract::certificate::KeyId;
+use tidewatch_kit::error_levels;
 use tokio::time::{self, Interval, MissedTickBehavior};
 
 use super::{

@@ -14,9 +14,9 @@ use arc_swap::ArcSwap;
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, client::Resumption, version::TLS13};
 use rustls_pki_types::UnixTime;
-use tidewatch_shared::{
-    certificate::Leaf,
-    identity::TrustDomain,
+use tidewatch_api::identity::TrustDomain;
+use tidewatch_contract::certificate::Leaf;
+use tidewatch_kit::{
     metric_set,
     metrics::OutcomeLabel,
     tls::{self, Identity, TlsConfigError},

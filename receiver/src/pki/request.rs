@@ -5,10 +5,8 @@ use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use rcgen::{PKCS_ECDSA_P256_SHA256, PublicKeyData, SubjectPublicKeyInfo};
 use rustls_pki_types::{CertificateSigningRequestDer, pem::PemObject};
 use thiserror::Error;
-use tidewatch_shared::{
-    certificate::labelled_pem,
-    identity::{RuntimeId, TrustDomain},
-};
+use tidewatch_api::identity::{RuntimeId, TrustDomain};
+use tidewatch_contract::certificate::labelled_pem;
 use x509_parser::{
     certification_request::X509CertificationRequestInfo,
     oid_registry::{OID_X509_COMMON_NAME, OID_X509_EXT_BASIC_CONSTRAINTS},
@@ -141,7 +139,7 @@ mod tests {
     use rcgen::{
         BasicConstraints, CertificateParams, CustomExtension, DnType, IsCa, KeyPair, PKCS_ECDSA_P384_SHA384, SanType,
     };
-    use tidewatch_shared::certificate::RuntimeCertificate;
+    use tidewatch_contract::certificate::RuntimeCertificate;
 
     use super::*;
     use crate::pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY};
@@ -163,7 +161,7 @@ mod tests {
         let ca = Ca::generate("root", 1_800_000_000, CA_VALIDITY).unwrap();
         let (runtime, domain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
         let chain = ca.issue_runtime(&runtime, &domain, &read.key, 1_800_000_000, RUNTIME_VALIDITY).unwrap();
-        let leaf = tidewatch_shared::tls::certificates(chain.as_bytes()).unwrap().remove(0);
+        let leaf = tidewatch_kit::tls::certificates(chain.as_bytes()).unwrap().remove(0);
         let certificate = RuntimeCertificate::read(&leaf, &domain).unwrap();
         assert_eq!((certificate.runtime, &*certificate.leaf.public_key), (runtime, key.public_key_raw()));
     }
@@ -177,7 +175,7 @@ mod tests {
         let ca = Ca::generate("root", 1_800_000_000, CA_VALIDITY).unwrap();
         let (runtime, domain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
         let chain = ca.issue_runtime(&runtime, &domain, &request.key, 1_800_000_000, RUNTIME_VALIDITY).unwrap();
-        let leaf = tidewatch_shared::tls::certificates(chain.as_bytes()).unwrap().remove(0);
+        let leaf = tidewatch_kit::tls::certificates(chain.as_bytes()).unwrap().remove(0);
         assert_eq!(crate::pki::replica_of(&leaf, &domain), None);
         assert_eq!(RuntimeCertificate::read(&leaf, &domain).unwrap().runtime, runtime);
     }

@@ -3,10 +3,8 @@
 use std::sync::Arc;
 
 use rustls::ServerConfig;
-use tidewatch_shared::{
-    certificate::{Leaf, fingerprint},
-    tls::{self, ClientKind, Identity, TlsConfigError},
-};
+use tidewatch_contract::certificate::{Leaf, fingerprint};
+use tidewatch_kit::tls::{self, ClientKind, Identity, TlsConfigError};
 
 use super::TrustBundle;
 

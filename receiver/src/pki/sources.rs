@@ -8,10 +8,8 @@ use rustls::{
 };
 use rustls_pki_types::UnixTime;
 use thiserror::Error;
-use tidewatch_shared::{
-    certificate::Leaf,
-    tls::{self, Identity, TlsConfigError},
-};
+use tidewatch_contract::certificate::Leaf;
+use tidewatch_kit::tls::{self, Identity, TlsConfigError};
 
 use super::{
     Flags, IssuerName, PemIdentity, ServerIdentity, ServerName, TlsFlags, Trust, TrustBundle, ca_state::CaState,

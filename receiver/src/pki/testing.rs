@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::Client;
-use tidewatch_shared::identity::TrustDomain;
+use tidewatch_api::identity::TrustDomain;
 use tokio::sync::watch;
 
 use super::{

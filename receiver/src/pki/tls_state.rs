@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
-use tidewatch_shared::{certificate::KeyId, tls::TlsConfigError, variant::VariantName as _};
+use tidewatch_contract::certificate::KeyId;
+use tidewatch_kit::{tls::TlsConfigError, variant::VariantName as _};
 use tokio::sync::watch;
 
 use super::{Authority, Metrics, Proxy, Trust, TrustBundle, ca_state::CaState, sources::TlsSnapshot, store::CaSecret};

@@ -2,10 +2,8 @@
 
 use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
-use tidewatch_shared::{
-    certificate::{self, KeyId},
-    tls,
-};
+use tidewatch_contract::certificate::{self, KeyId};
+use tidewatch_kit::tls;
 
 /// Roots that agents and this receiver trust.
 #[derive(Clone, Debug, PartialEq, Eq)]

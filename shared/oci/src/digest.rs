@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use aws_lc_rs::digest::{Context, SHA256, digest};
 use thiserror::Error;
-use tidewatch_shared::hex;
+use tidewatch_kit::hex;
 
 const PREFIX: &str = "sha256:";
 

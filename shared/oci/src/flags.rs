@@ -6,7 +6,7 @@ use clap::Args;
 use http::Uri;
 use hyper_util::client::proxy::matcher::Matcher;
 use thiserror::Error;
-use tidewatch_shared::addresses::Cidr;
+use tidewatch_kit::addresses::Cidr;
 
 use super::{
     credentials::{AddressError, AllowedHost, RegistryAddress},

@@ -1,7 +1,7 @@
 //! Metrics of the access to the registry.
 
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
-use tidewatch_shared::{
+use tidewatch_kit::{
     metric_set,
     metrics::{ReasonLabel, ResultLabel},
 };

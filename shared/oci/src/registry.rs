@@ -18,7 +18,7 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::{Mutex, MutexGuard};
 use thiserror::Error;
-use tidewatch_shared::addresses::AddressRules;
+use tidewatch_kit::addresses::AddressRules;
 use tokio::{
     sync::{Notify, Semaphore},
     task::{Id, JoinSet},

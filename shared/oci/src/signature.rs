@@ -25,7 +25,7 @@ mod tests;
 
 use strum::IntoStaticStr;
 use thiserror::Error;
-use tidewatch_shared::variant::VariantName as _;
+use tidewatch_kit::variant::VariantName as _;
 
 use super::{
     descriptor::{DescriptorError, Document, MemberError, Object},

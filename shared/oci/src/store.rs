@@ -13,7 +13,7 @@ use std::{io, path::Path, sync::Arc};
 
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
-use tidewatch_shared::error_levels;
+use tidewatch_kit::error_levels;
 use tokio::task::spawn_blocking;
 
 use super::{digest::Digest, metrics::Metrics};

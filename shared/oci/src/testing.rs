@@ -21,7 +21,7 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustls::ServerConfig;
 use serde_json::json;
-use tidewatch_shared::hex;
+use tidewatch_kit::hex;
 use tokio::{net::TcpListener, task::JoinSet, time::sleep};
 use tokio_rustls::TlsAcceptor;
 use tower::{BoxError, util::BoxCloneSyncService};

@@ -30,7 +30,7 @@ use hyper_util::{
 };
 use rustls::{ClientConfig, RootCertStore};
 use thiserror::Error;
-use tidewatch_shared::{
+use tidewatch_kit::{
     addresses::{AddressRules, ForbiddenAddressError},
     system_roots::SystemRoots,
     tls::{self, TlsConfigError},

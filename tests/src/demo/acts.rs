@@ -10,8 +10,8 @@ use kube::{
     runtime::watcher,
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{Kyma, Manifest, ModuleReleaseMeta, State},
+use tidewatch_api::{
+    Kyma, Manifest, ModuleReleaseMeta, State,
     names::{SKR_KYMA, SKR_NAMESPACE, label},
 };
 

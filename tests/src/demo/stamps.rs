@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::jiff::Timestamp;
-use tidewatch_shared::identity::RuntimeId;
+use tidewatch_api::identity::RuntimeId;
 
 /// One line.
 #[derive(Clone, Debug)]

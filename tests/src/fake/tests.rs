@@ -6,8 +6,8 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde_json::json;
-use tidewatch_shared::{
-    api::{Kyma, crds},
+use tidewatch_api::{
+    Kyma, crds,
     names::{SKR_KYMA, SKR_NAMESPACE},
 };
 

@@ -12,7 +12,7 @@ use aws_lc_rs::{
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use http::StatusCode;
 use serde_json::{Value, json};
-use tidewatch_shared::names::{AGENT_OBJECT, SKR_NAMESPACE};
+use tidewatch_api::names::{AGENT_OBJECT, SKR_NAMESPACE};
 
 use crate::landscape::now;
 

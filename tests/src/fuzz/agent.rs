@@ -16,14 +16,16 @@ use tidewatch_agent::{
     identity::{Credentials, CredentialsError, KeyMaterial},
     receiver::{BufferedResponse, RefusalAction, classify_refusal},
 };
-use tidewatch_shared::{
-    certificate::{to_pem, trust_revision},
-    enrolment::{CertificateResponse, MAX_RESPONSE_BYTES, TrustResponse},
+use tidewatch_api::{
     identity::TrustDomain,
     plan::{self, Plan},
-    problem::Problem,
-    tls,
 };
+use tidewatch_contract::{
+    certificate::{to_pem, trust_revision},
+    enrolment::{CertificateResponse, MAX_RESPONSE_BYTES, TrustResponse},
+    problem::Problem,
+};
+use tidewatch_kit::tls;
 
 use super::seeds;
 

@@ -8,14 +8,14 @@ use std::{sync::LazyLock, time::Duration};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::CertificateDer;
 use serde_json::{Value, json};
-use tidewatch_receiver::pki::{Ca, PemIdentity};
-use tidewatch_shared::{
+use tidewatch_api::identity::Epoch;
+use tidewatch_contract::{
     certificate::{Leaf, to_pem},
     event::{OBJECT_CHANGED, WATCH_CHANGED},
-    identity::Epoch,
     signature::{Headers, Message, Nonce, Signer},
-    tls::Identity,
 };
+use tidewatch_kit::tls::Identity;
+use tidewatch_receiver::pki::{Ca, PemIdentity};
 
 use crate::control_plane::credentials;
 
@@ -98,7 +98,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         }
         "xfcc" | "v2_forwarded" => {
             let certificate = pair().0;
-            vec![xfcc(&certificate), tidewatch_shared::v2::forwarded_header(&certificate)]
+            vec![xfcc(&certificate), tidewatch_contract::v2::forwarded_header(&certificate)]
         }
         "events" => vec![batch().to_string()],
         "heartbeat" => vec![heartbeat().to_string()],

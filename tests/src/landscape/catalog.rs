@@ -6,8 +6,8 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate},
+use tidewatch_api::{
+    ModuleReleaseMeta, ModuleTemplate,
     names::{SKR_NAMESPACE, annotation, label},
 };
 

@@ -9,8 +9,8 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use tidewatch_shared::{
-    api::{Kyma, crds},
+use tidewatch_api::{
+    Kyma, crds,
     names::{KUBECONFIG_KEY, label},
 };
 

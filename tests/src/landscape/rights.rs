@@ -12,8 +12,8 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
+use tidewatch_api::names::{AGENT_OBJECT, GROUP, SKR_NAMESPACE};
 use tidewatch_receiver::{pki::CA_SECRET, rights};
-use tidewatch_shared::names::{AGENT_OBJECT, GROUP, SKR_NAMESPACE};
 
 use crate::control_plane::Cluster;
 

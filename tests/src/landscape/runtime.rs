@@ -9,12 +9,12 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tidewatch_receiver::pki;
-use tidewatch_shared::{
-    api::Kyma,
+use tidewatch_api::{
+    Kyma,
     identity::RuntimeId,
     names::{SKR_KYMA, SKR_NAMESPACE},
 };
+use tidewatch_receiver::pki;
 use tokio::sync::Mutex;
 
 use super::{DEADLINE, Landscape, now, objects, rights, until};

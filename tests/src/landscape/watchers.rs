@@ -6,7 +6,7 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{api::Watcher, names::OWN_MANAGER};
+use tidewatch_api::{Watcher, names::OWN_MANAGER};
 
 use super::Landscape;
 

@@ -9,7 +9,7 @@ use std::{
 use http::StatusCode;
 use parking_lot::{Mutex, MutexGuard};
 use serde::de::DeserializeOwned;
-use tidewatch_shared::{
+use tidewatch_contract::{
     exchange::{EVENTS_PATH, EventsResponse, HEARTBEAT_PATH, HeartbeatResponse},
     heartbeat::aligned,
     problem::{Kind, Problem},

@@ -11,12 +11,12 @@ use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, pki_types::ServerName};
-use tidewatch_shared::{
+use tidewatch_contract::{
     certificate,
     heartbeat::CertificateState,
     signature::{self, Headers, Message, Nonce, Signer},
-    tls::{self, Identity},
 };
+use tidewatch_kit::tls::{self, Identity};
 use tokio::{net::TcpStream, sync::Notify, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 

@@ -6,10 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum as _;
 use futures::future::try_join_all;
-use tidewatch_shared::{
-    names::{AGENT_OBJECT, SKR_NAMESPACE, TRUST_BUNDLE_KEY},
-    tls,
-};
+use tidewatch_api::names::{AGENT_OBJECT, SKR_NAMESPACE, TRUST_BUNDLE_KEY};
+use tidewatch_kit::tls;
 use tokio::time::sleep;
 
 use super::{

@@ -10,11 +10,9 @@ use http::{Request, StatusCode, header};
 use http_body_util::Full;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::RootCertStore;
-use tidewatch_shared::{
-    enrolment::{CERTIFICATES_PATH, CONTENT_TYPE, CertificateRequest, CertificateResponse},
-    identity::RuntimeId,
-    tls::{self, Identity},
-};
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_contract::enrolment::{CERTIFICATES_PATH, CONTENT_TYPE, CertificateRequest, CertificateResponse};
+use tidewatch_kit::tls::{self, Identity};
 use tokio::time::{sleep_until, timeout};
 use tokio_rustls::TlsConnector;
 

@@ -20,13 +20,13 @@ use kube::{
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tidewatch_receiver::{controllers::watcher, pki};
-use tidewatch_shared::{
-    api::{Kyma, Watcher},
+use tidewatch_api::{
+    Kyma, Watcher,
     identity::RuntimeId,
     names::{KUBECONFIG_KEY, label},
     plan::Plan,
 };
+use tidewatch_receiver::{controllers::watcher, pki};
 use tokio::{task::JoinSet, time::sleep};
 
 use super::{

@@ -15,9 +15,9 @@ use std::{
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use rustix::process::setpriority_process;
-use tidewatch_shared::{
+use tidewatch_api::identity::Epoch;
+use tidewatch_contract::{
     exchange::EVENTS_PATH,
-    identity::Epoch,
     signature::{self, Nonce},
 };
 use tokio::{

@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use rcgen::KeyPair;
-use tidewatch_shared::{exchange::EVENTS_PATH, identity::Epoch, signature::Nonce};
+use tidewatch_api::identity::Epoch;
+use tidewatch_contract::{exchange::EVENTS_PATH, signature::Nonce};
 use tokio::{
     task::JoinSet,
     time::{MissedTickBehavior, interval, sleep},

@@ -67,7 +67,7 @@ impl PlainServer {
         let names = ["127.0.0.1".parse()?];
         let identity =
             landscape.ca().make_server(&names, now(), tidewatch_receiver::pki::SERVER_VALIDITY)?.identity()?;
-        let config = tidewatch_shared::tls::server(&identity, landscape.ca().trust_bundle().store()?)?;
+        let config = tidewatch_kit::tls::server(&identity, landscape.ca().trust_bundle().store()?)?;
         Self::with(config, address, mode)
     }
 

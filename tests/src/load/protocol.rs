@@ -8,13 +8,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use tidewatch_shared::{
+use tidewatch_api::{
+    identity::{Epoch, Instance, RuntimeId},
+    plan::{Plan, PlannedWatch},
+};
+use tidewatch_contract::{
     digest::Digest,
     event::{self, Change, EventId, Reason, Subject, WireData, WireEvent},
     exchange::{EventsResponse, HeartbeatResponse, Settled},
     heartbeat::{Canary, CertificateState, Heartbeat, WatchState},
-    identity::{Epoch, Instance, RuntimeId},
-    plan::{Plan, PlannedWatch},
     signature::Nonce,
 };
 
@@ -338,8 +340,8 @@ fn wire(runtime: &RuntimeId, id: EventId, planned: &PlannedWatch, target: Target
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-
-    use tidewatch_shared::{api::Watcher, event::parse_batch};
+    use tidewatch_api::Watcher;
+    use tidewatch_contract::event::parse_batch;
 
     use super::*;
 

@@ -21,12 +21,12 @@ use kube::{
     api::{Patch, PatchParams},
     core::DynamicObject,
 };
+use tidewatch_api::names::{KUBECONFIG_KEY, SKR_NAMESPACE};
 use tidewatch_receiver::{
     base::key::KymaKey,
     controllers::catalog::desired::DesiredObject,
     kube::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings},
 };
-use tidewatch_shared::names::{KUBECONFIG_KEY, SKR_NAMESPACE};
 use tokio::runtime;
 
 use crate::{load::SimulatedFleet, product::cpu_by_thread};

@@ -28,15 +28,12 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use kube::{Api, api::ListParams};
 use serde_json::json;
+use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::field_manager};
+use tidewatch_kit::variant::VariantName as _;
 use tidewatch_receiver::controllers::catalog::{
     Flags,
     desired::{ContentHash, DesiredObject, Kind, ObjectId},
     snapshot::Snapshot,
-};
-use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate},
-    names::field_manager,
-    variant::VariantName as _,
 };
 use tokio::time::sleep;
 

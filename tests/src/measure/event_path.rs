@@ -15,8 +15,8 @@ use kube::{
     runtime::{WatchStreamExt as _, watcher},
 };
 use parking_lot::Mutex;
-use tidewatch_shared::{
-    api::Kyma,
+use tidewatch_api::{
+    Kyma,
     names::{SKR_KYMA, SKR_NAMESPACE},
 };
 

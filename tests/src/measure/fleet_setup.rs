@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use tidewatch_receiver::ingress::admin::{FLEET_PATH, report::Report};
-use tidewatch_shared::{
+use tidewatch_api::{
     names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE},
     plan::Plan,
 };
+use tidewatch_receiver::ingress::admin::{FLEET_PATH, report::Report};
 
 use super::figure::{cpu_of, time_of};
 use crate::{

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use tidewatch_shared::names::AGENT_OBJECT;
+use tidewatch_api::names::AGENT_OBJECT;
 
 use super::{Figure, Settings, runtime_setup::RuntimeSetup};
 use crate::progress::Step;

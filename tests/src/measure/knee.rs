@@ -19,7 +19,8 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
-use tidewatch_shared::{exchange::EVENTS_PATH, identity::Epoch, signature::Nonce};
+use tidewatch_api::identity::Epoch;
+use tidewatch_contract::{exchange::EVENTS_PATH, signature::Nonce};
 use tokio::{task::JoinSet, time::sleep};
 
 use super::{Figure, figure::time_of, fleet_setup::FleetSetup};

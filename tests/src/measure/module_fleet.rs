@@ -13,7 +13,7 @@ use kube::{
     api::{ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::api::{Kyma, Manifest};
+use tidewatch_api::{Kyma, Manifest};
 use tokio::time::sleep;
 
 use super::{

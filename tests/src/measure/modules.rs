@@ -12,8 +12,8 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use tidewatch_shared::{
-    api::{Kyma, Manifest, State},
+use tidewatch_api::{
+    Kyma, Manifest, State,
     names::{SKR_KYMA, SKR_NAMESPACE, annotation, label},
 };
 

@@ -4,12 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use tidewatch_api::identity::{Epoch, RuntimeId};
+use tidewatch_contract::{exchange::EVENTS_PATH, signature::Nonce};
 use tidewatch_receiver::pki::RUNTIME_VALIDITY;
-use tidewatch_shared::{
-    exchange::EVENTS_PATH,
-    identity::{Epoch, RuntimeId},
-    signature::Nonce,
-};
 use tokio::time::sleep;
 
 use super::{fleet_setup::FleetSetup, plain_server_process::PlainServerProcess};

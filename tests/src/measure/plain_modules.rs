@@ -15,10 +15,7 @@ use kube::{
     runtime::{WatchStreamExt as _, watcher},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{Kyma, Manifest},
-    names::SKR_NAMESPACE,
-};
+use tidewatch_api::{Kyma, Manifest, names::SKR_NAMESPACE};
 use tokio::time::sleep;
 
 use crate::{

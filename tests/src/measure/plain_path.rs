@@ -23,14 +23,13 @@ use kube::{
     core::PartialObjectMeta,
     runtime::{WatchStreamExt as _, watcher},
 };
-use tidewatch_receiver::controllers::watcher::plan;
-use tidewatch_shared::{
-    api::{Kyma, Watcher},
-    exchange::EVENTS_PATH,
+use tidewatch_api::{
+    Kyma, Watcher,
     identity::Epoch,
     names::{SKR_KYMA, SKR_NAMESPACE},
-    signature::Nonce,
 };
+use tidewatch_contract::{exchange::EVENTS_PATH, signature::Nonce};
+use tidewatch_receiver::controllers::watcher::plan;
 use tokio::runtime;
 
 use super::{Settings, figure::millis, plain_server_process::PlainServerProcess, runtime_setup::RuntimeSetup, writer};

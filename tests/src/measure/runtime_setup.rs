@@ -13,8 +13,8 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use tidewatch_shared::{
-    api::Watcher,
+use tidewatch_api::{
+    Watcher,
     names::{AGENT_OBJECT, OWN_MANAGER, SKR_NAMESPACE},
 };
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use tidewatch_shared::{
+use tidewatch_api::{
     names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE},
     plan::Plan,
 };

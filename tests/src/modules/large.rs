@@ -1,7 +1,7 @@
 //! Modules that are larger than a team writes by hand, made when they are read.
 
 use serde_json::{Value, json};
-use tidewatch_shared::names::SKR_NAMESPACE;
+use tidewatch_api::names::SKR_NAMESPACE;
 
 /// Objects of [`Large::Objects`].
 const OBJECTS: usize = 60;

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use aws_lc_rs::digest::{SHA256, digest};
 use kube::core::DynamicObject;
 use serde::Deserialize;
-use tidewatch_shared::hex;
+use tidewatch_kit::hex;
 use tokio::process::Command;
 
 use crate::paths;

@@ -18,7 +18,7 @@ use hyper_util::{
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustls::RootCertStore;
 use serde::Deserialize;
-use tidewatch_shared::{
+use tidewatch_kit::{
     hex,
     tls::{self, TlsConfigError},
 };

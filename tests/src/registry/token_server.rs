@@ -24,7 +24,7 @@ use jiff::Timestamp;
 use percent_encoding::percent_decode_str;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, KeyUsagePurpose};
 use serde_json::{Value, json};
-use tidewatch_shared::tls::{self, Identity, TlsConfigError};
+use tidewatch_kit::tls::{self, Identity, TlsConfigError};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,

@@ -7,8 +7,8 @@ use kube::{
     api::{DeleteParams, PostParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{KymaStatus, State},
+use tidewatch_api::{
+    KymaStatus, State,
     names::{KUBECONFIG_KEY, label},
 };
 use tidewatch_tests::control_plane::ClusterUser;
@@ -62,9 +62,8 @@ async fn an_unusable_kubeconfig_is_named_and_a_good_one_is_used_at_once() -> Tes
     }
     let good = good.to_string();
     setup.runtime.write_access(&good).await?;
-    let healed = |status: &tidewatch_shared::api::KymaStatus| {
-        ready(status) && condition(status, CONDITION).is_ok_and(|(good, _)| good)
-    };
+    let healed =
+        |status: &tidewatch_api::KymaStatus| ready(status) && condition(status, CONDITION).is_ok_and(|(good, _)| good);
     setup.kcp_status("readiness again", healed).await?;
 
     let secrets = Api::<Secret>::namespaced(setup.landscape.kcp().client().await?, setup.landscape.namespace());

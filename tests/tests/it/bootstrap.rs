@@ -9,7 +9,7 @@ use k8s_openapi::api::{
     core::v1::{ConfigMap, Secret},
 };
 use kube::Api;
-use tidewatch_shared::names::{
+use tidewatch_api::names::{
     AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_OBJECT, CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY, RUNTIME_ID_KEY,
     SKR_NAMESPACE, TRUST_BUNDLE_KEY,
 };

@@ -19,8 +19,8 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{Kyma, KymaStatus, ModuleReleaseMeta, ModuleTemplate, State},
+use tidewatch_api::{
+    Kyma, KymaStatus, ModuleReleaseMeta, ModuleTemplate, State,
     names::{CATALOG_INVENTORY, RELEASES, SKR_NAMESPACE, annotation, label},
 };
 use tidewatch_tests::{

@@ -10,8 +10,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
-
-use tidewatch_shared::api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher, crds};
+use tidewatch_api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher, crds};
 
 /// All members that our CRDs have and lifecycle-manager's lack: plural name of the kind, path of the member. None of them
 /// is required.

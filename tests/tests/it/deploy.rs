@@ -18,11 +18,11 @@ use kube::{
     core::{ApiResource, GroupVersionKind, Request},
 };
 use serde_json::{Value, json};
-use tidewatch_receiver::{controllers::catalog::desired::Kind, rights};
-use tidewatch_shared::{
-    api::crds,
+use tidewatch_api::{
+    crds,
     names::{KCP_NAMESPACE, annotation, label},
 };
+use tidewatch_receiver::{controllers::catalog::desired::Kind, rights};
 use tidewatch_tests::{
     bed,
     control_plane::{Cluster, Tool},

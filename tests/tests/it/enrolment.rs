@@ -21,14 +21,16 @@ use kube::{
 };
 use rcgen::{CertificateParams, DnType, KeyPair};
 use serde_json::{Value, json};
-use tidewatch_receiver::pki::PemIdentity;
-use tidewatch_shared::{
-    certificate::{RuntimeCertificate, trust_revision},
-    enrolment::{CERTIFICATES_PATH, CertificateRequest, CertificateResponse},
+use tidewatch_api::{
     identity::{RuntimeId, TrustDomain},
     names::{AGENT_OBJECT, ENROLMENT_URL_KEY, RUNTIME_ID_KEY, SKR_NAMESPACE, TRUST_BUNDLE_KEY},
-    tls,
 };
+use tidewatch_contract::{
+    certificate::{RuntimeCertificate, trust_revision},
+    enrolment::{CERTIFICATES_PATH, CertificateRequest, CertificateResponse},
+};
+use tidewatch_kit::tls;
+use tidewatch_receiver::pki::PemIdentity;
 use tidewatch_tests::{
     bed::{self, TestBed},
     contract_client::ContractClient,

@@ -8,7 +8,7 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use tidewatch_shared::names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE};
+use tidewatch_api::names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE};
 use tidewatch_tests::{control_plane::ClusterUser, demo::stamps, landscape::until, proxy::Proxy};
 
 use crate::support::{SingleRuntime, TestResult, module};

@@ -19,10 +19,8 @@ use kube::{
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{State, Watcher},
-    v2::{self, Caller, Event},
-};
+use tidewatch_api::{State, Watcher};
+use tidewatch_contract::v2::{self, Caller, Event};
 use tidewatch_tests::landscape::{
     Landscape, Options, Runtime, until,
     watchers::{WATCHED, watcher},

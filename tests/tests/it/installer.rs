@@ -15,7 +15,7 @@ use kube::{
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
+use tidewatch_api::{
     names::{AGENT_OBJECT, IDENTITY_SECRET, PLAN_KEY, SKR_NAMESPACE},
     plan::Plan,
 };

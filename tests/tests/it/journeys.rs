@@ -8,10 +8,7 @@ mod landscape;
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, ResourceExt as _, api::ListParams};
-use tidewatch_shared::{
-    api::{Kyma, KymaStatus, Manifest, State},
-    names::label,
-};
+use tidewatch_api::{Kyma, KymaStatus, Manifest, State, names::label};
 use tidewatch_tests::{
     bed,
     landscape::{Runtime, until},
@@ -58,7 +55,7 @@ async fn start(name: &str, runtimes: usize) -> Result<Fleet> {
     let (mut fleet, clusters) = Fleet::prepare(name, runtimes, quick_options()).await?;
     for cluster in &clusters {
         // The infrastructure manager creates the namespace bare, before anybody else needs it.
-        cluster.ensure_namespace(tidewatch_shared::names::SKR_NAMESPACE).await?;
+        cluster.ensure_namespace(tidewatch_api::names::SKR_NAMESPACE).await?;
         guard(cluster, LISTED).await?;
     }
     fleet.prepare_members(clusters).await?;

@@ -175,8 +175,8 @@ async fn an_agent_runs_as_its_deployment_specifies() -> TestResult {
     apply::<Deployment>(&client, namespace, &deployment("agent", &agent())).await?;
     let ready = pod(&client, namespace, "agent", "ready", is_ready).await?;
     assert_eq!(ready.spec.as_ref().and_then(|spec| spec.node_name.as_deref()), Some(NODE));
-    let proven = |status: &tidewatch_shared::api::KymaStatus| {
-        status.condition("EventPath").is_some_and(tidewatch_shared::api::Condition::is_true)
+    let proven = |status: &tidewatch_api::KymaStatus| {
+        status.condition("EventPath").is_some_and(tidewatch_api::Condition::is_true)
     };
     setup.kcp_status("a proven path", proven).await?;
     let deployments = Api::<Deployment>::namespaced(client.clone(), namespace);

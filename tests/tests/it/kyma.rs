@@ -6,8 +6,8 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{KymaStatus, Manifest, ModuleTemplate, State},
+use tidewatch_api::{
+    KymaStatus, Manifest, ModuleTemplate, State,
     names::{annotation, finalizer, label},
 };
 use tidewatch_tests::{
@@ -223,8 +223,7 @@ async fn the_users_selection_survives_the_deletion_of_the_runtimes_kyma() -> Tes
     })
     .await?;
     let before = setup.runtime.skr_kyma().await?.context("the Kyma")?;
-    let api =
-        kube::Api::<tidewatch_shared::api::Kyma>::namespaced(setup.runtime.cluster().client().await?, "kyma-system");
+    let api = kube::Api::<tidewatch_api::Kyma>::namespaced(setup.runtime.cluster().client().await?, "kyma-system");
     api.delete("default", &DeleteParams::default()).await?;
     let after = until("the Kyma to come back", async || {
         Ok(setup.runtime.skr_kyma().await?.filter(|kyma| kyma.uid() != before.uid()))
@@ -243,7 +242,7 @@ async fn a_deleted_kyma_goes_after_all_of_its_objects() -> TestResult {
     setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
     // A foreign finalizer holds the Manifest, as the module's operator would.
     let manifest = setup.manifest().await?;
-    let manifests = kube::Api::<tidewatch_shared::api::Manifest>::namespaced(
+    let manifests = kube::Api::<tidewatch_api::Manifest>::namespaced(
         setup.landscape.kcp().client().await?,
         setup.landscape.namespace(),
     );

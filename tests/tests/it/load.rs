@@ -17,12 +17,12 @@ use kube::{
     api::{DeleteParams, ListParams, Patch, PatchParams},
 };
 use serde_json::json;
-use tidewatch_shared::{
-    api::Kyma,
-    event::Change,
+use tidewatch_api::{
+    Kyma,
     names::{SKR_KYMA, SKR_NAMESPACE},
-    variant::VariantName as _,
 };
+use tidewatch_contract::event::Change;
+use tidewatch_kit::variant::VariantName as _;
 use tidewatch_tests::{
     demo::stamps::{self, Stamp},
     landscape::{

@@ -6,11 +6,8 @@ use anyhow::Result;
 use k8s_openapi::api::events::v1::Event;
 use kube::{Api, ResourceExt as _};
 use serde_json::Value;
-use tidewatch_shared::{
-    api::{Condition, Kyma, Manifest},
-    names::label,
-    variant::VariantName as _,
-};
+use tidewatch_api::{Condition, Kyma, Manifest, names::label};
+use tidewatch_kit::variant::VariantName as _;
 use tidewatch_tests::{
     artefacts::WIDE,
     bed,

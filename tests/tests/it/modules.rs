@@ -35,8 +35,8 @@ use kube::{
     api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{Condition, KymaStatus, Manifest, ModuleStatus, ModuleTemplate, State},
+use tidewatch_api::{
+    Condition, KymaStatus, Manifest, ModuleStatus, ModuleTemplate, State,
     names::{SKR_NAMESPACE, annotation, label},
 };
 use tidewatch_tests::{

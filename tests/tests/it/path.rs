@@ -10,11 +10,11 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use tidewatch_shared::{
-    api::{Condition, KymaStatus, State},
+use tidewatch_api::{
+    Condition, KymaStatus, State,
     names::{annotation, label},
-    variant::VariantName as _,
 };
+use tidewatch_kit::variant::VariantName as _;
 use tidewatch_tests::landscape::{DEADLINE, Options, until, watchers::watcher};
 
 use crate::support::{SingleRuntime, TestResult, module, quick_options};

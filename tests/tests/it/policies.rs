@@ -8,7 +8,7 @@ use kube::{
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
-use tidewatch_shared::names::SKR_NAMESPACE;
+use tidewatch_api::names::SKR_NAMESPACE;
 use tidewatch_tests::{
     bed,
     landscape::{AGENT_IMAGE, until},

@@ -15,11 +15,11 @@ use kube::{
     api::{ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use tidewatch_receiver::rights;
-use tidewatch_shared::{
-    api::{Kyma, Manifest, Watcher},
+use tidewatch_api::{
+    Kyma, Manifest, Watcher,
     names::{AGENT_OBJECT, SKR_NAMESPACE, finalizer, label},
 };
+use tidewatch_receiver::rights;
 use tidewatch_tests::{
     control_plane::Cluster,
     http,

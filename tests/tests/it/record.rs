@@ -7,7 +7,7 @@ use kube::{
     api::{ListParams, Patch, PatchParams},
 };
 use serde_json::json;
-use tidewatch_shared::metrics::MetricDescription;
+use tidewatch_kit::metrics::MetricDescription;
 use tidewatch_tests::landscape::{DEADLINE, until};
 
 use crate::support::{SingleRuntime, TestResult};

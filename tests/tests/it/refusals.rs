@@ -2,8 +2,8 @@
 //! served (style H24; the gateway's unit tests cover all refusals).
 
 use anyhow::Context as _;
+use tidewatch_api::identity::RuntimeId;
 use tidewatch_receiver::pki::{CA_VALIDITY, Ca};
-use tidewatch_shared::identity::RuntimeId;
 use tidewatch_tests::{
     contract_client::{ContractClient, TestRequest},
     landscape::now,

@@ -16,8 +16,8 @@ use kube::{
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use tidewatch_shared::{
-    api::Kyma,
+use tidewatch_api::{
+    Kyma,
     names::{
         AGENT_DEPLOYMENT, AGENT_OBJECT, CHAIN_KEY, IDENTITY_SECRET, RECEIVER_URL_KEY, RUNTIME_ID_KEY, SKR_NAMESPACE,
         label,

@@ -16,11 +16,11 @@ use kube::{
     api::{DeleteParams, ObjectMeta, PostParams},
 };
 use serde_json::{Value, json};
-use tidewatch_receiver::pki::CA_SECRET;
-use tidewatch_shared::{
-    api::Kyma,
+use tidewatch_api::{
+    Kyma,
     names::{AGENT_OBJECT, SKR_NAMESPACE, TRUST_BUNDLE_KEY},
 };
+use tidewatch_receiver::pki::CA_SECRET;
 use tidewatch_tests::{
     http,
     kubelet::PodState,

@@ -9,6 +9,7 @@ use k8s_openapi::api::{
 };
 use kube::{Api, api::PostParams};
 use serde_json::json;
+use tidewatch_api::identity::Instance;
 use tidewatch_receiver::{
     base::shard::ShardCount,
     kube::{
@@ -16,7 +17,6 @@ use tidewatch_receiver::{
         shards::{HoldersHandle, Metrics, Settings, ShardChange, ShardElector, Unit, names},
     },
 };
-use tidewatch_shared::identity::Instance;
 use tidewatch_tests::{bed, control_plane::Cluster, landscape::until};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;

@@ -14,11 +14,11 @@ use kube::{
     api::{ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use tidewatch_shared::{
-    api::{Condition, Kyma, KymaStatus, Manifest, ModuleStatus},
+use tidewatch_api::{
+    Condition, Kyma, KymaStatus, Manifest, ModuleStatus,
     names::{SKR_NAMESPACE, label},
-    variant::VariantName as _,
 };
+use tidewatch_kit::variant::VariantName as _;
 use tidewatch_tests::{
     bed::{self, TestBed},
     control_plane::{Cluster, audit::Write},

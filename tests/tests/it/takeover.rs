@@ -20,8 +20,9 @@ use kube::{
     core::{ApiResource, DynamicObject, GroupVersionKind},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{Kyma, ModuleTemplate, State, crds::runtime_crds},
+use tidewatch_api::{
+    Kyma, ModuleTemplate, State,
+    crds::runtime_crds,
     names::{AGENT_DEPLOYMENT, AGENT_OBJECT, IDENTITY_SECRET, SKR_NAMESPACE, annotation, finalizer, label},
 };
 use tidewatch_tests::{

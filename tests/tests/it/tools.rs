@@ -16,8 +16,8 @@ use kube::{
     client::Body,
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::ModuleTemplate,
+use tidewatch_api::{
+    ModuleTemplate,
     names::{SKR_NAMESPACE, label},
 };
 use tidewatch_tests::{

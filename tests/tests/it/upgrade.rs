@@ -8,8 +8,8 @@ use kube::{
     api::{ListParams, Patch, PatchParams},
 };
 use serde_json::json;
+use tidewatch_api::names::{AGENT_CONTAINER, AGENT_DEPLOYMENT, SKR_NAMESPACE};
 use tidewatch_receiver::controllers::installer::upgrade::CONFIG_MAP;
-use tidewatch_shared::names::{AGENT_CONTAINER, AGENT_DEPLOYMENT, SKR_NAMESPACE};
 use tidewatch_tests::landscape::{DEADLINE, Options, until};
 
 use crate::{

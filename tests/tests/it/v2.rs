@@ -15,13 +15,10 @@ use rcgen::{
 };
 use serde_json::json;
 use tempfile::TempDir;
+use tidewatch_api::{identity::RuntimeId, names::label};
+use tidewatch_contract::v2::{Event, path};
+use tidewatch_kit::tls::{self, Identity};
 use tidewatch_receiver::pki::{self, TrustBundle};
-use tidewatch_shared::{
-    identity::RuntimeId,
-    names::label,
-    tls::{self, Identity},
-    v2::{Event, path},
-};
 use tidewatch_tests::{
     bed,
     contract_client::ContractClient,

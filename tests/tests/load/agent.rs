@@ -4,11 +4,11 @@ use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
-use tidewatch_receiver::pki::{Ca, RUNTIME_VALIDITY};
-use tidewatch_shared::{
+use tidewatch_api::{
     identity::{RuntimeId, TrustDomain},
     names::{AGENT_OBJECT, OWN_MANAGER, PLAN_KEY},
 };
+use tidewatch_receiver::pki::{Ca, RUNTIME_VALIDITY};
 use tidewatch_tests::{
     fake::{FakeApiServer, FakeCluster},
     landscape::{

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use kube::{Api, api::ListParams};
-use tidewatch_shared::api::Manifest;
+use tidewatch_api::Manifest;
 use tidewatch_tests::{
     load::{EnrolmentEndpoint, SimulatedFleet, until_within},
     product::metric,

@@ -6,12 +6,14 @@ use tidewatch_agent::{
     core::{Core, HeartbeatContext, ObjectState, Stats, WatchId},
     telemetry::Metrics,
 };
-use tidewatch_shared::{
+use tidewatch_api::{
+    identity::{Epoch, RuntimeId},
+    plan::Plan,
+};
+use tidewatch_contract::{
     event::{Received, parse_batch},
     exchange::{EventsResponse, HeartbeatResponse},
     heartbeat::{CertificateState, Heartbeat},
-    identity::{Epoch, RuntimeId},
-    plan::Plan,
 };
 use tokio::time::Instant;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 use tidewatch_agent::core::{ObjectState, Uid, Version};
-use tidewatch_shared::plan::{Plan, Work};
+use tidewatch_api::plan::{Plan, Work};
 
 /// Index of an object of a resource, below [`NAMES`].
 pub(crate) type Name = u8;

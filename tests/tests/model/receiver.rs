@@ -4,6 +4,11 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::FutureExt as _;
+use tidewatch_api::{
+    identity::{Epoch, Instance, RuntimeId},
+    plan::{Plan, Work},
+};
+use tidewatch_contract::signature::{Nonce, VerifiedSignature, WINDOW_SECONDS};
 use tidewatch_receiver::{
     base::{error_class::ErrorClass, key::KymaKey},
     fleet::{
@@ -13,11 +18,6 @@ use tidewatch_receiver::{
         table::{Job, Metrics, RuntimeTable, Settings},
     },
     kube::leader::WriteFence,
-};
-use tidewatch_shared::{
-    identity::{Epoch, Instance, RuntimeId},
-    plan::{Plan, Work},
-    signature::{Nonce, VerifiedSignature, WINDOW_SECONDS},
 };
 use tokio::time::Instant;
 

@@ -9,7 +9,7 @@ use proptest::{
     prelude::*,
     test_runner::{Config, RngSeed, TestError, TestRunner},
 };
-use tidewatch_shared::metrics::Registry;
+use tidewatch_kit::metrics::Registry;
 use tokio::runtime::Builder;
 
 use crate::world::{

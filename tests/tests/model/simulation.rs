@@ -112,7 +112,7 @@ async fn run_worker(shared: SharedState, fleet: RuntimeTable, mut rng: Rng) {
             continue;
         }
         let outcome = shared.record_reconcile(&job, &input);
-        cold_cache &= !outcome.ended.contains(tidewatch_shared::plan::Work::Catalog);
+        cold_cache &= !outcome.ended.contains(tidewatch_api::plan::Work::Catalog);
         fleet.done(job, outcome);
     }
 }

@@ -8,16 +8,15 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use proptest::{prop_assert, prop_assert_eq, test_runner::TestCaseError};
 use tidewatch_agent::telemetry::Metrics as AgentMetrics;
-use tidewatch_receiver::fleet::{
-    queue::{Priority, WorkSet},
-    table::Metrics as TableMetrics,
-};
-use tidewatch_shared::{
+use tidewatch_api::{identity::Epoch, plan::Work};
+use tidewatch_contract::{
     digest::Digest,
     event::{EventId, Payload, Reason},
     exchange::{EventsResponse, Settled},
-    identity::Epoch,
-    plan::Work,
+};
+use tidewatch_receiver::fleet::{
+    queue::{Priority, WorkSet},
+    table::Metrics as TableMetrics,
 };
 use tokio::time::{self, Instant};
 

@@ -1,13 +1,12 @@
 use std::num::NonZeroI64;
 
 use serde_json::{Value, json};
-use tidewatch_shared::{
+use tidewatch_api::{identity::Instance, plan::Plan};
+use tidewatch_contract::{
     event::{Event, Payload, parse_batch},
     exchange::{EventsResponse, HeartbeatResponse, Settled},
-    identity::Instance,
-    plan::Plan,
-    variant::VariantName as _,
 };
+use tidewatch_kit::variant::VariantName as _;
 
 use super::*;
 use crate::{

@@ -10,12 +10,12 @@ use std::{
 use aws_lc_rs::error::Unspecified;
 use http::{HeaderValue, StatusCode, header};
 use thiserror::Error;
-use tidewatch_shared::{
+use tidewatch_api::identity::TrustDomain;
+use tidewatch_contract::{
     enrolment::{CertificateRequest, CertificateResponse, MAX_TOKEN_BYTES, ParseEnrolmentError, RenewalRequest},
-    identity::TrustDomain,
     problem::Problem,
-    tls::{self, TlsConfigError},
 };
+use tidewatch_kit::tls::{self, TlsConfigError};
 use tokio::time::{Instant, timeout};
 
 use crate::{

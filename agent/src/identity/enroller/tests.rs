@@ -13,9 +13,9 @@ use crate::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use harness::{Harness, Replies, TOKEN, problem, response, until};
 use serde_json::json;
-use tidewatch_shared::{
+use tidewatch_api::names::{CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY};
+use tidewatch_contract::{
     enrolment::{CERTIFICATES_PATH, MAX_RESPONSE_BYTES},
-    names::{CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY},
     problem::Kind,
 };
 
@@ -26,8 +26,8 @@ async fn first_identity_is_requested_with_the_token_and_stored_before_use() {
     let credentials = enroller.next().await;
     let (chain, key) = harness.store.content();
     assert!(!chain.is_empty() && String::from_utf8(key).unwrap().contains("PRIVATE KEY"));
-    let kept = tidewatch_shared::tls::certificates(&chain).unwrap();
-    assert_eq!(credentials.certificate.fingerprint, tidewatch_shared::certificate::fingerprint(&kept[0]));
+    let kept = tidewatch_kit::tls::certificates(&chain).unwrap();
+    assert_eq!(credentials.certificate.fingerprint, tidewatch_contract::certificate::fingerprint(&kept[0]));
     assert_eq!((credentials.runtime.as_str(), &credentials.receiver), ("r-1", &harness.default_settings().receiver));
     let observed = harness.next_request().await.unwrap();
     assert_eq!((observed.path.as_str(), observed.token), (CERTIFICATES_PATH, Some(format!("Bearer {TOKEN}"))));

@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use serde_json::json;
-use tidewatch_shared::{
+use tidewatch_api::plan::Plan;
+use tidewatch_contract::{
     enrolment::CERTIFICATES_PATH,
     exchange::{EVENTS_PATH, HEARTBEAT_PATH},
-    plan::Plan,
     problem::Kind,
 };
 use tokio::{sync::watch, task::JoinHandle};

@@ -20,7 +20,8 @@ use hyper_util::{
 };
 use parking_lot::Mutex;
 use serde_json::json;
-use tidewatch_shared::{plan::Plan, tls};
+use tidewatch_api::plan::Plan;
+use tidewatch_kit::tls;
 use tokio::{
     net::TcpListener,
     sync::{mpsc, watch},

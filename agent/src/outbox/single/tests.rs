@@ -1,4 +1,4 @@
-use tidewatch_shared::digest::Digest;
+use tidewatch_contract::digest::Digest;
 
 use super::*;
 use crate::{
@@ -29,7 +29,7 @@ fn mark(outbox: &mut Outbox, key: &str) {
 
 fn mark_in(outbox: &mut Outbox, watch: &str, key: &str) {
     let seen = ObjectState { uid: "u".into(), version: Version::Number(1), generation: None, metadata: 0 };
-    let update = Update::Object { seen, change: tidewatch_shared::event::Change::Spec, part: Digest::ZERO };
+    let update = Update::Object { seen, change: tidewatch_contract::event::Change::Spec, part: Digest::ZERO };
     outbox.mark(watch, key, update, Digest::ZERO, 0);
 }
 

@@ -2,15 +2,14 @@
 
 mod group;
 
-use tidewatch_shared::{
+use tidewatch_api::{identity::Instance, plan::Plan};
+use tidewatch_contract::{
     digest::Digest,
     event::{Event, Payload, parse_batch},
     exchange::EventsResponse,
     heartbeat::{WatchState, failing},
-    identity::Instance,
-    plan::Plan,
-    variant::VariantName as _,
 };
+use tidewatch_kit::variant::VariantName as _;
 
 use super::*;
 use crate::{core::Core, watch::supervisor::supervise};

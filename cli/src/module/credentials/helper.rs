@@ -4,8 +4,8 @@ use std::{io, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
+use tidewatch_kit::table;
 use tidewatch_oci::credentials::Credentials;
-use tidewatch_shared::table;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     process::{Child, Command},

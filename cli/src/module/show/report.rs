@@ -5,13 +5,13 @@ use std::fmt;
 use serde::Serialize;
 use serde_json::Value;
 use strum::Display;
+use tidewatch_kit::table;
 use tidewatch_oci::{
     descriptor::{RAW_MANIFEST, Relation, Resource, ResourceDigest},
     digest::Digest,
     layer::{self, LayerKind},
 };
 use tidewatch_receiver::controllers::kyma::install_source;
-use tidewatch_shared::table;
 
 use super::Stored;
 use crate::module::{InvalidError, constructor::DEFAULT_CR};

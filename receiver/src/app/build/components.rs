@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 #[cfg(feature = "stamps")]
 use anyhow::Context as _;
 use anyhow::Result;
-use tidewatch_shared::{api::Watcher, system_roots::SystemRoots};
+use tidewatch_api::Watcher;
+use tidewatch_kit::system_roots::SystemRoots;
 use tokio::time::Instant;
 
 use crate::{

@@ -124,7 +124,7 @@ pub(super) fn template(users: &Users, version: &str, target: impl Fn(&str) -> Op
 mod tests {
     use kube::ResourceExt as _;
     use serde_json::{Value, json};
-    use tidewatch_shared::{api::ModuleReleaseMeta, names::finalizer};
+    use tidewatch_api::{ModuleReleaseMeta, names::finalizer};
 
     use super::*;
     use crate::base::manifests::CachedManifest;

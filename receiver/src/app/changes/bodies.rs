@@ -25,7 +25,7 @@ use std::{
 
 use kube::{Api, core::DeserializeGuard, runtime::reflector::Store};
 use parking_lot::{Mutex, RwLock};
-use tidewatch_shared::random::Random;
+use tidewatch_kit::random::Random;
 use tokio::{
     sync::Notify,
     task,

@@ -1,8 +1,7 @@
 //! Components that react to changes of KCP.
 
 use std::sync::Arc;
-
-use tidewatch_shared::plan::PlannedWatch;
+use tidewatch_api::plan::PlannedWatch;
 
 use crate::{
     base::{pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use aws_lc_rs::digest;
 use kube::{ResourceExt, core::Resource};
 use serde::Serialize;
-use tidewatch_shared::{
-    api::{Manifest, ModuleReleaseMeta},
+use tidewatch_api::{
+    Manifest, ModuleReleaseMeta,
     names::{annotation, finalizer, label},
 };
 

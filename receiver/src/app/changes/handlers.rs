@@ -5,10 +5,7 @@ use std::{collections::HashSet, slice, sync::Arc};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
-use tidewatch_shared::{
-    api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher},
-    plan::Work,
-};
+use tidewatch_api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher, plan::Work};
 use tokio::{sync::Notify, time::Instant};
 
 use super::{

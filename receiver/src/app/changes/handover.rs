@@ -2,7 +2,7 @@
 //! released.
 
 use futures::{FutureExt as _, future::BoxFuture};
-use tidewatch_shared::identity::Instance;
+use tidewatch_api::identity::Instance;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -124,12 +124,8 @@ pub(super) fn register(queue: &ManifestQueue, manifests: &Manifests, kyma: &Kyma
 pub(in crate::app) mod tests {
     use kube::runtime::reflector;
     use serde_json::json;
-    use tidewatch_shared::{
-        api::{Kyma, Manifest},
-        metrics::Registry,
-        names::label,
-        plan::Plan,
-    };
+    use tidewatch_api::{Kyma, Manifest, names::label, plan::Plan};
+    use tidewatch_kit::metrics::Registry;
 
     use super::*;
     use crate::{

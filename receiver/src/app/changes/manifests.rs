@@ -2,11 +2,7 @@
 //! reconciles the Kyma.
 
 use std::collections::HashSet;
-
-use tidewatch_shared::{
-    api::{Resource, State},
-    plan::Work,
-};
+use tidewatch_api::{Resource, State, plan::Work};
 
 use super::{
     fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ManifestChange, ManifestFingerprint},
@@ -188,11 +184,11 @@ mod tests {
     use futures::FutureExt as _;
     use kube::runtime::{reflector, watcher};
     use serde_json::{Value, json};
-    use tidewatch_shared::{
-        metrics::Registry,
+    use tidewatch_api::{
         names::{annotation, label},
         plan::{Plan, PlannedWatch},
     };
+    use tidewatch_kit::metrics::Registry;
 
     use super::*;
     use crate::{

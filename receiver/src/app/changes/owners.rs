@@ -99,7 +99,7 @@ impl State {
 mod tests {
     use kube::runtime::{reflector::store::Writer, watcher::Event};
     use serde_json::json;
-    use tidewatch_shared::names::label;
+    use tidewatch_api::names::label;
 
     use super::*;
     use crate::kube::runtime_access::ListedSecret;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
-use tidewatch_shared::plan::{Plan, Work};
+use tidewatch_api::plan::{Plan, Work};
 
 use crate::{
     base::{
@@ -139,12 +139,12 @@ mod tests {
     use futures::FutureExt as _;
     use kube::runtime::{reflector::store::Writer, watcher::Event};
     use serde_json::json;
-    use tidewatch_shared::{
-        api::Kyma,
+    use tidewatch_api::{
+        Kyma,
         identity::{Epoch, RuntimeId},
-        metrics::Registry,
         names::label,
     };
+    use tidewatch_kit::metrics::Registry;
 
     use super::*;
     use crate::fleet::{

@@ -1,8 +1,8 @@
 //! The relay's view of the holders of the shards.
 
 use std::sync::Arc;
+use tidewatch_api::identity::RuntimeId;
 
-use tidewatch_shared::identity::RuntimeId;
 use tokio::time::Instant;
 
 use crate::{

@@ -4,7 +4,7 @@ use futures::{
     FutureExt as _,
     future::{self, BoxFuture},
 };
-use tidewatch_shared::identity::Instance;
+use tidewatch_api::identity::Instance;
 
 use super::Followers;
 use crate::{

@@ -4,7 +4,8 @@ use std::{future::pending, time::Duration};
 
 use futures::FutureExt as _;
 use http::Method;
-use tidewatch_shared::{metrics::Registry, plan::Plan};
+use tidewatch_api::plan::Plan;
+use tidewatch_kit::metrics::Registry;
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     time::{sleep, timeout},

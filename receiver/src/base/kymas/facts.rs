@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use kube::ResourceExt as _;
-use tidewatch_shared::{
-    api::{ConditionStatus, Kyma},
+use tidewatch_api::{
+    ConditionStatus, Kyma,
     identity::RuntimeId,
     names::{annotation, finalizer, label},
 };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::names::annotation;
+use tidewatch_api::names::annotation;
 
 /// Maximal length of a pinned version, in characters: that of a template's version in its CRD.
 pub const MAX_VERSION: usize = 32;

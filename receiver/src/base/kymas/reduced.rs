@@ -1,8 +1,7 @@
 //! Reduced form of a Kyma.
 
 use std::collections::BTreeMap;
-
-use tidewatch_shared::api::Shared;
+use tidewatch_api::Shared;
 
 use super::ModuleSelection;
 

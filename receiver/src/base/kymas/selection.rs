@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::BTreeMap};
 
 use kube::ResourceExt as _;
 use serde::Deserialize;
-use tidewatch_shared::{api::Kyma, names::annotation};
+use tidewatch_api::{Kyma, names::annotation};
 
 use super::pins::pinned;
 

@@ -1,5 +1,5 @@
 use serde_json::{Value, json};
-use tidewatch_shared::names::{annotation, finalizer, label};
+use tidewatch_api::names::{annotation, finalizer, label};
 
 use super::*;
 

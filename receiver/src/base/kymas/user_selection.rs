@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use kube::ResourceExt as _;
 use serde::de::Error as _;
 use serde_json::Value;
-use tidewatch_shared::api::{Kyma, KymaSpec};
+use tidewatch_api::{Kyma, KymaSpec};
 
 use super::Pins;
 

@@ -3,10 +3,7 @@
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 use kube::{ResourceExt as _, runtime::reflector::Lookup};
-use tidewatch_shared::{
-    api::{Manifest, Shared},
-    names::label,
-};
+use tidewatch_api::{Manifest, Shared, names::label};
 
 use super::{facts::ManifestFacts, index::Owner, reduced::ReducedManifest};
 use crate::base::{key::KymaKey, labels::is_true};

@@ -1,8 +1,8 @@
 //! Facts about a Manifest that readers of all Manifests need, also of runtimes in other replicas' shards.
 
 use kube::ResourceExt as _;
-use tidewatch_shared::{
-    api::{Manifest, Resource, Shared, State},
+use tidewatch_api::{
+    Manifest, Resource, Shared, State,
     names::{annotation, label},
 };
 

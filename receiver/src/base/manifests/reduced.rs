@@ -1,6 +1,6 @@
 //! Reduced form of a Manifest.
 
-use tidewatch_shared::api::{Resource, Shared, State};
+use tidewatch_api::{Resource, Shared, State};
 
 use crate::base::key::KymaKey;
 

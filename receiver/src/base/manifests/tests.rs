@@ -4,7 +4,7 @@ use kube::runtime::{
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tidewatch_shared::names::{annotation, label};
+use tidewatch_api::names::{annotation, label};
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! Runtimes that follow a rotation: a summary of those of a replica, which are merged into that of the fleet.
 
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::variant::VariantName as _;
+use tidewatch_kit::variant::VariantName as _;
 use tokio::sync::watch;
 
 use super::{decide, policy, unix};

@@ -1,9 +1,6 @@
 use std::collections::BTreeMap;
-
-use tidewatch_shared::{
-    heartbeat::{CertificateState, Heartbeat},
-    identity::{Epoch, Instance, RuntimeId},
-};
+use tidewatch_api::identity::{Epoch, Instance, RuntimeId};
+use tidewatch_contract::heartbeat::{CertificateState, Heartbeat};
 
 use super::*;
 use crate::{
@@ -50,8 +47,7 @@ impl World {
         for shard in ShardCount::default().shards().filter(|shard| holds(*shard)) {
             fleet.acquire(shard, Instance::new(1), &WriteFence::default(), Instant::now());
         }
-        let plan =
-            Arc::new(crate::controllers::watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(Vec::new(), &[]).0);
+        let plan = Arc::new(crate::controllers::watcher::plan::<Arc<tidewatch_api::Watcher>>(Vec::new(), &[]).0);
         for name in ["r-1", "r-2"] {
             fleet.place(KymaKey::new("kcp-system", name), "", Some(name.parse().unwrap()), plan.clone());
         }
@@ -79,7 +75,7 @@ impl World {
         &mut self,
         runtime: &str,
         revision: &str,
-        authority: Option<&tidewatch_shared::certificate::KeyId>,
+        authority: Option<&tidewatch_contract::certificate::KeyId>,
     ) -> bool {
         self.counter += 1;
         let heartbeat = Heartbeat {

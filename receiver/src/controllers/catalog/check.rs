@@ -17,7 +17,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use jiff::civil::Date;
 use thiserror::Error;
-use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate};
+use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate};
 
 pub use finding::{Code, Finding, Report, Severity, Summary};
 

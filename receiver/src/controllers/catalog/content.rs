@@ -1,7 +1,7 @@
 //! Content of a template: the part of its specification that decides what runtimes install. Pure.
 
 use serde_json::Value;
-use tidewatch_shared::api::ModuleTemplateSpec;
+use tidewatch_api::ModuleTemplateSpec;
 
 use crate::base::digest::short_digest;
 

@@ -3,7 +3,7 @@
 
 use kube::{Client, ResourceExt as _};
 use thiserror::Error;
-use tidewatch_shared::api::Kyma;
+use tidewatch_api::Kyma;
 
 use super::{Catalog, SyncError};
 use crate::{

@@ -11,12 +11,11 @@ use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
-use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate},
-    hex,
+use tidewatch_api::{
+    ModuleReleaseMeta, ModuleTemplate,
     names::{GROUP, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
-    variant::VariantName as _,
 };
+use tidewatch_kit::{hex, variant::VariantName as _};
 
 use crate::{
     base::foreign_text,

@@ -3,10 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use kube::core::DynamicObject;
-use tidewatch_shared::{
-    event::{Change, Object},
-    names::{GROUP, SKR_NAMESPACE, field_manager},
-};
+use tidewatch_api::names::{GROUP, SKR_NAMESPACE, field_manager};
+use tidewatch_contract::event::{Change, Object};
 
 use super::{
     desired::{ContentHash, DesiredCatalog, DesiredObject, Kind, ObjectId},
@@ -153,7 +151,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use serde_json::{Value, json};
-    use tidewatch_shared::event::Subject;
+    use tidewatch_contract::event::Subject;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! Kubernetes Events regarding the control plane's catalog: objects left out of it, and removals that wait for a
 //! confirmation.
 
-use tidewatch_shared::names::RELEASES;
+use tidewatch_api::names::RELEASES;
 
 use super::{
     CatalogUpdate,

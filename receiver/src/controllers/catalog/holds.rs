@@ -6,10 +6,7 @@ use std::{
 };
 
 use kube::ResourceExt as _;
-use tidewatch_shared::{
-    api::{Channel, ModuleReleaseMeta, ModuleTemplate},
-    names::label,
-};
+use tidewatch_api::{Channel, ModuleReleaseMeta, ModuleTemplate, names::label};
 
 use super::{
     desired::{HeldObjects, Kind, ObjectId},

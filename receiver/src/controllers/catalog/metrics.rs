@@ -5,7 +5,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
 use strum::VariantNames as _;
-use tidewatch_shared::{metric_set, variant::VariantName as _};
+use tidewatch_kit::{metric_set, variant::VariantName as _};
 
 use super::{
     inventory::InventoryError,

@@ -12,12 +12,11 @@ use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::Time};
 use kube::ResourceExt as _;
 use serde::Serialize;
-use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate},
+use tidewatch_api::{
+    ModuleReleaseMeta, ModuleTemplate,
     names::{annotation, finalizer},
-    table,
-    variant::VariantName as _,
 };
+use tidewatch_kit::{table, variant::VariantName as _};
 
 use super::{
     check::Objects,
@@ -409,7 +408,7 @@ impl fmt::Display for Preview {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_shared::names::label;
+    use tidewatch_api::names::label;
 
     use super::*;
 

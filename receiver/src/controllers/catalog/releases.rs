@@ -13,7 +13,7 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use tidewatch_shared::names::{RELEASES, annotation, field_manager};
+use tidewatch_api::names::{RELEASES, annotation, field_manager};
 
 use super::removal_guard::{GuardDecision, HeldRemoval, HeldRemovals, LossCause, LostReleases, ModuleState, Releases};
 

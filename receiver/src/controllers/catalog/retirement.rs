@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
-use tidewatch_shared::api::{ModuleReleaseMeta, ModuleVersion};
+use tidewatch_api::{ModuleReleaseMeta, ModuleVersion};
 
 /// Retirement of a version as its users see it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use kube::{
     api::{DeleteParams, ListParams, PostParams},
     core::DynamicObject,
 };
-use tidewatch_shared::names::{CATALOG_INVENTORY, SKR_NAMESPACE, field_manager, label};
+use tidewatch_api::names::{CATALOG_INVENTORY, SKR_NAMESPACE, field_manager, label};
 
 use super::{
     desired::{DesiredObject, Kind, ObjectId},

@@ -7,7 +7,7 @@ use std::{
 
 use kube::ResourceExt;
 use parking_lot::Mutex;
-use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate};
+use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate};
 
 use super::{
     content::content_id,
@@ -344,7 +344,8 @@ fn accept_release_meta(
 mod tests {
     use serde_json::{Value, json};
     use strum::VariantNames as _;
-    use tidewatch_shared::{names::label, variant::VariantName as _};
+    use tidewatch_api::names::label;
+    use tidewatch_kit::variant::VariantName as _;
 
     use super::*;
 

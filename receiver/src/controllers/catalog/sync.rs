@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::{StreamExt, stream};
-use tidewatch_shared::event::Object;
+use tidewatch_contract::event::Object;
 
 use super::{
     desired::{DesiredCatalog, Kind, ObjectId},

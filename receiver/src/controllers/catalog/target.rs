@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::names::label;
+use tidewatch_api::names::label;
 
 use crate::base::labels::is_true;
 

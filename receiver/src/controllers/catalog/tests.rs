@@ -11,11 +11,8 @@ use kube::runtime::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate},
-    event::{Change, Object, Subject},
-    names::annotation,
-};
+use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::annotation};
+use tidewatch_contract::event::{Change, Object, Subject};
 
 use self::fake::FakeRuntime;
 use super::{removal_guard::Part, *};

@@ -9,7 +9,7 @@ use jiff::civil::Date;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::core::ObjectMeta;
 use serde::Serialize;
-use tidewatch_shared::{table, variant::VariantName as _};
+use tidewatch_kit::{table, variant::VariantName as _};
 
 use super::{
     check::Objects,
@@ -214,7 +214,7 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::{Value, json};
-    use tidewatch_shared::names::label;
+    use tidewatch_api::names::label;
 
     use super::*;
 

@@ -10,10 +10,7 @@ use std::{
 };
 
 use serde::Serialize;
-use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate},
-    names::label,
-};
+use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::label};
 
 use super::selector::Selector;
 use crate::base::labels::is_true;
@@ -201,7 +198,7 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::{Value, json};
-    use tidewatch_shared::variant::VariantName as _;
+    use tidewatch_kit::variant::VariantName as _;
 
     use super::*;
 

@@ -1,9 +1,7 @@
 //! Computes the conditions of a Kyma. Messages contain no moving numbers, so that only transitions are written.
 
-use tidewatch_shared::{
-    api::{Condition, ConditionStatus, Kyma},
-    variant::VariantName as _,
-};
+use tidewatch_api::{Condition, ConditionStatus, Kyma};
+use tidewatch_kit::variant::VariantName as _;
 
 use crate::base::pause::PauseReason;
 use crate::{

@@ -1,7 +1,7 @@
 //! Metrics of transitions, polls and written conditions.
 
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
-use tidewatch_shared::{
+use tidewatch_kit::{
     metric_set,
     metrics::{ReasonLabel, ResultLabel, StateLabel},
     variant::VariantName as _,

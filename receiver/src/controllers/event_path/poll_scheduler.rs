@@ -4,8 +4,8 @@ use std::{
     collections::{BTreeSet, HashMap},
     time::Duration,
 };
+use tidewatch_kit::random::Random;
 
-use tidewatch_shared::random::Random;
 use tokio::time::Instant;
 
 use crate::{

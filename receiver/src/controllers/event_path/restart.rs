@@ -5,10 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
-use tidewatch_shared::{
-    api::{Kyma, ModuleStatus, State},
-    plan::Work,
-};
+use tidewatch_api::{Kyma, ModuleStatus, State, plan::Work};
 
 use crate::{
     base::{
@@ -177,12 +174,8 @@ mod tests {
         watcher::Event,
     };
     use serde_json::{Value, json};
-    use tidewatch_shared::{
-        api::{ModuleReleaseMeta, ModuleTemplate},
-        metrics::Registry,
-        names::annotation,
-        plan::Plan,
-    };
+    use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::annotation, plan::Plan};
+    use tidewatch_kit::metrics::Registry;
     use tokio::time::Instant;
 
     use super::*;

@@ -81,7 +81,7 @@ fn address(kyma: &Arc<CachedKyma>) -> usize {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tidewatch_shared::api::Kyma;
+    use tidewatch_api::Kyma;
 
     use super::*;
 

@@ -11,8 +11,8 @@ use kube::{
 };
 use serde_json::{Value, json};
 use thiserror::Error;
-use tidewatch_shared::{
-    api::{Condition, Kyma},
+use tidewatch_api::{
+    Condition, Kyma,
     names::{GROUP, VERSION},
 };
 

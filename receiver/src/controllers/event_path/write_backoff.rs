@@ -79,7 +79,7 @@ impl WriteBackoff {
 mod tests {
     use super::*;
     use crate::controllers::event_path::condition::{EVENT_PATH, PAUSED};
-    use tidewatch_shared::api::ConditionStatus;
+    use tidewatch_api::ConditionStatus;
 
     const S: Duration = Duration::from_secs(1);
 

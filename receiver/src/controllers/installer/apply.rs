@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use futures::{StreamExt as _, stream};
 use kube::{Client, ResourceExt, api::DynamicObject};
 use serde_json::Value;
-use tidewatch_shared::{
+use tidewatch_api::{
     identity::RuntimeId,
     names::{AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_PULL_SECRET, annotation, field_manager, label},
 };

@@ -1,6 +1,6 @@
 //! Rules by which found objects are compared with desired ones.
 
-use tidewatch_shared::names::field_manager;
+use tidewatch_api::names::field_manager;
 
 use super::Component;
 use crate::kube::object::{Ownership, Shape};
@@ -54,7 +54,7 @@ mod tests {
     use kube::api::DynamicObject;
     use serde_json::{Value, json};
     use strum::VariantArray as _;
-    use tidewatch_shared::plan::Plan;
+    use tidewatch_api::plan::Plan;
 
     use super::*;
     use crate::{

@@ -5,7 +5,7 @@ use kube::{
     api::{ApiResource, DynamicObject, GroupVersionKind},
 };
 use strum::VariantArray;
-use tidewatch_shared::names::{
+use tidewatch_api::names::{
     AGENT_DEPLOYMENT, AGENT_METRICS_SERVICE, AGENT_OBJECT, AGENT_PRIORITY_CLASS, AGENT_PULL_SECRET, IDENTITY_SECRET,
     SKR_NAMESPACE,
 };

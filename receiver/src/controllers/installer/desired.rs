@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tidewatch_shared::{
+use tidewatch_api::{
     identity::RuntimeId,
     names::{AGENT_PULL_SECRET, RUNTIME_ID_KEY, annotation},
     plan::Plan,

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use clap::Args;
 use thiserror::Error;
-use tidewatch_shared::{
+use tidewatch_api::{
     identity::TrustDomain,
     names::{AGENT_MEMORY_MIB, AGENT_PULL_SECRET},
 };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 use strum::VariantArray as _;
-use tidewatch_shared::{
+use tidewatch_api::{
     identity::TrustDomain,
     names::{
         AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_OBJECT, AGENT_PRIORITY_CLASS, ENROLMENT_URL_KEY, PLAN_KEY,
@@ -260,7 +260,7 @@ mod tests {
     };
 
     fn all_objects(settings: &Settings) -> Vec<(Component, Value)> {
-        let (plan, ..) = watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(watches(), &[]);
+        let (plan, ..) = watcher::plan::<Arc<tidewatch_api::Watcher>>(watches(), &[]);
         let pull_secret = settings.own_pull_secret().map(|_| json!({"type": "t", "data": {"k": "v"}}));
         objects(
             settings,

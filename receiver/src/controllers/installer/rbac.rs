@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
-use tidewatch_shared::{
+use tidewatch_api::{
     names::{AGENT_OBJECT, IDENTITY_SECRET, SKR_NAMESPACE},
     plan::{ALL_RESOURCES, Plan, PlannedWatch},
 };
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn rules_grant_no_secret_reads_and_writes_to_own_objects_only() {
-        let (plan, ..) = watcher::plan::<std::sync::Arc<tidewatch_shared::api::Watcher>>(watches(), &[]);
+        let (plan, ..) = watcher::plan::<std::sync::Arc<tidewatch_api::Watcher>>(watches(), &[]);
         let rules = [of_cluster(&plan), of_namespace(&plan)].concat();
         for rule in &rules {
             let writes = rule["verbs"] != json!(READ_VERBS);

@@ -6,7 +6,7 @@ use kube::{
     Client,
     api::{DynamicObject, ListParams},
 };
-use tidewatch_shared::api::{Condition, ConditionStatus, Kyma};
+use tidewatch_api::{Condition, ConditionStatus, Kyma};
 
 use super::{Component, InstallationState, Installer, Report, component::PODS, objects::pod_selector};
 use crate::{

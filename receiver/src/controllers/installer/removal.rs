@@ -10,7 +10,7 @@ use kube::{
     api::{DynamicObject, ListParams, ObjectMeta, PartialObjectMeta},
 };
 use strum::VariantArray as _;
-use tidewatch_shared::names::{AGENT_DEPLOYMENT, AGENT_OBJECT, SKR_NAMESPACE, field_manager, label};
+use tidewatch_api::names::{AGENT_DEPLOYMENT, AGENT_OBJECT, SKR_NAMESPACE, field_manager, label};
 
 use super::{
     Component, ComponentError, Error,

@@ -21,7 +21,7 @@ pub struct InstallationState {
     pub(super) accepted_forms: BTreeMap<Component, u64>,
     /// Image of the Deployment when it was last verified.
     pub(super) image: Option<Image>,
-    /// The Deployment has the annotation [`UNPROVEN_BEFORE`](tidewatch_shared::names::annotation::UNPROVEN_BEFORE) with
+    /// The Deployment has the annotation [`UNPROVEN_BEFORE`](tidewatch_api::names::annotation::UNPROVEN_BEFORE) with
     /// this image.
     pub(super) unproven_before: bool,
     /// The Deployment names no PriorityClass, because the runtime refused it.

@@ -6,7 +6,7 @@ use kube::{
     api::{DynamicObject, PostParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::names::{SKR_NAMESPACE, field_manager};
+use tidewatch_api::names::{SKR_NAMESPACE, field_manager};
 use tracing::debug;
 
 use super::{Error, component::PODS};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use strum::VariantArray as _;
-use tidewatch_shared::{
+use tidewatch_api::{
     names::{OWN_MANAGER, SKR_NAMESPACE, label},
     plan::{Field, PlannedWatch, Work},
 };
@@ -46,7 +46,7 @@ fn watch(component: Component) -> PlannedWatch {
 
 #[cfg(test)]
 mod tests {
-    use tidewatch_shared::plan::Plan;
+    use tidewatch_api::plan::Plan;
 
     use super::*;
 

@@ -1,10 +1,7 @@
 //! Applies and deletes the Manifests of a Kyma in KCP.
 
 use kube::{Api, ResourceExt, api::ApiResource, runtime::reflector::ObjectRef};
-use tidewatch_shared::{
-    api::{Kyma, KymaStatus, Manifest, ModuleStatus},
-    names::label,
-};
+use tidewatch_api::{Kyma, KymaStatus, Manifest, ModuleStatus, names::label};
 
 use super::{
     Context, Error,

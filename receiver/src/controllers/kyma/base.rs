@@ -9,8 +9,8 @@ use kube::{
     api::{ApiResource, DynamicObject, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::Kyma,
+use tidewatch_api::{
+    Kyma,
     names::{AGENT_OBJECT, SKR_NAMESPACE, annotation, field_manager, finalizer, label},
 };
 

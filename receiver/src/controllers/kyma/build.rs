@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt};
 use serde_json::{Map, Value, json};
-use tidewatch_shared::{
-    api::{CustomResourcePolicy, Kyma, Manifest, ModuleTemplate},
+use tidewatch_api::{
+    CustomResourcePolicy, Kyma, Manifest, ModuleTemplate,
     names::{GROUP, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
 };
 
@@ -218,8 +218,7 @@ fn resource(template: &ModuleTemplate, name: &str) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-
-    use tidewatch_shared::{api::CustomResourcePolicy as Policy, names::finalizer};
+    use tidewatch_api::{CustomResourcePolicy as Policy, names::finalizer};
 
     use super::*;
 

@@ -8,8 +8,8 @@ use kube::{
     api::{ApiResource, DynamicObject},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::crds,
+use tidewatch_api::{
+    crds,
     names::{field_manager, label},
 };
 use tokio::time::{Instant, sleep};

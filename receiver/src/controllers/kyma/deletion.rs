@@ -10,8 +10,8 @@ use kube::{
     api::{DynamicObject, ListParams, Patch, PatchParams},
 };
 use serde_json::json;
-use tidewatch_shared::{
-    api::{Kyma, Manifest, State},
+use tidewatch_api::{
+    Kyma, Manifest, State,
     names::{SKR_KYMA, field_manager, finalizer, label},
 };
 use tracing::info;

@@ -7,8 +7,8 @@ use kube::{
     api::ListParams,
     core::{NamespaceResourceScope, Resource},
 };
-use tidewatch_shared::{
-    api::{Kyma, Manifest},
+use tidewatch_api::{
+    Kyma, Manifest,
     names::{SKR_KYMA, label},
 };
 

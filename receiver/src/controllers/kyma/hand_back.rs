@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use kube::runtime::reflector::ObjectRef;
 use serde_json::json;
-use tidewatch_shared::{
-    api::Kyma,
+use tidewatch_api::{
+    Kyma,
     names::{annotation, label},
 };
 use tracing::info;

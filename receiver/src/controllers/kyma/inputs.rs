@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 
 use kube::ResourceExt;
 use serde_json::json;
-use tidewatch_shared::{
-    api::Kyma,
+use tidewatch_api::{
+    Kyma,
     names::annotation,
     plan::{Plan, Work},
 };

@@ -1,8 +1,8 @@
 //! An installed module, as its Manifest shows it. Pure.
 
 use kube::ResourceExt as _;
-use tidewatch_shared::{
-    api::Manifest,
+use tidewatch_api::{
+    Manifest,
     names::{annotation, label},
 };
 

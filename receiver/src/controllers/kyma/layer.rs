@@ -1,8 +1,8 @@
 //! The layer of a module's version: where its resources are in the registry, and which images they use.
 
 use serde_json::{Value, json};
+use tidewatch_api::Manifest;
 use tidewatch_oci::descriptor::RAW_MANIFEST;
-use tidewatch_shared::api::Manifest;
 
 /// `install` and `localizedImages` of a Manifest.
 #[derive(Clone, Debug, PartialEq)]

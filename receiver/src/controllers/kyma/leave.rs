@@ -1,8 +1,7 @@
 //! Common step of deletion and hand-back: writes the blocking objects to the status in KCP.
 
 use std::time::Duration;
-
-use tidewatch_shared::api::Kyma;
+use tidewatch_api::Kyma;
 
 use super::{Context, Error};
 use crate::{

@@ -3,10 +3,7 @@
 
 use kube::ResourceExt as _;
 use serde_json::json;
-use tidewatch_shared::{
-    api::{Kyma, Manifest},
-    names::label,
-};
+use tidewatch_api::{Kyma, Manifest, names::label};
 
 use super::{
     build::{self, Desired},
@@ -88,8 +85,8 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::Value;
-    use tidewatch_shared::{
-        api::{CustomResourcePolicy as Policy, ModuleTemplate},
+    use tidewatch_api::{
+        CustomResourcePolicy as Policy, ModuleTemplate,
         names::{annotation, finalizer},
     };
 

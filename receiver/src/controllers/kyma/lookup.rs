@@ -8,10 +8,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use jiff::{Timestamp, civil::Date};
 use kube::ResourceExt;
 use thiserror::Error;
-use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate},
-    names::label,
-};
+use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::label};
 
 use super::validate::{Follow, InvalidModuleError, WantedModule};
 use crate::{
@@ -411,7 +408,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use serde_json::{Value, json};
-    use tidewatch_shared::api::CustomResourcePolicy as Policy;
+    use tidewatch_api::CustomResourcePolicy as Policy;
 
     use super::*;
     use crate::controllers::kyma::pin::Pin;

@@ -3,10 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
-use tidewatch_shared::{
-    api::{CustomResourcePolicy, Kyma, Manifest, ModuleReleaseMeta},
-    names::label,
-};
+use tidewatch_api::{CustomResourcePolicy, Kyma, Manifest, ModuleReleaseMeta, names::label};
 
 use super::{
     installed::module_of,

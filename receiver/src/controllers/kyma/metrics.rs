@@ -8,7 +8,7 @@ use prometheus_client::metrics::{
     gauge::Gauge,
     histogram::{Histogram, exponential_buckets},
 };
-use tidewatch_shared::{metric_set, metrics::OutcomeLabel, variant::VariantName as _};
+use tidewatch_kit::{metric_set, metrics::OutcomeLabel, variant::VariantName as _};
 
 use super::inputs;
 use crate::{controllers::requeues::Requeues, fleet::queue::ReconcileOutcome};

@@ -3,8 +3,8 @@
 use jiff::civil::Date;
 use kube::{Resource, ResourceExt};
 use serde_json::Value;
-use tidewatch_shared::{
-    api::{CustomResourcePolicy, Manifest, ModuleStatus, PartialMeta, State, TrackingObject},
+use tidewatch_api::{
+    CustomResourcePolicy, Manifest, ModuleStatus, PartialMeta, State, TrackingObject,
     names::{GROUP, SKR_NAMESPACE, VERSION, annotation, label},
 };
 
@@ -232,7 +232,7 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::json;
-    use tidewatch_shared::api::KymaStatus;
+    use tidewatch_api::KymaStatus;
 
     use super::*;
     use crate::controllers::{

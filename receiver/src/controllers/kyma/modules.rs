@@ -8,10 +8,7 @@ use std::{
 
 use jiff::civil::Date;
 use kube::ResourceExt;
-use tidewatch_shared::{
-    api::{Kyma, Manifest},
-    names::annotation,
-};
+use tidewatch_api::{Kyma, Manifest, names::annotation};
 
 use super::{
     build::{self, Desired},
@@ -327,10 +324,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use serde_json::{Value, json};
-    use tidewatch_shared::{
-        api::{CustomResourcePolicy, ModuleReleaseMeta, ModuleTemplate},
-        names::label,
-    };
+    use tidewatch_api::{CustomResourcePolicy, ModuleReleaseMeta, ModuleTemplate, names::label};
 
     use super::*;
     use crate::controllers::{

@@ -7,7 +7,7 @@ use std::{
 
 use kube::ResourceExt;
 use parking_lot::Mutex;
-use tidewatch_shared::api::Manifest;
+use tidewatch_api::Manifest;
 
 use crate::base::key::KymaKey;
 

@@ -17,10 +17,7 @@ use std::{
 use jiff::{Timestamp, civil::Date};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{Kyma, Manifest},
-    names::label,
-};
+use tidewatch_api::{Kyma, Manifest, names::label};
 
 pub use report::{Effect, InvalidRollout, KymaEffects, Outcome, WaitReason};
 

@@ -8,7 +8,7 @@ use kube::{
     api::{ApiResource, DynamicObject},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::names::{SKR_NAMESPACE, field_manager, label};
+use tidewatch_api::names::{SKR_NAMESPACE, field_manager, label};
 
 use super::{Error, error};
 use crate::{

@@ -10,8 +10,8 @@ use kube::{
     api::{ApiResource, PostParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::Kyma,
+use tidewatch_api::{
+    Kyma,
     names::{GROUP, SKR_KYMA, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
 };
 use tracing::{info, warn};

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
-use tidewatch_shared::{api::Kyma, names::annotation, plan::Work};
+use tidewatch_api::{Kyma, names::annotation, plan::Work};
 
 use super::{
     Error, Reconcile, mandatory,

@@ -9,8 +9,8 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{Kyma, Manifest},
+use tidewatch_api::{
+    Kyma, Manifest,
     names::{field_manager, label},
 };
 

@@ -25,13 +25,9 @@ use kube::runtime::reflector::{self, Lookup, Store, store::Writer};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tidewatch_api::{Manifest, ModuleReleaseMeta, ModuleTemplate, names::annotation, plan::Plan};
+use tidewatch_contract::event::{Change, Object};
 use tidewatch_oci::digest::Digest;
-use tidewatch_shared::{
-    api::{Manifest, ModuleReleaseMeta, ModuleTemplate},
-    event::{Change, Object},
-    names::annotation,
-    plan::Plan,
-};
 
 use super::{layer::ModuleLayer, *};
 use crate::{

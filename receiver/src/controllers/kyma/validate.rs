@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use thiserror::Error;
-use tidewatch_shared::api::CustomResourcePolicy;
+use tidewatch_api::CustomResourcePolicy;
 
 use super::pin::{InvalidPinError, Pin, PinnedIn};
 use crate::base::kymas::{UserSelection, pins::pinned};
@@ -180,7 +180,7 @@ fn follows(
 mod tests {
     use regex::Regex;
     use serde_json::{Value, json};
-    use tidewatch_shared::api::crds;
+    use tidewatch_api::crds;
 
     use super::*;
     use crate::base::kymas::{Pins, pins::annotation_of};

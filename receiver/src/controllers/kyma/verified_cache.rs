@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 use serde_json::Value;
-use tidewatch_shared::names::AGENT_OBJECT;
+use tidewatch_api::names::AGENT_OBJECT;
 
 use crate::{base::key::KymaKey, controllers::installer::InstallationState, fleet::queue::Drift};
 
@@ -87,7 +87,7 @@ impl VerifiedCache {
 
 #[cfg(test)]
 mod tests {
-    use tidewatch_shared::event::{Change, Object};
+    use tidewatch_contract::event::{Change, Object};
 
     use super::*;
 

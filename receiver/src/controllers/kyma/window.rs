@@ -5,7 +5,7 @@
 //! or the user's selection.
 
 use kube::ResourceExt as _;
-use tidewatch_shared::api::{Kyma, Manifest};
+use tidewatch_api::{Kyma, Manifest};
 
 use super::{
     build,

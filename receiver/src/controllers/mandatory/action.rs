@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kube::ResourceExt as _;
-use tidewatch_shared::{api::ModuleReleaseMeta, names::finalizer};
+use tidewatch_api::{ModuleReleaseMeta, names::finalizer};
 
 use crate::base::limits::REQUEST_DEADLINE;
 

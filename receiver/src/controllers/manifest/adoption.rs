@@ -7,8 +7,8 @@
 use kube::{ResourceExt as _, api::DynamicObject};
 use semver::Version;
 use serde_json::Value;
-use tidewatch_shared::{
-    api::Manifest,
+use tidewatch_api::{
+    Manifest,
     names::{annotation, label},
 };
 

@@ -8,8 +8,8 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams},
 };
 use serde_json::{Map, Value, json};
-use tidewatch_shared::{
-    api::ConditionStatus,
+use tidewatch_api::{
+    ConditionStatus,
     names::{annotation, field_manager},
 };
 use tokio::time::{Instant, sleep};

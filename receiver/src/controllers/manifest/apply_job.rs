@@ -7,7 +7,7 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams},
 };
 use serde_json::json;
-use tidewatch_shared::names::field_manager;
+use tidewatch_api::names::field_manager;
 
 use super::{
     apply::{Applied, TYPED, Wanted},

@@ -16,8 +16,8 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{ListParams, PartialObjectMeta},
 };
-use tidewatch_shared::{
-    api::{CustomResourcePolicy, Manifest},
+use tidewatch_api::{
+    CustomResourcePolicy, Manifest,
     names::{annotation, field_manager},
 };
 

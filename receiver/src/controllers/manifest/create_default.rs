@@ -4,7 +4,7 @@ use kube::{
     Api, ResourceExt as _,
     api::{DynamicObject, Patch, PatchParams, PostParams},
 };
-use tidewatch_shared::names::field_manager;
+use tidewatch_api::names::field_manager;
 
 use crate::kube::object;
 

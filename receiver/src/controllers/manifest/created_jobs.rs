@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use kube::ResourceExt as _;
 use serde_json::json;
-use tidewatch_shared::{api::Manifest, names::annotation};
+use tidewatch_api::{Manifest, names::annotation};
 
 use super::{
     inventory::ObjectKey,

@@ -6,7 +6,7 @@ use std::fmt;
 use kube::{ResourceExt as _, api::DynamicObject};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tidewatch_shared::{api::Manifest, names::annotation};
+use tidewatch_api::{Manifest, names::annotation};
 
 use super::{
     inventory::{ObjectKey, split_api_version},

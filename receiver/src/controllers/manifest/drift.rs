@@ -1,11 +1,8 @@
 //! Changes that the agent reported: the Manifests that they affect, and the objects to read again. Pure.
 
 use std::sync::Arc;
-
-use tidewatch_shared::{
-    api::{Manifest, State},
-    event::{Change, Object, Subject},
-};
+use tidewatch_api::{Manifest, State};
+use tidewatch_contract::event::{Change, Object, Subject};
 
 use super::{
     Memories,

@@ -9,10 +9,7 @@ use kube::{
     api::{ApiResource, DynamicObject, ListParams},
 };
 use serde_json::json;
-use tidewatch_shared::{
-    api::{Manifest, State},
-    names::finalizer,
-};
+use tidewatch_api::{Manifest, State, names::finalizer};
 
 use super::{
     Error,

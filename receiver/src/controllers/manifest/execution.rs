@@ -7,7 +7,7 @@ use std::{
 
 use kube::{Api, Client, api::DynamicObject};
 use serde_json::Value;
-use tidewatch_shared::api::Manifest;
+use tidewatch_api::Manifest;
 
 use super::{
     Context,

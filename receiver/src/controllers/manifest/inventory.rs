@@ -9,11 +9,8 @@ use std::{
 
 use kube::ResourceExt;
 use serde_json::Value;
-use tidewatch_shared::{
-    api::{Manifest, Resource, crds},
-    event::Object,
-    names::SKR_NAMESPACE,
-};
+use tidewatch_api::{Manifest, Resource, crds, names::SKR_NAMESPACE};
+use tidewatch_contract::event::Object;
 
 /// API group of the CRDs.
 pub(super) const DEFINITIONS: &str = "apiextensions.k8s.io";

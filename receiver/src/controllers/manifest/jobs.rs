@@ -6,8 +6,8 @@
 
 use kube::{ResourceExt as _, api::DynamicObject};
 use serde_json::{Value, json};
+use tidewatch_api::names::{annotation, label};
 use tidewatch_oci::digest::Digest;
-use tidewatch_shared::names::{annotation, label};
 
 use super::inventory::ObjectKey;
 use crate::kube::workload::condition_with;

@@ -10,7 +10,7 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{DynamicObject, ListParams, PartialObjectMeta},
 };
-use tidewatch_shared::names::annotation;
+use tidewatch_api::names::annotation;
 
 use super::{
     execution::Execution,

@@ -1,7 +1,7 @@
 //! Objects that stay because somebody has marked them, and how a message names an object that a version drops. Pure.
 
 use kube::ResourceExt;
-use tidewatch_shared::names::annotation;
+use tidewatch_api::names::annotation;
 
 /// Returns true if the author of the module, or a user, wants an object to stay.
 pub(super) fn is_marked(object: &impl ResourceExt) -> bool {

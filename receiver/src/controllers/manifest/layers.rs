@@ -5,13 +5,13 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 
 use parking_lot::Mutex;
 use serde_json::Value;
+use tidewatch_api::Manifest;
 use tidewatch_oci::{
     component::DESCRIPTORS,
     digest::Digest,
     layer::{LayerKind, documents},
     registry::{LayerKey, Lookup, Registry},
 };
-use tidewatch_shared::api::Manifest;
 use tokio::{sync::Semaphore, task::spawn_blocking};
 
 use crate::fleet::manifests::{ManifestKey, ManifestQueue};

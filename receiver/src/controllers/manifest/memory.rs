@@ -7,7 +7,9 @@ use std::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use tidewatch_shared::{api::Manifest, event::Object, random::Random};
+use tidewatch_api::Manifest;
+use tidewatch_contract::event::Object;
+use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
 use super::{

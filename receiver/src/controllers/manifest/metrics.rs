@@ -7,7 +7,7 @@ use prometheus_client::metrics::{
     family::Family,
     histogram::{Histogram, exponential_buckets},
 };
-use tidewatch_shared::{metric_set, metrics::OutcomeLabel, variant::VariantName as _};
+use tidewatch_kit::{metric_set, metrics::OutcomeLabel, variant::VariantName as _};
 
 use crate::{controllers::requeues::Requeues, fleet::queue::ReconcileOutcome, kube::FallbackMetrics};
 

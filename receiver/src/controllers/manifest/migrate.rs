@@ -2,8 +2,7 @@
 //! refuses the CRD until then.
 
 use std::time::Duration;
-
-use tidewatch_shared::names::field_manager;
+use tidewatch_api::names::field_manager;
 
 use super::{execution::Execution, failure::Failure, memory::Migrating, render::RenderedObject, step::Seen};
 use crate::kube::{

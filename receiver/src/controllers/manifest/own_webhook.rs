@@ -54,7 +54,7 @@ fn service_of(text: &str) -> Option<ObjectKey> {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_shared::api::Resource;
+    use tidewatch_api::Resource;
 
     use super::*;
     use crate::controllers::manifest::stage::Stage;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tidewatch_shared::event::{Change, Object};
+use tidewatch_contract::event::{Change, Object};
 
 use super::inventory::{ObjectKey, hash};
 use crate::fleet::manifests::ManifestKey;

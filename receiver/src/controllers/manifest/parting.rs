@@ -8,8 +8,8 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{CustomResourcePolicy, Manifest},
+use tidewatch_api::{
+    CustomResourcePolicy, Manifest,
     names::{annotation, field_manager, label},
 };
 

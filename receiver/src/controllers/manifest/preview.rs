@@ -17,8 +17,8 @@ use std::{
 use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
-use tidewatch_shared::{
-    api::{Manager, Manifest, ManifestSpec},
+use tidewatch_api::{
+    Manager, Manifest, ManifestSpec,
     names::{annotation, label},
 };
 

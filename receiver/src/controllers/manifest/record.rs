@@ -7,8 +7,8 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::Manifest,
+use tidewatch_api::{
+    Manifest,
     names::{field_manager, finalizer},
 };
 

@@ -8,8 +8,8 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{ListParams, PartialObjectMeta},
 };
-use tidewatch_shared::{
-    api::Manifest,
+use tidewatch_api::{
+    Manifest,
     names::{annotation, field_manager, label},
 };
 

@@ -5,7 +5,7 @@
 
 use kube::{ResourceExt as _, api::DynamicObject};
 use serde_json::Value;
-use tidewatch_shared::names::annotation;
+use tidewatch_api::names::annotation;
 
 use super::inventory::{DEFINITIONS, ObjectKey};
 use crate::kube::kinds::is_built_in;

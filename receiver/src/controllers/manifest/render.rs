@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 use thiserror::Error;
-use tidewatch_shared::{
-    api::Manifest,
+use tidewatch_api::{
+    Manifest,
     names::{annotation, label},
 };
 

@@ -12,8 +12,8 @@ use std::{
 };
 
 use kube::{ResourceExt as _, api::DynamicObject};
-use tidewatch_shared::{
-    api::{Manifest, Resource},
+use tidewatch_api::{
+    Manifest, Resource,
     names::{annotation, field_manager, label},
 };
 

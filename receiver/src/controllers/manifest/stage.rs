@@ -69,7 +69,7 @@ pub(super) fn defined_kind(object: &Value) -> Option<(String, String)> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tidewatch_shared::api::Resource;
+    use tidewatch_api::Resource;
 
     use super::*;
 

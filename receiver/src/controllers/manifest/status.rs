@@ -1,7 +1,7 @@
 //! Status of a Manifest, computed from the current one and the findings of a reconcile. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use tidewatch_shared::api::{Condition, ConditionStatus, LastOperation, Manifest, ManifestStatus, State};
+use tidewatch_api::{Condition, ConditionStatus, LastOperation, Manifest, ManifestStatus, State};
 
 use super::inventory::Inventory;
 use crate::base::foreign_text;

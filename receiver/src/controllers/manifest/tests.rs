@@ -20,7 +20,7 @@ use std::{sync::Arc, time::Duration};
 use futures::FutureExt as _;
 use kube::runtime::{reflector, watcher};
 use serde_json::{Value, json};
-use tidewatch_shared::metrics::Registry;
+use tidewatch_kit::metrics::Registry;
 
 use super::*;
 use crate::{

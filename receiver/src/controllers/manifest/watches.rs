@@ -1,9 +1,8 @@
 //! Watches on the modules of one runtime, derived from the inventories of its Manifests. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-
-use tidewatch_shared::{
-    api::Resource,
+use tidewatch_api::{
+    Resource,
     names::{OWN_MANAGER, SKR_NAMESPACE, label},
     plan::{Field, PlannedWatch, Work, carries_secrets},
 };
@@ -122,7 +121,7 @@ fn full_name(plural: &str, group: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_shared::{api::Manifest, plan::Plan};
+    use tidewatch_api::{Manifest, plan::Plan};
 
     use super::*;
     use crate::controllers::watcher::extend;

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
-use tidewatch_shared::api::Manifest;
+use tidewatch_api::Manifest;
 
 use crate::fleet::manifests::ManifestKey;
 

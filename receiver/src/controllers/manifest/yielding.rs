@@ -9,7 +9,7 @@ use kube::{
     api::{ApiResource, DynamicObject, ListParams, ResourceExt as _},
 };
 use serde_json::Value;
-use tidewatch_shared::names::field_manager;
+use tidewatch_api::names::field_manager;
 
 use super::{
     execution::Execution,

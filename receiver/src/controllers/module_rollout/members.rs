@@ -1,8 +1,8 @@
 //! Assesses the runtimes of a rollout, as input for its decisions. Pure.
 
 use std::{collections::HashMap, time::Duration};
+use tidewatch_api::State;
 
-use tidewatch_shared::api::State;
 use tokio::time::Instant;
 
 use crate::{
@@ -237,8 +237,8 @@ impl Row {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_shared::{
-        api::{Kyma, Manifest},
+    use tidewatch_api::{
+        Kyma, Manifest,
         names::{annotation, label},
     };
 

@@ -4,7 +4,7 @@ use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
-use tidewatch_shared::{metric_set, metrics::OutcomeLabel};
+use tidewatch_kit::{metric_set, metrics::OutcomeLabel};
 
 use super::{decide::Counts, members::Block};
 

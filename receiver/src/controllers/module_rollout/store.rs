@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
-use tidewatch_shared::names::annotation;
+use tidewatch_api::names::annotation;
 
 use crate::controllers::catalog::{
     confirmations,

@@ -14,11 +14,11 @@ use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, runtime::reflector::ObjectRef};
-use tidewatch_shared::{
-    error_levels,
+use tidewatch_api::{
     names::{ROLLOUTS, annotation},
     plan::Work,
 };
+use tidewatch_kit::error_levels;
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 

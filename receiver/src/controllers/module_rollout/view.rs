@@ -16,8 +16,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
 use thiserror::Error;
-use tidewatch_shared::{
-    api::{Kyma, Manifest},
+use tidewatch_api::{
+    Kyma, Manifest,
     names::{ROLLOUTS, label},
 };
 use tokio::time::Instant;

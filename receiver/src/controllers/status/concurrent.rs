@@ -2,7 +2,7 @@
 //! the conditions with field managers of their own have writers beside the reconcile.
 
 use kube::{Api, ResourceExt};
-use tidewatch_shared::{api::Kyma, names::annotation};
+use tidewatch_api::{Kyma, names::annotation};
 
 use super::condition::is_anothers;
 use crate::kube::object;

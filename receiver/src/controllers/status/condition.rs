@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use tidewatch_shared::api::{Condition, ConditionStatus, KymaStatus};
+use tidewatch_api::{Condition, ConditionStatus, KymaStatus};
 
 use super::MAX_TEXT_CHARS;
 use crate::{

@@ -8,8 +8,8 @@ use kube::{
 };
 use serde_json::{Value, json};
 use thiserror::Error;
-use tidewatch_shared::{
-    api::{Kyma, KymaStatus},
+use tidewatch_api::{
+    Kyma, KymaStatus,
     names::{GROUP, SKR_KYMA, SKR_NAMESPACE, VERSION, field_manager},
 };
 

@@ -9,7 +9,7 @@ use kube::{
 };
 use serde_json::json;
 use thiserror::Error;
-use tidewatch_shared::{
+use tidewatch_api::{
     names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE, field_manager, label},
     plan::Plan,
 };
@@ -136,7 +136,7 @@ mod tests {
         let runtime = FakeApiServer::default();
         let budgets = WriteBudgets::default();
         let budget = budgets.of(&KymaKey::new("ns", "k"), object::Component::Plan, AGENT_OBJECT, ());
-        let (plan, ..) = watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(Vec::new(), &[]);
+        let (plan, ..) = watcher::plan::<Arc<tidewatch_api::Watcher>>(Vec::new(), &[]);
         apply(&runtime.client(), &plan, &budget).await.unwrap();
         assert_eq!(
             runtime.calls(),
@@ -186,7 +186,7 @@ mod tests {
         let runtime = FakeApiServer::default();
         let budgets = WriteBudgets::default();
         let budget = budgets.of(&KymaKey::new("ns", "k"), object::Component::Plan, AGENT_OBJECT, ());
-        let (plan, ..) = watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(Vec::new(), &[]);
+        let (plan, ..) = watcher::plan::<Arc<tidewatch_api::Watcher>>(Vec::new(), &[]);
         apply(&runtime.client(), &plan, &budget).await.unwrap();
         runtime.edit(MAP, |map| map["immutable"] = true.into());
         runtime.calls();

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::{Resource, ResourceExt};
 use thiserror::Error;
-use tidewatch_shared::{
-    api::{WatchField, Watcher},
+use tidewatch_api::{
+    WatchField, Watcher,
     names::{GROUP, OWN_MANAGER, SKR_KYMA, SKR_NAMESPACE, VERSION, label},
     plan::{Field, MAX_WATCHES, ParsePlanError, Plan, PlannedWatch, Work},
 };

@@ -8,8 +8,8 @@ use kube::{
 };
 use serde_json::json;
 use thiserror::Error;
-use tidewatch_shared::{
-    api::{Condition, ConditionStatus, State, Watcher, WatcherStatus},
+use tidewatch_api::{
+    Condition, ConditionStatus, State, Watcher, WatcherStatus,
     names::{GROUP, VERSION, field_manager, finalizer},
 };
 

@@ -8,7 +8,8 @@ use std::{
 
 use jiff::Timestamp;
 use thiserror::Error;
-use tidewatch_shared::{error_levels, plan::Work};
+use tidewatch_api::plan::Work;
+use tidewatch_kit::error_levels;
 use tokio::time::{self, Instant, MissedTickBehavior};
 
 use super::{MaintenanceWindows, parse};

@@ -1,7 +1,7 @@
 //! Metrics of maintenance windows.
 
 use prometheus_client::metrics::{family::Family, gauge::Gauge};
-use tidewatch_shared::{metric_set, metrics::StateLabel};
+use tidewatch_kit::{metric_set, metrics::StateLabel};
 
 use super::WindowState;
 

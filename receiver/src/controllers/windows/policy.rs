@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use jiff::Timestamp;
 use regex::bytes::Regex;
 use thiserror::Error;
-use tidewatch_shared::names::label;
+use tidewatch_api::names::label;
 
 use super::parse::Mistakes;
 

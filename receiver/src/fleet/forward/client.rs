@@ -11,7 +11,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioTimer},
 };
 use rustls_pki_types::CertificateDer;
-use tidewatch_shared::{
+use tidewatch_contract::{
     forwarded::FORWARDED_CLIENT_CERT,
     v2::{CONTENT_TYPE, Event, forwarded_header},
 };

@@ -7,7 +7,8 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::{identity::RuntimeId, random::Random};
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
 use super::{DeliveryOutcome, shares::Shares, watch_queue::LanePosition};

@@ -7,11 +7,9 @@ use std::{
 };
 
 use rustls_pki_types::CertificateDer;
-use tidewatch_shared::{
-    identity::{Epoch, RuntimeId},
-    random::Random,
-    v2::Event,
-};
+use tidewatch_api::identity::{Epoch, RuntimeId};
+use tidewatch_contract::v2::Event;
+use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
 use super::{

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 
 use http::Uri;
 use thiserror::Error;
-use tidewatch_shared::v2;
+use tidewatch_contract::v2;
 
 /// Service in KCP: two DNS labels (RFC 1123) and a port, so that it cannot inject anything into a URL.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

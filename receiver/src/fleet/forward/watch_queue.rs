@@ -7,7 +7,8 @@ use std::{
 };
 
 use rustls_pki_types::CertificateDer;
-use tidewatch_shared::{event::MAX_EVENTS, identity::Epoch, v2::Event};
+use tidewatch_api::identity::Epoch;
+use tidewatch_contract::{event::MAX_EVENTS, v2::Event};
 use tokio::time::Instant;
 
 /// Epochs with a remembered refusal; the fleet keeps as many epochs of a runtime.

@@ -7,7 +7,7 @@ use std::sync::{
 
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
 use strum::VariantArray as _;
-use tidewatch_shared::{metric_set, metrics::ResultLabel, variant::VariantName as _};
+use tidewatch_kit::{metric_set, metrics::ResultLabel, variant::VariantName as _};
 use tokio::time::Instant;
 
 use super::ManifestKey;

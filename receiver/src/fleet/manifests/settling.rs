@@ -98,8 +98,8 @@ impl Settling {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use tidewatch_api::plan::Plan;
 
-    use tidewatch_shared::plan::Plan;
     use tokio::time::Instant;
 
     use super::*;

@@ -1,8 +1,8 @@
 //! The queue of the Manifests through its public interface.
 
 use futures::FutureExt as _;
+use tidewatch_kit::metrics::Registry;
 use tidewatch_oci::{component::ComponentVersion, digest::Digest, layer::LayerKind, registry::Key};
-use tidewatch_shared::metrics::Registry;
 use tokio::time::timeout;
 
 use super::*;

@@ -1,8 +1,7 @@
 //! Result of a reconcile and its effect on the next one.
 
 use std::time::Duration;
-
-use tidewatch_shared::variant::VariantName as _;
+use tidewatch_kit::variant::VariantName as _;
 
 use super::WorkSet;
 use crate::base::error_class::ErrorClass;

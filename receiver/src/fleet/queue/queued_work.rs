@@ -1,8 +1,7 @@
 //! Queued work of a Kyma and the drift that its runtime reported.
 
 use std::mem;
-
-use tidewatch_shared::event::Object;
+use tidewatch_contract::event::Object;
 
 use super::WorkSet;
 
@@ -157,7 +156,7 @@ pub(crate) fn merge_older_into(slot: &mut Option<QueuedWork>, older: QueuedWork)
 
 #[cfg(test)]
 mod tests {
-    use tidewatch_shared::event::Change;
+    use tidewatch_contract::event::Change;
 
     use super::*;
 

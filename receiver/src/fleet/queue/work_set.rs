@@ -6,7 +6,7 @@ use std::{
 };
 
 use strum::VariantArray as _;
-use tidewatch_shared::plan::Work;
+use tidewatch_api::plan::Work;
 
 /// Set of kinds of work, one byte.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]

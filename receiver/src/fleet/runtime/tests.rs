@@ -1,8 +1,8 @@
 use serde_json::json;
-use tidewatch_shared::{
+use tidewatch_api::plan::{Plan, Work};
+use tidewatch_contract::{
     digest::Digest,
     event::{Change, Object},
-    plan::{Plan, Work},
 };
 
 use super::*;

@@ -1,6 +1,7 @@
 //! One Kyma of the table.
 
-use tidewatch_shared::identity::RuntimeId;
+use tidewatch_api::identity::RuntimeId;
+
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 

@@ -3,10 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use rustls_pki_types::CertificateDer;
-use tidewatch_shared::{
-    event::Reason,
-    identity::{Epoch, RuntimeId},
-};
+use tidewatch_api::identity::{Epoch, RuntimeId};
+use tidewatch_contract::event::Reason;
 
 use super::entry::Entry;
 use crate::fleet::{

@@ -1,8 +1,8 @@
 //! One reconcile, from the queue to its result.
 
 use std::{fmt, sync::Arc, time::Duration};
+use tidewatch_kit::trace;
 
-use tidewatch_shared::trace;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 

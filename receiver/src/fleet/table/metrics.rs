@@ -19,7 +19,7 @@ use prometheus_client::{
     },
 };
 use strum::VariantArray as _;
-use tidewatch_shared::{
+use tidewatch_kit::{
     metric_set,
     metrics::{ResultLabel, StateLabel},
     variant::VariantName as _,

@@ -49,7 +49,7 @@ impl ModuleReports {
 
 #[cfg(test)]
 mod tests {
-    use tidewatch_shared::event::{Change, Object};
+    use tidewatch_contract::event::{Change, Object};
 
     use super::*;
     use crate::fleet::queue::Priority;

@@ -1,8 +1,7 @@
 //! Places of Kymas: in which shard each is, with which runtime and plan.
 
 use std::sync::Arc;
-
-use tidewatch_shared::{identity::RuntimeId, plan::Plan};
+use tidewatch_api::{identity::RuntimeId, plan::Plan};
 
 use super::RuntimeTable;
 use crate::base::key::KymaKey;

@@ -26,6 +26,7 @@ fn share(rate: u32, held: usize, shards: ShardCount) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use tidewatch_api::identity::Instance;
     use tokio::time::Instant;
 
     use super::*;
@@ -33,7 +34,6 @@ mod tests {
         fleet::table::{self, Settings},
         kube::leader::WriteFence,
     };
-    use tidewatch_shared::identity::Instance;
 
     #[test]
     fn parts_of_all_replicas_keep_the_rate_and_are_never_zero() {
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn share_and_completeness_follow_the_held_shards() {
-        let metrics = table::Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
+        let metrics = table::Metrics::register(&mut tidewatch_kit::metrics::Registry::default());
         let table = RuntimeTable::new(ShardCount::default(), Settings::default(), metrics);
         assert!(table.is_synced(), "no runtime of a held shard is missing");
         let (fence, started) = (WriteFence::default(), Instant::now());

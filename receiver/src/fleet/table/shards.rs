@@ -4,7 +4,7 @@
 //! one of the others, which are held for single operations.
 
 use parking_lot::{Mutex, MutexGuard};
-use tidewatch_shared::identity::{Instance, RuntimeId};
+use tidewatch_api::identity::{Instance, RuntimeId};
 use tokio::time::Instant;
 
 use super::{

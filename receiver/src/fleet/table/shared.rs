@@ -10,7 +10,7 @@ use std::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use tidewatch_shared::plan::Plan;
+use tidewatch_api::plan::Plan;
 
 use super::{HeartbeatInterval, Settings, stamps::Stamps};
 use crate::{

@@ -1,8 +1,8 @@
 //! Runtimes with a lost connection or an incomplete installation.
 
 use std::time::Duration;
+use tidewatch_api::identity::RuntimeId;
 
-use tidewatch_shared::identity::RuntimeId;
 use tokio::time::Instant;
 
 use super::{

@@ -12,7 +12,8 @@ pub(super) use file::Stamps;
 /// Zero-size stand-in.
 #[cfg(not(feature = "stamps"))]
 mod disabled {
-    use tidewatch_shared::{event::Event, identity::RuntimeId};
+    use tidewatch_api::identity::RuntimeId;
+    use tidewatch_contract::event::Event;
 
     #[derive(Default)]
     pub(in crate::fleet::table) struct Stamps(());

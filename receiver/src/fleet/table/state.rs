@@ -1,12 +1,12 @@
 //! State of one shard, under its lock.
 
 use std::{collections::HashMap, mem, sync::Arc, time::Duration};
-
-use tidewatch_shared::{
-    heartbeat::Heartbeat,
+use tidewatch_api::{
     identity::{Instance, RuntimeId},
     plan::{Plan, Work},
 };
+use tidewatch_contract::heartbeat::Heartbeat;
+
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 

@@ -10,13 +10,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::FutureExt as _;
 use serde_json::json;
-use tidewatch_shared::{
-    digest::Digest,
-    event::{self, Payload},
+use tidewatch_api::{
     identity::Epoch,
     plan::{Plan, Work},
-    variant::VariantName as _,
 };
+use tidewatch_contract::{
+    digest::Digest,
+    event::{self, Payload},
+};
+use tidewatch_kit::variant::VariantName as _;
 use tokio::time;
 
 use super::*;
@@ -32,7 +34,7 @@ const EPOCH: Epoch = Epoch::new(7);
 
 fn fleet(slots: usize) -> RuntimeTable {
     let settings = Settings { slots, seed: 1, ..Settings::default() };
-    let metrics = Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
+    let metrics = Metrics::register(&mut tidewatch_kit::metrics::Registry::default());
     RuntimeTable::alone(1, settings, metrics)
 }
 
@@ -358,7 +360,7 @@ async fn changed_paths_are_returned_once() {
 
 #[tokio::test(start_paused = true)]
 async fn renewal_failures_are_counted_while_heartbeats_report_them() {
-    let mut registry = tidewatch_shared::metrics::Registry::default();
+    let mut registry = tidewatch_kit::metrics::Registry::default();
     let fleet = RuntimeTable::alone(1, Settings::default(), Metrics::register(&mut registry));
     (0..3).for_each(|n| fleet.place(key(n), "", Some(id(n)), plan("1")));
     fleet.set_synced();
@@ -480,7 +482,7 @@ async fn use_of_v3_is_inherited_permanently() {
 #[tokio::test(start_paused = true)]
 async fn announced_interval_and_its_tolerance_follow_the_number_of_runtimes() {
     let settings = Settings { max_heartbeats_per_second: 1, seed: 1, ..Settings::default() };
-    let metrics = Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
+    let metrics = Metrics::register(&mut tidewatch_kit::metrics::Registry::default());
     let fleet = RuntimeTable::alone(1, settings, metrics);
     (0..60).for_each(|n| fleet.place(key(n), "", Some(id(n)), plan("1")));
     fleet.set_synced();

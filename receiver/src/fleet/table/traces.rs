@@ -1,8 +1,7 @@
 //! Traces of events that wait for a reconcile of their Kyma. Empty in builds without trace export.
 
 use std::{collections::HashMap, time::SystemTime};
-
-use tidewatch_shared::trace;
+use tidewatch_kit::trace;
 
 use crate::base::{key::KymaKey, shard::ShardCount};
 

@@ -1,8 +1,8 @@
 //! Trust bundle and issuer that responses to heartbeats announce.
 
 use std::time::Duration;
+use tidewatch_contract::certificate::KeyId;
 
-use tidewatch_shared::certificate::KeyId;
 use tokio::time::Instant;
 
 use crate::base::shard::ShardCount;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
-use tidewatch_shared::{api::ConditionStatus, identity::RuntimeId, plan::Work, variant::VariantName as _};
+use tidewatch_api::{ConditionStatus, identity::RuntimeId, plan::Work};
+use tidewatch_kit::variant::VariantName as _;
 use tokio::time::Instant;
 
 use super::{RuntimeTable, metrics::FleetTotals, rfc3339, state::State};

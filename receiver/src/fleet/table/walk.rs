@@ -54,7 +54,8 @@ mod tests {
     use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
     use serde_json::json;
-    use tidewatch_shared::{metrics::Registry, plan::Plan, plan::Work};
+    use tidewatch_api::plan::{Plan, Work};
+    use tidewatch_kit::metrics::Registry;
 
     use super::*;
     use crate::fleet::{

@@ -11,7 +11,7 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Client, api::PostParams};
 use parking_lot::Mutex;
-use tidewatch_shared::error_levels;
+use tidewatch_kit::error_levels;
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout},

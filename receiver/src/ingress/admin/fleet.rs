@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use futures::FutureExt as _;
 use serde::{Serialize, de::DeserializeOwned};
-use tidewatch_shared::identity::Instance;
+use tidewatch_api::identity::Instance;
 use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{

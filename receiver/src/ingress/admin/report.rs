@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::{api::ConditionStatus, identity::Instance};
+use tidewatch_api::{ConditionStatus, identity::Instance};
 
 use crate::fleet::table::RuntimeView;
 

@@ -197,7 +197,7 @@ mod tests {
 
     use http::{Method, Response};
     use http_body_util::Full;
-    use tidewatch_shared::identity::Instance;
+    use tidewatch_api::identity::Instance;
 
     use super::*;
     use crate::ingress::admin::{self, BindError, Flags, report::Receiver, shards::ShardsReport};
@@ -284,9 +284,8 @@ mod tests {
             let ca = crate::pki::Ca::generate("test", 1_700_000_000, crate::pki::CA_VALIDITY).unwrap();
             let pair =
                 ca.make_server(&["localhost".parse().unwrap()], 1_700_000_000, crate::pki::SERVER_VALIDITY).unwrap();
-            let identity =
-                tidewatch_shared::tls::Identity::from_pem(pair.chain.as_bytes(), pair.key.as_bytes()).unwrap();
-            let tls = tidewatch_shared::tls::server_without_client_auth(&identity).unwrap();
+            let identity = tidewatch_kit::tls::Identity::from_pem(pair.chain.as_bytes(), pair.key.as_bytes()).unwrap();
+            let tls = tidewatch_kit::tls::server_without_client_auth(&identity).unwrap();
             let tls = Arc::new(arc_swap::ArcSwap::from_pointee(tls));
             let flags = Flags { admin_address: address.parse().unwrap(), admin_auth };
             let kcp = kube::Client::new(never, "default");

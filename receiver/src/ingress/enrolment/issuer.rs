@@ -3,12 +3,9 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use tidewatch_shared::{
-    enrolment::{CertificateResponse, TrustResponse},
-    error_levels,
-    identity::RuntimeId,
-    variant::VariantName as _,
-};
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_contract::enrolment::{CertificateResponse, TrustResponse};
+use tidewatch_kit::{error_levels, variant::VariantName as _};
 use tokio::time::Instant;
 
 use super::{EnrolmentError, Metrics, Revocations, rate_limiter::RateLimiter};

@@ -10,7 +10,7 @@ use http_body_util::{BodyExt as _, Limited};
 use kube::{Client, client::Body};
 use parking_lot::Mutex;
 use thiserror::Error;
-use tidewatch_shared::error_levels;
+use tidewatch_kit::error_levels;
 use tokio::time::Instant;
 
 use super::{

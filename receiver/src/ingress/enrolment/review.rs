@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::{Api, Client, api::PostParams};
-use tidewatch_shared::names::{AGENT_OBJECT, SKR_NAMESPACE};
+use tidewatch_api::names::{AGENT_OBJECT, SKR_NAMESPACE};
 
 use super::{CALL_DEADLINE, EnrolmentError, RuntimeCalls, token::TokenError};
 use crate::{base::key::KymaKey, kube::runtime_access::describe};

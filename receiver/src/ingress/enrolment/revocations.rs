@@ -18,7 +18,8 @@ use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use parking_lot::Mutex;
-use tidewatch_shared::{certificate::Leaf, identity::RuntimeId};
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_contract::certificate::Leaf;
 use tokio::sync::watch;
 
 use super::Metrics;

@@ -9,10 +9,8 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, SanType,
 };
 use serde_json::json;
-use tidewatch_shared::{
-    certificate::RuntimeCertificate,
-    tls::{self, certificates},
-};
+use tidewatch_contract::certificate::RuntimeCertificate;
+use tidewatch_kit::tls::{self, certificates};
 use tokio::task::JoinSet;
 
 use self::testing::{
@@ -24,7 +22,7 @@ use super::*;
 fn read(answer: &CertificateResponse) -> RuntimeCertificate {
     let chain = certificates(answer.chain.as_bytes()).unwrap();
     let bundle = certificates(answer.trust_bundle.as_bytes()).unwrap();
-    assert_eq!(tidewatch_shared::certificate::trust_revision(&bundle), answer.trust_revision);
+    assert_eq!(tidewatch_contract::certificate::trust_revision(&bundle), answer.trust_revision);
     tls::roots(&bundle).unwrap();
     RuntimeCertificate::read(&chain[0], &domain()).unwrap()
 }

@@ -6,10 +6,8 @@
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::Deserialize;
 use thiserror::Error;
-use tidewatch_shared::{
-    enrolment::MAX_TOKEN_BYTES,
-    names::{AGENT_OBJECT, SKR_NAMESPACE},
-};
+use tidewatch_api::names::{AGENT_OBJECT, SKR_NAMESPACE};
+use tidewatch_contract::enrolment::MAX_TOKEN_BYTES;
 
 /// Tolerated clock difference between an API server and this receiver, in seconds.
 const LEEWAY_SECONDS: i64 = 60;

@@ -6,7 +6,7 @@ use bytes::{Buf, Bytes};
 use http::{Version, header, request::Parts};
 use http_body::Body;
 use http_body_util::BodyExt;
-use tidewatch_shared::event::MAX_BODY_BYTES;
+use tidewatch_contract::event::MAX_BODY_BYTES;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,

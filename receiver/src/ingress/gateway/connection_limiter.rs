@@ -8,9 +8,9 @@ use std::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use tidewatch_shared::{
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_contract::{
     certificate::{KeyId, Leaf},
-    identity::RuntimeId,
     v2::Caller,
 };
 use tokio::sync::SetOnce;

@@ -5,8 +5,8 @@
 mod handler;
 
 use std::{net::SocketAddr, time::Duration};
-
-use tidewatch_shared::{enrolment::MAX_REQUEST_BYTES, identity::TrustDomain};
+use tidewatch_api::identity::TrustDomain;
+use tidewatch_contract::enrolment::MAX_REQUEST_BYTES;
 
 pub use handler::EnrolmentHandler;
 pub(super) use handler::Peer;

@@ -12,15 +12,15 @@ use bytes::Bytes;
 use http::{StatusCode, request::Parts};
 use http_body::Body;
 use rustls_pki_types::CertificateDer;
-use tidewatch_shared::{
+use tidewatch_api::identity::{RuntimeId, TrustDomain};
+use tidewatch_contract::{
     certificate::{ReadCertificateError, RuntimeCertificate},
     enrolment::{self, RenewalRequest},
     event::{ParseBatchError, parse_batch},
     heartbeat::Heartbeat,
-    identity::{RuntimeId, TrustDomain},
-    signature, trace,
-    variant::VariantName as _,
+    signature,
 };
+use tidewatch_kit::{trace, variant::VariantName as _};
 use tokio::{sync::broadcast, time::Instant};
 
 use super::{

@@ -1,7 +1,7 @@
 //! Checks of a request's head, before any byte of its body is read.
 
 use http::{HeaderMap, HeaderName, Method, header, request::Parts};
-use tidewatch_shared::{
+use tidewatch_contract::{
     enrolment::{self, CERTIFICATES_PATH},
     event::BATCH_CONTENT_TYPE,
     exchange::{EVENTS_PATH, HEARTBEAT_PATH},

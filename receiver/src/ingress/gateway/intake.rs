@@ -1,10 +1,11 @@
 //! Interface between the gateway and the table of runtimes.
 
-use tidewatch_shared::{
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_contract::{
     exchange::{EventsResponse, HeartbeatResponse},
     heartbeat::Heartbeat,
-    identity::RuntimeId,
 };
+
 use tokio::{sync::broadcast, time::Instant};
 
 use crate::fleet::{

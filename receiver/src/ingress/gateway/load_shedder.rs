@@ -9,7 +9,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tidewatch_shared::identity::RuntimeId;
+use tidewatch_api::identity::RuntimeId;
 use tokio::time::Instant;
 
 use super::{

@@ -11,8 +11,8 @@ use prometheus_client::{
         histogram::{Histogram, exponential_buckets},
     },
 };
-use tidewatch_shared::metric_set;
-pub(super) use tidewatch_shared::metrics::{ReasonLabel, RouteLabel};
+use tidewatch_kit::metric_set;
+pub(super) use tidewatch_kit::metrics::{ReasonLabel, RouteLabel};
 
 /// Route and reason of a refusal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -9,13 +9,13 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use http::{HeaderMap, HeaderName};
 use parking_lot::Mutex;
 use rustls_pki_types::{CertificateDer, UnixTime};
-use tidewatch_shared::{
+use tidewatch_api::identity::TrustDomain;
+use tidewatch_contract::{
     certificate::{RuntimeCertificate, fingerprint},
     forwarded::{
         CLIENT_CERT, CLIENT_CERT_CHAIN, FORWARDED_CLIENT_CERT, MAX_CHAIN, parse_client_cert, parse_client_cert_chain,
         parse_xfcc,
     },
-    identity::TrustDomain,
 };
 use tokio::time::Instant;
 

@@ -7,12 +7,12 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 use serde::Serialize;
-use tidewatch_shared::{
+use tidewatch_contract::{
     event::{MAX_EVENTS, ParseBatchError},
     problem::{CONTENT_TYPE, Kind, Problem},
     signature::{self, VerifyError},
-    variant::VariantName as _,
 };
+use tidewatch_kit::variant::VariantName as _;
 
 use crate::{
     base::peers::AskError,

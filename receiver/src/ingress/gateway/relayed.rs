@@ -11,8 +11,7 @@
 mod handler;
 
 use std::{net::SocketAddr, time::Duration};
-
-use tidewatch_shared::identity::TrustDomain;
+use tidewatch_api::identity::TrustDomain;
 
 pub use handler::{RelayHandler, RelayedHandlers};
 

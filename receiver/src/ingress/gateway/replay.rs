@@ -1,10 +1,8 @@
 //! Replay protection for one runtime: a sliding bitmap of used nonces per epoch. An epoch expires when no signature of
 //! it can be in the signature window any more.
 
-use tidewatch_shared::{
-    identity::Epoch,
-    signature::{Nonce, VerifiedSignature, WINDOW_SECONDS},
-};
+use tidewatch_api::identity::Epoch;
+use tidewatch_contract::signature::{Nonce, VerifiedSignature, WINDOW_SECONDS};
 
 use super::refusal::Refusal;
 

@@ -7,7 +7,8 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tidewatch_shared::{certificate::Leaf, identity::RuntimeId, signature::VerifiedSignature};
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_contract::{certificate::Leaf, signature::VerifiedSignature};
 use tokio::time::Instant;
 
 use super::{
@@ -270,7 +271,8 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use tidewatch_shared::{identity::Epoch, signature::Nonce};
+    use tidewatch_api::identity::Epoch;
+    use tidewatch_contract::signature::Nonce;
 
     use super::*;
 

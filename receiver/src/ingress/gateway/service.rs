@@ -11,7 +11,8 @@ use bytes::Bytes;
 use http::{Request, request::Parts};
 use http_body::Body;
 use rustls_pki_types::CertificateDer;
-use tidewatch_shared::{certificate::KeyId, identity::RuntimeId};
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_contract::certificate::KeyId;
 use tokio::{
     sync::{broadcast, watch},
     time::{Instant, timeout},

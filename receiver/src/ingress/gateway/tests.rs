@@ -25,10 +25,8 @@ use rustls::{
 };
 use rustls_pki_types::ServerName;
 use serde_json::Value;
-use tidewatch_shared::{
-    identity::RuntimeId,
-    tls::{self, Identity},
-};
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_kit::tls::{self, Identity};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,

@@ -22,8 +22,8 @@ mod metrics;
 mod tls_files;
 
 use std::net::SocketAddr;
-
-use tidewatch_shared::{identity::TrustDomain, v2::MAX_BODY_BYTES};
+use tidewatch_api::identity::TrustDomain;
+use tidewatch_contract::v2::MAX_BODY_BYTES;
 
 pub(super) use caller::Peer;
 pub use caller::{CallerVerifier, Proxy};

@@ -4,7 +4,8 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use strum::VariantArray as _;
-use tidewatch_shared::{identity::Instance, variant::VariantName as _};
+use tidewatch_api::identity::Instance;
+use tidewatch_kit::variant::VariantName as _;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,

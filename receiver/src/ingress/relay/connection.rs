@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustls_pki_types::ServerName;
-use tidewatch_shared::random::Random;
+use tidewatch_kit::random::Random;
 use tokio::{
     sync::Mutex,
     time::{Instant, timeout},

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::metrics::gauge::Gauge;
-use tidewatch_shared::identity::RuntimeId;
+use tidewatch_api::identity::RuntimeId;
 
 use super::{
     Relay, RelayError, RelayedPort, Replica,

@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc};
 use bytes::Bytes;
 use futures::future::join_all;
 use http::{HeaderValue, Method, Request, header};
-use tidewatch_shared::identity::RuntimeId;
+use tidewatch_api::identity::RuntimeId;
 use tokio::{
     sync::mpsc,
     time::{Instant, timeout},

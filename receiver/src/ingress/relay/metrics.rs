@@ -11,7 +11,7 @@ use prometheus_client::{
         histogram::{Histogram, exponential_buckets},
     },
 };
-use tidewatch_shared::{
+use tidewatch_kit::{
     metric_set,
     metrics::{OutcomeLabel, ReasonLabel},
     variant::VariantName as _,

@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
-use tidewatch_shared::{random::Random, variant::VariantName as _};
+use tidewatch_kit::{random::Random, variant::VariantName as _};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
@@ -200,7 +200,7 @@ impl Coverage {
 
 #[cfg(test)]
 mod tests {
-    use tidewatch_shared::identity::Instance;
+    use tidewatch_api::identity::Instance;
 
     use super::*;
 

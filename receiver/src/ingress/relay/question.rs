@@ -6,7 +6,8 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
-use tidewatch_shared::{identity::Instance, variant::VariantName as _};
+use tidewatch_api::identity::Instance;
+use tidewatch_kit::variant::VariantName as _;
 
 use super::{
     RelayError, RelayedPort, RelayedRequest, Replica,

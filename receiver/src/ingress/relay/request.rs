@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Version, header, request::Parts};
 use rustls_pki_types::CertificateDer;
 use strum::VariantArray as _;
-use tidewatch_shared::{
+use tidewatch_contract::{
     forwarded::{CLIENT_CERT, CLIENT_CERT_CHAIN, client_cert},
     signature::{CONTENT_DIGEST, SIGNATURE, SIGNATURE_INPUT},
 };

@@ -8,7 +8,8 @@ use std::{
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
 use thiserror::Error;
-use tidewatch_shared::{error_levels, identity::Instance, metrics::OutcomeLabel, variant::VariantName as _};
+use tidewatch_api::identity::Instance;
+use tidewatch_kit::{error_levels, metrics::OutcomeLabel, variant::VariantName as _};
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::{

@@ -1,7 +1,7 @@
 //! Metrics of the Lease.
 
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
-use tidewatch_shared::{metric_set, metrics::OutcomeLabel};
+use tidewatch_kit::{metric_set, metrics::OutcomeLabel};
 
 metric_set! {
     /// Metrics of the Lease, and whether this receiver serves; clones share them.

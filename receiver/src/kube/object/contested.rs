@@ -13,7 +13,7 @@ use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
 };
-use tidewatch_shared::{metric_set, variant::VariantName as _};
+use tidewatch_kit::{metric_set, variant::VariantName as _};
 use tokio::time::Instant;
 
 use crate::base::key::KymaKey;

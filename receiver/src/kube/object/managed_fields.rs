@@ -19,7 +19,7 @@ use kube::{
     core::Status,
 };
 use serde_json::{Value, json};
-use tidewatch_shared::names::field_manager;
+use tidewatch_api::names::field_manager;
 
 use super::fields::{self, APPLY, Step, UPDATE, members};
 use crate::kube::kinds::is_built_in;

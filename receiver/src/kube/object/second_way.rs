@@ -13,7 +13,7 @@ use kube::{
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::{counter::Counter, family::Family};
 use serde_json::Value;
-use tidewatch_shared::{metric_set, variant::VariantName as _};
+use tidewatch_kit::{metric_set, variant::VariantName as _};
 
 use super::{
     fields::{self, Step, members},

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use kube::{Resource, ResourceExt};
-use tidewatch_shared::{
-    api::{Condition, ConditionStatus, Kyma, State, Watcher},
+use tidewatch_api::{
+    Condition, ConditionStatus, Kyma, State, Watcher,
     names::{GROUP, VERSION},
 };
 

@@ -1,7 +1,7 @@
 //! Metrics of the Kubernetes Events.
 
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
-use tidewatch_shared::{metric_set, metrics::ResultLabel};
+use tidewatch_kit::{metric_set, metrics::ResultLabel};
 
 use super::event_queue::DropReason;
 

@@ -12,7 +12,7 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use tidewatch_shared::error_levels;
+use tidewatch_kit::error_levels;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::{

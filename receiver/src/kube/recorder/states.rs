@@ -12,10 +12,12 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder},
     metrics::{MetricType, gauge::ConstGauge},
 };
-use tidewatch_shared::{
-    api::{Kyma, State},
-    metrics::{MetricDescription, Registry},
+use tidewatch_api::{
+    Kyma, State,
     names::{annotation, label},
+};
+use tidewatch_kit::{
+    metrics::{MetricDescription, Registry},
     variant::VariantName as _,
 };
 

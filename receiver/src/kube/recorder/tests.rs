@@ -11,11 +11,8 @@ use kube::{
     },
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{Manifest, ModuleReleaseMeta},
-    metrics::Registry,
-    names::label,
-};
+use tidewatch_api::{Manifest, ModuleReleaseMeta, names::label};
+use tidewatch_kit::metrics::Registry;
 
 use super::{event_queue::DropReason, *};
 use crate::base::{kymas::CachedKyma, manifests::CachedManifest, stores::Stores};

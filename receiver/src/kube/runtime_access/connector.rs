@@ -21,7 +21,7 @@ use hyper_util::{
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use thiserror::Error;
-use tidewatch_shared::{metrics::ReasonLabel, variant::VariantName as _};
+use tidewatch_kit::{metrics::ReasonLabel, variant::VariantName as _};
 use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
 use tower::{BoxError, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 

@@ -15,7 +15,7 @@ use rustls::RootCertStore;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject};
 use strum::IntoStaticStr;
 use thiserror::Error;
-use tidewatch_shared::tls;
+use tidewatch_kit::tls;
 
 use super::addresses::ForbiddenAddressError;
 

@@ -13,7 +13,7 @@ use hyper_util::{
     rt::TokioIo,
 };
 use thiserror::Error;
-use tidewatch_shared::metrics::ReasonLabel;
+use tidewatch_kit::metrics::ReasonLabel;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,

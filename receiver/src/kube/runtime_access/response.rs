@@ -20,7 +20,7 @@ use hyper_util::client::legacy;
 use kube::client::Body as KubeBody;
 use strum::IntoStaticStr;
 use thiserror::Error;
-use tidewatch_shared::{metrics::ReasonLabel, variant::VariantName as _};
+use tidewatch_kit::{metrics::ReasonLabel, variant::VariantName as _};
 use tokio::{
     sync::OwnedSemaphorePermit,
     time::{Instant, Sleep, sleep_until, timeout_at},

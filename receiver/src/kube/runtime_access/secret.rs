@@ -10,7 +10,7 @@ use kube::{
     runtime::reflector::Lookup,
 };
 use serde::Deserialize;
-use tidewatch_shared::names::label;
+use tidewatch_api::names::label;
 
 use super::kubeconfig::{self, KubeconfigError, RuntimeKubeconfig};
 use crate::base::{body_missing::BodyMissingError, key::KymaKey};

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use parking_lot::Mutex;
 use serde_json::json;
-use tidewatch_shared::metrics::ReasonLabel;
+use tidewatch_kit::metrics::ReasonLabel;
 
 use self::test_bed::{ApiServer, Party, chunks, named_secret, secret, text};
 use super::{addresses::ForbiddenReason, *};

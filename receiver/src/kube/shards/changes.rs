@@ -6,7 +6,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tidewatch_shared::identity::Instance;
+use tidewatch_api::identity::Instance;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,

@@ -15,9 +15,9 @@ use kube::{
     Api, Client,
     runtime::watcher::{self, Event, watcher},
 };
-use tidewatch_shared::{
+use tidewatch_api::identity::Instance;
+use tidewatch_kit::{
     error_levels,
-    identity::Instance,
     metrics::{OutcomeLabel, ReasonLabel},
     random::Random,
     variant::VariantName as _,

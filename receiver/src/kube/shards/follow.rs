@@ -8,7 +8,7 @@ use futures::{
     future::{self, BoxFuture},
     stream::FuturesUnordered,
 };
-use tidewatch_shared::identity::Instance;
+use tidewatch_api::identity::Instance;
 
 use super::{ShardChange, ShardChanges, Unit};
 use crate::{base::key::KymaKey, kube::leader::WriteFence};

@@ -5,7 +5,7 @@
 use std::{collections::HashSet, hash::Hash};
 
 use serde_json::Value;
-use tidewatch_shared::api::{Kyma, Manager, Manifest, Resource, Shared};
+use tidewatch_api::{Kyma, Manager, Manifest, Resource, Shared};
 
 use crate::base::{
     key::KymaKey,

@@ -17,7 +17,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use kube::{Client, client};
 use parking_lot::Mutex;
-use tidewatch_shared::metrics::KindLabel;
+use tidewatch_kit::metrics::KindLabel;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tower::{BoxError, service_fn};
 
@@ -178,7 +178,7 @@ mod tests {
         Api,
         api::{WatchEvent, WatchParams},
     };
-    use tidewatch_shared::metrics::Registry;
+    use tidewatch_kit::metrics::Registry;
 
     use super::*;
     use crate::kube::recorder;

@@ -17,7 +17,7 @@ use http::{Uri, uri::PathAndQuery};
 use http_body::{Body, Frame};
 use kube::client;
 use serde_json::{Value, json};
-use tidewatch_shared::error_levels;
+use tidewatch_kit::error_levels;
 use tower::BoxError;
 
 use super::list_splitter::{ListHead, ListSplitter};
@@ -141,7 +141,7 @@ mod tests {
     };
     use parking_lot::Mutex;
     use serde_json::{Value, json};
-    use tidewatch_shared::metrics::Registry;
+    use tidewatch_kit::metrics::Registry;
     use tokio::{
         sync::mpsc,
         time::{Instant, timeout},

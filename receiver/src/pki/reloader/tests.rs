@@ -2,7 +2,8 @@ use std::{fs, path::Path};
 
 use clap::Parser;
 use rustls::ServerConfig;
-use tidewatch_shared::{certificate::Leaf, tls};
+use tidewatch_contract::certificate::Leaf;
+use tidewatch_kit::tls;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;

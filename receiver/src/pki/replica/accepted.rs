@@ -4,11 +4,9 @@ use std::{path::PathBuf, sync::Arc};
 
 use rustls_pki_types::UnixTime;
 use thiserror::Error;
-use tidewatch_shared::{
-    certificate::{Leaf, ReadCertificateError},
-    identity::TrustDomain,
-    tls::{Identity, TlsConfigError},
-};
+use tidewatch_api::identity::TrustDomain;
+use tidewatch_contract::certificate::{Leaf, ReadCertificateError};
+use tidewatch_kit::tls::{Identity, TlsConfigError};
 
 use super::verifier::ReplicaVerifier;
 use crate::{

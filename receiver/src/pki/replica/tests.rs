@@ -1,5 +1,5 @@
 use rcgen::KeyPair;
-use tidewatch_shared::{
+use tidewatch_contract::{
     certificate::{ReadCertificateError, RuntimeCertificate},
     v2::{Caller, ReadCallerError},
 };

@@ -12,7 +12,9 @@ use rustls::{
     server::ParsedCertificate,
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
-use tidewatch_shared::{certificate::SubjectAltNames, identity::TrustDomain, tls};
+use tidewatch_api::identity::TrustDomain;
+use tidewatch_contract::certificate::SubjectAltNames;
+use tidewatch_kit::tls;
 
 use crate::base::replica::ReplicaName;
 

@@ -5,7 +5,7 @@ use std::{error::Error, io, iter, net::IpAddr, time::Duration};
 use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
 use strum::IntoStaticStr;
 use thiserror::Error;
-use tidewatch_shared::{
+use tidewatch_kit::{
     addresses::{ForbiddenAddressError, ForbiddenReason},
     variant::VariantName as _,
 };

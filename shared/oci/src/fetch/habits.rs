@@ -11,7 +11,7 @@ use std::{
 };
 
 use hyper_util::client::proxy::matcher::Matcher;
-use tidewatch_shared::addresses::AddressRules;
+use tidewatch_kit::addresses::AddressRules;
 
 use super::*;
 use crate::{

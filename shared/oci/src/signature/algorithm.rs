@@ -11,7 +11,7 @@ use aws_lc_rs::{
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use strum::{Display, EnumString};
-use tidewatch_shared::hex;
+use tidewatch_kit::hex;
 
 /// Media type of a PKCS #1 v1.5 signature in hexadecimal digits.
 const HEX_PKCS1: &str = "application/vnd.ocm.signature.rsa";

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use aws_lc_rs::signature::RsaParameters;
 use thiserror::Error;
-use tidewatch_shared::hex;
+use tidewatch_kit::hex;
 use x509_parser::{
     oid_registry::OID_PKCS1_RSAENCRYPTION,
     pem::Pem,

@@ -9,7 +9,7 @@ use aws_lc_rs::{
 use rustls_pki_types::{PrivateKeyDer, pem::PemObject as _};
 use serde_json::{Value, json};
 use thiserror::Error;
-use tidewatch_shared::hex;
+use tidewatch_kit::hex;
 
 use super::{
     algorithm::{HashAlgorithm, SignatureAlgorithm},

@@ -6,6 +6,17 @@ use std::{
 };
 
 use tidewatch_agent::core::{Batch, Core, HeartbeatContext};
+use tidewatch_api::{
+    identity::{Epoch, Instance, RuntimeId},
+    plan::{Plan, Work},
+};
+use tidewatch_contract::{
+    event::{self, MAX_BODY_BYTES, MAX_EVENTS, Received},
+    exchange::{HeartbeatResponse, Settled},
+    heartbeat::{CertificateState, Heartbeat, WatchState},
+    signature::{Nonce, VerifiedSignature},
+};
+use tidewatch_kit::metrics::Registry;
 use tidewatch_receiver::{
     base::key::KymaKey,
     fleet::{
@@ -14,15 +25,6 @@ use tidewatch_receiver::{
         table::{Metrics, RuntimeTable, Settings},
     },
     kube::leader::WriteFence,
-};
-use tidewatch_shared::{
-    event::{self, MAX_BODY_BYTES, MAX_EVENTS, Received},
-    exchange::{HeartbeatResponse, Settled},
-    heartbeat::{CertificateState, Heartbeat, WatchState},
-    identity::{Epoch, Instance, RuntimeId},
-    metrics::Registry,
-    plan::{Plan, Work},
-    signature::{Nonce, VerifiedSignature},
 };
 use tokio::time::Instant;
 

@@ -6,11 +6,11 @@ use tidewatch_agent::{
     receiver::{BufferedResponse, RefusalAction, classify_refusal},
     telemetry::Metrics,
 };
-use tidewatch_shared::{
-    exchange::{EventsResponse, HeartbeatResponse},
+use tidewatch_api::{
     identity::{Epoch, Instance},
     plan::Plan,
 };
+use tidewatch_contract::exchange::{EventsResponse, HeartbeatResponse};
 use tokio::time::Instant;
 
 use super::receiver_peer::{LONG_WAIT, RUNTIME, ReceiverPeer, heartbeat, read, unfinished};

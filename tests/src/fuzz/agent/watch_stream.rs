@@ -5,7 +5,7 @@ use tidewatch_agent::{
     decode::{self, Decoded, WatchDecoder},
     telemetry::Metrics,
 };
-use tidewatch_shared::{identity::Instance, plan::Plan};
+use tidewatch_api::{identity::Instance, plan::Plan};
 use tokio::time::Instant;
 
 use super::receiver_peer::{RUNTIME, ReceiverPeer, watches};

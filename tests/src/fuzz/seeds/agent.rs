@@ -1,12 +1,14 @@
 //! Seeds of the bytes that an agent reads from a receiver and an API server.
 
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    certificate::trust_revision,
-    names::{AGENT_OBJECT, ENROLMENT_URL_KEY, PLAN_KEY, RECEIVER_URL_KEY, RUNTIME_ID_KEY, TRUST_BUNDLE_KEY},
-    problem::{Kind, Problem},
-    tls,
+use tidewatch_api::names::{
+    AGENT_OBJECT, ENROLMENT_URL_KEY, PLAN_KEY, RECEIVER_URL_KEY, RUNTIME_ID_KEY, TRUST_BUNDLE_KEY,
 };
+use tidewatch_contract::{
+    certificate::trust_revision,
+    problem::{Kind, Problem},
+};
+use tidewatch_kit::tls;
 
 use super::{EPOCH, IDENTITY, RuntimeIdentity, plan};
 

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use kube::{ResourceExt as _, core::DynamicObject};
-use tidewatch_shared::{api::Manifest, names::annotation};
+use tidewatch_api::{Manifest, names::annotation};
 
 use super::{Figure, PlainClient, Setup, median, millis};
 use crate::{

@@ -115,9 +115,8 @@ async fn an_uninstallation_from_many_runtimes_waits_for_confirmation() -> TestRe
     .await?;
 
     confirm(&setup, held["change"].as_str().context("a name")?).await?;
-    let is_refused = |status: &tidewatch_shared::api::KymaStatus| {
-        module(status, "keda").is_some_and(|keda| keda.state == State::Error)
-    };
+    let is_refused =
+        |status: &tidewatch_api::KymaStatus| module(status, "keda").is_some_and(|keda| keda.state == State::Error);
     setup.kcp_status("the refused module", is_refused).await?;
     until("the Manifest to go", async || Ok(setup.manifests().await?.is_empty().then_some(()))).await?;
     Ok(())

@@ -1,6 +1,6 @@
 //! Pinned versions, and deprecated ones (`acceptance.md` C2 44).
 
-use tidewatch_shared::names::SKR_KYMA;
+use tidewatch_api::names::SKR_KYMA;
 
 use super::*;
 

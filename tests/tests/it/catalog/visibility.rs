@@ -152,9 +152,7 @@ async fn a_selected_but_hidden_module_is_in_error_until_it_is_visible() -> TestR
     .await?;
     setup.runtime.select(&["serverless"]).await?;
     let is_in = |state: State| {
-        move |status: &tidewatch_shared::api::KymaStatus| {
-            module(status, "serverless").is_some_and(|it| it.state == state)
-        }
+        move |status: &tidewatch_api::KymaStatus| module(status, "serverless").is_some_and(|it| it.state == state)
     };
     let status = setup.skr_status("the error", is_in(State::Error)).await?;
     let message = module(&status, "serverless").and_then(|it| it.message.clone());

@@ -10,8 +10,8 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate},
+use tidewatch_api::{
+    ModuleReleaseMeta, ModuleTemplate,
     names::{GROUP, SKR_NAMESPACE},
 };
 use tidewatch_tests::{

@@ -12,7 +12,7 @@ use kube::{
     api::{Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::names::SKR_NAMESPACE;
+use tidewatch_api::names::SKR_NAMESPACE;
 use tidewatch_tests::{control_plane::Cluster, landscape::until};
 
 const RULES: &str = "has(object.spec.ingress) && size(object.spec.ingress) > 0 \

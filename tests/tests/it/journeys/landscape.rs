@@ -9,7 +9,7 @@ use kube::{
     core::{ApiResource, GroupVersionKind},
 };
 use serde_json::json;
-use tidewatch_shared::names::{KUBECONFIG_KEY, label};
+use tidewatch_api::names::{KUBECONFIG_KEY, label};
 use tidewatch_tests::landscape::Landscape;
 
 use crate::support::Fleet;

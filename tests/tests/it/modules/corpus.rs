@@ -12,7 +12,7 @@ use kube::{
     core::PartialObjectMeta,
     discovery::{Discovery, Scope, verbs},
 };
-use tidewatch_shared::api::ModuleStatus;
+use tidewatch_api::ModuleStatus;
 use tidewatch_tests::{
     control_plane::audit::{Mark, Write},
     landscape::{AGENT_IMAGE, catalog::template},

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::{ByteString, api::core::v1::Secret};
-use tidewatch_shared::api::ModuleReleaseMeta;
+use tidewatch_api::ModuleReleaseMeta;
 use tidewatch_tests::{
     artefacts::{DEPLOYER, INJECTED, NOT_INJECTED},
     landscape::{Options, catalog::release_meta},

@@ -1,7 +1,7 @@
 //! Faults in the middle of installations, upgrades and removals.
 
 use k8s_openapi::api::rbac::v1::RoleRef;
-use tidewatch_shared::api::ModuleReleaseMeta;
+use tidewatch_api::ModuleReleaseMeta;
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! Upgrades that require a downtime wait for a maintenance window (`acceptance.md` C1 24).
 
 use jiff::{SignedDuration, Timestamp};
-use tidewatch_shared::api::{Kyma, ModuleStatus};
+use tidewatch_api::{Kyma, ModuleStatus};
 use tidewatch_tests::landscape::Options;
 
 use super::*;

@@ -1,9 +1,10 @@
 //! Mandatory modules: every runtime has them, whatever its user selects (`acceptance.md` C1 23, C2 47 and 54 to 56).
 
-use tidewatch_shared::{
-    api::ModuleReleaseMeta,
+use tidewatch_api::{
+    ModuleReleaseMeta,
     names::{annotation::OCM_COMPONENT_NAME, finalizer},
 };
+
 use tidewatch_tests::landscape::{DEADLINE, catalog::template};
 
 use super::*;

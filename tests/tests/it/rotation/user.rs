@@ -17,8 +17,8 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use tidewatch_shared::{
-    api::Kyma,
+use tidewatch_api::{
+    Kyma,
     names::{SKR_KYMA, SKR_NAMESPACE},
 };
 use tidewatch_tests::{

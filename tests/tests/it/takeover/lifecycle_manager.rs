@@ -22,8 +22,9 @@ use kube::{
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{Kyma, crds::runtime_crds},
+use tidewatch_api::{
+    Kyma,
+    crds::runtime_crds,
     names::{SKR_KYMA, SKR_NAMESPACE, field_manager, finalizer, label},
 };
 use tidewatch_tests::{

@@ -12,6 +12,14 @@ use arc_swap::ArcSwap;
 use futures::{FutureExt as _, future::BoxFuture};
 use http::Method;
 use parking_lot::Mutex;
+use tidewatch_api::{
+    identity::{Instance, RuntimeId},
+    plan::Work,
+};
+use tidewatch_contract::{
+    exchange::{EventsResponse, HeartbeatResponse},
+    heartbeat::Heartbeat,
+};
 use tidewatch_receiver::{
     app::ShardHolders,
     base::{error_class::ErrorClass, key::KymaKey, peers::Responders},
@@ -32,12 +40,6 @@ use tidewatch_receiver::{
         leader::WriteFence,
         shards::{self as ownership, Consumer, HoldersHandle, ShardElector, ShardOwnership, Unit, follow},
     },
-};
-use tidewatch_shared::{
-    exchange::{EventsResponse, HeartbeatResponse},
-    heartbeat::Heartbeat,
-    identity::{Instance, RuntimeId},
-    plan::Work,
 };
 use tokio::{
     sync::broadcast,

@@ -17,6 +17,11 @@ use tidewatch_agent::{
     identity::{Credentials, KeyMaterial},
     telemetry::Metrics as AgentMetrics,
 };
+use tidewatch_api::{
+    identity::{Instance, RuntimeId, TrustDomain},
+    plan::{Plan, Work},
+};
+use tidewatch_kit::metrics::Registry;
 use tidewatch_receiver::{
     base::{key::KymaKey, shard::ShardId},
     fleet::{
@@ -35,11 +40,6 @@ use tidewatch_receiver::{
         CA_VALIDITY, Ca, REPLICA_VALIDITY, RUNTIME_VALIDITY, ReplicaCertificate, ReplicaFiles, ReplicaMetrics,
         ReplicaSource, ReplicaTls, SERVER_VALIDITY, ServerIdentity, Trust,
     },
-};
-use tidewatch_shared::{
-    identity::{Instance, RuntimeId, TrustDomain},
-    metrics::Registry,
-    plan::{Plan, Work},
 };
 use tidewatch_tests::landscape::now;
 use tokio::sync::{mpsc, oneshot};

@@ -11,6 +11,11 @@ use tidewatch_agent::{
     identity::{Credentials, KeyMaterial},
     telemetry::Metrics as AgentMetrics,
 };
+use tidewatch_api::{
+    identity::{Instance, TrustDomain},
+    plan::Work,
+};
+use tidewatch_kit::metrics::Registry;
 use tidewatch_receiver::{
     base::error_class::ErrorClass,
     fleet::{
@@ -21,11 +26,6 @@ use tidewatch_receiver::{
     ingress::gateway,
     kube::leader::WriteFence,
     pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, SERVER_VALIDITY, ServerIdentity},
-};
-use tidewatch_shared::{
-    identity::{Instance, TrustDomain},
-    metrics::Registry,
-    plan::Work,
 };
 use tidewatch_tests::landscape::now;
 use tokio::time::{Duration, Instant};

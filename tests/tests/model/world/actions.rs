@@ -1,7 +1,7 @@
 //! The actions of a schedule, and their probabilities.
 
 use proptest::prelude::*;
-use tidewatch_shared::event::Reason;
+use tidewatch_contract::event::Reason;
 
 use crate::{
     cluster::{Mutation, NAMES, Name, PlanId, RESOURCES, WATCHES},

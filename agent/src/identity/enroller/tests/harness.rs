@@ -23,17 +23,19 @@ use hyper_util::{
 use parking_lot::Mutex;
 use rustls::ServerConfig;
 use serde_json::{Value, json};
-use tidewatch_shared::{
+use tidewatch_api::{
+    identity::Instance,
+    names::{CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY},
+};
+use tidewatch_contract::{
     certificate::{Leaf, trust_revision},
     enrolment::{CERTIFICATES_PATH, CertificateRequest},
     event::parse_batch,
     exchange::{EVENTS_PATH, HEARTBEAT_PATH},
-    identity::Instance,
-    names::{CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY},
     problem::{Kind, Problem},
     signature::{CONTENT_DIGEST, Message, SIGNATURE, SIGNATURE_INPUT, SignedRequest, verify},
-    tls,
 };
+use tidewatch_kit::tls;
 use tokio::{
     net::TcpListener,
     sync::mpsc,

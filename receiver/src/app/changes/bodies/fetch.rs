@@ -11,7 +11,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use thiserror::Error;
-use tidewatch_shared::error_levels;
+use tidewatch_kit::error_levels;
 use tokio::time::{error::Elapsed, timeout};
 
 use super::{Bodies, CachedObject as _, Missing, ObjectCache, request::BodyRequest};

@@ -4,7 +4,8 @@ use std::{fmt::Debug, sync::Arc};
 
 use kube::Resource;
 use serde::de::DeserializeOwned;
-use tidewatch_shared::{metrics::KindLabel, names::label};
+use tidewatch_api::names::label;
+use tidewatch_kit::metrics::KindLabel;
 
 use super::{
     Missing,

@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, future, sync::Arc};
 
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
-use tidewatch_shared::{api::Kyma, metrics::KindLabel, names::label};
+use tidewatch_api::{Kyma, names::label};
+use tidewatch_kit::metrics::KindLabel;
 
 use super::{
     CachedObject, Missing, ObjectCache,

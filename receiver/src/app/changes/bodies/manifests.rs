@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tidewatch_shared::{api::Manifest, metrics::KindLabel};
+use tidewatch_api::Manifest;
+use tidewatch_kit::metrics::KindLabel;
 
 use super::{CachedObject, ObjectCache};
 use crate::{

@@ -1,8 +1,7 @@
 //! Cache of the access Secrets, from which the access to the runtimes is built.
 
 use std::sync::Arc;
-
-use tidewatch_shared::metrics::KindLabel;
+use tidewatch_kit::metrics::KindLabel;
 
 use super::{CachedObject, ObjectCache};
 use crate::{

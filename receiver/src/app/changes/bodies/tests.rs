@@ -4,7 +4,8 @@ use kube::runtime::{
     watcher::Event,
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{api::Manifest, metrics::Registry, names::label};
+use tidewatch_api::{Manifest, names::label};
+use tidewatch_kit::metrics::Registry;
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::*;

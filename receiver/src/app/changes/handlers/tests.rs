@@ -12,12 +12,12 @@ use kube::{
     },
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
+use tidewatch_api::{
     identity::Instance,
-    metrics::Registry,
     names::{annotation, finalizer, label},
     plan::Plan,
 };
+use tidewatch_kit::metrics::Registry;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 

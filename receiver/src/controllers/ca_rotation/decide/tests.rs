@@ -1,8 +1,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-
-use tidewatch_shared::certificate::KeyId;
+use tidewatch_contract::certificate::KeyId;
 
 use super::*;
 use crate::{

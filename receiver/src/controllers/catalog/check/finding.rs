@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 use strum::{Display, IntoStaticStr, VariantArray};
-use tidewatch_shared::table;
+use tidewatch_kit::table;
 
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Display)]
@@ -216,8 +216,7 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-
-    use tidewatch_shared::variant::VariantName as _;
+    use tidewatch_kit::variant::VariantName as _;
 
     use super::*;
 

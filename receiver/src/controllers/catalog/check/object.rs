@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate};
+use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate};
 
 use super::{
     advice,

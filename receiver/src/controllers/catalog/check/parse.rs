@@ -1,8 +1,7 @@
 //! Parses texts into objects.
 
 use std::sync::Arc;
-
-use tidewatch_shared::names::{GROUP, VERSION};
+use tidewatch_api::names::{GROUP, VERSION};
 
 use super::{
     ParseError, Source, advice,

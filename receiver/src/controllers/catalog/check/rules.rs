@@ -8,10 +8,7 @@ mod users;
 use std::collections::{BTreeMap, BTreeSet};
 
 use semver::Version;
-use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate},
-    names::label,
-};
+use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::label};
 
 pub(super) use users::PinnedUsers;
 

@@ -7,7 +7,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
-use tidewatch_shared::{api::crds, json, variant::VariantName as _};
+use tidewatch_api::crds;
+use tidewatch_kit::{json, variant::VariantName as _};
 
 use super::{
     advice,

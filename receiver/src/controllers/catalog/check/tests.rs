@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, fs, path::Path, slice};
 
 use serde_json::{Value, json};
 use strum::VariantArray as _;
-use tidewatch_shared::variant::VariantName as _;
+use tidewatch_kit::variant::VariantName as _;
 
 use super::*;
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt};
 
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::names::{RELEASES, annotation};
+use tidewatch_api::names::{RELEASES, annotation};
 
 /// Maximum number of removals that one text names.
 const MAX_NAMED: usize = 5;

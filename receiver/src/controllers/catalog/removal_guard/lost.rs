@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::names::{RELEASES, annotation};
+use tidewatch_api::names::{RELEASES, annotation};
 
 use super::{GuardDecision, RemovalPolicy, identifier, state::Releases};
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::api::{Channel, ModuleReleaseMeta, ModuleTemplate};
+use tidewatch_api::{Channel, ModuleReleaseMeta, ModuleTemplate};
 
 use super::held::Part;
 use crate::controllers::catalog::{

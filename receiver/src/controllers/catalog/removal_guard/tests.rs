@@ -1,5 +1,5 @@
 use serde_json::json;
-use tidewatch_shared::names::label;
+use tidewatch_api::names::label;
 
 use super::*;
 use crate::controllers::catalog::target::{ChannelTarget, VersionSource, VisibilityLabels};

@@ -6,7 +6,7 @@ use clap::Args;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::ResourceExt as _;
 use thiserror::Error;
-use tidewatch_shared::{api::ModuleReleaseMeta, names::annotation};
+use tidewatch_api::{ModuleReleaseMeta, names::annotation};
 
 use crate::{
     base::flags::seconds,

@@ -225,7 +225,7 @@ pub(crate) struct RolloutMark {
 impl RolloutMark {
     /// Parses the annotation; a malformed one counts as absent.
     pub(crate) fn parse(annotations: &BTreeMap<String, String>) -> Option<Self> {
-        Self::of_text(annotations.get(tidewatch_shared::names::annotation::ROLLOUT)?)
+        Self::of_text(annotations.get(tidewatch_api::names::annotation::ROLLOUT)?)
     }
 
     /// Parses the value of the annotation.
@@ -343,8 +343,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<Rollout>(&text).unwrap(), rollout);
         assert_eq!(rollout.confirmation().unwrap(), format!("{}-2", rollout.change));
         let mark = RolloutMark { change: "c".to_owned(), healthy: true };
-        let annotations =
-            |text: String| BTreeMap::from([(tidewatch_shared::names::annotation::ROLLOUT.to_owned(), text)]);
+        let annotations = |text: String| BTreeMap::from([(tidewatch_api::names::annotation::ROLLOUT.to_owned(), text)]);
         assert_eq!(RolloutMark::parse(&annotations(mark.to_text())), Some(mark));
         assert_eq!(RolloutMark::parse(&annotations("{".to_owned())), None);
     }

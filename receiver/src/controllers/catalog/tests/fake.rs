@@ -10,7 +10,7 @@ use http::{Method, Request, StatusCode, request::Parts};
 use kube::{Client, client::Body};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tidewatch_shared::event::Change;
+use tidewatch_contract::event::Change;
 use tower::service_fn;
 
 use crate::testing::{self, FakeApiServer};

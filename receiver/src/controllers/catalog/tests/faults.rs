@@ -1,7 +1,7 @@
 //! Failures during a sync, and their effect on the rest of it and on the next one.
 
 use http::StatusCode;
-use tidewatch_shared::variant::VariantName as _;
+use tidewatch_kit::variant::VariantName as _;
 
 use super::*;
 use crate::base::error_class::ErrorClass;

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
-use tidewatch_shared::names::annotation;
+use tidewatch_api::names::annotation;
 
 use super::{
     fake::{AgentEvent, FakeRuntime, Fault, Response},

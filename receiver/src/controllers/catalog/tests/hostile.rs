@@ -1,7 +1,7 @@
 //! Runtimes that store, list or answer more than an API server would: what is kept of it is bounded.
 
 use http::StatusCode;
-use tidewatch_shared::metrics::Registry;
+use tidewatch_kit::metrics::Registry;
 
 use super::*;
 use crate::controllers::catalog::inventory::MAX_OBJECTS;

@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tidewatch_shared::identity::RuntimeId;
+use tidewatch_api::identity::RuntimeId;
 use tokio::time::Instant;
 
 use super::{Image, ImageDecision, UpgradeState};

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::Timestamp;
 use thiserror::Error;
-use tidewatch_shared::identity::RuntimeId;
+use tidewatch_api::identity::RuntimeId;
 
 use crate::controllers::rings::{Ring, rank};
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
-use tidewatch_shared::{error_levels, names::annotation};
+use tidewatch_api::names::annotation;
+use tidewatch_kit::error_levels;
 
 use super::UpgradeState;
 

@@ -1,8 +1,8 @@
 //! Assesses each runtime over time, as input for the decisions of an upgrade.
 
 use std::{collections::HashMap, time::Duration};
+use tidewatch_api::identity::RuntimeId;
 
-use tidewatch_shared::identity::RuntimeId;
 use tokio::time::Instant;
 
 use super::{

@@ -18,12 +18,11 @@ use kube::{
 };
 use parking_lot::Mutex;
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
-use tidewatch_shared::{
-    api::Kyma,
-    error_levels, metric_set,
+use tidewatch_api::{
+    Kyma,
     names::{annotation, field_manager},
-    random::Random,
 };
+use tidewatch_kit::{error_levels, metric_set, random::Random};
 use tokio::{sync::Notify, time::sleep};
 
 use crate::{

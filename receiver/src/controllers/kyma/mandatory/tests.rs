@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::ModuleTemplate,
+use tidewatch_api::{
+    ModuleTemplate,
     names::{annotation, finalizer},
 };
 

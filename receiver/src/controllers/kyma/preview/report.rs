@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use tidewatch_shared::table;
+use tidewatch_kit::table;
 
 /// Effect of a change of the catalog on the Kymas.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

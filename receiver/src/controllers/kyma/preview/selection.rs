@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use kube::ResourceExt as _;
-use tidewatch_shared::{
-    api::{Kyma, KymaSpec, Manifest, Module},
+use tidewatch_api::{
+    Kyma, KymaSpec, Manifest, Module,
     names::{annotation, label},
 };
 

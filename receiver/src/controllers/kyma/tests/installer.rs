@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use strum::VariantArray as _;
-use tidewatch_shared::names::{annotation, label};
+use tidewatch_api::names::{annotation, label};
 
 use super::*;
 use crate::{
@@ -88,7 +88,7 @@ impl Bed {
     fn replan(&self, more: &[Value]) {
         let watches = more.iter().map(|watch| serde_json::from_value(watch.clone()).unwrap());
         let watches = installer::watches().into_iter().chain(watches).collect();
-        let (plan, ..) = watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(watches, &[]);
+        let (plan, ..) = watcher::plan::<Arc<tidewatch_api::Watcher>>(watches, &[]);
         self.ctx.plans.set_base(plan);
     }
 

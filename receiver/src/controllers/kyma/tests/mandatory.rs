@@ -1,6 +1,6 @@
 //! Mandatory modules beside the user's selection.
 
-use tidewatch_shared::names::{finalizer, label};
+use tidewatch_api::names::{finalizer, label};
 
 use super::*;
 

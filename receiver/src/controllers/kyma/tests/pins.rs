@@ -4,7 +4,7 @@ use kube::{
     Api,
     api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
 };
-use tidewatch_shared::names::annotation;
+use tidewatch_api::names::annotation;
 
 use super::*;
 

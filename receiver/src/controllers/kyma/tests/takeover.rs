@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use kube::ResourceExt as _;
-use tidewatch_shared::names::label;
+use tidewatch_api::names::label;
 
 use super::*;
 use crate::{base::takeover::is_managed, fleet::PathState};

@@ -2,7 +2,7 @@
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use tidewatch_shared::api::Resource;
+use tidewatch_api::Resource;
 
 use super::*;
 use crate::{

@@ -1,6 +1,6 @@
 //! The object that decides on the readiness of a module.
 
-use tidewatch_shared::{api::Manifest, names::SKR_NAMESPACE};
+use tidewatch_api::{Manifest, names::SKR_NAMESPACE};
 
 use crate::controllers::manifest::inventory::ObjectKey;
 

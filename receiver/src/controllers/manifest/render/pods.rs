@@ -1,7 +1,7 @@
 //! Pod templates of a module's workloads: localised images, and the image pull secret.
 
 use serde_json::{Map, Value, json};
-use tidewatch_shared::api::Manager;
+use tidewatch_api::Manager;
 
 use super::RenderError;
 use crate::controllers::manifest::{image::Localizer, inventory::ObjectKey};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
-use tidewatch_shared::names::SKR_NAMESPACE;
+use tidewatch_api::names::SKR_NAMESPACE;
 
 use super::{PullSecret, RenderedObject, pods};
 

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use kube::{ResourceExt as _, api::DynamicObject};
 use serde_json::{Value, json};
-use tidewatch_shared::names::field_manager;
+use tidewatch_api::names::field_manager;
 
 use crate::controllers::manifest::inventory::ObjectKey;
 

@@ -7,7 +7,7 @@ use kube::{
     api::{DynamicObject, TypeMeta},
 };
 use serde_json::{Value, json};
-use tidewatch_shared::names::{annotation, field_manager, label};
+use tidewatch_api::names::{annotation, field_manager, label};
 
 use super::{
     super::{

@@ -1,6 +1,6 @@
 //! Objects that a version does not contain any more, or whose module is removed, with data of users in them.
 
-use tidewatch_shared::event::{Change, Object};
+use tidewatch_contract::event::{Change, Object};
 
 use super::*;
 

@@ -1,6 +1,6 @@
 //! Removals that wait for the default module CR.
 
-use tidewatch_shared::event::Change;
+use tidewatch_contract::event::Change;
 
 use super::*;
 

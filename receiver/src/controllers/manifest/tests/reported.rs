@@ -1,6 +1,6 @@
 //! Changes in the runtime that its agent reported.
 
-use tidewatch_shared::event::{Change, Object};
+use tidewatch_contract::event::{Change, Object};
 
 use super::*;
 

@@ -4,7 +4,7 @@ use kube::{
     Api,
     api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams},
 };
-use tidewatch_shared::names::field_manager;
+use tidewatch_api::names::field_manager;
 
 use super::*;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use serde_json::json;
-use tidewatch_shared::{api::ModuleReleaseMeta, names::annotation};
+use tidewatch_api::{ModuleReleaseMeta, names::annotation};
 use tokio::time::Instant;
 
 use super::*;

@@ -9,8 +9,8 @@ use kube::{
     },
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    api::{Manifest, ModuleReleaseMeta, ModuleTemplate, State},
+use tidewatch_api::{
+    Manifest, ModuleReleaseMeta, ModuleTemplate, State,
     identity::{Instance, RuntimeId},
     names::{RELEASES, finalizer, label},
     plan::Plan,
@@ -154,7 +154,7 @@ impl Bed {
         let releases: Option<ConfigMap> = releases.map(|map| serde_json::from_value(map).unwrap());
         catalog.observe_releases(releases.as_ref());
         drop(catalog.refresh(&self.stores));
-        let metrics = table::Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
+        let metrics = table::Metrics::register(&mut tidewatch_kit::metrics::Registry::default());
         let fleet = RuntimeTable::new(ShardCount::default(), table::Settings::default(), metrics);
         for shard in ShardCount::default().shards().filter(|shard| holds(shard.number())) {
             fleet.acquire(shard, Instance::new(1), &WriteFence::default(), Instant::now());
@@ -313,7 +313,7 @@ impl Receiver {
 
     /// Value of a series; zero if it is absent.
     fn metric(&self, series: &str) -> i64 {
-        let mut registry = tidewatch_shared::metrics::Registry::default();
+        let mut registry = tidewatch_kit::metrics::Registry::default();
         self.metrics.register_in(&mut registry);
         let page = registry.encode().unwrap();
         let value = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());

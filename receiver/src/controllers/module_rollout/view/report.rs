@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use serde::Serialize;
-use tidewatch_shared::table;
+use tidewatch_kit::table;
 
 use crate::controllers::module_rollout::{decide::Counts, members::Block};
 

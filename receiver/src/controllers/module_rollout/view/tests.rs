@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 use std::sync::Arc;
-use tidewatch_shared::names::annotation;
+use tidewatch_api::names::annotation;
 
 use super::*;
 use crate::controllers::{

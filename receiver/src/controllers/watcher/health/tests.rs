@@ -1,12 +1,14 @@
 use futures::FutureExt as _;
 use serde_json::json;
-use tidewatch_shared::{
-    digest::Digest,
-    event::{Change, Event, EventId, Object, Payload},
+use tidewatch_api::{
     identity::{Epoch, RuntimeId},
-    metrics::Registry,
     plan::Plan,
 };
+use tidewatch_contract::{
+    digest::Digest,
+    event::{Change, Event, EventId, Object, Payload},
+};
+use tidewatch_kit::metrics::Registry;
 
 use super::*;
 use crate::{

@@ -1,7 +1,8 @@
 use std::{fs, os::unix::fs::symlink, path::Path};
 
 use serde_json::json;
-use tidewatch_shared::{api::Kyma, metrics::Registry};
+use tidewatch_api::Kyma;
+use tidewatch_kit::metrics::Registry;
 
 use super::*;
 use crate::{controllers::windows::Metrics, kube::recorder};

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use tidewatch_shared::event::{Change, Object};
+use tidewatch_contract::event::{Change, Object};
 
 use super::*;
 use crate::fleet::queue::Drift;

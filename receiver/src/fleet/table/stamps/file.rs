@@ -12,13 +12,9 @@ use std::{
     thread,
     time::{Duration, Instant, SystemTime},
 };
-
-use tidewatch_shared::{
-    error_levels,
-    event::{Event, Payload},
-    identity::RuntimeId,
-    variant::VariantName as _,
-};
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_contract::event::{Event, Payload};
+use tidewatch_kit::{error_levels, variant::VariantName as _};
 
 /// Maximum number of stamps that wait for the file.
 const CAPACITY: usize = 16_384;

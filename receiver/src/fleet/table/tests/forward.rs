@@ -5,10 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use tidewatch_shared::{
-    event::{Change, Event, EventId, Object, Received},
-    metrics::Registry,
-};
+use tidewatch_contract::event::{Change, Event, EventId, Object, Received};
+use tidewatch_kit::metrics::Registry;
 
 use super::*;
 use crate::fleet::forward::{Delivery, DeliveryOutcome, Limits, Outbox, Routes, Service, Target};

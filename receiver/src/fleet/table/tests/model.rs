@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use futures::FutureExt as _;
 use proptest::prelude::*;
 use serde_json::json;
-use tidewatch_shared::{
-    event::Reason,
+use tidewatch_api::{
     identity::Instance,
     plan::{Plan, Work},
 };
+use tidewatch_contract::event::Reason;
 use tokio::time;
 
 use agent::{Agent, Body, Request, Response, World};
@@ -143,7 +143,7 @@ impl Simulation {
         let clock = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         let handle = clock.handle().clone();
         let _entered = handle.enter();
-        let metrics = Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
+        let metrics = Metrics::register(&mut tidewatch_kit::metrics::Registry::default());
         let started = Instant::now();
         let mut simulation = Self {
             world: World::default(),

@@ -1,6 +1,6 @@
 //! Events of module objects, which the reconciles of Manifests settle.
 
-use tidewatch_shared::metrics::Registry;
+use tidewatch_kit::metrics::Registry;
 
 use super::*;
 use crate::fleet::manifests::{self, ManifestKey, ManifestQueue};

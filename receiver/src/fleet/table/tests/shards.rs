@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
-use tidewatch_shared::metrics::Registry;
+use tidewatch_kit::metrics::Registry;
 
 use super::*;
 use crate::kube::leader::WriteFence;

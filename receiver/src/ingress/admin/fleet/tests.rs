@@ -3,7 +3,7 @@ use http::{Method, Request, header};
 use http_body_util::{BodyExt as _, Full};
 use parking_lot::Mutex;
 use serde_json::json;
-use tidewatch_shared::plan::Plan;
+use tidewatch_api::plan::Plan;
 use tokio::sync::{mpsc, watch};
 
 use super::*;

@@ -18,9 +18,9 @@ use kube::Client;
 use parking_lot::Mutex;
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    enrolment::CertificateRequest, identity::TrustDomain, metrics::Registry, plan::Plan, variant::VariantName as _,
-};
+use tidewatch_api::{identity::TrustDomain, plan::Plan};
+use tidewatch_contract::enrolment::CertificateRequest;
+use tidewatch_kit::{metrics::Registry, variant::VariantName as _};
 use x509_parser::{prelude::FromDer, public_key::PublicKey, x509::SubjectPublicKeyInfo};
 
 use crate::{

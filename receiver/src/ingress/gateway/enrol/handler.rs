@@ -9,10 +9,8 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, StatusCode, header, request::Parts};
 use http_body::Body;
 use rustls_pki_types::CertificateDer;
-use tidewatch_shared::{
-    enrolment::{CERTIFICATES_PATH, CONTENT_TYPE, CertificateRequest, TRUST_PATH},
-    variant::VariantName as _,
-};
+use tidewatch_contract::enrolment::{CERTIFICATES_PATH, CONTENT_TYPE, CertificateRequest, TRUST_PATH};
+use tidewatch_kit::variant::VariantName as _;
 
 use crate::ingress::{
     bearer::bearer,

@@ -11,12 +11,11 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 use rustls_pki_types::{CertificateSigningRequestDer, ServerName, pem::PemObject as _};
 use serde_json::{Value, json};
-use tidewatch_shared::{
+use tidewatch_contract::{
     certificate::labelled_pem,
     enrolment::{CERTIFICATES_PATH, CertificateRequest, CertificateResponse, TRUST_PATH, TrustResponse},
-    metrics::Registry,
-    tls,
 };
+use tidewatch_kit::{metrics::Registry, tls};
 use tokio::{net::TcpStream, task::JoinSet};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};

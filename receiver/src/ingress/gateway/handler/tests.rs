@@ -9,7 +9,7 @@ use http::{HeaderName, Method, Request, header};
 use http_body_util::BodyExt;
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tidewatch_shared::{
+use tidewatch_contract::{
     event::MAX_EVENTS,
     signature::{CONTENT_DIGEST, SIGNATURE, SIGNATURE_INPUT},
 };
@@ -285,7 +285,7 @@ fn invalid_bodies_are_refused_as_a_whole() {
     }
     let mut heartbeat_body = heartbeat();
     let watch = json!({"name": "kyma", "objects": 1});
-    heartbeat_body["watches"] = Value::Array(vec![watch; tidewatch_shared::heartbeat::MAX_WATCHES + 1]);
+    heartbeat_body["watches"] = Value::Array(vec![watch; tidewatch_contract::heartbeat::MAX_WATCHES + 1]);
     for (counter, body) in (10..).zip(["{}".to_owned(), heartbeat_body.to_string()]) {
         assert_eq!(fixture.send(&RequestSpec::heartbeat(body.as_bytes(), counter)).err(), Some(Refusal::Malformed));
     }

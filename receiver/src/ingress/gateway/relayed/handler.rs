@@ -16,7 +16,8 @@ use http_body::Body;
 use http_body_util::Full;
 use parking_lot::Mutex;
 use rustls_pki_types::{CertificateDer, UnixTime};
-use tidewatch_shared::{certificate::Leaf, identity::TrustDomain};
+use tidewatch_api::identity::TrustDomain;
+use tidewatch_contract::certificate::Leaf;
 
 use crate::{
     base::replica::ReplicaName,

@@ -3,7 +3,7 @@
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::HeaderName;
-use tidewatch_shared::{
+use tidewatch_contract::{
     certificate::to_pem,
     forwarded::{CLIENT_CERT, CLIENT_CERT_CHAIN, FORWARDED_CLIENT_CERT},
 };

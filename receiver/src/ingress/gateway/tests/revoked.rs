@@ -20,7 +20,7 @@ async fn connection_of_a_revoked_certificate_is_closed_and_a_new_one_refused() {
             let data: serde_json::Map<_, _> = keys.iter().map(|key| ((*key).to_owned(), json!("lost"))).collect();
             revocations.set(Some(&serde_json::from_value(json!({"data": data})).unwrap()));
         };
-        let leaf = tidewatch_shared::certificate::fingerprint(&old.identity.chain[0]);
+        let leaf = tidewatch_contract::certificate::fingerprint(&old.identity.chain[0]);
         revoke(&[&leaf]);
         first.ends().await;
         // Another certificate of the same runtime stays valid.
@@ -98,7 +98,7 @@ async fn tarpitted_connection_is_closed_when_its_certificate_is_revoked() {
         })
         .await
         .expect("the connection is tarpitted");
-        let leaf = tidewatch_shared::certificate::fingerprint(&agent.identity.chain[0]);
+        let leaf = tidewatch_contract::certificate::fingerprint(&agent.identity.chain[0]);
         revocations.set(Some(&serde_json::from_value(json!({"data": {leaf: "lost"}})).unwrap()));
         rest(held).await;
         assert_eq!((gateway.ended("out"), gateway.ended("flood")), (1, 0));

@@ -12,16 +12,15 @@ use std::{
 use http::{HeaderMap, HeaderName, Method, Request, Uri, header, request::Parts};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tidewatch_shared::{
+use tidewatch_api::identity::{Epoch, Instance, RuntimeId, TrustDomain};
+use tidewatch_contract::{
     certificate::fingerprint,
     event::{BATCH_CONTENT_TYPE, OBJECT_CHANGED},
     exchange::{EVENTS_PATH, EventsResponse, HEARTBEAT_PATH, HeartbeatResponse},
     heartbeat::Heartbeat,
-    identity::{Epoch, Instance, RuntimeId, TrustDomain},
-    metrics::Registry,
     signature::{CONTENT_DIGEST, Headers, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, Signer},
-    tls::Identity,
 };
+use tidewatch_kit::{metrics::Registry, tls::Identity};
 use tokio::{sync::broadcast, time::Instant};
 
 use crate::ingress::gateway::{Intake, Metrics, Now, Settings};

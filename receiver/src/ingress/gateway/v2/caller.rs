@@ -7,11 +7,11 @@ use arc_swap::ArcSwap;
 use http::{HeaderMap, HeaderName};
 use rustls::server::{WebPkiClientVerifier, danger::ClientCertVerifier};
 use rustls_pki_types::{CertificateDer, UnixTime};
-use tidewatch_shared::{
+use tidewatch_contract::{
     forwarded::{CLIENT_CERT, FORWARDED_CLIENT_CERT, parse_client_cert},
-    tls::{self, TlsConfigError},
     v2::{Caller, ReadCallerError, parse_forwarded},
 };
+use tidewatch_kit::tls::{self, TlsConfigError};
 
 use crate::{
     ingress::{

@@ -7,10 +7,8 @@ use http::{Method, Request, Response, request::Parts};
 use http_body::Body;
 use http_body_util::Full;
 use rustls_pki_types::CertificateDer;
-use tidewatch_shared::{
-    identity::RuntimeId,
-    v2::{self, Caller, Event},
-};
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_contract::v2::{self, Caller, Event};
 use tokio::{sync::broadcast, time::Instant};
 
 use super::{

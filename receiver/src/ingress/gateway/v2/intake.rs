@@ -6,11 +6,11 @@ use std::{
 };
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use tidewatch_shared::{
+use tidewatch_api::{
     identity::RuntimeId,
     names::{OWN_MANAGER, label},
-    v2::{Caller, Event},
 };
+use tidewatch_contract::v2::{Caller, Event};
 use tokio::sync::broadcast;
 
 use crate::{

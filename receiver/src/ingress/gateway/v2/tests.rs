@@ -15,13 +15,15 @@ use rcgen::{
 };
 use rustls_pki_types::{CertificateDer, ServerName};
 use serde::Deserialize;
-use tidewatch_shared::{
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_contract::{
     certificate::fingerprint,
     forwarded::FORWARDED_CLIENT_CERT,
-    identity::RuntimeId,
+    v2::{Caller, Event, forwarded_header},
+};
+use tidewatch_kit::{
     metrics::Registry,
     tls::{self, Identity},
-    v2::{Caller, Event, forwarded_header},
 };
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};

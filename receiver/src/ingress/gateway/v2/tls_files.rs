@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, sync::Arc};
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 use thiserror::Error;
-use tidewatch_shared::tls::{Identity, TlsConfigError};
+use tidewatch_kit::tls::{Identity, TlsConfigError};
 use tokio::time::{self, MissedTickBehavior};
 
 use super::{CallerVerifier, Flags, Proxy};

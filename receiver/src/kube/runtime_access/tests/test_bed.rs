@@ -16,7 +16,7 @@ use hyper_util::{
 use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
-use tidewatch_shared::tls;
+use tidewatch_kit::tls;
 use tokio::{
     io::AsyncWriteExt,
     net::{TcpListener, TcpStream},

@@ -1,7 +1,7 @@
 //! Kymas: each is in the shard of its own label or uid.
 
 use kube::{Client, runtime::reflector::Store};
-use tidewatch_shared::{api::Kyma, names::annotation};
+use tidewatch_api::{Kyma, names::annotation};
 
 use super::{kinds::Expected, *};
 use crate::base::kymas::KymaFacts;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kube::{Client, runtime::reflector::Store};
-use tidewatch_shared::names::KUBECONFIG_KEY;
+use tidewatch_api::names::KUBECONFIG_KEY;
 
 use super::{kinds::Expected, *};
 use crate::{

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
-use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate, ModuleTemplateSpec};
+use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, ModuleTemplateSpec};
 
 use crate::{
     base::versions::core_version,

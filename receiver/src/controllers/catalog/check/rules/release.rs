@@ -1,10 +1,7 @@
 //! Rules of release metas.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
-use tidewatch_shared::{
-    api::{ModuleReleaseMeta, Withdrawal},
-    names::label,
-};
+use tidewatch_api::{ModuleReleaseMeta, Withdrawal, names::label};
 
 use super::{Context, NAME, size_advice};
 use crate::{

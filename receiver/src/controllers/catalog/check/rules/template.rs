@@ -2,7 +2,7 @@
 
 use kube::ResourceExt as _;
 use serde_json::Value;
-use tidewatch_shared::{api::ModuleTemplate, names::label};
+use tidewatch_api::{ModuleTemplate, names::label};
 
 use super::{Context, NAME, size_advice};
 use crate::{

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
-use tidewatch_shared::{
-    api::Kyma,
+use tidewatch_api::{
+    Kyma,
     names::{GROUP, VERSION},
 };
 

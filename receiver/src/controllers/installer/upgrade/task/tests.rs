@@ -7,7 +7,7 @@ use kube::runtime::{
     watcher::Event,
 };
 use serde_json::{Value, json};
-use tidewatch_shared::{
+use tidewatch_api::{
     identity::{Epoch, Instance, RuntimeId},
     names::{annotation, label},
     plan::Plan,
@@ -109,7 +109,7 @@ impl Bed {
 
     /// Table of a replica that holds some shards.
     fn fleet_of(count: u32, holds: impl Fn(u16) -> bool) -> RuntimeTable {
-        let metrics = table::Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
+        let metrics = table::Metrics::register(&mut tidewatch_kit::metrics::Registry::default());
         let fleet = RuntimeTable::new(ShardCount::default(), table::Settings::default(), metrics);
         for shard in ShardCount::default().shards().filter(|shard| holds(shard.number())) {
             fleet.acquire(shard, Instance::new(1), &WriteFence::default(), Instant::now());

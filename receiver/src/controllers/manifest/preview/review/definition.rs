@@ -1,7 +1,7 @@
 //! CRDs of a layer.
 
 use serde_json::Value;
-use tidewatch_shared::names::GROUP;
+use tidewatch_api::names::GROUP;
 
 use crate::controllers::manifest::inventory::ObjectKey;
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::api::DynamicObject;
 use serde_json::json;
-use tidewatch_shared::names::annotation;
+use tidewatch_api::names::annotation;
 
 use super::super::super::inventory::ObjectKey;
 

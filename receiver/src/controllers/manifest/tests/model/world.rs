@@ -7,8 +7,8 @@ use std::{
 };
 
 use serde_json::json;
-use tidewatch_shared::{
-    api::Manifest,
+use tidewatch_api::{
+    Manifest,
     names::{annotation, label},
 };
 use tokio::time::advance;

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
-use tidewatch_shared::{
+use tidewatch_api::identity::Epoch;
+use tidewatch_contract::{
     digest::Digest,
     event::{Change, Event, EventId, Object, Payload, Reason, Received},
     exchange::Settled,
     heartbeat::Heartbeat,
-    identity::Epoch,
 };
 
 /// `None` stands for the whole watch.

@@ -8,11 +8,9 @@ use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
 use parking_lot::Mutex;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, SanType, date_time_ymd};
 use rustls_pki_types::PrivatePkcs8KeyDer;
-use tidewatch_shared::{
-    identity::Epoch,
-    problem::{Kind, Problem},
-    tls::Identity,
-};
+use tidewatch_api::identity::Epoch;
+use tidewatch_contract::problem::{Kind, Problem};
+use tidewatch_kit::tls::Identity;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 use super::*;
@@ -343,7 +341,7 @@ impl<'a> MakeWriter<'a> for Log {
 #[tokio::test]
 async fn each_refusal_has_its_status_kind_and_counter_and_echoes_no_input() {
     let log = Log::default();
-    let filter = EnvFilter::new("tidewatch_receiver=trace,tidewatch_shared=trace");
+    let filter = EnvFilter::new("tidewatch_receiver=trace,tidewatch_contract=trace");
     // With a second dispatcher alive, `tracing` does not cache a callsite as disabled when another test's thread
     // reaches it first.
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());

@@ -2,12 +2,12 @@
 
 use http_body_util::Full;
 use rcgen::KeyPair;
-use tidewatch_shared::{
+use tidewatch_api::identity::Epoch;
+use tidewatch_contract::{
     certificate::RuntimeCertificate,
     enrolment::{CERTIFICATES_PATH, CertificateRequest, CertificateResponse, MAX_REQUEST_BYTES, RenewalRequest},
-    identity::Epoch,
-    tls::certificates,
 };
+use tidewatch_kit::tls::certificates;
 
 use super::*;
 use crate::ingress::enrolment::tests::testing::{self as enrolment, honest_request, request_for, unix_now};
@@ -17,7 +17,7 @@ struct Renewals {
     handler: V3Handler<RecordingIntake>,
     ca: Ca,
     agent: Agent,
-    registry: tidewatch_shared::metrics::Registry,
+    registry: tidewatch_kit::metrics::Registry,
 }
 
 impl Renewals {
@@ -30,7 +30,7 @@ impl Renewals {
         };
         let ca = ca(now);
         let agent = Agent::new(&ca, "r-1", now);
-        let mut registry = tidewatch_shared::metrics::Registry::default();
+        let mut registry = tidewatch_kit::metrics::Registry::default();
         let metrics = Metrics::register(registry.sub_registry_with_prefix("gateway"));
         Self { handler: V3Handler::new(&settings, RecordingIntake::default(), metrics), enrolment, ca, agent, registry }
     }
@@ -197,7 +197,7 @@ async fn renewal_route_is_absent_without_an_issuer() {
 #[tokio::test]
 async fn requests_of_a_revoked_certificate_or_runtime_are_refused() {
     let fixture = Renewals::new();
-    let leaf = tidewatch_shared::certificate::fingerprint(&fixture.agent.identity.chain[0]);
+    let leaf = tidewatch_contract::certificate::fingerprint(&fixture.agent.identity.chain[0]);
     let revoke = |key: &str| {
         let map = json!({"data": {key: "stolen"}});
         fixture.enrolment.revocations.set(Some(&serde_json::from_value(map).unwrap()));

@@ -4,10 +4,10 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Uri, header};
 use http_body_util::Full;
 use serde_json::{Value, json};
-use tidewatch_shared::{
-    enrolment::{CERTIFICATES_PATH, CertificateRequest, CertificateResponse, RenewalRequest, TRUST_PATH},
-    tls,
+use tidewatch_contract::enrolment::{
+    CERTIFICATES_PATH, CertificateRequest, CertificateResponse, RenewalRequest, TRUST_PATH,
 };
+use tidewatch_kit::tls;
 
 use super::testing::*;
 use crate::ingress::{

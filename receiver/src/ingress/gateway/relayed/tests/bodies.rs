@@ -9,12 +9,12 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tidewatch_shared::{
+use tidewatch_contract::{
     enrolment::{CERTIFICATES_PATH, MAX_REQUEST_BYTES},
     event::MAX_BODY_BYTES,
-    tls,
     v2::MAX_BODY_BYTES as V2_BODY_BYTES,
 };
+use tidewatch_kit::tls;
 use tokio::{
     net::TcpStream,
     sync::mpsc::{self, UnboundedSender},

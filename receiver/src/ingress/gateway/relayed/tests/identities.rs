@@ -4,7 +4,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use http::{HeaderValue, Request};
 use http_body_util::Full;
-use tidewatch_shared::forwarded::CLIENT_CERT;
+use tidewatch_contract::forwarded::CLIENT_CERT;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
@@ -200,7 +200,7 @@ async fn replica_is_refused_as_an_agent() {
 fn any_server(fleet: &Fleet) -> std::sync::Arc<dyn rustls::client::danger::ServerCertVerifier> {
     let roots = fleet.ca.trust_bundle().store().unwrap();
     let builder =
-        rustls::client::WebPkiServerVerifier::builder_with_provider(roots.into(), tidewatch_shared::tls::provider());
+        rustls::client::WebPkiServerVerifier::builder_with_provider(roots.into(), tidewatch_kit::tls::provider());
     builder.build().unwrap()
 }
 
@@ -214,9 +214,9 @@ async fn request_for_the_names_of_a_replica_yields_none() {
     params.subject_alt_names = vec![SanType::URI("spiffe://kyma.local/replica/two".try_into().unwrap())];
     let request = params.serialize_request(&key).unwrap();
     let enrol =
-        tidewatch_shared::enrolment::CertificateRequest { request: request.pem().unwrap(), ..honest_request("r-1") };
+        tidewatch_contract::enrolment::CertificateRequest { request: request.pem().unwrap(), ..honest_request("r-1") };
     let issued = fleet.enrolment.enrolments.enrol(&fleet.enrolment.first.token(), &enrol, None).await.unwrap();
-    let leaf = tidewatch_shared::tls::certificates(issued.chain.as_bytes()).unwrap().remove(0);
+    let leaf = tidewatch_kit::tls::certificates(issued.chain.as_bytes()).unwrap().remove(0);
     assert_eq!(crate::pki::replica_of(&leaf, &domain()), None);
     assert!(SigningRequest::from_der(request.der()).is_ok());
 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http_body_util::Full;
-use tidewatch_shared::identity::Epoch;
+use tidewatch_api::identity::Epoch;
 use tokio::task::JoinSet;
 
 use super::testing::*;
@@ -133,7 +133,7 @@ async fn certificate_that_the_holder_refuses_ends_the_connection_at_the_other_re
     let agent = fleet.agent("r-1", "two");
     let mut sender = one.connect(&fleet, &agent).await;
     assert_eq!(sender.send(events(&agent, 1)).await.unwrap().status(), 202);
-    let leaf = tidewatch_shared::certificate::Leaf::read(&agent.identity.chain[0]).unwrap();
+    let leaf = tidewatch_contract::certificate::Leaf::read(&agent.identity.chain[0]).unwrap();
     two.revocations.refuse_leaf(&agent.runtime, leaf.fingerprint, leaf.not_after, LeafRefusal::Fork);
     let response = sender.send(events(&agent, 2)).await.unwrap();
     assert_eq!(response.status(), 401);

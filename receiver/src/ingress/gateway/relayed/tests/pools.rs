@@ -7,7 +7,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tidewatch_shared::enrolment::CERTIFICATES_PATH;
+use tidewatch_contract::enrolment::CERTIFICATES_PATH;
 use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::AbortOnDropHandle;

@@ -18,11 +18,11 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use rustls::{ClientConfig, ServerConfig};
-use tidewatch_shared::{
-    identity::{Instance, RuntimeId},
+use tidewatch_api::identity::{Instance, RuntimeId};
+use tidewatch_contract::v2::{Caller, Event};
+use tidewatch_kit::{
     metrics::Registry,
     tls::{self, Identity},
-    v2::{Caller, Event},
 };
 use tokio::{net::TcpStream, sync::watch, task::JoinSet, time::timeout};
 use tokio_rustls::TlsConnector;

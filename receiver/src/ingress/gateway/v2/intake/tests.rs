@@ -2,7 +2,8 @@ use std::{future::poll_fn, pin::Pin};
 
 use futures::{FutureExt as _, future::join_all};
 use serde_json::json;
-use tidewatch_shared::{metrics::Registry, plan::Plan};
+use tidewatch_api::plan::Plan;
+use tidewatch_kit::metrics::Registry;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,

@@ -4,8 +4,8 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap},
 };
+use tidewatch_kit::random::Random;
 
-use tidewatch_shared::random::Random;
 use tokio::time::Instant;
 
 use super::{

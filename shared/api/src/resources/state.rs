@@ -32,7 +32,7 @@ pub enum State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::variant::VariantName as _;
+    use tidewatch_kit::variant::VariantName as _;
 
     #[test]
     fn every_state_has_one_spelling() {

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use tidewatch_api::identity::Epoch;
 
-use crate::{digest::Digest, identity::Epoch};
+use crate::digest::Digest;
 
 /// Watches per heartbeat, at most; a heartbeat with more is malformed.
 pub const MAX_WATCHES: usize = 1_000;
@@ -157,12 +158,10 @@ pub fn failing(watches: &[WatchState]) -> Option<(&str, Option<&str>)> {
 mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
+    use tidewatch_api::plan::Plan;
 
     use super::*;
-    use crate::{
-        exchange::{EventsResponse, HeartbeatResponse},
-        plan::Plan,
-    };
+    use crate::exchange::{EventsResponse, HeartbeatResponse};
 
     /// A heartbeat of an agent of an earlier minor version, without members that were added later.
     fn early() -> Value {

@@ -15,10 +15,9 @@ use aws_lc_rs::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls_pki_types::PrivateKeyDer;
 use thiserror::Error;
+use tidewatch_api::identity::Epoch;
 
 pub use verify::{SignedRequest, VerifiedSignature, VerifyError, verify};
-
-use crate::identity::Epoch;
 
 /// Header field of the signature parameters.
 pub const SIGNATURE_INPUT: &str = "signature-input";

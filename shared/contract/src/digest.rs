@@ -7,8 +7,8 @@ use std::{fmt, ops};
 
 use aws_lc_rs::hmac;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-
-use crate::{hex, identity::RuntimeId};
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_kit::hex;
 
 /// A sum of object hashes, or a difference of two sums. 128 bits, wrapping; 32 hex digits on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]

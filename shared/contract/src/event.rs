@@ -6,11 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use strum::IntoStaticStr;
 use thiserror::Error;
+use tidewatch_api::identity::{Epoch, RuntimeId};
 
-use crate::{
-    digest::Digest,
-    identity::{Epoch, RuntimeId},
-};
+use crate::digest::Digest;
 
 /// Content type of a batch (CloudEvents JSON format 1.0.2, section 4).
 pub const BATCH_CONTENT_TYPE: &str = "application/cloudevents-batch+json";

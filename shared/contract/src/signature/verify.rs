@@ -111,12 +111,10 @@ mod tests {
     use base64::{Engine, engine::general_purpose::STANDARD};
     use rcgen::{CertificateParams, KeyPair};
     use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+    use tidewatch_api::identity::Epoch;
 
     use super::*;
-    use crate::{
-        identity::Epoch,
-        signature::{Headers, Signer},
-    };
+    use crate::signature::{Headers, Signer};
 
     const NOW: i64 = 1_800_000_000;
     const MESSAGE: Message<'_> =
@@ -179,7 +177,7 @@ mod tests {
         );
         let certificate = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n";
         for form in [pem, key.serialize_pem()] {
-            let identity = crate::tls::Identity::from_pem(certificate.as_bytes(), form.as_bytes()).unwrap();
+            let identity = tidewatch_kit::tls::Identity::from_pem(certificate.as_bytes(), form.as_bytes()).unwrap();
             let signer = Signer::new(&identity.key, leaf.fingerprint.clone()).unwrap();
             let headers = signer.sign(&MESSAGE, b"body", NONCE, NOW).unwrap();
             assert!(check(&headers, MESSAGE, b"body", &leaf, NOW).is_ok());

@@ -5,8 +5,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use thiserror::Error;
-
-use crate::hex;
+use tidewatch_kit::hex;
 
 /// The error of parsing an identity.
 #[derive(Debug, Error, PartialEq, Eq)]

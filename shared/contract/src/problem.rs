@@ -4,8 +4,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 use strum::{EnumString, IntoStaticStr};
-
-use crate::variant::VariantName as _;
+use tidewatch_kit::variant::VariantName as _;
 
 /// Content type of a problem.
 pub const CONTENT_TYPE: &str = "application/problem+json";

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use tidewatch_api::identity::Instance;
 
-use crate::{event::Reason, identity::Instance};
+use crate::event::Reason;
 
 /// `POST`, a batch of events.
 pub const EVENTS_PATH: &str = "/v3/events";

@@ -9,11 +9,9 @@ mod wire;
 use rustls_pki_types::CertificateDer;
 use serde::Serialize;
 use thiserror::Error;
+use tidewatch_api::identity::RuntimeId;
 
-use crate::{
-    certificate::{self, fingerprint},
-    identity::RuntimeId,
-};
+use crate::certificate::{self, fingerprint};
 
 use self::wire::{Wire, is_field};
 pub use forwarded::{ReadForwardedError, forwarded_header, parse_forwarded};

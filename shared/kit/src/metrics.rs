@@ -196,7 +196,7 @@ fn bound_last(text: &str) -> Option<String> {
 ///     gauge::Gauge,
 ///     histogram::{Histogram, exponential_buckets},
 /// };
-/// use tidewatch_shared::{metric_set, metrics::{Registry, ResultLabel}};
+/// use tidewatch_kit::{metric_set, metrics::{Registry, ResultLabel}};
 ///
 /// metric_set! {
 ///     /// Metrics of the queue.

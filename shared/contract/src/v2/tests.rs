@@ -39,7 +39,7 @@ fn leaf(names: &[&str]) -> CertificateDer<'static> {
 
 #[test]
 fn a_written_event_equals_lifecycle_managers() {
-    let sent: Vec<SentRequest> = serde_json::from_str(include_str!("../../../tests/golden/v2/sent.json")).unwrap();
+    let sent: Vec<SentRequest> = serde_json::from_str(include_str!("../../../../tests/golden/v2/sent.json")).unwrap();
     assert!(!sent.is_empty());
     for SentRequest { about, manager, namespace, name, group, version, kind, path: expected, body } in sent {
         let event = Event { namespace, name, group, version, kind };
@@ -74,7 +74,7 @@ fn repeated_members_are_read_like_lifecycle_managers_decoder_does() {
 
 #[test]
 fn headers_are_parsed_like_lifecycle_managers_listener_does() {
-    let headers: Vec<Header> = serde_json::from_str(include_str!("../../../tests/golden/v2/forwarded.json")).unwrap();
+    let headers: Vec<Header> = serde_json::from_str(include_str!("../../../../tests/golden/v2/forwarded.json")).unwrap();
     let leaf = leaf(&["r-1"]);
     let pem = to_pem(&leaf);
     let encoded = forwarded_header(&leaf);

@@ -7,8 +7,7 @@ use std::{borrow::Cow, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-
-use crate::identity::RuntimeId;
+use tidewatch_api::identity::RuntimeId;
 
 /// `POST`, a certificate request: with a token on the enrolment port, signed on the event port.
 pub const CERTIFICATES_PATH: &str = "/v3/certificates";
@@ -35,7 +34,7 @@ pub enum ParseEnrolmentError {
     Json(#[from] serde_json::Error),
     /// The runtime is not a valid runtime id.
     #[error("the runtime id is invalid")]
-    Runtime(#[from] crate::identity::ParseIdentityError),
+    Runtime(#[from] tidewatch_api::identity::ParseIdentityError),
     /// A required member is empty.
     #[error("{0} is empty")]
     Empty(&'static str),

@@ -8,12 +8,9 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls_pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use tidewatch_api::identity::{RuntimeId, TrustDomain};
+use tidewatch_kit::hex;
 use x509_parser::prelude::{FromDer, GeneralName, ParsedExtension, X509Certificate};
-
-use crate::{
-    hex,
-    identity::{RuntimeId, TrustDomain},
-};
 
 /// The error of reading a certificate.
 #[derive(Debug, Error, PartialEq, Eq)]

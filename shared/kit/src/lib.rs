@@ -1,0 +1,35 @@
+//! What every program of Tidewatch needs, and what knows neither Kubernetes nor Kyma.
+//!
+//! | Modules | Content |
+//! |---|---|
+//! | `metrics`, [`trace`] | metrics and traces |
+//! | [`table`], [`error_levels`], [`variant`] | output of the command lines, errors in log lines, names of enum variants |
+//! | [`hex`], [`json`] | hexadecimal, and JSON in its stored form |
+//! | [`tls`], `system_roots`, [`addresses`] | TLS configurations, root certificates of the system, networks of permitted hosts |
+//! | [`random`] | jitter |
+//!
+//! The crate performs no IO and spawns no tasks. The exceptions are the exporter of [`trace`] with the feature `otlp`, and
+//! the features `roots` and `testing`.
+//!
+//! # Features
+//!
+//! * `metrics`: the metric registry and the macro `metric_set!` (module `metrics`).
+//! * `otlp`: exports spans over OTLP (gRPC); without it, [`trace`] does nothing.
+//! * `roots`: reads the root certificates of the system (module `system_roots`).
+//! * `testing`: test support for the other crates.
+
+pub mod addresses;
+pub mod error_levels;
+pub mod hex;
+pub mod json;
+#[cfg(feature = "metrics")]
+pub mod metrics;
+pub mod random;
+#[cfg(feature = "roots")]
+pub mod system_roots;
+pub mod table;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod tls;
+pub mod trace;
+pub mod variant;
