@@ -133,7 +133,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), RunError
     let core = Arc::new(OnceLock::new());
     app.serve(core.clone()).await?;
     // Readiness conditions; the component that fulfils one drops its guard.
-    let (plan, receiver) = (app.readiness.guard("plan"), app.readiness.guard("receiver"));
+    let plan = app.readiness.guard("plan");
+    let receiver = app.readiness.guard("receiver");
     let (identity, plans) = app.start_identity(plan)?;
     let runtime = tokio::select! {
         runtime = identity.runtime() => runtime,
@@ -184,7 +185,9 @@ impl App {
         let setup = |error| RunError::ApiServer(Box::new(error));
         let api_clients = ClientPool::load(config.kubeconfig.as_deref(), &config.service_account_dir).map_err(setup)?;
         let api_client = api_clients.client(0).map_err(setup)?;
-        let (metrics, canary_state, rebuild) = (Metrics::default(), CanaryState::default(), watch::Sender::new(0));
+        let metrics = Metrics::default();
+        let canary_state = CanaryState::default();
+        let rebuild = watch::Sender::new(0);
         let shared = WatchContext {
             pages: Arc::new(Semaphore::new(CONCURRENT_PAGES)),
             large_lines: Arc::new(Semaphore::new(CONCURRENT_LARGE_LINES)),
@@ -195,7 +198,9 @@ impl App {
             namespace: config.namespace.as_str().into(),
             metrics: metrics.clone(),
         };
-        let (readiness, identity_status, tasks) = (Readiness::default(), IdentityStatus::default(), JoinSet::new());
+        let readiness = Readiness::default();
+        let identity_status = IdentityStatus::default();
+        let tasks = JoinSet::new();
         Ok(Self {
             config,
             api_clients,
@@ -212,8 +217,10 @@ impl App {
 
     /// Serves metrics and probes before anything else starts, so pending conditions are visible from the beginning.
     async fn serve(&mut self, core: Arc<OnceLock<Core>>) -> Result<(), RunError> {
-        let (metrics, readiness) = (self.metrics.clone(), self.readiness.clone());
-        let (canary_state, identity_status) = (self.canary_state.clone(), self.identity_status.clone());
+        let metrics = self.metrics.clone();
+        let readiness = self.readiness.clone();
+        let canary_state = self.canary_state.clone();
+        let identity_status = self.identity_status.clone();
         let bound =
             Server::bind(self.config.metrics_address, metrics, readiness, core, canary_state, identity_status).await;
         let (server, address) = bound.map_err(RunError::Bind)?;
@@ -234,7 +241,8 @@ impl App {
         let (publish, plans) = watch::channel(PlanState::default());
         let (publish_settings, settings) = watch::channel(None);
         let publish_settings = matches!(origin, IdentityOrigin::Enrolment { .. }).then_some(publish_settings);
-        let (namespace, metrics) = (self.config.namespace.clone(), self.metrics.clone());
+        let namespace = self.config.namespace.clone();
+        let metrics = self.metrics.clone();
         if let Some(path) = self.config.plan_file.clone() {
             self.spawn_critical("plan", PlanFile::new(path, publish, pending, metrics).run());
         } else {
@@ -253,8 +261,9 @@ impl App {
             Contract::V2 => Credentials::v2(receiver),
             Contract::V3 => Credentials::v3(self.config.trust_domain.clone(), receiver),
         };
-        let (identity_status, pending, metrics) =
-            (self.identity_status.clone(), self.readiness.guard("identity"), self.metrics.clone());
+        let identity_status = self.identity_status.clone();
+        let pending = self.readiness.guard("identity");
+        let metrics = self.metrics.clone();
         let (reloader, credentials) = FileReloader::new(folder, credentials_builder, identity_status, pending, metrics);
         self.tasks.spawn(async { reloader.run().await.into() });
         IdentityHandles { credentials, renewals: None, settings: None }

@@ -40,7 +40,8 @@ mod tests {
 
     #[test]
     fn ceiling_doubles_up_to_the_cap() {
-        let (base, cap) = (Duration::from_secs(1), Duration::from_secs(15));
+        let base = Duration::from_secs(1);
+        let cap = Duration::from_secs(15);
         let ceilings: Vec<_> = (0..6).map(|failures| ceiling(base, failures, cap).as_secs()).collect();
         assert_eq!(ceilings, [1, 2, 4, 8, 15, 15]);
         assert_eq!(ceiling(base, u32::MAX, cap), cap);

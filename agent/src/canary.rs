@@ -143,7 +143,8 @@ impl CanaryState {
     fn renewed(&self, version: u64, before: u64, now: Instant) -> bool {
         let above = self.0.watermarks.any_above(version);
         self.with(|state| {
-            let (backwards, conflict) = (version < before, std::mem::take(&mut state.conflict));
+            let backwards = version < before;
+            let conflict = std::mem::take(&mut state.conflict);
             if backwards {
                 // Versions observed before belong to a discarded history.
                 (state.highest, state.watched, state.listed) = (version, 0, 0);
@@ -281,10 +282,13 @@ pub(crate) struct LeaseRenewer {
 impl LeaseRenewer {
     /// Renews the Lease until cancelled.
     pub(crate) async fn run(mut self) {
-        let (mut undelivered, mut backwards, mut repeated) = (Faults::default(), Faults::default(), 0);
+        let mut undelivered = Faults::default();
+        let mut backwards = Faults::default();
+        let mut repeated = 0;
         let mut retries = Backoff::new(RETRY);
         loop {
-            let (begun, before) = (Instant::now(), self.canary_state.begin_renewal());
+            let begun = Instant::now();
+            let before = self.canary_state.begin_renewal();
             let renewed = self.renew().await;
             let missing = renewed.as_ref().is_err_and(|error| error.status() == Some(StatusCode::NOT_FOUND));
             self.canary_state.with(|state| state.missing = missing);
@@ -403,7 +407,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn renewal_is_delivered_regardless_of_the_order_of_answer_and_watch() {
-        let (canary_state, start) = (CanaryState::default(), Instant::now());
+        let canary_state = CanaryState::default();
+        let start = Instant::now();
         canary_state.watched("5", start);
         assert_eq!(canary_state.canary(start), None);
         assert!(!canary_state.renewed(7, canary_state.begin_renewal(), start));
@@ -419,7 +424,8 @@ mod tests {
 
     #[test]
     fn lower_version_indicates_a_restored_etcd() {
-        let (canary_state, now) = (CanaryState::default(), Instant::now());
+        let canary_state = CanaryState::default();
+        let now = Instant::now();
         canary_state.watched("50", now);
         assert!(canary_state.renewed(40, canary_state.begin_renewal(), now));
         assert_eq!(canary_state.canary(now), None);
@@ -430,7 +436,8 @@ mod tests {
 
     #[test]
     fn watermark_of_any_watch_indicates_a_restored_etcd() {
-        let (canary_state, now) = (CanaryState::default(), Instant::now());
+        let canary_state = CanaryState::default();
+        let now = Instant::now();
         let kymas = canary_state.watermarks().register();
         canary_state.watched("50", now);
         kymas.seen("55");
@@ -441,7 +448,8 @@ mod tests {
 
     #[test]
     fn bookmark_ahead_of_the_answer_does_not_indicate_a_restored_etcd() {
-        let (canary_state, now) = (CanaryState::default(), Instant::now());
+        let canary_state = CanaryState::default();
+        let now = Instant::now();
         let before = canary_state.begin_renewal();
         canary_state.watched("60", now);
         assert!(!canary_state.renewed(58, before, now));
@@ -450,7 +458,8 @@ mod tests {
 
     #[test]
     fn each_renewal_counts_once() {
-        let (canary_state, start) = (CanaryState::default(), Instant::now());
+        let canary_state = CanaryState::default();
+        let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let age = |seconds| canary_state.canary(at(seconds)).map(|canary| canary.age_seconds);
         canary_state.renewed(7, 0, start);
@@ -500,8 +509,10 @@ mod tests {
         interval: &watch::Sender<Duration>,
         answers: [(u16, &'static str); N],
     ) -> (LeaseRenewer, Arc<Mutex<Vec<Value>>>) {
-        let (renewer, patches) = (renewer(interval), Arc::<Mutex<Vec<Value>>>::default());
-        let (answers, canary_state) = (Mutex::new(VecDeque::from(answers)), renewer.canary_state.clone());
+        let renewer = renewer(interval);
+        let patches = Arc::<Mutex<Vec<Value>>>::default();
+        let answers = Mutex::new(VecDeque::from(answers));
+        let canary_state = renewer.canary_state.clone();
         let client = ApiClient::new(Script { answers, patches: patches.clone(), canary_state });
         (LeaseRenewer { client, ..renewer }, patches)
     }
@@ -510,7 +521,8 @@ mod tests {
     async fn restored_etcd_that_overtook_the_observed_versions_orders_one_rebuild() {
         let interval = watch::Sender::new(Duration::from_secs(30));
         let (renewer, patches) = scripted(&interval, [(200, "1000"), (409, ""), (200, "1100"), (200, "1101")]);
-        let (ordered, metrics) = (renewer.rebuild.subscribe(), renewer.metrics.clone());
+        let ordered = renewer.rebuild.subscribe();
+        let metrics = renewer.metrics.clone();
         assert!(timeout(Duration::from_secs(75), renewer.run()).await.is_err());
         let patches = patches.lock();
         let preconditions: Vec<_> = patches.iter().map(|patch| &patch["metadata"]["resourceVersion"]).collect();
@@ -522,7 +534,8 @@ mod tests {
     async fn failed_renewal_is_retried_long_before_the_interval_ends() {
         let interval = watch::Sender::new(Duration::from_secs(3_600));
         let (renewer, patches) = scripted(&interval, [(503, ""), (503, ""), (200, "7")]);
-        let (canary_state, metrics) = (renewer.canary_state.clone(), renewer.metrics.clone());
+        let canary_state = renewer.canary_state.clone();
+        let metrics = renewer.metrics.clone();
         assert!(timeout(Duration::from_secs(60), renewer.run()).await.is_err());
         let age = canary_state.canary(Instant::now()).map(|canary| canary.age_seconds);
         // After delays of at most one and two seconds.
@@ -545,8 +558,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn restored_etcd_and_undelivered_renewals_order_spaced_rebuilds() {
         let renewer = renewer(&watch::Sender::new(Duration::from_secs(30)));
-        let (canary_state, ordered) = (renewer.canary_state.clone(), renewer.rebuild.subscribe());
-        let (mut undelivered, mut backwards) = (Faults::default(), Faults::default());
+        let canary_state = renewer.canary_state.clone();
+        let ordered = renewer.rebuild.subscribe();
+        let mut undelivered = Faults::default();
+        let mut backwards = Faults::default();
         canary_state.watched("50", Instant::now());
         let before = canary_state.begin_renewal();
         let await_echo = async { canary_state.watched("41", Instant::now()) };
@@ -574,9 +589,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn lists_prove_nothing_about_a_mute_watch() {
         let renewer = renewer(&watch::Sender::new(Duration::from_secs(30)));
-        let (canary_state, ordered) = (renewer.canary_state.clone(), renewer.rebuild.subscribe());
+        let canary_state = renewer.canary_state.clone();
+        let ordered = renewer.rebuild.subscribe();
         let mut lease = LeaseWatch { namespace: String::new(), canary_state: canary_state.clone() };
-        let (mut undelivered, mut backwards) = (Faults::default(), Faults::default());
+        let mut undelivered = Faults::default();
+        let mut backwards = Faults::default();
         let mut renew = async |before: u64, version: u64| {
             renewer.await_renewal(version, before, &mut undelivered, &mut backwards).await
         };

@@ -257,7 +257,8 @@ mod tests {
     }
 
     fn start_line(more: &[&str]) -> Value {
-        let (written, config) = (Written::default(), parse(more).unwrap());
+        let written = Written::default();
+        let config = parse(more).unwrap();
         let writer = written.clone();
         let logger = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || writer.clone()).finish();
         let [metrics, admin] = ["[::]:1", "127.0.0.1:2"].map(|address| address.parse().unwrap());

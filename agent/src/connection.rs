@@ -206,7 +206,8 @@ impl Connection {
             .enable_push(false)
             .handshake(TokioIo::new(stream))
             .await?;
-        let (pings, ended) = (connection.ping_pong(), self.ended.clone());
+        let pings = connection.ping_pong();
+        let ended = self.ended.clone();
         // Ends when all senders are dropped and the last response has been read.
         tokio::spawn(async move {
             tokio::select! {

@@ -123,7 +123,8 @@ impl Core {
         let hasher = Arc::new(ObjectHasher::new(&runtime));
         let outbox = Outbox::new(runtime, Box::new(random::bits), metrics);
         let watches = BTreeMap::new();
-        let (total, bytes) = (usize::MAX, usize::MAX);
+        let total = usize::MAX;
+        let bytes = usize::MAX;
         let (pace, plan_revision, plan_error, heartbeats) = Default::default();
         let state =
             State { outbox, watches, hasher, cap, total, bytes, pace, ids: 0, plan_revision, plan_error, heartbeats };
@@ -321,7 +322,8 @@ impl Core {
     /// Counts for the metrics.
     pub fn figures(&self) -> Stats {
         self.with(|state| {
-            let (outbox, watches) = (&state.outbox, state.watches.values());
+            let outbox = &state.outbox;
+            let watches = state.watches.values();
             Stats {
                 waiting: outbox.waiting(),
                 parked: outbox.parked(),
@@ -466,7 +468,8 @@ impl State {
     fn list_complete(&mut self, id: WatchId, now: Instant) {
         let (Some(name), at) = (self.name_of(id), clock::unix_millis()) else { return };
         let Some(watched) = self.watches.get_mut(&name) else { return };
-        let (forward, lost) = (watched.forward, watched.lost);
+        let forward = watched.forward;
+        let lost = watched.lost;
         let is_first_of_new = watched.is_added && watched.listed.is_none() && !watched.is_part_of_group();
         let is_reported = watched.index.is_complete() || forward;
         let gone = watched.index.finish_list();

@@ -149,7 +149,8 @@ impl ConfigDecoder {
 /// Splits the frames of a watch response into lines; an unterminated last line is dropped. `None` if a line is too
 /// long.
 pub fn lines<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<Vec<u8>>> {
-    let (mut buffer, mut lines) = (LineBuffer::default(), Vec::new());
+    let mut buffer = LineBuffer::default();
+    let mut lines = Vec::new();
     for frame in frames {
         buffer.push(frame).ok()?;
         while let Some(line) = buffer.line() {

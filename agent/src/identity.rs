@@ -237,7 +237,8 @@ impl<S: Source> FileReloader<S> {
         metrics: Metrics,
     ) -> (Self, CurrentCredentials) {
         let (publish, current) = watch::channel(None);
-        let (seen, pending) = (None, Some(pending));
+        let seen = None;
+        let pending = Some(pending);
         let reloader =
             Self { source, make, publish, seen, expired: false, failing: false, identity_status, pending, metrics };
         (reloader, current)

@@ -110,7 +110,10 @@ enum State {
 impl Index {
     /// Creates an empty index; above `cap` objects it becomes coarse.
     pub(crate) const fn new(hasher: Arc<ObjectHasher>, rule: ChangeRule, cap: usize) -> Self {
-        let (bytes, digest, round, state) = (0, Digest::ZERO, 0, State::Partial);
+        let bytes = 0;
+        let digest = Digest::ZERO;
+        let round = 0;
+        let state = State::Partial;
         Self { hasher, rule, cap, objects: BTreeMap::new(), bytes, digest, round, state }
     }
 
@@ -186,7 +189,8 @@ impl Index {
         if change == Change::Status && self.state == State::Complete && !self.rule.counts_version(&seen) {
             return Applied::Unchanged;
         }
-        let (before, after) = (self.part(key, &old), self.part(key, &seen));
+        let before = self.part(key, &old);
+        let after = self.part(key, &seen);
         self.digest += after - before;
         Applied::Changed(ObjectChange { change, before, after })
     }

@@ -284,7 +284,8 @@ impl Link {
 
     fn refused(&mut self, client: &Client, route: Route, epoch: Epoch, response: &BufferedResponse, now: Instant) {
         let action = classify_refusal(response, clock::unix_seconds());
-        let (status, retry_after_seconds) = (response.status.as_u16(), action.retry_after().map(|wait| wait.as_secs()));
+        let status = response.status.as_u16();
+        let retry_after_seconds = action.retry_after().map(|wait| wait.as_secs());
         tracing::warn!(status, action = action.as_str(), retry_after_seconds, "Request refused by the receiver");
         match action {
             RefusalAction::Split if route == Route::Events => {

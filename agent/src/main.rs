@@ -38,7 +38,8 @@ fn start(config: Config) -> anyhow::Result<()> {
         .build()?;
     let result = runtime.block_on(async {
         let stop = CancellationToken::new();
-        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
         let mut running = std::pin::pin!(app::run(config, stop.clone()));
         tokio::select! {
             ended = &mut running => return ended.map_err(anyhow::Error::from),

@@ -270,8 +270,10 @@ impl Outbox {
         }
         let in_flight = self.in_flight.as_mut()?;
         let again = in_flight.begin(self.batch_limit.min(self.limits.events), self.limits.bytes);
-        let (body, events) = (in_flight.body(), in_flight.outstanding);
-        let (epoch, nonce) = (self.epoch_state.epoch, self.nonce());
+        let body = in_flight.body();
+        let events = in_flight.outstanding;
+        let epoch = self.epoch_state.epoch;
+        let nonce = self.nonce();
         Some(Batch { epoch, nonce, body, events, again })
     }
 
@@ -357,7 +359,8 @@ impl Outbox {
         let answered = in_flight.take_answered();
         let last = answered.last().map_or(0, |event| event.sequence);
         let refused = refusal::by_sequence(epoch, response);
-        let (mut again, mut parked) = (Vec::new(), false);
+        let mut again = Vec::new();
+        let mut parked = false;
         let mut clean: BTreeSet<Arc<str>> = answered.iter().map(|event| event.watch.clone()).collect();
         for event in answered {
             if let Some(reason) = refused.get(&event.sequence) {

@@ -66,7 +66,8 @@ impl PlanSource {
         pending: Guard,
         metrics: Metrics,
     ) -> Single<Self> {
-        let (content_error, read_error) = (None, None);
+        let content_error = None;
+        let read_error = None;
         let publish = PlanSender(publish);
         Single::new(Self { namespace, publish, settings, pending: Some(pending), content_error, read_error, metrics })
     }

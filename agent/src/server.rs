@@ -108,7 +108,8 @@ impl Server {
             let Ok(permit) = permits.clone().acquire_owned().await else { return };
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    let (state, endpoints) = (self.state.clone(), self.endpoints);
+                    let state = self.state.clone();
+                    let endpoints = self.endpoints;
                     connections.spawn(async move {
                         serve(stream, state, endpoints).await;
                         drop(permit);
@@ -227,7 +228,8 @@ mod tests {
 
     #[tokio::test]
     async fn readiness_lists_pending_conditions() {
-        let (metrics, readiness) = (Metrics::default(), Readiness::default());
+        let metrics = Metrics::default();
+        let readiness = Readiness::default();
         let address = "127.0.0.1:0".parse().unwrap();
         let bound = Server::bind(
             address,
@@ -240,7 +242,8 @@ mod tests {
         .await;
         let state = bound.unwrap().0.state;
         let get = |path: &str| state.probes(&Request::get(path).body(()).unwrap()).status().as_u16();
-        let (plan, identity) = (readiness.guard("plan"), readiness.guard("identity"));
+        let plan = readiness.guard("plan");
+        let identity = readiness.guard("identity");
         assert_eq!(readiness.pending(), ["identity", "plan"]);
         drop(plan);
         assert_eq!((get("/readyz"), readiness.pending()), (503, vec!["identity"]));

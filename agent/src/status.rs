@@ -94,7 +94,8 @@ impl Status {
         let mut lines = vec![format!("agent        {}, {state}", self.version)];
         let instance = self.runtime.as_ref().and_then(|runtime| runtime.instance);
         let receiver = instance.map_or_else(|| "no response yet".to_owned(), |instance| instance.to_string());
-        let (answered, offset) = (age(self.answered_seconds_ago), self.clock_offset_seconds);
+        let answered = age(self.answered_seconds_ago);
+        let offset = self.clock_offset_seconds;
         lines.push(format!("receiver     {receiver}, last took a request {answered} ago, clock offset {offset}s"));
         lines.push(format!("canary       {}", age(self.canary_age_seconds)));
         lines.push(format!("certificate  until {certificate}{}", self.identity.line()));

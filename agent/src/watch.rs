@@ -168,7 +168,9 @@ pub(crate) async fn run<S: Sink>(client: ApiClient, shared: WatchContext, sink: 
     let reader = Reader::new(sink, shared.watermarks.register());
     let [backoff, reopens] = [(); 2].map(|()| Backoff::new(BACKOFF));
     let absence = Absence::default();
-    let (too_large, slow, missing) = (false, false, false);
+    let too_large = false;
+    let slow = false;
+    let missing = false;
     let mut watching = ListWatch { client, shared, reader, backoff, reopens, too_large, slow, absence, missing };
     let mut why = "start";
     loop {
@@ -195,7 +197,9 @@ impl<S: Sink> ListWatch<S> {
     async fn list(&mut self) -> Result<(Target, String), ApiError> {
         let target = self.reader.sink.target(&self.client).await?;
         self.reader.sink.begin();
-        let (mut token, mut size, mut good) = (String::new(), if self.too_large { 1 } else { PAGE }, 0);
+        let mut token = String::new();
+        let mut size = if self.too_large { 1 } else { PAGE };
+        let mut good = 0;
         self.too_large = false;
         loop {
             let page = match self.page(&target, &token, size).await {
@@ -226,7 +230,8 @@ impl<S: Sink> ListWatch<S> {
 
     /// Watches until a relist is required; returns the reason, as a label for metrics.
     async fn watch(&mut self, target: &Target, mut version: String) -> &'static str {
-        let (mut unusable, mut silent) = (0, 0);
+        let mut unusable = 0;
+        let mut silent = 0;
         loop {
             let begun = Instant::now();
             let mut received = false;

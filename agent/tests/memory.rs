@@ -94,7 +94,8 @@ fn index_and_outbox_stay_within_their_budget_and_the_container() {
     let mut most = 0;
     let mut measure = |what: &str, core: &Core| {
         let stats = region.change();
-        let (held, estimate) = (stats.bytes_allocated - stats.bytes_deallocated, core.figures().state_bytes);
+        let held = stats.bytes_allocated - stats.bytes_deallocated;
+        let estimate = core.figures().state_bytes;
         most = most.max(estimate);
         assert!(held <= estimate + EMPTY, "{what}: {held} bytes of an estimate of {estimate}");
         assert!(estimate <= budget, "{what}: {estimate} bytes");

@@ -159,7 +159,8 @@ mod tests {
             let runtimes: Vec<_> = paths.iter().map(|path| runtime("k", &json!(PathView::from(path)), "1")).collect();
             check(&report(&json!(runtimes)))
         };
-        let (silent, away) = (PathState::Unproven(Unproven::NoHeartbeat), PathState::Unproven(Unproven::Away));
+        let silent = PathState::Unproven(Unproven::NoHeartbeat);
+        let away = PathState::Unproven(Unproven::Away);
         let legacy = PathState::Unproven(Unproven::LegacyAgent);
         assert_eq!(of(&[]), exit::SUCCESS);
         assert_eq!(of(&[PathState::Proven, PathState::Unknown, away, legacy]), exit::SUCCESS, "no evidence against it");

@@ -72,7 +72,9 @@ impl RotateCa {
     }
 
     async fn follow(&self, client: &AdminClient<'_>, target: &KeyId) -> Result<()> {
-        let (mut printed, mut responded, mut followed) = (String::new(), Instant::now(), Followed::new(target));
+        let mut printed = String::new();
+        let mut responded = Instant::now();
+        let mut followed = Followed::new(target);
         loop {
             match client.get(ROTATION_PATH).await {
                 Ok(response) => {
@@ -125,7 +127,8 @@ impl<'a> Followed<'a> {
     /// # Errors
     /// The root was replaced by another one, or too many reports were about other roots.
     fn observe(&mut self, progress: &RotationProgress) -> Result<bool> {
-        let (target, other) = (self.target, &progress.target);
+        let target = self.target;
+        let other = &progress.target;
         if other == target {
             self.is_known = true;
             return Ok(true);
@@ -176,7 +179,8 @@ fn text(progress: &RotationProgress, now: i64) -> String {
         SecretState::Refused => text.push_str("; THE SECRET OF THE CA CANNOT BE USED"),
     }
     for straggler in stragglers.iter().take(MAX_NAMED) {
-        let (kyma, path) = (table::sanitize(&straggler.kyma), table::sanitize(&straggler.path));
+        let kyma = table::sanitize(&straggler.kyma);
+        let path = table::sanitize(&straggler.path);
         text.push_str(&format!("\n  {kyma} {} ({path})", straggler.behind.as_str()));
     }
     if *waiting_for > MAX_NAMED {
@@ -206,7 +210,8 @@ mod tests {
 
     #[test]
     fn reports_about_another_root_end_the_command() {
-        let (ours, other) = (progress("spread", 0), RotationProgress { target: root("cd"), ..progress("steady", 0) });
+        let ours = progress("spread", 0);
+        let other = RotationProgress { target: root("cd"), ..progress("steady", 0) };
         let target = root("ab");
         for (secret, cause) in [
             (SecretState::Good, "another rotation may have replaced it"),

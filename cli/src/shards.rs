@@ -115,7 +115,8 @@ mod tests {
 
     #[test]
     fn check_fails_for_a_shard_or_role_without_a_holder_and_for_a_standby() {
-        let (held, none) = (holder(), Value::Null);
+        let held = holder();
+        let none = Value::Null;
         assert_eq!(check(&sharded(&held, &[held.clone(), held.clone()])), exit::SUCCESS);
         let partly = sharded(&held, &[held.clone(), none.clone()]);
         assert_eq!((check(&partly), &*unheld(&partly)), (exit::UNHELD_SHARD, "shard 1"));

@@ -131,8 +131,9 @@ mod tests {
     #[test]
     fn running_pod_is_neither_pending_nor_deleted() {
         let deleted = json!("2026-01-01T00:00:00Z");
-        let (pending, old, new) =
-            (pod("a", "Pending", &Value::Null), pod("b", "Running", &deleted), pod("c", "Running", &Value::Null));
+        let pending = pod("a", "Pending", &Value::Null);
+        let old = pod("b", "Running", &deleted);
+        let new = pod("c", "Running", &Value::Null);
         assert_eq!(running_pod(&[pending.clone(), old.clone(), new]).unwrap(), "c");
         let error = running_pod(&[pending, old]).unwrap_err().to_string();
         assert_eq!(error, "no agent pod of the runtime is running: a Pending, b Running");

@@ -251,7 +251,8 @@ fn channel_moves() -> Value {
 /// Warns of another component of a module, which replaces the Manifests of all runtimes with the module.
 fn component_changes() -> Value {
     let component = |object: &str| format!("{object}.?spec.?ocmComponentName.orValue('')");
-    let (before, now) = (component("oldObject"), component("object"));
+    let before = component("oldObject");
+    let now = component("object");
     json!({
         "failurePolicy": "Ignore",
         "matchConstraints": {"resourceRules": [{

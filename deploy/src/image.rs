@@ -41,7 +41,8 @@ pub struct Executable<'a> {
 /// A file cannot be read or written, the libraries of an executable cannot be listed or found, or the architecture of
 /// the build machine is not supported. The previous content of the folder stays.
 pub fn write(name: &str, version: &str, executables: &[Executable<'_>], to: &Path) -> Result<String> {
-    let (base, packed) = (base_layer(executables)?, executable_layer(executables)?);
+    let base = base_layer(executables)?;
+    let packed = executable_layer(executables)?;
     let config = config(name, version, &[&base, &packed])?;
     let layout = Layout::create(to)?;
     let manifest = json!({

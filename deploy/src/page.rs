@@ -34,7 +34,8 @@ Exposed at `/metrics` on `--metrics-address`. Metrics named `watcher_…` have t
 /// Renders `docs/reference/metrics.md`.
 #[must_use]
 pub fn metrics() -> File {
-    let (receiver, agent) = (markdown_table(&app::metrics()), markdown_table(&telemetry::Metrics::described()));
+    let receiver = markdown_table(&app::metrics());
+    let agent = markdown_table(&telemetry::Metrics::described());
     File { name: "metrics.md".to_owned(), content: format!("{HEAD}{RECEIVER}{receiver}{AGENT}{agent}") }
 }
 

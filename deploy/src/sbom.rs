@@ -39,7 +39,8 @@ pub fn metadata(manifest: &Path, features: &str) -> Result<Value> {
 /// The metadata does not contain the package, or is not of Cargo's form.
 pub fn document(image: &str, version: &str, programs: &[Program<'_>], lock: &str) -> Result<Value> {
     let checksums = checksums(lock);
-    let (mut components, mut dependencies) = (BTreeMap::new(), BTreeMap::new());
+    let mut components = BTreeMap::new();
+    let mut dependencies = BTreeMap::new();
     let mut roots = BTreeSet::new();
     for program in programs {
         let graph = Graph::of(program.metadata)?;
@@ -99,7 +100,8 @@ impl<'a> Graph<'a> {
     }
 
     fn reachable(&self, root: &'a str) -> BTreeSet<&'a str> {
-        let (mut reached, mut open) = (BTreeSet::from([root]), vec![root]);
+        let mut reached = BTreeSet::from([root]);
+        let mut open = vec![root];
         while let Some(id) = open.pop() {
             open.extend(self.needed(id).filter(|needed| reached.insert(needed)));
         }

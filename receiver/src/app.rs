@@ -115,7 +115,9 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     let instance = build::instance()?;
     let replica = config.replicas.replica().context("read the flags of the replicas")?;
     // It stays closed in a replica among others: each write there needs the fence of a shard or of the fleet role.
-    let (fence, lease, readiness) = (WriteFence::closed(), leader::Metrics::default(), Readiness::default());
+    let fence = WriteFence::closed();
+    let lease = leader::Metrics::default();
+    let readiness = Readiness::default();
     let access = build::kube_config(config.kubeconfig.as_deref()).await?;
     let client = crate::kube::client::client(&access, &WriteFence::default())
         .context("build the client of the control plane")?;
@@ -140,7 +142,8 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     let mut metrics = Metrics::new();
     lease.register_in(metrics.tidewatch());
     pki.register_in(metrics.tidewatch());
-    let (metrics, fleet) = (MetricsPage::new(ArcSwap::from_pointee(metrics)), FleetHandle::new(instance));
+    let metrics = MetricsPage::new(ArcSwap::from_pointee(metrics));
+    let fleet = FleetHandle::new(instance);
     let standby = readiness.pending("lease");
     let replica = replica.map(|settings| Replica::new(settings, own.clone(), &readiness, lease.clone()));
     let role = if replica.is_some() { FleetRole::released() } else { FleetRole::held(fence.clone()) };
@@ -160,7 +163,8 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
         role,
     };
 
-    let (mut listeners, stop) = (JoinSet::new(), CancellationToken::new());
+    let mut listeners = JoinSet::new();
+    let stop = CancellationToken::new();
     let stopped = stop.clone();
     listeners.spawn(async move { stopped.run_until_cancelled(reloader.run()).await.unwrap_or("certificate reloader") });
     start_status_listeners(&process, tls, client, &stop, &mut listeners).await?;
@@ -287,8 +291,11 @@ async fn run_active(
     };
     handle.activate(active, &built.replicas.responders);
 
-    let (shutdown, mut tasks, mut gateways) = (CancellationToken::new(), JoinSet::new(), JoinSet::new());
-    let (stop, listening) = (&shutdown, &mut gateways);
+    let shutdown = CancellationToken::new();
+    let mut tasks = JoinSet::new();
+    let mut gateways = JoinSet::new();
+    let stop = &shutdown;
+    let listening = &mut gateways;
     let (event_address, events) = start_listener(gateway, built.gateway, "gateway", stop, listening).await?;
     let (v2_address, v2) = match built.v2 {
         Some(v2) => Some(start_listener(gateway, v2, "gateway of contract v2", stop, listening).await?),
@@ -324,7 +331,8 @@ async fn run_active(
     workers.start(manifests, config.concurrency, &built.synced, &shutdown);
     let mut ownership = match replica {
         Some((sharding, address)) => {
-            let (acquired, context) = (built.acquired, built.context);
+            let acquired = built.acquired;
+            let context = built.context;
             let followers = Followers {
                 handover,
                 role,
@@ -387,7 +395,8 @@ async fn start_listener<S: Service>(
     tasks: &mut JoinSet<&'static str>,
 ) -> Result<(SocketAddr, Arc<S>)> {
     let bound = executor.spawn(binding).await.with_context(|| format!("start the {name}"))??;
-    let (address, handler) = (bound.address(), bound.service().clone());
+    let address = bound.address();
+    let handler = bound.service().clone();
     let serving = executor.spawn(bound.run(shutdown.clone()));
     tasks.spawn(async move {
         // A panic of the accept loop ends the process as its return does.

@@ -258,7 +258,8 @@ mod tests {
         let parse = |flags: &[&str]| Config::try_parse_from([&REQUIRED[..], flags].concat());
         let config = parse(&["--lease-seconds", "3"]).unwrap();
         assert_eq!((config.lease.lease_duration, config.heartbeat), (Duration::from_secs(3), Duration::from_secs(30)));
-        let (parsed, default) = (config.catalog, catalog::Flags::default());
+        let parsed = config.catalog;
+        let default = catalog::Flags::default();
         assert_eq!(parsed.module_upgrade_rollout_max_delay, default.module_upgrade_rollout_max_delay);
         assert_eq!(config.runtime_gone_after, kyma::Settings::default().runtime_gone_after);
         for bad in [

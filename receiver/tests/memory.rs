@@ -72,7 +72,8 @@ fn kyma(n: usize, modules: usize) -> String {
             "metadata": {"name": name, "namespace": namespace, "generation": 1}})
     };
     let module = |m: usize| {
-        let (name, component) = (format!("module-{m}"), format!("kyma-project.io/module/module-{m}"));
+        let name = format!("module-{m}");
+        let component = format!("kyma-project.io/module/module-{m}");
         json!({"name": name, "state": "Ready", "channel": "regular", "version": "1.2.3", "fqdn": component,
             "ocmComponentName": component, "manifest": tracked("Manifest", "kcp-system", &format!("{}-{name}-1a2b3c", id(n))),
             "resource": tracked("Sample", "kyma-system", "default"),

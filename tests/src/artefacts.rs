@@ -56,7 +56,8 @@ impl ArtefactServer {
     /// No port is free.
     pub async fn start() -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let (address, contents) = (listener.local_addr()?, Arc::<Contents>::default());
+        let address = listener.local_addr()?;
+        let contents = Arc::<Contents>::default();
         let task = tokio::spawn(serve(listener, contents.clone())).abort_handle();
         Ok(Self { address, contents, task })
     }
@@ -93,7 +94,8 @@ impl Contents {
 
     /// Stores a content, and returns its OCI descriptor.
     fn put(&self, media_type: &str, content: Vec<u8>) -> Value {
-        let (digest, size) = (digest_of(&content), content.len());
+        let digest = digest_of(&content);
+        let size = content.len();
         self.lock().by_digest.insert(digest.clone(), content.into());
         json!({"mediaType": media_type, "digest": digest, "size": size})
     }
@@ -225,7 +227,8 @@ fn secret(name: &str, takes: &str) -> Value {
 }
 
 fn deployment(module: &str, version: &str) -> Value {
-    let (name, labels) = (manager(module), json!({"app": module}));
+    let name = manager(module);
+    let labels = json!({"app": module});
     json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": "kyma-system"},
         "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels},
             "spec": {"serviceAccountName": name,

@@ -57,12 +57,14 @@ impl Drop for Balancer {
 }
 
 async fn accept(listener: TcpListener, targets: watch::Receiver<Vec<SocketAddr>>) {
-    let (mut connections, next) = (JoinSet::new(), Arc::<AtomicUsize>::default());
+    let mut connections = JoinSet::new();
+    let next = Arc::<AtomicUsize>::default();
     loop {
         tokio::select! {
             accepted = listener.accept() => {
                 let Ok((client, _)) = accepted else { continue };
-                let (targets, first) = (targets.borrow().clone(), next.fetch_add(1, Ordering::Relaxed));
+                let targets = targets.borrow().clone();
+                let first = next.fetch_add(1, Ordering::Relaxed);
                 connections.spawn(pass(client, targets, first));
             }
             Some(_) = connections.join_next() => {}

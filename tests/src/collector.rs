@@ -59,7 +59,8 @@ impl Collector {
     /// When no port can be bound.
     pub async fn start() -> io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
-        let (address, spans) = (listener.local_addr()?, Spans::default());
+        let address = listener.local_addr()?;
+        let spans = Spans::default();
         let mut serving = JoinSet::new();
         serving.spawn(serve(listener, spans.clone()));
         Ok(Self { address, spans, _serving: serving })

@@ -73,7 +73,9 @@ pub fn signature(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let mut lines = text.splitn(3, '\n');
     let mut line = || lines.next().unwrap_or_default();
-    let (content_digest, signature_input, signature) = (line(), line(), line());
+    let content_digest = line();
+    let signature_input = line();
+    let signature = line();
     let good = &*GOOD;
     let message =
         Message { method: "POST", authority: "kcp.test", path: "/v3/events", content_type: "application/json" };

@@ -143,7 +143,8 @@ impl Kubelet {
         let dir = cluster.dir().join("pods");
         std::fs::create_dir_all(&dir).map_err(|error| KubeletError::Folder(dir.clone(), error))?;
         let api = options.api.unwrap_or_else(|| cluster.server().address());
-        let (table, round) = (Mutex::default(), AtomicU64::new(0));
+        let table = Mutex::default();
+        let round = AtomicU64::new(0);
         let shared = Arc::new(Shared { client, dir, api, policies: options.policies, binaries, table, round });
         let task = tokio::spawn(follow(shared.clone())).abort_handle();
         Ok(Self { shared, task })

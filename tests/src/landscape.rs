@@ -314,7 +314,8 @@ impl Landscape {
         (event_port, enrolment_port): (u16, Option<u16>),
         options: &Options,
     ) -> Result<ProductProcess> {
-        let (probes, admin) = (ports::free()?, ports::free()?);
+        let probes = ports::free()?;
+        let admin = ports::free()?;
         let kubeconfig = self.dir.join(format!("{name}.kubeconfig"));
         let token = self.kcp.service_account_token(&self.name, rights::RECEIVER).await?;
         let kcp = self

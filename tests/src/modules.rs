@@ -153,7 +153,8 @@ mod tests {
                     (&*module.component, &*module.version),
                     (&*format!("kyma-project.io/module/{name}"), &*version)
                 );
-                let (objects, distinct) = (module.objects.len(), identities(&module).len());
+                let objects = module.objects.len();
+                let distinct = identities(&module).len();
                 assert!(objects > 0 && objects == distinct, "{name} {version}: {objects} objects, {distinct} distinct");
                 read += 1;
             }
@@ -175,8 +176,12 @@ mod tests {
     #[test]
     fn each_upgrade_of_the_sample_module_changes_what_its_name_promises() {
         let of = |version| Module::read("sample", version).expect("read");
-        let (first, second, broken, third) = (of("1.0.0"), of("1.1.0"), of("1.2.0-broken-image"), of("2.0.0"));
-        let (before, after) = (identities(&first), identities(&second));
+        let first = of("1.0.0");
+        let second = of("1.1.0");
+        let broken = of("1.2.0-broken-image");
+        let third = of("2.0.0");
+        let before = identities(&first);
+        let after = identities(&second);
         assert_eq!((before.difference(&after).count(), after.difference(&before).count()), (1, 1));
         assert_eq!(identities(&third), before);
         let named = |module: &Module, kind: &str| {

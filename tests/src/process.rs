@@ -159,7 +159,9 @@ pub struct Program {
 impl Program {
     /// A program without arguments.
     pub fn new(name: impl Into<String>, binary: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
-        let (name, binary, log) = (name.into(), binary.into(), log.into());
+        let name = name.into();
+        let binary = binary.into();
+        let log = log.into();
         Self { name, binary, args: Vec::new(), env: Vec::new(), fresh: false, dir: None, log }
     }
 
@@ -355,7 +357,8 @@ impl Process {
                 return Err(ProcessError::Ended { name: self.name.clone(), status, tail: Box::new(self.tail()) });
             }
             if began.elapsed() >= deadline {
-                let (name, tail) = (self.name.clone(), Box::new(self.tail()));
+                let name = self.name.clone();
+                let tail = Box::new(self.tail());
                 return Err(ProcessError::NotReady { name, waited: deadline, last, tail });
             }
             tokio::time::sleep(POLL).await;

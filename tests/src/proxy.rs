@@ -206,10 +206,13 @@ async fn connection((client, ports): (TcpStream, Ports), target: SocketAddr, mut
 /// Returns true if a process has the client's socket of a connection (proc(5): `net/tcp` and `fd`).
 fn has_opened(process: u32, (from, to): Ports) -> bool {
     let table = fs::read_to_string(format!("/proc/{process}/net/tcp")).unwrap_or_default();
-    let (from, to) = (format!(":{from:04X}"), format!(":{to:04X}"));
+    let from = format!(":{from:04X}");
+    let to = format!(":{to:04X}");
     let sockets = table.lines().skip(1).filter_map(|line| {
         let mut fields = line.split_whitespace();
-        let (local, remote, inode) = (fields.nth(1)?, fields.next()?, fields.nth(6)?);
+        let local = fields.nth(1)?;
+        let remote = fields.next()?;
+        let inode = fields.nth(6)?;
         (local.ends_with(&from) && remote.ends_with(&to)).then(|| format!("socket:[{inode}]"))
     });
     let sockets: Vec<_> = sockets.collect();

@@ -120,7 +120,8 @@ async fn echo(far: DuplexStream, requests: usize) {
 #[tokio::test]
 async fn request_and_body_leave_in_one_write() {
     let mut harness = harness(true);
-    let (connection, writes) = (harness.connection, harness.writes);
+    let connection = harness.connection;
+    let writes = harness.writes;
     let server = async { echo(harness.opened.recv().await.unwrap(), 3).await };
     let client = async {
         // The first write has the settings of both sides, the last one the shutdown.
@@ -246,7 +247,8 @@ async fn http1_connection_is_replaced_after_connection_close() {
     let mut harness = harness(false);
     let connection = harness.connection;
     let server = tokio::spawn(async move {
-        let (mut opened, mut served) = (0, 0);
+        let mut opened = 0;
+        let mut served = 0;
         while let Some(far) = harness.opened.recv().await {
             opened += 1;
             let answered = AtomicUsize::default();

@@ -83,7 +83,8 @@ mod tests {
 
     #[test]
     fn settled_and_resend_hold_in_their_own_epoch_only() {
-        let (mut heartbeats, at) = (HeartbeatLog::default(), Instant::now());
+        let mut heartbeats = HeartbeatLog::default();
+        let at = Instant::now();
         assert_eq!(heartbeats.last_response(Epoch::new(1), at), None);
         heartbeats.apply_response(at, Epoch::new(1), &response(&json!({"resend": ["v"]})));
         let response = LastHeartbeat {
@@ -103,7 +104,8 @@ mod tests {
 
     #[test]
     fn resends_and_lost_events_are_counted() {
-        let (core, now) = (Core::new("r-1".parse().unwrap(), 100, Metrics::default()), Instant::now());
+        let core = Core::new("r-1".parse().unwrap(), 100, Metrics::default());
+        let now = Instant::now();
         let watch = json!({"name": "w", "group": "g", "version": "v1", "resource": "things", "field": "spec",
             "manager": "m", "work": ["kyma"]});
         let plan = Plan::parse(&json!({"revision": "p", "watches": [watch]}).to_string()).unwrap();
@@ -122,7 +124,9 @@ mod tests {
         assert_eq!((snapshot.resends, snapshot.gaps, snapshot.accepted), (1, 0, 0));
 
         let batch = core.batch(now).unwrap();
-        let (instance, settled, refused) = (response(&json!({})).instance, [].into(), Vec::new());
+        let instance = response(&json!({})).instance;
+        let settled = [].into();
+        let refused = Vec::new();
         let accepted = EventsResponse { instance, accepted: 1, since: 1, settled, refused, heartbeat_seconds: 30 };
         core.apply_response(now, batch.epoch, &accepted);
         assert_eq!(core.snapshot(now, None).accepted, 1);

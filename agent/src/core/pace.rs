@@ -123,7 +123,8 @@ mod tests {
     #[test]
     fn objects_do_not_accumulate_for_a_failing_listener_and_others_have_their_turn() {
         let (now, (core, _)) = (Instant::now(), core([("m", &["a", "b", "c", "d"]), ("n", &["x", "y"])]));
-        let (mut names, later) = (Vec::new(), now + Duration::from_secs(3_600));
+        let mut names = Vec::new();
+        let later = now + Duration::from_secs(3_600);
         let fails = |manager: &str, due: Instant| if manager == "m" { later } else { due };
         assert_eq!(core.single(now, &|_, due| due).unwrap().event.name, "a");
         core.single_failed("m");

@@ -9,7 +9,8 @@ impl Core {
     /// The status at `now`; `canary` is the age of the canary in seconds.
     pub(crate) fn snapshot(&self, now: Instant, canary: Option<u64>) -> Runtime {
         self.with(|state| {
-            let (outbox, heartbeats) = (&state.outbox, &state.heartbeats);
+            let outbox = &state.outbox;
+            let heartbeats = &state.heartbeats;
             let EpochState { epoch, sequence, accepted, .. } = outbox.epoch_state;
             let mut runtime = Runtime {
                 id: outbox.runtime.as_str().to_owned(),

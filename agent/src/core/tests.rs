@@ -115,7 +115,8 @@ fn list_is_one_event_and_each_change_another() {
 
 #[test]
 fn absent_kind_is_one_event_and_an_empty_list() {
-    let (core, now) = (core(100), Instant::now());
+    let core = core(100);
+    let now = Instant::now();
     let id = core.follow(&plan("1", &[watch("w", "kyma")])).started[0].id;
     assert!(core.not_served(id, false, now), "a watch that was never listed needs no confirmation");
     assert!(core.unattempted(9).is_empty());
@@ -136,7 +137,8 @@ fn absent_kind_is_one_event_and_an_empty_list() {
 #[test]
 fn only_a_confirmed_absence_deletes_objects() {
     for work in ["kyma", "forward"] {
-        let (core, now) = (core(100), Instant::now());
+        let core = core(100);
+        let now = Instant::now();
         let id = started(&core, work);
         list(&core, id, &["a", "b"]);
         while !deliver(&core).is_empty() {}
@@ -255,7 +257,8 @@ fn empty_response() -> HeartbeatResponse {
 
 #[test]
 fn watch_in_backoff_does_not_delay_the_sweep_of_others() {
-    let (core, now) = (core(10), Instant::now());
+    let core = core(10);
+    let now = Instant::now();
     let followed = core.follow(&plan("1", &[watch("w", "forward"), watch("x", "kyma")]));
     let [w, x] = [0, 1].map(|n| followed.started[n].id);
     for id in [w, x] {
@@ -433,7 +436,8 @@ fn watch_above_its_limit_goes_coarse_and_others_stay_exact() {
 fn largest_watch_goes_coarse_beyond_the_total_limit() {
     let core = core(100).bounded(10);
     let started = core.follow(&plan("1", &[watch("small", "kyma"), watch("w", "forward")])).started;
-    let (small, large) = (started[0].id, started[1].id);
+    let small = started[0].id;
+    let large = started[1].id;
     let names: Vec<String> = (0..20).map(|n| n.to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     list(&core, small, &names[..4]);

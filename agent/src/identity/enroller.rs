@@ -239,7 +239,8 @@ impl Enroller {
     }
 
     fn record_failure(&mut self, step: Step, error: &CertificateError) {
-        let (unix, error_text) = (self.unix_now(), error_chain(error));
+        let unix = self.unix_now();
+        let error_text = error_chain(error);
         tracing::warn!(error = error_text, renewal = step == Step::Renew, "Certificate request failed");
         let metrics = &self.tools.metrics;
         if error.is_unusable() {
@@ -268,7 +269,8 @@ impl Enroller {
         let fingerprint = credentials.certificate.fingerprint.clone();
         self.tools.metrics.renewal_failed_since.set(0);
         self.schedule.certificate_obtained(validity);
-        let (settings, stored_once) = (settings.clone(), self.overwritten.is_some());
+        let settings = settings.clone();
+        let stored_once = self.overwritten.is_some();
         self.active = Some(ActiveIdentity { chain, key, fingerprint, settings, stored_once });
         self.tools.pending = None;
         self.publish.send_replace(Some(Arc::new(credentials)));

@@ -22,7 +22,8 @@ pub(super) fn credentials(
     let key =
         PrivateKeyDer::from_pem_slice(&material.key).map_err(|error| CredentialsError::LegacyKey(error.into()))?;
     let config = tls::client_config(tls::roots(&roots)?, Some((chain, key))).map_err(CredentialsError::Pair)?;
-    let (signer, tls) = (None, clock::with_wall_clock(config));
+    let signer = None;
+    let tls = clock::with_wall_clock(config);
     // The agent does not renew it, so the start of validity is unused.
     Ok(Credentials { runtime, receiver, signer, tls, certificate, not_before: 0, not_after, trust_revision })
 }

@@ -182,7 +182,8 @@ mod tests {
     #[test]
     fn failed_renewal_is_retried_until_the_expiry() {
         let now = Instant::now();
-        let (mut schedule, due) = (with_certificate(now), now + 16 * MINUTE);
+        let mut schedule = with_certificate(now);
+        let due = now + 16 * MINUTE;
         schedule.failed(Step::Renew, due, false, Some(5 * MINUTE));
         let Step::Wait(until) = schedule.next(due) else { panic!("a Retry-After holds") };
         assert!(until >= due + 5 * MINUTE && until < due + 6 * MINUTE);
@@ -198,7 +199,8 @@ mod tests {
 
     #[test]
     fn retry_after_is_void_for_another_receiver_only() {
-        let (now, mut schedule) = (Instant::now(), Schedule::new());
+        let now = Instant::now();
+        let mut schedule = Schedule::new();
         schedule.failed(Step::Enrol, now, false, Some(5 * MINUTE));
         schedule.target_changed(false);
         assert!(matches!(schedule.next(now + MINUTE), Step::Wait(_)), "a Retry-After holds");

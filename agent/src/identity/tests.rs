@@ -113,7 +113,8 @@ impl Source for Fixed {
 
 #[test]
 fn only_complete_and_valid_material_replaces_the_last_valid_one() {
-    let (ca, readiness) = (TestCa::new(), Readiness::default());
+    let ca = TestCa::new();
+    let readiness = Readiness::default();
     let make = Credentials::v3("kyma.local".parse().unwrap(), receiver());
     let (mut reloader, current) = FileReloader::new(
         Fixed(None),
@@ -155,26 +156,32 @@ fn only_complete_and_valid_material_replaces_the_last_valid_one() {
 
 #[tokio::test(start_paused = true)]
 async fn files_of_another_runtime_end_the_agent() {
-    let (ca, readiness, folder) = (TestCa::new(), Readiness::default(), tempfile::tempdir().unwrap());
+    let ca = TestCa::new();
+    let readiness = Readiness::default();
+    let folder = tempfile::tempdir().unwrap();
     let write = |material: &KeyMaterial| {
         let files = [("tls.crt", &material.chain), ("tls.key", &material.key), ("ca.crt", &material.bundle)];
         files.iter().for_each(|(name, content)| std::fs::write(folder.path().join(name), content).unwrap());
     };
     write(&ca.runtime("r-1"));
     let make = Credentials::v3("kyma.local".parse().unwrap(), receiver());
-    let (guard, status) = (readiness.guard("identity"), IdentityStatus::default());
+    let guard = readiness.guard("identity");
+    let status = IdentityStatus::default();
     let (reloader, mut current) = FileReloader::new(folder.path().to_owned(), make, status, guard, Metrics::default());
     let running = tokio::spawn(reloader.run());
     current.wait_for(Option::is_some).await.unwrap();
     write(&ca.runtime("r-2"));
-    let (current, new) = ("r-1".parse().unwrap(), "r-2".parse().unwrap());
+    let current = "r-1".parse().unwrap();
+    let new = "r-2".parse().unwrap();
     let stop = tokio::time::timeout(POLL * 2, running).await.expect("the reloader ends").unwrap();
     assert_eq!(stop, IdentityStop::OtherCertificate { current, new });
 }
 
 #[test]
 fn certificate_expired_by_a_wrong_clock_is_valid_once_the_clock_is_corrected() {
-    let (ca, readiness, metrics) = (TestCa::new(), Readiness::default(), Metrics::default());
+    let ca = TestCa::new();
+    let readiness = Readiness::default();
+    let metrics = Metrics::default();
     let make = Credentials::v3("kyma.local".parse().unwrap(), receiver());
     let source = Fixed(Some(ca.runtime_until("r-1", 2_030)));
     let (mut reloader, current) =
@@ -191,8 +198,9 @@ fn certificate_expired_by_a_wrong_clock_is_valid_once_the_clock_is_corrected() {
 
 #[test]
 fn contract_v2_accepts_lifecycle_managers_certificates_and_v3_does_not() {
-    let (ca, v2, v3) =
-        (TestCa::new(), Credentials::v2(receiver()), Credentials::v3("kyma.local".parse().unwrap(), receiver()));
+    let ca = TestCa::new();
+    let v2 = Credentials::v2(receiver());
+    let v3 = Credentials::v3("kyma.local".parse().unwrap(), receiver());
     let rsa = ca.legacy("r-1");
     let others = [&rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519]
         .map(|algorithm| ca.named("r-1", &KeyPair::generate_for(algorithm).unwrap()));

@@ -33,7 +33,8 @@ impl Validity {
         spread: impl FnOnce(Duration) -> Duration,
     ) -> Self {
         let issued = not_before.saturating_add(DATED_BACK).min(unix);
-        let (age, total) = (duration(unix.saturating_sub(issued)), duration(not_after.saturating_sub(issued)));
+        let age = duration(unix.saturating_sub(issued));
+        let total = duration(not_after.saturating_sub(issued));
         Self::new(now, age, total, spread)
     }
 

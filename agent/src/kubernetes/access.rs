@@ -83,7 +83,8 @@ impl Access {
     /// The pod's service account in its mount directory.
     pub(crate) fn in_cluster(account: &Path) -> Result<Self, ClientSetupError> {
         let variable = |name| env::var(name).map_err(|_| ClientSetupError::NotInCluster(name));
-        let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
+        let host = variable("KUBERNETES_SERVICE_HOST")?;
+        let port = variable("KUBERNETES_SERVICE_PORT")?;
         let host = if host.contains(':') { format!("[{host}]") } else { host };
         let file = |name: &str| Content::File(account.join(name));
         Ok(Self {

@@ -94,7 +94,8 @@ impl Https {
 
 impl Transport for Https {
     fn send(&self, request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, BoxError>> {
-        let (request, http) = (self.prepare(request), self.http());
+        let request = self.prepare(request);
+        let http = self.http();
         Box::pin(async move {
             let response = http.send(request?).await?;
             Ok(response.map(BodyExt::boxed_unsync))

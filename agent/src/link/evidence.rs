@@ -81,7 +81,8 @@ mod tests {
 
     #[test]
     fn unchanged_evidence_causes_no_extra_heartbeat() {
-        let (mut extra, now) = (ExtraHeartbeats::default(), Instant::now());
+        let mut extra = ExtraHeartbeats::default();
+        let now = Instant::now();
         assert_eq!(extra.due(&evidence(true), now, now), now, "the first one");
         extra.accepted(evidence(true), now, now);
         let regular = now + INTERVAL;
@@ -92,7 +93,8 @@ mod tests {
 
     #[test]
     fn changed_evidence_is_debounced_and_spaced() {
-        let (mut extra, now) = (ExtraHeartbeats::default(), Instant::now());
+        let mut extra = ExtraHeartbeats::default();
+        let now = Instant::now();
         let regular = now + INTERVAL;
         extra.accepted(evidence(false), now, now);
         assert_eq!(extra.due(&evidence(true), regular, now), now + SPACING);
@@ -108,7 +110,8 @@ mod tests {
 
     #[test]
     fn lost_connection_causes_one_heartbeat_unless_a_request_is_accepted_before() {
-        let (mut extra, now) = (ExtraHeartbeats::default(), Instant::now());
+        let mut extra = ExtraHeartbeats::default();
+        let now = Instant::now();
         extra.accepted(evidence(true), now, now);
         let regular = now + INTERVAL;
         extra.connection_lost(now + S * 2);
@@ -120,8 +123,11 @@ mod tests {
 
     #[test]
     fn connections_that_end_again_and_again_at_most_double_the_heartbeats() {
-        let (mut extra, start) = (ExtraHeartbeats::default(), Instant::now());
-        let (mut now, mut regular, mut sent) = (start, start, 0);
+        let mut extra = ExtraHeartbeats::default();
+        let start = Instant::now();
+        let mut now = start;
+        let mut regular = start;
+        let mut sent = 0;
         while now < start + INTERVAL * 100 {
             if extra.due(&evidence(true), regular, now) <= now {
                 extra.accepted(evidence(true), regular, now);
@@ -136,8 +142,12 @@ mod tests {
 
     #[test]
     fn flapping_evidence_at_most_doubles_the_heartbeats() {
-        let (mut extra, start) = (ExtraHeartbeats::default(), Instant::now());
-        let (mut now, mut regular, mut sent, mut listed) = (start, start, 0, true);
+        let mut extra = ExtraHeartbeats::default();
+        let start = Instant::now();
+        let mut now = start;
+        let mut regular = start;
+        let mut sent = 0;
+        let mut listed = true;
         while now < start + INTERVAL * 100 {
             // The evidence differs from the last heartbeat at each step.
             let due = extra.due(&evidence(listed), regular, now);

@@ -20,7 +20,8 @@ use crate::{
 /// refusal is handled here, by one retry.
 pub(super) async fn send(client: Client, core: Core, metrics: Metrics, order: RenewalOrder) {
     let post_once = || {
-        let (content_type, nonce) = (enrolment::CONTENT_TYPE, core.nonce());
+        let content_type = enrolment::CONTENT_TYPE;
+        let nonce = core.nonce();
         let request = PostRequest { path: CERTIFICATES_PATH, content_type, body: order.body.clone(), nonce };
         post(&client, &metrics, Route::Renewal, request)
     };

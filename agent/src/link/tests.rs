@@ -147,7 +147,8 @@ async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) ->
     core.list_begun(id);
     core.list_complete(id, Instant::now());
     let interval = watch::Sender::new(Duration::from_secs(30));
-    let (readiness, subscribed) = (Readiness::default(), interval.subscribe());
+    let readiness = Readiness::default();
+    let subscribed = interval.subscribe();
     let canary_state = CanaryState::default();
     let parts = LinkParts {
         dial: Dialer::tcp(),
@@ -175,7 +176,8 @@ struct Receiver {
 async fn serve(listener: TcpListener, acceptor: TlsAcceptor, receiver: Arc<Receiver>) {
     loop {
         let (stream, connection) = listener.accept().await.unwrap();
-        let (acceptor, receiver) = (acceptor.clone(), receiver.clone());
+        let acceptor = acceptor.clone();
+        let receiver = receiver.clone();
         tokio::spawn(async move {
             let stream = acceptor.accept(stream).await.unwrap();
             let service = service_fn(|request| response(request, connection, receiver.clone()));
@@ -199,12 +201,14 @@ async fn response(
     let (head, body) = request.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     let header = |name: &str| head.headers[name].to_str().unwrap();
-    let (path, authority) = (head.uri.path(), receiver.authority.as_str());
+    let path = head.uri.path();
+    let authority = receiver.authority.as_str();
     let host = head.uri.authority().map_or_else(|| header("host").to_owned(), ToString::to_string);
     assert_eq!(host, authority);
     let message = Message { method: head.method.as_str(), authority, path, content_type: header("content-type") };
-    let (content_digest, signature_input, signature) =
-        (header(CONTENT_DIGEST), header(SIGNATURE_INPUT), header(SIGNATURE));
+    let content_digest = header(CONTENT_DIGEST);
+    let signature_input = header(SIGNATURE_INPUT);
+    let signature = header(SIGNATURE);
     let signed = SignedRequest { message, content_digest, signature_input, signature, body: &body };
     // The verifier uses the signer's time; tests of the window are elsewhere.
     let created = signature_input.split("created=").nth(1).unwrap().split(';').next().unwrap().parse().unwrap();
@@ -280,13 +284,15 @@ async fn events_and_heartbeats_share_one_connection_without_batch_delay() {
 
 #[test]
 fn heartbeats_have_jitter_and_leave_at_steps_of_the_wall_clock() {
-    let (interval, now) = (Duration::from_secs(30), Duration::from_nanos(1_764_259_200_123_456_789));
+    let interval = Duration::from_secs(30);
+    let now = Duration::from_nanos(1_764_259_200_123_456_789);
     let pauses: Vec<_> = (0..200).map(|_| pause_after(interval, now)).collect();
     for pause in &pauses {
         assert!((27_000..33_250).contains(&pause.as_millis()), "{pause:?}");
         assert_eq!((now + *pause).as_nanos() % 250_000_000, 0, "{pause:?}");
     }
-    let (first, last) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap());
+    let first = pauses.iter().min().unwrap();
+    let last = pauses.iter().max().unwrap();
     // All 200 within half of the range have a probability below 2^-190.
     assert!(*last - *first > interval / 10, "{first:?} to {last:?}");
 }
@@ -494,7 +500,8 @@ async fn repeated_refusals_cause_one_epoch_and_backoff() {
     for (kind, headers) in [(Kind::Replay, &[][..]), (Kind::Signature, &[]), (Kind::Clock, &date)] {
         let headers = headers.to_vec();
         let mut harness = start(BOTH, Box::new(move |_| Some(problem(kind, 401, &headers)))).await;
-        let (mut epochs, expected) = (BTreeSet::new(), if kind == Kind::Clock { 1 } else { 2 });
+        let mut epochs = BTreeSet::new();
+        let expected = if kind == Kind::Clock { 1 } else { 2 };
         let begun = async {
             while epochs.len() < expected {
                 epochs.insert(harness.seen.recv().await.unwrap().nonce.epoch.to_string());

@@ -41,7 +41,8 @@ mod tests {
 
     #[test]
     fn first_loss_has_no_delay_and_later_ones_double_it() {
-        let (mut resend_backoff, mut now) = (ResendBackoff::default(), Instant::now());
+        let mut resend_backoff = ResendBackoff::default();
+        let mut now = Instant::now();
         let mut waits = Vec::new();
         for _ in 0..9 {
             resend_backoff.trigger(now);

@@ -51,7 +51,8 @@ impl Sweep {
         while let Some(round) = &mut self.round
             && swept.len() < room
         {
-            let (since, up_to) = (round.since, round.wrapped.then_some(&*round.stop));
+            let since = round.since;
+            let up_to = round.wrapped.then_some(&*round.stop);
             let next = index.after(&self.at, up_to).take(room - swept.len());
             swept.extend(next.map(|(key, seen, part)| {
                 let update = Update::Object { seen: seen.clone(), change: Change::Status, part };
@@ -104,7 +105,8 @@ mod tests {
 
     #[test]
     fn sweep_takes_every_object_once_and_ends() {
-        let (mut sweep, index) = (Sweep::default(), index(&["n/a", "n/b", "n/c"]));
+        let mut sweep = Sweep::default();
+        let index = index(&["n/a", "n/b", "n/c"]);
         assert!(take(&mut sweep, 9, &index).is_empty());
         sweep.begin(0);
         assert!(take(&mut sweep, 0, &index).is_empty() && sweep.is_under_way());
@@ -115,7 +117,8 @@ mod tests {
 
     #[test]
     fn restarted_sweep_continues_at_its_position_and_covers_all() {
-        let (mut sweep, all) = (Sweep::default(), index(&["n/a", "n/b", "n/c", "n/d"]));
+        let mut sweep = Sweep::default();
+        let all = index(&["n/a", "n/b", "n/c", "n/d"]);
         for round in [["n/a", "n/b"], ["n/c", "n/d"], ["n/a", "n/b"]] {
             sweep.begin(0);
             assert_eq!(take(&mut sweep, 2, &all), round);

@@ -73,7 +73,8 @@ fn refuse(batch: &Batch, sequence: u64, reason: Reason) -> Vec<RefusedEvent> {
 
 #[test]
 fn newest_state_wins_and_a_sent_object_can_wait_again() {
-    let (mut outbox, now) = (outbox(false), Instant::now());
+    let mut outbox = outbox(false);
+    let now = Instant::now();
     assert_eq!(outbox.due(now), None);
     mark(&mut outbox, "ns/a", 0, 1);
     mark(&mut outbox, "ns/a", 1, 2);
@@ -92,7 +93,8 @@ fn newest_state_wins_and_a_sent_object_can_wait_again() {
 
 #[test]
 fn retry_carries_the_same_events_and_a_new_nonce() {
-    let (mut outbox, now) = (outbox(false), Instant::now());
+    let mut outbox = outbox(false);
+    let now = Instant::now();
     mark(&mut outbox, "ns/a", 0, 1);
     let (first, _) = send(&mut outbox, now).unwrap();
     mark(&mut outbox, "ns/b", 0, 1);
@@ -103,7 +105,8 @@ fn retry_carries_the_same_events_and_a_new_nonce() {
 
 #[test]
 fn another_instance_receives_unsettled_events_again_in_a_new_epoch() {
-    let (mut outbox, now) = (outbox(false), Instant::now());
+    let mut outbox = outbox(false);
+    let now = Instant::now();
     for key in ["ns/a", "ns/b"] {
         mark(&mut outbox, key, 0, 1);
         let (batch, events) = send(&mut outbox, now).unwrap();
@@ -123,7 +126,8 @@ fn another_instance_receives_unsettled_events_again_in_a_new_epoch() {
 
 #[test]
 fn alternating_instances_cause_backoff() {
-    let (mut outbox, now) = (outbox(false), Instant::now());
+    let mut outbox = outbox(false);
+    let now = Instant::now();
     mark(&mut outbox, "ns/a", 0, 1);
     for instance in [ONE, TWO, ONE] {
         let epoch = outbox.heartbeat().0.epoch;
@@ -138,7 +142,8 @@ fn alternating_instances_cause_backoff() {
 #[test]
 fn lost_events_are_sent_again_in_a_new_epoch() {
     for (since, accepted) in [(1, 1), (2, 2), (3, 3)] {
-        let (mut outbox, now) = (outbox(false), Instant::now());
+        let mut outbox = outbox(false);
+        let now = Instant::now();
         for (key, accepted) in [("ns/a", 1), ("ns/b", 2)] {
             mark(&mut outbox, key, 0, 1);
             let (batch, _) = send(&mut outbox, now).unwrap();
@@ -154,7 +159,8 @@ fn lost_events_are_sent_again_in_a_new_epoch() {
 
 #[test]
 fn event_of_a_watch_unknown_to_the_receiver_is_delayed_and_gets_a_new_sequence() {
-    let (mut outbox, now) = (outbox(false), Instant::now());
+    let mut outbox = outbox(false);
+    let now = Instant::now();
     mark(&mut outbox, "ns/a", 0, 1);
     let (batch, _) = send(&mut outbox, now).unwrap();
     let refused = refuse(&batch, 1, Reason::UnknownWatch);
@@ -173,7 +179,8 @@ fn event_of_a_watch_unknown_to_the_receiver_is_delayed_and_gets_a_new_sequence()
 
 #[test]
 fn refused_event_is_replaced_by_a_watch_event_with_the_same_sequence() {
-    let (mut outbox, now) = (outbox(false), Instant::now());
+    let mut outbox = outbox(false);
+    let now = Instant::now();
     mark(&mut outbox, "ns/a", 0, 1);
     mark(&mut outbox, "ns/b", 0, 2);
     let (batch, _) = send(&mut outbox, now).unwrap();
@@ -195,7 +202,8 @@ fn refused_event_is_replaced_by_a_watch_event_with_the_same_sequence() {
 
 #[test]
 fn refused_event_of_a_forwarded_watch_is_parked() {
-    let (mut outbox, now) = (outbox(true), Instant::now());
+    let mut outbox = outbox(true);
+    let now = Instant::now();
     mark(&mut outbox, "ns/a", 0, 1);
     let (batch, _) = send(&mut outbox, now).unwrap();
     let refused = refuse(&batch, 1, Reason::TooLarge);
@@ -211,7 +219,8 @@ fn refused_event_of_a_forwarded_watch_is_parked() {
 
 #[test]
 fn unnamed_event_carries_the_kind_and_stays_unnamed_until_sent() {
-    let (mut outbox, now) = (outbox(true), Instant::now());
+    let mut outbox = outbox(true);
+    let now = Instant::now();
     outbox.mark_unnamed(W, 0);
     outbox.mark_watch(W, 0);
     let (batch, events) = send(&mut outbox, now).unwrap();
@@ -227,7 +236,8 @@ fn unnamed_event_carries_the_kind_and_stays_unnamed_until_sent() {
 
 #[test]
 fn watermark_of_a_heartbeat_does_not_settle_lost_events() {
-    let (mut outbox, now) = (outbox(true), Instant::now());
+    let mut outbox = outbox(true);
+    let now = Instant::now();
     for key in ["ns/a", "ns/b"] {
         mark(&mut outbox, key, 0, 1);
         let (batch, events) = send(&mut outbox, now).unwrap();
@@ -249,11 +259,14 @@ fn watermark_of_a_heartbeat_does_not_settle_lost_events() {
 
 #[test]
 fn refused_batch_is_bisected_until_the_refused_event_is_isolated() {
-    let (mut outbox, now) = (outbox(false), Instant::now());
+    let mut outbox = outbox(false);
+    let now = Instant::now();
     for n in 0..8 {
         mark(&mut outbox, &format!("ns/{n}"), 0, 1);
     }
-    let (mut accepted, mut watch_entries, mut requests) = (0, 0, 0);
+    let mut accepted = 0;
+    let mut watch_entries = 0;
+    let mut requests = 0;
     while let Some((batch, events)) = send(&mut outbox, now) {
         requests += 1;
         assert!(requests < 20);
@@ -272,7 +285,8 @@ fn refused_batch_is_bisected_until_the_refused_event_is_isolated() {
 
 #[test]
 fn event_parked_by_a_refused_batch_is_retried_with_its_newest_state() {
-    let (mut outbox, now) = (outbox(false), Instant::now());
+    let mut outbox = outbox(false);
+    let now = Instant::now();
     mark(&mut outbox, "ns/a", 0, 1);
     for is_watch in [false, true] {
         let (batch, events) = send(&mut outbox, now).unwrap();
@@ -297,7 +311,8 @@ fn event_parked_by_a_refused_batch_is_retried_with_its_newest_state() {
 
 #[test]
 fn event_refused_by_id_stays_parked_while_others_are_retried() {
-    let (mut outbox, now) = (outbox(true), Instant::now());
+    let mut outbox = outbox(true);
+    let now = Instant::now();
     mark(&mut outbox, "ns/a", 0, 1);
     let (batch, _) = send(&mut outbox, now).unwrap();
     let refused = refuse(&batch, 1, Reason::TooLarge);
@@ -325,7 +340,8 @@ fn event_refused_by_id_stays_parked_while_others_are_retried() {
 
 #[test]
 fn announced_limits_hold_until_another_instance_answers() {
-    let (mut outbox, now) = (outbox(false), Instant::now());
+    let mut outbox = outbox(false);
+    let now = Instant::now();
     for n in 0..10 {
         mark(&mut outbox, &format!("ns/{n}"), 0, 1);
     }
@@ -346,7 +362,8 @@ fn announced_limits_hold_until_another_instance_answers() {
 
 #[test]
 fn request_size_is_bounded_and_watches_are_served_in_turn() {
-    let (mut outbox, now) = (outbox(false), Instant::now());
+    let mut outbox = outbox(false);
+    let now = Instant::now();
     outbox.open("other".into(), WatchInfo { watch: "other".into(), ..info(false) });
     for n in 0..EVENTS_PER_REQUEST * 2 {
         mark(&mut outbox, &format!("ns/{n}"), 0, 1);
@@ -361,7 +378,8 @@ fn request_size_is_bounded_and_watches_are_served_in_turn() {
 
 #[test]
 fn sent_digest_exists_once_the_watch_event_of_the_list_is_sent() {
-    let (mut outbox, now) = (outbox(false), Instant::now());
+    let mut outbox = outbox(false);
+    let now = Instant::now();
     let digests: Digests<'_> = &|_| Some(Digest::new(100));
     outbox.mark_watch(W, 0);
     assert_eq!(outbox.sent_digest(W, digests), None);
@@ -375,7 +393,8 @@ fn sent_digest_exists_once_the_watch_event_of_the_list_is_sent() {
 
 #[test]
 fn delta_of_a_reopened_watch_is_relative_to_its_last_sent_digest() {
-    let (mut outbox, now) = (outbox(false), Instant::now());
+    let mut outbox = outbox(false);
+    let now = Instant::now();
     outbox.mark_watch(W, 0);
     let batch = outbox.request(now, &|_| Some(Digest::new(7))).unwrap();
     outbox.apply_response(now, batch.epoch, &response(ONE, 1, 1));
@@ -452,7 +471,8 @@ enum Step {
 
 impl World {
     fn new() -> Self {
-        let (receiver, objects) = (Receiver { instance: 1, ..Receiver::default() }, HashMap::new());
+        let receiver = Receiver { instance: 1, ..Receiver::default() };
+        let objects = HashMap::new();
         Self { outbox: outbox(false), now: Instant::now(), objects, changes: 0, receiver, reconciled: 0 }
     }
 

@@ -49,7 +49,8 @@ pub(crate) struct PlanFile {
 impl PlanFile {
     /// A source that publishes nothing before the first valid plan.
     pub(crate) fn new(path: PathBuf, publish: watch::Sender<PlanState>, pending: Guard, metrics: Metrics) -> Self {
-        let (publish, pending) = (PlanSender(publish), Some(pending));
+        let publish = PlanSender(publish);
+        let pending = Some(pending);
         Self { path, publish, seen: None, is_unreadable: false, pending, metrics }
     }
 
@@ -110,7 +111,9 @@ mod tests {
 
     #[test]
     fn valid_content_is_followed_and_other_content_is_reported_once() {
-        let (folder, readiness, metrics) = (tempfile::tempdir().unwrap(), Readiness::default(), Metrics::default());
+        let folder = tempfile::tempdir().unwrap();
+        let readiness = Readiness::default();
+        let metrics = Metrics::default();
         let (path, (publish, followed)) = (folder.path().join("plan.json"), watch::channel(PlanState::default()));
         let mut source = PlanFile::new(path.clone(), publish, readiness.guard("plan"), metrics.clone());
         let error = || followed.borrow().error.clone().unwrap_or_default();

@@ -129,7 +129,8 @@ mod tests {
     #[test]
     fn announced_limits_are_parsed() {
         let limits = |body: &'static str| {
-            let (status, headers) = (StatusCode::PAYLOAD_TOO_LARGE, HeaderMap::new());
+            let status = StatusCode::PAYLOAD_TOO_LARGE;
+            let headers = HeaderMap::new();
             classify_refusal(&BufferedResponse { status, headers, body: body.into() }, NOW)
         };
         let announced = |max_bytes, max_events| RefusalAction::TooLarge(AnnouncedLimits { max_bytes, max_events });

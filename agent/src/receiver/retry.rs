@@ -94,7 +94,8 @@ mod tests {
     #[test]
     fn successful_connect_ends_connect_backoff_only() {
         let now = Instant::now();
-        let (mut failed, mut limited) = (RetryTimer::default(), RetryTimer::default());
+        let mut failed = RetryTimer::default();
+        let mut limited = RetryTimer::default();
         failed.fail(now, true);
         limited.retry_after(now, Duration::from_secs(7));
         assert!(failed.not_before(now) <= now + CONNECT_CAP);

@@ -200,7 +200,8 @@ mod tests {
 
     #[test]
     fn coarse_watch_is_listed_with_growing_waits_until_it_is_not() {
-        let (mut lists, begun) = (CoarseLists::default(), Instant::now());
+        let mut lists = CoarseLists::default();
+        let begun = Instant::now();
         let mut now = begun;
         assert!(!lists.is_due(false, now) && !lists.is_due(true, now));
         for wait in [COARSE_LIST, COARSE_LIST * 2, COARSE_LIST * 4] {

@@ -53,7 +53,8 @@ pub(crate) async fn supervise(
     mut plans: watch::Receiver<PlanState>,
 ) -> Result<(), ClientSetupError> {
     let (send, mut expansions) = mpsc::channel(EXPANSIONS);
-    let (running, tasks) = (BTreeMap::new(), JoinSet::new());
+    let running = BTreeMap::new();
+    let tasks = JoinSet::new();
     let mut loops = Loops { clients, shared, core, expansions: send, running, tasks };
     let mut last = None;
     loop {
@@ -102,7 +103,8 @@ impl<C: Fn(usize) -> Result<ApiClient, ClientSetupError>> Loops<C> {
         stopped.iter().for_each(|name| self.stop(name));
         for started in started {
             let name = started.name.clone();
-            let (shared, core) = (self.shared.clone(), self.core.clone());
+            let shared = self.shared.clone();
+            let core = self.core.clone();
             if started.planned.is_of_group() {
                 let expansions = self.expansions.clone();
                 self.start(name, |client| look_up(started, client, shared, core, expansions))?;

@@ -272,10 +272,8 @@ async fn refusals_are_reported_and_followed_by_a_relist() {
         Call("limit", page("20", "", &[])),
     ])
     .await;
-    let (missing, bad) = (
-        "failed: the API server responded with 404 Not Found",
-        "failed: the API server responded with 400 Bad Request",
-    );
+    let missing = "failed: the API server responded with 404 Not Found";
+    let bad = "failed: the API server responded with 400 Bad Request";
     assert_eq!(records, ["begin", missing, "begin", "page ", "complete 10", bad, "begin", "page ", "complete 20"]);
 }
 
@@ -426,7 +424,8 @@ async fn silent_watch_is_reopened_and_bookmarks_count_as_liveness() {
     while records.recv().await.unwrap() != "end of script" {}
     assert_eq!(metrics.silent.get(), 2);
     // Upper bound as well: with a clock that jumps, a watch without a deadline would end too.
-    let (earliest, latest) = (4 * SILENCE - Duration::from_secs(3), 5 * SILENCE);
+    let earliest = 4 * SILENCE - Duration::from_secs(3);
+    let latest = 5 * SILENCE;
     assert!((earliest..latest).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     running.abort();
 }
@@ -446,10 +445,8 @@ async fn watch_that_stays_silent_fails_and_causes_a_relist() {
         Call("limit", page("30", "", &["a", "b"])),
     ])
     .await;
-    let (silent, broken) = (
-        "failed: the watch delivered neither events nor bookmarks",
-        "failed: failed to read the API server's response",
-    );
+    let silent = "failed: the watch delivered neither events nor bookmarks";
+    let broken = "failed: failed to read the API server's response";
     let expected =
         ["begin", "page ", "complete 10", "bookmark 11", silent, "begin", "page a", "complete 20", broken, silent];
     assert_eq!(records, [&expected[..], &["begin", "page a b", "complete 30"]].concat());
@@ -536,7 +533,8 @@ async fn equal_retry_after_values_are_jittered() {
 
 #[tokio::test(start_paused = true)]
 async fn short_watches_with_lines_are_delayed_by_at_most_a_second() {
-    let (bookmark, error) = (line("BOOKMARK", "10", ""), json!({"type": "ERROR", "object": {"code": 500}}));
+    let bookmark = line("BOOKMARK", "10", "");
+    let error = json!({"type": "ERROR", "object": {"code": 500}});
     for lines in [vec![bookmark.clone()], vec![bookmark, error]] {
         let begun = Instant::now();
         let mut calls = vec![Call("limit", page("10", "", &[]))];
@@ -547,14 +545,16 @@ async fn short_watches_with_lines_are_delayed_by_at_most_a_second() {
             records.iter().any(|text| text == "present a") && !records.iter().any(|text| text.contains("instead of"))
         );
         // The delay grows, but a watch that delivers lines is delayed by at most a second.
-        let (least, most) = (5 * Duration::from_secs(1), 21 * Duration::from_secs(1));
+        let least = 5 * Duration::from_secs(1);
+        let most = 21 * Duration::from_secs(1);
         assert!((least..=most).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn failure_after_short_watches_with_lines_starts_with_the_first_backoff() {
-    let (bookmark, error) = (line("BOOKMARK", "10", ""), json!({"type": "ERROR", "object": {"code": 500}}));
+    let bookmark = line("BOOKMARK", "10", "");
+    let error = json!({"type": "ERROR", "object": {"code": 500}});
     for _ in 0..20 {
         let begun = Instant::now();
         let mut calls = vec![Call("limit", page("10", "", &[]))];
@@ -598,7 +598,8 @@ struct Endless(Duration, std::sync::atomic::AtomicU32);
 
 impl Transport for Endless {
     fn send(&self, _request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, Error>> {
-        let (time, number) = (self.0, self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+        let time = self.0;
+        let number = self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         Box::pin(async move {
             tokio::time::sleep(time).await;
             carry_out(page("10", &number.to_string(), &["a"]))

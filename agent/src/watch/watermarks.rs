@@ -135,7 +135,8 @@ mod tests {
     #[test]
     fn ended_watch_is_behind_every_renewal() {
         let watermarks = Watermarks::default();
-        let (ended, open) = (watermarks.register(), watermarks.register());
+        let ended = watermarks.register();
+        let open = watermarks.register();
         ended.listed("50");
         open.listed("30");
         watermarks.mark();
@@ -153,7 +154,8 @@ mod tests {
     #[test]
     fn watch_ahead_of_a_renewal_indicates_a_restored_etcd() {
         let watermarks = Watermarks::default();
-        let (kymas, _quiet) = (watermarks.register(), watermarks.register());
+        let kymas = watermarks.register();
+        let _quiet = watermarks.register();
         kymas.listed("90");
         assert!(!renewed(&watermarks, 100));
         kymas.seen("105");
@@ -179,7 +181,8 @@ mod tests {
     #[test]
     fn foreign_sequence_is_detected_after_one_rebuild() {
         let watermarks = Watermarks::default();
-        let (foreign, ours) = (watermarks.register(), watermarks.register());
+        let foreign = watermarks.register();
+        let ours = watermarks.register();
         foreign.listed("5000");
         ours.listed("50");
         assert!(renewed(&watermarks, 60));

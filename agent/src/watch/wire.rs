@@ -209,7 +209,8 @@ impl LineBuffer {
         if !self.has_line() {
             return None;
         }
-        let (start, end) = (self.consumed, self.scanned);
+        let start = self.consumed;
+        let end = self.scanned;
         (self.consumed, self.scanned) = (end + 1, end + 1);
         Some(&self.bytes[start..end])
     }

@@ -131,7 +131,8 @@ mod tests {
         let file = |name: &str| format!("{FIXTURES}/{name}");
         let report = |files: &[&str], against: &[&str]| {
             let named = |names: &[&str]| names.iter().map(|name| file(name)).collect();
-            let (files, against) = (named(files), named(against));
+            let files = named(files);
+            let against = named(against);
             let check = Check {
                 files,
                 against,

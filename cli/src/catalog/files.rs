@@ -12,7 +12,9 @@ use tidewatch_receiver::controllers::catalog::check::Source;
 const MAX_BYTES: u64 = 64 << 20;
 /// Reads the files, at most [`MAX_BYTES`] in all.
 pub(crate) fn read<'a>(files: impl IntoIterator<Item = &'a String>) -> Result<Vec<Source>> {
-    let (mut sources, mut left, mut has_stdin) = (Vec::new(), MAX_BYTES, false);
+    let mut sources = Vec::new();
+    let mut left = MAX_BYTES;
+    let mut has_stdin = false;
     for file in files {
         let read: Box<dyn Read> = match open(file).with_context(|| format!("read {file}"))? {
             Some(opened) => Box::new(opened),

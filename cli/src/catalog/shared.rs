@@ -30,7 +30,8 @@ pub(super) async fn findings(references: &[String], registry: &RegistryFlags) ->
 
 fn finding(references: &[String], names: &[String], conflict: Conflict) -> Finding {
     let Conflict { object, path, versions: [first, second], values: [theirs, own] } = conflict;
-    let (theirs, own) = (shown(&theirs), shown(&own));
+    let theirs = shown(&theirs);
+    let own = shown(&own);
     Finding {
         file: references[second].clone(),
         line: 1,

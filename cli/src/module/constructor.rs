@@ -130,7 +130,8 @@ fn image_resources(images: &[ImageReference]) -> Vec<Value> {
     let distinct = images.iter().filter(|image| seen.insert(*image));
     distinct
         .map(|image| {
-            let (mut name, version) = (image.resource_name(), image.resource_version());
+            let mut name = image.resource_name();
+            let version = image.resource_version();
             if !identities.insert((name.clone(), version.clone())) {
                 let digits = Digest::of(image.as_str().as_bytes()).hex();
                 name.push('-');

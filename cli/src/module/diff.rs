@@ -115,7 +115,9 @@ impl fmt::Display for Report {
         }
         notes.iter().for_each(|note| page.push_str(&format!("note: {note}\n")));
         let Upgrade { added, removed, changed, unchanged, .. } = upgrade;
-        let (added, removed, changed) = (added.len(), removed.len(), changed.len());
+        let added = added.len();
+        let removed = removed.len();
+        let changed = changed.len();
         page.push_str(&format!("{added} added, {removed} removed, {changed} changed, {unchanged} unchanged\n"));
         page.lines().try_for_each(|line| writeln!(f, "{}", table::sanitize(line)))
     }

@@ -94,7 +94,8 @@ impl Folder {
         let in_file = |warning: &String| format!("{}: {warning}", self.config.manifest);
         let mut warnings: Vec<_> = self.manifest.review.warnings.iter().map(in_file).collect();
         if let Some(object) = self.default_object() {
-            let (kind, version) = (text_of(&object["kind"]), text_of(&object["apiVersion"]));
+            let kind = text_of(&object["kind"]);
+            let version = text_of(&object["apiVersion"]);
             let file = &self.config.manifest;
             let version = version.rsplit('/').next().unwrap_or_default();
             match self.default_definition() {

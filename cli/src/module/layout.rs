@@ -189,7 +189,8 @@ impl Layout {
 
 /// Regular files of a tar archive, whose content is bounded, too: sparse entries are larger than their part of it.
 fn entries(archive: impl Read) -> io::Result<BTreeMap<String, Bytes>> {
-    let (mut files, mut left) = (BTreeMap::new(), MAX_ARCHIVE);
+    let mut files = BTreeMap::new();
+    let mut left = MAX_ARCHIVE;
     for entry in Archive::new(archive).entries()?.take(MAX_ENTRIES) {
         let mut entry = entry?;
         if !entry.header().entry_type().is_file() {

@@ -88,7 +88,8 @@ fn existing(digest: &Option<Digest>) -> String {
 /// interrupted one only leaves blobs, which the next push finds.
 pub(super) async fn push(registry: &Registry, artefact: &Artefact, overwrite: bool) -> Result<Pushed> {
     let address = &registry.target.address;
-    let (repository, tag) = (artefact.component.repository(), artefact.component.tag());
+    let repository = artefact.component.repository();
+    let tag = artefact.component.tag();
     let reference = format!("{}/{}:{tag}", address.origin, address.repository(&repository));
     let effect = match registry.fetcher.manifest(&registry.target, &repository, Reference::Tag(&tag)).await {
         Ok((_, digest, _)) if digest == artefact.manifest.digest => Effect::Unchanged,

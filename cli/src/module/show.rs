@@ -101,7 +101,8 @@ impl Stored {
             problems.push(format!("the component descriptor {} is no layer of the manifest", pointer.digest));
         }
         let repository = descriptor.repository().to_string();
-        let (mut layers, mut left) = (BTreeMap::new(), MAX_LAYERS_BYTES);
+        let mut layers = BTreeMap::new();
+        let mut left = MAX_LAYERS_BYTES;
         for layer in manifest.layers.iter().filter(|layer| layer.digest != pointer.digest) {
             if layer.size > left.min(layer::MAX_STORED_BYTES as u64) {
                 problems.push(format!("the layer {} of {} bytes is too large", layer.digest, layer.size));

@@ -169,7 +169,8 @@ impl Sign {
 /// The component descriptor with digests of all resources. One whose content is neither in the artefact nor named by a
 /// digest is excluded from the signature, with a warning.
 fn with_digests(stored: &Stored) -> Result<(Document, Vec<String>)> {
-    let (mut document, mut warnings) = (stored.document.value().clone(), Vec::new());
+    let mut document = stored.document.value().clone();
+    let mut warnings = Vec::new();
     let lists = ["/component/resources", "/spec/resources"];
     let list = lists.iter().find(|list| document.pointer(list).is_some_and(Value::is_array));
     let resources = list.and_then(|list| document.pointer_mut(list)?.as_array_mut());

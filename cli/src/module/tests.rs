@@ -129,7 +129,8 @@ fn manifest_has_the_form_that_other_tools_read() {
 
 #[test]
 fn equal_folders_make_equal_artefacts_whatever_the_files_times_are() {
-    let (first, second) = (folder(&[]), folder(&[]));
+    let first = folder(&[]);
+    let second = folder(&[]);
     let later = fs::File::options().write(true).open(second.path().join("manifest.yaml")).unwrap();
     later.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
     let artefacts = [first, second].map(|folder| pack(&Folder::read(folder.path()).unwrap()));
@@ -380,7 +381,8 @@ fn probable_mistakes_are_warnings() {
 fn layouts_return_what_was_written() {
     let artefact = pack(&Folder::read(&sample()).unwrap());
     let dir = TempDir::new().unwrap();
-    let (folder, archive) = (dir.path().join("layout"), dir.path().join("layout.tar"));
+    let folder = dir.path().join("layout");
+    let archive = dir.path().join("layout.tar");
     layout::write_folder(&artefact, &folder).unwrap();
     layout::write_archive(&artefact, &archive).unwrap();
     for layout in [&folder, &archive].map(|path| Layout::open(path).unwrap()) {

@@ -274,7 +274,8 @@ async fn agent_is_reached_by_port_forward_in_its_runtime() {
 #[tokio::test]
 async fn catalog_check_exits_with_0_1_or_2() {
     let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../receiver/src/controllers/catalog/check/tests");
-    let (good, wrong) = (fixtures.join("good.yaml"), fixtures.join("wrong.yaml"));
+    let good = fixtures.join("good.yaml");
+    let wrong = fixtures.join("wrong.yaml");
     for (file, expected) in [(&*good, 0), (&*wrong, 1), (&*fixtures.join("missing.yaml"), 2)] {
         let checked = tidewatch(&["catalog", "check", "--json", file.to_str().unwrap()]).await;
         assert_eq!(code(&checked), expected, "{}", stderr(&checked));

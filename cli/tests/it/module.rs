@@ -50,7 +50,8 @@ fn variant(file: &str, from: &str, to: &str) -> TempDir {
 #[tokio::test]
 async fn module_packed_twice_has_one_digest_and_is_shown() {
     let dir = TempDir::new().unwrap();
-    let (folder, archive) = (dir.path().join("a"), dir.path().join("b"));
+    let folder = dir.path().join("a");
+    let archive = dir.path().join("b");
     let first = pack(SAMPLE, &["--output", text(&folder)]).await;
     let second = pack(SAMPLE, &["--output", text(&archive), "--tar"]).await;
     assert_eq!((&first["digest"], &first["blobs"]), (&second["digest"], &second["blobs"]));

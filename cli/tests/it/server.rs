@@ -77,8 +77,10 @@ impl Server {
         let patches = bodies.clone();
         tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {
-                let (acceptor, answers) = (acceptor.clone(), answers.clone());
-                let (log, patches) = (log.clone(), patches.clone());
+                let acceptor = acceptor.clone();
+                let answers = answers.clone();
+                let log = log.clone();
+                let patches = patches.clone();
                 tokio::spawn(async move {
                     match acceptor {
                         None => serve(tcp, answers, log, patches).await,
@@ -137,7 +139,9 @@ async fn serve(
     patches: Arc<Mutex<Vec<Value>>>,
 ) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let (answers, log, patches) = (answers.clone(), log.clone(), patches.clone());
+        let answers = answers.clone();
+        let log = log.clone();
+        let patches = patches.clone();
         async move {
             Ok::<_, Infallible>(if request.method() == Method::PATCH {
                 respond(record(request, &patches).await, &answers, &log)

@@ -15,7 +15,8 @@ fn read(files: &[File], name: &str) -> Value {
 /// The environment variables of the receiver's container in the files of one folder: from the ConfigMap of settings and
 /// from the Deployment.
 fn variables(files: &[File]) -> Variables {
-    let (settings, deployment) = (read(files, "settings"), read(files, "deployment"));
+    let settings = read(files, "settings");
+    let deployment = read(files, "deployment");
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let data = settings["data"].as_object().unwrap().iter();
@@ -73,14 +74,15 @@ fn the_receiver_accepts_the_settings_of_the_installation() {
     let config = receiver(&both()).unwrap();
     assert!(config.installer.settings(&config.trust_domain).is_some() && config.tls.tls_cert.is_some());
     let issuer_ref = read(&cert_manager().unwrap(), "certificate")["spec"]["issuerRef"].clone();
-    let (kind, name) =
-        (issuer_ref["kind"].as_str().unwrap().to_owned(), issuer_ref["name"].as_str().unwrap().to_owned());
+    let kind = issuer_ref["kind"].as_str().unwrap().to_owned();
+    let name = issuer_ref["name"].as_str().unwrap().to_owned();
     assert_eq!(config.pki.issuer, IssuerName::CertManager { kind, name });
 }
 
 #[test]
 fn the_ca_can_stand_in_a_namespace_of_its_own() {
-    let (base, overlay) = (base().unwrap(), ca_namespace().unwrap());
+    let base = base().unwrap();
+    let overlay = ca_namespace().unwrap();
     let mut variables = variables(&base);
     variables.extend(
         read(&overlay, "settings")["data"]
@@ -159,8 +161,10 @@ fn a_sidecar_carries_the_requests_to_other_managers_alone() {
 
 #[test]
 fn one_replica_is_a_receiver_without_a_relay_and_without_a_disruption_budget() {
-    let (base, overlay) = (base().unwrap(), single().unwrap());
-    let (mut variables, patch) = (variables(&base), read(&overlay, "deployment"));
+    let base = base().unwrap();
+    let overlay = single().unwrap();
+    let mut variables = variables(&base);
+    let patch = read(&overlay, "deployment");
     let container = &patch["spec"]["template"]["spec"]["containers"][0];
     for removed in container["env"].as_array().unwrap() {
         let name = removed["name"].as_str().unwrap();
@@ -184,7 +188,8 @@ fn the_receiver_has_exactly_these_roles_bindings_and_rules() {
         let files = files.unwrap();
         let of_rbac = files.iter().filter(|file| file.content.contains("apiVersion: rbac.authorization.k8s.io/"));
         assert_eq!(of_rbac.map(|file| file.name.as_str()).collect::<Vec<_>>(), ["role.yaml", "rolebinding.yaml"]);
-        let (role, binding) = (read(&files, "role"), read(&files, "rolebinding"));
+        let role = read(&files, "role");
+        let binding = read(&files, "rolebinding");
         assert_eq!((&role["kind"], &binding["kind"]), (&json!("Role"), &json!("RoleBinding")));
         let name = &role["metadata"]["name"];
         assert_eq!(

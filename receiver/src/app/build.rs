@@ -127,7 +127,8 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>, ports: &H
         let fleet = components.fleet.clone();
         served_kymas.limit_to(move |key| !fleet.is_elsewhere(key));
     }
-    let (responders, served) = (Responders::default(), components.fleet.clone());
+    let responders = Responders::default();
+    let served = components.fleet.clone();
     // Without further replicas there is no relay port.
     let is_fleet_holder = sharding.as_ref().map_or_else(|| Arc::new(|_: &_| false) as _, Sharding::is_fleet_holder);
     let answers = Answers::new(responders.clone(), Arc::new(move || served.served()), is_fleet_holder);
@@ -187,8 +188,9 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>, ports: &H
     tasks.push(manifest_queue.clone().observe_ages().boxed());
     tasks.push(module_reports::run(fleet, manifest_queue, stores.manifests, manifest_memories).boxed());
     let shards = sharding.is_some().then_some(config.replicas.shards);
-    let (enrolments, namespace, lease) =
-        (builder.enrolments(), config.namespace.clone(), config.lease.lease_name.clone());
+    let enrolments = builder.enrolments();
+    let namespace = config.namespace.clone();
+    let lease = config.lease.lease_name.clone();
     let forward_health = ForwardHealth::new(components.fleet.clone(), replicas.clone());
     Ok(Receiver {
         gateway: builder.gateway(enrolments.clone()),
@@ -239,7 +241,8 @@ struct Builder<'a> {
 impl Builder<'_> {
     fn rotation(&self) -> (CaRotation, RotationHandle) {
         let Self { process: Process { config, tls_state, pki, .. }, client, components, replicas, .. } = self;
-        let (kcp, fleet) = ((Client::clone(client), config.namespace.as_str()), components.fleet.clone());
+        let kcp = (Client::clone(client), config.namespace.as_str());
+        let fleet = components.fleet.clone();
         CaRotation::new(tls_state.clone(), kcp, &config.pki, fleet, replicas.clone(), pki.clone())
     }
 
@@ -284,8 +287,8 @@ impl Builder<'_> {
         }
         let layers = Arc::new(ComponentLayers::new(registry.clone()));
         let changes::Components { fleet, manifest_queue, .. } = components.clone();
-        let (rate, modules) =
-            (config.catalog.catalog_sync_rate, Arc::new(ModuleLayers::new(registry.clone(), manifest_queue.clone())));
+        let rate = config.catalog.catalog_sync_rate;
+        let modules = Arc::new(ModuleLayers::new(registry.clone(), manifest_queue.clone()));
         self.tasks.push(registry::enqueue_waiting(registry, layers.clone(), fleet, manifest_queue, rate).boxed());
         // Ends with the process, as all tasks do.
         self.tasks.push(worker.run(CancellationToken::new()).boxed());
@@ -311,7 +314,8 @@ impl Builder<'_> {
         let Self { process: Process { config, .. }, components, counters, .. } = *self;
         let flags = &config.windows;
         let windows = MaintenanceWindows::new(flags.min_maintenance_window_size, counters.windows.clone());
-        let (path, recorder) = (flags.maintenance_window_policy.clone(), components.recorder.clone());
+        let path = flags.maintenance_window_policy.clone();
+        let recorder = components.recorder.clone();
         let lease = (config.namespace.as_str(), config.lease.lease_name.as_str());
         let file = PolicyFile::open(path, windows.clone(), recorder, lease);
         self.tasks.push(file.run(components.fleet.clone(), config.catalog.catalog_sync_rate).boxed());
@@ -322,7 +326,8 @@ impl Builder<'_> {
     async fn module_rollouts(&mut self, windows: MaintenanceWindows) -> Result<()> {
         let Self { process: Process { config, .. }, client, components, counters, .. } = *self;
         let changes::Components { fleet, stores, catalog, pause, takeover, recorder, .. } = components.clone();
-        let (metrics, replicas) = (counters.module_rollout.clone(), self.replicas.clone());
+        let metrics = counters.module_rollout.clone();
+        let replicas = self.replicas.clone();
         let dependencies = module_rollout::Dependencies {
             fleet,
             stores,
@@ -426,7 +431,8 @@ impl Builder<'_> {
         let (upgrade, handle) = opened.context("read the state of the upgrade of agents")?;
         self.tasks.push(upgrade.run(self.synced.clone()).boxed());
         let pull_secret = settings.own_pull_secret().map(str::to_owned);
-        let (trust, path_fleet) = (tls_state.trust(), fleet.clone());
+        let trust = tls_state.trust();
+        let path_fleet = fleet.clone();
         let trust = Box::new(move || trust.borrow().clone());
         let path = Box::new(move |key: &KymaKey| path_fleet.path(key, Instant::now()));
         let mut installer = Installer::new(settings, trust, path, handle, counters.installer.clone());

@@ -122,16 +122,19 @@ impl Watches {
         let Self { client, namespace, lease, components, forward_health, writers, shards, metrics } = self;
         let Writers { kymas, templates, release_metas, manifests, watchers, secrets } = writers;
         let kymas = watch::SharedWriter::from(kymas);
-        let (manifests, secrets) = (watch::SharedWriter::from(manifests), watch::SharedWriter::from(secrets));
+        let manifests = watch::SharedWriter::from(manifests);
+        let secrets = watch::SharedWriter::from(secrets);
         let owners = Arc::new(SecretOwners::from(secrets.reader()));
         let kyma_cache = Arc::new(KymaCache::from(kymas.reader()));
         let manifest_cache = Arc::new(ManifestCache::from(components.stores.manifests.clone()));
         let secret_cache = Arc::new(SecretCache::new(owners.clone(), components.access.clone(), {
-            let (components, owners) = (components.clone(), owners.clone());
+            let components = components.clone();
+            let owners = owners.clone();
             move |kyma: &KymaKey| components.refresh_access(kyma, &owners)
         }));
         let bodies = shards.map(|shards| {
-            let (known, metrics) = (|| kymas.reader(), || metrics.clone());
+            let known = || kymas.reader();
+            let metrics = || metrics.clone();
             CacheBodies {
                 kymas: Bodies::new(kyma_cache.clone(), kymas.clone(), known(), shards, metrics()),
                 manifests: Bodies::new(manifest_cache.clone(), manifests.clone(), known(), shards, metrics()),
@@ -184,11 +187,13 @@ impl Watches {
         tasks.spawn(monitor.run());
         let targets = (components.clone(), handlers.placer.clone());
         tasks.spawn(placer::follow(handlers.placer.clone(), components.manifest_memories.clone()));
-        let (changed, planned) = (handlers.watchers_changed.clone(), gate.guard("plan"));
+        let changed = handlers.watchers_changed.clone();
+        let planned = gate.guard("plan");
         let kcp = (client.clone(), namespace.clone());
         tasks.spawn(watchers::run(kcp, targets, forward_health, changed, planned));
         if let Some(bodies) = bodies {
-            let (fleet, queue) = (components.fleet.clone(), components.manifest_queue.clone());
+            let fleet = components.fleet.clone();
+            let queue = components.manifest_queue.clone();
             let on_fetched = move |kyma: &KymaKey| {
                 // Reconciles that needed the bodies have failed. A shard that is being acquired has none yet.
                 queue.enqueue_kyma(kyma, Priority::User, false);
@@ -262,7 +267,9 @@ impl WatchStarter<'_> {
         let freshness = watch::Freshness::new();
         self.monitor.add(kind, freshness.clone());
         let api: Api<DeserializeGuard<K>> = Api::namespaced(freshness.observe(self.client.clone()), &self.namespace);
-        let (gate, metrics, recorder) = (self.gate.guard(kind), self.metrics.clone(), self.recorder.clone());
+        let gate = self.gate.guard(kind);
+        let metrics = self.metrics.clone();
+        let recorder = self.recorder.clone();
         let reader = writer.reader();
         let cache = watch::Cache { kind, reader, writer, compact, gate: Some(gate), freshness, metrics, recorder };
         self.tasks.spawn(watch::run(api, config, cache, handler));

@@ -58,7 +58,8 @@ fn enqueue(
     per_second: u32,
 ) {
     // Only work of this replica waits.
-    let (work, per_second) = (WorkSet::of(&[Work::Kyma]), fleet.share_of_rate(per_second));
+    let work = WorkSet::of(&[Work::Kyma]);
+    let per_second = fleet.share_of_rate(per_second);
     let (kymas, paced) = at_once(layers.take_waiting(change));
     kymas.iter().for_each(|key| fleet.enqueue(key, work, Priority::User));
     fleet.enqueue_paced(paced, work, per_second);
@@ -193,7 +194,8 @@ mod tests {
     impl Fixture {
         /// A registry without responses, one Kyma, and so many Manifests, each of a runtime of its own.
         fn new(content: &std::path::Path, count: usize) -> Self {
-            let (registry, metrics) = (registry(content), &mut Metrics::default());
+            let registry = registry(content);
+            let metrics = &mut Metrics::default();
             let table = table::Metrics::register(metrics);
             let fleet = RuntimeTable::alone(1, table::Settings::default(), table);
             fleet.place(key("kyma"), "", None, Arc::new(Plan::new("r".into(), Vec::new()).unwrap()));
@@ -211,7 +213,8 @@ mod tests {
 
         /// Number of enqueued Kymas, and of Manifests that a user's change would not overtake.
         fn enqueued(&self) -> (usize, usize) {
-            let (mut kymas, mut manifests) = (0, 0);
+            let mut kymas = 0;
+            let mut manifests = 0;
             while let Some(job) = self.fleet.next().now_or_never() {
                 kymas += 1;
                 let work = job.queued.work;
@@ -244,7 +247,8 @@ mod tests {
 
     #[tokio::test]
     async fn component_keys_follow_their_folder_and_unusable_ones_are_refused() {
-        let (content, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let content = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().unwrap();
         let open =
             || ComponentKeyFiles::open(folder.path().to_owned(), registry(content.path()), pki::Metrics::default());
         assert!(matches!(open(), Err(KeyFolderError::Keys { .. })), "there is no key");

@@ -96,7 +96,8 @@ impl Replica {
                 "--relay-address needs --relay-cert, --relay-key and --relay-ca, because this receiver issues no certificates"
             ),
         };
-        let (name, domain) = (self.settings.name.clone(), config.trust_domain.clone());
+        let name = self.settings.name.clone();
+        let domain = config.trust_domain.clone();
         let opened = ReplicaCertificate::open(name, domain, source, tls_state.trust(), certificate_metrics).await;
         let (tls, certificate) = opened.context("prepare the replica's certificate")?;
         tasks.push(certificate.run().boxed());
@@ -190,8 +191,10 @@ impl Sharding {
         let started = ShardElector::start(client, settings, instance, holders.clone(), metrics);
         let ShardOwnership { elector, changes } = started.context("start the guard of the shards")?;
         let stop = CancellationToken::new();
-        let (stopped, shards) = (stop.clone(), config.replicas.shards);
-        let (mut owning, handover) = (JoinSet::new(), followers.handover.clone());
+        let stopped = stop.clone();
+        let shards = config.replicas.shards;
+        let mut owning = JoinSet::new();
+        let handover = followers.handover.clone();
         owning.spawn(async move {
             // Shards whose Kymas are not known yet could not be served.
             if stopped.run_until_cancelled(synced.cancelled()).await.is_some() {

@@ -177,8 +177,10 @@ impl Workers {
     ) {
         let controller = Arc::new(controller);
         for _ in 0..count {
-            let (controller, shares) = (controller.clone(), self.shares.clone());
-            let (synced, shutdown) = (synced.clone(), shutdown.clone());
+            let controller = controller.clone();
+            let shares = self.shares.clone();
+            let synced = synced.clone();
+            let shutdown = shutdown.clone();
             self.tasks.spawn(async move {
                 // An object missing from a cache that is not synced would look deleted.
                 if shutdown.run_until_cancelled(synced.cancelled()).await.is_some() {
@@ -210,7 +212,8 @@ async fn work<C: Controller>(controller: &C, shares: &Shares, shutdown: Cancella
         let cost = Cost { writes, counts_as_reconcile: C::counts_as_reconcile(&job) };
         let delay = shares.charge(C::kyma(&job), cost, Instant::now());
         if let Some(delay) = delay {
-            let (key, seconds) = (C::describe(&job).0, delay.rest.as_secs());
+            let key = C::describe(&job).0;
+            let seconds = delay.rest.as_secs();
             if delay.is_for_writes {
                 tracing::warn!(kind = C::KIND, key = %key, seconds, "Runtime has used up its share of the writes to the control plane");
             } else {

@@ -34,7 +34,8 @@ impl ClockSteps {
     pub(crate) fn step(&mut self, wall: Timestamp, monotonic: Instant) -> Option<ClockStep> {
         let passed = monotonic.saturating_duration_since(self.monotonic);
         let by_wall = Duration::try_from(wall.duration_since(self.wall)).unwrap_or_default();
-        let (ahead, behind) = (by_wall.saturating_sub(passed), passed.saturating_sub(by_wall));
+        let ahead = by_wall.saturating_sub(passed);
+        let behind = passed.saturating_sub(by_wall);
         if ahead.max(behind) < LEAST_STEP {
             return None;
         }

@@ -113,7 +113,8 @@ mod tests {
 
     #[test]
     fn rate_and_burst_are_admitted_and_body_frames_are_free() {
-        let (mut limiter, start) = (FrameLimiter::of_client(10), Instant::now());
+        let mut limiter = FrameLimiter::of_client(10);
+        let start = Instant::now();
         assert!(limiter.admits(&client_frames(), start));
         for _ in 0..14 {
             assert!(limiter.admits(&frame(6, 0, 8), start));
@@ -127,7 +128,8 @@ mod tests {
 
     #[test]
     fn frames_of_a_server_have_no_preface() {
-        let (mut limiter, start) = (FrameLimiter::of_server(1), Instant::now());
+        let mut limiter = FrameLimiter::of_server(1);
+        let start = Instant::now();
         assert!(limiter.admits(&frame(4, 0, 12), start) && limiter.admits(&frame(6, 0, 8), start));
         assert!(!limiter.admits(&frame(6, 0, 8), start));
     }
@@ -135,8 +137,10 @@ mod tests {
     proptest! {
         #[test]
         fn frame_headers_are_found_across_any_split_of_the_bytes(cuts in prop::collection::vec(1..20usize, 0..40)) {
-            let (mut scanner, client_frames) = (FrameScanner { skip: PREFACE, header: [0; HEADER], have: 0 }, client_frames());
-            let (mut rest, mut light) = (&client_frames[..], 0);
+            let mut scanner = FrameScanner { skip: PREFACE, header: [0; HEADER], have: 0 };
+            let client_frames = client_frames();
+            let mut rest = &client_frames[..];
+            let mut light = 0;
             for cut in cuts {
                 let (now, later) = rest.split_at(cut.min(rest.len()));
                 light += scanner.light_frames(now);

@@ -93,7 +93,8 @@ mod tests {
             .unwrap()
         };
         let map = |value: &str| -> ConfigMap { serde_json::from_value(json!({"data": {"pause": value}})).unwrap() };
-        let (plain, labelled) = (kyma(json!({})), kyma(json!({label::PAUSE: "true"})));
+        let plain = kyma(json!({}));
+        let labelled = kyma(json!({label::PAUSE: "true"}));
         assert_eq!(Pause::new(true).of(&plain), Some(PauseReason::Flag));
         let pause = Pause::default();
         assert_eq!((pause.of(&plain), pause.of(&labelled)), (None, Some(PauseReason::Label)));

@@ -145,7 +145,8 @@ mod tests {
     proptest! {
         #[test]
         fn behaves_like_btree_map_and_allocates_exactly(steps in vec((0..4_u8, 0..12_u8, any::<u8>()), 0..60)) {
-            let (mut short, mut tree) = (ShortMap::default(), BTreeMap::new());
+            let mut short = ShortMap::default();
+            let mut tree = BTreeMap::new();
             for (operation, key, value) in steps {
                 match operation {
                     0 => prop_assert_eq!(short.insert(key, value), tree.insert(key, value)),

@@ -177,7 +177,9 @@ mod tests {
 
     #[test]
     fn kyma_of_lifecycle_manager_is_left_alone_until_a_quiet_period_without_writes() {
-        let (takeover, key, start) = (Takeover::new("a=b", QUIET), KymaKey::new("ns", "k"), Instant::now());
+        let takeover = Takeover::new("a=b", QUIET);
+        let key = KymaKey::new("ns", "k");
+        let start = Instant::now();
         takeover.selected(&key, &not_ours(1), false, start);
         assert!(takeover.is_pending(&key));
         assert_eq!(takeover.remaining_quiet_period(&key, &not_ours(1), start + QUIET / 4), Some(QUIET * 3 / 4));
@@ -202,7 +204,9 @@ mod tests {
 
     #[test]
     fn takeover_ends_when_another_replica_has_marked_the_kyma() {
-        let (takeover, key, now) = (Takeover::new("", QUIET), KymaKey::new("ns", "k"), Instant::now());
+        let takeover = Takeover::new("", QUIET);
+        let key = KymaKey::new("ns", "k");
+        let now = Instant::now();
         let marks = json!({"finalizers": [finalizer::KYMA], "annotations": {annotation::INPUTS: "-.-"}});
         let managed = |version| kyma(version, marks.clone());
         takeover.selected(&key, &not_ours(1), false, now);
@@ -223,7 +227,9 @@ mod tests {
 
     #[test]
     fn new_kymas_and_own_kymas_after_a_restart_need_no_quiet_period() {
-        let (takeover, key, now) = (Takeover::new("", QUIET), KymaKey::new("ns", "k"), Instant::now());
+        let takeover = Takeover::new("", QUIET);
+        let key = KymaKey::new("ns", "k");
+        let now = Instant::now();
         let held = kyma(1, json!({"finalizers": [finalizer::KYMA], "annotations": {annotation::INPUTS: "a.b"}}));
         for (kyma, found, pending) in [
             (kyma(1, json!({})), false, false),

@@ -113,7 +113,8 @@ impl CaRotation {
     /// Runs for ever, once the caches of KCP are synced: before, the runtimes to wait for are unknown.
     pub async fn run(mut self, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
-        let (mut trust, mut ticks) = (self.trust.clone(), time::interval(RECONCILE_INTERVAL));
+        let mut trust = self.trust.clone();
+        let mut ticks = time::interval(RECONCILE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // A receiver that was killed after it stored a phase may not have enqueued every runtime.
         let mut enqueue_all = matches!(&*self.tls_state.secret_status().borrow(), CaSecretStatus::Good(secret) if secret.state.is_rotating());
@@ -242,7 +243,8 @@ impl CaRotation {
         transition: Transition,
         request: Option<RotationRequest>,
     ) -> Result<Option<CaState>, RotationError> {
-        let (now, flags) = (unix(), &self.flags);
+        let now = unix();
+        let flags = &self.flags;
         let force_after = request.and_then(|request| request.force_after_seconds);
         let generate = || Root::generate(flags.ca_validity, now);
         let leaf_validity = flags.certificate_validity;

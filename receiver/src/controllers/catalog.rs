@@ -487,7 +487,8 @@ impl Catalog {
             |holds| Snapshot::new(stores.templates.state(), stores.release_metas.state(), restricted, holds);
         let unheld = with_holds(Holds::default());
         let kymas = stores.kymas.state();
-        let (decides, no_confirmation) = (self.0.role.is_held(), BTreeSet::new());
+        let decides = self.0.role.is_held();
+        let no_confirmation = BTreeSet::new();
         if !decides {
             kcp.used.clear();
         }

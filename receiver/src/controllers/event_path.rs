@@ -188,7 +188,8 @@ impl EventPathController {
 
     /// Adapts the rates to this replica's part of the fleet, and forgets the Kymas of released shards.
     fn follow_shards(&self, state: &mut LoopState) {
-        let (held, flags) = (self.fleet.held(), &self.flags);
+        let held = self.fleet.held();
+        let flags = &self.flags;
         if held == state.held {
             return;
         }
@@ -446,7 +447,8 @@ mod tests {
     #[test]
     fn agents_that_came_back_use_no_part_of_the_rate_of_polls() {
         let start = Instant::now();
-        let (mut state, now) = (after_loss(start), start + 301 * S);
+        let mut state = after_loss(start);
+        let now = start + 301 * S;
         // All but one reconnected after a failure of the load balancer.
         let repairs = state.take_repairs(|silent, _| *silent == key(7), now);
         assert_eq!((repairs, state.suspects.len()), (vec![key(7)], 0));
@@ -457,8 +459,10 @@ mod tests {
     #[test]
     fn repairs_and_due_polls_share_the_rate() {
         let start = Instant::now();
-        let (mut state, now) = (after_loss(start), start + 301 * S);
-        let (mut repairs, mut polls) = (0, 0);
+        let mut state = after_loss(start);
+        let now = start + 301 * S;
+        let mut repairs = 0;
+        let mut polls = 0;
         for second in 0..100 {
             let now = now + S * second;
             repairs += state.take_repairs(|_, _| true, now).len();
@@ -518,7 +522,8 @@ mod tests {
             fleet.place(KymaKey::new("ns", name), name, Some(name.parse::<RuntimeId>().unwrap()), plan);
         }
         fleet.set_synced();
-        let (table, written) = (fleet.clone(), Arc::<Mutex<Vec<_>>>::default());
+        let table = fleet.clone();
+        let written = Arc::<Mutex<Vec<_>>>::default();
         let requests = written.clone();
         let client = testing::client("ns", move |parts, body| {
             let is_permitted = WriteFence::closed().check(&parts.method).is_ok();
@@ -561,7 +566,8 @@ mod tests {
         let fleet =
             RuntimeTable::alone(1, table::Settings::default(), table::Metrics::register(&mut Registry::default()));
         let controller = controller(client, fleet);
-        let (now, key) = (Instant::now(), KymaKey::new("ns", "k"));
+        let now = Instant::now();
+        let key = KymaKey::new("ns", "k");
         let mut state = LoopState::new(&controller.flags, now);
         let shown = |path: &PathState| -> Arc<CachedKyma> {
             let Some(condition::Change::Set { reason, message, .. }) =

@@ -122,7 +122,8 @@ pub(super) mod tests {
     impl Peers for FakePeers {
         fn ask_all(&self, topic: Topic, question: Bytes) -> BoxFuture<'_, Result<Vec<Bytes>, AskError>> {
             *self.asked.lock() += 1;
-            let (replicas, error) = (self.replicas.lock().clone(), *self.error.lock());
+            let replicas = self.replicas.lock().clone();
+            let error = *self.error.lock();
             Box::pin(async move {
                 let mut answers = error.map_or(Ok(Vec::new()), Err)?;
                 for replica in replicas {
@@ -169,7 +170,8 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn every_replica_answers_in_its_words_or_nothing_is_known() {
-        let (topic, peers) = (Topic::AgentUpgrade, Arc::new(FakePeers::default()));
+        let topic = Topic::AgentUpgrade;
+        let peers = Arc::new(FakePeers::default());
         let [asking, _] = [1, 2].map(|summand: u32| {
             let replica = Replicas::joining(&peers);
             replica.respond(topic, move |n: u32| n.checked_add(summand).ok_or(AskError::Unavailable));

@@ -118,7 +118,8 @@ impl Installer {
         installed: &mut InstallationState,
         budgets: &WriteBudgets,
     ) -> Report {
-        let (desired, image) = (self.desired(plan), self.upgrade.image_for(runtime));
+        let desired = self.desired(plan);
+        let image = self.upgrade.image_for(runtime);
         let budget = budgets.of(key, object::Component::Agent, "", ());
         let path = PathEvidence::of((self.path)(key).as_ref(), kyma);
         let report = apply::InstallRun::new(client, runtime, image, path, &desired, installed, budget).run().await;
@@ -144,7 +145,8 @@ impl Installer {
     }
 
     fn desired(&self, plan: &Arc<Plan>) -> Arc<DesiredObjects> {
-        let (trust, pull_secret) = ((self.trust_source)(), self.pull_secret.content());
+        let trust = (self.trust_source)();
+        let pull_secret = self.pull_secret.content();
         let is_current = |cached: &&Arc<DesiredObjects>| cached.is_current(plan, &trust.agents, pull_secret.as_ref());
         let mut cache = self.desired.lock();
         if let Some(cached) = cache.iter().find(is_current) {

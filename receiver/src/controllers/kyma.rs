@@ -310,7 +310,8 @@ async fn run_active(
     let inputs = Inputs::of(&kyma, &ctx.plans.of(key), &ctx.catalog.fingerprint(kyma.labels(), &ctx.stores));
     let before = kyma.status.clone();
     let shown = ctx.caches.selections.take(key);
-    let (outcome, findings) = (ReconcileOutcome::ended(works), Findings::default());
+    let outcome = ReconcileOutcome::ended(works);
+    let findings = Findings::default();
     let mut reconcile = Reconcile {
         ctx,
         key,
@@ -526,10 +527,13 @@ impl Reconcile<'_> {
             Some((client, _)) => Ok(client.clone()),
             None => (ctx.clients)(key).map(|(client, _)| client),
         };
-        let (catalog, stores, status) = (&ctx.catalog, &ctx.stores, ctx.status());
+        let catalog = &ctx.catalog;
+        let stores = &ctx.stores;
+        let status = ctx.status();
         let reconcile = CatalogReconcile { catalog, stores, status, key, client, drift: &queued.drift };
         if let Err(error) = reconcile.run(&mut self.kyma).await? {
-            let (work, error) = (WorkSet::of(&[Work::Catalog]), Error::from(error));
+            let work = WorkSet::of(&[Work::Catalog]);
+            let error = Error::from(error);
             self.failed(work, log_failure(ctx, key, &error));
             // A failure of the catalog alone delays no other work of the runtime cluster.
             if matches!(&error, Error::Catalog(error) if error.is_catalog_only()) {
@@ -616,7 +620,8 @@ impl Reconcile<'_> {
         catalog: &Snapshot,
     ) -> Decisions<'w> {
         let Self { ctx, kyma, .. } = self;
-        let (namespace, uid) = (kyma.namespace().unwrap_or_default(), kyma.uid().unwrap_or_default());
+        let namespace = kyma.namespace().unwrap_or_default();
+        let uid = kyma.uid().unwrap_or_default();
         let sources = Sources {
             namespace: &namespace,
             kyma_labels: kyma.labels(),

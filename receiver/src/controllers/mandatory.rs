@@ -63,7 +63,9 @@ impl MandatoryModules {
     /// `namespace` is that of the release metas in KCP.
     #[must_use]
     pub fn new(namespace: &str, recorder: EventRecorder) -> Self {
-        let (namespace, changed, faults) = (namespace.to_owned(), Notify::new(), Mutex::default());
+        let namespace = namespace.to_owned();
+        let changed = Notify::new();
+        let faults = Mutex::default();
         Self(Arc::new(Shared { namespace, recorder, changed, faults }))
     }
 
@@ -83,9 +85,11 @@ impl MandatoryModules {
         match fault {
             Some(fault) => {
                 tracing::warn!(module, fault, "Mandatory module cannot be installed");
-                let (kind, namespace) = ("ModuleReleaseMeta", self.0.namespace.clone());
+                let kind = "ModuleReleaseMeta";
+                let namespace = self.0.namespace.clone();
                 let regarding = Regarding { kind, namespace, name: module.to_owned(), uid: String::new() };
-                let (reason, note) = ("MandatoryModuleFailed", fault.clone());
+                let reason = "MandatoryModuleFailed";
+                let note = fault.clone();
                 self.0.recorder.publish(vec![PendingEvent { regarding, warning: true, reason, note }]);
                 faults.insert(module.to_owned(), fault);
             }
@@ -126,7 +130,8 @@ impl Finalizers {
     /// Runs forever, once all caches are synced: a Manifest missing from the cache would look removed.
     pub async fn run(mut self, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
-        let (modules, role) = (self.modules.0.clone(), self.role.clone());
+        let modules = self.modules.0.clone();
+        let role = self.role.clone();
         let mut role_changes = role.changes();
         loop {
             let reconciled = role.run(self.reconcile()).await;
@@ -192,7 +197,8 @@ impl Finalizers {
 
     /// Use of the module of a release meta. Reports the begin of a removal once.
     fn use_of(&mut self, meta: &ModuleReleaseMeta) -> Use {
-        let (module, is_held) = (meta.name_any(), self.catalog.is_held(&meta.name_any()));
+        let module = meta.name_any();
+        let is_held = self.catalog.is_held(&meta.name_any());
         if is_wanted(meta) || !action::is_protected(meta) {
             return Use { has_manifests: true, is_held, leaving_for: Duration::ZERO };
         }
@@ -236,7 +242,9 @@ impl Finalizers {
 
     fn publish(&self, meta: &ModuleReleaseMeta, reason: &'static str, warning: bool, note: String) {
         let Shared { namespace, recorder, .. } = &*self.modules.0;
-        let (namespace, name, uid) = (namespace.clone(), meta.name_any(), meta.uid().unwrap_or_default());
+        let namespace = namespace.clone();
+        let name = meta.name_any();
+        let uid = meta.uid().unwrap_or_default();
         let regarding = Regarding { kind: "ModuleReleaseMeta", namespace, name, uid };
         recorder.publish(vec![PendingEvent { regarding, warning, reason, note }]);
     }

@@ -229,7 +229,8 @@ async fn run_within(ctx: &Context, key: &ManifestKey, queued: &QueuedWork, limit
         if call.is_some_and(object::is_conflict) {
             tracing::debug!(manifest = %key, %error, "Conflict with a concurrent write, requeued");
         } else {
-            let (cause, class) = (call.map(describe), error.class().as_str());
+            let cause = call.map(describe);
+            let class = error.class().as_str();
             tracing::warn!(manifest = %key, %error, cause, class, "Reconcile of a Manifest failed");
         }
         ReconcileOutcome::failed(queued.work, error.class())

@@ -102,7 +102,8 @@ mod tests {
 
     #[test]
     fn checks_of_the_same_blockers_back_off_to_a_minute_and_progress_resets_them() {
-        let (backoff, key) = (RemovalBackoff::default(), KymaKey::new("ns", "k"));
+        let backoff = RemovalBackoff::default();
+        let key = KymaKey::new("ns", "k");
         let blocked = |by: &str| PendingRemoval::of_objects(&[by.to_owned()]);
         for bound in [1, 2, 4, 8, 16, 32, 60, 60, 60] {
             let delay = backoff.delay(&key, &blocked("the CRD x"));

@@ -191,7 +191,8 @@ impl PullSecretWatch {
         fleet: RuntimeTable,
         purpose: Purpose,
     ) -> kube::Result<(Self, PullSecret)> {
-        let (api, pull_secret) = (Api::<Secret>::namespaced(client, namespace), PullSecret::default());
+        let api = Api::<Secret>::namespaced(client, namespace);
+        let pull_secret = PullSecret::default();
         pull_secret.take(object::get_by_list(&api, name).await?.as_ref(), &purpose.is_usable);
         Ok((Self { api, name: name.to_owned(), pull_secret: pull_secret.clone(), fleet, purpose }, pull_secret))
     }

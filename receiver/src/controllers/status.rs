@@ -55,7 +55,8 @@ impl Findings {
 /// Computes the status of the KCP Kyma from the current one and the findings.
 pub(crate) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> KymaStatus {
     let bounded = |text: &Option<String>| text.as_deref().map(|text| foreign_text::shortened(text, MAX_TEXT_CHARS));
-    let (failure, waits) = (bounded(&findings.failure), bounded(&findings.waits));
+    let failure = bounded(&findings.failure);
+    let waits = bounded(&findings.waits);
     let mut modules = findings.modules.clone().unwrap_or_else(|| old.modules().to_vec());
     if let (Some(message), Some(Readiness::Not { .. }), false) =
         (&failure, &findings.conditions.access, findings.deleting)

@@ -112,7 +112,8 @@ impl Ledger {
 
     /// Records an event.
     pub(super) fn record(&mut self, event: &Event, planned: &PlanIndex) -> RecordedEvent {
-        let (before, sequence) = (self.sequences.accepted(), event.id.sequence);
+        let before = self.sequences.accepted();
+        let sequence = event.id.sequence;
         let status = self.sequences.record(sequence);
         match status {
             SequenceStatus::Next { closed_gap } => {

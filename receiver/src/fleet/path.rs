@@ -330,7 +330,8 @@ mod tests {
     fn positive_evidence_counts_at_once_and_missing_evidence_when_due() {
         let start = Instant::now();
         let evaluate = |last_heartbeat: Option<&LastHeartbeat>, now| evidence(start, last_heartbeat).evaluate(now);
-        let (due, early) = (start + INTERVAL * 3, start + INTERVAL * 3 - S);
+        let due = start + INTERVAL * 3;
+        let early = start + INTERVAL * 3 - S;
         assert_eq!(evaluate(None, early), PathState::Unknown);
         assert_eq!(evaluate(None, due), PathState::Unproven(Unproven::NoHeartbeat));
         assert_eq!(evaluate(Some(&last_heartbeat(start)), start + S), PathState::Proven);
@@ -434,8 +435,8 @@ mod tests {
         fn watch(name: &str, alive: Option<u64>, error: Option<&str>) -> Value {
             json!({"name": name, "objects": 1, "listedSecondsAgo": 900, "aliveSecondsAgo": alive, "error": error})
         }
-        let (living, silent) =
-            (watch("a", Some(SILENT_AFTER_SECONDS), None), watch("b", Some(SILENT_AFTER_SECONDS + 1), None));
+        let living = watch("a", Some(SILENT_AFTER_SECONDS), None);
+        let silent = watch("b", Some(SILENT_AFTER_SECONDS + 1), None);
         let words = |name: &str, words: &str| Some((name.to_owned(), Some(words.to_owned())));
         assert_eq!(failing(json!([living, watch("c", None, None)])), None, "not every agent reports it");
         assert_eq!(failing(json!([living, silent])), words("b", SILENT_MESSAGE));

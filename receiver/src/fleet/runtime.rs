@@ -252,7 +252,8 @@ impl Runtime {
 
     /// Records a heartbeat.
     pub(crate) fn heartbeat(&mut self, heartbeat: &Heartbeat, created: i64, now: Instant) -> HeartbeatRecord {
-        let (planned, placed_late) = (self.planned.clone(), self.placed_late);
+        let planned = self.planned.clone();
+        let placed_late = self.placed_late;
         self.ledger(heartbeat.epoch, created);
         let newest =
             self.epochs.iter().max_by_key(|(_, ledger)| (ledger.newest, ledger.order)).map(|(epoch, _)| *epoch);
@@ -263,12 +264,14 @@ impl Runtime {
             (true, false) => HeartbeatStatus::Late,
             (true, true) => HeartbeatStatus::Counted,
         };
-        let (mut queued, mut differing) = (None, Vec::new());
+        let mut queued = None;
+        let mut differing = Vec::new();
         if status == HeartbeatStatus::Counted {
             differing = ledger.heartbeat(heartbeat, placed_late, &planned);
             enqueue_differing(&differing, &planned, &mut queued);
         }
-        let (settled, since) = (ledger.settled(&planned), ledger.sequences.since());
+        let settled = ledger.settled(&planned);
+        let since = ledger.sequences.since();
         let resend = if is_newest { ledger.compare.resend() } else { Vec::new() };
         if status == HeartbeatStatus::Counted {
             let last_heartbeat = LastHeartbeat::of(heartbeat, &planned, now);

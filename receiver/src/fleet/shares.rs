@@ -145,7 +145,8 @@ mod tests {
 
     #[test]
     fn burst_is_free_and_then_the_rate_applies_to_each_runtime_alone() {
-        let (shares, start) = (Shares::default(), Instant::now());
+        let shares = Shares::default();
+        let start = Instant::now();
         assert_eq!(shares.charge(&kyma("a"), writes(WRITES.burst), start), None);
         assert_eq!(shares.charge(&kyma("a"), writes(0), start), None);
         assert_eq!(shares.charge(&kyma("a"), writes(20), start), delayed(5));
@@ -158,9 +159,11 @@ mod tests {
 
     #[test]
     fn many_objects_of_one_runtime_converge_to_its_rate() {
-        let (shares, start) = (Shares::default(), Instant::now());
+        let shares = Shares::default();
+        let start = Instant::now();
         let mut due = [start; 50];
-        let (mut written, end) = (0, start + Duration::from_secs(3_600));
+        let mut written = 0;
+        let end = start + Duration::from_secs(3_600);
         while let Some(next) = due.iter_mut().min().filter(|due| **due < end) {
             let now = *next;
             written += 6;
@@ -174,9 +177,12 @@ mod tests {
     /// A user who toggles modules twice a second, without a single write.
     #[test]
     fn reconciles_of_a_kyma_have_a_rate_of_their_own() {
-        let (shares, start) = (Shares::default(), Instant::now());
+        let shares = Shares::default();
+        let start = Instant::now();
         let cost = Cost { writes: 0, counts_as_reconcile: true };
-        let (mut now, mut reconciles, end) = (start, 0, start + Duration::from_secs(600));
+        let mut now = start;
+        let mut reconciles = 0;
+        let end = start + Duration::from_secs(600);
         while now < end {
             reconciles += 1;
             let delay = shares.charge(&kyma("a"), cost, now);
@@ -191,7 +197,8 @@ mod tests {
 
     #[test]
     fn runtimes_without_debt_are_dropped() {
-        let (shares, start) = (Shares::default(), Instant::now());
+        let shares = Shares::default();
+        let start = Instant::now();
         let number = || shares.state.lock().debts.len();
         for n in 0..PRUNE_AT {
             shares.charge(&kyma(&n.to_string()), writes(1), start);

@@ -185,7 +185,8 @@ impl RuntimeTable {
     /// Continues a path from reason and message of the condition `EventPath` in KCP until the runtime's next request.
     /// Restores only state that a new process cannot observe at once; the use of contract v3 is restored permanently.
     pub fn inherit(&self, key: &KymaKey, reason: &str, message: &str) {
-        let (inherited, used_v3) = (reason.parse().ok(), fleet::condition_shows_v3(reason, message));
+        let inherited = reason.parse().ok();
+        let used_v3 = fleet::condition_shows_v3(reason, message);
         if inherited.is_some() || used_v3 {
             self.with_kyma(key, |state, _| {
                 if let Some(entry) = state.kymas.get_mut(key) {
@@ -277,7 +278,9 @@ impl RuntimeTable {
         self.0.metrics.renewals.inc_by(renew.into());
         self.0.metrics.heartbeat(&record);
         if record.differing > 0 {
-            let (runtime, differing, resend) = (heartbeat.runtime(), record.differing, record.resend.join(", "));
+            let runtime = heartbeat.runtime();
+            let differing = record.differing;
+            let resend = record.resend.join(", ");
             tracing::warn!(%runtime, differing, resend, "Digests of watches differ");
         }
         Ok(HeartbeatResponse {
@@ -410,7 +413,8 @@ impl RuntimeTable {
     fn finish(&self, job: &mut Job, outcome: &ReconcileOutcome) {
         self.0.metrics.reconciled(outcome);
         drop(job.start.slow_slot.take());
-        let (tenure, key) = (&job.start.tenure, &job.key);
+        let tenure = &job.start.tenure;
+        let key = &job.key;
         let ended = tenure.shard.and_then(|shard| {
             self.with(shard, |state, now| {
                 let accepted = (state.tenure.number == tenure.number)

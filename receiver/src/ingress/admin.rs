@@ -91,7 +91,8 @@ pub async fn bind(
         (false, false) => return Err(BindError::Exposed(address)),
     };
     let server = HttpServer::bind(address, LIMITS, tls, move |request| {
-        let (policy, fleet) = (policy.clone(), fleet.clone());
+        let policy = policy.clone();
+        let fleet = fleet.clone();
         async move { routes::respond(&policy, &fleet, request).await }
     });
     Ok(server.await?)

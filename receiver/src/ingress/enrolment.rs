@@ -236,7 +236,8 @@ impl EnrolmentService {
         if let Err(EnrolmentError::Token(error)) = &result
             && error.is_foreign()
         {
-            let (runtime, fingerprint) = (&request.certificate.runtime, leaf.fingerprint.clone());
+            let runtime = &request.certificate.runtime;
+            let fingerprint = leaf.fingerprint.clone();
             self.0.issuer.revocations().refuse_leaf(runtime, fingerprint, leaf.not_after, LeafRefusal::Token);
         }
         result
@@ -255,7 +256,9 @@ impl EnrolmentService {
         if let Some(verified) = self.0.keys.verify_cached(&*self.0.runtimes, &kyma, &read) {
             verified?;
         }
-        let (this, token, request) = (self.clone(), token.to_owned(), request.clone());
+        let this = self.clone();
+        let token = token.to_owned();
+        let request = request.clone();
         // Another replica decides on the runtime once its shard is released.
         let tenure = self.0.issuer.tenure(&kyma);
         let evaluation = async move {

@@ -313,7 +313,8 @@ impl<S: Service, L: Listen> Gateway<S, L> {
         let _lag = AbortOnDropHandle::new(tokio::spawn(measure_lag(context.clone(), tasks.clone(), accepted.clone())));
         let _revoked = AbortOnDropHandle::new(tokio::spawn(connection::close_revoked(context.clone())));
         while let Some((tcp, slot)) = accept(&listener, &context.slots, &context.metrics, &shutdown).await {
-            let (context, config) = (context.clone(), tls.load_full());
+            let context = context.clone();
+            let config = tls.load_full();
             tasks.spawn(async move {
                 let _slot = slot;
                 let source = L::source(&tcp);

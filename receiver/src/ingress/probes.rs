@@ -49,7 +49,9 @@ pub async fn bind_probes(address: SocketAddr, readiness: Readiness) -> Result<Ht
 
 async fn serve(address: SocketAddr, state: State) -> Result<HttpServer, ListenError> {
     HttpServer::bind(address, LIMITS, None, move |request| {
-        let (state, method, path) = (state.clone(), request.method().clone(), request.uri().path().to_owned());
+        let state = state.clone();
+        let method = request.method().clone();
+        let path = request.uri().path().to_owned();
         async move { state.respond(&method, &path).await }
     })
     .await
@@ -79,7 +81,8 @@ impl MetricsText {
             }
             sleep_until(*ended + (*ended - *began) * (ENCODING_SHARE - 1)).await;
         }
-        let (metrics, began) = (self.page.load_full(), Instant::now());
+        let metrics = self.page.load_full();
+        let began = Instant::now();
         let text = Bytes::from(spawn_blocking(move || metrics.encode()).await.ok()??);
         *last = Some(Encoding { began, ended: Instant::now(), text: text.clone() });
         Some(text)
@@ -133,7 +136,8 @@ mod tests {
 
     #[tokio::test]
     async fn readiness_lists_pending_conditions_and_metrics_are_in_open_metrics_format() {
-        let (readiness, shutdown) = (Readiness::default(), CancellationToken::new());
+        let readiness = Readiness::default();
+        let shutdown = CancellationToken::new();
         let pending = [readiness.pending("kcp caches"), readiness.pending("tls")];
         let metrics = MetricsPage::new(ArcSwap::from_pointee(Metrics::new()));
         let probes = bind("127.0.0.1:0".parse().unwrap(), metrics, readiness).await.unwrap();
@@ -161,12 +165,14 @@ mod tests {
 
     #[tokio::test]
     async fn listener_of_the_probes_serves_no_metrics_and_is_reached_while_scrapers_hold_the_other() {
-        let (readiness, shutdown) = (Readiness::default(), CancellationToken::new());
+        let readiness = Readiness::default();
+        let shutdown = CancellationToken::new();
         let metrics = MetricsPage::new(ArcSwap::from_pointee(Metrics::new()));
         let any = "127.0.0.1:0".parse().unwrap();
         let page = bind(any, metrics, readiness.clone()).await.unwrap();
         let probes = bind_probes(any, readiness).await.unwrap();
-        let (page_address, address) = (page.address(), probes.address());
+        let page_address = page.address();
+        let address = probes.address();
         let served = [page, probes].map(|server| tokio::spawn(server.run(shutdown.clone())));
         let mut silent = Vec::new();
         for _ in 0..LIMITS.connections {

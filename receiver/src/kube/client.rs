@@ -171,7 +171,8 @@ mod tests {
     async fn list_that_stands_still_ends_and_a_silent_watch_goes_on() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let maps = api(&listener, &WriteFence::default(), (REQUEST_DEADLINE, Duration::from_millis(50)));
-        let (parameters, list) = (WatchParams::default(), ListParams::default());
+        let parameters = WatchParams::default();
+        let list = ListParams::default();
         let (watch, mut watched) = tokio::join!(maps.watch(&parameters, "1"), answer(&listener, ""));
         let mut watch = watch.unwrap().boxed();
         let (list, _stalled) = tokio::join!(maps.list(&list), answer(&listener, r#"{"items":["#));
@@ -201,7 +202,8 @@ mod tests {
     #[tokio::test]
     async fn write_of_a_reconcile_needs_the_fence_of_its_shard_although_that_of_the_process_is_open() {
         let (maps, listener) = silent_server(Duration::from_millis(50), &WriteFence::default()).await;
-        let (shard, parameters) = (WriteFence::default().child(), Default::default());
+        let shard = WriteFence::default().child();
+        let parameters = Default::default();
         let sent = fenced(shard.clone(), maps.delete("a", &parameters));
         let (sent, accepted) = tokio::join!(sent, listener.accept());
         accepted.unwrap();

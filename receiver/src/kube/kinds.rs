@@ -202,7 +202,8 @@ impl Kinds {
             })
             .collect();
         let responses: Vec<_> = stream::iter(requests).buffered(CONCURRENT_REQUESTS).collect().await;
-        let (mut served, mut failure) = (Vec::new(), None);
+        let mut served = Vec::new();
+        let mut failure = None;
         for (group, version, kinds, found) in responses {
             match found {
                 Ok(found) => {

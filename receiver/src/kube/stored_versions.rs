@@ -218,7 +218,8 @@ impl Migration {
         params: &PatchParams,
         object: PartialObjectMeta,
     ) -> Result<(), MigrationError> {
-        let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+        let namespace = object.namespace().unwrap_or_default();
+        let name = object.name_any();
         let api: Api<DynamicObject> = kind.api(client, &namespace);
         let patch = self.patch_of(&object.metadata);
         let written = api.patch_metadata(&name, params, &patch).await;

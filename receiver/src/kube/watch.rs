@@ -188,8 +188,10 @@ where
                 Some((self.compact)(object))
             }
             Err(invalid) => {
-                let (namespace, name) = (invalid.metadata.namespace, invalid.metadata.name);
-                let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
+                let namespace = invalid.metadata.namespace;
+                let name = invalid.metadata.name;
+                let namespace = namespace.unwrap_or_default();
+                let name = name.unwrap_or_default();
                 let known = self.reader.get(&ObjectRef::new(&name).within(&namespace));
                 self.metrics.unreadable.get_or_create(&KindLabel { kind: self.kind }).inc();
                 tracing::warn!(kind = self.kind, namespace, name, error = %invalid.error, "Invalid object");
@@ -225,8 +227,10 @@ mod tests {
     #[test]
     fn invalid_object_is_counted_and_reported_and_keeps_its_last_valid_state() {
         let mut registry = Registry::default();
-        let (metrics, events) = (Metrics::register(&mut registry), recorder::Metrics::register(&mut registry));
-        let (writer, recorder) = (Writer::<ModuleTemplate>::default(), EventRecorder::new(events));
+        let metrics = Metrics::register(&mut registry);
+        let events = recorder::Metrics::register(&mut registry);
+        let writer = Writer::<ModuleTemplate>::default();
+        let recorder = EventRecorder::new(events);
         let mut cache = Cache {
             kind: "moduletemplates",
             reader: writer.as_reader(),
@@ -243,7 +247,8 @@ mod tests {
                 seen.push((template.metadata.name.clone().unwrap(), template.spec.version.clone()));
             }
         };
-        let (good, bad) = (json!({"version": "1.0.0", "descriptor": {}}), json!({"version": 1, "descriptor": {}}));
+        let good = json!({"version": "1.0.0", "descriptor": {}});
+        let bad = json!({"version": 1, "descriptor": {}});
         cache.apply(Event::Apply(template("known", good)), &mut handler);
         cache.apply(Event::Apply(template("known", bad.clone())), &mut handler);
         cache.apply(Event::Apply(template("new", bad)), &mut handler);
@@ -261,14 +266,17 @@ mod tests {
     #[test]
     fn gate_opens_when_all_kinds_have_been_listed_once() {
         let mut registry = Registry::default();
-        let (metrics, events) = (Metrics::register(&mut registry), recorder::Metrics::register(&mut registry));
-        let (readiness, opened) = (Readiness::default(), Arc::new(AtomicBool::new(false)));
+        let metrics = Metrics::register(&mut registry);
+        let events = recorder::Metrics::register(&mut registry);
+        let readiness = Readiness::default();
+        let opened = Arc::new(AtomicBool::new(false));
         let gate = SyncGate::new(&readiness, {
             let opened = opened.clone();
             move || opened.store(true, Ordering::Relaxed)
         });
         let mut caches = ["moduletemplates", "modulereleasemetas"].map(|kind| {
-            let (writer, gate) = (Writer::<ModuleTemplate>::default(), Some(gate.guard(kind)));
+            let writer = Writer::<ModuleTemplate>::default();
+            let gate = Some(gate.guard(kind));
             let recorder = EventRecorder::new(events.clone());
             Cache {
                 kind,

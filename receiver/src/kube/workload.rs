@@ -125,7 +125,9 @@ impl<'a> Container<'a> {
 
     fn waiting_fault(self) -> Option<PodFault<'a>> {
         let waiting = &self.status["state"]["waiting"];
-        let (container, image, message) = (self.name(), text(&self.spec["image"]), text(&waiting["message"]));
+        let container = self.name();
+        let image = text(&self.spec["image"]);
+        let message = text(&waiting["message"]);
         Some(match text(&waiting["reason"]) {
             "InvalidImageName" => PodFault::ImageName { container, image },
             "ErrImagePull"
@@ -153,7 +155,8 @@ impl<'a> Container<'a> {
 
     /// Crash loop of a container that does not wait. `ready` is the last change of the pod's readiness.
     fn restarting(self, ready: Option<Timestamp>) -> Option<PodFault<'a>> {
-        let (state, last) = (&self.status["state"], &self.status["lastState"]["terminated"]);
+        let state = &self.status["state"];
+        let last = &self.status["lastState"]["terminated"];
         let fails = |run: &Value| run["exitCode"].as_i64().is_some_and(|code| code != 0) && is_short(run);
         let is_looping = self.status["restartCount"].as_i64() >= Some(CRASH_LOOP_RESTARTS) && fails(last);
         if !is_looping || self.status["ready"] == true {

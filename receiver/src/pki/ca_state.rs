@@ -191,7 +191,8 @@ impl CaState {
 
     /// Serializes it as the Secret's data.
     pub(crate) fn write(&self) -> BTreeMap<String, ByteString> {
-        let (mut data, mut leaves_end) = (BTreeMap::new(), None);
+        let mut data = BTreeMap::new();
+        let mut leaves_end = None;
         self.root.write(&mut data, &ROOT);
         match &self.phase {
             Phase::Steady => {}
@@ -205,7 +206,8 @@ impl CaState {
                 leaves_end = Some(*end);
             }
         }
-        let (since, force_after_seconds) = (self.since, self.force_after);
+        let since = self.since;
+        let force_after_seconds = self.force_after;
         let state = Document { version: VERSION, phase: self.name(), since, force_after_seconds, leaves_end };
         let state = serde_json::to_vec(&state).expect("numbers and names have a JSON form");
         data.insert(STATE.to_owned(), ByteString(state));
@@ -288,7 +290,8 @@ pub(crate) mod tests {
 
     /// One state of each phase, of the same two roots.
     pub(crate) fn phases() -> [CaState; 4] {
-        let (old, new) = (root("old"), root("new"));
+        let old = root("old");
+        let new = root("new");
         let leaves_end = NOW + 86_400;
         [
             (old.clone(), Phase::Steady),

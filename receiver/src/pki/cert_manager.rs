@@ -180,7 +180,8 @@ struct CreatedRequest {
 
 impl Drop for CreatedRequest {
     fn drop(&mut self) {
-        let (api, name) = (self.api.clone(), std::mem::take(&mut self.name));
+        let api = self.api.clone();
+        let name = std::mem::take(&mut self.name);
         // Detached. An object that stays behind is a record of a certificate, not a secret.
         tokio::spawn(async move {
             let deleted = timeout(TIMEOUT, api.delete(&name, &DeleteParams::default())).await;
@@ -338,7 +339,8 @@ mod tests {
     }
 
     async fn submit(signer: &Signer, csr: &SigningRequest, clients: &TrustBundle) -> Result<String, IssueError> {
-        let (runtime, domain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
+        let runtime = "r-1".parse().unwrap();
+        let domain = "kyma.local".parse().unwrap();
         signer.issuer().issue(&runtime, &domain, csr, RUNTIME_VALIDITY, clients).await
     }
 
@@ -346,14 +348,16 @@ mod tests {
     async fn request_is_created_polled_checked_and_deleted() {
         let ca = Arc::new(Ca::generate("cert-manager", now(), CA_VALIDITY).unwrap());
         let key = KeyPair::generate().unwrap();
-        let (csr, clients) = (request("r-1", &key), ca.trust_bundle());
+        let csr = request("r-1", &key);
+        let clients = ca.trust_bundle();
         let signer = Signer::new(move |object| {
             let spec = &object["spec"];
             assert_eq!(spec["issuerRef"], json!({"group": "cert-manager.io", "kind": "ClusterIssuer", "name": "kyma"}));
             assert_eq!((&spec["duration"], &spec["isCA"]), (&json!("86400s"), &json!(false)));
             let pem = STANDARD.decode(spec["request"].as_str().unwrap()).unwrap();
             let request = SigningRequest::from_pem(&pem).unwrap();
-            let (runtime, domain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
+            let runtime = "r-1".parse().unwrap();
+            let domain = "kyma.local".parse().unwrap();
             ready(&ca.issue_runtime(&runtime, &domain, &request.key, now(), RUNTIME_VALIDITY).unwrap())
         });
         let chain = submit(&signer, &csr, &clients).await.unwrap();
@@ -369,7 +373,8 @@ mod tests {
     async fn certificate_that_does_not_match_the_request_is_rejected() {
         let ca = Arc::new(Ca::generate("cert-manager", now(), CA_VALIDITY).unwrap());
         let [key, other] = [(); 2].map(|()| KeyPair::generate().unwrap());
-        let (csr, clients) = (request("r-1", &key), ca.trust_bundle());
+        let csr = request("r-1", &key);
+        let clients = ca.trust_bundle();
         let domain: TrustDomain = "kyma.local".parse().unwrap();
         let issue = |ca: &Ca, name: &str, key: &KeyPair, at: i64| {
             ca.issue_runtime(&name.parse().unwrap(), &domain, key, at, RUNTIME_VALIDITY).unwrap()
@@ -420,7 +425,8 @@ mod tests {
             (vec![ServerAuth, ClientAuth], "spiffe://kyma.local/replica/b", Err("foreign")),
             (vec![ServerAuth, ClientAuth], "spiffe://kyma.local/runtime/a", Err("foreign")),
         ] {
-            let (issuer, seen) = (ca.clone(), requested.clone());
+            let issuer = ca.clone();
+            let seen = requested.clone();
             let signer = Signer::new(move |object| {
                 *seen.lock() = Some(object["spec"].clone());
                 let pem = STANDARD.decode(object["spec"]["request"].as_str().unwrap()).unwrap();

@@ -48,7 +48,8 @@ pub async fn open(
     let Setup { flags, tls, names, domain, namespace } = setup;
     let sources = Sources::new(flags, tls, names)?;
     let now = jiff::Timestamp::now().as_second();
-    let (mut store, mut secret) = (None, None);
+    let mut store = None;
+    let mut secret = None;
     if sources.clients == ClientRoots::Builtin {
         let new_store = Store::new(client.clone(), flags.ca_namespace(namespace));
         let read = new_store.read_or_fill(|| Ok(CaState::steady(Root::generate(flags.ca_validity, now)?, now))).await;

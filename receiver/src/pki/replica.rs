@@ -122,7 +122,8 @@ impl ReplicaClient {
     /// Returns the configuration of connections to exactly this replica.
     pub(crate) fn config(&self, replica: &ReplicaName) -> Result<ClientConfig, TlsConfigError> {
         let verifier = ReplicaVerifier::new(self.roots.clone(), self.domain.clone(), replica.clone());
-        let (chain, key) = (self.identity.chain.clone(), self.identity.key.clone_key());
+        let chain = self.identity.chain.clone();
+        let key = self.identity.key.clone_key();
         let mut config = ClientConfig::builder_with_provider(tls::provider())
             .with_protocol_versions(&[&TLS13])
             .map_err(TlsConfigError::Pair)?
@@ -191,7 +192,8 @@ impl Current {
     }
 
     fn client(&self, domain: &TrustDomain) -> Result<Arc<ReplicaClient>, TlsConfigError> {
-        let (identity, roots) = (self.identity.clone(), Arc::new(self.roots.store()?));
+        let identity = self.identity.clone();
+        let roots = Arc::new(self.roots.store()?);
         Ok(Arc::new(ReplicaClient { identity, roots, domain: domain.clone() }))
     }
 }
@@ -302,7 +304,8 @@ impl ReplicaCertificate {
     }
 
     fn publish(&mut self, current: Current) -> Result<(), TlsConfigError> {
-        let (server, client) = (current.server()?, current.client(&self.tls.domain)?);
+        let server = current.server()?;
+        let client = current.client(&self.tls.domain)?;
         if current.clients != self.current.clients {
             self.tls.agents.store(Arc::new(proxy::verifier(current.clients.store()?)?));
         }

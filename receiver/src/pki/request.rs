@@ -159,7 +159,8 @@ mod tests {
         let key = KeyPair::generate().unwrap();
         let read = SigningRequest::from_der(&request(&key)).unwrap();
         let ca = Ca::generate("root", 1_800_000_000, CA_VALIDITY).unwrap();
-        let (runtime, domain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
+        let runtime = "r-1".parse().unwrap();
+        let domain = "kyma.local".parse().unwrap();
         let chain = ca.issue_runtime(&runtime, &domain, &read.key, 1_800_000_000, RUNTIME_VALIDITY).unwrap();
         let leaf = tidewatch_kit::tls::certificates(chain.as_bytes()).unwrap().remove(0);
         let certificate = RuntimeCertificate::read(&leaf, &domain).unwrap();
@@ -173,7 +174,8 @@ mod tests {
         params.subject_alt_names = vec![SanType::URI("spiffe://kyma.local/replica/a".try_into().unwrap())];
         let request = SigningRequest::from_der(params.serialize_request(&key).unwrap().der()).unwrap();
         let ca = Ca::generate("root", 1_800_000_000, CA_VALIDITY).unwrap();
-        let (runtime, domain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
+        let runtime = "r-1".parse().unwrap();
+        let domain = "kyma.local".parse().unwrap();
         let chain = ca.issue_runtime(&runtime, &domain, &request.key, 1_800_000_000, RUNTIME_VALIDITY).unwrap();
         let leaf = tidewatch_kit::tls::certificates(chain.as_bytes()).unwrap().remove(0);
         assert_eq!(crate::pki::replica_of(&leaf, &domain), None);

@@ -80,7 +80,8 @@ mod tests {
 
     #[test]
     fn uninterrupted_straggler_becomes_overdue() {
-        let (mut tracker, begun) = (StragglerTracker::default(), Instant::now());
+        let mut tracker = StragglerTracker::default();
+        let begun = Instant::now();
         let mut at = |seconds: u32, behind: &[(&str, StragglerReason)]| {
             let behind = behind.iter().map(|(name, behind)| (key(name), *behind));
             let found = tracker.update(behind, 10 * S, begun + seconds * S);

@@ -34,13 +34,16 @@ pub(crate) struct Rotating {
 
 impl Rotating {
     pub(crate) async fn behind(proxy: &ProxyIdentity) -> Self {
-        let (kcp, flags, domain) = (FakeKcp::default(), flags(), "kyma.local".parse().unwrap());
+        let kcp = FakeKcp::default();
+        let flags = flags();
+        let domain = "kyma.local".parse().unwrap();
         let proxy_identity = Some(proxy.clone());
         let tls = TlsFlags { tls_cert: None, tls_key: None, client_ca: None, proxy_ca: None, proxy_identity };
         let names = vec!["kcp.test".parse().unwrap()];
         let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
         let (tls_state, reloader) = open(setup, kcp.client(), kcp.client(), Metrics::default()).await.unwrap();
-        let (old, new) = (kcp.ca_state().target().clone(), Root::generate(CA_VALIDITY, now()).unwrap());
+        let old = kcp.ca_state().target().clone();
+        let new = Root::generate(CA_VALIDITY, now()).unwrap();
         Self { kcp, tls_state, reloader, old, new }
     }
 
@@ -56,7 +59,9 @@ impl Rotating {
 
     /// Stores a phase and returns it through the watch. The last one is [`PhaseName::Steady`], with the new root alone.
     pub(crate) fn enter(&mut self, phase: PhaseName) {
-        let (old, next, leaves_end) = (self.old.clone(), self.new.clone(), now() + 86_400);
+        let old = self.old.clone();
+        let next = self.new.clone();
+        let leaves_end = now() + 86_400;
         let (root, phase) = match phase {
             PhaseName::Spread => (old, Phase::Spread { next }),
             PhaseName::Reissue => (old, Phase::Reissue { next, leaves_end }),

@@ -88,7 +88,8 @@ mod tests {
     fn revision_depends_only_on_the_set_of_roots() {
         let [a, b] = ["a", "b"].map(|name| Ca::generate(name, 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle());
         assert_ne!(a.revision(), b.revision());
-        let (both, reversed) = (a.with(&b), b.with(&a).with(&a));
+        let both = a.with(&b);
+        let reversed = b.with(&a).with(&a);
         assert_eq!(both, reversed);
         assert_ne!(both.revision(), a.revision());
         assert_eq!(TrustBundle::from_pem(both.to_pem().as_bytes()).unwrap(), both);

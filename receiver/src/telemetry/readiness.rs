@@ -58,8 +58,9 @@ mod tests {
     #[test]
     fn condition_is_pending_until_its_last_guard_is_dropped() {
         let readiness = Readiness::default();
-        let (kcp, tls, tls_again) =
-            (readiness.pending("kcp caches"), readiness.pending("tls"), readiness.pending("tls"));
+        let kcp = readiness.pending("kcp caches");
+        let tls = readiness.pending("tls");
+        let tls_again = readiness.pending("tls");
         assert_eq!(readiness.missing(), ["kcp caches", "tls"]);
         drop(tls);
         kcp.done();

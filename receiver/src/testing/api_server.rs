@@ -270,7 +270,8 @@ impl State {
             return false;
         }
         let mut segments = path.trim_start_matches("/apis/").split('/');
-        let (group, version) = (segments.next().unwrap_or_default(), segments.next().unwrap_or_default());
+        let group = segments.next().unwrap_or_default();
+        let version = segments.next().unwrap_or_default();
         if !self.served_by_definition || !group.contains('.') || group.ends_with(".k8s.io") {
             return true;
         }

@@ -199,7 +199,8 @@ impl Leaf {
         let public_key = certificate.public_key().subject_public_key.data.to_vec();
         let is_p256_point = public_key.len() == 65 && public_key[0] == 4;
         let validity = certificate.validity();
-        let (not_before, not_after) = (validity.not_before.timestamp(), validity.not_after.timestamp());
+        let not_before = validity.not_before.timestamp();
+        let not_after = validity.not_after.timestamp();
         let leaf = Self {
             der: der.clone().into_owned(),
             fingerprint: fingerprint(der),

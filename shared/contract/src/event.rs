@@ -107,7 +107,11 @@ impl FromStr for Subject {
     fn from_str(text: &str) -> Result<Self, ()> {
         let mut parts = text.split('/').map(str::to_owned);
         let mut next = || parts.next().ok_or(());
-        let (group, version, resource, namespace, name) = (next()?, next()?, next()?, next()?, next()?);
+        let group = next()?;
+        let version = next()?;
+        let resource = next()?;
+        let namespace = next()?;
+        let name = next()?;
         let subject = Self { group, version, resource, namespace, name };
         parts.next().is_none().then_some(subject).ok_or(())
     }

@@ -103,8 +103,10 @@ pub fn parse_xfcc(value: &str) -> Result<CertificateDer<'static>, ParseForwarded
 
 /// Splits the only element at its semicolons. In quotes, a backslash escapes and separators are text.
 fn pairs(value: &str) -> Result<Vec<&str>, ParseForwardedError> {
-    let (mut pairs, mut start) = (Vec::new(), 0);
-    let (mut quoted, mut escaped) = (false, false);
+    let mut pairs = Vec::new();
+    let mut start = 0;
+    let mut quoted = false;
+    let mut escaped = false;
     for (index, byte) in value.bytes().enumerate() {
         match byte {
             _ if escaped => escaped = false,

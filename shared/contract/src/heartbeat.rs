@@ -173,7 +173,8 @@ mod tests {
     proptest! {
         #[test]
         fn heartbeat_is_due_at_a_step_of_the_clock_and_at_most_one_step_later(pause: u32, now: u64) {
-            let (pause, now) = (Duration::from_micros(pause.into()), Duration::from_nanos(now));
+            let pause = Duration::from_micros(pause.into());
+            let now = Duration::from_nanos(now);
             let aligned = aligned(pause, now);
             prop_assert_eq!((now + aligned).as_nanos() % STEP.as_nanos(), 0);
             prop_assert!(aligned >= pause && aligned - pause < STEP, "{:?}", aligned);

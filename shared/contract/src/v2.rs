@@ -187,7 +187,8 @@ impl Caller {
     pub fn read(leaf: &CertificateDer<'_>) -> Result<Self, ReadCallerError> {
         let certificate = certificate::parse(leaf).map_err(|_| ReadCallerError::Unreadable)?;
         let mut names = certificate.subject().iter_common_name();
-        let (name, more) = (names.next(), names.next());
+        let name = names.next();
+        let more = names.next();
         if more.is_some() {
             return Err(ReadCallerError::Several);
         }

@@ -94,7 +94,8 @@ mod tests {
 
     #[test]
     fn log_line_has_error_and_cause_in_fields_of_their_own() {
-        let (lines, error) = (Lines::default(), Plain(Repeating(NotFound).into()));
+        let lines = Lines::default();
+        let error = Plain(Repeating(NotFound).into());
         let writer = lines.clone();
         let subscriber = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || writer.clone());
         tracing::subscriber::with_default(subscriber.finish(), || {

@@ -51,7 +51,8 @@ where
     S: EncodeLabelSet + Default + Clone + Debug + Eq + Hash + Send + Sync + 'static,
 {
     fn labels() -> Vec<String> {
-        let (sample, mut registry) = (Family::<S, Gauge>::default(), registry::Registry::default());
+        let sample = Family::<S, Gauge>::default();
+        let mut registry = registry::Registry::default();
         sample.get_or_create(&S::default()).set(1);
         registry.register("sample", "", sample);
         let mut text = String::new();
@@ -305,7 +306,8 @@ pub fn markdown_table(descriptions: &[MetricDescription]) -> String {
     let mut table = "| Name | Type | Labels | Description |\n|---|---|---|---|\n".to_owned();
     for MetricDescription { name, kind, labels, help } in descriptions {
         let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
-        let (labels, help) = (labels.join(", "), help.replace('|', "\\|"));
+        let labels = labels.join(", ");
+        let help = help.replace('|', "\\|");
         // Writing to a string does not fail.
         let _ = writeln!(table, "| `{name}` | {kind} | {labels} | {help} |");
     }
@@ -369,7 +371,8 @@ mod tests {
 
     #[test]
     fn a_declared_set_is_registered_as_by_hand() {
-        let (mut declared, mut by_hand) = (Registry::with_prefix("a"), Registry::with_prefix("a"));
+        let mut declared = Registry::with_prefix("a");
+        let mut by_hand = Registry::with_prefix("a");
         let metrics = Metrics::register(&mut declared);
         registered_by_hand(&mut by_hand, &metrics);
         metrics.things.get_or_create(&Labels { r#where: "here", reason: "x".into() }).inc();
@@ -390,7 +393,9 @@ mod tests {
 
     #[test]
     fn a_set_can_be_registered_in_two_registries_and_shares_its_values() {
-        let (mut first, mut second, metrics) = (Registry::default(), Registry::default(), Nested::default());
+        let mut first = Registry::default();
+        let mut second = Registry::default();
+        let metrics = Nested::default();
         metrics.register_in(&mut first);
         metrics.clone().register_in(&mut second);
         metrics.units.set(2);
@@ -429,7 +434,8 @@ mod tests {
 
     #[test]
     fn a_metric_without_samples_is_described() {
-        let (mut registry, family) = (Registry::with_prefix("a"), Family::<Labels, Counter>::default());
+        let mut registry = Registry::with_prefix("a");
+        let family = Family::<Labels, Counter>::default();
         registry.register("things", "Things | stuff", family.clone());
         let gauge = Gauge::<i64>::default();
         registry.sub_registry_with_prefix("b").register("seconds", "Seconds", gauge.clone());

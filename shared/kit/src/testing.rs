@@ -59,7 +59,8 @@ fn rust_files(folder: &Path, path: &mut Vec<String>, files: &mut Vec<(Vec<String
 
 /// The code of a source with comments and literals left out; line breaks stay.
 fn code_of(text: &str) -> String {
-    let (mut code, mut rest) = (String::with_capacity(text.len()), text);
+    let mut code = String::with_capacity(text.len());
+    let mut rest = text;
     while let Some(first) = rest.chars().next() {
         let skipped = skipped(rest).min(rest.len());
         if skipped == 0 {
@@ -80,7 +81,8 @@ fn skipped(text: &str) -> usize {
         return past(text.find('\n'), 0);
     }
     if text.starts_with("/*") {
-        let (mut depth, mut at) = (0_usize, 0);
+        let mut depth = 0_usize;
+        let mut at = 0;
         loop {
             match text.as_bytes().get(at..at + 2) {
                 None => return text.len(),
@@ -123,7 +125,8 @@ fn imports(code: &str, path: &[String]) -> Vec<(usize, Vec<String>)> {
     let tokens = tokens(code);
     let word = |at: usize| tokens.get(at).map_or("", |(_, word)| *word);
     let is_path = |at: usize| word(at) == ":" && word(at + 1) == ":";
-    let (mut found, mut blocks) = (Vec::new(), Vec::new());
+    let mut found = Vec::new();
+    let mut blocks = Vec::new();
     for at in 0..tokens.len() {
         match word(at) {
             "{" => blocks.push(at >= 2 && word(at - 2) == "mod"),

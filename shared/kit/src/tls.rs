@@ -218,7 +218,8 @@ impl ClientKind {
     /// The ALPN protocols in order of preference. The server's order decides (RFC 7301, section 3.2).
     #[must_use]
     pub fn alpn_protocols(self) -> Vec<Vec<u8>> {
-        let (http1, http2) = (b"http/1.1".to_vec(), b"h2".to_vec());
+        let http1 = b"http/1.1".to_vec();
+        let http2 = b"h2".to_vec();
         match self {
             Self::Agents => vec![http1, http2],
             Self::Proxy => vec![http2, http1],

@@ -301,7 +301,8 @@ mod tests {
 
     #[test]
     fn proxy_is_that_of_the_flag_before_the_environment() {
-        let (https, plain) = (Uri::from_static("https://r.example.com/"), Uri::from_static("http://r.example.com/"));
+        let https = Uri::from_static("https://r.example.com/");
+        let plain = Uri::from_static("http://r.example.com/");
         let through = |flags: &[&str], environment: &[(&str, &str)], uri: &Uri| {
             let flags = [&["--oci-registry-host=r"], flags].concat();
             let settings = settings(&flags, environment).unwrap();

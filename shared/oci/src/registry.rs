@@ -281,7 +281,8 @@ impl Worker {
     /// Fetches until it is stopped; unfinished fetches end with it.
     pub async fn run(self, stop: CancellationToken) -> &'static str {
         let shared = &self.0.0;
-        let (mut fetches, mut keys) = (JoinSet::new(), HashMap::<Id, Key>::new());
+        let mut fetches = JoinSet::new();
+        let mut keys = HashMap::<Id, Key>::new();
         loop {
             while fetches.len() < CONCURRENCY {
                 let Some(key) = shared.begin() else { break };

@@ -222,16 +222,19 @@ impl Signature<'_> {
         let Ok(hash) = hash.parse::<HashAlgorithm>() else {
             return Err(SignatureError::Hash { name: name(), algorithm: Excerpt::of(hash) });
         };
-        let (algorithm, media_type) = (self.signature.text("algorithm")?, self.signature.text("mediaType")?);
+        let algorithm = self.signature.text("algorithm")?;
+        let media_type = self.signature.text("mediaType")?;
         let Some((algorithm, encoding)) = SignatureAlgorithm::of(algorithm, media_type) else {
-            let (algorithm, media_type) = (Excerpt::of(algorithm), Excerpt::of(media_type));
+            let algorithm = Excerpt::of(algorithm);
+            let media_type = Excerpt::of(media_type);
             return Err(SignatureError::Algorithm { name: name(), algorithm, media_type });
         };
         let Some(value) = encoding.decode(self.signature.text("value")?) else {
             return Err(SignatureError::Encoding { name: name(), encoding });
         };
         let digest = hash.digest(normalisation.normal_form(document)?.as_bytes());
-        let (actual, signed) = (digest.to_string(), self.digest.text("value")?);
+        let actual = digest.to_string();
+        let signed = self.digest.text("value")?;
         if actual != signed {
             return Err(SignatureError::Digest { name: name(), actual, signed: Excerpt::of(signed) });
         }

@@ -264,12 +264,14 @@ impl FakeRegistry {
     pub async fn listen(&self, tls: Option<ServerConfig>) -> (u16, JoinSet<()>) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (registry, tls, mut tasks) =
-            (self.clone(), tls.map(|tls| TlsAcceptor::from(Arc::new(tls))), JoinSet::new());
+        let registry = self.clone();
+        let tls = tls.map(|tls| TlsAcceptor::from(Arc::new(tls)));
+        let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let (registry, tls) = (registry.clone(), tls.clone());
+                let registry = registry.clone();
+                let tls = tls.clone();
                 connections.spawn(async move {
                     let service = hyper::service::service_fn(move |request| registry.clone().respond(request));
                     let server = hyper::server::conn::http1::Builder::new();

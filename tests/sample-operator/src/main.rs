@@ -94,8 +94,8 @@ struct Plan {
 
 impl Plan {
     fn of(object: &DynamicObject, flags: &Flags) -> Self {
-        let (deleted, held) =
-            (object.metadata.deletion_timestamp.is_some(), object.finalizers().iter().any(|name| name == FINALIZER));
+        let deleted = object.metadata.deletion_timestamp.is_some();
+        let held = object.finalizers().iter().any(|name| name == FINALIZER);
         let others = object.finalizers().iter().filter(|name| *name != FINALIZER).cloned();
         let (finalizers, state) = match (deleted, held) {
             (true, true) if flags.hold_finalizer => (None, Some(DELETING)),
@@ -123,7 +123,9 @@ async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<
         Some(namespace) => Api::namespaced_with(context.client.clone(), &namespace, &resource),
         None => Api::all_with(context.client.clone(), &resource),
     };
-    let (name, params, plan) = (object.name_any(), PatchParams::default(), Plan::of(&object, &context.flags));
+    let name = object.name_any();
+    let params = PatchParams::default();
+    let plan = Plan::of(&object, &context.flags);
     if let Some(finalizers) = plan.finalizers {
         // With the version, so that a finalizer that another writer adds meanwhile is not lost.
         let metadata = json!({"finalizers": finalizers, "resourceVersion": object.resource_version()});
@@ -138,7 +140,8 @@ async fn reconcile(object: Arc<DynamicObject>, context: Arc<Context>) -> Result<
 /// The API server and the service account of the pod.
 fn config(flags: &Flags) -> Result<Config> {
     let variable = |name: &str| env::var(name).with_context(|| format!("read the variable {name}"));
-    let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
+    let host = variable("KUBERNETES_SERVICE_HOST")?;
+    let port = variable("KUBERNETES_SERVICE_PORT")?;
     let mut config = Config::new(format!("https://{host}:{port}").parse().context("parse the API server's address")?);
     config.root_cert_file = Some(flags.service_account_dir.join("ca.crt"));
     config.auth_info.token_file = Some(flags.service_account_dir.join("token").display().to_string());

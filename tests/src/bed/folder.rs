@@ -139,8 +139,8 @@ mod tests {
     #[test]
     fn folder_is_removed_with_its_owner_unless_kept() {
         let root = tempfile::tempdir().expect("a folder");
-        let (plain, kept) =
-            (Folder::create_in(root.path()).expect("made"), Folder::create_in(root.path()).expect("made"));
+        let plain = Folder::create_in(root.path()).expect("made");
+        let kept = Folder::create_in(root.path()).expect("made");
         kept.keep();
         let path = kept.path().to_path_buf();
         drop((plain, kept));

@@ -73,7 +73,8 @@ impl Module {
         // An API server without a version refuses to serve some groups.
         let version = self.version();
         let mut numbers = version.trim_start_matches('v').split('.');
-        let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+        let major = numbers.next().unwrap_or_default();
+        let minor = numbers.next().unwrap_or_default();
         let package = "k8s.io/component-base/version";
         format!("-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}")
     }
@@ -247,7 +248,8 @@ impl Binaries {
                 Some(status) if status.success() => break,
                 Some(_) => return Err(BinariesError::Failed(name, go.tail())),
                 None if began.elapsed() > BUILD_DEADLINE => {
-                    let (name, tail) = (name.to_owned(), Box::new(go.tail()));
+                    let name = name.to_owned();
+                    let tail = Box::new(go.tail());
                     let late = ProcessError::StillRuns { name, waited: BUILD_DEADLINE, tail };
                     return Err(BinariesError::Build(tool.file(), late));
                 }

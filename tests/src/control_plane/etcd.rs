@@ -86,7 +86,8 @@ impl Etcd {
         let address = || Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free().map_err(EtcdError::Port)?)));
         let mut tries = 1;
         loop {
-            let (binary, dir) = (binary.to_path_buf(), dir.to_path_buf());
+            let binary = binary.to_path_buf();
+            let dir = dir.to_path_buf();
             let settings = Settings { binary, dir, client: address()?, peer: address()? };
             match settings.run().await {
                 Ok(process) => {
@@ -207,7 +208,8 @@ impl Settings {
 
     async fn run(&self) -> Result<Arc<Process>, EtcdError> {
         let client = self.client;
-        let (client_url, peer_url) = (format!("http://{client}"), format!("http://{}", self.peer));
+        let client_url = format!("http://{client}");
+        let peer_url = format!("http://{}", self.peer);
         let program = Program::new("etcd", &self.binary, self.dir.join("etcd.log"))
             .arg("--data-dir")
             .arg(self.data())

@@ -84,7 +84,8 @@ impl Workloads {
             let nodes = Api::<Node>::all(client.clone());
             let node = nodes.create(&PostParams::default(), &node()).await;
             node.map_err(|e| WorkloadsError::Node(Box::new(e)))?;
-            let (scheduler, kwok) = (Process::start(scheduler)?, Process::start(kwok)?);
+            let scheduler = Process::start(scheduler)?;
+            let kwok = Process::start(kwok)?;
             kwok.until(READY, || node_ready(nodes.clone())).await?;
             Some((scheduler, kwok))
         } else {

@@ -83,7 +83,8 @@ impl Act<'_> {
             available: Some(available.reached().await?),
             ready: Some(ready.reached().await?),
         };
-        let (reconciled, status) = (manifest.reached().await?, status.reached().await?);
+        let reconciled = manifest.reached().await?;
+        let status = status.reached().await?;
         self.timeline(begun, written, Some(stamp), reconciled, Some(status), of_module)
     }
 
@@ -105,7 +106,8 @@ impl Act<'_> {
                     .await?,
             );
         }
-        let (wanted, version) = (module.to_owned(), to.to_owned());
+        let wanted = module.to_owned();
+        let version = to.to_owned();
         let moved = move |kyma: &Kyma| version_of(kyma, &wanted).is_some_and(|running| running == version);
         let manifest = {
             let version = to.to_owned();
@@ -117,7 +119,8 @@ impl Act<'_> {
                 .await?
         };
         let status = status_of(runtimes[0], "the version in the status", moved).await?;
-        let (wanted, version) = (module.to_owned(), to.to_owned());
+        let wanted = module.to_owned();
+        let version = to.to_owned();
         let is_upgraded = move |kyma: &Kyma| is_ready(kyma, &wanted, Some(&version));
         let ready = status_of(runtimes[0], "the new version to be ready", is_upgraded).await?;
         let begun = SystemTime::now();
@@ -163,7 +166,8 @@ impl Act<'_> {
         let written = SystemTime::now();
         let stamp = stamp(landscape, runtime, KYMA_WATCH, begun).await?;
         let of_module = OfModule { applied: Some(removed.reached().await?), ..OfModule::default() };
-        let (reconciled, status) = (manifest.reached().await?, status.reached().await?);
+        let reconciled = manifest.reached().await?;
+        let status = status.reached().await?;
         self.timeline(begun, written, Some(stamp), reconciled, Some(status), of_module)
     }
 

@@ -39,7 +39,8 @@ impl Observer {
         let (ready, established) = oneshot::channel();
         let reached = tokio::spawn(async move {
             let mut stream = watcher(api, selected).default_backoff().boxed();
-            let (mut ready, mut listed) = (Some(ready), None);
+            let mut ready = Some(ready);
+            let mut listed = None;
             while let Some(event) = stream.next().await {
                 let holds = match event {
                     Ok(watcher::Event::Apply(object)) => expected(Some(&object)),

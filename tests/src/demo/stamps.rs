@@ -44,7 +44,10 @@ fn parse(line: &str) -> Option<Stamp> {
     let mut fields = line.split(' ');
     let enqueued = SystemTime::UNIX_EPOCH + Duration::from_nanos(fields.next()?.parse().ok()?);
     let mut text = || fields.next().map(str::to_owned);
-    let (runtime, watch, change, resource_version) = (text()?, text()?, text()?, text()?);
+    let runtime = text()?;
+    let watch = text()?;
+    let change = text()?;
+    let resource_version = text()?;
     let observed = fields.next()?.parse::<Timestamp>().ok().map(SystemTime::from);
     Some(Stamp { enqueued, runtime, watch, change, resource_version, observed })
 }

@@ -37,7 +37,8 @@ impl FakeCluster {
     }
 
     pub(super) fn new(texts: Arc<TextPool>) -> Self {
-        let (store, calls) = (Mutex::new(Store::new(texts)), Mutex::default());
+        let store = Mutex::new(Store::new(texts));
+        let calls = Mutex::default();
         Self(Arc::new(Inner {
             store,
             calls,

@@ -44,7 +44,8 @@ pub(super) async fn run(listener: TcpListener, tls: Arc<ServerConfig>, shared: A
             sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let (acceptor, shared) = (acceptor.clone(), shared.clone());
+        let acceptor = acceptor.clone();
+        let shared = shared.clone();
         let open = shared.open.clone();
         connections.spawn(async move {
             let _open = open;
@@ -160,7 +161,8 @@ fn objects(cluster: FakeCluster, at: &Objects<'_>, parts: &Parts, body: &[u8]) -
 
 fn list(store: &Store, at: &Objects<'_>, query: &Query, only_metadata: bool) -> Answer {
     let Some(selection) = query.selection() else { return failure(StatusCode::BAD_REQUEST, "BadRequest", "") };
-    let (prefix, after) = (at.prefix(), query.get("continue"));
+    let prefix = at.prefix();
+    let after = query.get("continue");
     let limit = query.get("limit").parse().ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
     let mut matching = store.list(&prefix, &after).filter(|(_, stored)| selection.selects(&stored.metadata)).peekable();
     let mut items = String::new();
@@ -222,7 +224,8 @@ fn discover(store: &Store, group: &str, version: &str) -> Answer {
         }
     }
     for definition in store.definitions(group) {
-        let (name, kind) = (&definition["spec"]["names"]["plural"], &definition["spec"]["names"]["kind"]);
+        let name = &definition["spec"]["names"]["plural"];
+        let kind = &definition["spec"]["names"]["kind"];
         let namespaced = definition["spec"]["scope"] == "Namespaced";
         let versions = definition["spec"]["versions"].as_array().into_iter().flatten();
         for _ in versions.filter(|served| served["name"] == version && served["served"] == true) {

@@ -157,8 +157,11 @@ pub(super) struct Store {
 
 impl Store {
     pub(super) fn new(texts: Arc<TextPool>) -> Self {
-        let (objects, history) = (BTreeMap::new(), VecDeque::new());
-        let (open, opened, refused) = (BTreeMap::new(), 0, None);
+        let objects = BTreeMap::new();
+        let history = VecDeque::new();
+        let open = BTreeMap::new();
+        let opened = 0;
+        let refused = None;
         Self { texts, objects, version: 0, history, since: 0, watched: false, open, opened, refused }
     }
 
@@ -322,7 +325,8 @@ impl Store {
         } else {
             self.objects.insert(key.clone(), stored.clone());
         }
-        let (version, after) = (self.version, (!gone).then(|| stored.clone()));
+        let version = self.version;
+        let after = (!gone).then(|| stored.clone());
         self.remember(Change { version, key, before: before.or_else(|| gone.then(|| stored.clone())), after });
         stored
     }

@@ -122,7 +122,8 @@ mod tests {
 
     #[test]
     fn issuer_accepts_only_its_own_tokens() {
-        let (one, other) = (Issuer::new().expect("a key"), Issuer::new().expect("a key"));
+        let one = Issuer::new().expect("a key");
+        let other = Issuer::new().expect("a key");
         let token = one.token().expect("a token");
         assert_eq!(reviewed(&one, &token, AUDIENCE), json!(true));
         assert_eq!(reviewed(&other, &token, AUDIENCE), json!(false));

@@ -108,7 +108,8 @@ impl Watch {
             return None;
         }
         let selects = |stored: &&super::store::Stored| self.selection.selects(&stored.metadata);
-        let (before, after) = (change.before.as_ref().filter(selects), change.after.as_ref().filter(selects));
+        let before = change.before.as_ref().filter(selects);
+        let after = change.after.as_ref().filter(selects);
         match (before, after) {
             (None, Some(after)) => Some(("ADDED", after.text(self.only_metadata))),
             (Some(_), Some(after)) => Some(("MODIFIED", after.text(self.only_metadata))),

@@ -106,7 +106,8 @@ fn identity(
     CertificateResponse { chain, trust_bundle, .. }: CertificateResponse,
 ) -> Result<Credentials, CredentialsError> {
     static RECEIVER: LazyLock<Endpoint> = LazyLock::new(|| "https://kcp.test".parse().expect("this is an address"));
-    let (chain, bundle) = (chain.into_bytes(), trust_bundle.into_bytes());
+    let chain = chain.into_bytes();
+    let bundle = trust_bundle.into_bytes();
     let material = KeyMaterial { chain, key: seeds::IDENTITY.key.as_str().into(), bundle };
     Credentials::new(&material, &DOMAIN, RECEIVER.clone(), seeds::NOW)
 }
@@ -132,12 +133,16 @@ pub fn trust_answer(data: &[u8]) {
 /// and settings stay, and the error text is short.
 pub fn agent_config(data: &[u8]) {
     let mut config = ConfigDecoder::new("kyma-system");
-    let (mut listed, mut plan, mut settings) = (false, None, None);
+    let mut listed = false;
+    let mut plan = None;
+    let mut settings = None;
     for line in data.split(|byte| *byte == b'\n') {
         let before = config.error();
         let outcome = if listed { config.line(line) } else { config.page(line) };
         listed = if listed { outcome != Decoded::Relist } else { outcome == Decoded::Accepted };
-        let (new_plan, new_settings, error) = (config.plan(), config.settings(), config.error());
+        let new_plan = config.plan();
+        let new_settings = config.settings();
+        let error = config.error();
         let kept = (new_plan == plan, new_settings == settings);
         match &error {
             _ if outcome != Decoded::Accepted => {

@@ -42,7 +42,8 @@ pub(super) struct RuntimeIdentity {
 pub(super) static IDENTITY: LazyLock<RuntimeIdentity> = LazyLock::new(|| {
     let year = Duration::from_secs(365 * 24 * 60 * 60);
     let ca = Ca::generate("fuzz", NOW, year).expect("a CA can be made");
-    let (runtime, domain) = ("r-1".parse().expect("an id"), "kyma.local".parse().expect("a domain"));
+    let runtime = "r-1".parse().expect("an id");
+    let domain = "kyma.local".parse().expect("a domain");
     let PemIdentity { chain, key } = ca.make_runtime(&runtime, &domain, NOW, year).expect("a certificate can be made");
     RuntimeIdentity { chain, key, roots: ca.trust_bundle().to_pem() }
 });
@@ -193,7 +194,8 @@ fn plan() -> Value {
 fn kubeconfigs() -> [Value; 2] {
     use base64::{Engine as _, engine::general_purpose::STANDARD};
     let (certificate, key) = pair();
-    let (ca, key) = (STANDARD.encode(to_pem(&certificate)), STANDARD.encode(key.serialize_pem()));
+    let ca = STANDARD.encode(to_pem(&certificate));
+    let key = STANDARD.encode(key.serialize_pem());
     let config = |user: Value| {
         json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "x",

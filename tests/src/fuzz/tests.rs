@@ -123,8 +123,9 @@ impl Change {
             }
             Self::Splice(at, seed, from) => {
                 let seed = seed.get(seeds);
-                let (place, from) = (place(at, bytes), place(from, seed));
-                bytes.splice(place.., seed[from..].iter().copied());
+                let at = place(at, bytes);
+                let from = place(from, seed);
+                bytes.splice(at.., seed[from..].iter().copied());
             }
             Self::Cut(at) => bytes.truncate(place(at, bytes)),
         }

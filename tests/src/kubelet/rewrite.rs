@@ -142,7 +142,8 @@ mod tests {
     #[test]
     fn listening_addresses_get_free_ports_and_client_addresses_stay() {
         let mut ports = Ports::default();
-        let (rewrite, assigned) = (rewrite(), ports.of(2112).expect("a port"));
+        let rewrite = rewrite();
+        let assigned = ports.of(2112).expect("a port");
         let mut text = |text: &str| rewrite.text(text, &mut ports).expect("ports");
         assert_eq!(text("--metrics-address=0.0.0.0:2112"), format!("--metrics-address=127.0.0.1:{assigned}"));
         assert_eq!(text("[::]:2112"), format!("127.0.0.1:{assigned}"));

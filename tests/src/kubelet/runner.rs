@@ -86,7 +86,8 @@ struct Run {
 impl Runner {
     pub(super) fn new(shared: Arc<Shared>, uid: String, pod: Arc<Pod>, commands: watch::Receiver<PodCommand>) -> Self {
         let api = Api::namespaced(shared.client.clone(), &pod.namespace().unwrap_or_default());
-        let (folder, log) = (shared.dir.join(&uid), shared.dir.join(format!("{}.log", pod.name_any())));
+        let folder = shared.dir.join(&uid);
+        let log = shared.dir.join(format!("{}.log", pod.name_any()));
         Self {
             shared,
             uid,
@@ -241,7 +242,8 @@ impl Runner {
         });
         let mounts = mounts.collect::<Result<_, StartError>>()?;
         let known = product.listeners.iter().map(|(_, port)| *port).collect();
-        let (rewrite, api) = (Rewrite { mounts, known }, self.shared.api);
+        let rewrite = Rewrite { mounts, known };
+        let api = self.shared.api;
         let builder =
             ProcessSpecBuilder { pod: &pod, container, image: product, sources: &sources, rewrite: &rewrite, api };
         let start = builder.build(&mut self.ports)?;
@@ -273,7 +275,8 @@ impl Runner {
 
     /// Updates the volumes from their sources; with a container, reads the sources of its variables too.
     async fn fill(&mut self, container: Option<&Container>) -> Result<Sources, StartError> {
-        let (pod, mut needs) = (self.pod.clone(), SourceRefs::default());
+        let pod = self.pod.clone();
+        let mut needs = SourceRefs::default();
         let all = || pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         all().for_each(|volume| volumes::needs(volume, &mut needs));
         container.into_iter().for_each(|container| container::needs(container, &mut needs));
@@ -371,9 +374,11 @@ impl Runner {
         if self.written.as_ref() == Some(&status) {
             return;
         }
-        let (ready, restarts) = (matches!(state, ContainerState::Running { ready: true, .. }), self.past.restarts);
+        let ready = matches!(state, ContainerState::Running { ready: true, .. });
+        let restarts = self.past.restarts;
         self.shared.update(&self.uid, |pod| (pod.ready, pod.restarts) = (ready, restarts));
-        let (name, patch) = (self.pod.name_any(), Patch::Merge(&status));
+        let name = self.pod.name_any();
+        let patch = Patch::Merge(&status);
         let params = PatchParams::default();
         let written = timeout(REQUEST_TIMEOUT, self.api.patch_status(&name, &params, &patch)).await;
         if matches!(written, Ok(Ok(_))) {

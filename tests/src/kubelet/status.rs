@@ -121,7 +121,9 @@ mod tests {
     #[test]
     fn a_condition_keeps_its_time_until_it_changes() {
         let at = |second| Timestamp::from_second(second).expect("a time");
-        let (pod, past, mut conditions) = (pod(), RestartHistory::default(), Conditions::default());
+        let pod = pod();
+        let past = RestartHistory::default();
+        let mut conditions = Conditions::default();
         let mut ready = |ready, second| {
             let state_of_container = ContainerState::Running { since: at(1), ready };
             let status = status(&pod, &state_of_container, &past, &mut conditions, at(second));

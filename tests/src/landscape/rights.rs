@@ -76,7 +76,8 @@ pub(super) async fn grant_agent(runtime: &Cluster) -> Result<()> {
 
 /// Lets the agent list and watch one more resource, in all namespaces.
 pub(super) async fn grant_watch(runtime: &Cluster, group: &str, resource: &str) -> Result<()> {
-    let (client, name) = (runtime.client().await?, watch_role(resource));
+    let client = runtime.client().await?;
+    let name = watch_role(resource);
     let rules = json!([{"apiGroups": [group], "resources": [resource], "verbs": READ}]);
     apply(&Api::<ClusterRole>::all(client.clone()), &name, json!({"rules": rules})).await?;
     let binding = json!({

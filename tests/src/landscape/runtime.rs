@@ -103,7 +103,8 @@ impl Runtime {
         let kubeconfig = self.dir.join("agent.kubeconfig");
         fs::write(&kubeconfig, self.kubeconfig(self.proxies.as_ref().map(|proxies| &proxies.agent), &token))?;
         self.write_identity()?;
-        let (probes, admin) = (ports::free()?, ports::free()?);
+        let probes = ports::free()?;
+        let admin = ports::free()?;
         let landscape = &self.landscape;
         let text = |text: &dyn ToString| text.to_string().into();
         let program = Program::new("agent", landscape.binaries.agent()?, self.dir.join("agent.log"))

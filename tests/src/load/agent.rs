@@ -183,11 +183,14 @@ impl Agent {
     /// at the interval that the receiver sets and after the loss of a connection, and backoff after refusals and faults.
     pub async fn run(mut self) {
         let mut random = jitter_source(&self.handle);
-        let (mut events, mut beats) = (Backoff::default(), Backoff::default());
+        let mut events = Backoff::default();
+        let mut beats = Backoff::default();
         // Spread over a second, like all later heartbeats: thousands of agents start at once.
         let mut regular = Instant::now() + Duration::from_secs(1).mul_f64(random());
-        let (mut reconnect, mut budget) = (None::<Instant>, BURST);
-        let (handle, ended) = (self.handle.clone(), self.client.ended());
+        let mut reconnect = None::<Instant>;
+        let mut budget = BURST;
+        let handle = self.handle.clone();
+        let ended = self.client.ended();
         loop {
             handle.refill();
             let now = Instant::now();

@@ -95,7 +95,8 @@ impl SignedClient {
             TlsConnector::from(Arc::new(config.clone()))
         };
         // Agent and receiver negotiate HTTP/1.1.
-        let (tls, http2) = (only(b"http/1.1"), only(b"h2"));
+        let tls = only(b"http/1.1");
+        let http2 = only(b"h2");
         // Informational: the receiver makes no decision by it.
         let not_after = jiff::Timestamp::from_second(now() + 86_400)?.to_string();
         Ok(Self {

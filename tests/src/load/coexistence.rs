@@ -80,7 +80,8 @@ impl Coexistence {
         fleet: &mut SimulatedFleet,
         module: &str,
     ) -> Result<CoexistenceReport> {
-        let (others, hostile) = (self.others, self.hostile * self.attacks.len());
+        let others = self.others;
+        let hostile = self.hostile * self.attacks.len();
         let step = Step::begin(format!("registering {} runtimes", others + hostile));
         fleet.grow(others + hostile).await?;
         fleet.served(DEADLINE).await?;
@@ -95,7 +96,9 @@ impl Coexistence {
         let alone = self.change_all(fleet, &mut agents, module, self.changes).await?;
         step.done();
         let pid = async || landscape.with_receiver(async |receiver| receiver.process().pid()).await;
-        let (begun, mark, process) = (Instant::now(), landscape.kcp().audit_mark()?, pid().await?);
+        let begun = Instant::now();
+        let mark = landscape.kcp().audit_mark()?;
+        let process = pid().await?;
         let mut attacks = Attacks::default();
         for (kind, attack) in self.attacks.iter().enumerate() {
             for number in 0..self.hostile {
@@ -113,7 +116,8 @@ impl Coexistence {
         }
         let attacked = self.change_all(fleet, &mut agents, module, self.changes).await?;
         step.done();
-        let (seconds, writes) = (begun.elapsed().as_secs_f64(), landscape.kcp().writes_since(mark)?);
+        let seconds = begun.elapsed().as_secs_f64();
+        let writes = landscape.kcp().writes_since(mark)?;
         let (memory, page) = landscape
             .with_receiver(async |receiver| {
                 let (_, page) = receiver.get("/metrics").await?;

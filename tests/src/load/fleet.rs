@@ -175,7 +175,8 @@ impl FleetMember {
     #[must_use]
     pub fn without_agent(&self) -> Self {
         let Self { name, id, cluster, handle, agent: _, is_paused } = self;
-        let (cluster, handle) = (cluster.clone(), handle.clone());
+        let cluster = cluster.clone();
+        let handle = handle.clone();
         Self { name: name.clone(), id: id.clone(), cluster, handle, agent: None, is_paused: *is_paused }
     }
 
@@ -226,7 +227,8 @@ impl SimulatedFleet {
     /// When the fake API server cannot be started.
     pub async fn new(landscape: Arc<Landscape>) -> Result<Self> {
         let (plan, ..) = watcher::plan::<Arc<Watcher>>(Vec::new(), &[]);
-        let (fake, counters) = (FakeApiServer::start().await?, Arc::default());
+        let fake = FakeApiServer::start().await?;
+        let counters = Arc::default();
         Ok(Self { landscape, fake, plan, counters, members: Vec::new(), next: 0, running: JoinSet::new() })
     }
 
@@ -251,8 +253,8 @@ impl SimulatedFleet {
     async fn register(&mut self, to: usize, is_paused: bool) -> Result<()> {
         let client = self.landscape.kcp().client().await?;
         let namespace = self.landscape.namespace();
-        let (kymas, secrets) =
-            (Api::<Kyma>::namespaced(client.clone(), namespace), Api::<Secret>::namespaced(client, namespace));
+        let kymas = Api::<Kyma>::namespaced(client.clone(), namespace);
+        let secrets = Api::<Secret>::namespaced(client, namespace);
         let roots = self.landscape.ca().trust_bundle().store()?;
         let mut written = Vec::new();
         for _ in self.members.len()..to {
@@ -286,8 +288,8 @@ impl SimulatedFleet {
     pub async fn unregister(&mut self, count: usize, deadline: Duration) -> Result<()> {
         let client = self.landscape.kcp().client().await?;
         let namespace = self.landscape.namespace();
-        let (kymas, secrets) =
-            (Api::<Kyma>::namespaced(client.clone(), namespace), Api::<Secret>::namespaced(client, namespace));
+        let kymas = Api::<Kyma>::namespaced(client.clone(), namespace);
+        let secrets = Api::<Secret>::namespaced(client, namespace);
         let gone: Vec<_> = self.members.drain(..count.min(self.members.len())).collect();
         for member in &gone {
             kymas.delete(&member.name, &DeleteParams::default()).await?;
@@ -315,7 +317,8 @@ impl SimulatedFleet {
             let enrolment = self.enrolment_client(number, endpoint, false);
             let agent = self.members[number].take_agent()?;
             let member = self.members[number].without_agent();
-            let (module, counters) = (module.to_owned(), counters.clone());
+            let module = module.to_owned();
+            let counters = counters.clone();
             Some(ChangingRuntime { member, agent, enrolment, module, pause, counters })
         });
         taken.collect()
@@ -450,7 +453,8 @@ impl SimulatedFleet {
         until_within("all events to be settled and the queue to be empty", deadline, async || {
             let of = self.active().count();
             let unsettled: usize = self.active().map(|member| member.handle.read(ProtocolState::unsettled)).sum();
-            let (queue, refusals) = (self.queue().await?, self.counters.refusals());
+            let queue = self.queue().await?;
+            let refusals = self.counters.refusals();
             if unsettled > 0 || queue > 0.0 {
                 bail!("{of} agents, {unsettled} events unsettled, {queue} Kymas in the queue, refusals {refusals:?}");
             }

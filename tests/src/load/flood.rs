@@ -151,7 +151,9 @@ impl Flooder {
             .context("start the thread of the flood")?;
         let counts = Arc::<Counts>::default();
         for _ in 0..CONNECTIONS {
-            let (client, request, counts) = (self.client.clone(), self.request.clone(), counts.clone());
+            let client = self.client.clone();
+            let request = self.request.clone();
+            let counts = counts.clone();
             let mut due = RequestClock::new(f64::from(per_second) / f64::from(CONNECTIONS));
             runtime.spawn(async move {
                 loop {
@@ -237,7 +239,8 @@ async fn send_requests(
 ) -> bool {
     let mut ticks = interval(due.tick());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut bytes, mut stream) = (preface(), 1);
+    let mut bytes = preface();
+    let mut stream = 1;
     loop {
         ticks.tick().await;
         let (offered, sending) = due.take();
@@ -259,7 +262,9 @@ async fn send_requests(
 /// Counts responses until the connection ends.
 async fn count_responses(mut read: impl AsyncRead + Unpin, counts: &Counts) {
     let mut buffer = vec![0; 64 << 10];
-    let (mut head, mut have, mut skip) = ([0; HEAD], 0, 0);
+    let mut head = [0; HEAD];
+    let mut have = 0;
+    let mut skip = 0;
     while let Ok(length @ 1..) = read.read(&mut buffer).await {
         let mut bytes = &buffer[..length];
         while !bytes.is_empty() {

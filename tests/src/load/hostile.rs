@@ -90,7 +90,8 @@ impl Attacks {
             Attack::Runtime => {
                 let client = fleet.enrolment_client(member, endpoint, false);
                 let member = &fleet.members()[member];
-                let (cluster, handle) = (member.cluster().clone(), member.handle().clone());
+                let cluster = member.cluster().clone();
+                let handle = member.handle().clone();
                 cluster.turn_hostile().ok().context("draw token keys")?;
                 self.tasks.spawn(agent.run());
                 self.tasks.spawn(toggle(cluster.clone(), handle.clone(), module.to_owned()));
@@ -102,9 +103,11 @@ impl Attacks {
     }
 
     fn hold_bodies(&mut self, agent: Agent) {
-        let (client, body) = (Arc::new(agent.into_client()), Bytes::from(vec![b' '; BODY_BYTES]));
+        let client = Arc::new(agent.into_client());
+        let body = Bytes::from(vec![b' '; BODY_BYTES]);
         for connection in 1..=HELD_BODIES {
-            let (client, body) = (client.clone(), body.clone());
+            let client = client.clone();
+            let body = body.clone();
             self.tasks.spawn(async move {
                 for counter in 1.. {
                     let nonce = Nonce { epoch: Epoch::new(connection), counter };

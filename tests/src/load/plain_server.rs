@@ -114,7 +114,8 @@ async fn serve(listener: std::net::TcpListener, acceptor: TlsAcceptor, handler: 
         while connections.try_join_next().is_some() {}
         let (tcp, _) = listener.accept().await?;
         let _ = tcp.set_nodelay(true);
-        let (acceptor, handler) = (acceptor.clone(), handler.clone());
+        let acceptor = acceptor.clone();
+        let handler = handler.clone();
         connections.spawn(async move {
             let Ok(mut stream) = acceptor.accept(tcp).await else { return };
             if matches!(handler.mode, ServerMode::Read) {

@@ -168,7 +168,8 @@ impl ProtocolState {
             return None;
         }
         let texts: Vec<&str> = self.in_flight.iter().map(|event| event.text.as_str()).collect();
-        let (body, events) = (format!("[{}]", texts.join(",")).into(), texts.len());
+        let body = format!("[{}]", texts.join(",")).into();
+        let events = texts.len();
         Some(Batch { epoch: self.epoch, nonce: self.nonce(), body, events })
     }
 

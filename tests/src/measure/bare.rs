@@ -84,8 +84,10 @@ impl BareClients {
         manager: &'static str,
         waves: Vec<Vec<Arc<DesiredObject>>>,
     ) -> Result<PassCost> {
-        let (access, keys) = (self.access.clone(), std::mem::take(&mut self.keys));
-        let (begun, before) = (Instant::now(), self.cpu()?);
+        let access = self.access.clone();
+        let keys = std::mem::take(&mut self.keys);
+        let begun = Instant::now();
+        let before = self.cpu()?;
         let runtime = self.runtime.as_ref().context("the executor has been shut down")?;
         runtime
             .spawn(apply_to_all(access, keys, manager, Arc::new(waves)))
@@ -112,7 +114,8 @@ impl Drop for BareClients {
 
 async fn apply_to_all(access: RuntimeAccess, keys: Vec<KymaKey>, manager: &'static str, waves: Waves) -> Result<()> {
     let passes = stream::iter(keys).map(move |key| {
-        let (access, waves) = (access.clone(), waves.clone());
+        let access = access.clone();
+        let waves = waves.clone();
         async move {
             let client = access.client(&key)?;
             // Drops the cached client, so its connections end with this pass.

@@ -112,7 +112,8 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
         settings.runtimes.is_sorted() && settings.runtimes.len() > 1,
         "at least two ascending numbers of runtimes are required"
     );
-    let (rate, concurrency) = (RATE.to_string(), bare::RUNTIMES.to_string());
+    let rate = RATE.to_string();
+    let concurrency = bare::RUNTIMES.to_string();
     // No poll, and verifications so far apart that hardly one falls into the measurement.
     let mut setup = FleetSetup::start(&[
         "--catalog-sync-rate",
@@ -131,7 +132,8 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
     emit(&Figure::new("catalog_sync_rate", RATE.into(), "1/s"));
     emit(&Figure::new("catalog_modules", settings.modules.into(), "modules"));
     // Index of the channel's current version; the setup wrote the first.
-    let (mut at, mut all) = (0, Vec::new());
+    let mut at = 0;
+    let mut all = Vec::new();
     for runtimes in &settings.runtimes {
         setup.grow(*runtimes).await?;
         arrived(&setup, VERSIONS[at]).await?;
@@ -147,7 +149,8 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
         let lifecycle_manager = lifecycle_manager(&setup, VERSIONS[at], VERSIONS[1 - at]).await?;
         step.done();
         let count = f64::from(u32::try_from(*runtimes)?);
-        let (pss, peak_rss) = (mebibytes(memory.pss_kib), mebibytes(memory.peak_rss_kib));
+        let pss = mebibytes(memory.pss_kib);
+        let peak_rss = mebibytes(memory.peak_rss_kib);
         let seen = Samples { count, moves, lifecycle_manager, pss, peak_rss };
         seen.emit(emit);
         all.push(seen);
@@ -242,15 +245,17 @@ pub(super) async fn one_move(setup: &FleetSetup, to: &'static str) -> Result<Mov
     let FleetSetup { fleet, landscape, .. } = setup;
     setup.disconnected().await?;
     let calls = calls(setup);
-    let (kcp, cpu, others) =
-        (api_calls::answered(landscape.kcp()).await?, setup.receiver_cpu().await?, cpu_of(process::id())?);
+    let kcp = api_calls::answered(landscape.kcp()).await?;
+    let cpu = setup.receiver_cpu().await?;
+    let others = cpu_of(process::id())?;
     let begun = Instant::now();
     landscape.write_channels(MODULE, &channels(to)).await?;
     arrived(setup, to).await?;
     let all = begun.elapsed().as_secs_f64();
     // Writes of the reconcile after the object, above all the inventory, are part of its cost.
     fleet.at_rest(WAIT_LIMIT).await?;
-    let (cpu, others) = (setup.receiver_cpu().await? - cpu, cpu_of(process::id())? - others);
+    let cpu = setup.receiver_cpu().await? - cpu;
+    let others = cpu_of(process::id())? - others;
     let kcp = api_calls::answered(landscape.kcp()).await? - kcp;
     let calls = self::calls(setup).into_iter().zip(&calls).map(|(now, before)| now.since(before)).collect();
     let floor = BareClients::new(fleet)?.apply(FLOOR, vec![vec![floor_object(to)]]).await?;
@@ -259,7 +264,8 @@ pub(super) async fn one_move(setup: &FleetSetup, to: &'static str) -> Result<Mov
 
 /// Waits until the channel points to that version in every runtime.
 async fn arrived(setup: &FleetSetup, version: &str) -> Result<()> {
-    let (members, mut have) = (setup.fleet.members(), 0);
+    let members = setup.fleet.members();
+    let mut have = 0;
     let key = format!("operator.kyma-project.io/{}/kyma-system/{MODULE}", Kind::ReleaseMeta.as_str());
     until_within("the moved channel in every runtime", WAIT_LIMIT, async || {
         // A runtime that has it keeps it, so each is checked little more than once.
@@ -311,11 +317,13 @@ async fn lifecycle_manager(setup: &FleetSetup, from: &'static str, to: &'static 
 
 /// The catalog of a Kyma without labels, as the receiver computes it from KCP.
 async fn objects(setup: &FleetSetup) -> Result<Vec<Arc<DesiredObject>>> {
-    let (operator, namespace) = (setup.landscape.operator(), setup.landscape.namespace());
+    let operator = setup.landscape.operator();
+    let namespace = setup.landscape.namespace();
     let all = ListParams::default();
     let templates = Api::<ModuleTemplate>::namespaced(operator.clone(), namespace).list(&all).await?;
     let metas = Api::<ModuleReleaseMeta>::namespaced(operator, namespace).list(&all).await?;
-    let (templates, metas) = (templates.items.into_iter().map(Arc::new), metas.items.into_iter().map(Arc::new));
+    let templates = templates.items.into_iter().map(Arc::new);
+    let metas = metas.items.into_iter().map(Arc::new);
     let snapshot = Snapshot::new(templates, metas, &BTreeSet::new(), BTreeSet::new());
     Ok(snapshot.desired(&snapshot.class(&BTreeMap::new())).objects().cloned().collect())
 }
@@ -326,7 +334,8 @@ async fn idle(setup: &FleetSetup, seconds: u32, emit: &mut impl FnMut(&Figure)) 
     const VERIFIED: &str = r#"tidewatch_path_polls_total{reason="verification"}"#;
     setup.proven(setup.fleet.members().len()).await?;
     setup.fleet.at_rest(WAIT_LIMIT).await?;
-    let (before, verified) = (calls(setup), metric(&setup.metrics().await?, VERIFIED));
+    let before = calls(setup);
+    let verified = metric(&setup.metrics().await?, VERIFIED);
     let heartbeats = setup.fleet.counters().heartbeats();
     let step = Step::begin(format!("no changes for {seconds} s"));
     sleep(Duration::from_secs(seconds.into())).await;

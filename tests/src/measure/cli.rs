@@ -110,7 +110,8 @@ async fn measure(arguments: Arguments) -> anyhow::Result<()> {
         all::measure(settings, print).await?;
         return failed.map_or(Ok(()), |error| Err(error.into()));
     }
-    let (mut failed, mut missed) = (None, Vec::new());
+    let mut failed = None;
+    let mut missed = Vec::new();
     let mut emit = |figure: &Figure| {
         missed.extend(figure.missed());
         if let Err(error) = std::io::stdout().write_all(figure.line().as_bytes()) {

@@ -110,7 +110,8 @@ async fn round(agents: usize) -> Result<Samples> {
     setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
 
     let step = Step::begin(format!("enrolling {agents} agents"));
-    let (begun, others) = (Instant::now(), cpu_of(std::process::id())?);
+    let begun = Instant::now();
+    let others = cpu_of(std::process::id())?;
     setup.fleet.enrol(&endpoint);
     let starting = async {
         setup.landscape.start_receiver().await?;
@@ -128,7 +129,9 @@ async fn round(agents: usize) -> Result<Samples> {
     step.done();
 
     let step = Step::begin(format!("enrolling {agents} agents once more"));
-    let (begun, before, vain) = (Instant::now(), setup.receiver_cpu().await?, failed_attempts(&setup));
+    let begun = Instant::now();
+    let before = setup.receiver_cpu().await?;
+    let vain = failed_attempts(&setup);
     setup.fleet.enrol_again(&endpoint);
     let (_, again) = self::enrolled(&setup, begun, 2 * agents).await?;
     let again_cpu = setup.receiver_cpu().await? - before;
@@ -156,9 +159,11 @@ async fn round(agents: usize) -> Result<Samples> {
 /// Waits until so many certificates were issued since the fleet began; returns the seconds until half of them and until
 /// all of them.
 async fn enrolled(setup: &FleetSetup, begun: Instant, of: usize) -> Result<(f64, f64)> {
-    let (mut half, of) = (None, of as u64);
+    let mut half = None;
+    let of = of as u64;
     until_within("every agent to have a certificate", WAIT_LIMIT, async || {
-        let (count, counters) = (setup.fleet.counters().enrolments(), setup.fleet.counters());
+        let count = setup.fleet.counters().enrolments();
+        let counters = setup.fleet.counters();
         let passed = begun.elapsed().as_secs_f64();
         if count * 2 >= of {
             half.get_or_insert(passed);

@@ -79,8 +79,8 @@ impl Run {
         for write in &writes {
             // A version that was superseded before it was sent is covered by the next one.
             let at = |seen: &BTreeMap<u64, SystemTime>| seen.range(write.resource_version..).next().map(|(_, at)| *at);
-            let (enqueued, seen) =
-                (at(&events).context("no event of a write")?, at(&floor).context("no watch event of a write")?);
+            let enqueued = at(&events).context("no event of a write")?;
+            let seen = at(&floor).context("no watch event of a write")?;
             event.push(millis(enqueued.duration_since(write.begun)?));
             plain.push(millis(seen.duration_since(write.begun)?));
         }

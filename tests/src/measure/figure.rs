@@ -94,7 +94,8 @@ pub(super) fn quantile(samples: &mut [f64], q: f64) -> f64 {
 pub(super) fn line(points: &[(f64, f64)], x: f64) -> (f64, f64) {
     let count = f64::from(u32::try_from(points.len()).unwrap_or(u32::MAX)).max(1.0);
     let (sum_x, sum_y) = points.iter().fold((0.0, 0.0), |(sx, sy), (x, y)| (sx + x, sy + y));
-    let (mean_x, mean_y) = (sum_x / count, sum_y / count);
+    let mean_x = sum_x / count;
+    let mean_y = sum_y / count;
     let above: f64 = points.iter().map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
     let below: f64 = points.iter().map(|(x, _)| (x - mean_x).powi(2)).sum();
     let slope = if below > 0.0 { above / below } else { 0.0 };

@@ -52,7 +52,8 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
         setup.grow(*agents).await?;
         let count = f64::from(u32::try_from(*agents)?);
         let (memory, open) = connected(&setup, *agents, settings).await?;
-        let (pss, peak) = (mebibytes(memory.pss_kib), mebibytes(memory.peak_rss_kib));
+        let pss = mebibytes(memory.pss_kib);
+        let peak = mebibytes(memory.peak_rss_kib);
         // The floor is the same receiver with as many runtimes and no agent connected.
         let floor = mebibytes(silent.pss_kib) - earlier;
         earlier = pss - floor;

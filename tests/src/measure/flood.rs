@@ -107,7 +107,8 @@ fn report(settings: &Settings, baseline: &Runs, sink_runs: &Runs, flooded: &Runs
     emit(&Figure::new("flood_own_cpu", flooded.per_second(|sum| sum.cpu), "cores").with_floor(own));
     let gateway = median(baseline.gateway.clone());
     emit(&Figure::new("flood_gateway_cpu", median(flooded.gateway.clone()), "cores").with_floor(gateway));
-    let (floor, machine) = (median(baseline.p99.clone()), median(sink_runs.p99.clone()));
+    let floor = median(baseline.p99.clone());
+    let machine = median(sink_runs.p99.clone());
     emit(&Figure::new("flood_others_p99_beside", machine, "ms").with_floor(floor));
     emit(&Figure::new("flood_others_p99", median(flooded.p99.clone()), "ms").ratio_at_most(
         floor,

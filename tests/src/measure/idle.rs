@@ -19,7 +19,8 @@ pub async fn idle(settings: &Settings, minutes: u32, emit: &mut impl FnMut(&Figu
     let setup = RuntimeSetup::start(settings).await?;
     // Lets the reconciles of the start pass: the second one comes a request deadline after the first.
     tokio::time::sleep(Duration::from_secs(45)).await;
-    let (kcp, runtime) = (setup.landscape.kcp(), setup.runtime.cluster());
+    let kcp = setup.landscape.kcp();
+    let runtime = setup.runtime.cluster();
     let marks = (kcp.audit_mark()?, runtime.audit_mark()?);
     let step = Step::begin(format!("idle for {minutes} min"));
     tokio::time::sleep(Duration::from_secs(60) * minutes).await;

@@ -118,7 +118,8 @@ async fn receiver(setup: &FleetSetup, settings: &Settings, events: u32) -> Resul
     let after = Counters::now(setup).await?;
     saturate(0);
     ensure!(before.queue > 0.0 && after.queue > 0.0, "the queue is empty, so the measurement is invalid");
-    let (sent, refused) = (after.events - before.events, after.refused - before.refused);
+    let sent = after.events - before.events;
+    let refused = after.refused - before.refused;
     let requests = sent / u64::from(events);
     ensure!(
         refused * 100 <= requests,

@@ -167,12 +167,11 @@ impl ModuleFleet {
         self.setup.disconnected().await?;
         let idle = self.idle_cpu().await?;
         let step = Step::begin(format!("{of} reconciles of Kymas among {}", fleet.members().len()));
-        let (kymas, params) = (
-            Api::<Kyma>::namespaced(self.setup.landscape.operator(), self.setup.landscape.namespace()),
-            PatchParams::default(),
-        );
+        let kymas = Api::<Kyma>::namespaced(self.setup.landscape.operator(), self.setup.landscape.namespace());
+        let params = PatchParams::default();
         let done = metric(&self.setup.metrics().await?, RECONCILES);
-        let (begun, cpu) = (Instant::now(), self.setup.receiver_cpu().await?);
+        let begun = Instant::now();
+        let cpu = self.setup.receiver_cpu().await?;
         let mark = Patch::Merge(json!({"metadata": {"labels": {"measured": fleet.members().len().to_string()}}}));
         let marked = fleet.members().iter().take(of).map(|member| kymas.patch(member.name(), &params, &mark));
         stream::iter(marked).buffer_unordered(CONCURRENT_WRITES).try_for_each(async |_| Ok(())).await?;
@@ -186,17 +185,20 @@ impl ModuleFleet {
 
     /// CPU seconds per second while nothing changes.
     async fn idle_cpu(&self) -> Result<f64> {
-        let (begun, cpu) = (Instant::now(), self.setup.receiver_cpu().await?);
+        let begun = Instant::now();
+        let cpu = self.setup.receiver_cpu().await?;
         sleep(IDLE_SAMPLE).await;
         Ok((self.setup.receiver_cpu().await? - cpu) / begun.elapsed().as_secs_f64())
     }
 
     /// Restarts the receiver, which adopts all Manifests without a write to a runtime.
     async fn restart(&self, emit: &mut impl FnMut(&Figure)) -> Result<()> {
-        let (fleet, landscape) = (&self.setup.fleet, &self.setup.landscape);
+        let fleet = &self.setup.fleet;
+        let landscape = &self.setup.landscape;
         let step = Step::begin(format!("restarting the receiver with {} runtimes", fleet.members().len()));
         landscape.with_receiver(async |receiver| receiver.kill9()).await?;
-        let (before, begun) = (self.calls(), Instant::now());
+        let before = self.calls();
+        let begun = Instant::now();
         landscape.start_receiver().await?;
         self.setup.proven(fleet.members().len()).await?;
         self.ready().await?;
@@ -253,7 +255,8 @@ impl ModuleFleet {
     async fn idle(&self, seconds: u32, emit: &mut impl FnMut(&Figure)) -> Result<()> {
         const VERIFIED: &str = r#"tidewatch_path_polls_total{reason="verification"}"#;
         let kcp = self.setup.landscape.kcp();
-        let (before, mark) = (self.calls(), kcp.audit_mark()?);
+        let before = self.calls();
+        let mark = kcp.audit_mark()?;
         let verified = metric(&self.setup.metrics().await?, VERIFIED);
         let step = Step::begin(format!("no changes for {seconds} s"));
         sleep(Duration::from_secs(seconds.into())).await;
@@ -294,7 +297,8 @@ impl ModuleFleet {
     /// Waits until all modules are ready in their versions in all runtimes; then until every agent follows the plan of its
     /// runtime, and no work is left. Returns the time of the former.
     async fn ready(&self) -> Result<Instant> {
-        let (members, mut have) = (self.setup.fleet.members(), 0);
+        let members = self.setup.fleet.members();
+        let mut have = 0;
         let is_ready = |member: &&FleetMember| {
             (0..self.modules.len()).all(|module| {
                 let version = if module == 0 { &self.version } else { FIRST };

@@ -98,7 +98,8 @@ struct Installs {
 
 impl Installs {
     fn emit(self, emit: &mut impl FnMut(&Figure)) {
-        let (ours, floor) = (median(self.ours), median(self.plain) + median(self.event_path));
+        let ours = median(self.ours);
+        let floor = median(self.plain) + median(self.event_path);
         emit(&Figure::new("module_applied_p50", ours, "ms").at_most(1_000.0).with_floor(floor));
         emit(&Figure::new("module_applied_ratio", ours, "ms").ratio_at_most(floor, ours / floor, 1.5));
         emit(&Figure::new("first_module_ready_p50", median(self.ready), "ms").at_most(300.0));
@@ -106,7 +107,8 @@ impl Installs {
             ("module_requests", self.requests, self.plain_requests, 1.8),
             ("module_requests_of_known_kinds", self.second_requests, self.plain_second_requests, 1.3),
         ] {
-            let (ours, plain) = (median(ours), median(plain));
+            let ours = median(ours);
+            let plain = median(plain);
             emit(&Figure::new(figure, ours, "requests").ratio_at_most(plain, ours / plain, bar));
         }
     }
@@ -174,7 +176,8 @@ impl Setup {
     /// Selects modules of which only the last is not installed. Its manager is available as soon as it exists.
     async fn install(&self, modules: &[&str]) -> Result<Install> {
         let module = *modules.last().context("a module")?;
-        let (cluster, file) = (self.runtime.cluster(), self.landscape.stamp_file());
+        let cluster = self.runtime.cluster();
+        let file = self.landscape.stamp_file();
         let before = api_calls::answered(cluster).await?;
         let applied = self.manager_appears(module).await?;
         let begun = SystemTime::now();

@@ -49,7 +49,8 @@ pub(super) async fn kib_per_connection(setup: &FleetSetup, connections: usize) -
 
 /// Opens a connection and sends one request over it, as an agent does.
 async fn connect(setup: &FleetSetup, plain: &PlainServerProcess, number: usize) -> Result<SignedClient> {
-    let (landscape, ca) = (&setup.landscape, setup.landscape.ca());
+    let landscape = &setup.landscape;
+    let ca = setup.landscape.ca();
     let runtime: RuntimeId = format!("{}.plain-{number:05}", landscape.namespace()).parse()?;
     let identity = ca.make_runtime(&runtime, landscape.trust_domain(), now(), RUNTIME_VALIDITY)?.identity()?;
     let mut client = SignedClient::new(&identity, ca.trust_bundle().store()?, plain.address())?;

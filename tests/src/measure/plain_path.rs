@@ -84,7 +84,8 @@ async fn rounds(setup: &RuntimeSetup, settings: &Settings, sent: &AtomicU32, ser
         };
         Ok::<_, anyhow::Error>(Floor { agent: of(process::id(), SENDER)?, gateway: of(server, THREADS)? })
     };
-    let (before, begun) = (spent()?, sent.load(Ordering::Relaxed));
+    let before = spent()?;
+    let begun = sent.load(Ordering::Relaxed);
     let writes = writer::toggle(&setup.runtime, settings.writes(), settings.pause()).await?;
     let count = u32::try_from(writes.len())?;
     reach(begun + count).await?;
@@ -123,7 +124,8 @@ async fn send(
 
 /// A client with the runtime's identity, and its request body, as its agent would send it.
 fn client_and_body(setup: &RuntimeSetup, plain: &PlainServerProcess) -> Result<(SignedClient, Bytes)> {
-    let (runtime, landscape) = (setup.runtime.id(), &setup.landscape);
+    let runtime = setup.runtime.id();
+    let landscape = &setup.landscape;
     let ca = landscape.ca();
     let validity = tidewatch_receiver::pki::RUNTIME_VALIDITY;
     let identity = ca.make_runtime(runtime, landscape.trust_domain(), now(), validity)?.identity()?;

@@ -45,9 +45,11 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
         write_module(path, version, settings.objects).with_context(|| format!("write {}", path.display()))?;
     }
     let text = |path: &Path| path.to_str().map(str::to_owned).context("a path in UTF-8");
-    let (from, to) = (text(&from.1)?, text(&to.1)?);
+    let from = text(&from.1)?;
+    let to = text(&to.1)?;
     let [packed, other] = ["packed", "other"].map(|name| folder.path().join(name));
-    let (packed, other) = (text(&packed)?, text(&other)?);
+    let packed = text(&packed)?;
+    let other = text(&other)?;
     run(program, &["module", "pack", &to, "--output", &other], 0).await?;
     let step = Step::begin(format!("{} runs with {} objects", settings.runs, settings.objects));
     let floor = median_of(settings.runs, program, &["--version"], 0).await?;

@@ -119,7 +119,9 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
         "at least two ascending numbers of agents are required"
     );
     let mut setup = FleetSetup::start(&[]).await?;
-    let (mut points, mut floors, mut changes) = (Vec::new(), Vec::new(), Vec::new());
+    let mut points = Vec::new();
+    let mut floors = Vec::new();
+    let mut changes = Vec::new();
     for agents in &settings.agents {
         setup.grow(*agents).await?;
         let step = Step::begin(format!("restart with {agents} agents without changes"));
@@ -145,7 +147,8 @@ pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Res
         floors.push((count, floor.settled));
     }
     emit(&Figure::new("restart_changes_settled_at_5000", at_full(&changes), "s").at_most(30.0));
-    let (settled, floor) = (at_full(&points), at_full(&floors));
+    let settled = at_full(&points);
+    let floor = at_full(&floors);
     emit(&Figure::new("restart_settled_at_5000", settled, "s").with_floor(floor).at_most(30.0));
     Ok(())
 }
@@ -196,7 +199,8 @@ pub(super) async fn round(setup: &FleetSetup, round: &Round<'_>) -> Result<Resta
     let changed: Vec<_> = chosen.map(|member| Change::make(member, others)).collect();
     sleep(Duration::from_secs((*away).into())).await;
 
-    let (begun, before) = (Instant::now(), CpuTimes::read(setup, false).await?);
+    let begun = Instant::now();
+    let before = CpuTimes::read(setup, false).await?;
     landscape.start_receiver().await?;
     let ready = begun.elapsed().as_secs_f64();
     let cpu_until_ready = CpuTimes::since(&before, setup).await?;
@@ -235,7 +239,8 @@ pub(super) async fn round(setup: &FleetSetup, round: &Round<'_>) -> Result<Resta
 
 /// Polls until nothing is missing; `missing` describes the remainder.
 async fn until(condition: &str, mut missing: impl AsyncFnMut() -> Result<Option<String>>) -> Result<()> {
-    let (mut last, mut ticks) = (String::new(), interval(POLL_INTERVAL));
+    let mut last = String::new();
+    let mut ticks = interval(POLL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let polling = async {
         loop {

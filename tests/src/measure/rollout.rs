@@ -154,7 +154,8 @@ impl Rollout {
 
     /// Waits until the module is ready in a version in all runtimes.
     async fn ready(&self, version: &str) -> Result<()> {
-        let (members, mut have) = (self.setup.fleet.members(), 0);
+        let members = self.setup.fleet.members();
+        let mut have = 0;
         let is_ready = |member: &&FleetMember| {
             let kyma = member.cluster().object(KYMA).unwrap_or_default();
             let module = &kyma["status"]["modules"][0];
@@ -194,7 +195,8 @@ impl Rollout {
 
     /// Number of the writes to these resources in KCP since the counts, without Leases.
     fn kcp_writes(&self, before: &Counts, is_counted: impl Fn(&str) -> bool) -> Result<f64> {
-        let (kcp, namespace) = (self.setup.landscape.kcp(), self.setup.landscape.namespace());
+        let kcp = self.setup.landscape.kcp();
+        let namespace = self.setup.landscape.namespace();
         let written = kcp.writes_since(before.kcp)?.into_iter();
         let written = written.filter(|write| write.namespace == namespace && write.resource != "leases");
         Ok(number(written.filter(|write| is_counted(&write.resource)).count()))

@@ -76,15 +76,16 @@ async fn idle(setup: &FleetSetup, seconds: u32, emit: &mut impl FnMut(&Figure)) 
     })
     .await?;
     setup.disconnected().await?;
-    let (before, heartbeats) =
-        ((setup.receiver_cpu().await?, setup.gateway_cpu().await?), setup.fleet.counters().heartbeats());
+    let before = (setup.receiver_cpu().await?, setup.gateway_cpu().await?);
+    let heartbeats = setup.fleet.counters().heartbeats();
     let step = Step::begin(format!("no changes for {seconds} s"));
     sleep(Duration::from_secs(seconds.into())).await;
     step.done();
-    let (after, heartbeats) =
-        ((setup.receiver_cpu().await?, setup.gateway_cpu().await?), setup.fleet.counters().heartbeats() - heartbeats);
+    let after = (setup.receiver_cpu().await?, setup.gateway_cpu().await?);
+    let heartbeats = setup.fleet.counters().heartbeats() - heartbeats;
     let percent = |spent: f64| spent * 100.0 / f64::from(seconds);
-    let (all, gateway) = (percent(after.0 - before.0), percent(after.1 - before.1));
+    let all = percent(after.0 - before.0);
+    let gateway = percent(after.1 - before.1);
     let open = metric(&setup.metrics().await?, "tidewatch_gateway_connections");
     emit(&Figure::new("scale_idle_cpu", all, "%").at_most(3.0));
     emit(&Figure::new("scale_idle_gateway_cpu", gateway, "%"));
@@ -108,7 +109,8 @@ async fn moves(setup: &FleetSetup, rounds: u32, emit: &mut impl FnMut(&Figure)) 
     let patches = || moves.iter().flat_map(|moved| &moved.calls).map(catalog::patches);
     let moved = Figure::new("scale_catalog_moved", of(|moved| moved.all), "s");
     emit(&moved.with_floor(of(|moved| moved.floor.seconds)).at_most(30.0));
-    let (most, fewest) = (patches().max().unwrap_or_default(), patches().min().unwrap_or_default());
+    let most = patches().max().unwrap_or_default();
+    let fewest = patches().min().unwrap_or_default();
     emit(&Figure::new("scale_catalog_patches_per_runtime_most", number(most), "patches").at_most(1.0));
     emit(&Figure::new("scale_catalog_patches_per_runtime_fewest", number(fewest), "patches").at_least(1.0));
     let calls = Calls::sum(moves.iter().flat_map(|moved| &moved.calls)).total();

@@ -86,7 +86,8 @@ struct Soak {
 pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
     let mut soak = Soak::start(*settings).await?;
     let receiver = soak.process().await?;
-    let (begun, lasts) = (Instant::now(), Duration::from_secs(60 * u64::from(settings.minutes)));
+    let begun = Instant::now();
+    let lasts = Duration::from_secs(60 * u64::from(settings.minutes));
     let mut samples = Vec::new();
     let step = Step::begin(format!("changes of {} runtimes for {} minutes", settings.runtimes, settings.minutes));
     for round in 1.. {
@@ -145,7 +146,8 @@ impl Soak {
             installed_endpoint(&setup.landscape, &setup.fleet).map(Some)
         })
         .await?;
-        let (running, tasks) = (VecDeque::new(), JoinSet::new());
+        let running = VecDeque::new();
+        let tasks = JoinSet::new();
         let mut soak = Self { settings, setup, endpoint, counters: Arc::default(), running, tasks, turns: 0, plans: 0 };
         soak.begin().await?;
         Ok(soak)
@@ -231,7 +233,8 @@ impl Soak {
 
     async fn sample(&self) -> Result<Sample> {
         let series = self.setup.metrics().await?.lines().filter(|line| !line.starts_with('#')).count();
-        let (memory, files) = (self.setup.receiver_memory().await?, open_files(self.process().await?)?);
+        let memory = self.setup.receiver_memory().await?;
+        let files = open_files(self.process().await?)?;
         let count = |number: usize| f64::from(u32::try_from(number).unwrap_or(u32::MAX));
         Ok(Sample { pss: mebibytes(memory.pss_kib), open_files: count(files), series: count(series) })
     }

@@ -86,10 +86,12 @@ pub async fn user_write(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> 
     let [baseline, others @ ..] = &rounds;
     for (scenario, rounds) in Scenario::ALL.into_iter().skip(1).zip(others) {
         for (index, figure) in scenario.figures().into_iter().flatten().enumerate() {
-            let (with, without) = (&rounds.0[index], &baseline.0[index]);
+            let with = &rounds.0[index];
+            let without = &baseline.0[index];
             let ratios = with.iter().zip(without).map(|(with, without)| with / without).collect();
             let figure = Figure::new(figure, median(with.clone()), "ms");
-            let (floor, ratio) = (median(without.clone()), median(ratios));
+            let floor = median(without.clone());
+            let ratio = median(ratios);
             // The plain watch is for comparison only and has no bar.
             emit(&if scenario == Scenario::PlainWatch {
                 figure.with_floor(floor)
@@ -176,7 +178,8 @@ async fn while_hung(
     sleep(ON_THE_WAY).await;
     let before = requests(setup, "taken").await?;
     let taken = write().await;
-    let (accepted, unsettled) = (requests(setup, "taken").await? - before, unsettled_events(setup).await?);
+    let accepted = requests(setup, "taken").await? - before;
+    let unsettled = unsettled_events(setup).await?;
     setup.landscape.with_receiver(async |receiver| receiver.sigcont()).await??;
     ensure!(
         accepted == 0.0 && unsettled >= 1.0,

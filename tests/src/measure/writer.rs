@@ -35,7 +35,8 @@ pub(super) async fn toggle(runtime: &Runtime, writes: u32, pause: Duration) -> R
         // Unique over all runs, so every write is a change.
         let controller = format!("{number}-{}", SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_nanos());
         let patch = Patch::Merge(json!({"spec": {"modules": [{"name": MODULE, "controller": controller}]}}));
-        let (begun, start) = (SystemTime::now(), Instant::now());
+        let begun = SystemTime::now();
+        let start = Instant::now();
         let kyma = api.patch(SKR_KYMA, &PatchParams::default(), &patch).await?;
         let took = start.elapsed();
         done.push(Write { begun, took, resource_version: kyma.resource_version().unwrap_or_default().parse()? });

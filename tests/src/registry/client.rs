@@ -233,7 +233,8 @@ impl RegistryClient {
             return Ok(Some(format!("Basic {basic}")));
         }
         let parameter = |name| parameter(challenge, name).ok_or_else(malformed);
-        let (realm, service) = (parameter("realm")?, encoded(parameter("service")?));
+        let realm = parameter("realm")?;
+        let service = encoded(parameter("service")?);
         // The registry's base path needs no scope.
         let scope = parameter("scope").map_or_else(|_| String::new(), |scope| format!("&scope={}", encoded(scope)));
         let url = format!("{realm}?service={service}{scope}");

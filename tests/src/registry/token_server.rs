@@ -108,7 +108,8 @@ async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, signer: Ar
     let mut connections = JoinSet::new();
     while let Ok((tcp, _)) = listener.accept().await {
         while connections.try_join_next().is_some() {}
-        let (acceptor, signer) = (acceptor.clone(), signer.clone());
+        let acceptor = acceptor.clone();
+        let signer = signer.clone();
         connections.spawn(async move {
             match acceptor {
                 None => serve(tcp, signer).await,

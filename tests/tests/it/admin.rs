@@ -50,7 +50,8 @@ async fn agent_status_agrees(setup: &SingleRuntime, fleet: impl AsyncFn(&[&str])
     })
     .await?;
     assert_eq!((&agent_status["pending"], &agent_status["clockOffsetSeconds"]), (&json!([]), &json!(0)));
-    let (agent_runtime, runtime) = (&agent_status["runtime"], &fleet["runtimes"][0]);
+    let agent_runtime = &agent_status["runtime"];
+    let runtime = &fleet["runtimes"][0];
     assert_eq!(agent_runtime["id"], runtime["runtimeId"]);
     assert_eq!(
         (&agent_runtime["planRevision"], &agent_runtime["instance"]),
@@ -161,7 +162,8 @@ async fn grant(setup: &SingleRuntime, name: &str, account: &str, rule: Value) ->
 async fn an_admin_listener_beyond_loopback_requires_a_token_and_a_right() -> TestResult {
     let options = Options { receiver: vec!["--admin-auth".to_owned()], ..quick_options() };
     let setup = SingleRuntime::with_options("tokens", &[KEDA], options).await?;
-    let (kcp, namespace) = (setup.landscape.kcp(), setup.landscape.namespace());
+    let kcp = setup.landscape.kcp();
+    let namespace = setup.landscape.namespace();
     let reviews = json!({"apiGroups": ["authentication.k8s.io", "authorization.k8s.io"], "resources": ["tokenreviews", "subjectaccessreviews"], "verbs": ["create"]});
     grant(&setup, "tokens-receiver", "tidewatch-receiver", reviews).await?;
     let dir = tempfile::tempdir()?;
@@ -175,7 +177,8 @@ async fn an_admin_listener_beyond_loopback_requires_a_token_and_a_right() -> Tes
     fs::write(&ca, setup.landscape.ca().trust_bundle().to_pem())?;
     let admin =
         setup.landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
-    let (url, ca) = (format!("https://{admin}"), ca.display().to_string());
+    let url = format!("https://{admin}");
+    let ca = ca.display().to_string();
     let fleet = async |token: &str| {
         let token = dir.path().join(token).display().to_string();
         run("tidewatch", &["fleet", "--admin-url", &url, "--ca-file", &ca, "--token-file", &token]).await

@@ -118,7 +118,8 @@ async fn the_overlay_of_the_mesh_adds_metadata_of_the_pod_alone() {
         let deployment = objects.iter_mut().find(|object| kind(object) == "Deployment").unwrap();
         deployment.data["spec"]["template"]["metadata"].take()
     };
-    let (before, now) = (metadata(&mut base), metadata(&mut meshed));
+    let before = metadata(&mut base);
+    let now = metadata(&mut meshed);
     assert_eq!(meshed, base);
     for (label, value) in before["labels"].as_object().unwrap() {
         assert_eq!(now["labels"][label], *value, "the selector still finds the pod");
@@ -134,7 +135,8 @@ async fn the_overlay_of_one_receiver_removes_the_relay_alone() {
         let found = objects.iter().find(|object| kind(object) == "Deployment").unwrap();
         serde_json::from_value::<Deployment>(serde_json::to_value(found).unwrap()).unwrap()
     };
-    let (mut shared, alone) = (deployment(&base), deployment(&single));
+    let mut shared = deployment(&base);
+    let alone = deployment(&single);
     let spec = shared.spec.as_mut().unwrap();
     assert_eq!(spec.replicas.replace(1), Some(3));
     let container = &mut spec.template.spec.as_mut().unwrap().containers[0];
@@ -232,7 +234,8 @@ async fn the_admission_policies_refuse_invalid_catalogs() -> TestResult {
     let enforced = enforce(&client, |_| true).await?;
     assert_eq!(enforced, 12, "six policies and their bindings");
     let template = |module: &str, version: &str| json!({"moduleName": module, "version": version, "descriptor": {}});
-    let (mt, mrm) = (Kind::Template, Kind::ReleaseMeta);
+    let mt = Kind::Template;
+    let mrm = Kind::ReleaseMeta;
     until("the policies to take effect", async || {
         let template = create_dry_run(&client, mt, "keda", &template("keda", "1.0.0")).await.is_err();
         Ok((template && create_dry_run(&client, mrm, "kedas", &release(json!({}))).await.is_err()).then_some(()))
@@ -435,7 +438,8 @@ async fn a_channel_downgrade_is_accepted_with_a_warning() -> TestResult {
     let log = kcp.dir().join("audit.log");
     let end = fs::metadata(&log)?.len();
     set_channels(&client, NAME, &[("regular", "0.1.0")]).await?;
-    let (mut file, mut audited) = (File::open(&log)?, String::new());
+    let mut file = File::open(&log)?;
+    let mut audited = String::new();
     file.seek(SeekFrom::Start(end))?;
     file.read_to_string(&mut audited)?;
     let audited = audited.lines().find(|line| line.contains("validation_failure"));

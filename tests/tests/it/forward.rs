@@ -67,7 +67,8 @@ impl Manager {
         let log = received.clone();
         let task = tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {
-                let (behavior_changes, log) = (behavior_changes.clone(), log.clone());
+                let behavior_changes = behavior_changes.clone();
+                let log = log.clone();
                 let service = service_fn(move |request| answer(behavior_changes.clone(), log.clone(), request));
                 tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(tcp), service));
             }
@@ -166,7 +167,8 @@ async fn queue_becomes(setup: &SingleRuntime, manager: &str, expected: impl Fn(u
 
 #[tokio::test]
 async fn a_manager_receives_its_events_and_a_dead_one_delays_no_other() -> Result<()> {
-    let (healthy, dead) = (Manager::start(Behavior::Accepts).await?, Manager::start(Behavior::Hangs).await?);
+    let healthy = Manager::start(Behavior::Accepts).await?;
+    let dead = Manager::start(Behavior::Hangs).await?;
     let setup = start("forward", &[("well", &healthy), ("dead", &dead)]).await?;
     watcher_becomes(&setup.landscape, "well", State::Ready, "team/well:").await?;
     write_map(&setup.runtime, "first", "dead").await?;
@@ -213,7 +215,8 @@ async fn events_accepted_but_not_forwarded_survive_a_receiver_crash() -> Result<
 
 #[tokio::test]
 async fn a_refused_event_is_reported_and_retained_until_it_is_accepted() -> Result<()> {
-    let (refusing, accepting) = (Manager::start(Behavior::Refuses).await?, Manager::start(Behavior::Accepts).await?);
+    let refusing = Manager::start(Behavior::Refuses).await?;
+    let accepting = Manager::start(Behavior::Accepts).await?;
     let setup = start("forward-refused", &[("other", &refusing)]).await?;
     write_map(&setup.runtime, "first", "other").await?;
     watcher_becomes(&setup.landscape, "other", State::Warning, "404").await?;
@@ -300,7 +303,8 @@ async fn watches_not_served_become(setup: &SingleRuntime, number: u64) -> Result
 
 #[tokio::test]
 async fn a_manager_receives_the_events_of_all_kinds_of_its_group() -> Result<()> {
-    let (manager, second) = (Manager::start(Behavior::Accepts).await?, Manager::start(Behavior::Accepts).await?);
+    let manager = Manager::start(Behavior::Accepts).await?;
+    let second = Manager::start(Behavior::Accepts).await?;
     let setup = start("forward-group", &[]).await?;
     setup.runtime.grant_agent(CLOUD, "*").await?;
     let cloud = Cloud::of(&setup).await?;

@@ -101,7 +101,8 @@ async fn the_rendered_installation_becomes_ready() -> TestResult {
     let kubeconfig = dir.path().join("kubeconfig");
     fs::write(&kubeconfig, kcp.kubeconfig_for_token(&kcp.service_account_token(NAMESPACE, RECEIVER).await?))?;
     let binaries = build_binaries().await?;
-    let (probes, admin) = (ports::free()?, ports::free()?);
+    let probes = ports::free()?;
+    let admin = ports::free()?;
     let local = |port: u16| format!("127.0.0.1:{port}");
     let mut program = Program::new("receiver", binaries.receiver()?, dir.path().join("receiver.log"))
         .env("TIDEWATCH_KUBECONFIG", kubeconfig)

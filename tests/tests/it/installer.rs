@@ -164,8 +164,9 @@ async fn defaulting_by_the_api_server_causes_no_further_writes() -> TestResult {
         }
         anyhow::Ok(versions)
     };
-    let (before, mark, reconciles) =
-        (versions().await?, setup.runtime.cluster().audit_mark()?, setup.reconciles().await?);
+    let before = versions().await?;
+    let mark = setup.runtime.cluster().audit_mark()?;
+    let reconciles = setup.reconciles().await?;
     until("further reconciles", async || Ok((setup.reconciles().await? >= reconciles + 5).then_some(()))).await?;
     assert_eq!(versions().await?, before);
     // A new process has no memory of the former verifications.

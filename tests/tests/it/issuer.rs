@@ -64,7 +64,8 @@ async fn sign_requests(requests: Api<DynamicObject>, issuer: Arc<Issuer<'static,
                 let condition = json!({"type": "Ready", "status": "True", "reason": "Issued", "message": "signed",
                     "lastTransitionTime": "2026-01-01T00:00:00Z"});
                 let status = json!({"status": {"conditions": [condition], "certificate": STANDARD.encode(chain)}});
-                let (name, signed) = (object.name_any(), PatchParams::default());
+                let name = object.name_any();
+                let signed = PatchParams::default();
                 // A request that was deleted meanwhile needs no certificate.
                 let _ = requests.patch_status(&name, &signed, &Patch::Merge(status)).await;
             }

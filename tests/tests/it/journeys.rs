@@ -163,7 +163,8 @@ async fn a_suspended_runtime_returns_under_the_same_ids() -> TestResult {
     let before = first.runtime.kcp_kyma().await?.and_then(|kyma| kyma.uid());
 
     // The suspension ends the Kyma while its cluster is still there, and then the cluster.
-    let (broker, access) = (Broker::of(&fleet), Access::of(&fleet, first.runtime.name()));
+    let broker = Broker::of(&fleet);
+    let access = Access::of(&fleet, first.runtime.name());
     broker.delete_kyma(first.runtime.name()).await?;
     until("the Kyma to go", async || Ok(first.runtime.kcp_kyma().await?.is_none().then_some(()))).await?;
     access.delete().await?;
@@ -186,7 +187,8 @@ async fn a_deprovisioned_runtime_leaves_nothing_behind() -> TestResult {
     let member = fleet.only();
     provision(&fleet, member).await?;
     member.delivers(&["keda"]).await?;
-    let (name, landscape) = (member.runtime.name(), &fleet.landscape);
+    let name = member.runtime.name();
+    let landscape = &fleet.landscape;
     let broker = Broker::of(&fleet);
     broker.add_purge_finalizer(name).await?;
 

@@ -165,7 +165,8 @@ async fn an_agent_runs_as_its_deployment_specifies() -> TestResult {
     .await?;
     let kubelet = Kubelet::start(setup.runtime.cluster(), Options::default()).await?;
     setup.runtime.make_account().await?;
-    let (client, namespace) = (setup.runtime.cluster().client().await?, "kyma-system");
+    let client = setup.runtime.cluster().client().await?;
+    let namespace = "kyma-system";
     let identity = |files| json!({"metadata": {"name": "identity"}, "stringData": files});
     let first = setup.runtime.make_identity()?;
     apply::<Secret>(&client, namespace, &identity(json!(first))).await?;

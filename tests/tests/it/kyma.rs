@@ -82,10 +82,8 @@ async fn a_manifest_has_exactly_the_content_of_its_template() -> TestResult {
     };
     let manager = json!({"group": "apps", "version": "v1", "kind": "Deployment", "namespace": "x", "name": "keda"});
     let own = json!({"group": "apps", "version": "v1", "kind": "Deployment", "name": "keda"});
-    let (more, less) = (
-        json!({"replicas": 2, "logging": {"level": "debug"}, "parts": [{"name": "a", "size": 1}]}),
-        json!({"replicas": 2, "parts": [{"name": "a"}]}),
-    );
+    let more = json!({"replicas": 2, "logging": {"level": "debug"}, "parts": [{"name": "a", "size": 1}]});
+    let less = json!({"replicas": 2, "parts": [{"name": "a"}]});
     set_default_cr(&more, &manager).await?;
     manifest_becomes("the content of the template", &more, &manager).await?;
     set_default_cr(&less, &own).await?;

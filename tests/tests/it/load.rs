@@ -120,7 +120,8 @@ impl Load {
 
     fn spawn(setup: &SingleRuntime, changes: usize, pause: Duration) -> Self {
         let user = setup.runtime.user();
-        let (maps, kymas) = (Api::namespaced(user.clone(), "default"), Api::namespaced(user, SKR_NAMESPACE));
+        let maps = Api::namespaced(user.clone(), "default");
+        let kymas = Api::namespaced(user, SKR_NAMESPACE);
         let mark = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis().to_string();
         let mut writer = Writer { mark, maps, kymas, before: None, expected: Expected::default() };
         let (done, progress) = watch::channel(0);
@@ -173,7 +174,8 @@ impl Load {
 impl Writer {
     /// Repeats a change until the API server confirms it.
     async fn change_until_accepted(&mut self, number: usize) -> Result<()> {
-        let (begun, began) = (SystemTime::now(), Instant::now());
+        let begun = SystemTime::now();
+        let began = Instant::now();
         self.before = None;
         loop {
             let outcome =
@@ -188,7 +190,8 @@ impl Writer {
 
     /// Makes one change; it is idempotent, since an attempt without a response may have been applied.
     async fn change(&mut self, number: usize, begun: SystemTime) -> Result<()> {
-        let (turn, round) = (number % OBJECTS, number / OBJECTS);
+        let turn = number % OBJECTS;
+        let round = number / OBJECTS;
         match turn {
             0 => self.kyma(json!({"spec": {"modules": if round.is_multiple_of(2) { json!([{"name": KEDA.0}]) } else { json!([]) }}})).await?,
             1 => self.kyma(json!({"metadata": {"labels": {"load": format!("{}-{number}", self.mark)}}})).await?,
@@ -206,7 +209,8 @@ impl Writer {
     }
 
     async fn map(&mut self, name: &str, step: usize, number: usize, begun: SystemTime) -> Result<()> {
-        let (deletes, unlabels) = (step % STATES == 4, step % STATES == 2);
+        let deletes = step % STATES == 4;
+        let unlabels = step % STATES == 2;
         let mut before = None;
         if deletes || unlabels {
             // The state found by the first attempt counts, as that attempt may have been applied.
@@ -254,7 +258,8 @@ impl Expected {
         let maps = Api::<ConfigMap>::namespaced(setup.runtime.cluster().client().await?, "default");
         let mine = ListParams::default().labels(&format!("{WATCHED}={NAME}"));
         let present = until("the API server to answer", async || Ok(Some(maps.list(&mine).await?.items))).await?;
-        let (file, watch) = (setup.landscape.stamp_file(), setup.landscape.watch_of(NAME));
+        let file = setup.landscape.stamp_file();
+        let watch = setup.landscape.watch_of(NAME);
         until("an event of each object's last state", async || {
             let stamps = stamps::read(&file)?;
             let stamps: Vec<_> =

@@ -195,7 +195,8 @@ impl ModuleRuntime {
 
 /// Packs and pushes the module in a folder with the operator's program, and applies its template.
 async fn publish(landscape: &Landscape, registry: &Registry, folder: &Path) -> Result<()> {
-    let (output, host) = (tempfile::tempdir()?, registry.host());
+    let output = tempfile::tempdir()?;
+    let host = registry.host();
     let paths = [folder, output.path()].map(|path| path.to_string_lossy().into_owned());
     let packed = run("tidewatch", &["module", "pack", &paths[0], "--output", &paths[1], "--push", &host]).await?;
     ensure!(packed.status.success(), "pack {}: {}", folder.display(), text(&packed.stderr));

@@ -82,8 +82,8 @@ async fn a_load_survives_network_faults_to_the_control_plane() -> TestResult {
 async fn silently_dropped_connections_are_detected_and_replaced() -> TestResult {
     let setup = proxied("way-forgotten").await?;
     let proxies = setup.runtime.proxies().context("proxies")?;
-    let (front, back) =
-        (setup.landscape.agents_proxy().context("a proxy")?, setup.landscape.kcp_proxy().context("a proxy")?);
+    let front = setup.landscape.agents_proxy().context("a proxy")?;
+    let back = setup.landscape.kcp_proxy().context("a proxy")?;
     for proxy in [front, &proxies.agent, &proxies.receiver, back] {
         let before = setup.counts().await?;
         let mut load = Load::start(&setup, PAUSE);

@@ -269,7 +269,8 @@ async fn accounts_have_exactly_the_listed_rights() -> TestResult {
             "{elsewhere}"
         );
     }
-    let (kcp, home) = (fleet.landscape.kcp(), fleet.landscape.namespace());
+    let kcp = fleet.landscape.kcp();
+    let home = fleet.landscape.namespace();
     let leases = receiver_leases();
     let leases = leases.iter().map(|name| ("coordination.k8s.io", "leases", name.as_str(), "get update"));
     let expected = sorted(RECEIVER_RIGHTS.map(|(right, _)| right).into_iter().chain(leases));
@@ -293,7 +294,8 @@ impl<'a> StrippedAgent<'a> {
     /// receiver must not repair the roles meanwhile.
     async fn of(member: &'a Member) -> Result<Self> {
         let client = member.runtime.cluster().client().await?;
-        let (everywhere, here) = (Api::all(client.clone()), Api::namespaced(client, SKR_NAMESPACE));
+        let everywhere = Api::all(client.clone());
+        let here = Api::namespaced(client, SKR_NAMESPACE);
         let before = member.agent(None).await?;
         let this = Self { member, everywhere, here, agent: before.clone() };
         this.grant(&[], &[]).await?;
@@ -451,7 +453,8 @@ impl ReceiverRole<'_> {
 #[tokio::test]
 async fn a_receiver_logs_a_missing_right_and_recovers_when_it_is_granted() -> TestResult {
     let fleet = Fleet::with_one_runtime("limited", quick_options()).await?;
-    let (member, landscape) = (fleet.only(), &fleet.landscape);
+    let member = fleet.only();
+    let landscape = &fleet.landscape;
     let roles = Api::<Role>::namespaced(landscape.operator(), landscape.namespace());
     let role = ReceiverRole { fleet: &fleet, roles };
     let manifests = Api::<Manifest>::namespaced(landscape.operator(), landscape.namespace());

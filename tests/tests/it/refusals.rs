@@ -19,7 +19,9 @@ const REFUSED: &str = "tidewatch_gateway_requests_refused_total";
 #[tokio::test]
 async fn forged_requests_are_refused_and_affect_no_other_runtime() -> TestResult {
     let setup = SingleRuntime::start("refusals", &[("keda", "1.0.0", "1.1.0")]).await?;
-    let (ca, domain, address) = (setup.landscape.ca(), setup.landscape.trust_domain(), setup.landscape.authority());
+    let ca = setup.landscape.ca();
+    let domain = setup.landscape.trust_domain();
+    let address = setup.landscape.authority();
     let stranger: RuntimeId = "stranger".parse()?;
     let before = setup.receiver_page().await?;
     let contract_client = ContractClient::new(ca, ca, domain, &stranger, &address)?;

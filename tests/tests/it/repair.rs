@@ -66,7 +66,8 @@ async fn chain(secrets: &Api<Secret>) -> Result<Option<ByteString>> {
 async fn a_deleted_scaled_or_killed_agent_is_restored() -> TestResult {
     let fleet = Fleet::with_one_runtime("gone", rare_heartbeats()).await?;
     let member = fleet.only();
-    let (deployments, secrets) = (objects::<Deployment>(member).await?, objects::<Secret>(member).await?);
+    let deployments = objects::<Deployment>(member).await?;
+    let secrets = objects::<Secret>(member).await?;
     let original = chain(&secrets).await?.context("an identity")?;
 
     // Delete the Deployment.
@@ -77,7 +78,8 @@ async fn a_deleted_scaled_or_killed_agent_is_restored() -> TestResult {
     member.delivers(&["keda"]).await?;
 
     // Scale to zero repeatedly: the receiver may revert it before the controllers notice.
-    let (scale, pods) = (Patch::Merge(json!({"spec": {"replicas": 0}})), objects::<Pod>(member).await?);
+    let scale = Patch::Merge(json!({"spec": {"replicas": 0}}));
+    let pods = objects::<Pod>(member).await?;
     until("the pod to be scaled away", async || {
         deployments.patch(AGENT_DEPLOYMENT, &PatchParams::default(), &scale).await?;
         sleep(Duration::from_millis(500)).await;
@@ -129,7 +131,8 @@ async fn an_agent_that_disappears_without_an_event_is_missed() -> TestResult {
     const ROUNDS: usize = 5;
     let fleet = Fleet::with_one_runtime("silence", rare_heartbeats()).await?;
     let member = fleet.only();
-    let (deployments, pods) = (objects::<Deployment>(member).await?, objects::<Pod>(member).await?);
+    let deployments = objects::<Deployment>(member).await?;
+    let pods = objects::<Pod>(member).await?;
     let mut agent = member.agent(None).await?;
     for _ in 0..ROUNDS {
         member.kubelet.freeze(&agent)?;
@@ -273,7 +276,8 @@ async fn a_recreated_kyma_gets_its_agent_again() -> TestResult {
 async fn a_changed_runtime_id_leads_to_a_new_identity() -> TestResult {
     let fleet = Fleet::with_one_runtime("renamed", quick_options()).await?;
     let member = fleet.only();
-    let (secrets, maps) = (objects::<Secret>(member).await?, objects::<ConfigMap>(member).await?);
+    let secrets = objects::<Secret>(member).await?;
+    let maps = objects::<ConfigMap>(member).await?;
     let before = chain(&secrets).await?.context("an identity")?;
     let kymas = Api::<Kyma>::namespaced(fleet.landscape.kcp().client().await?, fleet.landscape.namespace());
     let other = format!("{}.other", member.runtime.id());

@@ -67,7 +67,8 @@ impl Replicas {
         let landscape = Arc::new(Landscape::prepare_issuing(bed.kcp().await?, name, options).await?);
         landscape.write_module("keda", "1.0.0", "1.1.0").await?;
         let enrolments = Balancer::start(landscape.enrolment_port().context("an enrolment port")?).await?;
-        let (running, members) = (BTreeMap::new(), Vec::new());
+        let running = BTreeMap::new();
+        let members = Vec::new();
         Ok(Self { running, members, events, enrolments, landscape, bed, _slot: turn })
     }
 

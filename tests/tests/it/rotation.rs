@@ -164,7 +164,8 @@ async fn failures(agent: &PodState) -> Result<u64> {
 /// the ledger has every sequence that the agent assigned, none is missing, and no work is open.
 async fn settled(landscape: &Landscape, member: &Member, last: &Kyma) -> Result<()> {
     let name = member.runtime.name();
-    let (agent, channel) = (member.agent(None).await?, Some(&*last.spec.channel));
+    let agent = member.agent(None).await?;
+    let channel = Some(&*last.spec.channel);
     until(&format!("all of {name} to be settled"), async || {
         let admin = landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
         let agent: Value = serde_json::from_str(&get_page(&agent, 2113, "/status").await?)?;
@@ -277,7 +278,8 @@ async fn rotate_without(landscape: &Landscape, cut: &Member, agent: &PodState) -
 #[tokio::test]
 async fn the_ca_rotates_three_times_under_load_without_failed_requests() -> TestResult {
     let fleet = two_proven_runtimes("rotates", Options { proxied: true, ..leaf_validity(LEAF_SECONDS) }).await?;
-    let (landscape, members) = (&fleet.landscape, &fleet.members);
+    let landscape = &fleet.landscape;
+    let members = &fleet.members;
     let [healthy, cut] = [&members[0], &members[1]];
     let agents = agents(members).await?;
     let plaintext_refusal = plaintext_refusal(landscape).await?;
@@ -312,14 +314,16 @@ async fn the_ca_rotates_three_times_under_load_without_failed_requests() -> Test
 #[tokio::test]
 async fn short_lived_certificates_are_renewed_through_a_rotation_without_refusals() -> TestResult {
     let fleet = two_proven_runtimes("renews", leaf_validity(SHORT_LEAF_SECONDS)).await?;
-    let (landscape, members) = (&fleet.landscape, &fleet.members);
+    let landscape = &fleet.landscape;
+    let members = &fleet.members;
     let agents = agents(members).await?;
     let plaintext_refusal = plaintext_refusal(landscape).await?;
     let mut failed = Vec::new();
     for agent in &agents {
         failed.push(failures(agent).await?);
     }
-    let (before, user) = (roots(&members[0]).await?, User::start(members).await?);
+    let before = roots(&members[0]).await?;
+    let user = User::start(members).await?;
 
     rotate_undisturbed(landscape).await?;
     for member in members {
@@ -390,7 +394,8 @@ async fn is_straggler(member: &Member) -> Result<bool> {
 #[tokio::test]
 async fn a_lost_or_compromised_ca_is_replaced_and_all_agents_enrol_again() -> TestResult {
     let fleet = Fleet::with_one_runtime("lost-ca", quick_options()).await?;
-    let (landscape, member) = (&fleet.landscape, fleet.only());
+    let landscape = &fleet.landscape;
+    let member = fleet.only();
     let before = roots(member).await?;
     let lost = secrets(landscape).await?.get(CA_SECRET).await?;
     secrets(landscape).await?.delete(CA_SECRET, &DeleteParams::default()).await?;

@@ -69,7 +69,8 @@ impl Plain {
 
     /// Applies an object as soon as its kind is served.
     async fn apply(&self, object: &DynamicObject) -> Result<()> {
-        let (name, params) = (object.name_any(), PatchParams::apply("test").force());
+        let name = object.name_any();
+        let params = PatchParams::apply("test").force();
         until(&format!("{name} to be applied"), async || {
             Ok(Some(self.api(object).await?.patch(&name, &params, &Patch::Apply(object)).await.map(drop)?))
         })
@@ -87,7 +88,8 @@ impl Plain {
 
     /// Waits until the operator has brought a resource into the state Ready.
     async fn becomes_ready(&self, object: &DynamicObject) -> Result<()> {
-        let (api, name) = (self.api(object).await?, object.name_any());
+        let api = self.api(object).await?;
+        let name = object.name_any();
         until(&format!("{name} to be Ready"), async || {
             let seen = api.get(&name).await?;
             let is_held = seen.finalizers().iter().any(|finalizer| finalizer == FINALIZER);
@@ -97,7 +99,8 @@ impl Plain {
     }
 
     async fn goes(&self, object: &DynamicObject) -> Result<()> {
-        let (api, name) = (self.api(object).await?, object.name_any());
+        let api = self.api(object).await?;
+        let name = object.name_any();
         until(&format!("{name} to go"), async || Ok(api.get_opt(&name).await?.is_none().then_some(()))).await
     }
 

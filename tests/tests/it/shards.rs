@@ -65,7 +65,8 @@ impl Replica {
             relay_address: Some(format!("replica-{number}.example.com:8443")),
         };
         let client = kcp.client_for_token(token).await?;
-        let (holders, metrics) = (HoldersHandle::default(), Metrics::default());
+        let holders = HoldersHandle::default();
+        let metrics = Metrics::default();
         let started = ShardElector::start(client, settings, Instance::new(number), holders, metrics)?;
         let (stop, (sender, held)) = (CancellationToken::new(), tokio::sync::watch::channel(BTreeMap::new()));
         let mut changes = started.changes;
@@ -115,7 +116,8 @@ async fn replicas_share_shards_over_real_leases() -> TestResult {
     shared(&replicas, "equal shares of three replicas").await?;
 
     let killed = replicas.remove(0);
-    let (before, lost) = (std::time::Instant::now(), killed.open());
+    let before = std::time::Instant::now();
+    let lost = killed.open();
     killed.elector.abort();
     until("a shard of the killed replica with another holder", async || {
         let others: Vec<_> = replicas.iter().flat_map(Replica::open).collect();

@@ -20,14 +20,16 @@ async fn a_compacted_history_leads_to_relists_and_nothing_more() -> TestResult {
     let setup = SingleRuntime::isolated(Isolation::OwnEtcd, "compacted", &[KEDA], quick_options()).await?;
     watch_objects(&setup).await?;
     setup.in_sync().await?;
-    let (server, store) = (setup.runtime.cluster().server(), setup.runtime.cluster().store().unwrap());
+    let server = setup.runtime.cluster().server();
+    let store = setup.runtime.cluster().store().unwrap();
     // Without the first lists of watches on a module that the load enables.
     let lists = async || {
         let page = setup.agent_page().await?;
         let of = |labels| sum(&page, "tidewatch_agent_lists_total", labels);
         Ok::<_, anyhow::Error>(of(&[]) - of(&["\"start\""]))
     };
-    let (before, counts) = (lists().await?, setup.counts().await?);
+    let before = lists().await?;
+    let counts = setup.counts().await?;
 
     let mut load = Load::start(&setup, PAUSE);
     load.advance(2 * OBJECTS).await?;
@@ -48,7 +50,8 @@ async fn a_compacted_history_leads_to_relists_and_nothing_more() -> TestResult {
     // Each watch relists a few times at most, because it may meet an API server that is still starting, and then no
     // more.
     let after = until("the last list", async || {
-        let (so_far, mark) = (lists().await?, setup.runtime.cluster().audit_mark()?);
+        let so_far = lists().await?;
+        let mark = setup.runtime.cluster().audit_mark()?;
         setup.after_canaries(mark, 2).await?;
         Ok((lists().await? == so_far).then_some(so_far))
     })
@@ -68,7 +71,8 @@ async fn a_compacted_history_leads_to_relists_and_nothing_more() -> TestResult {
 async fn a_restored_etcd_is_detected_and_its_state_is_adopted() -> TestResult {
     let setup = SingleRuntime::isolated(Isolation::OwnEtcd, "restored", &[KEDA], quick_options()).await?;
     watch_objects(&setup).await?;
-    let (server, store) = (setup.runtime.cluster().server(), setup.runtime.cluster().store().unwrap());
+    let server = setup.runtime.cluster().server();
+    let store = setup.runtime.cluster().store().unwrap();
     setup.runtime.select(&["keda"]).await?;
     setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
     setup.in_sync().await?;
@@ -85,7 +89,8 @@ async fn a_restored_etcd_is_detected_and_its_state_is_adopted() -> TestResult {
     setup.list_arrives(&setup.landscape.watch_of("later"), SystemTime::UNIX_EPOCH).await?;
     setup.in_sync().await?;
     assert!(setup.manifests().await?.is_empty());
-    let (rebuilds, counts) = (rebuilds(&setup).await?, setup.counts().await?);
+    let rebuilds = rebuilds(&setup).await?;
+    let counts = setup.counts().await?;
 
     let restored = SystemTime::now();
     server.kill();
@@ -132,13 +137,15 @@ async fn a_load_survives_a_restore_of_etcd() -> TestResult {
     let setup = SingleRuntime::isolated(Isolation::OwnEtcd, "restored-load", &[KEDA], quick_options()).await?;
     watch_objects(&setup).await?;
     setup.in_sync().await?;
-    let (server, store) = (setup.runtime.cluster().server(), setup.runtime.cluster().store().unwrap());
+    let server = setup.runtime.cluster().server();
+    let store = setup.runtime.cluster().store().unwrap();
     server.kill();
     let backup = store.back_up()?;
     store.restart().await?;
     server.restart().await?;
     setup.in_sync().await?;
-    let (rebuilds_before, counts) = (rebuilds(&setup).await?, setup.counts().await?);
+    let rebuilds_before = rebuilds(&setup).await?;
+    let counts = setup.counts().await?;
 
     let mut load = Load::start(&setup, PAUSE);
     load.advance(60).await?;

@@ -425,7 +425,8 @@ pub(crate) async fn refuse_pods(client: &Client) -> Result<Api<ResourceQuota>> {
     let counted = Patch::Merge(json!({"status": {"hard": none, "used": none}}));
     quotas.patch_status(QUOTA, &PatchParams::default(), &counted).await?;
     let probe = json!({"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "probe", "image": "probe"}]}});
-    let (probe, dry) = (serde_json::from_value(probe)?, PostParams { dry_run: true, ..PostParams::default() });
+    let probe = serde_json::from_value(probe)?;
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
     until("the quota to hold", async || {
         let refused = pods.create(&dry, &probe).await.err();
         Ok(refused.filter(|error| error.to_string().contains("exceeded quota")).map(drop))

@@ -132,7 +132,8 @@ impl SingleRuntime {
     /// more than it has assigned by now. Returns the former number, all acknowledged.
     pub(crate) async fn counts_agree_so_far(&self, before: Counts) -> Result<u64> {
         let page = self.agent_page().await?;
-        let (assigned, taken) = (sum(&page, ASSIGNED, &[]), sum(&page, REQUESTS, &ACCEPTED));
+        let assigned = sum(&page, ASSIGNED, &[]);
+        let taken = sum(&page, REQUESTS, &ACCEPTED);
         // One request is in flight at a time, with all events that have a sequence and no acknowledgement: it is the
         // next request to be accepted, unless it was accepted already.
         self.agent_metric_reaches(REQUESTS, &ACCEPTED, taken + 1).await?;
@@ -214,7 +215,8 @@ fn recorded(page: &str) -> Counts {
 fn check_counts(before: Counts, now: Counts, later: u64) -> Result<()> {
     let all = format!("{before:?} {now:?} {later}");
     let recorded = now.recorded.checked_sub(before.recorded).with_context(|| all.clone())?;
-    let (least, most) = (now.assigned - before.assigned, later - before.assigned + before.open);
+    let least = now.assigned - before.assigned;
+    let most = later - before.assigned + before.open;
     ensure!((least..=most).contains(&recorded), "{recorded} recorded, {least} to {most} assigned: {all}");
     ensure!(now.out_of_order == before.out_of_order, "{before:?} {now:?}");
     Ok(())

@@ -213,7 +213,8 @@ async fn runtimes_are_taken_over_and_handed_back_without_overlapping_writes() ->
     take_over(landscape, &first.runtime).await?;
     first.path_proven().await?;
     first.delivers(&[]).await?;
-    let (theirs, ours) = (Actor::LifecycleManager, Actor::Us);
+    let theirs = Actor::LifecycleManager;
+    let ours = Actor::Us;
     assert_eq!(judges[0].actors()?, [theirs, ours, theirs, ours]);
     assert_eq!(judges[1].actors()?, [theirs, ours]);
     assert_eq!(lifecycle_manager.failures(), Vec::<String>::new());
@@ -223,8 +224,10 @@ async fn runtimes_are_taken_over_and_handed_back_without_overlapping_writes() ->
 #[tokio::test]
 async fn a_takeover_or_hand_back_continues_after_a_receiver_restart() -> TestResult {
     let (fleet, lifecycle_manager) = start_beside_lifecycle_manager("midway", 1).await?;
-    let (landscape, member) = (&fleet.landscape, fleet.only());
-    let (runtime, cluster) = (&member.runtime, member.runtime.cluster());
+    let landscape = &fleet.landscape;
+    let member = fleet.only();
+    let runtime = &member.runtime;
+    let cluster = member.runtime.cluster();
     let judge = Judge::begin(landscape, runtime)?;
     lifecycle_manager.reconciles_twice(runtime.name()).await?;
 
@@ -288,7 +291,8 @@ async fn removing_the_selector_label_ends_the_running_reconcile() -> TestResult 
     // The agent's runtime is no longer known: its connection is closed, and its requests are refused.
     setup.receiver_metric_reaches("tidewatch_gateway_connections_ended_total", &["out"], 1).await?;
     setup.receiver_metric_reaches("tidewatch_gateway_requests_refused_total", &["unknown-runtime"], 1).await?;
-    let (ca, domain) = (setup.landscape.ca(), setup.landscape.trust_domain());
+    let ca = setup.landscape.ca();
+    let domain = setup.landscape.trust_domain();
     let contract_client = ContractClient::new(ca, ca, domain, setup.runtime.id(), &setup.landscape.agents_authority())?;
     assert_eq!(contract_client.send(&contract_client.event(1, 1)?).await?.status(), StatusCode::NOT_FOUND);
     assert_eq!(setup.manifests().await?.len(), 1, "the interrupted reconcile deleted nothing");

@@ -32,7 +32,8 @@ fn namespace(name: &str) -> Namespace {
 async fn clusters_that_share_an_etcd_are_isolated() {
     let bed = bed::shared().await.expect("a test bed");
     let (kcp, runtime) = tokio::join!(bed.kcp(), bed.runtime("one"));
-    let (kcp, runtime) = (kcp.expect("a KCP"), runtime.expect("a runtime"));
+    let kcp = kcp.expect("a KCP");
+    let runtime = runtime.expect("a runtime");
     assert_ne!(kcp.credentials().ca_pem, runtime.credentials().ca_pem);
     assert_ne!(kcp.credentials().issuer_public_pem, runtime.credentials().issuer_public_pem);
 
@@ -46,7 +47,8 @@ async fn clusters_that_share_an_etcd_are_isolated() {
 #[tokio::test]
 async fn an_api_server_authenticates_only_its_own_accounts() {
     let bed = bed::shared().await.expect("a test bed");
-    let (runtime, kcp) = (bed.runtime("one").await.expect("a runtime"), bed.kcp().await.expect("a KCP"));
+    let runtime = bed.runtime("one").await.expect("a runtime");
+    let kcp = bed.kcp().await.expect("a KCP");
     runtime.ensure_service_account("vouch", "agent").await.expect("an account");
     let token = runtime.service_account_token_for("vouch", "agent", &["tidewatch"]).await.expect("a token");
     let spec = TokenReviewSpec { token: Some(token), audiences: Some(vec!["tidewatch".to_owned()]) };
@@ -202,7 +204,8 @@ async fn the_error_of_a_crashed_api_server_has_its_output_and_log_path() {
     // Written by a child: a file that this process has open for writing while another test forks cannot be executed.
     let write = r#"printf '#!/bin/sh\necho the store is unreachable >&2\nexit 1\n' >"$0" && chmod 755 "$0""#;
     assert!(Command::new("sh").arg("-c").arg(write).arg(&binary).status().expect("a shell").success());
-    let (name, cluster) = ("dying".to_owned(), dir.path().to_path_buf());
+    let name = "dying".to_owned();
+    let cluster = dir.path().to_path_buf();
     let etcd_url = "http://127.0.0.1:1".to_owned();
     let settings = Settings { binary, name, dir: cluster.clone(), etcd_url, admission: Admission::ApiOnly };
     let credentials = Credentials::create("dying", dir.path()).expect("credentials").into();

@@ -49,7 +49,8 @@ struct Replay {
 impl Replay {
     async fn start() -> Result<Self> {
         let fleet = Fleet::with_one_runtime("tools", quick_options()).await?;
-        let (landscape, runtime) = (&fleet.landscape, &fleet.only().runtime);
+        let landscape = &fleet.landscape;
+        let runtime = &fleet.only().runtime;
         landscape.write_sample("sample", "1.0.0", "1.1.0").await?;
         for module in ["eventing", "telemetry", "application-connector", "cloud-manager", "serverless", "api-gateway"] {
             landscape.write_module(module, "1.0.0", "1.1.0").await?;

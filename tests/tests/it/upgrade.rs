@@ -97,7 +97,8 @@ impl Fleet {
 
     /// Waits until exactly one agent runs there, of the current generation of the Deployment; returns its process.
     async fn single_agent_runs(&self, at: usize) -> Result<Option<u32>> {
-        let (member, api) = (&self.members[at], self.deployments().remove(at));
+        let member = &self.members[at];
+        let api = self.deployments().remove(at);
         until("one agent of the current generation", async || {
             let deployment = api.get(AGENT_DEPLOYMENT).await?;
             let status = deployment.status.context("a status")?;
@@ -144,7 +145,8 @@ impl Fleet {
     async fn tampering_is_reverted(&self, first: usize) -> Result<()> {
         let mut decided = [FIRST; 3];
         decided[first] = SECOND;
-        let (second, third) = ((first + 1) % 3, (first + 2) % 3);
+        let second = (first + 1) % 3;
+        let third = (first + 2) % 3;
         for (at, image) in [(second, SECOND), (third, "example.test/tidewatch-agent:mine"), (first, FIRST)] {
             self.tamper(at, image).await?;
             self.images_become(&decided).await?;

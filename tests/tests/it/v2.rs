@@ -115,7 +115,8 @@ fn v2_options(lifecycle_manager: &LifecycleManager, port: u16, dir: &TempDir) ->
 /// back to v2 unless that is allowed.
 async fn ports_accept_only_their_certificates(setup: &SingleRuntime, agent: &Identity, port: u16) -> Result<()> {
     let (id, manager): (&RuntimeId, _) = (setup.runtime.id(), path("lifecycle-manager"));
-    let (ours, domain) = (setup.landscape.ca(), setup.landscape.trust_domain());
+    let ours = setup.landscape.ca();
+    let domain = setup.landscape.trust_domain();
     let ours = ours.make_runtime(id, domain, now(), pki::RUNTIME_VALIDITY)?.identity()?;
     post(setup, &ours, port, &manager, event()).await.err().context("v2 must refuse v3's certificate")?;
     post(setup, agent, setup.landscape.event_port(), "/v3/events", event())
@@ -137,7 +138,9 @@ async fn ports_accept_only_their_certificates(setup: &SingleRuntime, agent: &Ide
 
 #[tokio::test]
 async fn lifecycle_managers_agents_are_served_and_certificates_count_on_one_port_only() -> Result<()> {
-    let (lifecycle_manager, port, dir) = (LifecycleManager::new()?, ports::free()?, TempDir::new()?);
+    let lifecycle_manager = LifecycleManager::new()?;
+    let port = ports::free()?;
+    let dir = TempDir::new()?;
     let options = v2_options(&lifecycle_manager, port, &dir)?;
     let setup = SingleRuntime::with_options("contract-v2", &[("keda", "1.0.0", "1.1.0")], options).await?;
     until("the Kyma in the runtime", async || setup.runtime.skr_kyma().await).await?;
@@ -203,7 +206,9 @@ async fn first_answer_after_restart(setup: &SingleRuntime, agent: &Identity, por
 
 #[tokio::test]
 async fn a_runtime_that_spoke_v3_may_not_fall_back_after_a_receiver_restart() -> Result<()> {
-    let (lifecycle_manager, port, dir) = (LifecycleManager::new()?, ports::free()?, TempDir::new()?);
+    let lifecycle_manager = LifecycleManager::new()?;
+    let port = ports::free()?;
+    let dir = TempDir::new()?;
     let setup = SingleRuntime::with_options(
         "spoken-v3",
         &[("keda", "1.0.0", "1.1.0")],
@@ -263,7 +268,8 @@ async fn open_connection(setup: &SingleRuntime, identity: &Identity, port: u16) 
     let config = tls::client(identity, setup.landscape.ca().trust_bundle().store()?)?;
     let tcp = TcpStream::connect(("127.0.0.1", port)).await?;
     let mut stream = TlsConnector::from(Arc::new(config)).connect("127.0.0.1".try_into()?, tcp).await?;
-    let (path, body) = (path("lifecycle-manager"), event());
+    let path = path("lifecycle-manager");
+    let body = event();
     let head = format!("POST {path} HTTP/1.1\r\nhost: v2\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all(&[head.as_bytes(), &body].concat()).await?;
     let mut answer = vec![0; 12];
@@ -274,7 +280,9 @@ async fn open_connection(setup: &SingleRuntime, identity: &Identity, port: u16) 
 
 #[tokio::test]
 async fn deleting_a_kyma_closes_its_runtimes_connections_in_both_contracts() -> Result<()> {
-    let (lifecycle_manager, port, dir) = (LifecycleManager::new()?, ports::free()?, TempDir::new()?);
+    let lifecycle_manager = LifecycleManager::new()?;
+    let port = ports::free()?;
+    let dir = TempDir::new()?;
     let setup = SingleRuntime::with_options(
         "gone-v2",
         &[("keda", "1.0.0", "1.1.0")],

@@ -265,7 +265,8 @@ async fn an_unservable_watcher_is_reported_and_stops_no_other() -> TestResult {
         *changed.pointer_mut(path).unwrap() = value;
         changed
     };
-    let (resource, labels) = ("/spec/resourceToWatch", "/spec/labelsToWatch");
+    let resource = "/spec/resourceToWatch";
+    let labels = "/spec/labelsToWatch";
     let secrets = |version: &str| json!({"group": "", "version": version, "resource": "secrets"});
     let bad = [
         (with("secrets", resource, secrets("v1")), "secrets"),

@@ -49,7 +49,8 @@ async fn start(
     {
         fs::write(dir.join(file), text).with_context(|| format!("write {file}"))?;
     }
-    let (probes, admin) = (ports::free()?, ports::free()?);
+    let probes = ports::free()?;
+    let admin = ports::free()?;
     let path = |file: &str| dir.join(file).into_os_string();
     let program = Program::new("agent", build_binaries().await?.agent()?, dir.join("agent.log"))
         .env("TIDEWATCH_LOG", "error")
@@ -118,7 +119,8 @@ async fn memory_is_flat_while_receiver_is_unreachable() -> Result<()> {
     );
     write_objects(&runtime);
     let dir = tempfile::tempdir()?;
-    let (ca, domain) = (Ca::generate("test", now(), Duration::from_secs(86_400))?, "kyma.local".parse()?);
+    let ca = Ca::generate("test", now(), Duration::from_secs(86_400))?;
+    let domain = "kyma.local".parse()?;
     let closed = format!("127.0.0.1:{}", ports::free()?);
     let agent = start(dir.path(), (&ca, &domain), &"away".parse()?, &fake.kubeconfig("away"), &closed).await?;
 

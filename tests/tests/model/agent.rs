@@ -122,7 +122,9 @@ impl Agent {
             self.loops[*watch] = None;
         }
         for started in changes.started {
-            let (stream, reported_at, objects) = (VecDeque::new(), BTreeMap::new(), BTreeMap::new());
+            let stream = VecDeque::new();
+            let reported_at = BTreeMap::new();
+            let objects = BTreeMap::new();
             self.loops[at(&started.planned.name)] =
                 Some(WatchLoop { id: started.id, state: WatchLoopState::Disconnected, stream, reported_at, objects });
         }
@@ -162,7 +164,8 @@ impl Agent {
 
     /// Runs the next step of a list. A watch that follows its stream lists again only if `relist` is set.
     pub(crate) fn list(&mut self, cluster: &Cluster, watch: usize, relist: bool, tick: u64) {
-        let (core, now) = (&self.core, Instant::now());
+        let core = &self.core;
+        let now = Instant::now();
         let Some(watch_loop) = &mut self.loops[watch] else { return };
         let id = watch_loop.id;
         match &mut watch_loop.state {
@@ -197,7 +200,8 @@ impl Agent {
 
     /// Delivers the next event of a stream to the core. Returns false if there is none.
     pub(crate) fn deliver_watch_event(&mut self, watch: usize) -> bool {
-        let (core, now) = (&self.core, Instant::now());
+        let core = &self.core;
+        let now = Instant::now();
         let Some(watch_loop) = &mut self.loops[watch] else { return false };
         if !matches!(watch_loop.state, WatchLoopState::Watching) {
             return false;

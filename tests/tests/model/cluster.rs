@@ -214,7 +214,8 @@ impl Cluster {
         let before = self.objects[resource].get(&name).cloned();
         self.version += 1;
         self.contents += 1;
-        let (version, content) = (self.version, self.contents);
+        let version = self.version;
+        let content = self.contents;
         let after = match before.clone() {
             None => Some(self.create(content)),
             Some(_) if matches!(mutation, Mutation::Delete) => None,
@@ -252,7 +253,8 @@ impl Cluster {
 
     fn create(&mut self, content: u64) -> StoredObject {
         self.uids += 1;
-        let (version, uid) = (self.version, self.uids);
+        let version = self.version;
+        let uid = self.uids;
         StoredObject {
             uid,
             generation: 1,

@@ -106,7 +106,8 @@ impl Records {
     fn record(&mut self, work: Work, input: &ReconcileInput) {
         for at in input.watches(work) {
             let watch = &WATCHES[at];
-            let (recorded, current) = (self.recorded.entry((work, at)).or_default(), &input.snapshot[at]);
+            let recorded = self.recorded.entry((work, at)).or_default();
+            let current = &input.snapshot[at];
             match &input.drift {
                 Drift::All => recorded.clone_from(current),
                 _ if work != Work::Catalog || input.cold_cache => recorded.clone_from(current),
@@ -331,7 +332,8 @@ impl Receiver {
 
     pub(crate) fn end_reconcile(&mut self, result: ReconcileResult, records: &mut Records) -> bool {
         let Some(RunningReconcile { job, input }) = self.running.take() else { return false };
-        let (works, catalog) = (job.queued.work, WorkSet::of(&[Work::Catalog]));
+        let works = job.queued.work;
+        let catalog = WorkSet::of(&[Work::Catalog]);
         let mut outcome = match result {
             ReconcileResult::Succeeded => ReconcileOutcome::ended(works),
             ReconcileResult::Failed => ReconcileOutcome::failed(works, ErrorClass::Ours),

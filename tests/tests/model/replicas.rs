@@ -144,7 +144,8 @@ impl Simulation<'_> {
     }
 
     fn step(&mut self) -> Result<(), String> {
-        let (elapsed, gates) = (self.sim.elapsed(), &self.shared);
+        let elapsed = self.sim.elapsed();
+        let gates = &self.shared;
         self.hanging.retain(|(until, at)| {
             let is_hanging = elapsed < *until;
             if !is_hanging {
@@ -158,7 +159,8 @@ impl Simulation<'_> {
     }
 
     fn mutate_random_object(&mut self) {
-        let (shared, rng) = (&self.shared, &mut self.rng);
+        let shared = &self.shared;
+        let rng = &mut self.rng;
         let name = u8::try_from(rng.below(NAMES.into())).unwrap();
         let mutation = Mutation::ALL[rng.index(Mutation::ALL.len())];
         shared.mutate(rng.index(RUNTIMES), rng.index(RESOURCES.len()), name, mutation);
@@ -167,8 +169,10 @@ impl Simulation<'_> {
     /// Injects one fault, or ends some.
     fn inject_fault(&mut self) {
         let Self { sim, shared, rng, hanging } = self;
-        let (at, agent) = (rng.index(REPLICAS.len()), rng.index(AGENTS.len()));
-        let (replica, other) = (REPLICAS[at], REPLICAS[(at + 1 + rng.index(REPLICAS.len() - 1)) % REPLICAS.len()]);
+        let at = rng.index(REPLICAS.len());
+        let agent = rng.index(AGENTS.len());
+        let replica = REPLICAS[at];
+        let other = REPLICAS[(at + 1 + rng.index(REPLICAS.len() - 1)) % REPLICAS.len()];
         match rng.below(28) {
             0 | 1 => {
                 shared.ended(at);

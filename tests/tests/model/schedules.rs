@@ -61,7 +61,8 @@ async fn run_schedule(
     (first, second, last): Schedule,
     finish: &impl AsyncFn(&mut World) -> CheckResult,
 ) -> CheckResult {
-    let (mut world, before) = (world(), digest_differences(registry));
+    let mut world = world();
+    let before = digest_differences(registry);
     for action in first {
         world.apply(action).await?;
     }

@@ -80,7 +80,8 @@ impl Rng {
 /// Runs a receiver: gateway, runtime table, a worker that reconciles, and a forwarder.
 async fn run_receiver(shared: SharedState, host: usize, mut rng: Rng) -> turmoil::Result {
     let fleet = shared.start_receiver(host);
-    let (sync_delay, syncing) = (rng.millis(3_000), fleet.clone());
+    let sync_delay = rng.millis(3_000);
+    let syncing = fleet.clone();
     tokio::spawn(async move {
         sleep(sync_delay).await;
         syncing.set_synced();
@@ -94,7 +95,8 @@ async fn run_receiver(shared: SharedState, host: usize, mut rng: Rng) -> turmoil
     let settings = Settings::new(address, vec![authority], identities.domain.clone());
     let tls = Arc::new(ArcSwap::new(identities.server.config.clone()));
     let gateway = {
-        let (listener, metrics) = (SimulatedListener(listener), shared.gateway_metrics());
+        let listener = SimulatedListener(listener);
+        let metrics = shared.gateway_metrics();
         Gateway::with_listener(listener, address, settings, tls, |settings| V3Handler::new(settings, fleet, metrics))
     };
     gateway.run(CancellationToken::new()).await;
@@ -197,7 +199,8 @@ fn mutate_random_object(shared: &SharedState, rng: &mut Rng) {
 }
 
 fn simulate(seed: u64) {
-    let (shared, mut rng) = (SharedState::new(RECEIVERS.len()), Rng(seed));
+    let shared = SharedState::new(RECEIVERS.len());
+    let mut rng = Rng(seed);
     let mut sim = Builder::new()
         .rng_seed(seed)
         .tick_duration(TICK)
@@ -227,7 +230,9 @@ fn simulate(seed: u64) {
     }
     repair_network(&mut sim);
     // The converged state must last: heartbeats continue, and the verifications after a start end.
-    let (until, mut since, mut divergence) = (sim.elapsed() + CONVERGENCE_LIMIT, sim.elapsed(), None);
+    let until = sim.elapsed() + CONVERGENCE_LIMIT;
+    let mut since = sim.elapsed();
+    let mut divergence = None;
     while sim.elapsed() < until && sim.elapsed() < since + STABLE_PERIOD {
         sim.step().unwrap();
         divergence = shared.divergence();

@@ -359,12 +359,15 @@ impl World {
     }
 
     fn begin_reconcile(&mut self, at: usize) -> bool {
-        let (cluster, plan, tick) = (&self.cluster, self.plan, self.tick);
+        let cluster = &self.cluster;
+        let plan = self.plan;
+        let tick = self.tick;
         self.receivers[at].begin_reconcile(|| cluster.snapshot(), plan, tick)
     }
 
     fn begin_delivery(&mut self, at: usize) -> bool {
-        let (cluster, tick) = (&self.cluster, self.tick);
+        let cluster = &self.cluster;
+        let tick = self.tick;
         self.receivers[at].begin_delivery(|| cluster.snapshot(), tick)
     }
 

@@ -75,7 +75,8 @@ impl Harness {
             let events: Vec<Event> = parse_batch(&batch.body).unwrap().into_iter().map(Result::unwrap).collect();
             let accepted = events.last().unwrap().id.sequence;
             let settled: Settled = settles.then(|| ("all".to_owned(), accepted)).into_iter().collect();
-            let (instance, refused) = (Instance::new(1), Vec::new());
+            let instance = Instance::new(1);
+            let refused = Vec::new();
             let response = EventsResponse { instance, accepted, since: 1, settled, refused, heartbeat_seconds: 30 };
             self.core.apply_response(self.now, batch.epoch, &response);
             let wire: Value = serde_json::from_slice(&batch.body).unwrap();

@@ -71,7 +71,9 @@ async fn enroller_waits_for_a_secret_that_is_unreadable_at_first() {
 async fn unusable_identity_in_the_secret_is_replaced() {
     let mut harness = Harness::new(Replies::new()).await;
     let ca = &harness.receiver.ca;
-    let (other, ended, good) = (ca.runtime("r-2"), ca.runtime_until("r-1", 2_020), ca.runtime("r-1"));
+    let other = ca.runtime("r-2");
+    let ended = ca.runtime_until("r-1", 2_020);
+    let good = ca.runtime("r-1");
     let others_key = ca.runtime("r-1").key;
     let garbage = (b"no chain".to_vec(), b"no key".to_vec());
     for (chain, key) in [garbage, (other.chain, other.key), (ended.chain, ended.key), (good.chain, others_key)] {
@@ -299,7 +301,8 @@ async fn receiver_and_bundle_change_at_run_time_and_another_runtime_ends_the_age
     assert_ne!(third.trust_revision, second.trust_revision);
     assert_eq!((&third.receiver, &third.certificate), (&first.receiver, &first.certificate));
     harness.configure(|settings| settings.runtime = "r-2".parse().unwrap());
-    let (current, new) = ("r-1".parse().unwrap(), "r-2".parse().unwrap());
+    let current = "r-1".parse().unwrap();
+    let new = "r-2".parse().unwrap();
     assert_eq!((&mut enroller.running).await.unwrap(), IdentityStop::OtherRuntime { current, new });
     assert_eq!(harness.requests().len(), 1);
 }

@@ -42,7 +42,10 @@ async fn renewals_under_load_lose_and_refuse_nothing() {
     let readiness = Readiness::default();
     let link = link(&mut enroller, &core, &readiness);
 
-    let (mut events, mut fingerprints, mut tokens, mut sent) = (0, Vec::new(), 0, 0);
+    let mut events = 0;
+    let mut fingerprints = Vec::new();
+    let mut tokens = 0;
+    let mut sent = 0;
     while fingerprints.len() < 4 {
         let seen = ObjectState { uid: "u".into(), version: Version::Number(1), generation: None, metadata: sent };
         core.present(id, &format!("ns/{sent}"), seen, Instant::now());

@@ -163,7 +163,8 @@ fn follow(core: &Core, managers: &[(&'static str, &[&str])]) -> BTreeMap<&'stati
     let id = |manager: &str| started.iter().find(|started| started.planned.manager == manager).unwrap().id;
     let ids: BTreeMap<_, _> = managers.iter().map(|(manager, _)| (*manager, id(manager))).collect();
     for (manager, objects) in managers {
-        let (id, objects) = (ids[manager], objects.iter().map(|name| (format!("ns/{name}").into(), seen(1))));
+        let id = ids[manager];
+        let objects = objects.iter().map(|name| (format!("ns/{name}").into(), seen(1)));
         core.described(id, "v1", "Thing", false);
         core.list_begun(id);
         core.listed(id, objects.collect(), Instant::now());
@@ -180,7 +181,9 @@ async fn serve(
 ) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        let (acceptor, script, publish) = (acceptor.clone(), script.clone(), publish.clone());
+        let acceptor = acceptor.clone();
+        let script = script.clone();
+        let publish = publish.clone();
         tokio::spawn(async move {
             let stream = acceptor.accept(stream).await.unwrap();
             let service = service_fn(move |request| response(request, script.clone(), publish.clone()));

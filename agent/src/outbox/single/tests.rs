@@ -19,7 +19,8 @@ fn outbox(manager: &str) -> Outbox {
 
 fn open(outbox: &mut Outbox, watch: &str, manager: &str) {
     let [group, version, resource, kind] = ["g", "v1", "things", "Thing"].map(Into::into);
-    let (name, manager) = (watch.into(), manager.into());
+    let name = watch.into();
+    let manager = manager.into();
     outbox.open(watch.into(), WatchInfo { watch: name, group, version, resource, kind, manager, forward: false });
 }
 
@@ -51,7 +52,8 @@ fn sent(name: &str, again: bool) -> Option<(String, bool)> {
 
 #[test]
 fn one_event_is_in_flight_and_accepted_events_are_removed() {
-    let (mut outbox, now) = (outbox("m"), Instant::now());
+    let mut outbox = outbox("m");
+    let now = Instant::now();
     assert_eq!((outbox.single_due(now, OPEN), next(&mut outbox, now)), (None, None));
     mark(&mut outbox, "ns/a");
     mark(&mut outbox, "ns/b");
@@ -72,7 +74,8 @@ fn one_event_is_in_flight_and_accepted_events_are_removed() {
 
 #[test]
 fn failed_event_waits_behind_the_others_and_the_newest_state_wins() {
-    let (mut outbox, now) = (outbox("m"), Instant::now());
+    let mut outbox = outbox("m");
+    let now = Instant::now();
     mark(&mut outbox, "ns/a");
     mark(&mut outbox, "ns/b");
     assert_eq!(next(&mut outbox, now), sent("a", false));
@@ -94,7 +97,8 @@ fn failed_event_waits_behind_the_others_and_the_newest_state_wins() {
 
 #[test]
 fn delayed_or_busy_manager_does_not_delay_others() {
-    let (mut outbox, now) = (outbox("m"), Instant::now());
+    let mut outbox = outbox("m");
+    let now = Instant::now();
     open(&mut outbox, "v", "other");
     let later = now + PARKED_RETRY;
     let waits = |manager: &str, due: Instant| if manager == "m" { later } else { due };
@@ -120,7 +124,8 @@ fn delayed_or_busy_manager_does_not_delay_others() {
 
 #[test]
 fn an_event_names_an_object_as_lifecycle_manager_does() {
-    let (mut outbox, now) = (outbox("m"), Instant::now());
+    let mut outbox = outbox("m");
+    let now = Instant::now();
     mark(&mut outbox, "ns/a");
     let Some(NextSingle::Event(single)) = outbox.single(now, OPEN, &|_| false) else { panic!("an event") };
     assert_eq!(single.manager, "m");
@@ -130,7 +135,8 @@ fn an_event_names_an_object_as_lifecycle_manager_does() {
 
 #[test]
 fn watch_event_is_expanded_into_objects_or_sent_without_a_name() {
-    let (mut outbox, now) = (outbox("m"), Instant::now());
+    let mut outbox = outbox("m");
+    let now = Instant::now();
     outbox.mark_watch(W, 0);
     assert_eq!(outbox.single(now, OPEN, &|_| false), Some(NextSingle::Expand(W.into())));
     assert_eq!(outbox.single(now, OPEN, &|_| false), None);
@@ -140,7 +146,8 @@ fn watch_event_is_expanded_into_objects_or_sent_without_a_name() {
 
 #[test]
 fn repeatedly_refused_event_is_parked_and_retried_later_while_others_proceed() {
-    let (mut outbox, now) = (outbox("m"), Instant::now());
+    let mut outbox = outbox("m");
+    let now = Instant::now();
     mark(&mut outbox, "ns/a");
     mark(&mut outbox, "ns/b");
     for (name, again) in [("a", false), ("b", false), ("a", true), ("a", true), ("a", true), ("a", true)] {
@@ -160,7 +167,8 @@ fn repeatedly_refused_event_is_parked_and_retried_later_while_others_proceed() {
 
 #[test]
 fn an_event_of_a_watch_that_has_left_the_plan_is_not_sent_again() {
-    let (mut outbox, now) = (outbox("m"), Instant::now());
+    let mut outbox = outbox("m");
+    let now = Instant::now();
     let ends: [fn(&mut Outbox, Instant); 3] = [
         |outbox, _| outbox.single_accepted("m"),
         |outbox, _| outbox.single_failed("m"),
@@ -181,7 +189,8 @@ fn an_event_of_a_watch_that_has_left_the_plan_is_not_sent_again() {
 
 #[test]
 fn event_for_a_manager_with_an_invalid_name_is_parked() {
-    let (mut outbox, now) = (outbox("../m"), Instant::now());
+    let mut outbox = outbox("../m");
+    let now = Instant::now();
     mark(&mut outbox, "ns/a");
     assert_eq!((next(&mut outbox, now), outbox.parked()), (None, 1));
 }

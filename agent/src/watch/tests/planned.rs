@@ -49,7 +49,8 @@ fn start(routes: Vec<(&'static str, Vec<Reply>)>, plan: Plan) -> Harness {
     let client = ApiClient::new(server.clone());
     let core = Core::new("r-1".parse().unwrap(), 100, Metrics::default());
     let plans = watch::Sender::new(PlanState { plan: Some(Arc::new(plan)), error: None });
-    let (following, subscribed) = (core.clone(), plans.subscribe());
+    let following = core.clone();
+    let subscribed = plans.subscribe();
     let (rebuild, rebuilds) = watch::channel(0);
     let shared = shared(rebuilds);
     let running = tokio::spawn(async move {
@@ -153,7 +154,8 @@ impl Harness {
         let events: Vec<Event> = parse_batch(&batch.body).unwrap().into_iter().map(Result::unwrap).collect();
         let accepted = events.last().unwrap().id.sequence;
         let settled = events.iter().map(|event| (event.watch.clone(), accepted)).collect();
-        let (instance, refused) = (Instance::new(1), Vec::new());
+        let instance = Instance::new(1);
+        let refused = Vec::new();
         let response = EventsResponse { instance, accepted, since: 1, settled, refused, heartbeat_seconds: 30 };
         self.core.apply_response(now, batch.epoch, &response);
         let text = |event: &Event| match &event.payload {
@@ -300,7 +302,8 @@ async fn deleted_kind_is_reported_and_only_a_list_removes_its_objects() {
         Reply::Status(404),
         list(30, &[]),
     ];
-    let (deleted, again) = ([Reply::Status(404), Reply::Status(500), Reply::Refused], served());
+    let deleted = [Reply::Status(404), Reply::Status(500), Reply::Refused];
+    let again = served();
     let harness = things([served()].into_iter().chain(deleted).chain([again]).collect(), rest);
     harness.expect_accepted(&["things spec a"]).await;
     harness.until("reported", |core| core.figures().failing == 1).await;
@@ -457,7 +460,9 @@ async fn watches_kept_by_a_new_plan_lose_no_changes() {
         ("/third", vec![list(10, &[object("y", 9, 1)])]),
         ("/apis/g/v1", (0..10).map(|_| served()).collect()),
     ];
-    let (stays, leaves, comes) = (planned("things", "g"), planned("others", "g"), planned("third", "g"));
+    let stays = planned("things", "g");
+    let leaves = planned("others", "g");
+    let comes = planned("third", "g");
     let harness = start(routes, plan("1", &[stays.clone(), leaves.clone()]));
     harness.expect_accepted(&["things whole", "others whole"]).await;
     for (version, watches) in [(11, [&stays, &comes]), (12, [&stays, &leaves]), (13, [&stays, &comes])] {

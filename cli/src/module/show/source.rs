@@ -80,7 +80,8 @@ impl Source {
                 Ok((annotated(&content, digest)?, digest, content, manifest))
             }
             Self::Registry(registry, component) => {
-                let (repository, tag) = (component.repository(), component.tag());
+                let repository = component.repository();
+                let tag = component.tag();
                 let fetched = registry.fetcher.manifest(&registry.target, &repository, Reference::Tag(&tag)).await;
                 let (manifest, digest, content) = fetched.map_err(classify).context("read the manifest")?;
                 Ok((component.clone(), digest, content, manifest))

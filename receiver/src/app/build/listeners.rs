@@ -36,7 +36,8 @@ impl Builder<'_> {
             start_gate: StartGate::new(self.synced.clone()),
             ..gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone())
         };
-        let (fleet, metrics) = (components.fleet.clone(), counters.gateway.clone());
+        let fleet = components.fleet.clone();
+        let metrics = counters.gateway.clone();
         let handler = move |settings: &_| Arc::new(V3Handler::new(settings, fleet, metrics));
         Gateway::bind(settings, tls_state.events.clone(), handler).boxed()
     }
@@ -57,7 +58,9 @@ impl Builder<'_> {
         let settings =
             gateway::Settings { revocations, max_connections, handshake_steps, relay, start_gate, ..settings };
         let adapter = V2Adapter::new(fleet, plans, v2_allowed, forward);
-        let (callers, metrics, shared) = (files.callers.clone(), counters.v2.clone(), counters.gateway.port.clone());
+        let callers = files.callers.clone();
+        let metrics = counters.v2.clone();
+        let shared = counters.gateway.port.clone();
         let handler = move |settings: &_| Arc::new(V2Handler::new(settings, callers, adapter, metrics, shared));
         let binding = Gateway::bind(settings, files.tls.clone(), handler).boxed();
         self.tasks.push(files.run().boxed());
@@ -68,7 +71,8 @@ impl Builder<'_> {
         let Self { process: Process { config, tls_state, .. }, counters, .. } = self;
         let settings = enrol::settings(config.enrolment.enrolment_address, config.trust_domain.clone());
         let max_connections = self.connections.of(config.enrolment.enrolment_max_connections);
-        let (relay, start_gate) = (self.relay.clone(), StartGate::new(self.synced.clone()));
+        let relay = self.relay.clone();
+        let start_gate = StartGate::new(self.synced.clone());
         let settings = gateway::Settings { max_connections, relay, start_gate, ..settings };
         let metrics = counters.enrolment_port.clone();
         let handler = move |settings: &_| Arc::new(EnrolmentHandler::new(settings, enrolments, metrics));
@@ -89,6 +93,7 @@ pub(in crate::app) fn check_v2_files(config: &Config, metrics: &pki::Metrics) ->
 }
 
 fn v2_files(config: &Config, metrics: &pki::Metrics) -> Result<v2::TlsFiles, v2::TlsFilesError> {
-    let (certificate, key) = (config.tls.tls_cert.as_ref(), config.tls.tls_key.as_ref());
+    let certificate = config.tls.tls_cert.as_ref();
+    let key = config.tls.tls_key.as_ref();
     v2::TlsFiles::open(&config.v2, certificate, key, metrics.clone())
 }

@@ -32,7 +32,8 @@ pub(super) struct Follower {
 
 impl Follower {
     fn of(kyma: &CachedKyma, module: &str, channel: Option<&str>) -> Self {
-        let (key, uid) = (kyma.key(), kyma.facts().uid().to_owned());
+        let key = kyma.key();
+        let uid = kyma.facts().uid().to_owned();
         Self { key, uid, module: module.to_owned(), channel: channel.map(str::to_owned) }
     }
 
@@ -55,7 +56,8 @@ impl Affected {
 /// version.
 pub(super) fn release(users: &Users, now: Option<&ReleaseFingerprint>, old: Option<&ReleaseFingerprint>) -> Affected {
     let (Some(now), Some(old)) = (now, old) else { return all(users) };
-    let (channels, rest) = (now.moved_channels(old), now.rest != old.rest);
+    let channels = now.moved_channels(old);
+    let rest = now.rest != old.rest;
     let mut affected = Affected::default();
     for user in &users.all {
         let is_waiting = match user.follows() {
@@ -311,7 +313,8 @@ mod tests {
         let kymas = users_of("keda").all.into_iter().map(|user| user.kyma).collect::<Vec<_>>();
         let reduced: Vec<_> = kymas.iter().map(|kyma| Arc::new(CachedKyma::reduced(kyma.whole().unwrap()))).collect();
         let manifests = [installed("fast", Some("fast"), "1.0.0"), installed("pinned", None, "0.9.0")];
-        let (old, now) = (release_with(&UNCHANGED, |_| ()), release_with(&MOVED, |_| ()));
+        let old = release_with(&UNCHANGED, |_| ());
+        let now = release_with(&MOVED, |_| ());
         let selecting = release_with(&UNCHANGED, |meta| meta["spec"]["kymaSelector"] = json!({}));
         let affected = |kymas: &[Arc<CachedKyma>]| {
             let users = Users::among(kymas, &manifests, "keda");

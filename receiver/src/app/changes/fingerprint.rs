@@ -251,7 +251,8 @@ impl ReleaseFingerprint {
         let channels = meta.spec.channels.iter().flatten();
         let channels = channels.map(|entry| (entry.channel.clone(), entry.version.clone())).collect();
         let rest = hash(&(&meta.spec.ocm_component_name, &meta.spec.versions, &meta.spec.mandatory));
-        let (admission, mandatory) = (Admission::of(meta, restricted), MandatoryFingerprint::of(meta));
+        let admission = Admission::of(meta, restricted);
+        let mandatory = MandatoryFingerprint::of(meta);
         Self { object: ObjectFingerprint::of(meta), channels, admission, rest, mandatory }
     }
 

@@ -63,7 +63,8 @@ impl EventHandlers {
 
     /// Handler of the ConfigMap of releases. A confirmation takes effect at once.
     pub(super) fn releases(&self) -> impl FnMut(Change<'_, ConfigMap>) + Send + 'static + use<> {
-        let (catalog, debouncer) = (self.components.catalog.clone(), self.debouncer.clone());
+        let catalog = self.components.catalog.clone();
+        let debouncer = self.debouncer.clone();
         of_config_map(move |map| {
             // A deleted ConfigMap is created again.
             if catalog.observe_releases(map) || map.is_none() {
@@ -80,14 +81,17 @@ impl EventHandlers {
 
     /// Handler of the Kymas. Those of other replicas may be reduced; their changes keep the tables of the whole fleet current.
     pub(super) fn kymas(&self) -> impl FnMut(Change<'_, CachedKyma>) + Send + 'static + use<> {
-        let (components, owners, kyma_placer) = (self.components.clone(), self.owners.clone(), self.placer.clone());
+        let components = self.components.clone();
+        let owners = self.owners.clone();
+        let kyma_placer = self.placer.clone();
         let bodies = self.bodies.clone();
         let mut fingerprints = Fingerprints::new();
         move |change| {
             let initial = matches!(change, Change::Initial(_));
             match change {
                 Change::Initial(kyma) | Change::Applied(kyma) => {
-                    let (key, now) = (kyma.key(), KymaFingerprint::of(kyma, &components.takeover));
+                    let key = kyma.key();
+                    let now = KymaFingerprint::of(kyma, &components.takeover);
                     // No fingerprint has the annotation that ends a takeover.
                     components.takeover.observed(&key, kyma);
                     let mut change = fingerprints.apply(key.clone(), now.clone());
@@ -123,7 +127,8 @@ impl EventHandlers {
                         components.recorder.forget_kyma(&key);
                         if !components.fleet.is_elsewhere(&key) {
                             // The shard was acquired, and the Manifests registered, between the two.
-                            let (queue, cached) = (&components.manifest_queue, &components.stores.manifests);
+                            let queue = &components.manifest_queue;
+                            let cached = &components.stores.manifests;
                             handover::register(queue, cached, &key);
                             manifests::enqueue_unfinished(queue, cached, &key);
                         }
@@ -162,7 +167,8 @@ impl EventHandlers {
     }
 
     pub(super) fn templates(&self) -> impl FnMut(Change<'_, ModuleTemplate>) + Send + 'static + use<> {
-        let (components, debouncer) = (self.components.clone(), self.debouncer.clone());
+        let components = self.components.clone();
+        let debouncer = self.debouncer.clone();
         let mut fingerprints = Fingerprints::new();
         move |change| {
             let Some((template, _)) = fingerprints.observe(&change, ObjectFingerprint::of) else { return };
@@ -186,7 +192,8 @@ impl EventHandlers {
     }
 
     pub(super) fn release_metas(&self) -> impl FnMut(Change<'_, ModuleReleaseMeta>) + Send + 'static + use<> {
-        let (components, debouncer) = (self.components.clone(), self.debouncer.clone());
+        let components = self.components.clone();
+        let debouncer = self.debouncer.clone();
         let mut fingerprints = Fingerprints::new();
         move |change| {
             components.mandatory.notify_changed();
@@ -209,7 +216,8 @@ impl EventHandlers {
     }
 
     pub(super) fn manifests(&self) -> impl FnMut(Change<'_, CachedManifest>) + Send + 'static + use<> {
-        let (placer, components) = (self.placer.clone(), self.components.clone());
+        let placer = self.placer.clone();
+        let components = self.components.clone();
         let mandatory = components.mandatory.clone();
         let Components { stores, fleet, manifest_queue, manifest_memories, manifest_writes, .. } = components;
         let mut handler =
@@ -264,7 +272,8 @@ impl EventHandlers {
     }
 
     pub(super) fn watchers(&self) -> impl FnMut(Change<'_, Watcher>) + Send + 'static + use<> {
-        let (changed, recorder) = (self.watchers_changed.clone(), self.components.recorder.clone());
+        let changed = self.watchers_changed.clone();
+        let recorder = self.components.recorder.clone();
         let role = self.components.role.clone();
         let mut fingerprints = Fingerprints::new();
         move |change| {

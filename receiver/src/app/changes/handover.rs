@@ -41,13 +41,16 @@ impl ShardHandover {
     ) -> Self {
         let Components { stores, fleet, manifest_queue, manifest_memories, catalog, kinds, recorder, .. } =
             components.clone();
-        let (queue, manifests, memories) = (manifest_queue, stores.manifests, manifest_memories);
+        let queue = manifest_queue;
+        let manifests = stores.manifests;
+        let memories = manifest_memories;
         Self { fleet, placer, queue, manifests, memories, catalog, kinds, recorder, bodies, synced }
     }
 
     /// Waits until the caches have synced and have the whole objects of a shard, which they keep from now on until its release.
     pub fn prepare(&self, shard: ShardId) -> BoxFuture<'static, ()> {
-        let (synced, bodies) = (self.synced.clone(), self.bodies.clone());
+        let synced = self.synced.clone();
+        let bodies = self.bodies.clone();
         if let Some(bodies) = &bodies {
             bodies.keep(shard);
         }
@@ -207,7 +210,8 @@ pub(in crate::app) mod tests {
                 bodies: None,
                 synced: synced.clone(),
             };
-            let (mine, theirs) = (shard("a"), shard(&other));
+            let mine = shard("a");
+            let theirs = shard(&other);
             Self { fleet, queue, handover, synced, other, mine, theirs }
         }
 
@@ -258,7 +262,9 @@ pub(in crate::app) mod tests {
     async fn released_shard_is_left_and_acquired_again_from_the_caches() {
         let setup = Setup::new();
         let Setup { fleet, queue, handover, synced, other, .. } = &setup;
-        let (mine, theirs, fence) = (setup.mine, setup.theirs, WriteFence::default());
+        let mine = setup.mine;
+        let theirs = setup.theirs;
+        let fence = WriteFence::default();
         assert!(handover.acquire(mine, Instance::new(1), &fence).now_or_never().is_none(), "the caches are empty");
         synced.cancel();
         assert_eq!(handover.acquire(mine, Instance::new(1), &fence).await, [key("a")]);
@@ -266,7 +272,8 @@ pub(in crate::app) mod tests {
         assert!(fleet.has_used_v3(&"a".parse().unwrap()), "inherited from the condition");
 
         setup.enqueue();
-        let (jobs, modules) = ([fleet.next().await, fleet.next().await], [queue.next().await, queue.next().await]);
+        let jobs = [fleet.next().await, fleet.next().await];
+        let modules = [queue.next().await, queue.next().await];
         handover.release(mine);
         for (job, is_released) in jobs.iter().map(|job| (job, job.key == key("a"))) {
             assert_eq!(
@@ -286,7 +293,8 @@ pub(in crate::app) mod tests {
 
         handover.acquire(mine, Instance::new(2), &fence).await;
         setup.enqueue();
-        let (job, module) = (fleet.next().await, queue.next().await);
+        let job = fleet.next().await;
+        let module = queue.next().await;
         assert_eq!((&job.key, &module.kyma), (&key("a"), &key("a")));
         assert!(job.start.tenure.fence.is_open() && module.tenure.fence.is_open());
     }

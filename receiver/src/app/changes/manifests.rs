@@ -47,7 +47,8 @@ pub(super) fn handler(
             }
         }
         Change::Applied(cached @ CachedManifest::Whole(manifest)) => {
-            let (key, now) = (cached.key(), ManifestFingerprint::of(manifest));
+            let key = cached.key();
+            let now = ManifestFingerprint::of(manifest);
             let affected = manifests.apply(cached);
             memories.observe(&key, manifest);
             let changed = match fingerprints.apply(key.clone(), now.clone()) {
@@ -226,21 +227,25 @@ mod tests {
             let metrics = manifests::Metrics::register(&mut Registry::default());
             let queue = ManifestQueue::new(manifests::Settings::default(), metrics, Box::new(|_| Tenure::open()));
             let plans = Plans::fixed(Plan::new("r".into(), Vec::new()).unwrap());
-            let (manifests, writes) = (reflector::store().0.into(), PendingWrites::default());
+            let manifests = reflector::store().0.into();
+            let writes = PendingWrites::default();
             Self { fleet, queue, manifests, writes, plans, kymas: reflector::store() }
         }
 
         fn handler(&self) -> impl FnMut(Change<'_, CachedManifest>) + Send + 'static {
             let memories = Memories::default();
             let placer = KymaPlacer::new(self.fleet.clone(), self.plans.clone(), self.kymas.0.clone());
-            let (manifests, fleet, queue) = (self.manifests.clone(), self.fleet.clone(), self.queue.clone());
+            let manifests = self.manifests.clone();
+            let fleet = self.fleet.clone();
+            let queue = self.queue.clone();
             handler(manifests, fleet, queue, memories, self.writes.clone(), placer)
         }
 
         /// Priority of the Manifest's job and its Kyma, if it is enqueued.
         fn job(&self) -> Option<(Priority, String)> {
             let job = self.queue.next().now_or_never()?;
-            let (work, found) = (job.queued.work, (job.queued.priority, job.kyma.name.clone()));
+            let work = job.queued.work;
+            let found = (job.queued.priority, job.kyma.name.clone());
             self.queue.done(job, ReconcileOutcome::ended(work));
             Some(found)
         }
@@ -261,7 +266,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn manifest_whose_shard_is_acquired_while_it_is_removed_stays_registered() {
         let fixture = Fixture::new();
-        let (manifest, was_asked) = (manifest(1, |_| ()), Cell::new(false));
+        let manifest = manifest(1, |_| ());
+        let was_asked = Cell::new(false);
         let is_elsewhere = |kyma: &KymaKey| {
             // The shard is acquired right after the first answer.
             if !was_asked.replace(true) {
@@ -285,7 +291,8 @@ mod tests {
             assert_eq!(fixture.enqueued(), expected);
         };
         fixture.enqueued();
-        let (status, kyma) = (WorkSet::STATUS, WorkSet::of(&[Work::Kyma]));
+        let status = WorkSet::STATUS;
+        let kyma = WorkSet::of(&[Work::Kyma]);
         check(Change::Initial(&manifest(1, |_| ())), &[]);
         check(Change::Applied(&manifest(1, |_| ())), &[]);
         check(Change::Applied(&manifest(2, |manifest| manifest["status"]["state"] = json!("Ready"))), &[("a", status)]);
@@ -329,7 +336,8 @@ mod tests {
     /// The message tells what a removal waits for, and the agent watches those objects.
     #[tokio::test(start_paused = true)]
     async fn message_that_changes_alone_changes_the_plan() {
-        let (is_blocked, key) = (Arc::new(AtomicBool::new(false)), KymaKey::new("ns", "a"));
+        let is_blocked = Arc::new(AtomicBool::new(false));
+        let key = KymaKey::new("ns", "a");
         let blocked = is_blocked.clone();
         let watch = json!({"name": "blocking", "version": "v1", "resource": "things", "field": "spec", "manager": "m",
             "work": ["manifest"]});
@@ -425,7 +433,8 @@ mod tests {
         let fixture = Fixture::new();
         let mut handle = fixture.handler();
         handle(Change::Initial(&manifest(1, |manifest| applied(manifest, "sha256:1", "sha256:1"))));
-        let (key, takeover) = (KymaKey::new("ns", "a"), Takeover::default());
+        let key = KymaKey::new("ns", "a");
+        let takeover = Takeover::default();
         let mut fingerprints = Fingerprints::new();
         let skipped = json!({label::SKIP_RECONCILIATION: "true"});
         for (labels, deleted, is_enqueued) in [

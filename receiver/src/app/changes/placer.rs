@@ -184,14 +184,16 @@ mod tests {
         let placer = KymaPlacer::new(fleet.clone(), current, writer.as_reader());
         for round in 0..ROUNDS {
             // As the watch does: first the cache, then the handler.
-            let (here, there) = (format!("here-{round}"), format!("there-{round}"));
+            let here = format!("here-{round}");
+            let there = format!("there-{round}");
             let known: Vec<_> =
                 (0..KYMAS).map(|n| kyma(n, &format!("r-{round}-{n}"))).chain([kyma(KYMAS, &here)]).collect();
             for kyma in &known {
                 writer.apply_watcher_event(&Event::Apply(kyma.clone().into()));
                 placer.place(KymaKey::of(kyma), kyma);
             }
-            let (gone, moved) = (&known[KYMAS / 2], kyma(KYMAS, &there));
+            let gone = &known[KYMAS / 2];
+            let moved = kyma(KYMAS, &there);
             let together = Barrier::new(2);
             thread::scope(|scope| {
                 scope.spawn(|| {

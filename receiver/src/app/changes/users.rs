@@ -61,7 +61,8 @@ impl Users {
             .filter_map(|manifest| Some((manifest.kyma()?, Installed::of(&manifest.facts()))))
             .collect();
         let users = kymas.iter().filter_map(|kyma| {
-            let (selected, installed) = (kyma.facts().selected(module), installed.remove(&kyma.key()));
+            let selected = kyma.facts().selected(module);
+            let installed = installed.remove(&kyma.key());
             let uses = selected.is_some() || installed.is_some();
             uses.then(|| User { kyma: kyma.clone(), selected, installed })
         });

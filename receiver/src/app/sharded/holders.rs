@@ -43,7 +43,8 @@ impl ShardHolders {
     pub(super) fn views(&self) -> CurrentHolders {
         let Self { holders, shards } = self.clone();
         Arc::new(move || {
-            let (holders, now) = (holders.current(), Instant::now());
+            let holders = holders.current();
+            let now = Instant::now();
             let view = |holder: Option<&Holder>| holder.map(|holder| HolderView::of(holder, now));
             let fleet = view(holders.fleet());
             HolderViews { shards: shards.shards().map(|shard| view(holders.get(shard))).collect(), fleet }
@@ -67,7 +68,8 @@ fn place(holder: Option<&Holder>) -> relay::Holder {
 
 /// The replica that a Lease names; `None` if its name or address is invalid.
 fn replica(holder: &Holder) -> Option<Arc<Replica>> {
-    let (name, address) = (holder.name.parse().ok()?, holder.relay_address.as_ref()?.parse().ok()?);
+    let name = holder.name.parse().ok()?;
+    let address = holder.relay_address.as_ref()?.parse().ok()?;
     Some(Arc::new(Replica { name, address }))
 }
 
@@ -101,7 +103,8 @@ mod tests {
     const ADDRESS: &str = "127.0.0.1:9000";
 
     fn holder(name: &str, address: Option<&str>) -> Holder {
-        let (name, relay_address) = (name.into(), address.map(Into::into));
+        let name = name.into();
+        let relay_address = address.map(Into::into);
         Holder { name, relay_address, is_own: false, renewed: Instant::now(), moved: None }
     }
 

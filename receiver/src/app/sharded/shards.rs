@@ -38,7 +38,8 @@ impl Consumer for Followers {
     }
 
     fn drain(&self, unit: Unit) -> BoxFuture<'static, ()> {
-        let (handover, role) = (self.handover.clone(), self.role.clone());
+        let handover = self.handover.clone();
+        let role = self.role.clone();
         async move {
             match unit {
                 Unit::Shard(shard) => handover.drain(shard).await,

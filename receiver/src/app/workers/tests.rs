@@ -102,7 +102,9 @@ impl Fixture {
     fn start(names: &[&str]) -> Self {
         let (queue, (sender, seen)) = (queue(names), unbounded_channel());
         names.iter().for_each(|name| queue.enqueue(&key(name), Priority::User, false));
-        let (mut workers, shutdown, synced) = (Workers::default(), CancellationToken::new(), CancellationToken::new());
+        let mut workers = Workers::default();
+        let shutdown = CancellationToken::new();
+        let synced = CancellationToken::new();
         synced.cancel();
         workers.start(Fake { queue: queue.clone(), seen: sender }, 1, &synced, &shutdown);
         Self { queue, workers, shutdown, seen }
@@ -196,7 +198,9 @@ async fn reconcile_writes_nothing_after_the_release_of_its_shard() {
     let fleet = RuntimeTable::alone(1, table::Settings::default(), metrics);
     fleet.place(key("a"), "uid", None, Arc::new(Plan::new("1".into(), Vec::new()).unwrap()));
     fleet.enqueue(&key("a"), WorkSet::RUNTIME, Priority::User);
-    let (mut workers, shutdown, synced) = (Workers::default(), CancellationToken::new(), CancellationToken::new());
+    let mut workers = Workers::default();
+    let shutdown = CancellationToken::new();
+    let synced = CancellationToken::new();
     synced.cancel();
     let (written, mut seen) = unbounded_channel();
     workers.start(Releasing { fleet, written }, 1, &synced, &shutdown);
@@ -265,7 +269,9 @@ async fn thirty_hostile_runtimes_cause_no_more_writes_than_their_shares_and_dela
     let good: Vec<_> = (0..100).map(|n| name("good", n)).collect();
     let names: Vec<_> = hostile.iter().chain(&good).map(String::as_str).collect();
     let (queue, (costs, mut seen)) = (queue(&names), unbounded_channel());
-    let (mut workers, shutdown, synced) = (Workers::default(), CancellationToken::new(), CancellationToken::new());
+    let mut workers = Workers::default();
+    let shutdown = CancellationToken::new();
+    let synced = CancellationToken::new();
     synced.cancel();
     workers.start(Toggled { queue: queue.clone(), costs }, 16, &synced, &shutdown);
     hostile.iter().for_each(|name| queue.enqueue(&key(name), Priority::User, false));

@@ -20,7 +20,8 @@ fn read(kyma: &CachedKyma) -> impl PartialEq + std::fmt::Debug + use<> {
     let facts = kyma.facts();
     let flags =
         [facts.is_deleting(), facts.is_managed(), facts.has_finalizer(), facts.skips_windows(), facts.lacks_access()];
-    let (labels, runtime) = (facts.labels().clone(), facts.runtime());
+    let labels = facts.labels().clone();
+    let runtime = facts.runtime();
     let version = facts.object_version().map(str::to_owned);
     let names = [Lookup::name(kyma), Lookup::namespace(kyma)].map(|name| name.map(Cow::into_owned));
     (flags, labels, runtime, facts.uid().to_owned(), version, names, kyma.key())
@@ -43,7 +44,8 @@ fn both_forms_have_the_same_facts() {
     ];
     let mut seen = Vec::new();
     for kyma in kymas {
-        let (whole, reduced) = (CachedKyma::from(kyma.clone()), CachedKyma::reduced(&kyma));
+        let whole = CachedKyma::from(kyma.clone());
+        let reduced = CachedKyma::reduced(&kyma);
         assert_eq!((whole.is_reduced(), reduced.is_reduced()), (false, true));
         assert_eq!(read(&whole), read(&reduced));
         assert_eq!(whole.whole().map(AsRef::as_ref), Some(&kyma));

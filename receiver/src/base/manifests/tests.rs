@@ -67,7 +67,8 @@ impl Watched {
 
     /// The scan of the whole cache.
     fn scan(&self, kyma: u8, uid: u8) -> BTreeSet<String> {
-        let (kyma, uid) = (format!("k{kyma}"), format!("u{uid}"));
+        let kyma = format!("k{kyma}");
+        let uid = format!("u{uid}");
         let is_owned = |manifest: &CachedManifest| {
             manifest.facts().kyma == Some(&*kyma) || manifest.owner_uids().any(|owner| owner == uid)
         };
@@ -106,7 +107,8 @@ proptest! {
                 Change::List(all, is_reduced) => watched.list(&all, is_reduced),
             }
             for (kyma, uid) in (0..3).flat_map(|kyma| (0..3).map(move |uid| (kyma, uid))) {
-                let (key, uid_text) = (KymaKey::new("ns", format!("k{kyma}")), format!("u{uid}"));
+                let key = KymaKey::new("ns", format!("k{kyma}"));
+                let uid_text = format!("u{uid}");
                 let named = watched.manifests.index.read().of(&wanted(&key, Some(&uid_text)));
                 let named: BTreeSet<_> = named.iter().map(|manifest| manifest.name.clone()).collect();
                 let expected = watched.scan(kyma, uid);
@@ -142,7 +144,8 @@ fn relabelled_manifest_concerns_both_kymas_and_a_cache_ahead_of_the_index_yields
 #[test]
 fn reader_of_a_body_is_never_told_that_a_reduced_manifest_does_not_exist() {
     let mut watched = Watched::new();
-    let (whole, reduced) = ((0, Some(1), None), (1, Some(1), None));
+    let whole = (0, Some(1), None);
+    let reduced = (1, Some(1), None);
     watched.apply(whole, false);
     watched.apply(reduced, true);
     let key = |name: u8| KymaKey::new("ns", format!("m{name}"));
@@ -184,7 +187,8 @@ fn reduced_manifest_has_the_facts_of_the_whole_one() {
         without(&|manifest| manifest["status"] = Value::Null),
     ] {
         let manifest: Manifest = serde_json::from_value(manifest).unwrap();
-        let (whole, reduced) = (CachedManifest::from(manifest.clone()), CachedManifest::reduced(&manifest));
+        let whole = CachedManifest::from(manifest.clone());
+        let reduced = CachedManifest::reduced(&manifest);
         assert_eq!(reduced.facts(), whole.facts());
         let is_mandatory = whole.facts().flags.is_mandatory;
         assert_eq!((reduced.is_mandatory(), whole.is_mandatory()), (is_mandatory, is_mandatory));

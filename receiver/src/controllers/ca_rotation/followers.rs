@@ -90,14 +90,16 @@ pub(super) fn behind(
     revision: &str,
     followers: Vec<RuntimeTrust>,
 ) -> Vec<(RuntimeTrust, StragglerReason)> {
-    let (now, policy) = (unix(), policy(flags, revision));
+    let now = unix();
+    let policy = policy(flags, revision);
     let reason = |follower| decide::straggler_reason(state, policy, &follower, now).map(|reason| (follower, reason));
     followers.into_iter().filter_map(reason).collect()
 }
 
 /// Answers the questions of the replica that decides.
 pub(super) fn respond(replicas: &Replicas, tls_state: &TlsState, fleet: RuntimeTable, flags: Flags) {
-    let (status, trust) = (tls_state.secret_status(), tls_state.trust());
+    let status = tls_state.secret_status();
+    let trust = tls_state.trust();
     replicas.respond(Topic::CaRotation, move |question: Question| {
         let revision = trust.borrow().agents.revision().to_owned();
         answer(&status, &revision, &question, &fleet, &flags)

@@ -35,7 +35,8 @@ impl World {
 
     /// A replica that holds some shards.
     async fn open(kcp: FakeKcp, replicas: Replicas, holds: impl Fn(ShardId) -> bool) -> Self {
-        let (flags, domain) = (flags(), "kyma.local".parse().unwrap());
+        let flags = flags();
+        let domain = "kyma.local".parse().unwrap();
         let tls = TlsFlags { tls_cert: None, tls_key: None, client_ca: None, proxy_ca: None, proxy_identity: None };
         let names = vec!["localhost".parse().unwrap()];
         let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
@@ -184,7 +185,8 @@ async fn agents_with_old_leaves_are_requested_to_renew() {
 #[tokio::test]
 async fn trust_that_changes_before_the_caches_are_synced_is_announced() {
     let mut world = World::new(FakeKcp::default()).await;
-    let (client, fleet) = ((world.kcp.client(), "kcp-system"), world.fleet.clone());
+    let client = (world.kcp.client(), "kcp-system");
+    let fleet = world.fleet.clone();
     let (rotation, _handle) =
         CaRotation::new(world.tls_state.clone(), client, &flags(), fleet, Replicas::alone(), Metrics::default());
     let old = world.kcp.ca_state().target().id.clone();
@@ -343,7 +345,9 @@ async fn overdue_stragglers_are_reported_until_they_follow() {
 
 /// Two replicas with a runtime each. The first holds the shard of `r-1` and the fleet role.
 async fn replicas() -> (Arc<FakePeers>, [World; 2]) {
-    let (kcp, peers, shards) = (FakeKcp::default(), Arc::new(FakePeers::default()), ShardCount::default());
+    let kcp = FakeKcp::default();
+    let peers = Arc::new(FakePeers::default());
+    let shards = ShardCount::default();
     let [shard, other] = ["r-1", "r-2"].map(|runtime| shards.of_runtime(&runtime.parse().unwrap()));
     assert_ne!(shard, other);
     let [one, two] = [0, 1].map(|_| Replicas::joining(&peers));

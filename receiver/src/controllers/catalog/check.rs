@@ -105,7 +105,8 @@ pub fn check(files: &[Source], against: Option<&[Source]>, options: &CheckOption
     }
     findings.extend(rules::check(&objects, before.as_deref(), &users, options));
     let count = |kind| objects.iter().filter(|object| object.kind == kind).count();
-    let (templates, release_metas) = (count(Kind::Template), count(Kind::ReleaseMeta));
+    let templates = count(Kind::Template);
+    let release_metas = count(Kind::ReleaseMeta);
     Ok(Report::new(findings, Summary { files: files.len(), templates, release_metas, ..Summary::default() }))
 }
 

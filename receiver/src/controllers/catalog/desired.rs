@@ -192,7 +192,8 @@ const SHAPE: Shape = Shape {
 impl DesiredObject {
     /// Target of the writes, without a budget.
     pub(super) fn target(&self) -> Target<'_> {
-        let (name, manager) = (&*self.id.name, field_manager::CATALOG_SYNC);
+        let name = &*self.id.name;
+        let manager = field_manager::CATALOG_SYNC;
         Target { name, manager, shape: &SHAPE, desired: &self.body, budget: None }
     }
 

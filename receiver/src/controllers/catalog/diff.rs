@@ -254,7 +254,8 @@ mod tests {
     #[test]
     fn held_objects_that_a_runtime_lacks_are_applied() {
         let object = desired(Kind::Template, "m-1.0.0", json!({"n": 1}));
-        let (id, hash) = (object.id.clone(), object.hash);
+        let id = object.id.clone();
+        let hash = object.hash;
         let held = DesiredCatalog::with_held([Arc::new(object)], BTreeSet::from(["m".into()]).into());
         assert!(matches!(action_for(&id, &held, None, None), Action::Apply(Apply { present: false, .. })));
         let mut same = desired(Kind::Template, "m-1.0.0", json!({"n": 1})).body;

@@ -41,7 +41,8 @@ fn compose(
         event(&id, "", "RemovalHeld", held.to_string())
     });
     let lost = lost.map(|lost| {
-        let (regarding, note) = (Regarding::config_map(namespace, RELEASES), lost.to_string());
+        let regarding = Regarding::config_map(namespace, RELEASES);
+        let note = lost.to_string();
         PendingEvent { regarding, warning: true, reason: "AcceptedReleasesLost", note }
     });
     left_out.chain(held).chain(lost).collect()

@@ -109,7 +109,8 @@ impl Inventory {
     pub fn read(map: &ConfigMap) -> Result<Self, InventoryError> {
         let data = map.data.as_ref().ok_or(InventoryError::Malformed)?;
         let value = |key| data.get(key).map(String::as_str).ok_or(InventoryError::Malformed);
-        let (class, objects) = (value(CLASS)?, value(OBJECTS)?);
+        let class = value(CLASS)?;
+        let objects = value(OBJECTS)?;
         if objects.len() > MAX_BYTES {
             return Err(InventoryError::TooLarge);
         }

@@ -153,15 +153,18 @@ impl Outlook {
     /// accepted.
     pub(crate) fn new(live: &Live, objects: &Objects, options: &PreviewOptions) -> Self {
         let snapshot = |objects: &Objects, holds| {
-            let (templates, metas) = (objects.templates.iter().cloned(), objects.release_metas.iter().cloned());
+            let templates = objects.templates.iter().cloned();
+            let metas = objects.release_metas.iter().cloned();
             Snapshot::new(templates, metas, &options.restricted, holds)
         };
         let applied = applied(&live.objects, objects, options);
-        let (before, later) = (snapshot(&live.objects, Holds::default()), snapshot(&applied, Holds::default()));
+        let before = snapshot(&live.objects, Holds::default());
+        let later = snapshot(&applied, Holds::default());
         let mut ledger = Ledger::default();
         let _ = ledger.observe(live.releases.as_ref());
         let accepted = ledger.accepted.take().unwrap_or_else(|| before.releases());
-        let (percent, confirmed) = (options.removal_limit_percent, &ledger.confirmed);
+        let percent = options.removal_limit_percent;
+        let confirmed = &ledger.confirmed;
         let policy = RemovalPolicy { percent, confirmed, now: options.now };
         let guard = removal_guard::evaluate(Some(&accepted), later.releases(), live.kymas.iter(), policy);
         let at_first = snapshot(&applied, Holds::of(&guard.held, &guard.accepted));
@@ -315,7 +318,8 @@ fn applied(live: &Objects, objects: &Objects, options: &PreviewOptions) -> Objec
     let mut later = if options.whole { objects.clone() } else { overlay(live, objects) };
     let is_protected = |meta: &ModuleReleaseMeta| meta.finalizers().iter().any(|it| it == finalizer::MANDATORY_MODULE);
     for meta in &mut later.release_metas {
-        let (name, found) = (meta.name_any(), Arc::make_mut(meta));
+        let name = meta.name_any();
+        let found = Arc::make_mut(meta);
         if let Some(live) = live.release_metas.iter().find(|live| live.name_any() == name) {
             found.metadata.finalizers.clone_from(&live.metadata.finalizers);
             found.metadata.deletion_timestamp.clone_from(&live.metadata.deletion_timestamp);

@@ -87,7 +87,8 @@ impl Ledger {
         let stored: Vec<HeldRemoval> = stored.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let is_stored = |removal: &&HeldRemoval| stored.iter().any(|stored| stored.change == removal.change);
         let held = decision.held.removals.iter().filter(|removal| !is_stored(removal));
-        let (accepted, none) = (self.accepted.as_ref(), ModuleState::default());
+        let accepted = self.accepted.as_ref();
+        let none = ModuleState::default();
         let state = |module: &String| accepted.and_then(|accepted| accepted.get(module)).unwrap_or(&none);
         let differs = |(module, next): &(&String, &ModuleState)| state(module).without_times() != next.without_times();
         let changed = decision.accepted.iter().filter(differs).map(|(module, _)| module.clone());
@@ -253,7 +254,8 @@ mod tests {
 
     #[test]
     fn unreadable_state_is_kept_until_another_one_is_accepted() {
-        let (mut ledger, none) = (Ledger::default(), HeldRemovals::default());
+        let mut ledger = Ledger::default();
+        let none = HeldRemovals::default();
         assert_eq!(ledger.loss(), LossCause::Missing);
         let stored = BTreeMap::from([(ACCEPTED.to_owned(), "{".to_owned())]);
         assert!(!ledger.observe(Some(&map(stored, None))).is_input);

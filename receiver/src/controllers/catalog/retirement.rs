@@ -57,7 +57,8 @@ pub(crate) fn next_day(meta: &ModuleReleaseMeta, version: &str, today: Date) -> 
 }
 
 fn deprecation(entry: &ModuleVersion, subject: &str, today: Date) -> Option<Notice> {
-    let (date, message) = (given(&entry.deprecation_date), given(&entry.deprecation_message));
+    let date = given(&entry.deprecation_date);
+    let message = given(&entry.deprecation_message);
     (date.is_some() || message.is_some()).then(|| text(subject, "deprecated", date, today, "", message))
 }
 
@@ -65,7 +66,8 @@ fn withdrawal(entry: &ModuleVersion, subject: &str, today: Date) -> Option<Notic
     let withdrawal = entry.withdrawal.as_ref()?;
     let replacement = given(&withdrawal.replacement);
     let replacement = replacement.map_or_else(String::new, |version| format!(", use version {version}"));
-    let (date, message) = (given(&withdrawal.date), given(&withdrawal.message));
+    let date = given(&withdrawal.date);
+    let message = given(&withdrawal.message);
     Some(text(subject, "withdrawn", date, today, &replacement, message))
 }
 
@@ -149,7 +151,8 @@ mod tests {
         };
         let whole =
             |date: &str| json!({"withdrawal": {"date": date, "replacement": "2.0.0", "message": "it loses data"}});
-        let (past, later) = ("2026-06-01", "2026-06-05");
+        let past = "2026-06-01";
+        let later = "2026-06-05";
         let text = "is withdrawn as of 2026-06-01, use version 2.0.0: it loses data".to_owned();
         assert_eq!(of(whole(past)), (text.clone(), true, true, None));
         let announced = "will be withdrawn on 2026-06-05, use version 2.0.0: it loses data".to_owned();

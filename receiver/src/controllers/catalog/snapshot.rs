@@ -137,13 +137,15 @@ impl Snapshot {
         restricted: &BTreeSet<String>,
         holds: impl Into<Holds>,
     ) -> Self {
-        let (mut left_out, holds) = (Vec::new(), holds.into());
+        let mut left_out = Vec::new();
+        let holds = holds.into();
         let templates = templates.into_iter().map(|template| holds.template(template));
         let templates: BTreeMap<_, _> =
             templates.filter_map(|template| accept_template(template, &mut left_out)).collect();
         let mut admitted = BTreeMap::new();
         for meta in metas {
-            let (name, accept) = (meta.name_any(), (restricted, &templates, &holds));
+            let name = meta.name_any();
+            let accept = (restricted, &templates, &holds);
             admitted.extend(accept_release_meta(meta, accept, &mut left_out).map(|meta| (name, meta)));
         }
         left_out.sort_unstable();
@@ -286,7 +288,8 @@ impl Snapshot {
 fn accept_template(object: Arc<ModuleTemplate>, left_out: &mut Vec<Omission>) -> Option<(String, Template)> {
     let name = object.name_any();
     let mut omit = |reason| {
-        let (id, uid) = (ObjectId::new(Kind::Template, &name), object.uid().unwrap_or_default());
+        let id = ObjectId::new(Kind::Template, &name);
+        let uid = object.uid().unwrap_or_default();
         left_out.push(Omission { id, uid, reason });
     };
     let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
@@ -310,7 +313,8 @@ fn accept_release_meta(
     (restricted, templates, holds): (&BTreeSet<String>, &BTreeMap<String, Template>, &Holds),
     left_out: &mut Vec<Omission>,
 ) -> Option<Meta> {
-    let (name, uid) = (object.name_any(), object.uid().unwrap_or_default());
+    let name = object.name_any();
+    let uid = object.uid().unwrap_or_default();
     let mut omit = |reason| {
         let id = ObjectId::new(Kind::ReleaseMeta, &name);
         left_out.push(Omission { id, uid: uid.clone(), reason });

@@ -61,7 +61,9 @@ impl Fixture {
         let settings = Settings { restricted_modules, ..Settings::default() };
         let catalog = Catalog::new(settings, Metrics::default(), WriteBudgets::default());
         let key = KymaKey::new("kcp-system", "k");
-        let (templates, metas, kymas) = (templates_writer, metas_writer, kymas_writer);
+        let templates = templates_writer;
+        let metas = metas_writer;
+        let kymas = kymas_writer;
         Self { stores, templates, metas, kymas, catalog, runtime: FakeRuntime::default(), key }
     }
 
@@ -611,7 +613,8 @@ async fn held_channel_stays_and_the_rest_of_its_module_goes_on() {
     // A change by the user is reverted, and a new runtime gets the same.
     fixture.runtime.edit("modulereleasemetas/alpha", |object| object["spec"]["channels"] = json!([]));
     fixture.sync(fixture.event("modulereleasemetas/alpha", Change::Spec)).await;
-    let (new, key) = (FakeRuntime::default(), KymaKey::new("kcp-system", "new"));
+    let new = FakeRuntime::default();
+    let key = KymaKey::new("kcp-system", "new");
     fixture.catalog.sync(&key, &new.client(), &BTreeMap::new(), &fixture.stores, &Drift::None).await.unwrap();
     for runtime in [&fixture.runtime, &new] {
         assert_eq!(runtime.object("modulereleasemetas/alpha").unwrap()["spec"]["channels"], both);
@@ -673,7 +676,8 @@ async fn module_of_a_held_channel_without_a_template_stays_as_it_is() {
     assert!(fixture.sync(Drift::All).await.iter().all(|call| call.starts_with("list ")));
     assert_eq!(fixture.runtime.ids(), ALL);
     // A new runtime gets what KCP has, and no channel that points to nothing.
-    let (new, key) = (FakeRuntime::default(), KymaKey::new("kcp-system", "new"));
+    let new = FakeRuntime::default();
+    let key = KymaKey::new("kcp-system", "new");
     new.watch(true);
     fixture.catalog.sync(&key, &new.client(), &BTreeMap::new(), &fixture.stores, &Drift::None).await.unwrap();
     let channels = new.object("modulereleasemetas/alpha").unwrap()["spec"]["channels"].clone();
@@ -838,7 +842,8 @@ async fn first_decision_with_the_role_continues_the_last_one_that_is_stored() {
     let next = Catalog::of_replica(Settings::default(), Metrics::default(), WriteBudgets::default(), role.clone());
     next.observe_releases(Some(&releases(&fixture.catalog.pending_releases().unwrap())));
     let _ = next.refresh(&fixture.stores);
-    let (mut data, regular) = (moved_channel(&mut fixture), VersionSource::Channel("regular"));
+    let mut data = moved_channel(&mut fixture);
+    let regular = VersionSource::Channel("regular");
     let since = fixture.catalog.target("alpha", regular).unwrap().since.unwrap();
     let accepted = data["accepted"].replace(&since.to_string(), "7");
     data.insert("accepted".to_owned(), accepted);

@@ -123,7 +123,8 @@ pub fn view(
     releases: Option<&ConfigMap>,
     today: Date,
 ) -> View {
-    let (templates, metas) = (objects.templates.iter().cloned(), objects.release_metas.iter().cloned());
+    let templates = objects.templates.iter().cloned();
+    let metas = objects.release_metas.iter().cloned();
     let snapshot = Snapshot::new(templates, metas, restricted, BTreeSet::new());
     let class = snapshot.class(&kyma.labels.unwrap_or_default());
     let mut modules = snapshot.modules(&class);

@@ -288,7 +288,8 @@ mod tests {
 
     #[test]
     fn hidden_channels_report_their_rule() {
-        let (beta, internal) = (labels(&[(label::BETA, "true")]), labels(&[(label::INTERNAL, "TRUE")]));
+        let beta = labels(&[(label::BETA, "true")]);
+        let internal = labels(&[(label::INTERNAL, "TRUE")]);
         let templates: BTreeMap<_, _> = [
             template("m-1.0.0", &BTreeMap::new(), false),
             template("m-2.0.0", &beta, false),

@@ -160,7 +160,8 @@ mod tests {
 
     #[test]
     fn unproven_paths_are_polled_often_and_the_others_seldom() {
-        let (mut scheduler, start) = (scheduler(), Instant::now());
+        let mut scheduler = scheduler();
+        let start = Instant::now();
         let states = [PathState::Unknown, PathState::Proven, LOST, PathState::Unproven(Unproven::Away)];
         for (n, path) in (0..).zip(&states) {
             scheduler.path_changed(&key(n), path, start);
@@ -181,7 +182,8 @@ mod tests {
 
     #[test]
     fn paths_lost_together_are_spread_and_none_is_due_later_than_before() {
-        let (mut scheduler, start) = (scheduler(), Instant::now());
+        let mut scheduler = scheduler();
+        let start = Instant::now();
         for n in 0..1_000 {
             scheduler.path_changed(&key(n), &PathState::Proven, start);
             scheduler.path_changed(&key(n), &LOST, start);
@@ -200,7 +202,8 @@ mod tests {
 
     #[test]
     fn polls_above_the_rate_wait_in_due_order() {
-        let (mut scheduler, start) = (scheduler(), Instant::now());
+        let mut scheduler = scheduler();
+        let start = Instant::now();
         (0..50).for_each(|n| scheduler.path_changed(&key(n), &LOST, start));
         let late = start + S * 101;
         let turns: Vec<_> = scheduler.due.iter().map(|(_, key)| key.clone()).collect();

@@ -53,7 +53,10 @@ impl AcquiredKymas {
 fn enqueue(to: &AcquiredKymas, kymas: impl Iterator<Item = Arc<CachedKyma>>) {
     let AcquiredKymas { spread, stores, plans, catalog, windows, fleet } = to;
     let spread = *spread;
-    let (mut first, mut later, mut moved, mut lacking) = (0u32, 0u32, Vec::new(), Vec::new());
+    let mut first = 0u32;
+    let mut later = 0u32;
+    let mut moved = Vec::new();
+    let mut lacking = Vec::new();
     let snapshot = catalog.snapshot(stores);
     for cached in kymas {
         let key = cached.key();
@@ -102,7 +105,8 @@ fn enqueue(to: &AcquiredKymas, kymas: impl Iterator<Item = Arc<CachedKyma>>) {
             }
         }
     }
-    let (moved_catalogs, mandatory_modules) = (moved.len(), lacking.len());
+    let moved_catalogs = moved.len();
+    let mandatory_modules = lacking.len();
     fleet.enqueue_paced(moved, WorkSet::of(&[Work::Catalog]), catalog.flags().catalog_sync_rate);
     fleet.enqueue_paced(lacking, WorkSet::of(&[Work::Kyma]), catalog.flags().catalog_sync_rate);
     tracing::info!(
@@ -204,7 +208,8 @@ mod tests {
     #[test]
     fn changed_kymas_are_enqueued_first() {
         let ready = |_: &str| Some(State::Ready);
-        let (changed, urgent) = (Some((WorkSet::RUNTIME, Priority::Catalog)), Some((WorkSet::RUNTIME, Priority::User)));
+        let changed = Some((WorkSet::RUNTIME, Priority::Catalog));
+        let urgent = Some((WorkSet::RUNTIME, Priority::User));
         let at = |kyma: &Kyma| urgency(kyma, &inputs(kyma), ready);
         assert_eq!(at(&kyma(|_| ())), None);
         assert_eq!(at(&kyma(|kyma| kyma["metadata"]["generation"] = json!(2))), changed);
@@ -316,9 +321,13 @@ mod tests {
     impl Bed {
         /// First job after a start, and its delay; other Kymas are verified within a year.
         async fn first(&self) -> (WorkSet, Priority, Duration) {
-            let (spread, plan, started) = (Duration::from_secs(365 * 86_400), plan(), Instant::now());
+            let spread = Duration::from_secs(365 * 86_400);
+            let plan = plan();
+            let started = Instant::now();
             let Self { stores, catalog, windows, fleet, .. } = self;
-            let (stores, catalog, windows) = (stores.clone(), catalog.clone(), windows.clone());
+            let stores = stores.clone();
+            let catalog = catalog.clone();
+            let windows = windows.clone();
             let plans = Plans::fixed(plan);
             AcquiredKymas { spread, stores, plans, catalog, windows, fleet: fleet.clone() }.enqueue_all();
             let job = fleet.next().await;
@@ -391,7 +400,8 @@ mod tests {
             let end = begin + SignedDuration::from_hours(4);
             json!({"default": {"begin": begin.to_string(), "end": end.to_string()}})
         };
-        let (day, now) = (SignedDuration::from_hours(24), Timestamp::now());
+        let day = SignedDuration::from_hours(24);
+        let now = Timestamp::now();
         let opens = Timestamp::from_second((now + day).as_second()).unwrap();
         let waiting = |policy: &Value| {
             let mut bed = bed(WINDOW.as_secs().try_into().unwrap());

@@ -97,7 +97,8 @@ mod tests {
 
     #[test]
     fn another_object_is_not_up_to_date_even_with_the_same_content() {
-        let (mut up_to_date, kymas) = (UpToDate::default(), [kyma(), kyma()]);
+        let mut up_to_date = UpToDate::default();
+        let kymas = [kyma(), kyma()];
         up_to_date.insert(&kymas[0]);
         assert!(up_to_date.contains(&kymas[0].clone()) && !up_to_date.contains(&kymas[1]));
         up_to_date.remove(&kymas[0]);
@@ -128,7 +129,9 @@ mod tests {
 
     #[test]
     fn outdated_objects_are_bounded() {
-        let (mut up_to_date, inputs, other) = (UpToDate::default(), SharedInputs::default(), kyma());
+        let mut up_to_date = UpToDate::default();
+        let inputs = SharedInputs::default();
+        let other = kyma();
         up_to_date.insert(&other);
         for _ in 0..100 {
             let mut kymas = vec![other.clone(), kyma()];

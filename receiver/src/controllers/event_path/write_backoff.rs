@@ -84,13 +84,16 @@ mod tests {
     const S: Duration = Duration::from_secs(1);
 
     fn change(message_only: bool) -> Change {
-        let (status, reason) = (ConditionStatus::False, "NoHeartbeat");
+        let status = ConditionStatus::False;
+        let reason = "NoHeartbeat";
         Change::Set { kind: EVENT_PATH, status, reason, message: String::new(), message_only }
     }
 
     #[test]
     fn flapping_condition_backs_off_until_it_is_quiet() {
-        let (mut backoff, key, mut now) = (WriteBackoff::default(), KymaKey::new("ns", "k"), Instant::now());
+        let mut backoff = WriteBackoff::default();
+        let key = KymaKey::new("ns", "k");
+        let mut now = Instant::now();
         let mut writes = 0;
         for _ in 0..3_600 {
             if backoff.allows(&key, &change(false), now) {
@@ -111,7 +114,8 @@ mod tests {
 
     #[test]
     fn one_condition_per_kyma_is_chosen_and_the_longest_waiting_first() {
-        let (mut backoff, now) = (WriteBackoff::default(), Instant::now());
+        let mut backoff = WriteBackoff::default();
+        let now = Instant::now();
         let [late, never] = ["late", "never"].map(|name| KymaKey::new("ns", name));
         backoff.record(late.clone(), &change(false), now);
         let pending = || {

@@ -301,7 +301,9 @@ impl<'a> InstallRun<'a> {
             }
             found => found,
         };
-        let (name, shape, budget) = (component.name(), shape(component), Some(&self.budget));
+        let name = component.name();
+        let shape = shape(component);
+        let budget = Some(&self.budget);
         let target = Target { name, manager: field_manager::TIDEWATCH, shape: &shape, desired: body, budget };
         let mut accepted = self.installed.accepted_forms.get(&component).copied();
         let converged = target.converge(&component.kind().api(self.client), found, &mut accepted).await;

@@ -142,7 +142,8 @@ pub(super) mod tests {
     fn config_map_varies_by_runtime_and_roots_and_deployment_by_image() {
         let roots = |name| Ca::generate(name, 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle();
         let plan = Arc::new(Plan::new("1".into(), Vec::new()).unwrap());
-        let (trust, other) = (roots("a"), roots("b"));
+        let trust = roots("a");
+        let other = roots("b");
         let desired = DesiredObjects::new(&settings(), plan.clone(), &trust, None);
         assert!(desired.is_current(&plan, &trust, None) && !desired.is_current(&plan, &other, None));
         assert!(!desired.is_current(&plan, &trust, Some(&Value::Null.into())));

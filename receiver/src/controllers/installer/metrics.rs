@@ -34,7 +34,8 @@ impl Metrics {
             self.written.get_or_create(&KindLabel { kind: component.kind().kind }).inc();
         }
         for failure in &report.failures {
-            let (kind, class) = (failure.component.kind().kind, failure.error.class().as_str());
+            let kind = failure.component.kind().kind;
+            let class = failure.error.class().as_str();
             self.failed.get_or_create(&FailureLabels { kind, class }).inc();
         }
     }

@@ -22,7 +22,8 @@ pub(super) fn of_cluster(plan: &Plan) -> Vec<Value> {
 
 /// Rules of the Role in the agent's namespace.
 pub(super) fn of_namespace(plan: &Plan) -> Vec<Value> {
-    let (everywhere, mut here) = (reads(plan, false), reads(plan, true));
+    let everywhere = reads(plan, false);
+    let mut here = reads(plan, true);
     here.retain(|(group, resource, _)| {
         ![resource, ALL_RESOURCES].iter().any(|wide| everywhere.contains(&(group.clone(), (*wide).to_owned(), None)))
     });
@@ -67,7 +68,8 @@ fn rule((group, resource, name): &ReadRule) -> Value {
 /// still need them.
 pub(super) fn widened(desired: &Value, found: &Value) -> Option<Value> {
     let rules = |role: &Value| role["rules"].as_array().cloned().unwrap_or_default();
-    let (wanted, mut current) = (rules(desired), rules(found));
+    let wanted = rules(desired);
+    let mut current = rules(found);
     if current.iter().all(|rule| wanted.contains(rule)) {
         return None;
     }
@@ -127,7 +129,8 @@ mod tests {
     fn watch_on_a_group_is_one_rule_to_read_all_its_resources() {
         let group = |selector: &str| json!({"group": "cloud-resources.kyma-project.io", "version": "*", "resource": "*", "labelSelector": selector});
         let named = |namespace: Option<&str>| {
-            let (group, resource) = ("cloud-resources.kyma-project.io", "cloudresources");
+            let group = "cloud-resources.kyma-project.io";
+            let resource = "cloudresources";
             json!({"group": group, "version": "v1", "resource": resource, "namespace": namespace})
         };
         let other = || json!({"group": "other.example", "version": "v1", "resource": "things"});
@@ -159,7 +162,8 @@ mod tests {
     fn rules_widen_before_a_plan_and_narrow_after_it() {
         let [a, b, c] = ["a", "b", "c"].map(|resource| json!({"resources": [resource]}));
         let role = |rules: &[&Value]| json!({ "rules": rules });
-        let (desired, found) = (role(&[&a, &b]), role(&[&b, &c]));
+        let desired = role(&[&a, &b]);
+        let found = role(&[&b, &c]);
         assert_eq!(widened(&desired, &found), Some(role(&[&a, &b, &c])));
         let reordered = role(&[&c, &b, &a]);
         assert_eq!(widened(&desired, &reordered), Some(reordered), "a role that covers the desired rules stays");

@@ -101,7 +101,8 @@ impl Removal<'_> {
     }
 
     async fn delete(&mut self, kind: Kind, name: &'static str) -> Result<bool, Error> {
-        let (api, object_name) = (kind.api(self.client), ObjectName::new(kind, name));
+        let api = kind.api(self.client);
+        let object_name = ObjectName::new(kind, name);
         let found = object::get_metadata(&api, name).await.map_err(Error::request("read", object_name))?;
         let Some(found) = found else { return Ok(true) };
         if !is_ours(&found) {

@@ -26,7 +26,8 @@ pub(super) async fn apply(
 ) -> Result<Vec<ModuleStatus>, Error> {
     let api: Api<Manifest> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let before = |name: &str| old.modules().iter().find(|module| module.name == name);
-    let (mut statuses, today) = (Vec::new(), decisions.today);
+    let mut statuses = Vec::new();
+    let today = decisions.today;
     let written = run(decisions.wanted.into_iter().map(|decision| write(ctx, key, decision)).collect()).await;
     let mut failed = None;
     for result in written {
@@ -97,7 +98,8 @@ async fn remove(
     api: &Api<Manifest>,
     manifest: &Manifest,
 ) -> Result<Option<Manifest>, Error> {
-    let (name, uid) = (manifest.name_any(), manifest.uid());
+    let name = manifest.name_any();
+    let uid = manifest.uid();
     ctx.caches.pending_writes.begins(key, &name);
     let left = delete(api, manifest.clone()).await?;
     match &left {

@@ -139,7 +139,8 @@ async fn ensure_namespace(client: &Client, budget: &WriteBudget<'_>) -> Result<(
     });
     let desired =
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SKR_NAMESPACE, "labels": labels}});
-    let (manager, shape) = (field_manager::SYNC_CONTEXT, &Shape::new(Ownership::Fields));
+    let manager = field_manager::SYNC_CONTEXT;
+    let shape = &Shape::new(Ownership::Fields);
     let target = Target { name: SKR_NAMESPACE, manager, shape, desired: &desired, budget: Some(budget) };
     let converged = target.converge(&api, found, &mut None).await;
     converged.map(drop).map_err(Error::converge(DOING, "the namespace kyma-system"))

@@ -54,7 +54,8 @@ impl Desired {
 
     /// Target of the write in the control plane.
     pub(super) fn target(&self) -> Target<'_> {
-        let (name, manager) = (&self.name, field_manager::LIFECYCLE);
+        let name = &self.name;
+        let manager = field_manager::LIFECYCLE;
         Target { name, manager, shape: &SHAPE, desired: &self.body, budget: None }
     }
 }
@@ -312,8 +313,8 @@ mod tests {
 
     #[test]
     fn a_mandatory_module_has_its_label_and_no_channel() {
-        let (mandatory, selected) =
-            (check_of(template(json!({})), true, Follow::Mandatory), check(template(json!({})), true));
+        let mandatory = check_of(template(json!({})), true, Follow::Mandatory);
+        let selected = check(template(json!({})), true);
         let labels = json!({
             "operator.kyma-project.io/managed-by": "lifecycle-manager", "operator.kyma-project.io/kyma-name": "k",
             "operator.kyma-project.io/module-name": "keda", "operator.kyma-project.io/mandatory-module": "true"

@@ -178,7 +178,8 @@ mod tests {
     async fn kyma_without_the_address_of_the_registry_waits_for_its_secret() {
         let folder = tempfile::tempdir().unwrap();
         let (registry, _tasks) = registry_by_secret(folder.path());
-        let (layers, key) = (ComponentLayers::new(registry.clone()), KymaKey::new("ns", "kyma"));
+        let layers = ComponentLayers::new(registry.clone());
+        let key = KymaKey::new("ns", "kyma");
         let layer = || layers.layer(&key, "example.org/m", "1.0.0");
         let changed = async || timeout(Duration::from_secs(3_600), registry.changed()).await.unwrap();
         let secret: &[u8] = br#"{"auths": {"registry.example.com": {}}}"#;

@@ -63,7 +63,8 @@ pub(super) fn fingerprint() -> &'static str {
 
 impl Wanted {
     fn of(crd: &CustomResourceDefinition) -> Option<Self> {
-        let (name, spec) = (crd.name_any(), serde_json::to_value(&crd.spec).ok()?);
+        let name = crd.name_any();
+        let spec = serde_json::to_value(&crd.spec).ok()?;
         let labels = json!({label::MANAGED_BY: label::MANAGED_BY_SKR});
         let body = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
             "metadata": {"name": name, "labels": labels}, "spec": spec});
@@ -71,7 +72,8 @@ impl Wanted {
     }
 
     fn target<'a>(&'a self, budget: &'a WriteBudget<'a>) -> Target<'a> {
-        let (name, manager) = (&self.name, field_manager::LIFECYCLE);
+        let name = &self.name;
+        let manager = field_manager::LIFECYCLE;
         Target { name, manager, shape: &SHAPE, desired: &self.body, budget: Some(budget) }
     }
 }
@@ -102,7 +104,8 @@ pub(super) async fn ensure(
     forms: &mut BTreeMap<String, u64>,
     budget: &WriteBudget<'_>,
 ) -> Result<(), Error> {
-    let (api, target) = (definitions(client), wanted.target(budget));
+    let api = definitions(client);
+    let target = wanted.target(budget);
     let found = object::get(&api, &wanted.name).await.map_err(Error::crd("read", &wanted.name))?;
     if found.as_ref().is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
         return Err(Error::CrdTerminating(wanted.name.clone()));

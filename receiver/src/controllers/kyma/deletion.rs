@@ -182,7 +182,8 @@ async fn show(client: &Client, kyma: &Kyma) -> Result<(), Error> {
 /// gone.
 async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Result<Option<PendingRemoval>, Error> {
     let api = crd::definitions(client);
-    let (mut of_kyma, mut of_catalog) = (None, Vec::new());
+    let mut of_kyma = None;
+    let mut of_catalog = Vec::new();
     for wanted in crd::wanted() {
         let found = object::get(&api, &wanted.name).await.map_err(Error::crd("read", &wanted.name))?;
         match wanted.kind.as_str() {

@@ -33,7 +33,8 @@ where
 
 /// The Kyma in KCP if this receiver manages it; the cache may lag behind a hand-back.
 pub(super) async fn kcp_kyma(ctx: &Context, key: &KymaKey) -> Result<Option<Kyma>, Error> {
-    let (api, takeover) = (in_kcp::<Kyma>(ctx, &key.namespace), &ctx.settings.takeover);
+    let api = in_kcp::<Kyma>(ctx, &key.namespace);
+    let takeover = &ctx.settings.takeover;
     let read = if takeover.is_limited() {
         // The API server evaluates the selector. Without a resourceVersion this is a quorum read.
         let params = ListParams::default().fields(&format!("metadata.name={}", key.name)).labels(&takeover.query());

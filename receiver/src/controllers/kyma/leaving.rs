@@ -109,7 +109,8 @@ mod tests {
             "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate", "metadata": {"name": "keda"},
             "spec": {"moduleName": "keda", "version": version, "descriptor": {}, "data": data}}))
         .unwrap();
-        let (template, channel) = (Arc::new(template), Some("regular".into()));
+        let template = Arc::new(template);
+        let channel = Some("regular".into());
         Resolved { template, channel, version: version.into(), meta: Arc::default(), component: component.into() }
     }
 
@@ -165,7 +166,8 @@ mod tests {
         let decide = |found: &Resolved, layer| upgrade(&kyma(), &manifest, &module, found, layer);
         let newer = resolved("2.0.0", COMPONENT);
         let Upgrade::Write(desired) = decide(&newer, layer("2.0.0")) else { panic!("a newer version") };
-        let (metadata, spec) = (&desired.body["metadata"], &desired.body["spec"]);
+        let metadata = &desired.body["metadata"];
+        let spec = &desired.body["spec"];
         assert_eq!((&metadata["uid"], &metadata["finalizers"]), (&json!("u-2"), &json!([finalizer::MANIFEST[0]])));
         assert_eq!((&spec["version"], &spec["install"]["source"]["ref"]), (&json!("2.0.0"), &json!("2.0.0")));
         assert_eq!(spec["customResourcePolicy"], "CreateAndDelete");

@@ -324,7 +324,8 @@ fn at_version(sources: &Sources<'_>, module: &str, follows: &Follow, version: St
         Follow::Channel(channel) => Some(channel.clone()),
         Follow::Pin(_) | Follow::Mandatory => None,
     };
-    let (template, meta) = (Arc::clone(template), Arc::clone(meta));
+    let template = Arc::clone(template);
+    let meta = Arc::clone(meta);
     Ok(Resolved { template, channel, version, component, meta })
 }
 
@@ -399,7 +400,9 @@ fn not_a_downgrade(installed: &Installed, to: &str, version: &str) -> Result<(),
     if new >= old {
         return Ok(());
     }
-    let (from, to, installed) = (installed.channel.clone(), to.to_owned(), installed.version.clone());
+    let from = installed.channel.clone();
+    let to = to.to_owned();
+    let installed = installed.version.clone();
     Err(LookupError::Downgrade { from, to, installed })
 }
 
@@ -612,14 +615,17 @@ mod tests {
 
     #[test]
     fn object_that_the_catalog_leaves_out_is_not_installed() {
-        let (labels, restricted) = (BTreeMap::new(), BTreeSet::new());
+        let labels = BTreeMap::new();
+        let restricted = BTreeSet::new();
         let mut unfit = template(json!({}), false);
         unfit.spec.version = Some("9.9.9".into());
         let catalog = Snapshot::new([Arc::new(unfit)], [Arc::new(meta(regular()))], &restricted, BTreeSet::new());
         let rollouts = RolloutBoard::default();
         let sources = Sources::at_once(&catalog, &labels, &rollouts);
         let follows = Ok(Follow::Channel("regular".into()));
-        let (name, managed, policy) = ("template-operator".into(), true, Policy::CreateAndDelete);
+        let name = "template-operator".into();
+        let managed = true;
+        let policy = Policy::CreateAndDelete;
         let error = resolve(&sources, &WantedModule { name, follows, managed, policy }, None).unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -641,7 +647,8 @@ mod tests {
         };
         let later = RolloutSlot::After(std::time::Duration::from_secs(7));
         let at = |follows: Follow, (channel, version): (&str, &str), turn: RolloutSlot, beta: &'static str| {
-            let (labels, meta) = (BTreeMap::new(), Arc::new(meta(regular())));
+            let labels = BTreeMap::new();
+            let meta = Arc::new(meta(regular()));
             let catalog = Snapshot::new(templates(beta), [meta], &BTreeSet::new(), BTreeSet::new());
             let asked = |module: &str, source: VersionSource<'_>, version: &str| {
                 let expected = ("template-operator", VersionSource::Channel("regular"), "1.2.3");
@@ -650,7 +657,8 @@ mod tests {
             };
             let rollouts = RolloutBoard::default();
             let sources = Sources { turn: &asked, ..Sources::at_once(&catalog, &labels, &rollouts) };
-            let (managed, policy) = (true, Policy::CreateAndDelete);
+            let managed = true;
+            let policy = Policy::CreateAndDelete;
             let module = WantedModule { name: "template-operator".into(), follows: Ok(follows), managed, policy };
             let installed = Installed { channel: channel.into(), version: version.into(), mark: None };
             not_yet(&sources, &module, Some(&installed)).map(|(found, turn)| (found.version, found.channel, turn))
@@ -685,11 +693,13 @@ mod tests {
             .unwrap()
         };
         let check = |reverts: &[&str], mark: Option<&str>, (channel, version): (&str, &str)| {
-            let (labels, rollouts) = (BTreeMap::new(), RolloutBoard::with(rollout(reverts)));
+            let labels = BTreeMap::new();
+            let rollouts = RolloutBoard::with(rollout(reverts));
             let templates = [Arc::new(template(json!({}), false))];
             let catalog = Snapshot::new(templates, [Arc::new(meta(regular()))], &BTreeSet::new(), BTreeSet::new());
             let sources = Sources::at_once(&catalog, &labels, &rollouts);
-            let (name, follows) = ("template-operator".into(), Ok(Follow::Channel("regular".into())));
+            let name = "template-operator".into();
+            let follows = Ok(Follow::Channel("regular".into()));
             let module = WantedModule { name, follows, managed: true, policy: Policy::CreateAndDelete };
             let mark = mark.map(|change| RolloutMark { change: change.to_owned(), healthy: true });
             let installed = Installed { channel: channel.into(), version: version.into(), mark };

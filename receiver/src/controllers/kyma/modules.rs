@@ -85,7 +85,9 @@ pub(super) fn decide<'a>(
     sources: &Sources<'_>,
     layer: &dyn Fn(&Resolved) -> LayerLookup,
 ) -> Decisions<'a> {
-    let (mut decisions, mut times, mut kept) = (Vec::new(), Times::default(), Kept::default());
+    let mut decisions = Vec::new();
+    let mut times = Times::default();
+    let mut kept = Kept::default();
     for module in wanted {
         let manifest = owned.iter().find(|manifest| module_of(manifest) == Some(&module.name));
         let (found, waiting) = find(kyma, sources, module, manifest, &mut times);
@@ -108,7 +110,8 @@ pub(super) fn decide<'a>(
         decisions.push(Decision { waiting, ..decision });
     }
     let unwanted = owned.iter().filter(|manifest| !kept.keeps(manifest)).map(Arc::clone).collect();
-    let (mut upgrades, mut awaits_upgrade) = (Vec::new(), false);
+    let mut upgrades = Vec::new();
+    let mut awaits_upgrade = false;
     for manifest in owned {
         let Some(module) = leaving::followed(manifest, wanted) else { continue };
         // A version that cannot be installed, or waits, leaves the Manifest as it is, and so does an edit until its rollout
@@ -219,7 +222,8 @@ fn resolved<'a>(
         (LayerLookup::Failed(_), _) if !module.managed => return keep(found, false),
         (LayerLookup::Failed(reason), _) => return Err(LookupError::Descriptor(reason)),
     };
-    let (mut desired, mut slot) = (build::manifest(kyma, module, &found, &layer), RolloutSlot::Now);
+    let mut desired = build::manifest(kyma, module, &found, &layer);
+    let mut slot = RolloutSlot::Now;
     if let Some(mark) = mark(sources, module, predecessor.as_deref(), &found.version) {
         desired.body["metadata"]["annotations"][annotation::ROLLOUT] = mark.to_text().into();
     }
@@ -401,7 +405,8 @@ mod tests {
         let templates =
             [template("a", "1.0.0", &json!({})), template("a", "0.9.0", &json!({})), template("b", "1.0.0", &beta)];
         let catalog = Snapshot::new(templates, release_metas, &BTreeSet::new(), BTreeSet::new());
-        let (labels, rollouts) = (BTreeMap::new(), RolloutBoard::default());
+        let labels = BTreeMap::new();
+        let rollouts = RolloutBoard::default();
         let sources =
             Sources { held: &|_| held, turn: &|_, _, _| turn, ..Sources::at_once(&catalog, &labels, &rollouts) };
         let owned: Vec<_> = owned.iter().cloned().map(Arc::new).collect();
@@ -453,7 +458,8 @@ mod tests {
 
     #[test]
     fn missing_or_different_manifest_is_applied() {
-        let (a, none) = (wanted("a", true), Vec::<String>::new());
+        let a = wanted("a", true);
+        let none = Vec::<String>::new();
         let is = manifest(&a);
         assert_eq!(check(std::slice::from_ref(&a), &[]), (vec!["a".into()], none.clone()));
         assert_eq!(check(std::slice::from_ref(&a), std::slice::from_ref(&is)), (none.clone(), none.clone()));
@@ -480,7 +486,8 @@ mod tests {
 
     #[test]
     fn surplus_fields_are_removed() {
-        let (a, none) = (wanted("a", true), Vec::<String>::new());
+        let a = wanted("a", true);
+        let none = Vec::<String>::new();
         let is = manifest(&a);
         let with = |pointer: &str, member: &str, value: Value| {
             let mut changed = is.clone();
@@ -509,7 +516,8 @@ mod tests {
 
     #[test]
     fn waiting_module_keeps_its_installed_version() {
-        let (a, none) = (wanted("a", true), Vec::<String>::new());
+        let a = wanted("a", true);
+        let none = Vec::<String>::new();
         let mut older = manifest(&a);
         older.spec.version = Some("0.9.0".into());
         older.spec.install.source["ref"] = "0.9.0".into();
@@ -552,10 +560,12 @@ mod tests {
             }))
             .unwrap()
         };
-        let (kyma, a) = (kyma(), wanted("a", true));
+        let kyma = kyma();
+        let a = wanted("a", true);
         let catalog = Snapshot::new([template("a", "1.0.0", &json!({}))], [], &BTreeSet::new(), BTreeSet::new());
         let marked = |owned: &Manifest, progress: Value, version: &str| {
-            let (labels, rollouts) = (BTreeMap::new(), RolloutBoard::with(rollout(progress)));
+            let labels = BTreeMap::new();
+            let rollouts = RolloutBoard::with(rollout(progress));
             let sources = Sources::at_once(&catalog, &labels, &rollouts);
             mark(&sources, &a, Some(owned), version)
         };
@@ -581,7 +591,8 @@ mod tests {
     fn mark_of(kyma: &Kyma, module: &WantedModule, owned: &Manifest) -> Option<RolloutMark> {
         let mut owned = owned.clone();
         owned.spec.install.source["ref"] = "evil".into();
-        let (labels, rollouts) = (BTreeMap::new(), RolloutBoard::default());
+        let labels = BTreeMap::new();
+        let rollouts = RolloutBoard::default();
         let meta = json!({
             "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta", "metadata": {"name": "a"},
             "spec": {"moduleName": "a", "ocmComponentName": "kyma-project.io/module/a",
@@ -599,7 +610,9 @@ mod tests {
 
     #[test]
     fn an_unmanaged_module_is_marked_once_and_never_created() {
-        let (managed, unmanaged, none) = (wanted("a", true), wanted("a", false), Vec::<String>::new());
+        let managed = wanted("a", true);
+        let unmanaged = wanted("a", false);
+        let none = Vec::<String>::new();
         assert_eq!(check(std::slice::from_ref(&unmanaged), &[]).0, none);
         assert_eq!(check(std::slice::from_ref(&unmanaged), &[manifest(&managed)]).0, ["a"]);
         for module in [&unmanaged, &managed] {
@@ -609,7 +622,9 @@ mod tests {
 
     #[test]
     fn deselected_modules_are_deleted_and_lookup_errors_delete_nothing() {
-        let (a, b, c) = (wanted("a", true), wanted("b", true), wanted("c", true));
+        let a = wanted("a", true);
+        let b = wanted("b", true);
+        let c = wanted("c", true);
         let of_a = manifest(&a);
         assert_eq!(check(&[], std::slice::from_ref(&of_a)).1, named(&of_a));
         let of_b = manifest(&b);
@@ -633,7 +648,8 @@ mod tests {
 
     #[test]
     fn module_waits_for_its_component_descriptor() {
-        let (a, none) = (wanted("a", true), Vec::<String>::new());
+        let a = wanted("a", true);
+        let none = Vec::<String>::new();
         let is = manifest(&a);
         let mut older = is.clone();
         older.spec.version = Some("0.9.0".into());
@@ -665,7 +681,8 @@ mod tests {
 
     #[test]
     fn manifest_of_another_component_stays_until_the_new_one_is_applied() {
-        let (a, none) = (wanted("a", true), Vec::<String>::new());
+        let a = wanted("a", true);
+        let none = Vec::<String>::new();
         let new = manifest(&a);
         let mut old = new.clone();
         old.metadata.name = Some("k-other-1".into());
@@ -696,7 +713,8 @@ mod tests {
 
     /// Number in the Manifest of the module `a` that a decision writes, `None` without a write; and the deleted Manifests.
     fn numbered(owned: &[&Manifest]) -> (Option<Value>, Vec<String>) {
-        let (a, kyma) = ([wanted("a", true)], kyma());
+        let a = [wanted("a", true)];
+        let kyma = kyma();
         let meta = json!({
             "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta", "metadata": {"name": "a"},
             "spec": {"moduleName": "a", "ocmComponentName": "kyma-project.io/module/a",
@@ -705,7 +723,8 @@ mod tests {
         let metas = [Arc::new(serde_json::from_value::<ModuleReleaseMeta>(meta).unwrap())];
         let templates = [template("a", "1.0.0", &json!({})), template("a", "0.9.0", &json!({}))];
         let catalog = Snapshot::new(templates, metas, &BTreeSet::new(), BTreeSet::new());
-        let (labels, rollouts) = (BTreeMap::new(), RolloutBoard::default());
+        let labels = BTreeMap::new();
+        let rollouts = RolloutBoard::default();
         let sources = Sources::at_once(&catalog, &labels, &rollouts);
         let layer = |found: &Resolved| LayerLookup::Ready(layer_of(&found.version));
         let owned: Vec<_> = owned.iter().map(|manifest| Arc::new((*manifest).clone())).collect();
@@ -742,7 +761,8 @@ mod tests {
         is.spec.version = Some("0.9.0".into());
         is.spec.install.source["ref"] = "0.9.0".into();
         set_applied(&mut is, "0.8.0");
-        let (first, none) = (Some(json!("1")), Vec::<String>::new());
+        let first = Some(json!("1"));
+        let none = Vec::<String>::new();
         assert_eq!(numbered(&[&is, &other]), (first.clone(), none.clone()), "the other one stays until it is applied");
         let (mut is, other) = components(1, 2);
         assert_eq!(numbered(&[&is, &other]), (first, none.clone()), "the number alone is written");

@@ -143,7 +143,8 @@ mod tests {
 
     #[test]
     fn cache_is_used_once_it_shows_all_writes() {
-        let (written, key) = (PendingWrites::default(), KymaKey::new("n", "k"));
+        let written = PendingWrites::default();
+        let key = KymaKey::new("n", "k");
         let not_shown = |cached: &[Manifest]| {
             let cached: Vec<_> = cached.iter().cloned().map(Arc::new).collect();
             written.not_shown(&key, &cached)
@@ -181,7 +182,8 @@ mod tests {
 
     #[test]
     fn a_read_does_not_replace_a_later_write() {
-        let (written, key) = (PendingWrites::default(), KymaKey::new("n", "k"));
+        let written = PendingWrites::default();
+        let key = KymaKey::new("n", "k");
         written.is(&key, &manifest("a", 5));
         let pending = written.not_shown(&key, &[]);
         written.is(&key, &manifest("a", 7));

@@ -89,7 +89,8 @@ pub fn effects(live: &Live, objects: &Objects, options: &PreviewOptions, fleet: 
         report.unknown_selections += usize::from(matches!(selection, Selection::Installed(_)));
         let stop = stop_of(kyma, &takeover);
         let selection = selection.validated(kyma, &changed);
-        let (window, is_known) = (windows.state(kyma, now), options.windows.is_some());
+        let window = windows.state(kyma, now);
+        let is_known = options.windows.is_some();
         let preview = KymaPreview { kyma, manifests, selection, changed: &changed, today, window };
         for KymaEffect { module, outcome, needs_window } in preview.effects(&outlook, is_known) {
             report.unknown_windows += usize::from(needs_window && !is_known);
@@ -193,9 +194,11 @@ type ByModule = BTreeMap<String, Decided>;
 impl KymaPreview<'_> {
     /// Effects of the change. `is_known`: the maintenance windows are known, so that upgrades wait for them.
     fn effects(&self, outlook: &Outlook, is_known: bool) -> Vec<KymaEffect> {
-        let (anything, at_once) = (|_: &str| false, |_: &str, _: VersionSource<'_>, _: &str| RolloutSlot::Now);
+        let anything = |_: &str| false;
+        let at_once = |_: &str, _: VersionSource<'_>, _: &str| RolloutSlot::Now;
         let uid = self.kyma.uid().unwrap_or_default();
-        let (earlier, rollouts) = (&outlook.rollouts.0, &outlook.rollouts.1);
+        let earlier = &outlook.rollouts.0;
+        let rollouts = &outlook.rollouts.1;
         let held = outlook.held();
         let is_held = |module: &str| held.holds(module);
         let turn = |module: &str, source: VersionSource<'_>, version: &str| {

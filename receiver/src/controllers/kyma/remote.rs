@@ -126,12 +126,14 @@ async fn sync_metadata(
     contested: &mut Vec<Error>,
 ) -> Result<Kyma, Error> {
     const DOING: &str = "label the Kyma in the runtime";
-    let (labels, annotations) = (labels(kcp), annotations(kcp));
+    let labels = labels(kcp);
+    let annotations = annotations(kcp);
     let budget = ctx.budgets.of(key, Component::Kyma, SKR_KYMA, (&labels, &annotations));
     let desired = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Kyma", "metadata": {
         "name": SKR_KYMA, "namespace": SKR_NAMESPACE, "labels": labels, "annotations": annotations,
     }});
-    let (manager, shape) = (field_manager::SYNC_CONTEXT, &Shape::new(Ownership::Fields));
+    let manager = field_manager::SYNC_CONTEXT;
+    let shape = &Shape::new(Ownership::Fields);
     let target = Target { name: SKR_KYMA, manager, shape, desired: &desired, budget: Some(&budget) };
     let found = object::erase(&runtime).map_err(Error::runtime(DOING))?;
     if runtime.metadata.deletion_timestamp.is_some() {

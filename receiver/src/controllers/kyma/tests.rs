@@ -87,7 +87,8 @@ fn of_kyma_group(kind: &str, name: &str, spec: Value) -> Value {
 
 impl Bed {
     fn new() -> Self {
-        let (kcp, runtime) = (FakeApiServer::default(), FakeApiServer::runtime());
+        let kcp = FakeApiServer::default();
+        let runtime = FakeApiServer::runtime();
         kcp.edit("kymas/k", |kyma| {
             *kyma = of_kyma_group("Kyma", "k", json!({"channel": "regular"}));
             kyma["metadata"]["labels"] = json!({"kyma-project.io/runtime-id": "r-1"});
@@ -190,7 +191,8 @@ impl Bed {
 
     /// Updates cache and index of the Manifests, as the watch does.
     fn watch_manifests(&mut self) {
-        let (cache, index) = (self.manifests.as_reader(), &self.ctx.stores.manifests);
+        let cache = self.manifests.as_reader();
+        let index = &self.ctx.stores.manifests;
         let before = cache.state();
         fill(&mut self.manifests, &self.kcp.all("manifests"));
         cache.state().iter().for_each(|manifest| drop(index.apply(manifest)));
@@ -684,7 +686,8 @@ async fn failing_catalog_stops_no_other_work() {
     bed.runtime.refuse("PATCH moduletemplates/keda-1.0.0", 422);
     bed.enable_default();
     let outcome = bed.reconcile(WorkSet::of(&[Work::Kyma, Work::Catalog]), Drift::None).await;
-    let (kyma, catalog) = (WorkSet::of(&[Work::Kyma]), WorkSet::of(&[Work::Catalog]));
+    let kyma = WorkSet::of(&[Work::Kyma]);
+    let catalog = WorkSet::of(&[Work::Catalog]);
     assert_eq!((outcome.ended, outcome.failed, outcome.deferred), (kyma, WorkSet::EMPTY, catalog));
     assert_eq!(bed.condition("ModuleCatalog")["status"], "False");
     let message = bed.condition("ModuleCatalog")["message"].as_str().unwrap().to_owned();

@@ -38,7 +38,8 @@ impl Verified {
         match drift {
             Drift::None => {}
             Drift::All => {
-                let (forms, mut installed) = (std::mem::take(&mut self.forms), std::mem::take(&mut self.installed));
+                let forms = std::mem::take(&mut self.forms);
+                let mut installed = std::mem::take(&mut self.installed);
                 installed.invalidate_all();
                 *self = Self { client: self.client, forms, installed, ..Self::default() };
             }
@@ -135,7 +136,8 @@ mod tests {
 
     #[test]
     fn entry_taken_and_not_kept_is_dropped() {
-        let (verified, key) = (VerifiedCache::default(), KymaKey::new("ns", "k"));
+        let verified = VerifiedCache::default();
+        let key = KymaKey::new("ns", "k");
         verified.keep(&key, proved());
         verified.take(&key, 1, &Drift::None);
         assert_eq!(verified.take(&key, 1, &Drift::None), Verified { client: 1, ..Verified::default() });

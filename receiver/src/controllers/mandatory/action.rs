@@ -89,7 +89,8 @@ mod tests {
     /// `acceptance.md` C2 56.
     #[test]
     fn finalizer_is_set_first_and_removed_last() {
-        let (long, short) = (SETTLE, SETTLE - Duration::from_secs(1));
+        let long = SETTLE;
+        let short = SETTLE - Duration::from_secs(1);
         for (mandatory, is_deleting, is_protected, has_manifests, is_held, leaving_for, expected) in [
             (true, false, false, false, false, Duration::ZERO, Action::Add),
             (true, false, true, false, false, Duration::ZERO, Action::None),

@@ -35,7 +35,8 @@ impl Bed {
             let spec = json!({"moduleName": "warden", "mandatory": {"version": "1.0.0"}});
             *meta = object("ModuleReleaseMeta", &json!({}), &spec);
         });
-        let (metas, manifests) = (Writer::default(), Writer::default());
+        let metas = Writer::default();
+        let manifests = Writer::default();
         let stores = Stores {
             kymas: reflector::store().0,
             templates: reflector::store().0,

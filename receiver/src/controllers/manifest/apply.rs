@@ -369,7 +369,8 @@ impl<'a> Execution<'a> {
 
     /// Waits until CRDs are established, for a while.
     pub(super) async fn await_definitions(&mut self, objects: &[&'a RenderedObject]) {
-        let (deadline, mut interval) = (Instant::now() + ESTABLISHED_DEADLINE, ESTABLISHED_INTERVAL);
+        let deadline = Instant::now() + ESTABLISHED_DEADLINE;
+        let mut interval = ESTABLISHED_INTERVAL;
         let mut waiting: Vec<_> = objects.iter().filter(|object| !self.established.contains(&object.key)).collect();
         while !waiting.is_empty() && Instant::now() < deadline {
             let mut still = Vec::new();

@@ -85,7 +85,9 @@ mod tests {
     fn rendered(name: &str, content: &str) -> RenderedObject {
         let metadata = json!({"name": name, "namespace": "ns", "annotations": {annotation::JOB: content}});
         let body = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata});
-        let (key, version, stage) = (ObjectKey::of(&body), "v1".to_owned(), Stage::Workloads);
+        let key = ObjectKey::of(&body);
+        let version = "v1".to_owned();
+        let stage = Stage::Workloads;
         RenderedObject { key, version, stage, served: true, body }
     }
 

@@ -153,7 +153,8 @@ mod tests {
 
     #[test]
     fn created_default_is_recorded_when_a_version_names_another_one() {
-        let (old, other) = (sample("v1", "default"), sample("v1", "other"));
+        let old = sample("v1", "default");
+        let other = sample("v1", "other");
         let beside = |manifest: &Manifest, resource: Option<&Value>| {
             CreatedDefault::beside(manifest, resource).map(|created| created.to_text())
         };

@@ -94,7 +94,8 @@ fn of_resource(inventory: &Inventory, changed: &Object) -> Drift {
         match built_in(group, &key.kind) {
             Some(kind) if kind.plural == resource => {
                 let ObjectKey { group, kind, namespace, name } = key.clone();
-                let (version, resource) = (version.to_owned(), resource.clone());
+                let version = version.to_owned();
+                let resource = resource.clone();
                 let subject = Subject { group, version, resource, namespace, name };
                 drift.merge(Drift::of(Object { subject, kind, ..changed.clone() }));
             }
@@ -210,7 +211,8 @@ mod tests {
                 }
             })
         };
-        let (cached, memories) = (Arc::new(version("1", false)), Memories::default());
+        let cached = Arc::new(version("1", false));
+        let memories = Memories::default();
         let map = Drift::of(object("/v1/configmaps/kyma-system/a", "ConfigMap", Change::Spec));
         assert_eq!(affected([cached.clone()], &map, &memories, |_| false), []);
         memories.wrote(&KymaKey::of(&*cached), Some("1".into()), &version("2", true));
@@ -293,7 +295,8 @@ mod tests {
     #[test]
     fn own_write_among_the_objects_of_a_listed_resource_is_not_read_again() {
         let manifest = Arc::new(manifest("a", |_| ()));
-        let (key, memories) = (KymaKey::of(&*manifest), Memories::default());
+        let key = KymaKey::of(&*manifest);
+        let memories = Memories::default();
         let whole = object("/v1/configmaps//", "", Change::Spec);
         let map = object("/v1/configmaps/kyma-system/a", "ConfigMap", Change::Spec);
         let wrote = |version: &str| memories.wrote_object(&key, &ObjectKey::reported(&map), version);

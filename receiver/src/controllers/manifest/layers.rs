@@ -154,7 +154,9 @@ pub(crate) fn layer_key(manifest: &Manifest) -> Result<LayerKey, String> {
         let text = source[name].as_str().filter(|text| !text.is_empty());
         text.ok_or_else(|| format!("the Manifest names no layer: spec.install.source.{name} is missing"))
     };
-    let (repo, name, reference) = (member("repo")?, member("name")?, member("ref")?);
+    let repo = member("repo")?;
+    let name = member("name")?;
+    let reference = member("ref")?;
     let digest: Digest = reference
         .parse()
         .map_err(|error| format!("the Manifest does not name its layer by digest: {reference}: {error}"))?;

@@ -434,7 +434,8 @@ mod tests {
 
     #[test]
     fn change_that_was_not_completed_is_not_forgotten_by_its_reversal() {
-        let (before, after) = ([rendered("a", "1"), rendered("b", "1")], [rendered("a", "1"), rendered("b", "2")]);
+        let before = [rendered("a", "1"), rendered("b", "1")];
+        let after = [rendered("a", "1"), rendered("b", "2")];
         let memories = Memories::default();
         let mut memory = Memory::default();
         memory.complete(desired(1, 1), &before);

@@ -25,7 +25,8 @@ impl OwnWrites {
 
     /// Returns true once if a report is that of our own write, after which no other writer has written.
     pub(super) fn is_echo(&self, manifest: &ManifestKey, object: &Object) -> bool {
-        let (key, version) = (hash(&ObjectKey::reported(object)), hash(object.resource_version.as_str()));
+        let key = hash(&ObjectKey::reported(object));
+        let version = hash(object.resource_version.as_str());
         let mut all = self.0.lock();
         let Some(written) = all.get_mut(manifest) else { return false };
         // The agent may name the last version that it saw of an object that is gone.
@@ -61,7 +62,9 @@ mod tests {
         };
         let map =
             json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "kyma-system"}});
-        let (writes, manifest, key) = (OwnWrites::default(), KymaKey::new("ns", "m"), ObjectKey::of(&map));
+        let writes = OwnWrites::default();
+        let manifest = KymaKey::new("ns", "m");
+        let key = ObjectKey::of(&map);
         assert!(!writes.is_echo(&manifest, &report("7")));
         writes.wrote(&manifest, &key, "7");
         assert!(!writes.is_echo(&KymaKey::new("ns", "other"), &report("7")));

@@ -79,7 +79,8 @@ mod tests {
     #[test]
     fn only_a_different_selection_changes_the_plan() {
         let selections = PodSelections::default();
-        let (manifest, kyma) = (KymaKey::new("ns", "m"), KymaKey::new("ns", "k"));
+        let manifest = KymaKey::new("ns", "m");
+        let kyma = KymaKey::new("ns", "k");
         let of = |selector: &str| Some(PodSelection { namespace: "kyma-system".into(), selector: selector.into() });
         for (selection, is_change) in
             [(None, false), (of("a=b"), true), (of("a=b"), false), (of("a=c"), true), (None, true), (None, false)]

@@ -117,7 +117,8 @@ impl VersionContent {
 
     /// A Manifest of this version, without a Kyma.
     fn manifest(&self) -> Manifest {
-        let (images, manager) = (Some(self.images.clone().into()), self.manager.clone().map(Into::into));
+        let images = Some(self.images.clone().into());
+        let manager = self.manager.clone().map(Into::into);
         let spec = ManifestSpec { localized_images: images, manager, ..ManifestSpec::default() };
         Manifest::new("", spec)
     }

@@ -32,7 +32,8 @@ pub(super) struct Record {
 
 impl Record {
     pub(super) fn new(ctx: &Context, manifest: Manifest) -> Self {
-        let (memories, cache) = (ctx.memories.clone(), ctx.stores.manifests.clone());
+        let memories = ctx.memories.clone();
+        let cache = ctx.stores.manifests.clone();
         Self { kcp: ctx.kcp.clone(), memories, cache, manifest }
     }
 
@@ -51,7 +52,8 @@ impl Record {
     /// Merges members into the metadata. Returns false if that removed the object.
     pub(super) async fn patch_metadata(&mut self, doing: &'static str, mut members: Value) -> Result<bool, Error> {
         members["resourceVersion"] = self.manifest.resource_version().into();
-        let (name, patch) = (self.manifest.name_any(), Patch::Merge(json!({"metadata": members})));
+        let name = self.manifest.name_any();
+        let patch = Patch::Merge(json!({"metadata": members}));
         let patched = object::if_exists(self.api().patch_metadata(&name, &params(), &patch).await, &name);
         let Some(patched) = patched.map_err(|error| Error::ControlPlane(doing, error))? else { return Ok(false) };
         self.wrote(Manifest { metadata: patched.metadata, ..self.manifest.clone() });

@@ -224,7 +224,8 @@ mod tests {
                 "namespace": "kyma-system"}]);
             Inventory::read(&serde_json::from_value::<Vec<_>>(entry).unwrap())
         };
-        let (cache, key) = (KindCache::default(), KymaKey::new("ns", "k"));
+        let cache = KindCache::default();
+        let key = KymaKey::new("ns", "k");
         for version in ["v1", "v2"] {
             serve(version);
             let found = find(&server.client(), &mut cache.of(&key, 1), &manifest(), &recorded("other")).await.unwrap();

@@ -70,7 +70,8 @@ fn objects() -> Vec<Value> {
 
 impl Fixture {
     fn new() -> Self {
-        let (kcp, runtime) = (FakeApiServer::default(), FakeApiServer::runtime());
+        let kcp = FakeApiServer::default();
+        let runtime = FakeApiServer::runtime();
         let (kyma_store, kymas) = reflector::store();
         let (manifest_store, manifests) = reflector::store();
         let stores = Stores {
@@ -81,7 +82,8 @@ impl Fixture {
             watchers: reflector::store().0,
         };
         let layer = Arc::new(parking_lot::Mutex::new(LayerObjects::Ready(Arc::new(objects()))));
-        let (client, found) = (runtime.client(), layer.clone());
+        let client = runtime.client();
+        let found = layer.clone();
         let woken = Arc::new(parking_lot::Mutex::new(Vec::new()));
         let wakes = woken.clone();
         let ctx = Context {
@@ -316,8 +318,8 @@ async fn manifest_waits_for_its_label_if_the_selector_names_it() {
         }
         fixture.ctx.permission(&KymaKey::new(NAMESPACE, "k"), &fixture.manifest().unwrap())
     };
-    let (selector, skipped) =
-        (format!("{}=true", label::SKIP_RECONCILIATION), json!({label::SKIP_RECONCILIATION: "true"}));
+    let selector = format!("{}=true", label::SKIP_RECONCILIATION);
+    let skipped = json!({label::SKIP_RECONCILIATION: "true"});
     for (labels, is_labelled, selector, is_deleting, expected) in [
         (skipped.clone(), false, selector.as_str(), false, Permission::Later),
         (skipped.clone(), true, selector.as_str(), false, Permission::Granted),

@@ -35,7 +35,8 @@ pub(crate) fn module_watches<'a>(
     memories: &Memories,
 ) -> Vec<PlannedWatch> {
     let mut kinds: BTreeMap<(&str, &str), (ServedKind<'static>, BTreeSet<&str>)> = BTreeMap::new();
-    let (mut blocking, mut pods) = (BTreeSet::new(), Vec::new());
+    let mut blocking = BTreeSet::new();
+    let mut pods = Vec::new();
     for (key, manifest) in manifests {
         pods.extend(memories.pods(&key).map(|selection| of_pods(&key.name, selection)));
         let objects = manifest.synced;
@@ -216,8 +217,10 @@ mod tests {
     #[test]
     fn pods_of_a_manager_are_watched_while_it_is_not_ready() {
         let labelled = |manifest: &mut Value| manifest["metadata"]["labels"] = json!({label::MODULE_NAME: "keda"});
-        let (manifest, memories) = (manifest(&[], labelled), Memories::default());
-        let (key, kyma) = (KymaKey::of(&manifest), KymaKey::new("ns", "k"));
+        let manifest = manifest(&[], labelled);
+        let memories = Memories::default();
+        let key = KymaKey::of(&manifest);
+        let kyma = KymaKey::new("ns", "k");
         let watches = || module_watches(std::iter::once(facts(&manifest)), &memories);
         assert_eq!(watches(), []);
         let selection = |selector: String| Some(PodSelection { namespace: "kyma-system".to_owned(), selector });
@@ -240,7 +243,8 @@ mod tests {
             };
             manifest(&[], labelled)
         };
-        let (manifests, memories) = ([of_module("k-new-1"), of_module("k-old-2")], Memories::default());
+        let manifests = [of_module("k-new-1"), of_module("k-old-2")];
+        let memories = Memories::default();
         for manifest in &manifests {
             let pods = PodSelection { namespace: "kyma-system".to_owned(), selector: "app=keda".to_owned() };
             memories.set_pods(&KymaKey::of(manifest), &KymaKey::new("ns", "k"), Some(pods));

@@ -94,7 +94,8 @@ mod tests {
 
     #[test]
     fn replaced_version_yields_the_last_write_and_another_one_itself() {
-        let (written, key) = (WrittenManifests::default(), KymaKey::new("ns", "m"));
+        let written = WrittenManifests::default();
+        let key = KymaKey::new("ns", "m");
         assert_eq!(newest(&written, "u", 1).as_deref(), Some("1"));
         written.wrote(&key, Some("1".into()), &manifest("u", 3));
         written.wrote(&key, Some("3".into()), &manifest("u", 5));
@@ -109,7 +110,8 @@ mod tests {
 
     #[test]
     fn write_is_kept_until_the_watch_delivers_it_or_another_version() {
-        let (written, key) = (WrittenManifests::default(), KymaKey::new("ns", "m"));
+        let written = WrittenManifests::default();
+        let key = KymaKey::new("ns", "m");
         let is_kept = |written: &WrittenManifests| !written.0.lock().is_empty();
         for (delivered, stays) in [(1, true), (3, true), (5, false)] {
             written.wrote(&key, Some("1".into()), &manifest("u", 3));
@@ -127,7 +129,8 @@ mod tests {
 
     #[test]
     fn replaced_versions_are_bounded() {
-        let (written, key) = (WrittenManifests::default(), KymaKey::new("ns", "m"));
+        let written = WrittenManifests::default();
+        let key = KymaKey::new("ns", "m");
         for version in 0..1_000 {
             written.wrote(&key, Some(version.to_string()), &manifest("u", version + 1));
         }

@@ -220,7 +220,8 @@ fn halted(progress: &Progress, counts: &Counts, members: &[Member]) -> Progress 
     names.sort_unstable();
     let more = if names.len() > MAX_NAMED { ", …" } else { "" };
     names.truncate(MAX_NAMED);
-    let (failing, upgraded) = (counts.failing, counts.proven + counts.failing + counts.upgrading);
+    let failing = counts.failing;
+    let upgraded = counts.proven + counts.failing + counts.upgrading;
     let names = names.join(", ");
     let reason = format!("{failing} of {upgraded} upgraded runtimes are no longer healthy: {names}{more}");
     Progress { halted: Some(reason), failures_at_halt: failing, ..progress.clone() }

@@ -75,7 +75,8 @@ impl Grants {
     pub(super) fn receive(&self, question: Question, now: Instant) {
         let Question { module, channel, change, round, admitted } = question;
         let admitted: BTreeSet<_> = admitted.into_iter().collect();
-        let (mut grants, until) = (self.0.grants.lock(), now + VALID);
+        let mut grants = self.0.grants.lock();
+        let until = now + VALID;
         let grant = grants.entry(RolloutKey { module, channel }).or_insert_with(|| Grant {
             change: change.clone(),
             round,
@@ -125,7 +126,8 @@ mod tests {
 
     #[test]
     fn round_replaces_the_one_before_in_any_number_of_parts() {
-        let (grants, now) = (Grants::default(), Instant::now());
+        let grants = Grants::default();
+        let now = Instant::now();
         let key = RolloutKey { module: "keda".to_owned(), channel: Some("fast".to_owned()) };
         let receive = |change: &str, round, admitted: &BTreeSet<String>| {
             let questions = Question::of(&key, change, round, admitted);

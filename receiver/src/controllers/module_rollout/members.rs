@@ -101,7 +101,8 @@ impl Observation {
         block: Option<Block>,
         takeover: &Takeover,
     ) -> Self {
-        let (version, mark) = (manifest.version, manifest.mark.and_then(RolloutMark::of_text));
+        let version = manifest.version;
+        let mark = manifest.mark.and_then(RolloutMark::of_text);
         let is_reverted = mark.as_ref().is_some_and(|mark| rollout.reverts.contains(&mark.change));
         // A channel does not downgrade a module, except by a move back.
         let is_newer = || version.and_then(core_version) > core_version(&rollout.version);
@@ -377,7 +378,8 @@ mod tests {
 
     #[test]
     fn upgraded_module_has_a_deadline() {
-        let (mut times, start) = (Times::default(), Instant::now());
+        let mut times = Times::default();
+        let start = Instant::now();
         let progressing = Observation { is_healthy: false, ..upgraded() };
         let unreachable = Observation { block: Some(Block::Access), ..progressing.clone() };
         let mut at = |observation: &Observation, after: Duration| {
@@ -393,7 +395,8 @@ mod tests {
 
     #[test]
     fn admitted_runtime_that_is_not_upgraded_in_time_is_late_for_a_while() {
-        let (mut times, start) = (Times::default(), Instant::now());
+        let mut times = Times::default();
+        let start = Instant::now();
         let mut at = |is_admitted: bool, after: Duration| {
             times.assess(&key(), ("c", is_admitted), &waiting(), DEADLINE, start + after)
         };

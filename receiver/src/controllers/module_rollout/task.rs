@@ -137,7 +137,9 @@ impl RolloutTask {
     pub async fn open(client: Client, namespace: &str, dependencies: Dependencies) -> Result<Self, ReadStateMapError> {
         let map = StateMap::new(client, namespace, ROLLOUTS);
         let snapshot = Snapshot::of(map.read().await?.as_ref());
-        let (grants, namespace, runs) = (Grants::default(), namespace.to_owned(), HashMap::new());
+        let grants = Grants::default();
+        let namespace = namespace.to_owned();
+        let runs = HashMap::new();
         let received = grants.clone();
         dependencies.replicas.respond(Topic::ModuleRollout, move |question| {
             received.receive(question, Instant::now());
@@ -154,8 +156,9 @@ impl RolloutTask {
         let mut maps = self.map.watch();
         let mut ticks = time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (catalog, grants, role) =
-            (self.dependencies.catalog.clone(), self.grants.clone(), self.dependencies.replicas.role.clone());
+        let catalog = self.dependencies.catalog.clone();
+        let grants = self.grants.clone();
+        let role = self.dependencies.replicas.role.clone();
         loop {
             tokio::select! {
                 map = maps.next() => match map {
@@ -447,7 +450,8 @@ impl RolloutTask {
         let template = catalog.template(&template_name(&key.module, &rollout.version));
         let awaits_window = key.channel.is_some() && template.is_some_and(|template| template.spec.requires_downtime());
         let assess = |(kyma, manifest): (Arc<CachedKyma>, Arc<CachedManifest>)| {
-            let (kyma_key, kyma) = (kyma.key(), kyma.facts());
+            let kyma_key = kyma.key();
+            let kyma = kyma.facts();
             let uid = Some(kyma.uid()).filter(|uid| !uid.is_empty())?.to_owned();
             let block = self.block(&kyma_key, kyma, awaits_window);
             let observation = Observation::of(&manifest.facts(), rollout, block, &self.dependencies.takeover);

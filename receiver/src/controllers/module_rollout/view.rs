@@ -145,7 +145,8 @@ pub fn confirm(map: Option<&ConfigMap>, id: &str) -> Result<Confirmation, Confir
     let halted = rollouts.values().filter_map(|rollout| Some((rollout.confirmation()?, rollout)));
     let halted: BTreeMap<_, _> = halted.collect();
     let Some(rollout) = halted.get(id) else {
-        let (id, waiting) = (id.to_owned(), halted.into_keys().collect::<Vec<_>>());
+        let id = id.to_owned();
+        let waiting = halted.into_keys().collect::<Vec<_>>();
         return Err(if waiting.is_empty() {
             ConfirmError::NoneHalted(id)
         } else {
@@ -155,7 +156,8 @@ pub fn confirm(map: Option<&ConfigMap>, id: &str) -> Result<Confirmation, Confir
     let is_known = !confirmed.insert(id.to_owned());
     let annotation = confirmed.into_iter().collect::<Vec<_>>().join(",");
     let Rollout { module, version, .. } = rollout;
-    let (source, ring) = (report::source(rollout.channel.as_deref()), report::ring(rollout.ring()));
+    let source = report::source(rollout.channel.as_deref());
+    let ring = report::ring(rollout.ring());
     let continues = format!("the rollout of {version} of the module {module} {source} continues in {ring}");
     Ok(Confirmation { annotation, is_known, continues })
 }
@@ -260,18 +262,21 @@ impl<'a> Assessor<'a> {
     }
 
     fn members(&self, rollout: &Rollout, policy: Option<&RolloutPolicy>) -> Vec<Member> {
-        let (key, now) = (rollout.key(), Instant::now());
+        let key = rollout.key();
+        let now = Instant::now();
         let name = template_name(&rollout.module, &rollout.version);
         let template = self.kcp.catalog.templates.iter().find(|template| template.name_any() == name);
         let awaits_window = key.channel.is_some() && template.is_some_and(|template| template.spec.requires_downtime());
         // How long a runtime is in its state is not known here, so that none exceeds the deadline.
-        let (deadline, mut times) = (self.options.flags.module_rollout_deadline, Times::default());
+        let deadline = self.options.flags.module_rollout_deadline;
+        let mut times = Times::default();
         let assess = |manifest: &&Manifest| {
             let kyma = self.kymas.get(manifest.labels().get(label::KYMA_NAME)?)?;
             if !members::follows(&ManifestFacts::from(*manifest), *kyma, &key) {
                 return None;
             }
-            let (kyma_key, uid) = (KymaKey::of(*kyma), kyma.uid()?);
+            let kyma_key = KymaKey::of(*kyma);
+            let uid = kyma.uid()?;
             let block = members::block(*kyma, !self.takeover.reconciles(*kyma, &self.pause), || {
                 awaits_window && self.is_closed(kyma)
             });

@@ -137,7 +137,8 @@ impl ShownStatus {
         if !status.other.is_empty() {
             return None;
         }
-        let (uid, resource_version) = (metadata.uid.clone()?, metadata.resource_version.clone()?);
+        let uid = metadata.uid.clone()?;
+        let resource_version = metadata.resource_version.clone()?;
         Some(Self { uid, resource_version, status: fingerprint(status) })
     }
 }

@@ -29,7 +29,8 @@ impl ForwardHealth {
     /// Answers the questions and reports of other replicas from now on.
     #[must_use]
     pub fn new(fleet: RuntimeTable, replicas: Replicas) -> Self {
-        let (own, reported) = (fleet.clone(), Arc::new(Notify::new()));
+        let own = fleet.clone();
+        let reported = Arc::new(Notify::new());
         replicas.respond(Topic::ForwardHealth, move |()| Ok(of_replica(&own)));
         let notify = reported.clone();
         replicas.respond(Topic::ForwardHealthChanged, move |()| {

@@ -105,7 +105,8 @@ pub fn plan<W: AsRef<Watcher>>(
 ) -> (Plan, Routes, BTreeMap<KymaKey, WatcherError>) {
     let mut watches = builtin_watches();
     watches.extend(more);
-    let (mut targets, mut rejected) = (Vec::new(), BTreeMap::new());
+    let mut targets = Vec::new();
+    let mut rejected = BTreeMap::new();
     let present = watchers.iter().map(AsRef::as_ref).filter(|watcher| watcher.meta().deletion_timestamp.is_none());
     let by_name: BTreeMap<_, _> = present.map(|watcher| (KymaKey::of(watcher), watcher)).collect();
     for (key, watcher) in by_name {
@@ -153,7 +154,8 @@ pub fn watch_name(key: &KymaKey) -> String {
 }
 
 fn watch_of(key: &KymaKey, watcher: &Watcher) -> Result<(PlannedWatch, Option<Target>), WatcherError> {
-    let (spec, info) = (&watcher.spec, &watcher.spec.service_info);
+    let spec = &watcher.spec;
+    let info = &watcher.spec.service_info;
     let named = |manager: &&str| !manager.is_empty();
     let manager = spec.manager.as_deref().filter(named);
     let manager = manager.or_else(|| watcher.labels().get(label::MANAGED_BY).map(String::as_str).filter(named));

@@ -40,7 +40,8 @@ impl ServingMode<'_> {
             Self::Rejected(error) => return (State::Error, ConditionStatus::False, error.to_string()),
             Self::Forwarded(target, health) => (target, health),
         };
-        let (manager, service) = (target.manager(), target.service());
+        let manager = target.manager();
+        let service = target.service();
         let (state, fault) = match health {
             Health::Healthy => (State::Ready, String::new()),
             Health::Unreachable => (State::Warning, "; the service cannot be reached, its events wait".to_owned()),

@@ -70,7 +70,8 @@ impl PolicyFile {
         (namespace, lease): (&str, &str),
     ) -> Self {
         let contents = LastGood::new("Maintenance windows", None);
-        let (lease, clock) = (Regarding::lease(namespace, lease), ClockSteps::new(Timestamp::now(), Instant::now()));
+        let lease = Regarding::lease(namespace, lease);
+        let clock = ClockSteps::new(Timestamp::now(), Instant::now());
         let mut file = Self { path, windows, contents, is_unreadable: false, recorder, lease, clock };
         if !file.reload() {
             let path = file.path.display();

@@ -44,7 +44,8 @@ impl Metrics {
     }
 
     pub(super) fn waiting<'a>(&self, states: impl Iterator<Item = &'a WindowState>) {
-        let (mut waiting, mut unknown) = (0, 0);
+        let mut waiting = 0;
+        let mut unknown = 0;
         for state in states {
             match state {
                 WindowState::Open => {}

@@ -20,9 +20,10 @@ fn policy(begin: &str) -> Value {
 
 #[test]
 fn kymas_count_as_waiting_until_their_window_opens() {
-    let (key, windows) =
-        (KymaKey::new("kcp-system", "k"), MaintenanceWindows::new(Duration::from_secs(1_200), Metrics::default()));
-    let (plain, opens) = (kyma(|_| ()), WindowState::Opens("2026-11-28T20:00:00Z".parse().unwrap()));
+    let key = KymaKey::new("kcp-system", "k");
+    let windows = MaintenanceWindows::new(Duration::from_secs(1_200), Metrics::default());
+    let plain = kyma(|_| ());
+    let opens = WindowState::Opens("2026-11-28T20:00:00Z".parse().unwrap());
     assert_eq!(windows.await_window(&key, &plain, now()), WindowState::Unknown(NoWindowError::NoPolicy));
     assert_eq!(windows.waiting(), std::slice::from_ref(&key));
     windows.set_policy(&policy("20:00:00Z"));
@@ -41,8 +42,8 @@ fn kymas_count_as_waiting_until_their_window_opens() {
 
 #[test]
 fn kyma_that_skips_windows_never_waits() {
-    let (key, skips) =
-        (KymaKey::new("kcp-system", "k"), kyma(|kyma| kyma["spec"]["skipMaintenanceWindows"] = json!(true)));
+    let key = KymaKey::new("kcp-system", "k");
+    let skips = kyma(|kyma| kyma["spec"]["skipMaintenanceWindows"] = json!(true));
     let windows = MaintenanceWindows::new(Duration::ZERO, Metrics::default());
     assert_eq!(windows.await_window(&key, &skips, now()), WindowState::Open);
     windows.set_policy(&policy("20:00:00Z"));

@@ -59,7 +59,8 @@ impl Client {
         let Ok(Ok(response)) = timeout(REQUEST_TIMEOUT, self.http.request(request)).await else {
             return DeliveryOutcome::Failed(None);
         };
-        let (status, retry_after) = (response.status(), retry_after(&response));
+        let status = response.status();
+        let retry_after = retry_after(&response);
         // Draining the body makes the connection reusable. The status is the result, with or without it.
         let body = Limited::new(response.into_body(), MAX_RESPONSE_BYTES);
         let _ = timeout(BODY_TIMEOUT, body.collect()).await;

@@ -246,7 +246,8 @@ impl<S> Outbox<S> {
             let Some(queue) = self.queues.get_mut(&key) else { continue };
             queue.position = LanePosition::Idle;
             let taken = queue.take();
-            let (generation, leaf) = (queue.generation, queue.leaf.clone());
+            let generation = queue.generation;
+            let leaf = queue.leaf.clone();
             reposition(lane, &key, queue);
             let Some(event) = taken else { continue };
             lane.in_flight += 1;
@@ -263,7 +264,8 @@ impl<S> Outbox<S> {
         let queue = queues.get_mut(&delivery.key).filter(|queue| queue.generation == delivery.generation);
         let mut result = RefusalResult { outcome, refusing: None, gave_up: false };
         if let (Some(queue), Some(lane)) = (queue, lane) {
-            let (objects, parked) = (queue.len(), queue.parked());
+            let objects = queue.len();
+            let parked = queue.parked();
             match outcome {
                 DeliveryOutcome::Delivered => queue.complete(&delivery.event),
                 DeliveryOutcome::Refused(status) if target == Some(&delivery.target) => {
@@ -370,8 +372,8 @@ fn refuse<S>(
     now: Instant,
 ) -> RefusalResult {
     let event = &delivery.event;
-    let (outcome, refusals) =
-        (DeliveryOutcome::Refused(status), queue.count_refusal(event, is_unprocessable(status), now));
+    let outcome = DeliveryOutcome::Refused(status);
+    let refusals = queue.count_refusal(event, is_unprocessable(status), now);
     let refusing = (refusals.count >= MAX_REFUSALS).then_some(status);
     let for_whole_period =
         refusals.unprocessable_since.is_some_and(|since| now.saturating_duration_since(since) >= PARK_PERIOD);

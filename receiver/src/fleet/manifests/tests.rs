@@ -293,7 +293,8 @@ async fn dropped_job_counts_as_failed_and_is_repeated() {
     drop(next(&queue).unwrap());
     assert_eq!(queue.0.metrics.reconciles("ours"), 1);
     assert!(next(&queue).is_none(), "it backs off");
-    let (start, job) = (Instant::now(), queue.next().await);
+    let start = Instant::now();
+    let job = queue.next().await;
     assert!(start.elapsed() <= S && job.verify() && job.queued.priority == Priority::Catalog);
     end(&queue, job);
     assert_eq!((queue.0.metrics.reconciles("ours"), queue.0.metrics.reconciles("ended")), (1, 1));
@@ -317,7 +318,8 @@ async fn early_reconcile_is_repeated_once_writes_of_the_previous_lease_holder_ha
     register(&queue, "a", 1);
     queue.enqueue(&manifest("a", 0), Priority::User, false);
     end(&queue, next(&queue).unwrap());
-    let (start, job) = (Instant::now(), queue.next().await);
+    let start = Instant::now();
+    let job = queue.next().await;
     assert_eq!((start.elapsed(), job.verify()), (REQUEST_DEADLINE, true));
     end(&queue, job);
     assert!(timeout(600 * S, queue.next()).await.is_err());

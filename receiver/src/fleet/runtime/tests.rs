@@ -40,7 +40,9 @@ fn event(epoch: Epoch, sequence: u64, watch: &str) -> Received {
         change: Change::Spec,
     };
     let payload = Payload::Object(object);
-    let (source, watch, delta) = ("r-1".parse().unwrap(), watch.to_owned(), Digest::new(1));
+    let source = "r-1".parse().unwrap();
+    let watch = watch.to_owned();
+    let delta = Digest::new(1);
     Ok(Event { id: id(epoch, sequence), source, watch, payload, delta, time: None, traceparent: None })
 }
 
@@ -115,7 +117,8 @@ fn watch_on_a_group_has_events_of_its_harmless_resources_only() {
     let of = |sequence: u64, subject: &str, kind: &str| {
         event(E1, sequence, "all").map(|event| {
             let Payload::Object(object) = event.payload else { panic!("an object") };
-            let (subject, kind) = (subject.parse().unwrap(), kind.to_owned());
+            let subject = subject.parse().unwrap();
+            let kind = kind.to_owned();
             Event { payload: Payload::Object(Object { subject, kind, ..object }), ..event }
         })
     };
@@ -151,7 +154,8 @@ fn crd_of_a_module_enqueues_its_manifests_alone() {
             Event { payload: Payload::Object(Object { subject, ..object }), ..event }
         })
     };
-    let (ours, of_module) = ("kymas.operator.kyma-project.io", "samples.operator.kyma-project.io");
+    let ours = "kymas.operator.kyma-project.io";
+    let of_module = "samples.operator.kyma-project.io";
     assert_eq!(work(&runtime.events(E1, 1, vec![crd(1, of_module)])), WorkSet::MANIFEST);
     let snapshot = runtime.snapshot();
     runtime.ended(&snapshot, WorkSet::MANIFEST);

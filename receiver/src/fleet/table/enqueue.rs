@@ -69,7 +69,8 @@ impl RuntimeTable {
     /// turn. A Kyma that is unknown, or in a shard of another replica, has its turn without effect: replicas that are given
     /// the same Kymas of the fleet keep the rate together. Such turns do not add up over several changes.
     pub fn enqueue_paced(&self, mut keys: Vec<KymaKey>, work: WorkSet, per_second: u32) {
-        let (queued, step) = (QueuedWork::new(work, Priority::Catalog), Duration::from_secs(1) / per_second.max(1));
+        let queued = QueuedWork::new(work, Priority::Catalog);
+        let step = Duration::from_secs(1) / per_second.max(1);
         rotate(&mut keys);
         // Of a replica that holds all Kymas, at most each waits for a turn.
         let all = step.saturating_mul(u32::try_from(self.directory().kymas()).unwrap_or(u32::MAX));

@@ -133,7 +133,8 @@ impl RuntimeTable {
         if *changes == OutboxChanges::default() {
             return;
         }
-        let (metrics, outbox) = (&self.0.metrics.forward, self.0.shared.outbox());
+        let metrics = &self.0.metrics.forward;
+        let outbox = self.0.shared.outbox();
         let routes = outbox.routes();
         changes.without_room.iter().filter_map(|watch| routes.of(watch)).for_each(|target| metrics.no_room(target));
         let targets: BTreeSet<_> = changes.put.iter().filter_map(|watch| routes.of(watch)).collect();

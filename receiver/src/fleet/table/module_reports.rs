@@ -56,7 +56,9 @@ mod tests {
 
     fn object(name: &str) -> Drift {
         let subject = format!("/v1/configmaps/ns/{name}").parse().unwrap();
-        let (kind, uid, resource_version) = ("ConfigMap".to_owned(), String::new(), String::new());
+        let kind = "ConfigMap".to_owned();
+        let uid = String::new();
+        let resource_version = String::new();
         Drift::of(Object { subject, kind, uid, resource_version, generation: None, change: Change::Spec })
     }
 

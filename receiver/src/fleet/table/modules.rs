@@ -68,7 +68,8 @@ impl State {
         loop {
             let (kyma, drift) = self.reports.by_kyma.pop_first()?;
             if let Some(entry) = self.kymas.get(&kyma) {
-                let (generation, snapshot) = (entry.generation, entry.runtime.snapshot());
+                let generation = entry.generation;
+                let snapshot = entry.runtime.snapshot();
                 return Some(ModuleReport { drift, ticket: ReportTicket { kyma, generation, snapshot } });
             }
         }

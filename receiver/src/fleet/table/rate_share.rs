@@ -19,7 +19,8 @@ impl RuntimeTable {
 
 /// Rounded down, so that the parts of all replicas do not exceed a rate that has one for each of them.
 fn share(rate: u32, held: usize, shards: ShardCount) -> u32 {
-    let (held, shards) = (u64::try_from(held).unwrap_or(u64::MAX), u64::from(shards.get()));
+    let held = u64::try_from(held).unwrap_or(u64::MAX);
+    let shards = u64::from(shards.get());
     let share = u64::from(rate).saturating_mul(held) / shards;
     u32::try_from(share).unwrap_or(u32::MAX).clamp(1, rate.max(1))
 }
@@ -56,7 +57,8 @@ mod tests {
         let metrics = table::Metrics::register(&mut tidewatch_kit::metrics::Registry::default());
         let table = RuntimeTable::new(ShardCount::default(), Settings::default(), metrics);
         assert!(table.is_synced(), "no runtime of a held shard is missing");
-        let (fence, started) = (WriteFence::default(), Instant::now());
+        let fence = WriteFence::default();
+        let started = Instant::now();
         for shard in ShardCount::default().shards().take(12) {
             table.acquire(shard, Instance::new(1), &fence, started);
         }

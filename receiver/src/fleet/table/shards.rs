@@ -215,7 +215,8 @@ impl RuntimeTable {
 
     /// Runs one step for a Kyma, under the lock of its shard; `None` if the Kyma is unknown, or its shard is not held.
     pub(super) fn with_kyma<T>(&self, key: &KymaKey, step: impl FnOnce(&mut State, Instant) -> T) -> Option<T> {
-        let (mut step, mut shard) = (Some(step), self.directory().shard_of(key)?);
+        let mut step = Some(step);
+        let mut shard = self.directory().shard_of(key)?;
         loop {
             let found = self.with(shard, |state, now| {
                 state.kymas.get(key)?;

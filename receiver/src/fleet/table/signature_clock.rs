@@ -42,7 +42,9 @@ mod tests {
 
     #[test]
     fn order_of_signatures_follows_the_monotonic_clock_through_steps() {
-        let (mut clock, start, mut last) = (SignatureClock::default(), Instant::now(), i64::MIN);
+        let mut clock = SignatureClock::default();
+        let start = Instant::now();
+        let mut last = i64::MIN;
         for (elapsed, step) in [(0i64, 0), (10, 0), (20, -3_600), (30, -3_600), (40, 86_400), (50, 0)] {
             let now_unix = 1_700_000_000 + elapsed + step;
             let at = start + Duration::from_secs(elapsed.unsigned_abs());
@@ -54,7 +56,8 @@ mod tests {
 
     #[test]
     fn signature_that_arrives_late_keeps_its_time() {
-        let (mut clock, start) = (SignatureClock::default(), Instant::now());
+        let mut clock = SignatureClock::default();
+        let start = Instant::now();
         let later = start + Duration::from_millis(9_900);
         let newer = clock.convert(1_009, 1_009, start + Duration::from_secs(9));
         let older = clock.convert(1_008, 1_010, later);

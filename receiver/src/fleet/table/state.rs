@@ -187,7 +187,8 @@ impl State {
 
     /// Records an event of contract v2 and enqueues all work of the runtime.
     pub(super) fn legacy_event(&mut self, id: &RuntimeId, now: Instant) -> Result<Enqueued, PlacementError> {
-        let (key, interval) = (self.key_of(id)?, self.interval());
+        let key = self.key_of(id)?;
+        let interval = self.interval();
         let entry = self.kymas.get_mut(&key).ok_or(PlacementError::Unknown)?;
         entry.runtime.request_received(Contract::V2, interval, now);
         entry.accept(now);
@@ -206,7 +207,8 @@ impl State {
         let Verified { runtime: id, signature, payload: EventBatch { events, traceparent }, leaf, .. } = batch;
         let epoch = signature.nonce.epoch;
         let created = self.signature_clock.convert(signature.created, now_unix, now);
-        let (key, interval) = (self.key_of(&id)?, self.interval());
+        let key = self.key_of(&id)?;
+        let interval = self.interval();
         let stamps = self.shared.stamps.get_or_init(Stamps::default);
         let stamped = stamps.capture(events.iter().flatten());
         let entry = self.kymas.get_mut(&key).ok_or(PlacementError::Unknown)?;
@@ -237,7 +239,8 @@ impl State {
     ) -> Result<HeartbeatReply, PlacementError> {
         let Verified { runtime: id, signature, payload: heartbeat, authority, .. } = heartbeat;
         let created = self.signature_clock.convert(signature.created, now_unix, now);
-        let (key, interval) = (self.key_of(id)?, self.interval());
+        let key = self.key_of(id)?;
+        let interval = self.interval();
         let entry = self.kymas.get_mut(&key).ok_or(PlacementError::Unknown)?;
         let was_away = entry.reported_path == Some(PathState::Unproven(Unproven::Away));
         entry.runtime.request_received(Contract::V3, interval, now);
@@ -303,7 +306,9 @@ impl State {
     ) -> Option<Instant> {
         let thresholds = self.thresholds(safe);
         let ended = outcome.ended.both(queued.work).minus(outcome.failed);
-        let (mut settled, mut probe, mut safe) = (None, None, safe);
+        let mut settled = None;
+        let mut probe = None;
+        let mut safe = safe;
         if let Some(entry) = self.kymas.get_mut(key).filter(|entry| entry.generation == start.generation) {
             safe = entry.safe.map_or(safe, |entry| safe.max(entry));
             entry.runtime.ended(&start.snapshot, ended);

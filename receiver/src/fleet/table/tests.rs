@@ -237,7 +237,8 @@ async fn no_worker_misses_ready_or_due_work() {
     let mut workers = tokio::task::JoinSet::new();
     let (sender, mut ended) = tokio::sync::mpsc::unbounded_channel();
     for _ in 0..8 {
-        let (fleet, sender) = (fleet.clone(), sender.clone());
+        let fleet = fleet.clone();
+        let sender = sender.clone();
         workers.spawn(async move {
             loop {
                 let job = fleet.next().await;
@@ -557,7 +558,8 @@ async fn job_is_cancelled_when_its_kyma_is_removed() {
 #[tokio::test(start_paused = true)]
 async fn paced_work_follows_the_rate_and_runs_once() {
     let fleet = table_with(100, 50);
-    let (catalog, start) = (WorkSet::of(&[Work::Catalog]), Instant::now());
+    let catalog = WorkSet::of(&[Work::Catalog]);
+    let start = Instant::now();
     let keys = || (0..50).map(key).collect();
     fleet.enqueue_paced(keys(), catalog, 10);
     // At a second change all of them still wait, except the first.
@@ -579,7 +581,8 @@ async fn paced_work_follows_the_rate_and_runs_once() {
 
 #[tokio::test(start_paused = true)]
 async fn earliest_rollout_delay_applies() {
-    let (fleet, start) = (table_with(4, 1), Instant::now());
+    let fleet = table_with(4, 1);
+    let start = Instant::now();
     fleet.roll_out(&key(0), Duration::from_secs(90));
     fleet.roll_out(&key(0), Duration::from_secs(40));
     fleet.roll_out(&key(0), Duration::from_secs(60));
@@ -592,7 +595,8 @@ async fn earliest_rollout_delay_applies() {
 /// Agent version of the last counted heartbeat, after one of an epoch with a signature created at a time of the
 /// receiver's wall clock, which also is its current time.
 fn version_after_heartbeat(fleet: &RuntimeTable, epoch: u64, unix: i64) -> String {
-    let (epoch, version) = (Epoch::new(epoch), format!("of epoch {epoch}"));
+    let version = format!("of epoch {epoch}");
+    let epoch = Epoch::new(epoch);
     let heartbeat = json!({
         "epoch": epoch, "sequence": 0, "counter": 1, "waiting": 0, "parked": 0, "agentVersion": version,
         "certificate": {"notAfter": "", "fingerprint": ""}, "watches": [],

@@ -60,9 +60,11 @@ mod tests {
 
     #[test]
     fn traces_are_taken_once_and_bounded() {
-        let (mut traces, key) = (PendingTraces::new(ShardCount::ONE), KymaKey::new("n", "k"));
+        let mut traces = PendingTraces::new(ShardCount::ONE);
+        let key = KymaKey::new("n", "k");
         (0..=MAX_PER_KYMA).for_each(|trace| traces.add(&key, trace.to_string()));
-        let (all, none) = (traces.take(&key), traces.take(&key));
+        let all = traces.take(&key);
+        let none = traces.take(&key);
         assert_eq!((all.causes.len(), all.since.is_some()), (MAX_PER_KYMA, true));
         assert_eq!((none.causes.len(), none.since, none.end_wait()), (0, None, None));
         (0..=MAX_KYMAS).for_each(|kyma| traces.add(&KymaKey::new("n", kyma.to_string()), String::new()));

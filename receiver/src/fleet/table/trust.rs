@@ -73,7 +73,8 @@ mod tests {
 
     #[test]
     fn renewals_are_requested_of_other_issuers_at_the_rate() {
-        let (now, mut announcer) = (Instant::now(), TrustAnnouncer::default());
+        let now = Instant::now();
+        let mut announcer = TrustAnnouncer::default();
         assert!(!announcer.requests_renewal(Some(&key("aa")), now), "nothing was announced yet");
         let announcement = |issuer| TrustAnnouncement { revision: "r".into(), issuer, renewals_per_second: 2 };
         announcer.announcement = Some(announcement(None));

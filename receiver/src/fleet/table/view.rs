@@ -146,7 +146,8 @@ struct RuntimeSummary {
 
 impl RuntimeSummary {
     fn into_view(self, now: Instant) -> RuntimeView {
-        let (heartbeat, epochs) = (self.heartbeat.as_ref(), self.epochs);
+        let heartbeat = self.heartbeat.as_ref();
+        let epochs = self.epochs;
         let unsettled: WorkSet = epochs.iter().flat_map(|epoch| epoch.unsettled.iter().copied()).collect();
         let renewal_failed_since = heartbeat.and_then(|heartbeat| heartbeat.renewal_failed_since);
         RuntimeView {
@@ -191,7 +192,8 @@ impl RuntimeTable {
     /// change with time alone. Supports one caller, about once per second.
     #[must_use]
     pub fn changed_paths(&self) -> Vec<(KymaKey, PathState)> {
-        let (mut totals, mut changed) = (FleetTotals::default(), Vec::new());
+        let mut totals = FleetTotals::default();
+        let mut changed = Vec::new();
         self.in_chunks(|state, keys, now| {
             let thresholds = state.thresholds(state.started);
             for key in keys {
@@ -262,7 +264,8 @@ impl RuntimeTable {
 /// Copies the data of a Kyma.
 fn summary(state: &State, key: &KymaKey, thresholds: PathThresholds, now: Instant) -> Option<RuntimeSummary> {
     let entry = state.kymas.get(key)?;
-    let (runtime, queue) = (&entry.runtime, &state.queue);
+    let runtime = &entry.runtime;
+    let queue = &state.queue;
     let heartbeat = runtime.last_heartbeat.as_ref();
     Some(RuntimeSummary {
         key: key.clone(),

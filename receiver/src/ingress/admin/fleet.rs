@@ -54,12 +54,15 @@ impl FleetHandle {
     /// Connects the parts of the receiver that became active, and lets `responders` answer other replicas from them. Only the
     /// first call has an effect: a process becomes active once.
     pub fn activate(&self, active: ActiveFleet, responders: &Responders) {
-        let (table, rotations, role) = (active.table.clone(), active.rotations.clone(), active.role.clone());
+        let table = active.table.clone();
+        let rotations = active.rotations.clone();
+        let role = active.role.clone();
         if self.0.active.set(active).is_err() {
             return;
         }
         responders.set(Topic::Report, Arc::new(move |_| answer_report(table.clone()).boxed()));
-        let (progress, held) = (rotations.progress.clone(), role.clone());
+        let progress = rotations.progress.clone();
+        let held = role.clone();
         let respond = move || if_held(&held, || write(&progress.borrow().as_deref()));
         responders.set(Topic::RotationProgress, Arc::new(move |_| std::future::ready(respond()).boxed()));
         let respond = move |question: Bytes| answer_rotation(rotations.clone(), role.clone(), question).boxed();

@@ -97,7 +97,8 @@ impl CertificateIssuer {
         })?;
         metrics.issued(by);
         let not_after = Timestamp::from_second(issued.not_after).unwrap_or_default();
-        let (fingerprint, address) = (&*issued.fingerprint, address.map(tracing::field::display));
+        let fingerprint = &*issued.fingerprint;
+        let address = address.map(tracing::field::display);
         tracing::info!(%runtime, fingerprint, %not_after, by, address, "Certificate issued");
         let TrustResponse { trust_bundle, trust_revision } = self.trust();
         Ok(CertificateResponse { chain: issued.chain, trust_bundle, trust_revision })

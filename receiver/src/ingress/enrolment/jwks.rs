@@ -128,11 +128,13 @@ impl Key {
                     let first = bytes.iter().position(|byte| *byte != 0)?;
                     Some(bytes[first..].to_vec())
                 };
-                let (modulus, exponent) = (number(&jwk.n)?, number(&jwk.e)?);
+                let modulus = number(&jwk.n)?;
+                let exponent = number(&jwk.e)?;
                 (modulus.len() <= MAX_MODULUS && exponent == EXPONENT).then_some(Self::Rsa(modulus))
             }
             ("EC", "P-256") => {
-                let (x, y) = (bytes(&jwk.x)?, bytes(&jwk.y)?);
+                let x = bytes(&jwk.x)?;
+                let y = bytes(&jwk.y)?;
                 (x.len() == COORDINATE && y.len() == COORDINATE).then(|| Self::P256([&[4][..], &x, &y].concat()))
             }
             _ => None,

@@ -131,7 +131,8 @@ impl KeyCache {
         calls: &RuntimeCalls,
     ) -> Result<Arc<KeySet>, EnrolmentError> {
         let mut fetch_state = entry.fetching.lock().await;
-        let (keys, now) = (entry.keys(), Instant::now());
+        let keys = entry.keys();
+        let now = Instant::now();
         if keys.has(kid) {
             return Ok(keys);
         }

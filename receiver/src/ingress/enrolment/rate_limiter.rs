@@ -50,7 +50,8 @@ mod tests {
 
     #[test]
     fn each_key_has_a_burst_and_then_the_rate() {
-        let (rate_limiter, now) = (RateLimiter::new(SECOND, 3, 10), Instant::now());
+        let rate_limiter = RateLimiter::new(SECOND, 3, 10);
+        let now = Instant::now();
         assert!((0..3).all(|_| rate_limiter.take("a", now).is_ok()));
         assert_eq!(rate_limiter.take("a", now), Err(SECOND));
         assert_eq!(rate_limiter.take("b", now), Ok(()), "other keys are not affected");
@@ -60,7 +61,8 @@ mod tests {
 
     #[test]
     fn full_table_stays_bounded_and_locks_no_key_out() {
-        let (rate_limiter, now) = (RateLimiter::new(SECOND, 1, 2), Instant::now());
+        let rate_limiter = RateLimiter::new(SECOND, 1, 2);
+        let now = Instant::now();
         assert!((0..9).all(|key| rate_limiter.take(key, now).is_ok()));
         assert_eq!(rate_limiter.paid_until.lock().len(), 2);
         assert!(rate_limiter.take(0, now).is_err() && rate_limiter.take(8, now).is_ok());

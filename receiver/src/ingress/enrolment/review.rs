@@ -20,7 +20,8 @@ pub(super) async fn review(
 ) -> Result<(), EnrolmentError> {
     let spec = TokenReviewSpec { token: Some(token.to_owned()), audiences: Some(vec![audience.to_owned()]) };
     let review = TokenReview { spec, ..TokenReview::default() };
-    let (reviews, params) = (Api::<TokenReview>::all(client), PostParams::default());
+    let reviews = Api::<TokenReview>::all(client);
+    let params = PostParams::default();
     let error = match calls.make("review", reviews.create(&params, &review)).await {
         Some(Ok(review)) => return Ok(evaluate(review.status.unwrap_or_default(), audience, pod)?),
         Some(Err(error)) => describe(&error),

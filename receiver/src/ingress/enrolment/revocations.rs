@@ -118,7 +118,8 @@ impl Revocations {
     /// Refuses a leaf until it expires (Unix seconds), and closes its connections.
     pub fn refuse_leaf(&self, runtime: &RuntimeId, fingerprint: String, not_after: i64, reason: LeafRefusal) {
         let _guard = self.0.refusing.lock();
-        let (now, mut refused) = (Timestamp::now().as_second(), HashMap::clone(&self.0.refused.load()));
+        let now = Timestamp::now().as_second();
+        let mut refused = HashMap::clone(&self.0.refused.load());
         refused.retain(|_, leaves| {
             leaves.retain(|(_, not_after)| *not_after >= now);
             !leaves.is_empty()
@@ -222,13 +223,15 @@ mod tests {
     fn leaves_runtimes_and_malformed_keys_are_distinguished() {
         let revocations = Revocations::default();
         let mut changes = revocations.watch();
-        let (leaf, other) = ("AB".repeat(32), "cd".repeat(32));
+        let leaf = "AB".repeat(32);
+        let other = "cd".repeat(32);
         let [a, b] = ["r-1", "r-2"].map(|id| id.parse::<RuntimeId>().unwrap());
         let bad = [".", "-r", &"a".repeat(65), &"g".repeat(64)];
         revocations.set(Some(&map(&[&[&*leaf, "r-1"][..], &bad].concat())));
         assert!(changes.has_changed().unwrap());
         changes.mark_unchanged();
-        let (lower, list) = (leaf.to_ascii_lowercase(), revocations.0.list.load_full());
+        let lower = leaf.to_ascii_lowercase();
+        let list = revocations.0.list.load_full();
         assert_eq!((list.leaves.len(), list.runtimes.len(), list.malformed), (1, 1, bad.len()));
         let [lower, other] = [&lower, &other].map(|fingerprint| LeafId { fingerprint, not_before: 0 });
         assert!(revocations.covers_leaf(&b, lower) && revocations.covers_leaf(&a, other));
@@ -264,7 +267,8 @@ mod tests {
 
     #[test]
     fn refused_leaves_are_bounded_and_forgotten_when_they_expire() {
-        let (revocations, now) = (Revocations::default(), Timestamp::now().as_second());
+        let revocations = Revocations::default();
+        let now = Timestamp::now().as_second();
         let [a, b] = ["r-1", "r-2"].map(|id| id.parse::<RuntimeId>().unwrap());
         let refuse =
             |leaf: usize, not_after| revocations.refuse_leaf(&a, leaf.to_string(), not_after, LeafRefusal::Fork);

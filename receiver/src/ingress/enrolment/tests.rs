@@ -102,7 +102,8 @@ async fn weak_and_stolen_keys_are_refused_without_a_token_review() {
     let other = honest_request("r-1").request;
     let lines = |pem: &str| pem.lines().map(str::to_owned).collect::<Vec<_>>();
     // The key of one request with the signature of another.
-    let (mut mixed, last) = (lines(&good), lines(&other).len() - 2);
+    let mut mixed = lines(&good);
+    let last = lines(&other).len() - 2;
     mixed[last] = lines(&other)[last].clone();
     for (request, expected) in [
         (request_for(&weak, |_| {}), EnrolmentError::Request(ParseRequestError::Key)),
@@ -199,7 +200,8 @@ async fn token_review_is_decisive() {
 #[tokio::test(start_paused = true)]
 async fn repeated_request_is_served_within_the_runtimes_rate() {
     let bed = TestBed::new();
-    let (token, request) = (bed.first.token(), honest_request("r-1"));
+    let token = bed.first.token();
+    let request = honest_request("r-1");
     let mut keys = HashSet::new();
     for _ in 0..10 {
         let answer = bed.enrolments.enrol(&token, &request, None).await.unwrap();
@@ -260,7 +262,8 @@ async fn runtimes_of_a_shard_that_is_drained_or_released_get_no_certificate() {
     assert_eq!(renew(&bed, honest_request("r-1"), token).await.err(), elsewhere, "released");
     assert_eq!(bed.first.call_counts(), before, "the next holder asks the runtime");
 
-    let (fleet, token) = (bed.fleet.clone(), bed.second.token());
+    let fleet = bed.fleet.clone();
+    let token = bed.second.token();
     bed.second.on_review(move || drop(fleet.release(other)));
     let lost = bed.enrolments.enrol(&token, &honest_request("r-2"), None).await;
     assert_eq!(lost.err(), elsewhere, "released during the review");
@@ -281,7 +284,8 @@ async fn new_cluster_invalidates_tokens_of_the_old_one() {
     bed.enrolments.enrol(&other.token(), &honest_request("r-1"), None).await.unwrap();
 
     // Replaced during the review by the old cluster, which no longer counts.
-    let (runtime_clients, third) = (bed.runtime_clients.clone(), testing::FakeRuntime::new(Issuer::p256("a")));
+    let runtime_clients = bed.runtime_clients.clone();
+    let third = testing::FakeRuntime::new(Issuer::p256("a"));
     other.on_review(move || runtime_clients.set("k-1", &third, 3));
     let refused = bed.enrolments.enrol(&other.token(), &honest_request("r-1"), None).await;
     assert_eq!(refused, Err(EnrolmentError::Unreachable));
@@ -312,7 +316,8 @@ async fn renewal_is_served_for_the_same_and_for_a_new_key() {
 
 #[tokio::test(start_paused = true)]
 async fn renewal_ends_the_certificate_only_if_its_token_is_certainly_foreign() {
-    let (runtime, leaf) = ("r-1".parse().unwrap(), LeafId { fingerprint: "f", not_before: 0 });
+    let runtime = "r-1".parse().unwrap();
+    let leaf = LeafId { fingerprint: "f", not_before: 0 };
     for (is_refused, arrange) in [
         (false, (|bed, _| bed.first.set_behavior(Behavior::Failing(500))) as fn(&TestBed, &mut String)),
         (false, |bed, _| bed.first.set_behavior(Behavior::Hung)),
@@ -330,7 +335,8 @@ async fn renewal_ends_the_certificate_only_if_its_token_is_certainly_foreign() {
 
 #[tokio::test(start_paused = true)]
 async fn renewal_with_a_key_that_replaced_the_last_read_one_keeps_the_certificate() {
-    let (runtime, leaf) = ("r-1".parse().unwrap(), LeafId { fingerprint: "f", not_before: 0 });
+    let runtime = "r-1".parse().unwrap();
+    let leaf = LeafId { fingerprint: "f", not_before: 0 };
     let bed = TestBed::new();
     bed.enrolments.enrol(&bed.first.token(), &honest_request("r-1"), None).await.unwrap();
     bed.first.replace_issuer(Issuer::rsa("new"));
@@ -343,7 +349,8 @@ async fn renewal_with_a_key_that_replaced_the_last_read_one_keeps_the_certificat
 
 #[tokio::test(start_paused = true)]
 async fn addresses_are_limited_only_if_configured() {
-    let (limited, free) = (TestBed::limited(Some(2)), TestBed::new());
+    let limited = TestBed::limited(Some(2));
+    let free = TestBed::new();
     let [a, b, c] = ["2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"].map(|text| Some(text.parse().unwrap()));
     assert!((0..2).all(|_| limited.enrolments.admit(a).is_ok()));
     assert!(matches!(limited.enrolments.admit(b), Err(EnrolmentError::Address(_))), "the same network");

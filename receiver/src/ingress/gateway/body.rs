@@ -162,7 +162,8 @@ mod tests {
 
     #[tokio::test]
     async fn received_bytes_are_counted_also_of_an_incomplete_body() {
-        let (budget, mut received) = (BodyBudget::new(1 << 20), 0);
+        let budget = BodyBudget::new(1 << 20);
+        let mut received = 0;
         let piece = || Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(&[0; 60])));
         let stuck = pin!(StreamBody::new(stream::iter([piece(), piece()]).chain(stream::pending())));
         assert!(budget.read(stuck, 200, &mut received, || Ok(())).now_or_never().is_none());
@@ -191,7 +192,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn rest_of_a_refused_body_is_discarded_within_bounds() {
         let discarded = |bytes, must_close| Discarded { bytes, must_close };
-        let (old, new) = (Version::HTTP_11, Version::HTTP_2);
+        let old = Version::HTTP_11;
+        let new = Version::HTTP_2;
         for (case, version, expects, length, announced, is_slow, expected) in [
             ("a body", old, false, 500_000, 500_000, false, discarded(500_000, false)),
             ("none", old, false, 0, 0, true, discarded(0, false)),

@@ -130,7 +130,9 @@ impl ConnectionLimits {
 /// forever.
 pub(super) async fn close_revoked<S: Service>(context: Arc<Context<S>>) {
     let Context { service, connections, settings: Settings { revocations, trust, .. }, .. } = &*context;
-    let (mut changes, mut trust, mut departures) = (revocations.watch(), trust.clone(), service.departures());
+    let mut changes = revocations.watch();
+    let mut trust = trust.clone();
+    let mut departures = service.departures();
     let mut known = trust.as_ref().map(|trust| trust.borrow().clients.clone());
     loop {
         tokio::select! {
@@ -222,7 +224,8 @@ async fn handshake<S: Service, T: Stream>(
     config: Arc<ServerConfig>,
 ) -> Result<Box<TlsStream<T>>, &'static str> {
     let Settings { handshake_deadline, max_handshakes, .. } = context.settings;
-    let (source, free) = (source.map(|source| source.ip()), context.slots.available_permits());
+    let source = source.map(|source| source.ip());
+    let free = context.slots.available_permits();
     context.metrics.handshakes_waiting.inc();
     let waiting = OnDrop(|| {
         context.metrics.handshakes_waiting.dec();
@@ -299,9 +302,13 @@ async fn serve_requests<S: Service>(
     };
     let (stream, state) = LimitedStream::new(stream, limit, settings.response_deadline);
     let requests = service_fn({
-        let (context, lifecycle, peer) = (context.clone(), lifecycle.clone(), peer.clone());
+        let context = context.clone();
+        let lifecycle = lifecycle.clone();
+        let peer = peer.clone();
         move |request: Request<Incoming>| {
-            let (context, lifecycle, peer) = (context.clone(), lifecycle.clone(), peer.clone());
+            let context = context.clone();
+            let lifecycle = lifecycle.clone();
+            let peer = peer.clone();
             // Outside the future, so that the request has begun before more bytes are read.
             let mut active = lifecycle.begin(Instant::now());
             let request = request.map(|body| RequestBody::new(body, lifecycle.clone()));
@@ -498,7 +505,8 @@ mod tests {
 
     #[test]
     fn departure_of_one_runtime_asks_about_no_other() {
-        let (intake, connections) = (RecordingIntake::default(), Arc::<ConnectionLimiter>::default());
+        let intake = RecordingIntake::default();
+        let connections = Arc::<ConnectionLimiter>::default();
         let service = V3Handler::new(&settings(), intake.clone(), metrics());
         let id = |n: usize| format!("r-{n}").parse::<RuntimeId>().unwrap();
         let open: Vec<_> = (0..5_000).map(|n| connections.acquire(&id(n), ClientLeaf::default(), 4)).collect();

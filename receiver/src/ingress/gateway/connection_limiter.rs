@@ -77,7 +77,8 @@ impl ConnectionLimiter {
     pub(super) fn acquire(self: &Arc<Self>, runtime: &RuntimeId, leaf: ClientLeaf, max: usize) -> ConnectionSlot {
         let mut table = self.lock();
         table.next += 1;
-        let (number, closing) = (table.next, Closing::default());
+        let number = table.next;
+        let closing = Closing::default();
         let open = table.connections.entry(runtime.clone()).or_default();
         // Nearly always the only one.
         open.reserve_exact(1);
@@ -151,7 +152,8 @@ mod tests {
     #[test]
     fn oldest_connection_is_evicted_and_released_slots_are_forgotten() {
         let limiter = Arc::<ConnectionLimiter>::default();
-        let (a, b) = ("r-1".parse().unwrap(), "r-2".parse().unwrap());
+        let a = "r-1".parse().unwrap();
+        let b = "r-2".parse().unwrap();
         let is_evicted = |slot: &ConnectionSlot| slot.closing.get() == Some(&"crowded");
         let first = limiter.acquire(&a, leaf("x"), 2);
         let second = limiter.acquire(&a, leaf("x"), 2);
@@ -171,7 +173,8 @@ mod tests {
     #[test]
     fn revoked_connections_are_selected_by_runtime_and_by_certificate() {
         let limiter = Arc::<ConnectionLimiter>::default();
-        let (a, b) = ("r-1".parse().unwrap(), "r-2".parse().unwrap());
+        let a = "r-1".parse().unwrap();
+        let b = "r-2".parse().unwrap();
         let [old, new, other] = [(&a, "x"), (&a, "y"), (&b, "z")].map(|(id, name)| limiter.acquire(id, leaf(name), 4));
         let revoked = || [&old, &new, &other].map(|slot| slot.closing.get() == Some(&"out"));
         limiter.close(|_, leaf| leaf.fingerprint == "x");

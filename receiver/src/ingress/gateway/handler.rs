@@ -375,7 +375,8 @@ impl<I: Intake> Service for V3Handler<I> {
     }
 
     fn record(&self, path: &str, sender: Option<&Sender>, refusal: Refusal) {
-        let (route, reason) = (Self::route(path), refusal.label());
+        let route = Self::route(path);
+        let reason = refusal.label();
         let runtime = sender.map_or("", |sender| sender.certificate.runtime.as_str());
         tracing::debug!(route, reason, runtime, "Request refused");
     }

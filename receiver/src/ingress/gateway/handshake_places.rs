@@ -213,7 +213,8 @@ mod tests {
     #[test]
     fn agents_behind_one_address_wait_in_order_and_all_get_a_place() {
         let places = HandshakePlaces::new(PLACES);
-        let (mut running, mut waiting) = (VecDeque::new(), VecDeque::new());
+        let mut running = VecDeque::new();
+        let mut waiting = VecDeque::new();
         for _ in 0..5_000 {
             match places.request(address(0), CONNECTIONS) {
                 Admission::Granted(place) => running.push_back(place),
@@ -237,7 +238,8 @@ mod tests {
     #[test]
     fn waiting_connections_of_one_address_leave_connections_to_others() {
         let places = HandshakePlaces::new(PLACES);
-        let (mut open, mut admitted) = (0, Vec::new());
+        let mut open = 0;
+        let mut admitted = Vec::new();
         for _ in 0..100_000 {
             match places.request(address(0), CONNECTIONS - open) {
                 Admission::Refused => {}
@@ -278,7 +280,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn wait_for_a_place_ends_with_the_deadline() {
-        let (places, deadline) = (HandshakePlaces::new(2), Duration::from_secs(5));
+        let places = HandshakePlaces::new(2);
+        let deadline = Duration::from_secs(5);
         let source = Some(IpAddr::from([127, 0, 0, 1]));
         let held = places.acquire(source, CONNECTIONS, deadline).await.ok().unwrap();
         let begun = tokio::time::Instant::now();

@@ -9,7 +9,8 @@ use tokio_util::sync::PollSemaphore;
 /// Drives a future and holds a permit during each poll, so that at most as many polls run concurrently as there are
 /// permits. A future that waits for its peer holds none; a stalled peer therefore delays no other.
 pub(super) async fn with_permits<F: Future>(permits: Arc<Semaphore>, future: F) -> F::Output {
-    let (mut permits, mut future) = (PollSemaphore::new(permits), pin!(future));
+    let mut permits = PollSemaphore::new(permits);
+    let mut future = pin!(future);
     poll_fn(|context| {
         let _permit = ready!(permits.poll_acquire(context));
         future.as_mut().poll(context)
@@ -48,7 +49,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn polls_run_within_the_permits_and_pending_futures_hold_none() {
-        let (permits, running) = (Arc::new(Semaphore::new(1)), Arc::new(AtomicUsize::new(0)));
+        let permits = Arc::new(Semaphore::new(1));
+        let running = Arc::new(AtomicUsize::new(0));
         let mut tasks = JoinSet::new();
         let (release, hold) = tokio::sync::oneshot::channel::<()>();
         tasks.spawn(with_permits(permits.clone(), async move {

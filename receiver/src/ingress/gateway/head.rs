@@ -81,7 +81,8 @@ impl<'a> Head<'a> {
         let field = |name: &'static str| {
             single_value(headers, &HeaderName::from_static(name)).ok_or(Refusal::Signature(VerifyError::Profile))
         };
-        let (content_digest, signature_input) = (field(CONTENT_DIGEST)?, field(SIGNATURE_INPUT)?);
+        let content_digest = field(CONTENT_DIGEST)?;
+        let signature_input = field(SIGNATURE_INPUT)?;
         Ok(Self { route, path, authority, content_digest, signature_input, signature: field(SIGNATURE)? })
     }
 

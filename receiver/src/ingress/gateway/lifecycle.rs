@@ -298,7 +298,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn connection_expires_by_silence_idleness_age_and_unread_responses() {
         let settings = Settings { max_age: Duration::from_secs(6_000), ..settings() };
-        let (first, idle) = (settings.head_deadline, settings.idle);
+        let first = settings.head_deadline;
+        let idle = settings.idle;
         let request_deadline = settings.body_deadline + settings.response_deadline;
         let opened = Instant::now();
         let lifecycle = Arc::new(ConnectionLifecycle::new(&settings, true, opened, 0));

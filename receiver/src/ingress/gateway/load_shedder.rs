@@ -140,7 +140,9 @@ mod tests {
 
     #[test]
     fn refused_clients_return_one_by_one() {
-        let (mut last_slot, now, min) = (None, Instant::now(), Duration::from_secs(2));
+        let mut last_slot = None;
+        let now = Instant::now();
+        let min = Duration::from_secs(2);
         let waits: Vec<_> = (0..5_000).map(|_| staggered(&mut last_slot, now, min, 0.0)).collect();
         assert!(waits.windows(2).all(|pair| pair[1] - pair[0] == SLOT));
         assert_eq!(waits[4_999], min + SLOT * 5_000);
@@ -150,7 +152,9 @@ mod tests {
 
     #[test]
     fn runtimes_that_ignore_their_wait_delay_no_other() {
-        let (mut slots, now, min) = (ReturnSlots::default(), Instant::now(), Duration::from_secs(2));
+        let mut slots = ReturnSlots::default();
+        let now = Instant::now();
+        let min = Duration::from_secs(2);
         let id = |n: usize| format!("r-{n}").parse::<RuntimeId>().unwrap();
         for _ in 0..10_000 {
             for runtime in (0..30).map(id) {
@@ -166,7 +170,8 @@ mod tests {
 
     #[test]
     fn staggered_waits_are_bounded() {
-        let (mut last_slot, now) = (None, Instant::now());
+        let mut last_slot = None;
+        let now = Instant::now();
         for client in 0..100_000_u32 {
             let wait = staggered(&mut last_slot, now, Duration::from_secs(1), f64::from(client % 10) / 9.0);
             assert!(wait <= MAX_WAIT + Duration::from_secs(1), "{wait:?}");
@@ -176,7 +181,8 @@ mod tests {
 
     #[test]
     fn heartbeats_are_shed_before_events_and_never_all() {
-        let (limit, second) = (Duration::from_secs(1), Duration::from_secs(1));
+        let limit = Duration::from_secs(1);
+        let second = Duration::from_secs(1);
         let share = |lag: u32, route| shed_share(second * lag, limit, route);
         assert_eq!((share(1, Route::Heartbeat), share(2, Route::Events)), (0.0, 0.0));
         assert_eq!((share(2, Route::Heartbeat), share(4, Route::Events)), (0.5, 0.5));

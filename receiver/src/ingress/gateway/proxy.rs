@@ -53,7 +53,8 @@ impl ForwardedClients {
     /// Returns the verified certificate of a forwarded request.
     pub(super) fn read(&self, headers: &HeaderMap, now: Now) -> Result<Arc<RuntimeCertificate>, Refusal> {
         let leaf = forwarded_leaf(headers).ok_or(Refusal::Proxy)?;
-        let (name, verifier) = (fingerprint(&leaf), (self.verifier)());
+        let name = fingerprint(&leaf);
+        let verifier = (self.verifier)();
         let mut cache = self.cache.lock();
         let is_valid =
             |entry: &&VerifiedCertificate| now.instant < entry.expires && Arc::ptr_eq(&entry.verifier, &verifier);
@@ -97,7 +98,8 @@ pub(super) fn forwarded_intermediates(headers: &HeaderMap) -> Option<Vec<Certifi
 /// Returns the certificate if exactly one of the two fields occurs, and occurs once.
 fn forwarded_leaf(headers: &HeaderMap) -> Option<CertificateDer<'static>> {
     let all = |name| headers.get_all(name).iter();
-    let (mut plain, mut envoy) = (all(CLIENT_CERT), all(FORWARDED_CLIENT_CERT));
+    let mut plain = all(CLIENT_CERT);
+    let mut envoy = all(FORWARDED_CLIENT_CERT);
     match (plain.next(), plain.next(), envoy.next(), envoy.next()) {
         (Some(value), None, None, None) => parse_client_cert(value.to_str().ok()?).ok(),
         (None, None, Some(value), None) => parse_xfcc(value.to_str().ok()?).ok(),
@@ -119,7 +121,8 @@ mod tests {
 
     #[test]
     fn certificate_is_verified_once_in_half_an_hour() {
-        let (unix, instant) = (1_764_000_000, Instant::now());
+        let unix = 1_764_000_000;
+        let instant = Instant::now();
         let ca = ca(unix);
         let identity = "spiffe://kyma.local/runtime/proxy".parse().unwrap();
         let proxy = Proxy::new(identity, ca.trust_bundle().store().unwrap()).unwrap();

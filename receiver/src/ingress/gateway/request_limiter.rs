@@ -305,7 +305,9 @@ mod tests {
 
     #[test]
     fn burst_is_admitted_and_then_the_rate_applies() {
-        let (limiter, start, runtime) = (RequestLimiter::new(limits()), now(), id("r-1"));
+        let limiter = RequestLimiter::new(limits());
+        let start = now();
+        let runtime = id("r-1");
         for _ in 0..3 {
             assert!(limiter.acquire(&runtime, start).is_ok());
         }
@@ -317,7 +319,9 @@ mod tests {
 
     #[test]
     fn flooding_runtime_is_blocked_for_longer_each_time() {
-        let (limiter, mut at, runtime) = (RequestLimiter::new(limits()), now(), id("r-1"));
+        let limiter = RequestLimiter::new(limits());
+        let mut at = now();
+        let runtime = id("r-1");
         for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
             let mut tries = 0;
             let wait = loop {
@@ -343,7 +347,9 @@ mod tests {
 
     #[test]
     fn client_that_honours_retry_after_is_never_blocked() {
-        let (limiter, mut at, runtime) = (RequestLimiter::new(limits()), now(), id("r-1"));
+        let limiter = RequestLimiter::new(limits());
+        let mut at = now();
+        let runtime = id("r-1");
         for _ in 0..200 {
             match limiter.acquire(&runtime, at) {
                 Ok(_) => {}
@@ -355,7 +361,9 @@ mod tests {
 
     #[test]
     fn body_bytes_are_charged() {
-        let (limiter, start, runtime) = (RequestLimiter::new(limits()), now(), id("r-1"));
+        let limiter = RequestLimiter::new(limits());
+        let start = now();
+        let runtime = id("r-1");
         limiter.acquire(&runtime, start).unwrap();
         limiter.charge(&runtime, 250, start);
         assert_eq!(limiter.acquire(&runtime, start).err(), Some(Refusal::Rate(Duration::from_millis(100))));
@@ -363,7 +371,9 @@ mod tests {
 
     #[test]
     fn discarded_bytes_are_charged_and_extend_the_wait() {
-        let (limiter, start, runtime) = (RequestLimiter::new(limits()), now(), id("r-1"));
+        let limiter = RequestLimiter::new(limits());
+        let start = now();
+        let runtime = id("r-1");
         while limiter.acquire(&runtime, start).is_ok() {}
         let Err(Refusal::Rate(wait)) = limiter.acquire(&runtime, start) else { panic!("the rate") };
         let extended = Refusal::Rate(wait).extended_by(limiter.charge(&runtime, 250, start));
@@ -376,7 +386,9 @@ mod tests {
 
     #[test]
     fn requests_in_flight_count_until_they_end() {
-        let (limiter, start, runtime) = (RequestLimiter::new(limits()), now(), id("r-1"));
+        let limiter = RequestLimiter::new(limits());
+        let start = now();
+        let runtime = id("r-1");
         let first = limiter.acquire(&runtime, start).unwrap();
         let _second = limiter.acquire(&runtime, start).unwrap();
         assert_eq!(limiter.acquire(&runtime, start).err(), Some(Refusal::Concurrency));
@@ -386,7 +398,8 @@ mod tests {
 
     #[test]
     fn table_is_bounded_and_sweeps_inactive_runtimes() {
-        let (limiter, start) = (RequestLimiter::new(limits()), now());
+        let limiter = RequestLimiter::new(limits());
+        let start = now();
         let permit = limiter.acquire(&id("r-1"), start).unwrap();
         permit
             .use_nonce(&VerifiedSignature::unchecked(1_000, Nonce { epoch: Epoch::new(1), counter: 1 }), start)

@@ -214,7 +214,8 @@ pub(super) async fn handle<S: Service, B: Body<Data = Bytes> + Send>(
 ) -> (HttpResponse, bool) {
     let begun = Now::read();
     let (parts, body) = request.into_parts();
-    let (port, route) = (service.port(), S::route(parts.uri.path()));
+    let port = service.port();
+    let route = S::route(parts.uri.path());
     port.metrics.request_begun(route);
     let announced = body.size_hint().lower();
     let mut body = pin!(body);

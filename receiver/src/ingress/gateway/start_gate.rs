@@ -41,12 +41,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn gate_opens_once_the_caches_have_synced_and_not_much_later_without_them() {
-        let (synced, begun) = (CancellationToken::new(), Instant::now());
+        let synced = CancellationToken::new();
+        let begun = Instant::now();
         StartGate::default().opened().await;
         let gate = StartGate::new(synced.clone());
         tokio::join!(gate.opened(), async { synced.cancel() });
         assert_eq!(begun.elapsed(), Duration::ZERO);
-        let (gate, begun) = (StartGate::new(CancellationToken::new()), Instant::now());
+        let gate = StartGate::new(CancellationToken::new());
+        let begun = Instant::now();
         gate.opened().await;
         assert_eq!(begun.elapsed(), LIMIT, "KCP does not answer");
         gate.opened().await;

@@ -75,13 +75,15 @@ impl TestGateway {
         .config;
         let mut settings = Settings { authorities: vec!["kcp.test:0".parse().unwrap()], ..settings() };
         change(&mut settings, &ca);
-        let (intake, metrics) = (RecordingIntake::default(), testing::metrics());
+        let intake = RecordingIntake::default();
+        let metrics = testing::metrics();
         let tls = Arc::new(ArcSwap::new(tls));
         let served_tls = tls.clone();
         let port = metrics.port.clone();
         let handler = |settings: &Settings| V3Handler::new(settings, intake.clone(), metrics);
         let listening = Gateway::bind(settings, served_tls, handler).await.unwrap();
-        let (address, shutdown) = (listening.address(), CancellationToken::new());
+        let address = listening.address();
+        let shutdown = CancellationToken::new();
         let served = tokio::spawn(listening.run(shutdown.clone()));
         let authority = format!("kcp.test:{}", address.port());
         Self { ca, address, authority, intake, metrics: port, tls, shutdown, served }
@@ -266,7 +268,8 @@ async fn replayed_tampered_and_late_requests_are_refused_on_the_wire() {
 #[tokio::test]
 async fn handshake_without_a_valid_certificate_fails() {
     let gateway = TestGateway::start(|_| {}).await;
-    let (now, runtime) = (unix_now(), "r-1".parse().unwrap());
+    let now = unix_now();
+    let runtime = "r-1".parse().unwrap();
     let roots = || gateway.ca.trust_bundle().store().unwrap();
     let leaf = |now, validity| gateway.ca.make_runtime(&runtime, &domain(), now, validity).unwrap().identity().unwrap();
     let none = ClientConfig::builder_with_provider(tls::provider())
@@ -369,7 +372,8 @@ async fn refused_body_is_charged_like_an_accepted_one() {
         (limits.per_second, limits.burst, limits.bytes_per_request) = (1, 1_000, 1_000);
     })
     .await;
-    let (agent, other) = (gateway.agent("r-1"), gateway.agent("r-2"));
+    let agent = gateway.agent("r-1");
+    let other = gateway.agent("r-2");
     let mut sender = gateway.open(&agent, false).await;
     gateway.send_accepted(&mut sender, &agent, 1).await;
     for _ in 0..2 {
@@ -418,7 +422,8 @@ async fn slow_client_is_disconnected_over_http1() {
 #[tokio::test]
 async fn new_tls_configuration_applies_from_the_next_connection_on() {
     let gateway = TestGateway::start(|_| {}).await;
-    let (old, next_ca) = (gateway.agent("r-1"), ca(unix_now()));
+    let old = gateway.agent("r-1");
+    let next_ca = ca(unix_now());
     let new = Agent::new(&next_ca, "r-2", unix_now());
     let mut open = gateway.http2(&old).await;
     assert!(gateway.is_refused(gateway.client(&new.identity)).await);
@@ -436,7 +441,8 @@ async fn new_tls_configuration_applies_from_the_next_connection_on() {
 #[tokio::test]
 async fn connections_beyond_the_limit_wait_for_a_slot() {
     let gateway = TestGateway::start(|settings| settings.max_connections = 1).await;
-    let (first, second) = (gateway.agent("r-1"), gateway.agent("r-2"));
+    let first = gateway.agent("r-1");
+    let second = gateway.agent("r-2");
     let mut held = gateway.http2(&first).await;
     assert!(held.send_request(gateway.request(&first, 1, true)).await.unwrap().status().is_success());
     let mut waiting = Box::pin(gateway.http2(&second));

@@ -132,7 +132,8 @@ mod tests {
 
     /// Answers that wait for a permit, and the shards that are served.
     fn answers() -> (Answers, Served, Arc<Notify>) {
-        let (served, release) = (Served::default(), Arc::<Notify>::default());
+        let served = Served::default();
+        let release = Arc::<Notify>::default();
         let responders = Responders::default();
         let released = release.clone();
         let respond = move |question: Bytes| {

@@ -128,7 +128,8 @@ mod tests {
     use super::*;
 
     fn pool() -> HolderPool {
-        let (name, address) = ("a".parse().unwrap(), "127.0.0.1:1".parse().unwrap());
+        let name = "a".parse().unwrap();
+        let address = "127.0.0.1:1".parse().unwrap();
         HolderPool::new(Arc::new(Replica { name, address }))
     }
 

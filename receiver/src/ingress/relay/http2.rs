@@ -82,7 +82,8 @@ impl Http2Connection {
             .max_local_error_reset_streams(None)
             .handshake(stream)
             .await?;
-        let (pings, has_ended) = (connection.ping_pong(), Arc::<AtomicBool>::default());
+        let pings = connection.ping_pong();
+        let has_ended = Arc::<AtomicBool>::default();
         let ended = has_ended.clone();
         let task = tokio::spawn(async move {
             tokio::select! {

@@ -53,7 +53,8 @@ impl ReplicaPeers {
     /// Asks the replicas of `directory` over the connections of `relay`, and this one by its own `answers`.
     #[must_use]
     pub fn new(relay: Relay, directory: impl Directory, answers: Answers) -> Self {
-        let (directory, places) = (Box::new(directory), Places::new());
+        let directory = Box::new(directory);
+        let places = Places::new();
         Self(Arc::new(Inner { relay, directory, answers, places }))
     }
 

@@ -87,7 +87,8 @@ pub(super) fn request(replica: &Replica, topic: Topic, question: Bytes) -> Resul
     let mut request = Request::new(());
     (*request.method_mut(), *request.uri_mut()) = (Method::POST, path);
     let (parts, ()) = request.into_parts();
-    let (port, authority) = (RelayedPort::Question, replica.name.as_str());
+    let port = RelayedPort::Question;
+    let authority = replica.name.as_str();
     RelayedRequest { port, parts: &parts, authority, leaf: None, intermediates: &[], source: None, body: question }
         .build()
 }

@@ -134,7 +134,9 @@ mod tests {
 
     #[test]
     fn runtimes_share_equal_kinds_and_unused_ones_are_removed() {
-        let (cache, one, two) = (KindCache::default(), KymaKey::new("ns", "one"), KymaKey::new("ns", "two"));
+        let cache = KindCache::default();
+        let one = KymaKey::new("ns", "one");
+        let two = KymaKey::new("ns", "two");
         let first = cache.keep(&one, 1, vec![kind("A")]);
         let second = cache.keep(&two, 1, vec![kind("A")]);
         assert!(Arc::ptr_eq(&first[0], &second[0]));
@@ -149,7 +151,8 @@ mod tests {
 
     #[test]
     fn kinds_of_an_older_client_are_neither_kept_nor_used() {
-        let (cache, runtime) = (KindCache::default(), KymaKey::new("ns", "k"));
+        let cache = KindCache::default();
+        let runtime = KymaKey::new("ns", "k");
         cache.keep(&runtime, 2, vec![kind("A")]);
         cache.keep(&runtime, 1, vec![kind("Old")]);
         assert!(cache.of(&runtime, 2).served("g.io", "v1", "A").is_some());

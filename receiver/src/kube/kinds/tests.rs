@@ -67,7 +67,8 @@ async fn built_in_kinds_need_no_request() {
 
 #[tokio::test]
 async fn each_group_and_version_is_requested_once_and_served_kinds_are_cached() {
-    let (server, cache) = (server(), KindCache::default());
+    let server = server();
+    let cache = KindCache::default();
     let wanted = [(GROUP, "v1", "Thing"), (GROUP, "v1", "Place"), (GROUP, "v1", "Thing"), (GROUP, "v2", "Place")];
     let mut first = kinds(&cache);
     first.discover(&server.client(), wanted).await.unwrap();
@@ -90,7 +91,8 @@ async fn each_group_and_version_is_requested_once_and_served_kinds_are_cached() 
 
 #[tokio::test]
 async fn a_kind_that_is_not_served_is_asked_for_once_per_reconcile() {
-    let (server, cache) = (server(), KindCache::default());
+    let server = server();
+    let cache = KindCache::default();
     let wanted = [(GROUP, "v1", "Late"), ("absent.io", "v1", "Late")];
     let mut first = kinds(&cache);
     for _ in 0..2 {
@@ -107,7 +109,8 @@ async fn a_kind_that_is_not_served_is_asked_for_once_per_reconcile() {
 
 #[tokio::test]
 async fn an_error_is_not_an_answer_and_concerns_only_its_group() {
-    let (server, cache) = (server(), KindCache::default());
+    let server = server();
+    let cache = KindCache::default();
     serve(&server, definition("other.io", "Other", "Cluster", &[("v1", true)]));
     server.refuse("GET /apis/example.com/v1", 503);
     let wanted = [(GROUP, "v1", "Thing"), ("other.io", "v1", "Other")];
@@ -163,7 +166,8 @@ async fn a_kind_is_located_in_any_served_version() {
 
 #[tokio::test]
 async fn invalidated_kinds_are_asked_for_again() {
-    let (server, cache) = (server(), KindCache::default());
+    let server = server();
+    let cache = KindCache::default();
     let mut view = kinds(&cache);
     view.discover(&server.client(), [(GROUP, "v1", "Thing")]).await.unwrap();
     let things = view.api(&server.client(), GROUP, "v1", "Thing", "a").unwrap();
@@ -203,7 +207,8 @@ async fn clients_address_the_namespace_of_namespaced_kinds_only() {
 
 #[tokio::test]
 async fn kinds_of_applied_definitions_need_no_request_and_are_not_cached() {
-    let (server, cache) = (FakeApiServer::runtime(), KindCache::default());
+    let server = FakeApiServer::runtime();
+    let cache = KindCache::default();
     let mut view = kinds(&cache);
     view.define(&definition(GROUP, "Thing", "Cluster", &[("v1", true), ("v0", false)]));
     view.define(&json!({"apiVersion": "v1", "kind": "ConfigMap"}));

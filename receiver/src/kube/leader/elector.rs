@@ -140,7 +140,8 @@ impl LeaderElector {
     pub async fn hold(&mut self) -> LeadershipLostError {
         let lost = loop {
             sleep_until(self.due).await;
-            let (began, until) = (Instant::now(), self.until);
+            let began = Instant::now();
+            let until = self.until;
             // An expired Lease is not written any more: another receiver may hold it by now.
             if began >= until || !self.fence.is_open() {
                 break LeadershipLostError::Expired;

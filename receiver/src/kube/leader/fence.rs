@@ -112,7 +112,8 @@ impl WriteFence {
 
     /// Opens the fence, or moves its end. Returns false, without any change, when it has ended already.
     pub(in crate::kube) fn extend(&self, until: Instant) -> bool {
-        let (now, until) = (self.nanos(now()), self.nanos(until));
+        let now = self.nanos(now());
+        let until = self.nanos(until);
         let moved = |current| (current == UNOPENED || now < current).then_some(until);
         self.0.until.fetch_update(Ordering::AcqRel, Ordering::Acquire, moved).is_ok()
     }
@@ -183,7 +184,8 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         // The clone takes the place of the service that is ready.
         let clone = self.inner.clone();
-        let (mut inner, fence) = (mem::replace(&mut self.inner, clone), self.fence.clone());
+        let mut inner = mem::replace(&mut self.inner, clone);
+        let fence = self.fence.clone();
         // kube calls the service in a task of its own, and polls the response in that of the reconcile.
         async move {
             fence.check(request.method())?;
@@ -253,7 +255,8 @@ mod tests {
     #[test]
     fn child_is_open_while_its_parent_is_until_it_is_closed() {
         let parent = WriteFence::closed();
-        let (one, other) = (parent.child(), parent.child());
+        let one = parent.child();
+        let other = parent.child();
         assert!(!one.is_open());
         assert!(parent.extend(Instant::now() + SOON) && one.is_open() && other.is_open());
         one.close();
@@ -264,7 +267,8 @@ mod tests {
 
     #[tokio::test]
     async fn writes_of_a_reconcile_need_its_fence_alone_behind_a_buffer() {
-        let (own, shard) = (WriteFence::closed(), WriteFence::default());
+        let own = WriteFence::closed();
+        let shard = WriteFence::default();
         let inner = service_fn(async |_: Request<()>| Ok::<_, BoxError>(()));
         let client = Buffer::new(ServiceBuilder::new().layer(own.layer()).service(inner), 8);
         let send = || {
@@ -273,7 +277,8 @@ mod tests {
         };
         assert!(send().await.is_err(), "outside of a reconcile");
         assert!(fenced(shard.clone(), send()).await.is_ok());
-        let (own, released) = (own.clone(), shard.clone());
+        let own = own.clone();
+        let released = shard.clone();
         let after_release = fenced(shard, async {
             assert!(send().await.is_ok());
             released.close();

@@ -98,7 +98,9 @@ mod tests {
 
     #[tokio::test]
     async fn decisions_run_under_the_fence_of_the_role_while_it_is_held() {
-        let (role, own, fence) = (FleetRole::released(), WriteFence::closed(), WriteFence::default());
+        let role = FleetRole::released();
+        let own = WriteFence::closed();
+        let fence = WriteFence::default();
         let write = async || own.check(&Method::PATCH).is_ok();
         assert_eq!((role.run(write()).await, role.is_held()), (None, false));
         role.acquire(fence.clone());

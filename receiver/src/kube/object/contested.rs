@@ -149,7 +149,8 @@ impl WriteBudgets {
 impl WriteBudget<'_> {
     /// Returns whether a write is allowed, and counts a denied one.
     pub(crate) fn may_write(&self) -> bool {
-        let (component, now) = (self.key.1, Instant::now());
+        let component = self.key.1;
+        let now = Instant::now();
         let mut entries = self.budgets.lock();
         let Some(entry) = entries.by_object.get_mut(&self.key) else { return true };
         entry.renew(self.form, now, component.limit());
@@ -162,7 +163,8 @@ impl WriteBudget<'_> {
 
     /// Counts a write that succeeded. A refused one changes nothing that a competing writer could change back.
     pub(crate) fn wrote(&self) {
-        let (limit, now) = (self.key.1.limit(), Instant::now());
+        let limit = self.key.1.limit();
+        let now = Instant::now();
         let mut entries = self.budgets.lock();
         let Entries { by_object, prune_at } = &mut *entries;
         if by_object.len() >= (*prune_at).max(MIN_PRUNED) {

@@ -120,7 +120,8 @@ impl Shape {
                 (false, false) => Repair::None,
             };
         }
-        let (shall, is) = (self.normalize(desired), self.normalize(&live.data));
+        let shall = self.normalize(desired);
+        let is = self.normalize(&live.data);
         let is_stale = self.fields_of.is_some_and(|manager| has_stale_field(manager, desired, live));
         let mut content = self.compare_content(&is, &shall);
         let is_form = |manager| normal_form::explains(manager, &shall, live, self.drops_empty_lists);

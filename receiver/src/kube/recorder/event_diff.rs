@@ -107,7 +107,8 @@ struct EventCollector {
 
 impl EventCollector {
     fn new<K: Resource<DynamicType = ()>>(kind: &'static str, object: &K) -> Self {
-        let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+        let namespace = object.namespace().unwrap_or_default();
+        let name = object.name_any();
         let regarding = Regarding { kind, namespace, name, uid: object.uid().unwrap_or_default() };
         Self { regarding, events: Vec::new() }
     }
@@ -218,7 +219,9 @@ fn conditions(events: &mut EventCollector, before: &KymaSnapshot, now: &KymaSnap
 
 /// Event of a deleted Kyma; none for one that is only no longer selected.
 pub(super) fn of_deleted_kyma(key: &KymaKey, kyma: KymaFacts<'_>) -> Option<PendingEvent> {
-    let (namespace, name, uid) = (key.namespace.clone(), key.name.clone(), kyma.uid().to_owned());
+    let namespace = key.namespace.clone();
+    let name = key.name.clone();
+    let uid = kyma.uid().to_owned();
     kyma.is_deleting().then(|| PendingEvent {
         regarding: Regarding { kind: "Kyma", namespace, name, uid },
         warning: false,

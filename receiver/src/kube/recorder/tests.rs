@@ -106,7 +106,8 @@ fn lost_access_causes_one_event_and_none_per_module() {
             "modules": [module("a", state, None), module("b", state, None)]}),
         )
     };
-    let (usable, lost) = (status("True", "Ready"), status("False", "Error"));
+    let usable = status("True", "Ready");
+    let lost = status("False", "Error");
     let reasons =
         |events: Vec<(bool, &'static str, String)>| events.into_iter().map(|event| event.1).collect::<Vec<_>>();
     assert_eq!(reasons(events(&usable, &lost)), ["RuntimeAccessLost", "KymaError"]);
@@ -181,7 +182,8 @@ fn invalid_object_causes_a_warning_that_states_the_effect() {
 
 #[test]
 fn queue_is_bounded_and_joins_equal_events_into_a_series() {
-    let (mut queue, now) = (EventQueue::default(), Instant::now());
+    let mut queue = EventQueue::default();
+    let now = Instant::now();
     let after = |seconds| now + Duration::from_secs(seconds);
     let pending = |reason| {
         let ready = kyma(json!({"state": "Error"}));
@@ -210,7 +212,8 @@ fn queue_is_bounded_and_joins_equal_events_into_a_series() {
 /// Thirty users toggle 430 modules, and each module in error is an Event; those of a hundred other Kymas are kept.
 #[test]
 fn objects_with_many_events_leave_room_for_those_of_others() {
-    let (mut queue, start) = (EventQueue::default(), Instant::now());
+    let mut queue = EventQueue::default();
+    let start = Instant::now();
     let event = |name: String, note: u32| {
         let error = kyma(json!({"state": "Error"}));
         let mut event = event_diff::of_kyma(None, &KymaSnapshot::of(&error), &error).pop().unwrap();
@@ -281,7 +284,8 @@ async fn event_is_created_counted_and_recreated_after_its_deletion() {
 
 #[test]
 fn states_match_lifecycle_managers_metrics_and_vanish_with_the_kyma() {
-    let (mut registry, mut writer) = (Registry::default(), Writer::<CachedKyma>::default());
+    let mut registry = Registry::default();
+    let mut writer = Writer::<CachedKyma>::default();
     let served = ServedKymas::default();
     register_states(&mut registry, Stores { kymas: writer.as_reader(), ..stores() }, served.clone());
     let labelled = kyma(json!({"state": "Warning", "modules": [module("keda", "Unmanaged", None)]}));
@@ -320,9 +324,11 @@ fn stores() -> Stores {
 
 #[test]
 fn mandatory_modules_have_lifecycle_managers_metrics_and_they_vanish_with_their_objects() {
-    let (mut registry, mut metas, mut manifests) =
-        (Registry::default(), Writer::<ModuleReleaseMeta>::default(), Writer::<CachedManifest>::default());
-    let (release_metas, cache) = (metas.as_reader(), manifests.as_reader().into());
+    let mut registry = Registry::default();
+    let mut metas = Writer::<ModuleReleaseMeta>::default();
+    let mut manifests = Writer::<CachedManifest>::default();
+    let release_metas = metas.as_reader();
+    let cache = manifests.as_reader().into();
     register_states(&mut registry, Stores { release_metas, manifests: cache, ..stores() }, ServedKymas::default());
     let object = |kind: &str, name: &str, spec: Value| {
         json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": kind,

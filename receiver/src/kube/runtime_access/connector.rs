@@ -121,7 +121,8 @@ pub(super) fn build(
     deadline: Duration,
     protocols: Protocols,
 ) -> Connector {
-    let (checked, lookups) = (guard.clone(), Arc::new(Semaphore::new(MAX_LOOKUPS)));
+    let checked = guard.clone();
+    let lookups = Arc::new(Semaphore::new(MAX_LOOKUPS));
     let resolve = service_fn(move |name| resolve(checked.clone(), lookups.clone(), name));
     let mut http = HttpConnector::new_with_resolver(Resolver::new(resolve));
     http.enforce_http(false);
@@ -140,7 +141,8 @@ pub(super) fn build(
     Connector::new(service_fn(move |to: Uri| {
         // An IP address in the URL never reaches the resolver.
         let checked = literal(&to).map_or(Ok(()), |address| guard.check(address)).map_err(BoxError::from);
-        let (connecting, metrics) = (https.clone().oneshot(to).boxed(), guard.metrics.clone());
+        let connecting = https.clone().oneshot(to).boxed();
+        let metrics = guard.metrics.clone();
         async move {
             checked?;
             let stream = timeout(deadline, connecting).await.map_err(|_| ConnectError::Timeout(deadline))??;

@@ -349,7 +349,9 @@ mod tests {
     #[test]
     fn token_or_certificate_is_sufficient() {
         let party = Party::new("runtime");
-        let (ca, cert, key) = (party.certificate_data(), party.certificate_data(), party.key_data());
+        let ca = party.certificate_data();
+        let cert = party.certificate_data();
+        let key = party.key_data();
         let cluster = format!("server: 'https://runtime:6443/prefix', certificate-authority-data: {ca}, extra: 1");
         let by_token = parse(&kubeconfig(&cluster, "token: sesame")).unwrap();
         assert_eq!(by_token.credentials.authorization().unwrap(), "Bearer sesame");
@@ -382,7 +384,8 @@ mod tests {
     #[test]
     fn each_dangerous_or_missing_field_has_its_own_error() {
         let party = Party::new("runtime");
-        let (ca, key) = (party.certificate_data(), party.key_data());
+        let ca = party.certificate_data();
+        let key = party.key_data();
         let good = format!("server: 'https://runtime', certificate-authority-data: {ca}");
         let certificate = format!("client-certificate-data: {ca}, client-key-data: {key}");
         let refused = |cluster: &str, user: &str| parse(&kubeconfig(cluster, user)).unwrap_err();
@@ -441,8 +444,8 @@ mod tests {
 
     /// A kubeconfig in the form of Gardener's `adminkubeconfig`: one cluster and one context for each advertised address.
     fn of_gardener(current: &str) -> String {
-        let (external, internal) =
-            (Party::new("external").certificate_data(), Party::new("internal").certificate_data());
+        let external = Party::new("external").certificate_data();
+        let internal = Party::new("internal").certificate_data();
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: {current}\nclusters:\n\
              - name: s-external\n  cluster:\n    server: https://api.s.external.test\n    certificate-authority-data: {external}\n\
@@ -493,7 +496,8 @@ mod tests {
     #[test]
     fn token_and_client_certificate_are_used_together() {
         let party = Party::new("runtime");
-        let (ca, key) = (party.certificate_data(), party.key_data());
+        let ca = party.certificate_data();
+        let key = party.key_data();
         let cluster = format!("server: 'https://runtime', certificate-authority-data: {ca}");
         let user = format!("token: t, client-certificate-data: {ca}, client-key-data: {key}");
         let both = parse(&kubeconfig(&cluster, &user)).unwrap().credentials;

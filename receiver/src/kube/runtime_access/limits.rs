@@ -67,7 +67,9 @@ mod tests {
         let maps = Requests::new(ConfigMap::url_path(&(), Some("a")));
         let pods = Requests::new(Pod::url_path(&(), Some("a")));
         let reviews = Requests::new(TokenReview::url_path(&(), None));
-        let (get, list, post) = (GetParams::default(), ListParams::default(), PostParams::default());
+        let get = GetParams::default();
+        let list = ListParams::default();
+        let post = PostParams::default();
         let patch = Patch::Merge(json!({}));
         let path = |path: &str| Ok(Request::get(path).body(Vec::new()).unwrap());
         for (name, request, expected) in [

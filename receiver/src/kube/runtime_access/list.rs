@@ -267,7 +267,8 @@ mod tests {
         answer: impl Fn(&str) -> (u16, Value) + Send + Sync + 'static,
     ) -> (Api<ConfigMap>, Arc<Mutex<Vec<String>>>) {
         let queries = Arc::new(Mutex::new(Vec::new()));
-        let (log, answer) = (queries.clone(), Arc::new(answer));
+        let log = queries.clone();
+        let answer = Arc::new(answer);
         let service = service_fn(move |request: http::Request<Body>| {
             let query = request.uri().query().unwrap_or_default().to_owned();
             let (code, body) = answer(&query);

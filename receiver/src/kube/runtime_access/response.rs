@@ -139,7 +139,8 @@ impl Service<Request<KubeBody>> for BoundedService {
 impl BoundedService {
     async fn exchange(self, request: Request<KubeBody>) -> Result<Response<BoundedBody>, BoxError> {
         let Self { client, usage, limits, account, metrics, fence, .. } = self;
-        let (start, of_request) = (Instant::now(), limits_of(&request));
+        let start = Instant::now();
+        let of_request = limits_of(&request);
         let head = async {
             let permit = usage.permits.clone().acquire_owned().await?;
             usage.touch();

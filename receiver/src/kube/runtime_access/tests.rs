@@ -90,7 +90,8 @@ async fn token_is_sent_over_http2_and_http1() {
 async fn write_of_a_reconcile_needs_the_fence_of_its_shard_although_that_of_the_process_is_open() {
     let (server, seen) = recording(None, &[H2]).await;
     let maps = Api::<ConfigMap>::namespaced(server.client(local()), "default");
-    let (shard, map) = (WriteFence::default().child(), serde_json::from_str(MAP).unwrap());
+    let shard = WriteFence::default().child();
+    let map = serde_json::from_str(MAP).unwrap();
     fenced(shard.clone(), maps.create(&Default::default(), &map)).await.unwrap();
     shard.close();
     let refused = fenced(shard.clone(), maps.create(&Default::default(), &map)).await.unwrap_err();
@@ -385,7 +386,8 @@ fn secret_is_held_once_whichever_was_set_first() {
     };
     let access = RuntimeAccess::new(local(), Metrics::default());
     let old = kubeconfig("old");
-    let (first, listed_again) = (secret("1", old.clone().into_bytes()), secret("2", old.into_bytes()));
+    let first = secret("1", old.clone().into_bytes());
+    let listed_again = secret("2", old.into_bytes());
     assert!(access.set_secrets(&key(), vec![first.clone()]));
     assert_eq!(Arc::strong_count(&first), 2, "the access shares the cached Secret");
     assert!(!access.set_secrets(&key(), vec![listed_again.clone()]));
@@ -478,7 +480,8 @@ async fn kubeconfig_of_a_secret_that_loses_it_is_used_for_a_while() {
 async fn kubeconfig_is_kept_of_the_same_whole_secret_alone() {
     let (server, _) = recording(None, &[H2]).await;
     let whole = object("u", Some(server.kubeconfig("127.0.0.1", "token: t")));
-    let (empty, refused) = (object("u", None), object("u", Some(b"{}".to_vec())));
+    let empty = object("u", None);
+    let refused = object("u", Some(b"{}".to_vec()));
     let other = named_secret("other", "9", Vec::new());
     for states in [
         vec![vec![whole.clone()], vec![object("recreated", None)]],

@@ -136,7 +136,8 @@ impl ShardElector {
     pub async fn run(mut self, stop: CancellationToken) {
         let mut events = self.watch();
         // Start of the watch, its last event, and the time until which a failed one pauses.
-        let (mut watch_since, mut watch_from) = (Instant::now(), Instant::now());
+        let mut watch_since = Instant::now();
+        let mut watch_from = Instant::now();
         let mut last_event = watch_since;
         let mut writes = FuturesUnordered::new();
         // Without an event: renewals, lapses and deadlines are due within this time.
@@ -278,7 +279,8 @@ impl ShardElector {
             let Some(held) = &mut held else { continue };
             match effect {
                 Effect::Acquired(unit) => {
-                    let (fence, instance) = (WriteFence::closed(), self.new_instance());
+                    let fence = WriteFence::closed();
+                    let instance = self.new_instance();
                     if let Some(until) = until {
                         fence.extend(until);
                     }
@@ -325,7 +327,8 @@ impl ShardElector {
         let is_base = |lease: &&Lease| lease.metadata.resource_version == write.version;
         let known = [&self.watched, &self.written].into_iter().filter_map(|leases| leases.get(&write.id));
         let base = known.into_iter().find(is_base).cloned();
-        let (api, content) = (self.api.clone(), self.content.clone());
+        let api = self.api.clone();
+        let content = self.content.clone();
         async move {
             if write.version.is_some() && base.is_none() {
                 // The record is gone that led to the decision.

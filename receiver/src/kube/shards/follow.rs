@@ -41,8 +41,10 @@ pub trait Consumer: Send {
 
 /// Runs until the elector has ended and every change is carried out.
 pub async fn follow(changes: ShardChanges, consumer: impl Consumer) {
-    let (preparing, preparations) = (BTreeMap::new(), FuturesUnordered::new());
-    let (draining, drains) = (BTreeMap::new(), FuturesUnordered::new());
+    let preparing = BTreeMap::new();
+    let preparations = FuturesUnordered::new();
+    let draining = BTreeMap::new();
+    let drains = FuturesUnordered::new();
     Follower { consumer, changes, preparing, preparations, draining, drains }.run().await;
 }
 
@@ -258,7 +260,8 @@ mod tests {
     impl Setup {
         fn new() -> Self {
             let (state, receiver) = watch::channel(HeldShards::new());
-            let (stopped, fake) = (Arc::<Stopped>::default(), Fake::default());
+            let stopped = Arc::<Stopped>::default();
+            let fake = Fake::default();
             let follow = follow(ShardChanges::new(receiver, stopped.clone()), fake.clone()).boxed();
             let units: Vec<_> = Unit::all(ShardCount::new(2).unwrap()).collect();
             Self { units: units.try_into().unwrap(), state, stopped, fake, follow }
@@ -412,7 +415,8 @@ mod tests {
         for _ in 0..50 {
             let mut setup = Setup::new();
             setup.hold([(0, held(1))]);
-            let (state, unit) = (setup.state.clone(), setup.units[0]);
+            let state = setup.state.clone();
+            let unit = setup.units[0];
             setup.fake.recorded().on_drain = Some(Box::new(move || {
                 state.send_replace([(unit, held(2))].into());
             }));

@@ -181,7 +181,9 @@ impl Ownership {
             Outcome::Written(_) | Outcome::Conflict | Outcome::Taken => now + self.settings.timings.lease,
             Outcome::Failed => later,
         };
-        let (kind, began, replaced) = (attempt.kind, attempt.began, attempt.version.clone());
+        let kind = attempt.kind;
+        let began = attempt.began;
+        let replaced = attempt.version.clone();
         let is_obsolete = attempt.is_obsolete;
         let timings = self.settings.timings;
         match (kind, id, outcome) {

@@ -56,9 +56,11 @@ impl Freshness {
 
     /// Returns a client of one cache, whose watches confirm it, and which requests a plain list for a streamed one.
     pub(crate) fn observe(&self, client: Client) -> Client {
-        let (namespace, freshness) = (client.default_namespace().to_owned(), self.clone());
+        let namespace = client.default_namespace().to_owned();
+        let freshness = self.clone();
         let service = service_fn(move |mut request: Request<client::Body>| {
-            let (client, freshness) = (client.clone(), freshness.clone());
+            let client = client.clone();
+            let freshness = freshness.clone();
             async move {
                 let watches = is_watch(request.uri());
                 let lists = initial_list::request_list(request.uri_mut());
@@ -162,7 +164,8 @@ impl CacheMonitor {
                 }
                 (false, false) | (true, true) => continue,
             };
-            let (regarding, warning) = (self.lease.clone(), stale.is_some());
+            let regarding = self.lease.clone();
+            let warning = stale.is_some();
             self.recorder.publish(vec![PendingEvent { regarding, warning, reason, note }]);
         }
     }
@@ -195,8 +198,10 @@ mod tests {
     impl Fixture {
         fn new() -> Self {
             let mut registry = Registry::default();
-            let (metrics, events) = (Metrics::register(&mut registry), recorder::Metrics::register(&mut registry));
-            let (readiness, kymas) = (Readiness::default(), Freshness::new());
+            let metrics = Metrics::register(&mut registry);
+            let events = recorder::Metrics::register(&mut registry);
+            let readiness = Readiness::default();
+            let kymas = Freshness::new();
             let lease = Regarding::lease("kcp-system", "tidewatch-receiver");
             let mut monitor = CacheMonitor::new(&readiness, metrics, EventRecorder::new(events), lease);
             monitor.add("kymas", kymas.clone());

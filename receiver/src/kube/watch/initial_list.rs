@@ -221,9 +221,11 @@ mod tests {
             }
         });
         let mut registry = Registry::default();
-        let (metrics, events) = (Metrics::register(&mut registry), recorder::Metrics::register(&mut registry));
-        let (writer, recorder, freshness) =
-            (Writer::<ConfigMap>::default(), EventRecorder::new(events), Freshness::new());
+        let metrics = Metrics::register(&mut registry);
+        let events = recorder::Metrics::register(&mut registry);
+        let writer = Writer::<ConfigMap>::default();
+        let recorder = EventRecorder::new(events);
+        let freshness = Freshness::new();
         let api = Api::namespaced(freshness.observe(Client::new(server, "n")), "n");
         let cache = Cache {
             kind: "configmaps",
@@ -274,7 +276,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn refused_and_broken_lists_are_requested_again_and_counted() {
-        let (whole, status) = (list_of(&["a", "b"]), json!({"kind": "Status", "apiVersion": "v1", "code": 500}));
+        let whole = list_of(&["a", "b"]);
+        let status = json!({"kind": "Status", "apiVersion": "v1", "code": 500});
         let of = |text: &str| (StatusCode::OK, vec![Ok(text.to_owned())]);
         let lists = vec![
             (StatusCode::INTERNAL_SERVER_ERROR, vec![Ok(status.to_string())]),

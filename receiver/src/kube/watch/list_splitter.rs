@@ -157,7 +157,8 @@ mod tests {
     use super::*;
 
     fn split(text: &[u8], length: usize) -> Result<(Vec<Value>, ListHead), SplitListError> {
-        let (mut splitter, mut objects) = (ListSplitter::default(), Vec::new());
+        let mut splitter = ListSplitter::default();
+        let mut objects = Vec::new();
         for part in text.chunks(length) {
             splitter.push(part, |object| objects.push(object.to_vec()))?;
         }
@@ -237,7 +238,8 @@ mod tests {
     #[test]
     fn a_long_object_and_a_long_rest_are_refused() {
         let list = |object: usize, rest: usize| {
-            let (object, rest) = ("x".repeat(object), "x".repeat(rest));
+            let object = "x".repeat(object);
+            let rest = "x".repeat(rest);
             let head = json!({"apiVersion": "v1", "kind": rest, "metadata": {"resourceVersion": "7"}}).to_string();
             let text = head.replacen('{', &format!(r#"{{"items":[{{"a":"{object}"}}],"#), 1);
             split(text.as_bytes(), 16 << 10).map(|(objects, _)| objects.len())

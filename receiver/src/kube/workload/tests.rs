@@ -27,7 +27,8 @@ fn waiting_container_gives_the_fault_with_its_image_message_or_last_termination(
         "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}})
     };
     let last = Termination { code: Some(137), reason: "OOMKilled", message: "", memory_limit: "64Mi" };
-    let (container, image) = ("manager", "i:1");
+    let container = "manager";
+    let image = "i:1";
     let pull = PodFault::ImagePull { container, image };
     let start = PodFault::Start { container, message: "m" };
     for (reason, expected) in [
@@ -73,7 +74,8 @@ fn crash_loop_is_recognised_between_two_back_offs() {
         json!({"ready": false, "restartCount": restarts, "lastState": {"terminated": last},
             "state": {"running": {"startedAt": "2026-01-01T00:00:30Z"}}})
     };
-    let (before, within) = ("2026-01-01T00:00:05Z", "2026-01-01T00:01:00Z");
+    let before = "2026-01-01T00:00:05Z";
+    let within = "2026-01-01T00:01:00Z";
     let long = run("2026-01-01T00:00:00Z", "2026-01-01T00:10:00Z", 1);
     let completed = run("2026-01-01T00:00:00Z", "2026-01-01T00:00:05Z", 0);
     let mut unstarted = run("1970-01-01T00:00:00Z", "2026-01-01T00:00:05Z", 128);

@@ -143,14 +143,17 @@ async fn server_leaf_is_renewed_after_two_thirds_of_its_life() {
 
 #[tokio::test]
 async fn first_root_to_expire_is_shown_and_a_secret_that_is_not_used_is_no_fault() {
-    let (folder, kcp, begun) = (Folder::new("pki-end"), FakeKcp::default(), now());
+    let folder = Folder::new("pki-end");
+    let kcp = FakeKcp::default();
+    let begun = now();
     let ends = |reloader: &CertificateReloader, end: i64| {
         metric(reloader, &format!("tidewatch_pki_root_end_timestamp_seconds {end}"))
     };
     let ca = Ca::generate("files", begun, CA_VALIDITY).unwrap();
     let pair = ca.make_server(&["localhost".parse().unwrap()], begun, SERVER_VALIDITY).unwrap();
     let roots = folder.put("r", ca.certificate_pem());
-    let (chain, key) = (folder.put("c", &pair.chain), folder.put("k", &pair.key));
+    let chain = folder.put("c", &pair.chain);
+    let key = folder.put("k", &pair.key);
     let arguments = [flag("tls-cert", &chain), flag("tls-key", &key), flag("client-ca", &roots)];
     let (_, reloader) = open(&kcp, &arguments).await.unwrap();
     assert!(ends(&reloader, ca.not_after()) && metric(&reloader, "tidewatch_pki_ca_secret_good 1"));
@@ -174,13 +177,16 @@ async fn first_root_to_expire_is_shown_and_a_secret_that_is_not_used_is_no_fault
 #[tokio::test]
 async fn certificate_close_to_expiry_sets_the_gauge() {
     const DAY: i64 = 86_400;
-    let (folder, kcp, begun) = (Folder::new("pki-close"), FakeKcp::default(), now());
+    let folder = Folder::new("pki-close");
+    let kcp = FakeKcp::default();
+    let begun = now();
     let ca = Ca::generate("files", begun, CA_VALIDITY).unwrap();
     let roots = folder.put("r", ca.certificate_pem());
     for (days, close) in [(90, 14), (30, 5)] {
         let life = Duration::from_secs(days * 86_400);
         let pair = ca.make_server(&["localhost".parse().unwrap()], begun, life).unwrap();
-        let (chain, key) = (folder.put("c", &pair.chain), folder.put("k", &pair.key));
+        let chain = folder.put("c", &pair.chain);
+        let key = folder.put("k", &pair.key);
         let arguments = [flag("tls-cert", &chain), flag("tls-key", &key), flag("client-ca", &roots)];
         let (_, mut reloader) = open(&kcp, &arguments).await.unwrap();
         let mut is_close = |at| {
@@ -212,7 +218,8 @@ async fn expired_old_root_of_a_rotation_is_retired_at_the_start() {
     let leaves_end = now() + 86_400;
     let next = Root::generate(CA_VALIDITY, now()).unwrap();
     for phase in [Phase::Spread { next: next.clone() }, Phase::Reissue { next: next.clone(), leaves_end }] {
-        let (kcp, dead) = (FakeKcp::default(), Root::generate(Duration::from_secs(60), now() - 3_600).unwrap());
+        let kcp = FakeKcp::default();
+        let dead = Root::generate(Duration::from_secs(60), now() - 3_600).unwrap();
         let state = CaState { root: dead, phase, since: now() - 3_600, force_after: None };
         kcp.edit(|secret| secret.data = Some(state.write()));
         let (tls_state, _) = open(&kcp, &[]).await.unwrap();
@@ -245,7 +252,8 @@ fn flag(name: &str, path: &Path) -> String {
 
 #[tokio::test]
 async fn valid_files_are_reloaded_and_invalid_ones_keep_the_last_good_content() {
-    let (folder, kcp) = (Folder::new("pki-files"), FakeKcp::default());
+    let folder = Folder::new("pki-files");
+    let kcp = FakeKcp::default();
     let ca = Ca::generate("files", now() - 50 * 86_400, CA_VALIDITY).unwrap();
     let make = |at, name: &str| ca.make_server(&[name.parse().unwrap()], at, SERVER_VALIDITY).unwrap();
     let first = make(now(), "localhost");
@@ -295,7 +303,8 @@ async fn valid_files_are_reloaded_and_invalid_ones_keep_the_last_good_content() 
 
 #[tokio::test]
 async fn foreign_server_certificate_is_used_only_if_agents_accept_it() {
-    let (folder, kcp) = (Folder::new("pki-foreign"), FakeKcp::default());
+    let folder = Folder::new("pki-foreign");
+    let kcp = FakeKcp::default();
     let [ours, strange] = ["ours", "strange"].map(|name| Ca::generate(name, now(), CA_VALIDITY).unwrap());
     let make = |ca: &Ca, name: &str| ca.make_server(&[name.parse().unwrap()], now(), SERVER_VALIDITY).unwrap();
     let good = make(&ours, "localhost");

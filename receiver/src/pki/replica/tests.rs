@@ -121,7 +121,8 @@ async fn certificate_is_renewed_after_two_thirds_of_its_life() {
 
 #[tokio::test]
 async fn files_are_checked_and_reloaded() {
-    let (ca, agents) = (Ca::generate("a", now(), CA_VALIDITY).unwrap(), Ca::generate("b", now(), CA_VALIDITY).unwrap());
+    let ca = Ca::generate("a", now(), CA_VALIDITY).unwrap();
+    let agents = Ca::generate("b", now(), CA_VALIDITY).unwrap();
     let folder = Folder::new("replica-files");
     let path = |file: &str| folder.0.join(file);
     let write = |PemIdentity { chain, key }: &PemIdentity| [folder.put("chain", chain), folder.put("key", key)];

@@ -74,7 +74,8 @@ fn repeated_members_are_read_like_lifecycle_managers_decoder_does() {
 
 #[test]
 fn headers_are_parsed_like_lifecycle_managers_listener_does() {
-    let headers: Vec<Header> = serde_json::from_str(include_str!("../../../../tests/golden/v2/forwarded.json")).unwrap();
+    let headers: Vec<Header> =
+        serde_json::from_str(include_str!("../../../../tests/golden/v2/forwarded.json")).unwrap();
     let leaf = leaf(&["r-1"]);
     let pem = to_pem(&leaf);
     let encoded = forwarded_header(&leaf);

@@ -104,12 +104,15 @@ fn parse(text: &str) -> Option<SpanContext> {
     let mut parts = text.split('-');
     let mut hex = |digits| parts.next().filter(|part| is_lower_hex(part, digits));
     let version = hex(2).filter(|version| *version != "ff")?;
-    let (trace, span, flags) = (hex(32)?, hex(16)?, hex(2)?);
+    let trace = hex(32)?;
+    let span = hex(16)?;
+    let flags = hex(2)?;
     if version == "00" && parts.next().is_some() {
         return None;
     }
     let flags = TraceFlags::new(u8::from_str_radix(flags, 16).ok()?);
-    let (trace, span) = (TraceId::from_hex(trace).ok()?, SpanId::from_hex(span).ok()?);
+    let trace = TraceId::from_hex(trace).ok()?;
+    let span = SpanId::from_hex(span).ok()?;
     let context = SpanContext::new(trace, span, flags, true, TraceState::default());
     context.is_valid().then_some(context)
 }
@@ -121,9 +124,11 @@ mod tests {
     #[test]
     fn a_span_inherits_the_sampling_of_its_parent() {
         TRACER.set(SdkTracerProvider::builder().build().tracer("test")).unwrap();
-        let (trace, other) = ("0af7651916cd43dd8448eb211c80319c", "1af7651916cd43dd8448eb211c80319c");
+        let trace = "0af7651916cd43dd8448eb211c80319c";
+        let other = "1af7651916cd43dd8448eb211c80319c";
         let cause = |trace, flags| format!("00-{trace}-b7ad6b7169203331-{flags}");
-        let (kept, dropped) = (cause(trace, "01"), cause(other, "00"));
+        let kept = cause(trace, "01");
+        let dropped = cause(other, "00");
         for (causes, expected) in [
             (vec![&kept], (trace, true)),
             (vec![&dropped], (other, false)),

@@ -73,7 +73,8 @@ pub(super) fn parts(root: Object<'_>) -> Result<Parts<'_>, DescriptorError> {
 
 /// A registry that serves a component descriptor under another name or tag would pass another module off as this one.
 fn check_identity(head: &Object<'_>, expected: &ComponentVersion) -> Result<ComponentName, DescriptorError> {
-    let (name, version) = (head.text("name")?, head.text("version")?);
+    let name = head.text("name")?;
+    let version = head.text("version")?;
     if name == expected.name.as_ref() && version == expected.version.as_ref() {
         return Ok(expected.name.clone());
     }
@@ -117,7 +118,8 @@ fn resource(from: &Object<'_>, access: &Object<'_>) -> Result<Resource, MemberEr
         .parse()
         .map_err(|_| from.error("relation", format!("is {}, neither local nor external", Excerpt::of(relation))))?;
     let digest = from.optional_object("digest")?.map(|digest| resource_digest(&digest)).transpose()?;
-    let (name, kind) = (text("name")?, AccessType::of(access.text("type")?));
+    let name = text("name")?;
+    let kind = AccessType::of(access.text("type")?);
     let is_image = kind == AccessType::Image && name != RAW_MANIFEST;
     let image = is_image.then(|| access.text("imageReference").map(str::to_owned)).transpose()?;
     Ok(Resource {

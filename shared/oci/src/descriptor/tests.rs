@@ -174,7 +174,8 @@ fn content_decides_on_the_form() {
 #[test]
 fn v3_descriptor_is_read() {
     let resources = json!([resource(RAW_MANIFEST, blob())]);
-    let (v2, v3) = (v2(resources.clone()), v3(resources));
+    let v2 = v2(resources.clone());
+    let v3 = v3(resources);
     let read = read_json(&v3).unwrap();
     assert_eq!(read.schema, Schema::V3alpha1);
     assert_eq!(Descriptor { schema: Schema::V2, ..read }, read_json(&v2).unwrap());
@@ -196,7 +197,8 @@ fn provider_is_a_string_or_an_object() {
 #[test]
 fn missing_member_is_named() {
     let resources = json!([resource("x-y", json!({"type": "none"})), resource(RAW_MANIFEST, blob())]);
-    let (v2, v3) = (v2(resources.clone()), v3(resources));
+    let v2 = v2(resources.clone());
+    let v3 = v3(resources);
     for (descriptor, pointer) in [
         (&v2, "/component"),
         (&v2, "/component/name"),

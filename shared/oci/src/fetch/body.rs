@@ -55,7 +55,9 @@ pub(super) async fn read(
     received: impl Fn(usize),
 ) -> Result<Bytes, FetchError> {
     size.admit(body.size_hint().lower())?;
-    let (mut content, mut window, mut begin) = (BytesMut::new(), Instant::now() + limits.window, 0);
+    let mut content = BytesMut::new();
+    let mut window = Instant::now() + limits.window;
+    let mut begin = 0;
     loop {
         let frame = timeout_at(window, body.frame()).await;
         if let Ok(frame) = frame {

@@ -30,14 +30,16 @@ impl Challenge {
 }
 
 fn parse(value: &str) -> Vec<Challenge> {
-    let (mut rest, mut found) = (value, Vec::new());
+    let mut rest = value;
+    let mut found = Vec::new();
     loop {
         rest = rest.trim_start_matches([' ', '\t', ',']);
         let (scheme, after) = token(rest);
         if scheme.is_empty() {
             return found;
         }
-        let (mut realm, mut service) = (None, None);
+        let mut realm = None;
+        let mut service = None;
         rest = after;
         while let Some((name, value, after)) = parameter(rest) {
             match () {
@@ -72,7 +74,8 @@ fn parameter(text: &str) -> Option<(&str, String, &str)> {
         let (value, rest) = rest.split_at_checked(end)?;
         return Some((name, value.to_owned(), rest));
     };
-    let (mut value, mut escaped) = (String::new(), false);
+    let mut value = String::new();
+    let mut escaped = false;
     for (index, char) in quoted.char_indices() {
         match char {
             '"' if !escaped => return Some((name, value, quoted.get(index + 1..).unwrap_or_default())),

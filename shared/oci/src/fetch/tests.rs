@@ -47,7 +47,8 @@ async fn manifest_and_blob_are_fetched_below_the_sub_path() {
     let registry = FakeRegistry::default();
     let repository = format!("prod/{REPOSITORY}");
     let digest = registry.component(&repository, "1.0.0", "descriptor");
-    let (fetcher, target) = (fetcher(&registry), target("registry.example.com/prod", None));
+    let fetcher = fetcher(&registry);
+    let target = target("registry.example.com/prod", None);
     let (manifest, by_tag, _) = fetcher.manifest(&target, REPOSITORY, TAG).await.unwrap();
     assert_eq!(by_tag.to_string(), digest);
     let (same, ..) = fetcher.manifest(&target, REPOSITORY, Reference::Digest(by_tag)).await.unwrap();
@@ -105,7 +106,8 @@ async fn every_wait_has_a_deadline() {
         // 3 KiB each second are progress, but the end does not come.
         (Reply::Endless(3 << 10, Duration::from_secs(1)), Stage::Whole, 120),
     ] {
-        let (registry, begin) = (FakeRegistry::default(), Instant::now());
+        let registry = FakeRegistry::default();
+        let begin = Instant::now();
         registry.script("/blobs/", [reply]);
         let after = Duration::from_secs(after);
         let error = blob(&registry, b"blob", Size::AtMost(1 << 30)).await;
@@ -353,7 +355,8 @@ async fn token_is_requested_once_until_it_expires() {
     let digest = registry.blob(REPOSITORY, b"blob");
     registry.protect("Bearer t", BEARER);
     registry.script("/token", [Reply::content(r#"{"access_token":"t","expires_in":300}"#)]);
-    let (fetcher, target) = (fetcher(&registry), target("registry.example.com", Some(("u", "p"))));
+    let fetcher = fetcher(&registry);
+    let target = target("registry.example.com", Some(("u", "p")));
     for _ in 0..3 {
         let blob = fetcher.blob(&target, REPOSITORY, digest.parse().unwrap(), Size::Exactly(4)).await;
         assert_eq!(blob, Ok("blob".into()));
@@ -448,7 +451,8 @@ async fn token_of_one_target_is_not_sent_for_another() {
     let digest = registry.blob(REPOSITORY, b"blob").parse().unwrap();
     registry.protect("Basic dTpw", "Basic");
     let fetcher = fetcher(&registry);
-    let (old, new) = (target("registry.example.com", Some(("u", "p"))), target("other.example.com", Some(("u", "q"))));
+    let old = target("registry.example.com", Some(("u", "p")));
+    let new = target("other.example.com", Some(("u", "q")));
     assert!(fetcher.blob(&old, REPOSITORY, digest, Size::Exactly(4)).await.is_ok());
     assert!(fetcher.blob(&new, REPOSITORY, digest, Size::Exactly(4)).await.is_err());
     let sent = registry.received().into_iter().filter(|received| received.uri.contains("other.example.com"));

@@ -62,7 +62,8 @@ impl Resolver {
     /// decoded and, if keys are given, verified; it is read again if that fails, since it may be signed later.
     async fn descriptor(&self, key: &Key, component: &ComponentVersion) -> Result<Descriptor, LookupError> {
         let target = self.target()?;
-        let (repository, tag) = (component.repository(), component.tag());
+        let repository = component.repository();
+        let tag = component.tag();
         let artefact = format!("{}/{}:{tag}", target.address.origin, target.address.repository(&repository));
         if let Some(known) = self.store.tag(&artefact) {
             match self.descriptor_at(key, component, &target, Reference::Digest(known)).await {
@@ -99,7 +100,8 @@ impl Resolver {
             descriptor::component_descriptor_pointer(&config).map_err(|error| unusable(key, &error.to_string()))?;
         let size = Size::Exactly(pointer.size);
         let content = self.blob(Some(target), &repository, pointer.digest, size).await.map_err(fetched)?;
-        let (expected, keys) = (component.clone(), self.keys.load_full());
+        let expected = component.clone();
+        let keys = self.keys.load_full();
         let decoding = spawn_blocking(move || decode(&pointer.media_type, &content, &expected, keys.as_deref()));
         let decoded = decoding.await.map_err(|_| LookupError::Aborted(key.clone()))?;
         match decoded.map_err(|error| unusable(key, &error.to_string()))? {
@@ -166,7 +168,8 @@ impl Resolver {
         if !(1..=MAX_BLOBS).contains(&digests.len()) {
             return Err(LookupError::Blobs(key.clone()));
         }
-        let (mut blobs, mut bytes) = (Vec::new(), 0);
+        let mut blobs = Vec::new();
+        let mut bytes = 0;
         for digest in digests {
             let size = Size::AtMost(layer::MAX_STORED_BYTES.saturating_sub(bytes) as u64);
             let blob = self.blob(target, repository, *digest, size).await;

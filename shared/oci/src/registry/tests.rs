@@ -31,7 +31,8 @@ impl Bed {
         let fetcher = Fetcher::new(server.transport().into(), [].into(), Limits::default(), metrics.clone());
         let store = Store::open(folder, 1 << 20, metrics.clone());
         let (registry, worker) = Registry::with(fetcher, store, source, max_bytes, metrics.clone());
-        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
         tasks.spawn(worker.run(stop.clone()));
         Self { server, registry, metrics, stop, tasks }
     }
@@ -113,7 +114,8 @@ fn server() -> FakeRegistry {
 
 #[tokio::test(start_paused = true)]
 async fn first_lookup_is_pending_and_its_result_is_announced() {
-    let (folder, server) = (folder(), server());
+    let folder = folder();
+    let server = server();
     let bed = Bed::open(server, folder.path());
     assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
     assert_eq!(bed.metrics.pending.get(), 1);
@@ -129,7 +131,8 @@ async fn first_lookup_is_pending_and_its_result_is_announced() {
 
 #[tokio::test(start_paused = true)]
 async fn concurrent_lookups_of_a_key_are_one_fetch() {
-    let (folder, server) = (folder(), server());
+    let folder = folder();
+    let server = server();
     let bed = Bed::open(server, folder.path());
     let mut lookups = JoinSet::new();
     for _ in 0..100 {
@@ -147,7 +150,8 @@ async fn concurrent_lookups_of_a_key_are_one_fetch() {
 
 #[tokio::test(start_paused = true)]
 async fn slow_fetches_are_bounded_and_do_not_outlive_the_worker() {
-    let (folder, server) = (folder(), server());
+    let folder = folder();
+    let server = server();
     server.script("/v2/", [Reply::Silent]);
     let mut bed = Bed::open(server, folder.path());
     for number in 0..10 {
@@ -163,7 +167,8 @@ async fn slow_fetches_are_bounded_and_do_not_outlive_the_worker() {
 
 #[tokio::test(start_paused = true)]
 async fn failure_is_repeated_until_it_recovers_and_announced_once() {
-    let (folder, server) = (folder(), server());
+    let folder = folder();
+    let server = server();
     server.script("/manifests/", [Reply::Down]);
     let bed = Bed::open(server, folder.path());
     assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
@@ -183,7 +188,8 @@ async fn failure_is_repeated_until_it_recovers_and_announced_once() {
 
 #[tokio::test(start_paused = true)]
 async fn demanded_delay_is_kept() {
-    let (folder, server) = (folder(), server());
+    let folder = folder();
+    let server = server();
     server.script("/manifests/", [Reply::with(429, "retry-after", "200")]);
     let bed = Bed::open(server, folder.path());
     assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
@@ -197,7 +203,8 @@ async fn demanded_delay_is_kept() {
 
 #[tokio::test(start_paused = true)]
 async fn failure_that_is_not_looked_up_for_a_day_is_forgotten() {
-    let (folder, server) = (folder(), server());
+    let folder = folder();
+    let server = server();
     server.script("/manifests/", [Reply::Down]);
     let bed = Bed::open(server, folder.path());
     assert_eq!(bed.registry.descriptor(&component()), Lookup::Pending);
@@ -259,7 +266,8 @@ async fn lookups_work_without_a_usable_folder() {
 
 #[tokio::test(start_paused = true)]
 async fn text_evicted_from_memory_is_read_from_the_store_again() {
-    let (folder, server) = (folder(), server());
+    let folder = folder();
+    let server = server();
     let other = "kind: Secret\n";
     server.blob(REPOSITORY, other.as_bytes());
     let bed = Bed::with(server, folder.path(), Source::Host("registry.example.com".parse().unwrap()), 20);
@@ -286,7 +294,8 @@ async fn unusable_artefact_is_reported_with_its_component() {
         ("x".repeat((64 << 10) + 1), "larger than the limit of 65536 bytes"),
         ("\u{1b}[31m\r\n".to_owned(), "is not usable"),
     ] {
-        let (folder, server) = (folder(), FakeRegistry::default());
+        let folder = folder();
+        let server = FakeRegistry::default();
         server.configured(REPOSITORY, "1.2.0", &config, &[]);
         let bed = Bed::open(server, folder.path());
         let _ = bed.registry.descriptor(&component());
@@ -319,7 +328,8 @@ async fn known_tag_whose_manifest_is_gone_is_fetched_by_name() {
 
 #[tokio::test(start_paused = true)]
 async fn layer_is_the_concatenation_of_its_blobs() {
-    let (folder, server) = (folder(), server());
+    let folder = folder();
+    let server = server();
     let parts = ["kind: ", "Pod\n"];
     for part in parts {
         server.blob(REPOSITORY, part.as_bytes());
@@ -340,7 +350,8 @@ async fn layer_is_the_concatenation_of_its_blobs() {
 #[tokio::test(start_paused = true)]
 async fn credentials_are_replaced_at_run_time() {
     let config = |auth: &str| json!({"auths": {"registry.example.com": {"auth": auth}}}).to_string().into_bytes();
-    let (folder, server) = (folder(), server());
+    let folder = folder();
+    let server = server();
     server.protect("Basic dTpw", "Basic");
     let source = Source::Secret { name: "oci-creds".into(), subpath: String::new() };
     let bed = Bed::with(server, folder.path(), source, 1 << 20);
@@ -385,7 +396,8 @@ async fn credentials_are_replaced_at_run_time() {
 
 #[tokio::test(start_paused = true)]
 async fn fetch_with_replaced_credentials_is_repeated_without_backoff() {
-    let (folder, server) = (folder(), server());
+    let folder = folder();
+    let server = server();
     server.script("/manifests/", [Reply::Silent]);
     let source = Source::Secret { name: "oci-creds".into(), subpath: String::new() };
     let bed = Bed::with(server, folder.path(), source, 1 << 20);
@@ -416,7 +428,8 @@ async fn fetch_that_lacks_credentials_names_the_flags_that_give_them() {
         ),
         (404, "does not exist, or is not visible without credentials"),
     ] {
-        let (folder, server) = (folder(), server());
+        let folder = folder();
+        let server = server();
         let refusal = Reply::status(status);
         server.refuse(Protection { authorization: String::new(), ping: refusal.clone(), refusal });
         let bed = Bed::open(server, folder.path());
@@ -439,7 +452,8 @@ async fn registry_by_host_takes_no_credentials() {
 
 #[tokio::test(start_paused = true)]
 async fn key_displaced_before_its_result_is_announced() {
-    let (folder, server) = (folder(), server());
+    let folder = folder();
+    let server = server();
     server.script("/v2/", [Reply::Silent]);
     let bed = Bed::open(server, folder.path());
     for number in 0..table::MAX_KEYS {

@@ -71,7 +71,8 @@ pub fn is_excluded(digest: &ResourceDigest) -> bool {
 /// # Errors
 /// A resource has no digest, the digest of a used one is not known, or its place leads to another content.
 pub fn cover(mut descriptor: Descriptor) -> Result<Covered, SignatureError> {
-    let (mut images, mut raw_manifest) = (Vec::new(), None);
+    let mut images = Vec::new();
+    let mut raw_manifest = None;
     for resource in &descriptor.resources {
         let Some(digest) = &resource.digest else {
             match AccessType::of(&resource.access) {

@@ -75,7 +75,8 @@ impl SigningKey {
     /// [`SignError::Descriptor`] and [`SignError::Sign`].
     pub fn sign(&self, document: &Document, name: &str, method: Method) -> Result<Value, SignError> {
         let Method { normalisation, hash, algorithm } = method;
-        let (hash_name, digest) = (hash.name(), hash.digest(normalisation.normal_form(document)?.as_bytes()));
+        let hash_name = hash.name();
+        let digest = hash.digest(normalisation.normal_form(document)?.as_bytes());
         let encoding: &'static dyn RsaEncoding = match (algorithm, hash) {
             (SignatureAlgorithm::Pkcs1, HashAlgorithm::Sha256) => &RSA_PKCS1_SHA256,
             (SignatureAlgorithm::Pkcs1, HashAlgorithm::Sha512) => &RSA_PKCS1_SHA512,

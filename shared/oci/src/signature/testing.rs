@@ -56,7 +56,8 @@ pub(crate) fn document(component: Value) -> Value {
 
 /// Component `github.com/mandelsoft/test` of the OCM reference implementation's tests of its command `sign`.
 pub(crate) fn published() -> Value {
-    let (generic, artefact) = ("genericBlobDigest/v1", "ociArtifactDigest/v1");
+    let generic = "genericBlobDigest/v1";
+    let artefact = "ociArtifactDigest/v1";
     document(json!({
         "name": "github.com/mandelsoft/test", "version": "v1", "provider": "mandelsoft", "repositoryContexts": [],
         "sources": [], "componentReferences": [], "resources": [

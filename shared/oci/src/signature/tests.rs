@@ -81,8 +81,10 @@ fn foreign_signatures_are_verified() {
         let signature = json!({"name": "go", "digest": digest, "signature": signature});
         super::verify(&Document::from(published()).with_signature(signature), &keys).map_err(|error| error.reason())
     };
-    let (pkcs1, pss) = ("RSASSA-PKCS1-V1_5", "RSASSA-PSS");
-    let (rsa, rsa_pss) = ("application/vnd.ocm.signature.rsa", "application/vnd.ocm.signature.rsa.pss");
+    let pkcs1 = "RSASSA-PKCS1-V1_5";
+    let pss = "RSASSA-PSS";
+    let rsa = "application/vnd.ocm.signature.rsa";
+    let rsa_pss = "application/vnd.ocm.signature.rsa.pss";
     let pem = "application/x-pem-file";
     let longest = include_str!("data/go-pss-longest.hex");
     let in_pem = include_str!("data/go-pss.sig.pem");
@@ -205,14 +207,16 @@ fn signing_again_replaces_the_signature_of_this_name() {
 #[test]
 fn only_covered_contents_are_used() {
     let module = module();
-    let (image, other) = (Digest::of(b"image"), Digest::of(b"other"));
+    let image = Digest::of(b"image");
+    let other = Digest::of(b"other");
     let pinned = format!("reg.example.org/tide:1.2.0@{image}");
     let covered = cover(descriptor(&module)).unwrap();
     assert_eq!((covered.descriptor.images, covered.raw_manifest), (vec![pinned.clone()], None));
     let excluded = json!({
         "hashAlgorithm": "NO-DIGEST", "normalisationAlgorithm": "EXCLUDE-FROM-SIGNATURE", "value": "NO-DIGEST",
     });
-    let (layer, tide) = ("/component/resources/0", "/component/resources/1");
+    let layer = "/component/resources/0";
+    let tide = "/component/resources/1";
     for (pointer, new, result) in [
         (format!("{tide}/access/imageReference"), json!(pinned), Ok(vec![pinned.clone()])),
         (format!("{tide}/digest"), excluded.clone(), Ok(Vec::new())),

@@ -66,8 +66,11 @@ fn registry() -> FakeRegistry {
 
 #[tokio::test]
 async fn registry_is_trusted_by_the_ca_file_only() {
-    let (folder, ours, other) = (tempfile::tempdir().unwrap(), ca(), ca());
-    let (ours_file, other_file) = (folder.path().join("ours.pem"), folder.path().join("other.pem"));
+    let folder = tempfile::tempdir().unwrap();
+    let ours = ca();
+    let other = ca();
+    let ours_file = folder.path().join("ours.pem");
+    let other_file = folder.path().join("other.pem");
     fs::write(&ours_file, ours.pem()).unwrap();
     fs::write(&other_file, other.pem()).unwrap();
     let registry = registry();
@@ -84,7 +87,8 @@ async fn registry_is_trusted_by_the_ca_file_only() {
 
 #[tokio::test]
 async fn broken_connections_are_errors_of_the_transport() {
-    let (folder, ca) = (tempfile::tempdir().unwrap(), ca());
+    let folder = tempfile::tempdir().unwrap();
+    let ca = ca();
     let file = folder.path().join("ca.pem");
     fs::write(&file, ca.pem()).unwrap();
     let registry = registry();
@@ -104,7 +108,8 @@ async fn broken_connections_are_errors_of_the_transport() {
 
 #[tokio::test]
 async fn handshake_is_part_of_the_time_to_connect() {
-    let (folder, ca) = (tempfile::tempdir().unwrap(), ca());
+    let folder = tempfile::tempdir().unwrap();
+    let ca = ca();
     let file = folder.path().join("ca.pem");
     fs::write(&file, ca.pem()).unwrap();
     // The kernel accepts the connection, and nothing answers the handshake.
@@ -117,7 +122,8 @@ async fn handshake_is_part_of_the_time_to_connect() {
 
 #[tokio::test]
 async fn registry_is_reached_through_the_proxy() {
-    let (folder, ca) = (tempfile::tempdir().unwrap(), ca());
+    let folder = tempfile::tempdir().unwrap();
+    let ca = ca();
     let file = folder.path().join("ca.pem");
     fs::write(&file, ca.pem()).unwrap();
     let (port, _server) = registry().listen(Some(server(&ca))).await;
@@ -126,7 +132,8 @@ async fn registry_is_reached_through_the_proxy() {
     let mut proxy = JoinSet::new();
     proxy.spawn(async move {
         let (mut client, _) = listener.accept().await.unwrap();
-        let (mut head, mut byte) = (Vec::new(), [0]);
+        let mut head = Vec::new();
+        let mut byte = [0];
         while !head.ends_with(b"\r\n\r\n") {
             client.read_exact(&mut byte).await.unwrap();
             head.extend_from_slice(&byte);

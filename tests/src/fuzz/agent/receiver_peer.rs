@@ -134,7 +134,8 @@ impl ReceiverPeer {
     /// Answers a heartbeat of an agent whose events are answered, and settles them; true if no watch must be resent.
     fn heartbeat_agrees(&self) -> bool {
         let heartbeat = heartbeat(&self.core, self.now);
-        let (epoch, sequence) = (heartbeat.epoch, heartbeat.sequence);
+        let epoch = heartbeat.epoch;
+        let sequence = heartbeat.sequence;
         let settled: Settled = heartbeat.watches.iter().map(|watch| (watch.name.clone(), sequence)).collect();
         let response = self.fleet.heartbeat(verified(epoch, heartbeat), NOW).expect("the runtime is known");
         let response = HeartbeatResponse { settled, ..response };

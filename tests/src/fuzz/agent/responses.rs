@@ -33,7 +33,8 @@ pub fn answers(data: &[u8]) {
     let core = Core::new(RUNTIME.clone(), OBJECTS * 2, Metrics::default()).bounded(OBJECTS * 4);
     let plan = Plan::parse(PLAN).expect("this is a plan");
     fill(&core, &plan);
-    let (mut now, mut settled) = (Instant::now(), false);
+    let mut now = Instant::now();
+    let mut settled = false;
     let held = unfinished(&core);
     for line in text.lines() {
         now += LONG_WAIT;

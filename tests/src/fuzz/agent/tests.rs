@@ -13,7 +13,8 @@ fn refusals_cover_all_reactions() {
         seeds("refusal").iter().map(|seed| classify_refusal(&response(seed).unwrap(), seeds::NOW)).collect();
     let retry_after = |seconds| RefusalAction::RetryAfter(Duration::from_secs(seconds));
     let announced = AnnouncedLimits { max_bytes: Some(10_000), max_events: Some(7) };
-    let (clock, large) = (RefusalAction::Clock { offset: 300 }, RefusalAction::TooLarge(announced));
+    let clock = RefusalAction::Clock { offset: 300 };
+    let large = RefusalAction::TooLarge(announced);
     assert_eq!(
         actions,
         [
@@ -47,7 +48,8 @@ fn watch_lines_are_decoded() {
                        "manager": "m", "work": ["kyma"]}]}"#;
         let started = core.follow(&Plan::parse(plan).unwrap()).started.remove(0);
         let mut reading = WatchDecoder::new(started, "kyma-system", core.clone());
-        let (mut listing, mut all) = (true, Vec::new());
+        let mut listing = true;
+        let mut all = Vec::new();
         for line in seeds("watch")[number].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             let outcome = if listing { reading.page(line) } else { reading.line(line) };
             listing = if listing { reading.is_listing() } else { outcome == Relist };

@@ -58,7 +58,8 @@ pub(super) async fn measure(
         emit_beside_direct((name, q), &pairs, emit);
     }
     let cpu = |runs: &[Run]| median(runs.iter().map(|run| run.cpu).collect());
-    let (relayed, floor) = (cpu(&through_first), cpu(&to_holders));
+    let relayed = cpu(&through_first);
+    let floor = cpu(&to_holders);
     emit(&Figure::new("replicas_relay_busy_cpu_per_request", relayed, "ms").with_floor(floor));
     emit(&Figure::new("replicas_relay_busy_cpu_more_per_request", relayed - floor, "ms").at_most(0.15));
     // The least that a relayed request can take is a direct one and the hop.
@@ -88,7 +89,8 @@ async fn run(
     let mut agents = JoinSet::new();
     for (place, mut runtime) in (0_u32..).zip(runtimes.drain(..)) {
         agents.spawn(async move {
-            let (mut accepted, mut refused) = (Vec::new(), 0);
+            let mut accepted = Vec::new();
+            let mut refused = 0;
             let mut ticks = interval_at(begin + offset * place, pause);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             while ticks.tick().await < end {

@@ -37,7 +37,8 @@ pub(super) struct Hop {
 
 /// Measures it with a client in this process: one exchange in each interval.
 pub(super) async fn measure(setup: &ReplicaSetup, pause: Duration, duration: Duration) -> Result<Hop> {
-    let (landscape, member) = (&setup.landscape, setup.fleet.members().first().context("no runtime")?);
+    let landscape = &setup.landscape;
+    let member = setup.fleet.members().first().context("no runtime")?;
     let plain = PlainServerProcess::start(landscape, false).await?;
     let ca = landscape.ca();
     let identity = ca.make_runtime(member.id(), landscape.trust_domain(), now(), RUNTIME_VALIDITY)?.identity()?;
@@ -47,9 +48,12 @@ pub(super) async fn measure(setup: &ReplicaSetup, pause: Duration, duration: Dur
     let mut connections = JoinSet::new();
     connections.spawn(connection);
 
-    let (uri, field) = (format!("https://{}/", plain.address()), "x".repeat(FIELD));
+    let uri = format!("https://{}/", plain.address());
+    let field = "x".repeat(FIELD);
     let exchange = || {
-        let (sender, uri, field) = (sender.clone(), uri.clone(), field.clone());
+        let sender = sender.clone();
+        let uri = uri.clone();
+        let field = field.clone();
         async move {
             let request = Request::post(uri).header("x-field", field).body(())?;
             let begun = Instant::now();
@@ -64,7 +68,8 @@ pub(super) async fn measure(setup: &ReplicaSetup, pause: Duration, duration: Dur
     };
     let mut ticks = interval(pause);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (cpu, end) = (cpu_of(plain.process()?)?, Instant::now() + duration);
+    let cpu = cpu_of(plain.process()?)?;
+    let end = Instant::now() + duration;
     let mut exchanges = JoinSet::new();
     while ticks.tick().await < end {
         exchanges.spawn(exchange());

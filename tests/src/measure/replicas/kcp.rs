@@ -100,7 +100,8 @@ async fn load(
     step.done();
 
     let step = Step::begin(format!("{} changes a second", settings.rate));
-    let (mark, users) = (kcp.audit_mark()?, Users::start(fleet, settings.rate)?);
+    let mark = kcp.audit_mark()?;
+    let users = Users::start(fleet, settings.rate)?;
     sleep(Duration::from_secs(settings.seconds.into())).await;
     let changes = users.end().await?;
     ensure!(changes.iter().all(|change| change.shown.is_some()), "a change was lost");

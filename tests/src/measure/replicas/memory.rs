@@ -122,7 +122,8 @@ fn least(direct: &[f64], hops: &[f64]) -> Vec<f64> {
 
 /// Memory of one receiver without shards, in MiB, and its times with [`COMPARED`] agents.
 async fn single(agents: u32) -> Result<(f64, Vec<f64>)> {
-    let (mut setup, agents) = (FleetSetup::start(&[]).await?, usize::try_from(agents)?);
+    let mut setup = FleetSetup::start(&[]).await?;
+    let agents = usize::try_from(agents)?;
     setup.grow(agents.min(COMPARED)).await?;
     let times = accepted(&setup.fleet, &setup.fleet.members().iter().collect::<Vec<_>>()).await?;
     setup.grow(agents).await?;

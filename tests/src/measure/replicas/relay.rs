@@ -86,7 +86,8 @@ pub(super) async fn alternate<R>(
     name: &str,
     mut run: impl AsyncFnMut(Route) -> Result<R>,
 ) -> Result<(Vec<R>, Vec<R>)> {
-    let (mut through_first, mut to_holders) = (Vec::new(), Vec::new());
+    let mut through_first = Vec::new();
+    let mut to_holders = Vec::new();
     for number in 1..=runs {
         let step = Step::begin(format!("{name} {number} of {runs}, through one replica"));
         through_first.push(run(Route::First).await?);
@@ -120,7 +121,8 @@ async fn run(
     for runtime in runtimes.iter_mut() {
         runtime.connect(route, first).await?;
     }
-    let (cpu, events) = (setup.cpu()?, setup.fleet.counters().events());
+    let cpu = setup.cpu()?;
+    let events = setup.fleet.counters().events();
     let mut users = JoinSet::new();
     for (number, mut runtime) in (0_u32..).zip(runtimes.drain(..)) {
         users.spawn(async move {
@@ -131,7 +133,8 @@ async fn run(
     }
     let mut done = users.join_all().await;
     done.sort_by_key(|(number, ..)| *number);
-    let (cpu, events) = (setup.cpu()? - cpu, setup.fleet.counters().events() - events);
+    let cpu = setup.cpu()? - cpu;
+    let events = setup.fleet.counters().events() - events;
     let mut run = Run { cpu: cpu * 1e3 / number(usize::try_from(events)?).max(1.0), ..Run::default() };
     for (_, runtime, times) in done {
         let half = if runtime.is_relayed { &mut run.relayed } else { &mut run.direct };
@@ -168,7 +171,8 @@ fn report(through_first: &[Run], to_holders: &[Run], emit: &mut impl FnMut(&Figu
         }
     }
     let cpu = |runs: &[Run]| median(runs.iter().map(|run| run.cpu).collect());
-    let (relayed, floor) = (cpu(through_first), cpu(to_holders));
+    let relayed = cpu(through_first);
+    let floor = cpu(to_holders);
     emit(&Figure::new("replicas_relay_cpu_per_event", relayed, "ms").with_floor(floor));
     emit(&Figure::new("replicas_relay_cpu_more_per_event", relayed - floor, "ms").at_most(0.15));
     let runs = || through_first.iter().chain(to_holders);

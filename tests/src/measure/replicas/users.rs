@@ -43,9 +43,11 @@ impl Users {
         for (member, number) in members.iter().zip(0_u32..) {
             // Spread over the pause: so many users do not act at the same moment.
             let offset = pause / u32::try_from(members.len())? * number;
-            let (member, mut over) = (member.without_agent(), over.clone());
+            let member = member.without_agent();
+            let mut over = over.clone();
             tasks.spawn(async move {
-                let (mut changes, shard) = (Vec::new(), shard_of(&member));
+                let mut changes = Vec::new();
+                let shard = shard_of(&member);
                 sleep(offset).await;
                 let mut ticks = interval(pause);
                 ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -145,7 +145,8 @@ async fn catalog_check_exits_with_the_documented_code() -> TestResult {
         fs::write(&path, objects.iter().map(|object| format!("{object}\n---\n")).collect::<String>())?;
         Ok::<_, anyhow::Error>(path.to_str().context("a path")?.to_owned())
     };
-    let (low, high) = (template("keda", "1.0.0"), template("keda", "1.1.0"));
+    let low = template("keda", "1.0.0");
+    let high = template("keda", "1.1.0");
     let both = [("regular", "1.0.0"), ("fast", "1.1.0")];
     let good = write("good.yaml", &[low.clone(), high.clone(), release_meta("keda", &both)])?;
     // A template that no channel names yields a warning, a channel without a template an error.

@@ -25,7 +25,8 @@ async fn a_moved_channel_is_one_patch_and_its_event_causes_no_write() -> TestRes
 async fn user_changes_to_the_catalog_are_reverted_and_user_objects_stay() -> TestResult {
     let setup = SingleRuntime::start("tamper", &[KEDA]).await?;
     catalog_is_synced(&setup).await?;
-    let (metas, templates) = (user_api::<ModuleReleaseMeta>(&setup).await?, user_api::<ModuleTemplate>(&setup).await?);
+    let metas = user_api::<ModuleReleaseMeta>(&setup).await?;
+    let templates = user_api::<ModuleTemplate>(&setup).await?;
     let mine = template("mine", "1.0.0");
     templates.create(&PostParams::default(), &serde_json::from_value(mine)?).await?;
     let before = metas.get("keda").await?;

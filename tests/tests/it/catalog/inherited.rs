@@ -41,7 +41,8 @@ async fn objects_synced_by_lifecycle_manager_are_neither_deleted_nor_recreated()
     kept.push(synced_by_lifecycle_manager::<ModuleReleaseMeta>(&setup, &before).await?);
     synced_by_lifecycle_manager::<ModuleTemplate>(&setup, &template("gone", "1.0.0")).await?;
     synced_by_lifecycle_manager::<ModuleReleaseMeta>(&setup, &release_meta("gone", &[("regular", "1.0.0")])).await?;
-    let (metas, templates) = (user_api::<ModuleReleaseMeta>(&setup).await?, user_api::<ModuleTemplate>(&setup).await?);
+    let metas = user_api::<ModuleReleaseMeta>(&setup).await?;
+    let templates = user_api::<ModuleTemplate>(&setup).await?;
     templates.create(&PostParams::default(), &serde_json::from_value(template("mine", "1.0.0"))?).await?;
 
     let mark = setup.runtime.cluster().audit_mark()?;

@@ -110,7 +110,8 @@ async fn changed_crds_are_restored_with_their_objects_and_others_are_untouched()
     setup.runtime.select(&["keda"]).await?;
     setup.kcp_status("the module", |status| module(status, "keda").is_some_and(|keda| keda.manifest.is_some())).await?;
     let manifest = async || Ok::<_, anyhow::Error>(setup.manifests().await?.first().and_then(|found| found.uid()));
-    let (versions, installed) = (user_objects.versions().await?, manifest().await?);
+    let versions = user_objects.versions().await?;
+    let installed = manifest().await?;
     for plural in ["kymas", "moduletemplates", "modulereleasemetas"] {
         let before = user_objects.crds.get(&format!("{plural}.{GROUP}")).await?;
         user_objects.is_restored(&setup, &before).await?;

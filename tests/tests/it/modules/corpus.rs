@@ -58,7 +58,8 @@ impl Corpus {
     pub(super) async fn start(name: &str, members: BTreeMap<String, Member>, patience: Duration) -> Result<Self> {
         let setup = SingleRuntime::isolated_without_agent(Isolation::Kubelet, name, &[], quick_options()).await?;
         let kubelet = Kubelet::start(setup.runtime.cluster(), kubelet::Options::default()).await?;
-        let (names, failures) = (BTreeSet::new(), Vec::new());
+        let names = BTreeSet::new();
+        let failures = Vec::new();
         let this = Self { _kubelet: kubelet, setup, members, patience, names, failures };
         for name in this.members.keys() {
             this.publish(name, INSTALLED).await?;
@@ -125,7 +126,8 @@ impl Corpus {
             if since.elapsed() > self.patience {
                 for name in waiting {
                     let found = module(&status, &name);
-                    let (state, message) = (found.map(|it| it.state), found.and_then(|it| it.message.clone()));
+                    let state = found.map(|it| it.state);
+                    let message = found.and_then(|it| it.message.clone());
                     self.fails(&name, format_args!("{version} is not Ready but {state:?}: {message:?}"));
                 }
                 return Ok(());

@@ -36,7 +36,8 @@ async fn the_module_deployer_has_the_data_of_secrets_in_kcp_and_follows_them() -
     let receiver = vec![format!("--restricted-default-modules={DEPLOYER}")];
     let options = Options { receiver, ..quick_options() };
     let setup = SingleRuntime::with_options("deployer", &[(DEPLOYER, "1.0.0", "1.0.0")], options).await?;
-    let (kcp, namespace) = (setup.landscape.kcp().client().await?, setup.landscape.namespace());
+    let kcp = setup.landscape.kcp().client().await?;
+    let namespace = setup.landscape.namespace();
     let team = json!({"team": "a"});
     let labels = Patch::Merge(json!({"metadata": {"labels": team}}));
     setup.kcp_kymas().await?.patch(setup.runtime.name(), &PatchParams::default(), &labels).await?;

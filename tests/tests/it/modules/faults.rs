@@ -11,7 +11,8 @@ pub(super) const CONTROL_PLANE: &str = "tidewatch-control-plane";
 impl ModuleRuntime {
     /// Changes the selection or a channel, and kills the receiver after this many of its writes to the runtime.
     async fn kill_after(&self, writes: usize, change: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
-        let (cluster, account) = (self.setup.runtime.cluster(), format!(":{CONTROL_PLANE}"));
+        let cluster = self.setup.runtime.cluster();
+        let account = format!(":{CONTROL_PLANE}");
         let mark = cluster.audit_mark()?;
         change().await?;
         until(&format!("{writes} writes to the runtime"), async || {

@@ -58,7 +58,8 @@ fn write_policy(path: &Path, after: SignedDuration) -> Result<()> {
 
 #[tokio::test]
 async fn an_upgrade_with_downtime_waits_until_the_policy_opens_its_window() -> TestResult {
-    let (closed, open) = (SignedDuration::from_hours(24), SignedDuration::from_hours(-1));
+    let closed = SignedDuration::from_hours(24);
+    let open = SignedDuration::from_hours(-1);
     let folder = tempfile::tempdir()?;
     let policy = folder.path().join("policy.json");
     write_policy(&policy, closed)?;

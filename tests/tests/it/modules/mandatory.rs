@@ -79,7 +79,8 @@ async fn a_mandatory_module_is_installed_upgraded_and_removed_with_its_release_m
     modules.require("sample", "1.0.0").await?;
 
     let manifest = modules.runs("sample", "1.0.0").await?;
-    let (labels, kyma) = (manifest.labels(), setup.runtime.kcp_kyma().await?.context("the Kyma")?);
+    let labels = manifest.labels();
+    let kyma = setup.runtime.kcp_kyma().await?.context("the Kyma")?;
     assert_eq!((labels.get(label::CHANNEL), &*labels[label::MANDATORY_MODULE]), (None, "true"));
     assert_eq!((&labels[label::KYMA_NAME], &*labels[label::MODULE_NAME]), (&kyma.name_any(), "sample"));
     assert_eq!(manifest.annotations()[OCM_COMPONENT_NAME], "kyma-project.io/module/sample");
@@ -140,7 +141,8 @@ async fn a_mandatory_module_is_installed_upgraded_and_removed_with_its_release_m
 #[tokio::test]
 async fn a_skipped_kyma_gets_no_mandatory_module_and_a_deleted_one_loses_it() -> TestResult {
     let modules = ModuleRuntime::start("mandatory-skip", &[]).await?;
-    let (setup, kymas) = (&modules.setup, modules.setup.kcp_kymas().await?);
+    let setup = &modules.setup;
+    let kymas = modules.setup.kcp_kymas().await?;
     let skip = async |value: Value| {
         let labels = Patch::Merge(json!({"metadata": {"labels": {label::SKIP_RECONCILIATION: value}}}));
         kymas.patch(setup.runtime.name(), &PatchParams::default(), &labels).await

@@ -68,7 +68,8 @@ async fn prove_all() -> Result<()> {
         corpus.install(names.clone()).await?;
         let inventories = corpus.inventories().await?;
         for name in &names {
-            let (expected, found) = (objects[name].len(), inventories.get(name).map_or(0, BTreeSet::len));
+            let expected = objects[name].len();
+            let found = inventories.get(name).map_or(0, BTreeSet::len);
             if found != expected {
                 corpus.fails(name, format_args!("{found} of {expected} objects are installed"));
             }
@@ -86,7 +87,8 @@ async fn prove_all() -> Result<()> {
 
 fn describe(published: &Published, objects: &[DynamicObject]) {
     let definitions = objects.iter().filter(|object| kind(object) == "CustomResourceDefinition").count();
-    let (name, version) = (published.module_name(), published.version());
+    let name = published.module_name();
+    let version = published.version();
     print_line(&format!("{name} {version}: {} objects, {definitions} of them CRDs", objects.len()));
 }
 

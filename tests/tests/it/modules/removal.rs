@@ -125,7 +125,8 @@ async fn a_module_is_repaired_and_upgraded_while_its_default_module_cr_terminate
 #[tokio::test]
 async fn an_unmanaged_module_keeps_its_objects_and_is_managed_again() -> TestResult {
     let modules = ModuleRuntime::start("unmanaged", &[("sample", &["1.0.0"])]).await?;
-    let (setup, kyma) = (&modules.setup, modules.setup.runtime.name());
+    let setup = &modules.setup;
+    let kyma = modules.setup.runtime.name();
     // Without them there are no metrics of a Kyma.
     let labelled = json!({"metadata": {"labels": {label::INSTANCE_ID: "i-1"},
         "annotations": {annotation::SKR_DOMAIN: "shoot.example.test"}}});

@@ -76,7 +76,8 @@ async fn shared_objects_are_never_fought_over(modules: &ModuleRuntime) -> Result
     let with = |data: Value| [map("shared", &data), things.clone()];
     modules.publish_objects("alpha", "1.0.0", &with(json!({"mode": "a", "alpha": "1"}))).await?;
     modules.publish_objects("beta", "1.0.0", &with(json!({"mode": "a", "beta": "1"}))).await?;
-    let (runtime, maps) = (&modules.setup.runtime, modules.named::<ConfigMap>(SKR_NAMESPACE).await?);
+    let runtime = &modules.setup.runtime;
+    let maps = modules.named::<ConfigMap>(SKR_NAMESPACE).await?;
     runtime.select(&["alpha"]).await?;
     modules.becomes("alpha", "1.0.0", State::Ready).await?;
     let created = maps.get("shared").await?;
@@ -160,7 +161,8 @@ async fn content_of_users_outlives_versions_and_modules(modules: &ModuleRuntime)
     let runtime = &modules.setup.runtime;
     runtime.select(&["gamma"]).await?;
     modules.becomes("gamma", "1.0.0", State::Ready).await?;
-    let (client, kind) = (modules.client().await?, GroupVersionKind::gvk("shared.test", "v1", "Gadget"));
+    let client = modules.client().await?;
+    let kind = GroupVersionKind::gvk("shared.test", "v1", "Gadget");
     let resources: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", &ApiResource::from_gvk(&kind));
 
     // What a deleted CRD has taken along returns with it.

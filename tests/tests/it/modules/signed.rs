@@ -8,7 +8,8 @@ use super::*;
 
 /// Packs a version of a sample module, signs it with a new key, pushes it, and returns the public key.
 async fn publish_signed(modules: &ModuleRuntime, name: &str, version: &str, signature: &str) -> Result<String> {
-    let (output, host) = (tempfile::tempdir()?, modules.registry.host());
+    let output = tempfile::tempdir()?;
+    let host = modules.registry.host();
     let key = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048)?;
     let private = output.path().join("private.pem");
     fs::write(&private, key.serialize_pem())?;

@@ -18,7 +18,8 @@ fn kept(manifest: &Manifest) -> Result<Value> {
 impl ModuleRuntime {
     /// Version and uid of each object of a module in the runtime.
     async fn versions(&self, manifest: &Manifest) -> Result<BTreeMap<String, (Option<String>, Option<String>)>> {
-        let (client, mut versions) = (self.client().await?, BTreeMap::new());
+        let client = self.client().await?;
+        let mut versions = BTreeMap::new();
         for entry in manifest.status.iter().flat_map(|status| status.synced()) {
             let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(&entry.group, &entry.version, &entry.kind));
             let api = match entry.namespace.as_str() {
@@ -36,14 +37,16 @@ impl ModuleRuntime {
 async fn a_running_module_is_handed_back_and_taken_over_without_a_write() -> TestResult {
     let versions: &[(&str, &[&str])] = &[("sample", &["1.0.0"])];
     let modules = ModuleRuntime::without_agent("module-takeover", versions, takeover_options()).await?;
-    let (landscape, runtime) = (&modules.setup.landscape, &modules.setup.runtime);
+    let landscape = &modules.setup.landscape;
+    let runtime = &modules.setup.runtime;
     take_over(landscape, runtime).await?;
     modules.start_agent().await?;
     runtime.select(&["sample"]).await?;
     modules.becomes("sample", "1.0.0", State::Ready).await?;
     modules.setup.becomes_idle().await?;
     let manifest = modules.manifest("sample").await?;
-    let (running, recorded) = (modules.versions(&manifest).await?, kept(&manifest)?);
+    let running = modules.versions(&manifest).await?;
+    let recorded = kept(&manifest)?;
     assert_eq!(running.len(), 5, "{running:?}");
 
     request_hand_back(landscape, runtime).await?;

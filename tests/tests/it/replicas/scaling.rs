@@ -155,7 +155,8 @@ async fn scaling_loses_no_change_and_repeats_no_write() -> TestResult {
         install_module(member).await?;
     }
     becomes_quiet(&replicas).await?;
-    let (marks, before) = (Marks::now(&replicas)?, acquisitions(&replicas).await?);
+    let marks = Marks::now(&replicas)?;
+    let before = acquisitions(&replicas).await?;
 
     let end = AtomicBool::new(false);
     let scaling = async {

@@ -66,7 +66,8 @@ impl User {
         let clusters = members.iter().map(|member| member.runtime.cluster());
         let clusters = clusters.map(|cluster| Ok((cluster.clone(), cluster.audit_mark()?))).collect::<Result<_>>()?;
         let kymas = members.iter().map(|member| Api::<Kyma>::namespaced(member.runtime.user(), SKR_NAMESPACE));
-        let (kymas, ended) = (kymas.collect(), Arc::new(AtomicBool::new(false)));
+        let kymas = kymas.collect();
+        let ended = Arc::new(AtomicBool::new(false));
         let task = tokio::spawn(write(kymas, ended.clone()));
         Ok(Self { ended, task, clusters })
     }
@@ -149,7 +150,9 @@ impl Record {
 
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (count, seconds, fewest) = (self.begun.len(), self.seconds(), self.fewest());
+        let count = self.begun.len();
+        let seconds = self.seconds();
+        let fewest = self.fewest();
         write!(f, "{count} writes in {seconds} s, {} of them refused, {fewest} in the slowest second", self.refused)
     }
 }

@@ -72,7 +72,8 @@ impl<'a> Judge<'a> {
 
     fn writes(&self) -> Result<Vec<AuditedWrite>> {
         let Self { landscape, runtime, marks, agent } = self;
-        let (namespace, name) = (landscape.namespace(), runtime.name());
+        let namespace = landscape.namespace();
+        let name = runtime.name();
         let receiver = format!("system:serviceaccount:{namespace}:tidewatch-receiver");
         let concerns_kyma = |timed: &TimedWrite| {
             let write = &timed.write;

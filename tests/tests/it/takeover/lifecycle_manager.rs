@@ -69,7 +69,8 @@ impl LifecycleManager {
         for cluster in runtimes {
             clients.insert(cluster.name().to_owned(), cluster.client_as(ClusterUser::Other).await?);
         }
-        let (progress, ended) = (Arc::<Mutex<Progress>>::default(), Arc::<AtomicBool>::default());
+        let progress = Arc::<Mutex<Progress>>::default();
+        let ended = Arc::<AtomicBool>::default();
         // A separate thread stands in for another process.
         let runtime = Builder::new_current_thread().enable_all().build().context("build its runtime")?;
         let shared = (progress.clone(), ended.clone());

@@ -172,9 +172,11 @@ impl ControlPlane {
 
     /// A client of a replica.
     pub(crate) fn client(&self, link: &KcpLink) -> kube::Client {
-        let (requests, link) = (self.0.requests.clone(), link.clone());
+        let requests = self.0.requests.clone();
+        let link = link.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
-            let (requests, link) = (requests.clone(), link.clone());
+            let requests = requests.clone();
+            let link = link.clone();
             async move {
                 let request = link.timed(request).await;
                 let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));

@@ -66,7 +66,8 @@ type WarmCaches = Arc<Mutex<BTreeSet<KymaKey>>>;
 
 /// Runs a replica until it is stopped.
 pub(crate) async fn run(shared: SharedState, at: usize, mut rng: Rng) -> turmoil::Result {
-    let (gate, holders) = (shared.gate(at).clone(), HoldersHandle::default());
+    let gate = shared.gate(at).clone();
+    let holders = HoldersHandle::default();
     let (table, stop, instance) = shared.start_replica(at, holders.clone());
     tokio::spawn(watch_fences(shared.clone(), at));
     let warm = WarmCaches::default();
@@ -75,7 +76,8 @@ pub(crate) async fn run(shared: SharedState, at: usize, mut rng: Rng) -> turmoil
         tokio::spawn(gate.run(worker.run()));
     }
 
-    let (identities, metrics) = (Identities::get(), shared.metrics().clone());
+    let identities = Identities::get();
+    let metrics = shared.metrics().clone();
     let tls = identities.replicas[at].clone();
     let known = ShardHolders::new(holders.clone(), shards());
     let (relay, reports) = Relay::over(RelayNetwork(gate.clone()), known, tls.clone(), metrics.relay);
@@ -120,7 +122,8 @@ pub(crate) async fn run(shared: SharedState, at: usize, mut rng: Rng) -> turmoil
     };
     let client = shared.kcp().client(shared.link(at));
     let ShardOwnership { elector, changes } = ShardElector::start(client, settings, instance, holders, metrics.shards)?;
-    let (sync_delay, stopped) = (rng.millis(2_000), stop.clone());
+    let sync_delay = rng.millis(2_000);
+    let stopped = stop.clone();
     let elector = tokio::spawn(gate.run(async move {
         if stopped.run_until_cancelled(sleep(sync_delay)).await.is_some() {
             elector.run(stopped).await;

@@ -86,7 +86,9 @@ impl Identities {
         let agent = |runtime: usize| {
             let leaf = ca.make_runtime(&runtime_id(runtime), &domain, now, RUNTIME_VALIDITY).unwrap();
             let address = format!("https://{RECEIVER}:{PORT}").parse().unwrap();
-            let (chain, key, bundle) = (leaf.chain.into(), leaf.key.into(), ca.certificate_pem().into());
+            let chain = leaf.chain.into();
+            let key = leaf.key.into();
+            let bundle = ca.certificate_pem().into();
             Arc::new(Credentials::new(&KeyMaterial { chain, key, bundle }, &domain, address, now).unwrap())
         };
         let agents = (0..RUNTIMES).map(agent).collect();
@@ -109,9 +111,11 @@ fn replica_tls(ca: &Ca, name: &str, domain: &TrustDomain) -> ReplicaTls {
         key: file("tls.key", &leaf.key),
         roots: file("ca.crt", ca.certificate_pem()),
     };
-    let (agents, clients) = (ca.trust_bundle(), ca.trust_bundle());
+    let agents = ca.trust_bundle();
+    let clients = ca.trust_bundle();
     let (_keep, trust) = tokio::sync::watch::channel(Arc::new(Trust { agents, clients, issuer: None }));
-    let (source, metrics) = (ReplicaSource::Files(files), ReplicaMetrics::default());
+    let source = ReplicaSource::Files(files);
+    let metrics = ReplicaMetrics::default();
     // With files it waits for nothing.
     let opened = ReplicaCertificate::open(name, domain.clone(), source, trust, metrics).now_or_never();
     opened.unwrap().unwrap().0
@@ -307,7 +311,8 @@ impl SharedState {
     pub(crate) fn start_agent(&self, runtime: usize) -> (Core, Arc<AtomicUsize>) {
         let mut state = self.state();
         state.incarnations += 1;
-        let (id, metrics) = (runtime_id(runtime), self.0.metrics.agent.clone());
+        let id = runtime_id(runtime);
+        let metrics = self.0.metrics.agent.clone();
         let agent = Agent::start(id, state.incarnations, SMALL_CAP, &PLAN.plan(0), metrics);
         let core = agent.core();
         state.runtimes[runtime].agent = Some(agent);
@@ -432,7 +437,8 @@ impl SharedState {
     /// Records a request that reaches the runtime table of a replica.
     pub(crate) fn received(&self, at: usize, runtime: &RuntimeId) {
         let mut state = self.state();
-        let (shard, elapsed) = (shards().of_runtime(runtime), state.elapsed);
+        let shard = shards().of_runtime(runtime);
+        let elapsed = state.elapsed;
         let Some(replica) = &state.replicas[at] else { return };
         let is_own = replica.holders.current().get(shard).is_some_and(|holder| holder.is_own);
         // The holder is looked up before the body is read.
@@ -451,7 +457,8 @@ impl SharedState {
     pub(crate) fn read_runtime(&self, job: &Job, cold_cache: bool) -> ReconcileInput {
         let mut state = self.state();
         state.tick += 1;
-        let (snapshot, tick) = (state.runtimes[runtime_of(&job.key)].cluster.snapshot(), state.tick);
+        let snapshot = state.runtimes[runtime_of(&job.key)].cluster.snapshot();
+        let tick = state.tick;
         ReconcileInput { snapshot, drift: job.queued.drift.clone(), cold_cache, plan: PLAN, tick }
     }
 
@@ -464,7 +471,8 @@ impl SharedState {
         latency: Duration,
     ) -> oneshot::Receiver<()> {
         let (landed, response) = oneshot::channel();
-        let (runtime, works) = (runtime_of(&job.key), job.queued.work);
+        let runtime = runtime_of(&job.key);
+        let works = job.queued.work;
         let _ = self.0.writes.send(Write { replica, runtime, works, input, latency, landed });
         response
     }
@@ -487,7 +495,8 @@ impl SharedState {
         let unit = unit_of(runtime);
         let other = state.writers[&unit].open.keys().find(|writer| **writer != replica).copied();
         if let Some(other) = other {
-            let (late, other) = (REPLICAS[replica], REPLICAS[other]);
+            let late = REPLICAS[replica];
+            let other = REPLICAS[other];
             state.violate(format!("a write of {late} to runtime {runtime} landed while the fence of {other} is open"));
         }
         state.runtimes[runtime].records.record_end(works, &input);

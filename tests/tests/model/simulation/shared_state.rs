@@ -80,7 +80,9 @@ impl Identities {
         let server = ServerIdentity::new(&server.identity().unwrap(), &ca.trust_bundle()).unwrap();
         let leaf = ca.make_runtime(&runtime(), &domain, now, RUNTIME_VALIDITY).unwrap();
         let address = format!("https://{RECEIVER}:{PORT}").parse().unwrap();
-        let (chain, key, bundle) = (leaf.chain.into(), leaf.key.into(), ca.certificate_pem().into());
+        let chain = leaf.chain.into();
+        let key = leaf.key.into();
+        let bundle = ca.certificate_pem().into();
         let agent = Arc::new(Credentials::new(&KeyMaterial { chain, key, bundle }, &domain, address, now).unwrap());
         Self { domain, server, agent }
     }
@@ -91,10 +93,12 @@ impl SharedState {
         let mut registry = Registry::default();
         let gateway = gateway::Metrics::register(registry.sub_registry_with_prefix("gateway"));
         let fleet = table::Metrics::register(&mut registry);
-        let (cluster, records) = (Cluster::new(), Records::default());
+        let cluster = Cluster::new();
+        let records = Records::default();
         let tables = (0..receivers).map(|_| None).collect();
         let state = Mutex::new(State { cluster, records, tick: 0, incarnations: 0, agent: None, tables });
-        let (agent, current) = (AgentMetrics::default(), Arc::default());
+        let agent = AgentMetrics::default();
+        let current = Arc::default();
         Self(Arc::new(Inner { identities: Identities::new(), gateway, fleet, agent, registry, current, state }))
     }
 
@@ -255,7 +259,8 @@ impl SharedState {
                 return Some(format!("watch {} is not up to date", watch.name));
             }
             for (name, _) in agent.reported_objects(at) {
-                let (delivered, expected) = (state.records.delivered(at, name), snapshot[at].get(&name).copied());
+                let delivered = state.records.delivered(at, name);
+                let expected = snapshot[at].get(&name).copied();
                 if delivered != expected {
                     return Some(format!(
                         "{name} of {}: the manager observed {delivered:?} instead of {expected:?}",

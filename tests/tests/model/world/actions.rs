@@ -120,7 +120,9 @@ fn manager_response() -> impl Strategy<Value = ManagerResponse> {
 
 /// Generates any action, for this number of receiver instances.
 pub(crate) fn any_action(instances: usize) -> impl Strategy<Value = Action> {
-    let (at, watch, instance) = (0usize..4, 0..WATCHES.len(), 0..instances);
+    let at = 0usize..4;
+    let watch = 0..WATCHES.len();
+    let instance = 0..instances;
     let deliver = (at.clone(), instance.clone(), prop::bool::weighted(0.15), fault());
     let faults = prop_oneof![
         3 => Just(Action::AbandonRequest),
@@ -168,7 +170,8 @@ pub(crate) fn any_action(instances: usize) -> impl Strategy<Value = Action> {
 
 /// Generates an action of agent, receivers or network, while the cluster does not change.
 pub(crate) fn exchange_action(instances: usize) -> impl Strategy<Value = Action> {
-    let (at, instance) = (0usize..3, 0..instances);
+    let at = 0usize..3;
+    let instance = 0..instances;
     let deliver = (at.clone(), instance.clone(), prop::bool::weighted(0.15), fault());
     prop_oneof![
         10 => Just(Action::SendEvents),

@@ -122,7 +122,8 @@ impl Receiver {
         let acceptor = TlsAcceptor::from(Arc::new(config));
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            let (acceptor, receiver) = (acceptor.clone(), self.clone());
+            let acceptor = acceptor.clone();
+            let receiver = self.clone();
             tokio::spawn(async move {
                 let stream = match acceptor.accept(stream).await {
                     Ok(stream) => stream,
@@ -161,10 +162,12 @@ impl Receiver {
 fn check(head: &http::request::Parts, body: &[u8], leaf: &Leaf) {
     let header = |name: &str| head.headers[name].to_str().unwrap();
     let authority = head.uri.authority().map_or_else(|| header("host").to_owned(), ToString::to_string);
-    let (path, content_type) = (head.uri.path(), header("content-type"));
+    let path = head.uri.path();
+    let content_type = header("content-type");
     let message = Message { method: head.method.as_str(), authority: &authority, path, content_type };
-    let (content_digest, signature_input, signature) =
-        (header(CONTENT_DIGEST), header(SIGNATURE_INPUT), header(SIGNATURE));
+    let content_digest = header(CONTENT_DIGEST);
+    let signature_input = header(SIGNATURE_INPUT);
+    let signature = header(SIGNATURE);
     let signed = SignedRequest { message, content_digest, signature_input, signature, body };
     verify(&signed, leaf, clock::unix_seconds()).unwrap();
 }
@@ -194,7 +197,9 @@ impl Store {
         let mut secret = self.secret.lock();
         let version = secret.as_ref().map_or(1, |(version, ..)| version + 1);
         *secret = Some((version, chain.to_vec(), key.to_vec()));
-        let (version, chain, key) = (version.to_string(), chain.to_vec(), key.to_vec());
+        let version = version.to_string();
+        let chain = chain.to_vec();
+        let key = key.to_vec();
         self.publish.send_replace(Stored::Present(Arc::new(Content { version, chain, key })));
     }
 
@@ -287,7 +292,8 @@ impl Harness {
         let roots = tls::roots(&tls::certificates(ca.pem().as_bytes()).unwrap()).unwrap();
         let replies = Mutex::new(replies);
         let receiver = Arc::new(Receiver { ca, seconds: 3_600.into(), replies, logged: sender });
-        let (mut servers, mut addresses) = (Vec::new(), Vec::new());
+        let mut servers = Vec::new();
+        let mut addresses = Vec::new();
         for config in [tls::server_without_client_auth(&identity).unwrap(), tls::server(&identity, roots).unwrap()] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             addresses.push(listener.local_addr().unwrap());
@@ -295,7 +301,8 @@ impl Harness {
         }
         let token = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(token.path(), TOKEN).unwrap();
-        let (enrolment, events) = (addresses[0], addresses[1]);
+        let enrolment = addresses[0];
+        let events = addresses[1];
         let harness = Self {
             receiver,
             enrolment,
@@ -333,8 +340,9 @@ impl Harness {
 
     /// Starts an enroller with the given content of the Secret.
     pub(crate) fn start_with(&self, stored: watch::Receiver<Stored>) -> RunningEnroller {
-        let (identity_status, readiness, metrics) =
-            (IdentityStatus::default(), Readiness::default(), Metrics::default());
+        let identity_status = IdentityStatus::default();
+        let readiness = Readiness::default();
+        let metrics = Metrics::default();
         let (renewals, link) = renewal_channel(identity_status.clone());
         let (enroller, current) = Enroller::new(EnrollerParts {
             domain: "kyma.local".parse().unwrap(),

@@ -69,7 +69,8 @@ impl<C: ObjectCache> Bodies<C> {
                     kymas.extend(self.add_one(listed));
                 }
                 Err(invalid) => {
-                    let (namespace, name) = (invalid.metadata.namespace, invalid.metadata.name);
+                    let namespace = invalid.metadata.namespace;
+                    let name = invalid.metadata.name;
                     let key = KymaKey::new(namespace.unwrap_or_default(), name.unwrap_or_default());
                     if missing.values().any(|objects| objects.contains(&key)) {
                         let kind = C::KIND.kind;

@@ -75,7 +75,8 @@ mod tests {
     #[test]
     fn other_shards_are_kept_until_the_shards_are_divided_and_for_a_time_after_their_release() {
         let shards: Vec<_> = ShardCount::new(3).unwrap().shards().collect();
-        let (mut kept, start) = (KeptShards::default(), Instant::now());
+        let mut kept = KeptShards::default();
+        let start = Instant::now();
         let kept_of = |kept: &KeptShards| shards.iter().map(|shard| kept.contains(*shard)).collect::<Vec<_>>();
         kept.keep(shards[0]);
         assert_eq!(kept_of(&kept), [true, true, true]);
@@ -93,7 +94,8 @@ mod tests {
     #[test]
     fn shard_that_is_acquired_again_stays() {
         let shard = ShardCount::ONE.shard(0).unwrap();
-        let (mut kept, start) = (KeptShards::default(), Instant::now());
+        let mut kept = KeptShards::default();
+        let start = Instant::now();
         kept.reduce_others();
         kept.release(shard, start);
         assert!(!kept.contains(shard), "it was not held");

@@ -72,7 +72,8 @@ impl ObjectCache for KymaCache {
 
     /// Kymas have no label with their own name: those of runtimes are listed by the runtime id, the few others read by name.
     fn requests(&self, missing: &Missing) -> Vec<BodyRequest> {
-        let (mut runtimes, mut others) = (BTreeSet::new(), Vec::new());
+        let mut runtimes = BTreeSet::new();
+        let mut others = Vec::new();
         for key in missing.keys() {
             let kyma = self.find(key);
             let runtime = kyma.as_ref().and_then(|kyma| kyma.facts().labels().get(label::RUNTIME_ID));

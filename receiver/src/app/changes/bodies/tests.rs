@@ -60,7 +60,8 @@ fn manifest(name: &str, kyma: &str, version: u64) -> Value {
 
 impl<C: TestKind> SetupOf<C> {
     fn new(kymas: usize) -> Self {
-        let (shards, mut registry) = (ShardCount::new(3).unwrap(), Registry::default());
+        let shards = ShardCount::new(3).unwrap();
+        let mut registry = Registry::default();
         let mut kyma_writer = Writer::<CachedKyma>::default();
         for name in (0..kymas).map(|n| format!("k{n}")) {
             kyma_writer.apply_watcher_event(&Event::Apply(kyma(&name, Some(&name))));
@@ -74,9 +75,11 @@ impl<C: TestKind> SetupOf<C> {
 
     /// As [`Self::new`], with one object `m<n>` of each Kyma, all of which are reduced.
     async fn reduced(kymas: usize) -> (Self, FakeApiServer) {
-        let (setup, kcp) = (Self::new(kymas), FakeApiServer::default());
+        let setup = Self::new(kymas);
+        let kcp = FakeApiServer::default();
         for n in 0..kymas {
-            let (id, kyma) = (format!("{}/m{n}", C::KIND.kind), format!("k{n}"));
+            let id = format!("{}/m{n}", C::KIND.kind);
+            let kyma = format!("k{n}");
             kcp.edit(&id, |object| *object = C::object(&format!("m{n}"), &kyma, 1));
         }
         setup.bodies.reduce_others();
@@ -110,8 +113,10 @@ impl<C: TestKind> SetupOf<C> {
 
     /// Runs the task; returns it and the Kymas that got bodies.
     fn start(&self, kcp: &FakeApiServer) -> (JoinHandle<&'static str>, Arc<Mutex<BTreeSet<KymaKey>>>) {
-        let (fetched, bodies) = (Arc::<Mutex<BTreeSet<_>>>::default(), self.bodies.clone());
-        let (seen, api) = (fetched.clone(), C::api(kcp.client()));
+        let fetched = Arc::<Mutex<BTreeSet<_>>>::default();
+        let bodies = self.bodies.clone();
+        let seen = fetched.clone();
+        let api = C::api(kcp.client());
         let on_fetched = move |kyma: &KymaKey| seen.lock().extend([kyma.clone()]);
         (tokio::spawn(bodies.run(api, on_fetched)), fetched)
     }
@@ -138,8 +143,10 @@ async fn soon(future: impl Future<Output = ()>) {
 
 #[tokio::test(start_paused = true)]
 async fn shard_that_is_acquired_during_a_list_is_complete_after_it() {
-    let (setup, kcp) = (Setup::new(1), FakeApiServer::default());
-    let (shard, _) = (setup.shard("k0"), setup.start(&kcp));
+    let setup = Setup::new(1);
+    let kcp = FakeApiServer::default();
+    let shard = setup.shard("k0");
+    let _ = setup.start(&kcp);
     setup.apply(manifest("m0", "k0", 1));
     setup.bodies.keep(shard);
     // Its round ends before the list begins.
@@ -231,7 +238,8 @@ async fn deleted_manifest_stays_deleted() {
     let (setup, kcp) = Setup::reduced(1).await;
     let missing = setup.bodies.missing(|_| true).unwrap();
     let listed = kcp.all("manifests").into_iter().map(|object| serde_json::from_value(object).unwrap()).collect();
-    let (inner, mine) = (&setup.bodies.0, setup.shard("k0"));
+    let inner = &setup.bodies.0;
+    let mine = setup.shard("k0");
     setup.bodies.keep(mine);
     let known = inner.objects.find(&key("m0")).unwrap();
     inner.writer.lock().apply(&Event::Delete(known.clone()));

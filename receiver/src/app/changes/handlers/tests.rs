@@ -98,7 +98,9 @@ impl Bed {
 
     /// Kymas of other controllers are taken over after this period.
     fn taking_over(quiet: Duration) -> Self {
-        let (kcp, shards, mut registry) = (FakeApiServer::default(), ShardCount::new(8).unwrap(), Registry::default());
+        let kcp = FakeApiServer::default();
+        let shards = ShardCount::new(8).unwrap();
+        let mut registry = Registry::default();
         kcp.edit("kymas/k", |kyma| {
             *kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
                 "metadata": {"name": "k", "namespace": NAMESPACE, "generation": 1, "labels": {label::RUNTIME_ID: "k"},
@@ -108,7 +110,8 @@ impl Bed {
                     "conditions": [condition("EventPath", "False", "StaleCanary")]}});
         });
         let (stores, writers) = crate::app::changes::stores();
-        let (kymas, manifests) = (SharedWriter::from(writers.kymas), SharedWriter::from(writers.manifests));
+        let kymas = SharedWriter::from(writers.kymas);
+        let manifests = SharedWriter::from(writers.manifests);
         let secrets = SharedWriter::from(writers.secrets);
         let metrics = fleet::manifests::Metrics::register(&mut registry);
         let table = RuntimeTable::new(shards, table::Settings::default(), table::Metrics::register(&mut registry));
@@ -150,7 +153,8 @@ impl Bed {
         synced.cancel();
         let handover = ShardHandover::new(&components, handlers.placer.clone(), Some(bodies.clone()), synced);
         tokio::spawn(bodies.kymas.clone().run(Api::namespaced(kcp.client(), NAMESPACE), |_| ()));
-        let (handle, handle_manifest) = (Box::new(handlers.kymas()), Box::new(handlers.manifests()));
+        let handle = Box::new(handlers.kymas());
+        let handle_manifest = Box::new(handlers.manifests());
         let handle_secret = Box::new(handlers.secrets());
         let metas = writers.release_metas;
         let mut bed = Self {
@@ -496,7 +500,8 @@ async fn manifest_that_loses_the_label_of_mandatory_modules_releases_the_finaliz
     fill(&mut bed.metas, &bed.kcp.all("modulereleasemetas"));
     bed.deliver_manifest(&json!({label::MODULE_NAME: "warden", label::MANDATORY_MODULE: "true"}));
     let Components { stores, catalog, mandatory, .. } = bed.components.clone();
-    let (role, synced) = (FleetRole::held(WriteFence::default()), CancellationToken::new());
+    let role = FleetRole::held(WriteFence::default());
+    let synced = CancellationToken::new();
     synced.cancel();
     tokio::spawn(Finalizers::new(bed.kcp.client(), stores, catalog, mandatory, role).run(synced));
     let finalizers = |bed: &Bed| bed.kcp.object("modulereleasemetas/warden").unwrap()["metadata"]["finalizers"].clone();

@@ -67,7 +67,8 @@ fn rotation_begins_only_on_request_or_by_age() {
 #[test]
 fn every_phase_waits_for_exactly_its_stragglers() {
     for state in phases().into_iter().skip(1) {
-        let (name, good) = (state.name(), follower(&state));
+        let name = state.name();
+        let good = follower(&state);
         let state = CaState { force_after: None, ..state };
         let evaluate = |follower: &RuntimeTrust, now| {
             (
@@ -107,7 +108,8 @@ fn every_phase_waits_for_exactly_its_stragglers() {
 #[test]
 fn unknown_stragglers_are_waited_for_like_known_ones() {
     for state in phases().into_iter().skip(1) {
-        let (name, revision) = (state.name(), state.trust().agents.revision().to_owned());
+        let name = state.name();
+        let revision = state.trust().agents.revision().to_owned();
         let at = |force_after, waiting_for, now| {
             let state = CaState { force_after, ..state.clone() };
             super::next_transition(&state, policy(&revision), waiting_for, false, now)

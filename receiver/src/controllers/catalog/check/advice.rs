@@ -99,7 +99,8 @@ pub(super) fn closest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) 
 
 /// Levenshtein distance, ignoring ASCII letter case.
 fn distance(a: &str, b: &str) -> usize {
-    let (a, b) = (a.to_ascii_lowercase(), b.to_ascii_lowercase());
+    let a = a.to_ascii_lowercase();
+    let b = b.to_ascii_lowercase();
     let b: Vec<char> = b.chars().collect();
     // Names are short; a longer text is not a misspelt one.
     if a.len() > 64 {
@@ -107,7 +108,8 @@ fn distance(a: &str, b: &str) -> usize {
     }
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.chars().enumerate() {
-        let (mut corner, mut left) = (i, i + 1);
+        let mut corner = i;
+        let mut left = i + 1;
         row[0] = left;
         for (j, y) in b.iter().enumerate() {
             let above = row[j + 1];

@@ -36,7 +36,8 @@ struct Context<'a> {
 impl<'a> Context<'a> {
     fn new(objects: &'a [Object], before: Option<&'a [Object]>, options: &'a CheckOptions) -> Self {
         let background = before.filter(|_| !options.whole).unwrap_or_default();
-        let (mut templates, mut modules) = (BTreeMap::new(), BTreeMap::new());
+        let mut templates = BTreeMap::new();
+        let mut modules = BTreeMap::new();
         // Objects of the texts replace those of the earlier state.
         for object in background.iter().chain(objects) {
             match object.kind {

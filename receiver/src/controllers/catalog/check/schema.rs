@@ -35,7 +35,8 @@ impl Schemas {
 
     /// Loads the schemas of the bundled CRDs.
     pub(super) fn new() -> Self {
-        let (template, release_meta) = (schema_of(Kind::Template), schema_of(Kind::ReleaseMeta));
+        let template = schema_of(Kind::Template);
+        let release_meta = schema_of(Kind::ReleaseMeta);
         let mut patterns = BTreeMap::new();
         compile_patterns(&template, &mut patterns);
         compile_patterns(&release_meta, &mut patterns);

@@ -364,7 +364,8 @@ fn catalog(regular: &str, fast: Option<&str>) -> String {
 #[test]
 fn channel_downgrade_is_an_error() {
     let codes = |from: &str, to: &str| {
-        let (before, now) = (source("before", &catalog(from, None)), source("now", &catalog(to, None)));
+        let before = source("before", &catalog(from, None));
+        let now = source("now", &catalog(to, None));
         let report = check(&[now], Some(&[before]), &options()).unwrap();
         let moved = report.findings.iter().filter(|finding| finding.severity == Severity::Error);
         moved.map(|finding| (finding.code, finding.path.clone())).collect::<Vec<_>>()

@@ -94,7 +94,8 @@ impl ModuleState {
             since: None,
             from: None,
         });
-        let (component, edited) = (meta.spec.ocm_component_name.clone(), BTreeMap::new());
+        let component = meta.spec.ocm_component_name.clone();
+        let edited = BTreeMap::new();
         Self { audience, component, mandatory, channels, versions, contents, edited }
     }
 

@@ -68,7 +68,8 @@ fn removal_above_the_limit_is_held_until_it_is_confirmed() {
         ("b", module(&[("regular", target("1", true))])),
     ]);
     let gone = |name: &str| -> Releases { before.clone().into_iter().filter(|(module, _)| module != name).collect() };
-    let (many, few) = (kymas(100, 5), kymas(3, 0));
+    let many = kymas(100, 5);
+    let few = kymas(3, 0);
     let decide =
         |now: &Releases, kymas: &[Labels], confirmed: &[&str]| decide(Some(&before), now.clone(), kymas, confirmed);
 
@@ -204,7 +205,8 @@ fn removing_a_version_without_a_channel_counts_as_a_loss() {
         state.versions.extend(versions.iter().map(|(version, labels)| ((*version).to_owned(), *labels)));
         releases(&[("a", state)])
     };
-    let (plain, beta) = (VisibilityLabels::default(), VisibilityLabels { beta: true, internal: false });
+    let plain = VisibilityLabels::default();
+    let beta = VisibilityLabels { beta: true, internal: false };
     let lost = |before: &Releases, now: &Releases| decide(Some(before), now.clone(), &kymas(100, 10), &[]).held;
     let held = lost(&with(&[("1", plain)]), &with(&[]));
     assert_eq!(parts(&held), [("a", version("1"), 100)]);

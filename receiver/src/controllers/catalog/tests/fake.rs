@@ -105,9 +105,11 @@ impl FakeRuntime {
     /// Client that delays each call by a random number of yields, so that the calls of two clients interleave in any
     /// order.
     pub(super) fn slow_client(&self, seed: u64) -> Client {
-        let (client, rng) = (self.client(), Arc::new(Mutex::new(SeededRng(seed))));
+        let client = self.client();
+        let rng = Arc::new(Mutex::new(SeededRng(seed)));
         let service = service_fn(move |request: Request<Body>| {
-            let (client, turns) = (client.clone(), rng.lock().draw(12));
+            let client = client.clone();
+            let turns = rng.lock().draw(12);
             async move {
                 for _ in 0..turns {
                     tokio::task::yield_now().await;
@@ -148,7 +150,8 @@ impl FakeRuntime {
 
     /// Executes a call of the receiver, and checks its form and that it leaves no channel dangling.
     fn execute(&self, parts: &Parts, body: &[u8]) -> Option<testing::Response> {
-        let (query, is_inventory) = (parts.uri.query().unwrap_or_default(), parts.uri.path().contains("/configmaps"));
+        let query = parts.uri.query().unwrap_or_default();
+        let is_inventory = parts.uri.path().contains("/configmaps");
         if matches!(parts.method, Method::PATCH | Method::PUT) && !is_inventory {
             assert!(query.contains("fieldManager=catalog-sync"), "{query}");
             assert!(parts.method != Method::PATCH || query.contains("force=true"), "{query}");
@@ -164,7 +167,8 @@ impl FakeRuntime {
         let is_dangling_before = dangling(&before);
         for (meta, template) in dangling(&now).difference(&is_dangling_before).filter(|_| state.watched) {
             let excused = state.unknown.contains(template) || state.unknown.contains(meta);
-            let (method, uri) = (&parts.method, &parts.uri);
+            let method = &parts.method;
+            let uri = &parts.uri;
             assert!(excused, "{method} {uri}: {meta} points to {template}, which is not there");
         }
         state.record_events(&before, &now);

@@ -142,7 +142,8 @@ fn fault() -> impl Strategy<Value = Fault> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let (module, version) = (0..MODULES.len(), 0..VERSIONS.len());
+    let module = 0..MODULES.len();
+    let version = 0..VERSIONS.len();
     let label = prop_oneof![3 => Just(None), 1 => Just(Some(BETA)), 1 => Just(Some(INTERNAL))];
     let audience = prop_oneof![
         3 => Just(Audience::Plain),
@@ -282,7 +283,8 @@ impl Simulation {
         // A new installation: no Kyma was ever reconciled.
         drop(fixture.catalog.refresh(&fixture.stores));
         fixture.runtime.watch(true);
-        let (model, releases) = (Model::default(), BTreeMap::new());
+        let model = Model::default();
+        let releases = BTreeMap::new();
         let mut simulation = Self { fixture, model, releases, old: None, unobserved: false, stale: false };
         // Kymas that can lose something, of every module.
         for module in (0..MODULES.len()).filter(|_| kymas > 0) {
@@ -368,7 +370,8 @@ impl Simulation {
     async fn new_runtime(&self) {
         let Fixture { catalog, stores, .. } = &self.fixture;
         drop(catalog.snapshot(stores));
-        let (runtime, key) = (FakeRuntime::default(), KymaKey::new("kcp-system", "new"));
+        let runtime = FakeRuntime::default();
+        let key = KymaKey::new("kcp-system", "new");
         runtime.watch(true);
         catalog.sync(&key, &runtime.client(), &self.model.labels, stores, &Drift::None).await.unwrap();
         catalog.forget(&key);
@@ -528,10 +531,12 @@ impl Simulation {
         self.fixture.runtime.observe(&events);
         self.fixture.runtime.watch(fresh);
         let Fixture { catalog, key, runtime, stores, .. } = &self.fixture;
-        let (drift, labels) = (drift(&events), &self.model.labels);
-        let (ours, theirs) = (runtime.slow_client(seed), runtime.slow_client(!seed));
-        let (ours, theirs) =
-            (catalog.sync(key, &ours, labels, stores, &drift), another.sync(key, &theirs, labels, stores, &drift));
+        let drift = drift(&events);
+        let labels = &self.model.labels;
+        let ours = runtime.slow_client(seed);
+        let theirs = runtime.slow_client(!seed);
+        let ours = catalog.sync(key, &ours, labels, stores, &drift);
+        let theirs = another.sync(key, &theirs, labels, stores, &drift);
         let (ours, _) = tokio::join!(ours, theirs);
         self.fixture.runtime.watch(true);
         self.stale |= !fresh;

@@ -96,7 +96,8 @@ mod tests {
 
     #[test]
     fn running_since_is_kept_until_the_image_or_availability_changes() {
-        let (handle, key) = (UpgradeHandle::fixed("a"), KymaKey::new("ns", "k"));
+        let handle = UpgradeHandle::fixed("a");
+        let key = KymaKey::new("ns", "k");
         let observe = |image: &str, is_running| {
             handle.observe(&key, &image.into(), is_running, false);
             handle.observed_image(&key).unwrap()

@@ -215,7 +215,8 @@ pub(super) mod tests {
 
     #[test]
     fn runtimes_within_the_stage_get_the_target_and_the_others_the_previous_image() {
-        let (runtime, rank) = (id("r-1"), rank("b", "r-1"));
+        let runtime = id("r-1");
+        let rank = rank("b", "r-1");
         let image = |state: &UpgradeState| state.image_for(&runtime);
         assert_eq!(image(&upgrade(None)), ImageDecision::Use("a".into()));
         assert_eq!(image(&upgrade(Some((1, rank - 1)))), ImageDecision::Use("a".into()));
@@ -247,7 +248,8 @@ pub(super) mod tests {
 
     #[test]
     fn images_of_other_repositories_are_dropped() {
-        let (ours, moved) = ("registry.example.com:5000/agent:2", "registry.example.com:5000/agent");
+        let ours = "registry.example.com:5000/agent:2";
+        let moved = "registry.example.com:5000/agent";
         for (image, expected) in [
             (ours, moved),
             (moved, moved),

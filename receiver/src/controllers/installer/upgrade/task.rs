@@ -104,7 +104,8 @@ impl UpgradeTask {
             Snapshot::Absent | Snapshot::Invalid => UpgradeState::unknown(image, Timestamp::now().as_second()),
         });
         let Dependencies { fleet, stores, pause, takeover, recorder, replicas, metrics } = dependencies;
-        let (table, deadline) = (Arc::new(Mutex::new(AssessmentTable::default())), flags.agent_upgrade_deadline);
+        let table = Arc::new(Mutex::new(AssessmentTable::default()));
+        let deadline = flags.agent_upgrade_deadline;
         let assessor =
             Assessor { fleet: fleet.clone(), stores, pause, takeover, handle: handle.clone(), deadline, table };
         assessor.respond(&replicas);
@@ -183,7 +184,8 @@ impl UpgradeTask {
     }
 
     fn announce(&self, state: &UpgradeState, uid: &str) {
-        let (target, stage) = (&state.target, state.stage());
+        let target = &state.target;
+        let stage = state.stage();
         let note = match (state.halted(), state.is_done()) {
             (Some(reason), _) => {
                 tracing::error!(%target, stage, reason, "Agent upgrade halted");

@@ -119,7 +119,8 @@ impl PendingInputs {
 
     /// Writes the annotations, one after the other, for ever. Returns the name of the task.
     pub(crate) async fn run(self, kcp: Client) -> &'static str {
-        let (mut random, mut failures) = (Random::seeded(), 0);
+        let mut random = Random::seeded();
+        let mut failures = 0;
         let mut last = None;
         loop {
             let Some(key) = self.following(last.as_ref()) else {

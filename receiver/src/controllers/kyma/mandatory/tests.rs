@@ -86,7 +86,8 @@ fn manifest(version: &str, follows: Follow) -> Manifest {
     let policy = CustomResourcePolicy::CreateAndDelete;
     let channel = if let Follow::Channel(channel) = &follows { Some(channel.clone()) } else { None };
     let module = WantedModule { name: "warden".into(), follows: Ok(follows), managed: true, policy };
-    let (template, component) = (template(version), "kyma-project.io/module/warden".into());
+    let template = template(version);
+    let component = "kyma-project.io/module/warden".into();
     let found = Resolved { template, channel, version: version.into(), meta: Arc::default(), component };
     serde_json::from_value(build::manifest(&kyma(), &module, &found, &layer_of(version)).body).unwrap()
 }
@@ -293,7 +294,8 @@ fn withdrawn_version_is_installed_nowhere_else_and_its_fault_is_the_same_everywh
         let entry = json!([{"version": "1.1.0", "withdrawal": {"date": date, "replacement": "1.1.1"}}]);
         check(Case { meta: Some(meta(|meta| meta["spec"]["versions"] = entry)), owned, ..Case::default() })
     };
-    let (today, later) = ("2026-06-01", "2026-06-02");
+    let today = "2026-06-01";
+    let later = "2026-06-02";
     let notice =
         "module version not available: version 1.1.0 of module warden is withdrawn as of 2026-06-01, use version 1.1.1";
     let refused = || keeps(vec![Some(notice.to_owned())]);

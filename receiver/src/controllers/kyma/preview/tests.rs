@@ -80,7 +80,9 @@ impl Case {
         let live = vec![plain("1.0.0"), plain("1.1.0"), channels(&[("regular", "1.0.0")])];
         let kymas = vec![kyma("k", json!([{"name": "keda", "managed": true}]))];
         let fleet = Fleet { kymas, manifests: vec![manifest("k", "1.0.0", Some("regular"))], ..Fleet::default() };
-        let (rollouts, releases, windows) = (None, None, None);
+        let rollouts = None;
+        let releases = None;
+        let windows = None;
         Self { live, files: files.to_vec(), whole: false, restricted: false, fleet, rollouts, releases, windows }
     }
 
@@ -88,7 +90,8 @@ impl Case {
         let Self { live, files, whole, restricted, fleet, rollouts, releases, windows } = self;
         let map = |data: Value| serde_json::from_value(json!({"data": data})).unwrap();
         let kymas = fleet.kymas.iter().map(|kyma| kyma.labels().clone()).collect();
-        let (rollouts, releases) = (rollouts.map(map), releases.map(map));
+        let rollouts = rollouts.map(map);
+        let releases = releases.map(map);
         let live = Live { objects: objects(&live), kymas, releases, rollouts };
         let windows = windows.map(|policy| MaintenanceWindows::with_policy(&policy));
         let restricted = restricted.then(|| "keda".to_owned()).into_iter().collect();

@@ -12,7 +12,8 @@ type Change = fn(&mut Value);
 /// Reconciles once per second for ten minutes, after `change` by the competing writer each time. Returns the number of
 /// repairs, and the last outcome.
 async fn fight(bed: &mut Bed, id: &str, subject: &str, change: Change) -> (usize, ReconcileOutcome) {
-    let (mut repairs, mut outcome) = (0, ReconcileOutcome::default());
+    let mut repairs = 0;
+    let mut outcome = ReconcileOutcome::default();
     for _ in 0..600 {
         bed.runtime.edit(id, change);
         outcome = bed.reconcile(WorkSet::of(&[Work::Kyma]), drift(subject)).await;

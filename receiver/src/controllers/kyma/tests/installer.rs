@@ -68,7 +68,8 @@ impl Bed {
         let settings = settings.with_modules_pull_secret(line.skr_image_pull_secret.as_ref());
         let roots = Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle();
         let trust = Arc::new(Trust { agents: roots.clone(), clients: roots, issuer: None });
-        let (trusted, path) = (Box::new(move || trust.clone()), Box::new(move |_: &KymaKey| Some(path())));
+        let trusted = Box::new(move || trust.clone());
+        let path = Box::new(move |_: &KymaKey| Some(path()));
         let installer = Installer::new(settings, trusted, path, upgrade, installer::Metrics::default());
         let mut bed = Self::new();
         bed.ctx.installer = Some(installer);
@@ -255,7 +256,8 @@ fn unproven_before(bed: &Bed) -> Value {
 
 #[tokio::test]
 async fn unproven_path_before_an_upgrade_is_recorded_until_it_is_proven() {
-    let (upgrade, lost) = (UpgradeHandle::fixed("i:1"), Arc::new(AtomicBool::new(false)));
+    let upgrade = UpgradeHandle::fixed("i:1");
+    let lost = Arc::new(AtomicBool::new(false));
     let path = |lost: &Arc<AtomicBool>| {
         let lost = lost.clone();
         move || if lost.load(Relaxed) { PathState::Unproven(Unproven::NoHeartbeat) } else { PathState::Proven }
@@ -334,7 +336,8 @@ async fn rbac_is_granted_before_and_revoked_after_a_plan() {
         let objects = writes.iter().filter_map(|write| Some(write.split_once(' ')?.1.to_owned()));
         objects.filter(|object| OBJECTS.contains(&object.as_str())).collect()
     };
-    let (role, map) = ("clusterroles/tidewatch-agent", "configmaps/tidewatch-agent");
+    let role = "clusterroles/tidewatch-agent";
+    let map = "configmaps/tidewatch-agent";
     bed.replan(&[watch("a", "statefulsets")]);
     bed.install(Drift::None).await;
     assert_eq!(written(&bed), [role, map]);
@@ -425,7 +428,8 @@ async fn refused_additional_object_keeps_no_kyma_from_ready_and_is_named() {
         let outcome = bed.install(Drift::None).await;
         let (status, reason, message) = bed.webhook();
         assert_eq!((status, reason), (json!("True"), json!("Ready")), "{object}");
-        let (text, name) = (message.as_str().unwrap(), object.split_once('/').unwrap().1);
+        let text = message.as_str().unwrap();
+        let name = object.split_once('/').unwrap().1;
         let begin =
             "skrwebhook is synchronized, except for an object that the agent does not need: failed to write the ";
         assert!(text.starts_with(begin) && text.contains(name), "{text}");
@@ -462,7 +466,8 @@ async fn fault_of_the_agent_names_the_refused_additional_object_too() {
 /// Policies add up, and the first one of a direction denies what no other allows.
 #[tokio::test]
 async fn policy_for_dns_never_stands_alone() {
-    let (all, dns) = (ADDITIONAL[1], ADDITIONAL[2]);
+    let all = ADDITIONAL[1];
+    let dns = ADDITIONAL[2];
     let mut bed = Bed::installing(PathState::Proven);
     bed.runtime.refuse(&format!("WRITE {all}"), 422);
     bed.reconcile(WorkSet::RUNTIME, Drift::None).await;

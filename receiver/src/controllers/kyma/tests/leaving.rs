@@ -9,8 +9,8 @@ async fn manifest_whose_removal_is_blocked_is_upgraded_and_never_created_again()
     bed.kyma().await;
     assert!(bed.is_manifest_deleted());
     let point = |bed: &mut Bed, version: &str| {
-        let (name, spec) =
-            (format!("keda-{version}"), json!({"moduleName": "keda", "version": version, "descriptor": {}}));
+        let name = format!("keda-{version}");
+        let spec = json!({"moduleName": "keda", "version": version, "descriptor": {}});
         bed.set_templates(filled::<ModuleTemplate>(&[of_kyma_group("ModuleTemplate", &name, spec)]).0);
         let spec = json!({"moduleName": "keda", "ocmComponentName": "kyma-project.io/module/keda",
                           "channels": [{"channel": "regular", "version": version}]});

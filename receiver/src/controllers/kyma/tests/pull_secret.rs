@@ -20,7 +20,8 @@ async fn secret_is_copied_repaired_and_replaced_when_it_changes() {
     bed.set_pull_secret("YQ==");
     assert!(bed.kyma().await.failed.is_empty());
     let copy = |bed: &Bed| bed.runtime.object("secrets/pull").unwrap();
-    let (data, labels) = (copy(&bed)["data"].clone(), copy(&bed)["metadata"]["labels"].clone());
+    let data = copy(&bed)["data"].clone();
+    let labels = copy(&bed)["metadata"]["labels"].clone();
     assert_eq!(data, content("YQ==")["data"]);
     assert_eq!(labels, json!({"operator.kyma-project.io/managed-by": "kyma"}));
     bed.forget_calls();

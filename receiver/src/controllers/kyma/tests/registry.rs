@@ -6,7 +6,8 @@ use super::*;
 async fn module_waits_for_its_component_descriptor_and_reports_a_failing_registry() {
     let mut bed = Bed::settled().await;
     let shown = |bed: &Bed| {
-        let (kcp, runtime) = (bed.status(), bed.shown());
+        let kcp = bed.status();
+        let runtime = bed.shown();
         assert_eq!(kcp["modules"][0]["state"], runtime["modules"][0]["state"]);
         assert_eq!(kcp["modules"][0]["message"], runtime["modules"][0]["message"]);
         (kcp["modules"][0]["state"].clone(), kcp["modules"][0]["message"].clone(), kcp["state"].clone())

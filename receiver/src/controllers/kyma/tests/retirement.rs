@@ -17,7 +17,8 @@ fn day(offset: i64) -> String {
 async fn announced_deprecation_takes_effect_on_its_day_without_polling() {
     let mut bed = Bed::with_keda().await;
     bed.set_manifest_state("Ready");
-    let (regular, later) = ([("regular", "1.0.0")], day(2));
+    let regular = [("regular", "1.0.0")];
+    let later = day(2);
     bed.release(&regular, json!([{"version": "1.0.0", "deprecationDate": later, "deprecationMessage": "leave"}]));
     let begin = || retirement::until(later.parse().unwrap(), Timestamp::now());
     let latest = begin() + bed.ctx.catalog.flags().module_upgrade_rollout_max_delay;

@@ -200,7 +200,8 @@ async fn manifests_follow_the_selection_and_the_kyma_follows_their_states() {
     for count in [1, 3, 2] {
         bed.select(names[..count].iter().map(|name| json!({"name": name})).collect());
         bed.kyma().await;
-        let (found, selected) = (manifests(&bed), &names[..count]);
+        let found = manifests(&bed);
+        let selected = &names[..count];
         for (name, id) in &found {
             let is_deleted = bed.kcp.object(id).unwrap()["metadata"]["deletionTimestamp"].is_string();
             assert_ne!(is_deleted, selected.contains(&name.as_str()), "{name}");

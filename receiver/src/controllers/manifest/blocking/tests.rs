@@ -89,7 +89,8 @@ fn the_namespace_of_a_cluster_scoped_object_has_no_meaning() {
 #[test]
 fn the_sentence_is_sorted_and_bounded() {
     let keys: Vec<_> = (0..8).rev().map(|n| key("Sample", "a", &format!("n{n}"))).collect();
-    let (none, manifest) = (inventory(&[]), manifest("Ignore", Value::Null));
+    let none = inventory(&[]);
+    let manifest = manifest("Ignore", Value::Null);
     let start = "Sample a/n0, Sample a/n1, Sample a/n2, Sample a/n3, Sample a/n4";
     assert_eq!(text(&[listed(&keys)], &none, &manifest), format!("{start} and 3 more"));
     assert_eq!(text(&[listed(&keys[..4]), listed(&keys[4..])], &none, &manifest), format!("{start} and 3 more"));
@@ -121,7 +122,9 @@ fn texts(objects: &[(ObjectKey, Origin)], manifest: &Manifest) -> [String; 2] {
 fn objects_that_the_default_object_owns_belong_to_it() {
     let default = key("Sample", "kyma-system", "default");
     let named = |name: &str| key("Sample", "kyma-system", name);
-    let (child, grandchild, users) = (named("child"), named("grandchild"), named("users"));
+    let child = named("child");
+    let grandchild = named("grandchild");
+    let users = named("users");
     let elsewhere = key("Sample", "user", "child");
     let unknown = key("Other", "kyma-system", "unknown");
     let objects = [
@@ -302,7 +305,8 @@ async fn only_user_objects_block_until_they_are_gone() {
 async fn a_definition_of_another_module_does_not_count() {
     let server = runtime();
     put(&server, "samples/a", "user");
-    let (own, manifest) = (inventory(&[definition("Sample")]), manifest("Ignore", Value::Null));
+    let own = inventory(&[definition("Sample")]);
+    let manifest = manifest("Ignore", Value::Null);
     assert_eq!(search(&server, &manifest, &own, &[]).await, "Sample user/a");
     define(&server, "Sample", "Namespaced", "kcp-system/other");
     assert_eq!(search(&server, &manifest, &own, &[]).await, "");
@@ -348,7 +352,8 @@ async fn a_failed_request_is_an_error() {
 #[tokio::test]
 async fn a_definition_that_was_deleted_meanwhile_blocks_nothing() {
     let server = runtime();
-    let (own, manifest) = (inventory(&[definition("Sample")]), manifest("Ignore", Value::Null));
+    let own = inventory(&[definition("Sample")]);
+    let manifest = manifest("Ignore", Value::Null);
     let client = {
         let server = server.clone();
         testing::client("ns", move |parts, body| {
@@ -366,7 +371,8 @@ async fn a_definition_that_was_deleted_meanwhile_blocks_nothing() {
 #[tokio::test]
 async fn a_kind_that_was_never_served_blocks_nothing() {
     let server = runtime();
-    let (own, manifest) = (inventory(&[definition("Sample")]), manifest("Ignore", Value::Null));
+    let own = inventory(&[definition("Sample")]);
+    let manifest = manifest("Ignore", Value::Null);
     let client = testing::client("ns", move |parts, body| {
         let (status, text) = server.respond(parts, body)?;
         if !parts.uri.path().contains("customresourcedefinitions") {
@@ -382,8 +388,10 @@ async fn a_kind_that_was_never_served_blocks_nothing() {
 async fn a_known_version_that_is_no_longer_served_is_replaced() {
     let server = runtime();
     put(&server, "samples/a", "user");
-    let (cache, runtime) = (KindCache::default(), KymaKey::new("ns", "k"));
-    let (none, manifest) = (inventory(&[]), manifest("Ignore", default_of("Sample")));
+    let cache = KindCache::default();
+    let runtime = KymaKey::new("ns", "k");
+    let none = inventory(&[]);
+    let manifest = manifest("Ignore", default_of("Sample"));
     find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none, &BTreeSet::new()).await.unwrap();
     server.edit("customresourcedefinitions/samples.example.com", |object| {
         object["spec"]["versions"] = json!([{"name": "v2", "served": true, "storage": true}]);
@@ -408,7 +416,8 @@ async fn lists_are_paged_and_end_at_a_bound() {
         put(&server, &format!("samples/own-{n:04}"), "kyma-system");
         all.push(key("Sample", "kyma-system", &format!("own-{n:04}")));
     }
-    let (own, manifest) = (inventory(&all), manifest("Ignore", Value::Null));
+    let own = inventory(&all);
+    let manifest = manifest("Ignore", Value::Null);
     assert_eq!(search(&server, &manifest, &own, &[]).await, "");
     put(&server, "samples/users", "user");
     assert_eq!(search(&server, &manifest, &own, &[]).await, "Sample user/users", "after all of ours");
@@ -446,7 +455,8 @@ async fn many_objects_of_the_default_object_are_listed_to_the_end() {
             *object = json!({"metadata": {"namespace": "kyma-system", "ownerReferences": owner}});
         });
     }
-    let (own, manifest) = (inventory(&[definition("Sample")]), manifest("CreateAndDelete", default_of("Sample")));
+    let own = inventory(&[definition("Sample")]);
+    let manifest = manifest("CreateAndDelete", default_of("Sample"));
     assert_eq!(search(&server, &manifest, &own, &[]).await, "");
     put(&server, "samples/users", "user");
     assert_eq!(search(&server, &manifest, &own, &[]).await, "Sample user/users");
@@ -456,7 +466,8 @@ async fn many_objects_of_the_default_object_are_listed_to_the_end() {
 async fn names_of_a_runtime_are_bounded_and_printable() {
     let server = runtime();
     put(&server, &format!("samples/a\u{1b}[2J\nb{}", "x".repeat(10_000)), "user");
-    let (own, manifest) = (inventory(&[definition("Sample")]), manifest("Ignore", Value::Null));
+    let own = inventory(&[definition("Sample")]);
+    let manifest = manifest("Ignore", Value::Null);
     let found = search(&server, &manifest, &own, &[]).await;
     assert!(found.starts_with("Sample user/a [2J bx") && found.len() < 300, "{found:.400}");
 }

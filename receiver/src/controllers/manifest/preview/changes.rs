@@ -61,9 +61,14 @@ impl Upgrade {
     /// # Errors
     /// An object of one of them is malformed.
     pub fn between(from: &VersionContent, to: &VersionContent) -> Result<Self, PreviewError> {
-        let (before, after) = (from.applied()?, to.applied()?);
-        let (old, new) = (before.by_key(), after.by_key());
-        let (mut added, mut changed, mut risks, mut unchanged) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        let before = from.applied()?;
+        let after = to.applied()?;
+        let old = before.by_key();
+        let new = after.by_key();
+        let mut added = Vec::new();
+        let mut changed = Vec::new();
+        let mut risks = Vec::new();
+        let mut unchanged = 0;
         for object in &after.rendered {
             let Some(previous) = old.get(&object.key) else {
                 added.push(ObjectIdentity::of_rendered(object));

@@ -66,7 +66,8 @@ fn compare_named(path: &str, old: &[(&str, &Value)], new: &[(&str, &Value)], fou
     let by_name = |elements: &[(&str, &Value)]| -> BTreeMap<String, Value> {
         elements.iter().map(|(name, element)| ((*name).to_owned(), (*element).clone())).collect()
     };
-    let (before, after) = (by_name(old), by_name(new));
+    let before = by_name(old);
+    let after = by_name(new);
     for name in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
         compare(&format!("{path}[{name}]"), before.get(name), after.get(name), found);
     }
@@ -74,9 +75,10 @@ fn compare_named(path: &str, old: &[(&str, &Value)], new: &[(&str, &Value)], fou
     let common = |elements: &[(&str, &Value)], others: &BTreeMap<String, Value>| -> Vec<Value> {
         elements.iter().filter(|(name, _)| others.contains_key(*name)).map(|(name, _)| (*name).into()).collect()
     };
-    let (before, after) = (common(old, &after), common(new, &before));
-    if before != after {
-        push(&format!("{path}[]"), Some(&before.into()), Some(&after.into()), found);
+    let old_order = common(old, &after);
+    let new_order = common(new, &before);
+    if old_order != new_order {
+        push(&format!("{path}[]"), Some(&old_order.into()), Some(&new_order.into()), found);
     }
 }
 

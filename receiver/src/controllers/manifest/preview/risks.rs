@@ -225,7 +225,8 @@ fn of_schema(version: &str, path: &str, before: &Value, after: &Value, found: &m
         return;
     }
     let keeps_unknown = after["x-kubernetes-preserve-unknown-fields"] == true;
-    let (old, new) = (object_of(before, "properties"), object_of(after, "properties"));
+    let old = object_of(before, "properties");
+    let new = object_of(after, "properties");
     for (name, schema) in old.into_iter().flatten() {
         match new.and_then(|new| new.get(name)) {
             Some(later) => of_schema(version, &member(path, name), schema, later, found),

@@ -95,7 +95,8 @@ fn object_occurs_once_whatever_its_api_version_and_spelling_of_the_namespace() {
 fn upgrade_lists_each_object_once() {
     let map = |value: &str| with(object("v1", "ConfigMap", Some("ns"), "m"), "data", json!({"k": value}));
     let kept = object("v1", "ServiceAccount", Some("ns"), "kept");
-    let (old, new) = (object("v1", "Secret", Some("ns"), "old"), object("v1", "Secret", Some("ns"), "new"));
+    let old = object("v1", "Secret", Some("ns"), "old");
+    let new = object("v1", "Secret", Some("ns"), "new");
     let found = upgrade([map("1"), kept.clone(), old, deployment("r/m:1")], [kept, map("2"), new, deployment("r/m:2")]);
     assert_eq!(
         (names(&found.added), names(&found.removed)),

@@ -72,7 +72,8 @@ mod tests {
     fn without_a_named_manager_the_first_deployment_or_stateful_set_decides() {
         let daemons = key("apps", "DaemonSet", "a", "d");
         let alien = key("example.com", "Deployment", "a", "alien");
-        let (set, deployment) = (key("apps", "StatefulSet", "a", "s"), key("apps", "Deployment", "a", "x"));
+        let set = key("apps", "StatefulSet", "a", "s");
+        let deployment = key("apps", "Deployment", "a", "x");
         let v1 = |key: &ObjectKey| Some((key.clone(), "v1".to_owned()));
         let rendered = [daemons.clone(), alien, set.clone(), deployment.clone()];
         assert_eq!(chosen(json!(null), &rendered), v1(&set));

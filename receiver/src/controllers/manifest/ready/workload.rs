@@ -111,13 +111,15 @@ pub(super) fn stateful_set(key: &ObjectKey, set: &DynamicObject) -> Readiness {
     if let Some(missing) = counts.shortfall(&[("replicas", "exist"), ("readyReplicas", "are ready")]) {
         return Readiness::progressing(key, &missing);
     }
-    let (strategy, status) = (&set.data["spec"]["updateStrategy"], &set.data["status"]);
+    let strategy = &set.data["spec"]["updateStrategy"];
+    let status = &set.data["status"];
     if strategy["type"] == ON_DELETE {
         return Readiness::Ready;
     }
     // The replicas with an ordinal below the partition keep the earlier revision.
     let partition = strategy["rollingUpdate"]["partition"].as_i64().unwrap_or(0).max(0);
-    let (wanted, updated) = (counts.wanted().saturating_sub(partition), counts.of("updatedReplicas"));
+    let wanted = counts.wanted().saturating_sub(partition);
+    let updated = counts.of("updatedReplicas");
     let is_rolling = partition == 0 && status["currentRevision"] != status["updateRevision"];
     if updated < wanted {
         return Readiness::progressing(key, &format!("{updated} of {wanted} replicas are updated"));

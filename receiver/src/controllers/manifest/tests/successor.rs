@@ -57,7 +57,8 @@ impl Fixture {
 
 #[tokio::test(start_paused = true)]
 async fn number_of_the_succession_counts_before_the_creation() {
-    let (older, newer) = ("2026-01-01T11:59:59Z", "2026-01-01T12:00:01Z");
+    let older = "2026-01-01T11:59:59Z";
+    let newer = "2026-01-01T12:00:01Z";
     for (own, other, created, writes) in [
         ("1", None, newer, true),
         ("2", Some("1"), newer, true),

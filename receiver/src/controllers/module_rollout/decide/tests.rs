@@ -115,7 +115,8 @@ fn as_many_runtimes_are_upgraded_at_once_as_may_fail() {
 
 #[test]
 fn admitted_runtimes_keep_their_place() {
-    let (policy, all) = (policy("50%,100%", "5%"), members(&[(40, WAITING)]));
+    let policy = policy("50%,100%", "5%");
+    let all = members(&[(40, WAITING)]);
     let before = BTreeSet::from(["u009".to_owned()]);
     let criteria = Criteria { policy: &policy, is_confirmed: false, now: NOW };
     let step = step(&rollout(Some((1, 20))), &all, &before, criteria);

@@ -106,8 +106,12 @@ impl Bed {
         let (templates, templates_writer) = reflector::store();
         let watchers = reflector::store().0;
         let stores = Stores { kymas, templates, release_metas, manifests: manifests.into(), watchers };
-        let (kymas, manifests, templates) = (kymas_writer, manifests_writer, templates_writer);
-        let (kcp, window, bad) = (FakeApiServer::default(), Duration::ZERO, None);
+        let kymas = kymas_writer;
+        let manifests = manifests_writer;
+        let templates = templates_writer;
+        let kcp = FakeApiServer::default();
+        let window = Duration::ZERO;
+        let bad = None;
         let mut bed = Self { kcp, stores, kymas, manifests, metas, templates, flags, window, bad };
         for n in 0..COUNT {
             let metadata = json!({"uid": uid(n), "annotations": {annotation::INPUTS: "-.-"}});
@@ -148,7 +152,8 @@ impl Bed {
         let flags =
             Flags { module_upgrade_rollout_max_delay: self.window, rollout: self.flags.clone(), ..Flags::default() };
         let settings = catalog::Settings { flags, ..catalog::Settings::default() };
-        let (metrics, budgets) = (catalog::Metrics::default(), WriteBudgets::default());
+        let metrics = catalog::Metrics::default();
+        let budgets = WriteBudgets::default();
         let catalog = Catalog::of_replica(settings, metrics, budgets, replicas.role.clone());
         let releases = self.kcp.object(&format!("configmaps/{RELEASES}"));
         let releases: Option<ConfigMap> = releases.map(|map| serde_json::from_value(map).unwrap());
@@ -358,7 +363,8 @@ async fn moved_channel_is_stored_before_it_reaches_the_rings() {
 
     // In one ring after the other, the admitted ones alone are enqueued, once each.
     receiver.watch(&bed);
-    let (mut enqueued, mut sizes) = (BTreeSet::new(), BTreeMap::new());
+    let mut enqueued = BTreeSet::new();
+    let mut sizes = BTreeMap::new();
     for _ in 0..60 {
         let ring = bed.rollout().unwrap().ring();
         receiver.tick(&bed).await;
@@ -594,7 +600,8 @@ async fn invalid_annotation_admits_nobody_until_it_is_corrected() {
     while bed.with("1.1.0").is_empty() {
         bed.advance(&mut receiver).await;
     }
-    let (stored, upgraded) = (bed.rollout(), bed.with("1.1.0"));
+    let stored = bed.rollout();
+    let upgraded = bed.with("1.1.0");
     bed.point("1.1.0", &json!({annotation::ROLLOUT_RINGS: "10%"}));
     bed.decide(&receiver).await;
     bed.run_to_end(&mut receiver).await;

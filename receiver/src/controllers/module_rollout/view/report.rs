@@ -169,8 +169,11 @@ impl RolloutView {
 
     /// Paragraph about a halted rollout: reason, and the ways on.
     fn halt(&self) -> Option<String> {
-        let (reason, id) = (self.reason.as_ref()?, self.confirmation.as_ref()?);
-        let (module, source, state) = (&self.module, source(self.channel.as_deref()), self.state());
+        let reason = self.reason.as_ref()?;
+        let id = self.confirmation.as_ref()?;
+        let module = &self.module;
+        let source = source(self.channel.as_deref());
+        let state = self.state();
         let mut text = format!("{module} {source} has {state}: {reason}\n");
         if self.confirmed {
             text.push_str("  it is confirmed, and continues with the active receiver\n");

@@ -101,7 +101,8 @@ async fn without_forwarded_watches_no_replica_is_asked() {
 
 #[tokio::test(start_paused = true)]
 async fn a_change_is_reported_once_to_the_replica_with_the_role() {
-    let (peers, tables) = (Arc::new(FakePeers::default()), [table(), table()]);
+    let peers = Arc::new(FakePeers::default());
+    let tables = [table(), table()];
     let [mut holder, mut other] = tables.clone().map(|table| ForwardHealth::new(table, Replicas::joining(&peers)));
     assert_eq!(other.report().await, Ok(()), "there is nothing to report");
     assert!(other.changed().now_or_never().is_none());

@@ -15,7 +15,8 @@ struct Bed {
 
 impl Bed {
     fn new(prepare: impl FnOnce(&Path)) -> Self {
-        let (mut registry, folder) = (Registry::default(), tempfile::tempdir().unwrap());
+        let mut registry = Registry::default();
+        let folder = tempfile::tempdir().unwrap();
         let metrics = Metrics::register(&mut registry);
         metrics.lifecycle_manager.register_in(&mut registry);
         prepare(folder.path());

@@ -176,7 +176,8 @@ fn next_start_is_the_same_until_it_comes() {
     ]}]}));
     let labels = [(label::BROKER_PLAN_NAME.to_owned(), "aws".to_owned())].into();
     let start: Timestamp = "2026-11-20T00:00:00Z".parse().unwrap();
-    let (mut announced, mut opened) = (None, 0);
+    let mut announced = None;
+    let mut opened = 0;
     for minute in 0..21 * 24 * 60 {
         let now = Timestamp::from_second(start.as_second() + minute * 60).unwrap();
         let state = windows.state(&labels, MIN_LEFT, now);

@@ -30,7 +30,8 @@ fn keys(queue: &mut Queue<u32>, now: Instant) -> Vec<u32> {
 
 #[test]
 fn rest_delays_a_users_change_too_and_ends() {
-    let (mut queue, start) = (Queue::<&str>::new(Lanes::new(4), 0), Instant::now());
+    let mut queue = Queue::<&str>::new(Lanes::new(4), 0);
+    let start = Instant::now();
     queue.insert("a");
     queue.enqueue(&"a", QueuedWork::new(kyma(), Priority::User), start);
     let (key, taken) = queue.take(start).unwrap();
@@ -233,9 +234,12 @@ fn unreachable_runtimes_get_a_quarter_of_the_slots() {
 #[test]
 fn busy_runtimes_do_not_make_others_wait() {
     const STEP: Duration = Duration::from_millis(100);
-    let (slots, hostile, others) = (16, 30, 100);
+    let slots = 16;
+    let hostile = 30;
+    let others = 100;
     let (mut queue, start) = queue(hostile + others, slots);
-    let (mut running, mut waits) = (Vec::<(Instant, u32, QueuedWork)>::new(), Vec::new());
+    let mut running = Vec::<(Instant, u32, QueuedWork)>::new();
+    let mut waits = Vec::new();
     let mut since: HashMap<u32, Instant> = HashMap::new();
     for step in 0..1_800 {
         let now = start + STEP * step;
@@ -430,7 +434,8 @@ fn removed_kyma_that_returns_is_not_reconciled_concurrently() {
 
 #[test]
 fn entry_that_backs_off_leaves_its_slot_to_others_of_its_group() {
-    let (mut queue, now) = (Queue::<u32>::with_groups(Lanes::new(4), 1, 1), Instant::now());
+    let mut queue = Queue::<u32>::with_groups(Lanes::new(4), 1, 1);
+    let now = Instant::now();
     (0..2).for_each(|key| queue.insert_into(key, 9, now));
     queue.enqueue(&0, QueuedWork::new(kyma() | catalog(), Priority::User), now);
     let (_, job) = queue.take(now).unwrap();
@@ -474,7 +479,8 @@ proptest! {
     /// states, and no queued work is forgotten.
     #[test]
     fn invariants_hold_for_any_sequence_of_steps(steps in prop::collection::vec(step(), 1..200)) {
-        let (mut queue, mut now) = (Queue::<u32>::with_groups(Lanes::new(4), 2, 1), Instant::now());
+        let mut queue = Queue::<u32>::with_groups(Lanes::new(4), 2, 1);
+        let mut now = Instant::now();
         (0..5).for_each(|key| queue.insert(key));
         let mut work: Vec<(u32, QueuedWork)> = Vec::new();
         for step in steps {

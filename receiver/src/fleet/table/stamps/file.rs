@@ -103,7 +103,8 @@ impl Stamps {
 fn write(mut file: impl Write, receiver: &Receiver<Stamp>, dropped: &AtomicU64) -> io::Result<()> {
     let mut logged = 0;
     // `Instant` has no epoch, so it is written as the distance from one known moment.
-    let (base, unix) = (Instant::now(), SystemTime::now());
+    let base = Instant::now();
+    let unix = SystemTime::now();
     let unix = unix.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     loop {
         let stamp = match receiver.try_recv() {
@@ -122,7 +123,9 @@ fn write(mut file: impl Write, receiver: &Receiver<Stamp>, dropped: &AtomicU64) 
         };
         let nanos = (unix + stamp.at.saturating_duration_since(base)).as_nanos();
         for StampedEvent { watch, change, resource_version, seen } in &stamp.events.0 {
-            let (watch, version, seen) = (sanitize(watch), sanitize(resource_version), sanitize(seen));
+            let watch = sanitize(watch);
+            let version = sanitize(resource_version);
+            let seen = sanitize(seen);
             writeln!(file, "{nanos} {} {watch} {change} {version} {seen}", stamp.runtime)?;
         }
     }

@@ -231,7 +231,8 @@ impl Simulation {
 
     fn deliver(&mut self, request: Request, to: usize) -> Result<(), PlacementError> {
         let Request { epoch, created, accepted, number, body } = request;
-        let (now_unix, table) = (self.unix(), &self.tables[to]);
+        let now_unix = self.unix();
+        let table = &self.tables[to];
         let (answered, run, settled, refused, resend) = match body {
             Body::Events(events) => {
                 let batch = Verified::unchecked(&id(), epoch, created, EventBatch { events, traceparent: None });

@@ -288,7 +288,8 @@ async fn rates_and_the_heartbeat_interval_are_those_of_the_whole_fleet() {
     let mine = (0..100).filter(|n| shard_of(*n) == shard_of(0)).count();
     assert_eq!(fleet.runtimes(), mine);
     // The turns of all others pass unused.
-    let (start, catalog) = (Instant::now(), WorkSet::of(&[Work::Catalog]));
+    let start = Instant::now();
+    let catalog = WorkSet::of(&[Work::Catalog]);
     fleet.enqueue_paced((0..100).map(key).collect(), catalog, 10);
     for _ in 0..mine {
         fleet.done(fleet.next().await, ReconcileOutcome::ended(catalog));
@@ -435,7 +436,8 @@ impl HandOvers {
             let n = job.key.name.strip_prefix("kyma-").unwrap().parse::<u32>().unwrap();
             let now =
                 self.placed.get(&n).map(|runtime| self.fleet.shard_of(runtime.map(id).as_ref(), &format!("uid-{n}")));
-            let (shard, is_open) = (job.start.tenure.shard.unwrap(), job.start.tenure.fence.is_open());
+            let shard = job.start.tenure.shard.unwrap();
+            let is_open = job.start.tenure.fence.is_open();
             assert!(held.contains(&shard) || !is_open, "a reconcile of a released shard may write");
             if now != Some(shard) || !is_open {
                 assert!(job.start.cancellation.is_cancelled(), "{job:?} runs although its Kyma has moved");

@@ -61,8 +61,9 @@ fn replica(peers: &FakePeers, instance: u64) -> Replica {
     let (progress, progress_receiver) = watch::channel(None);
     let rotations =
         RotationHandle { requests: sender, progress: progress_receiver, stragglers: watch::channel(None).1 };
-    let (handle, role, responders) =
-        (FleetHandle::new(Instance::new(instance)), FleetRole::released(), Responders::default());
+    let handle = FleetHandle::new(Instance::new(instance));
+    let role = FleetRole::released();
+    let responders = Responders::default();
     let holders: CurrentHolders = Arc::new(Default::default);
     let active = ActiveFleet {
         table: table.clone(),
@@ -78,7 +79,8 @@ fn replica(peers: &FakePeers, instance: u64) -> Replica {
 
 fn two() -> (FakePeers, Replica, Replica) {
     let peers = FakePeers::default();
-    let (one, two) = (replica(&peers, 1), replica(&peers, 2));
+    let one = replica(&peers, 1);
+    let two = replica(&peers, 2);
     (peers, one, two)
 }
 

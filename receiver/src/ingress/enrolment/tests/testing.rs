@@ -107,12 +107,14 @@ impl Issuer {
                 let der: PublicKeyX509Der<'_> = key.public_key().as_der().unwrap();
                 let (_, info) = SubjectPublicKeyInfo::from_der(der.as_ref()).unwrap();
                 let Ok(PublicKey::RSA(key)) = info.parsed() else { panic!("an RSA key") };
-                let (n, e) = (text(key.modulus), text(key.exponent));
+                let n = text(key.modulus);
+                let e = text(key.exponent);
                 json!({"kty": "RSA", "use": "sig", "alg": "RS256", "kid": self.kid, "n": n, "e": e})
             }
             Key::P256(key) => {
                 let (x, y) = key.public_key().as_ref()[1..].split_at(32);
-                let (x, y) = (text(x), text(y));
+                let x = text(x);
+                let y = text(y);
                 json!({"kty": "EC", "use": "sig", "alg": "ES256", "kid": self.kid, "crv": "P-256", "x": x, "y": y})
             }
         }
@@ -151,7 +153,8 @@ impl FakeRuntime {
         let review = json!({"authenticated": true, "audiences": [AUDIENCE], "user": {
             "username": "system:serviceaccount:kyma-system:tidewatch-agent",
             "extra": {"authentication.kubernetes.io/pod-uid": ["pod-uid"]}}});
-        let (issuer, behavior) = (Arc::new(issuer), Behavior::Well);
+        let issuer = Arc::new(issuer);
+        let behavior = Behavior::Well;
         Self(Arc::new(Mutex::new(State { issuer, behavior, review, call_counts: (0, 0), on_review: None })))
     }
 
@@ -278,7 +281,8 @@ impl TestBed {
         let counts = table::Metrics::register(&mut Registry::default());
         let fleet = RuntimeTable::alone(1, table::Settings::default(), counts);
         let mut registry = Registry::default();
-        let (runtime_clients, metrics) = (FakeRuntimeClients::default(), Metrics::register(&mut registry));
+        let runtime_clients = FakeRuntimeClients::default();
+        let metrics = Metrics::register(&mut registry);
         let [first, second] = ["a", "b"].map(|kid| FakeRuntime::new(Issuer::p256(kid)));
         for (kyma, runtime, id) in [("k-1", &first, "r-1"), ("k-2", &second, "r-2")] {
             place(&fleet, kyma, id);

@@ -145,7 +145,8 @@ impl Service for EnrolmentHandler {
                 let request = CertificateRequest::parse(&body.bytes).map_err(|_| Refusal::Malformed)?;
                 if let Some((relay, holder)) = self.port.elsewhere(&request.runtime, via)? {
                     let (body, _share) = body.into_parts();
-                    let (port, authority) = (RelayedPort::Enrolment, holder.name.as_str());
+                    let port = RelayedPort::Enrolment;
+                    let authority = holder.name.as_str();
                     let relayed = RelayedRequest {
                         port,
                         parts,

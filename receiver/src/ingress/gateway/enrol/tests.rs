@@ -258,7 +258,8 @@ async fn served(enrolment: &TestBed, change: impl FnOnce(&mut Settings)) -> (Soc
         Gateway::bind(settings, tls, |settings| EnrolmentHandler::new(settings, enrolment.enrolments.clone(), metrics))
             .await
             .unwrap();
-    let (address, shutdown) = (gateway.address(), CancellationToken::new());
+    let address = gateway.address();
+    let shutdown = CancellationToken::new();
     tokio::spawn(gateway.run(shutdown.clone()));
     (address, ca, shutdown)
 }
@@ -289,7 +290,8 @@ async fn clients_beyond_the_connection_limit_wait_and_are_served() {
     let ca = Arc::new(ca);
     let mut others = JoinSet::new();
     for _ in 0..3 {
-        let (ca, token) = (ca.clone(), enrolment.first.token());
+        let ca = ca.clone();
+        let token = enrolment.first.token();
         others.spawn(async move { enrols(address, &ca, &token).await });
     }
     for _ in 0..50 {

@@ -83,7 +83,8 @@ async fn read(response: HttpResponse) -> (u16, Value) {
 #[tokio::test]
 async fn valid_signed_requests_reach_the_intake() {
     let fixture = Fixture::new();
-    let (batch, heartbeat) = (fixture.agent.batch().to_string(), heartbeat().to_string());
+    let batch = fixture.agent.batch().to_string();
+    let heartbeat = heartbeat().to_string();
     let (status, response) = read(fixture.send(&RequestSpec::events(batch.as_bytes(), 1)).unwrap()).await;
     assert_eq!((status, &response["accepted"]), (202, &json!(1)));
     let (status, response) = read(fixture.send(&RequestSpec::heartbeat(heartbeat.as_bytes(), 2)).unwrap()).await;
@@ -156,7 +157,8 @@ async fn bodies_held_back_leave_room_for_other_runtimes() {
     let mut held = Vec::new();
     for (parts, sender) in &requests {
         let frames = stream::iter([MIB]).chain(stream::pending()).map(|data| Ok::<_, Infallible>(Frame::data(data)));
-        let (mut body, handler) = (Box::pin(StreamBody::new(frames)), &fixture.handler);
+        let mut body = Box::pin(StreamBody::new(frames));
+        let handler = &fixture.handler;
         let mut processing = Box::pin(async move { handler.process(parts, body.as_mut(), sender, at(NOW)).await });
         match (&mut processing).now_or_never() {
             Some(refused) => assert_eq!(refused.err(), Some(Refusal::Concurrency)),
@@ -321,7 +323,8 @@ fn rate_limit_applies_before_the_signature_is_verified() {
     let limited = fixture.edited(Edit::Set(HeaderName::from_static(SIGNATURE), "x"));
     assert!(matches!(limited, Refusal::Rate(_)), "{limited:?}");
     let other = Agent::new(&fixture.ca, "r-2", NOW);
-    let (body, now) = (other.batch().to_string(), NOW);
+    let body = other.batch().to_string();
+    let now = NOW;
     assert!(fixture.process(other.sign(&RequestSpec::events(body.as_bytes(), 1)), &other, now).is_ok());
 }
 

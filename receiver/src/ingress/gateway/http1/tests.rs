@@ -111,7 +111,8 @@ async fn connection_holds_no_buffers_between_two_requests() {
     let mut fixture = Fixture::new(true);
     assert!(fixture.poll().await.is_none() && fixture.is_idle(), "before the first byte");
     for body in [0, 10, 1 << 20, 10, 0] {
-        let (start, rest) = (&request(body)[..9], &request(body)[9..]);
+        let start = &request(body)[..9];
+        let rest = &request(body)[9..];
         fixture.client.write_all(start).await.unwrap();
         assert!(fixture.poll().await.is_none() && !fixture.is_idle(), "within a head");
         fixture.exchange(rest, &format!("<{body}>")).await;
@@ -187,7 +188,8 @@ async fn graceful_shutdown_ends_an_idle_connection_at_once_and_another_after_its
     assert!(matches!(fixture.poll().await, Some(Ok(()))));
 
     let mut fixture = Fixture::new(true);
-    let (start, rest) = (&request(5)[..50], &request(5)[50..]);
+    let start = &request(5)[..50];
+    let rest = &request(5)[50..];
     fixture.client.write_all(start).await.unwrap();
     assert!(fixture.poll().await.is_none());
     Pin::new(&mut fixture.connection).graceful_shutdown();

@@ -69,7 +69,8 @@ async fn flooding_runtime_is_blocked_and_tarpitted() {
     for is_http2 in [true, false] {
         let gateway =
             TestGateway::start(|settings| (settings.limits.per_second, settings.limits.burst) = (1, 10)).await;
-        let (agent, other) = (gateway.agent("r-1"), gateway.agent("r-2"));
+        let agent = gateway.agent("r-1");
+        let other = gateway.agent("r-2");
         let mut open = gateway.open(&other, is_http2).await;
         gateway.flood(&agent, is_http2).await;
         gateway.until_ended(&["refused"], 1).await;
@@ -94,7 +95,8 @@ async fn flooding_runtime_is_blocked_and_tarpitted() {
 async fn oldest_connection_beyond_the_limit_is_closed() {
     for is_http2 in [true, false] {
         let gateway = TestGateway::start(|settings| settings.limits.connections = 2).await;
-        let (agent, other) = (gateway.agent("r-1"), gateway.agent("r-2"));
+        let agent = gateway.agent("r-1");
+        let other = gateway.agent("r-2");
         let mut open = gateway.open(&other, is_http2).await;
         gateway.send_accepted(&mut open, &other, 1).await;
         let mut first = gateway.open(&agent, is_http2).await;

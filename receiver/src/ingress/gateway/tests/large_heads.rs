@@ -51,7 +51,8 @@ fn with_fields(gateway: &TestGateway, agent: &Agent, counter: u64, fields: usize
 async fn over_http1_a_too_large_head_gets_a_431_and_ends_its_connection() {
     for max_head in LIMITS {
         let gateway = gateway_with_max_head(max_head).await;
-        let (agent, other) = (gateway.agent("r-1"), gateway.agent("r-2"));
+        let agent = gateway.agent("r-1");
+        let other = gateway.agent("r-2");
         let mut open = gateway.open(&other, false).await;
         let mut sender = gateway.open(&agent, false).await;
         let fits = [with_text(&gateway, &agent, 1, false, max_head - KIB), with_fields(&gateway, &agent, 2, FIELDS)];
@@ -81,7 +82,8 @@ async fn over_http1_a_too_large_head_gets_a_431_and_ends_its_connection() {
 async fn over_http2_a_too_large_head_is_refused_and_the_connection_stays() {
     for max_head in LIMITS {
         let gateway = gateway_with_max_head(max_head).await;
-        let (agent, other) = (gateway.agent("r-1"), gateway.agent("r-2"));
+        let agent = gateway.agent("r-1");
+        let other = gateway.agent("r-2");
         let mut open = gateway.open(&other, true).await;
         let mut sender = gateway.open(&agent, true).await;
         let fits = with_text(&gateway, &agent, 1, true, max_head - KIB);

@@ -65,7 +65,8 @@ impl TestGateway {
 /// Each client gets the cheaper protocol for its use: multiplexing for a proxy, little memory for an agent.
 #[tokio::test]
 async fn alpn_selects_http2_for_a_proxy_and_http1_for_an_agent() {
-    let (behind, gateway) = (BehindProxy::start().await, TestGateway::start(|_| {}).await);
+    let behind = BehindProxy::start().await;
+    let gateway = TestGateway::start(|_| {}).await;
     for (gateway, identity, protocol) in
         [(&behind.gateway, &behind.proxy.identity, &b"h2"[..]), (&gateway, &gateway.agent("r-1").identity, b"http/1.1")]
     {
@@ -118,7 +119,8 @@ fn envoy(agent: &Agent) -> String {
 #[tokio::test]
 async fn either_field_identifies_the_runtime_and_many_share_the_connection() {
     let behind = BehindProxy::start().await;
-    let (one, two) = (behind.gateway.agent("r-1"), behind.gateway.agent("r-2"));
+    let one = behind.gateway.agent("r-1");
+    let two = behind.gateway.agent("r-2");
     let mut sender = behind.gateway.http2(&behind.proxy).await;
     for (agent, counter, field) in [
         (&one, 1, (CLIENT_CERT, plain(&one))),
@@ -145,8 +147,10 @@ async fn either_field_identifies_the_runtime_and_many_share_the_connection() {
 #[tokio::test]
 async fn requests_without_exactly_one_forwarded_certificate_are_refused() {
     let behind = BehindProxy::start().await;
-    let (one, now) = (behind.gateway.agent("r-1"), unix_now());
-    let (plain_one, envoy_one) = (plain(&one), envoy(&one));
+    let one = behind.gateway.agent("r-1");
+    let now = unix_now();
+    let plain_one = plain(&one);
+    let envoy_one = envoy(&one);
     let stranger = Agent::new(&ca(now), "r-1", now);
     let runtime: RuntimeId = "r-1".parse().unwrap();
     let old = behind.gateway.ca.make_runtime(&runtime, &domain(), now - 500, Duration::from_secs(60)).unwrap();
@@ -204,7 +208,8 @@ async fn only_the_proxy_may_connect() {
     behind.gateway.stop().await;
 
     let gateway = TestGateway::start(|_| {}).await;
-    let (one, two) = (gateway.agent("r-1"), gateway.agent("r-2"));
+    let one = gateway.agent("r-1");
+    let two = gateway.agent("r-2");
     let mut request = gateway.request(&two, 1, true);
     request.headers_mut().insert(HeaderName::from_static(CLIENT_CERT), plain(&two).parse().unwrap());
     let response = gateway.http2(&one).await.send_request(request).await.unwrap();
@@ -231,7 +236,8 @@ async fn forwarded_certificates_are_verified_by_the_roots_of_the_rotation_phase(
     let behind = BehindProxy { gateway, proxies, proxy };
     let mut sender = behind.gateway.http2(&behind.proxy).await;
     let [old, new] = rotating.roots();
-    let (old, new) = (Agent::new(old, "r-1", unix_now()), Agent::new(new, "r-2", unix_now()));
+    let old = Agent::new(old, "r-1", unix_now());
+    let new = Agent::new(new, "r-2", unix_now());
     for (counter, (phase, expected)) in (1..).zip([
         (None, [202, 401]),
         (Some(PhaseName::Spread), [202, 202]),

@@ -10,7 +10,9 @@ async fn connection_of_a_revoked_certificate_is_closed_and_a_new_one_refused() {
     for is_http2 in [true, false] {
         let revocations = Revocations::default();
         let gateway = TestGateway::start(|settings| settings.revocations = revocations.clone()).await;
-        let (old, new, other) = (gateway.agent("r-1"), gateway.agent("r-1"), gateway.agent("r-2"));
+        let old = gateway.agent("r-1");
+        let new = gateway.agent("r-1");
+        let other = gateway.agent("r-2");
         let open = async |agent: &Agent| gateway.open(agent, is_http2).await;
         let [mut first, mut second, mut third] = [open(&old).await, open(&new).await, open(&other).await];
         for (counter, (sender, agent)) in (1..).zip([(&mut first, &old), (&mut second, &new), (&mut third, &other)]) {
@@ -110,7 +112,8 @@ async fn tarpitted_connection_is_closed_when_its_certificate_is_revoked() {
 async fn connections_of_a_deleted_kyma_are_closed() {
     for is_http2 in [true, false] {
         let gateway = TestGateway::start(|_| {}).await;
-        let (agent, other) = (gateway.agent("r-1"), gateway.agent("r-2"));
+        let agent = gateway.agent("r-1");
+        let other = gateway.agent("r-2");
         let [mut first, mut second] = [gateway.open(&agent, is_http2).await, gateway.open(&other, is_http2).await];
         gateway.send_accepted(&mut first, &agent, 1).await;
         gateway.send_accepted(&mut second, &other, 1).await;

@@ -23,7 +23,8 @@ impl StartingGateway {
         let tls = ServerIdentity::new(&server.identity().unwrap(), &ca.trust_bundle()).unwrap().config;
         let settings = Settings { authorities: vec!["kcp.test:1".parse().unwrap()], start_gate, ..settings() };
         let service = |settings: &Settings| V3Handler::new(settings, RecordingIntake::default(), testing::metrics());
-        let (listener, tls) = (Incoming(Mutex::new(incoming)), Arc::new(ArcSwap::new(tls)));
+        let listener = Incoming(Mutex::new(incoming));
+        let tls = Arc::new(ArcSwap::new(tls));
         let gateway = Gateway::with_listener(listener, "127.0.0.1:1".parse().unwrap(), settings, tls, service);
         let shutdown = CancellationToken::new();
         let served = tokio::spawn(gateway.run(shutdown.clone()));
@@ -79,7 +80,8 @@ async fn request_waits_for_the_caches_but_not_for_ever() {
 async fn shutdown_ends_the_wait() {
     let gateway = StartingGateway::with(StartGate::new(CancellationToken::new()));
     let mut stream = gateway.connect(&Agent::new(&gateway.ca, "r-1", unix_now())).await;
-    let (begun, ended) = (gateway.begun, tokio::spawn(async move { stream.read(&mut [0]).await }));
+    let begun = gateway.begun;
+    let ended = tokio::spawn(async move { stream.read(&mut [0]).await });
     sleep(Duration::from_secs(1)).await;
     gateway.stop().await;
     // The connection ends in order, or is reset with its session ticket unread.

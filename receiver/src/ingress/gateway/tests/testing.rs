@@ -116,7 +116,8 @@ pub(in crate::ingress::gateway) struct RequestSpec<'a> {
 
 impl<'a> RequestSpec<'a> {
     pub(in crate::ingress::gateway) fn events(body: &'a [u8], counter: u64) -> Self {
-        let (path, content_type) = (EVENTS_PATH, BATCH_CONTENT_TYPE);
+        let path = EVENTS_PATH;
+        let content_type = BATCH_CONTENT_TYPE;
         Self { path, content_type, authority: AUTHORITY, body, epoch: EPOCH, counter, created: NOW }
     }
 

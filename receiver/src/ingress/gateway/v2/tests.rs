@@ -158,7 +158,9 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
-        let (clients, proxies, others) = (Root::new(), Root::new(), Root::new());
+        let clients = Root::new();
+        let proxies = Root::new();
+        let others = Root::new();
         let identity = "spiffe://proxy";
         let proxy = Proxy { roots: proxies.bundle(), identity: identity.parse().unwrap() };
         let leaves = BTreeMap::from([
@@ -171,7 +173,8 @@ impl Fixture {
             ("proxy", proxies.leaf("proxy", Some(identity), 2090)),
             ("impostor", proxies.leaf("r-1", Some("spiffe://other"), 2090)),
         ]);
-        let (mut registry, intake) = (Registry::default(), RecordingIntake::default());
+        let mut registry = Registry::default();
+        let intake = RecordingIntake::default();
         let settings = settings("127.0.0.1:0".parse().unwrap(), testing::domain());
         let metrics = Metrics::register(registry.sub_registry_with_prefix("watcher_listener"));
         let handler = |proxy| {
@@ -198,7 +201,9 @@ async fn golden_requests_get_golden_responses() {
     let golden: Vec<Golden> =
         serde_json::from_str(include_str!("../../../../../tests/golden/v2/received.json")).unwrap();
     let fixture = Fixture::new();
-    let (mut refused, mut too_large, mut unverified) = (0.0, 0.0, 0.0);
+    let mut refused = 0.0;
+    let mut too_large = 0.0;
+    let mut unverified = 0.0;
     let all = golden.len();
     for golden in golden {
         let Golden { about, method, path, headers, body, times, caller, answer: expected, taken } = golden;
@@ -254,18 +259,22 @@ async fn requests_of_a_revoked_runtime_or_leaf_are_refused() {
 
 #[tokio::test]
 async fn only_the_connection_of_a_revoked_leaf_is_closed() {
-    let (clients, ca, now) = (Root::new(), testing::ca(Now::read().unix), Now::read().unix);
+    let clients = Root::new();
+    let ca = testing::ca(Now::read().unix);
+    let now = Now::read().unix;
     let revocations = Revocations::default();
     let server = ca.make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap().identity().unwrap();
     let server = ServerIdentity::new(&server, &clients.bundle()).unwrap();
     let settings =
         Settings { revocations: revocations.clone(), ..settings("127.0.0.1:0".parse().unwrap(), testing::domain()) };
-    let (tls, callers) = (Arc::new(ArcSwap::new(server.config)), CallerVerifier::new(clients.bundle(), None).unwrap());
+    let tls = Arc::new(ArcSwap::new(server.config));
+    let callers = CallerVerifier::new(clients.bundle(), None).unwrap();
     let metrics = Metrics::register(&mut Registry::default());
     let port = testing::metrics().port;
     let handler = |settings: &Settings| V2Handler::new(settings, callers, RecordingIntake::default(), metrics, port);
     let gateway = Gateway::bind(settings, tls, handler).await.unwrap();
-    let (address, shutdown) = (gateway.address(), CancellationToken::new());
+    let address = gateway.address();
+    let shutdown = CancellationToken::new();
     let served = tokio::spawn(gateway.run(shutdown.clone()));
     let connect = async |identity: &Identity| {
         let config = tls::client(identity, ca.trust_bundle().store().unwrap()).unwrap();
@@ -296,7 +305,8 @@ async fn only_the_connection_of_a_revoked_leaf_is_closed() {
 
 #[test]
 fn handshake_behind_a_proxy_trusts_the_proxy_roots_alone() {
-    let (clients, proxies) = (Root::new(), Root::new());
+    let clients = Root::new();
+    let proxies = Root::new();
     let proxy = Proxy { roots: proxies.bundle(), identity: "proxy.test".parse().unwrap() };
     assert_eq!(CallerVerifier::new(clients.bundle(), None).unwrap().bundle(), clients.bundle());
     assert_eq!(CallerVerifier::new(clients.bundle(), Some(proxy)).unwrap().bundle(), proxies.bundle());
@@ -350,7 +360,9 @@ async fn admitted(files: &TlsFiles, identity: &Identity, servers: &TrustBundle) 
 #[tokio::test]
 async fn changed_files_are_applied_as_a_whole_or_the_last_good_ones_stay() {
     const DAY: i64 = 86_400;
-    let (folder, now, metrics) = (Folder::new("v2-files"), Now::read().unix, pki::Metrics::default());
+    let folder = Folder::new("v2-files");
+    let now = Now::read().unix;
+    let metrics = pki::Metrics::default();
     let [old, new] = [Root::new(), Root::new()];
     let [agent, newer] = [old.identity("r-1"), new.identity("r-1")];
     let ca = testing::ca(now - 50 * DAY);
@@ -396,7 +408,8 @@ async fn changed_files_are_applied_as_a_whole_or_the_last_good_ones_stay() {
 
 #[test]
 fn forwarded_certificate_is_verified_by_the_current_roots() {
-    let (folder, now) = (Folder::new("v2-proxied"), Now::read().unix);
+    let folder = Folder::new("v2-proxied");
+    let now = Now::read().unix;
     let [old, new, proxies] = [Root::new(), Root::new(), Root::new()];
     folder.put_server(&testing::ca(now).make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap());
     folder.put_clients(&old);

@@ -53,7 +53,8 @@ async fn one_of_two_is_active_and_the_other_takes_over_from_a_dead_holder() {
     assert_eq!(server.holder().as_deref(), Some(&*first.election.identity));
     // No other candidate takes over as long as the Lease is renewed.
     {
-        let (held, taken) = (first.hold(), second.acquire());
+        let held = first.hold();
+        let taken = second.acquire();
         tokio::select! {
             lost = held => panic!("{lost}"),
             () = taken => panic!("taken from a holder that lives"),

@@ -187,7 +187,8 @@ async fn lists_reserve_all_objects_or_one_page() {
     // Used memory when each page is requested.
     let seen: Arc<Mutex<Vec<u64>>> = Arc::default();
     let probe: Arc<OnceLock<RuntimeAccess>> = Arc::default();
-    let (log, used) = (seen.clone(), probe.clone());
+    let log = seen.clone();
+    let used = probe.clone();
     let server = serving(move |request| {
         log.lock().push(used.get().unwrap().0.memory.used());
         let next = if request.uri().query().unwrap().contains("continue=t") { "" } else { "t" };
@@ -197,7 +198,8 @@ async fn lists_reserve_all_objects_or_one_page() {
     let access = access(scarce(1 << 20), server.kubeconfig("127.0.0.1", "token: t"));
     assert!(probe.set(access.clone()).is_ok());
     let maps = Api::<ConfigMap>::namespaced(access.client(&key()).unwrap(), "default");
-    let (params, limits) = (ListParams::default(), ListLimits::default());
+    let params = ListParams::default();
+    let limits = ListLimits::default();
 
     assert_eq!(list_all(&maps, &params, &limits).await.unwrap().len(), 2);
     let used: Vec<_> = seen.lock().drain(..).collect();

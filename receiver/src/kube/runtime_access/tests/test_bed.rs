@@ -130,7 +130,8 @@ where
 {
     let mut connections = JoinSet::new();
     while let Ok((tcp, _)) = listener.accept().await {
-        let (acceptor, answer) = (acceptor.clone(), answer.clone());
+        let acceptor = acceptor.clone();
+        let answer = answer.clone();
         connections.spawn(async move {
             let tls = match acceptor.accept(tcp).into_fallible().await {
                 Ok(tls) => tls,

@@ -45,9 +45,11 @@ fn count() -> ShardCount {
 
 /// Client whose requests get no response while the switch is on: watches alone, or all.
 fn cuttable(server: &FakeApiServer, cut: &Arc<AtomicBool>, all: bool) -> Client {
-    let (client, cut) = (server.client(), cut.clone());
+    let client = server.client();
+    let cut = cut.clone();
     let service = tower::service_fn(move |request: Request<Body>| {
-        let (client, cut) = (client.clone(), cut.clone());
+        let client = client.clone();
+        let cut = cut.clone();
         async move {
             let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
             let is_cut = || cut.load(Ordering::Relaxed) && (all || is_watch);
@@ -185,7 +187,8 @@ async fn replicas_share_the_shards_and_take_over_from_a_dead_one() {
 #[tokio::test(start_paused = true)]
 async fn stop_hands_all_shards_over_and_gives_the_membership_back() {
     let server = installation();
-    let (mut one, mut two) = (Replica::start(server.client(), "a", 1), Replica::start(server.client(), "b", 2));
+    let mut one = Replica::start(server.client(), "a", 1);
+    let mut two = Replica::start(server.client(), "b", 2);
     run_all([&mut one, &mut two], LEASE * 3).await;
     assert_eq!((one.held.len(), two.held.len()), (3, 3));
     one.stop.cancel();

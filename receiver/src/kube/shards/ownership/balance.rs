@@ -48,7 +48,8 @@ impl Ownership {
 
     /// Claims shards up to the share, and hands over those above it.
     pub(super) fn balance(&mut self, now: Instant, step: &mut Step) -> Option<Refusal> {
-        let (mut free, mut own) = (Vec::new(), Vec::new());
+        let mut free = Vec::new();
+        let mut own = Vec::new();
         let mut is_complete = true;
         let named = self.view.named();
         for unit in Unit::all(self.settings.shards).filter(|unit| !self.holds.contains_key(unit)) {
@@ -123,7 +124,8 @@ impl Ownership {
             }
         }
         // Requests of an earlier fence of the same shard may still arrive as well.
-        let (quiet, reserve) = (self.quiet.max(now), self.settings.reserve());
+        let quiet = self.quiet.max(now);
+        let reserve = self.settings.reserve();
         for unit in all {
             let Some(hold) = self.holds.get_mut(&unit) else { continue };
             match hold.phase {

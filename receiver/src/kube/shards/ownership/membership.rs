@@ -14,7 +14,8 @@ impl Ownership {
             let is_waiting = self.is_leaving || is_joining || self.excluded(now).is_some();
             return if is_waiting { None } else { self.join(now, step) };
         };
-        let (id, version) = (LeaseId::Member(session.number), session.version.clone());
+        let id = LeaseId::Member(session.number);
+        let version = session.version.clone();
         let is_announced = session.is_leaving || !self.is_leaving;
         let is_due = now >= session.due || !is_announced && version.is_some();
         // An unknown version is found out by a renewal.

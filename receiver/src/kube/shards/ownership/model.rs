@@ -27,7 +27,10 @@ fn number(name: &str) -> Option<u64> {
 fn invariants_hold(part: u64) {
     let first = number("TIDEWATCH_SHARD_SEED").unwrap_or(1);
     let end = first + number("TIDEWATCH_SCHEDULES").unwrap_or(SCHEDULES);
-    let (mut schedules, mut acquired, mut ended, mut unsharded) = (0, 0, 0, 0);
+    let mut schedules = 0;
+    let mut acquired = 0;
+    let mut ended = 0;
+    let mut unsharded = 0;
     for seed in (first + part..end).step_by(PARTS) {
         let world = World::run(seed);
         schedules += 1;

@@ -44,7 +44,8 @@ mod tests {
 
     #[test]
     fn replicas_prefer_different_shards() {
-        let (count, live) = (ShardCount::new(24).unwrap(), ["a_1", "b_2", "c_3"].map(str::to_owned));
+        let count = ShardCount::new(24).unwrap();
+        let live = ["a_1", "b_2", "c_3"].map(str::to_owned);
         let order = |me: &str| {
             let mut shards: Vec<_> = Unit::all(count).collect();
             shards.sort_by_key(|unit| preference(me, &live, *unit));

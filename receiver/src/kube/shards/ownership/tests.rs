@@ -47,7 +47,8 @@ struct Landscape {
 
 impl Landscape {
     fn new(units: u16) -> Self {
-        let (api, now) = (ApiServer::new(ShardCount::new(units - 1).unwrap()), Instant::now());
+        let api = ApiServer::new(ShardCount::new(units - 1).unwrap());
+        let now = Instant::now();
         Self { api, replicas: BTreeMap::new(), start: now, now, acquired: 0, stops: true }
     }
 
@@ -63,7 +64,9 @@ impl Landscape {
         ownership.observe_all(self.api.all(), self.now);
         let name = settings.identity.split('_').next().unwrap().to_owned();
         let cursor = self.api.log.len();
-        let (held, last, ended) = (BTreeSet::new(), Step::default(), Vec::new());
+        let held = BTreeSet::new();
+        let last = Step::default();
+        let ended = Vec::new();
         self.replicas.insert(name, Replica { settings, ownership, cursor, held, last, ended });
     }
 
@@ -270,7 +273,8 @@ fn lease_of_the_unsharded_receiver_is_renewed_by_one_replica_at_a_time() {
     let before = landscape.api.log.len();
     landscape.run(LEASE * 20);
     let count = |id: fn(&LeaseId) -> bool| landscape.api.log[before..].iter().filter(|(it, _)| id(it)).count();
-    let (own, members) = (count(|id| *id == LeaseId::Unsharded), count(|id| matches!(id, LeaseId::Member(_))));
+    let own = count(|id| *id == LeaseId::Unsharded);
+    let members = count(|id| matches!(id, LeaseId::Member(_)));
     assert!((50..=180).contains(&own) && (165..=180).contains(&members), "{own} {members}");
     assert_eq!(count(|id| matches!(id, LeaseId::Unit(_))), 0, "the Lease of a shard is written when it moves");
 }

@@ -56,7 +56,8 @@ fn introspect() -> Value {
             "digest": {"hashAlgorithm": "SHA-256", "normalisationAlgorithm": algorithm, "value": value},
         })
     };
-    let (blob, artefact) = ("genericBlobDigest/v1", "ociArtifactDigest/v1");
+    let blob = "genericBlobDigest/v1";
+    let artefact = "ociArtifactDigest/v1";
     let value = "6a1c7637a528ab5957ab60edf73b5298a0a03de02a96be0313ee89b22544840c";
     let mut image = resource("introspect-image", "ociImage", "local", "1.0.0", artefact, value);
     image["labels"] = json!([

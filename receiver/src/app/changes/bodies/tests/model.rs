@@ -80,7 +80,8 @@ impl<C: TestKind> World<C> {
     fn new() -> Self {
         let setup = SetupOf::<C>::new(KYMAS.into());
         setup.bodies.reduce_others();
-        let (runtimes, placed) = ((0..KYMAS).collect(), BTreeSet::new());
+        let runtimes = (0..KYMAS).collect();
+        let placed = BTreeSet::new();
         let (log, reported, list, answers) = Default::default();
         Self { setup, version: 0, history: vec![Objects::new()], log, reported, list, answers, runtimes, placed }
     }
@@ -214,7 +215,8 @@ impl<C: TestKind> World<C> {
     fn check(&self) -> Result<(), TestCaseError> {
         let objects = &self.setup.bodies.0.objects;
         for object in 0..OBJECTS {
-            let (found, reported) = (objects.find(&key(&format!("m{object}"))), self.reported.get(&object));
+            let found = objects.find(&key(&format!("m{object}")));
+            let reported = self.reported.get(&object);
             let version = found.as_ref().and_then(|found| found.object_version()?.parse().ok());
             prop_assert_eq!(version, reported.map(|(_, version)| *version), "what the watch has reported");
             if let (Some(found), Some((kyma, _))) = (found, reported) {

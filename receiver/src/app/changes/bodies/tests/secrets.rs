@@ -43,7 +43,8 @@ impl TestKind for SecretCache {
 
     fn of(cache: Store<AccessSecret>) -> (Self, Arc<Refreshes>) {
         let access = RuntimeAccess::new(Settings::default(), runtime_access::Metrics::default());
-        let (owners, refreshes) = (Arc::new(SecretOwners::from(cache)), Arc::<Refreshes>::default());
+        let owners = Arc::new(SecretOwners::from(cache));
+        let refreshes = Arc::<Refreshes>::default();
         let cache = Self::new(owners.clone(), access.clone(), {
             let refreshes = refreshes.clone();
             move |kyma: &KymaKey| {

@@ -51,7 +51,8 @@ fn check_template(object: &Object, template: &ModuleTemplate, before: &ModuleTem
         Ok(Value::Object(members)) => members,
         _ => Map::new(),
     };
-    let (now, before) = (members(template), members(before));
+    let now = members(template);
+    let before = members(before);
     let fields: BTreeSet<_> = now.keys().chain(before.keys()).collect();
     let is_changed = |field: &&String| {
         !ModuleTemplateSpec::EDITABLE.contains(&field.as_str()) && now.get(*field) != before.get(*field)
@@ -72,7 +73,8 @@ fn check_template(object: &Object, template: &ModuleTemplate, before: &ModuleTem
 /// Reports another component: the Manifests of all runtimes with the module are replaced.
 fn check_component(object: &Object, meta: &ModuleReleaseMeta, before: &ModuleReleaseMeta, findings: &mut Vec<Finding>) {
     let component = |meta: &ModuleReleaseMeta| meta.spec.ocm_component_name.clone().unwrap_or_default();
-    let (now, before) = (component(meta), component(before));
+    let now = component(meta);
+    let before = component(before);
     if before.is_empty() || now == before {
         return;
     }

@@ -187,7 +187,8 @@ impl Bed {
                 PathState::Proven => self.unproven_before.remove(&n),
                 _ => false,
             };
-            let (is_running, unproven_before) = (self.bad != Some(has.as_str()), self.unproven_before.contains(&n));
+            let is_running = self.bad != Some(has.as_str());
+            let unproven_before = self.unproven_before.contains(&n);
             upgrade.handle.observe(&key(n), &has.as_str().into(), is_running, unproven_before);
         }
         time::advance(Duration::from_secs(1)).await;
@@ -455,7 +456,8 @@ async fn deleted_runtimes_are_forgotten() {
 
 #[tokio::test(start_paused = true)]
 async fn replicas_upgrade_the_fleet_in_the_stages_of_one() {
-    let (mut bed, peers) = (Bed::new(9), Arc::new(FakePeers::default()));
+    let mut bed = Bed::new(9);
+    let peers = Arc::new(FakePeers::default());
     let mut has = all_with(9, "");
     let mut upgrades = bed.start_replicas(["x:a", "x:b"], &peers).await;
     for _ in 0..20 {
@@ -486,7 +488,8 @@ async fn replicas_upgrade_the_fleet_in_the_stages_of_one() {
 
 #[tokio::test(start_paused = true)]
 async fn stage_waits_for_the_answers_of_all_replicas_and_a_new_target_does_not() {
-    let (mut bed, peers) = (Bed::new(9), Arc::new(FakePeers::default()));
+    let mut bed = Bed::new(9);
+    let peers = Arc::new(FakePeers::default());
     let mut has = all_with(9, "x:a");
     let mut upgrades = bed.start_replicas(["x:a", "x:a"], &peers).await;
     for _ in 0..20 {
@@ -515,7 +518,8 @@ async fn stage_waits_for_the_answers_of_all_replicas_and_a_new_target_does_not()
 
 #[tokio::test(start_paused = true)]
 async fn replica_without_the_role_writes_nothing_and_posts_no_event() {
-    let (mut bed, peers) = (Bed::new(2), Arc::new(FakePeers::default()));
+    let mut bed = Bed::new(2);
+    let peers = Arc::new(FakePeers::default());
     let [mut first, mut second] = bed.start_replicas(["x:a", "x:a"], &peers).await;
     second.tick(Instant::now()).await;
     assert_eq!((bed.kcp.map(), peers.asked()), (None, 0));

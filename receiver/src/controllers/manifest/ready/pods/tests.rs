@@ -122,7 +122,8 @@ fn container_that_does_not_pass_a_probe_is_progress() {
 
 #[test]
 fn only_pods_of_the_newest_template_explain_a_rollout() {
-    let (early, late) = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z");
+    let early = "2026-01-01T00:00:00Z";
+    let late = "2026-01-01T00:01:00Z";
     let old = pod("old", early, crashed(json!({"exitCode": 1})));
     let starting = pod("new", late, json!({"state": {"waiting": {"reason": "ContainerCreating"}}}));
     let broken = pod("new", late, waiting("ErrImagePull"));

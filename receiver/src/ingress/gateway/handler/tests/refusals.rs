@@ -81,7 +81,8 @@ fn signed(agent: &Agent, counter: u64, body: &Value) -> Sent {
 
 impl Case {
     fn new(name: &'static str, status: u16, kind: Kind, reason: &'static str) -> Self {
-        let (agent, settings) = (good(), settings());
+        let agent = good();
+        let settings = settings();
         let requests = vec![changed(&agent, 1, |_| {})];
         let waits = matches!(status, 404 | 409 | 429 | 503) && reason != "route";
         Self { name, intake: RecordingIntake::default(), settings, agent, requests, status, kind, reason, waits }
@@ -362,7 +363,8 @@ async fn each_refusal_has_its_status_kind_and_counter_and_echoes_no_input() {
 async fn lagging_receiver_sheds_some_requests_and_serves_others() {
     let agent = good();
     let settings = Settings { lag_limit: Duration::from_millis(1), ..settings() };
-    let (intake, metrics) = (RecordingIntake::default(), metrics());
+    let intake = RecordingIntake::default();
+    let metrics = metrics();
     let handler = V3Handler::new(&settings, intake.clone(), metrics.clone());
     let peer = Peer::read(&agent.identity.chain, &domain());
     for _ in 0..2 {

@@ -22,7 +22,8 @@ struct Renewals {
 
 impl Renewals {
     fn new() -> Self {
-        let (enrolment, now) = (enrolment::TestBed::new(), unix_now());
+        let enrolment = enrolment::TestBed::new();
+        let now = unix_now();
         let settings = Settings {
             enrolments: Some(enrolment.enrolments.clone()),
             revocations: enrolment.revocations.clone(),

@@ -84,8 +84,10 @@ async fn holder_must_prove_its_name() {
 async fn stopped_holder_affects_its_own_runtimes_until_another_one_takes_them() {
     let (fleet, one, two) = Fleet::two().await;
     let three = fleet.start("three", |_| {}).await;
-    let (lost, other) = (fleet.agent("r-1", "two"), fleet.agent("r-2", "three"));
-    let (mut of_lost, mut of_other) = (one.connect(&fleet, &lost).await, one.connect(&fleet, &other).await);
+    let lost = fleet.agent("r-1", "two");
+    let other = fleet.agent("r-2", "three");
+    let mut of_lost = one.connect(&fleet, &lost).await;
+    let mut of_other = one.connect(&fleet, &other).await;
     for (sender, agent) in [(&mut of_lost, &lost), (&mut of_other, &other)] {
         assert_eq!(sender.send(events(agent, 1)).await.unwrap().status(), 202);
     }
@@ -110,7 +112,8 @@ async fn stopped_holder_affects_its_own_runtimes_until_another_one_takes_them() 
 /// A holder that reads a request of events on each connection, and then closes it, or never responds.
 async fn fake_holder(tls: &ReplicaTls, closes: bool) -> (SocketAddr, Arc<Notify>, AbortOnDropHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (address, acceptor) = (listener.local_addr().unwrap(), TlsAcceptor::from(listening(tls)));
+    let address = listener.local_addr().unwrap();
+    let acceptor = TlsAcceptor::from(listening(tls));
     let received = Arc::<Notify>::default();
     let notify = received.clone();
     let serve = async move {
@@ -160,8 +163,10 @@ async fn slow_holder_delays_no_request_beyond_the_deadline_and_none_of_other_run
     let tls = fleet.tls("two").await;
     let (address, _, _holder) = fake_holder(&tls, false).await;
     fleet.announce("two", address);
-    let (slow, here) = (fleet.agent("r-1", "two"), fleet.agent("r-2", "one"));
-    let (mut of_slow, mut of_here) = (one.connect(&fleet, &slow).await, one.connect(&fleet, &here).await);
+    let slow = fleet.agent("r-1", "two");
+    let here = fleet.agent("r-2", "one");
+    let mut of_slow = one.connect(&fleet, &slow).await;
+    let mut of_here = one.connect(&fleet, &here).await;
     for counter in 1..4 {
         let (late, direct) = tokio::join!(of_slow.send(events(&slow, counter)), of_here.send(events(&here, counter)));
         is_temporary(&late.unwrap());
@@ -174,7 +179,8 @@ async fn slow_holder_delays_no_request_beyond_the_deadline_and_none_of_other_run
 #[tokio::test]
 async fn lost_connection_of_a_runtime_is_reported_to_its_holder() {
     let (fleet, one, two) = Fleet::two().await;
-    let (agent, here) = (fleet.agent("r-1", "two"), fleet.agent("r-2", "one"));
+    let agent = fleet.agent("r-1", "two");
+    let here = fleet.agent("r-2", "one");
     for agent in [&agent, &here] {
         let mut sender = one.connect(&fleet, agent).await;
         assert_eq!(sender.send(events(agent, 1)).await.unwrap().status(), 202);

@@ -75,7 +75,8 @@ async fn agent_is_refused_on_the_relay_port() {
 #[tokio::test]
 async fn fields_of_a_replica_have_no_effect_on_the_event_port() {
     let (fleet, one, two) = Fleet::two().await;
-    let (agent, victim) = (fleet.agent("r-1", "two"), fleet.agent("r-2", "two"));
+    let agent = fleet.agent("r-1", "two");
+    let victim = fleet.agent("r-2", "two");
     for replica in [&two, &one] {
         let mut sender = replica.connect(&fleet, &agent).await;
         let forged = forwarded(events(&victim, 1), &victim, "event");
@@ -97,7 +98,8 @@ async fn connection_of_a_replica_ends_with_the_trust_in_its_root() {
     let config = one.tls.client().config(&"two".parse().unwrap()).unwrap();
     let mut sender = Sender::open(two.relay_address, config).await.unwrap();
     assert_eq!(sender.send(lost()).await.unwrap().status(), 204);
-    let (old, new) = (fleet.ca.trust_bundle(), ca(unix_now()).trust_bundle());
+    let old = fleet.ca.trust_bundle();
+    let new = ca(unix_now()).trust_bundle();
     fleet.set_roots(old.with(&new));
     two.certificate.refresh(unix_now()).await;
     assert_eq!(sender.send(lost()).await.unwrap().status(), 204, "another root is trusted as well");
@@ -112,7 +114,8 @@ async fn connection_of_a_replica_ends_with_the_trust_in_its_root() {
 
 #[tokio::test]
 async fn connected_replica_is_valid_until_its_certificate_ends() {
-    let (tls, now) = (Fleet::new().tls("one").await, unix_now());
+    let tls = Fleet::new().tls("one").await;
+    let now = unix_now();
     let identity = tls.client().identity().clone();
     let read = |now| ConnectedReplica::read(&identity.chain, &domain(), tls.replicas(), now);
     let replica = read(now).unwrap();
@@ -141,7 +144,8 @@ fn intermediate() -> (Ca, CertificateDer<'static>, TrustBundle) {
 async fn certificate_of_an_intermediate_authority_is_accepted_through_another_replica() {
     let (ca, certificate, roots) = intermediate();
     let fleet = Fleet::trusting(&roots);
-    let (one, two) = (fleet.start("one", |_| {}).await, fleet.start("two", |_| {}).await);
+    let one = fleet.start("one", |_| {}).await;
+    let two = fleet.start("two", |_| {}).await;
     let mut agent = Agent::new(&ca, "r-1", unix_now());
     agent.identity.chain.push(certificate);
     fleet.place("r-1", "two");
@@ -160,7 +164,8 @@ async fn certificate_of_an_intermediate_authority_is_accepted_through_another_re
 async fn request_of_a_port_that_the_holder_does_not_serve_is_refused_for_a_while() {
     let mut fleet = Fleet::new();
     fleet.without_v2 = Some("two");
-    let (one, two) = (fleet.start("one", |_| {}).await, fleet.start("two", |_| {}).await);
+    let one = fleet.start("one", |_| {}).await;
+    let two = fleet.start("two", |_| {}).await;
     let agent = fleet.agent("r-1", "two");
     let mut sender = Sender::open(one.v2_address, client(&fleet, &agent.identity)).await.unwrap();
     is_temporary(&sender.send(v2_event()).await.unwrap());

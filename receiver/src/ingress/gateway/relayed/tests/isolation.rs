@@ -15,8 +15,10 @@ use crate::ingress::{
 async fn replay_is_found_however_the_two_requests_arrive() {
     let (fleet, one, two) = Fleet::two().await;
     let agent = fleet.agent("r-1", "two");
-    let (mut direct, mut relayed) = (two.connect(&fleet, &agent).await, one.connect(&fleet, &agent).await);
-    let (first, second) = (events(&agent, 1), events(&agent, 2));
+    let mut direct = two.connect(&fleet, &agent).await;
+    let mut relayed = one.connect(&fleet, &agent).await;
+    let first = events(&agent, 1);
+    let second = events(&agent, 2);
     assert_eq!(relayed.send(first.clone()).await.unwrap().status(), 202);
     assert_eq!(direct.send(second.clone()).await.unwrap().status(), 202);
     assert_eq!(direct.send(first).await.unwrap().status(), 401);
@@ -35,9 +37,11 @@ async fn hostile_runtime_is_blocked_through_the_relay_and_affects_no_other() {
         let limits = |strikes| Limits { strikes, ..Limits::default() };
         let one = fleet.start("one", |settings| settings.limits = limits(accepting)).await;
         let two = fleet.start("two", |settings| settings.limits = limits(holding)).await;
-        let (hostile, honest) = (fleet.agent("r-1", "two"), fleet.agent("r-2", "two"));
+        let hostile = fleet.agent("r-1", "two");
+        let honest = fleet.agent("r-2", "two");
         // A further connection of a blocked runtime is not served.
-        let (mut bad, mut good) = (one.connect(&fleet, &hostile).await, one.connect(&fleet, &honest).await);
+        let mut bad = one.connect(&fleet, &hostile).await;
+        let mut good = one.connect(&fleet, &honest).await;
         let mut statuses = Vec::new();
         for counter in 1..=50 {
             let forged = events(&hostile, counter).map(|_| Full::<Bytes>::from("[]"));
@@ -63,9 +67,12 @@ async fn hostile_runtime_is_blocked_through_the_relay_and_affects_no_other() {
 async fn flood_ends_at_the_accepting_replica() {
     let fleet = Fleet::new();
     let limits = Limits { per_second: 1, burst: 10, ..Limits::default() };
-    let (one, two) = (fleet.start("one", |settings| settings.limits = limits).await, fleet.start("two", |_| {}).await);
-    let (flooding, quiet) = (fleet.agent("r-1", "two"), fleet.agent("r-2", "two"));
-    let (mut of_flooding, mut of_quiet) = (one.connect(&fleet, &flooding).await, one.connect(&fleet, &quiet).await);
+    let one = fleet.start("one", |settings| settings.limits = limits).await;
+    let two = fleet.start("two", |_| {}).await;
+    let flooding = fleet.agent("r-1", "two");
+    let quiet = fleet.agent("r-2", "two");
+    let mut of_flooding = one.connect(&fleet, &flooding).await;
+    let mut of_quiet = one.connect(&fleet, &quiet).await;
     let mut refused = 0;
     for counter in 1..=40 {
         refused += usize::from(of_flooding.send(events(&flooding, counter)).await.unwrap().status() == 429);
@@ -106,7 +113,8 @@ async fn many_runtimes_share_the_connections_to_a_holder() {
 #[tokio::test]
 async fn clients_that_leave_do_not_end_the_connection_of_others() {
     let (fleet, one, two) = Fleet::two().await;
-    let (leaving, staying) = (fleet.agent("r-1", "two"), fleet.agent("r-2", "two"));
+    let leaving = fleet.agent("r-1", "two");
+    let staying = fleet.agent("r-2", "two");
     let mut stays = one.connect(&fleet, &staying).await;
     assert_eq!(stays.send(events(&staying, 1)).await.unwrap().status(), 202);
     for counter in 1..=100 {

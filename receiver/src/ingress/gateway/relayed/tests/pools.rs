@@ -53,7 +53,8 @@ async fn connections_are_replaced_when_the_certificate_or_the_roots_change() {
     send_two(&mut sender, &agent, 7).await;
     assert_eq!(one.metric("relay_connections_total{outcome=\"opened\"}"), 4);
 
-    let (old, new) = (fleet.ca.trust_bundle(), ca(unix_now()).trust_bundle());
+    let old = fleet.ca.trust_bundle();
+    let new = ca(unix_now()).trust_bundle();
     fleet.set_roots(old.with(&new));
     one.certificate.refresh(unix_now()).await;
     send_two(&mut sender, &agent, 9).await;
@@ -83,7 +84,8 @@ async fn connections_to_a_holder_that_rejects_the_certificate_pause() {
     fleet.set_roots(ca(unix_now()).trust_bundle());
     two.certificate.refresh(unix_now()).await;
     let mut sender = one.connect(&fleet, &agent).await;
-    let (mut counter, mut pauses) = (0, 0);
+    let mut counter = 0;
+    let mut pauses = 0;
     let paused = async {
         while pauses < 2 {
             counter += 1;
@@ -108,11 +110,13 @@ struct Gated {
 impl Gated {
     async fn start(tls: &ReplicaTls) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (address, acceptor) = (listener.local_addr().unwrap(), TlsAcceptor::from(listening(tls)));
+        let address = listener.local_addr().unwrap();
+        let acceptor = TlsAcceptor::from(listening(tls));
         let (count, received) = watch::channel(0);
         let (gate, opened) = watch::channel(false);
         let answer = move |request: Request<Incoming>| {
-            let (count, mut opened) = (count.clone(), opened.clone());
+            let count = count.clone();
+            let mut opened = opened.clone();
             async move {
                 request.into_body().collect().await.unwrap();
                 count.send_modify(|count| *count += 1);
@@ -161,8 +165,10 @@ fn spawn(in_flight: &mut InFlight, sender: &Sender, request: Request<Full<Bytes>
 #[tokio::test]
 async fn runtime_with_its_share_of_requests_in_flight_is_refused_and_others_go_on() {
     let (fleet, one, mut holder) = gated().await;
-    let (greedy, other) = (fleet.agent("r-1", "two"), fleet.agent("r-2", "two"));
-    let (of_greedy, of_other) = (one.connect(&fleet, &greedy).await, one.connect(&fleet, &other).await);
+    let greedy = fleet.agent("r-1", "two");
+    let other = fleet.agent("r-2", "two");
+    let of_greedy = one.connect(&fleet, &greedy).await;
+    let of_other = one.connect(&fleet, &other).await;
     let mut in_flight = InFlight::new();
     (1..=SHARE).for_each(|counter| spawn(&mut in_flight, &of_greedy, events(&greedy, counter)));
     holder.received(8).await;

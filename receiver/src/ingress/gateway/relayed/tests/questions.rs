@@ -28,7 +28,8 @@ fn named(name: &'static str) -> Responder {
 
 /// Responds never, and counts the questions.
 fn silent(asked: &Arc<AtomicUsize>, begun: &Arc<Notify>) -> Responder {
-    let (asked, begun) = (asked.clone(), begun.clone());
+    let asked = asked.clone();
+    let begun = begun.clone();
     Arc::new(move |_| {
         asked.fetch_add(1, Ordering::Relaxed);
         begun.notify_one();
@@ -208,7 +209,8 @@ async fn slow_replica_leaves_the_answers_incomplete_at_the_deadline() {
 #[tokio::test]
 async fn questions_and_relayed_requests_hold_up_neither_each_other_nor_other_topics() {
     let (fleet, replicas) = three_with(Deadlines { question: PATIENCE, ..Deadlines::default() }).await;
-    let (questions, begun) = (Arc::<AtomicUsize>::default(), Arc::<Notify>::default());
+    let questions = Arc::<AtomicUsize>::default();
+    let begun = Arc::<Notify>::default();
     replicas[1].responders.set(Topic::Report, silent(&questions, &begun));
     for replica in &replicas {
         replica.responders.set(Topic::CaRotation, named("rotation"));

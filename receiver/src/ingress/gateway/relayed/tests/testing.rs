@@ -198,8 +198,10 @@ impl Fleet {
     }
 
     async fn certificate(&self, replica: &str) -> (ReplicaTls, ReplicaCertificate) {
-        let (name, source) = (replica.parse().unwrap(), ReplicaSource::Issuer(self.authority.clone()));
-        let (trust, metrics) = (self.trust.subscribe(), ReplicaMetrics::default());
+        let name = replica.parse().unwrap();
+        let source = ReplicaSource::Issuer(self.authority.clone());
+        let trust = self.trust.subscribe();
+        let metrics = ReplicaMetrics::default();
         ReplicaCertificate::open(name, domain(), source, trust, metrics).await.unwrap()
     }
 
@@ -211,7 +213,8 @@ impl Fleet {
     /// Starts two replicas, `one` and `two`.
     pub(super) async fn two() -> (Self, Running, Running) {
         let fleet = Self::new();
-        let (one, two) = (fleet.start("one", |_| {}).await, fleet.start("two", |_| {}).await);
+        let one = fleet.start("one", |_| {}).await;
+        let two = fleet.start("two", |_| {}).await;
         (fleet, one, two)
     }
 
@@ -247,10 +250,12 @@ impl Fleet {
             ..settings()
         };
         change(&mut common);
-        let (intake, metrics) = (RecordingIntake::default(), Metrics::register(&mut registry));
+        let intake = RecordingIntake::default();
+        let metrics = Metrics::register(&mut registry);
         let v2_intake = RecordingV2::default();
         let port = metrics.port.clone();
-        let (mut tasks, shutdown) = (JoinSet::new(), CancellationToken::new());
+        let mut tasks = JoinSet::new();
+        let shutdown = CancellationToken::new();
 
         let mut events = None;
         let gateway = Gateway::bind(common.clone(), Arc::new(ArcSwap::new(server.config.clone())), |settings| {
@@ -285,8 +290,8 @@ impl Fleet {
         };
         let callers = CallerVerifier::new(clients, None).unwrap();
         let gateway = Gateway::bind(v2_settings, Arc::new(ArcSwap::new(server.config.clone())), |settings| {
-            let (metrics, shared) =
-                (v2::Metrics::register(&mut Registry::default()), PortMetrics::register(&mut Registry::default()));
+            let metrics = v2::Metrics::register(&mut Registry::default());
+            let shared = PortMetrics::register(&mut Registry::default());
             let handler = Arc::new(V2Handler::new(settings, callers, v2_intake.clone(), metrics, shared));
             v2_handler = (self.without_v2 != Some(name)).then(|| handler.clone());
             handler
@@ -295,7 +300,9 @@ impl Fleet {
         let v2_address = gateway.address();
         tasks.spawn(gateway.run(shutdown.clone()));
 
-        let (responders, served, own) = (Responders::default(), self.served.clone(), name.to_owned());
+        let responders = Responders::default();
+        let served = self.served.clone();
+        let own = name.to_owned();
         let served = Arc::new(move || served.lock().get(&own).cloned().unwrap_or_default());
         let appointed = self.fleet_holder.clone();
         let is_fleet_holder =
@@ -309,7 +316,8 @@ impl Fleet {
         let peers = ReplicaPeers::new(relay.clone(), directory, answers.clone());
         let handlers = RelayedHandlers { events: events.unwrap(), v2: v2_handler, enrolment, answers };
         let relay_port = PortMetrics::register(&mut Registry::default());
-        let (relay_metrics, relay_tls) = (relay_port.clone(), tls.clone());
+        let relay_metrics = relay_port.clone();
+        let relay_tls = tls.clone();
         let relay_settings =
             Settings { lag_limit: common.lag_limit, ..relayed::settings("127.0.0.1:0".parse().unwrap(), domain()) };
         let gateway = Gateway::bind(relay_settings, tls.server.clone(), |settings| {

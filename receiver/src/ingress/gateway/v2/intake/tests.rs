@@ -34,7 +34,8 @@ fn adapter(managers: &[(&str, u16)]) -> V2Adapter {
 }
 
 fn caller(runtime: &str) -> Caller {
-    let (leaf, fingerprint) = (vec![0].into(), String::new());
+    let leaf = vec![0].into();
+    let fingerprint = String::new();
     Caller { runtime: runtime.parse().unwrap(), leaf, fingerprint, not_before: 0, not_after: i64::MAX }
 }
 

@@ -61,7 +61,8 @@ impl Unsharded {
             return;
         }
         let record = api.get(LeaseId::Unsharded).clone();
-        let (me, at) = (format!("unsharded_{}", self.starts), self.clock.at(now));
+        let me = format!("unsharded_{}", self.starts);
+        let at = self.clock.at(now);
         let is_lapsed = match &mut self.observed {
             Some(observed) => {
                 observed.update(record.lease.clone(), at);

@@ -172,7 +172,8 @@ impl World {
             self.fault(end, Fault::Unsharded(false));
         }
         for _ in 0..self.random.up_to(6) {
-            let (index, at) = (self.pick(), 4_000 + self.random.up_to(50_000));
+            let index = self.pick();
+            let at = 4_000 + self.random.up_to(50_000);
             let end = at + 500 + self.random.up_to(35_000);
             match self.random.up_to(8) {
                 0 => {
@@ -305,7 +306,8 @@ impl World {
     fn decide(&mut self, index: usize) {
         let now = self.now;
         let node = &mut self.nodes[index];
-        let (incarnation, at) = (node.incarnation, node.clock.at(now));
+        let incarnation = node.incarnation;
+        let at = node.clock.at(now);
         let step = node.ownership.step(at);
         let opened = node.apply(&step.effects, step.until, now);
         let has_left = node.ownership.has_left();
@@ -328,7 +330,9 @@ impl World {
         for write in step.writes {
             let node = &mut self.nodes[index];
             node.serial += 1;
-            let (serial, id, is_partitioned) = (node.serial, write.id, node.is_partitioned);
+            let serial = node.serial;
+            let id = write.id;
+            let is_partitioned = node.is_partitioned;
             let before = node.in_flight.insert(id, serial);
             assert_eq!(before, None, "seed {}: two writes of one Lease", self.seed);
             self.push(now + CALL, Event::Respond(index, incarnation, id, serial, Outcome::Failed));
@@ -369,7 +373,8 @@ impl World {
     }
 
     fn unsharded_tick(&mut self) {
-        let (before, now) = (self.api.log.len(), self.now);
+        let before = self.api.log.len();
+        let now = self.now;
         if self.unsharded.is_running {
             let was_open = now < self.unsharded.until;
             self.unsharded.tick(&mut self.api, now);
@@ -396,7 +401,8 @@ impl World {
     /// At most one fence of each shard is open, none opens before the last request of the one before has arrived, and none
     /// is open beside an unsharded receiver.
     fn check_overlaps(&mut self, index: usize, opened: &[Unit]) {
-        let (seed, now) = (self.seed, self.now);
+        let seed = self.seed;
+        let now = self.now;
         let open: Vec<_> =
             self.nodes[index].fences.iter().filter(|(_, fence)| now < fence.until).map(|(unit, _)| *unit).collect();
         for unit in open {
@@ -481,7 +487,8 @@ impl World {
     }
 
     fn check_end(&self) {
-        let (seed, calm) = (self.seed, self.calm);
+        let seed = self.seed;
+        let calm = self.calm;
         for unit in Unit::all(self.shards) {
             let held = self.held_when_calm.get(&unit).map(|held| held - calm);
             assert!(held.is_some_and(|after| after <= RECOVERY), "seed {seed}: {unit} held after {held:?}");
@@ -489,7 +496,8 @@ impl World {
         let running: Vec<_> = self.nodes.iter().filter(|node| node.process == Process::Running).collect();
         let open = |node: &Node| node.fences.values().filter(|fence| self.now < fence.until).count();
         let shares: Vec<_> = running.iter().map(|node| open(node)).collect();
-        let (least, most) = (shares.iter().min().copied(), shares.iter().max().copied());
+        let least = shares.iter().min().copied();
+        let most = shares.iter().max().copied();
         assert!(most.unwrap_or(0) - least.unwrap_or(0) <= 1, "seed {seed}: shares {shares:?}");
         assert_eq!(shares.iter().sum::<usize>(), usize::from(self.shards.get()) + 1, "seed {seed}: shares {shares:?}");
         let moves = self.acquired_when_calm;
