@@ -42,7 +42,7 @@ use crate::{
     telemetry::{self, Metrics, MetricsPage, Pending, Readiness},
 };
 use open_files::OpenFiles;
-use sharded::{Followers, Ownership, Replica, Sharding};
+use sharded::{Followers, Ownership, Replica, Sharding, SharedProcess};
 use signals::Signals;
 use workers::{Kymas, Manifests, Workers};
 
@@ -339,8 +339,8 @@ async fn run_active(
                 enqueue: Box::new(move |kymas| acquired.enqueue(kymas)),
                 forget: Box::new(move |kyma| context.forget(kyma)),
             };
-            let identity = (instance, built.ownership);
-            Some(sharding.start(&config, identity, address, built.synced, (followers, &mut tasks))?)
+            let process = SharedProcess { instance, relay_address: address, synced: built.synced };
+            Some(sharding.start(&config, process, followers, built.ownership, &mut tasks)?)
         }
         None => None,
     };

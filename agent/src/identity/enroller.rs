@@ -192,10 +192,11 @@ impl Enroller {
     fn adopt_stored(&mut self, content: &Arc<Content>, settings: &Arc<Settings>, unix: i64) {
         match self.credentials(&content.chain, &content.key, settings, unix) {
             Ok(credentials) => {
-                let validity = (credentials.not_before, credentials.not_after);
-                let validity = Validity::found(Instant::now(), unix, validity, random::up_to);
-                let material = (content.chain.clone(), content.key.clone());
-                self.activate(credentials, material, validity, settings, IdentitySource::Secret);
+                let Credentials { not_before, not_after, .. } = credentials;
+                let validity = Validity::found(Instant::now(), unix, not_before, not_after, random::up_to);
+                let chain = content.chain.clone();
+                let key = content.key.clone();
+                self.activate(credentials, chain, key, validity, settings, IdentitySource::Secret);
             }
             Err(error) => {
                 // Logged once for each content.
@@ -232,7 +233,7 @@ impl Enroller {
                 let validity = Validity::issued(Instant::now(), seconds, random::up_to);
                 self.overwritten = self.write(&chain, &key).await;
                 let from = if step == Step::Enrol { IdentitySource::Enrolment } else { IdentitySource::Renewal };
-                self.activate(credentials, (chain, key), validity, settings, from);
+                self.activate(credentials, chain, key, validity, settings, from);
             }
             Err(error) => self.record_failure(step, &error),
         }
@@ -260,7 +261,8 @@ impl Enroller {
     fn activate(
         &mut self,
         credentials: Credentials,
-        (chain, key): (Vec<u8>, Vec<u8>),
+        chain: Vec<u8>,
+        key: Vec<u8>,
         validity: Validity,
         settings: &Arc<Settings>,
         from: IdentitySource,

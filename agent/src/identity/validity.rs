@@ -29,7 +29,8 @@ impl Validity {
     pub(super) fn found(
         now: Instant,
         unix: i64,
-        (not_before, not_after): (i64, i64),
+        not_before: i64,
+        not_after: i64,
         spread: impl FnOnce(Duration) -> Duration,
     ) -> Self {
         let issued = not_before.saturating_add(DATED_BACK).min(unix);
@@ -75,7 +76,7 @@ mod tests {
     #[test]
     fn age_of_a_stored_certificate_is_estimated_from_its_validity() {
         let now = Instant::now();
-        let found = |unix| Validity::found(now, unix, (HOUR - DATED_BACK, 25 * HOUR), |_| Duration::ZERO);
+        let found = |unix| Validity::found(now, unix, HOUR - DATED_BACK, 25 * HOUR, |_| Duration::ZERO);
         assert_eq!(hours(found(HOUR), now), (16.0, 24.0));
         assert_eq!(hours(found(9 * HOUR), now), (8.0, 16.0));
         assert_eq!(hours(found(20 * HOUR), now), (0.0, 5.0), "overdue");

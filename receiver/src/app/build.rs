@@ -117,8 +117,9 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>, ports: &H
     let mut replica_tasks = Vec::new();
     let sharding = match replica {
         Some(replica) => {
-            let metrics = (counters.relay.clone(), counters.replica.clone());
-            Some(replica.open(config, tls_state, metrics, ports.clone(), &mut replica_tasks).await?)
+            let relay = counters.relay.clone();
+            let certificate = counters.replica.clone();
+            Some(replica.open(config, tls_state, relay, certificate, ports.clone(), &mut replica_tasks).await?)
         }
         None => None,
     };
@@ -241,9 +242,9 @@ struct Builder<'a> {
 impl Builder<'_> {
     fn rotation(&self) -> (CaRotation, RotationHandle) {
         let Self { process: Process { config, tls_state, pki, .. }, client, components, replicas, .. } = self;
-        let kcp = (Client::clone(client), config.namespace.as_str());
+        let client = Client::clone(client);
         let fleet = components.fleet.clone();
-        CaRotation::new(tls_state.clone(), kcp, &config.pki, fleet, replicas.clone(), pki.clone())
+        CaRotation::new(tls_state.clone(), client, &config.namespace, &config.pki, fleet, replicas.clone(), pki.clone())
     }
 
     fn event_path(
@@ -316,8 +317,8 @@ impl Builder<'_> {
         let windows = MaintenanceWindows::new(flags.min_maintenance_window_size, counters.windows.clone());
         let path = flags.maintenance_window_policy.clone();
         let recorder = components.recorder.clone();
-        let lease = (config.namespace.as_str(), config.lease.lease_name.as_str());
-        let file = PolicyFile::open(path, windows.clone(), recorder, lease);
+        let lease = &config.lease.lease_name;
+        let file = PolicyFile::open(path, windows.clone(), recorder, &config.namespace, lease);
         self.tasks.push(file.run(components.fleet.clone(), config.catalog.catalog_sync_rate).boxed());
         windows
     }

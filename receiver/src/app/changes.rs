@@ -175,22 +175,28 @@ impl Watches {
         // Watchers and Secrets before Kymas: a Kyma that is placed mostly finds its plan and its access.
         start.watch("watchers", watchers, everything(), handlers.watchers());
         let compact = compact(secret_cache, bodies.as_ref().map(|bodies| &bodies.secrets));
-        start.watch_compactly("secrets", (secrets, compact), everything().labels(label::KYMA_NAME), handlers.secrets());
+        start.watch_compactly("secrets", secrets, compact, everything().labels(label::KYMA_NAME), handlers.secrets());
         start.watch("moduletemplates", templates, everything(), handlers.templates());
         start.watch("modulereleasemetas", release_metas, everything(), handlers.release_metas());
         let compact = self::compact(manifest_cache, bodies.as_ref().map(|bodies| &bodies.manifests));
-        start.watch_compactly("manifests", (manifests, compact), everything(), handlers.manifests());
+        start.watch_compactly("manifests", manifests, compact, everything(), handlers.manifests());
         let selected = everything().labels(&components.takeover.query());
         let compact = self::compact(kyma_cache, bodies.as_ref().map(|bodies| &bodies.kymas));
-        start.watch_compactly("kymas", (kymas, compact), selected, handlers.kymas());
+        start.watch_compactly("kymas", kymas, compact, selected, handlers.kymas());
         let WatchStarter { gate, monitor, tasks, .. } = start;
         tasks.spawn(monitor.run());
-        let targets = (components.clone(), handlers.placer.clone());
         tasks.spawn(placer::follow(handlers.placer.clone(), components.manifest_memories.clone()));
         let changed = handlers.watchers_changed.clone();
         let planned = gate.guard("plan");
-        let kcp = (client.clone(), namespace.clone());
-        tasks.spawn(watchers::run(kcp, targets, forward_health, changed, planned));
+        tasks.spawn(watchers::run(
+            client.clone(),
+            namespace.clone(),
+            components.clone(),
+            handlers.placer.clone(),
+            forward_health,
+            changed,
+            planned,
+        ));
         if let Some(bodies) = bodies {
             let fleet = components.fleet.clone();
             let queue = components.manifest_queue.clone();
@@ -204,7 +210,7 @@ impl Watches {
             tasks.spawn(bodies.secrets.run(Api::namespaced(client.clone(), &namespace), on_fetched.clone()));
             tasks.spawn(bodies.manifests.run(Api::namespaced(client.clone(), &namespace), on_fetched));
         }
-        tasks.spawn(async move { debouncer.run(&components, (&client, &namespace), caches_synced).await });
+        tasks.spawn(async move { debouncer.run(&components, &client, &namespace, caches_synced).await });
         handover
     }
 }
@@ -244,14 +250,15 @@ impl WatchStarter<'_> {
             + Sync
             + 'static,
     {
-        self.watch_compactly(kind, (writer.into(), Box::new(|object| object)), config, handler);
+        self.watch_compactly(kind, writer.into(), Box::new(|object| object), config, handler);
     }
 
     /// As [`Self::watch`], with a function that reduces the memory of each object.
     fn watch_compactly<K, S>(
         &mut self,
         kind: &'static str,
-        (writer, compact): (watch::SharedWriter<S>, watch::Compact<K, S>),
+        writer: watch::SharedWriter<S>,
+        compact: watch::Compact<K, S>,
         config: watcher::Config,
         handler: impl FnMut(watch::Change<'_, S>) + Send + 'static,
     ) where

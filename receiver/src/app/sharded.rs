@@ -85,7 +85,8 @@ impl Replica {
         self,
         config: &Config,
         tls_state: &TlsState,
-        (relay_metrics, certificate_metrics): (relay::Metrics, ReplicaMetrics),
+        relay_metrics: relay::Metrics,
+        certificate_metrics: ReplicaMetrics,
         executor: Handle,
         tasks: &mut Vec<Task>,
     ) -> Result<Sharding> {
@@ -117,6 +118,15 @@ impl Replica {
 
 /// Called with the Kymas of acquired shards.
 type OnAcquired = Box<dyn Fn(&[KymaKey]) + Send>;
+
+/// What the ownership of shards needs of this process.
+pub(super) struct SharedProcess {
+    pub(super) instance: Instance,
+    /// Address of the listener for relayed requests.
+    pub(super) relay_address: SocketAddr,
+    /// Cancelled once the caches of KCP have synced.
+    pub(super) synced: CancellationToken,
+}
 
 /// Components that follow the held shards.
 pub(super) struct Followers {
@@ -171,12 +181,13 @@ impl Sharding {
     pub(super) fn start(
         self,
         config: &Config,
-        (instance, metrics): (Instance, ownership::Metrics),
-        relay_address: SocketAddr,
-        synced: CancellationToken,
-        (followers, tasks): (Followers, &mut JoinSet<&'static str>),
+        process: SharedProcess,
+        followers: Followers,
+        metrics: ownership::Metrics,
+        tasks: &mut JoinSet<&'static str>,
     ) -> Result<Ownership> {
         let Replica { settings, client, all_held, serving } = self.replica;
+        let SharedProcess { instance, relay_address, synced } = process;
         let holders = self.holders.handle();
         let advertised = SocketAddr::new(settings.advertise, relay_address.port());
         let settings = ownership::Settings {

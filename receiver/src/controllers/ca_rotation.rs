@@ -76,7 +76,8 @@ impl CaRotation {
     #[must_use]
     pub fn new(
         tls_state: TlsState,
-        (client, namespace): (Client, &str),
+        client: Client,
+        namespace: &str,
         flags: &Flags,
         fleet: RuntimeTable,
         replicas: Replicas,

@@ -333,9 +333,9 @@ impl Catalog {
             return RolloutSlot::Undecided;
         }
         if let (Some(target), true) = (target, kcp.policies.contains_key(module)) {
-            return self.0.rollouts.slot(kyma_uid, (module, source, version), target);
+            return self.0.rollouts.slot(kyma_uid, module, source, version, target);
         }
-        RolloutSlot::of((kyma_uid, module, version), target, self.rollout_window(), Timestamp::now())
+        RolloutSlot::of(kyma_uid, module, version, target, self.rollout_window(), Timestamp::now())
     }
 
     /// Roll-out slot in which a Kyma with a version of a module gets the content of the version's template, if that was edited.
@@ -357,7 +357,7 @@ impl Catalog {
             from: None,
         };
         let now = Timestamp::now();
-        RolloutSlot::of((kyma_uid, module, &edition(content)), Some(&target), self.rollout_window(), now)
+        RolloutSlot::of(kyma_uid, module, &edition(content), Some(&target), self.rollout_window(), now)
     }
 
     /// Delay of a Kyma after a channel or mandatory version moved just now, counted from the move; `None` if it gets the

@@ -286,7 +286,7 @@ impl EnrolmentService {
         issuer.count(&request.runtime)?;
         // Before the token review, because a request that cannot be served is not worth a call to the runtime.
         let signing_request = SigningRequest::from_pem(request.request.as_bytes())?;
-        review::review(&kyma, client, (token, audience), &read.pod, calls).await?;
+        review::review(&kyma, client, token, audience, &read.pod, calls).await?;
         // The review counts only if the Kyma and its cluster are still the same.
         let is_same = issuer.kyma(&request.runtime)? == kyma
             && runtimes.client(&kyma).is_ok_and(|(_, current)| current == revision);

@@ -318,7 +318,7 @@ impl<S: Service, L: Listen> Gateway<S, L> {
             tasks.spawn(async move {
                 let _slot = slot;
                 let source = L::source(&tcp);
-                connection::run(context, (tcp, source), config).await;
+                connection::run(context, tcp, source, config).await;
             });
             accepted.notify_one();
         }

@@ -178,7 +178,7 @@ impl Relay {
     /// relayed requests would wait for its work. The task must run, or no lost connection is reported.
     #[must_use]
     pub fn new(holders: impl Holders, tls: ReplicaTls, metrics: Metrics, executor: Handle) -> (Self, RelayTask) {
-        Self::with_parts((Box::new(Tcp), executor), Box::new(holders), tls, metrics, Deadlines::default())
+        Self::with_parts(Box::new(Tcp), executor, Box::new(holders), tls, metrics, Deadlines::default())
     }
 
     /// The same over another network, on the current executor.
@@ -187,8 +187,7 @@ impl Relay {
     /// Outside of an executor.
     #[must_use]
     pub fn over(connect: impl Connect, holders: impl Holders, tls: ReplicaTls, metrics: Metrics) -> (Self, RelayTask) {
-        let network = (Box::new(connect) as Box<dyn Connect>, Handle::current());
-        Self::with_parts(network, Box::new(holders), tls, metrics, Deadlines::default())
+        Self::with_parts(Box::new(connect), Handle::current(), Box::new(holders), tls, metrics, Deadlines::default())
     }
 
     /// The same with other deadlines, on the current executor.
@@ -199,11 +198,12 @@ impl Relay {
         metrics: Metrics,
         deadlines: Deadlines,
     ) -> (Self, RelayTask) {
-        Self::with_parts((Box::new(Tcp), Handle::current()), Box::new(holders), tls, metrics, deadlines)
+        Self::with_parts(Box::new(Tcp), Handle::current(), Box::new(holders), tls, metrics, deadlines)
     }
 
     fn with_parts(
-        (connect, executor): (Box<dyn Connect>, Handle),
+        connect: Box<dyn Connect>,
+        executor: Handle,
         holders: Box<dyn Holders>,
         tls: ReplicaTls,
         metrics: Metrics,

@@ -72,7 +72,7 @@ pub(crate) fn client(config: &Config, fence: &WriteFence) -> Result<Client> {
 /// # Errors
 /// Those of [`client`].
 pub(crate) fn counted_client(config: &Config, fence: &WriteFence, metrics: Metrics) -> Result<Client> {
-    client_within(config, fence, metrics, (REQUEST_DEADLINE, BODY))
+    client_within(config, fence, metrics, REQUEST_DEADLINE, BODY)
 }
 
 /// `head` is the deadline of the response's head, also for watches; `body` that of its body, from then on. The body of a
@@ -81,7 +81,8 @@ fn client_within(
     config: &Config,
     fence: &WriteFence,
     metrics: Metrics,
-    (head, body): (Duration, Duration),
+    head: Duration,
+    body: Duration,
 ) -> Result<Client> {
     ensure!(config.proxy_url.is_none(), "the control plane cannot be reached through a proxy");
     let mut http = HttpConnector::new();
@@ -150,12 +151,12 @@ mod tests {
     /// Client of a server that accepts connections and never responds.
     async fn silent_server(head: Duration, fence: &WriteFence) -> (Api<ConfigMap>, TcpListener) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        (api(&listener, fence, (head, BODY)), listener)
+        (api(&listener, fence, head, BODY), listener)
     }
 
-    fn api(listener: &TcpListener, fence: &WriteFence, deadlines: (Duration, Duration)) -> Api<ConfigMap> {
+    fn api(listener: &TcpListener, fence: &WriteFence, head: Duration, body: Duration) -> Api<ConfigMap> {
         let config = Config::new(format!("http://{}", listener.local_addr().unwrap()).parse().unwrap());
-        Api::namespaced(client_within(&config, fence, Metrics::default(), deadlines).unwrap(), "kcp-system")
+        Api::namespaced(client_within(&config, fence, Metrics::default(), head, body).unwrap(), "kcp-system")
     }
 
     /// Answers a request with a head and the beginning of a body.
@@ -170,7 +171,7 @@ mod tests {
     #[tokio::test]
     async fn list_that_stands_still_ends_and_a_silent_watch_goes_on() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let maps = api(&listener, &WriteFence::default(), (REQUEST_DEADLINE, Duration::from_millis(50)));
+        let maps = api(&listener, &WriteFence::default(), REQUEST_DEADLINE, Duration::from_millis(50));
         let parameters = WatchParams::default();
         let list = ListParams::default();
         let (watch, mut watched) = tokio::join!(maps.watch(&parameters, "1"), answer(&listener, ""));

@@ -33,7 +33,8 @@ impl CatalogDebouncer {
     pub(super) async fn run(
         &self,
         components: &Components,
-        kcp: (&Client, &str),
+        client: &Client,
+        namespace: &str,
         synced: CancellationToken,
     ) -> &'static str {
         synced.cancelled().await;
@@ -50,12 +51,12 @@ impl CatalogDebouncer {
             let renewed = components.catalog.refresh(&components.stores);
             // Persisted first, so that the next process knows since when channels have pointed to their versions.
             let persisted =
-                components.role.run(components.catalog.persist_releases(kcp.0, kcp.1)).await.unwrap_or(true);
+                components.role.run(components.catalog.persist_releases(client, namespace)).await.unwrap_or(true);
             if components.catalog.awaits_decision() {
                 // They are affected again by the decision of the replica with the fleet role.
                 self.affected.lock().add(affected.clone());
             }
-            components.apply_catalog_update(kcp.1, &renewed, affected);
+            components.apply_catalog_update(namespace, &renewed, affected);
             if !persisted {
                 // The next change or the retry, whichever comes first.
                 let _ = time::timeout(RETRY, self.changed.notified()).await;

@@ -25,8 +25,10 @@ const RETRY: Duration = Duration::from_secs(15);
 
 /// Runs forever. `pending` is dropped when the first plan is in place.
 pub(super) async fn run(
-    (client, namespace): (Client, String),
-    (components, placer): (Components, KymaPlacer),
+    client: Client,
+    namespace: String,
+    components: Components,
+    placer: KymaPlacer,
     mut health: ForwardHealth,
     changed: Arc<Notify>,
     pending: SyncGuard,

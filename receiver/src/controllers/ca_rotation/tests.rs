@@ -53,9 +53,8 @@ impl World {
             fleet.place(KymaKey::new("kcp-system", name), "", Some(name.parse().unwrap()), plan.clone());
         }
         fleet.set_synced();
-        let client = (kcp.client(), "kcp-system");
         let (rotation, rotation_handle) =
-            CaRotation::new(tls_state.clone(), client, &flags, fleet.clone(), replicas, metrics);
+            CaRotation::new(tls_state.clone(), kcp.client(), "kcp-system", &flags, fleet.clone(), replicas, metrics);
         Self { kcp, tls_state, reloader, fleet, rotation, rotation_handle, counter: 0 }
     }
 
@@ -185,10 +184,17 @@ async fn agents_with_old_leaves_are_requested_to_renew() {
 #[tokio::test]
 async fn trust_that_changes_before_the_caches_are_synced_is_announced() {
     let mut world = World::new(FakeKcp::default()).await;
-    let client = (world.kcp.client(), "kcp-system");
+    let client = world.kcp.client();
     let fleet = world.fleet.clone();
-    let (rotation, _handle) =
-        CaRotation::new(world.tls_state.clone(), client, &flags(), fleet, Replicas::alone(), Metrics::default());
+    let (rotation, _handle) = CaRotation::new(
+        world.tls_state.clone(),
+        client,
+        "kcp-system",
+        &flags(),
+        fleet,
+        Replicas::alone(),
+        Metrics::default(),
+    );
     let old = world.kcp.ca_state().target().id.clone();
     let other = CaState::steady(Root::generate(crate::pki::CA_VALIDITY, unix()).unwrap(), unix());
     world.kcp.edit(|secret| secret.data = Some(other.write()));

@@ -204,10 +204,10 @@ impl Outlook {
     ) -> RolloutSlot {
         let target = self.guard.accepted.get(module).and_then(|state| state.target(source));
         if let (Some(target), true) = (target, self.has_rings(module)) {
-            return self.rollouts.1.slot(kyma_uid, (module, source, version), target);
+            return self.rollouts.1.slot(kyma_uid, module, source, version, target);
         }
         let now = Timestamp::from_second(self.now).unwrap_or_default();
-        RolloutSlot::of((kyma_uid, module, version), target, Duration::ZERO, now)
+        RolloutSlot::of(kyma_uid, module, version, target, Duration::ZERO, now)
     }
 }
 
@@ -284,7 +284,7 @@ pub fn preview(live: &Live, objects: &Objects, options: &PreviewOptions) -> Prev
         members.entry((class.clone(), class)).or_default();
     }
     let mut classes: Vec<_> =
-        members.into_iter().map(|(pair, runtimes)| class_change(&before, &later, pair, runtimes)).collect();
+        members.into_iter().map(|((from, to), runtimes)| class_change(&before, &later, from, to, runtimes)).collect();
     classes.sort_by_key(|class| usize::MAX - class.runtimes);
     let known: BTreeSet<_> = OmissionView::all(&before).into_iter().collect();
     Preview {
@@ -360,7 +360,8 @@ fn overlay(live: &Objects, objects: &Objects) -> Objects {
 fn class_change(
     before: &Snapshot,
     later: &Snapshot,
-    (from, to): (VisibilityClass, VisibilityClass),
+    from: VisibilityClass,
+    to: VisibilityClass,
     runtimes: usize,
 ) -> ClassChange {
     let Difference { added, changed, removed } = before.desired(&from).difference(&later.desired(&to));

@@ -42,7 +42,9 @@ impl RolloutSlot {
     /// Computes the slot of a Kyma (its uid) for a module and the version that the release meta points to; `accepted`
     /// is the accepted target of the channel or mandatory version.
     pub(super) fn of(
-        (kyma_uid, module, version): (&str, &str, &str),
+        kyma_uid: &str,
+        module: &str,
+        version: &str,
         accepted: Option<&ChannelTarget>,
         window: Duration,
         now: Timestamp,
@@ -80,7 +82,7 @@ mod tests {
     const WINDOW: Duration = Duration::from_secs(300);
 
     fn slot(target: Option<&ChannelTarget>, second: i64) -> RolloutSlot {
-        RolloutSlot::of(("uid", "keda", "2.0.0"), target, WINDOW, Timestamp::from_second(second).unwrap())
+        RolloutSlot::of("uid", "keda", "2.0.0", target, WINDOW, Timestamp::from_second(second).unwrap())
     }
 
     #[test]

@@ -145,8 +145,8 @@ impl Snapshot {
         let mut admitted = BTreeMap::new();
         for meta in metas {
             let name = meta.name_any();
-            let accept = (restricted, &templates, &holds);
-            admitted.extend(accept_release_meta(meta, accept, &mut left_out).map(|meta| (name, meta)));
+            let accepted = accept_release_meta(meta, restricted, &templates, &holds, &mut left_out);
+            admitted.extend(accepted.map(|meta| (name, meta)));
         }
         left_out.sort_unstable();
         let held = holds.objects(|name| templates.get(name).map(|found: &Template| &*found.object));
@@ -310,7 +310,9 @@ fn accept_template(object: Arc<ModuleTemplate>, left_out: &mut Vec<Omission>) ->
 
 fn accept_release_meta(
     object: Arc<ModuleReleaseMeta>,
-    (restricted, templates, holds): (&BTreeSet<String>, &BTreeMap<String, Template>, &Holds),
+    restricted: &BTreeSet<String>,
+    templates: &BTreeMap<String, Template>,
+    holds: &Holds,
     left_out: &mut Vec<Omission>,
 ) -> Option<Meta> {
     let name = object.name_any();

@@ -97,7 +97,7 @@ pub(super) fn note(ctx: &Context, key: &KymaKey, kyma: &Kyma, inputs: &Inputs, e
     let (Some(stored), Some(uid)) = (kyma.annotations().get(annotation::INPUTS), &kyma.metadata.uid) else { return };
     ctx.caches
         .inputs
-        .update(key, (uid, stored), reconcile_fence(), |before| inputs.after(before, ended, awaits_registry));
+        .update(key, uid, stored, reconcile_fence(), |before| inputs.after(before, ended, awaits_registry));
 }
 
 /// The annotation of a Kyma.

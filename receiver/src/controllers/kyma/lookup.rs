@@ -318,7 +318,7 @@ fn at_version(sources: &Sources<'_>, module: &str, follows: &Follow, version: St
         left_out(sources, Kind::Template, &name).unwrap_or_else(|| LookupError::NoTemplate(name.clone()))
     })?;
     if *follows != Follow::Mandatory {
-        allowed(sources.kyma_labels, (meta, admission), template, follows.as_str())?;
+        allowed(sources.kyma_labels, meta, admission, template, follows.as_str())?;
     }
     let channel = match follows {
         Follow::Channel(channel) => Some(channel.clone()),
@@ -359,7 +359,8 @@ const NOT_SELECTED: &str = ": restricted module not allowed for this Kyma";
 
 fn allowed(
     kyma_labels: &BTreeMap<String, String>,
-    (meta, admission): (&ModuleReleaseMeta, &Admission),
+    meta: &ModuleReleaseMeta,
+    admission: &Admission,
     template: &ModuleTemplate,
     channel: &str,
 ) -> Result<(), LookupError> {

@@ -179,7 +179,8 @@ impl Times {
     pub(super) fn assess(
         &mut self,
         key: &KymaKey,
-        (change, is_admitted): (&str, bool),
+        change: &str,
+        is_admitted: bool,
         observation: &Observation,
         deadline: Duration,
         now: Instant,
@@ -269,7 +270,7 @@ mod tests {
     }
 
     fn first(observation: &Observation) -> Standing {
-        Times::default().assess(&key(), ("c", false), observation, DEADLINE, Instant::now())
+        Times::default().assess(&key(), "c", false, observation, DEADLINE, Instant::now())
     }
 
     fn key() -> KymaKey {
@@ -383,7 +384,7 @@ mod tests {
         let progressing = Observation { is_healthy: false, ..upgraded() };
         let unreachable = Observation { block: Some(Block::Access), ..progressing.clone() };
         let mut at = |observation: &Observation, after: Duration| {
-            times.assess(&key(), ("c", true), observation, DEADLINE, start + after)
+            times.assess(&key(), "c", true, observation, DEADLINE, start + after)
         };
         assert_eq!(at(&progressing, Duration::ZERO), Standing::Upgrading);
         assert_eq!(at(&progressing, DEADLINE - Duration::from_secs(1)), Standing::Upgrading);
@@ -398,7 +399,7 @@ mod tests {
         let mut times = Times::default();
         let start = Instant::now();
         let mut at = |is_admitted: bool, after: Duration| {
-            times.assess(&key(), ("c", is_admitted), &waiting(), DEADLINE, start + after)
+            times.assess(&key(), "c", is_admitted, &waiting(), DEADLINE, start + after)
         };
         assert_eq!(at(true, Duration::ZERO), Standing::Waiting { healthy: true });
         assert_eq!(at(true, DEADLINE), Standing::Blocked(Block::Late));

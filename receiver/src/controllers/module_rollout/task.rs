@@ -455,8 +455,9 @@ impl RolloutTask {
             let uid = Some(kyma.uid()).filter(|uid| !uid.is_empty())?.to_owned();
             let block = self.block(&kyma_key, kyma, awaits_window);
             let observation = Observation::of(&manifest.facts(), rollout, block, &self.dependencies.takeover);
-            let run_of = (rollout.change.as_str(), run.admitted.contains(&uid));
-            let standing = run.times.assess(&kyma_key, run_of, &observation, policy.deadline, now);
+            let is_admitted = run.admitted.contains(&uid);
+            let standing =
+                run.times.assess(&kyma_key, &rollout.change, is_admitted, &observation, policy.deadline, now);
             let rank = members::rank(&key.module, &rollout.version, &uid, policy.is_canary(kyma.labels()));
             Some(Member { kyma: kyma_key, uid, rank, standing })
         };

@@ -281,7 +281,7 @@ impl<'a> Assessor<'a> {
                 awaits_window && self.is_closed(kyma)
             });
             let observation = Observation::of(&ManifestFacts::from(*manifest), rollout, block, &self.takeover);
-            let standing = times.assess(&kyma_key, (&rollout.change, false), &observation, deadline, now);
+            let standing = times.assess(&kyma_key, &rollout.change, false, &observation, deadline, now);
             let is_canary = policy.is_some_and(|policy| policy.is_canary(kyma.labels()));
             let rank = members::rank(&rollout.module, &rollout.version, &uid, is_canary);
             Some(Member { kyma: kyma_key, uid, rank, standing })

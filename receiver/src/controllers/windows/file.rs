@@ -67,7 +67,8 @@ impl PolicyFile {
         path: PathBuf,
         windows: MaintenanceWindows,
         recorder: EventRecorder,
-        (namespace, lease): (&str, &str),
+        namespace: &str,
+        lease: &str,
     ) -> Self {
         let contents = LastGood::new("Maintenance windows", None);
         let lease = Regarding::lease(namespace, lease);

@@ -269,11 +269,11 @@ impl State {
 
     /// Takes the first Kyma of a lane and a priority, with a snapshot of its accepted sequences.
     pub(super) fn begin_from(&mut self, lane: Lane, priority: Priority, now: Instant) -> Option<Started> {
-        let taken = self.queue.take_from(lane, priority, now)?;
-        self.start(taken, now)
+        let (key, queued) = self.queue.take_from(lane, priority, now)?;
+        self.start(key, queued, now)
     }
 
-    fn start(&mut self, (key, queued): (KymaKey, QueuedWork), now: Instant) -> Option<Started> {
+    fn start(&mut self, key: KymaKey, queued: QueuedWork, now: Instant) -> Option<Started> {
         let in_progress = self.tenure.begin()?;
         let traces = self.traces.take(&key);
         let entry = self.kymas.get_mut(&key)?;

@@ -14,7 +14,8 @@ const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 pub(super) async fn review(
     kyma: &KymaKey,
     client: Client,
-    (token, audience): (&str, &str),
+    token: &str,
+    audience: &str,
     pod: &str,
     calls: &RuntimeCalls,
 ) -> Result<(), EnrolmentError> {

@@ -191,7 +191,8 @@ async fn roots_changed(trust: Option<&mut watch::Receiver<Arc<Trust>>>) -> Trust
 /// Serves one connection until it ends, and counts it.
 pub(super) async fn run<S: Service>(
     context: Arc<Context<S>>,
-    (tcp, source): (impl Stream, Option<SocketAddr>),
+    tcp: impl Stream,
+    source: Option<SocketAddr>,
     config: Arc<ServerConfig>,
 ) {
     let metrics = &context.metrics;

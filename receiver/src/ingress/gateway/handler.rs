@@ -185,8 +185,10 @@ impl<I: Intake> V3Handler<I> {
     /// budget until the response.
     async fn relay(
         &self,
-        (relay, holder): (&Relay, &Arc<Replica>),
-        (parts, admitted): (&Parts, &Admitted<'_>),
+        relay: &Relay,
+        holder: &Arc<Replica>,
+        parts: &Parts,
+        admitted: &Admitted<'_>,
         intermediates: &Intermediates,
         body: BufferedBody,
     ) -> Result<HttpResponse, Refusal> {
@@ -356,7 +358,7 @@ impl<I: Intake> Service for V3Handler<I> {
         let body = self.port.read_body(body, limit, &mut charge.bytes, Some(&admitted.permit)).await?;
         drop(charge);
         if let Some((relay, holder)) = elsewhere {
-            return self.relay((relay, &holder), (parts, &admitted), intermediates, body).await;
+            return self.relay(relay, &holder, parts, &admitted, intermediates, body).await;
         }
         let processed = self.process_body(&admitted, &body.bytes, Now::read())?;
         // Releases its share of the budget before runtime and issuer are awaited.

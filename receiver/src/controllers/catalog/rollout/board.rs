@@ -44,7 +44,9 @@ impl RolloutBoard {
     pub(crate) fn slot(
         &self,
         kyma_uid: &str,
-        (module, source, version): (&str, VersionSource<'_>, &str),
+        module: &str,
+        source: VersionSource<'_>,
+        version: &str,
         target: &ChannelTarget,
     ) -> RolloutSlot {
         if target.version != version {

@@ -93,7 +93,8 @@ impl PendingInputs {
     pub(super) fn update(
         &self,
         key: &KymaKey,
-        (uid, stored): (&str, &str),
+        uid: &str,
+        stored: &str,
         fence: Option<WriteFence>,
         after: impl Fn(&str) -> Option<String>,
     ) {

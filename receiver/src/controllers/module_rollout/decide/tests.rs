@@ -318,9 +318,10 @@ impl<'a> World<'a> {
                 is_skipped: false,
                 block: block.or_else(|| (!has_version && run.is_window_closed).then_some(Block::Window)),
             };
-            let run_of = (self.stored.change.as_str(), self.admitted.contains(&uid));
+            let change = self.stored.change.as_str();
+            let is_admitted = self.admitted.contains(&uid);
             let deadline = Duration::from_secs(100);
-            let standing = self.times.assess(&kyma, run_of, &observation, deadline, now);
+            let standing = self.times.assess(&kyma, change, is_admitted, &observation, deadline, now);
             let rank = super::super::members::rank("keda", &self.stored.version, &uid, model.is_canary);
             members.push(Member { kyma, uid, rank, standing });
         }

@@ -22,7 +22,8 @@ impl Bed {
         prepare(folder.path());
         let windows = MaintenanceWindows::new(std::time::Duration::from_secs(1_200), metrics);
         let recorder = EventRecorder::new(recorder::Metrics::default());
-        let file = PolicyFile::open(folder.path().join("policy.json"), windows, recorder, ("kcp-system", "receiver"));
+        let path = folder.path().join("policy.json");
+        let file = PolicyFile::open(path, windows, recorder, "kcp-system", "receiver");
         Self { file, registry, folder }
     }
 

@@ -86,7 +86,8 @@ impl<C: TestKind> World<C> {
         Self { setup, version: 0, history: vec![Objects::new()], log, reported, list, answers, runtimes, placed }
     }
 
-    fn object(number: u8, (kyma, version): (u8, u64)) -> Value {
+    fn object(number: u8, now: (u8, u64)) -> Value {
+        let (kyma, version) = now;
         C::object(&format!("m{number}"), &format!("k{kyma}"), version)
     }
 

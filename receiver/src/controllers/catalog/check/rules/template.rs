@@ -59,7 +59,7 @@ pub(super) fn check(object: &Object, template: &ModuleTemplate, context: &Contex
     }
     check_label(object, template, module, findings);
     check_component(object, template, module, context, findings);
-    if let Some(finding) = reachability(object, template, (module, version), context) {
+    if let Some(finding) = reachability(object, template, module, version, context) {
         findings.push(finding);
     }
 }
@@ -105,7 +105,8 @@ fn check_component(
 fn reachability(
     object: &Object,
     template: &ModuleTemplate,
-    (module, version): (&str, &str),
+    module: &str,
+    version: &str,
     context: &Context<'_>,
 ) -> Option<Finding> {
     let unreached = |message: &str| object.finding(&NAME, Code::UnreachedTemplate, message);

@@ -35,7 +35,7 @@ impl Bed {
 
     fn end_with(&self, n: usize, stored: &str, after: &str, fence: Option<WriteFence>) {
         let differs = |before: &str| (before != after).then(|| after.to_owned());
-        self.pending.update(&key(n), (&self.uid(n), stored), fence, differs);
+        self.pending.update(&key(n), &self.uid(n), stored, fence, differs);
     }
 
     fn stored(&self, n: usize) -> String {
@@ -76,7 +76,7 @@ async fn later_work_adds_to_the_pending_value_and_not_to_the_stored_one() {
     let bed = Bed::new(1);
     let add = |part: &'static str| {
         let uid = bed.uid(0);
-        bed.pending.update(&key(0), (&uid, "a"), None, |before| Some(format!("{before}{part}")));
+        bed.pending.update(&key(0), &uid, "a", None, |before| Some(format!("{before}{part}")));
     };
     add("b");
     add("c");
