@@ -1,13 +1,11 @@
 //! Futures that the program runs.
 
-use std::sync::Arc;
-
 use futures::future::BoxFuture;
 
 use crate::ingress::{ListenError, gateway::Gateway};
 
 /// Future that listens on a port, on the executor that polls it.
-pub(super) type Binding<H> = BoxFuture<'static, Result<Gateway<Arc<H>>, ListenError>>;
+pub(super) type Binding<H> = BoxFuture<'static, Result<Gateway<H>, ListenError>>;
 
 /// Task of a component; returns its name when it ends.
 pub(super) type Task = BoxFuture<'static, &'static str>;

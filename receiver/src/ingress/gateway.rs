@@ -249,14 +249,14 @@ impl Now {
 impl<S: Service> Gateway<S> {
     /// Binds a TCP listener. Must run on the executor that will serve. Each connection uses the TLS configuration that
     /// is current when it is accepted. `service` creates the handler of requests from the settings with the authorities
-    /// as bound.
+    /// as bound; the port of relayed requests may share it.
     ///
     /// # Errors
     /// [`ListenError`]: the address is in use or does not belong to this host.
     pub async fn bind(
         settings: Settings,
         tls: Arc<ArcSwap<ServerConfig>>,
-        service: impl FnOnce(&Settings) -> S,
+        service: impl FnOnce(&Settings) -> Arc<S>,
     ) -> Result<Self, ListenError> {
         let (listener, address) = listen(settings.address)?;
         Ok(Self::with_listener(listener, address, settings, tls, service))
@@ -270,7 +270,7 @@ impl<S: Service, L: Listen> Gateway<S, L> {
         address: SocketAddr,
         mut settings: Settings,
         tls: Arc<ArcSwap<ServerConfig>>,
-        service: impl FnOnce(&Settings) -> S,
+        service: impl FnOnce(&Settings) -> Arc<S>,
     ) -> Self {
         for authority in &mut settings.authorities {
             *authority = authority.at(address.port());
@@ -294,7 +294,7 @@ impl<S: Service, L: Listen> Gateway<S, L> {
 
     /// Handler of the requests.
     #[must_use]
-    pub fn service(&self) -> &S {
+    pub fn service(&self) -> &Arc<S> {
         &self.context.service
     }
 

@@ -97,7 +97,9 @@ async fn run_receiver(shared: SharedState, host: usize, mut rng: Rng) -> turmoil
     let gateway = {
         let listener = SimulatedListener(listener);
         let metrics = shared.gateway_metrics();
-        Gateway::with_listener(listener, address, settings, tls, |settings| V3Handler::new(settings, fleet, metrics))
+        Gateway::with_listener(listener, address, settings, tls, |settings| {
+            Arc::new(V3Handler::new(settings, fleet, metrics))
+        })
     };
     gateway.run(CancellationToken::new()).await;
     Ok(())

@@ -66,7 +66,7 @@ const REVOCATION_PAUSE: Duration = Duration::from_millis(500);
 
 /// State that all connections of a port share.
 pub(super) struct Context<S> {
-    pub(super) service: S,
+    pub(super) service: Arc<S>,
     pub(super) settings: Settings,
     pub(super) metrics: PortMetrics,
     /// Closes connections after their requests in flight.
@@ -143,7 +143,7 @@ pub(super) async fn close_revoked<S: Service>(context: Arc<Context<S>>) {
                 connections.close(|runtime, leaf| revocations.covers_leaf(runtime, leaf.id()));
             }
             departed = next_departure(departures.as_mut()) => {
-                close_departed(service, connections, departed.as_ref());
+                close_departed(&**service, connections, departed.as_ref());
                 if departed.is_some() {
                     continue;
                 }
@@ -271,7 +271,7 @@ async fn serve<S: Service>(
     // An agent renews its certificate over a second connection: with another one open it is not lost. Nor is a loss
     // reported twice.
     let was_last = slot.release();
-    report_end(service, runtime, reason, was_last && !lifecycle.has_missed_heartbeat());
+    report_end(&**service, runtime, reason, was_last && !lifecycle.has_missed_heartbeat());
     reason
 }
 

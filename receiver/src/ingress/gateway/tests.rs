@@ -80,7 +80,7 @@ impl TestGateway {
         let tls = Arc::new(ArcSwap::new(tls));
         let served_tls = tls.clone();
         let port = metrics.port.clone();
-        let handler = |settings: &Settings| V3Handler::new(settings, intake.clone(), metrics);
+        let handler = |settings: &Settings| Arc::new(V3Handler::new(settings, intake.clone(), metrics));
         let listening = Gateway::bind(settings, served_tls, handler).await.unwrap();
         let address = listening.address();
         let shutdown = CancellationToken::new();

@@ -107,7 +107,7 @@ pub(crate) async fn run(shared: SharedState, at: usize, mut rng: Rng) -> turmoil
     let handlers = RelayedHandlers::<_, V2Adapter> { events: events.unwrap(), v2: None, enrolment: None, answers };
     let settings = relayed::settings(address, identities.domain.clone());
     let gateway = Gateway::with_listener(listener, address, settings, tls.server.clone(), |settings| {
-        RelayHandler::new(settings, handlers, tls.clone(), metrics.relay_port)
+        Arc::new(RelayHandler::new(settings, handlers, tls.clone(), metrics.relay_port))
     });
     let relay_port = tokio::spawn(gate.run(gateway.run(shutdown.clone())));
 

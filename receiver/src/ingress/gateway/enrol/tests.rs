@@ -254,10 +254,11 @@ async fn served(enrolment: &TestBed, change: impl FnOnce(&mut Settings)) -> (Soc
     let metrics = PortMetrics::register(&mut Registry::default());
     let mut settings = settings("127.0.0.1:0".parse().unwrap(), domain());
     change(&mut settings);
-    let gateway =
-        Gateway::bind(settings, tls, |settings| EnrolmentHandler::new(settings, enrolment.enrolments.clone(), metrics))
-            .await
-            .unwrap();
+    let gateway = Gateway::bind(settings, tls, |settings| {
+        Arc::new(EnrolmentHandler::new(settings, enrolment.enrolments.clone(), metrics))
+    })
+    .await
+    .unwrap();
     let address = gateway.address();
     let shutdown = CancellationToken::new();
     tokio::spawn(gateway.run(shutdown.clone()));

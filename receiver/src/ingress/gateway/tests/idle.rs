@@ -35,7 +35,7 @@ async fn port_without_connections_does_not_wake() {
     let tls = ServerIdentity::new(&server.identity().unwrap(), &ca.trust_bundle()).unwrap().config;
     let metrics = testing::metrics();
     let port = metrics.port.clone();
-    let service = |settings: &Settings| V3Handler::new(settings, RecordingIntake::default(), metrics);
+    let service = |settings: &Settings| Arc::new(V3Handler::new(settings, RecordingIntake::default(), metrics));
     let listener = Incoming(Mutex::new(incoming));
     let tls = Arc::new(ArcSwap::new(tls));
     let gateway = Gateway::with_listener(listener, "127.0.0.1:1".parse().unwrap(), settings(), tls, service);

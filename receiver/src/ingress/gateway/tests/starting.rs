@@ -22,7 +22,8 @@ impl StartingGateway {
         let server = ca.make_server(&["kcp.test".parse().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
         let tls = ServerIdentity::new(&server.identity().unwrap(), &ca.trust_bundle()).unwrap().config;
         let settings = Settings { authorities: vec!["kcp.test:1".parse().unwrap()], start_gate, ..settings() };
-        let service = |settings: &Settings| V3Handler::new(settings, RecordingIntake::default(), testing::metrics());
+        let service =
+            |settings: &Settings| Arc::new(V3Handler::new(settings, RecordingIntake::default(), testing::metrics()));
         let listener = Incoming(Mutex::new(incoming));
         let tls = Arc::new(ArcSwap::new(tls));
         let gateway = Gateway::with_listener(listener, "127.0.0.1:1".parse().unwrap(), settings, tls, service);

@@ -271,7 +271,8 @@ async fn only_the_connection_of_a_revoked_leaf_is_closed() {
     let callers = CallerVerifier::new(clients.bundle(), None).unwrap();
     let metrics = Metrics::register(&mut Registry::default());
     let port = testing::metrics().port;
-    let handler = |settings: &Settings| V2Handler::new(settings, callers, RecordingIntake::default(), metrics, port);
+    let handler =
+        |settings: &Settings| Arc::new(V2Handler::new(settings, callers, RecordingIntake::default(), metrics, port));
     let gateway = Gateway::bind(settings, tls, handler).await.unwrap();
     let address = gateway.address();
     let shutdown = CancellationToken::new();

@@ -321,7 +321,7 @@ impl Fleet {
         let relay_settings =
             Settings { lag_limit: common.lag_limit, ..relayed::settings("127.0.0.1:0".parse().unwrap(), domain()) };
         let gateway = Gateway::bind(relay_settings, tls.server.clone(), |settings| {
-            RelayHandler::new(settings, handlers, relay_tls, relay_metrics)
+            Arc::new(RelayHandler::new(settings, handlers, relay_tls, relay_metrics))
         });
         let gateway = gateway.await.unwrap();
         let relay_address = gateway.address();
