@@ -1,8 +1,6 @@
 //! HTTP servers: metrics and probes (`/metrics`, `/healthz`, `/readyz`) on one port, and the status on the loopback
 //! admin listener.
 
-mod bind;
-
 use std::{
     convert::Infallible,
     io,
@@ -20,7 +18,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use jiff::Timestamp;
-use tidewatch_kit::metrics::Registry;
+use tidewatch_kit::{bind::bind, metrics::Registry};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
@@ -82,7 +80,7 @@ impl Server {
         canary_state: CanaryState,
         identity_status: IdentityStatus,
     ) -> io::Result<(Self, SocketAddr)> {
-        let listener = bind::bind(address)?;
+        let listener = bind(address)?;
         let bound = listener.local_addr()?;
         let registry = metrics.registry();
         let state = Arc::new(ServerState { registry, metrics, readiness, core, canary_state, identity_status });
@@ -94,7 +92,7 @@ impl Server {
     /// # Errors
     /// The address cannot be bound.
     pub(crate) async fn admin(&self, address: SocketAddr) -> io::Result<(Self, SocketAddr)> {
-        let listener = bind::bind(address)?;
+        let listener = bind(address)?;
         let bound = listener.local_addr()?;
         Ok((Self { listener, state: self.state.clone(), endpoints: ServerState::admin }, bound))
     }

@@ -1,7 +1,5 @@
 //! Small HTTP/1.1 servers: a bounded number of connections, one request per connection, deadlines, TLS on request.
 
-mod bind;
-
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
@@ -13,6 +11,7 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use thiserror::Error;
+use tidewatch_kit::bind::bind;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -115,7 +114,7 @@ impl HttpServer {
 /// Binds the address, with port 0 any free port, and returns the listener with the bound address.
 pub(super) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ListenError> {
     let failed = |source| ListenError { address, source };
-    let listener = bind::bind(address).map_err(failed)?;
+    let listener = bind(address).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))
 }

@@ -5,20 +5,24 @@
 //! | `metrics`, [`trace`] | metrics and traces |
 //! | [`table`], [`error_levels`], [`variant`] | output of the command lines, errors in log lines, names of enum variants |
 //! | [`hex`], [`json`] | hexadecimal, and JSON in its stored form |
-//! | [`tls`], `system_roots`, [`addresses`] | TLS configurations, root certificates of the system, networks of permitted hosts |
+//! | [`tls`], `system_roots` | TLS configurations, and root certificates of the system |
+//! | [`addresses`], `bind` | networks of permitted hosts, and TCP listeners for both address families |
 //! | [`random`] | jitter |
 //!
 //! The crate performs no IO and spawns no tasks. The exceptions are the exporter of [`trace`] with the feature `otlp`, and
-//! the features `roots` and `testing`.
+//! the features `bind`, `roots` and `testing`.
 //!
 //! # Features
 //!
+//! * `bind`: binds listeners (module `bind`).
 //! * `metrics`: the metric registry and the macro `metric_set!` (module `metrics`).
 //! * `otlp`: exports spans over OTLP (gRPC); without it, [`trace`] does nothing.
 //! * `roots`: reads the root certificates of the system (module `system_roots`).
 //! * `testing`: test support for the other crates.
 
 pub mod addresses;
+#[cfg(feature = "bind")]
+pub mod bind;
 pub mod error_levels;
 pub mod hex;
 pub mod json;

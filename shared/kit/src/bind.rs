@@ -15,7 +15,7 @@ const BACKLOG: u32 = 1_024;
 ///
 /// # Errors
 /// The address cannot be bound.
-pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     bind_with(address, TcpSocket::new_v6)
 }
 
