@@ -119,7 +119,7 @@ impl Replica {
 /// Called with the Kymas of acquired shards.
 type OnAcquired = Box<dyn Fn(&[KymaKey]) + Send>;
 
-/// What the ownership of shards needs of this process.
+/// Parts of this process that the ownership of shards needs.
 pub(super) struct SharedProcess {
     pub(super) instance: Instance,
     /// Address of the listener for relayed requests.

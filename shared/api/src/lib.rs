@@ -1,10 +1,10 @@
-//! What clusters store of Tidewatch: the custom resources, the names of objects, labels and annotations, the ids of runtimes
-//! and processes, and the plan of an agent.
+//! Types and names of the objects that clusters store for Tidewatch: the custom resources, labels and annotations, the ids
+//! of runtimes and processes, and the plan of an agent.
 //!
 //! | Modules | Content |
 //! |---|---|
 //! | [`names`], [`identity`] | names of objects, labels and annotations; ids of runtimes and processes |
-//! | [`plan`] | what an agent watches |
+//! | [`plan`] | the watches of an agent |
 //! | `crds`, types of the crate's root | the custom resources, with the feature `resources` |
 
 pub mod identity;

@@ -1,4 +1,4 @@
-//! What crosses the wire between Tidewatch's agent and receiver: both sides parse and write it by this crate.
+//! The wire contract between Tidewatch's agent and receiver. Both sides parse and write messages with this crate.
 //!
 //! | Modules | Content |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! What every program of Tidewatch needs, and what knows neither Kubernetes nor Kyma.
+//! Helpers that every program of Tidewatch needs. They know neither Kubernetes nor Kyma.
 //!
 //! | Modules | Content |
 //! |---|---|
