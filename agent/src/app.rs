@@ -36,7 +36,7 @@ use crate::{
     receiver::Dialer,
     server::Server,
     settings::CurrentSettings,
-    telemetry::{Guard, Metrics, Readiness, error_chain},
+    telemetry::{Metrics, Pending, Readiness, error_chain},
     watch::{self as watches, Discovery, PlanState, WatchContext},
 };
 
@@ -133,8 +133,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), RunError
     let core = Arc::new(OnceLock::new());
     app.serve(core.clone()).await?;
     // Readiness conditions; the component that fulfils one drops its guard.
-    let plan = app.readiness.guard("plan");
-    let receiver = app.readiness.guard("receiver");
+    let plan = app.readiness.pending("plan");
+    let receiver = app.readiness.pending("receiver");
     let (identity, plans) = app.start_identity(plan)?;
     let runtime = tokio::select! {
         runtime = identity.runtime() => runtime,
@@ -236,7 +236,7 @@ impl App {
     }
 
     /// Watches the ConfigMap and starts the identity source that the flags select.
-    fn start_identity(&mut self, pending: Guard) -> Result<(IdentityHandles, watch::Receiver<PlanState>), RunError> {
+    fn start_identity(&mut self, pending: Pending) -> Result<(IdentityHandles, watch::Receiver<PlanState>), RunError> {
         let origin = self.config.origin().ok_or(RunError::NoIdentity)?;
         let (publish, plans) = watch::channel(PlanState::default());
         let (publish_settings, settings) = watch::channel(None);
@@ -262,7 +262,7 @@ impl App {
             Contract::V3 => Credentials::v3(self.config.trust_domain.clone(), receiver),
         };
         let identity_status = self.identity_status.clone();
-        let pending = self.readiness.guard("identity");
+        let pending = self.readiness.pending("identity");
         let metrics = self.metrics.clone();
         let (reloader, credentials) = FileReloader::new(folder, credentials_builder, identity_status, pending, metrics);
         self.tasks.spawn(async { reloader.run().await.into() });
@@ -282,7 +282,7 @@ impl App {
             secret_writer: SecretWriter::new(self.api_client.clone(), &self.config.namespace),
             link,
             identity_status: self.identity_status.clone(),
-            pending: Some(self.readiness.guard("identity")),
+            pending: Some(self.readiness.pending("identity")),
             metrics: self.metrics.clone(),
         });
         self.tasks.spawn(async { enroller.run().await.into() });
@@ -327,7 +327,7 @@ impl App {
         core: &Core,
         identity: IdentityHandles,
         interval: watch::Sender<Duration>,
-        pending: Guard,
+        pending: Pending,
         stop: &CancellationToken,
     ) -> JoinHandle<()> {
         let parts = LinkParts {

@@ -111,7 +111,7 @@ impl ConfigDecoder {
     pub fn new(namespace: &str) -> Self {
         let (publish, followed) = watch::channel(PlanState::default());
         let (publish_settings, settings) = watch::channel(None);
-        let pending = Readiness::default().guard("plan");
+        let pending = Readiness::default().pending("plan");
         let source =
             PlanSource::new(namespace.to_owned(), publish, Some(publish_settings), pending, Metrics::default());
         Self { decoder: Decoder::new(source), followed, settings }

@@ -37,7 +37,7 @@ pub use status::{IdentityReport, IdentitySource};
 use crate::{
     clock,
     receiver::Endpoint,
-    telemetry::{Guard, Metrics, error_chain},
+    telemetry::{Metrics, Pending, error_chain},
 };
 
 /// Interval at which the content of the files is compared. Projected files change by a swap of symbolic links.
@@ -223,7 +223,7 @@ pub(crate) struct FileReloader<S> {
     /// The last read failed; a failure is reported once.
     failing: bool,
     identity_status: IdentityStatus,
-    pending: Option<Guard>,
+    pending: Option<Pending>,
     metrics: Metrics,
 }
 
@@ -233,7 +233,7 @@ impl<S: Source> FileReloader<S> {
         source: S,
         make: CredentialsBuilder,
         identity_status: IdentityStatus,
-        pending: Guard,
+        pending: Pending,
         metrics: Metrics,
     ) -> (Self, CurrentCredentials) {
         let (publish, current) = watch::channel(None);

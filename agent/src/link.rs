@@ -38,7 +38,7 @@ use crate::{
     identity::{CertificateNotice, Credentials, CurrentCredentials, EnrollerHandle, RenewalOrder},
     random,
     receiver::{BufferedResponse, Dialer, RefusalAction, RequestError, RetryTimer, classify_refusal},
-    telemetry::{Guard, Metrics, RequestOutcome, Route, error_chain},
+    telemetry::{Metrics, Pending, RequestOutcome, Route, error_chain},
 };
 use client::{Client, PostRequest};
 use evidence::ExtraHeartbeats;
@@ -64,7 +64,7 @@ pub struct LinkParts {
     /// Heartbeat interval; the receiver may change it.
     pub interval: watch::Sender<Duration>,
     /// Readiness guard until the first accepted request.
-    pub pending: Guard,
+    pub pending: Pending,
     /// Metrics.
     pub metrics: Metrics,
 }
@@ -80,7 +80,7 @@ pub struct Link {
     renewal_task: JoinSet<()>,
     canary_state: CanaryState,
     interval: watch::Sender<Duration>,
-    pending: Option<Guard>,
+    pending: Option<Pending>,
     metrics: Metrics,
     events: RetryTimer,
     heartbeats: RetryTimer,

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use crate::{
     kubernetes::ApiError,
     settings::{ConfigData, Settings},
-    telemetry::{Guard, Metrics, error_chain},
+    telemetry::{Metrics, Pending, error_chain},
     watch::{Named, PlanState, Single, SingleObject, Target},
 };
 
@@ -49,7 +49,7 @@ pub(crate) struct PlanSource {
     /// Publishes the settings; `None` if flags and files take their place.
     settings: Option<watch::Sender<Option<Arc<Settings>>>>,
     /// Readiness guard until the first valid plan.
-    pending: Option<Guard>,
+    pending: Option<Pending>,
     /// Error of the content read last.
     content_error: Option<String>,
     /// Error of reading, until the watch is open or listed again.
@@ -63,7 +63,7 @@ impl PlanSource {
         namespace: String,
         publish: watch::Sender<PlanState>,
         settings: Option<watch::Sender<Option<Arc<Settings>>>>,
-        pending: Guard,
+        pending: Pending,
         metrics: Metrics,
     ) -> Single<Self> {
         let content_error = None;
@@ -175,7 +175,7 @@ mod tests {
     ) -> (Single<PlanSource>, watch::Receiver<PlanState>, Readiness) {
         let (publish, followed) = watch::channel(PlanState::default());
         let readiness = Readiness::default();
-        let guard = readiness.guard("plan");
+        let guard = readiness.pending("plan");
         (PlanSource::new("ns".to_owned(), publish, settings, guard, Metrics::default()), followed, readiness)
     }
 
@@ -186,12 +186,12 @@ mod tests {
         source.present(map(None));
         let PlanState { plan, error } = followed.borrow_and_update().clone();
         assert_eq!((plan, error.as_deref()), (None, Some("the ConfigMap has no plan.json")));
-        assert_eq!(readiness.pending(), ["plan"]);
+        assert_eq!(readiness.missing(), ["plan"]);
 
         source.present(map(Some(GOOD)));
         let first = followed.borrow_and_update().plan.clone().unwrap();
         assert_eq!((first.revision(), &followed.borrow().error), ("1", &None));
-        assert!(readiness.pending().is_empty());
+        assert!(readiness.missing().is_empty());
         source.present(map(Some(GOOD)));
         assert!(!followed.has_changed().unwrap());
         source.present(map(Some(r#"{"revision":"","watches":[]}"#)));

@@ -189,7 +189,7 @@ impl ServerState {
     fn pending(&self) -> Vec<String> {
         let watches = self.core.get().map(|core| core.unattempted(NAMED)).unwrap_or_default();
         let watches = watches.into_iter().map(|name| format!("watch {name}"));
-        self.readiness.pending().into_iter().map(str::to_owned).chain(watches).collect()
+        self.readiness.missing().into_iter().map(str::to_owned).chain(watches).collect()
     }
 
     fn ready(&self) -> Response<Full<Bytes>> {
@@ -240,11 +240,11 @@ mod tests {
         .await;
         let state = bound.unwrap().0.state;
         let get = |path: &str| state.probes(&Request::get(path).body(()).unwrap()).status().as_u16();
-        let plan = readiness.guard("plan");
-        let identity = readiness.guard("identity");
-        assert_eq!(readiness.pending(), ["identity", "plan"]);
+        let plan = readiness.pending("plan");
+        let identity = readiness.pending("identity");
+        assert_eq!(readiness.missing(), ["identity", "plan"]);
         drop(plan);
-        assert_eq!((get("/readyz"), readiness.pending()), (503, vec!["identity"]));
+        assert_eq!((get("/readyz"), readiness.missing()), (503, vec!["identity"]));
         drop(identity);
         assert_eq!((get("/readyz"), get("/healthz"), get("/metrics"), get("/")), (200, 200, 200, 404));
         assert_eq!(get("/status"), 404);
@@ -254,7 +254,7 @@ mod tests {
     async fn status_is_served_to_loopback_hosts_only() {
         let local = || "127.0.0.1:0".parse().unwrap();
         let readiness = Readiness::default();
-        let _plan = readiness.guard("plan");
+        let _plan = readiness.pending("plan");
         let bound = Server::bind(
             local(),
             Metrics::default(),

@@ -1,7 +1,6 @@
 //! Logs, metrics and readiness.
 
 mod metrics;
-mod readiness;
 
 use std::{error::Error, io, iter::successors};
 
@@ -10,7 +9,7 @@ use tracing_subscriber::{Layer, filter::Targets, fmt, layer::SubscriberExt, util
 
 pub use metrics::{Metrics, Stats};
 pub(crate) use metrics::{RequestOutcome, Route, status_label};
-pub use readiness::{Guard, Readiness};
+pub use tidewatch_kit::readiness::{Pending, Readiness};
 
 /// Formats an error with its sources, for a log line. Leaves out a source whose text is in that of an outer error
 /// already: errors of some libraries contain it.

@@ -1,7 +1,5 @@
 //! Logs on stderr, the metrics registry, and readiness.
 
-mod readiness;
-
 use std::{io, sync::Arc};
 
 use arc_swap::ArcSwap;
@@ -9,7 +7,7 @@ use thiserror::Error;
 use tidewatch_kit::metrics::{MetricDescription, Registry};
 use tracing_subscriber::{EnvFilter, util::SubscriberInitExt};
 
-pub use readiness::{Pending, Readiness};
+pub use tidewatch_kit::readiness::{Pending, Readiness};
 
 /// Failure to set up logging.
 #[derive(Debug, Error)]

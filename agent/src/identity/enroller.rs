@@ -29,7 +29,7 @@ use crate::{
     clock, random,
     receiver::Dialer,
     settings::{CurrentSettings, Settings},
-    telemetry::{self, Guard, Metrics, error_chain},
+    telemetry::{self, Metrics, Pending, error_chain},
 };
 use issue::{CertificateError, IssuedCertificate};
 
@@ -59,7 +59,7 @@ pub(crate) struct EnrollerParts {
     /// Status of the identity, for reporting.
     pub(crate) identity_status: IdentityStatus,
     /// Holds back readiness until the first identity.
-    pub(crate) pending: Option<Guard>,
+    pub(crate) pending: Option<Pending>,
     /// Counters.
     pub(crate) metrics: Metrics,
 }

@@ -120,18 +120,18 @@ fn only_complete_and_valid_material_replaces_the_last_valid_one() {
         Fixed(None),
         make,
         IdentityStatus::default(),
-        readiness.guard("identity"),
+        readiness.pending("identity"),
         Metrics::default(),
     );
     let fingerprint = || current.borrow().as_ref().map(|now| now.certificate.fingerprint.clone());
     reloader.refresh(NOW).unwrap();
-    assert_eq!((fingerprint(), readiness.pending()), (None, vec!["identity"]));
+    assert_eq!((fingerprint(), readiness.missing()), (None, vec!["identity"]));
 
     let good = ca.runtime("r-1");
     reloader.source.0 = Some(good.clone());
     reloader.refresh(NOW).unwrap();
     let first = fingerprint();
-    assert!(first.is_some() && readiness.pending().is_empty());
+    assert!(first.is_some() && readiness.missing().is_empty());
 
     let other = ca.runtime("r-1");
     for bad in [
@@ -165,7 +165,7 @@ async fn files_of_another_runtime_end_the_agent() {
     };
     write(&ca.runtime("r-1"));
     let make = Credentials::v3("kyma.local".parse().unwrap(), receiver());
-    let guard = readiness.guard("identity");
+    let guard = readiness.pending("identity");
     let status = IdentityStatus::default();
     let (reloader, mut current) = FileReloader::new(folder.path().to_owned(), make, status, guard, Metrics::default());
     let running = tokio::spawn(reloader.run());
@@ -185,7 +185,7 @@ fn certificate_expired_by_a_wrong_clock_is_valid_once_the_clock_is_corrected() {
     let make = Credentials::v3("kyma.local".parse().unwrap(), receiver());
     let source = Fixed(Some(ca.runtime_until("r-1", 2_030)));
     let (mut reloader, current) =
-        FileReloader::new(source, make, IdentityStatus::default(), readiness.guard("identity"), metrics.clone());
+        FileReloader::new(source, make, IdentityStatus::default(), readiness.pending("identity"), metrics.clone());
     let wrong = 4_000_000_000;
     for _ in 0..3 {
         reloader.refresh(wrong).unwrap();

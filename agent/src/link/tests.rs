@@ -156,7 +156,7 @@ async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) ->
         credentials: watch::channel(Some(credentials)).1,
         canary_state: canary_state.clone(),
         interval,
-        pending: readiness.guard("receiver"),
+        pending: readiness.pending("receiver"),
         metrics: Metrics::default(),
     };
     let link = tokio::spawn(set_up(Link::new(parts)).run(CancellationToken::new()));
@@ -277,7 +277,7 @@ async fn events_and_heartbeats_share_one_connection_without_batch_delay() {
         assert_eq!((second.events().len(), second.last()), (1, 2));
         assert_eq!(heartbeat.connection, second.connection);
         assert!(heartbeat.nonce.counter < first.nonce.counter && first.nonce.counter < second.nonce.counter);
-        assert!(harness.readiness.pending().is_empty());
+        assert!(harness.readiness.missing().is_empty());
         assert_eq!(*harness.interval.borrow(), Duration::from_secs(7));
     }
 }

@@ -13,7 +13,7 @@ use tokio::{sync::watch, time::sleep};
 
 use super::PlanSender;
 use crate::{
-    telemetry::{Guard, Metrics, error_chain},
+    telemetry::{Metrics, Pending, error_chain},
     watch::PlanState,
 };
 
@@ -42,13 +42,13 @@ pub(crate) struct PlanFile {
     /// The last read failed; a failure is reported once.
     is_unreadable: bool,
     /// Readiness guard until the first valid plan.
-    pending: Option<Guard>,
+    pending: Option<Pending>,
     metrics: Metrics,
 }
 
 impl PlanFile {
     /// A source that publishes nothing before the first valid plan.
-    pub(crate) fn new(path: PathBuf, publish: watch::Sender<PlanState>, pending: Guard, metrics: Metrics) -> Self {
+    pub(crate) fn new(path: PathBuf, publish: watch::Sender<PlanState>, pending: Pending, metrics: Metrics) -> Self {
         let publish = PlanSender(publish);
         let pending = Some(pending);
         Self { path, publish, seen: None, is_unreadable: false, pending, metrics }
@@ -115,13 +115,13 @@ mod tests {
         let readiness = Readiness::default();
         let metrics = Metrics::default();
         let (path, (publish, followed)) = (folder.path().join("plan.json"), watch::channel(PlanState::default()));
-        let mut source = PlanFile::new(path.clone(), publish, readiness.guard("plan"), metrics.clone());
+        let mut source = PlanFile::new(path.clone(), publish, readiness.pending("plan"), metrics.clone());
         let error = || followed.borrow().error.clone().unwrap_or_default();
         for _ in 0..2 {
             source.refresh();
             assert!(error().starts_with("the plan file cannot be read: "), "{}", error());
         }
-        assert_eq!((metrics.plans_refused.get(), readiness.pending()), (1, vec!["plan"]));
+        assert_eq!((metrics.plans_refused.get(), readiness.missing()), (1, vec!["plan"]));
         for (text, revision, refusal) in [
             (r#"{"revision":"1","watches":[]}"#.to_owned(), "1", ""),
             ("{".to_owned(), "1", "the plan file is not valid: "),
@@ -132,7 +132,7 @@ mod tests {
             source.refresh();
             let refused = metrics.plans_refused.get();
             source.refresh();
-            assert_eq!((metrics.plans_refused.get(), readiness.pending()), (refused, vec![]));
+            assert_eq!((metrics.plans_refused.get(), readiness.missing()), (refused, vec![]));
             assert_eq!(followed.borrow().plan.as_ref().unwrap().revision(), revision);
             assert!(error().starts_with(refusal) && error().is_empty() == refusal.is_empty(), "{}", error());
         }

@@ -7,7 +7,7 @@
 //! | [`hex`], [`json`] | hexadecimal, and JSON in its stored form |
 //! | [`tls`], `system_roots` | TLS configurations, and root certificates of the system |
 //! | [`addresses`], `bind` | networks of permitted hosts, and TCP listeners for both address families |
-//! | [`random`] | jitter |
+//! | [`readiness`], [`random`] | conditions before a process is ready, and jitter |
 //!
 //! The crate performs no IO and spawns no tasks. The exceptions are the exporter of [`trace`] with the feature `otlp`, and
 //! the features `bind`, `roots` and `testing`.
@@ -29,6 +29,7 @@ pub mod json;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod random;
+pub mod readiness;
 #[cfg(feature = "roots")]
 pub mod system_roots;
 pub mod table;

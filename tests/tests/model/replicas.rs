@@ -87,7 +87,7 @@ async fn run_agent(shared: SharedState, runtime: usize, mut rng: Rng) -> turmoil
         credentials,
         canary_state: CanaryState::default(),
         interval: watch::Sender::new(Duration::from_secs(2)),
-        pending: Readiness::default().guard("receiver"),
+        pending: Readiness::default().pending("receiver"),
         metrics: shared.metrics().agent.clone(),
     };
     tokio::spawn(Link::new(parts).run(CancellationToken::new()));

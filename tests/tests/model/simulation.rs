@@ -149,7 +149,7 @@ async fn run_agent(shared: SharedState, mut rng: Rng) -> turmoil::Result {
         credentials,
         canary_state: CanaryState::default(),
         interval: watch::Sender::new(Duration::from_secs(2)),
-        pending: Readiness::default().guard("receiver"),
+        pending: Readiness::default().pending("receiver"),
         metrics: shared.agent_metrics(),
     };
     tokio::spawn(Link::new(parts).run(CancellationToken::new()));

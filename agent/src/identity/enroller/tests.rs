@@ -31,7 +31,7 @@ async fn first_identity_is_requested_with_the_token_and_stored_before_use() {
     assert_eq!((credentials.runtime.as_str(), &credentials.receiver), ("r-1", &harness.default_settings().receiver));
     let observed = harness.next_request().await.unwrap();
     assert_eq!((observed.path.as_str(), observed.token), (CERTIFICATES_PATH, Some(format!("Bearer {TOKEN}"))));
-    assert!(enroller.readiness.pending().is_empty());
+    assert!(enroller.readiness.missing().is_empty());
     let logged = enroller.identity_status.report();
     assert_eq!((logged.from, logged.unsaved, logged.error), (Some(IdentitySource::Enrolment), false, None));
     assert_eq!(enroller.metrics.certificate_not_after.get(), credentials.not_after);
@@ -111,7 +111,7 @@ async fn invalid_answer_is_rejected_and_counted() {
         until(|| enroller.metrics.identity_refused.get() > 0).await;
         assert!(enroller.current.borrow().is_none() && harness.store.content().0.is_empty(), "{condition}");
         assert!(
-            enroller.identity_status.report().error.is_some() && enroller.readiness.pending() == ["identity"],
+            enroller.identity_status.report().error.is_some() && enroller.readiness.missing() == ["identity"],
             "{condition}"
         );
         harness.receiver.replies.lock().clear();

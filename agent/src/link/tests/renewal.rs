@@ -22,7 +22,7 @@ fn link(enroller: &mut RunningEnroller, core: &Core, readiness: &Readiness) -> J
         credentials: enroller.current.clone(),
         canary_state: CanaryState::default(),
         interval: watch::Sender::new(Duration::from_secs(30)),
-        pending: readiness.guard("receiver"),
+        pending: readiness.pending("receiver"),
         metrics: enroller.metrics.clone(),
     };
     tokio::spawn(Link::new(parts).renewing(enroller.renewals.take().unwrap()).run(CancellationToken::new()))
@@ -73,7 +73,7 @@ async fn renewals_under_load_lose_and_refuse_nothing() {
     for line in page.lines().filter(|line| line.starts_with("tidewatch_agent_requests_total")) {
         assert!(line.contains(r#"outcome="taken""#), "{line}");
     }
-    assert!(readiness.pending().is_empty());
+    assert!(readiness.missing().is_empty());
     link.abort();
 }
 
@@ -123,7 +123,7 @@ async fn certificate_refused_in_the_handshake_is_replaced_by_enrolment() {
     let readiness = Readiness::default();
     let link = link(&mut enroller, &core, &readiness);
     enroller.next().await;
-    until(|| readiness.pending().is_empty()).await;
+    until(|| readiness.missing().is_empty()).await;
     let requests: Vec<_> = harness.requests().into_iter().flatten().collect();
     assert_eq!(
         requests.iter().map(|requests| requests.path.as_str()).collect::<Vec<_>>(),

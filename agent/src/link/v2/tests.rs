@@ -140,7 +140,7 @@ async fn start_for(
             .1,
         canary_state: CanaryState::default(),
         interval: watch::Sender::new(Duration::from_secs(30)),
-        pending: readiness.guard("receiver"),
+        pending: readiness.pending("receiver"),
         metrics: Metrics::default(),
     };
     let sender = tokio::spawn(V2Sender::new(parts).run(CancellationToken::new()));
@@ -222,7 +222,7 @@ const OTHER: &str = "other";
 async fn each_object_is_one_unsigned_request_in_lifecycle_managers_form() {
     for alpn in [BOTH, &BOTH[1..]] {
         let mut harness = start(alpn, &["a", "b"], &[]).await;
-        assert!(harness.readiness.pending().is_empty(), "a quiet runtime must become ready");
+        assert!(harness.readiness.missing().is_empty(), "a quiet runtime must become ready");
         let first = harness.next().await;
         assert_eq!(first.path, "/v2/lifecycle-manager/event");
         assert_eq!(first.headers[header::CONTENT_TYPE], "application/json");
@@ -344,7 +344,7 @@ fn idle(managers: &[(&'static str, &[&str])]) -> V2Sender {
         credentials: watch::channel(None).1,
         canary_state: CanaryState::default(),
         interval: watch::Sender::new(Duration::from_secs(30)),
-        pending: Readiness::default().guard("receiver"),
+        pending: Readiness::default().pending("receiver"),
         metrics: Metrics::default(),
     })
 }

@@ -353,7 +353,7 @@ impl Harness {
             secret_writer: SecretWriter::new(ApiClient::new(self.store.clone()), "ns"),
             link,
             identity_status: identity_status.clone(),
-            pending: Some(readiness.guard("identity")),
+            pending: Some(readiness.pending("identity")),
             metrics: metrics.clone(),
         });
         let running = tokio::spawn(enroller.run());
