@@ -10,10 +10,12 @@ use http_body_util::Full;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::{Api, ResourceExt as _, api::ListParams};
 use tidewatch_agent::status::{STATUS_PATH, Status};
-use tidewatch_api::names::{SKR_NAMESPACE, label};
+use tidewatch_api::{
+    key::KymaKey,
+    names::{SKR_NAMESPACE, label},
+};
 use tidewatch_kit::system_roots::SystemRoots;
 use tidewatch_receiver::{
-    base::key::KymaKey,
     controllers::installer::pod_selector,
     kube::{
         leader::WriteFence,

@@ -1,5 +1,5 @@
-//! Shared types of all layers: keys, pause, take-over, caches of the control plane, content of polled files, error classes,
-//! limits, shards, replicas, their questions to each other, and small maps. No IO.
+//! Shared types of all layers: pause, take-over, caches of the control plane, content of polled files, error classes,
+//! limits, replicas, their questions to each other, and small maps. No IO.
 
 pub mod body_missing;
 pub(crate) mod clock;
@@ -8,7 +8,6 @@ pub mod error_class;
 pub(crate) mod flags;
 pub(crate) mod foreign_text;
 pub(crate) mod frame_limiter;
-pub mod key;
 pub mod kymas;
 pub mod labels;
 pub(crate) mod last_good;
@@ -18,7 +17,6 @@ pub mod pause;
 pub mod peers;
 pub mod plans;
 pub mod replica;
-pub mod shard;
 pub mod short_map;
 pub mod stores;
 pub mod takeover;

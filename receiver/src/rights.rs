@@ -4,10 +4,13 @@
 //! All of them are in the receiver's own namespace, except for [`ca_rules`]. `--admin-auth` also needs the ClusterRole `system:auth-delegator`.
 
 use k8s_openapi::api::{coordination::v1::Lease, rbac::v1::PolicyRule};
-use tidewatch_api::names::{GROUP, RELEASES, ROLLOUTS};
+use tidewatch_api::{
+    names::{GROUP, RELEASES, ROLLOUTS},
+    shard::ShardCount,
+};
 
 use crate::{
-    base::{pause, shard::ShardCount},
+    base::pause,
     controllers::installer::upgrade,
     ingress::enrolment,
     kube::{leader::DEFAULT_NAME as LEASE, shards::names},

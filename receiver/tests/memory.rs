@@ -19,11 +19,11 @@ use serde_json::{Value, json};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tidewatch_api::{
     Kyma, Manifest,
+    key::KymaKey,
     names::{KUBECONFIG_KEY, annotation, label},
 };
 use tidewatch_receiver::{
     base::{
-        key::KymaKey,
         kymas::{CachedKyma, RestDigest},
         manifests::{CachedManifest, Manifests},
         unread::drop_unread,

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use futures::FutureExt as _;
 use kube::Client;
-use tidewatch_api::{identity::Instance, plan::Work};
+use tidewatch_api::{identity::Instance, key::KymaKey, plan::Work};
 use tidewatch_oci::{
     flags::{Settings, Source},
     registry::Registry,
@@ -28,10 +28,7 @@ use super::{
 };
 use crate::{
     app::changes,
-    base::{
-        key::KymaKey,
-        peers::{Peers, Responders},
-    },
+    base::peers::{Peers, Responders},
     config::Config,
     controllers::{
         ca_rotation::CaRotation,

@@ -47,11 +47,10 @@ use self::{
     bodies::{Bodies, CacheBodies, KymaCache, ManifestCache, ObjectCache, SecretCache},
     owners::SecretOwners,
 };
+use tidewatch_api::{key::KymaKey, shard::ShardCount};
+
 use crate::{
-    base::{
-        key::KymaKey, kymas::CachedKyma, manifests::CachedManifest, pause::CONFIG_MAP, shard::ShardCount,
-        stores::Stores,
-    },
+    base::{kymas::CachedKyma, manifests::CachedManifest, pause::CONFIG_MAP, stores::Stores},
     controllers::watcher::ForwardHealth,
     fleet::queue::{Priority, WorkSet},
     ingress::enrolment,

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
-use tidewatch_api::plan::Work;
+use tidewatch_api::{key::KymaKey, plan::Work};
 use tidewatch_oci::{
     key_folder::{self, KeyFiles, KeyFolderError},
     registry::{Change, Registry},
@@ -17,10 +17,7 @@ use tokio::time::{self, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    base::{
-        key::KymaKey,
-        last_good::{FILE_POLL_INTERVAL, LastGood},
-    },
+    base::last_good::{FILE_POLL_INTERVAL, LastGood},
     controllers::kyma::ComponentLayers,
     fleet::{
         manifests::ManifestQueue,

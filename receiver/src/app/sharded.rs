@@ -9,7 +9,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use anyhow::{Context as _, Result};
 use futures::FutureExt as _;
 use kube::Client;
-use tidewatch_api::identity::Instance;
+use tidewatch_api::{identity::Instance, key::KymaKey};
 use tokio::{
     runtime::Handle,
     task::JoinSet,
@@ -23,7 +23,6 @@ use super::{
     task::{Binding, Task},
 };
 use crate::{
-    base::key::KymaKey,
     config::Config,
     ingress::{
         admin::shards::CurrentHolders,

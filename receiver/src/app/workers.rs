@@ -4,12 +4,12 @@ use std::{panic::AssertUnwindSafe, sync::Arc};
 
 use anyhow::{Error, anyhow};
 use futures::FutureExt as _;
-use tidewatch_api::plan::Work;
+use tidewatch_api::{key::KymaKey, plan::Work};
 use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    base::{error_class::ErrorClass, key::KymaKey},
+    base::error_class::ErrorClass,
     controllers::{kyma, manifest},
     fleet::{
         Cost, Shares,

@@ -1,8 +1,7 @@
 //! Error of the readers of a cache that needs the body of an object and has only its facts.
 
 use thiserror::Error;
-
-use super::key::KymaKey;
+use tidewatch_api::key::KymaKey;
 
 /// An object exists, and the cache has only its facts, because it concerned a runtime in another replica's shard until a moment
 /// ago. Says nothing about the content of the object, and nothing that users have to know: the reader tries again.

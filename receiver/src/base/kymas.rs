@@ -9,7 +9,7 @@ mod user_selection;
 use std::{borrow::Cow, sync::Arc};
 
 use kube::runtime::reflector::Lookup;
-use tidewatch_api::Kyma;
+use tidewatch_api::{Kyma, key::KymaKey};
 
 pub use self::{
     facts::KymaFacts,
@@ -18,7 +18,6 @@ pub use self::{
     selection::{ModuleSelection, SelectedVersion},
     user_selection::UserSelection,
 };
-use super::key::KymaKey;
 
 /// A Kyma in the cache. Both forms have [`KymaFacts`]; all other parts are in the whole object alone.
 #[derive(Clone, Debug)]

@@ -4,9 +4,10 @@ use std::{collections::HashMap, fmt, sync::Arc};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tidewatch_api::plan::{Plan, PlannedWatch};
-
-use super::key::KymaKey;
+use tidewatch_api::{
+    key::KymaKey,
+    plan::{Plan, PlannedWatch},
+};
 
 /// Plans that are kept although no runtime uses them any more.
 const MAX_UNUSED: usize = 256;

@@ -45,7 +45,7 @@ use jiff::{Timestamp, civil::Date};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt};
 use parking_lot::Mutex;
-use tidewatch_api::ModuleReleaseMeta;
+use tidewatch_api::{ModuleReleaseMeta, key::KymaKey};
 use tokio::time::timeout;
 
 pub use content::content_id;
@@ -69,7 +69,7 @@ use self::{
     snapshot::{Omission, Snapshot},
 };
 use crate::{
-    base::{key::KymaKey, stores::Stores},
+    base::stores::Stores,
     fleet::queue::Drift,
     kube::{
         WriteBudgets,

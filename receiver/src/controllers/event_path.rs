@@ -23,7 +23,7 @@ use clap::Args;
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use kube::{Client, runtime::reflector::ObjectRef};
-use tidewatch_api::{Condition, Kyma};
+use tidewatch_api::{Condition, Kyma, key::KymaKey, shard::ShardId};
 use tidewatch_kit::{error_levels, variant::VariantName as _};
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -40,12 +40,10 @@ use crate::{
     base::{
         clock::{ClockStep, ClockSteps},
         flags::seconds,
-        key::KymaKey,
         kymas::{CachedKyma, KymaFacts},
         limits::CONNECTION_LOST_AFTER,
         pause::Pause,
         plans::Plans,
-        shard::ShardId,
         stores::Stores,
         takeover::{self, Takeover},
     },

@@ -41,11 +41,10 @@ use std::{
 
 use kube::Client;
 use parking_lot::Mutex;
-use tidewatch_api::{Kyma, identity::RuntimeId, plan::Plan};
+use tidewatch_api::{Kyma, identity::RuntimeId, key::KymaKey, plan::Plan};
 
 use self::{desired::DesiredObjects, readiness::PathEvidence};
 use crate::{
-    base::key::KymaKey,
     controllers::{pending_removal::PendingRemoval, pull_secret::PullSecret},
     fleet::PathState,
     kube::{WriteBudgets, object},

@@ -44,7 +44,7 @@ use jiff::Timestamp;
 use kube::{Client, ResourceExt};
 use serde_json::Value;
 use tidewatch_api::{
-    Condition, ConditionStatus, Kyma, KymaStatus, Manifest, identity::RuntimeId, names::label, plan::Work,
+    Condition, ConditionStatus, Kyma, KymaStatus, Manifest, identity::RuntimeId, key::KymaKey, names::label, plan::Work,
 };
 use tidewatch_kit::variant::VariantName as _;
 use tokio::time::{Instant, timeout};
@@ -71,7 +71,6 @@ use self::{
 use crate::{
     base::{
         error_class::ErrorClass,
-        key::KymaKey,
         kymas::UserSelection,
         labels::is_true,
         pause::Pause,

@@ -63,6 +63,7 @@ use serde_json::{Map, Value, json};
 use thiserror::Error;
 use tidewatch_api::{
     CustomResourcePolicy, Manifest, State,
+    key::KymaKey,
     names::{annotation, label},
 };
 use tidewatch_contract::event::Object;
@@ -102,7 +103,6 @@ use crate::{
     base::{
         body_missing::BodyMissingError,
         error_class::ErrorClass,
-        key::KymaKey,
         kymas::CachedKyma,
         labels::is_true,
         manifests::ManifestFacts,

@@ -3,9 +3,10 @@
 use std::{collections::HashMap, time::Duration};
 
 use parking_lot::Mutex;
+use tidewatch_api::key::KymaKey;
 use tidewatch_kit::random::Random;
 
-use crate::base::{foreign_text, key::KymaKey};
+use crate::base::foreign_text;
 
 /// Delay until the deletion of objects is checked again, after progress.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);

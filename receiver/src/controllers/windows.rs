@@ -15,7 +15,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use tidewatch_api::{Kyma, ModuleStatus};
+use tidewatch_api::{Kyma, ModuleStatus, key::KymaKey};
 
 pub use file::PolicyFile;
 pub use flags::Flags;
@@ -25,7 +25,7 @@ pub use parse::{Mistakes, PolicyError};
 pub(crate) use policy::{NoWindowError, WindowState};
 
 use self::policy::Policy;
-use crate::base::{key::KymaKey, kymas::KymaFacts};
+use crate::base::kymas::KymaFacts;
 
 /// First words of the message of a module whose window cannot be determined: lifecycle-manager's.
 pub(crate) const UNKNOWN: &str = "failed to determine if maintenance window is active";

@@ -18,6 +18,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tidewatch_api::key::KymaKey;
 use tidewatch_kit::random::rotate;
 use tidewatch_oci::registry::{Change, LayerKey};
 use tokio::{
@@ -35,7 +36,6 @@ use super::{
     due::next_due,
     queue::{DelayReason, Drift, Lanes, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
 };
-use crate::base::key::KymaKey;
 
 /// Key of a Manifest: its namespace and name in KCP.
 pub type ManifestKey = KymaKey;

@@ -1,7 +1,7 @@
 //! Reports of changes in the modules of a runtime, which the reconciles of Manifests settle.
 
 use super::{Snapshot, queue::Drift};
-use crate::base::key::KymaKey;
+use tidewatch_api::key::KymaKey;
 
 /// Changes in the modules of a runtime that its agent reported.
 #[derive(Debug)]

@@ -6,10 +6,9 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
+use tidewatch_api::key::KymaKey;
 use tidewatch_kit::metric_set;
 use tokio::time::Instant;
-
-use crate::base::key::KymaKey;
 
 /// Writes to the control plane: all modules of a large runtime are installed without a delay. A write costs 1, and every
 /// full 4 KiB of its body 1 more.

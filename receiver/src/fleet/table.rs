@@ -41,7 +41,11 @@ use std::{
 use jiff::Timestamp;
 use parking_lot::{Mutex, MutexGuard};
 use thiserror::Error;
-use tidewatch_api::identity::RuntimeId;
+use tidewatch_api::{
+    identity::RuntimeId,
+    key::KymaKey,
+    shard::{ShardCount, ShardId},
+};
 use tidewatch_contract::{
     exchange::{EventsResponse, HeartbeatResponse, RefusedEvent},
     heartbeat::Heartbeat,
@@ -60,13 +64,7 @@ pub use trust::TrustAnnouncement;
 pub(crate) use view::PathReport;
 pub use view::{PathView, RuntimeView};
 
-use crate::{
-    base::{
-        key::KymaKey,
-        shard::{ShardCount, ShardId},
-    },
-    fleet::{self, EventBatch, HeartbeatStatus, Verified, due::next_due, queue::ReconcileOutcome},
-};
+use crate::fleet::{self, EventBatch, HeartbeatStatus, Verified, due::next_due, queue::ReconcileOutcome};
 use agenda::{Agenda, Choice};
 use directory::Directory;
 use job::Started;

@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
+use tidewatch_api::{key::KymaKey, shard::ShardId};
 use tokio::time::Instant;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-use crate::{
-    base::{key::KymaKey, shard::ShardId},
-    kube::leader::{WriteFence, fenced},
-};
+use crate::kube::leader::{WriteFence, fenced};
 
 /// Right to work on the runtimes of a shard, from its acquisition to its release. Clones share the fence.
 #[derive(Clone, Debug)]

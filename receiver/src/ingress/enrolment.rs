@@ -40,7 +40,7 @@ use std::{
 use clap::Args;
 use kube::Client;
 use thiserror::Error;
-use tidewatch_api::identity::TrustDomain;
+use tidewatch_api::{identity::TrustDomain, key::KymaKey};
 use tidewatch_contract::{
     certificate::Leaf,
     enrolment::{CertificateRequest, CertificateResponse, RenewalRequest},
@@ -59,7 +59,7 @@ pub use revocations::{CONFIG_MAP, LeafId, LeafRefusal, Revocations};
 pub use token::{Token, TokenError};
 
 use crate::{
-    base::{flags::connections, key::KymaKey},
+    base::flags::connections,
     fleet::table::PlacementError,
     ingress::source::network,
     kube::runtime_access::{ClientError, RuntimeAccess},

@@ -23,13 +23,12 @@ use kube::{
     core::DynamicResourceScope,
 };
 use serde_json::Value;
+use tidewatch_api::key::KymaKey;
 
 pub(crate) use cache::{Kind, KindCache};
 pub(crate) use content::NamespacedKinds;
 pub(crate) use definition::Definition;
 pub(crate) use removed::removed;
-
-use crate::base::key::KymaKey;
 
 /// Concurrent discovery requests to one runtime for one reconcile.
 const CONCURRENT_REQUESTS: usize = 4;

@@ -28,6 +28,7 @@ use kube::Client;
 use parking_lot::Mutex;
 use strum::IntoStaticStr;
 use thiserror::Error;
+use tidewatch_api::key::KymaKey;
 pub use tidewatch_kit::addresses;
 use tidewatch_kit::{system_roots::SystemRoots, tls, variant::VariantName as _};
 use tokio::{
@@ -44,10 +45,7 @@ pub use metrics::Metrics;
 pub use response::{CONCURRENT_REQUESTS, LimitError, Limits};
 pub use secret::{AccessSecret, ListedSecret};
 
-use crate::{
-    base::{body_missing::BodyMissingError, key::KymaKey},
-    kube::leader::WriteFence,
-};
+use crate::{base::body_missing::BodyMissingError, kube::leader::WriteFence};
 use addresses::AddressRules;
 use budget::{Account, MemoryBudget};
 use client::{CachedClient, ClientParts};

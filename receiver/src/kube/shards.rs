@@ -26,6 +26,7 @@ mod ownership;
 mod record;
 
 use std::{fmt, time::Duration};
+use tidewatch_api::shard::{ShardCount, ShardId};
 
 pub use self::{
     changes::{HeldShard, ShardChange, ShardChanges},
@@ -34,7 +35,6 @@ pub use self::{
     holders::{Holder, Holders, HoldersHandle},
     metrics::Metrics,
 };
-use crate::base::shard::{ShardCount, ShardId};
 
 /// What a Lease stands for, and one replica holds: a shard, or the fleet role. Sorted as the shards, the fleet role last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -5,10 +5,10 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use tidewatch_api::key::KymaKey;
 use tokio::time::Instant;
 
 use super::progress::StragglerReason;
-use crate::base::key::KymaKey;
 
 /// Base allowance, independent of the number of runtimes: distributing bundles, and renewals that agents jitter.
 const SETTLING: Duration = Duration::from_secs(10);

@@ -6,12 +6,16 @@
 //! | [`names`], [`identity`] | names of objects, labels and annotations; ids of runtimes and processes |
 //! | [`plan`] | the watches of an agent |
 //! | `crds`, types of the crate's root | the custom resources, with the feature `resources` |
+//! | `key`, [`shard`] | the key of a Kyma, with the feature `resources`; the shard of a runtime |
 
 pub mod identity;
+#[cfg(feature = "resources")]
+pub mod key;
 pub mod names;
 pub mod plan;
 #[cfg(feature = "resources")]
 mod resources;
+pub mod shard;
 
 #[cfg(feature = "resources")]
 pub use resources::*;

@@ -5,10 +5,8 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, api::ListParams};
-use tidewatch_receiver::{
-    base::shard::ShardCount,
-    kube::shards::{Unit, names},
-};
+use tidewatch_api::shard::ShardCount;
+use tidewatch_receiver::kube::shards::{Unit, names};
 
 use super::Landscape;
 

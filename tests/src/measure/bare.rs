@@ -21,9 +21,11 @@ use kube::{
     api::{Patch, PatchParams},
     core::DynamicObject,
 };
-use tidewatch_api::names::{KUBECONFIG_KEY, SKR_NAMESPACE};
+use tidewatch_api::{
+    key::KymaKey,
+    names::{KUBECONFIG_KEY, SKR_NAMESPACE},
+};
 use tidewatch_receiver::{
-    base::key::KymaKey,
     controllers::catalog::desired::DesiredObject,
     kube::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings},
 };

@@ -18,10 +18,11 @@ use k8s_openapi::{
 };
 use kube::{Api, api::PostParams};
 use serde_json::json;
-use tidewatch_api::names::{
-    AGENT_DEPLOYMENT, AGENT_OBJECT, CHAIN_KEY, IDENTITY_SECRET, SKR_NAMESPACE, TRUST_BUNDLE_KEY,
+use tidewatch_api::{
+    names::{AGENT_DEPLOYMENT, AGENT_OBJECT, CHAIN_KEY, IDENTITY_SECRET, SKR_NAMESPACE, TRUST_BUNDLE_KEY},
+    shard::ShardCount,
 };
-use tidewatch_receiver::{base::shard::ShardCount, ingress::enrolment, kube::shards::Unit};
+use tidewatch_receiver::{ingress::enrolment, kube::shards::Unit};
 use tidewatch_tests::{
     balancer::Balancer,
     bed::{self, TestBed},

@@ -9,13 +9,10 @@ use k8s_openapi::api::{
 };
 use kube::{Api, api::PostParams};
 use serde_json::json;
-use tidewatch_api::identity::Instance;
-use tidewatch_receiver::{
-    base::shard::ShardCount,
-    kube::{
-        leader::WriteFence,
-        shards::{HoldersHandle, Metrics, Settings, ShardChange, ShardElector, Unit, names},
-    },
+use tidewatch_api::{identity::Instance, shard::ShardCount};
+use tidewatch_receiver::kube::{
+    leader::WriteFence,
+    shards::{HoldersHandle, Metrics, Settings, ShardChange, ShardElector, Unit, names},
 };
 use tidewatch_tests::{bed, control_plane::Cluster, landscape::until};
 use tokio::task::JoinHandle;

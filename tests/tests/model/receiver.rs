@@ -6,11 +6,12 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use futures::FutureExt as _;
 use tidewatch_api::{
     identity::{Epoch, Instance, RuntimeId},
+    key::KymaKey,
     plan::{Plan, Work},
 };
 use tidewatch_contract::signature::{Nonce, VerifiedSignature, WINDOW_SECONDS};
 use tidewatch_receiver::{
-    base::{error_class::ErrorClass, key::KymaKey},
+    base::error_class::ErrorClass,
     fleet::{
         EventBatch, Verified,
         forward::{self, Delivery, Routes, Service, Target},

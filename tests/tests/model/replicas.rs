@@ -24,7 +24,7 @@ use tidewatch_agent::{
     receiver::Dialer,
     telemetry::Readiness,
 };
-use tidewatch_receiver::base::shard::ShardCount;
+use tidewatch_api::shard::ShardCount;
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 use turmoil::{Builder, Sim};

@@ -5,13 +5,13 @@ use std::{sync::Arc, time::Duration};
 #[cfg(feature = "stamps")]
 use anyhow::Context as _;
 use anyhow::Result;
-use tidewatch_api::Watcher;
+use tidewatch_api::{Watcher, key::KymaKey};
 use tidewatch_kit::system_roots::SystemRoots;
 use tokio::time::Instant;
 
 use crate::{
     app::{Process, changes, counters::Counters},
-    base::{key::KymaKey, limits::REQUEST_DEADLINE, pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
+    base::{limits::REQUEST_DEADLINE, pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
     controllers::{
         catalog, installer, kyma,
         mandatory::MandatoryModules,

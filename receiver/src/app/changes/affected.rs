@@ -1,15 +1,13 @@
 //! Kymas that a change of KCP affects.
 
 use std::{collections::BTreeSet, sync::Arc};
+use tidewatch_api::key::KymaKey;
 
 use super::{
     fingerprint::{MandatoryFingerprint, ReleaseFingerprint},
     users::{Follows, User, Users},
 };
-use crate::{
-    base::{key::KymaKey, kymas::CachedKyma},
-    controllers::catalog::VersionSource,
-};
+use crate::{base::kymas::CachedKyma, controllers::catalog::VersionSource};
 
 /// Kymas that a change of the catalog affects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

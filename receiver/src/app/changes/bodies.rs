@@ -25,6 +25,10 @@ use std::{
 
 use kube::{Api, core::DeserializeGuard, runtime::reflector::Store};
 use parking_lot::{Mutex, RwLock};
+use tidewatch_api::{
+    key::KymaKey,
+    shard::{ShardCount, ShardId},
+};
 use tidewatch_kit::random::Random;
 use tokio::{
     sync::Notify,
@@ -38,11 +42,7 @@ pub(super) use self::{
 };
 use self::{kept::KeptShards, shards::KymaShards};
 use crate::{
-    base::{
-        key::KymaKey,
-        kymas::CachedKyma,
-        shard::{ShardCount, ShardId},
-    },
+    base::kymas::CachedKyma,
     kube::{
         Metrics,
         watch::{LockedCache, SharedWriter},

@@ -7,12 +7,12 @@ use kube::{ResourceExt, core::Resource};
 use serde::Serialize;
 use tidewatch_api::{
     Manifest, ModuleReleaseMeta,
+    key::KymaKey,
     names::{annotation, finalizer, label},
 };
 
 use crate::{
     base::{
-        key::KymaKey,
         kymas::{CachedKyma, RestDigest},
         labels::is_true,
         manifests::ManifestFacts,

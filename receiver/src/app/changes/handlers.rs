@@ -5,7 +5,7 @@ use std::{collections::HashSet, slice, sync::Arc};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
-use tidewatch_api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher, plan::Work};
+use tidewatch_api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher, key::KymaKey, plan::Work};
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
@@ -20,7 +20,7 @@ use super::{
     users::{self, Users},
 };
 use crate::{
-    base::{key::KymaKey, kymas::CachedKyma, manifests::CachedManifest},
+    base::{kymas::CachedKyma, manifests::CachedManifest},
     controllers::{catalog::CatalogUpdate, mandatory::is_installable},
     fleet::queue::{Priority, WorkSet},
     kube::{runtime_access::AccessSecret, watch::Change},

@@ -2,13 +2,13 @@
 //! released.
 
 use futures::{FutureExt as _, future::BoxFuture};
-use tidewatch_api::identity::Instance;
+use tidewatch_api::{identity::Instance, key::KymaKey, shard::ShardId};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{bodies::CacheBodies, components::Components, manifests, placer::KymaPlacer};
 use crate::{
-    base::{key::KymaKey, manifests::Manifests, shard::ShardId},
+    base::manifests::Manifests,
     controllers::{catalog::Catalog, manifest::Memories},
     fleet::{manifests::ManifestQueue, table::RuntimeTable},
     kube::{kinds::KindCache, leader::WriteFence, recorder::EventRecorder},
@@ -127,12 +127,12 @@ pub(super) fn register(queue: &ManifestQueue, manifests: &Manifests, kyma: &Kyma
 pub(in crate::app) mod tests {
     use kube::runtime::reflector;
     use serde_json::json;
-    use tidewatch_api::{Kyma, Manifest, names::label, plan::Plan};
+    use tidewatch_api::{Kyma, Manifest, names::label, plan::Plan, shard::ShardCount};
     use tidewatch_kit::metrics::Registry;
 
     use super::*;
     use crate::{
-        base::{kymas::CachedKyma, manifests::CachedManifest, plans::Plans, shard::ShardCount},
+        base::{kymas::CachedKyma, manifests::CachedManifest, plans::Plans},
         controllers::catalog,
         fleet::{
             self,

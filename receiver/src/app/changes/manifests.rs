@@ -2,17 +2,14 @@
 //! reconciles the Kyma.
 
 use std::collections::HashSet;
-use tidewatch_api::{Resource, State, plan::Work};
+use tidewatch_api::{Resource, State, key::KymaKey, plan::Work};
 
 use super::{
     fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ManifestChange, ManifestFingerprint},
     placer::KymaPlacer,
 };
 use crate::{
-    base::{
-        key::KymaKey,
-        manifests::{CachedManifest, ManifestFacts, Manifests},
-    },
+    base::manifests::{CachedManifest, ManifestFacts, Manifests},
     controllers::{kyma::PendingWrites, manifest::Memories},
     fleet::{
         manifests::{ManifestKey, ManifestQueue},

@@ -4,8 +4,9 @@ use std::{collections::HashMap, sync::Arc};
 
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
+use tidewatch_api::key::KymaKey;
 
-use crate::{base::key::KymaKey, kube::runtime_access::AccessSecret};
+use crate::kube::runtime_access::AccessSecret;
 
 /// Cache of the access Secrets with its index, which is bounded by the Secrets in the cache.
 pub(super) struct SecretOwners {

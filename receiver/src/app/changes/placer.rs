@@ -6,14 +6,16 @@ use std::sync::Arc;
 
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
-use tidewatch_api::plan::{Plan, Work};
+use tidewatch_api::{
+    key::KymaKey,
+    plan::{Plan, Work},
+    shard::ShardId,
+};
 
 use crate::{
     base::{
-        key::KymaKey,
         kymas::{CachedKyma, KymaFacts},
         plans::Plans,
-        shard::ShardId,
     },
     controllers::manifest::Memories,
     fleet::{

@@ -6,9 +6,9 @@ use std::{
 };
 
 use kube::runtime::reflector::ObjectRef;
+use tidewatch_api::key::KymaKey;
 
 use crate::base::{
-    key::KymaKey,
     kymas::{CachedKyma, SelectedVersion},
     manifests::{CachedManifest, ManifestFacts},
     stores::Stores,

@@ -4,6 +4,7 @@
 use std::{error::Error as _, future, sync::Arc, time::Duration};
 
 use kube::Client;
+use tidewatch_api::key::KymaKey;
 use tokio::{
     sync::Notify,
     time::{self, Instant},
@@ -11,7 +12,6 @@ use tokio::{
 
 use super::{components::Components, placer::KymaPlacer};
 use crate::{
-    base::key::KymaKey,
     controllers::watcher::{self, ForwardHealth, ServingMode},
     fleet::forward::Health,
     kube::watch::SyncGuard,

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use tidewatch_api::identity::RuntimeId;
 
+use tidewatch_api::shard::ShardCount;
 use tokio::time::Instant;
 
 use crate::{
-    base::shard::ShardCount,
     ingress::{
         admin::shards::{CurrentHolders, HolderView, HolderViews},
         relay::{self, Directory, IsFleetHolder, Replica},

@@ -4,15 +4,12 @@ use futures::{
     FutureExt as _,
     future::{self, BoxFuture},
 };
-use tidewatch_api::identity::Instance;
+use tidewatch_api::{identity::Instance, key::KymaKey};
 
 use super::Followers;
-use crate::{
-    base::key::KymaKey,
-    kube::{
-        leader::WriteFence,
-        shards::{Consumer, Unit},
-    },
+use crate::kube::{
+    leader::WriteFence,
+    shards::{Consumer, Unit},
 };
 
 impl Consumer for Followers {

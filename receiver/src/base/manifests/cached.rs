@@ -3,10 +3,10 @@
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 use kube::{ResourceExt as _, runtime::reflector::Lookup};
-use tidewatch_api::{Manifest, Shared, names::label};
+use tidewatch_api::{Manifest, Shared, key::KymaKey, names::label};
 
 use super::{facts::ManifestFacts, index::Owner, reduced::ReducedManifest};
-use crate::base::{key::KymaKey, labels::is_true};
+use crate::base::labels::is_true;
 
 /// A Manifest in the cache.
 #[derive(Clone, Debug)]

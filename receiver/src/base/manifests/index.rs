@@ -4,8 +4,7 @@ use std::{
     collections::{BTreeSet, HashMap},
     sync::Arc,
 };
-
-use crate::base::key::KymaKey;
+use tidewatch_api::key::KymaKey;
 
 /// Manifests by owner, and the owners of each Manifest at its last event; bounded by the cache. Both share their keys, because a
 /// control plane has thousands of Manifests.

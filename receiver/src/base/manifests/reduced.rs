@@ -1,8 +1,6 @@
 //! Reduced form of a Manifest.
 
-use tidewatch_api::{Resource, Shared, State};
-
-use crate::base::key::KymaKey;
+use tidewatch_api::{Resource, Shared, State, key::KymaKey};
 
 /// A Manifest without its body, at one resourceVersion. Its label names a Kyma, and no owner reference names another one.
 #[derive(Debug)]

@@ -1,13 +1,13 @@
 use std::collections::BTreeMap;
-use tidewatch_api::identity::{Epoch, Instance, RuntimeId};
+use tidewatch_api::{
+    identity::{Epoch, Instance, RuntimeId},
+    key::KymaKey,
+    shard::{ShardCount, ShardId},
+};
 use tidewatch_contract::heartbeat::{CertificateState, Heartbeat};
 
 use super::*;
 use crate::{
-    base::{
-        key::KymaKey,
-        shard::{ShardCount, ShardId},
-    },
     controllers::evidence::tests::FakePeers,
     fleet::{Verified, table},
     kube::leader::WriteFence,

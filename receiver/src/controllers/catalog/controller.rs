@@ -3,11 +3,11 @@
 
 use kube::{Client, ResourceExt as _};
 use thiserror::Error;
-use tidewatch_api::Kyma;
+use tidewatch_api::{Kyma, key::KymaKey};
 
 use super::{Catalog, SyncError};
 use crate::{
-    base::{body_missing::BodyMissingError, key::KymaKey, stores::Stores},
+    base::{body_missing::BodyMissingError, stores::Stores},
     controllers::{
         installer::Readiness,
         status::{Conditions, StatusWriter, WriteStatusError},

@@ -8,14 +8,17 @@ use kube::{
     api::{DeleteParams, ListParams, PostParams},
     core::DynamicObject,
 };
-use tidewatch_api::names::{CATALOG_INVENTORY, SKR_NAMESPACE, field_manager, label};
+use tidewatch_api::{
+    key::KymaKey,
+    names::{CATALOG_INVENTORY, SKR_NAMESPACE, field_manager, label},
+};
 
 use super::{
     desired::{DesiredObject, Kind, ObjectId},
     metrics::{Metrics, Operation},
 };
 use crate::{
-    base::{foreign_text::identifier, key::KymaKey},
+    base::foreign_text::identifier,
     kube::{
         WriteBudgets,
         object::{self, Component, Converged, Target, WriteError, if_exists},

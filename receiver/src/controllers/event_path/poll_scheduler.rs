@@ -6,12 +6,10 @@ use std::{
 };
 use tidewatch_kit::random::Random;
 
+use tidewatch_api::key::KymaKey;
 use tokio::time::Instant;
 
-use crate::{
-    base::key::KymaKey,
-    fleet::{PathState, Unproven},
-};
+use crate::fleet::{PathState, Unproven};
 
 /// Reason for a reconcile without a known change. The name is the value of the label `reason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]

@@ -5,11 +5,10 @@ use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
-use tidewatch_api::{Kyma, ModuleStatus, State, plan::Work};
+use tidewatch_api::{Kyma, ModuleStatus, State, key::KymaKey, plan::Work};
 
 use crate::{
     base::{
-        key::KymaKey,
         kymas::{CachedKyma, KymaFacts, SelectedVersion},
         plans::Plans,
         stores::Stores,

@@ -4,9 +4,10 @@ use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
 };
+use tidewatch_api::key::KymaKey;
 
 use crate::{
-    base::{key::KymaKey, kymas::CachedKyma, pause::PauseReason},
+    base::{kymas::CachedKyma, pause::PauseReason},
     pki::Stragglers,
 };
 

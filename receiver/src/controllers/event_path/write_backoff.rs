@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
+use tidewatch_api::key::KymaKey;
 use tokio::time::Instant;
 
 use super::condition::Change;
-use crate::base::key::KymaKey;
 
 /// Minimum spacing of two transitions.
 const MIN_SPACING: Duration = Duration::from_secs(2);

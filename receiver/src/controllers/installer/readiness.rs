@@ -6,11 +6,11 @@ use kube::{
     Client,
     api::{DynamicObject, ListParams},
 };
-use tidewatch_api::{Condition, ConditionStatus, Kyma};
+use tidewatch_api::{Condition, ConditionStatus, Kyma, key::KymaKey};
 
 use super::{Component, InstallationState, Installer, Report, component::PODS, objects::pod_selector};
 use crate::{
-    base::{error_class::ErrorClass, foreign_text, key::KymaKey},
+    base::{error_class::ErrorClass, foreign_text},
     fleet::{PathState, Unproven},
     kube::{
         object,

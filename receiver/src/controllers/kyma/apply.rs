@@ -1,7 +1,7 @@
 //! Applies and deletes the Manifests of a Kyma in KCP.
 
 use kube::{Api, ResourceExt, api::ApiResource, runtime::reflector::ObjectRef};
-use tidewatch_api::{Kyma, KymaStatus, Manifest, ModuleStatus, names::label};
+use tidewatch_api::{Kyma, KymaStatus, Manifest, ModuleStatus, key::KymaKey, names::label};
 
 use super::{
     Context, Error,
@@ -11,7 +11,6 @@ use super::{
     requests::run,
     validate::Follow,
 };
-use crate::base::key::KymaKey;
 use crate::controllers::mandatory::is_installable;
 use crate::kube::object;
 

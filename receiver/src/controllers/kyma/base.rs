@@ -11,12 +11,13 @@ use kube::{
 use serde_json::{Value, json};
 use tidewatch_api::{
     Kyma,
+    key::KymaKey,
     names::{AGENT_OBJECT, SKR_NAMESPACE, annotation, field_manager, finalizer, label},
 };
 
 use super::{Context, Error, crd, error, fetch, inputs, verified_cache::Verified};
 use crate::{
-    base::{key::KymaKey, takeover},
+    base::takeover,
     controllers::{status::ConflictRetries, watcher},
     kube::object::{self, Component, Ownership, Shape, Target, WriteBudget},
 };

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tidewatch_api::key::KymaKey;
 use tidewatch_oci::{
     component::ComponentVersion,
     credentials::RegistryAddress,
@@ -12,7 +13,6 @@ use tidewatch_oci::{
 };
 
 use super::layer::{LayerLookup, ModuleLayer};
-use crate::base::key::KymaKey;
 
 /// Looks up the layers of modules in a registry.
 pub struct ComponentLayers {

@@ -12,13 +12,14 @@ use kube::{
 use serde_json::json;
 use tidewatch_api::{
     Kyma, Manifest, State,
+    key::KymaKey,
     names::{SKR_KYMA, field_manager, finalizer, label},
 };
 use tracing::info;
 
 use super::{Context, Error, apply, base, crd, error, fetch, is_mandatory, leave, module_status, requests};
 use crate::{
-    base::{key::KymaKey, takeover},
+    base::takeover,
     controllers::{
         installer::Readiness,
         pending_removal::PendingRemoval,
@@ -26,8 +27,10 @@ use crate::{
             Conditions, Findings, SECRET_DELETED, SECRET_MISSING, WAITING_FOR_MODULES, unreachable_since, write_runtime,
         },
     },
-    kube::object,
-    kube::runtime_access::{ClientError, RuntimeAccessError},
+    kube::{
+        object,
+        runtime_access::{ClientError, RuntimeAccessError},
+    },
 };
 
 /// Time after which a runtime cluster counts as gone if its access Secret was seen being deleted during the deletion of its

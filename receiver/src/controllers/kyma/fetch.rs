@@ -9,14 +9,12 @@ use kube::{
 };
 use tidewatch_api::{
     Kyma, Manifest,
+    key::KymaKey,
     names::{SKR_KYMA, label},
 };
 
 use super::{Context, Error, error, requests};
-use crate::{
-    base::{key::KymaKey, takeover},
-    kube::object,
-};
+use crate::{base::takeover, kube::object};
 
 pub(super) use crate::controllers::status::in_runtime;
 

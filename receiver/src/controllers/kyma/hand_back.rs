@@ -13,15 +13,13 @@ use kube::runtime::reflector::ObjectRef;
 use serde_json::json;
 use tidewatch_api::{
     Kyma,
+    key::KymaKey,
     names::{annotation, label},
 };
 use tracing::info;
 
 use super::{Context, Error, base, leave, skip_label};
-use crate::{
-    base::{key::KymaKey, takeover},
-    controllers::pending_removal::PendingRemoval,
-};
+use crate::{base::takeover, controllers::pending_removal::PendingRemoval};
 
 /// Interval of checks for reconciles of Manifests in progress.
 const RECHECK: Duration = Duration::from_secs(1);

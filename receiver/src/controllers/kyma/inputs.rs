@@ -14,16 +14,14 @@ use kube::ResourceExt;
 use serde_json::json;
 use tidewatch_api::{
     Kyma,
+    key::KymaKey,
     names::annotation,
     plan::{Plan, Work},
 };
 
 use super::{Context, crd};
 use crate::{
-    base::{digest::short_digest, key::KymaKey},
-    controllers::windows::WindowState,
-    fleet::queue::WorkSet,
-    kube::leader::reconcile_fence,
+    base::digest::short_digest, controllers::windows::WindowState, fleet::queue::WorkSet, kube::leader::reconcile_fence,
 };
 
 pub(crate) use pending::{Metrics, PendingInputs};

@@ -1,13 +1,10 @@
 //! Common step of deletion and hand-back: writes the blocking objects to the status in KCP.
 
 use std::time::Duration;
-use tidewatch_api::Kyma;
+use tidewatch_api::{Kyma, key::KymaKey};
 
 use super::{Context, Error};
-use crate::{
-    base::key::KymaKey,
-    controllers::{pending_removal::PendingRemoval, status::Findings},
-};
+use crate::controllers::{pending_removal::PendingRemoval, status::Findings};
 
 /// Returns the delay until the next check while objects block the removal; `None` before the last step.
 pub(super) async fn after(

@@ -7,9 +7,7 @@ use std::{
 
 use kube::ResourceExt;
 use parking_lot::Mutex;
-use tidewatch_api::Manifest;
-
-use crate::base::key::KymaKey;
+use tidewatch_api::{Manifest, key::KymaKey};
 
 /// State of a Manifest after the last write.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,6 +12,7 @@ use kube::{
 use serde_json::{Value, json};
 use tidewatch_api::{
     Kyma,
+    key::KymaKey,
     names::{GROUP, SKR_KYMA, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
 };
 use tracing::{info, warn};
@@ -19,7 +20,6 @@ use tracing::{info, warn};
 use super::{Context, Error, base, fetch};
 use crate::{
     base::{
-        key::KymaKey,
         kymas::{Pins, UserSelection, pins},
         labels::is_true,
     },

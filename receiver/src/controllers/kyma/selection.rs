@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
-use tidewatch_api::{Kyma, names::annotation, plan::Work};
+use tidewatch_api::{Kyma, key::KymaKey, names::annotation, plan::Work};
 
 use super::{
     Error, Reconcile, mandatory,
@@ -13,7 +13,7 @@ use super::{
     validate::validate,
 };
 use crate::{
-    base::{digest::short_digest, key::KymaKey, kymas::UserSelection},
+    base::{digest::short_digest, kymas::UserSelection},
     controllers::status::ShownStatus,
     fleet::queue::WorkSet,
 };

@@ -11,14 +11,12 @@ use kube::{
 use serde_json::{Value, json};
 use tidewatch_api::{
     Kyma, Manifest,
+    key::KymaKey,
     names::{field_manager, label},
 };
 
 use super::{Context, Error, error, fetch, requests};
-use crate::{
-    base::{key::KymaKey, labels::is_true},
-    kube::object,
-};
+use crate::{base::labels::is_true, kube::object};
 
 /// Adds the label of the Kyma to those of its Manifests that lack it, whatever is decided on their modules. Returns the
 /// Manifests that exist, as stored.

@@ -1,7 +1,7 @@
 //! Changes that the agent reported: the Manifests that they affect, and the objects to read again. Pure.
 
 use std::sync::Arc;
-use tidewatch_api::{Manifest, State};
+use tidewatch_api::{Manifest, State, key::KymaKey};
 use tidewatch_contract::event::{Change, Object, Subject};
 
 use super::{
@@ -11,7 +11,6 @@ use super::{
     report::awaits_resources,
 };
 use crate::{
-    base::key::KymaKey,
     fleet::{manifests::ManifestKey, queue::Drift},
     kube::kinds::built_in,
 };

@@ -7,7 +7,7 @@ use std::{
 
 use kube::{Api, Client, api::DynamicObject};
 use serde_json::Value;
-use tidewatch_api::Manifest;
+use tidewatch_api::{Manifest, key::KymaKey};
 
 use super::{
     Context,
@@ -25,7 +25,6 @@ use super::{
     turns::Turn,
 };
 use crate::{
-    base::key::KymaKey,
     fleet::manifests::{ManifestKey, PER_RUNTIME},
     kube::{
         kinds::{Kinds, is_unserved},

@@ -46,9 +46,9 @@ impl OwnWrites {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tidewatch_api::key::KymaKey;
 
     use super::*;
-    use crate::base::key::KymaKey;
 
     #[test]
     fn report_of_our_own_version_is_an_echo_once() {

@@ -6,9 +6,10 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tidewatch_api::key::KymaKey;
 use tokio::sync::Notify;
 
-use crate::{base::key::KymaKey, fleet::manifests::ManifestKey};
+use crate::fleet::manifests::ManifestKey;
 
 /// Selection of the pods of one manager.
 #[derive(Clone, Debug, PartialEq, Eq)]

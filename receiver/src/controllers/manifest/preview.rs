@@ -19,6 +19,7 @@ use serde_json::Value;
 use thiserror::Error;
 use tidewatch_api::{
     Manager, Manifest, ManifestSpec,
+    key::KymaKey,
     names::{annotation, label},
 };
 
@@ -34,7 +35,6 @@ use super::{
     render::{RenderSettings, RenderedObject, Scope, render},
 };
 use crate::{
-    base::key::KymaKey,
     controllers::module_secrets::SecretData,
     kube::kinds::{KindCache, Kinds},
 };

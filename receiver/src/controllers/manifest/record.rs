@@ -9,6 +9,7 @@ use kube::{
 use serde_json::{Value, json};
 use tidewatch_api::{
     Manifest,
+    key::KymaKey,
     names::{field_manager, finalizer},
 };
 
@@ -17,10 +18,7 @@ use super::{
     memory::Memories,
     status::{self, Findings},
 };
-use crate::{
-    base::{key::KymaKey, manifests::Manifests},
-    kube::object,
-};
+use crate::{base::manifests::Manifests, kube::object};
 
 /// A Manifest as last read or written.
 pub(super) struct Record {

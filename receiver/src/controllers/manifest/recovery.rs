@@ -160,9 +160,10 @@ fn is_of(object: &PartialObjectMeta, owner: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use tidewatch_api::key::KymaKey;
 
     use super::*;
-    use crate::{base::key::KymaKey, kube::kinds::KindCache, testing::FakeApiServer};
+    use crate::{kube::kinds::KindCache, testing::FakeApiServer};
 
     fn manifest() -> Manifest {
         serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",

@@ -14,6 +14,7 @@ use std::{
 use kube::{ResourceExt as _, api::DynamicObject};
 use tidewatch_api::{
     Manifest, Resource,
+    key::KymaKey,
     names::{annotation, field_manager, label},
 };
 
@@ -23,7 +24,7 @@ use super::{
     module_of, precedence,
     step::Goal,
 };
-use crate::{base::key::KymaKey, fleet::manifests::ManifestKey};
+use crate::fleet::manifests::ManifestKey;
 
 /// Characters of a module's name in a field manager, which has at most 128. Names of modules are labels, and shorter.
 const MAX_MODULE_CHARS: usize = 63;

@@ -7,9 +7,8 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tidewatch_api::key::KymaKey;
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
-
-use crate::base::key::KymaKey;
 
 /// A turn, which lasts until it is dropped.
 pub(super) type Turn = OwnedMutexGuard<()>;

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use tidewatch_api::{
     Resource,
+    key::KymaKey,
     names::{OWN_MANAGER, SKR_NAMESPACE, label},
     plan::{Field, PlannedWatch, Work, carries_secrets},
 };
 
 use super::{Memories, pods::PodSelection, report::awaits_resources};
 use crate::{
-    base::{key::KymaKey, manifests::ManifestFacts},
+    base::manifests::ManifestFacts,
     kube::kinds::{ServedKind, built_in},
 };
 

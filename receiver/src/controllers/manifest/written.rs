@@ -77,9 +77,9 @@ impl Written {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tidewatch_api::key::KymaKey;
 
     use super::*;
-    use crate::base::key::KymaKey;
 
     fn manifest(uid: &str, version: usize) -> Manifest {
         serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",

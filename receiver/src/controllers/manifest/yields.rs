@@ -175,10 +175,10 @@ fn warning(key: &FieldKey, field: &Field) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tidewatch_api::key::KymaKey;
     use tokio::time::advance;
 
     use super::*;
-    use crate::base::key::KymaKey;
 
     const HOUR: Duration = Duration::from_secs(3_600);
 

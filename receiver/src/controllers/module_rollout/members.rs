@@ -3,11 +3,11 @@
 use std::{collections::HashMap, time::Duration};
 use tidewatch_api::State;
 
+use tidewatch_api::key::KymaKey;
 use tokio::time::Instant;
 
 use crate::{
     base::{
-        key::KymaKey,
         kymas::{KymaFacts, SelectedVersion},
         manifests::ManifestFacts,
         takeover::Takeover,

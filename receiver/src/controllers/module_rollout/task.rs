@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, runtime::reflector::ObjectRef};
 use tidewatch_api::{
+    key::KymaKey,
     names::{ROLLOUTS, annotation},
     plan::Work,
 };
@@ -32,7 +33,6 @@ use super::{
 };
 use crate::{
     base::{
-        key::KymaKey,
         kymas::{CachedKyma, KymaFacts},
         manifests::CachedManifest,
         pause::Pause,

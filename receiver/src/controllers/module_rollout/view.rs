@@ -18,6 +18,7 @@ use kube::ResourceExt as _;
 use thiserror::Error;
 use tidewatch_api::{
     Kyma, Manifest,
+    key::KymaKey,
     names::{ROLLOUTS, label},
 };
 use tokio::time::Instant;
@@ -30,7 +31,7 @@ use super::{
     store::Snapshot,
 };
 use crate::{
-    base::{key::KymaKey, manifests::ManifestFacts, pause::Pause, takeover::Takeover},
+    base::{manifests::ManifestFacts, pause::Pause, takeover::Takeover},
     controllers::{
         catalog::{
             ChannelTarget,

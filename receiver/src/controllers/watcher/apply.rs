@@ -125,9 +125,10 @@ fn post_params() -> PostParams {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use tidewatch_api::key::KymaKey;
 
     use super::*;
-    use crate::{base::key::KymaKey, controllers::watcher, kube::WriteBudgets, testing::FakeApiServer};
+    use crate::{controllers::watcher, kube::WriteBudgets, testing::FakeApiServer};
 
     const MAP: &str = "configmaps/tidewatch-agent";
 

@@ -6,6 +6,7 @@ use kube::{Resource, ResourceExt};
 use thiserror::Error;
 use tidewatch_api::{
     WatchField, Watcher,
+    key::KymaKey,
     names::{GROUP, OWN_MANAGER, SKR_KYMA, SKR_NAMESPACE, VERSION, label},
     plan::{Field, MAX_WATCHES, ParsePlanError, Plan, PlannedWatch, Work},
 };
@@ -13,7 +14,6 @@ use tidewatch_api::{
 use crate::{
     base::{
         digest::short_digest,
-        key::KymaKey,
         labels::{is_label_key, is_label_value},
     },
     fleet::forward::{Routes, Service, Target},

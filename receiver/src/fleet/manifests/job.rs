@@ -2,12 +2,13 @@
 
 use std::{fmt, time::Duration};
 
+use tidewatch_api::key::KymaKey;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{ManifestKey, ManifestQueue};
 use crate::{
-    base::{error_class::ErrorClass, key::KymaKey},
+    base::error_class::ErrorClass,
     fleet::{
         Tenure, WorkInProgress,
         queue::{Drift, QueuedWork, ReconcileOutcome},

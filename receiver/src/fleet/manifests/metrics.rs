@@ -7,14 +7,12 @@ use std::sync::{
 
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
 use strum::VariantArray as _;
+use tidewatch_api::key::KymaKey;
 use tidewatch_kit::{metric_set, metrics::ResultLabel, variant::VariantName as _};
 use tokio::time::Instant;
 
 use super::ManifestKey;
-use crate::{
-    base::key::KymaKey,
-    fleet::queue::{PlaceLabel, Priority, PriorityLabel, Queue, ReconcileOutcome},
-};
+use crate::fleet::queue::{PlaceLabel, Priority, PriorityLabel, Queue, ReconcileOutcome};
 
 metric_set! {
     /// Counters of reconciles of Manifests, and lengths of their queue.

@@ -1,9 +1,10 @@
 //! Settlement of reports: which Manifests still have to be reconciled since their runtime reported a change.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use tidewatch_api::key::KymaKey;
 
 use super::ManifestKey;
-use crate::{base::key::KymaKey, fleet::ReportTicket};
+use crate::fleet::ReportTicket;
 
 /// Reports of one Kyma that are kept apart. Later ones join the last of them, so that a runtime that never stops
 /// reporting settles all the same.

@@ -2,12 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tidewatch_api::{key::KymaKey, shard::ShardId};
 use tokio::time::Instant;
 
-use crate::{
-    base::{key::KymaKey, shard::ShardId},
-    fleet::queue::{Heads, Lane, Lanes, Priority, Queue},
-};
+use crate::fleet::queue::{Heads, Lane, Lanes, Priority, Queue};
 
 /// Summary of one shard's queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,14 +2,12 @@
 //! progress.
 
 use std::collections::HashMap;
-
-use crate::{
-    base::{
-        key::KymaKey,
-        shard::{ShardCount, ShardId},
-    },
-    fleet::Tenure,
+use tidewatch_api::{
+    key::KymaKey,
+    shard::{ShardCount, ShardId},
 };
+
+use crate::fleet::Tenure;
 
 /// See the module documentation. Its lock is a leaf: no other is acquired while it is held.
 pub(super) struct Directory {

@@ -4,13 +4,11 @@ use std::time::Duration;
 use tidewatch_api::plan::Work;
 use tidewatch_kit::random::rotate;
 
+use tidewatch_api::key::KymaKey;
 use tokio::time::Instant;
 
 use super::RuntimeTable;
-use crate::{
-    base::key::KymaKey,
-    fleet::queue::{DelayReason, Drift, Priority, QueuedWork, WorkSet},
-};
+use crate::fleet::queue::{DelayReason, Drift, Priority, QueuedWork, WorkSet};
 
 /// Repairs the agent's installation without trusting any cache.
 const REPAIR: QueuedWork = QueuedWork { work: WorkSet::INSTALLER, priority: Priority::Catalog, drift: Drift::All };

@@ -3,12 +3,13 @@
 use std::{fmt, sync::Arc, time::Duration};
 use tidewatch_kit::trace;
 
+use tidewatch_api::key::KymaKey;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{RuntimeTable, traces::TraceLinks};
 use crate::{
-    base::{error_class::ErrorClass, key::KymaKey},
+    base::error_class::ErrorClass,
     fleet::{
         Snapshot, Tenure, WorkInProgress,
         queue::{QueuedWork, ReconcileOutcome, SlowSlot},

@@ -1,9 +1,9 @@
 //! Kymas of one shard.
 
 use std::{collections::BTreeMap, ops::Bound};
+use tidewatch_api::key::KymaKey;
 
 use super::entry::Entry;
-use crate::base::key::KymaKey;
 
 /// Kymas that one step under the lock of a shard visits at most. A walk over a fleet of thousands takes milliseconds, in
 /// which no request would be answered.

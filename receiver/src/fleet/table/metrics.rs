@@ -19,6 +19,7 @@ use prometheus_client::{
     },
 };
 use strum::VariantArray as _;
+use tidewatch_api::key::KymaKey;
 use tidewatch_kit::{
     metric_set,
     metrics::{ResultLabel, StateLabel},
@@ -26,12 +27,9 @@ use tidewatch_kit::{
 };
 use tokio::time::Instant;
 
-use crate::{
-    base::key::KymaKey,
-    fleet::{
-        EventsRecord, HeartbeatRecord, LastHeartbeat, PathState, forward,
-        queue::{Lanes, PlaceLabel, Priority, PriorityLabel, Queue, ReconcileOutcome},
-    },
+use crate::fleet::{
+    EventsRecord, HeartbeatRecord, LastHeartbeat, PathState, forward,
+    queue::{Lanes, PlaceLabel, Priority, PriorityLabel, Queue, ReconcileOutcome},
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -1,11 +1,9 @@
 //! Changes of module objects in one shard that no task has taken yet.
 
 use std::collections::BTreeMap;
+use tidewatch_api::key::KymaKey;
 
-use crate::{
-    base::key::KymaKey,
-    fleet::queue::{Drift, QueuedWork, WorkSet},
-};
+use crate::fleet::queue::{Drift, QueuedWork, WorkSet};
 
 /// Changes that no task has taken yet; bounded by the Kymas.
 #[derive(Default)]

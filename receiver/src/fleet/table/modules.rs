@@ -4,13 +4,11 @@
 use std::collections::VecDeque;
 
 use parking_lot::{Mutex, MutexGuard};
+use tidewatch_api::shard::ShardId;
 use tokio::sync::Notify;
 
 use super::{RuntimeTable, entry::Entry, state::State};
-use crate::{
-    base::shard::ShardId,
-    fleet::{ModuleReport, ReportTicket, due::next_due, queue::WorkSet},
-};
+use crate::fleet::{ModuleReport, ReportTicket, due::next_due, queue::WorkSet};
 
 /// Shards with reports, in the order of their turns.
 #[derive(Default)]

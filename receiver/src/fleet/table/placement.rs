@@ -1,10 +1,9 @@
 //! Places of Kymas: in which shard each is, with which runtime and plan.
 
 use std::sync::Arc;
-use tidewatch_api::{identity::RuntimeId, plan::Plan};
+use tidewatch_api::{identity::RuntimeId, key::KymaKey, plan::Plan};
 
 use super::RuntimeTable;
-use crate::base::key::KymaKey;
 
 impl RuntimeTable {
     /// Sets runtime id and plan of a Kyma; `uid` is that of its object. Another runtime id resets the runtime's state.

@@ -1,7 +1,7 @@
 //! Part of this process in rates that limit the whole fleet.
 
 use super::RuntimeTable;
-use crate::base::shard::ShardCount;
+use tidewatch_api::shard::ShardCount;
 
 impl RuntimeTable {
     /// Part of a rate of the whole fleet that this process may use, by the shards that it holds; at least 1.

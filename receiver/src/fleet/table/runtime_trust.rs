@@ -1,11 +1,11 @@
 //! Trust state of a runtime, the input of CA rotation.
 
 use std::time::Duration;
-use tidewatch_api::identity::RuntimeId;
+use tidewatch_api::{identity::RuntimeId, key::KymaKey};
 use tidewatch_contract::certificate::KeyId;
 
 use super::RuntimeTable;
-use crate::{base::key::KymaKey, fleet::PathState};
+use crate::fleet::PathState;
 
 /// Certificate and trust bundle of a runtime, by its last heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]

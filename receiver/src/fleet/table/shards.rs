@@ -4,7 +4,11 @@
 //! one of the others, which are held for single operations.
 
 use parking_lot::{Mutex, MutexGuard};
-use tidewatch_api::identity::{Instance, RuntimeId};
+use tidewatch_api::{
+    identity::{Instance, RuntimeId},
+    key::KymaKey,
+    shard::{ShardCount, ShardId},
+};
 use tokio::time::Instant;
 
 use super::{
@@ -14,10 +18,6 @@ use super::{
     state::State,
 };
 use crate::{
-    base::{
-        key::KymaKey,
-        shard::{ShardCount, ShardId},
-    },
     fleet::{Tenure, Tenures},
     kube::leader::WriteFence,
 };

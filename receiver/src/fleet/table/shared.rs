@@ -10,16 +10,13 @@ use std::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use tidewatch_api::plan::Plan;
+use tidewatch_api::{plan::Plan, shard::ShardCount};
 
 use super::{HeartbeatInterval, Settings, stamps::Stamps};
-use crate::{
-    base::shard::ShardCount,
-    fleet::{
-        PlanIndex, Snapshot,
-        forward::{self, Outbox},
-        queue::Lanes,
-    },
+use crate::fleet::{
+    PlanIndex, Snapshot,
+    forward::{self, Outbox},
+    queue::Lanes,
 };
 
 /// See the module documentation.

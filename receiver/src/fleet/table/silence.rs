@@ -3,13 +3,14 @@
 use std::time::Duration;
 use tidewatch_api::identity::RuntimeId;
 
+use tidewatch_api::key::KymaKey;
 use tokio::time::Instant;
 
 use super::{
     RuntimeTable,
     state::{Incomplete, State},
 };
-use crate::{base::key::KymaKey, fleet::PathState};
+use crate::fleet::PathState;
 
 impl RuntimeTable {
     /// Notes that a runtime closed or lost its last connection, or that a heartbeat over one is overdue; nothing

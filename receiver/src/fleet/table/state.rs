@@ -7,6 +7,7 @@ use tidewatch_api::{
 };
 use tidewatch_contract::heartbeat::Heartbeat;
 
+use tidewatch_api::key::KymaKey;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -24,7 +25,7 @@ use super::{
     traces::PendingTraces,
 };
 use crate::{
-    base::{error_class::ErrorClass, key::KymaKey},
+    base::error_class::ErrorClass,
     fleet::{
         Contract, EventBatch, EventsRecord, HeartbeatRecord, HeartbeatStatus, PathState, PathThresholds, Runtime,
         Tenure, Unproven, Verified,

@@ -1,9 +1,8 @@
 //! Traces of events that wait for a reconcile of their Kyma. Empty in builds without trace export.
 
 use std::{collections::HashMap, time::SystemTime};
+use tidewatch_api::{key::KymaKey, shard::ShardCount};
 use tidewatch_kit::trace;
-
-use crate::base::{key::KymaKey, shard::ShardCount};
 
 /// Maximum number of traces per reconcile; events beyond it are processed untraced.
 const MAX_PER_KYMA: usize = 16;

@@ -3,9 +3,8 @@
 use std::time::Duration;
 use tidewatch_contract::certificate::KeyId;
 
+use tidewatch_api::shard::ShardCount;
 use tokio::time::Instant;
-
-use crate::base::shard::ShardCount;
 
 /// Burst of renewal requests ahead of the rate after an idle period.
 const BURST: Duration = Duration::from_secs(1);

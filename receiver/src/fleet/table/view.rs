@@ -4,17 +4,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
-use tidewatch_api::{ConditionStatus, identity::RuntimeId, plan::Work};
+use tidewatch_api::{ConditionStatus, identity::RuntimeId, key::KymaKey, plan::Work};
 use tidewatch_kit::variant::VariantName as _;
 use tokio::time::Instant;
 
 use super::{RuntimeTable, metrics::FleetTotals, rfc3339, state::State};
-use crate::{
-    base::key::KymaKey,
-    fleet::{
-        Contract, EpochView, LastHeartbeat, PathState, PathThresholds, Unproven,
-        queue::{Priority, WorkSet},
-    },
+use crate::fleet::{
+    Contract, EpochView, LastHeartbeat, PathState, PathThresholds, Unproven,
+    queue::{Priority, WorkSet},
 };
 
 /// Summary of one Kyma and its runtime; serialized, a runtime of the admin API's report.

@@ -2,10 +2,10 @@
 
 use std::thread;
 
+use tidewatch_api::{key::KymaKey, shard::ShardId};
 use tokio::time::Instant;
 
 use super::{RuntimeTable, kymas::CHUNK, state::State};
-use crate::base::{key::KymaKey, shard::ShardId};
 
 impl RuntimeTable {
     /// Runs a step for all Kymas of the held shards, shard by shard, in the order of their keys within each, a chunk at a

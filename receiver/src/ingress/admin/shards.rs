@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tidewatch_api::shard::ShardId;
 use tokio::time::Instant;
 
 use super::report::Receiver;
-use crate::{base::shard::ShardId, kube::shards};
+use crate::kube::shards;
 
 /// Report of the shards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -134,9 +135,9 @@ mod tests {
     use std::time::Duration;
 
     use serde_json::json;
+    use tidewatch_api::shard::ShardCount;
 
     use super::*;
-    use crate::base::shard::ShardCount;
 
     fn holder(name: &str, renewed: Instant) -> shards::Holder {
         let moved = Some("2026-11-25T20:00:00Z".parse().unwrap());

@@ -3,14 +3,13 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use tidewatch_api::identity::RuntimeId;
+use tidewatch_api::{identity::RuntimeId, key::KymaKey};
 use tidewatch_contract::enrolment::{CertificateResponse, TrustResponse};
 use tidewatch_kit::{error_levels, variant::VariantName as _};
 use tokio::time::Instant;
 
 use super::{EnrolmentError, Metrics, Revocations, rate_limiter::RateLimiter};
 use crate::{
-    base::key::KymaKey,
     fleet::{Tenure, table::RuntimeTable},
     pki::{Authority, IssueError, SigningRequest},
 };

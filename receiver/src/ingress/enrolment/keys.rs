@@ -10,6 +10,7 @@ use http_body_util::{BodyExt as _, Limited};
 use kube::{Client, client::Body};
 use parking_lot::Mutex;
 use thiserror::Error;
+use tidewatch_api::key::KymaKey;
 use tidewatch_kit::error_levels;
 use tokio::time::Instant;
 
@@ -18,10 +19,7 @@ use super::{
     jwks::{KeySet, MAX_BYTES, ParseKeySetError},
     token::{Token, TokenError},
 };
-use crate::{
-    base::key::KymaKey,
-    kube::runtime_access::{ClientError, describe},
-};
+use crate::kube::runtime_access::{ClientError, describe};
 
 /// Path of the key set of an API server.
 pub(super) const PATH: &str = "/openid/v1/jwks";

@@ -2,10 +2,13 @@
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::{Api, Client, api::PostParams};
-use tidewatch_api::names::{AGENT_OBJECT, SKR_NAMESPACE};
+use tidewatch_api::{
+    key::KymaKey,
+    names::{AGENT_OBJECT, SKR_NAMESPACE},
+};
 
 use super::{CALL_DEADLINE, EnrolmentError, RuntimeCalls, token::TokenError};
-use crate::{base::key::KymaKey, kube::runtime_access::describe};
+use crate::kube::runtime_access::describe;
 
 /// Key of the token's pod in `status.user.extra`.
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";

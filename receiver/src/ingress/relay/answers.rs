@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use strum::VariantArray as _;
-use tidewatch_api::identity::Instance;
+use tidewatch_api::{identity::Instance, shard::ShardId};
 use tidewatch_kit::variant::VariantName as _;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -19,7 +19,6 @@ use super::{
 use crate::base::{
     peers::{AskError, Responders, Topic},
     replica::ReplicaName,
-    shard::ShardId,
 };
 
 /// Returns the shards that this replica may speak for now, each with its instance, which is new at each acquisition:
@@ -123,10 +122,10 @@ mod tests {
     use parking_lot::Mutex;
 
     use futures::FutureExt as _;
+    use tidewatch_api::shard::ShardCount;
     use tokio::sync::Notify;
 
     use super::*;
-    use crate::base::shard::ShardCount;
 
     type Served = Arc<Mutex<Vec<(ShardId, Instance)>>>;
 

@@ -7,11 +7,9 @@ use std::{
 
 use clap::Args;
 use thiserror::Error;
+use tidewatch_api::shard::ShardCount;
 
-use crate::{
-    base::{replica::ReplicaName, shard::ShardCount},
-    pki::ReplicaFiles,
-};
+use crate::{base::replica::ReplicaName, pki::ReplicaFiles};
 
 /// Flags of the replicas.
 #[derive(Clone, Debug, Args)]

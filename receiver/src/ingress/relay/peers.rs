@@ -9,6 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use tidewatch_api::shard::{ShardCount, ShardId};
 use tidewatch_kit::{random::Random, variant::VariantName as _};
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -17,10 +18,7 @@ use super::{
     answers::Places,
     question::{self, Answer, MAX_QUESTION_BYTES, QuestionError},
 };
-use crate::base::{
-    peers::{AskError, Peers, Topic},
-    shard::{ShardCount, ShardId},
-};
+use crate::base::peers::{AskError, Peers, Topic};
 
 /// Shortest pause before a question is repeated, longer than the first one of a connection that could not be opened; as
 /// much again is jitter.

@@ -6,7 +6,10 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
-use tidewatch_api::identity::Instance;
+use tidewatch_api::{
+    identity::Instance,
+    shard::{ShardCount, ShardId},
+};
 use tidewatch_kit::variant::VariantName as _;
 
 use super::{
@@ -14,10 +17,7 @@ use super::{
     http2::{ReadBodyError, ResponseBody},
 };
 use crate::{
-    base::{
-        peers::Topic,
-        shard::{ShardCount, ShardId},
-    },
+    base::peers::Topic,
     ingress::{
         gateway::HttpResponse,
         http::{response, single_value},

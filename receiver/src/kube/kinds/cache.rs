@@ -6,9 +6,9 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tidewatch_api::key::KymaKey;
 
 use super::{Kinds, ServedKind};
-use crate::base::key::KymaKey;
 
 /// Kinds per runtime. Modules need some dozens; a runtime that exceeds this is discovered anew.
 const MAX_KINDS: usize = 500;

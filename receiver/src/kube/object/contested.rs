@@ -13,10 +13,9 @@ use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
 };
+use tidewatch_api::key::KymaKey;
 use tidewatch_kit::{metric_set, variant::VariantName as _};
 use tokio::time::Instant;
-
-use crate::base::key::KymaKey;
 
 /// Number of entries from which expired ones are dropped.
 const MIN_PRUNED: usize = 1024;

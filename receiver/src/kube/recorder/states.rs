@@ -14,6 +14,7 @@ use prometheus_client::{
 };
 use tidewatch_api::{
     Kyma, State,
+    key::KymaKey,
     names::{annotation, label},
 };
 use tidewatch_kit::{
@@ -21,7 +22,7 @@ use tidewatch_kit::{
     variant::VariantName as _,
 };
 
-use crate::base::{key::KymaKey, stores::Stores};
+use crate::base::stores::Stores;
 
 const KYMAS: &str = "lifecycle_mgr_kyma_state";
 const KYMAS_HELP: &str = "State of each Kyma with the annotation `skr-domain` and the label \

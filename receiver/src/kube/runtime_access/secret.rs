@@ -10,10 +10,10 @@ use kube::{
     runtime::reflector::Lookup,
 };
 use serde::Deserialize;
-use tidewatch_api::names::label;
+use tidewatch_api::{key::KymaKey, names::label};
 
 use super::kubeconfig::{self, KubeconfigError, RuntimeKubeconfig};
-use crate::base::{body_missing::BodyMissingError, key::KymaKey};
+use crate::base::body_missing::BodyMissingError;
 
 /// The parts of an access Secret that its readers need. Clones share the kubeconfig.
 #[derive(Clone)]

@@ -138,9 +138,9 @@ impl ShardChanges {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt as _;
+    use tidewatch_api::shard::ShardCount;
 
     use super::*;
-    use crate::base::shard::ShardCount;
 
     fn held(instance: u64) -> HeldShard {
         HeldShard { instance: Instance::new(instance), fence: WriteFence::closed(), hand_over: None }

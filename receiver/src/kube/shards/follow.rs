@@ -8,10 +8,10 @@ use futures::{
     future::{self, BoxFuture},
     stream::FuturesUnordered,
 };
-use tidewatch_api::identity::Instance;
+use tidewatch_api::{identity::Instance, key::KymaKey};
 
 use super::{ShardChange, ShardChanges, Unit};
-use crate::{base::key::KymaKey, kube::leader::WriteFence};
+use crate::kube::leader::WriteFence;
 
 /// Components that work for the held shards, and for the fleet role.
 pub trait Consumer: Send {
@@ -150,16 +150,14 @@ mod tests {
     use std::sync::Arc;
 
     use parking_lot::{Mutex, MutexGuard};
+    use tidewatch_api::shard::ShardCount;
     use tokio::{
         sync::{oneshot, watch},
         time::Instant,
     };
 
     use super::*;
-    use crate::{
-        base::shard::ShardCount,
-        kube::shards::changes::{HeldShard, HeldShards, Stopped},
-    };
+    use crate::kube::shards::changes::{HeldShard, HeldShards, Stopped};
 
     /// Runs with a drain of a unit, when it begins.
     type OnDrain = Box<dyn FnMut() + Send>;

@@ -81,9 +81,9 @@ fn update(fences: &Fences, metrics: &Metrics, change: impl FnOnce(&mut BTreeMap<
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
+    use tidewatch_api::shard::ShardCount;
 
     use super::*;
-    use crate::base::shard::ShardCount;
 
     #[test]
     fn ended_fence_closes_without_the_executor_and_an_extended_one_stays() {

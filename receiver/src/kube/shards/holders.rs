@@ -4,10 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
+use tidewatch_api::shard::{ShardCount, ShardId};
 use tokio::time::Instant;
 
 use super::Unit;
-use crate::base::shard::{ShardCount, ShardId};
 
 /// Holder of one shard.
 #[derive(Clone, Debug, PartialEq, Eq)]

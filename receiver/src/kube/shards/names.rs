@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::{coordination::v1::Lease, rbac::v1::PolicyRule};
 use kube::api::ObjectMeta;
+use tidewatch_api::shard::ShardCount;
 
 use super::Unit;
-use crate::base::shard::ShardCount;
 
 /// Replicas that can hold shards at the same time: each has one membership Lease.
 pub const MAX_REPLICAS: u8 = 8;

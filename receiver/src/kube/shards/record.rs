@@ -3,12 +3,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::api::coordination::v1::Lease;
+use tidewatch_api::shard::ShardCount;
 
 use super::{Unit, names};
-use crate::{
-    base::shard::ShardCount,
-    kube::leader::{self, LeaseRecord},
-};
+use crate::kube::leader::{self, LeaseRecord};
 
 /// Longest name or address of a replica that is read, in bytes: a DNS name and a port.
 const MAX_ADDRESS: usize = 260;

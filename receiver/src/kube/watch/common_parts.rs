@@ -5,10 +5,9 @@
 use std::{collections::HashSet, hash::Hash};
 
 use serde_json::Value;
-use tidewatch_api::{Kyma, Manager, Manifest, Resource, Shared};
+use tidewatch_api::{Kyma, Manager, Manifest, Resource, Shared, key::KymaKey};
 
 use crate::base::{
-    key::KymaKey,
     kymas::{ModuleSelection, ReducedKyma, RestDigest},
     manifests::ReducedManifest,
 };

@@ -8,6 +8,7 @@ use std::{
 use tidewatch_agent::core::{Batch, Core, HeartbeatContext};
 use tidewatch_api::{
     identity::{Epoch, Instance, RuntimeId},
+    key::KymaKey,
     plan::{Plan, Work},
 };
 use tidewatch_contract::{
@@ -18,7 +19,6 @@ use tidewatch_contract::{
 };
 use tidewatch_kit::metrics::Registry;
 use tidewatch_receiver::{
-    base::key::KymaKey,
     fleet::{
         EventBatch, Verified,
         forward::{Routes, Service, Target},

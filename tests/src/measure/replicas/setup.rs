@@ -9,7 +9,8 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use futures::future::try_join_all;
-use tidewatch_receiver::{base::shard::ShardCount, kube::shards::Unit};
+use tidewatch_api::shard::ShardCount;
+use tidewatch_receiver::kube::shards::Unit;
 
 use super::super::{
     figure::cpu_of,

@@ -1,8 +1,8 @@
 //! The status of a Watcher shows the forwarding of all replicas.
 
 use anyhow::Context as _;
-use tidewatch_api::State;
-use tidewatch_receiver::{base::shard::ShardCount, kube::shards::Unit};
+use tidewatch_api::{State, shard::ShardCount};
+use tidewatch_receiver::kube::shards::Unit;
 use tidewatch_tests::landscape::Options;
 
 use super::{Replicas, short_lease};

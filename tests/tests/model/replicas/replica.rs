@@ -14,6 +14,7 @@ use http::Method;
 use parking_lot::Mutex;
 use tidewatch_api::{
     identity::{Instance, RuntimeId},
+    key::KymaKey,
     plan::Work,
 };
 use tidewatch_contract::{
@@ -22,7 +23,7 @@ use tidewatch_contract::{
 };
 use tidewatch_receiver::{
     app::ShardHolders,
-    base::{error_class::ErrorClass, key::KymaKey, peers::Responders},
+    base::{error_class::ErrorClass, peers::Responders},
     fleet::{
         EventBatch, Verified,
         queue::ReconcileOutcome,

@@ -19,11 +19,12 @@ use tidewatch_agent::{
 };
 use tidewatch_api::{
     identity::{Instance, RuntimeId, TrustDomain},
+    key::KymaKey,
     plan::{Plan, Work},
+    shard::ShardId,
 };
 use tidewatch_kit::metrics::Registry;
 use tidewatch_receiver::{
-    base::{key::KymaKey, shard::ShardId},
     fleet::{
         queue::WorkSet,
         table::{self, Job, RuntimeTable},

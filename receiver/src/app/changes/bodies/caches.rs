@@ -1,7 +1,7 @@
 //! Bodies of all caches whose objects are reduced.
 
 use super::{Bodies, KymaCache, ManifestCache, SecretCache};
-use crate::base::{key::KymaKey, shard::ShardId};
+use tidewatch_api::{key::KymaKey, shard::ShardId};
 
 /// Bodies of the caches of a replica among others. Clones share their state.
 #[derive(Clone)]

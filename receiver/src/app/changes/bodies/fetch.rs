@@ -11,11 +11,11 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use thiserror::Error;
+use tidewatch_api::key::KymaKey;
 use tidewatch_kit::error_levels;
 use tokio::time::{error::Elapsed, timeout};
 
 use super::{Bodies, CachedObject as _, Missing, ObjectCache, request::BodyRequest};
-use crate::base::key::KymaKey;
 
 /// Requests that run concurrently.
 const CONCURRENT_REQUESTS: usize = 2;

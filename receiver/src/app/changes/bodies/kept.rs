@@ -5,9 +5,8 @@ use std::{
     time::Duration,
 };
 
+use tidewatch_api::shard::ShardId;
 use tokio::time::Instant;
-
-use crate::base::shard::ShardId;
 
 /// Time for which the objects of a released shard stay whole. A replica whose Leases have lapsed while the API server stalled claims
 /// the same shards again, and needs no fetch then.
@@ -70,7 +69,7 @@ impl KeptShards {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::shard::ShardCount;
+    use tidewatch_api::shard::ShardCount;
 
     #[test]
     fn other_shards_are_kept_until_the_shards_are_divided_and_for_a_time_after_their_release() {

@@ -4,7 +4,7 @@ use std::{fmt::Debug, sync::Arc};
 
 use kube::Resource;
 use serde::de::DeserializeOwned;
-use tidewatch_api::names::label;
+use tidewatch_api::{key::KymaKey, names::label, shard::ShardId};
 use tidewatch_kit::metrics::KindLabel;
 
 use super::{
@@ -13,7 +13,6 @@ use super::{
     request::{BodyRequest, lists},
     shards::KymaShards,
 };
-use crate::base::{key::KymaKey, shard::ShardId};
 
 /// Cache of a kind whose objects concern one Kyma each, with an index by Kyma. The watch updates the cache first and the index
 /// directly afterwards.

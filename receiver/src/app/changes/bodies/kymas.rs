@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, future, sync::Arc};
 
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
-use tidewatch_api::{Kyma, names::label};
+use tidewatch_api::{Kyma, key::KymaKey, names::label, shard::ShardId};
 use tidewatch_kit::metrics::KindLabel;
 
 use super::{
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     app::changes::fingerprint::ObjectFingerprint,
-    base::{key::KymaKey, kymas::CachedKyma, shard::ShardId, unread::drop_unread},
+    base::{kymas::CachedKyma, unread::drop_unread},
     kube::CommonKymaParts,
 };
 

@@ -3,15 +3,12 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tidewatch_api::Manifest;
+use tidewatch_api::{Manifest, key::KymaKey};
 use tidewatch_kit::metrics::KindLabel;
 
 use super::{CachedObject, ObjectCache};
 use crate::{
-    base::{
-        key::KymaKey,
-        manifests::{CachedManifest, Manifests},
-    },
+    base::manifests::{CachedManifest, Manifests},
     kube::CommonParts,
 };
 

@@ -1,8 +1,7 @@
 //! Objects in a cache of which some are reduced.
 
 use kube::runtime::reflector::Lookup;
-
-use crate::base::key::KymaKey;
+use tidewatch_api::key::KymaKey;
 
 /// Object in a cache, whole or reduced.
 pub(in crate::app::changes) trait CachedObject:

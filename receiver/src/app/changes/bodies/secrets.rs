@@ -1,12 +1,12 @@
 //! Cache of the access Secrets, from which the access to the runtimes is built.
 
 use std::sync::Arc;
+use tidewatch_api::key::KymaKey;
 use tidewatch_kit::metrics::KindLabel;
 
 use super::{CachedObject, ObjectCache};
 use crate::{
     app::changes::owners::SecretOwners,
-    base::key::KymaKey,
     kube::runtime_access::{AccessSecret, ListedSecret, RuntimeAccess},
 };
 

@@ -1,12 +1,10 @@
 //! Shards of the Kymas in the cache, and of the objects that concern them.
 
 use kube::runtime::reflector::{ObjectRef, Store};
+use tidewatch_api::shard::{ShardCount, ShardId};
 
 use super::CachedObject;
-use crate::base::{
-    kymas::{CachedKyma, KymaFacts},
-    shard::{ShardCount, ShardId},
-};
+use crate::base::kymas::{CachedKyma, KymaFacts};
 
 /// See the module documentation.
 pub(in crate::app::changes) struct KymaShards {

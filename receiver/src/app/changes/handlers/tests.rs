@@ -16,6 +16,7 @@ use tidewatch_api::{
     identity::Instance,
     names::{annotation, finalizer, label},
     plan::Plan,
+    shard::{ShardCount, ShardId},
 };
 use tidewatch_kit::metrics::Registry;
 use tokio::time::{Instant, timeout};
@@ -27,13 +28,7 @@ use crate::{
         bodies::{Bodies, KymaCache, ManifestCache, SecretCache},
         handover::ShardHandover,
     },
-    base::{
-        error_class::ErrorClass,
-        pause::Pause,
-        plans::Plans,
-        shard::{ShardCount, ShardId},
-        takeover::Takeover,
-    },
+    base::{error_class::ErrorClass, pause::Pause, plans::Plans, takeover::Takeover},
     controllers::{
         catalog::{self, Catalog},
         kyma::PendingWrites,

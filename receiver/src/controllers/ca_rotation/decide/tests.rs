@@ -1,11 +1,11 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use tidewatch_api::key::KymaKey;
 use tidewatch_contract::certificate::KeyId;
 
 use super::*;
 use crate::{
-    base::key::KymaKey,
     fleet::Unproven,
     pki::{
         Ca, TrustBundle,

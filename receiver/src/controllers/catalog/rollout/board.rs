@@ -7,15 +7,13 @@ use std::{
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use tidewatch_api::key::KymaKey;
 use tokio::sync::Notify;
 
 use super::record::{self, Rollout, RolloutKey, RolloutMark};
-use crate::{
-    base::key::KymaKey,
-    controllers::catalog::{
-        RolloutSlot,
-        target::{ChannelTarget, VersionSource},
-    },
+use crate::controllers::catalog::{
+    RolloutSlot,
+    target::{ChannelTarget, VersionSource},
 };
 
 /// Ring rollouts; clones share the state. The default has none.

@@ -1,7 +1,7 @@
 //! Runtimes as one replica assesses them.
 
 use super::Image;
-use crate::base::key::KymaKey;
+use tidewatch_api::key::KymaKey;
 
 /// Assessment of a runtime with its current image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,6 +9,7 @@ use std::{
 use kube::runtime::reflector::ObjectRef;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tidewatch_api::key::KymaKey;
 use tokio::time::Instant;
 
 use super::{
@@ -19,7 +20,6 @@ use super::{
 };
 use crate::{
     base::{
-        key::KymaKey,
         kymas::KymaFacts,
         pause::Pause,
         peers::{AskError, Topic},

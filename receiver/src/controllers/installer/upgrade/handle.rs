@@ -4,11 +4,10 @@ use std::{collections::HashMap, sync::Arc};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tidewatch_api::identity::RuntimeId;
+use tidewatch_api::{identity::RuntimeId, key::KymaKey};
 use tokio::time::Instant;
 
 use super::{Image, ImageDecision, UpgradeState};
-use crate::base::key::KymaKey;
 
 /// Handle on the upgrade; clones share the state.
 #[derive(Clone, Debug)]

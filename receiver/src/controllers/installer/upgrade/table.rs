@@ -3,6 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 use tidewatch_api::identity::RuntimeId;
 
+use tidewatch_api::key::KymaKey;
 use tokio::time::Instant;
 
 use super::{
@@ -11,7 +12,6 @@ use super::{
     handle::ObservedImage,
 };
 use crate::{
-    base::key::KymaKey,
     controllers::rings::rank,
     fleet::{PathState, table::PathReport},
 };

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
 use parking_lot::Mutex;
+use tidewatch_api::key::KymaKey;
 use tidewatch_kit::error_levels;
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -24,7 +25,6 @@ use super::{
 };
 use crate::{
     base::{
-        key::KymaKey,
         pause::Pause,
         peers::{AskError, Topic},
         stores::Stores,

@@ -20,15 +20,13 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use tidewatch_api::{
     Kyma,
+    key::KymaKey,
     names::{annotation, field_manager},
 };
 use tidewatch_kit::{error_levels, metric_set, random::Random};
 use tokio::{sync::Notify, time::sleep};
 
-use crate::{
-    base::key::KymaKey,
-    kube::leader::{WriteFence, fenced},
-};
+use crate::kube::leader::{WriteFence, fenced};
 
 /// Pause between two writes: at most 20 in a second.
 const PAUSE: Duration = Duration::from_millis(50);

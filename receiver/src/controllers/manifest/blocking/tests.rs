@@ -2,11 +2,10 @@
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use tidewatch_api::Resource;
+use tidewatch_api::{Resource, key::KymaKey};
 
 use super::*;
 use crate::{
-    base::key::KymaKey,
     kube::kinds::KindCache,
     testing::{self, FakeApiServer},
 };

@@ -188,7 +188,7 @@ fn remark(key: &ObjectKey, owner: &Holder, disputes: &[Dispute]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::key::KymaKey;
+    use tidewatch_api::key::KymaKey;
 
     fn live(labels: &Value, managed: &Value) -> DynamicObject {
         let metadata = json!({"name": "n", "labels": labels, "managedFields": managed});

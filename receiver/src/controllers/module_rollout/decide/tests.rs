@@ -4,19 +4,16 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use serde_json::json;
-use tidewatch_api::{ModuleReleaseMeta, names::annotation};
+use tidewatch_api::{ModuleReleaseMeta, key::KymaKey, names::annotation};
 use tokio::time::Instant;
 
 use super::*;
-use crate::{
-    base::key::KymaKey,
-    controllers::{
-        catalog::{
-            ChannelTarget, RolloutMark, VisibilityLabels,
-            rollout::{RolloutFlags, RolloutKey},
-        },
-        module_rollout::members::{Observation, Times},
+use crate::controllers::{
+    catalog::{
+        ChannelTarget, RolloutMark, VisibilityLabels,
+        rollout::{RolloutFlags, RolloutKey},
     },
+    module_rollout::members::{Observation, Times},
 };
 
 const NOW: i64 = 1_800_000_000;

@@ -14,11 +14,12 @@ use tidewatch_api::{
     identity::{Instance, RuntimeId},
     names::{RELEASES, finalizer, label},
     plan::Plan,
+    shard::ShardCount,
 };
 
 use super::*;
 use crate::{
-    base::{limits::REQUEST_DEADLINE, manifests::CachedManifest, peers::AskError, shard::ShardCount},
+    base::{limits::REQUEST_DEADLINE, manifests::CachedManifest, peers::AskError},
     controllers::{
         catalog::{self, Flags, RolloutMark, RolloutSlot, VersionSource, rollout::RolloutFlags},
         evidence::tests::FakePeers,

@@ -2,6 +2,7 @@ use futures::FutureExt as _;
 use serde_json::json;
 use tidewatch_api::{
     identity::{Epoch, RuntimeId},
+    key::KymaKey,
     plan::Plan,
 };
 use tidewatch_contract::{
@@ -12,7 +13,6 @@ use tidewatch_kit::metrics::Registry;
 
 use super::*;
 use crate::{
-    base::key::KymaKey,
     controllers::evidence::tests::FakePeers,
     fleet::{
         EventBatch, Verified,

@@ -3,12 +3,11 @@ use http::{Method, Request, header};
 use http_body_util::{BodyExt as _, Full};
 use parking_lot::Mutex;
 use serde_json::json;
-use tidewatch_api::plan::Plan;
+use tidewatch_api::{key::KymaKey, plan::Plan};
 use tokio::sync::{mpsc, watch};
 
 use super::*;
 use crate::{
-    base::key::KymaKey,
     fleet::table::{Metrics, Settings},
     ingress::admin::{AccessPolicy, routes},
     kube::leader::WriteFence,

@@ -18,13 +18,13 @@ use kube::Client;
 use parking_lot::Mutex;
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
-use tidewatch_api::{identity::TrustDomain, plan::Plan};
+use tidewatch_api::{identity::TrustDomain, key::KymaKey, plan::Plan};
 use tidewatch_contract::enrolment::CertificateRequest;
 use tidewatch_kit::{metrics::Registry, variant::VariantName as _};
 use x509_parser::{prelude::FromDer, public_key::PublicKey, x509::SubjectPublicKeyInfo};
 
 use crate::{
-    base::{body_missing::BodyMissingError, key::KymaKey},
+    base::body_missing::BodyMissingError,
     fleet::table::{self, RuntimeTable},
     ingress::enrolment::{
         CertificateIssuer, EnrolmentService, Flags, IssuanceKind, Metrics, Revocations, RuntimeClients, keys,

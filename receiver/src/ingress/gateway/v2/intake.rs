@@ -8,13 +8,14 @@ use std::{
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tidewatch_api::{
     identity::RuntimeId,
+    key::KymaKey,
     names::{OWN_MANAGER, label},
 };
 use tidewatch_contract::v2::{Caller, Event};
 use tokio::sync::broadcast;
 
 use crate::{
-    base::{key::KymaKey, kymas::KymaFacts, plans::Plans},
+    base::{kymas::KymaFacts, plans::Plans},
     fleet::{
         forward::{self, DeliveryOutcome, Target},
         table::{PlacementError, RuntimeTable},

@@ -16,6 +16,7 @@ use hyper_util::{
 use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use rcgen::{CertificateParams, KeyPair};
 use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
+use tidewatch_api::key::KymaKey;
 use tidewatch_kit::tls;
 use tokio::{
     io::AsyncWriteExt,
@@ -24,7 +25,6 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::base::key::KymaKey;
 use crate::kube::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings, kubeconfig::SECRET_KEY};
 
 pub(in crate::kube::runtime_access) type Reply = Response<UnsyncBoxBody<Bytes, Infallible>>;

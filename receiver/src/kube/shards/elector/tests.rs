@@ -8,6 +8,7 @@ use std::{
 use http::Request;
 use kube::client::Body;
 use serde_json::{Value, json};
+use tidewatch_api::shard::ShardCount;
 use tokio::{
     task::JoinHandle,
     time::{sleep, timeout},
@@ -15,7 +16,6 @@ use tokio::{
 
 use super::*;
 use crate::{
-    base::shard::ShardCount,
     kube::shards::{ShardChange, Unit},
     testing::{FakeApiServer, Fault},
 };

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use strum::IntoStaticStr;
+use tidewatch_api::shard::ShardCount;
 use tokio::time::Instant;
 
 use super::super::{Unit, names, record::LeaseId};
-use crate::{base::shard::ShardCount, kube::leader::Timings};
+use crate::kube::leader::Timings;
 
 /// What does not change while the process runs.
 #[derive(Clone, Debug)]

@@ -30,7 +30,7 @@ pub(super) fn score(replica: &str, item: impl Hash) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::shard::ShardCount;
+    use tidewatch_api::shard::ShardCount;
 
     #[test]
     fn shares_add_up_and_differ_by_at_most_one() {

@@ -12,7 +12,9 @@ use super::{
     model::{ApiServer, timings},
     *,
 };
-use crate::{base::shard::ShardCount, kube::leader::Timings};
+use tidewatch_api::shard::ShardCount;
+
+use crate::kube::leader::Timings;
 
 const SECOND: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(15);

@@ -4,18 +4,16 @@
 mod reference;
 
 use proptest::prelude::*;
+use tidewatch_api::key::KymaKey;
 
 use super::*;
-use crate::{
-    base::key::KymaKey,
-    controllers::{
-        installer::upgrade::{
-            ImageDecision,
-            assessment::{Assessment, Fleet, Member},
-            state::tests::upgrade,
-        },
-        rings::{Candidate, Order},
+use crate::controllers::{
+    installer::upgrade::{
+        ImageDecision,
+        assessment::{Assessment, Fleet, Member},
+        state::tests::upgrade,
     },
+    rings::{Candidate, Order},
 };
 
 const NOW: i64 = 1_800_000_000;

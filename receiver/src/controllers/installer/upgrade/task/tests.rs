@@ -11,11 +11,12 @@ use tidewatch_api::{
     identity::{Epoch, Instance, RuntimeId},
     names::{annotation, label},
     plan::Plan,
+    shard::ShardCount,
 };
 
 use super::*;
 use crate::{
-    base::{kymas::CachedKyma, pause::Pause, shard::ShardCount},
+    base::{kymas::CachedKyma, pause::Pause},
     controllers::{evidence::tests::FakePeers, installer::upgrade::ImageDecision, rings::rank},
     fleet::{PathState, Verified, table},
     kube::{leader::WriteFence, recorder},

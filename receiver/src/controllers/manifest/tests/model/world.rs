@@ -9,6 +9,7 @@ use std::{
 use serde_json::json;
 use tidewatch_api::{
     Manifest,
+    key::KymaKey,
     names::{annotation, label},
 };
 use tokio::time::advance;
@@ -24,10 +25,7 @@ use super::{
     },
     objects::{Fields, Manager, Object, Owner, definition, key, map, name, namespace, operator},
 };
-use crate::{
-    base::key::KymaKey,
-    kube::{WriteBudgets, object::Component},
-};
+use crate::kube::{WriteBudgets, object::Component};
 
 /// Actions of one reconcile at most: each adds a fact.
 const MAX_ACTIONS: usize = 60;

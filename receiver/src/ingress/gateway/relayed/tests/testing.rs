@@ -18,7 +18,10 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use rustls::{ClientConfig, ServerConfig};
-use tidewatch_api::identity::{Instance, RuntimeId};
+use tidewatch_api::{
+    identity::{Instance, RuntimeId},
+    shard::{ShardCount, ShardId},
+};
 use tidewatch_contract::v2::{Caller, Event};
 use tidewatch_kit::{
     metrics::Registry,
@@ -29,11 +32,7 @@ use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    base::{
-        peers::Responders,
-        replica::ReplicaName,
-        shard::{ShardCount, ShardId},
-    },
+    base::{peers::Responders, replica::ReplicaName},
     ingress::{
         enrolment::{
             Revocations,

@@ -3,15 +3,13 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
+use tidewatch_api::shard::ShardCount;
 
 use super::super::{
     super::record::{Record, lock_duration},
     LeaseId, Outcome, Settings, Write, WriteKind,
 };
-use crate::{
-    base::shard::ShardCount,
-    kube::shards::{Unit, names::MAX_REPLICAS},
-};
+use crate::kube::shards::{Unit, names::MAX_REPLICAS};
 
 #[derive(Debug)]
 pub(in crate::kube::shards::ownership) struct ApiServer {

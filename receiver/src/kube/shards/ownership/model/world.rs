@@ -6,6 +6,7 @@ use std::{
 };
 use tidewatch_kit::random::Random;
 
+use tidewatch_api::shard::ShardCount;
 use tokio::time::Instant;
 
 use super::{
@@ -14,7 +15,7 @@ use super::{
     node::{Clock, Millis, Node, Process, timings},
     unsharded::Unsharded,
 };
-use crate::{base::shard::ShardCount, kube::shards::Unit};
+use crate::kube::shards::Unit;
 
 /// Longest way of a request after it passed a fence. The timings reserve 3 s, less the difference of the clocks.
 const FLIGHT: Millis = 2_500;

@@ -4,7 +4,8 @@ use std::{fmt, num::NonZeroU16, str::FromStr};
 
 use aws_lc_rs::digest;
 use thiserror::Error;
-use tidewatch_api::identity::RuntimeId;
+
+use crate::identity::RuntimeId;
 
 /// Number of shards, the same in all replicas. From 1 to [`ShardCount::MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -26,7 +26,8 @@ impl KymaKey {
     }
 
     /// Key of a namespaced object.
-    pub(crate) fn of(object: &impl Resource) -> Self {
+    #[must_use]
+    pub fn of(object: &impl Resource) -> Self {
         Self::new(object.namespace().unwrap_or_default(), object.name_any())
     }
 }
