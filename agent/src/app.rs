@@ -12,7 +12,6 @@ use thiserror::Error;
 use tidewatch_api::identity::RuntimeId;
 #[cfg(feature = "otlp")]
 use tidewatch_kit::trace::Exporter;
-
 use tokio::{
     sync::{Semaphore, watch},
     task::{JoinHandle, JoinSet},

@@ -1,8 +1,8 @@
 //! Decodes responses of an API server as the agent's watches do, without connections and tasks, for fuzzing and tests.
 
 use std::sync::Arc;
-use tidewatch_api::plan::Plan;
 
+use tidewatch_api::plan::Plan;
 use tokio::sync::watch;
 
 pub use crate::{settings::Settings, watch::ServedResource};

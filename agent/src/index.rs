@@ -12,6 +12,7 @@ use std::{
     ops::Bound::{Excluded, Included, Unbounded},
     sync::Arc,
 };
+
 use tidewatch_api::plan::Field;
 use tidewatch_contract::{
     digest::{Digest, ObjectHasher},

@@ -1,6 +1,7 @@
 //! The layers of this crate: a module imports modules of lower layers only.
 
 use std::path::Path;
+
 use tidewatch_kit::testing::upward_imports;
 
 /// Top-level modules, lowest layer first.

@@ -5,11 +5,11 @@
 mod file;
 
 use std::sync::Arc;
+
 use tidewatch_api::{
     names::{AGENT_OBJECT, PLAN_KEY},
     plan::Plan,
 };
-
 use tokio::sync::watch;
 
 use crate::{

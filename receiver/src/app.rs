@@ -21,7 +21,6 @@ use rustls::ServerConfig;
 use tidewatch_api::identity::Instance;
 #[cfg(feature = "otlp")]
 use tidewatch_kit::trace::Exporter;
-
 use tokio::{
     runtime::{self, Runtime as Executor},
     task::JoinSet,

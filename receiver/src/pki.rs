@@ -40,9 +40,8 @@ mod trust;
 
 use std::time::Duration;
 
-use thiserror::Error;
-
 use cert_manager::CertManager;
+use thiserror::Error;
 
 pub use authority::{Authority, Issued, Trust};
 pub use ca::{Ca, ParseServerNameError, PemIdentity, ServerName};

@@ -1,9 +1,9 @@
 //! State of one watch of the plan.
 
 use std::sync::Arc;
+
 use tidewatch_api::plan::{PlannedWatch, Work};
 use tidewatch_contract::{digest::Digest, heartbeat::WatchState};
-
 use tokio::time::Instant;
 
 use super::WatchId;

@@ -10,9 +10,9 @@ use std::{
     ops::Bound::{Excluded, Unbounded},
     sync::Arc,
 };
+
 use tidewatch_api::plan::{MAX_WATCHES, PlannedWatch};
 use tidewatch_contract::{digest::Digest, heartbeat::WatchState};
-
 use tokio::time::Instant;
 
 use super::{Core, PlanChanges, StartedWatch, State, WatchId, entry::WatchEntry};

@@ -9,9 +9,9 @@
 mod issue;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
+
 use tidewatch_api::identity::TrustDomain;
 use tidewatch_kit::variant::VariantName as _;
-
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until, timeout},

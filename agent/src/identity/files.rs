@@ -1,6 +1,7 @@
 //! Identity in a folder, with the file names of a mounted Secret.
 
 use std::{fs, path::PathBuf};
+
 use tidewatch_api::names::{CHAIN_KEY, PRIVATE_KEY_KEY, TRUST_BUNDLE_KEY};
 
 use super::{CredentialsError, KeyMaterial, Source};

@@ -1,6 +1,7 @@
 //! State kept of one object: 56 bytes, beside its key.
 
 use std::{fmt, num::NonZeroI64};
+
 use tidewatch_contract::event::Change;
 use tidewatch_kit::hex;
 

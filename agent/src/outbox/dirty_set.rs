@@ -6,8 +6,8 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tidewatch_contract::{digest::Digest, event::Change};
 
+use tidewatch_contract::{digest::Digest, event::Change};
 use tokio::time::Instant;
 
 use super::{

@@ -2,6 +2,7 @@
 //! watch of every object.
 
 use std::sync::Arc;
+
 use tidewatch_contract::digest::Digest;
 
 use super::{

@@ -1,13 +1,13 @@
 //! Events that the receiver refuses, by name or with the whole request.
 
 use std::{collections::BTreeMap, time::Duration};
+
 use tidewatch_api::identity::Epoch;
 use tidewatch_contract::{
     digest::Digest,
     event::{EventId, Reason},
     exchange::EventsResponse,
 };
-
 use tokio::time::Instant;
 
 use super::{

@@ -8,8 +8,8 @@
 //! has completed before its newer one is sent. An event that was not accepted waits again, behind the others.
 
 use std::sync::Arc;
-use tidewatch_contract::v2::{self, Event};
 
+use tidewatch_contract::v2::{self, Event};
 use tokio::time::Instant;
 
 use super::{

@@ -5,6 +5,7 @@
 //! object starves.
 
 use std::sync::Arc;
+
 use tidewatch_contract::event::Change;
 
 use super::entry::{Entry, Update};

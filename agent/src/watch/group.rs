@@ -1,8 +1,8 @@
 //! Lookup of the resources of a group, for a watch of the plan on all of them.
 
 use std::{collections::BTreeSet, sync::Arc};
-use tidewatch_api::plan::PlannedWatch;
 
+use tidewatch_api::plan::PlannedWatch;
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep, sleep_until},

@@ -1,8 +1,8 @@
 //! Starts and stops the loops of planned watches as the plan changes.
 
 use std::{collections::BTreeMap, sync::Arc};
-use tidewatch_api::plan::{Plan, PlannedWatch};
 
+use tidewatch_api::plan::{Plan, PlannedWatch};
 use tokio::{
     sync::{mpsc, watch},
     task::{AbortHandle, JoinSet},

@@ -16,10 +16,9 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::request::Parts;
 use serde_json::{Value, json};
+use server::{Answer, Server};
 use tempfile::TempDir;
 use tokio::{process::Command, time::timeout};
-
-use server::{Answer, Server};
 
 /// Runs the program with these arguments only, without the environment of the tests.
 async fn tidewatch(arguments: &[&str]) -> Output {

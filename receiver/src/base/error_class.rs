@@ -1,6 +1,7 @@
 //! Error classes and the backoff of each.
 
 use std::time::Duration;
+
 use tidewatch_kit::random::Random;
 
 /// Class of a failed reconcile; it determines the backoff. The name is the value of the label `class` in metrics and

@@ -1,6 +1,7 @@
 //! Files that are polled: valid content is taken into use, otherwise the last good content stays. Each fault is logged once.
 
 use std::{mem, time::Duration};
+
 use tidewatch_kit::error_levels;
 
 /// Reads after which rejected content is tried again.

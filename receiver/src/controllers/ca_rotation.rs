@@ -8,16 +8,15 @@ mod followers;
 
 use std::{sync::Arc, time::Duration};
 
+use decide::{RotationPolicy, Transition};
+use followers::{FollowerSummary, Question};
 use kube::Client;
+use tidewatch_kit::error_levels;
 use tokio::{
     sync::{mpsc, watch},
     time::{self, Instant, MissedTickBehavior, error::Elapsed, timeout},
 };
 use tokio_util::sync::CancellationToken;
-
-use decide::{RotationPolicy, Transition};
-use followers::{FollowerSummary, Question};
-use tidewatch_kit::error_levels;
 
 use crate::{
     base::peers::{AskError, Topic},

@@ -1,6 +1,7 @@
 //! State of one runtime: its epochs, plan and last heartbeat.
 
 use std::{sync::Arc, time::Duration};
+
 use tidewatch_api::{identity::Epoch, plan::Work};
 use tidewatch_contract::{
     certificate::KeyId,
@@ -9,7 +10,6 @@ use tidewatch_contract::{
     heartbeat::Heartbeat,
     v2,
 };
-
 use tokio::time::Instant;
 
 use super::{

@@ -26,6 +26,7 @@ mod ownership;
 mod record;
 
 use std::{fmt, time::Duration};
+
 use tidewatch_api::shard::{ShardCount, ShardId};
 
 pub use self::{

@@ -1,6 +1,7 @@
 //! Kymas that a change of KCP affects.
 
 use std::{collections::BTreeSet, sync::Arc};
+
 use tidewatch_api::key::KymaKey;
 
 use super::{

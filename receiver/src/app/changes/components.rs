@@ -1,6 +1,7 @@
 //! Components that react to changes of KCP.
 
 use std::sync::Arc;
+
 use tidewatch_api::plan::PlannedWatch;
 
 use crate::{

@@ -2,6 +2,7 @@
 //! reconciles the Kyma.
 
 use std::collections::HashSet;
+
 use tidewatch_api::{Resource, State, key::KymaKey, plan::Work};
 
 use super::{

@@ -1,9 +1,8 @@
 //! The relay's view of the holders of the shards.
 
 use std::sync::Arc;
-use tidewatch_api::identity::RuntimeId;
 
-use tidewatch_api::shard::ShardCount;
+use tidewatch_api::{identity::RuntimeId, shard::ShardCount};
 use tokio::time::Instant;
 
 use crate::{

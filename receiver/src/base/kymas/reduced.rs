@@ -1,6 +1,7 @@
 //! Reduced form of a Kyma.
 
 use std::collections::BTreeMap;
+
 use tidewatch_api::Shared;
 
 use super::ModuleSelection;

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeSet, HashMap},
     sync::Arc,
 };
+
 use tidewatch_api::key::KymaKey;
 
 /// Manifests by owner, and the owners of each Manifest at its last event; bounded by the cache. Both share their keys, because a

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+
 use tidewatch_api::{
     identity::{Epoch, Instance, RuntimeId},
     key::KymaKey,

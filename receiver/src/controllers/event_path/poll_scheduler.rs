@@ -4,9 +4,9 @@ use std::{
     collections::{BTreeSet, HashMap},
     time::Duration,
 };
-use tidewatch_kit::random::Random;
 
 use tidewatch_api::key::KymaKey;
+use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
 use crate::fleet::{PathState, Unproven};

@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
 };
+
 use tidewatch_api::key::KymaKey;
 
 use crate::{

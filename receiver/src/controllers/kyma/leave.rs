@@ -1,6 +1,7 @@
 //! Common step of deletion and hand-back: writes the blocking objects to the status in KCP.
 
 use std::time::Duration;
+
 use tidewatch_api::{Kyma, key::KymaKey};
 
 use super::{Context, Error};

@@ -1,6 +1,7 @@
 //! Changes that the agent reported: the Manifests that they affect, and the objects to read again. Pure.
 
 use std::sync::Arc;
+
 use tidewatch_api::{Manifest, State, key::KymaKey};
 use tidewatch_contract::event::{Change, Object, Subject};
 

@@ -2,6 +2,7 @@
 //! refuses the CRD until then.
 
 use std::time::Duration;
+
 use tidewatch_api::names::field_manager;
 
 use super::{execution::Execution, failure::Failure, memory::Migrating, render::RenderedObject, step::Seen};

@@ -1,6 +1,7 @@
 //! Findings of a reconcile of a Manifest: state and operation that follow from the facts at its end. Pure.
 
 use std::borrow::Borrow;
+
 use tidewatch_api::{Manifest, State};
 
 use super::{

@@ -1,6 +1,7 @@
 //! Watches on the modules of one runtime, derived from the inventories of its Manifests. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
+
 use tidewatch_api::{
     Resource,
     key::KymaKey,

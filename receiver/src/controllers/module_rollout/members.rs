@@ -1,9 +1,8 @@
 //! Assesses the runtimes of a rollout, as input for its decisions. Pure.
 
 use std::{collections::HashMap, time::Duration};
-use tidewatch_api::State;
 
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::{State, key::KymaKey};
 use tokio::time::Instant;
 
 use crate::{

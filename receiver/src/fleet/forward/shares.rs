@@ -1,6 +1,7 @@
 //! Places in the queues of one service, counted by runtime. Pure.
 
 use std::collections::BTreeMap;
+
 use tidewatch_api::identity::RuntimeId;
 
 /// Part of the free places that one runtime may hold.

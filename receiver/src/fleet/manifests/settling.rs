@@ -1,6 +1,7 @@
 //! Settlement of reports: which Manifests still have to be reconciled since their runtime reported a change.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
 use tidewatch_api::key::KymaKey;
 
 use super::ManifestKey;

@@ -1,6 +1,7 @@
 //! Result of a reconcile and its effect on the next one.
 
 use std::time::Duration;
+
 use tidewatch_kit::variant::VariantName as _;
 
 use super::WorkSet;

@@ -1,6 +1,7 @@
 //! Queued work of a Kyma and the drift that its runtime reported.
 
 use std::mem;
+
 use tidewatch_contract::event::Object;
 
 use super::WorkSet;

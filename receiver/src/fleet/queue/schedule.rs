@@ -13,9 +13,9 @@ use std::{
     sync::Arc,
     time::Duration,
 };
+
 use tidewatch_api::plan::Work;
 use tidewatch_kit::random::Random;
-
 use tokio::time::Instant;
 
 pub(crate) use self::lanes::{Heads, Lane, Lanes, SlowSlot};

@@ -2,6 +2,7 @@
 //! progress.
 
 use std::collections::HashMap;
+
 use tidewatch_api::{
     key::KymaKey,
     shard::{ShardCount, ShardId},

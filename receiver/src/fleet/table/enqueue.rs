@@ -1,10 +1,9 @@
 //! Work that reconciles and changes in KCP enqueue.
 
 use std::time::Duration;
-use tidewatch_api::plan::Work;
-use tidewatch_kit::random::rotate;
 
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::{key::KymaKey, plan::Work};
+use tidewatch_kit::random::rotate;
 use tokio::time::Instant;
 
 use super::RuntimeTable;

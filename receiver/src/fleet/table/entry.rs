@@ -1,7 +1,6 @@
 //! One Kyma of the table.
 
 use tidewatch_api::identity::RuntimeId;
-
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 

@@ -1,9 +1,9 @@
 //! One reconcile, from the queue to its result.
 
 use std::{fmt, sync::Arc, time::Duration};
-use tidewatch_kit::trace;
 
 use tidewatch_api::key::KymaKey;
+use tidewatch_kit::trace;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 

@@ -1,6 +1,7 @@
 //! Kymas of one shard.
 
 use std::{collections::BTreeMap, ops::Bound};
+
 use tidewatch_api::key::KymaKey;
 
 use super::entry::Entry;

@@ -1,6 +1,7 @@
 //! Changes of module objects in one shard that no task has taken yet.
 
 use std::collections::BTreeMap;
+
 use tidewatch_api::key::KymaKey;
 
 use crate::fleet::queue::{Drift, QueuedWork, WorkSet};

@@ -1,6 +1,7 @@
 //! Places of Kymas: in which shard each is, with which runtime and plan.
 
 use std::sync::Arc;
+
 use tidewatch_api::{identity::RuntimeId, key::KymaKey, plan::Plan};
 
 use super::RuntimeTable;

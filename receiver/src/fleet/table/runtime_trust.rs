@@ -1,6 +1,7 @@
 //! Trust state of a runtime, the input of CA rotation.
 
 use std::time::Duration;
+
 use tidewatch_api::{identity::RuntimeId, key::KymaKey};
 use tidewatch_contract::certificate::KeyId;
 

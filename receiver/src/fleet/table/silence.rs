@@ -1,9 +1,8 @@
 //! Runtimes with a lost connection or an incomplete installation.
 
 use std::time::Duration;
-use tidewatch_api::identity::RuntimeId;
 
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::{identity::RuntimeId, key::KymaKey};
 use tokio::time::Instant;
 
 use super::{

@@ -1,13 +1,13 @@
 //! State of one shard, under its lock.
 
 use std::{collections::HashMap, mem, sync::Arc, time::Duration};
+
 use tidewatch_api::{
     identity::{Instance, RuntimeId},
+    key::KymaKey,
     plan::{Plan, Work},
 };
 use tidewatch_contract::heartbeat::Heartbeat;
-
-use tidewatch_api::key::KymaKey;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 

@@ -1,6 +1,7 @@
 //! Traces of events that wait for a reconcile of their Kyma. Empty in builds without trace export.
 
 use std::{collections::HashMap, time::SystemTime};
+
 use tidewatch_api::{key::KymaKey, shard::ShardCount};
 use tidewatch_kit::trace;
 

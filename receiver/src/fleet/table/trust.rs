@@ -1,9 +1,9 @@
 //! Trust bundle and issuer that responses to heartbeats announce.
 
 use std::time::Duration;
-use tidewatch_contract::certificate::KeyId;
 
 use tidewatch_api::shard::ShardCount;
+use tidewatch_contract::certificate::KeyId;
 use tokio::time::Instant;
 
 /// Burst of renewal requests ahead of the rate after an idle period.

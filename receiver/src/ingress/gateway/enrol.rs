@@ -5,6 +5,7 @@
 mod handler;
 
 use std::{net::SocketAddr, time::Duration};
+
 use tidewatch_api::identity::TrustDomain;
 use tidewatch_contract::enrolment::MAX_REQUEST_BYTES;
 

@@ -5,7 +5,6 @@ use tidewatch_contract::{
     exchange::{EventsResponse, HeartbeatResponse},
     heartbeat::Heartbeat,
 };
-
 use tokio::{sync::broadcast, time::Instant};
 
 use crate::fleet::{

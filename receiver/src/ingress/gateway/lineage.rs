@@ -6,9 +6,9 @@
 //! arrival at this receiver.
 
 use std::time::Duration;
+
 use tidewatch_api::identity::Epoch;
 use tidewatch_contract::{certificate::Leaf, signature::WINDOW_SECONDS};
-
 use tokio::time::Instant;
 
 /// Time in which requests of an earlier epoch may still arrive: a signature is valid for a minute, from at most a

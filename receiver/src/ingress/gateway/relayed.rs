@@ -11,6 +11,7 @@
 mod handler;
 
 use std::{net::SocketAddr, time::Duration};
+
 use tidewatch_api::identity::TrustDomain;
 
 pub use handler::{RelayHandler, RelayedHandlers};

@@ -22,6 +22,7 @@ mod metrics;
 mod tls_files;
 
 use std::net::SocketAddr;
+
 use tidewatch_api::identity::TrustDomain;
 use tidewatch_contract::v2::MAX_BODY_BYTES;
 

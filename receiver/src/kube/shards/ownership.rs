@@ -21,8 +21,8 @@ mod session;
 mod view;
 
 use std::{collections::BTreeMap, time::Duration};
-use tidewatch_kit::random::Random;
 
+use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
 pub(super) use self::actions::{Effect, EndReason, Outcome, Refusal, Settings, Step, Write, WriteKind};

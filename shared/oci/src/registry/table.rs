@@ -5,8 +5,8 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tidewatch_kit::random::Random;
 
+use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
 use super::key::{Key, LookupError, Value};

@@ -1,6 +1,7 @@
 //! Cache of the access Secrets, from which the access to the runtimes is built.
 
 use std::sync::Arc;
+
 use tidewatch_api::key::KymaKey;
 use tidewatch_kit::metrics::KindLabel;
 

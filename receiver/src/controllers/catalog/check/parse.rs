@@ -1,6 +1,7 @@
 //! Parses texts into objects.
 
 use std::sync::Arc;
+
 use tidewatch_api::names::{GROUP, VERSION};
 
 use super::{

@@ -1,9 +1,8 @@
 //! Assesses each runtime over time, as input for the decisions of an upgrade.
 
 use std::{collections::HashMap, time::Duration};
-use tidewatch_api::identity::RuntimeId;
 
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::{identity::RuntimeId, key::KymaKey};
 use tokio::time::Instant;
 
 use super::{

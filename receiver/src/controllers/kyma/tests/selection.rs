@@ -1,6 +1,7 @@
 //! The user's choice of a channel or a version, for the Kyma and for each module.
 
 use std::collections::BTreeMap;
+
 use tidewatch_api::names::annotation;
 
 use super::*;

@@ -1,5 +1,6 @@
 use serde_json::{Value, json};
 use std::sync::Arc;
+
 use tidewatch_api::names::annotation;
 
 use super::*;

@@ -1,8 +1,8 @@
 //! An entry of the queue: the work of one key, its delays, and its position.
 
 use std::{sync::Arc, time::Duration};
-use tidewatch_kit::random::Random;
 
+use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
 use super::{DelayReason, Lane, SlowSlot, USER_SPACING};

@@ -12,6 +12,7 @@ use std::{
     thread,
     time::{Duration, Instant, SystemTime},
 };
+
 use tidewatch_api::identity::RuntimeId;
 use tidewatch_contract::event::{Event, Payload};
 use tidewatch_kit::{error_levels, variant::VariantName as _};

@@ -7,6 +7,7 @@ mod agent;
 
 use std::collections::BTreeMap;
 
+use agent::{Agent, Body, Request, Response, World};
 use futures::FutureExt as _;
 use proptest::prelude::*;
 use serde_json::json;
@@ -16,8 +17,6 @@ use tidewatch_api::{
 };
 use tidewatch_contract::event::Reason;
 use tokio::time;
-
-use agent::{Agent, Body, Request, Response, World};
 
 use super::super::*;
 use crate::{

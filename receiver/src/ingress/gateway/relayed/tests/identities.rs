@@ -4,12 +4,11 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use http::{HeaderValue, Request};
 use http_body_util::Full;
-use tidewatch_contract::forwarded::CLIENT_CERT;
-
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
 };
 use rustls_pki_types::CertificateDer;
+use tidewatch_contract::forwarded::CLIENT_CERT;
 use tokio::time::timeout;
 
 use super::{faults::is_temporary, testing::*};

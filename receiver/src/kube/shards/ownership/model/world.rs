@@ -4,9 +4,9 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap},
 };
-use tidewatch_kit::random::Random;
 
 use tidewatch_api::shard::ShardCount;
+use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
 use super::{
