@@ -8,6 +8,7 @@ use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use tidewatch_api::{key::KymaKey, plan::Work};
+use tidewatch_kit::last_good::{FILE_POLL_INTERVAL, LastGood};
 use tidewatch_oci::{
     key_folder::{self, KeyFiles, KeyFolderError},
     registry::{Change, Registry},
@@ -17,7 +18,6 @@ use tokio::time::{self, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    base::last_good::{FILE_POLL_INTERVAL, LastGood},
     controllers::kyma::ComponentLayers,
     fleet::{
         manifests::ManifestQueue,

@@ -24,7 +24,11 @@ use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use kube::{Client, runtime::reflector::ObjectRef};
 use tidewatch_api::{Condition, Kyma, key::KymaKey, shard::ShardId};
-use tidewatch_kit::{error_levels, variant::VariantName as _};
+use tidewatch_kit::{
+    clock::{ClockStep, ClockSteps},
+    error_levels,
+    variant::VariantName as _,
+};
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
@@ -38,7 +42,6 @@ use self::{
 };
 use crate::{
     base::{
-        clock::{ClockStep, ClockSteps},
         flags::seconds,
         kymas::{CachedKyma, KymaFacts},
         limits::CONNECTION_LOST_AFTER,

@@ -4,9 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use parking_lot::Mutex;
 use tidewatch_api::key::KymaKey;
-use tidewatch_kit::random::Random;
-
-use crate::base::foreign_text;
+use tidewatch_kit::{foreign_text, random::Random};
 
 /// Delay until the deletion of objects is checked again, after progress.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);

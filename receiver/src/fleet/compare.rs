@@ -4,8 +4,7 @@ use tidewatch_contract::{
     digest::Digest,
     heartbeat::{Heartbeat, MAX_WATCHES},
 };
-
-use crate::base::short_map::ShortMap;
+use tidewatch_kit::short_map::ShortMap;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Expected {

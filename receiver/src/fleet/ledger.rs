@@ -6,13 +6,14 @@ use tidewatch_api::{
     plan::{MAX_WATCHES, Work},
 };
 use tidewatch_contract::{event::Event, exchange::Settled, heartbeat::Heartbeat};
+use tidewatch_kit::short_map::ShortMap;
 
 use super::{
     PlanIndex,
     compare::Compare,
     sequences::{SequenceStatus, SequenceTracker},
 };
-use crate::{base::short_map::ShortMap, fleet::queue::WorkSet};
+use crate::fleet::queue::WorkSet;
 
 /// Watermarks of one watch in one epoch.
 #[derive(Clone, Debug, Default)]

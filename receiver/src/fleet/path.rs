@@ -5,10 +5,10 @@ use std::time::Duration;
 use strum::{EnumString, IntoStaticStr, VariantNames};
 use tidewatch_api::{ConditionStatus, identity::Epoch};
 use tidewatch_contract::heartbeat::{EVIDENCE_INTERVALS as INTERVALS, Heartbeat, failing};
+use tidewatch_kit::foreign_text;
 use tokio::time::Instant;
 
 use super::plan_index::PlanIndex;
-use crate::base::foreign_text;
 
 /// Maximum length of texts from an agent, in characters.
 const MAX_TEXT_CHARS: usize = 256;

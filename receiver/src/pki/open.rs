@@ -6,6 +6,7 @@ use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use kube::Client;
 use tidewatch_api::identity::TrustDomain;
+use tidewatch_kit::last_good::LastGood;
 use tokio::sync::watch;
 
 use super::{
@@ -17,7 +18,6 @@ use super::{
     store::{CaSecret, Store},
     tls_state::CaSecretStatus,
 };
-use crate::base::last_good::LastGood;
 
 /// Parameters of [`open`].
 pub struct Setup<'a> {

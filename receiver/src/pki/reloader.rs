@@ -6,7 +6,10 @@ use anyhow::{Context as _, ensure};
 use futures::{StreamExt as _, stream::BoxStream};
 use k8s_openapi::api::core::v1::Secret;
 use tidewatch_contract::certificate::KeyId;
-use tidewatch_kit::error_levels;
+use tidewatch_kit::{
+    error_levels,
+    last_good::{FILE_POLL_INTERVAL, LastGood},
+};
 use tokio::time::{self, Interval, MissedTickBehavior};
 
 use super::{
@@ -16,10 +19,7 @@ use super::{
     store::{CA_SECRET, CaSecret, Store, is_empty},
     tls_state::CaSecretStatus,
 };
-use crate::{
-    base::last_good::{FILE_POLL_INTERVAL, LastGood},
-    kube::object,
-};
+use crate::kube::object;
 
 /// Interval between two checks of the leaf's age.
 const AGE_CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -17,6 +17,7 @@ use rustls_pki_types::UnixTime;
 use tidewatch_api::identity::TrustDomain;
 use tidewatch_contract::certificate::Leaf;
 use tidewatch_kit::{
+    last_good::LastGood,
     metric_set,
     metrics::OutcomeLabel,
     tls::{self, Identity, TlsConfigError},
@@ -25,7 +26,7 @@ use tokio::sync::watch;
 
 use self::{accepted::check, verifier::ReplicaVerifier};
 use super::{Authority, Trust, TrustBundle, Verifier, proxy, reloader::check_ticks};
-use crate::base::{last_good::LastGood, replica::ReplicaName};
+use crate::base::replica::ReplicaName;
 
 pub use self::accepted::ReplicaError;
 pub(crate) use self::verifier::replica_of;

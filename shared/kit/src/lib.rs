@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `metrics`, [`trace`] | metrics and traces |
 //! | [`table`], [`error_levels`], [`variant`] | output of the command lines, errors in log lines, names of enum variants |
-//! | [`hex`], [`json`] | hexadecimal, and JSON in its stored form |
+//! | [`hex`], [`json`], [`foreign_text`] | hexadecimal, JSON in its stored form, bounds on the text of others |
+//! | [`last_good`], [`clock`], [`short_map`] | polled files, steps of the clock, small maps |
 //! | [`tls`], `system_roots` | TLS configurations, and root certificates of the system |
 //! | [`addresses`], `bind` | networks of permitted hosts, and TCP listeners for both address families |
+//! | [`frame_limiter`] | rate limit of HTTP/2 frames |
 //! | [`readiness`], [`random`] | conditions before a process is ready, and jitter |
 //!
 //! The crate performs no IO and spawns no tasks. The exceptions are the exporter of [`trace`] with the feature `otlp`, and
@@ -23,13 +25,18 @@
 pub mod addresses;
 #[cfg(feature = "bind")]
 pub mod bind;
+pub mod clock;
 pub mod error_levels;
+pub mod foreign_text;
+pub mod frame_limiter;
 pub mod hex;
 pub mod json;
+pub mod last_good;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod random;
 pub mod readiness;
+pub mod short_map;
 #[cfg(feature = "roots")]
 pub mod system_roots;
 pub mod table;

@@ -5,12 +5,12 @@ use std::{collections::BTreeSet, sync::Arc};
 use kube::core::DynamicObject;
 use tidewatch_api::names::{GROUP, SKR_NAMESPACE, field_manager};
 use tidewatch_contract::event::{Change, Object};
+use tidewatch_kit::foreign_text::identifier;
 
 use super::{
     desired::{ContentHash, DesiredCatalog, DesiredObject, Kind, ObjectId},
     inventory::{Inventory, InventoryEntry},
 };
-use crate::base::foreign_text::identifier;
 
 /// An object to apply.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,12 +12,12 @@ use std::{
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::core::DynamicObject;
 use thiserror::Error;
-
-use super::desired::{ContentHash, ObjectId};
-use crate::base::{
+use tidewatch_kit::{
     foreign_text::{MAX_IDENTIFIER_BYTES, MAX_NAME_BYTES, identifier},
     short_map::ShortMap,
 };
+
+use super::desired::{ContentHash, ObjectId};
 
 /// Maximum number of objects of one inventory. The entries are kept for as long as the runtime is served; a catalog of
 /// 4,096 objects has 200 modules with 20 versions each.

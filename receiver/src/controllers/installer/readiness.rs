@@ -7,10 +7,11 @@ use kube::{
     api::{DynamicObject, ListParams},
 };
 use tidewatch_api::{Condition, ConditionStatus, Kyma, key::KymaKey};
+use tidewatch_kit::foreign_text;
 
 use super::{Component, InstallationState, Installer, Report, component::PODS, objects::pod_selector};
 use crate::{
-    base::{error_class::ErrorClass, foreign_text},
+    base::error_class::ErrorClass,
     fleet::{PathState, Unproven},
     kube::{
         object,

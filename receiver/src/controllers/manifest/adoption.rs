@@ -11,9 +11,9 @@ use tidewatch_api::{
     Manifest,
     names::{annotation, label},
 };
+use tidewatch_kit::foreign_text::{line, shortened};
 
 use super::{inventory::ObjectKey, render::RenderedObject};
-use crate::base::foreign_text::{line, shortened};
 
 /// Longest value of a label.
 const MAX_VERSION_CHARS: usize = 63;

@@ -20,6 +20,7 @@ use tidewatch_api::{
     CustomResourcePolicy, Manifest,
     names::{annotation, field_manager},
 };
+use tidewatch_kit::foreign_text::{MAX_NAME_BYTES, line};
 
 use super::{
     default_object,
@@ -27,12 +28,9 @@ use super::{
     kept::is_marked,
     search::SearchError,
 };
-use crate::{
-    base::foreign_text::{MAX_NAME_BYTES, line},
-    kube::{
-        kinds::{Definition, Kinds, ServedKind, is_unserved},
-        runtime_access::{ListError, ListLimits, list_map},
-    },
+use crate::kube::{
+    kinds::{Definition, Kinds, ServedKind, is_unserved},
+    runtime_access::{ListError, ListLimits, list_map},
 };
 
 /// Objects that a sentence names.

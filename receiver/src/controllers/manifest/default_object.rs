@@ -7,12 +7,12 @@ use kube::{ResourceExt as _, api::DynamicObject};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tidewatch_api::{Manifest, names::annotation};
+use tidewatch_kit::foreign_text::{MAX_NAME_BYTES, line};
 
 use super::{
     inventory::{ObjectKey, split_api_version},
     status::is_default_created,
 };
-use crate::base::foreign_text::{MAX_NAME_BYTES, line};
 
 /// Finalizers that a sentence names.
 const MAX_FINALIZERS: usize = 5;

@@ -11,6 +11,7 @@ use kube::{
     api::{DynamicObject, ListParams, PartialObjectMeta},
 };
 use tidewatch_api::names::annotation;
+use tidewatch_kit::foreign_text::{MAX_NAME_BYTES, line};
 
 use super::{
     execution::Execution,
@@ -21,13 +22,10 @@ use super::{
     sharing::Sharing,
     step::Seen,
 };
-use crate::{
-    base::foreign_text::{MAX_NAME_BYTES, line},
-    kube::{
-        kinds::{Definition, is_unserved},
-        object,
-        runtime_access::list_first,
-    },
+use crate::kube::{
+    kinds::{Definition, is_unserved},
+    object,
+    runtime_access::list_first,
 };
 
 /// Objects of one kind that are looked at; more of them count as content.

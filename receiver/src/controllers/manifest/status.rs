@@ -2,9 +2,9 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tidewatch_api::{Condition, ConditionStatus, LastOperation, Manifest, ManifestStatus, State};
+use tidewatch_kit::foreign_text;
 
 use super::inventory::Inventory;
-use crate::base::foreign_text;
 
 /// Condition that the objects of the layer are known.
 pub(super) const RESOURCES: &str = "Resources";

@@ -8,10 +8,11 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tidewatch_kit::foreign_text::line;
 use tokio::time::Instant;
 
 use super::inventory::ObjectKey;
-use crate::{base::foreign_text::line, fleet::manifests::ManifestKey, kube::object::Disputed};
+use crate::{fleet::manifests::ManifestKey, kube::object::Disputed};
 
 /// Window in which reverts of one field are counted, and their number from which on it is left to its writer.
 const WINDOW: Duration = Duration::from_secs(600);

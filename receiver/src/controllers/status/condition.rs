@@ -3,10 +3,10 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tidewatch_api::{Condition, ConditionStatus, KymaStatus};
+use tidewatch_kit::foreign_text;
 
 use super::MAX_TEXT_CHARS;
 use crate::{
-    base::foreign_text,
     controllers::installer::{Readiness, SYNCHRONIZED},
     kube::runtime_access::RuntimeAccessError,
 };

@@ -9,15 +9,15 @@ use std::{
 use jiff::Timestamp;
 use thiserror::Error;
 use tidewatch_api::plan::Work;
-use tidewatch_kit::error_levels;
+use tidewatch_kit::{
+    clock::ClockSteps,
+    error_levels,
+    last_good::{FILE_POLL_INTERVAL, LastGood},
+};
 use tokio::time::{self, Instant, MissedTickBehavior};
 
 use super::{MaintenanceWindows, parse};
 use crate::{
-    base::{
-        clock::ClockSteps,
-        last_good::{FILE_POLL_INTERVAL, LastGood},
-    },
     fleet::{queue::WorkSet, table::RuntimeTable},
     kube::recorder::{EventRecorder, PendingEvent, Regarding},
 };

@@ -14,13 +14,13 @@ use std::{
 };
 
 use bytes::Bytes;
+use tidewatch_kit::frame_limiter::FrameLimiter;
 use tokio::{
     io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf},
     time::{Instant, Sleep, sleep},
 };
 
 use super::head_deadline::HeadDeadline;
-use crate::base::frame_limiter::FrameLimiter;
 
 /// Label of too many frames.
 pub(super) const FLOOD: &str = "flood";

@@ -4,9 +4,10 @@ use std::{error::Error, io};
 
 use kube::core::Status;
 use rustls::AlertDescription;
+use tidewatch_kit::foreign_text;
 
 use super::{addresses::ForbiddenAddressError, chain, response::LimitError};
-use crate::base::{error_class::ErrorClass, foreign_text};
+use crate::base::error_class::ErrorClass;
 
 /// Longest description, in characters. It contains text of the runtime, and ends up in conditions and logs.
 const MAX_DESCRIPTION_CHARS: usize = 300;

@@ -13,7 +13,7 @@ use hyper_util::{
     rt::TokioIo,
 };
 use thiserror::Error;
-use tidewatch_kit::metrics::ReasonLabel;
+use tidewatch_kit::{frame_limiter::FrameLimiter, metrics::ReasonLabel};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -21,7 +21,6 @@ use tokio::{
 };
 
 use super::Metrics;
-use crate::base::frame_limiter::FrameLimiter;
 
 /// Frames with few or no body bytes of one connection, per second, and twice as many in a burst. A response has two or
 /// three, and at most eight requests are pending.

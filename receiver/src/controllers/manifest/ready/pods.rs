@@ -5,10 +5,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{ResourceExt as _, api::DynamicObject, core::Selector};
 use serde::Deserialize as _;
 use serde_json::Value;
+use tidewatch_kit::foreign_text;
 
 use super::{MAX_TEXT_CHARS, Readiness, cause, is_outdated, workload};
 use crate::{
-    base::foreign_text,
     controllers::manifest::inventory::ObjectKey,
     kube::workload::{PodFault, Termination, condition_with, containers},
 };

@@ -5,14 +5,14 @@ use std::{fs, path::PathBuf, sync::Arc};
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 use thiserror::Error;
-use tidewatch_kit::tls::{Identity, TlsConfigError};
+use tidewatch_kit::{
+    last_good::{FILE_POLL_INTERVAL, LastGood},
+    tls::{Identity, TlsConfigError},
+};
 use tokio::time::{self, MissedTickBehavior};
 
 use super::{CallerVerifier, Flags, Proxy};
-use crate::{
-    base::last_good::{FILE_POLL_INTERVAL, LastGood},
-    pki::{self, ProxyIdentity, ServerIdentity, TrustBundle},
-};
+use crate::pki::{self, ProxyIdentity, ServerIdentity, TrustBundle};
 
 /// Error of loading the TLS files.
 #[derive(Debug, Error)]

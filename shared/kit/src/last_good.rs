@@ -2,16 +2,16 @@
 
 use std::{mem, time::Duration};
 
-use tidewatch_kit::error_levels;
+use crate::error_levels;
 
 /// Reads after which rejected content is tried again.
 const RETRY_READS: u8 = 12;
 
 /// Interval between two reads of the files.
-pub(crate) const FILE_POLL_INTERVAL: Duration = Duration::from_secs(5);
+pub const FILE_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Tracks which content of files is in use, and which was rejected.
-pub(crate) struct LastGood<C> {
+pub struct LastGood<C> {
     /// Name of the files in log messages, plural.
     label: &'static str,
     in_use: C,
@@ -24,23 +24,23 @@ pub(crate) struct LastGood<C> {
 
 impl<C: PartialEq> LastGood<C> {
     /// Starts with content that is in use.
-    pub(crate) const fn new(label: &'static str, in_use: C) -> Self {
+    pub const fn new(label: &'static str, in_use: C) -> Self {
         Self { label, in_use, rejected: None, retry_in: None, unreadable: false }
     }
 
     /// Tries rejected content again at each twelfth read, such as a certificate that is not valid yet.
     #[must_use]
-    pub(crate) fn retrying(self) -> Self {
+    pub fn retrying(self) -> Self {
         Self { retry_in: Some(RETRY_READS), ..self }
     }
 
     /// Content in use.
-    pub(crate) const fn in_use(&self) -> &C {
+    pub const fn in_use(&self) -> &C {
         &self.in_use
     }
 
     /// Returns content for the caller to try: it is not in use, and was not rejected already, or is due to be tried again.
-    pub(crate) fn changed<E: std::error::Error + 'static>(&mut self, read: Result<C, E>) -> Option<C> {
+    pub fn changed<E: std::error::Error + 'static>(&mut self, read: Result<C, E>) -> Option<C> {
         match read {
             Ok(contents) => {
                 self.unreadable = false;
@@ -63,7 +63,7 @@ impl<C: PartialEq> LastGood<C> {
     }
 
     /// Records the result of trying changed content.
-    pub(crate) fn record(&mut self, contents: C, result: anyhow::Result<()>) {
+    pub fn record(&mut self, contents: C, result: anyhow::Result<()>) {
         match result {
             Ok(()) => (self.in_use, self.rejected) = (contents, None),
             Err(error) => {

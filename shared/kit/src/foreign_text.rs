@@ -1,20 +1,20 @@
 //! Bounds on text of a runtime cluster or an agent, which can have any length and content.
 
 /// Maximum bytes of an object's name: a DNS subdomain (RFC 1123, section 2.1, as Kubernetes bounds it).
-pub(crate) const MAX_NAME_BYTES: usize = 253;
+pub const MAX_NAME_BYTES: usize = 253;
 /// Maximum bytes of an opaque identifier that an API server assigns. A uid is a UUID of 36 characters, a
 /// resourceVersion an integer of at most 20 digits.
-pub(crate) const MAX_IDENTIFIER_BYTES: usize = 64;
+pub const MAX_IDENTIFIER_BYTES: usize = 64;
 
 /// Returns the first `max` characters of a text as one line, for conditions, logs and Events: a space replaces each
 /// control character, line separator, and formatting character that reorders or hides the text around it.
-pub(crate) fn line(text: &str, max: usize) -> String {
+pub fn line(text: &str, max: usize) -> String {
     text.chars().take(max).map(|char| if is_printable(char) { char } else { ' ' }).collect()
 }
 
 /// Returns a text as [`line`] does, but of a longer one the first and the last characters, `max` with the mark of the
 /// gap: the end of a refusal often says why.
-pub(crate) fn shortened(text: &str, max: usize) -> String {
+pub fn shortened(text: &str, max: usize) -> String {
     const GAP: &str = " … ";
     let length = text.chars().count();
     if length <= max {
@@ -28,12 +28,12 @@ pub(crate) fn shortened(text: &str, max: usize) -> String {
 }
 
 /// Returns a uid or resourceVersion; empty if it is missing, or longer than any that an API server assigns.
-pub(crate) fn identifier(text: Option<&str>) -> &str {
+pub fn identifier(text: Option<&str>) -> &str {
     text.filter(|text| text.len() <= MAX_IDENTIFIER_BYTES).unwrap_or_default()
 }
 
 /// Returns whether a text can be the name of an object: its length and characters are those of a DNS subdomain.
-pub(crate) fn is_name(text: &str) -> bool {
+pub fn is_name(text: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
     (1..=MAX_NAME_BYTES).contains(&text.len()) && text.bytes().all(is_allowed)
 }

@@ -50,7 +50,7 @@ impl FrameScanner {
 }
 
 /// Rate limit of one connection (GCRA).
-pub(crate) struct FrameLimiter {
+pub struct FrameLimiter {
     scanner: FrameScanner,
     cost: Duration,
     burst: Duration,
@@ -60,12 +60,12 @@ pub(crate) struct FrameLimiter {
 
 impl FrameLimiter {
     /// Limits the frames of a client: this many per second, and twice as many in a burst.
-    pub(crate) fn of_client(per_second: u32) -> Self {
+    pub fn of_client(per_second: u32) -> Self {
         Self::new(per_second, PREFACE)
     }
 
     /// Limits the frames of a server, which sends no preface.
-    pub(crate) fn of_server(per_second: u32) -> Self {
+    pub fn of_server(per_second: u32) -> Self {
         Self::new(per_second, 0)
     }
 
@@ -76,7 +76,7 @@ impl FrameLimiter {
     }
 
     /// True if the frames in these bytes are within the rate.
-    pub(crate) fn admits(&mut self, bytes: &[u8], now: Instant) -> bool {
+    pub fn admits(&mut self, bytes: &[u8], now: Instant) -> bool {
         let light = self.scanner.light_frames(bytes);
         if light == 0 {
             return true;

@@ -10,7 +10,7 @@ const LEAST_STEP: Duration = Duration::from_secs(1);
 
 /// A step of the system's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ClockStep {
+pub enum ClockStep {
     /// It was set forward by this time, or the machine was suspended.
     Forward(Duration),
     /// It was set back. Work that was delayed until a date comes too early, and is delayed again.
@@ -20,18 +20,20 @@ pub(crate) enum ClockStep {
 /// Compares the system's clock with the monotonic one, by which delays are measured. A clock that is set, and a machine
 /// that was suspended, make them differ.
 #[derive(Debug)]
-pub(crate) struct ClockSteps {
+pub struct ClockSteps {
     wall: Timestamp,
     monotonic: Instant,
 }
 
 impl ClockSteps {
-    pub(crate) const fn new(wall: Timestamp, monotonic: Instant) -> Self {
+    /// Starts from a reading of both clocks.
+    #[must_use]
+    pub const fn new(wall: Timestamp, monotonic: Instant) -> Self {
         Self { wall, monotonic }
     }
 
     /// Returns the step since the last call, if there was one. Later steps count from there.
-    pub(crate) fn step(&mut self, wall: Timestamp, monotonic: Instant) -> Option<ClockStep> {
+    pub fn step(&mut self, wall: Timestamp, monotonic: Instant) -> Option<ClockStep> {
         let passed = monotonic.saturating_duration_since(self.monotonic);
         let by_wall = Duration::try_from(wall.duration_since(self.wall)).unwrap_or_default();
         let ahead = by_wall.saturating_sub(passed);
