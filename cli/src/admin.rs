@@ -18,8 +18,9 @@ use kube::{Api, Client, ResourceExt as _, api::ListParams, core::PartialObjectMe
 use rustls_pki_types::ServerName;
 use serde::Serialize;
 use thiserror::Error;
+use tidewatch_cluster::runtime_access::list_all;
 use tidewatch_kit::tls;
-use tidewatch_receiver::kube::{runtime_access::list_all, shards::names};
+use tidewatch_receiver::kube::shards::names;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 

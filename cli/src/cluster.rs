@@ -7,7 +7,7 @@ use clap::Args;
 use k8s_openapi::NamespaceResourceScope;
 use kube::{Api, Client, Config, Resource};
 use tidewatch_api::names;
-use tidewatch_receiver::kube::{client, runtime_access::ListLimits};
+use tidewatch_cluster::{client, runtime_access::ListLimits};
 use tokio::time::timeout;
 
 /// Deadline of one call or request, including the connection and the response.

@@ -14,14 +14,12 @@ use tidewatch_api::{
     key::KymaKey,
     names::{SKR_NAMESPACE, label},
 };
-use tidewatch_kit::system_roots::SystemRoots;
-use tidewatch_receiver::{
-    controllers::installer::pod_selector,
-    kube::{
-        leader::WriteFence,
-        runtime_access::{AccessSecret, Cidr, Metrics, RuntimeAccess, Settings, list_all},
-    },
+use tidewatch_cluster::{
+    leader::WriteFence,
+    runtime_access::{AccessSecret, Cidr, Metrics, RuntimeAccess, Settings, list_all},
 };
+use tidewatch_kit::system_roots::SystemRoots;
+use tidewatch_receiver::controllers::installer::pod_selector;
 
 use crate::{
     block_on,

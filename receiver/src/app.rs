@@ -19,6 +19,7 @@ use arc_swap::ArcSwap;
 use kube::Client;
 use rustls::ServerConfig;
 use tidewatch_api::identity::Instance;
+use tidewatch_cluster::leader::{self, FleetRole, LeaderElector, WriteFence};
 #[cfg(feature = "otlp")]
 use tidewatch_kit::trace::Exporter;
 use tokio::{
@@ -36,7 +37,6 @@ use crate::{
         gateway::{Service, relayed::RelayedHandlers},
         probes,
     },
-    kube::leader::{self, FleetRole, LeaderElector, WriteFence},
     pki::{self, TlsState},
     telemetry::{self, Metrics, MetricsPage, Pending, Readiness},
 };
@@ -118,7 +118,7 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     let lease = leader::Metrics::default();
     let readiness = Readiness::default();
     let access = build::kube_config(config.kubeconfig.as_deref()).await?;
-    let client = crate::kube::client::client(&access, &WriteFence::default())
+    let client = tidewatch_cluster::client::client(&access, &WriteFence::default())
         .context("build the client of the control plane")?;
     let registry = config.registry.settings()?;
     tidewatch_oci::tls::roots(registry.ca_file.as_ref()).context("read the roots of the registry's certificate")?;
@@ -133,11 +133,11 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     let pki = pki::Metrics::default();
     // Requests for certificates of different replicas do not affect each other.
     let requests = if replica.is_some() { WriteFence::default() } else { fence.clone() };
-    let fenced = crate::kube::client::client(&access, &requests).context("build the client of cert-manager")?;
+    let fenced = tidewatch_cluster::client::client(&access, &requests).context("build the client of cert-manager")?;
     let (tls_state, reloader) = build::tls_state(&config, client.clone(), fenced, pki.clone()).await?;
     build::check_v2_files(&config, &pki)?;
     // The Lease has a client of its own, which neither the fence nor other requests hold up.
-    let own = crate::kube::client::lease_client(access).context("build the client of the Lease")?;
+    let own = tidewatch_cluster::client::lease_client(access).context("build the client of the Lease")?;
     let mut metrics = Metrics::new();
     lease.register_in(metrics.tidewatch());
     pki.register_in(metrics.tidewatch());

@@ -4,9 +4,13 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use tidewatch_api::{identity::TrustDomain, names};
+use tidewatch_cluster::{
+    flags::{object_name, seconds},
+    leader,
+    runtime_access::Cidr,
+};
 
 use crate::{
-    base::flags::{object_name, seconds},
     controllers::{catalog, event_path, installer, windows},
     fleet::forward::UrlTemplate,
     ingress::{
@@ -14,7 +18,6 @@ use crate::{
         gateway::{self, OwnAuthority, v2},
         relay,
     },
-    kube::{leader, runtime_access::Cidr},
     pki,
 };
 

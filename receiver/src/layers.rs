@@ -8,8 +8,7 @@ use tidewatch_kit::testing::upward_imports;
 const LAYERS: &[&[&str]] = &[
     &["base", "layers"],
     &["telemetry"],
-    // The control plane and the runtime clusters.
-    &["testing"],
+    // The control plane.
     &["kube"],
     &["pki"],
     &["fleet"],

@@ -5,9 +5,9 @@
 //!
 //! | layer | responsibility |
 //! |---|---|
-//! | [`base`] | keys, pause, take-over, caches, limits, small maps; no IO |
+//! | [`base`] | pause, take-over, caches, versions; no IO |
 //! | [`telemetry`] | logs, metrics, readiness |
-//! | [`kube`] | watches of the control plane, leader election, write fence, Event recorder, clients of runtime clusters |
+//! | [`kube`] | watches of the control plane, owners of shards, Event recorder |
 //! | [`pki`] | certificate authority, issuers, TLS of the receiver |
 //! | [`fleet`] | runtime table and work queue under one lock; work queue of the Manifests |
 //! | [`ingress`] | listeners: events, contract v2, enrolment, admin, probes |
@@ -40,5 +40,3 @@ mod layers;
 pub mod pki;
 pub mod rights;
 pub mod telemetry;
-#[cfg(test)]
-mod testing;

@@ -8,14 +8,9 @@ use tidewatch_api::{
     names::{GROUP, RELEASES, ROLLOUTS},
     shard::ShardCount,
 };
+use tidewatch_cluster::leader::DEFAULT_NAME as LEASE;
 
-use crate::{
-    base::pause,
-    controllers::installer::upgrade,
-    ingress::enrolment,
-    kube::{leader::DEFAULT_NAME as LEASE, shards::names},
-    pki::CA_SECRET,
-};
+use crate::{base::pause, controllers::installer::upgrade, ingress::enrolment, kube::shards::names, pki::CA_SECRET};
 
 /// Verbs of a watched cache.
 const LIST_WATCH: &[&str] = &["list", "watch"];

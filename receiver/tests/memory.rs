@@ -22,16 +22,14 @@ use tidewatch_api::{
     key::KymaKey,
     names::{KUBECONFIG_KEY, annotation, label},
 };
+use tidewatch_cluster::runtime_access::{AccessSecret, ListedSecret, Metrics, RuntimeAccess, Settings};
 use tidewatch_receiver::{
     base::{
         kymas::{CachedKyma, RestDigest},
         manifests::{CachedManifest, Manifests},
         unread::drop_unread,
     },
-    kube::{
-        CommonKymaParts, CommonParts,
-        runtime_access::{AccessSecret, ListedSecret, Metrics, RuntimeAccess, Settings},
-    },
+    kube::{CommonKymaParts, CommonParts},
 };
 
 #[global_allocator]

@@ -13,6 +13,7 @@ use tidewatch_api::{
     names::GROUP,
     plan::{self, Plan, carries_secrets},
 };
+use tidewatch_cluster::runtime_access::kubeconfig::RuntimeKubeconfig;
 use tidewatch_contract::{
     enrolment::{CertificateRequest, MAX_REQUEST_BYTES, MAX_TOKEN_BYTES},
     event::{self, MAX_EVENTS, Received},
@@ -23,7 +24,6 @@ use tidewatch_contract::{
 };
 use tidewatch_receiver::{
     ingress::enrolment::{KeySet, MAX_KEY_SET_BYTES, Token},
-    kube::runtime_access::kubeconfig::RuntimeKubeconfig,
     pki::SigningRequest,
 };
 

@@ -15,11 +15,11 @@ use tidewatch_api::{
     Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate,
     names::{self, label},
 };
+use tidewatch_cluster::{labels::is_label_value, runtime_access::list_map};
 use tidewatch_kit::table;
 use tidewatch_receiver::{
-    base::{labels::is_label_value, takeover::Takeover},
+    base::takeover::Takeover,
     controllers::catalog::{check::Objects, preview::Live, visibility::restricted_modules},
-    kube::runtime_access::list_map,
 };
 
 use crate::cluster::{ClusterFlags, LIST_LIMITS, within_deadline};

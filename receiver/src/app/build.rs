@@ -10,6 +10,7 @@ use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use futures::FutureExt as _;
 use kube::Client;
 use tidewatch_api::{identity::Instance, key::KymaKey, plan::Work};
+use tidewatch_cluster::{WriteBudgets, leader::WriteFence};
 use tidewatch_oci::{
     flags::{Settings, Source},
     registry::Registry,
@@ -61,7 +62,7 @@ use crate::{
         },
         relay::{Answers, Relay},
     },
-    kube::{WriteBudgets, leader::WriteFence, recorder::ServedKymas, shards},
+    kube::{recorder::ServedKymas, shards},
     pki::{self, CertificateReloader, RotationHandle, ServerName, Setup, TlsState},
     telemetry::Metrics,
 };
@@ -103,11 +104,11 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>, ports: &H
     let mut metrics = Metrics::new();
     let access = kube_config(config.kubeconfig.as_deref()).await?;
     let events =
-        crate::kube::client::client(&access, &WriteFence::default()).context("build the client of the Events")?;
+        tidewatch_cluster::client::client(&access, &WriteFence::default()).context("build the client of the Events")?;
     let (stores, writers) = changes::stores();
     let served_kymas = ServedKymas::default();
     let counters = Counters::register_all(&mut metrics, lease, pki, stores.clone(), served_kymas.clone());
-    let client = crate::kube::client::counted_client(&access, &process.fence, counters.kcp.clone())
+    let client = tidewatch_cluster::client::counted_client(&access, &process.fence, counters.kcp.clone())
         .context("build the client of the control plane")?;
     let installs = config.installer.settings(&config.trust_domain);
     let installs = installs.map(|settings| settings.with_modules_pull_secret(config.skr_image_pull_secret.as_ref()));
@@ -458,7 +459,7 @@ impl Builder<'_> {
 
 /// Configuration of the client of KCP: from the kubeconfig, or with the pod's service account.
 pub(super) async fn kube_config(kubeconfig: Option<&Path>) -> Result<kube::Config> {
-    crate::kube::client::config(kubeconfig, async {
+    tidewatch_cluster::client::config(kubeconfig, async {
         kube::Config::incluster().context("find the service account of the pod")
     })
     .await

@@ -48,6 +48,7 @@ use self::{
     owners::SecretOwners,
 };
 use tidewatch_api::{key::KymaKey, shard::ShardCount};
+use tidewatch_cluster::{Metrics, runtime_access::AccessSecret};
 
 use crate::{
     base::{kymas::CachedKyma, manifests::CachedManifest, pause::CONFIG_MAP, stores::Stores},
@@ -55,9 +56,7 @@ use crate::{
     fleet::queue::{Priority, WorkSet},
     ingress::enrolment,
     kube::{
-        Metrics,
         recorder::{EventRecorder, Regarding},
-        runtime_access::AccessSecret,
         watch,
     },
     telemetry::Readiness,

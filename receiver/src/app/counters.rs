@@ -2,6 +2,7 @@
 //! that run.
 
 use prometheus_client::metrics::gauge::Gauge;
+use tidewatch_cluster::{leader, runtime_access};
 use tidewatch_kit::{metric_set, metrics::MetricDescription};
 
 use crate::{
@@ -14,7 +15,7 @@ use crate::{
         gateway::{self, v2},
         relay,
     },
-    kube::{leader, recorder, runtime_access, shards},
+    kube::{recorder, shards},
     pki,
     telemetry::Metrics,
 };
@@ -27,8 +28,8 @@ metric_set! {
         pub(super) shares: fleet::ShareMetrics = ..,
         pub(super) access: runtime_access::Metrics = ..,
         pub(super) catalog: catalog::Metrics = ..,
-        pub(super) kcp: crate::kube::Metrics = ..,
-        pub(super) writes: crate::kube::WriteMetrics = ..,
+        pub(super) kcp: tidewatch_cluster::Metrics = ..,
+        pub(super) writes: tidewatch_cluster::WriteMetrics = ..,
         pub(super) event_path: event_path::Metrics = ..,
         pub(super) kyma: kyma::Metrics = ..,
         pub(super) manifest: manifest::Metrics = ..,

@@ -8,6 +8,7 @@ use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use tidewatch_api::{key::KymaKey, plan::Work};
+use tidewatch_cluster::object;
 use tidewatch_kit::last_good::{FILE_POLL_INTERVAL, LastGood};
 use tidewatch_oci::{
     key_folder::{self, KeyFiles, KeyFolderError},
@@ -24,7 +25,6 @@ use crate::{
         queue::{Priority, WorkSet},
         table::RuntimeTable,
     },
-    kube::object,
     pki,
 };
 

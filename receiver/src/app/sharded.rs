@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result};
 use futures::FutureExt as _;
 use kube::Client;
 use tidewatch_api::{identity::Instance, key::KymaKey};
+use tidewatch_cluster::leader::{self, FleetRole};
 use tokio::{
     runtime::Handle,
     task::JoinSet,
@@ -33,10 +34,7 @@ use crate::{
         },
         relay::{self, Answers, IsFleetHolder, Relay, ReplicaPeers, ReplicaSettings},
     },
-    kube::{
-        leader::{self, FleetRole},
-        shards::{self as ownership, HoldersHandle, ShardElector, ShardOwnership},
-    },
+    kube::shards::{self as ownership, HoldersHandle, ShardElector, ShardOwnership},
     pki::{ReplicaCertificate, ReplicaMetrics, ReplicaSource, ReplicaTls, TlsState},
     telemetry::{Pending, Readiness},
 };

@@ -5,21 +5,21 @@ use std::{panic::AssertUnwindSafe, sync::Arc};
 use anyhow::{Error, anyhow};
 use futures::FutureExt as _;
 use tidewatch_api::{key::KymaKey, plan::Work};
+use tidewatch_cluster::{
+    error_class::ErrorClass,
+    leader::{WriteFence, fenced},
+    metered,
+};
 use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    base::error_class::ErrorClass,
     controllers::{kyma, manifest},
     fleet::{
         Cost, Shares,
         manifests::{ManifestJob, ManifestQueue},
         queue::{Drift, Priority, QueuedWork, ReconcileOutcome},
         table::{Job, RuntimeTable},
-    },
-    kube::{
-        leader::{WriteFence, fenced},
-        metered,
     },
 };
 

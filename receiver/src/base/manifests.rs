@@ -10,11 +10,11 @@ use std::{collections::BTreeSet, sync::Arc};
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::{RwLock, RwLockWriteGuard};
 use tidewatch_api::{Manifest, key::KymaKey};
+use tidewatch_cluster::body_missing::BodyMissingError;
 use tokio::sync::Notify;
 
 use self::index::{Index, Owner};
 pub use self::{cached::CachedManifest, facts::ManifestFacts, reduced::ReducedManifest};
-use super::body_missing::BodyMissingError;
 
 /// Cache and index. Clones share them. The watch updates the cache first and the index directly afterwards; a read
 /// verifies each object that the index names, so an index that is behind yields no Manifest of another Kyma.

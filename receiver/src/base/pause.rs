@@ -7,8 +7,9 @@ use std::sync::{
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use tidewatch_api::names::label;
+use tidewatch_cluster::labels::is_true;
 
-use crate::base::{kymas::KymaFacts, labels::is_true};
+use crate::base::kymas::KymaFacts;
 
 /// Name of the ConfigMap in the receiver's namespace that pauses all runtimes if its key `pause` is `true`.
 pub const CONFIG_MAP: &str = "tidewatch";

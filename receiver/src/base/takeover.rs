@@ -11,9 +11,10 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
 use tidewatch_api::{Kyma, key::KymaKey, names::label};
+use tidewatch_cluster::labels::is_true;
 use tokio::time::Instant;
 
-use crate::base::{kymas::KymaFacts, labels::is_true, pause::Pause};
+use crate::base::{kymas::KymaFacts, pause::Pause};
 
 /// Selection of Kymas and pending takeovers. Clones share one state; the default selects all Kymas without a quiet
 /// period.

@@ -46,6 +46,10 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt};
 use parking_lot::Mutex;
 use tidewatch_api::{ModuleReleaseMeta, key::KymaKey};
+use tidewatch_cluster::{
+    WriteBudgets,
+    leader::{FleetRole, WriteFence},
+};
 use tokio::time::timeout;
 
 pub use content::content_id;
@@ -68,14 +72,7 @@ use self::{
     runtime::Runtime,
     snapshot::{Omission, Snapshot},
 };
-use crate::{
-    base::stores::Stores,
-    fleet::queue::Drift,
-    kube::{
-        WriteBudgets,
-        leader::{FleetRole, WriteFence},
-    },
-};
+use crate::{base::stores::Stores, fleet::queue::Drift};
 
 /// Configuration of catalog sync.
 #[derive(Clone, Debug, Default)]

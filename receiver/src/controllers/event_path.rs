@@ -24,6 +24,7 @@ use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use kube::{Client, runtime::reflector::ObjectRef};
 use tidewatch_api::{Condition, Kyma, key::KymaKey, shard::ShardId};
+use tidewatch_cluster::{flags::seconds, limits::CONNECTION_LOST_AFTER};
 use tidewatch_kit::{
     clock::{ClockStep, ClockSteps},
     error_levels,
@@ -42,9 +43,7 @@ use self::{
 };
 use crate::{
     base::{
-        flags::seconds,
         kymas::{CachedKyma, KymaFacts},
-        limits::CONNECTION_LOST_AFTER,
         pause::Pause,
         plans::Plans,
         stores::Stores,
@@ -405,6 +404,7 @@ mod tests {
     use kube::runtime::reflector::store::Writer;
     use serde_json::json;
     use tidewatch_api::{identity::RuntimeId, plan::Plan};
+    use tidewatch_cluster::{WriteBudgets, leader::WriteFence, testing};
     use tidewatch_kit::metrics::Registry;
     use tokio::sync::{mpsc, watch};
 
@@ -412,8 +412,6 @@ mod tests {
     use crate::{
         controllers::catalog,
         fleet::{Unproven, table},
-        kube::{WriteBudgets, leader::WriteFence},
-        testing,
     };
 
     const S: Duration = Duration::from_secs(1);

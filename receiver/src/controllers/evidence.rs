@@ -6,13 +6,11 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures::FutureExt as _;
 use serde::{Serialize, de::DeserializeOwned};
+use tidewatch_cluster::leader::FleetRole;
 use tidewatch_kit::error_levels;
 use tokio::time::timeout;
 
-use crate::{
-    base::peers::{AskError, Peers, Responders, Topic},
-    kube::leader::FleetRole,
-};
+use crate::base::peers::{AskError, Peers, Responders, Topic};
 
 /// Deadline of a question to all replicas. Peers have shorter deadlines of their own.
 const ASK_TIMEOUT: Duration = Duration::from_secs(6);
@@ -89,9 +87,9 @@ pub(super) mod tests {
 
     use futures::future::BoxFuture;
     use parking_lot::Mutex;
+    use tidewatch_cluster::leader::WriteFence;
 
     use super::*;
-    use crate::kube::leader::WriteFence;
 
     /// Replicas that answer for themselves.
     #[derive(Default)]

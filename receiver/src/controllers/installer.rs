@@ -42,12 +42,12 @@ use std::{
 use kube::Client;
 use parking_lot::Mutex;
 use tidewatch_api::{Kyma, identity::RuntimeId, key::KymaKey, plan::Plan};
+use tidewatch_cluster::{WriteBudgets, object};
 
 use self::{desired::DesiredObjects, readiness::PathEvidence};
 use crate::{
     controllers::{pending_removal::PendingRemoval, pull_secret::PullSecret},
     fleet::PathState,
-    kube::{WriteBudgets, object},
     pki::Trust,
 };
 

@@ -46,6 +46,12 @@ use serde_json::Value;
 use tidewatch_api::{
     Condition, ConditionStatus, Kyma, KymaStatus, Manifest, identity::RuntimeId, key::KymaKey, names::label, plan::Work,
 };
+use tidewatch_cluster::{
+    WriteBudgets,
+    error_class::ErrorClass,
+    labels::is_true,
+    runtime_access::{AccessRemark, ClientError, KEPT_FOR, describe, retain},
+};
 use tidewatch_kit::variant::VariantName as _;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
@@ -70,9 +76,7 @@ use self::{
 };
 use crate::{
     base::{
-        error_class::ErrorClass,
         kymas::UserSelection,
-        labels::is_true,
         pause::Pause,
         plans::Plans,
         stores::Stores,
@@ -90,10 +94,6 @@ use crate::{
     fleet::{
         queue::{QueuedWork, ReconcileOutcome, WorkSet},
         table::Job,
-    },
-    kube::{
-        WriteBudgets,
-        runtime_access::{AccessRemark, ClientError, KEPT_FOR, describe, retain},
     },
 };
 

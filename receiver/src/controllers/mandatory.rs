@@ -22,6 +22,7 @@ use tidewatch_api::{
     Manifest, ModuleReleaseMeta,
     names::{field_manager, finalizer, label},
 };
+use tidewatch_cluster::{labels::is_true, leader::FleetRole, runtime_access::describe};
 use tokio::{
     sync::Notify,
     time::{self, Instant},
@@ -31,12 +32,8 @@ use tokio_util::sync::CancellationToken;
 use self::action::{Action, Use, action, is_wanted};
 use super::catalog::Catalog;
 use crate::{
-    base::{labels::is_true, manifests::CachedManifest, stores::Stores},
-    kube::{
-        leader::FleetRole,
-        recorder::{EventRecorder, PendingEvent, Regarding},
-        runtime_access::describe,
-    },
+    base::{manifests::CachedManifest, stores::Stores},
+    kube::recorder::{EventRecorder, PendingEvent, Regarding},
 };
 
 pub(crate) use action::is_installable;

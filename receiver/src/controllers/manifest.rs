@@ -66,6 +66,15 @@ use tidewatch_api::{
     key::KymaKey,
     names::{annotation, label},
 };
+use tidewatch_cluster::{
+    WriteBudgets,
+    body_missing::BodyMissingError,
+    error_class::ErrorClass,
+    kinds::{KindCache, Kinds},
+    labels::is_true,
+    object,
+    runtime_access::{ClientError, describe},
+};
 use tidewatch_contract::event::Object;
 use tidewatch_kit::variant::VariantName as _;
 use tidewatch_oci::registry::LayerKey;
@@ -101,10 +110,7 @@ use self::{
 };
 use crate::{
     base::{
-        body_missing::BodyMissingError,
-        error_class::ErrorClass,
         kymas::CachedKyma,
-        labels::is_true,
         manifests::ManifestFacts,
         pause::Pause,
         stores::Stores,
@@ -117,12 +123,6 @@ use crate::{
     fleet::{
         manifests::{ManifestJob, ManifestKey},
         queue::{Drift, QueuedWork, ReconcileOutcome},
-    },
-    kube::{
-        WriteBudgets,
-        kinds::{KindCache, Kinds},
-        object,
-        runtime_access::{ClientError, describe},
     },
 };
 

@@ -21,13 +21,14 @@ use tidewatch_api::{
     Manifest,
     names::{annotation, label},
 };
+use tidewatch_cluster::object;
 use tidewatch_kit::error_levels;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     base::manifests::Manifests,
     fleet::manifests::{ManifestKey, ManifestQueue},
-    kube::{object, watch::WatchBackoff},
+    kube::watch::WatchBackoff,
 };
 
 /// The only module whose Secrets get data of KCP.

@@ -12,6 +12,7 @@ use tidewatch_api::{
     Resource,
     names::{SKR_NAMESPACE, label},
 };
+use tidewatch_cluster::object;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -21,7 +22,6 @@ use crate::{
         queue::{Priority, WorkSet},
         table::RuntimeTable,
     },
-    kube::object,
     pki::CA_SECRET,
 };
 

@@ -72,7 +72,7 @@ use shared::Shared;
 use state::{EventsReply, HeartbeatReply};
 use trust::TrustAnnouncer;
 #[cfg(test)]
-use {crate::kube::leader::WriteFence, tidewatch_api::identity::Instance};
+use {tidewatch_api::identity::Instance, tidewatch_cluster::leader::WriteFence};
 
 /// Settings of the runtime table.
 #[derive(Clone, Copy, Debug)]

@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use tidewatch_api::{key::KymaKey, shard::ShardId};
+use tidewatch_cluster::leader::{WriteFence, fenced};
 use tokio::time::Instant;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
-
-use crate::kube::leader::{WriteFence, fenced};
 
 /// Right to work on the runtimes of a shard, from its acquisition to its release. Clones share the fence.
 #[derive(Clone, Debug)]
@@ -95,6 +94,6 @@ impl Tenure {
 
     /// Open tenure that began at `started`.
     pub(crate) fn since(started: Instant) -> Self {
-        Self { safe: Some(started + crate::base::limits::REQUEST_DEADLINE), ..Self::open() }
+        Self { safe: Some(started + tidewatch_cluster::limits::REQUEST_DEADLINE), ..Self::open() }
     }
 }

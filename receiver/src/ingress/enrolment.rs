@@ -41,6 +41,10 @@ use clap::Args;
 use kube::Client;
 use thiserror::Error;
 use tidewatch_api::{identity::TrustDomain, key::KymaKey};
+use tidewatch_cluster::{
+    flags::connections,
+    runtime_access::{ClientError, RuntimeAccess},
+};
 use tidewatch_contract::{
     certificate::Leaf,
     enrolment::{CertificateRequest, CertificateResponse, RenewalRequest},
@@ -59,10 +63,8 @@ pub use revocations::{CONFIG_MAP, LeafId, LeafRefusal, Revocations};
 pub use token::{Token, TokenError};
 
 use crate::{
-    base::flags::connections,
     fleet::table::PlacementError,
     ingress::source::network,
-    kube::runtime_access::{ClientError, RuntimeAccess},
     pki::{ParseRequestError, SigningRequest},
 };
 use keys::KeyCache;

@@ -52,6 +52,7 @@ use arc_swap::ArcSwap;
 use clap::Args;
 use rustls::ServerConfig;
 use tidewatch_api::identity::TrustDomain;
+use tidewatch_cluster::flags::connections;
 use tidewatch_contract::event::MAX_BODY_BYTES;
 use tokio::{
     net::TcpListener,
@@ -64,7 +65,6 @@ use tokio_util::{
 };
 
 use crate::{
-    base::flags::connections,
     fleet::table::HeartbeatInterval,
     ingress::{
         enrolment::{EnrolmentService, Revocations},

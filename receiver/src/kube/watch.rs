@@ -21,6 +21,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use tidewatch_api::names::GROUP;
+use tidewatch_cluster::Metrics;
 use tidewatch_kit::{error_levels, metrics::KindLabel};
 
 pub(crate) use backoff::WatchBackoff;
@@ -28,7 +29,6 @@ pub use common_parts::{CommonKymaParts, CommonParts};
 pub(crate) use freshness::{CacheMonitor, Freshness};
 pub(crate) use writer::{LockedCache, SharedWriter};
 
-use super::Metrics;
 use crate::{
     kube::recorder::{EventRecorder, Regarding},
     telemetry::{Pending, Readiness},

@@ -263,13 +263,11 @@ mod tests {
     use parking_lot::Mutex;
     use rcgen::ExtendedKeyUsagePurpose;
     use serde_json::Value;
+    use tidewatch_cluster::testing;
     use tidewatch_kit::variant::VariantName as _;
 
     use super::*;
-    use crate::{
-        pki::{BACKDATE, CA_VALIDITY, Ca, RUNTIME_VALIDITY},
-        testing,
-    };
+    use crate::pki::{BACKDATE, CA_VALIDITY, Ca, RUNTIME_VALIDITY};
 
     fn now() -> i64 {
         jiff::Timestamp::now().as_second()

@@ -4,9 +4,9 @@ use std::{num::NonZeroU32, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::Args;
 use thiserror::Error;
+use tidewatch_cluster::flags::seconds;
 
 use super::ProxyIdentity;
-use crate::base::flags::seconds;
 
 /// Issuer and validity of certificates.
 #[derive(Clone, Debug, Args)]

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context as _, ensure};
 use futures::{StreamExt as _, stream::BoxStream};
 use k8s_openapi::api::core::v1::Secret;
+use tidewatch_cluster::object;
 use tidewatch_contract::certificate::KeyId;
 use tidewatch_kit::{
     error_levels,
@@ -19,7 +20,6 @@ use super::{
     store::{CA_SECRET, CaSecret, Store, is_empty},
     tls_state::CaSecretStatus,
 };
-use crate::kube::object;
 
 /// Interval between two checks of the leaf's age.
 const AGE_CHECK_INTERVAL: Duration = Duration::from_secs(1);

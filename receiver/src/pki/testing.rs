@@ -6,6 +6,7 @@ use arc_swap::ArcSwap;
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::Client;
 use tidewatch_api::identity::TrustDomain;
+use tidewatch_cluster::testing::FakeApiServer;
 use tokio::sync::watch;
 
 use super::{
@@ -14,10 +15,7 @@ use super::{
     ca_state::{CaState, Phase, Root},
     open,
 };
-use crate::{
-    pki::{ProxyIdentity, TlsFlags},
-    testing::FakeApiServer,
-};
+use crate::pki::{ProxyIdentity, TlsFlags};
 
 fn now() -> i64 {
     jiff::Timestamp::now().as_second()

@@ -25,10 +25,8 @@ use tidewatch_api::{
     key::KymaKey,
     names::{KUBECONFIG_KEY, SKR_NAMESPACE},
 };
-use tidewatch_receiver::{
-    controllers::catalog::desired::DesiredObject,
-    kube::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings},
-};
+use tidewatch_cluster::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings};
+use tidewatch_receiver::controllers::catalog::desired::DesiredObject;
 use tokio::runtime;
 
 use crate::{load::SimulatedFleet, product::cpu_by_thread};

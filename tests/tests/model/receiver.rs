@@ -9,16 +9,13 @@ use tidewatch_api::{
     key::KymaKey,
     plan::{Plan, Work},
 };
+use tidewatch_cluster::{error_class::ErrorClass, leader::WriteFence};
 use tidewatch_contract::signature::{Nonce, VerifiedSignature, WINDOW_SECONDS};
-use tidewatch_receiver::{
-    base::error_class::ErrorClass,
-    fleet::{
-        EventBatch, Verified,
-        forward::{self, Delivery, Routes, Service, Target},
-        queue::{Drift, Priority, ReconcileOutcome, WorkSet},
-        table::{Job, Metrics, RuntimeTable, Settings},
-    },
-    kube::leader::WriteFence,
+use tidewatch_receiver::fleet::{
+    EventBatch, Verified,
+    forward::{self, Delivery, Routes, Service, Target},
+    queue::{Drift, Priority, ReconcileOutcome, WorkSet},
+    table::{Job, Metrics, RuntimeTable, Settings},
 };
 use tokio::time::Instant;
 

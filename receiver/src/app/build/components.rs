@@ -6,12 +6,18 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Context as _;
 use anyhow::Result;
 use tidewatch_api::{Watcher, key::KymaKey};
+use tidewatch_cluster::{
+    WriteBudgets,
+    kinds::KindCache,
+    limits::REQUEST_DEADLINE,
+    runtime_access::{self, RuntimeAccess},
+};
 use tidewatch_kit::system_roots::SystemRoots;
 use tokio::time::Instant;
 
 use crate::{
     app::{Process, changes, counters::Counters},
-    base::{limits::REQUEST_DEADLINE, pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
+    base::{pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
     controllers::{
         catalog, installer, kyma,
         mandatory::MandatoryModules,
@@ -23,12 +29,7 @@ use crate::{
         table::{self, RuntimeTable},
     },
     ingress::{enrolment::Revocations, gateway::v2},
-    kube::{
-        WriteBudgets,
-        kinds::KindCache,
-        recorder::EventRecorder,
-        runtime_access::{self, RuntimeAccess},
-    },
+    kube::recorder::EventRecorder,
     pki,
 };
 

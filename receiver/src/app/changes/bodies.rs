@@ -29,6 +29,7 @@ use tidewatch_api::{
     key::KymaKey,
     shard::{ShardCount, ShardId},
 };
+use tidewatch_cluster::Metrics;
 use tidewatch_kit::random::Random;
 use tokio::{
     sync::Notify,
@@ -43,10 +44,7 @@ pub(super) use self::{
 use self::{kept::KeptShards, shards::KymaShards};
 use crate::{
     base::kymas::CachedKyma,
-    kube::{
-        Metrics,
-        watch::{LockedCache, SharedWriter},
-    },
+    kube::watch::{LockedCache, SharedWriter},
 };
 
 /// Bound of the delay after a round that left bodies missing; it doubles up to [`MAX_RETRY`].

@@ -10,11 +10,11 @@ use tidewatch_api::{
     key::KymaKey,
     names::{annotation, finalizer, label},
 };
+use tidewatch_cluster::labels::is_true;
 
 use crate::{
     base::{
         kymas::{CachedKyma, RestDigest},
-        labels::is_true,
         manifests::ManifestFacts,
         takeover::{self, Takeover},
     },

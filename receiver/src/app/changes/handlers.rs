@@ -6,6 +6,7 @@ use std::{collections::HashSet, slice, sync::Arc};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
 use tidewatch_api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher, key::KymaKey, plan::Work};
+use tidewatch_cluster::runtime_access::AccessSecret;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
@@ -23,7 +24,7 @@ use crate::{
     base::{kymas::CachedKyma, manifests::CachedManifest},
     controllers::{catalog::CatalogUpdate, mandatory::is_installable},
     fleet::queue::{Priority, WorkSet},
-    kube::{runtime_access::AccessSecret, watch::Change},
+    kube::watch::Change,
 };
 
 /// Factory of the handlers, and the state that they share.

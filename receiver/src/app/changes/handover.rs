@@ -3,6 +3,7 @@
 
 use futures::{FutureExt as _, future::BoxFuture};
 use tidewatch_api::{identity::Instance, key::KymaKey, shard::ShardId};
+use tidewatch_cluster::{kinds::KindCache, leader::WriteFence};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -11,7 +12,7 @@ use crate::{
     base::manifests::Manifests,
     controllers::{catalog::Catalog, manifest::Memories},
     fleet::{manifests::ManifestQueue, table::RuntimeTable},
-    kube::{kinds::KindCache, leader::WriteFence, recorder::EventRecorder},
+    kube::recorder::EventRecorder,
 };
 
 /// Acquires and releases shards. Clones share the state of the components.
@@ -128,6 +129,7 @@ pub(in crate::app) mod tests {
     use kube::runtime::reflector;
     use serde_json::json;
     use tidewatch_api::{Kyma, Manifest, names::label, plan::Plan, shard::ShardCount};
+    use tidewatch_cluster::WriteBudgets;
     use tidewatch_kit::metrics::Registry;
 
     use super::*;
@@ -139,7 +141,7 @@ pub(in crate::app) mod tests {
             queue::{Priority, ReconcileOutcome, WorkSet},
             table::{self, PlacementError},
         },
-        kube::{WriteBudgets, recorder},
+        kube::recorder,
     };
 
     fn key(name: &str) -> KymaKey {

@@ -5,8 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
 use tidewatch_api::key::KymaKey;
-
-use crate::kube::runtime_access::AccessSecret;
+use tidewatch_cluster::runtime_access::AccessSecret;
 
 /// Cache of the access Secrets with its index, which is bounded by the Secrets in the cache.
 pub(super) struct SecretOwners {
@@ -101,9 +100,9 @@ mod tests {
     use kube::runtime::{reflector::store::Writer, watcher::Event};
     use serde_json::json;
     use tidewatch_api::names::label;
+    use tidewatch_cluster::runtime_access::ListedSecret;
 
     use super::*;
-    use crate::kube::runtime_access::ListedSecret;
 
     fn secret(name: &str, kyma: Option<&str>) -> AccessSecret {
         let labels = kyma.map(|kyma| json!({label::KYMA_NAME: kyma}));

@@ -5,12 +5,10 @@ use futures::{
     future::{self, BoxFuture},
 };
 use tidewatch_api::{identity::Instance, key::KymaKey};
+use tidewatch_cluster::leader::WriteFence;
 
 use super::Followers;
-use crate::kube::{
-    leader::WriteFence,
-    shards::{Consumer, Unit},
-};
+use crate::kube::shards::{Consumer, Unit};
 
 impl Consumer for Followers {
     fn prepare(&mut self, unit: Unit) -> BoxFuture<'static, ()> {
@@ -59,9 +57,10 @@ mod tests {
     use std::{future::pending, mem, sync::Arc};
 
     use parking_lot::Mutex;
+    use tidewatch_cluster::leader::FleetRole;
 
     use super::*;
-    use crate::{app::changes::testing::Setup, kube::leader::FleetRole};
+    use crate::app::changes::testing::Setup;
 
     type Seen = Arc<Mutex<Vec<KymaKey>>>;
 

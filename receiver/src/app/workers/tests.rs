@@ -5,6 +5,7 @@ use std::{future::pending, time::Duration};
 use futures::FutureExt as _;
 use http::Method;
 use tidewatch_api::plan::Plan;
+use tidewatch_cluster::charge;
 use tidewatch_kit::metrics::Registry;
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
@@ -12,14 +13,11 @@ use tokio::{
 };
 
 use super::*;
-use crate::{
-    fleet::{
-        Tenure, WRITES,
-        manifests::{self, ManifestJob},
-        queue::WorkSet,
-        table,
-    },
-    kube::charge,
+use crate::fleet::{
+    Tenure, WRITES,
+    manifests::{self, ManifestJob},
+    queue::WorkSet,
+    table,
 };
 
 /// Step of a reconcile, with the name of its Manifest.

@@ -4,9 +4,9 @@ use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 use kube::{ResourceExt as _, runtime::reflector::Lookup};
 use tidewatch_api::{Manifest, Shared, key::KymaKey, names::label};
+use tidewatch_cluster::labels::is_true;
 
 use super::{facts::ManifestFacts, index::Owner, reduced::ReducedManifest};
-use crate::base::labels::is_true;
 
 /// A Manifest in the cache.
 #[derive(Clone, Debug)]

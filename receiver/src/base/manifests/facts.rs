@@ -5,9 +5,9 @@ use tidewatch_api::{
     Manifest, Resource, Shared, State,
     names::{annotation, label},
 };
+use tidewatch_cluster::labels::is_true;
 
 use super::reduced::{Flags, ReducedManifest};
-use crate::base::labels::is_true;
 
 /// Facts about a Manifest, read from the object or from its reduced form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

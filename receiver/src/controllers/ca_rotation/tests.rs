@@ -5,13 +5,13 @@ use tidewatch_api::{
     key::KymaKey,
     shard::{ShardCount, ShardId},
 };
+use tidewatch_cluster::leader::WriteFence;
 use tidewatch_contract::heartbeat::{CertificateState, Heartbeat};
 
 use super::*;
 use crate::{
     controllers::evidence::tests::FakePeers,
     fleet::{Verified, table},
-    kube::leader::WriteFence,
     pki::{
         CertificateReloader, FollowState, PhaseName, Setup, StragglerReason, TlsFlags, open,
         testing::{FakeKcp, flags},

@@ -4,16 +4,19 @@
 use kube::{Client, ResourceExt as _};
 use thiserror::Error;
 use tidewatch_api::{Kyma, key::KymaKey};
+use tidewatch_cluster::{
+    body_missing::BodyMissingError,
+    runtime_access::{ClientError, RuntimeAccessError},
+};
 
 use super::{Catalog, SyncError};
 use crate::{
-    base::{body_missing::BodyMissingError, stores::Stores},
+    base::stores::Stores,
     controllers::{
         installer::Readiness,
         status::{Conditions, StatusWriter, WriteStatusError},
     },
     fleet::queue::Drift,
-    kube::runtime_access::{ClientError, RuntimeAccessError},
 };
 
 /// The inputs of one reconcile.

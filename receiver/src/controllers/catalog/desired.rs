@@ -15,9 +15,8 @@ use tidewatch_api::{
     ModuleReleaseMeta, ModuleTemplate,
     names::{GROUP, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
 };
+use tidewatch_cluster::object::{Ownership, Repair, Shape, Target};
 use tidewatch_kit::{foreign_text, hex, variant::VariantName as _};
-
-use crate::kube::object::{Ownership, Repair, Shape, Target};
 
 /// kubectl's copy of the object applied in KCP; it has no meaning in a runtime.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";

@@ -3,12 +3,12 @@
 use std::fmt;
 
 use thiserror::Error;
+use tidewatch_cluster::{
+    error_class::ErrorClass,
+    runtime_access::{self, ListError, describe},
+};
 
 use super::desired::{Kind, ObjectId};
-use crate::{
-    base::error_class::ErrorClass,
-    kube::runtime_access::{self, ListError, describe},
-};
 
 /// Failures named in the message; further ones are counted.
 const NAMED: usize = 3;

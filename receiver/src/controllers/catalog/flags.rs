@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use clap::Args;
+use tidewatch_cluster::flags::seconds;
 
 use super::rollout::RolloutFlags;
-use crate::base::flags::seconds;
 
 /// Roll-out of catalog changes to the runtimes.
 #[derive(Clone, Debug, Args)]

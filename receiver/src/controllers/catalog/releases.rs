@@ -169,14 +169,12 @@ mod tests {
     use http::StatusCode;
     use parking_lot::Mutex;
     use serde_json::Value;
+    use tidewatch_cluster::testing;
 
     use super::*;
-    use crate::{
-        controllers::catalog::{
-            removal_guard::{Audience, ModuleState, Part},
-            target::{ChannelTarget, VisibilityLabels},
-        },
-        testing,
+    use crate::controllers::catalog::{
+        removal_guard::{Audience, ModuleState, Part},
+        target::{ChannelTarget, VisibilityLabels},
     };
 
     fn map(data: BTreeMap<String, String>, confirmed: Option<&str>) -> ConfigMap {

@@ -12,16 +12,16 @@ use tidewatch_api::{
     key::KymaKey,
     names::{CATALOG_INVENTORY, SKR_NAMESPACE, field_manager, label},
 };
+use tidewatch_cluster::{
+    WriteBudgets,
+    object::{self, Component, Converged, Target, WriteError, if_exists},
+    runtime_access::{ListError, ListLimits, list_map, retain},
+};
 use tidewatch_kit::foreign_text::identifier;
 
 use super::{
     desired::{DesiredObject, Kind, ObjectId},
     metrics::{Metrics, Operation},
-};
-use crate::kube::{
-    WriteBudgets,
-    object::{self, Component, Converged, Target, WriteError, if_exists},
-    runtime_access::{ListError, ListLimits, list_map, retain},
 };
 
 /// API of one runtime.

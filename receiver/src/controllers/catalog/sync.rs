@@ -10,6 +10,10 @@ use std::{
 };
 
 use futures::{StreamExt, stream};
+use tidewatch_cluster::{
+    object::{WriteError, is_conflict},
+    runtime_access::retain,
+};
 use tidewatch_contract::event::Object;
 
 use super::{
@@ -19,13 +23,7 @@ use super::{
     inventory::{Inventory, InventoryEntry},
     runtime::Runtime,
 };
-use crate::{
-    fleet::queue::Drift,
-    kube::{
-        object::{WriteError, is_conflict},
-        runtime_access::retain,
-    },
-};
+use crate::fleet::queue::Drift;
 
 /// Concurrent calls to one runtime.
 const CONCURRENCY: usize = 4;

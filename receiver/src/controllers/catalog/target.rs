@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use tidewatch_api::names::label;
-
-use crate::base::labels::is_true;
+use tidewatch_cluster::labels::is_true;
 
 /// Field of a release meta that points to a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

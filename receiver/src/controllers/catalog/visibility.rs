@@ -11,9 +11,9 @@ use std::{
 
 use serde::Serialize;
 use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::label};
+use tidewatch_cluster::labels::is_true;
 
 use super::selector::Selector;
-use crate::base::labels::is_true;
 
 /// Properties of a Kyma that determine its catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]

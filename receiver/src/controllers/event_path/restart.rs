@@ -288,7 +288,7 @@ mod tests {
         let catalog = Catalog::new(
             settings,
             crate::controllers::catalog::Metrics::default(),
-            crate::kube::WriteBudgets::default(),
+            tidewatch_cluster::WriteBudgets::default(),
         );
         let pointer = json!({"version": "1.1.0", "since": Timestamp::now().as_second() - moved});
         let accepted = json!({"keda": {"whom": "everyone", "channels": {"regular": pointer}}}).to_string();

@@ -15,9 +15,9 @@ use tidewatch_api::{
     Condition, Kyma,
     names::{GROUP, VERSION},
 };
+use tidewatch_cluster::object;
 
 use super::condition::{CA_ROTATION, Change, EVENT_PATH, MODULE_ROLLOUT, shown};
-use crate::kube::object;
 
 /// Timeout of a write.
 const DEADLINE: Duration = Duration::from_secs(10);

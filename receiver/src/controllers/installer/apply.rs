@@ -10,6 +10,7 @@ use tidewatch_api::{
     identity::RuntimeId,
     names::{AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_PULL_SECRET, annotation, field_manager, label},
 };
+use tidewatch_cluster::object::{self, Converged, Target, WriteBudget};
 
 use super::{
     Component, ComponentError, Error, InstallationState, Report,
@@ -23,7 +24,6 @@ use super::{
     trial,
     upgrade::{Image, ImageDecision},
 };
-use crate::kube::object::{self, Converged, Target, WriteBudget};
 
 /// Maximum number of concurrent reads of one runtime.
 const READ_CONCURRENCY: usize = 6;

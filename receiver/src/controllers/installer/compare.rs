@@ -1,9 +1,9 @@
 //! Rules by which found objects are compared with desired ones.
 
 use tidewatch_api::names::field_manager;
+use tidewatch_cluster::object::{Ownership, Shape};
 
 use super::Component;
-use crate::kube::object::{Ownership, Shape};
 
 /// Rules of the comparison of a component. Foreign finalizers and owners are removed from all of them.
 pub(super) const fn shape(component: Component) -> Shape {
@@ -55,11 +55,11 @@ mod tests {
     use serde_json::{Value, json};
     use strum::VariantArray as _;
     use tidewatch_api::plan::Plan;
+    use tidewatch_cluster::object::Repair;
 
     use super::*;
     use crate::{
         controllers::installer::desired::{DesiredObjects, Params, tests::settings},
-        kube::object::Repair,
         pki::{CA_VALIDITY, Ca},
     };
 

@@ -3,13 +3,13 @@
 use std::fmt;
 
 use thiserror::Error;
+use tidewatch_cluster::{
+    error_class::ErrorClass,
+    object::{self, WriteError},
+    runtime_access::{classify, describe},
+};
 
 use super::{Component, component::Kind};
-use crate::{
-    base::error_class::ErrorClass,
-    kube::object::{self, WriteError},
-    kube::runtime_access::{classify, describe},
-};
 
 /// Kind and name of an object, as shown in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,9 +8,9 @@ use tidewatch_api::{
     identity::TrustDomain,
     names::{AGENT_MEMORY_MIB, AGENT_PULL_SECRET},
 };
+use tidewatch_cluster::flags::object_name;
 
 use super::{PublicUrl, upgrade};
-use crate::base::flags::object_name;
 
 /// Flags for the installation of agents.
 #[derive(Clone, Debug, Args)]

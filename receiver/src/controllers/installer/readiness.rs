@@ -7,18 +7,16 @@ use kube::{
     api::{DynamicObject, ListParams},
 };
 use tidewatch_api::{Condition, ConditionStatus, Kyma, key::KymaKey};
+use tidewatch_cluster::{
+    error_class::ErrorClass,
+    object,
+    runtime_access::list_first,
+    workload::{self, PodFault, Termination},
+};
 use tidewatch_kit::foreign_text;
 
 use super::{Component, InstallationState, Installer, Report, component::PODS, objects::pod_selector};
-use crate::{
-    base::error_class::ErrorClass,
-    fleet::{PathState, Unproven},
-    kube::{
-        object,
-        runtime_access::list_first,
-        workload::{self, PodFault, Termination},
-    },
-};
+use crate::fleet::{PathState, Unproven};
 
 /// First delay until an agent that is not running is checked again; it doubles with each check.
 const MIN_RECHECK: Duration = Duration::from_secs(2);

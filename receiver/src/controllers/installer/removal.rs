@@ -11,6 +11,7 @@ use kube::{
 };
 use strum::VariantArray as _;
 use tidewatch_api::names::{AGENT_DEPLOYMENT, AGENT_OBJECT, SKR_NAMESPACE, field_manager, label};
+use tidewatch_cluster::{object, runtime_access::list_first};
 
 use super::{
     Component, ComponentError, Error,
@@ -19,10 +20,7 @@ use super::{
     error::ObjectName,
     objects::{COMMON_LABELS, pod_selector},
 };
-use crate::{
-    controllers::pending_removal::PendingRemoval,
-    kube::{object, runtime_access::list_first},
-};
+use crate::controllers::pending_removal::PendingRemoval;
 
 /// Time after a pod's deletion deadline from which its node counts as lost, since nothing would report the end of the
 /// process. Equals the time after which a cluster without access counts as gone.

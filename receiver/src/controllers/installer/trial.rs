@@ -7,10 +7,10 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tidewatch_api::names::{SKR_NAMESPACE, field_manager};
+use tidewatch_cluster::runtime_access::describe;
 use tracing::debug;
 
 use super::{Error, component::PODS};
-use crate::kube::runtime_access::describe;
 
 /// Name of the pod, which never exists.
 const NAME: &str = "tidewatch-agent-dry-run";

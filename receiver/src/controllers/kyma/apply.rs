@@ -2,6 +2,7 @@
 
 use kube::{Api, ResourceExt, api::ApiResource, runtime::reflector::ObjectRef};
 use tidewatch_api::{Kyma, KymaStatus, Manifest, ModuleStatus, key::KymaKey, names::label};
+use tidewatch_cluster::object;
 
 use super::{
     Context, Error,
@@ -12,7 +13,6 @@ use super::{
     validate::Follow,
 };
 use crate::controllers::mandatory::is_installable;
-use crate::kube::object;
 
 /// Carries out the decisions and returns the resulting module statuses. A failing Manifest stops no other; the first
 /// failure is returned.

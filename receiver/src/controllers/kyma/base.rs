@@ -14,12 +14,12 @@ use tidewatch_api::{
     key::KymaKey,
     names::{AGENT_OBJECT, SKR_NAMESPACE, annotation, field_manager, finalizer, label},
 };
+use tidewatch_cluster::object::{self, Component, Ownership, Shape, Target, WriteBudget};
 
 use super::{Context, Error, crd, error, fetch, inputs, verified_cache::Verified};
 use crate::{
     base::takeover,
     controllers::{status::ConflictRetries, watcher},
-    kube::object::{self, Component, Ownership, Shape, Target, WriteBudget},
 };
 
 /// Finalizer of Kubernetes' foreground deletion: while it is present, the garbage collector deletes the dependents and

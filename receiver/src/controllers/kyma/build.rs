@@ -9,20 +9,18 @@ use tidewatch_api::{
     CustomResourcePolicy, Kyma, Manifest, ModuleTemplate,
     names::{GROUP, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
 };
+use tidewatch_cluster::{
+    kinds::is_of_kubernetes,
+    labels::is_true,
+    object::{self, Ownership, Repair, Shape, Target},
+};
 
 use super::{
     layer::ModuleLayer,
     lookup::Resolved,
     validate::{Follow, WantedModule},
 };
-use crate::{
-    base::labels::is_true,
-    controllers::manifest::{CreatedDefault, finalizers},
-    kube::{
-        kinds::is_of_kubernetes,
-        object::{self, Ownership, Repair, Shape, Target},
-    },
-};
+use crate::controllers::manifest::{CreatedDefault, finalizers};
 
 /// Exclusive upper bound of the length of a name.
 const NAME_LIMIT: usize = 63;

@@ -15,6 +15,10 @@ use tidewatch_api::{
     key::KymaKey,
     names::{SKR_KYMA, field_manager, finalizer, label},
 };
+use tidewatch_cluster::{
+    object,
+    runtime_access::{ClientError, RuntimeAccessError},
+};
 use tracing::info;
 
 use super::{Context, Error, apply, base, crd, error, fetch, is_mandatory, leave, module_status, requests};
@@ -26,10 +30,6 @@ use crate::{
         status::{
             Conditions, Findings, SECRET_DELETED, SECRET_MISSING, WAITING_FOR_MODULES, unreachable_since, write_runtime,
         },
-    },
-    kube::{
-        object,
-        runtime_access::{ClientError, RuntimeAccessError},
     },
 };
 

@@ -3,17 +3,18 @@
 use std::time::Duration;
 
 use thiserror::Error;
+use tidewatch_cluster::{
+    body_missing::BodyMissingError,
+    error_class::ErrorClass,
+    object::{self, WriteError},
+    runtime_access::{ClientError, RuntimeAccessError, classify, describe, forbidden_address},
+};
 
-use crate::{
-    base::{body_missing::BodyMissingError, error_class::ErrorClass},
-    controllers::{
-        catalog::{CatalogError, SyncError},
-        installer::{self, Readiness},
-        status::{CONTROL_PLANE_CAUSE, WriteStatusError},
-        watcher::ApplyError,
-    },
-    kube::object::{self, WriteError},
-    kube::runtime_access::{ClientError, RuntimeAccessError, classify, describe, forbidden_address},
+use crate::controllers::{
+    catalog::{CatalogError, SyncError},
+    installer::{self, Readiness},
+    status::{CONTROL_PLANE_CAUSE, WriteStatusError},
+    watcher::ApplyError,
 };
 
 pub(super) const READ_KYMA: &str = "read the Kyma in the control plane";

@@ -12,9 +12,10 @@ use tidewatch_api::{
     key::KymaKey,
     names::{SKR_KYMA, label},
 };
+use tidewatch_cluster::object;
 
 use super::{Context, Error, error, requests};
-use crate::{base::takeover, kube::object};
+use crate::base::takeover;
 
 pub(super) use crate::controllers::status::in_runtime;
 

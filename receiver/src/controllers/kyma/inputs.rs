@@ -18,11 +18,10 @@ use tidewatch_api::{
     names::annotation,
     plan::{Plan, Work},
 };
+use tidewatch_cluster::leader::reconcile_fence;
 
 use super::{Context, crd};
-use crate::{
-    base::digest::short_digest, controllers::windows::WindowState, fleet::queue::WorkSet, kube::leader::reconcile_fence,
-};
+use crate::{base::digest::short_digest, controllers::windows::WindowState, fleet::queue::WorkSet};
 
 pub(crate) use pending::{Metrics, PendingInputs};
 

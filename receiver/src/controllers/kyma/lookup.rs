@@ -9,10 +9,11 @@ use jiff::{Timestamp, civil::Date};
 use kube::ResourceExt;
 use thiserror::Error;
 use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::label};
+use tidewatch_cluster::labels::is_true;
 
 use super::validate::{Follow, InvalidModuleError, WantedModule};
 use crate::{
-    base::{labels::is_true, versions::core_version},
+    base::versions::core_version,
     controllers::{
         catalog::{
             RolloutBoard, RolloutMark, RolloutSlot, VersionSource,

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
 use tidewatch_api::{CustomResourcePolicy, Kyma, Manifest, ModuleReleaseMeta, names::label};
+use tidewatch_cluster::labels::is_true;
 
 use super::{
     installed::module_of,
@@ -12,12 +13,9 @@ use super::{
     modules::{self, Decisions},
     validate::{Follow, Validated, WantedModule},
 };
-use crate::{
-    base::labels::is_true,
-    controllers::{
-        catalog::{Catalog, RolloutSlot, VersionSource, retirement, snapshot::Snapshot, visibility::template_name},
-        mandatory::is_installable,
-    },
+use crate::controllers::{
+    catalog::{Catalog, RolloutSlot, VersionSource, retirement, snapshot::Snapshot, visibility::template_name},
+    mandatory::is_installable,
 };
 
 /// The Manifests of a Kyma, by the rules that decide on them.

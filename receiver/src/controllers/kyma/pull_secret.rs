@@ -9,14 +9,12 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tidewatch_api::names::{SKR_NAMESPACE, field_manager, label};
+use tidewatch_cluster::object::{self, Ownership, Shape, Target, WriteBudget};
 
 use super::{Error, error};
-use crate::{
-    controllers::{
-        pull_secret::{ModulePullSecret, defect},
-        status::Observation,
-    },
-    kube::object::{self, Ownership, Shape, Target, WriteBudget},
+use crate::controllers::{
+    pull_secret::{ModulePullSecret, defect},
+    status::Observation,
 };
 
 /// Type and data are ours as a whole. The type is immutable, and so is everything in a Secret that is marked so.
@@ -75,7 +73,7 @@ fn secrets(client: &Client) -> Api<DynamicObject> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::object::Repair;
+    use tidewatch_cluster::object::Repair;
 
     #[test]
     fn immutable_copy_is_recreated_when_the_credentials_change() {

@@ -15,16 +15,14 @@ use tidewatch_api::{
     key::KymaKey,
     names::{GROUP, SKR_KYMA, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
 };
+use tidewatch_cluster::{
+    labels::is_true,
+    object::{self, Component, Ownership, Shape, Target},
+};
 use tracing::{info, warn};
 
 use super::{Context, Error, base, fetch};
-use crate::{
-    base::{
-        kymas::{Pins, UserSelection, pins},
-        labels::is_true,
-    },
-    kube::object::{self, Component, Ownership, Shape, Target},
-};
+use crate::base::kymas::{Pins, UserSelection, pins};
 
 /// Maximal size of the selection stored in KCP as JSON, in bytes; all annotations of an object together are limited to 256
 /// KiB.

@@ -14,9 +14,9 @@ use tidewatch_api::{
     key::KymaKey,
     names::{field_manager, label},
 };
+use tidewatch_cluster::{labels::is_true, object};
 
 use super::{Context, Error, error, fetch, requests};
-use crate::{base::labels::is_true, kube::object};
 
 /// Adds the label of the Kyma to those of its Manifests that lack it, whatever is decided on their modules. Returns the
 /// Manifests that exist, as stored.

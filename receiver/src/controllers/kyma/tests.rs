@@ -26,6 +26,10 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tidewatch_api::{Manifest, ModuleReleaseMeta, ModuleTemplate, names::annotation, plan::Plan};
+use tidewatch_cluster::{
+    runtime_access::RuntimeAccessError,
+    testing::{FakeApiServer, Fault, fill},
+};
 use tidewatch_contract::event::{Change, Object};
 use tidewatch_oci::digest::Digest;
 
@@ -34,11 +38,7 @@ use crate::{
     base::{kymas::CachedKyma, manifests::CachedManifest},
     controllers::{catalog, pull_secret::PullSecret, status::SECRET_MISSING},
     fleet::queue::{Drift, Priority},
-    kube::{
-        recorder::{self, EventRecorder},
-        runtime_access::RuntimeAccessError,
-    },
-    testing::{FakeApiServer, Fault, fill},
+    kube::recorder::{self, EventRecorder},
 };
 
 /// Time limit of a reconcile in these tests.

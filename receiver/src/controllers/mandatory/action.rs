@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use kube::ResourceExt as _;
 use tidewatch_api::{ModuleReleaseMeta, names::finalizer};
-
-use crate::base::limits::REQUEST_DEADLINE;
+use tidewatch_cluster::limits::REQUEST_DEADLINE;
 
 /// Time from when a module is no longer mandatory, or its release meta is being deleted, until the finalizer may be
 /// removed: a request that creates a Manifest of it may have been sent just before.

@@ -2,14 +2,14 @@
 
 use kube::runtime::reflector::{self, store::Writer};
 use serde_json::Value;
-
-use super::*;
-use crate::{
-    controllers::catalog,
-    kube::WriteBudgets,
-    kube::{leader::WriteFence, recorder},
+use tidewatch_cluster::{
+    WriteBudgets,
+    leader::WriteFence,
     testing::{FakeApiServer, fill},
 };
+
+use super::*;
+use crate::{controllers::catalog, kube::recorder};
 
 const META: &str = "modulereleasemetas/warden";
 const MANIFEST: &str = "manifests/k-warden-1";

@@ -12,6 +12,11 @@ use tidewatch_api::{
     ConditionStatus,
     names::{annotation, field_manager},
 };
+use tidewatch_cluster::{
+    kinds::is_built_in,
+    object::{self, Component, Converged, Fallback, Ownership, SecondWays, Shape, Target, WriteBudget, WriteError},
+    runtime_access::retain,
+};
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -24,11 +29,6 @@ use super::{
     render::{RenderedObject, leftovers},
     stage::Stage,
     step::Seen,
-};
-use crate::kube::{
-    kinds::is_built_in,
-    object::{self, Component, Converged, Fallback, Ownership, SecondWays, Shape, Target, WriteBudget, WriteError},
-    runtime_access::retain,
 };
 
 /// Deadline of the CRDs of a module to be established, and the first and the longest interval of the reads; it doubles.

@@ -8,6 +8,7 @@ use kube::{
 };
 use serde_json::json;
 use tidewatch_api::names::field_manager;
+use tidewatch_cluster::object::{self, Repair, Shape, WriteError};
 
 use super::{
     apply::{Applied, TYPED, Wanted},
@@ -17,7 +18,6 @@ use super::{
     render::{RenderedObject, names_pull_secret, without_pull_secret},
     step::Seen,
 };
-use crate::kube::object::{self, Repair, Shape, WriteError};
 
 /// Text of an API server about a field that does not let change.
 const IMMUTABLE: &str = "field is immutable";

@@ -20,6 +20,10 @@ use tidewatch_api::{
     CustomResourcePolicy, Manifest,
     names::{annotation, field_manager},
 };
+use tidewatch_cluster::{
+    kinds::{Definition, Kinds, ServedKind, is_unserved},
+    runtime_access::{ListError, ListLimits, list_map},
+};
 use tidewatch_kit::foreign_text::{MAX_NAME_BYTES, line};
 
 use super::{
@@ -27,10 +31,6 @@ use super::{
     inventory::{Inventory, ObjectKey, owner_of, split_api_version},
     kept::is_marked,
     search::SearchError,
-};
-use crate::kube::{
-    kinds::{Definition, Kinds, ServedKind, is_unserved},
-    runtime_access::{ListError, ListLimits, list_map},
 };
 
 /// Objects that a sentence names.

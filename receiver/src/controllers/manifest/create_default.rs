@@ -5,8 +5,7 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams, PostParams},
 };
 use tidewatch_api::names::field_manager;
-
-use crate::kube::object;
+use tidewatch_cluster::object;
 
 /// Creates an object unless one of its name exists.
 ///

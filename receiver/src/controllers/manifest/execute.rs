@@ -10,6 +10,10 @@ use kube::{
 };
 use serde_json::json;
 use tidewatch_api::{Manifest, State, names::finalizer};
+use tidewatch_cluster::{
+    object,
+    runtime_access::{list_first, retain},
+};
 
 use super::{
     Error,
@@ -28,10 +32,6 @@ use super::{
     render::RenderedObject,
     status::Findings,
     step::{Action, DefaultObject},
-};
-use crate::kube::{
-    object,
-    runtime_access::{list_first, retain},
 };
 
 impl<'a> Execution<'a> {

@@ -8,6 +8,10 @@ use std::{
 use kube::{Api, Client, api::DynamicObject};
 use serde_json::Value;
 use tidewatch_api::{Manifest, key::KymaKey};
+use tidewatch_cluster::{
+    kinds::{Kinds, is_unserved},
+    runtime_access::CONCURRENT_REQUESTS,
+};
 
 use super::{
     Context,
@@ -24,13 +28,7 @@ use super::{
     step::Facts,
     turns::Turn,
 };
-use crate::{
-    fleet::manifests::{ManifestKey, PER_RUNTIME},
-    kube::{
-        kinds::{Kinds, is_unserved},
-        runtime_access::CONCURRENT_REQUESTS,
-    },
-};
+use crate::fleet::manifests::{ManifestKey, PER_RUNTIME};
 
 /// Requests to one runtime cluster for one Manifest at a time. A request that waits for those of another Manifest could
 /// exceed its own deadline.

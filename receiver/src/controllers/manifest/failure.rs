@@ -1,15 +1,13 @@
 //! A failed request on an object of a module. Pure.
 
 use kube::core::Status;
+use tidewatch_cluster::{
+    error_class::ErrorClass,
+    kinds::is_unserved,
+    runtime_access::{classify, describe},
+};
 
 use super::own_webhook::is_of_webhook;
-use crate::{
-    base::error_class::ErrorClass,
-    kube::{
-        kinds::is_unserved,
-        runtime_access::{classify, describe},
-    },
-};
 
 /// Effect of a refusal on the next attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

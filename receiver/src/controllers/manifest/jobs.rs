@@ -7,10 +7,10 @@
 use kube::{ResourceExt as _, api::DynamicObject};
 use serde_json::{Value, json};
 use tidewatch_api::names::{annotation, label};
+use tidewatch_cluster::workload::condition_with;
 use tidewatch_oci::digest::Digest;
 
 use super::inventory::ObjectKey;
-use crate::kube::workload::condition_with;
 
 /// Digits of a content's hash: enough for the few contents that one Job ever has.
 const DIGITS: usize = 16;

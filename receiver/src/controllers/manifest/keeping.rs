@@ -11,6 +11,11 @@ use kube::{
     api::{DynamicObject, ListParams, PartialObjectMeta},
 };
 use tidewatch_api::names::annotation;
+use tidewatch_cluster::{
+    kinds::{Definition, is_unserved},
+    object,
+    runtime_access::list_first,
+};
 use tidewatch_kit::foreign_text::{MAX_NAME_BYTES, line};
 
 use super::{
@@ -21,11 +26,6 @@ use super::{
     search::SearchError,
     sharing::Sharing,
     step::Seen,
-};
-use crate::kube::{
-    kinds::{Definition, is_unserved},
-    object,
-    runtime_access::list_first,
 };
 
 /// Objects of one kind that are looked at; more of them count as content.

@@ -8,6 +8,7 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 use tidewatch_api::{Manifest, key::KymaKey};
+use tidewatch_cluster::stored_versions::Progress;
 use tidewatch_contract::event::Object;
 use tidewatch_kit::random::Random;
 use tokio::time::Instant;
@@ -23,7 +24,7 @@ use super::{
     written::WrittenManifests,
     yields::Yields,
 };
-use crate::{fleet::manifests::ManifestKey, kube::stored_versions::Progress};
+use crate::fleet::manifests::ManifestKey;
 
 /// First delay until a Manifest that waits is reconciled again; it doubles while the cause stays the same.
 const RECHECK: Duration = Duration::from_secs(1);

@@ -7,9 +7,10 @@ use prometheus_client::metrics::{
     family::Family,
     histogram::{Histogram, exponential_buckets},
 };
+use tidewatch_cluster::FallbackMetrics;
 use tidewatch_kit::{metric_set, metrics::OutcomeLabel, variant::VariantName as _};
 
-use crate::{controllers::requeues::Requeues, fleet::queue::ReconcileOutcome, kube::FallbackMetrics};
+use crate::{controllers::requeues::Requeues, fleet::queue::ReconcileOutcome};
 
 metric_set! {
     /// Outcomes and durations of the reconciles of Manifests.

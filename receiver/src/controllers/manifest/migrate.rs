@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use tidewatch_api::names::field_manager;
-
-use super::{execution::Execution, failure::Failure, memory::Migrating, render::RenderedObject, step::Seen};
-use crate::kube::{
+use tidewatch_cluster::{
     object,
     stored_versions::{Migration, Turn},
 };
+
+use super::{execution::Execution, failure::Failure, memory::Migrating, render::RenderedObject, step::Seen};
 
 /// Share of a runtime in one reconcile; the next one follows after a second. One CRD of a module is migrated at a time.
 const TURN: Turn = Turn { objects: 500, time: Duration::from_secs(5), ends_with_storage: true };

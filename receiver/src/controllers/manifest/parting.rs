@@ -12,6 +12,7 @@ use tidewatch_api::{
     CustomResourcePolicy, Manifest,
     names::{annotation, field_manager, label},
 };
+use tidewatch_cluster::{object, runtime_access::retain};
 
 use super::{
     Error, aggregated, default_object,
@@ -23,7 +24,6 @@ use super::{
     sharing::{Holder, Parting, Sharing},
     step::Seen,
 };
-use crate::kube::{object, runtime_access::retain};
 
 /// What happens to an object that no other Manifest needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

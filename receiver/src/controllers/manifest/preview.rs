@@ -22,6 +22,7 @@ use tidewatch_api::{
     key::KymaKey,
     names::{annotation, label},
 };
+use tidewatch_cluster::kinds::{KindCache, Kinds};
 
 pub use changes::{ManagerChange, ObjectChange, Upgrade};
 pub use fields::FieldChange;
@@ -34,10 +35,7 @@ use super::{
     ready::manager_of,
     render::{RenderSettings, RenderedObject, Scope, render},
 };
-use crate::{
-    controllers::module_secrets::SecretData,
-    kube::kinds::{KindCache, Kinds},
-};
+use crate::controllers::module_secrets::SecretData;
 
 /// Parts of the written objects that differ between Kymas or receivers, and that a preview leaves out.
 pub const LEFT_OUT: [&str; 2] = [

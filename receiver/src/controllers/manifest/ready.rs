@@ -11,13 +11,13 @@ mod workload;
 use jiff::Timestamp;
 use kube::api::DynamicObject;
 use serde_json::Value;
+use tidewatch_cluster::workload::{condition, condition_with};
 use tidewatch_kit::foreign_text;
 
 pub(super) use manager::{Manager, manager_of};
 pub(super) use pods::{MAX_PODS, explain, pod_selector};
 
 use super::inventory::ObjectKey;
-use crate::kube::workload::{condition, condition_with};
 
 /// Maximum length of an explanation in characters.
 const MAX_TEXT_CHARS: usize = 512;

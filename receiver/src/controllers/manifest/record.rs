@@ -12,13 +12,14 @@ use tidewatch_api::{
     key::KymaKey,
     names::{field_manager, finalizer},
 };
+use tidewatch_cluster::object;
 
 use super::{
     Context, Error,
     memory::Memories,
     status::{self, Findings},
 };
-use crate::{base::manifests::Manifests, kube::object};
+use crate::base::manifests::Manifests;
 
 /// A Manifest as last read or written.
 pub(super) struct Record {

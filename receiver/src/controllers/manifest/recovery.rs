@@ -12,14 +12,14 @@ use tidewatch_api::{
     Manifest,
     names::{annotation, field_manager, label},
 };
+use tidewatch_cluster::{
+    kinds::{Kinds, ServedKind, built_in_kinds, is_built_in, is_unserved},
+    runtime_access::{ListError, ListLimits, list_map},
+};
 
 use super::{
     inventory::{Inventory, ObjectKey, owner_of},
     search::SearchError,
-};
-use crate::kube::{
-    kinds::{Kinds, ServedKind, built_in_kinds, is_built_in, is_unserved},
-    runtime_access::{ListError, ListLimits, list_map},
 };
 
 /// Concurrent requests to one runtime cluster.
@@ -161,9 +161,9 @@ fn is_of(object: &PartialObjectMeta, owner: &str) -> bool {
 mod tests {
     use serde_json::{Value, json};
     use tidewatch_api::key::KymaKey;
+    use tidewatch_cluster::{kinds::KindCache, testing::FakeApiServer};
 
     use super::*;
-    use crate::{kube::kinds::KindCache, testing::FakeApiServer};
 
     fn manifest() -> Manifest {
         serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",

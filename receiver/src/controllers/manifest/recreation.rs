@@ -6,9 +6,9 @@
 use kube::{ResourceExt as _, api::DynamicObject};
 use serde_json::Value;
 use tidewatch_api::names::annotation;
+use tidewatch_cluster::kinds::is_built_in;
 
 use super::inventory::{DEFINITIONS, ObjectKey};
-use crate::kube::kinds::is_built_in;
 
 /// Kinds of the core group that hold data.
 const WITH_DATA: [&str; 3] = ["Namespace", "PersistentVolume", "PersistentVolumeClaim"];

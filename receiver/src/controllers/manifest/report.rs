@@ -3,6 +3,7 @@
 use std::borrow::Borrow;
 
 use tidewatch_api::{Manifest, State};
+use tidewatch_cluster::kinds::is_of_kubernetes;
 
 use super::{
     adoption::Installation,
@@ -15,7 +16,7 @@ use super::{
     status::{Findings, is_default_created},
     step::{DefaultObject, Facts, Goal, Seen},
 };
-use crate::{base::manifests::ManifestFacts, controllers::status::known, kube::kinds::is_of_kubernetes};
+use crate::{base::manifests::ManifestFacts, controllers::status::known};
 
 /// Objects, CRDs and failures that a text names at most.
 const MAX_NAMED: usize = 5;

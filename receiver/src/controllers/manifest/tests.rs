@@ -20,14 +20,13 @@ use std::{sync::Arc, time::Duration};
 use futures::FutureExt as _;
 use kube::runtime::{reflector, watcher};
 use serde_json::{Value, json};
+use tidewatch_cluster::{runtime_access::RuntimeAccessError, testing::FakeApiServer};
 use tidewatch_kit::metrics::Registry;
 
 use super::*;
 use crate::{
     base::manifests::CachedManifest,
     fleet::queue::{Priority, WorkSet},
-    kube::runtime_access::RuntimeAccessError,
-    testing::FakeApiServer,
 };
 
 const NAMESPACE: &str = "kcp-system";

@@ -8,12 +8,10 @@ use tidewatch_api::{
     names::{OWN_MANAGER, SKR_NAMESPACE, label},
     plan::{Field, PlannedWatch, Work, carries_secrets},
 };
+use tidewatch_cluster::kinds::{ServedKind, built_in};
 
 use super::{Memories, pods::PodSelection, report::awaits_resources};
-use crate::{
-    base::manifests::ManifestFacts,
-    kube::kinds::{ServedKind, built_in},
-};
+use crate::base::manifests::ManifestFacts;
 
 /// Watches per runtime at most, far more than kinds that modules contain. Beyond it, the verification finds drift.
 const MAX_WATCHES: usize = 100;

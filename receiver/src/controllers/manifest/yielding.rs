@@ -10,16 +10,16 @@ use kube::{
 };
 use serde_json::Value;
 use tidewatch_api::names::field_manager;
+use tidewatch_cluster::{
+    object::{self, Disputed, Fallback},
+    runtime_access::list_first,
+};
 
 use super::{
     execution::Execution,
     failure::Failure,
     inventory::{ObjectKey, split_api_version},
     render::RenderedObject,
-};
-use crate::kube::{
-    object::{self, Disputed, Fallback},
-    runtime_access::list_first,
 };
 
 /// Autoscalers of a namespace that are read.

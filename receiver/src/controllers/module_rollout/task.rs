@@ -19,6 +19,7 @@ use tidewatch_api::{
     names::{ROLLOUTS, annotation},
     plan::Work,
 };
+use tidewatch_cluster::state_map::{ReadStateMapError, StateMap};
 use tidewatch_kit::error_levels;
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -53,10 +54,7 @@ use crate::{
         queue::{Priority, WorkSet},
         table::RuntimeTable,
     },
-    kube::{
-        recorder::{EventRecorder, PendingEvent, Regarding},
-        state_map::{ReadStateMapError, StateMap},
-    },
+    kube::recorder::{EventRecorder, PendingEvent, Regarding},
 };
 
 /// Interval between ticks while a rollout upgrades runtimes.

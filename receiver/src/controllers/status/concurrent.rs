@@ -3,9 +3,9 @@
 
 use kube::{Api, ResourceExt};
 use tidewatch_api::{Kyma, names::annotation};
+use tidewatch_cluster::object;
 
 use super::condition::is_anothers;
-use crate::kube::object;
 
 /// Retries of a write that conflicts with concurrent writes of our own, which are few.
 #[derive(Debug)]

@@ -3,13 +3,11 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tidewatch_api::{Condition, ConditionStatus, KymaStatus};
+use tidewatch_cluster::runtime_access::RuntimeAccessError;
 use tidewatch_kit::foreign_text;
 
 use super::MAX_TEXT_CHARS;
-use crate::{
-    controllers::installer::{Readiness, SYNCHRONIZED},
-    kube::runtime_access::RuntimeAccessError,
-};
+use crate::controllers::installer::{Readiness, SYNCHRONIZED};
 
 const CRDS: &str = "CRDsSync";
 const MODULES: &str = "Modules";

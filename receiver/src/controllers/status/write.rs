@@ -12,6 +12,7 @@ use tidewatch_api::{
     Kyma, KymaStatus,
     names::{GROUP, SKR_KYMA, SKR_NAMESPACE, VERSION, field_manager},
 };
+use tidewatch_cluster::object;
 
 use super::{
     Findings, compute, compute_conditions,
@@ -19,7 +20,6 @@ use super::{
     condition::{Conditions, is_anothers, is_ours_alone, without_installer, without_pull_secret},
     fingerprint, for_runtime, same,
 };
-use crate::kube::object;
 
 /// A status could not be written.
 #[derive(Debug, Error)]
@@ -204,7 +204,7 @@ pub(crate) fn in_runtime(client: &Client) -> Api<Kyma> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::FakeApiServer;
+    use tidewatch_cluster::testing::FakeApiServer;
 
     fn kyma(status: Value) -> Kyma {
         serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",

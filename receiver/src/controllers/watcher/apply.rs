@@ -13,8 +13,7 @@ use tidewatch_api::{
     names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE, field_manager, label},
     plan::Plan,
 };
-
-use crate::kube::object::{self, Ownership, Repair, Shape, Target, WriteBudget};
+use tidewatch_cluster::object::{self, Ownership, Repair, Shape, Target, WriteBudget};
 
 /// Failure to write a plan to a runtime.
 #[derive(Debug, Error)]
@@ -126,9 +125,10 @@ fn post_params() -> PostParams {
 mod tests {
     use std::sync::Arc;
     use tidewatch_api::key::KymaKey;
+    use tidewatch_cluster::{WriteBudgets, testing::FakeApiServer};
 
     use super::*;
-    use crate::{controllers::watcher, kube::WriteBudgets, testing::FakeApiServer};
+    use crate::controllers::watcher;
 
     const MAP: &str = "configmaps/tidewatch-agent";
 

@@ -10,12 +10,10 @@ use tidewatch_api::{
     names::{GROUP, OWN_MANAGER, SKR_KYMA, SKR_NAMESPACE, VERSION, label},
     plan::{Field, MAX_WATCHES, ParsePlanError, Plan, PlannedWatch, Work},
 };
+use tidewatch_cluster::labels::{is_label_key, is_label_value};
 
 use crate::{
-    base::{
-        digest::short_digest,
-        labels::{is_label_key, is_label_value},
-    },
+    base::digest::short_digest,
     fleet::forward::{Routes, Service, Target},
 };
 

@@ -3,8 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
-
-use crate::base::flags::seconds;
+use tidewatch_cluster::flags::seconds;
 
 /// Times of the upgrades that require a downtime of their module.
 #[derive(Clone, Debug, Args)]

@@ -3,16 +3,14 @@
 use std::{fmt, time::Duration};
 
 use tidewatch_api::key::KymaKey;
+use tidewatch_cluster::error_class::ErrorClass;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{ManifestKey, ManifestQueue};
-use crate::{
-    base::error_class::ErrorClass,
-    fleet::{
-        Tenure, WorkInProgress,
-        queue::{Drift, QueuedWork, ReconcileOutcome},
-    },
+use crate::fleet::{
+    Tenure, WorkInProgress,
+    queue::{Drift, QueuedWork, ReconcileOutcome},
 };
 
 /// A Manifest in progress, to be returned to [`ManifestQueue::done`]. A dropped job counts as failed, so that no Manifest

@@ -1,15 +1,13 @@
 //! The queue of the Manifests through its public interface.
 
 use futures::FutureExt as _;
+use tidewatch_cluster::{error_class::ErrorClass, limits::REQUEST_DEADLINE};
 use tidewatch_kit::metrics::Registry;
 use tidewatch_oci::{component::ComponentVersion, digest::Digest, layer::LayerKind, registry::Key};
 use tokio::time::timeout;
 
 use super::*;
-use crate::{
-    base::{error_class::ErrorClass, limits::REQUEST_DEADLINE},
-    fleet::Tenure,
-};
+use crate::fleet::Tenure;
 
 const S: Duration = Duration::from_secs(1);
 

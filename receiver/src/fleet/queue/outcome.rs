@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use tidewatch_cluster::error_class::ErrorClass;
 use tidewatch_kit::variant::VariantName as _;
 
 use super::WorkSet;
-use crate::base::error_class::ErrorClass;
 
 /// Result of one reconcile of a Kyma or a Manifest. Queued work in none of the sets waits, for the end of a pause or for a
 /// component descriptor: its events stay accepted and unsettled, and it is parked until the next enqueue.

@@ -15,6 +15,7 @@ use std::{
 };
 
 use tidewatch_api::plan::Work;
+use tidewatch_cluster::error_class::ErrorClass;
 use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
@@ -27,7 +28,6 @@ use super::{
     Priority, QueuedWork, ReconcileOutcome, WorkSet,
     queued_work::{merge_into, merge_older_into},
 };
-use crate::base::error_class::ErrorClass;
 
 /// Minimum interval between two attempts for user changes of a key in backoff.
 const USER_SPACING: Duration = Duration::from_secs(5);

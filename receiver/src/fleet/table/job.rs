@@ -3,18 +3,15 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use tidewatch_api::key::KymaKey;
+use tidewatch_cluster::{error_class::ErrorClass, leader::WriteFence};
 use tidewatch_kit::trace;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{RuntimeTable, traces::TraceLinks};
-use crate::{
-    base::error_class::ErrorClass,
-    fleet::{
-        Snapshot, Tenure, WorkInProgress,
-        queue::{QueuedWork, ReconcileOutcome, SlowSlot},
-    },
-    kube::leader::WriteFence,
+use crate::fleet::{
+    Snapshot, Tenure, WorkInProgress,
+    queue::{QueuedWork, ReconcileOutcome, SlowSlot},
 };
 
 /// A reconcile that begins.

@@ -28,13 +28,11 @@ fn share(rate: u32, held: usize, shards: ShardCount) -> u32 {
 #[cfg(test)]
 mod tests {
     use tidewatch_api::identity::Instance;
+    use tidewatch_cluster::leader::WriteFence;
     use tokio::time::Instant;
 
     use super::*;
-    use crate::{
-        fleet::table::{self, Settings},
-        kube::leader::WriteFence,
-    };
+    use crate::fleet::table::{self, Settings};
 
     #[test]
     fn parts_of_all_replicas_keep_the_rate_and_are_never_zero() {

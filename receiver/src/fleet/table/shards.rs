@@ -9,6 +9,7 @@ use tidewatch_api::{
     key::KymaKey,
     shard::{ShardCount, ShardId},
 };
+use tidewatch_cluster::leader::WriteFence;
 use tokio::time::Instant;
 
 use super::{
@@ -17,10 +18,7 @@ use super::{
     directory::Directory,
     state::State,
 };
-use crate::{
-    fleet::{Tenure, Tenures},
-    kube::leader::WriteFence,
-};
+use crate::fleet::{Tenure, Tenures};
 
 /// Place of the state of one shard; `None` while it is not held.
 pub(super) type Slot = Mutex<Option<State>>;

@@ -7,6 +7,7 @@ use tidewatch_api::{
     key::KymaKey,
     plan::{Plan, Work},
 };
+use tidewatch_cluster::error_class::ErrorClass;
 use tidewatch_contract::heartbeat::Heartbeat;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -24,13 +25,10 @@ use super::{
     stamps::Stamps,
     traces::PendingTraces,
 };
-use crate::{
-    base::error_class::ErrorClass,
-    fleet::{
-        Contract, EventBatch, EventsRecord, HeartbeatRecord, HeartbeatStatus, PathState, PathThresholds, Runtime,
-        Tenure, Unproven, Verified,
-        queue::{DelayReason, Drift, Lane, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
-    },
+use crate::fleet::{
+    Contract, EventBatch, EventsRecord, HeartbeatRecord, HeartbeatStatus, PathState, PathThresholds, Runtime, Tenure,
+    Unproven, Verified,
+    queue::{DelayReason, Drift, Lane, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
 };
 
 /// Probe interval of a runtime that is away, plus up to the same again of jitter; a request of its agent ends the wait.

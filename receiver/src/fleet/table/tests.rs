@@ -14,6 +14,7 @@ use tidewatch_api::{
     identity::Epoch,
     plan::{Plan, Work},
 };
+use tidewatch_cluster::error_class::ErrorClass;
 use tidewatch_contract::{
     digest::Digest,
     event::{self, Payload},
@@ -22,12 +23,9 @@ use tidewatch_kit::variant::VariantName as _;
 use tokio::time;
 
 use super::*;
-use crate::{
-    base::error_class::ErrorClass,
-    fleet::{
-        PathState, Unproven,
-        queue::{Drift, Priority, QueuedWork, WorkSet},
-    },
+use crate::fleet::{
+    PathState, Unproven,
+    queue::{Drift, Priority, QueuedWork, WorkSet},
 };
 
 const EPOCH: Epoch = Epoch::new(7);

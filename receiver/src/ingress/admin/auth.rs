@@ -148,9 +148,9 @@ mod tests {
 
     use http::{HeaderValue, StatusCode, header::AUTHORIZATION};
     use serde_json::{Value, json};
+    use tidewatch_cluster::testing;
 
     use super::*;
-    use crate::testing;
 
     const READ: Permission = Permission { path: "/fleet", verb: "get" };
 

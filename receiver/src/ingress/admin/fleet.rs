@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use serde::{Serialize, de::DeserializeOwned};
 use tidewatch_api::identity::Instance;
+use tidewatch_cluster::leader::FleetRole;
 use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{
@@ -15,7 +16,6 @@ use super::{
 use crate::{
     base::peers::{AskError, Peers, Responders, Topic},
     fleet::table::RuntimeTable,
-    kube::leader::FleetRole,
     pki::{RotationError, RotationHandle, RotationProgress, RotationRequest, RotationResponse},
 };
 

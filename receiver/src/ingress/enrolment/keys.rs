@@ -11,6 +11,7 @@ use kube::{Client, client::Body};
 use parking_lot::Mutex;
 use thiserror::Error;
 use tidewatch_api::key::KymaKey;
+use tidewatch_cluster::runtime_access::{ClientError, describe};
 use tidewatch_kit::error_levels;
 use tokio::time::Instant;
 
@@ -19,7 +20,6 @@ use super::{
     jwks::{KeySet, MAX_BYTES, ParseKeySetError},
     token::{Token, TokenError},
 };
-use crate::kube::runtime_access::{ClientError, describe};
 
 /// Path of the key set of an API server.
 pub(super) const PATH: &str = "/openid/v1/jwks";

@@ -6,9 +6,9 @@ use tidewatch_api::{
     key::KymaKey,
     names::{AGENT_OBJECT, SKR_NAMESPACE},
 };
+use tidewatch_cluster::runtime_access::describe;
 
 use super::{CALL_DEADLINE, EnrolmentError, RuntimeCalls, token::TokenError};
-use crate::kube::runtime_access::describe;
 
 /// Key of the token's pod in `status.user.extra`.
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";

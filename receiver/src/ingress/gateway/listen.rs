@@ -3,12 +3,11 @@
 use std::{io, net::SocketAddr};
 
 use socket2::{SockRef, TcpKeepalive};
+use tidewatch_cluster::limits::{CONNECTION_LOST_AFTER, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
 };
-
-use crate::base::limits::{CONNECTION_LOST_AFTER, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES};
 
 /// A connection before TLS.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}

@@ -7,13 +7,13 @@ use std::{
 
 use parking_lot::Mutex;
 use tidewatch_api::identity::Instance;
+use tidewatch_cluster::leader::WriteFence;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
 };
 
 use super::Unit;
-use crate::kube::leader::WriteFence;
 
 /// One acquisition of a shard.
 #[derive(Clone, Debug)]

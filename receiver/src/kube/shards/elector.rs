@@ -16,6 +16,7 @@ use kube::{
     runtime::watcher::{self, Event, watcher},
 };
 use tidewatch_api::identity::Instance;
+use tidewatch_cluster::leader::{LeaseApi, Timings, WriteFence};
 use tidewatch_kit::{
     error_levels,
     metrics::{OutcomeLabel, ReasonLabel},
@@ -38,7 +39,6 @@ use super::{
     ownership::{self, Effect, Outcome, Ownership, Refusal, Step, Write},
     record::{LeaseId, LeaseNames, Record, annotation},
 };
-use crate::kube::leader::{LeaseApi, Timings, WriteFence};
 
 type LeaseEvent = Result<Event<Lease>, watcher::Error>;
 

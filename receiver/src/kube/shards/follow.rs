@@ -9,9 +9,9 @@ use futures::{
     stream::FuturesUnordered,
 };
 use tidewatch_api::{identity::Instance, key::KymaKey};
+use tidewatch_cluster::leader::WriteFence;
 
 use super::{ShardChange, ShardChanges, Unit};
-use crate::kube::leader::WriteFence;
 
 /// Components that work for the held shards, and for the fleet role.
 pub trait Consumer: Send {

@@ -12,9 +12,9 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tidewatch_cluster::leader::WriteFence;
 
 use super::{Metrics, Unit};
-use crate::kube::leader::WriteFence;
 
 /// Interval of the checks.
 const INTERVAL: Duration = Duration::from_millis(250);

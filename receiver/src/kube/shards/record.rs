@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use tidewatch_api::shard::ShardCount;
+use tidewatch_cluster::leader::{self, LeaseRecord};
 
 use super::{Unit, names};
-use crate::kube::leader::{self, LeaseRecord};
 
 /// Longest name or address of a replica that is read, in bytes: a DNS name and a port.
 const MAX_ADDRESS: usize = 260;

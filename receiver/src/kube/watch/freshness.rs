@@ -17,17 +17,17 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use kube::{Client, client};
 use parking_lot::Mutex;
+use tidewatch_cluster::{
+    Metrics,
+    body_deadline::{DeadlinePerPart, is_watch},
+};
 use tidewatch_kit::metrics::KindLabel;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tower::{BoxError, service_fn};
 
 use super::initial_list;
 use crate::{
-    kube::{
-        Metrics,
-        body_deadline::{DeadlinePerPart, is_watch},
-        recorder::{EventRecorder, PendingEvent, Regarding},
-    },
+    kube::recorder::{EventRecorder, PendingEvent, Regarding},
     telemetry::{Pending, Readiness},
 };
 

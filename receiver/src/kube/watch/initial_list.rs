@@ -141,6 +141,7 @@ mod tests {
     };
     use parking_lot::Mutex;
     use serde_json::{Value, json};
+    use tidewatch_cluster::{Metrics, body_deadline::DeadlinePerPart};
     use tidewatch_kit::metrics::Registry;
     use tokio::{
         sync::mpsc,
@@ -150,8 +151,6 @@ mod tests {
 
     use super::*;
     use crate::kube::{
-        Metrics,
-        body_deadline::DeadlinePerPart,
         recorder::{self, EventRecorder},
         watch::{self, Cache, Change, Freshness},
     };

@@ -2,18 +2,16 @@ use std::{fs, path::Path};
 
 use clap::Parser;
 use rustls::ServerConfig;
+use tidewatch_cluster::testing::Folder;
 use tidewatch_contract::certificate::Leaf;
 use tidewatch_kit::tls;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
-use crate::{
-    pki::{
-        CA_VALIDITY, Ca, Flags, Metrics, PhaseName, SERVER_VALIDITY, Setup, TlsFlags, TrustBundle,
-        ca_state::{Phase, Root},
-        testing::FakeKcp,
-    },
-    testing::Folder,
+use crate::pki::{
+    CA_VALIDITY, Ca, Flags, Metrics, PhaseName, SERVER_VALIDITY, Setup, TlsFlags, TrustBundle,
+    ca_state::{Phase, Root},
+    testing::FakeKcp,
 };
 
 #[derive(Parser)]

@@ -1,4 +1,5 @@
 use rcgen::KeyPair;
+use tidewatch_cluster::testing::Folder;
 use tidewatch_contract::{
     certificate::{ReadCertificateError, RuntimeCertificate},
     v2::{Caller, ReadCallerError},
@@ -6,12 +7,9 @@ use tidewatch_contract::{
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
-use crate::{
-    pki::{
-        CA_VALIDITY, Ca, PemIdentity, PhaseName, RUNTIME_VALIDITY, SERVER_VALIDITY,
-        testing::{Rotating, fixed_authority},
-    },
-    testing::Folder,
+use crate::pki::{
+    CA_VALIDITY, Ca, PemIdentity, PhaseName, RUNTIME_VALIDITY, SERVER_VALIDITY,
+    testing::{Rotating, fixed_authority},
 };
 
 fn now() -> i64 {

@@ -11,6 +11,7 @@ use tidewatch_api::{
     key::KymaKey,
     plan::{Plan, Work},
 };
+use tidewatch_cluster::leader::WriteFence;
 use tidewatch_contract::{
     event::{self, MAX_BODY_BYTES, MAX_EVENTS, Received},
     exchange::{HeartbeatResponse, Settled},
@@ -18,13 +19,10 @@ use tidewatch_contract::{
     signature::{Nonce, VerifiedSignature},
 };
 use tidewatch_kit::metrics::Registry;
-use tidewatch_receiver::{
-    fleet::{
-        EventBatch, Verified,
-        forward::{Routes, Service, Target},
-        table::{Metrics, RuntimeTable, Settings},
-    },
-    kube::leader::WriteFence,
+use tidewatch_receiver::fleet::{
+    EventBatch, Verified,
+    forward::{Routes, Service, Target},
+    table::{Metrics, RuntimeTable, Settings},
 };
 use tokio::time::Instant;
 

@@ -17,13 +17,14 @@ use tidewatch_api::{
     key::KymaKey,
     plan::Work,
 };
+use tidewatch_cluster::{error_class::ErrorClass, leader::WriteFence};
 use tidewatch_contract::{
     exchange::{EventsResponse, HeartbeatResponse},
     heartbeat::Heartbeat,
 };
 use tidewatch_receiver::{
     app::ShardHolders,
-    base::{error_class::ErrorClass, peers::Responders},
+    base::peers::Responders,
     fleet::{
         EventBatch, Verified,
         queue::ReconcileOutcome,
@@ -37,10 +38,7 @@ use tidewatch_receiver::{
         },
         relay::{Answers, Relay},
     },
-    kube::{
-        leader::WriteFence,
-        shards::{self as ownership, Consumer, HoldersHandle, ShardElector, ShardOwnership, Unit, follow},
-    },
+    kube::shards::{self as ownership, Consumer, HoldersHandle, ShardElector, ShardOwnership, Unit, follow},
 };
 use tokio::{
     sync::broadcast,

@@ -23,6 +23,7 @@ use tidewatch_api::{
     plan::{Plan, Work},
     shard::ShardId,
 };
+use tidewatch_cluster::leader::WriteFence;
 use tidewatch_kit::metrics::Registry;
 use tidewatch_receiver::{
     fleet::{
@@ -33,10 +34,7 @@ use tidewatch_receiver::{
         gateway::{self, PortMetrics},
         relay,
     },
-    kube::{
-        leader::WriteFence,
-        shards::{self as ownership, HoldersHandle, Unit},
-    },
+    kube::shards::{self as ownership, HoldersHandle, Unit},
     pki::{
         CA_VALIDITY, Ca, REPLICA_VALIDITY, RUNTIME_VALIDITY, ReplicaCertificate, ReplicaFiles, ReplicaMetrics,
         ReplicaSource, ReplicaTls, SERVER_VALIDITY, ServerIdentity, Trust,

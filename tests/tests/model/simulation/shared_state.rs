@@ -15,16 +15,15 @@ use tidewatch_api::{
     identity::{Instance, TrustDomain},
     plan::Work,
 };
+use tidewatch_cluster::{error_class::ErrorClass, leader::WriteFence};
 use tidewatch_kit::metrics::Registry;
 use tidewatch_receiver::{
-    base::error_class::ErrorClass,
     fleet::{
         forward::Delivery,
         queue::ReconcileOutcome,
         table::{self, Job, RuntimeTable, Settings},
     },
     ingress::gateway,
-    kube::leader::WriteFence,
     pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, SERVER_VALIDITY, ServerIdentity},
 };
 use tidewatch_tests::landscape::now;

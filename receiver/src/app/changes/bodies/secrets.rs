@@ -3,13 +3,11 @@
 use std::sync::Arc;
 
 use tidewatch_api::key::KymaKey;
+use tidewatch_cluster::runtime_access::{AccessSecret, ListedSecret, RuntimeAccess};
 use tidewatch_kit::metrics::KindLabel;
 
 use super::{CachedObject, ObjectCache};
-use crate::{
-    app::changes::owners::SecretOwners,
-    kube::runtime_access::{AccessSecret, ListedSecret, RuntimeAccess},
-};
+use crate::app::changes::owners::SecretOwners;
 
 /// See the module documentation.
 pub(in crate::app::changes) struct SecretCache {

@@ -5,17 +5,12 @@ use kube::runtime::{
 };
 use serde_json::{Value, json};
 use tidewatch_api::{Manifest, names::label};
+use tidewatch_cluster::{body_missing::BodyMissingError, testing::FakeApiServer};
 use tidewatch_kit::metrics::Registry;
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::*;
-use crate::{
-    base::{
-        body_missing::BodyMissingError,
-        manifests::{CachedManifest, Manifests},
-    },
-    testing::FakeApiServer,
-};
+use crate::base::manifests::{CachedManifest, Manifests};
 
 mod kinds;
 mod kymas;

@@ -18,6 +18,14 @@ use tidewatch_api::{
     plan::Plan,
     shard::{ShardCount, ShardId},
 };
+use tidewatch_cluster::{
+    WriteBudgets,
+    error_class::ErrorClass,
+    kinds::KindCache,
+    leader::{FleetRole, WriteFence},
+    runtime_access::{self, ListedSecret, RuntimeAccess, RuntimeAccessError, Settings},
+    testing::{FakeApiServer, fill},
+};
 use tidewatch_kit::metrics::Registry;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -28,7 +36,7 @@ use crate::{
         bodies::{Bodies, KymaCache, ManifestCache, SecretCache},
         handover::ShardHandover,
     },
-    base::{error_class::ErrorClass, pause::Pause, plans::Plans, takeover::Takeover},
+    base::{pause::Pause, plans::Plans, takeover::Takeover},
     controllers::{
         catalog::{self, Catalog},
         kyma::PendingWrites,
@@ -46,15 +54,10 @@ use crate::{
         gateway::v2,
     },
     kube::{
-        self as control_plane, WriteBudgets,
-        kinds::KindCache,
-        leader::{FleetRole, WriteFence},
         recorder::{self, EventRecorder},
-        runtime_access::{self, ListedSecret, RuntimeAccess, RuntimeAccessError, Settings},
         watch::SharedWriter,
     },
     pki::{CA_VALIDITY, Ca},
-    testing::{FakeApiServer, fill},
 };
 
 const NAMESPACE: &str = "kcp-system";
@@ -133,7 +136,7 @@ impl Bed {
             role: FleetRole::released(),
         };
         let owners = Arc::new(SecretOwners::from(secrets.reader()));
-        let metrics = control_plane::Metrics::register(&mut Registry::default());
+        let metrics = tidewatch_cluster::Metrics::register(&mut Registry::default());
         let known = || kymas.reader();
         let kyma_cache = Arc::new(KymaCache::from(known()));
         let manifest_cache = Arc::new(ManifestCache::from(components.stores.manifests.clone()));

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use semver::Version;
 use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::label};
+use tidewatch_cluster::labels::{is_dns_subdomain, is_label_key, is_label_value};
 
 pub(super) use users::PinnedUsers;
 
@@ -18,10 +19,7 @@ use super::{
     finding::{Code, Finding},
     object::Object,
 };
-use crate::{
-    base::labels::{is_dns_subdomain, is_label_key, is_label_value},
-    controllers::catalog::{desired::Kind, visibility::template_name},
-};
+use crate::controllers::catalog::{desired::Kind, visibility::template_name};
 
 /// All objects that a checked object may refer to. An object that does not deserialize is kept by name only, so that no
 /// other object is reported to lack it.

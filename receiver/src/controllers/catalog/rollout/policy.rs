@@ -7,13 +7,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::ResourceExt as _;
 use thiserror::Error;
 use tidewatch_api::{ModuleReleaseMeta, names::annotation};
+use tidewatch_cluster::flags::seconds;
 
-use crate::{
-    base::flags::seconds,
-    controllers::{
-        catalog::selector::{Selector, SelectorError},
-        rings::{ParseRingsError, ParseShareError, Rings, Share},
-    },
+use crate::controllers::{
+    catalog::selector::{Selector, SelectorError},
+    rings::{ParseRingsError, ParseShareError, Rings, Share},
 };
 
 /// Value of the annotation of the rings without which a module has none.

@@ -10,10 +10,9 @@ use http::{Method, Request, StatusCode, request::Parts};
 use kube::{Client, client::Body};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tidewatch_cluster::testing::{self, FakeApiServer};
 use tidewatch_contract::event::Change;
 use tower::service_fn;
-
-use crate::testing::{self, FakeApiServer};
 
 const INVENTORY: &str = "configmaps/tidewatch-catalog";
 

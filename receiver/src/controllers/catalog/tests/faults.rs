@@ -1,10 +1,10 @@
 //! Failures during a sync, and their effect on the rest of it and on the next one.
 
 use http::StatusCode;
+use tidewatch_cluster::error_class::ErrorClass;
 use tidewatch_kit::variant::VariantName as _;
 
 use super::*;
-use crate::base::error_class::ErrorClass;
 
 const UNAVAILABLE: Option<StatusCode> = Some(StatusCode::SERVICE_UNAVAILABLE);
 

@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use clap::Args;
+use tidewatch_cluster::flags::seconds;
 
-use crate::{
-    base::flags::seconds,
-    controllers::rings::{Rings, Share},
-};
+use crate::controllers::rings::{Rings, Share};
 
 /// Flags of the stages of an upgrade.
 #[derive(Clone, Debug, Args)]

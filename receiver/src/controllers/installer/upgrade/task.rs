@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
 use parking_lot::Mutex;
 use tidewatch_api::key::KymaKey;
+use tidewatch_cluster::state_map::{ReadStateMapError, StateMap};
 use tidewatch_kit::error_levels;
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -35,10 +36,7 @@ use crate::{
         queue::{Priority, WorkSet},
         table::RuntimeTable,
     },
-    kube::{
-        recorder::EventRecorder,
-        state_map::{ReadStateMapError, StateMap},
-    },
+    kube::recorder::EventRecorder,
 };
 
 /// Interval between ticks during an upgrade.

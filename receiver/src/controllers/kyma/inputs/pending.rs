@@ -23,10 +23,9 @@ use tidewatch_api::{
     key::KymaKey,
     names::{annotation, field_manager},
 };
+use tidewatch_cluster::leader::{WriteFence, fenced};
 use tidewatch_kit::{error_levels, metric_set, random::Random};
 use tokio::{sync::Notify, time::sleep};
-
-use crate::kube::leader::{WriteFence, fenced};
 
 /// Pause between two writes: at most 20 in a second.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -9,6 +9,7 @@ use tidewatch_api::{
     ModuleTemplate,
     names::{annotation, finalizer},
 };
+use tidewatch_cluster::WriteBudgets;
 
 use super::*;
 use crate::{
@@ -18,7 +19,6 @@ use crate::{
         kyma::{build, layer::ModuleLayer, validate::validate},
         windows::{NoWindowError, WindowState},
     },
-    kube::WriteBudgets,
 };
 
 const REST: Duration = Duration::from_secs(9);

@@ -7,12 +7,10 @@ use tidewatch_api::{
     Kyma, KymaSpec, Manifest, Module,
     names::{annotation, label},
 };
+use tidewatch_cluster::labels::is_true;
 
 use crate::{
-    base::{
-        kymas::{Pins, UserSelection},
-        labels::is_true,
-    },
+    base::kymas::{Pins, UserSelection},
     controllers::kyma::{
         installed::{is_unmanaged, module_of},
         mandatory::is_mandatory,

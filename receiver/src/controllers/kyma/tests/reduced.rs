@@ -1,9 +1,9 @@
 //! Kymas with Manifests, or with an access Secret, of which the cache has only the facts.
 
 use kube::runtime::watcher::Event;
+use tidewatch_cluster::body_missing::BodyMissingError;
 
 use super::*;
-use crate::base::body_missing::BodyMissingError;
 
 /// One that took them for deleted ones would create them again, or remove the modules of deselected ones.
 #[tokio::test]

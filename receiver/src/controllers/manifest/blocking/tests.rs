@@ -3,12 +3,12 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 use tidewatch_api::{Resource, key::KymaKey};
-
-use super::*;
-use crate::{
-    kube::kinds::KindCache,
+use tidewatch_cluster::{
+    kinds::KindCache,
     testing::{self, FakeApiServer},
 };
+
+use super::*;
 
 const GROUP: &str = "example.com";
 const OWNER: &str = "kcp-system/m";

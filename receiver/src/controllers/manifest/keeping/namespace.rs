@@ -5,17 +5,15 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{ListParams, PartialObjectMeta},
 };
+use tidewatch_cluster::{
+    kinds::{Definition, NamespacedKinds, ServedKind, is_built_in, is_unserved},
+    runtime_access::list_first,
+};
 
 use super::{Content, MAX_LISTED, Own, first_of_others};
-use crate::{
-    controllers::manifest::{
-        inventory::{ObjectKey, split_api_version},
-        search::SearchError,
-    },
-    kube::{
-        kinds::{Definition, NamespacedKinds, ServedKind, is_built_in, is_unserved},
-        runtime_access::list_first,
-    },
+use crate::controllers::manifest::{
+    inventory::{ObjectKey, split_api_version},
+    search::SearchError,
 };
 
 /// Concurrent requests to one runtime cluster.

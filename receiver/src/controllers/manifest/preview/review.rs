@@ -6,15 +6,13 @@ mod lists;
 use std::collections::BTreeMap;
 
 use serde_json::Value;
+use tidewatch_cluster::kinds::{Kinds, built_in, is_of_kubernetes, removed, serves};
 use tidewatch_oci::layer::PlacedObject;
 
 use super::{kinds_of, scope_of};
-use crate::{
-    controllers::manifest::{
-        inventory::{ObjectKey, split_api_version},
-        render::{DEFAULT_NAMESPACE, Hook, Scope, hook_of},
-    },
-    kube::kinds::{Kinds, built_in, is_of_kubernetes, removed, serves},
+use crate::controllers::manifest::{
+    inventory::{ObjectKey, split_api_version},
+    render::{DEFAULT_NAMESPACE, Hook, Scope, hook_of},
 };
 
 /// Findings about the objects of a layer. Each is a sentence that begins with the place.

@@ -5,13 +5,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{ResourceExt as _, api::DynamicObject, core::Selector};
 use serde::Deserialize as _;
 use serde_json::Value;
+use tidewatch_cluster::workload::{PodFault, Termination, condition_with, containers};
 use tidewatch_kit::foreign_text;
 
 use super::{MAX_TEXT_CHARS, Readiness, cause, is_outdated, workload};
-use crate::{
-    controllers::manifest::inventory::ObjectKey,
-    kube::workload::{PodFault, Termination, condition_with, containers},
-};
+use crate::controllers::manifest::inventory::ObjectKey;
 
 /// Number of pods of a workload that are read at most.
 pub(in crate::controllers::manifest) const MAX_PODS: u16 = 20;

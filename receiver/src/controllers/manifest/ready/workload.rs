@@ -1,12 +1,10 @@
 //! Readiness of workloads by their own status.
 
 use kube::api::DynamicObject;
+use tidewatch_cluster::workload::{condition, condition_with, is_observed, replica_failure};
 
 use super::{Readiness, cause, unobserved};
-use crate::{
-    controllers::manifest::inventory::ObjectKey,
-    kube::workload::{condition, condition_with, is_observed, replica_failure},
-};
+use crate::controllers::manifest::inventory::ObjectKey;
 
 /// Update strategy under which a person deletes the pods of an earlier revision.
 const ON_DELETE: &str = "OnDelete";

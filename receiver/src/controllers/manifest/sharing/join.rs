@@ -8,6 +8,10 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tidewatch_api::names::{annotation, field_manager, label};
+use tidewatch_cluster::{
+    kinds::is_built_in,
+    object::{self, Dispute, Join, JoinError, Ownership, Shape, has_joined, has_lost_field},
+};
 
 use super::{
     super::{
@@ -18,10 +22,6 @@ use super::{
         report::list,
     },
     Claim, Holder, is_our_manager,
-};
-use crate::kube::{
-    kinds::is_built_in,
-    object::{self, Dispute, Join, JoinError, Ownership, Shape, has_joined, has_lost_field},
 };
 
 /// Marks of the owner of an object.

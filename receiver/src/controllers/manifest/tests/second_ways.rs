@@ -1,8 +1,8 @@
 //! Refused applies and their second ways, cut at each of their steps.
 
 use super::*;
-use crate::{
-    kube::object::Fallback,
+use tidewatch_cluster::{
+    object::Fallback,
     testing::{Admit, Cause},
 };
 

@@ -16,10 +16,13 @@ use tidewatch_api::{
     plan::Plan,
     shard::ShardCount,
 };
+use tidewatch_cluster::{
+    WriteBudgets, leader::WriteFence, limits::REQUEST_DEADLINE, state_map::RETRY, testing::FakeApiServer,
+};
 
 use super::*;
 use crate::{
-    base::{limits::REQUEST_DEADLINE, manifests::CachedManifest, peers::AskError},
+    base::{manifests::CachedManifest, peers::AskError},
     controllers::{
         catalog::{self, Flags, RolloutMark, RolloutSlot, VersionSource, rollout::RolloutFlags},
         evidence::tests::FakePeers,
@@ -27,8 +30,7 @@ use crate::{
         windows,
     },
     fleet::{queue::ReconcileOutcome, table},
-    kube::{WriteBudgets, leader::WriteFence, recorder, state_map::RETRY},
-    testing::FakeApiServer,
+    kube::recorder,
 };
 
 /// Id of the ConfigMap with the rollouts.

@@ -2,14 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tidewatch_cluster::error_class::ErrorClass;
 use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
 use super::{DelayReason, Lane, SlowSlot, USER_SPACING};
-use crate::{
-    base::error_class::ErrorClass,
-    fleet::queue::{Priority, QueuedWork, ReconcileOutcome, WorkSet, queued_work::merge_older_into},
-};
+use crate::fleet::queue::{Priority, QueuedWork, ReconcileOutcome, WorkSet, queued_work::merge_older_into};
 
 /// Time that the reconciles of a runtime may take at once, many times that of the installation of all modules.
 pub(super) const BUSY: Duration = Duration::from_secs(20);

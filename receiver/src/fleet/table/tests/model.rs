@@ -15,15 +15,12 @@ use tidewatch_api::{
     identity::Instance,
     plan::{Plan, Work},
 };
+use tidewatch_cluster::{error_class::ErrorClass, leader::WriteFence};
 use tidewatch_contract::event::Reason;
 use tokio::time;
 
 use super::super::*;
-use crate::{
-    base::error_class::ErrorClass,
-    fleet::queue::{Priority, WorkSet},
-    kube::leader::WriteFence,
-};
+use crate::fleet::queue::{Priority, WorkSet};
 
 /// A reconcile that has read and not ended yet.
 struct Reconcile {

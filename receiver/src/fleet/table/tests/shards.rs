@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
+use tidewatch_cluster::leader::WriteFence;
 use tidewatch_kit::metrics::Registry;
 
 use super::*;
-use crate::kube::leader::WriteFence;
 
 const SHARDS: u16 = 4;
 

@@ -4,13 +4,13 @@ use http_body_util::{BodyExt as _, Full};
 use parking_lot::Mutex;
 use serde_json::json;
 use tidewatch_api::{key::KymaKey, plan::Plan};
+use tidewatch_cluster::leader::WriteFence;
 use tokio::sync::{mpsc, watch};
 
 use super::*;
 use crate::{
     fleet::table::{Metrics, Settings},
     ingress::admin::{AccessPolicy, routes},
-    kube::leader::WriteFence,
     pki::PendingRotation,
 };
 

@@ -19,19 +19,21 @@ use parking_lot::Mutex;
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 use tidewatch_api::{identity::TrustDomain, key::KymaKey, plan::Plan};
+use tidewatch_cluster::{
+    body_missing::BodyMissingError,
+    runtime_access::{ClientError, RuntimeAccessError},
+    testing,
+};
 use tidewatch_contract::enrolment::CertificateRequest;
 use tidewatch_kit::{metrics::Registry, variant::VariantName as _};
 use x509_parser::{prelude::FromDer, public_key::PublicKey, x509::SubjectPublicKeyInfo};
 
 use crate::{
-    base::body_missing::BodyMissingError,
     fleet::table::{self, RuntimeTable},
     ingress::enrolment::{
         CertificateIssuer, EnrolmentService, Flags, IssuanceKind, Metrics, Revocations, RuntimeClients, keys,
     },
-    kube::runtime_access::{ClientError, RuntimeAccessError},
     pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, testing::fixed_authority},
-    testing,
 };
 
 pub(crate) const NOW: i64 = 1_800_000_000;

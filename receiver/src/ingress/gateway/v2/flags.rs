@@ -3,8 +3,9 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
+use tidewatch_cluster::flags::connections;
 
-use crate::{base::flags::connections, ingress::gateway::MAX_CONNECTIONS, pki::ProxyIdentity};
+use crate::{ingress::gateway::MAX_CONNECTIONS, pki::ProxyIdentity};
 
 /// Flags of contract v2.
 #[derive(Clone, Debug, Args)]

@@ -16,6 +16,7 @@ use rcgen::{
 use rustls_pki_types::{CertificateDer, ServerName};
 use serde::Deserialize;
 use tidewatch_api::identity::RuntimeId;
+use tidewatch_cluster::testing::Folder;
 use tidewatch_contract::{
     certificate::fingerprint,
     forwarded::FORWARDED_CLIENT_CERT,
@@ -41,7 +42,6 @@ use crate::{
         },
     },
     pki::{self, PemIdentity, ProxyIdentity, SERVER_VALIDITY, ServerIdentity, TrustBundle},
-    testing::Folder,
 };
 
 /// Upper bound of waits; only a failing test reaches it.

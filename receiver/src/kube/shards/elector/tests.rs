@@ -9,16 +9,14 @@ use http::Request;
 use kube::client::Body;
 use serde_json::{Value, json};
 use tidewatch_api::shard::ShardCount;
+use tidewatch_cluster::testing::{FakeApiServer, Fault};
 use tokio::{
     task::JoinHandle,
     time::{sleep, timeout},
 };
 
 use super::*;
-use crate::{
-    kube::shards::{ShardChange, Unit},
-    testing::{FakeApiServer, Fault},
-};
+use crate::kube::shards::{ShardChange, Unit};
 
 const LEASE: Duration = Duration::from_secs(15);
 const SECOND: Duration = Duration::from_secs(1);

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::coordination::v1::Lease;
+use tidewatch_cluster::leader::{LeaseApi, LeaseError, acquired, record, released, renewed, renewed_for};
 
 use super::super::{
     Settings, names,
     ownership::{Outcome, Write, WriteKind},
     record::{LeaseId, LeaseNames, lock_duration},
 };
-use crate::kube::leader::{LeaseApi, LeaseError, acquired, record, released, renewed, renewed_for};
 
 /// Result of a write, and the Lease as it was written.
 pub(super) struct Written {

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use strum::IntoStaticStr;
 use tidewatch_api::shard::ShardCount;
+use tidewatch_cluster::leader::Timings;
 use tokio::time::Instant;
 
 use super::super::{Unit, names, record::LeaseId};
-use crate::kube::leader::Timings;
 
 /// What does not change while the process runs.
 #[derive(Clone, Debug)]

@@ -8,10 +8,10 @@
 
 use std::time::Duration;
 
+use tidewatch_cluster::leader::Timings;
 use tokio::time::Instant;
 
 use super::super::record::Record;
-use crate::kube::leader::Timings;
 
 /// What this replica knows of the last renewal by a sharded replica.
 #[derive(Debug, Default)]

@@ -1,8 +1,7 @@
 //! This replica's own membership.
 
+use tidewatch_cluster::leader::Timings;
 use tokio::time::Instant;
-
-use crate::kube::leader::Timings;
 
 /// A membership Lease that this replica holds.
 #[derive(Debug)]

@@ -13,8 +13,7 @@ use super::{
     *,
 };
 use tidewatch_api::shard::ShardCount;
-
-use crate::kube::leader::Timings;
+use tidewatch_cluster::leader::Timings;
 
 const SECOND: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(15);

@@ -6,13 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tidewatch_cluster::leader::{Observation, ran_in};
 use tokio::time::Instant;
 
 use super::{
     super::record::{LeaseId, Record},
     Settings,
 };
-use crate::kube::leader::{Observation, ran_in};
 
 /// One Lease, and since when its record has not changed.
 #[derive(Debug)]

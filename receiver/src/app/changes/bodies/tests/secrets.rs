@@ -5,14 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kube::{Client, runtime::reflector::Store};
 use tidewatch_api::names::KUBECONFIG_KEY;
+use tidewatch_cluster::runtime_access::{
+    self, AccessSecret, ClientError, KubeconfigError, ListedSecret, RuntimeAccess, RuntimeAccessError, Settings,
+};
 
 use super::{kinds::Expected, *};
-use crate::{
-    app::changes::owners::SecretOwners,
-    kube::runtime_access::{
-        self, AccessSecret, ClientError, KubeconfigError, ListedSecret, RuntimeAccess, RuntimeAccessError, Settings,
-    },
-};
+use crate::app::changes::owners::SecretOwners;
 
 type Setup = SetupOf<SecretCache>;
 

@@ -2,22 +2,20 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use tidewatch_api::{ModuleReleaseMeta, Withdrawal, names::label};
+use tidewatch_cluster::labels::{is_label_key, is_label_value};
 
 use super::{Context, NAME, size_advice};
-use crate::{
-    base::labels::{is_label_key, is_label_value},
-    controllers::catalog::{
-        check::{
-            advice,
-            document::Step::{self, Index, Key},
-            finding::{Code, Finding},
-            object::Object,
-        },
-        desired::ReleaseBody,
-        retirement::{self, parse_date},
-        selector::{Selector, SelectorError},
-        visibility::template_name,
+use crate::controllers::catalog::{
+    check::{
+        advice,
+        document::Step::{self, Index, Key},
+        finding::{Code, Finding},
+        object::Object,
     },
+    desired::ReleaseBody,
+    retirement::{self, parse_date},
+    selector::{Selector, SelectorError},
+    visibility::template_name,
 };
 
 /// Reserved channel name, with which a user selects no channel.

@@ -3,20 +3,18 @@
 use kube::ResourceExt as _;
 use serde_json::Value;
 use tidewatch_api::{ModuleTemplate, names::label};
+use tidewatch_cluster::labels::is_dns_subdomain;
 
 use super::{Context, NAME, size_advice};
-use crate::{
-    base::labels::is_dns_subdomain,
-    controllers::catalog::{
-        check::{
-            advice,
-            document::Step::Key,
-            finding::{Code, Finding},
-            object::Object,
-        },
-        desired,
-        visibility::template_name,
+use crate::controllers::catalog::{
+    check::{
+        advice,
+        document::Step::Key,
+        finding::{Code, Finding},
+        object::Object,
     },
+    desired,
+    visibility::template_name,
 };
 
 pub(super) fn check(object: &Object, template: &ModuleTemplate, context: &Context<'_>, findings: &mut Vec<Finding>) {

@@ -13,14 +13,14 @@ use tidewatch_api::{
     plan::Plan,
     shard::ShardCount,
 };
+use tidewatch_cluster::{leader::WriteFence, testing::FakeApiServer};
 
 use super::*;
 use crate::{
     base::{kymas::CachedKyma, pause::Pause},
     controllers::{evidence::tests::FakePeers, installer::upgrade::ImageDecision, rings::rank},
     fleet::{PathState, Verified, table},
-    kube::{leader::WriteFence, recorder},
-    testing::FakeApiServer,
+    kube::recorder,
 };
 
 /// KCP with the upgrade's ConfigMap.

@@ -1,11 +1,11 @@
 //! Annotations of the inputs that wait, against a fake KCP.
 
 use futures::FutureExt as _;
+use tidewatch_cluster::testing::FakeApiServer;
 use tokio::time::{Instant, advance};
 use tower::Layer as _;
 
 use super::*;
-use crate::testing::FakeApiServer;
 
 const INPUTS: &str = "operator.kyma-project.io/tidewatch-inputs";
 

@@ -12,6 +12,7 @@ use tidewatch_api::{
     key::KymaKey,
     names::{annotation, label},
 };
+use tidewatch_cluster::{WriteBudgets, object::Component};
 use tokio::time::advance;
 
 use super::{
@@ -25,7 +26,6 @@ use super::{
     },
     objects::{Fields, Manager, Object, Owner, definition, key, map, name, namespace, operator},
 };
-use crate::kube::{WriteBudgets, object::Component};
 
 /// Actions of one reconcile at most: each adds a fact.
 const MAX_ACTIONS: usize = 60;

@@ -3,10 +3,11 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
+use tidewatch_cluster::leader::Timings;
 use tokio::time::Instant;
 
 use super::super::{Effect, EndReason, Ownership, Settings};
-use crate::kube::{leader::Timings, shards::Unit};
+use crate::kube::shards::Unit;
 
 /// Milliseconds since the start of the schedule.
 pub(super) type Millis = u64;

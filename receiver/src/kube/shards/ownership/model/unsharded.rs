@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
+use tidewatch_cluster::leader::{LeaseRecord, Observation};
+
 use super::{
     super::{super::record::Record, LeaseId, Outcome},
     api::ApiServer,
     node::{Clock, Millis, timings},
 };
-use crate::kube::leader::{LeaseRecord, Observation};
 
 #[derive(Debug)]
 pub(super) struct Unsharded {

@@ -1,0 +1,37 @@
+//! Kubernetes clusters, without Kyma's rules: bounded clients, reads and writes of single objects, the kinds that a cluster
+//! serves and the versions in which it stores them, leader election and write fence, and the status of workloads.
+//!
+//! | Modules | Content |
+//! |---|---|
+//! | [`client`], [`leader`] | the client of the control plane: deadlines, counted requests, election, write fence |
+//! | [`runtime_access`] | kubeconfigs as data, clients of runtimes, forbidden addresses, limits on responses |
+//! | [`object`] | single objects: compared, converged, repaired within a budget |
+//! | [`kinds`], [`stored_versions`] | the kinds that a cluster serves, and the versions in which it stores objects |
+//! | [`workload`] | faults of pods; pure |
+//! | [`labels`], [`flags`], [`limits`], [`error_class`] | syntax of labels, parsers of flags, shared limits, classes of errors |
+
+pub mod body_deadline;
+pub mod body_missing;
+pub mod client;
+pub mod error_class;
+pub mod flags;
+pub mod kinds;
+pub mod labels;
+pub mod leader;
+pub mod limits;
+mod metrics;
+pub mod object;
+mod request_meter;
+pub mod runtime_access;
+pub mod state_map;
+pub mod stored_versions;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod workload;
+mod write_meter;
+
+pub use metrics::Metrics;
+pub use object::{FallbackMetrics, WriteBudgets, WriteMetrics};
+#[cfg(any(test, feature = "testing"))]
+pub use write_meter::charge;
+pub use write_meter::metered;

@@ -1,0 +1,111 @@
+//! ConfigMap of KCP with the state of a task: replaced only at the resourceVersion that was read, so that a task of
+//! another receiver is never overwritten. A write counts once the watch returns it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use futures::stream::BoxStream;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, PostParams},
+};
+use thiserror::Error;
+use tidewatch_kit::error_levels;
+use tokio::time::{Instant, timeout};
+
+use super::object;
+
+/// Delay after a failed write.
+pub const RETRY: Duration = Duration::from_secs(5);
+/// Timeout of one request to KCP.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Failure to read the ConfigMap.
+#[derive(Debug, Error)]
+#[error("read the ConfigMap {name} in the control plane")]
+pub struct ReadStateMapError {
+    name: &'static str,
+    source: kube::Error,
+}
+
+/// One ConfigMap, and the writes to it.
+pub struct StateMap {
+    api: Api<ConfigMap>,
+    name: &'static str,
+    /// resourceVersion that was replaced: the next write waits for the watch to return another one.
+    replaced: Option<String>,
+    not_before: Instant,
+}
+
+impl StateMap {
+    /// The client must be fenced, so that only the active receiver writes.
+    pub fn new(client: Client, namespace: &str, name: &'static str) -> Self {
+        Self { api: Api::namespaced(client, namespace), name, replaced: None, not_before: Instant::now() }
+    }
+
+    /// Reads the ConfigMap; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// [`ReadStateMapError`].
+    pub async fn read(&self) -> Result<Option<ConfigMap>, ReadStateMapError> {
+        let read = object::get_by_list(&self.api, self.name).await;
+        read.map_err(|source| ReadStateMapError { name: self.name, source })
+    }
+
+    /// Yields the ConfigMap after each change, and `None` while it does not exist; never ends by itself.
+    pub fn watch(&self) -> BoxStream<'static, Option<ConfigMap>> {
+        object::watch(self.api.clone(), self.name, format!("ConfigMap {}", self.name))
+    }
+
+    /// Returns whether this version, empty without a ConfigMap, may be replaced: the watch has returned the last write, and
+    /// no failed one was a moment ago.
+    pub fn is_writable(&self, version: &str, now: Instant) -> bool {
+        now >= self.not_before && self.replaced.as_deref() != Some(version)
+    }
+
+    /// Records that the ConfigMap was deleted: it may be created again.
+    pub fn deleted(&mut self) {
+        self.replaced = None;
+    }
+
+    /// Replaces the ConfigMap with this metadata, or creates it without. Returns the outcome: `written`, `conflict` if it has
+    /// changed since it was read, or `failed`; a failed write is retried by the caller after a delay.
+    pub async fn write(&mut self, metadata: Option<ObjectMeta>, data: BTreeMap<String, String>) -> &'static str {
+        let version = metadata.as_ref().and_then(|metadata| metadata.resource_version.clone());
+        match timeout(REQUEST_TIMEOUT, self.request(metadata, data)).await {
+            Ok(Ok(is_written)) => {
+                self.replaced = Some(version.unwrap_or_default());
+                if is_written { "written" } else { "conflict" }
+            }
+            Ok(Err(error)) => self.failed(&error),
+            Err(late) => self.failed(&late),
+        }
+    }
+
+    async fn request(&self, metadata: Option<ObjectMeta>, data: BTreeMap<String, String>) -> kube::Result<bool> {
+        let params = PostParams::default();
+        let exists = metadata.is_some();
+        let metadata = ObjectMeta { name: Some(self.name.to_owned()), ..metadata.unwrap_or_default() };
+        let map = ConfigMap { metadata, data: Some(data), ..ConfigMap::default() };
+        let written = match exists {
+            true => self.api.replace(self.name, &params, &map).await,
+            false => self.api.create(&params, &map).await,
+        };
+        match written {
+            Ok(_) => Ok(true),
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn failed(&mut self, error: &(dyn std::error::Error + 'static)) -> &'static str {
+        self.not_before = Instant::now() + RETRY;
+        tracing::warn!(
+            config_map = self.name,
+            error = error_levels::own(error),
+            cause = error_levels::cause(error),
+            "State could not be written, the write is retried"
+        );
+        "failed"
+    }
+}
