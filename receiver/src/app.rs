@@ -41,7 +41,7 @@ use crate::{
     telemetry::{self, Metrics, MetricsPage, Pending, Readiness},
 };
 use open_files::OpenFiles;
-use sharded::{Followers, Ownership, Replica, Sharding, SharedProcess};
+use sharded::{Followers, Ownership, ProcessParts, Replica, Sharding};
 use signals::Signals;
 use workers::{Kymas, Manifests, Workers};
 
@@ -338,7 +338,7 @@ async fn run_active(
                 enqueue: Box::new(move |kymas| acquired.enqueue(kymas)),
                 forget: Box::new(move |kyma| context.forget(kyma)),
             };
-            let process = SharedProcess { instance, relay_address: address, synced: built.synced };
+            let process = ProcessParts { instance, relay_address: address, synced: built.synced };
             Some(sharding.start(&config, process, followers, built.ownership, &mut tasks)?)
         }
         None => None,

@@ -117,7 +117,7 @@ impl Replica {
 type OnAcquired = Box<dyn Fn(&[KymaKey]) + Send>;
 
 /// Parts of this process that the ownership of shards needs.
-pub(super) struct SharedProcess {
+pub(super) struct ProcessParts {
     pub(super) instance: Instance,
     /// Address of the listener for relayed requests.
     pub(super) relay_address: SocketAddr,
@@ -178,13 +178,13 @@ impl Sharding {
     pub(super) fn start(
         self,
         config: &Config,
-        process: SharedProcess,
+        process: ProcessParts,
         followers: Followers,
         metrics: ownership::Metrics,
         tasks: &mut JoinSet<&'static str>,
     ) -> Result<Ownership> {
         let Replica { settings, client, all_held, serving } = self.replica;
-        let SharedProcess { instance, relay_address, synced } = process;
+        let ProcessParts { instance, relay_address, synced } = process;
         let holders = self.holders.handle();
         let advertised = SocketAddr::new(settings.advertise, relay_address.port());
         let settings = ownership::Settings {

@@ -323,13 +323,13 @@ async fn serve_requests<S: Service>(
     // branch boxes its connection, so that it occupies only its own size.
     let reason = if is_http2 {
         let connection = http2(settings, limits).serve_connection(TokioIo::new(stream), requests);
-        let connection = (Box::pin(connection), http2::Connection::graceful_shutdown as GracefulShutdown<_>);
-        drive(context, connection, (&*lifecycle, &**peer), closing).await
+        let shutdown: GracefulShutdown<_> = http2::Connection::graceful_shutdown;
+        drive(context, Box::pin(connection), shutdown, &lifecycle, peer, closing).await
     } else {
         let limits = HeadLimits { bytes: settings.max_head as usize, fields: limits.head_fields };
         let connection = Http1Connection::new(stream, requests, lifecycle.clone(), limits);
-        let connection = (Box::pin(connection), Http1Connection::graceful_shutdown as GracefulShutdown<_>);
-        drive(context, connection, (&*lifecycle, &**peer), closing).await
+        let shutdown: GracefulShutdown<_> = Http1Connection::graceful_shutdown;
+        drive(context, Box::pin(connection), shutdown, &lifecycle, peer, closing).await
     };
     let reason = match (state.fault(), lifecycle.close_reason.get()) {
         (Some(fault), _) => fault,
@@ -399,8 +399,10 @@ type GracefulShutdown<C> = fn(Pin<&mut C>);
 /// Drives a connection to its end, and shuts it down when its lifecycle has expired. Returns the reason of the end.
 async fn drive<S: Service, C: Future<Output = hyper::Result<()>>>(
     context: &Context<S>,
-    (mut connection, graceful_shutdown): (Pin<Box<C>>, GracefulShutdown<C>),
-    (lifecycle, peer): (&ConnectionLifecycle, &S::Peer),
+    mut connection: Pin<Box<C>>,
+    graceful_shutdown: GracefulShutdown<C>,
+    lifecycle: &ConnectionLifecycle,
+    peer: &S::Peer,
     closing: &Closing,
 ) -> &'static str {
     let mut ending: Option<(&'static str, Instant)> = None;

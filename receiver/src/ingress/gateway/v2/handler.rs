@@ -102,9 +102,11 @@ impl<T: V2Intake> V2Handler<T> {
         &self,
         relay: &Relay,
         holder: &Arc<Replica>,
-        (parts, Sender { caller, intermediates, .. }): (&Parts, &Sender),
+        parts: &Parts,
+        sender: &Sender,
         body: BufferedBody,
     ) -> Result<HttpResponse, Refusal> {
+        let Sender { caller, intermediates, .. } = sender;
         let (body, _share) = body.into_parts();
         let request = RelayedRequest {
             port: RelayedPort::V2,
@@ -183,7 +185,7 @@ impl<T: V2Intake> Service for V2Handler<T> {
         }
         let (body, elsewhere) = self.body(manager, sender, body, now).await?;
         if let Some((relay, holder)) = elsewhere {
-            return self.relay(relay, &holder, (parts, sender), body).await;
+            return self.relay(relay, &holder, parts, sender, body).await;
         }
         let event = Event::parse(&body.bytes).map_err(|_| Refusal::Malformed)?;
         drop(body);
