@@ -342,7 +342,9 @@ impl<'a> MakeWriter<'a> for Log {
 #[tokio::test]
 async fn each_refusal_has_its_status_kind_and_counter_and_echoes_no_input() {
     let log = Log::default();
-    let filter = EnvFilter::new("tidewatch_receiver=trace,tidewatch_contract=trace");
+    let filter = EnvFilter::new(
+        "tidewatch_receiver=trace,tidewatch_api=trace,tidewatch_cluster=trace,tidewatch_contract=trace,tidewatch_kit=trace",
+    );
     // With a second dispatcher alive, `tracing` does not cache a callsite as disabled when another test's thread
     // reaches it first.
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
