@@ -130,10 +130,10 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), RunError
     let exporter = config.otlp_endpoint.as_deref().map(|to| Exporter::start("tidewatch-agent", to)).transpose()?;
     let mut app = App::new(config)?;
     let core = Arc::new(OnceLock::new());
-    app.serve(core.clone()).await?;
     // Readiness conditions; the component that fulfils one drops its guard.
     let plan = app.readiness.pending("plan");
     let receiver = app.readiness.pending("receiver");
+    app.serve(core.clone()).await?;
     let (identity, plans) = app.start_identity(plan)?;
     let runtime = tokio::select! {
         runtime = identity.runtime() => runtime,

@@ -148,7 +148,6 @@ impl Core {
     }
 
     fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
-        // A panic in another task ends the process; the state stays consistent until then.
         work(&mut self.0.state.lock())
     }
 

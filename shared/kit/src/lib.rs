@@ -1,4 +1,4 @@
-//! Helpers that every program of Tidewatch needs. They know neither Kubernetes nor Kyma.
+//! Helpers of Tidewatch's programs, without types of Kubernetes or Kyma.
 //!
 //! | Modules | Content |
 //! |---|---|

@@ -51,7 +51,7 @@ pub(super) async fn patch_metadata(ctx: &Context, kyma: &Kyma, metadata: Value) 
     send_metadata(&api, kyma, &metadata).await.map_err(Error::kcp(error::MARK_KYMA))
 }
 
-/// As [`patch_metadata`], for metadata that depends on no status: see [`ConflictRetries`].
+/// As [`patch_metadata`], for metadata that depends on no other writer's condition: see [`ConflictRetries`].
 pub(super) async fn record_metadata(ctx: &Context, kyma: &Kyma, metadata: Value) -> Result<Kyma, Error> {
     let api = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let mut retries = ConflictRetries::default();

@@ -1,5 +1,5 @@
-//! Concurrent writes of a Kyma in KCP that change nothing which a reconcile decides on: the annotation of the inputs and
-//! the conditions with field managers of their own have writers beside the reconcile.
+//! Concurrent writes of a Kyma in KCP that change no decision on modules: the annotation of the inputs and the conditions
+//! with field managers of their own have writers beside the reconcile.
 
 use kube::{Api, ResourceExt};
 use tidewatch_api::{Kyma, names::annotation};

@@ -140,7 +140,6 @@ impl WriteBudgets {
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries> {
-        // Each change is a single assignment: a panic of another thread leaves no partial state.
         self.entries.lock()
     }
 }
