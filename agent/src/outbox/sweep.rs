@@ -79,6 +79,7 @@ impl Sweep {
 #[cfg(test)]
 mod tests {
     use std::num::NonZeroI64;
+
     use tidewatch_api::plan::Field;
     use tidewatch_contract::digest::ObjectHasher;
 

@@ -32,9 +32,12 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tidewatch_api::{
     ModuleReleaseMeta, ModuleTemplate, Watcher,
+    key::KymaKey,
     names::{RELEASES, label},
     plan::Work,
+    shard::ShardCount,
 };
+use tidewatch_cluster::{Metrics, runtime_access::AccessSecret};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -47,8 +50,6 @@ use self::{
     bodies::{Bodies, CacheBodies, KymaCache, ManifestCache, ObjectCache, SecretCache},
     owners::SecretOwners,
 };
-use tidewatch_api::{key::KymaKey, shard::ShardCount};
-use tidewatch_cluster::{Metrics, runtime_access::AccessSecret};
 
 use crate::{
     base::{kymas::CachedKyma, manifests::CachedManifest, pause::CONFIG_MAP, stores::Stores},

@@ -80,6 +80,7 @@ impl fmt::Debug for Plans {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+
     use tidewatch_api::plan::{Field, Work};
 
     use super::*;

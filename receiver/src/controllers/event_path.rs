@@ -397,11 +397,10 @@ impl LoopState {
 
 #[cfg(test)]
 mod tests {
-    use parking_lot::Mutex;
-
     use futures::FutureExt as _;
     use http::StatusCode;
     use kube::runtime::reflector::store::Writer;
+    use parking_lot::Mutex;
     use serde_json::json;
     use tidewatch_api::{identity::RuntimeId, plan::Plan};
     use tidewatch_cluster::{WriteBudgets, leader::WriteFence, testing};

@@ -1,7 +1,8 @@
 //! Reports of changes in the modules of a runtime, which the reconciles of Manifests settle.
 
-use super::{Snapshot, queue::Drift};
 use tidewatch_api::key::KymaKey;
+
+use super::{Snapshot, queue::Drift};
 
 /// Changes in the modules of a runtime that its agent reported.
 #[derive(Debug)]

@@ -341,6 +341,7 @@ fn wire(runtime: &RuntimeId, id: EventId, planned: &PlannedWatch, target: Target
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
     use tidewatch_api::Watcher;
     use tidewatch_contract::event::parse_batch;
 

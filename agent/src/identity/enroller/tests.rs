@@ -2,21 +2,21 @@ pub(crate) mod harness;
 
 use std::{io, sync::atomic::Ordering};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use harness::{Harness, Replies, TOKEN, problem, response, until};
 use parking_lot::Mutex;
+use serde_json::json;
+use tidewatch_api::names::{CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY};
+use tidewatch_contract::{
+    enrolment::{CERTIFICATES_PATH, MAX_RESPONSE_BYTES},
+    problem::Kind,
+};
 
 use super::*;
 use crate::{
     identity::{SecretWatch, tests::TestCa},
     kubernetes::ApiError,
     watch::Sink as _,
-};
-use base64::{Engine as _, engine::general_purpose::STANDARD};
-use harness::{Harness, Replies, TOKEN, problem, response, until};
-use serde_json::json;
-use tidewatch_api::names::{CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY};
-use tidewatch_contract::{
-    enrolment::{CERTIFICATES_PATH, MAX_RESPONSE_BYTES},
-    problem::Kind,
 };
 
 #[tokio::test]

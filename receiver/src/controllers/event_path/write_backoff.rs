@@ -77,9 +77,10 @@ impl WriteBackoff {
 
 #[cfg(test)]
 mod tests {
+    use tidewatch_api::ConditionStatus;
+
     use super::*;
     use crate::controllers::event_path::condition::{EVENT_PATH, PAUSED};
-    use tidewatch_api::ConditionStatus;
 
     const S: Duration = Duration::from_secs(1);
 

@@ -217,6 +217,7 @@ fn resource(template: &ModuleTemplate, name: &str) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
     use tidewatch_api::{CustomResourcePolicy as Policy, names::finalizer};
 
     use super::*;

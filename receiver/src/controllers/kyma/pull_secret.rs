@@ -72,8 +72,9 @@ fn secrets(client: &Client) -> Api<DynamicObject> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tidewatch_cluster::object::Repair;
+
+    use super::*;
 
     #[test]
     fn immutable_copy_is_recreated_when_the_credentials_change() {

@@ -203,8 +203,9 @@ pub(crate) fn in_runtime(client: &Client) -> Api<Kyma> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tidewatch_cluster::testing::FakeApiServer;
+
+    use super::*;
 
     fn kyma(status: Value) -> Kyma {
         serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",

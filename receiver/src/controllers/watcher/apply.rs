@@ -124,6 +124,7 @@ fn post_params() -> PostParams {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
     use tidewatch_api::key::KymaKey;
     use tidewatch_cluster::{WriteBudgets, testing::FakeApiServer};
 

@@ -100,8 +100,8 @@ impl Settling {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use tidewatch_api::plan::Plan;
 
+    use tidewatch_api::plan::Plan;
     use tokio::time::Instant;
 
     use super::*;

@@ -1,7 +1,8 @@
 //! Part of this process in rates that limit the whole fleet.
 
-use super::RuntimeTable;
 use tidewatch_api::shard::ShardCount;
+
+use super::RuntimeTable;
 
 impl RuntimeTable {
     /// Part of a rate of the whole fleet that this process may use, by the shards that it holds; at least 1.

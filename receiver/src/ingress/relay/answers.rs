@@ -119,9 +119,8 @@ impl AsRef<[u8]> for PlacedPayload {
 
 #[cfg(test)]
 mod tests {
-    use parking_lot::Mutex;
-
     use futures::FutureExt as _;
+    use parking_lot::Mutex;
     use tidewatch_api::shard::ShardCount;
     use tokio::sync::Notify;
 

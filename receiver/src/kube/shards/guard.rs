@@ -81,6 +81,7 @@ fn update(fences: &Fences, metrics: &Metrics, change: impl FnOnce(&mut BTreeMap<
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
+
     use tidewatch_api::shard::ShardCount;
 
     use super::*;

@@ -31,8 +31,9 @@ pub enum State {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tidewatch_kit::variant::VariantName as _;
+
+    use super::*;
 
     #[test]
     fn every_state_has_one_spelling() {

@@ -1,7 +1,8 @@
 //! Bodies of all caches whose objects are reduced.
 
-use super::{Bodies, KymaCache, ManifestCache, SecretCache};
 use tidewatch_api::{key::KymaKey, shard::ShardId};
+
+use super::{Bodies, KymaCache, ManifestCache, SecretCache};
 
 /// Bodies of the caches of a replica among others. Clones share their state.
 #[derive(Clone)]

@@ -68,8 +68,9 @@ impl KeptShards {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tidewatch_api::shard::ShardCount;
+
+    use super::*;
 
     #[test]
     fn other_shards_are_kept_until_the_shards_are_divided_and_for_a_time_after_their_release() {

@@ -29,6 +29,7 @@ pub(super) fn lists<'a>(label: &str, values: impl Iterator<Item = &'a str>) -> V
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+
     use tidewatch_api::names::label;
 
     use super::*;

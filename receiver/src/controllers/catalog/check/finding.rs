@@ -216,6 +216,7 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+
     use tidewatch_kit::variant::VariantName as _;
 
     use super::*;

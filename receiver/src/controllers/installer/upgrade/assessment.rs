@@ -1,7 +1,8 @@
 //! Runtimes as one replica assesses them.
 
-use super::Image;
 use tidewatch_api::key::KymaKey;
+
+use super::Image;
 
 /// Assessment of a runtime with its current image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

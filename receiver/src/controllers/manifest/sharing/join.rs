@@ -187,8 +187,9 @@ fn remark(key: &ObjectKey, owner: &Holder, disputes: &[Dispute]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tidewatch_api::key::KymaKey;
+
+    use super::*;
 
     fn live(labels: &Value, managed: &Value) -> DynamicObject {
         let metadata = json!({"name": "n", "labels": labels, "managedFields": managed});

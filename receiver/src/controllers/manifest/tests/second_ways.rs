@@ -1,10 +1,11 @@
 //! Refused applies and their second ways, cut at each of their steps.
 
-use super::*;
 use tidewatch_cluster::{
     object::Fallback,
     testing::{Admit, Cause},
 };
+
+use super::*;
 
 const OTHER: &str = "sha256:3333333333333333333333333333333333333333333333333333333333333333";
 const FORBIDDEN: &str = "FieldValueForbidden";

@@ -29,8 +29,9 @@ pub(super) fn score(replica: &str, item: impl Hash) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tidewatch_api::shard::ShardCount;
+
+    use super::*;
 
     #[test]
     fn shares_add_up_and_differ_by_at_most_one() {

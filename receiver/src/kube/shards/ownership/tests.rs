@@ -6,14 +6,14 @@ use std::{
 };
 
 use jiff::{SignedDuration, Timestamp};
+use tidewatch_api::shard::ShardCount;
+use tidewatch_cluster::leader::Timings;
 
 use super::{
     super::record::Record,
     model::{ApiServer, timings},
     *,
 };
-use tidewatch_api::shard::ShardCount;
-use tidewatch_cluster::leader::Timings;
 
 const SECOND: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(15);
