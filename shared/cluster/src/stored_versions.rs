@@ -14,7 +14,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use thiserror::Error;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::{
     kinds::{Definition, ServedKind},
@@ -26,6 +26,9 @@ use super::{
 const PAGE: u32 = 50;
 /// Places in a list that may be too old, in one turn.
 const MAX_EXPIRED: usize = 3;
+/// Time from a change of the storage version until objects are written. Each API server notices the change through a watch,
+/// and stores objects in the former version until then.
+const STORAGE_SETTLES: Duration = Duration::from_secs(5);
 /// Objects that are written at the same time: half of what a runtime's module gets for itself.
 const CONCURRENT_WRITES: usize = 2;
 
@@ -36,14 +39,18 @@ pub struct Turn {
     pub objects: usize,
     /// Time after which no further page begins.
     pub time: Duration,
-    /// A change of the storage version ends it: until every API server has noticed that, some may store objects in the former
-    /// version.
+    /// The turn ends, instead of waiting, while API servers may not have noticed the storage version.
     pub ends_with_storage: bool,
 }
 
-/// Progress of a migration over several turns: the place in the list from which it goes on.
+/// Progress of a migration over several turns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Progress(Option<String>);
+pub struct Progress {
+    /// Place in the list of objects from which it goes on.
+    next: Option<String>,
+    /// Time since which the storage version is known to be right.
+    storage_since: Option<Instant>,
+}
 
 /// A migration that a CRD needs before it loses versions.
 #[derive(Debug)]
@@ -157,10 +164,13 @@ impl Migration {
             let patched = definitions.patch(&self.name, &params, &Patch::Merge(patch)).await;
             let failed = |error| MigrationError::Storage(self.name.clone(), self.storage.clone(), error);
             resource_version = patched.map_err(failed)?.resource_version();
-            if turn.ends_with_storage {
-                return Ok(false);
-            }
         }
+        // A restarted process does not know since when the storage version is right.
+        let settled = *progress.storage_since.get_or_insert_with(Instant::now) + STORAGE_SETTLES;
+        if turn.ends_with_storage && Instant::now() < settled {
+            return Ok(false);
+        }
+        sleep_until(settled).await;
         if !self.rewrite(client, &params, progress, turn).await? {
             return Ok(false);
         }
@@ -185,15 +195,15 @@ impl Migration {
         let mut written = 0;
         let mut expired = 0;
         loop {
-            let list = ListParams { continue_token: progress.0.clone(), ..ListParams::default().limit(PAGE) };
+            let list = ListParams { continue_token: progress.next.clone(), ..ListParams::default().limit(PAGE) };
             let (page, next) = match list_page(&all, &list).await {
                 Ok(page) => page,
                 // The place in the list is too old. The API server may name a new one after the same object.
                 Err(kube::Error::Api(status))
-                    if status.code == 410 && progress.0.is_some() && expired < MAX_EXPIRED =>
+                    if status.code == 410 && progress.next.is_some() && expired < MAX_EXPIRED =>
                 {
                     expired += 1;
-                    progress.0 = status.metadata.as_ref().and_then(|metadata| metadata.continue_.clone());
+                    progress.next = status.metadata.as_ref().and_then(|metadata| metadata.continue_.clone());
                     continue;
                 }
                 Err(error) => return Err(MigrationError::List(self.name.clone(), error)),
@@ -201,8 +211,8 @@ impl Migration {
             written += page.len();
             let writes: Vec<_> = page.into_iter().map(|object| self.write(client, kind, params, object)).collect();
             stream::iter(writes).buffer_unordered(CONCURRENT_WRITES).try_collect::<()>().await?;
-            progress.0 = next;
-            if progress.0.is_none() {
+            progress.next = next;
+            if progress.next.is_none() {
                 return Ok(true);
             }
             if written >= turn.objects || begun.elapsed() >= turn.time {

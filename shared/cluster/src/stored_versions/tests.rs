@@ -168,12 +168,17 @@ async fn all_objects_are_written_between_the_two_writes_of_the_definition() {
 async fn turns_are_bounded_and_go_on_where_the_last_one_ended() {
     let mut fixture = Fixture::new("Namespaced", 240);
     let turn = Turn { objects: 100, ends_with_storage: true, ..WHOLE };
+    // API servers that have not noticed the storage version would store the objects in the former one.
+    for _ in 0..2 {
+        assert_eq!((fixture.advance(turn).await, fixture.written()), (Ok(false), (0, false)));
+        tokio::time::advance(STORAGE_SETTLES / 2).await;
+    }
     let mut written = Vec::new();
-    for expected in [false, false, false, true] {
+    for expected in [false, false, true] {
         assert_eq!(fixture.advance(turn).await, Ok(expected));
         written.push(fixture.written());
     }
-    assert_eq!(written, [(0, false), (100, false), (100, false), (40, true)]);
+    assert_eq!(written, [(100, false), (100, false), (40, true)]);
     let mut slow = Fixture::new("Namespaced", 120);
     let turn = Turn { time: Duration::ZERO, ..WHOLE };
     assert_eq!((slow.advance(turn).await, slow.written().0), (Ok(false), 50));
