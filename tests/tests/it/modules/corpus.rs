@@ -278,14 +278,19 @@ impl Corpus {
                     continue;
                 }
                 let api: Api<PartialObjectMeta> = Api::all_with(client.clone(), &resource);
+                let since = Instant::now();
                 let listed = loop {
                     match api.list_metadata(&ListParams::default()).await {
                         Ok(listed) => break listed.items,
                         // Its CRD goes.
                         Err(kube::Error::Api(status)) if status.code == 404 => break Vec::new(),
                         // It has just come.
-                        Err(kube::Error::Api(status)) if status.code == 429 => tokio::time::sleep(POLL).await,
-                        Err(error) => return Err(error.into()),
+                        Err(kube::Error::Api(status)) if status.code == 429 && since.elapsed() < self.patience => {
+                            tokio::time::sleep(POLL).await;
+                        }
+                        Err(error) => {
+                            return Err(error).with_context(|| format!("list the objects of {}", resource.kind));
+                        }
                     }
                 };
                 for object in listed.iter().filter(|object| !object.name_any().contains("tidewatch")) {
