@@ -1,8 +1,12 @@
 //! Upgrades to CRDs without a version in which resources are stored.
 
+use tokio::time::advance;
+
 use super::*;
 
 const DEFINITION: &str = "customresourcedefinitions/samples.example.test";
+/// Time until API servers have noticed a new storage version.
+const SETTLES: Duration = Duration::from_secs(5);
 const WAITS: &str =
     "waiting for the resources of CRDs to be stored in a version that stays: samples.example.test in v2";
 
@@ -43,6 +47,14 @@ impl Fixture {
         writes.iter().filter(|call| call.starts_with("PATCH samples/")).count()
     }
 
+    /// The reconcile that changes the storage version, and the time until API servers have noticed it.
+    async fn changes_the_storage_version(&mut self) {
+        assert_eq!(self.waits().await, 0);
+        advance(SETTLES / 2).await;
+        assert_eq!(self.waits().await, 0, "an API server may not have noticed it");
+        advance(SETTLES / 2).await;
+    }
+
     async fn completes(&mut self) -> usize {
         assert_eq!(self.reconcile().await, ended());
         assert_eq!(self.state().0, State::Ready);
@@ -60,7 +72,7 @@ impl Fixture {
 async fn resources_are_stored_in_the_version_that_stays_before_the_crd_is_applied() {
     // With the default module CR.
     let mut fixture = Fixture::dropping_v1(699).await;
-    assert_eq!(fixture.waits().await, 0, "first the storage version changes");
+    fixture.changes_the_storage_version().await;
     assert_eq!(fixture.waits().await, 500);
     assert_eq!(fixture.completes().await, 200);
     fixture.verify().await;
@@ -70,9 +82,11 @@ async fn resources_are_stored_in_the_version_that_stays_before_the_crd_is_applie
 #[tokio::test(start_paused = true)]
 async fn migration_begins_anew_after_a_restart_and_ends_with_another_version() {
     let mut fixture = Fixture::dropping_v1(699).await;
-    fixture.waits().await;
+    fixture.changes_the_storage_version().await;
     assert_eq!(fixture.waits().await, 500);
     fixture.ctx.memories.forget(&key());
+    assert_eq!(fixture.waits().await, 0, "a new process does not know when it changed");
+    advance(SETTLES).await;
     assert_eq!(fixture.waits().await, 500);
     // The module moves back to the version that still has it: what is stored in `v2` by now is stored in `v1` again.
     fixture.set_layer(LayerObjects::Ready(Arc::new(objects())));
@@ -80,7 +94,8 @@ async fn migration_begins_anew_after_a_restart_and_ends_with_another_version() {
     let mut turns = 0;
     while fixture.reconcile().await != ended() {
         turns += 1;
-        assert!(turns < 10, "{:?}", fixture.state());
+        advance(Duration::from_secs(1)).await;
+        assert!(turns < 20, "{:?}", fixture.state());
     }
     let definition = fixture.runtime.object(DEFINITION).unwrap();
     assert_eq!(definition["status"]["storedVersions"], json!(["v1"]));
@@ -90,7 +105,7 @@ async fn migration_begins_anew_after_a_restart_and_ends_with_another_version() {
 #[tokio::test(start_paused = true)]
 async fn resource_that_cannot_be_stored_is_named() {
     let mut fixture = Fixture::dropping_v1(3).await;
-    fixture.waits().await;
+    fixture.changes_the_storage_version().await;
     fixture.runtime.refuse("WRITE samples/n0001", 422);
     assert!(!fixture.reconcile().await.failed.is_empty());
     let (state, operation) = fixture.state();
@@ -122,6 +137,7 @@ async fn migration_goes_on_while_a_removal_waits() {
         fixture.reconcile().await;
         let blocked = "waiting for module crs deletion: Sample kyma-system/n0000";
         assert_eq!(fixture.state(), (State::Deleting, format!("{blocked}{says}")));
+        advance(SETTLES).await;
     }
     assert_eq!(fixture.runtime.object(DEFINITION).unwrap()["status"]["storedVersions"], json!(["v2"]));
 }
