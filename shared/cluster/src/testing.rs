@@ -1,6 +1,14 @@
 //! Shared test fixtures: a fake API server, a client of one that is a function, contents of a cache, and a temporary
 //! folder.
 
+#![allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    clippy::must_use_candidate,
+    reason = "test support"
+)]
+
 mod api_server;
 
 use std::{convert::Infallible, fs, future, path::PathBuf, sync::Arc};
