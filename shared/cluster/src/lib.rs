@@ -32,6 +32,4 @@ mod write_meter;
 
 pub use metrics::Metrics;
 pub use object::{FallbackMetrics, WriteBudgets, WriteMetrics};
-#[cfg(any(test, feature = "testing"))]
-pub use write_meter::charge;
-pub use write_meter::metered;
+pub use write_meter::{charge, metered};
