@@ -39,8 +39,8 @@ pub struct Turn {
     pub objects: usize,
     /// Time after which no further page begins.
     pub time: Duration,
-    /// The turn ends, instead of waiting, while API servers may not have noticed the storage version.
-    pub ends_with_storage: bool,
+    /// The turn waits until API servers have noticed the storage version. Without it, the turn ends instead.
+    pub waits_for_storage: bool,
 }
 
 /// Progress of a migration over several turns.
@@ -167,7 +167,7 @@ impl Migration {
         }
         // A restarted process does not know since when the storage version is right.
         let settled = *progress.storage_since.get_or_insert_with(Instant::now) + STORAGE_SETTLES;
-        if turn.ends_with_storage && Instant::now() < settled {
+        if !turn.waits_for_storage && Instant::now() < settled {
             return Ok(false);
         }
         sleep_until(settled).await;

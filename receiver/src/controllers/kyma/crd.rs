@@ -27,7 +27,7 @@ const ESTABLISHED_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Objects of one of our CRDs that are stored in our version, far more than any runtime has.
-const TURN: Turn = Turn { objects: 10_000, time: Duration::from_secs(60), ends_with_storage: false };
+const TURN: Turn = Turn { objects: 10_000, time: Duration::from_secs(60), waits_for_storage: true };
 
 /// All of a CRD is ours, except for its metadata and status.
 const SHAPE: Shape = Shape { defaults: Some(fill_defaults), ..Shape::new(Ownership::Whole) };

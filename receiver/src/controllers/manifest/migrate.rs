@@ -12,7 +12,7 @@ use tidewatch_cluster::{
 use super::{execution::Execution, failure::Failure, memory::Migrating, render::RenderedObject, step::Seen};
 
 /// Share of a runtime in one reconcile; the next one follows after a second. One CRD of a module is migrated at a time.
-const TURN: Turn = Turn { objects: 500, time: Duration::from_secs(5), ends_with_storage: true };
+const TURN: Turn = Turn { objects: 500, time: Duration::from_secs(5), waits_for_storage: false };
 
 impl<'a> Execution<'a> {
     /// Goes on with the migration that an earlier reconcile has begun. Returns the objects that are to be applied now.

@@ -7,7 +7,7 @@ use super::*;
 use crate::testing::FakeApiServer;
 
 const ID: &str = "customresourcedefinitions/things.example.com";
-const WHOLE: Turn = Turn { objects: usize::MAX, time: Duration::MAX, ends_with_storage: false };
+const WHOLE: Turn = Turn { objects: usize::MAX, time: Duration::MAX, waits_for_storage: true };
 
 /// A CRD with these versions; the first one is the storage version.
 fn crd(scope: &str, versions: &[&str]) -> Value {
@@ -167,7 +167,7 @@ async fn all_objects_are_written_between_the_two_writes_of_the_definition() {
 #[tokio::test(start_paused = true)]
 async fn turns_are_bounded_and_go_on_where_the_last_one_ended() {
     let mut fixture = Fixture::new("Namespaced", 240);
-    let turn = Turn { objects: 100, ends_with_storage: true, ..WHOLE };
+    let turn = Turn { objects: 100, waits_for_storage: false, ..WHOLE };
     // API servers that have not noticed the storage version would store the objects in the former one.
     for _ in 0..2 {
         assert_eq!((fixture.advance(turn).await, fixture.written()), (Ok(false), (0, false)));
