@@ -26,8 +26,7 @@ async fn every_shape_is_installed_rests_is_upgraded_and_leaves_nothing() -> Test
     let names = shapes::names()?;
     let member = |name: &String| Member { default_cr: shapes::default_cr(name), manager: None, left: left(name) };
     let members = names.iter().map(|name| (name.clone(), member(name))).collect();
-    // All shapes are upgraded at once, beside other tests: a machine with two slow CPUs needs longer than for one module.
-    let mut corpus = Corpus::start("shapes", members, DEADLINE * 3).await?;
+    let mut corpus = Corpus::start("shapes", members, DEADLINE).await?;
     let before = corpus.objects().await?;
     corpus.install(names).await?;
     corpus.becomes_idle().await;
