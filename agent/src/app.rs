@@ -22,15 +22,15 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     canary::{CanaryState, LeaseRenewer, LeaseWatch},
     clock,
-    config::{Config, Contract, Endpoint, IdentityOrigin},
+    config::{Config, Endpoint, IdentityOrigin},
     core::Core,
     identity::{
         Credentials, CurrentCredentials, Enroller, EnrollerHandle, EnrollerParts, FileReloader, IdentityStatus,
         IdentityStop, SecretWatch, SecretWriter, renewal_channel,
     },
     kubernetes::{ApiClient, ClientPool},
-    link::{Link, LinkParts, V2Sender},
-    plan::{PlanFile, PlanSource},
+    link::{Link, LinkParts},
+    plan::PlanSource,
     random,
     receiver::Dialer,
     server::Server,
@@ -242,12 +242,8 @@ impl App {
         let publish_settings = matches!(origin, IdentityOrigin::Enrolment { .. }).then_some(publish_settings);
         let namespace = self.config.namespace.clone();
         let metrics = self.metrics.clone();
-        if let Some(path) = self.config.plan_file.clone() {
-            self.spawn_critical("plan", PlanFile::new(path, publish, pending, metrics).run());
-        } else {
-            let source = PlanSource::new(namespace, publish, publish_settings, pending, metrics);
-            self.spawn_critical("plan", watches::run(self.api_client.clone(), self.shared.clone(), source));
-        }
+        let source = PlanSource::new(namespace, publish, publish_settings, pending, metrics);
+        self.spawn_critical("plan", watches::run(self.api_client.clone(), self.shared.clone(), source));
         let identity = match origin {
             IdentityOrigin::Files { folder, receiver } => self.identity_from_files(folder, receiver),
             IdentityOrigin::Enrolment { token } => self.enrol(token, settings),
@@ -256,10 +252,7 @@ impl App {
     }
 
     fn identity_from_files(&mut self, folder: PathBuf, receiver: Endpoint) -> IdentityHandles {
-        let credentials_builder = match self.config.contract {
-            Contract::V2 => Credentials::v2(receiver),
-            Contract::V3 => Credentials::v3(self.config.trust_domain.clone(), receiver),
-        };
+        let credentials_builder = Credentials::builder(self.config.trust_domain.clone(), receiver);
         let identity_status = self.identity_status.clone();
         let pending = self.readiness.pending("identity");
         let metrics = self.metrics.clone();
@@ -338,11 +331,11 @@ impl App {
             pending,
             metrics: self.metrics.clone(),
         };
-        match (self.config.contract, identity.renewals) {
-            (Contract::V2, _) => tokio::spawn(V2Sender::new(parts).run(stop.clone())),
-            (Contract::V3, None) => tokio::spawn(Link::new(parts).run(stop.clone())),
-            (Contract::V3, Some(renewals)) => tokio::spawn(Link::new(parts).renewing(renewals).run(stop.clone())),
-        }
+        let link = match identity.renewals {
+            None => Link::new(parts),
+            Some(renewals) => Link::new(parts).renewing(renewals),
+        };
+        tokio::spawn(link.run(stop.clone()))
     }
 
     /// Waits until a task ends unexpectedly, or until shutdown is requested and the last request has ended.

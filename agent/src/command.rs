@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, CommandFactory as _, FromArgMatches as _, error::ErrorKind};
+use clap::{Args, CommandFactory as _, FromArgMatches as _};
 use thiserror::Error;
 
 use crate::{
@@ -72,10 +72,7 @@ impl Command {
         let mut matches = clap_command().try_get_matches_from(arguments)?;
         let read = match matches.remove_subcommand() {
             Some((_, mut matches)) => StatusCommand::from_arg_matches_mut(&mut matches).map(Self::Status),
-            None => Config::from_arg_matches_mut(&mut matches).and_then(|config| match config.conflict() {
-                Some(conflict) => Err(clap::Error::raw(ErrorKind::ArgumentConflict, format!("{conflict}\n"))),
-                None => Ok(Self::Run(Box::new(config))),
-            }),
+            None => Config::from_arg_matches_mut(&mut matches).map(|config| Self::Run(Box::new(config))),
         };
         read.map_err(|error| error.format(&mut clap_command()))
     }
@@ -150,26 +147,6 @@ mod tests {
         let Ok(Command::Status(status)) = Command::from_arguments(["agent", "status", "--json"]) else { panic!() };
         assert!(status.json && status.admin_address.port() == 2113);
         assert!(Command::from_arguments(["agent", "status", "--admin-address", "10.0.0.1:1"]).is_err());
-    }
-
-    #[test]
-    fn plan_comes_from_a_file_in_contract_v2_alone() {
-        let parse = |more: &[&str]| {
-            let least = ["agent", "--plan-file", "/plan.json"];
-            Command::from_arguments(least.iter().chain(more)).map_err(|error| error.to_string())
-        };
-        let files = ["--identity-dir", "/identity", "--receiver-url", "https://klm:1"];
-        let v2 = [&["--contract", "v2"], &files[..]].concat();
-        let Ok(Command::Run(config)) = parse(&v2) else { panic!("{:?}", parse(&v2)) };
-        assert_eq!((config.plan_file, config.v2_resends_per_second.get()), (Some("/plan.json".into()), 20));
-        for (more, reason) in [
-            (&files[..], "--plan-file needs --contract v2: in v3 the receiver writes the plan"),
-            (&["--token-file", "/token"], "--identity-dir"),
-            (&[&v2[..], &["--v2-resends-per-second", "0"]].concat(), "--v2-resends-per-second"),
-        ] {
-            let error = parse(more).unwrap_err();
-            assert!(error.contains(reason), "{more:?}: {error}");
-        }
     }
 
     #[test]

@@ -1,14 +1,12 @@
 //! Configuration from flags and environment, read once at start.
 
-use std::{net::SocketAddr, num::NonZeroU32, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::{ArgGroup, Parser, ValueEnum};
-use strum::IntoStaticStr;
+use clap::{ArgGroup, Parser};
 use tidewatch_api::{
     identity::{RuntimeId, TrustDomain},
     names::SKR_NAMESPACE,
 };
-use tidewatch_kit::variant::VariantName as _;
 use tracing::field::{DisplayValue, display};
 
 pub use crate::receiver::{Endpoint, ParseEndpointError};
@@ -36,32 +34,13 @@ pub struct Config {
     #[arg(long, env = "TIDEWATCH_RECEIVER_URL", value_name = "URL", requires = "identity_dir")]
     pub receiver_url: Option<Endpoint>,
 
-    /// Contract of the receiver: v3, or v2 for lifecycle-manager's listener
-    #[arg(long, env = "TIDEWATCH_CONTRACT", default_value = "v3")]
-    pub contract: Contract,
-
     /// Directory with tls.crt, tls.key and ca.crt that another component renews, instead of an enrolment
-    #[arg(
-        long,
-        env = "TIDEWATCH_IDENTITY_DIR",
-        value_name = "FOLDER",
-        requires = "receiver_url",
-        required_if_eq("contract", "v2")
-    )]
+    #[arg(long, env = "TIDEWATCH_IDENTITY_DIR", value_name = "FOLDER", requires = "receiver_url")]
     pub identity_dir: Option<PathBuf>,
 
     /// File with the token to enrol with (audience `spiffe://<trust domain>/tidewatch`), read again for each request
     #[arg(long, env = "TIDEWATCH_TOKEN_FILE", value_name = "FILE", conflicts_with_all = ["identity_dir", "receiver_url"])]
     pub token_file: Option<PathBuf>,
-
-    /// File with the plan, in JSON, for contract v2 without a receiver of Tidewatch; otherwise taken from the agent's
-    /// ConfigMap
-    #[arg(long, env = "TIDEWATCH_PLAN_FILE", value_name = "FILE", requires = "identity_dir")]
-    pub plan_file: Option<PathBuf>,
-
-    /// Objects per second that are sent again without a change, in contract v2, after each start and each list
-    #[arg(long, env = "TIDEWATCH_V2_RESENDS_PER_SECOND", default_value = "20", value_name = "NUMBER")]
-    pub v2_resends_per_second: NonZeroU32,
 
     /// Trust domain of the certificates
     #[arg(long, env = "TIDEWATCH_TRUST_DOMAIN", default_value = "kyma.local", value_name = "DOMAIN")]
@@ -131,16 +110,6 @@ pub enum IdentityOrigin {
     },
 }
 
-/// Contract between agent and receiver; the name of a variant is its value in flags and logs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, IntoStaticStr)]
-#[strum(serialize_all = "lowercase")]
-pub enum Contract {
-    /// lifecycle-manager's: one unsigned request per event, no heartbeats.
-    V2,
-    /// Tidewatch's: signed batches, acknowledgements and heartbeats.
-    V3,
-}
-
 impl Config {
     /// Identity origin that the flags select; `None` for incomplete combinations, which the command line has refused
     /// already.
@@ -148,15 +117,9 @@ impl Config {
     pub fn origin(&self) -> Option<IdentityOrigin> {
         match (self.identity_dir.clone(), self.receiver_url.clone(), self.token_file.clone()) {
             (Some(folder), Some(receiver), None) => Some(IdentityOrigin::Files { folder, receiver }),
-            (None, None, Some(token)) if self.contract == Contract::V3 => Some(IdentityOrigin::Enrolment { token }),
+            (None, None, Some(token)) => Some(IdentityOrigin::Enrolment { token }),
             _ => None,
         }
-    }
-
-    /// Error of a combination of flags that the parser does not know; `None` if there is none.
-    pub(crate) fn conflict(&self) -> Option<&'static str> {
-        let is_plan_unread = self.plan_file.is_some() && self.contract == Contract::V3;
-        is_plan_unread.then_some("--plan-file needs --contract v2: in v3 the receiver writes the plan")
     }
 
     /// Logs the start of the agent with its configuration and the bound addresses.
@@ -166,11 +129,9 @@ impl Config {
         tracing::info!(
             %metrics_address,
             %admin_address,
-            contract = self.contract.as_str(),
             token_file = path(&self.token_file),
             identity_dir = path(&self.identity_dir),
             receiver,
-            plan_file = path(&self.plan_file),
             namespace = self.namespace,
             trust_domain = %self.trust_domain,
             heartbeat_seconds = self.heartbeat_seconds,
@@ -186,8 +147,7 @@ impl Config {
     pub fn core(&self, runtime: RuntimeId, metrics: Metrics) -> Core {
         let limits = [self.max_objects, self.max_objects_total, self.max_state_mib];
         let [cap, total, mebibytes] = limits.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
-        let core = Core::new(runtime, cap, metrics).bounded(total).within(mebibytes.saturating_mul(1 << 20));
-        core.paced(self.v2_resends_per_second)
+        Core::new(runtime, cap, metrics).bounded(total).within(mebibytes.saturating_mul(1 << 20))
     }
 
     /// [`Config::heartbeat_seconds`] as a duration.
@@ -268,15 +228,14 @@ mod tests {
 
     #[test]
     fn start_is_logged_with_one_field_for_each_flag() {
-        let line = start_line(&["--contract", "v2"]);
+        let line = start_line(&["--max-objects", "7"]);
         for (field, value) in [
             ("message", json!("Started")),
-            ("contract", json!("v2")),
             ("identity_dir", json!("/identity")),
             ("receiver", json!("kcp:1")),
             ("token_file", Value::Null),
             ("metrics_address", json!("[::]:1")),
-            ("max_objects", json!(20_000)),
+            ("max_objects", json!(7)),
         ] {
             assert_eq!(line[field], value, "{field}: {line}");
         }
@@ -292,11 +251,9 @@ mod tests {
         assert_eq!(own.service_account_dir, PathBuf::from(SERVICE_ACCOUNT));
         for (halves, missing) in [
             (&[][..], "<--token-file <FILE>|--identity-dir <FOLDER>>"),
-            (&["--contract", "v2"], "--identity-dir"),
             (&["--receiver-url", "https://kcp:1"], "--identity-dir"),
             (&["--identity-dir", "/identity"], "--receiver-url"),
             (&["--token-file", "/token", "--receiver-url", "https://kcp:1"], "cannot be used"),
-            (&["--token-file", "/token", "--contract", "v2"], "--identity-dir"),
             (&["--token-file", "/t", "--identity-dir", "/i", "--receiver-url", "https://kcp:1"], "cannot be used"),
         ] {
             let error = parse(halves).unwrap_err().to_string();

@@ -8,8 +8,6 @@ mod evidence;
 mod group;
 mod heartbeat;
 mod not_served;
-mod pace;
-mod single;
 mod snapshot;
 mod status;
 
@@ -45,7 +43,6 @@ use entry::WatchEntry;
 pub(crate) use evidence::Evidence;
 use heartbeat::HeartbeatLog;
 pub use heartbeat::LastHeartbeat;
-use pace::Pace;
 pub use status::{ConditionStatus, EventPath, Runtime};
 
 /// Objects of a watch that are reported one by one in its first list at most.
@@ -109,8 +106,6 @@ struct State {
     total: usize,
     /// Limit of the memory of all objects, and of that of all unsettled events, in bytes.
     bytes: usize,
-    /// Pace of sweeps under contract v2; `None` for no limit.
-    pace: Option<Pace>,
     ids: u64,
     plan_revision: Option<String>,
     plan_error: Option<String>,
@@ -125,9 +120,10 @@ impl Core {
         let watches = BTreeMap::new();
         let total = usize::MAX;
         let bytes = usize::MAX;
-        let (pace, plan_revision, plan_error, heartbeats) = Default::default();
-        let state =
-            State { outbox, watches, hasher, cap, total, bytes, pace, ids: 0, plan_revision, plan_error, heartbeats };
+        let plan_revision = None;
+        let plan_error = None;
+        let heartbeats = HeartbeatLog::default();
+        let state = State { outbox, watches, hasher, cap, total, bytes, ids: 0, plan_revision, plan_error, heartbeats };
         Self(Arc::new(Shared { state: Mutex::new(state), wake: Notify::new() }))
     }
 

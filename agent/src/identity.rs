@@ -6,7 +6,6 @@
 mod channel;
 mod enroller;
 mod files;
-mod legacy;
 mod request;
 mod schedule;
 mod secret;
@@ -23,9 +22,8 @@ use tidewatch_contract::{
     certificate::{self, Leaf, ReadCertificateError, RuntimeCertificate},
     heartbeat::CertificateState,
     signature::{SignError, Signer},
-    v2::ReadCallerError,
 };
-use tidewatch_kit::tls::{self, PemError, TlsConfigError};
+use tidewatch_kit::tls::{self, TlsConfigError};
 use tokio::{sync::watch, time::sleep};
 
 pub(crate) use channel::{CertificateNotice, EnrollerHandle, RenewalOrder, renewal_channel};
@@ -58,21 +56,12 @@ pub enum CredentialsError {
     /// The PEM content is invalid.
     #[error("key, chain or trust bundle is invalid")]
     Tls(#[from] TlsConfigError),
-    /// The leaf is not the certificate of a runtime (contract v3).
+    /// The leaf is not the certificate of a runtime.
     #[error("the certificate is not a valid runtime certificate")]
     Certificate(#[from] ReadCertificateError),
     /// The key is of an unsupported kind.
     #[error("the key cannot be used for signatures")]
     Key(#[from] SignError),
-    /// The leaf does not name a caller of contract v2.
-    #[error("the certificate is not a valid client certificate of contract v2")]
-    Caller(#[from] ReadCallerError),
-    /// The key is invalid PEM (contract v2).
-    #[error("the key is not valid PEM")]
-    LegacyKey(#[source] PemError),
-    /// Key and certificate do not fit together (contract v2).
-    #[error("certificate and key cannot be used together")]
-    Pair(#[source] rustls::Error),
     /// The certificate has expired.
     #[error("the certificate expired at {0}")]
     Expired(Timestamp),
@@ -116,7 +105,7 @@ pub enum IdentityStop {
 pub struct KeyMaterial {
     /// Certificate chain, leaf first.
     pub chain: Vec<u8>,
-    /// Private key; PKCS#8 in contract v3, any PEM form in contract v2.
+    /// Private key in PKCS#8.
     pub key: Vec<u8>,
     /// Trust anchors for the receiver's certificate.
     pub bundle: Vec<u8>,
@@ -138,13 +127,13 @@ pub struct Credentials {
     /// Receiver to present the certificate to. Replaced together with the trust bundle, so that a receiver is never
     /// verified against the roots of another one.
     pub receiver: Endpoint,
-    /// Signs requests with the leaf's key; `None` in contract v2, which has no signatures.
-    pub signer: Option<Signer>,
+    /// Signs requests with the leaf's key.
+    pub signer: Signer,
     /// TLS configuration that presents the chain and trusts the bundle.
     pub tls: ClientConfig,
     /// State of the certificate as reported in heartbeats.
     pub certificate: CertificateState,
-    /// Start of validity, in Unix seconds; 0 in contract v2, which does not use it.
+    /// Start of validity, in Unix seconds.
     pub not_before: i64,
     /// End of validity, in Unix seconds.
     pub not_after: i64,
@@ -155,21 +144,17 @@ pub struct Credentials {
 /// Credentials in use, for all consumers; `None` until there are any.
 pub type CurrentCredentials = watch::Receiver<Option<Arc<Credentials>>>;
 
-/// Creates credentials from material, at a time in Unix seconds; each contract has certificates of its own.
+/// Creates credentials from material, at a time in Unix seconds.
 pub(crate) type CredentialsBuilder = Box<dyn Fn(&KeyMaterial, i64) -> Result<Credentials, CredentialsError> + Send>;
 
 impl Credentials {
-    /// Certificates of contract v3: they name the runtime in URI and common name, and the key signs requests.
-    pub(crate) fn v3(domain: TrustDomain, receiver: Endpoint) -> CredentialsBuilder {
+    /// Validates material of this trust domain, for connections to this receiver.
+    pub(crate) fn builder(domain: TrustDomain, receiver: Endpoint) -> CredentialsBuilder {
         Box::new(move |material, now| Self::new(material, &domain, receiver.clone(), now))
     }
 
-    /// Certificates of contract v2: they name the runtime in the common name alone, and the key is of any kind.
-    pub(crate) fn v2(receiver: Endpoint) -> CredentialsBuilder {
-        Box::new(move |material, now| legacy::credentials(material, receiver.clone(), now))
-    }
-
-    /// Validates material of contract v3, at a time in Unix seconds.
+    /// Validates material at a time in Unix seconds: the certificate names the runtime in URI and common name, and the
+    /// key signs requests.
     ///
     /// # Errors
     /// [`CredentialsError`].
@@ -186,7 +171,7 @@ impl Credentials {
         let RuntimeCertificate { runtime, leaf } = RuntimeCertificate::read(leaf, domain)?;
         let Leaf { not_before, not_after, fingerprint, .. } = leaf;
         let certificate = certificate_state(not_after, fingerprint, now)?;
-        let signer = Some(Signer::new(&identity.key, certificate.fingerprint.clone())?);
+        let signer = Signer::new(&identity.key, certificate.fingerprint.clone())?;
         let trust_revision = certificate::trust_revision(&roots);
         Ok(Self { runtime, receiver, signer, tls, certificate, not_before, not_after, trust_revision })
     }

@@ -8,7 +8,6 @@
 mod client;
 mod evidence;
 mod renewal;
-mod v2;
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,8 +27,6 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
-
-pub(crate) use v2::V2Sender;
 
 use crate::{
     canary::CanaryState,
@@ -331,7 +328,7 @@ impl Link {
     const fn timer(&mut self, route: Route) -> &mut RetryTimer {
         match route {
             Route::Heartbeat => &mut self.heartbeats,
-            Route::Events | Route::Renewal | Route::Enrolment | Route::V2 => &mut self.events,
+            Route::Events | Route::Renewal | Route::Enrolment => &mut self.events,
         }
     }
 

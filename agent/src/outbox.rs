@@ -23,7 +23,6 @@ mod limits;
 mod overflow;
 mod refusal;
 mod resend_backoff;
-mod single;
 mod sweep;
 mod watch_info;
 
@@ -47,7 +46,6 @@ use tokio::time::Instant;
 pub(crate) use entry::Update;
 pub(crate) use epoch::{EpochReason, EpochState};
 pub use limits::AnnouncedLimits;
-pub(crate) use single::{NextSingle, NotBefore, SingleEvent};
 pub(crate) use watch_info::WatchInfo;
 
 use crate::telemetry::Metrics;
@@ -55,7 +53,6 @@ use dirty_set::{DirtySet, Parking, WATCH_KEY};
 use in_flight::{InFlight, SequencedEvent};
 use limits::RequestLimits;
 use resend_backoff::ResendBackoff;
-use single::SingleInFlight;
 
 /// Events per request. Below the limit of the contract, because request bodies dominate the allocations of a busy
 /// agent.
@@ -92,8 +89,6 @@ pub(crate) struct Outbox {
     /// the plan.
     remembered: BTreeMap<Arc<str>, Digest>,
     in_flight: Option<InFlight>,
-    /// Event in flight of each manager, in contract v2.
-    singles: BTreeMap<Box<str>, SingleInFlight>,
     /// Time of the next retry of the events that are parked for a limited time ([`dirty_set::Parking::Temporary`]).
     parked_until: Option<Instant>,
     /// Maximum number of events in the next request: halved when a request is refused as a whole, doubled on success.
@@ -117,7 +112,6 @@ impl Outbox {
             watches: BTreeMap::new(),
             remembered: BTreeMap::new(),
             in_flight: None,
-            singles: BTreeMap::new(),
             parked_until: None,
             batch_limit: EVENTS_PER_REQUEST,
             limits: RequestLimits::default(),

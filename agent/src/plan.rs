@@ -1,8 +1,5 @@
 //! Watches the ConfigMap `tidewatch-agent`, which contains the plan and the settings. Each is accepted or refused as a
-//! whole; the last valid one stays in force, and the heartbeat reports the error. Under contract v2 the plan may come
-//! from a file instead, see [`PlanFile`].
-
-mod file;
+//! whole; the last valid one stays in force, and the heartbeat reports the error.
 
 use std::sync::Arc;
 
@@ -19,33 +16,13 @@ use crate::{
     watch::{Named, PlanState, Single, SingleObject, Target},
 };
 
-pub(crate) use file::PlanFile;
-
 /// The ConfigMap.
 type ConfigMap = Named<ConfigData>;
-
-/// Publishes the plan.
-struct PlanSender(watch::Sender<PlanState>);
-
-impl PlanSender {
-    /// Publishes only if plan or error changed; without a plan the last one stays.
-    fn follow(&self, plan: Option<Plan>, error: Option<String>) {
-        self.0.send_if_modified(|current| {
-            let other = plan.filter(|plan| current.plan.as_deref() != Some(plan));
-            let changed = other.is_some() || current.error != error;
-            if let Some(other) = other {
-                current.plan = Some(Arc::new(other));
-            }
-            current.error = error;
-            changed
-        });
-    }
-}
 
 /// Parses plan and settings, and publishes the valid ones.
 pub(crate) struct PlanSource {
     namespace: String,
-    publish: PlanSender,
+    publish: watch::Sender<PlanState>,
     /// Publishes the settings; `None` if flags and files take their place.
     settings: Option<watch::Sender<Option<Arc<Settings>>>>,
     /// Readiness guard until the first valid plan.
@@ -68,7 +45,6 @@ impl PlanSource {
     ) -> Single<Self> {
         let content_error = None;
         let read_error = None;
-        let publish = PlanSender(publish);
         Single::new(Self { namespace, publish, settings, pending: Some(pending), content_error, read_error, metrics })
     }
 
@@ -94,11 +70,21 @@ impl PlanSource {
         }
     }
 
-    /// Publishes a valid plan, and the reasons for which the newest one may not be in force.
+    /// Publishes a valid plan, and the reasons for which the newest one may not be in force. Without a plan the last one
+    /// stays; without a change nothing is published.
     fn follow(&self, plan: Option<Plan>) {
         let errors: Vec<_> =
             [&self.read_error, &self.content_error].into_iter().flatten().map(|error| &**error).collect();
-        self.publish.follow(plan, (!errors.is_empty()).then(|| errors.join("; ")));
+        let error = (!errors.is_empty()).then(|| errors.join("; "));
+        self.publish.send_if_modified(|current| {
+            let other = plan.filter(|plan| current.plan.as_deref() != Some(plan));
+            let changed = other.is_some() || current.error != error;
+            if let Some(other) = other {
+                current.plan = Some(Arc::new(other));
+            }
+            current.error = error;
+            changed
+        });
     }
 }
 

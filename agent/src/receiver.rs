@@ -10,8 +10,8 @@ pub use client::BufferedResponse;
 pub(crate) use client::{RequestError, enrol, exchange};
 pub use dial::Dialer;
 pub use endpoint::{Endpoint, ParseEndpointError};
+pub(crate) use refusal::date;
 pub use refusal::{RefusalAction, classify_refusal};
-pub(crate) use refusal::{date, wait};
 pub(crate) use retry::RetryTimer;
 
 pub use crate::outbox::AnnouncedLimits;

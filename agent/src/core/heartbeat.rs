@@ -25,7 +25,7 @@ pub struct LastHeartbeat {
 /// Heartbeats sent and answered.
 #[derive(Debug, Default)]
 pub(super) struct HeartbeatLog {
-    /// A heartbeat has been sent; contract v2 has none.
+    /// A heartbeat has been sent.
     pub(super) sent: bool,
     last: Option<LastResponse>,
     /// Resends that the receiver requested, counted per watch.

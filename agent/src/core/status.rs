@@ -64,6 +64,6 @@ pub enum ConditionStatus {
     True,
     /// There is evidence against it.
     False,
-    /// No heartbeat has been sent; contract v2 has none.
+    /// No heartbeat has been sent.
     Unknown,
 }

@@ -477,30 +477,6 @@ fn outbox_is_bounded_under_churn_of_many_watches() {
 }
 
 #[test]
-fn contract_v2_sends_every_present_and_deleted_object_after_a_list() {
-    let core = core(100);
-    let id = started(&core, "kyma");
-    let drain = || {
-        let mut names = Vec::new();
-        while let Some(single) = core.single(Instant::now(), &|_, due| due) {
-            names.push(single.event.name);
-            core.single_accepted(&single.manager);
-        }
-        names
-    };
-    list(&core, id, &["a", "b"]);
-    assert_eq!(drain(), ["a", "b"]);
-    core.present(id, "ns/b", seen(5, 5), Instant::now());
-    assert_eq!(drain(), ["b"]);
-    list(&core, id, &["b", "c"]);
-    assert_eq!(drain(), ["a", "b", "c"]);
-    assert_eq!(counts(&core), Stats { watches: 1, objects: 2, ..Stats::default() });
-    let many: Vec<String> = (0..200).map(|n| n.to_string()).collect();
-    list(&core, id, &many.iter().map(String::as_str).collect::<Vec<_>>());
-    assert_eq!(drain(), [""], "nobody knows their names");
-}
-
-#[test]
 fn outbox_is_bounded_under_churn() {
     let core = core(3);
     let id = started(&core, "kyma");

@@ -1,11 +1,10 @@
 use std::net::SocketAddr;
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, CertifiedIssuer, DnType,
     ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType, date_time_ymd,
 };
-use rustls::pki_types::{PrivatePkcs8KeyDer, pem::PemObject as _};
+
 use tidewatch_contract::certificate::Leaf;
 
 use super::*;
@@ -73,20 +72,6 @@ impl TestCa {
         KeyMaterial { chain, key, bundle: self.pem().into_bytes() }
     }
 
-    /// Material of a runtime as lifecycle-manager issues it: an RSA key, and a common name only.
-    pub(crate) fn legacy(&self, id: &str) -> KeyMaterial {
-        let key = KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048).unwrap();
-        self.named(id, &key)
-    }
-
-    fn named(&self, id: &str, key: &KeyPair) -> KeyMaterial {
-        let mut params = CertificateParams::default();
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, id);
-        let chain = params.signed_by(key, &self.0).unwrap().pem().into_bytes();
-        KeyMaterial { chain, key: key.serialize_pem().into_bytes(), bundle: self.pem().into_bytes() }
-    }
-
     /// Valid credentials of a runtime, with its leaf as read from a handshake.
     pub(crate) fn credentials(&self, id: &str, receiver: SocketAddr) -> (Arc<Credentials>, Leaf) {
         let material = self.runtime(id);
@@ -115,7 +100,7 @@ impl Source for Fixed {
 fn only_complete_and_valid_material_replaces_the_last_valid_one() {
     let ca = TestCa::new();
     let readiness = Readiness::default();
-    let make = Credentials::v3("kyma.local".parse().unwrap(), receiver());
+    let make = Credentials::builder("kyma.local".parse().unwrap(), receiver());
     let (mut reloader, current) = FileReloader::new(
         Fixed(None),
         make,
@@ -164,7 +149,7 @@ async fn files_of_another_runtime_end_the_agent() {
         files.iter().for_each(|(name, content)| std::fs::write(folder.path().join(name), content).unwrap());
     };
     write(&ca.runtime("r-1"));
-    let make = Credentials::v3("kyma.local".parse().unwrap(), receiver());
+    let make = Credentials::builder("kyma.local".parse().unwrap(), receiver());
     let guard = readiness.pending("identity");
     let status = IdentityStatus::default();
     let (reloader, mut current) = FileReloader::new(folder.path().to_owned(), make, status, guard, Metrics::default());
@@ -182,7 +167,7 @@ fn certificate_expired_by_a_wrong_clock_is_valid_once_the_clock_is_corrected() {
     let ca = TestCa::new();
     let readiness = Readiness::default();
     let metrics = Metrics::default();
-    let make = Credentials::v3("kyma.local".parse().unwrap(), receiver());
+    let make = Credentials::builder("kyma.local".parse().unwrap(), receiver());
     let source = Fixed(Some(ca.runtime_until("r-1", 2_030)));
     let (mut reloader, current) =
         FileReloader::new(source, make, IdentityStatus::default(), readiness.pending("identity"), metrics.clone());
@@ -194,40 +179,6 @@ fn certificate_expired_by_a_wrong_clock_is_valid_once_the_clock_is_corrected() {
     assert_eq!(metrics.identity_refused.get(), 1, "reported once");
     reloader.refresh(NOW).unwrap();
     assert!(current.borrow().is_some());
-}
-
-#[test]
-fn contract_v2_accepts_lifecycle_managers_certificates_and_v3_does_not() {
-    let ca = TestCa::new();
-    let v2 = Credentials::v2(receiver());
-    let v3 = Credentials::v3("kyma.local".parse().unwrap(), receiver());
-    let rsa = ca.legacy("r-1");
-    let others = [&rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519]
-        .map(|algorithm| ca.named("r-1", &KeyPair::generate_for(algorithm).unwrap()));
-    for material in others.into_iter().chain([in_pkcs1(&rsa), rsa]) {
-        let credentials = v2(&material, NOW).unwrap();
-        assert_eq!((credentials.runtime.as_str(), credentials.signer.is_none()), ("r-1", true));
-        assert!(v3(&material, NOW).is_err());
-        let other = KeyPair::generate().unwrap().serialize_pem().into_bytes();
-        for bad in [
-            KeyMaterial { key: other, ..material.clone() },
-            KeyMaterial { chain: ca.server().0, ..material.clone() },
-            KeyMaterial { bundle: Vec::new(), ..material.clone() },
-        ] {
-            assert!(v2(&bad, NOW).is_err());
-        }
-        assert!(matches!(v2(&material, i64::MAX), Err(CredentialsError::Expired(_))));
-    }
-}
-
-/// The same material with the key in PKCS#1, the default of cert-manager for RSA keys.
-fn in_pkcs1(material: &KeyMaterial) -> KeyMaterial {
-    /// Length in bytes of the PKCS#8 prefix of a 2,048-bit RSA key: lengths, version and algorithm.
-    const BEFORE: usize = 26;
-    let key = PrivatePkcs8KeyDer::from_pem_slice(&material.key).unwrap();
-    let inner = STANDARD.encode(&key.secret_pkcs8_der()[BEFORE..]);
-    let pem = format!("-----BEGIN RSA PRIVATE KEY-----\n{inner}\n-----END RSA PRIVATE KEY-----\n");
-    KeyMaterial { key: pem.into_bytes(), ..material.clone() }
 }
 
 #[test]

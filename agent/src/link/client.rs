@@ -4,10 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderName, Method, Request, header, request::Builder};
-use tidewatch_contract::{
-    signature::{CONTENT_DIGEST, Headers, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, SignError},
-    v2,
-};
+use tidewatch_contract::signature::{CONTENT_DIGEST, Headers, Message, Nonce, SIGNATURE, SIGNATURE_INPUT};
 
 use crate::{
     connection::Connection,
@@ -44,8 +41,7 @@ impl Client {
     pub(super) async fn post(&self, post: PostRequest, now: i64) -> Result<BufferedResponse, RequestError> {
         let PostRequest { path, content_type, body, nonce } = post;
         let message = Message { method: "POST", authority: self.credentials.receiver.authority(), path, content_type };
-        let signer = self.credentials.signer.as_ref().ok_or(SignError::Key)?;
-        let signed = signer.sign(&message, &body, nonce, now)?;
+        let signed = self.credentials.signer.sign(&message, &body, nonce, now)?;
         let Headers { content_digest, signature_input, signature } = signed;
         let request = self
             .request(path, content_type)?
@@ -54,11 +50,6 @@ impl Client {
             .header(const { HeaderName::from_static(SIGNATURE) }, signature)
             .body(body)?;
         exchange(&self.http, request, DEADLINE).await
-    }
-
-    /// Sends an unsigned request of contract v2 and reads the response.
-    pub(super) async fn post_plain(&self, path: &str, body: Bytes) -> Result<BufferedResponse, RequestError> {
-        exchange(&self.http, self.request(path, v2::CONTENT_TYPE)?.body(body)?, DEADLINE).await
     }
 
     /// Completes when the connection has ended without an announcement; see [`Connection::lost`].

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     WatchInfo,
-    entry::{Attempts, Entry, Update},
+    entry::{Entry, Update},
     keyed::{Held, Keyed},
     sweep::Sweep,
 };
@@ -142,10 +142,6 @@ impl DirtySet {
         self.waiting.bytes() + self.sent.bytes() + self.parked.bytes()
     }
 
-    pub(super) fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
-    }
-
     pub(super) fn has_watch_waiting(&self) -> bool {
         self.waiting.contains_key(WATCH_KEY)
     }
@@ -232,17 +228,6 @@ impl DirtySet {
         self.sent.insert(key, Sent { sequence, waiting });
     }
 
-    /// Changes the entry of exactly this event, if it is sent and not settled.
-    pub(super) fn change_unsettled<R>(
-        &mut self,
-        key: &str,
-        sequence: u64,
-        work: impl FnOnce(&mut Entry) -> R,
-    ) -> Option<R> {
-        self.sent.get(key).filter(|sent| sent.sequence == sequence)?;
-        self.sent.change(key, |sent| work(&mut sent.waiting))
-    }
-
     /// Lowest sequence that is sent and not settled.
     pub(super) fn oldest(&self) -> Option<u64> {
         self.order.first_key_value().map(|(sequence, _)| *sequence)
@@ -267,8 +252,8 @@ impl DirtySet {
         }
     }
 
-    /// Enqueues an event again that was sent but not processed (in contract v3, because the receiver does not know its
-    /// watch yet); it will get a new sequence.
+    /// Enqueues an event again that was sent but not processed, because the receiver does not know its watch yet; it will
+    /// get a new sequence.
     pub(super) fn requeue(&mut self, key: &str, sequence: u64) {
         if let Some((key, waiting)) = self.take_sent(key, sequence) {
             self.restore(key, waiting);
@@ -279,8 +264,7 @@ impl DirtySet {
     pub(super) fn park(&mut self, key: &str, sequence: u64, parking: Parking) {
         if let Some((key, sent)) = self.take_sent(key, sequence) {
             self.restore(key.clone(), sent);
-            if let Some(mut waiting) = self.waiting.remove(&key) {
-                waiting.attempts = Attempts::default();
+            if let Some(waiting) = self.waiting.remove(&key) {
                 self.parked.insert(key, Parked { parking, waiting });
             }
         }
@@ -299,7 +283,6 @@ impl DirtySet {
             newer.update = merge(&old.update, newer.update.clone());
             newer.since = old.since;
             newer.unannounced = false;
-            newer.attempts = old.attempts;
         });
         if !is_newer {
             self.waiting.insert(key, old);

@@ -34,8 +34,6 @@ pub(super) struct Entry {
     /// The object was created while the watch was running and no event has been sent of it, so its deletion need not be
     /// sent either.
     pub(super) unannounced: bool,
-    /// Delivery attempts; contract v2 only.
-    pub(super) attempts: Attempts,
 }
 
 impl Update {
@@ -52,19 +50,10 @@ impl Update {
 impl Entry {
     /// Creates an entry that has not been sent.
     pub(super) fn new(update: Update, base: Digest, since: i64) -> Self {
-        Self { update, base, since, unannounced: false, attempts: Attempts::default() }
+        Self { update, base, since, unannounced: false }
     }
 
     pub(super) fn is_deleted(&self) -> bool {
         matches!(self.update, Update::Object { change: Change::Deleted, .. })
     }
-}
-
-/// Delivery attempts of an event.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Attempts {
-    /// It was sent at least once, and not accepted.
-    pub(super) again: bool,
-    /// Number of refusals; parking starts the count anew.
-    pub(super) refusals: u8,
 }

@@ -5,10 +5,7 @@ use std::sync::Arc;
 
 use tidewatch_contract::digest::Digest;
 
-use super::{
-    EVENTS_PER_REQUEST, Outbox, Update,
-    dirty_set::{DirtySet, WATCH_KEY},
-};
+use super::{EVENTS_PER_REQUEST, Outbox, Update, dirty_set::WATCH_KEY};
 use crate::index::Index;
 
 impl Outbox {
@@ -31,12 +28,6 @@ impl Outbox {
     pub(crate) fn sweeping(&self) -> Vec<Arc<str>> {
         let sweeping = self.watches.iter().filter(|(_, dirty_set)| dirty_set.sweep.is_under_way());
         sweeping.map(|(name, _)| name.clone()).collect()
-    }
-
-    /// Watches with a sweep under way and no event that waits to be sent.
-    pub(crate) fn idle_sweeps(&self) -> Vec<Arc<str>> {
-        let is_idle = |dirty_set: &DirtySet| dirty_set.sweep.is_under_way() && !dirty_set.has_waiting();
-        self.watches.iter().filter(|(_, dirty_set)| is_idle(dirty_set)).map(|(name, _)| name.clone()).collect()
     }
 
     /// Enqueues the next objects of a watch's sweep, at most `room` and at most one request's worth.

@@ -69,7 +69,7 @@ pub fn classify_refusal(response: &BufferedResponse, now: i64) -> RefusalAction 
 }
 
 /// `Retry-After` (RFC 9110, section 10.2.3): seconds, or a date.
-pub(crate) fn wait(headers: &HeaderMap, now: i64) -> Option<Duration> {
+fn wait(headers: &HeaderMap, now: i64) -> Option<Duration> {
     let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok();
     let until = || u64::try_from(date(headers, &header::RETRY_AFTER)? - now).ok();
     // A delay of zero would cause a hot loop.

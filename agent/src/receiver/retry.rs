@@ -47,11 +47,6 @@ impl RetryTimer {
         self.until.map_or(due, |until| until.max(due))
     }
 
-    /// Reports whether the last request failed.
-    pub(crate) const fn is_waiting(&self) -> bool {
-        self.until.is_some()
-    }
-
     /// A request was accepted.
     pub(crate) const fn reset(&mut self) {
         self.backoff.reset();

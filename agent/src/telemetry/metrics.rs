@@ -61,8 +61,6 @@ pub(crate) enum Route {
     Renewal,
     /// `/v3/certificates`, authorized by a token.
     Enrolment,
-    /// `/v2/<manager>/event`.
-    V2,
 }
 
 /// Outcome of a request.
@@ -265,7 +263,7 @@ impl Metrics {
     /// A request ended after `took`.
     pub(crate) fn requested(&self, route: Route, outcome: RequestOutcome, took: Duration) {
         self.requests.get_or_create(&RequestLabels { route: route.as_str(), outcome: outcome.as_str() }).inc();
-        if matches!(route, Route::Events | Route::V2) {
+        if matches!(route, Route::Events) {
             self.lifecycle_manager.requested(outcome, took);
         }
         if matches!(outcome, RequestOutcome::Accepted) {
@@ -352,7 +350,7 @@ mod tests {
         let registry = metrics.registry();
         let took = Duration::from_millis(250);
         metrics.requested(Route::Events, RequestOutcome::Refused(StatusCode::TOO_MANY_REQUESTS), took);
-        metrics.requested(Route::V2, RequestOutcome::Accepted, took);
+        metrics.requested(Route::Events, RequestOutcome::Accepted, took);
         metrics.requested(Route::Heartbeat, RequestOutcome::Connect, took);
         metrics.accepted(0);
         metrics.settled(i64::MAX);

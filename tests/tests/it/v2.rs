@@ -20,7 +20,6 @@ use tidewatch_contract::v2::{Event, path};
 use tidewatch_kit::tls::{self, Identity};
 use tidewatch_receiver::pki::{self, TrustBundle};
 use tidewatch_tests::{
-    bed,
     contract_client::ContractClient,
     landscape::{DEADLINE, Options, now, until},
     ports,
@@ -150,6 +149,11 @@ async fn lifecycle_managers_agents_are_served_and_certificates_count_on_one_port
     setup.runtime.select(&["keda"]).await?;
     assert_eq!(post(&setup, &agent, port, &manager, event()).await?, 200);
     setup.skr_status("the change reported over v2", |status| module(status, "keda").is_some()).await?;
+    setup
+        .kcp_status("the path of an agent that speaks v2", |status| {
+            status.condition("EventPath").is_some_and(|path| path.reason == "LegacyAgent")
+        })
+        .await?;
     // An event for a Kyma that is already in the queue does not add it; the debug log states that.
     let line = format!("event received from SKR, adding {}/contract-v2 to queue", setup.landscape.namespace());
     until("lifecycle-manager's log line", async || {
@@ -233,33 +237,6 @@ async fn a_runtime_that_spoke_v3_may_not_fall_back_after_a_receiver_restart() ->
     assert_eq!(first_answer_after_restart(&setup, &agent, port).await?, 403);
     is("NoHeartbeat").await?;
     assert_eq!(first_answer_after_restart(&setup, &agent, port).await?, 403);
-    Ok(())
-}
-
-#[tokio::test]
-async fn our_agent_can_speak_v2() -> Result<()> {
-    const NAME: &str = "own-v2";
-    let port = ports::free()?;
-    // Both ports have the same roots here, as the agent has one certificate; the path is known before the file exists.
-    let ca = bed::shared().await?.kcp().await?.dir().join("landscapes").join(NAME).join("ca.crt");
-    let ca = ca.to_str().context("a path")?.to_owned();
-    let receiver =
-        ["--v2".to_owned(), "--v2-address".to_owned(), format!("127.0.0.1:{port}"), "--v2-client-ca".to_owned(), ca];
-    let agent = ["--contract", "v2"].map(str::to_owned).to_vec();
-    let options = Options { receiver: receiver.to_vec(), agent, agents_port: Some(port), ..quick_options() };
-    let setup = SingleRuntime::with_options(NAME, &[("keda", "1.0.0", "1.1.0")], options).await?;
-    setup.runtime.start_agent().await?;
-    until("the Kyma in the runtime", async || setup.runtime.skr_kyma().await).await?;
-    setup.runtime.select(&["keda"]).await?;
-    setup.skr_status("the change reported over v2", |status| module(status, "keda").is_some()).await?;
-    setup
-        .kcp_status("the path of an agent that speaks v2", |status| {
-            status.condition("EventPath").is_some_and(|path| path.reason == "LegacyAgent")
-        })
-        .await?;
-    let (_, page) = setup.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
-    assert!(page.contains("tidewatch_gateway_requests_accepted_total{route=\"v2\"}"), "{page}");
-    assert!(!page.contains("tidewatch_gateway_requests_total{route=\"events\"}"), "{page}");
     Ok(())
 }
 
