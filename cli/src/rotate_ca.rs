@@ -7,10 +7,8 @@ use clap::Args;
 use jiff::Timestamp;
 use tidewatch_contract::certificate::KeyId;
 use tidewatch_kit::table;
-use tidewatch_receiver::{
-    ingress::admin::{ROTATE_PATH, ROTATION_PATH},
-    pki::{PhaseName, RotationProgress, RotationRequest, RotationResponse, SecretState},
-};
+use tidewatch_receiver::ingress::admin::{ROTATE_PATH, ROTATION_PATH};
+use tidewatch_trust::{PhaseName, RotationProgress, RotationRequest, RotationResponse, SecretState};
 use tokio::time::{Instant, sleep};
 
 use crate::{

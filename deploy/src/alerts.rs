@@ -56,7 +56,8 @@ mod tests {
     use std::{collections::BTreeSet, time::Duration};
 
     use clap::Parser as _;
-    use tidewatch_receiver::{config::Config, pki::REPLICA_VALIDITY};
+    use tidewatch_receiver::config::Config;
+    use tidewatch_trust::REPLICA_VALIDITY;
 
     use super::*;
 

@@ -7,7 +7,8 @@ use anyhow::{Context as _, Result};
 use k8s_openapi::api::{coordination::v1::Lease, rbac::v1::PolicyRule};
 use serde_json::{Value, json};
 use tidewatch_api::names::KCP_NAMESPACE;
-use tidewatch_receiver::{pki::CA_SECRET, rights};
+use tidewatch_receiver::rights;
+use tidewatch_trust::CA_SECRET;
 
 use crate::{
     alerts,

@@ -22,6 +22,7 @@ use tidewatch_api::identity::Instance;
 use tidewatch_cluster::leader::{self, FleetRole, LeaderElector, WriteFence};
 #[cfg(feature = "otlp")]
 use tidewatch_kit::trace::Exporter;
+use tidewatch_trust::TlsState;
 use tokio::{
     runtime::{self, Runtime as Executor},
     task::JoinSet,
@@ -37,7 +38,6 @@ use crate::{
         gateway::{Service, relayed::RelayedHandlers},
         probes,
     },
-    pki::{self, TlsState},
     telemetry::{self, Metrics, MetricsPage, Pending, Readiness},
 };
 use open_files::OpenFiles;
@@ -96,7 +96,7 @@ struct Process {
     instance: Instance,
     fence: WriteFence,
     lease: leader::Metrics,
-    pki: pki::Metrics,
+    pki: tidewatch_trust::Metrics,
     tls_state: TlsState,
     metrics: MetricsPage,
     readiness: Readiness,
@@ -130,7 +130,7 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
         .context("read the component keys")?;
     // Opened before the Lease is acquired, so that defects of files or of the CA show at start and not at a take-over.
     // The first receiver creates the CA.
-    let pki = pki::Metrics::default();
+    let pki = tidewatch_trust::Metrics::default();
     // Requests for certificates of different replicas do not affect each other.
     let requests = if replica.is_some() { WriteFence::default() } else { fence.clone() };
     let fenced = tidewatch_cluster::client::client(&access, &requests).context("build the client of cert-manager")?;

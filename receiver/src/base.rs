@@ -7,7 +7,6 @@ pub mod manifests;
 pub mod pause;
 pub mod peers;
 pub mod plans;
-pub mod replica;
 pub mod stores;
 pub mod takeover;
 pub mod unread;

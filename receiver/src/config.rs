@@ -18,7 +18,6 @@ use crate::{
         gateway::{self, OwnAuthority, v2},
         relay,
     },
-    pki,
 };
 
 /// Receives the signed events of Kyma runtimes and reconciles the runtimes they come from
@@ -90,7 +89,7 @@ pub struct Config {
 
     /// TLS of the event port.
     #[command(flatten)]
-    pub tls: pki::TlsFlags,
+    pub tls: tidewatch_trust::TlsFlags,
 
     /// Listen address of metrics and probes: plain HTTP
     #[arg(
@@ -202,7 +201,7 @@ pub struct Config {
 
     /// Issuer and validity of certificates.
     #[command(flatten)]
-    pub pki: pki::Flags,
+    pub pki: tidewatch_trust::Flags,
 
     /// Log filter: comma-separated levels, or target=level, such as `info,tidewatch_receiver::controllers::kyma=debug`
     #[arg(

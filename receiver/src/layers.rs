@@ -10,7 +10,6 @@ const LAYERS: &[&[&str]] = &[
     &["telemetry"],
     // The control plane.
     &["kube"],
-    &["pki"],
     &["fleet"],
     // Listeners and reconcilers never import each other.
     &[

@@ -8,7 +8,6 @@
 //! | [`base`] | pause, take-over, caches, versions; no IO |
 //! | [`telemetry`] | logs, metrics, readiness |
 //! | [`kube`] | watches of the control plane, owners of shards, Event recorder |
-//! | [`pki`] | certificate authority, issuers, TLS of the receiver |
 //! | [`fleet`] | runtime table and work queue under one lock; work queue of the Manifests |
 //! | [`ingress`] | listeners: events, contract v2, enrolment, admin, probes |
 //! | [`controllers`] | reconcilers: Kyma, catalog, agent installation, Watchers, event path, CA rotation, forwarding |
@@ -37,6 +36,5 @@ pub mod ingress;
 pub mod kube;
 #[cfg(test)]
 mod layers;
-pub mod pki;
 pub mod rights;
 pub mod telemetry;

@@ -9,8 +9,9 @@ use tidewatch_api::{
     shard::ShardCount,
 };
 use tidewatch_cluster::leader::DEFAULT_NAME as LEASE;
+use tidewatch_trust::CA_SECRET;
 
-use crate::{base::pause, controllers::installer::upgrade, ingress::enrolment, kube::shards::names, pki::CA_SECRET};
+use crate::{base::pause, controllers::installer::upgrade, ingress::enrolment, kube::shards::names};
 
 /// Verbs of a watched cache.
 const LIST_WATCH: &[&str] = &["list", "watch"];

@@ -19,7 +19,7 @@ use tidewatch_contract::{
     signature::{self, Headers, Message, Nonce, Signer},
 };
 use tidewatch_kit::tls;
-use tidewatch_receiver::pki::{Ca, PemIdentity};
+use tidewatch_trust::{Ca, PemIdentity};
 
 use crate::landscape::now;
 
@@ -50,7 +50,7 @@ impl ContractClient {
     /// # Errors
     /// When the certificate cannot be made.
     pub fn new(issuer: &Ca, trusted: &Ca, domain: &TrustDomain, runtime: &RuntimeId, address: &str) -> Result<Self> {
-        let identity = issuer.make_runtime(runtime, domain, now(), tidewatch_receiver::pki::RUNTIME_VALIDITY)?;
+        let identity = issuer.make_runtime(runtime, domain, now(), tidewatch_trust::RUNTIME_VALIDITY)?;
         Self::with_identity(&identity, trusted, runtime, address)
     }
 

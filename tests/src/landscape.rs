@@ -16,7 +16,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use parking_lot::Mutex as Lock;
 use tidewatch_api::identity::{RuntimeId, TrustDomain};
-use tidewatch_receiver::pki::{self, Ca};
+use tidewatch_trust::Ca;
 use tokio::sync::Mutex;
 
 use crate::{
@@ -192,9 +192,12 @@ impl Landscape {
         rights::grant_receiver(&kcp, name).await.context("grant the receiver its rights")?;
         let dir = kcp.dir().join("landscapes").join(name);
         fs::create_dir_all(&dir).context("make the landscape's folder")?;
-        let ca = Ca::generate("test bed", now(), pki::CA_VALIDITY)?;
-        let server =
-            ca.make_server(&["127.0.0.1".parse()?, "::1".parse()?, "localhost".parse()?], now(), pki::SERVER_VALIDITY)?;
+        let ca = Ca::generate("test bed", now(), tidewatch_trust::CA_VALIDITY)?;
+        let server = ca.make_server(
+            &["127.0.0.1".parse()?, "::1".parse()?, "localhost".parse()?],
+            now(),
+            tidewatch_trust::SERVER_VALIDITY,
+        )?;
         for (file, text) in
             [("tls.crt", &server.chain), ("tls.key", &server.key), ("ca.crt", &ca.trust_bundle().to_pem())]
         {

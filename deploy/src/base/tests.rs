@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
 
 use clap::{CommandFactory as _, Parser as _};
-use tidewatch_receiver::{config::Config, pki::IssuerName};
+use tidewatch_receiver::config::Config;
+use tidewatch_trust::IssuerName;
 
 use super::*;
 

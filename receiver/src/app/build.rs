@@ -15,6 +15,7 @@ use tidewatch_oci::{
     flags::{Settings, Source},
     registry::Registry,
 };
+use tidewatch_trust::{CertificateReloader, RotationHandle, ServerName, Setup, TlsState};
 use tokio::{runtime::Handle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -63,7 +64,6 @@ use crate::{
         relay::{Answers, Relay},
     },
     kube::{recorder::ServedKymas, shards},
-    pki::{self, CertificateReloader, RotationHandle, ServerName, Setup, TlsState},
     telemetry::Metrics,
 };
 use components::components;
@@ -470,7 +470,7 @@ pub(super) async fn tls_state(
     config: &Config,
     client: Client,
     fenced: Client,
-    metrics: pki::Metrics,
+    metrics: tidewatch_trust::Metrics,
 ) -> Result<(TlsState, CertificateReloader)> {
     let installer = [&config.installer.receiver_url, &config.installer.enrolment_url];
     let hosts = config.authority.iter().map(OwnAuthority::host);
@@ -488,7 +488,7 @@ pub(super) async fn tls_state(
         domain: &config.trust_domain,
         namespace: &config.namespace,
     };
-    pki::open(setup, client, fenced, metrics).await.context("prepare the certificates")
+    tidewatch_trust::open(setup, client, fenced, metrics).await.context("prepare the certificates")
 }
 
 /// Random instance of this process, drawn at every start.

@@ -16,7 +16,6 @@ use crate::{
         relay,
     },
     kube::{recorder, shards},
-    pki,
     telemetry::Metrics,
 };
 
@@ -42,7 +41,7 @@ metric_set! {
         pub(super) recorder: recorder::Metrics = ..,
         pub(super) shards: shards::Metrics = ..,
         pub(super) relay: relay::Metrics = ..,
-        pub(super) replica: pki::ReplicaMetrics = ..,
+        pub(super) replica: tidewatch_trust::ReplicaMetrics = ..,
         /// Connections and requests of the relay port.
         pub(super) relay_port: gateway::PortMetrics = _,
         pub(super) gateway: gateway::Metrics = _,
@@ -66,7 +65,7 @@ impl Counters {
     pub(super) fn register_all(
         metrics: &mut Metrics,
         lease: &leader::Metrics,
-        pki: &pki::Metrics,
+        pki: &tidewatch_trust::Metrics,
         stores: Stores,
         served: recorder::ServedKymas,
     ) -> Self {
@@ -100,7 +99,7 @@ pub fn described() -> Vec<MetricDescription> {
     Counters::register_all(
         &mut metrics,
         &leader::Metrics::default(),
-        &pki::Metrics::default(),
+        &tidewatch_trust::Metrics::default(),
         stores,
         recorder::ServedKymas::default(),
     );

@@ -25,7 +25,6 @@ use crate::{
         queue::{Priority, WorkSet},
         table::RuntimeTable,
     },
-    pki,
 };
 
 /// Key of the credentials in their Secret.
@@ -120,7 +119,7 @@ pub(super) struct ComponentKeyFiles {
     folder: PathBuf,
     files: LastGood<KeyFiles>,
     registry: Registry,
-    metrics: pki::Metrics,
+    metrics: tidewatch_trust::Metrics,
 }
 
 impl ComponentKeyFiles {
@@ -128,7 +127,11 @@ impl ComponentKeyFiles {
     ///
     /// # Errors
     /// A file is not readable, or has no usable key.
-    pub(super) fn open(folder: PathBuf, registry: Registry, metrics: pki::Metrics) -> Result<Self, KeyFolderError> {
+    pub(super) fn open(
+        folder: PathBuf,
+        registry: Registry,
+        metrics: tidewatch_trust::Metrics,
+    ) -> Result<Self, KeyFolderError> {
         let contents = key_folder::read(&folder)?;
         match ComponentKeys::parse(&contents) {
             Ok(keys) => registry.set_component_keys(keys),
@@ -246,8 +249,13 @@ mod tests {
     async fn component_keys_follow_their_folder_and_unusable_ones_are_refused() {
         let content = tempfile::tempdir().unwrap();
         let folder = tempfile::tempdir().unwrap();
-        let open =
-            || ComponentKeyFiles::open(folder.path().to_owned(), registry(content.path()), pki::Metrics::default());
+        let open = || {
+            ComponentKeyFiles::open(
+                folder.path().to_owned(),
+                registry(content.path()),
+                tidewatch_trust::Metrics::default(),
+            )
+        };
         assert!(matches!(open(), Err(KeyFolderError::Keys { .. })), "there is no key");
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
         let pair = rcgen::KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048).unwrap();

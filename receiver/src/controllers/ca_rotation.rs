@@ -12,6 +12,15 @@ use decide::{RotationPolicy, Transition};
 use followers::{FollowerSummary, Question};
 use kube::Client;
 use tidewatch_kit::error_levels;
+use tidewatch_trust::{
+    Flags, Metrics, PendingRotation, RotationError, RotationHandle, RotationProgress, RotationRequest,
+    RotationResponse, SecretState, Stragglers, TlsState, Trust,
+    ca_state::{CaState, Root},
+    rotation_handle,
+    store::{CaSecret, CaSecretError, Store},
+    stragglers::{self, StragglerTracker},
+    tls_state::CaSecretStatus,
+};
 use tokio::{
     sync::{mpsc, watch},
     time::{self, Instant, MissedTickBehavior, error::Elapsed, timeout},
@@ -24,15 +33,6 @@ use crate::{
     fleet::{
         queue::{Priority, WorkSet},
         table::{RuntimeTable, TrustAnnouncement},
-    },
-    pki::{
-        Flags, Metrics, PendingRotation, RotationError, RotationHandle, RotationProgress, RotationRequest,
-        RotationResponse, SecretState, Stragglers, TlsState, Trust,
-        ca_state::{CaState, Root},
-        rotation_handle,
-        store::{CaSecret, CaSecretError, Store},
-        stragglers::{self, StragglerTracker},
-        tls_state::CaSecretStatus,
     },
 };
 

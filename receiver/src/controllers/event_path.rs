@@ -30,6 +30,7 @@ use tidewatch_kit::{
     error_levels,
     variant::VariantName as _,
 };
+use tidewatch_trust::RotationHandle;
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
@@ -55,7 +56,6 @@ use crate::{
         queue::{Priority, WorkSet},
         table::RuntimeTable,
     },
-    pki::RotationHandle,
 };
 
 /// Interval of the loop.

@@ -43,12 +43,12 @@ use kube::Client;
 use parking_lot::Mutex;
 use tidewatch_api::{Kyma, identity::RuntimeId, key::KymaKey, plan::Plan};
 use tidewatch_cluster::{WriteBudgets, object};
+use tidewatch_trust::Trust;
 
 use self::{desired::DesiredObjects, readiness::PathEvidence};
 use crate::{
     controllers::{pending_removal::PendingRemoval, pull_secret::PullSecret},
     fleet::PathState,
-    pki::Trust,
 };
 
 /// Plans with cached desired objects. Runtimes with the same kinds in their modules share a plan.

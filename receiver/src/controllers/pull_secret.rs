@@ -13,6 +13,7 @@ use tidewatch_api::{
     names::{SKR_NAMESPACE, label},
 };
 use tidewatch_cluster::object;
+use tidewatch_trust::CA_SECRET;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -22,7 +23,6 @@ use crate::{
         queue::{Priority, WorkSet},
         table::RuntimeTable,
     },
-    pki::CA_SECRET,
 };
 
 /// Types of a Secret by which kubelets pull images, each with the key that it must have.

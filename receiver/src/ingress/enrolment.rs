@@ -49,6 +49,7 @@ use tidewatch_contract::{
     certificate::Leaf,
     enrolment::{CertificateRequest, CertificateResponse, RenewalRequest},
 };
+use tidewatch_trust::{ParseRequestError, SigningRequest};
 use tokio::{
     runtime::Handle,
     sync::Semaphore,
@@ -62,11 +63,7 @@ pub use metrics::Metrics;
 pub use revocations::{CONFIG_MAP, LeafId, LeafRefusal, Revocations};
 pub use token::{Token, TokenError};
 
-use crate::{
-    fleet::table::PlacementError,
-    ingress::source::network,
-    pki::{ParseRequestError, SigningRequest},
-};
+use crate::{fleet::table::PlacementError, ingress::source::network};
 use keys::KeyCache;
 use rate_limiter::RateLimiter;
 

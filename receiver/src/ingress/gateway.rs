@@ -54,6 +54,7 @@ use rustls::ServerConfig;
 use tidewatch_api::identity::TrustDomain;
 use tidewatch_cluster::flags::connections;
 use tidewatch_contract::event::MAX_BODY_BYTES;
+use tidewatch_trust::Trust;
 use tokio::{
     net::TcpListener,
     sync::{Notify, OwnedSemaphorePermit, Semaphore, watch},
@@ -71,7 +72,6 @@ use crate::{
         http::{ListenError, listen},
         relay::Relay,
     },
-    pki::Trust,
 };
 
 use handshake_places::HandshakePlaces;
@@ -176,7 +176,7 @@ pub struct Settings {
     /// Executor lag above which requests are shed, heartbeats first.
     pub lag_limit: Duration,
     /// Proxy that terminates TLS in front of the port. If set, only the proxy may connect.
-    pub proxy: Option<crate::pki::Proxy>,
+    pub proxy: Option<tidewatch_trust::Proxy>,
     /// Revoked runtimes and certificates.
     pub revocations: Revocations,
     /// Roots of the client certificates. Connections with a certificate of a removed root are closed.

@@ -33,6 +33,8 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tidewatch_api::identity::RuntimeId;
+use tidewatch_api::replica::ReplicaName;
+use tidewatch_trust::ReplicaTls;
 use tokio::{
     runtime::Handle,
     sync::mpsc,
@@ -45,11 +47,7 @@ use self::{
     holder::HolderPool,
     lost::{LostConnections, Report},
 };
-use crate::{
-    base::{peers::Topic, replica::ReplicaName},
-    ingress::gateway::HttpResponse,
-    pki::ReplicaTls,
-};
+use crate::{base::peers::Topic, ingress::gateway::HttpResponse};
 
 pub use self::{
     answers::{Answers, IsFleetHolder, ServedShards},

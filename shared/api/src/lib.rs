@@ -6,13 +6,14 @@
 //! | [`names`], [`identity`] | names of objects, labels and annotations; ids of runtimes and processes |
 //! | [`plan`] | the watches of an agent |
 //! | `crds`, types of the crate's root | the custom resources, with the feature `resources` |
-//! | `key`, [`shard`] | the key of a Kyma, with the feature `resources`; the shard of a runtime |
+//! | `key`, [`shard`], [`replica`] | the key of a Kyma, with the feature `resources`; the shard of a runtime; the name of a replica |
 
 pub mod identity;
 #[cfg(feature = "resources")]
 pub mod key;
 pub mod names;
 pub mod plan;
+pub mod replica;
 #[cfg(feature = "resources")]
 mod resources;
 pub mod shard;

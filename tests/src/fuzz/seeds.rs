@@ -15,7 +15,7 @@ use tidewatch_contract::{
     signature::{Headers, Message, Nonce, Signer},
 };
 use tidewatch_kit::tls::Identity;
-use tidewatch_receiver::pki::{Ca, PemIdentity};
+use tidewatch_trust::{Ca, PemIdentity};
 
 use crate::control_plane::credentials;
 

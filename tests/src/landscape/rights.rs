@@ -13,7 +13,8 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tidewatch_api::names::{AGENT_OBJECT, GROUP, SKR_NAMESPACE};
-use tidewatch_receiver::{pki::CA_SECRET, rights};
+use tidewatch_receiver::rights;
+use tidewatch_trust::CA_SECRET;
 
 use crate::control_plane::Cluster;
 

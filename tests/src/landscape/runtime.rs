@@ -14,7 +14,6 @@ use tidewatch_api::{
     identity::RuntimeId,
     names::{SKR_KYMA, SKR_NAMESPACE},
 };
-use tidewatch_receiver::pki;
 use tokio::sync::Mutex;
 
 use super::{DEADLINE, Landscape, now, objects, rights, until};
@@ -188,7 +187,8 @@ impl Runtime {
     /// When it cannot be made.
     pub fn make_identity(&self) -> Result<BTreeMap<&'static str, String>> {
         let landscape = &self.landscape;
-        let pair = landscape.ca.make_runtime(&self.id, &landscape.trust_domain, now(), pki::RUNTIME_VALIDITY)?;
+        let pair =
+            landscape.ca.make_runtime(&self.id, &landscape.trust_domain, now(), tidewatch_trust::RUNTIME_VALIDITY)?;
         let bundle = landscape.ca.trust_bundle().to_pem();
         Ok([("tls.key", pair.key), ("tls.crt", pair.chain), ("ca.crt", bundle)].into())
     }

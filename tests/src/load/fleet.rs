@@ -26,7 +26,7 @@ use tidewatch_api::{
     names::{KUBECONFIG_KEY, label},
     plan::Plan,
 };
-use tidewatch_receiver::{controllers::watcher, pki};
+use tidewatch_receiver::controllers::watcher;
 use tokio::{task::JoinSet, time::sleep};
 
 use super::{
@@ -263,7 +263,8 @@ impl SimulatedFleet {
             let name = format!("fleet-{number:05}");
             let id: RuntimeId = format!("{namespace}.{name}").parse()?;
             let ca = self.landscape.ca();
-            let identity = ca.make_runtime(&id, self.landscape.trust_domain(), now(), pki::RUNTIME_VALIDITY)?;
+            let identity =
+                ca.make_runtime(&id, self.landscape.trust_domain(), now(), tidewatch_trust::RUNTIME_VALIDITY)?;
             let signed_client =
                 SignedClient::new(&identity.identity()?, roots.clone(), self.landscape.agents_authority().parse()?)?;
             let state = ProtocolState::new(id.clone(), &self.plan, number as u64);

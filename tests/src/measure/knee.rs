@@ -170,7 +170,7 @@ fn client_and_body(
 ) -> Result<(SignedClient, Bytes)> {
     let member = fleet.members().get(number).context("no such member of the fleet")?;
     let ca = setup.landscape.ca();
-    let validity = tidewatch_receiver::pki::RUNTIME_VALIDITY;
+    let validity = tidewatch_trust::RUNTIME_VALIDITY;
     let identity = ca.make_runtime(member.id(), setup.landscape.trust_domain(), now(), validity)?.identity()?;
     let client = SignedClient::new(&identity, ca.trust_bundle().store()?, plain.address())?;
     Ok((client, ProtocolState::sample_body(member.id().clone(), fleet.plan(), events)))

@@ -127,7 +127,7 @@ fn client_and_body(setup: &RuntimeSetup, plain: &PlainServerProcess) -> Result<(
     let runtime = setup.runtime.id();
     let landscape = &setup.landscape;
     let ca = landscape.ca();
-    let validity = tidewatch_receiver::pki::RUNTIME_VALIDITY;
+    let validity = tidewatch_trust::RUNTIME_VALIDITY;
     let identity = ca.make_runtime(runtime, landscape.trust_domain(), now(), validity)?.identity()?;
     let signed_client = SignedClient::new(&identity, ca.trust_bundle().store()?, plain.address())?;
     let (plan, ..) = plan::<Arc<Watcher>>(Vec::new(), &[]);

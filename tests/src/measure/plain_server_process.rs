@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tidewatch_kit::tls;
-use tidewatch_receiver::pki::{PemIdentity, SERVER_VALIDITY, TrustBundle};
+use tidewatch_trust::{PemIdentity, SERVER_VALIDITY, TrustBundle};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     process::{Child, ChildStdin, Command},

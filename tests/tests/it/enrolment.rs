@@ -30,12 +30,12 @@ use tidewatch_contract::{
     enrolment::{CERTIFICATES_PATH, CertificateRequest, CertificateResponse},
 };
 use tidewatch_kit::tls;
-use tidewatch_receiver::pki::PemIdentity;
 use tidewatch_tests::{
     bed::{self, TestBed},
     contract_client::ContractClient,
     landscape::{Landscape, Runtime, until},
 };
+use tidewatch_trust::PemIdentity;
 
 use crate::support::{TestResult, quick_options};
 

@@ -21,11 +21,12 @@ use kube::{
 };
 use rcgen::{CertificateSigningRequestParams, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use serde_json::{Value, json};
-use tidewatch_receiver::{pki::Ca, rights};
+use tidewatch_receiver::rights;
 use tidewatch_tests::{
     bed,
     landscape::{Options, until},
 };
+use tidewatch_trust::Ca;
 use tokio::{process::Command, time};
 use tokio_util::task::AbortOnDropHandle;
 

@@ -3,11 +3,11 @@
 
 use anyhow::Context as _;
 use tidewatch_api::identity::RuntimeId;
-use tidewatch_receiver::pki::{CA_VALIDITY, Ca};
 use tidewatch_tests::{
     contract_client::{ContractClient, TestRequest},
     landscape::now,
 };
+use tidewatch_trust::{CA_VALIDITY, Ca};
 
 use crate::{
     support::{SingleRuntime, TestResult, module},

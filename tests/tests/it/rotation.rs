@@ -20,7 +20,6 @@ use tidewatch_api::{
     Kyma,
     names::{AGENT_OBJECT, SKR_NAMESPACE, TRUST_BUNDLE_KEY},
 };
-use tidewatch_receiver::pki::CA_SECRET;
 use tidewatch_tests::{
     http,
     kubelet::PodState,
@@ -28,6 +27,7 @@ use tidewatch_tests::{
     product::build_binaries,
     progress::print_line,
 };
+use tidewatch_trust::CA_SECRET;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, process::Command, time};
 
 use crate::{

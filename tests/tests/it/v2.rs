@@ -18,12 +18,12 @@ use tempfile::TempDir;
 use tidewatch_api::{identity::RuntimeId, names::label};
 use tidewatch_contract::v2::{Event, path};
 use tidewatch_kit::tls::{self, Identity};
-use tidewatch_receiver::pki::{self, TrustBundle};
 use tidewatch_tests::{
     contract_client::ContractClient,
     landscape::{DEADLINE, Options, now, until},
     ports,
 };
+use tidewatch_trust::TrustBundle;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -116,7 +116,7 @@ async fn ports_accept_only_their_certificates(setup: &SingleRuntime, agent: &Ide
     let (id, manager): (&RuntimeId, _) = (setup.runtime.id(), path("lifecycle-manager"));
     let ours = setup.landscape.ca();
     let domain = setup.landscape.trust_domain();
-    let ours = ours.make_runtime(id, domain, now(), pki::RUNTIME_VALIDITY)?.identity()?;
+    let ours = ours.make_runtime(id, domain, now(), tidewatch_trust::RUNTIME_VALIDITY)?.identity()?;
     post(setup, &ours, port, &manager, event()).await.err().context("v2 must refuse v3's certificate")?;
     post(setup, agent, setup.landscape.event_port(), "/v3/events", event())
         .await

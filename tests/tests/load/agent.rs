@@ -8,7 +8,6 @@ use tidewatch_api::{
     identity::{RuntimeId, TrustDomain},
     names::{AGENT_OBJECT, OWN_MANAGER, PLAN_KEY},
 };
-use tidewatch_receiver::pki::{Ca, RUNTIME_VALIDITY};
 use tidewatch_tests::{
     fake::{FakeApiServer, FakeCluster},
     landscape::{
@@ -21,6 +20,7 @@ use tidewatch_tests::{
     product::metric_sum,
     product::{ProductProcess, build_binaries},
 };
+use tidewatch_trust::{Ca, RUNTIME_VALIDITY};
 
 use crate::{ExclusiveLandscape, assert_flat, exclusive};
 

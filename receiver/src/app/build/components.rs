@@ -30,7 +30,6 @@ use crate::{
     },
     ingress::{enrolment::Revocations, gateway::v2},
     kube::recorder::EventRecorder,
-    pki,
 };
 
 /// Creates the components that changes of KCP reach. With `installs`, the plan also has the watches that the agents'
@@ -43,7 +42,7 @@ pub(super) fn components(
     is_sharded: bool,
 ) -> Result<changes::Components> {
     let Process { config, fence, instance, tls_state, role, .. } = process;
-    let backdate = tls_state.authority.as_ref().map_or(Duration::ZERO, pki::Authority::backdate);
+    let backdate = tls_state.authority.as_ref().map_or(Duration::ZERO, tidewatch_trust::Authority::backdate);
     let settings = table::Settings {
         heartbeat: config.heartbeat,
         max_heartbeats_per_second: config.path.max_heartbeats_per_second,

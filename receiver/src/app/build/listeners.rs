@@ -18,7 +18,6 @@ use crate::{
             v2::{self, V2Adapter, V2Handler},
         },
     },
-    pki,
 };
 
 impl Builder<'_> {
@@ -85,14 +84,14 @@ impl Builder<'_> {
 ///
 /// # Errors
 /// A file is missing or unusable.
-pub(in crate::app) fn check_v2_files(config: &Config, metrics: &pki::Metrics) -> Result<()> {
+pub(in crate::app) fn check_v2_files(config: &Config, metrics: &tidewatch_trust::Metrics) -> Result<()> {
     if config.v2.v2 {
         v2_files(config, metrics)?;
     }
     Ok(())
 }
 
-fn v2_files(config: &Config, metrics: &pki::Metrics) -> Result<v2::TlsFiles, v2::TlsFilesError> {
+fn v2_files(config: &Config, metrics: &tidewatch_trust::Metrics) -> Result<v2::TlsFiles, v2::TlsFilesError> {
     let certificate = config.tls.tls_cert.as_ref();
     let key = config.tls.tls_key.as_ref();
     v2::TlsFiles::open(&config.v2, certificate, key, metrics.clone())

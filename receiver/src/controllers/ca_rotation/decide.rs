@@ -6,13 +6,12 @@
 
 use std::time::Duration;
 
-use crate::{
-    fleet::{PathState, table::RuntimeTrust},
-    pki::{
-        PkiError, StragglerReason,
-        ca_state::{CaState, Phase, Root},
-    },
+use tidewatch_trust::{
+    PkiError, StragglerReason,
+    ca_state::{CaState, Phase, Root},
 };
+
+use crate::fleet::{PathState, table::RuntimeTrust};
 
 /// Allowance for leaves that the old root was issuing when the issuer changed, in seconds.
 const GRACE: i64 = 60;

@@ -2,6 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use tidewatch_kit::variant::VariantName as _;
+use tidewatch_trust::{
+    Flags, Straggler, StragglerReason, TlsState, ca_state::CaState, progress::MAX_NAMED_STRAGGLERS, store::CaSecret,
+    tls_state::CaSecretStatus,
+};
 use tokio::sync::watch;
 
 use super::{decide, policy, unix};
@@ -9,10 +13,6 @@ use crate::{
     base::peers::{AskError, Topic},
     controllers::evidence::Replicas,
     fleet::table::{RuntimeTable, RuntimeTrust},
-    pki::{
-        Flags, Straggler, StragglerReason, TlsState, ca_state::CaState, progress::MAX_NAMED_STRAGGLERS,
-        store::CaSecret, tls_state::CaSecretStatus,
-    },
 };
 
 /// Question about the runtimes of each replica. A replica that has other roots cannot answer it: it would neither serve nor judge

@@ -7,15 +7,15 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::leader::WriteFence;
 use tidewatch_contract::heartbeat::{CertificateState, Heartbeat};
+use tidewatch_trust::{
+    CertificateReloader, FollowState, PhaseName, Setup, StragglerReason, TlsFlags, open,
+    testing::{FakeKcp, flags},
+};
 
 use super::*;
 use crate::{
     controllers::evidence::tests::FakePeers,
     fleet::{Verified, table},
-    pki::{
-        CertificateReloader, FollowState, PhaseName, Setup, StragglerReason, TlsFlags, open,
-        testing::{FakeKcp, flags},
-    },
 };
 
 /// A receiver with its CA and two runtimes.
@@ -197,7 +197,7 @@ async fn trust_that_changes_before_the_caches_are_synced_is_announced() {
         Metrics::default(),
     );
     let old = world.kcp.ca_state().target().id.clone();
-    let other = CaState::steady(Root::generate(crate::pki::CA_VALIDITY, unix()).unwrap(), unix());
+    let other = CaState::steady(Root::generate(tidewatch_trust::CA_VALIDITY, unix()).unwrap(), unix());
     world.kcp.edit(|secret| secret.data = Some(other.write()));
     world.watch();
     let synced = CancellationToken::new();

@@ -2,12 +2,10 @@
 
 use tidewatch_api::{Condition, ConditionStatus, Kyma};
 use tidewatch_kit::variant::VariantName as _;
+use tidewatch_trust::FollowState;
 
 use crate::base::pause::PauseReason;
-use crate::{
-    fleet::{PathState, USED_V3_SUFFIX, Unproven},
-    pki::FollowState,
-};
+use crate::fleet::{PathState, USED_V3_SUFFIX, Unproven};
 
 /// The events of the runtime arrive.
 pub(super) const EVENT_PATH: &str = "EventPath";
@@ -149,9 +147,9 @@ pub(super) fn shown<'a>(kyma: &'a Kyma, kind: &str) -> Option<&'a Condition> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tidewatch_trust::StragglerReason;
 
     use super::*;
-    use crate::pki::StragglerReason;
 
     fn kyma(conditions: serde_json::Value) -> Kyma {
         serde_json::from_value(json!({

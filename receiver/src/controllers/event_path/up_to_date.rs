@@ -6,11 +6,9 @@ use std::{
 };
 
 use tidewatch_api::key::KymaKey;
+use tidewatch_trust::Stragglers;
 
-use crate::{
-    base::{kymas::CachedKyma, pause::PauseReason},
-    pki::Stragglers,
-};
+use crate::base::{kymas::CachedKyma, pause::PauseReason};
 
 /// Inputs of the conditions that all Kymas share. Snapshots are compared by address: their owners replace them only when they
 /// change.

@@ -56,12 +56,10 @@ mod tests {
     use strum::VariantArray as _;
     use tidewatch_api::plan::Plan;
     use tidewatch_cluster::object::Repair;
+    use tidewatch_trust::{CA_VALIDITY, Ca};
 
     use super::*;
-    use crate::{
-        controllers::installer::desired::{DesiredObjects, Params, tests::settings},
-        pki::{CA_VALIDITY, Ca},
-    };
+    use crate::controllers::installer::desired::{DesiredObjects, Params, tests::settings};
 
     fn desired(component: Component) -> Value {
         let trust = Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle();

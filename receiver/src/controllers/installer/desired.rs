@@ -11,9 +11,9 @@ use tidewatch_api::{
     names::{AGENT_PULL_SECRET, RUNTIME_ID_KEY, annotation},
     plan::Plan,
 };
+use tidewatch_trust::TrustBundle;
 
 use super::{Component, Settings, objects::objects};
-use crate::pki::TrustBundle;
 
 /// Set of desired objects.
 pub(super) struct DesiredObjects {
@@ -116,7 +116,7 @@ pub(super) fn hash(value: &impl Hash) -> u64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::pki::{CA_VALIDITY, Ca};
+    use tidewatch_trust::{CA_VALIDITY, Ca};
 
     impl DesiredObjects {
         pub(in crate::controllers::installer) fn get(&self, component: Component) -> Option<&DesiredObject> {

@@ -12,9 +12,9 @@ use tidewatch_api::{
     },
     plan::Plan,
 };
+use tidewatch_trust::TrustBundle;
 
 use super::{Component, Settings, rbac};
-use crate::pki::TrustBundle;
 
 const RBAC: &str = "rbac.authorization.k8s.io";
 /// Label by which the Deployment, the Service and the policies select the pod; lifecycle-manager's.
@@ -251,12 +251,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{
-        controllers::{
-            installer::{AgentPullSecret, desired::tests::settings, watches},
-            watcher,
-        },
-        pki::{CA_VALIDITY, Ca},
+    use tidewatch_trust::{CA_VALIDITY, Ca};
+
+    use crate::controllers::{
+        installer::{AgentPullSecret, desired::tests::settings, watches},
+        watcher,
     };
 
     fn all_objects(settings: &Settings) -> Vec<(Component, Value)> {

@@ -7,6 +7,7 @@ use futures::FutureExt as _;
 use serde::{Serialize, de::DeserializeOwned};
 use tidewatch_api::identity::Instance;
 use tidewatch_cluster::leader::FleetRole;
+use tidewatch_trust::{RotationError, RotationHandle, RotationProgress, RotationRequest, RotationResponse};
 use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{
@@ -16,7 +17,6 @@ use super::{
 use crate::{
     base::peers::{AskError, Peers, Responders, Topic},
     fleet::table::RuntimeTable,
-    pki::{RotationError, RotationHandle, RotationProgress, RotationRequest, RotationResponse},
 };
 
 /// Access to the fleet and to CA rotations, inactive until this receiver works on runtimes. Clones share one state.

@@ -8,6 +8,7 @@ use http::{HeaderValue, Request, StatusCode, header, request::Parts, uri::Author
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt as _, Collected, Limited, StreamBody};
 use serde::Serialize;
+use tidewatch_trust::{RotationError, RotationRequest, RotationResponse};
 use tokio::time::timeout;
 
 use super::{
@@ -18,7 +19,6 @@ use super::{
 use crate::{
     base::peers::AskError,
     ingress::http::{HEAD_DEADLINE, HttpResponse, TEXT, method_not_allowed, response, single_value, with_body},
-    pki::{RotationError, RotationRequest, RotationResponse},
 };
 
 /// Maximum size of a rotation request, in bytes; it has one number.
@@ -281,9 +281,10 @@ mod tests {
             std::future::pending::<Result<Response<Full<Bytes>>, Infallible>>().await
         });
         let bind = async |address: &str, admin_auth| {
-            let ca = crate::pki::Ca::generate("test", 1_700_000_000, crate::pki::CA_VALIDITY).unwrap();
-            let pair =
-                ca.make_server(&["localhost".parse().unwrap()], 1_700_000_000, crate::pki::SERVER_VALIDITY).unwrap();
+            let ca = tidewatch_trust::Ca::generate("test", 1_700_000_000, tidewatch_trust::CA_VALIDITY).unwrap();
+            let pair = ca
+                .make_server(&["localhost".parse().unwrap()], 1_700_000_000, tidewatch_trust::SERVER_VALIDITY)
+                .unwrap();
             let identity = tidewatch_kit::tls::Identity::from_pem(pair.chain.as_bytes(), pair.key.as_bytes()).unwrap();
             let tls = tidewatch_kit::tls::server_without_client_auth(&identity).unwrap();
             let tls = Arc::new(arc_swap::ArcSwap::from_pointee(tls));

@@ -16,6 +16,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use tidewatch_api::identity::RuntimeId;
 use tidewatch_kit::frame_limiter::FrameLimiter;
+use tidewatch_trust::{Trust, TrustBundle};
 use tokio::{
     sync::{
         Semaphore,
@@ -41,7 +42,6 @@ use super::{
     refusal::{HttpResponse, http_date},
     service::{Owner, Service},
 };
-use crate::pki::{Trust, TrustBundle};
 
 /// HTTP/2 flow-control window of a stream in bytes: the protocol's minimum. Received bytes are read at once and then
 /// count against the budget of all bodies, so a connection can occupy at most its window in addition.

@@ -21,6 +21,7 @@ use tidewatch_contract::{
     signature,
 };
 use tidewatch_kit::{trace, variant::VariantName as _};
+use tidewatch_trust::ProxyIdentity;
 use tokio::{sync::broadcast, time::Instant};
 
 use super::{
@@ -43,7 +44,6 @@ use crate::{
         enrolment::{EnrolmentService, LeafRefusal},
         relay::{Holder, LostConnection, Relay, RelayedPort, RelayedRequest, RelayedResponse, Replica},
     },
-    pki::ProxyIdentity,
 };
 
 /// Client of a connection, identified once by its certificate.

@@ -17,10 +17,11 @@ use tidewatch_contract::{
         parse_xfcc,
     },
 };
+use tidewatch_trust::Verifier;
 use tokio::time::Instant;
 
 use super::{Now, refusal::Refusal};
-use crate::{ingress::http::single_value, pki::Verifier};
+use crate::ingress::http::single_value;
 
 /// Lifetime of a verified certificate in the cache: that of a connection of the event port, on which the certificate of an
 /// agent is verified once. It outlasts several heartbeats, so that an agent with few events needs no verification for each
@@ -110,12 +111,10 @@ fn forwarded_leaf(headers: &HeaderMap) -> Option<CertificateDer<'static>> {
 #[cfg(test)]
 mod tests {
     use base64::{Engine as _, engine::general_purpose::STANDARD};
+    use tidewatch_trust::Proxy;
 
     use super::*;
-    use crate::{
-        ingress::gateway::tests::testing::{Agent, ca, domain},
-        pki::Proxy,
-    };
+    use crate::ingress::gateway::tests::testing::{Agent, ca, domain};
 
     const MINUTE: Duration = Duration::from_secs(60);
 

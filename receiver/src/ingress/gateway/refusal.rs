@@ -13,6 +13,7 @@ use tidewatch_contract::{
     signature::{self, VerifyError},
 };
 use tidewatch_kit::variant::VariantName as _;
+use tidewatch_trust::ParseRequestError;
 
 use crate::{
     base::peers::AskError,
@@ -22,7 +23,6 @@ use crate::{
         http::response,
         relay::RelayError,
     },
-    pki::ParseRequestError,
 };
 
 /// A response of this server.

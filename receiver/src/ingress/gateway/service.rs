@@ -13,6 +13,7 @@ use http_body::Body;
 use rustls_pki_types::CertificateDer;
 use tidewatch_api::identity::RuntimeId;
 use tidewatch_contract::certificate::KeyId;
+use tidewatch_trust::Trust;
 use tokio::{
     sync::{broadcast, watch},
     time::{Instant, timeout},
@@ -26,12 +27,9 @@ use super::{
     refusal::{HttpResponse, Refusal},
     request_limiter::{RequestLimiter, RequestPermit},
 };
-use crate::{
-    ingress::{
-        enrolment::Revocations,
-        relay::{Relay, RelayError, RelayedResponse, Replica, mark_last},
-    },
-    pki::Trust,
+use crate::ingress::{
+    enrolment::Revocations,
+    relay::{Relay, RelayError, RelayedResponse, Replica, mark_last},
 };
 
 /// Metric label of a request that another replica refused; that one counts the reason.

@@ -27,6 +27,7 @@ use rustls_pki_types::ServerName;
 use serde_json::Value;
 use tidewatch_api::identity::RuntimeId;
 use tidewatch_kit::tls::{self, Identity};
+use tidewatch_trust::{Ca, RUNTIME_VALIDITY, SERVER_VALIDITY, ServerIdentity, TrustBundle};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -36,7 +37,6 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use self::testing::{Agent, RecordingIntake, RequestSpec, ca, domain, settings};
 use super::*;
-use crate::pki::{Ca, RUNTIME_VALIDITY, SERVER_VALIDITY, ServerIdentity, TrustBundle};
 
 /// Upper bound of waits; only a failing test reaches it.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -10,6 +10,7 @@ use std::{
 
 use rustls_pki_types::ServerName;
 use tidewatch_kit::random::Random;
+use tidewatch_trust::ReplicaClient;
 use tokio::{
     sync::Mutex,
     time::{Instant, timeout},
@@ -18,7 +19,6 @@ use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Relay, RelayError, Replica, http2::Http2Connection};
-use crate::pki::ReplicaClient;
 
 /// Bound of the pause after a failed connection; doubled with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);

@@ -7,9 +7,9 @@ use std::{
 
 use clap::Args;
 use thiserror::Error;
+use tidewatch_api::replica::ReplicaName;
 use tidewatch_api::shard::ShardCount;
-
-use crate::{base::replica::ReplicaName, pki::ReplicaFiles};
+use tidewatch_trust::ReplicaFiles;
 
 /// Flags of the replicas.
 #[derive(Clone, Debug, Args)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use http::Request;
-use tidewatch_receiver::pki::RUNTIME_VALIDITY;
+use tidewatch_trust::RUNTIME_VALIDITY;
 use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval},

@@ -35,12 +35,12 @@ use tidewatch_receiver::{
         relay,
     },
     kube::shards::{self as ownership, HoldersHandle, Unit},
-    pki::{
-        CA_VALIDITY, Ca, REPLICA_VALIDITY, RUNTIME_VALIDITY, ReplicaCertificate, ReplicaFiles, ReplicaMetrics,
-        ReplicaSource, ReplicaTls, SERVER_VALIDITY, ServerIdentity, Trust,
-    },
 };
 use tidewatch_tests::landscape::now;
+use tidewatch_trust::{
+    CA_VALIDITY, Ca, REPLICA_VALIDITY, RUNTIME_VALIDITY, ReplicaCertificate, ReplicaFiles, ReplicaMetrics,
+    ReplicaSource, ReplicaTls, SERVER_VALIDITY, ServerIdentity, Trust,
+};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 

@@ -24,9 +24,9 @@ use tidewatch_receiver::{
         table::{self, Job, RuntimeTable, Settings},
     },
     ingress::gateway,
-    pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, SERVER_VALIDITY, ServerIdentity},
 };
 use tidewatch_tests::landscape::now;
+use tidewatch_trust::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, SERVER_VALIDITY, ServerIdentity};
 use tokio::time::{Duration, Instant};
 
 use crate::{

@@ -27,6 +27,7 @@ use tidewatch_cluster::{
     testing::{FakeApiServer, fill},
 };
 use tidewatch_kit::metrics::Registry;
+use tidewatch_trust::{CA_VALIDITY, Ca};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -57,7 +58,6 @@ use crate::{
         recorder::{self, EventRecorder},
         watch::SharedWriter,
     },
-    pki::{CA_VALIDITY, Ca},
 };
 
 const NAMESPACE: &str = "kcp-system";

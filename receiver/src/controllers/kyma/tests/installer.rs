@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use strum::VariantArray as _;
 use tidewatch_api::names::{annotation, label};
+use tidewatch_trust::{CA_VALIDITY, Ca, Trust};
 
 use super::*;
 use crate::{
@@ -12,7 +13,6 @@ use crate::{
         watcher,
     },
     fleet::{PathState, Unproven},
-    pki::{CA_VALIDITY, Ca, Trust},
 };
 
 /// Objects of a runtime cluster after the first reconcile, as `<plural>/<name>` in creation order.

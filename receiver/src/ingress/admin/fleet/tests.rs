@@ -5,13 +5,13 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tidewatch_api::{key::KymaKey, plan::Plan};
 use tidewatch_cluster::leader::WriteFence;
+use tidewatch_trust::PendingRotation;
 use tokio::sync::{mpsc, watch};
 
 use super::*;
 use crate::{
     fleet::table::{Metrics, Settings},
     ingress::admin::{AccessPolicy, routes},
-    pki::PendingRotation,
 };
 
 /// Two replicas that ask each other without a network. The first answers are those of the first replica.

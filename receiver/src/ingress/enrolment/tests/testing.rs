@@ -26,6 +26,7 @@ use tidewatch_cluster::{
 };
 use tidewatch_contract::enrolment::CertificateRequest;
 use tidewatch_kit::{metrics::Registry, variant::VariantName as _};
+use tidewatch_trust::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, testing::fixed_authority};
 use x509_parser::{prelude::FromDer, public_key::PublicKey, x509::SubjectPublicKeyInfo};
 
 use crate::{
@@ -33,7 +34,6 @@ use crate::{
     ingress::enrolment::{
         CertificateIssuer, EnrolmentService, Flags, IssuanceKind, Metrics, Revocations, RuntimeClients, keys,
     },
-    pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, testing::fixed_authority},
 };
 
 pub(crate) const NOW: i64 = 1_800_000_000;

@@ -16,19 +16,17 @@ use tidewatch_contract::{
     enrolment::{CERTIFICATES_PATH, CertificateRequest, CertificateResponse, TRUST_PATH, TrustResponse},
 };
 use tidewatch_kit::{metrics::Registry, tls};
+use tidewatch_trust::{CA_VALIDITY, Ca, SERVER_VALIDITY, ServerIdentity};
 use tokio::{net::TcpStream, task::JoinSet};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::*;
-use crate::{
-    ingress::{
-        enrolment::tests::testing::{
-            Behavior, Issuer, TestBed, claims, domain, honest_request, key, place, request_for, unix_now,
-        },
-        gateway::{Gateway, PortMetrics, service::Service},
+use crate::ingress::{
+    enrolment::tests::testing::{
+        Behavior, Issuer, TestBed, claims, domain, honest_request, key, place, request_for, unix_now,
     },
-    pki::{CA_VALIDITY, Ca, SERVER_VALIDITY, ServerIdentity},
+    gateway::{Gateway, PortMetrics, service::Service},
 };
 
 /// Upper bound of waits; only a failing test reaches it.

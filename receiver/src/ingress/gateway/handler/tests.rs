@@ -13,6 +13,7 @@ use tidewatch_contract::{
     event::MAX_EVENTS,
     signature::{CONTENT_DIGEST, SIGNATURE, SIGNATURE_INPUT},
 };
+use tidewatch_trust::Ca;
 use tokio::time::timeout;
 
 use super::*;
@@ -25,7 +26,6 @@ use crate::{
             settings,
         },
     },
-    pki::Ca,
 };
 
 struct Fixture {

@@ -17,25 +17,23 @@ use http_body_util::Full;
 use parking_lot::Mutex;
 use rustls_pki_types::{CertificateDer, UnixTime};
 use tidewatch_api::identity::TrustDomain;
+use tidewatch_api::replica::ReplicaName;
 use tidewatch_contract::certificate::Leaf;
+use tidewatch_trust::{ReplicaTls, Verifier, replica_of};
 
-use crate::{
-    base::replica::ReplicaName,
-    ingress::{
-        gateway::{
-            Intake, Now, PortMetrics, Settings, V3Handler,
-            enrol::{self, EnrolmentHandler},
-            handler,
-            refusal::{HttpResponse, Refusal},
-            service::{self, Owner, Port, Service},
-            v2::{self, V2Handler, V2Intake},
-        },
-        relay::{
-            Answers, LOST_PATH, LostConnection, MAX_LOST_BYTES, MAX_QUESTION_BYTES, QUESTION_PATH, RELAY_FIELD,
-            RelayError, RelayedPort,
-        },
+use crate::ingress::{
+    gateway::{
+        Intake, Now, PortMetrics, Settings, V3Handler,
+        enrol::{self, EnrolmentHandler},
+        handler,
+        refusal::{HttpResponse, Refusal},
+        service::{self, Owner, Port, Service},
+        v2::{self, V2Handler, V2Intake},
     },
-    pki::{ReplicaTls, Verifier, replica_of},
+    relay::{
+        Answers, LOST_PATH, LostConnection, MAX_LOST_BYTES, MAX_QUESTION_BYTES, QUESTION_PATH, RELAY_FIELD, RelayError,
+        RelayedPort,
+    },
 };
 
 /// Handlers of the ports whose requests may be relayed to this replica, and of the questions of other replicas.

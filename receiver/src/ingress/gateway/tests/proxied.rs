@@ -7,9 +7,9 @@ use tidewatch_contract::{
     certificate::to_pem,
     forwarded::{CLIENT_CERT, CLIENT_CERT_CHAIN, FORWARDED_CLIENT_CERT},
 };
+use tidewatch_trust::{PhaseName, Proxy, ProxyIdentity, testing::Rotating};
 
 use super::*;
-use crate::pki::{PhaseName, Proxy, ProxyIdentity, testing::Rotating};
 
 /// Identity in the proxy's certificate.
 const PROXY: &str = "spiffe://kyma.local/runtime/proxy";

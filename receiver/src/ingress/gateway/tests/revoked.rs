@@ -1,9 +1,10 @@
 //! Revocation closes open connections.
 
 use serde_json::json;
+use tidewatch_trust::Trust;
 
 use super::*;
-use crate::{ingress::enrolment::Revocations, pki::Trust};
+use crate::ingress::enrolment::Revocations;
 
 #[tokio::test]
 async fn connection_of_a_revoked_certificate_is_closed_and_a_new_one_refused() {

@@ -12,16 +12,14 @@ use tidewatch_contract::{
     v2::{Caller, ReadCallerError, parse_forwarded},
 };
 use tidewatch_kit::tls::{self, TlsConfigError};
+use tidewatch_trust::{ProxyIdentity, TrustBundle};
 
-use crate::{
-    ingress::{
-        gateway::{
-            proxy::{self, Intermediates},
-            refusal::Refusal,
-        },
-        http::single_value,
+use crate::ingress::{
+    gateway::{
+        proxy::{self, Intermediates},
+        refusal::Refusal,
     },
-    pki::{ProxyIdentity, TrustBundle},
+    http::single_value,
 };
 
 /// A proxy that terminates TLS in front of this port.

@@ -4,8 +4,9 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
 use tidewatch_cluster::flags::connections;
+use tidewatch_trust::ProxyIdentity;
 
-use crate::{ingress::gateway::MAX_CONNECTIONS, pki::ProxyIdentity};
+use crate::ingress::gateway::MAX_CONNECTIONS;
 
 /// Flags of contract v2.
 #[derive(Clone, Debug, Args)]

@@ -26,22 +26,20 @@ use tidewatch_kit::{
     metrics::Registry,
     tls::{self, Identity},
 };
+use tidewatch_trust::{PemIdentity, ProxyIdentity, SERVER_VALIDITY, ServerIdentity, TrustBundle};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::{
-    ingress::{
-        enrolment::Revocations,
-        gateway::{
-            Gateway, Now,
-            refusal::{HttpResponse, Refusal},
-            service::Service,
-            tests::testing,
-        },
+use crate::ingress::{
+    enrolment::Revocations,
+    gateway::{
+        Gateway, Now,
+        refusal::{HttpResponse, Refusal},
+        service::Service,
+        tests::testing,
     },
-    pki::{self, PemIdentity, ProxyIdentity, SERVER_VALIDITY, ServerIdentity, TrustBundle},
 };
 
 /// Upper bound of waits; only a failing test reaches it.
@@ -317,7 +315,7 @@ fn handshake_behind_a_proxy_trusts_the_proxy_roots_alone() {
 trait Certificates {
     fn put_server(&self, pair: &PemIdentity);
     fn put_clients(&self, root: &Root);
-    fn open(&self, proxy: Option<ProxyIdentity>, metrics: &pki::Metrics) -> TlsFiles;
+    fn open(&self, proxy: Option<ProxyIdentity>, metrics: &tidewatch_trust::Metrics) -> TlsFiles;
 }
 
 impl Certificates for Folder {
@@ -331,7 +329,7 @@ impl Certificates for Folder {
     }
 
     /// Opens the files, with those of a proxy if one is given.
-    fn open(&self, proxy: Option<ProxyIdentity>, metrics: &pki::Metrics) -> TlsFiles {
+    fn open(&self, proxy: Option<ProxyIdentity>, metrics: &tidewatch_trust::Metrics) -> TlsFiles {
         let path = |name| Some(self.0.join(name));
         let flags = Flags {
             v2_max_connections: 64,
@@ -363,7 +361,7 @@ async fn changed_files_are_applied_as_a_whole_or_the_last_good_ones_stay() {
     const DAY: i64 = 86_400;
     let folder = Folder::new("v2-files");
     let now = Now::read().unix;
-    let metrics = pki::Metrics::default();
+    let metrics = tidewatch_trust::Metrics::default();
     let [old, new] = [Root::new(), Root::new()];
     let [agent, newer] = [old.identity("r-1"), new.identity("r-1")];
     let ca = testing::ca(now - 50 * DAY);
@@ -415,7 +413,7 @@ fn forwarded_certificate_is_verified_by_the_current_roots() {
     folder.put_server(&testing::ca(now).make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap());
     folder.put_clients(&old);
     folder.put("proxies", &proxies.bundle().to_pem());
-    let mut files = folder.open(Some("spiffe://proxy".parse().unwrap()), &pki::Metrics::default());
+    let mut files = folder.open(Some("spiffe://proxy".parse().unwrap()), &tidewatch_trust::Metrics::default());
     let callers = files.callers.clone();
     let peer = callers.identify(&[proxies.leaf("proxy", Some("spiffe://proxy"), 2090)]);
     let leaves = [old.leaf("r-1", None, 2090), new.leaf("r-1", None, 2090)];

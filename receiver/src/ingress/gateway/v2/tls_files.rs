@@ -9,10 +9,10 @@ use tidewatch_kit::{
     last_good::{FILE_POLL_INTERVAL, LastGood},
     tls::{Identity, TlsConfigError},
 };
+use tidewatch_trust::{ProxyIdentity, ServerIdentity, TrustBundle};
 use tokio::time::{self, MissedTickBehavior};
 
 use super::{CallerVerifier, Flags, Proxy};
-use crate::pki::{self, ProxyIdentity, ServerIdentity, TrustBundle};
 
 /// Error of loading the TLS files.
 #[derive(Debug, Error)]
@@ -58,7 +58,7 @@ pub struct TlsFiles {
     pub(crate) tls: Arc<ArcSwap<ServerConfig>>,
     /// Current verifier of callers.
     pub(crate) callers: CallerVerifier,
-    metrics: pki::Metrics,
+    metrics: tidewatch_trust::Metrics,
 }
 
 impl TlsFiles {
@@ -70,7 +70,7 @@ impl TlsFiles {
         flags: &Flags,
         certificate: Option<&PathBuf>,
         key: Option<&PathBuf>,
-        metrics: pki::Metrics,
+        metrics: tidewatch_trust::Metrics,
     ) -> Result<Self, TlsFilesError> {
         let paths = Files {
             clients: flags.v2_client_ca.clone().ok_or(TlsFilesError::NoClientCa)?,

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
 use serde_json::Value;
+use tidewatch_trust::ReplicaTls;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
@@ -15,7 +16,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::testing::*;
-use crate::{ingress::relay::Deadlines, pki::ReplicaTls};
+use crate::ingress::relay::Deadlines;
 
 pub(super) fn is_temporary(response: &Response<Bytes>) {
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);

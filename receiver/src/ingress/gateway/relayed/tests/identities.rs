@@ -9,20 +9,18 @@ use rcgen::{
 };
 use rustls_pki_types::CertificateDer;
 use tidewatch_contract::forwarded::CLIENT_CERT;
+use tidewatch_trust::{Ca, SigningRequest, TrustBundle};
 use tokio::time::timeout;
 
 use super::{faults::is_temporary, testing::*};
-use crate::{
-    ingress::{
-        enrolment::tests::testing::{honest_request, unix_now},
-        gateway::{
-            metrics::ReasonLabel,
-            relayed::handler::ConnectedReplica,
-            tests::testing::{Agent, ca, domain},
-        },
-        relay::LOST_PATH,
+use crate::ingress::{
+    enrolment::tests::testing::{honest_request, unix_now},
+    gateway::{
+        metrics::ReasonLabel,
+        relayed::handler::ConnectedReplica,
+        tests::testing::{Agent, ca, domain},
     },
-    pki::{Ca, SigningRequest, TrustBundle},
+    relay::LOST_PATH,
 };
 
 fn forwarded(mut request: Request<Full<Bytes>>, agent: &Agent, port: &'static str) -> Request<Full<Bytes>> {
@@ -221,7 +219,7 @@ async fn request_for_the_names_of_a_replica_yields_none() {
         tidewatch_contract::enrolment::CertificateRequest { request: request.pem().unwrap(), ..honest_request("r-1") };
     let issued = fleet.enrolment.enrolments.enrol(&fleet.enrolment.first.token(), &enrol, None).await.unwrap();
     let leaf = tidewatch_kit::tls::certificates(issued.chain.as_bytes()).unwrap().remove(0);
-    assert_eq!(crate::pki::replica_of(&leaf, &domain()), None);
+    assert_eq!(tidewatch_trust::replica_of(&leaf, &domain()), None);
     assert!(SigningRequest::from_der(request.der()).is_ok());
 }
 

@@ -8,6 +8,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tidewatch_contract::enrolment::CERTIFICATES_PATH;
+use tidewatch_trust::ReplicaTls;
 use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::AbortOnDropHandle;
@@ -16,16 +17,13 @@ use super::{
     faults::{is_temporary, refused},
     testing::*,
 };
-use crate::{
-    ingress::{
-        enrolment::tests::testing::unix_now,
-        gateway::{
-            Limits,
-            tests::testing::{Agent, RequestSpec, ca},
-        },
-        relay::Deadlines,
+use crate::ingress::{
+    enrolment::tests::testing::unix_now,
+    gateway::{
+        Limits,
+        tests::testing::{Agent, RequestSpec, ca},
     },
-    pki::ReplicaTls,
+    relay::Deadlines,
 };
 
 /// Requests that a runtime may have in flight to one holder.

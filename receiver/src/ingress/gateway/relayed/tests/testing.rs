@@ -18,6 +18,7 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use rustls::{ClientConfig, ServerConfig};
+use tidewatch_api::replica::ReplicaName;
 use tidewatch_api::{
     identity::{Instance, RuntimeId},
     shard::{ShardCount, ShardId},
@@ -27,12 +28,16 @@ use tidewatch_kit::{
     metrics::Registry,
     tls::{self, Identity},
 };
+use tidewatch_trust::{
+    Authority, Ca, RUNTIME_VALIDITY, ReplicaCertificate, ReplicaMetrics, ReplicaSource, ReplicaTls, SERVER_VALIDITY,
+    ServerIdentity, Trust, TrustBundle, testing::fixed_authority,
+};
 use tokio::{net::TcpStream, sync::watch, task::JoinSet, time::timeout};
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    base::{peers::Responders, replica::ReplicaName},
+    base::peers::Responders,
     ingress::{
         enrolment::{
             Revocations,
@@ -48,10 +53,6 @@ use crate::{
             v2::{self, CallerVerifier, V2Handler, V2Intake},
         },
         relay::{self, Answers, Deadlines, Directory, Holder, Holders, Relay, Replica, ReplicaPeers},
-    },
-    pki::{
-        Authority, Ca, RUNTIME_VALIDITY, ReplicaCertificate, ReplicaMetrics, ReplicaSource, ReplicaTls,
-        SERVER_VALIDITY, ServerIdentity, Trust, TrustBundle, testing::fixed_authority,
     },
 };
 

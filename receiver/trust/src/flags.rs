@@ -60,7 +60,8 @@ pub struct Flags {
 
 impl Flags {
     /// Namespace of the CA's Secret of a receiver in `own`.
-    pub(crate) fn ca_namespace<'a>(&'a self, own: &'a str) -> &'a str {
+    #[must_use]
+    pub fn ca_namespace<'a>(&'a self, own: &'a str) -> &'a str {
         self.ca_namespace.as_deref().unwrap_or(own)
     }
 }
@@ -131,7 +132,7 @@ mod tests {
         }
     }
 }
-/// TLS of the event port. See [`Config::tls`].
+/// TLS of the event port.
 #[derive(Clone, Debug, Args)]
 #[group(skip)]
 #[command(next_help_heading = "Event port")]

@@ -5,14 +5,12 @@ use std::{path::PathBuf, sync::Arc};
 use rustls_pki_types::UnixTime;
 use thiserror::Error;
 use tidewatch_api::identity::TrustDomain;
+use tidewatch_api::replica::ReplicaName;
 use tidewatch_contract::certificate::{Leaf, ReadCertificateError};
 use tidewatch_kit::tls::{Identity, TlsConfigError};
 
 use super::verifier::ReplicaVerifier;
-use crate::{
-    base::replica::ReplicaName,
-    pki::{TrustBundle, proxy},
-};
+use crate::{TrustBundle, proxy};
 
 /// Reason for which a certificate of a replica is rejected.
 #[derive(Debug, Error)]
@@ -37,7 +35,7 @@ pub enum ReplicaError {
 }
 
 /// Checks that other replicas would accept a certificate, from a server and from a client. Returns its leaf.
-pub(in crate::pki) fn check(
+pub(crate) fn check(
     identity: &Identity,
     replica: &ReplicaName,
     domain: &TrustDomain,

@@ -49,14 +49,15 @@ metric_set! {
         /// Reconciles of the rotation that decided nothing because not every shard had a replica with the same roots that knew
         /// which of its runtimes follow.
         incomplete: Counter = "pki_rotation_incomplete",
-        pub(crate) lifecycle_manager: LifecycleManager = _,
+        /// Those with lifecycle-manager's names.
+        pub lifecycle_manager: LifecycleManager = _,
     }
 }
 
 metric_set! {
     /// Metrics with lifecycle-manager's names, for a registry without prefix.
     #[derive(Debug)]
-    pub(crate) struct LifecycleManager {
+    pub struct LifecycleManager {
         /// Imminent expiry of the event port's certificate: 1 within 14 days of its end, or within a sixth of its
         /// validity if that is less; else 0, also if the certificate cannot be read.
         close: Gauge = "lifecycle_mgr_gateway_secret_server_cert_close_to_expiry",
@@ -72,29 +73,34 @@ fn secret_good() -> Gauge {
 }
 
 impl Metrics {
-    pub(crate) fn refused(&self, why: &CaStateError) {
+    /// The content of the CA's Secret was rejected.
+    pub fn refused(&self, why: &CaStateError) {
         self.refused.get_or_create(&ReasonLabel { reason: why.as_str() }).inc();
     }
 
-    pub(crate) fn reloaded(&self, well: bool) {
+    /// Changed files were taken, or refused.
+    pub fn reloaded(&self, well: bool) {
         self.files.get_or_create(&OutcomeLabel { outcome: if well { "taken" } else { "refused" } }).inc();
     }
 
-    pub(crate) fn issued(&self, well: bool) {
+    /// The built-in CA issued a certificate to this receiver, or failed to.
+    pub fn issued(&self, well: bool) {
         self.leaves.get_or_create(&OutcomeLabel { outcome: if well { "issued" } else { "failed" } }).inc();
     }
 
-    pub(crate) fn set_server_certificate(&self, identity: &ServerIdentity) {
+    /// The event port has another certificate.
+    pub fn set_server_certificate(&self, identity: &ServerIdentity) {
         self.certificate_ends.set(identity.not_after().unwrap_or(0));
         self.lifecycle_manager.close_from.set(identity.close_from().unwrap_or(i64::MAX));
     }
 
     /// Updates the gauge for the current Unix time.
-    pub(crate) fn update_close_to_expiry(&self, now: i64) {
+    pub fn update_close_to_expiry(&self, now: i64) {
         self.lifecycle_manager.close.set((self.lifecycle_manager.close_from.get() <= now).into());
     }
 
-    pub(crate) fn rotation(&self, phase: PhaseName, stragglers: usize) {
+    /// The rotation is in a phase that waits for so many runtimes.
+    pub fn rotation(&self, phase: PhaseName, stragglers: usize) {
         for name in PhaseName::VARIANTS {
             let is_now = *name == phase;
             let label = PhaseLabel { phase: name.as_str() };
@@ -104,11 +110,13 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn incomplete(&self) {
+    /// A reconcile of the rotation decided nothing.
+    pub fn incomplete(&self) {
         self.incomplete.inc();
     }
 
-    pub(crate) fn wrote(&self, outcome: &'static str) {
+    /// A write of the CA's Secret ended with this outcome.
+    pub fn wrote(&self, outcome: &'static str) {
         self.writes.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 }

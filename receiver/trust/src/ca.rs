@@ -9,12 +9,12 @@ use rcgen::{
 };
 use rustls_pki_types::{CertificateDer, pem::PemObject};
 use tidewatch_api::identity::{RuntimeId, TrustDomain};
+use tidewatch_api::replica::ReplicaName;
 use tidewatch_contract::certificate::{KeyId, Leaf, to_pem};
 use tidewatch_kit::tls::{Identity, TlsConfigError};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{BACKDATE, PkiError, TrustBundle};
-use crate::base::replica::ReplicaName;
 
 /// Latest notAfter that this CA writes: 2100-01-01.
 const LAST_SECOND: i64 = 4_102_444_800;
@@ -219,13 +219,9 @@ impl Ca {
     }
 
     /// Issues a certificate with any URI and usages for a key, valid for a day, as PEM chain.
-    #[cfg(test)]
-    pub(crate) fn sign_for_tests(
-        &self,
-        key: &impl PublicKeyData,
-        uri: &str,
-        usages: &[ExtendedKeyUsagePurpose],
-    ) -> String {
+    #[cfg(any(test, feature = "testing"))]
+    #[allow(clippy::unwrap_used, reason = "test support")]
+    pub fn sign_for_tests(&self, key: &impl PublicKeyData, uri: &str, usages: &[ExtendedKeyUsagePurpose]) -> String {
         let now = jiff::Timestamp::now().as_second();
         let mut params = params("test", now, now + 86_400).unwrap();
         params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
@@ -292,7 +288,7 @@ mod tests {
     use tidewatch_kit::tls::certificates;
 
     use super::*;
-    use crate::pki::{CA_VALIDITY, RUNTIME_VALIDITY, SERVER_VALIDITY};
+    use crate::{CA_VALIDITY, RUNTIME_VALIDITY, SERVER_VALIDITY};
 
     const NOW: i64 = 1_800_000_000;
 

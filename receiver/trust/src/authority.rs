@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use tidewatch_api::identity::{RuntimeId, TrustDomain};
+use tidewatch_api::replica::ReplicaName;
 use tidewatch_contract::certificate::{KeyId, Leaf};
 use tidewatch_kit::tls;
 use tokio::sync::watch;
 
 use super::{BACKDATE, Ca, CertManager, IssueError, PemIdentity, REPLICA_VALIDITY, SigningRequest, TrustBundle};
-use crate::base::replica::ReplicaName;
 
 /// Trust anchors of both sides and the current issuer; replaced as a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,7 +138,7 @@ mod tests {
     use tidewatch_contract::certificate::RuntimeCertificate;
 
     use super::*;
-    use crate::pki::{CA_VALIDITY, RUNTIME_VALIDITY, testing::fixed_authority};
+    use crate::{CA_VALIDITY, RUNTIME_VALIDITY, testing::fixed_authority};
 
     #[tokio::test]
     async fn issued_leaf_names_its_issuer_and_a_replaced_ca_issues_at_once() {

@@ -6,7 +6,7 @@ use tidewatch_contract::certificate::KeyId;
 use super::ca_state::PhaseName;
 
 /// Limit of stragglers that are named.
-pub(crate) const MAX_NAMED_STRAGGLERS: usize = 100;
+pub const MAX_NAMED_STRAGGLERS: usize = 100;
 
 /// Progress of the rotation of the built-in CA.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use tokio::{
 use super::{RotationProgress, RotationRequest, RotationResponse, Stragglers};
 
 /// Timeout of a request to rotate.
-pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Failure of a request to rotate. Its JSON is part of the answers between replicas.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,11 +35,12 @@ pub enum RotationError {
 /// Exposes the rotation and accepts requests. Clones share it.
 #[derive(Clone)]
 pub struct RotationHandle {
-    pub(crate) requests: mpsc::Sender<PendingRotation>,
+    /// Requests to begin a rotation.
+    pub requests: mpsc::Sender<PendingRotation>,
     /// Progress of the rotation; `None` without a built-in CA, before the first reconcile, and in a replica without the fleet role.
-    pub(crate) progress: watch::Receiver<Option<Arc<RotationProgress>>>,
+    pub progress: watch::Receiver<Option<Arc<RotationProgress>>>,
     /// Runtimes of this replica's shards that the rotation waits for; `None` before the first reconcile.
-    pub(crate) stragglers: watch::Receiver<Option<Arc<Stragglers>>>,
+    pub stragglers: watch::Receiver<Option<Arc<Stragglers>>>,
 }
 
 impl RotationHandle {
@@ -58,4 +59,4 @@ impl RotationHandle {
 }
 
 /// A request with the sender of its response.
-pub(crate) type PendingRotation = (RotationRequest, oneshot::Sender<Result<RotationResponse, RotationError>>);
+pub type PendingRotation = (RotationRequest, oneshot::Sender<Result<RotationResponse, RotationError>>);

@@ -12,7 +12,7 @@ use super::{Authority, Metrics, Proxy, Trust, TrustBundle, ca_state::CaState, so
 
 /// Observed status of the CA's Secret.
 #[derive(Clone, Debug)]
-pub(crate) enum CaSecretStatus {
+pub enum CaSecretStatus {
     /// There is no built-in CA.
     Unused,
     /// The content is in use.
@@ -23,7 +23,7 @@ pub(crate) enum CaSecretStatus {
     Refused,
 }
 
-/// TLS configurations of the ports, current trust, and issuer. Clones share it; [`CertificateReloader`] keeps it up to
+/// TLS configurations of the ports, current trust, and issuer. Clones share it; [`CertificateReloader`](crate::CertificateReloader) keeps it up to
 /// date.
 #[derive(Clone)]
 pub struct TlsState {
@@ -69,11 +69,13 @@ impl TlsState {
         self.trust.subscribe()
     }
 
-    pub(crate) fn secret_status(&self) -> watch::Receiver<CaSecretStatus> {
+    /// Status of the CA's Secret, and every change of it.
+    pub fn secret_status(&self) -> watch::Receiver<CaSecretStatus> {
         self.secret_status.subscribe()
     }
 
-    pub(crate) fn set_secret_status(&self, secret_status: CaSecretStatus) {
+    /// Publishes the status of the CA's Secret.
+    pub fn set_secret_status(&self, secret_status: CaSecretStatus) {
         let is_bad = matches!(secret_status, CaSecretStatus::Lost | CaSecretStatus::Refused);
         self.metrics.secret_good.set((!is_bad).into());
         self.secret_status.send_replace(secret_status);

@@ -82,7 +82,7 @@ impl TrustBundle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pki::{CA_VALIDITY, Ca};
+    use crate::{CA_VALIDITY, Ca};
 
     #[test]
     fn revision_depends_only_on_the_set_of_roots() {

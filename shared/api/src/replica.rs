@@ -2,8 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use crate::identity::TrustDomain;
 use thiserror::Error;
-use tidewatch_api::identity::TrustDomain;
 
 /// Name of a replica, for example `tidewatch-replica-0`: a DNS label (RFC 1123).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

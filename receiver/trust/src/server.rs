@@ -19,7 +19,7 @@ pub struct ServerIdentity {
     /// TLS configuration with the same certificate for clients with a token: TLS 1.3, no client certificate, HTTP/1.1.
     pub(super) for_tokens: Arc<ServerConfig>,
     /// Hex SHA-256 of the server's certificate, for the log.
-    pub(crate) fingerprint: String,
+    pub fingerprint: String,
     validity: Option<(i64, i64)>,
 }
 

@@ -16,6 +16,7 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P2
 use rustls_pki_types::UnixTime;
 use serde::Deserialize;
 use serde_json::json;
+use tidewatch_api::replica::ReplicaName;
 use tidewatch_api::{
     identity::{RuntimeId, TrustDomain},
     names::label,
@@ -30,7 +31,6 @@ use tokio::{
 use super::{
     IssueError, PemIdentity, PkiError, SigningRequest, TrustBundle, ca::REPLICA_COMMON_NAME, proxy, replica::accepted,
 };
-use crate::base::replica::ReplicaName;
 
 /// Timeout from the request to the certificate.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -267,7 +267,7 @@ mod tests {
     use tidewatch_kit::variant::VariantName as _;
 
     use super::*;
-    use crate::pki::{BACKDATE, CA_VALIDITY, Ca, RUNTIME_VALIDITY};
+    use crate::{BACKDATE, CA_VALIDITY, Ca, RUNTIME_VALIDITY};
 
     fn now() -> i64 {
         jiff::Timestamp::now().as_second()

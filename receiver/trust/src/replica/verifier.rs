@@ -13,14 +13,13 @@ use rustls::{
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use tidewatch_api::identity::TrustDomain;
+use tidewatch_api::replica::ReplicaName;
 use tidewatch_contract::certificate::SubjectAltNames;
 use tidewatch_kit::tls;
 
-use crate::base::replica::ReplicaName;
-
 /// Returns the replica that a certificate identifies: its only URI is that of a replica of the trust domain. The caller
 /// has verified the chain.
-pub(crate) fn replica_of(leaf: &CertificateDer<'_>, domain: &TrustDomain) -> Option<ReplicaName> {
+pub fn replica_of(leaf: &CertificateDer<'_>, domain: &TrustDomain) -> Option<ReplicaName> {
     match SubjectAltNames::read(leaf).ok()?.uris.as_slice() {
         [uri] => ReplicaName::of_uri(uri, domain),
         _ => None,

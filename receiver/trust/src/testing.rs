@@ -1,4 +1,6 @@
-//! A fake KCP with the CA's Secret, and a rotation that tests of other modules step through.
+//! A fake control plane with the CA's Secret, a rotation that tests of other crates step through, and states of the CA.
+
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc, clippy::must_use_candidate, reason = "test support")]
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,23 +17,25 @@ use super::{
     ca_state::{CaState, Phase, Root},
     open,
 };
-use crate::pki::{ProxyIdentity, TlsFlags};
+use crate::{ProxyIdentity, TlsFlags};
 
 fn now() -> i64 {
     jiff::Timestamp::now().as_second()
 }
 
 /// Certificates of a receiver behind a proxy while its CA rotates.
-pub(crate) struct Rotating {
+pub struct Rotating {
     kcp: FakeKcp,
-    pub(crate) tls_state: TlsState,
+    /// Certificates in use.
+    pub tls_state: TlsState,
     reloader: CertificateReloader,
     old: Root,
     new: Root,
 }
 
 impl Rotating {
-    pub(crate) async fn behind(proxy: &ProxyIdentity) -> Self {
+    /// Certificates of a receiver behind this proxy.
+    pub async fn behind(proxy: &ProxyIdentity) -> Self {
         let kcp = FakeKcp::default();
         let flags = flags();
         let domain = "kyma.local".parse().unwrap();
@@ -46,17 +50,17 @@ impl Rotating {
     }
 
     /// Certificates of a receiver without proxy.
-    pub(crate) async fn new() -> Self {
+    pub async fn new() -> Self {
         Self::behind(&"spiffe://kyma.local/proxy".parse().unwrap()).await
     }
 
     /// The initial root, and the one that replaces it.
-    pub(crate) fn roots(&self) -> [&Ca; 2] {
+    pub fn roots(&self) -> [&Ca; 2] {
         [&self.old.ca, &self.new.ca]
     }
 
     /// Stores a phase and returns it through the watch. The last one is [`PhaseName::Steady`], with the new root alone.
-    pub(crate) fn enter(&mut self, phase: PhaseName) {
+    pub fn enter(&mut self, phase: PhaseName) {
         let old = self.old.clone();
         let next = self.new.clone();
         let leaves_end = now() + 86_400;
@@ -73,7 +77,7 @@ impl Rotating {
 }
 
 /// The flags with their defaults.
-pub(crate) fn flags() -> Flags {
+pub fn flags() -> Flags {
     #[derive(clap::Parser)]
     struct Line {
         #[command(flatten)]
@@ -88,7 +92,7 @@ pub(crate) fn flags() -> Flags {
 }
 
 /// A built-in CA in memory that never changes.
-pub(crate) fn fixed_authority(ca: Ca, domain: TrustDomain, validity: Duration) -> Authority {
+pub fn fixed_authority(ca: Ca, domain: TrustDomain, validity: Duration) -> Authority {
     let bundle = ca.trust_bundle();
     let trust = Trust { agents: bundle.clone(), clients: bundle, issuer: ca.key_id().cloned() };
     let trust = watch::Sender::new(Arc::new(trust));
@@ -96,27 +100,30 @@ pub(crate) fn fixed_authority(ca: Ca, domain: TrustDomain, validity: Duration) -
 }
 
 /// Id of the CA's Secret.
-pub(crate) const SECRET: &str = "secrets/tidewatch-ca";
+pub const SECRET: &str = "secrets/tidewatch-ca";
 
 /// A fake KCP that stores the CA's Secret. Clones share it.
 #[derive(Clone, Default)]
-pub(crate) struct FakeKcp(pub(crate) FakeApiServer);
+pub struct FakeKcp(pub(crate) FakeApiServer);
 
 impl FakeKcp {
-    pub(crate) fn client(&self) -> Client {
+    /// A client of this control plane.
+    pub fn client(&self) -> Client {
         self.0.client()
     }
 
-    pub(crate) fn secret(&self) -> Option<Secret> {
+    /// The Secret of the CA, if there is one.
+    pub fn secret(&self) -> Option<Secret> {
         Some(serde_json::from_value(self.0.object(SECRET)?).unwrap())
     }
 
-    pub(crate) fn ca_state(&self) -> CaState {
+    /// The stored state of the CA.
+    pub fn ca_state(&self) -> CaState {
         CaState::read(&self.secret().unwrap().data.unwrap()).unwrap()
     }
 
     /// Changes the Secret like another writer.
-    pub(crate) fn edit(&self, change: impl FnOnce(&mut Secret)) {
+    pub fn edit(&self, change: impl FnOnce(&mut Secret)) {
         self.0.edit(SECRET, |object| {
             let mut secret =
                 if object.is_null() { Secret::default() } else { serde_json::from_value(object.take()).unwrap() };
@@ -125,23 +132,47 @@ impl FakeKcp {
         });
     }
 
-    pub(crate) fn set(&self, key: &str, value: &[u8]) {
+    /// Sets a key of the Secret.
+    pub fn set(&self, key: &str, value: &[u8]) {
         self.edit(|secret| {
             secret.data.get_or_insert_default().insert(key.to_owned(), ByteString(value.to_vec()));
         });
     }
 
-    pub(crate) fn remove(&self) {
+    /// Deletes the Secret.
+    pub fn remove(&self) {
         self.0.remove(SECRET).unwrap();
     }
 
     /// Refuses all writes of the Secret, or accepts them again.
-    pub(crate) fn refuse(&self, refuses: bool) {
+    pub fn refuse(&self, refuses: bool) {
         self.0.refuse("WRITE secrets", refuses.then_some(403));
     }
 
     /// Takes the recorded requests.
-    pub(crate) fn calls(&self) -> Vec<String> {
+    pub fn calls(&self) -> Vec<String> {
         self.0.calls()
     }
+}
+
+/// Time of [`phases`], in Unix seconds.
+pub const NOW: i64 = 1_800_000_000;
+
+/// A root of this name.
+pub fn root(name: &str) -> Root {
+    Root::new(Ca::generate(name, NOW, Duration::from_secs(1_000_000)).unwrap()).unwrap()
+}
+
+/// One state of each phase, of the same two roots.
+pub fn phases() -> [CaState; 4] {
+    let old = root("old");
+    let new = root("new");
+    let leaves_end = NOW + 86_400;
+    [
+        (old.clone(), Phase::Steady),
+        (old.clone(), Phase::Spread { next: new.clone() }),
+        (old.clone(), Phase::Reissue { next: new.clone(), leaves_end }),
+        (new, Phase::Retire { old: old.ca.trust_bundle(), leaves_end }),
+    ]
+    .map(|(root, phase)| CaState { root, phase, since: NOW, force_after: Some(60) })
 }

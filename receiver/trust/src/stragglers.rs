@@ -17,7 +17,7 @@ const INTERVALS: u32 = 3;
 
 /// Time within which a runtime must follow a phase; grows with the fleet, since `per_second` limits distribution and
 /// renewals.
-pub(crate) fn overdue_after(interval: Duration, runtimes: usize, per_second: u32) -> Duration {
+pub fn overdue_after(interval: Duration, runtimes: usize, per_second: u32) -> Duration {
     let spread = u64::try_from(runtimes).unwrap_or(u64::MAX) / u64::from(per_second.max(1));
     SETTLING + interval * INTERVALS + Duration::from_secs(spread)
 }
@@ -47,11 +47,11 @@ impl Stragglers {
 
 /// Since when each runtime is a straggler without interruption. Bounded by the number of Kymas.
 #[derive(Default)]
-pub(crate) struct StragglerTracker(HashMap<KymaKey, Instant>);
+pub struct StragglerTracker(HashMap<KymaKey, Instant>);
 
 impl StragglerTracker {
     /// Replaces the stragglers, and marks those that are overdue.
-    pub(crate) fn update(
+    pub fn update(
         &mut self,
         behind: impl IntoIterator<Item = (KymaKey, StragglerReason)>,
         overdue_after: Duration,

@@ -46,28 +46,33 @@ impl From<kube::Error> for CaSecretError {
 
 /// Content of the Secret, as read.
 #[derive(Clone, Debug)]
-pub(crate) struct CaSecret {
-    pub(crate) state: CaState,
+pub struct CaSecret {
+    /// Roots and phase.
+    pub state: CaState,
     /// Preserved by a replace, with the labels and annotations of other writers.
     metadata: ObjectMeta,
 }
 
 impl CaSecret {
-    pub(crate) fn of(secret: &Secret) -> Result<Self, CaStateError> {
+    /// Reads a Secret.
+    ///
+    /// # Errors
+    /// [`CaStateError`].
+    pub fn of(secret: &Secret) -> Result<Self, CaStateError> {
         let state = CaState::read(secret.data.as_ref().unwrap_or(&BTreeMap::new()))?;
         let metadata = ObjectMeta { managed_fields: None, ..secret.metadata.clone() };
         Ok(Self { state, metadata })
     }
 
     /// resourceVersion of the read.
-    pub(crate) fn version(&self) -> &str {
+    pub fn version(&self) -> &str {
         self.metadata.resource_version.as_deref().unwrap_or_default()
     }
 }
 
 /// Reads and writes the Secret.
 #[derive(Clone)]
-pub(crate) struct Store {
+pub struct Store {
     pub(super) api: Api<Secret>,
 }
 
@@ -80,16 +85,14 @@ pub(super) fn is_empty(secret: &Secret) -> bool {
 const ATTEMPTS: usize = 5;
 
 impl Store {
-    pub(crate) fn new(client: Client, namespace: &str) -> Self {
+    /// Accesses the Secret in a namespace.
+    pub fn new(client: Client, namespace: &str) -> Self {
         Self { api: Api::namespaced(client, namespace) }
     }
 
     /// Returns the stored state, or stores a new one. Of several replicas that start at once one stores it, and all use
     /// it.
-    pub(crate) async fn read_or_fill(
-        &self,
-        make: impl Fn() -> Result<CaState, PkiError>,
-    ) -> Result<CaSecret, CaSecretError> {
+    pub async fn read_or_fill(&self, make: impl Fn() -> Result<CaState, PkiError>) -> Result<CaSecret, CaSecretError> {
         for _ in 0..ATTEMPTS {
             if let Some(secret) = self.api.get_opt(CA_SECRET).await?.filter(|secret| !is_empty(secret)) {
                 return Ok(CaSecret::of(&secret)?);
@@ -103,7 +106,7 @@ impl Store {
     }
 
     /// Stores a state in the empty Secret, or creates the Secret where the account may; `None` when there is a CA.
-    pub(crate) async fn fill(&self, state: &CaState) -> Result<Option<CaSecret>, CaSecretError> {
+    pub async fn fill(&self, state: &CaState) -> Result<Option<CaSecret>, CaSecretError> {
         let params = PostParams::default();
         let written = match self.api.get_opt(CA_SECRET).await? {
             Some(secret) if !is_empty(&secret) => return Ok(None),
@@ -127,7 +130,7 @@ impl Store {
     }
 
     /// Replaces the Secret at the resourceVersion that was read; `None` on a conflict, or when it is gone.
-    pub(crate) async fn replace(&self, secret: &CaSecret, state: &CaState) -> Result<Option<CaSecret>, CaSecretError> {
+    pub async fn replace(&self, secret: &CaSecret, state: &CaState) -> Result<Option<CaSecret>, CaSecretError> {
         let secret = manifest(state, secret.metadata.clone());
         match self.api.replace(CA_SECRET, &PostParams::default(), &secret).await {
             Ok(secret) => Ok(Some(CaSecret::of(&secret)?)),

@@ -1,8 +1,5 @@
 use super::*;
-use crate::pki::{
-    ca_state::tests::{NOW, root},
-    testing::FakeKcp,
-};
+use crate::testing::{FakeKcp, NOW, root};
 
 fn steady() -> CaState {
     CaState::steady(root("first"), NOW)

@@ -60,7 +60,7 @@ pub enum CaStateError {
 
 impl CaStateError {
     /// Reason label of metrics, of a closed set.
-    pub(crate) const fn as_str(&self) -> &'static str {
+    pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Missing(_) => "missing",
             Self::State(_) | Self::Version(_) | Self::LeavesEnd => "state",
@@ -71,18 +71,21 @@ impl CaStateError {
 
 /// A CA with the id of its key.
 #[derive(Clone)]
-pub(crate) struct Root {
-    pub(crate) ca: Arc<Ca>,
-    pub(crate) id: KeyId,
+pub struct Root {
+    /// Certificate and key.
+    pub ca: Arc<Ca>,
+    /// Id of its key, which its leaves name.
+    pub id: KeyId,
 }
 
 impl Root {
     /// Generates a root that is valid from `now`, in Unix seconds.
-    pub(crate) fn generate(validity: Duration, now: i64) -> Result<Self, PkiError> {
+    pub fn generate(validity: Duration, now: i64) -> Result<Self, PkiError> {
         Self::new(Ca::generate(ROOT_NAME, now, validity)?).ok_or(PkiError::NotCa)
     }
 
-    pub(crate) fn new(ca: Ca) -> Option<Self> {
+    /// A root of this CA; `None` if its certificate has no subject key identifier.
+    pub fn new(ca: Ca) -> Option<Self> {
         let id = ca.key_id()?.clone();
         Some(Self { ca: Arc::new(ca), id })
     }
@@ -103,16 +106,29 @@ impl Root {
 
 /// Phase of a rotation. Each phase determines the signing roots and the trusted roots, so no other state is needed.
 #[derive(Clone)]
-pub(crate) enum Phase {
+pub enum Phase {
     /// No rotation: one root.
     Steady,
     /// Both roots are trusted everywhere; the old one signs. Agents confirm that they have the new one.
-    Spread { next: Root },
+    Spread {
+        /// The new root.
+        next: Root,
+    },
     /// The new root signs the agents' leaves, the old one still the server's. Agents renew.
-    Reissue { next: Root, leaves_end: i64 },
+    Reissue {
+        /// The new root.
+        next: Root,
+        /// End of the last leaf of the old root, in Unix seconds.
+        leaves_end: i64,
+    },
     /// The new root signs everything. The old ones have left the agents' bundles, and leave this receiver's once their
     /// leaves have expired or are replaced.
-    Retire { old: TrustBundle, leaves_end: i64 },
+    Retire {
+        /// The roots that leave.
+        old: TrustBundle,
+        /// End of their last leaf, in Unix seconds.
+        leaves_end: i64,
+    },
 }
 
 /// Name of a [`Phase`] in the Secret, in metrics and in the progress.
@@ -132,14 +148,15 @@ pub enum PhaseName {
 
 /// Content of the Secret.
 #[derive(Clone)]
-pub(crate) struct CaState {
+pub struct CaState {
     /// Root that signs this receiver's own leaf, and the agents' leaves except in [`Phase::Reissue`].
-    pub(crate) root: Root,
-    pub(crate) phase: Phase,
+    pub root: Root,
+    /// Phase of the rotation.
+    pub phase: Phase,
     /// Begin of the phase, in Unix seconds.
-    pub(crate) since: i64,
+    pub since: i64,
     /// Seconds in one phase after which the rotation proceeds without the stragglers; `None` waits for all.
-    pub(crate) force_after: Option<u32>,
+    pub force_after: Option<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -156,12 +173,12 @@ struct Document {
 
 impl CaState {
     /// State of one root without rotation.
-    pub(crate) const fn steady(root: Root, now: i64) -> Self {
+    pub const fn steady(root: Root, now: i64) -> Self {
         Self { root, phase: Phase::Steady, since: now, force_after: None }
     }
 
     /// Reads and validates the complete content. The validity period of the roots is not checked here.
-    pub(crate) fn read(data: &BTreeMap<String, ByteString>) -> Result<Self, CaStateError> {
+    pub fn read(data: &BTreeMap<String, ByteString>) -> Result<Self, CaStateError> {
         let state = data.get(STATE).ok_or(CaStateError::Missing(STATE))?;
         let state: Document = serde_json::from_slice(&state.0).map_err(CaStateError::State)?;
         if state.version != VERSION {
@@ -190,7 +207,7 @@ impl CaState {
     }
 
     /// Serializes it as the Secret's data.
-    pub(crate) fn write(&self) -> BTreeMap<String, ByteString> {
+    pub fn write(&self) -> BTreeMap<String, ByteString> {
         let mut data = BTreeMap::new();
         let mut leaves_end = None;
         self.root.write(&mut data, &ROOT);
@@ -214,7 +231,8 @@ impl CaState {
         data
     }
 
-    pub(crate) const fn name(&self) -> PhaseName {
+    /// Name of the phase.
+    pub const fn name(&self) -> PhaseName {
         match self.phase {
             Phase::Steady => PhaseName::Steady,
             Phase::Spread { .. } => PhaseName::Spread,
@@ -223,12 +241,13 @@ impl CaState {
         }
     }
 
-    pub(crate) const fn is_rotating(&self) -> bool {
+    /// Returns true while a rotation is in progress.
+    pub const fn is_rotating(&self) -> bool {
         !matches!(self.phase, Phase::Steady)
     }
 
     /// Root that signs the agents' leaves.
-    pub(crate) const fn issuing(&self) -> &Root {
+    pub const fn issuing(&self) -> &Root {
         match &self.phase {
             Phase::Reissue { next, .. } => next,
             Phase::Steady | Phase::Spread { .. } | Phase::Retire { .. } => &self.root,
@@ -236,7 +255,7 @@ impl CaState {
     }
 
     /// Root that the rotation leads to; without rotation the only one.
-    pub(crate) const fn target(&self) -> &Root {
+    pub const fn target(&self) -> &Root {
         match &self.phase {
             Phase::Spread { next } | Phase::Reissue { next, .. } => next,
             Phase::Steady | Phase::Retire { .. } => &self.root,
@@ -244,7 +263,7 @@ impl CaState {
     }
 
     /// Roots that agents and this receiver trust in this phase.
-    pub(crate) fn trust(&self) -> Trust {
+    pub fn trust(&self) -> Trust {
         let own = self.root.ca.trust_bundle();
         let (agents, clients) = match &self.phase {
             Phase::Steady => (own.clone(), own),
@@ -258,7 +277,7 @@ impl CaState {
     }
 
     /// True when the target root has expired: no certificate of any of the roots is valid any more.
-    pub(crate) fn has_expired(&self, now: i64) -> bool {
+    pub fn has_expired(&self, now: i64) -> bool {
         self.target().ca.not_after() <= now
     }
 }
@@ -277,30 +296,9 @@ impl fmt::Debug for CaState {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use std::time::Duration;
-
+mod tests {
     use super::*;
-
-    pub(crate) const NOW: i64 = 1_800_000_000;
-
-    pub(crate) fn root(name: &str) -> Root {
-        Root::new(Ca::generate(name, NOW, Duration::from_secs(1_000_000)).unwrap()).unwrap()
-    }
-
-    /// One state of each phase, of the same two roots.
-    pub(crate) fn phases() -> [CaState; 4] {
-        let old = root("old");
-        let new = root("new");
-        let leaves_end = NOW + 86_400;
-        [
-            (old.clone(), Phase::Steady),
-            (old.clone(), Phase::Spread { next: new.clone() }),
-            (old.clone(), Phase::Reissue { next: new.clone(), leaves_end }),
-            (new, Phase::Retire { old: old.ca.trust_bundle(), leaves_end }),
-        ]
-        .map(|(root, phase)| CaState { root, phase, since: NOW, force_after: Some(60) })
-    }
+    use crate::testing::phases;
 
     #[test]
     fn every_phase_round_trips() {

@@ -4,11 +4,11 @@ use clap::Parser;
 use rustls::ServerConfig;
 use tidewatch_cluster::testing::Folder;
 use tidewatch_contract::certificate::Leaf;
-use tidewatch_kit::tls;
+use tidewatch_kit::{metrics::Registry, tls};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
-use crate::pki::{
+use crate::{
     CA_VALIDITY, Ca, Flags, Metrics, PhaseName, SERVER_VALIDITY, Setup, TlsFlags, TrustBundle,
     ca_state::{Phase, Root},
     testing::FakeKcp,
@@ -31,7 +31,7 @@ async fn open(kcp: &FakeKcp, arguments: &[String]) -> anyhow::Result<(TlsState, 
     let domain = "kyma.local".parse().unwrap();
     let names = vec!["localhost".parse().unwrap()];
     let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
-    crate::pki::open(setup, kcp.client(), kcp.client(), Metrics::default()).await
+    crate::open(setup, kcp.client(), kcp.client(), Metrics::default()).await
 }
 
 /// Leaf that a client with these roots accepts; `None` if it rejects the server.
@@ -46,9 +46,9 @@ async fn accepted_leaf(config: &Arc<ServerConfig>, roots: &TrustBundle) -> Optio
 }
 
 fn metric(reloader: &CertificateReloader, line: &str) -> bool {
-    let mut metrics = crate::telemetry::Metrics::new();
-    reloader.tls_state.metrics.register_in(metrics.tidewatch());
-    metrics.encode().unwrap().lines().any(|exported| exported == line)
+    let mut registry = Registry::default();
+    reloader.tls_state.metrics.register_in(registry.sub_registry_with_prefix("tidewatch"));
+    registry.encode().unwrap().lines().any(|exported| exported == line)
 }
 
 #[tokio::test]
@@ -117,7 +117,7 @@ async fn each_phase_takes_effect_atomically() {
         assert_eq!(leaf.authority.as_ref(), Some(&serving.id), "{state:?}");
         let request = rcgen::CertificateParams::default();
         let request = request.serialize_request(&rcgen::KeyPair::generate().unwrap()).unwrap();
-        let request = crate::pki::SigningRequest::from_der(request.der()).unwrap();
+        let request = crate::SigningRequest::from_der(request.der()).unwrap();
         let issued = tls_state.authority.as_ref().unwrap().issue(&"r-1".parse().unwrap(), &request).await.unwrap();
         let leaf = tls::certificates(issued.chain.as_bytes()).unwrap().remove(0);
         assert_eq!(Leaf::read(&leaf).unwrap().authority.as_ref(), Some(&issuing.id), "{state:?}");
@@ -189,9 +189,9 @@ async fn certificate_close_to_expiry_sets_the_gauge() {
         let (_, mut reloader) = open(&kcp, &arguments).await.unwrap();
         let mut is_close = |at| {
             reloader.check_age(at);
-            let mut metrics = crate::telemetry::Metrics::new();
-            reloader.tls_state.metrics.lifecycle_manager.register_in(metrics.lifecycle_manager());
-            let page = metrics.encode().unwrap();
+            let mut registry = Registry::default();
+            reloader.tls_state.metrics.lifecycle_manager.register_in(&mut registry);
+            let page = registry.encode().unwrap();
             page.lines().any(|line| line == "lifecycle_mgr_gateway_secret_server_cert_close_to_expiry 1")
         };
         let end = begun + DAY * days.cast_signed();

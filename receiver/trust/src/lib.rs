@@ -1,4 +1,5 @@
-//! Certificates: the built-in CA and its rotation, other issuers, and the receiver's own TLS configuration.
+//! Who may speak: the built-in CA and its rotation, other issuers, trust bundles, the receiver's own TLS configuration, and
+//! the certificates of replicas.
 //!
 //! Pure, from bytes and timestamps of the caller:
 //!
@@ -17,25 +18,25 @@
 
 mod authority;
 mod ca;
-pub(crate) mod ca_state;
+pub mod ca_state;
 mod cert_manager;
 mod flags;
 mod issue_error;
 mod metrics;
 mod open;
-pub(crate) mod progress;
+pub mod progress;
 mod proxy;
 mod reloader;
 mod replica;
 mod request;
-pub(crate) mod rotation_handle;
+pub mod rotation_handle;
 mod server;
 mod sources;
-pub(crate) mod store;
-pub(crate) mod stragglers;
-#[cfg(test)]
-pub(crate) mod testing;
-pub(crate) mod tls_state;
+pub mod store;
+pub mod stragglers;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod tls_state;
 mod trust;
 
 use std::time::Duration;
@@ -54,9 +55,9 @@ pub use progress::{RotationProgress, RotationRequest, RotationResponse, SecretSt
 pub use proxy::{ParseProxyIdentityError, Proxy, ProxyIdentity};
 pub use reloader::CertificateReloader;
 pub use replica::{ReplicaCertificate, ReplicaError, ReplicaFiles, ReplicaMetrics, ReplicaSource, ReplicaTls};
-pub(crate) use replica::{ReplicaClient, replica_of};
+pub use replica::{ReplicaClient, replica_of};
 pub use request::{ParseRequestError, SigningRequest};
-pub(crate) use rotation_handle::PendingRotation;
+pub use rotation_handle::PendingRotation;
 pub use rotation_handle::{RotationError, RotationHandle};
 pub use server::ServerIdentity;
 pub use sources::{FlagsError, SourceError};
@@ -65,7 +66,7 @@ pub use stragglers::{FollowState, Stragglers};
 pub use tls_state::TlsState;
 pub use trust::TrustBundle;
 
-pub(crate) use proxy::Verifier;
+pub use proxy::Verifier;
 
 /// Leaves are valid from this long before they are issued, which tolerates clocks that are behind.
 pub const BACKDATE: Duration = Duration::from_secs(10 * 60);

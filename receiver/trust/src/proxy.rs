@@ -55,12 +55,13 @@ impl FromStr for ProxyIdentity {
 /// The proxy that terminates TLS in front of the event port.
 #[derive(Clone, Debug)]
 pub struct Proxy {
-    pub(crate) identity: ProxyIdentity,
+    /// Identity in its certificate.
+    pub identity: ProxyIdentity,
     verifier: Arc<ArcSwap<Verifier>>,
 }
 
 /// Verifier of the chains of agents' certificates.
-pub(crate) type Verifier = Arc<dyn ClientCertVerifier>;
+pub type Verifier = Arc<dyn ClientCertVerifier>;
 
 impl Proxy {
     /// Takes the proxy's name, and the roots of the agents behind it.
@@ -83,7 +84,7 @@ impl Proxy {
     }
 
     /// Verifier of forwarded client certificates; replaced with each change of the roots.
-    pub(crate) fn verifier(&self) -> Arc<Verifier> {
+    pub fn verifier(&self) -> Arc<Verifier> {
         self.verifier.load_full()
     }
 }

@@ -142,7 +142,7 @@ mod tests {
     use tidewatch_contract::certificate::RuntimeCertificate;
 
     use super::*;
-    use crate::pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY};
+    use crate::{CA_VALIDITY, Ca, RUNTIME_VALIDITY};
 
     const CA: Result<(), ParseRequestError> = Err(ParseRequestError::Authority);
 
@@ -178,7 +178,7 @@ mod tests {
         let domain = "kyma.local".parse().unwrap();
         let chain = ca.issue_runtime(&runtime, &domain, &request.key, 1_800_000_000, RUNTIME_VALIDITY).unwrap();
         let leaf = tidewatch_kit::tls::certificates(chain.as_bytes()).unwrap().remove(0);
-        assert_eq!(crate::pki::replica_of(&leaf, &domain), None);
+        assert_eq!(crate::replica_of(&leaf, &domain), None);
         assert_eq!(RuntimeCertificate::read(&leaf, &domain).unwrap().runtime, runtime);
     }
 

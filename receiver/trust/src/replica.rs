@@ -15,6 +15,7 @@ use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge}
 use rustls::{ClientConfig, RootCertStore, ServerConfig, client::Resumption, version::TLS13};
 use rustls_pki_types::UnixTime;
 use tidewatch_api::identity::TrustDomain;
+use tidewatch_api::replica::ReplicaName;
 use tidewatch_contract::certificate::Leaf;
 use tidewatch_kit::{
     last_good::LastGood,
@@ -26,10 +27,9 @@ use tokio::sync::watch;
 
 use self::{accepted::check, verifier::ReplicaVerifier};
 use super::{Authority, Trust, TrustBundle, Verifier, proxy, reloader::check_ticks};
-use crate::base::replica::ReplicaName;
 
 pub use self::accepted::ReplicaError;
-pub(crate) use self::verifier::replica_of;
+pub use self::verifier::replica_of;
 
 /// Pause after a failed renewal, in seconds.
 const RETRY_SECONDS: i64 = 5;
@@ -84,23 +84,24 @@ pub struct ReplicaTls {
 
 impl ReplicaTls {
     /// Current identity for connections to other replicas; replaced with each renewal and each change of the roots.
-    pub(crate) fn client(&self) -> Arc<ReplicaClient> {
+    pub fn client(&self) -> Arc<ReplicaClient> {
         self.client.load_full()
     }
 
     /// Verifier of the agents' certificates that a replica passes on.
-    pub(crate) fn agents(&self) -> Arc<Verifier> {
+    pub fn agents(&self) -> Arc<Verifier> {
         self.agents.load_full()
     }
 
     /// Verifier of the certificates of other replicas as clients; replaced with each change of their roots.
-    pub(crate) fn replicas(&self) -> Arc<Verifier> {
+    pub fn replicas(&self) -> Arc<Verifier> {
         self.replicas.load_full()
     }
 
     /// Configuration of a connection to a replica with the certificate of another client.
-    #[cfg(test)]
-    pub(crate) fn client_as(&self, identity: &Identity, replica: &str) -> ClientConfig {
+    #[cfg(any(test, feature = "testing"))]
+    #[allow(clippy::unwrap_used, reason = "test support")]
+    pub fn client_as(&self, identity: &Identity, replica: &str) -> ClientConfig {
         let ReplicaClient { roots, domain, .. } = &*self.client();
         let client = ReplicaClient { identity: identity.clone(), roots: roots.clone(), domain: domain.clone() };
         client.config(&replica.parse().unwrap()).unwrap()
@@ -108,20 +109,21 @@ impl ReplicaTls {
 }
 
 /// Identity of this replica as a client of others.
-pub(crate) struct ReplicaClient {
+pub struct ReplicaClient {
     identity: Identity,
     roots: Arc<RootCertStore>,
     domain: TrustDomain,
 }
 
 impl ReplicaClient {
-    #[cfg(test)]
-    pub(crate) fn identity(&self) -> &Identity {
+    /// The certificate and key.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
     /// Returns the configuration of connections to exactly this replica.
-    pub(crate) fn config(&self, replica: &ReplicaName) -> Result<ClientConfig, TlsConfigError> {
+    pub fn config(&self, replica: &ReplicaName) -> Result<ClientConfig, TlsConfigError> {
         let verifier = ReplicaVerifier::new(self.roots.clone(), self.domain.clone(), replica.clone());
         let chain = self.identity.chain.clone();
         let key = self.identity.key.clone_key();
@@ -265,7 +267,7 @@ impl ReplicaCertificate {
     }
 
     /// Takes changed roots into use, and renews the certificate if it is due.
-    pub(crate) async fn refresh(&mut self, now: i64) {
+    pub async fn refresh(&mut self, now: i64) {
         let trust = self.trust.borrow_and_update().clone();
         let is_issued = matches!(self.source, Source::Issuer(_));
         if self.current.clients != trust.clients {
@@ -328,7 +330,7 @@ impl ReplicaCertificate {
     }
 
     /// Takes files into use that changed and are valid.
-    pub(crate) fn reload_files(&mut self) {
+    pub fn reload_files(&mut self) {
         let Source::Files(files, known) = &mut self.source else { return };
         let Some(contents) = known.changed(files.read()) else { return };
         let clients = self.current.clients.clone();

@@ -7,7 +7,7 @@ use tidewatch_contract::{
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
-use crate::pki::{
+use crate::{
     CA_VALIDITY, Ca, PemIdentity, PhaseName, RUNTIME_VALIDITY, SERVER_VALIDITY,
     testing::{Rotating, fixed_authority},
 };

@@ -90,7 +90,7 @@ impl CertificateReloader {
     }
 
     /// Applies the Secret as the watch returned it.
-    pub(crate) fn apply_secret(&mut self, secret: Option<&Secret>, now: i64) {
+    pub fn apply_secret(&mut self, secret: Option<&Secret>, now: i64) {
         self.unused = None;
         let Some(secret) = secret.filter(|secret| !is_empty(secret)) else {
             tracing::error!(
