@@ -16,6 +16,9 @@ const ACCEPTED: [&str; 2] = ["route=\"events\"", "\"taken\""];
 /// Labels of requests with events for which no receiver was reachable.
 const UNREACHABLE: [&str; 2] = ["route=\"events\"", "\"connect\""];
 
+/// Lines at the end of a log that the report of a failure shows.
+const LAST_LINES: usize = 25;
+
 /// Counts of the current agent and receiver processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -88,7 +91,7 @@ impl SingleRuntime {
     /// Waits until no work is pending: the agent has no open event, every watch works, and the receiver's queue is
     /// empty.
     pub(crate) async fn in_sync(&self) -> Result<()> {
-        until("both sides to be in sync", async || {
+        let synced = until("both sides to be in sync", async || {
             let page = self.agent_page().await?;
             for figure in ["events_waiting", "events_parked", "events_unsettled", "watches_failing", "watches_coarse"] {
                 let open = sum(&page, &format!("tidewatch_agent_{figure}"), &[]);
@@ -101,7 +104,30 @@ impl SingleRuntime {
             }
             Ok(Some(()))
         })
-        .await
+        .await;
+        match synced {
+            Ok(()) => Ok(()),
+            Err(error) => Err(error.context(self.open_work().await.context("read what is open")?)),
+        }
+    }
+
+    /// Describes the work that is pending on either side: figures of the receiver, and the ends of both logs.
+    async fn open_work(&self) -> Result<String> {
+        let agent = self.runtime.with_agent(async |agent| agent.log_text()).await??;
+        let receiver = self.landscape.with_receiver(async |receiver| receiver.log_text()).await??;
+        let page = self.receiver_page().await?;
+        let figures = page.lines().filter(|line| line.starts_with("tidewatch_queue_") || line.contains("_manifest"));
+        let figures: Vec<_> = figures.filter(|line| !line.ends_with(" 0") && !line.contains("_bucket")).collect();
+        let tail = |log: &str| {
+            let lines: Vec<_> = log.lines().collect();
+            lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
+        };
+        Ok(format!(
+            "figures of the receiver:\n{}\nlog of the receiver:\n{}\nlog of the agent:\n{}\n",
+            figures.join("\n"),
+            tail(&receiver),
+            tail(&agent)
+        ))
     }
 
     /// Returns the counts of the current processes, reading the agent's first.
