@@ -19,8 +19,8 @@ use rustls_pki_types::ServerName;
 use serde::Serialize;
 use thiserror::Error;
 use tidewatch_cluster::runtime_access::list_all;
+use tidewatch_fleet::shards::names;
 use tidewatch_kit::tls;
-use tidewatch_receiver::kube::shards::names;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 

@@ -3,13 +3,11 @@
 use anyhow::{Context as _, Result};
 use clap::Args;
 use tidewatch_api::{ConditionStatus, plan::Work};
+use tidewatch_fleet::table::RuntimeView;
 use tidewatch_kit::{table, variant::VariantName as _};
-use tidewatch_receiver::{
-    fleet::table::RuntimeView,
-    ingress::admin::{
-        FLEET_PATH,
-        report::{Report, Summary},
-    },
+use tidewatch_receiver::ingress::admin::{
+    FLEET_PATH,
+    report::{Report, Summary},
 };
 
 use crate::{admin::AdminFlags, block_on, exit, output};
@@ -123,7 +121,7 @@ fn or_dash(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_receiver::fleet::{PathState, Unproven, table::PathView};
+    use tidewatch_fleet::{PathState, Unproven, table::PathView};
 
     use super::*;
 

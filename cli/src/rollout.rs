@@ -10,12 +10,10 @@ use kube::{
 };
 use serde_json::json;
 use tidewatch_api::names::{RELEASES, ROLLOUTS, annotation};
-use tidewatch_receiver::{
-    base::pause,
-    controllers::{
-        catalog::rollout::RolloutFlags,
-        module_rollout::view::{self, Confirmation, KcpObjects, ViewOptions},
-    },
+use tidewatch_fleet::pause;
+use tidewatch_receiver::controllers::{
+    catalog::rollout::RolloutFlags,
+    module_rollout::view::{self, Confirmation, KcpObjects, ViewOptions},
 };
 
 use crate::{

@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn every_broken_event_path_alerts() {
         let expression = alert("TidewatchEventPathBroken").expression;
-        for state in tidewatch_receiver::fleet::PathState::names() {
+        for state in tidewatch_fleet::PathState::names() {
             // The condition `EventPath` shows all others as False.
             let is_broken = !["Unknown", "Proven", "Away", "LegacyAgent"].contains(&state);
             assert_eq!(expression.contains(state), is_broken, "{state}");

@@ -1,13 +1,4 @@
-//! Shared types of all layers: pause, take-over, caches of the control plane, versions, replicas, and their questions to each
-//! other. No IO.
+//! What several reconcilers need: short digests of contents, and versions of modules as lifecycle-manager compares them. No IO.
 
 pub(crate) mod digest;
-pub mod kymas;
-pub mod manifests;
-pub mod pause;
-pub mod peers;
-pub mod plans;
-pub mod stores;
-pub mod takeover;
-pub mod unread;
 pub mod versions;

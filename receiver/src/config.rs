@@ -9,10 +9,10 @@ use tidewatch_cluster::{
     leader,
     runtime_access::Cidr,
 };
+use tidewatch_fleet::forward::UrlTemplate;
 
 use crate::{
     controllers::{catalog, event_path, installer, windows},
-    fleet::forward::UrlTemplate,
     ingress::{
         admin, enrolment,
         gateway::{self, OwnAuthority, v2},

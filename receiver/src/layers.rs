@@ -8,9 +8,6 @@ use tidewatch_kit::testing::upward_imports;
 const LAYERS: &[&[&str]] = &[
     &["base", "layers"],
     &["telemetry"],
-    // The control plane.
-    &["kube"],
-    &["fleet"],
     // Listeners and reconcilers never import each other.
     &[
         "ingress",

@@ -5,10 +5,8 @@
 //!
 //! | layer | responsibility |
 //! |---|---|
-//! | [`base`] | pause, take-over, caches, versions; no IO |
+//! | [`base`] | short digests, versions; no IO |
 //! | [`telemetry`] | logs, metrics, readiness |
-//! | [`kube`] | watches of the control plane, owners of shards, Event recorder |
-//! | [`fleet`] | runtime table and work queue under one lock; work queue of the Manifests |
 //! | [`ingress`] | listeners: events, contract v2, enrolment, admin, probes |
 //! | [`controllers`] | reconcilers: Kyma, catalog, agent installation, Watchers, event path, CA rotation, forwarding |
 //! | [`app`] | wiring, configuration |
@@ -31,9 +29,7 @@ pub mod app;
 pub mod base;
 pub mod config;
 pub mod controllers;
-pub mod fleet;
 pub mod ingress;
-pub mod kube;
 #[cfg(test)]
 mod layers;
 pub mod rights;

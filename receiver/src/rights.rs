@@ -9,9 +9,10 @@ use tidewatch_api::{
     shard::ShardCount,
 };
 use tidewatch_cluster::leader::DEFAULT_NAME as LEASE;
+use tidewatch_fleet::{pause, shards::names};
 use tidewatch_trust::CA_SECRET;
 
-use crate::{base::pause, controllers::installer::upgrade, ingress::enrolment, kube::shards::names};
+use crate::{controllers::installer::upgrade, ingress::enrolment};
 
 /// Verbs of a watched cache.
 const LIST_WATCH: &[&str] = &["list", "watch"];

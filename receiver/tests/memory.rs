@@ -23,13 +23,13 @@ use tidewatch_api::{
     names::{KUBECONFIG_KEY, annotation, label},
 };
 use tidewatch_cluster::runtime_access::{AccessSecret, ListedSecret, Metrics, RuntimeAccess, Settings};
-use tidewatch_receiver::{
-    base::{
+use tidewatch_fleet::{
+    CommonKymaParts, CommonParts,
+    stores::{
         kymas::{CachedKyma, RestDigest},
         manifests::{CachedManifest, Manifests},
         unread::drop_unread,
     },
-    kube::{CommonKymaParts, CommonParts},
 };
 
 #[global_allocator]

@@ -9,10 +9,8 @@ use tidewatch_api::{
     Kyma,
     names::{GROUP, VERSION, annotation},
 };
-use tidewatch_receiver::{
-    base::kymas::{ModuleSelection, pins},
-    controllers::catalog::check::Source,
-};
+use tidewatch_fleet::stores::kymas::{ModuleSelection, pins};
+use tidewatch_receiver::controllers::catalog::check::Source;
 
 use super::LiveFlags;
 

@@ -16,11 +16,9 @@ use tidewatch_api::{
     names::{self, label},
 };
 use tidewatch_cluster::{labels::is_label_value, runtime_access::list_map};
+use tidewatch_fleet::takeover::Takeover;
 use tidewatch_kit::table;
-use tidewatch_receiver::{
-    base::takeover::Takeover,
-    controllers::catalog::{check::Objects, preview::Live, visibility::restricted_modules},
-};
+use tidewatch_receiver::controllers::catalog::{check::Objects, preview::Live, visibility::restricted_modules};
 
 use crate::cluster::{ClusterFlags, LIST_LIMITS, within_deadline};
 

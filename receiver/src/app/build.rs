@@ -11,6 +11,14 @@ use futures::FutureExt as _;
 use kube::Client;
 use tidewatch_api::{identity::Instance, key::KymaKey, plan::Work};
 use tidewatch_cluster::{WriteBudgets, leader::WriteFence};
+use tidewatch_fleet::{
+    Shares, forward,
+    peers::{Peers, Responders},
+    queue::{Priority, WorkSet},
+    recorder::ServedKymas,
+    shards,
+    table::RuntimeTable,
+};
 use tidewatch_oci::{
     flags::{Settings, Source},
     registry::Registry,
@@ -30,7 +38,6 @@ use super::{
 };
 use crate::{
     app::changes,
-    base::peers::{Peers, Responders},
     config::Config,
     controllers::{
         ca_rotation::CaRotation,
@@ -49,11 +56,6 @@ use crate::{
         watcher::ForwardHealth,
         windows::{MaintenanceWindows, PolicyFile},
     },
-    fleet::{
-        Shares, forward,
-        queue::{Priority, WorkSet},
-        table::RuntimeTable,
-    },
     ingress::{
         enrolment::{CertificateIssuer, EnrolmentService},
         gateway::{
@@ -63,7 +65,6 @@ use crate::{
         },
         relay::{Answers, Relay},
     },
-    kube::{recorder::ServedKymas, shards},
     telemetry::Metrics,
 };
 use components::components;

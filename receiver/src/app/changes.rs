@@ -38,6 +38,13 @@ use tidewatch_api::{
     shard::ShardCount,
 };
 use tidewatch_cluster::{Metrics, runtime_access::AccessSecret};
+use tidewatch_fleet::{
+    pause::CONFIG_MAP,
+    queue::{Priority, WorkSet},
+    recorder::{EventRecorder, Regarding},
+    stores::{Stores, kymas::CachedKyma, manifests::CachedManifest},
+    watch,
+};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -51,17 +58,7 @@ use self::{
     owners::SecretOwners,
 };
 
-use crate::{
-    base::{kymas::CachedKyma, manifests::CachedManifest, pause::CONFIG_MAP, stores::Stores},
-    controllers::watcher::ForwardHealth,
-    fleet::queue::{Priority, WorkSet},
-    ingress::enrolment,
-    kube::{
-        recorder::{EventRecorder, Regarding},
-        watch,
-    },
-    telemetry::Readiness,
-};
+use crate::{controllers::watcher::ForwardHealth, ingress::enrolment, telemetry::Readiness};
 
 /// Write halves of [`Stores`] and of the access Secrets, each for exactly one watch.
 #[derive(Default)]

@@ -3,19 +3,17 @@
 
 use prometheus_client::metrics::gauge::Gauge;
 use tidewatch_cluster::{leader, runtime_access};
+use tidewatch_fleet::{manifest_queue, recorder, shards, stores::Stores, table};
 use tidewatch_kit::{metric_set, metrics::MetricDescription};
 
 use crate::{
     app::{changes, open_files},
-    base::stores::Stores,
     controllers::{catalog, event_path, installer, kyma, manifest, module_rollout, windows},
-    fleet::{self, manifests, table},
     ingress::{
         enrolment,
         gateway::{self, v2},
         relay,
     },
-    kube::{recorder, shards},
     telemetry::Metrics,
 };
 
@@ -23,8 +21,8 @@ metric_set! {
     /// Metrics of each component.
     pub(super) struct Counters {
         pub(super) fleet: table::Metrics = ..,
-        pub(super) manifests: manifests::Metrics = ..,
-        pub(super) shares: fleet::ShareMetrics = ..,
+        pub(super) manifests: manifest_queue::Metrics = ..,
+        pub(super) shares: tidewatch_fleet::ShareMetrics = ..,
         pub(super) access: runtime_access::Metrics = ..,
         pub(super) catalog: catalog::Metrics = ..,
         pub(super) kcp: tidewatch_cluster::Metrics = ..,

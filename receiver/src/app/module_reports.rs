@@ -1,11 +1,9 @@
 //! Carries reports of changed module objects from the runtime table to the queue of the Manifests, and their settlement
 //! back.
 
-use crate::{
-    base::manifests::Manifests,
-    controllers::manifest::{Memories, affected},
-    fleet::{manifests::ManifestQueue, queue::Drift, table::RuntimeTable},
-};
+use tidewatch_fleet::{manifest_queue::ManifestQueue, queue::Drift, stores::manifests::Manifests, table::RuntimeTable};
+
+use crate::controllers::manifest::{Memories, affected};
 
 /// Runs for ever.
 pub(super) async fn run(

@@ -9,6 +9,11 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 use tidewatch_api::{key::KymaKey, plan::Work};
 use tidewatch_cluster::object;
+use tidewatch_fleet::{
+    manifest_queue::ManifestQueue,
+    queue::{Priority, WorkSet},
+    table::RuntimeTable,
+};
 use tidewatch_kit::last_good::{FILE_POLL_INTERVAL, LastGood};
 use tidewatch_oci::{
     key_folder::{self, KeyFiles, KeyFolderError},
@@ -18,14 +23,7 @@ use tidewatch_oci::{
 use tokio::time::{self, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    controllers::kyma::ComponentLayers,
-    fleet::{
-        manifests::ManifestQueue,
-        queue::{Priority, WorkSet},
-        table::RuntimeTable,
-    },
-};
+use crate::controllers::kyma::ComponentLayers;
 
 /// Key of the credentials in their Secret.
 const KEY: &str = ".dockerconfigjson";
@@ -169,6 +167,7 @@ mod tests {
     use clap::Parser as _;
     use futures::FutureExt as _;
     use tidewatch_api::plan::Plan;
+    use tidewatch_fleet::{Tenure, manifest_queue, queue::ReconcileOutcome, table};
     use tidewatch_kit::metrics::Registry as Metrics;
     use tidewatch_oci::{
         self,
@@ -179,11 +178,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{
-        config::Config,
-        controllers::kyma::LayerLookup,
-        fleet::{Tenure, manifests, queue::ReconcileOutcome, table},
-    };
+    use crate::{config::Config, controllers::kyma::LayerLookup};
 
     struct Fixture {
         layers: ComponentLayers,
@@ -199,8 +194,9 @@ mod tests {
             let table = table::Metrics::register(metrics);
             let fleet = RuntimeTable::alone(1, table::Settings::default(), table);
             fleet.place(key("kyma"), "", None, Arc::new(Plan::new("r".into(), Vec::new()).unwrap()));
-            let queue = manifests::Metrics::register(metrics);
-            let manifests = ManifestQueue::new(manifests::Settings::default(), queue, Box::new(|_| Tenure::open()));
+            let queue = manifest_queue::Metrics::register(metrics);
+            let manifests =
+                ManifestQueue::new(manifest_queue::Settings::default(), queue, Box::new(|_| Tenure::open()));
             (0..count).for_each(|n| manifests.insert(manifest(n), manifest(n)));
             let fixture = Self { layers: ComponentLayers::new(registry), fleet, manifests };
             fixture.enqueued();

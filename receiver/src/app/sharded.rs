@@ -11,6 +11,7 @@ use futures::FutureExt as _;
 use kube::Client;
 use tidewatch_api::{identity::Instance, key::KymaKey};
 use tidewatch_cluster::leader::{self, FleetRole};
+use tidewatch_fleet::shards::{self as ownership, HoldersHandle, ShardElector, ShardOwnership};
 use tidewatch_trust::{ReplicaCertificate, ReplicaMetrics, ReplicaSource, ReplicaTls, TlsState};
 use tokio::{
     runtime::Handle,
@@ -35,7 +36,6 @@ use crate::{
         },
         relay::{self, Answers, IsFleetHolder, Relay, ReplicaPeers, ReplicaSettings},
     },
-    kube::shards::{self as ownership, HoldersHandle, ShardElector, ShardOwnership},
     telemetry::{Pending, Readiness},
 };
 

@@ -10,18 +10,16 @@ use tidewatch_cluster::{
     leader::{WriteFence, fenced},
     metered,
 };
+use tidewatch_fleet::{
+    Cost, Shares,
+    manifest_queue::{ManifestJob, ManifestQueue},
+    queue::{Drift, Priority, QueuedWork, ReconcileOutcome},
+    table::{Job, RuntimeTable},
+};
 use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    controllers::{kyma, manifest},
-    fleet::{
-        Cost, Shares,
-        manifests::{ManifestJob, ManifestQueue},
-        queue::{Drift, Priority, QueuedWork, ReconcileOutcome},
-        table::{Job, RuntimeTable},
-    },
-};
+use crate::controllers::{kyma, manifest};
 
 /// A queue and the reconcile of its jobs.
 pub(super) trait Controller: Send + Sync + 'static {

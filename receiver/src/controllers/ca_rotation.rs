@@ -11,6 +11,11 @@ use std::{sync::Arc, time::Duration};
 use decide::{RotationPolicy, Transition};
 use followers::{FollowerSummary, Question};
 use kube::Client;
+use tidewatch_fleet::{
+    peers::{AskError, Topic},
+    queue::{Priority, WorkSet},
+    table::{RuntimeTable, TrustAnnouncement},
+};
 use tidewatch_kit::error_levels;
 use tidewatch_trust::{
     Flags, Metrics, PendingRotation, RotationError, RotationHandle, RotationProgress, RotationRequest,
@@ -27,14 +32,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    base::peers::{AskError, Topic},
-    controllers::evidence::Replicas,
-    fleet::{
-        queue::{Priority, WorkSet},
-        table::{RuntimeTable, TrustAnnouncement},
-    },
-};
+use crate::controllers::evidence::Replicas;
 
 /// Interval between two reconciles.
 const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);

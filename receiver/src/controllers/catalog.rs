@@ -50,6 +50,7 @@ use tidewatch_cluster::{
     WriteBudgets,
     leader::{FleetRole, WriteFence},
 };
+use tidewatch_fleet::{queue::Drift, stores::Stores};
 use tokio::time::timeout;
 
 pub use content::content_id;
@@ -72,7 +73,6 @@ use self::{
     runtime::Runtime,
     snapshot::{Omission, Snapshot},
 };
-use crate::{base::stores::Stores, fleet::queue::Drift};
 
 /// Configuration of catalog sync.
 #[derive(Clone, Debug, Default)]

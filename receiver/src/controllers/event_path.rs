@@ -25,6 +25,18 @@ use jiff::Timestamp;
 use kube::{Client, runtime::reflector::ObjectRef};
 use tidewatch_api::{Condition, Kyma, key::KymaKey, shard::ShardId};
 use tidewatch_cluster::{flags::seconds, limits::CONNECTION_LOST_AFTER};
+use tidewatch_fleet::{
+    PathState, Unproven,
+    pause::Pause,
+    plans::Plans,
+    queue::{Priority, WorkSet},
+    stores::{
+        Stores,
+        kymas::{CachedKyma, KymaFacts},
+    },
+    table::RuntimeTable,
+    takeover::{self, Takeover},
+};
 use tidewatch_kit::{
     clock::{ClockStep, ClockSteps},
     error_levels,
@@ -42,21 +54,7 @@ use self::{
     up_to_date::{SharedInputs, UpToDate},
     write_backoff::WriteBackoff,
 };
-use crate::{
-    base::{
-        kymas::{CachedKyma, KymaFacts},
-        pause::Pause,
-        plans::Plans,
-        stores::Stores,
-        takeover::{self, Takeover},
-    },
-    controllers::{catalog::Catalog, kyma::REFUSED_AGAIN, windows::MaintenanceWindows},
-    fleet::{
-        PathState, Unproven,
-        queue::{Priority, WorkSet},
-        table::RuntimeTable,
-    },
-};
+use crate::controllers::{catalog::Catalog, kyma::REFUSED_AGAIN, windows::MaintenanceWindows};
 
 /// Interval of the loop.
 const TICK: Duration = Duration::from_secs(1);
@@ -404,14 +402,12 @@ mod tests {
     use serde_json::json;
     use tidewatch_api::{identity::RuntimeId, plan::Plan};
     use tidewatch_cluster::{WriteBudgets, leader::WriteFence, testing};
+    use tidewatch_fleet::{Unproven, table};
     use tidewatch_kit::metrics::Registry;
     use tokio::sync::{mpsc, watch};
 
     use super::*;
-    use crate::{
-        controllers::catalog,
-        fleet::{Unproven, table},
-    };
+    use crate::controllers::catalog;
 
     const S: Duration = Duration::from_secs(1);
     const FLEET: u32 = 5_000;

@@ -7,10 +7,9 @@ use bytes::Bytes;
 use futures::FutureExt as _;
 use serde::{Serialize, de::DeserializeOwned};
 use tidewatch_cluster::leader::FleetRole;
+use tidewatch_fleet::peers::{AskError, Peers, Responders, Topic};
 use tidewatch_kit::error_levels;
 use tokio::time::timeout;
-
-use crate::base::peers::{AskError, Peers, Responders, Topic};
 
 /// Deadline of a question to all replicas. Peers have shorter deadlines of their own.
 const ASK_TIMEOUT: Duration = Duration::from_secs(6);

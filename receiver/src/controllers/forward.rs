@@ -1,10 +1,9 @@
 //! Sends events of other managers' Watchers to their services in contract v2. The pending events and the client are in
-//! [`fleet::forward`](crate::fleet::forward).
+//! [`fleet::forward`](tidewatch_fleet::forward).
 
 use futures::{StreamExt as _, stream::FuturesUnordered};
+use tidewatch_fleet::{forward::Client, table::RuntimeTable};
 use tokio_util::sync::CancellationToken;
-
-use crate::fleet::{forward::Client, table::RuntimeTable};
 
 /// Runs until `shutdown`, and then drops pending requests: the agents still have their events. The lanes of the targets
 /// bound the concurrency.

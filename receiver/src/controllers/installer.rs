@@ -43,13 +43,11 @@ use kube::Client;
 use parking_lot::Mutex;
 use tidewatch_api::{Kyma, identity::RuntimeId, key::KymaKey, plan::Plan};
 use tidewatch_cluster::{WriteBudgets, object};
+use tidewatch_fleet::PathState;
 use tidewatch_trust::Trust;
 
 use self::{desired::DesiredObjects, readiness::PathEvidence};
-use crate::{
-    controllers::{pending_removal::PendingRemoval, pull_secret::PullSecret},
-    fleet::PathState,
-};
+use crate::controllers::{pending_removal::PendingRemoval, pull_secret::PullSecret};
 
 /// Plans with cached desired objects. Runtimes with the same kinds in their modules share a plan.
 const MAX_PLANS: usize = 32;

@@ -52,6 +52,14 @@ use tidewatch_cluster::{
     labels::is_true,
     runtime_access::{AccessRemark, ClientError, KEPT_FOR, describe, retain},
 };
+use tidewatch_fleet::{
+    pause::Pause,
+    plans::Plans,
+    queue::{QueuedWork, ReconcileOutcome, WorkSet},
+    stores::{Stores, kymas::UserSelection},
+    table::Job,
+    takeover::{self, Takeover},
+};
 use tidewatch_kit::variant::VariantName as _;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
@@ -74,27 +82,14 @@ use self::{
     validate::{Validated, WantedModule, validate},
     verified_cache::{Verified, VerifiedCache},
 };
-use crate::{
-    base::{
-        kymas::UserSelection,
-        pause::Pause,
-        plans::Plans,
-        stores::Stores,
-        takeover::{self, Takeover},
-    },
-    controllers::{
-        catalog::{Catalog, CatalogReconcile, RolloutSlot, retirement, snapshot::Snapshot, visibility::template_name},
-        installer::{Component, ComponentError, Installer, Readiness, Report, Subject, was_ready},
-        mandatory::MandatoryModules,
-        pending_removal::RemovalBackoff,
-        pull_secret::ModulePullSecret,
-        status::{Findings, ShownStatus, StatusWriter, update_runtime, write_runtime},
-        windows::{MaintenanceWindows, WindowState},
-    },
-    fleet::{
-        queue::{QueuedWork, ReconcileOutcome, WorkSet},
-        table::Job,
-    },
+use crate::controllers::{
+    catalog::{Catalog, CatalogReconcile, RolloutSlot, retirement, snapshot::Snapshot, visibility::template_name},
+    installer::{Component, ComponentError, Installer, Readiness, Report, Subject, was_ready},
+    mandatory::MandatoryModules,
+    pending_removal::RemovalBackoff,
+    pull_secret::ModulePullSecret,
+    status::{Findings, ShownStatus, StatusWriter, update_runtime, write_runtime},
+    windows::{MaintenanceWindows, WindowState},
 };
 
 /// Delay of the next reconcile if the catalog has changed for a module that has no version. Changes take effect together after

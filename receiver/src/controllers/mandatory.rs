@@ -23,6 +23,10 @@ use tidewatch_api::{
     names::{field_manager, finalizer, label},
 };
 use tidewatch_cluster::{labels::is_true, leader::FleetRole, runtime_access::describe};
+use tidewatch_fleet::{
+    recorder::{EventRecorder, PendingEvent, Regarding},
+    stores::{Stores, manifests::CachedManifest},
+};
 use tokio::{
     sync::Notify,
     time::{self, Instant},
@@ -31,10 +35,6 @@ use tokio_util::sync::CancellationToken;
 
 use self::action::{Action, Use, action, is_wanted};
 use super::catalog::Catalog;
-use crate::{
-    base::{manifests::CachedManifest, stores::Stores},
-    kube::recorder::{EventRecorder, PendingEvent, Regarding},
-};
 
 pub(crate) use action::is_installable;
 

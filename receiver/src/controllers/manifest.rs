@@ -76,6 +76,13 @@ use tidewatch_cluster::{
     runtime_access::{ClientError, describe},
 };
 use tidewatch_contract::event::Object;
+use tidewatch_fleet::{
+    manifest_queue::{ManifestJob, ManifestKey},
+    pause::Pause,
+    queue::{Drift, QueuedWork, ReconcileOutcome},
+    stores::{Stores, kymas::CachedKyma, manifests::ManifestFacts},
+    takeover::{self, Takeover},
+};
 use tidewatch_kit::variant::VariantName as _;
 use tidewatch_oci::registry::LayerKey;
 use tokio::time::{Instant, timeout};
@@ -108,22 +115,9 @@ use self::{
     status::Findings,
     step::{Action, DefaultObject, Facts, Goal, Seen, step},
 };
-use crate::{
-    base::{
-        kymas::CachedKyma,
-        manifests::ManifestFacts,
-        pause::Pause,
-        stores::Stores,
-        takeover::{self, Takeover},
-    },
-    controllers::{
-        module_secrets::{InjectError, ModuleSecrets, SecretData},
-        pull_secret::ModulePullSecret,
-    },
-    fleet::{
-        manifests::{ManifestJob, ManifestKey},
-        queue::{Drift, QueuedWork, ReconcileOutcome},
-    },
+use crate::controllers::{
+    module_secrets::{InjectError, ModuleSecrets, SecretData},
+    pull_secret::ModulePullSecret,
 };
 
 /// Actions of one reconcile, far more than any module needs: a bound on a defect.

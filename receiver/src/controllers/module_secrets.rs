@@ -22,14 +22,13 @@ use tidewatch_api::{
     names::{annotation, label},
 };
 use tidewatch_cluster::object;
+use tidewatch_fleet::{
+    manifest_queue::{ManifestKey, ManifestQueue},
+    stores::manifests::Manifests,
+    watch::WatchBackoff,
+};
 use tidewatch_kit::error_levels;
 use tokio_util::sync::CancellationToken;
-
-use crate::{
-    base::manifests::Manifests,
-    fleet::manifests::{ManifestKey, ManifestQueue},
-    kube::watch::WatchBackoff,
-};
 
 /// The only module whose Secrets get data of KCP.
 pub const MODULE: &str = "deployer";

@@ -13,17 +13,14 @@ use tidewatch_api::{
     names::{SKR_NAMESPACE, label},
 };
 use tidewatch_cluster::object;
+use tidewatch_fleet::{
+    manifest_queue::ManifestQueue,
+    queue::{Priority, WorkSet},
+    stores::manifests::Manifests,
+    table::RuntimeTable,
+};
 use tidewatch_trust::CA_SECRET;
 use tokio_util::sync::CancellationToken;
-
-use crate::{
-    base::manifests::Manifests,
-    fleet::{
-        manifests::ManifestQueue,
-        queue::{Priority, WorkSet},
-        table::RuntimeTable,
-    },
-};
 
 /// Types of a Secret by which kubelets pull images, each with the key that it must have.
 const PULLABLE: [(&str, &str); 2] =

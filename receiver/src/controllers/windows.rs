@@ -16,6 +16,7 @@ use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use tidewatch_api::{Kyma, ModuleStatus, key::KymaKey};
+use tidewatch_fleet::stores::kymas::KymaFacts;
 
 pub use file::PolicyFile;
 pub use flags::Flags;
@@ -25,7 +26,6 @@ pub use parse::{Mistakes, PolicyError};
 pub(crate) use policy::{NoWindowError, WindowState};
 
 use self::policy::Policy;
-use crate::base::kymas::KymaFacts;
 
 /// First words of the message of a module whose window cannot be determined: lifecycle-manager's.
 pub(crate) const UNKNOWN: &str = "failed to determine if maintenance window is active";

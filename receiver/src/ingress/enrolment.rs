@@ -49,6 +49,7 @@ use tidewatch_contract::{
     certificate::Leaf,
     enrolment::{CertificateRequest, CertificateResponse, RenewalRequest},
 };
+use tidewatch_fleet::table::PlacementError;
 use tidewatch_trust::{ParseRequestError, SigningRequest};
 use tokio::{
     runtime::Handle,
@@ -63,7 +64,7 @@ pub use metrics::Metrics;
 pub use revocations::{CONFIG_MAP, LeafId, LeafRefusal, Revocations};
 pub use token::{Token, TokenError};
 
-use crate::{fleet::table::PlacementError, ingress::source::network};
+use crate::ingress::source::network;
 use keys::KeyCache;
 use rate_limiter::RateLimiter;
 

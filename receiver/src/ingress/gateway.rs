@@ -1,5 +1,5 @@
 //! The gateway: a TLS listener that authenticates, limits and verifies requests of agents. Its result is
-//! [`Verified`](crate::fleet::Verified) input.
+//! [`Verified`](tidewatch_fleet::Verified) input.
 //!
 //! It runs on an executor of its own, so that reconciles never delay a response. Everything it awaits has a deadline,
 //! and everything it stores has a bound. A request passes these steps in order, and the first refusal ends it:
@@ -54,6 +54,7 @@ use rustls::ServerConfig;
 use tidewatch_api::identity::TrustDomain;
 use tidewatch_cluster::flags::connections;
 use tidewatch_contract::event::MAX_BODY_BYTES;
+use tidewatch_fleet::table::HeartbeatInterval;
 use tidewatch_trust::Trust;
 use tokio::{
     net::TcpListener,
@@ -65,13 +66,10 @@ use tokio_util::{
     task::{AbortOnDropHandle, TaskTracker},
 };
 
-use crate::{
-    fleet::table::HeartbeatInterval,
-    ingress::{
-        enrolment::{EnrolmentService, Revocations},
-        http::{ListenError, listen},
-        relay::Relay,
-    },
+use crate::ingress::{
+    enrolment::{EnrolmentService, Revocations},
+    http::{ListenError, listen},
+    relay::Relay,
 };
 
 use handshake_places::HandshakePlaces;

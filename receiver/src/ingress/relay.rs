@@ -32,8 +32,8 @@ mod response;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use tidewatch_api::identity::RuntimeId;
-use tidewatch_api::replica::ReplicaName;
+use tidewatch_api::{identity::RuntimeId, replica::ReplicaName};
+use tidewatch_fleet::peers::Topic;
 use tidewatch_trust::ReplicaTls;
 use tokio::{
     runtime::Handle,
@@ -47,7 +47,7 @@ use self::{
     holder::HolderPool,
     lost::{LostConnections, Report},
 };
-use crate::{base::peers::Topic, ingress::gateway::HttpResponse};
+use crate::ingress::gateway::HttpResponse;
 
 pub use self::{
     answers::{Answers, IsFleetHolder, ServedShards},

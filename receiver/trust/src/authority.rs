@@ -3,8 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use tidewatch_api::identity::{RuntimeId, TrustDomain};
-use tidewatch_api::replica::ReplicaName;
+use tidewatch_api::{
+    identity::{RuntimeId, TrustDomain},
+    replica::ReplicaName,
+};
 use tidewatch_contract::certificate::{KeyId, Leaf};
 use tidewatch_kit::tls;
 use tokio::sync::watch;

@@ -8,8 +8,10 @@ use rcgen::{
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber, date_time_ymd,
 };
 use rustls_pki_types::{CertificateDer, pem::PemObject};
-use tidewatch_api::identity::{RuntimeId, TrustDomain};
-use tidewatch_api::replica::ReplicaName;
+use tidewatch_api::{
+    identity::{RuntimeId, TrustDomain},
+    replica::ReplicaName,
+};
 use tidewatch_contract::certificate::{KeyId, Leaf, to_pem};
 use tidewatch_kit::tls::{Identity, TlsConfigError};
 use x509_parser::prelude::{FromDer, X509Certificate};

@@ -16,10 +16,10 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PKCS_ECDSA_P2
 use rustls_pki_types::UnixTime;
 use serde::Deserialize;
 use serde_json::json;
-use tidewatch_api::replica::ReplicaName;
 use tidewatch_api::{
     identity::{RuntimeId, TrustDomain},
     names::label,
+    replica::ReplicaName,
 };
 use tidewatch_contract::certificate::{Leaf, RuntimeCertificate};
 use tidewatch_kit::tls;

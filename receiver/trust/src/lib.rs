@@ -54,11 +54,12 @@ pub use open::{Setup, open};
 pub use progress::{RotationProgress, RotationRequest, RotationResponse, SecretState, Straggler, StragglerReason};
 pub use proxy::{ParseProxyIdentityError, Proxy, ProxyIdentity};
 pub use reloader::CertificateReloader;
-pub use replica::{ReplicaCertificate, ReplicaError, ReplicaFiles, ReplicaMetrics, ReplicaSource, ReplicaTls};
-pub use replica::{ReplicaClient, replica_of};
+pub use replica::{
+    ReplicaCertificate, ReplicaClient, ReplicaError, ReplicaFiles, ReplicaMetrics, ReplicaSource, ReplicaTls,
+    replica_of,
+};
 pub use request::{ParseRequestError, SigningRequest};
-pub use rotation_handle::PendingRotation;
-pub use rotation_handle::{RotationError, RotationHandle};
+pub use rotation_handle::{PendingRotation, RotationError, RotationHandle};
 pub use server::ServerIdentity;
 pub use sources::{FlagsError, SourceError};
 pub use store::{CA_SECRET, CaSecretError};

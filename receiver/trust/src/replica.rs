@@ -14,8 +14,7 @@ use arc_swap::ArcSwap;
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, client::Resumption, version::TLS13};
 use rustls_pki_types::UnixTime;
-use tidewatch_api::identity::TrustDomain;
-use tidewatch_api::replica::ReplicaName;
+use tidewatch_api::{identity::TrustDomain, replica::ReplicaName};
 use tidewatch_contract::certificate::Leaf;
 use tidewatch_kit::{
     last_good::LastGood,
@@ -28,8 +27,7 @@ use tokio::sync::watch;
 use self::{accepted::check, verifier::ReplicaVerifier};
 use super::{Authority, Trust, TrustBundle, Verifier, proxy, reloader::check_ticks};
 
-pub use self::accepted::ReplicaError;
-pub use self::verifier::replica_of;
+pub use self::{accepted::ReplicaError, verifier::replica_of};
 
 /// Pause after a failed renewal, in seconds.
 const RETRY_SECONDS: i64 = 5;

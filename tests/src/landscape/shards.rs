@@ -6,7 +6,7 @@ use anyhow::Result;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, api::ListParams};
 use tidewatch_api::shard::ShardCount;
-use tidewatch_receiver::kube::shards::{Unit, names};
+use tidewatch_fleet::shards::{Unit, names};
 
 use super::Landscape;
 

@@ -14,8 +14,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use kube::{Api, api::ListParams};
 use tidewatch_api::{Manifest, names::label};
+use tidewatch_fleet::Contract as Spoken;
 use tidewatch_kit::variant::VariantName as _;
-use tidewatch_receiver::fleet::Contract as Spoken;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::{

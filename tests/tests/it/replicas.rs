@@ -22,7 +22,8 @@ use tidewatch_api::{
     names::{AGENT_DEPLOYMENT, AGENT_OBJECT, CHAIN_KEY, IDENTITY_SECRET, SKR_NAMESPACE, TRUST_BUNDLE_KEY},
     shard::ShardCount,
 };
-use tidewatch_receiver::{ingress::enrolment, kube::shards::Unit};
+use tidewatch_fleet::shards::Unit;
+use tidewatch_receiver::ingress::enrolment;
 use tidewatch_tests::{
     balancer::Balancer,
     bed::{self, TestBed},

@@ -11,7 +11,7 @@ use kube::{Api, api::PostParams};
 use serde_json::json;
 use tidewatch_api::{identity::Instance, shard::ShardCount};
 use tidewatch_cluster::leader::WriteFence;
-use tidewatch_receiver::kube::shards::{HoldersHandle, Metrics, Settings, ShardChange, ShardElector, Unit, names};
+use tidewatch_fleet::shards::{HoldersHandle, Metrics, Settings, ShardChange, ShardElector, Unit, names};
 use tidewatch_tests::{bed, control_plane::Cluster, landscape::until};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;

@@ -11,7 +11,7 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::{error_class::ErrorClass, leader::WriteFence};
 use tidewatch_contract::signature::{Nonce, VerifiedSignature, WINDOW_SECONDS};
-use tidewatch_receiver::fleet::{
+use tidewatch_fleet::{
     EventBatch, Verified,
     forward::{self, Delivery, Routes, Service, Target},
     queue::{Drift, Priority, ReconcileOutcome, WorkSet},

@@ -42,7 +42,7 @@ fn run_schedules(twelfths: u32, instances: usize, finish: impl AsyncFn(&mut Worl
     let mut registry = Registry::default();
     let metrics = Metrics {
         agent: tidewatch_agent::telemetry::Metrics::default(),
-        fleet: tidewatch_receiver::fleet::table::Metrics::register(&mut registry),
+        fleet: tidewatch_fleet::table::Metrics::register(&mut registry),
     };
     let run = |schedule: Schedule| {
         // The executor's clock is paused; only the world advances it.

@@ -18,10 +18,8 @@ use tidewatch_agent::{
     receiver::Dialer,
     telemetry::Readiness,
 };
-use tidewatch_receiver::{
-    fleet::{forward::DeliveryOutcome, table::RuntimeTable},
-    ingress::gateway::{Gateway, Settings, V3Handler},
-};
+use tidewatch_fleet::{forward::DeliveryOutcome, table::RuntimeTable};
+use tidewatch_receiver::ingress::gateway::{Gateway, Settings, V3Handler};
 use tokio::{
     sync::watch,
     time::{Duration, sleep},

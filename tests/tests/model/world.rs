@@ -14,7 +14,7 @@ use tidewatch_contract::{
     event::{EventId, Payload, Reason},
     exchange::{EventsResponse, Settled},
 };
-use tidewatch_receiver::fleet::{
+use tidewatch_fleet::{
     queue::{Priority, WorkSet},
     table::Metrics as TableMetrics,
 };

@@ -12,24 +12,27 @@ use tidewatch_cluster::{
     limits::REQUEST_DEADLINE,
     runtime_access::{self, RuntimeAccess},
 };
+use tidewatch_fleet::{
+    manifest_queue::{self, ManifestQueue},
+    pause::Pause,
+    plans::Plans,
+    recorder::EventRecorder,
+    stores::Stores,
+    table::{self, RuntimeTable},
+    takeover::Takeover,
+};
 use tidewatch_kit::system_roots::SystemRoots;
 use tokio::time::Instant;
 
 use crate::{
     app::{Process, changes, counters::Counters},
-    base::{pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
     controllers::{
         catalog, installer, kyma,
         mandatory::MandatoryModules,
         manifest::{self, module_watches},
         watcher,
     },
-    fleet::{
-        manifests::{self, ManifestQueue},
-        table::{self, RuntimeTable},
-    },
     ingress::{enrolment::Revocations, gateway::v2},
-    kube::recorder::EventRecorder,
 };
 
 /// Creates the components that changes of KCP reach. With `installs`, the plan also has the watches that the agents'
@@ -57,7 +60,7 @@ pub(super) fn components(
         // The Lease of this process stands for all shards, so they share its instance.
         RuntimeTable::holding_all(settings, counters.fleet.clone(), *instance, fence, Instant::now())
     };
-    let settings = manifests::Settings { slots: settings.slots, ..manifests::Settings::default() };
+    let settings = manifest_queue::Settings { slots: settings.slots, ..manifest_queue::Settings::default() };
     let manifest_queue = ManifestQueue::new(settings, counters.manifests.clone(), fleet.tenures());
     #[cfg(feature = "stamps")]
     if let Some(path) = &config.stamp_file {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use futures::FutureExt as _;
+use tidewatch_fleet::{forward, table::RuntimeTable};
 
 use super::{Binding, Builder};
 use crate::{
     app::{Process, changes},
     config::Config,
-    fleet::{forward, table::RuntimeTable},
     ingress::{
         enrolment::EnrolmentService,
         gateway::{

@@ -3,12 +3,13 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use tidewatch_api::key::KymaKey;
+use tidewatch_fleet::stores::kymas::CachedKyma;
 
 use super::{
     fingerprint::{MandatoryFingerprint, ReleaseFingerprint},
     users::{Follows, User, Users},
 };
-use crate::{base::kymas::CachedKyma, controllers::catalog::VersionSource};
+use crate::controllers::catalog::VersionSource;
 
 /// Kymas that a change of the catalog affects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -126,9 +127,9 @@ mod tests {
     use kube::ResourceExt as _;
     use serde_json::{Value, json};
     use tidewatch_api::{ModuleReleaseMeta, names::finalizer};
+    use tidewatch_fleet::stores::manifests::CachedManifest;
 
     use super::*;
-    use crate::base::manifests::CachedManifest;
 
     fn kyma_with(name: &str, selected: &Value) -> Arc<CachedKyma> {
         let team = if name == "fast" { "b" } else { "a" };

@@ -30,6 +30,10 @@ use tidewatch_api::{
     shard::{ShardCount, ShardId},
 };
 use tidewatch_cluster::Metrics;
+use tidewatch_fleet::{
+    stores::kymas::CachedKyma,
+    watch::{LockedCache, SharedWriter},
+};
 use tidewatch_kit::random::Random;
 use tokio::{
     sync::Notify,
@@ -42,10 +46,6 @@ pub(super) use self::{
     secrets::SecretCache,
 };
 use self::{kept::KeptShards, shards::KymaShards};
-use crate::{
-    base::kymas::CachedKyma,
-    kube::watch::{LockedCache, SharedWriter},
-};
 
 /// Bound of the delay after a round that left bodies missing; it doubles up to [`MAX_RETRY`].
 const RETRY: Duration = Duration::from_millis(200);

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use tidewatch_api::plan::PlannedWatch;
 use tidewatch_cluster::{kinds::KindCache, leader::FleetRole, runtime_access::RuntimeAccess};
+use tidewatch_fleet::{
+    manifest_queue::ManifestQueue, pause::Pause, plans::Plans, recorder::EventRecorder, stores::Stores,
+    table::RuntimeTable, takeover::Takeover,
+};
 
 use crate::{
-    base::{pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
     controllers::{catalog::Catalog, kyma::PendingWrites, mandatory::MandatoryModules, manifest::Memories},
-    fleet::{manifests::ManifestQueue, table::RuntimeTable},
     ingress::{enrolment::Revocations, gateway::v2},
-    kube::recorder::EventRecorder,
 };
 
 /// Components that react to changes of KCP.

@@ -11,19 +11,19 @@ use tidewatch_api::{
     names::{annotation, finalizer, label},
 };
 use tidewatch_cluster::labels::is_true;
-
-use crate::{
-    base::{
+use tidewatch_fleet::{
+    stores::{
         kymas::{CachedKyma, RestDigest},
         manifests::ManifestFacts,
-        takeover::{self, Takeover},
     },
-    controllers::{
-        catalog::visibility::{Admission, HidingRule},
-        kyma::is_own_annotation,
-        mandatory::is_installable,
-    },
-    kube::watch::Change,
+    takeover::{self, Takeover},
+    watch::Change,
+};
+
+use crate::controllers::{
+    catalog::visibility::{Admission, HidingRule},
+    kyma::is_own_annotation,
+    mandatory::is_installable,
 };
 
 /// Fingerprints of one kind, by key.

@@ -7,6 +7,11 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
 use tidewatch_api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher, key::KymaKey, plan::Work};
 use tidewatch_cluster::runtime_access::AccessSecret;
+use tidewatch_fleet::{
+    queue::{Priority, WorkSet},
+    stores::{kymas::CachedKyma, manifests::CachedManifest},
+    watch::Change,
+};
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
@@ -20,12 +25,7 @@ use super::{
     placer::{self, KymaPlacer},
     users::{self, Users},
 };
-use crate::{
-    base::{kymas::CachedKyma, manifests::CachedManifest},
-    controllers::{catalog::CatalogUpdate, mandatory::is_installable},
-    fleet::queue::{Priority, WorkSet},
-    kube::watch::Change,
-};
+use crate::controllers::{catalog::CatalogUpdate, mandatory::is_installable};
 
 /// Factory of the handlers, and the state that they share.
 pub(super) struct EventHandlers {

@@ -4,16 +4,14 @@
 use futures::{FutureExt as _, future::BoxFuture};
 use tidewatch_api::{identity::Instance, key::KymaKey, shard::ShardId};
 use tidewatch_cluster::{kinds::KindCache, leader::WriteFence};
+use tidewatch_fleet::{
+    manifest_queue::ManifestQueue, recorder::EventRecorder, stores::manifests::Manifests, table::RuntimeTable,
+};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{bodies::CacheBodies, components::Components, manifests, placer::KymaPlacer};
-use crate::{
-    base::manifests::Manifests,
-    controllers::{catalog::Catalog, manifest::Memories},
-    fleet::{manifests::ManifestQueue, table::RuntimeTable},
-    kube::recorder::EventRecorder,
-};
+use crate::controllers::{catalog::Catalog, manifest::Memories};
 
 /// Acquires and releases shards. Clones share the state of the components.
 #[derive(Clone)]
@@ -130,19 +128,17 @@ pub(in crate::app) mod tests {
     use serde_json::json;
     use tidewatch_api::{Kyma, Manifest, names::label, plan::Plan, shard::ShardCount};
     use tidewatch_cluster::WriteBudgets;
+    use tidewatch_fleet::{
+        plans::Plans,
+        queue::{Priority, ReconcileOutcome, WorkSet},
+        recorder,
+        stores::{kymas::CachedKyma, manifests::CachedManifest},
+        table::{self, PlacementError},
+    };
     use tidewatch_kit::metrics::Registry;
 
     use super::*;
-    use crate::{
-        base::{kymas::CachedKyma, manifests::CachedManifest, plans::Plans},
-        controllers::catalog,
-        fleet::{
-            self,
-            queue::{Priority, ReconcileOutcome, WorkSet},
-            table::{self, PlacementError},
-        },
-        kube::recorder,
-    };
+    use crate::controllers::catalog;
 
     fn key(name: &str) -> KymaKey {
         KymaKey::new("ns", name)
@@ -183,8 +179,9 @@ pub(in crate::app) mod tests {
             let other = (0..).map(|n| format!("b-{n}")).find(|name| shard(name) != shard("a")).unwrap();
             let metrics = table::Metrics::register(&mut Registry::default());
             let fleet = RuntimeTable::new(shards, table::Settings::default(), metrics);
-            let metrics = fleet::manifests::Metrics::register(&mut Registry::default());
-            let queue = ManifestQueue::new(fleet::manifests::Settings::default(), metrics, fleet.tenures());
+            let metrics = tidewatch_fleet::manifest_queue::Metrics::register(&mut Registry::default());
+            let queue =
+                ManifestQueue::new(tidewatch_fleet::manifest_queue::Settings::default(), metrics, fleet.tenures());
             let (kymas, mut writer) = reflector::store();
             let (store, mut manifest_writer) = reflector::store();
             let manifests = Manifests::from(store);

@@ -4,21 +4,19 @@
 use std::collections::HashSet;
 
 use tidewatch_api::{Resource, State, key::KymaKey, plan::Work};
+use tidewatch_fleet::{
+    manifest_queue::{ManifestKey, ManifestQueue},
+    queue::{Priority, WorkSet},
+    stores::manifests::{CachedManifest, ManifestFacts, Manifests},
+    table::RuntimeTable,
+    watch::Change,
+};
 
 use super::{
     fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ManifestChange, ManifestFingerprint},
     placer::KymaPlacer,
 };
-use crate::{
-    base::manifests::{CachedManifest, ManifestFacts, Manifests},
-    controllers::{kyma::PendingWrites, manifest::Memories},
-    fleet::{
-        manifests::{ManifestKey, ManifestQueue},
-        queue::{Priority, WorkSet},
-        table::RuntimeTable,
-    },
-    kube::watch::Change,
-};
+use crate::controllers::{kyma::PendingWrites, manifest::Memories};
 
 /// Keeps the index and the queue current. The echo of our own write enqueues nothing: the reconcile that wrote shows the
 /// result.
@@ -187,13 +185,13 @@ mod tests {
         names::{annotation, label},
         plan::{Plan, PlannedWatch},
     };
+    use tidewatch_fleet::{
+        Tenure, manifest_queue, plans::Plans, queue::ReconcileOutcome, stores::kymas::CachedKyma, table,
+        takeover::Takeover,
+    };
     use tidewatch_kit::metrics::Registry;
 
     use super::*;
-    use crate::{
-        base::{kymas::CachedKyma, plans::Plans, takeover::Takeover},
-        fleet::{Tenure, manifests, queue::ReconcileOutcome, table},
-    };
 
     fn manifest(version: u32, change: impl FnOnce(&mut Value)) -> CachedManifest {
         let mut manifest = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
@@ -222,8 +220,8 @@ mod tests {
                 fleet.place(KymaKey::new("ns", kyma), "", Some(kyma.parse().unwrap()), plan);
             }
             fleet.set_synced();
-            let metrics = manifests::Metrics::register(&mut Registry::default());
-            let queue = ManifestQueue::new(manifests::Settings::default(), metrics, Box::new(|_| Tenure::open()));
+            let metrics = manifest_queue::Metrics::register(&mut Registry::default());
+            let queue = ManifestQueue::new(manifest_queue::Settings::default(), metrics, Box::new(|_| Tenure::open()));
             let plans = Plans::fixed(Plan::new("r".into(), Vec::new()).unwrap());
             let manifests = reflector::store().0.into();
             let writes = PendingWrites::default();

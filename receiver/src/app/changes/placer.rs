@@ -11,18 +11,14 @@ use tidewatch_api::{
     plan::{Plan, Work},
     shard::ShardId,
 };
-
-use crate::{
-    base::{
-        kymas::{CachedKyma, KymaFacts},
-        plans::Plans,
-    },
-    controllers::manifest::Memories,
-    fleet::{
-        queue::{Priority, WorkSet},
-        table::RuntimeTable,
-    },
+use tidewatch_fleet::{
+    plans::Plans,
+    queue::{Priority, WorkSet},
+    stores::kymas::{CachedKyma, KymaFacts},
+    table::RuntimeTable,
 };
+
+use crate::controllers::manifest::Memories;
 
 /// See the module documentation. Clones share the lock.
 #[derive(Clone)]
@@ -146,13 +142,13 @@ mod tests {
         identity::{Epoch, RuntimeId},
         names::label,
     };
-    use tidewatch_kit::metrics::Registry;
-
-    use super::*;
-    use crate::fleet::{
+    use tidewatch_fleet::{
         EventBatch, Verified,
         table::{self, PlacementError},
     };
+    use tidewatch_kit::metrics::Registry;
+
+    use super::*;
 
     const KYMAS: usize = 400;
     const ROUNDS: usize = 40;

@@ -7,11 +7,10 @@ use std::{
 
 use kube::runtime::reflector::ObjectRef;
 use tidewatch_api::key::KymaKey;
-
-use crate::base::{
+use tidewatch_fleet::stores::{
+    Stores,
     kymas::{CachedKyma, SelectedVersion},
     manifests::{CachedManifest, ManifestFacts},
-    stores::Stores,
 };
 
 /// Installed version of a module, according to its Manifest.

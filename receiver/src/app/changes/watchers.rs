@@ -5,17 +5,14 @@ use std::{error::Error as _, future, sync::Arc, time::Duration};
 
 use kube::Client;
 use tidewatch_api::key::KymaKey;
+use tidewatch_fleet::{forward::Health, watch::SyncGuard};
 use tokio::{
     sync::Notify,
     time::{self, Instant},
 };
 
 use super::{components::Components, placer::KymaPlacer};
-use crate::{
-    controllers::watcher::{self, ForwardHealth, ServingMode},
-    fleet::forward::Health,
-    kube::watch::SyncGuard,
-};
+use crate::controllers::watcher::{self, ForwardHealth, ServingMode};
 
 /// Debounce delay: Watchers that change together cause one new plan.
 const DEBOUNCE: Duration = Duration::from_millis(50);

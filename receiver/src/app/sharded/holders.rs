@@ -3,14 +3,12 @@
 use std::sync::Arc;
 
 use tidewatch_api::{identity::RuntimeId, shard::ShardCount};
+use tidewatch_fleet::shards::{Holder, HoldersHandle};
 use tokio::time::Instant;
 
-use crate::{
-    ingress::{
-        admin::shards::{CurrentHolders, HolderView, HolderViews},
-        relay::{self, Directory, IsFleetHolder, Replica},
-    },
-    kube::shards::{Holder, HoldersHandle},
+use crate::ingress::{
+    admin::shards::{CurrentHolders, HolderView, HolderViews},
+    relay::{self, Directory, IsFleetHolder, Replica},
 };
 
 /// Holders of the shards, as the elector published them.
@@ -97,7 +95,9 @@ impl Directory for ShardHolders {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ingress::relay::Holders as _, kube::shards::Unit};
+    use tidewatch_fleet::shards::Unit;
+
+    use crate::ingress::relay::Holders as _;
 
     const ADDRESS: &str = "127.0.0.1:9000";
 

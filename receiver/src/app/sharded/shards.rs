@@ -6,9 +6,9 @@ use futures::{
 };
 use tidewatch_api::{identity::Instance, key::KymaKey};
 use tidewatch_cluster::leader::WriteFence;
+use tidewatch_fleet::shards::{Consumer, Unit};
 
 use super::Followers;
-use crate::kube::shards::{Consumer, Unit};
 
 impl Consumer for Followers {
     fn prepare(&mut self, unit: Unit) -> BoxFuture<'static, ()> {

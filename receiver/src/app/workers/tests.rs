@@ -6,6 +6,12 @@ use futures::FutureExt as _;
 use http::Method;
 use tidewatch_api::plan::Plan;
 use tidewatch_cluster::charge;
+use tidewatch_fleet::{
+    Tenure, WRITES,
+    manifest_queue::{self, ManifestJob},
+    queue::WorkSet,
+    table,
+};
 use tidewatch_kit::metrics::Registry;
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
@@ -13,12 +19,6 @@ use tokio::{
 };
 
 use super::*;
-use crate::fleet::{
-    Tenure, WRITES,
-    manifests::{self, ManifestJob},
-    queue::WorkSet,
-    table,
-};
 
 /// Step of a reconcile, with the name of its Manifest.
 #[derive(Debug, PartialEq, Eq)]
@@ -82,8 +82,8 @@ fn key(name: &str) -> KymaKey {
 
 /// Queue with these Manifests, each of a Kyma of its own with the same name.
 fn queue(names: &[&str]) -> ManifestQueue {
-    let metrics = manifests::Metrics::register(&mut Registry::default());
-    let queue = ManifestQueue::new(manifests::Settings::default(), metrics, Box::new(|_| Tenure::open()));
+    let metrics = manifest_queue::Metrics::register(&mut Registry::default());
+    let queue = ManifestQueue::new(manifest_queue::Settings::default(), metrics, Box::new(|_| Tenure::open()));
     names.iter().for_each(|name| queue.insert(key(name), key(name)));
     queue
 }

@@ -6,12 +6,11 @@
 
 use std::time::Duration;
 
+use tidewatch_fleet::{PathState, table::RuntimeTrust};
 use tidewatch_trust::{
     PkiError, StragglerReason,
     ca_state::{CaState, Phase, Root},
 };
-
-use crate::fleet::{PathState, table::RuntimeTrust};
 
 /// Allowance for leaves that the old root was issuing when the issuer changed, in seconds.
 const GRACE: i64 = 60;
@@ -51,7 +50,7 @@ pub(super) fn straggler_reason(
     follower: &RuntimeTrust,
     now: i64,
 ) -> Option<StragglerReason> {
-    use crate::fleet::Unproven::{Away, LegacyAgent};
+    use tidewatch_fleet::Unproven::{Away, LegacyAgent};
     let is_away = matches!(follower.path, PathState::Unproven(Away | LegacyAgent));
     // An agent that was silent for the validity of its leaf enrols again, with the root of that time.
     if is_away || follower.silent >= policy.leaf_validity {

@@ -1,6 +1,10 @@
 //! Runtimes that follow a rotation: a summary of those of a replica, which are merged into that of the fleet.
 
 use serde::{Deserialize, Serialize};
+use tidewatch_fleet::{
+    peers::{AskError, Topic},
+    table::{RuntimeTable, RuntimeTrust},
+};
 use tidewatch_kit::variant::VariantName as _;
 use tidewatch_trust::{
     Flags, Straggler, StragglerReason, TlsState, ca_state::CaState, progress::MAX_NAMED_STRAGGLERS, store::CaSecret,
@@ -9,11 +13,7 @@ use tidewatch_trust::{
 use tokio::sync::watch;
 
 use super::{decide, policy, unix};
-use crate::{
-    base::peers::{AskError, Topic},
-    controllers::evidence::Replicas,
-    fleet::table::{RuntimeTable, RuntimeTrust},
-};
+use crate::controllers::evidence::Replicas;
 
 /// Question about the runtimes of each replica. A replica that has other roots cannot answer it: it would neither serve nor judge
 /// its runtimes by those of the question.

@@ -7,16 +7,14 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::leader::WriteFence;
 use tidewatch_contract::heartbeat::{CertificateState, Heartbeat};
+use tidewatch_fleet::{Verified, table};
 use tidewatch_trust::{
     CertificateReloader, FollowState, PhaseName, Setup, StragglerReason, TlsFlags, open,
     testing::{FakeKcp, flags},
 };
 
 use super::*;
-use crate::{
-    controllers::evidence::tests::FakePeers,
-    fleet::{Verified, table},
-};
+use crate::controllers::evidence::tests::FakePeers;
 
 /// A receiver with its CA and two runtimes.
 struct World {

@@ -8,15 +8,12 @@ use tidewatch_cluster::{
     body_missing::BodyMissingError,
     runtime_access::{ClientError, RuntimeAccessError},
 };
+use tidewatch_fleet::{queue::Drift, stores::Stores};
 
 use super::{Catalog, SyncError};
-use crate::{
-    base::stores::Stores,
-    controllers::{
-        installer::Readiness,
-        status::{Conditions, StatusWriter, WriteStatusError},
-    },
-    fleet::queue::Drift,
+use crate::controllers::{
+    installer::Readiness,
+    status::{Conditions, StatusWriter, WriteStatusError},
 };
 
 /// The inputs of one reconcile.

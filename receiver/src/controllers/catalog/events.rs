@@ -2,6 +2,7 @@
 //! confirmation.
 
 use tidewatch_api::names::RELEASES;
+use tidewatch_fleet::recorder::{PendingEvent, Regarding};
 
 use super::{
     CatalogUpdate,
@@ -9,7 +10,6 @@ use super::{
     removal_guard::{HeldRemoval, LostReleases},
     snapshot::Omission,
 };
-use crate::kube::recorder::{PendingEvent, Regarding};
 
 impl CatalogUpdate {
     /// Events of this change; `namespace` is that of KCP's catalog.

@@ -15,6 +15,7 @@ use tidewatch_cluster::{
     runtime_access::retain,
 };
 use tidewatch_contract::event::Object;
+use tidewatch_fleet::queue::Drift;
 
 use super::{
     desired::{DesiredCatalog, Kind, ObjectId},
@@ -23,7 +24,6 @@ use super::{
     inventory::{Inventory, InventoryEntry},
     runtime::Runtime,
 };
-use crate::fleet::queue::Drift;
 
 /// Concurrent calls to one runtime.
 const CONCURRENCY: usize = 4;

@@ -13,10 +13,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::annotation};
 use tidewatch_contract::event::{Change, Object, Subject};
+use tidewatch_fleet::stores::kymas::CachedKyma;
 
 use self::fake::FakeRuntime;
 use super::{removal_guard::Part, *};
-use crate::base::kymas::CachedKyma;
 
 /// Catalog of a control plane, a runtime, and the sync between them.
 struct Fixture {

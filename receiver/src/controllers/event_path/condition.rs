@@ -1,11 +1,9 @@
 //! Computes the conditions of a Kyma. Messages contain no moving numbers, so that only transitions are written.
 
 use tidewatch_api::{Condition, ConditionStatus, Kyma};
+use tidewatch_fleet::{PathState, USED_V3_SUFFIX, Unproven, pause::PauseReason};
 use tidewatch_kit::variant::VariantName as _;
 use tidewatch_trust::FollowState;
-
-use crate::base::pause::PauseReason;
-use crate::fleet::{PathState, USED_V3_SUFFIX, Unproven};
 
 /// The events of the runtime arrive.
 pub(super) const EVENT_PATH: &str = "EventPath";

@@ -1,6 +1,7 @@
 //! Metrics of transitions, polls and written conditions.
 
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
+use tidewatch_fleet::PathState;
 use tidewatch_kit::{
     metric_set,
     metrics::{ReasonLabel, ResultLabel, StateLabel},
@@ -8,7 +9,6 @@ use tidewatch_kit::{
 };
 
 use super::{poll_scheduler::PollKind, write::WriteError};
-use crate::fleet::PathState;
 
 metric_set! {
     /// Metrics of the event path controller.

@@ -6,10 +6,9 @@ use std::{
 };
 
 use tidewatch_api::key::KymaKey;
+use tidewatch_fleet::{PathState, Unproven};
 use tidewatch_kit::random::Random;
 use tokio::time::Instant;
-
-use crate::fleet::{PathState, Unproven};
 
 /// Reason for a reconcile without a known change. The name is the value of the label `reason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]

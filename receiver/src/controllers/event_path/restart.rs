@@ -6,22 +6,20 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
 use tidewatch_api::{Kyma, ModuleStatus, State, key::KymaKey, plan::Work};
-
-use crate::{
-    base::{
+use tidewatch_fleet::{
+    plans::Plans,
+    queue::{Priority, WorkSet},
+    stores::{
+        Stores,
         kymas::{CachedKyma, KymaFacts, SelectedVersion},
-        plans::Plans,
-        stores::Stores,
     },
-    controllers::{
-        catalog::{Catalog, ChannelTarget, RolloutSlot, VersionSource},
-        kyma::{Inputs, mandatory_due_after},
-        windows::MaintenanceWindows,
-    },
-    fleet::{
-        queue::{Priority, WorkSet},
-        table::RuntimeTable,
-    },
+    table::RuntimeTable,
+};
+
+use crate::controllers::{
+    catalog::{Catalog, ChannelTarget, RolloutSlot, VersionSource},
+    kyma::{Inputs, mandatory_due_after},
+    windows::MaintenanceWindows,
 };
 
 /// Enqueues Kymas that this process begins to serve.
@@ -308,8 +306,8 @@ mod tests {
             inputs.after("-.-", WorkSet::RUNTIME, false).unwrap().into();
         stores.kymas = filled(&[value]);
 
-        let metrics = crate::fleet::table::Metrics::register(&mut Registry::default());
-        let settings = crate::fleet::table::Settings { seed: 1, ..Default::default() };
+        let metrics = tidewatch_fleet::table::Metrics::register(&mut Registry::default());
+        let settings = tidewatch_fleet::table::Settings { seed: 1, ..Default::default() };
         let fleet = RuntimeTable::alone(1, settings, metrics);
         let key = KymaKey::new("kcp-system", "k");
         fleet.place(key.clone(), "", Some("r-1".parse().unwrap()), Arc::new(plan()));

@@ -6,9 +6,8 @@ use std::{
 };
 
 use tidewatch_api::key::KymaKey;
+use tidewatch_fleet::{pause::PauseReason, stores::kymas::CachedKyma};
 use tidewatch_trust::Stragglers;
-
-use crate::base::{kymas::CachedKyma, pause::PauseReason};
 
 /// Inputs of the conditions that all Kymas share. Snapshots are compared by address: their owners replace them only when they
 /// change.

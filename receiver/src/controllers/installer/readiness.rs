@@ -13,10 +13,10 @@ use tidewatch_cluster::{
     runtime_access::list_first,
     workload::{self, PodFault, Termination},
 };
+use tidewatch_fleet::{PathState, Unproven};
 use tidewatch_kit::foreign_text;
 
 use super::{Component, InstallationState, Installer, Report, component::PODS, objects::pod_selector};
-use crate::fleet::{PathState, Unproven};
 
 /// First delay until an agent that is not running is checked again; it doubles with each check.
 const MIN_RECHECK: Duration = Duration::from_secs(2);

@@ -15,12 +15,10 @@ use tidewatch_api::{
     names::{AGENT_OBJECT, SKR_NAMESPACE, annotation, field_manager, finalizer, label},
 };
 use tidewatch_cluster::object::{self, Component, Ownership, Shape, Target, WriteBudget};
+use tidewatch_fleet::takeover;
 
 use super::{Context, Error, crd, error, fetch, inputs, verified_cache::Verified};
-use crate::{
-    base::takeover,
-    controllers::{status::ConflictRetries, watcher},
-};
+use crate::controllers::{status::ConflictRetries, watcher};
 
 /// Finalizer of Kubernetes' foreground deletion: while it is present, the garbage collector deletes the dependents and
 /// rejects new finalizers.

@@ -19,17 +19,15 @@ use tidewatch_cluster::{
     object,
     runtime_access::{ClientError, RuntimeAccessError},
 };
+use tidewatch_fleet::takeover;
 use tracing::info;
 
 use super::{Context, Error, apply, base, crd, error, fetch, is_mandatory, leave, module_status, requests};
-use crate::{
-    base::takeover,
-    controllers::{
-        installer::Readiness,
-        pending_removal::PendingRemoval,
-        status::{
-            Conditions, Findings, SECRET_DELETED, SECRET_MISSING, WAITING_FOR_MODULES, unreachable_since, write_runtime,
-        },
+use crate::controllers::{
+    installer::Readiness,
+    pending_removal::PendingRemoval,
+    status::{
+        Conditions, Findings, SECRET_DELETED, SECRET_MISSING, WAITING_FOR_MODULES, unreachable_since, write_runtime,
     },
 };
 

@@ -13,9 +13,9 @@ use tidewatch_api::{
     names::{SKR_KYMA, label},
 };
 use tidewatch_cluster::object;
+use tidewatch_fleet::takeover;
 
 use super::{Context, Error, error, requests};
-use crate::base::takeover;
 
 pub(super) use crate::controllers::status::in_runtime;
 

@@ -16,10 +16,11 @@ use tidewatch_api::{
     key::KymaKey,
     names::{annotation, label},
 };
+use tidewatch_fleet::takeover;
 use tracing::info;
 
 use super::{Context, Error, base, leave, skip_label};
-use crate::{base::takeover, controllers::pending_removal::PendingRemoval};
+use crate::controllers::pending_removal::PendingRemoval;
 
 /// Interval of checks for reconciles of Manifests in progress.
 const RECHECK: Duration = Duration::from_secs(1);

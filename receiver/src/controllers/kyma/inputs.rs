@@ -19,9 +19,10 @@ use tidewatch_api::{
     plan::{Plan, Work},
 };
 use tidewatch_cluster::leader::reconcile_fence;
+use tidewatch_fleet::queue::WorkSet;
 
 use super::{Context, crd};
-use crate::{base::digest::short_digest, controllers::windows::WindowState, fleet::queue::WorkSet};
+use crate::{base::digest::short_digest, controllers::windows::WindowState};
 
 pub(crate) use pending::{Metrics, PendingInputs};
 

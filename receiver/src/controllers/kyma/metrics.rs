@@ -8,10 +8,11 @@ use prometheus_client::metrics::{
     gauge::Gauge,
     histogram::{Histogram, exponential_buckets},
 };
+use tidewatch_fleet::queue::ReconcileOutcome;
 use tidewatch_kit::{metric_set, metrics::OutcomeLabel, variant::VariantName as _};
 
 use super::inputs;
-use crate::{controllers::requeues::Requeues, fleet::queue::ReconcileOutcome};
+use crate::controllers::requeues::Requeues;
 
 metric_set! {
     /// Outcomes and durations of Kyma reconciles.

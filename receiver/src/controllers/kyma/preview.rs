@@ -18,6 +18,10 @@ use jiff::{Timestamp, civil::Date};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use tidewatch_api::{Kyma, Manifest, names::label};
+use tidewatch_fleet::{
+    pause::Pause,
+    takeover::{self, Takeover},
+};
 
 pub use report::{Effect, InvalidRollout, KymaEffects, Outcome, WaitReason};
 
@@ -31,21 +35,15 @@ use super::{
     modules::{self, Decisions},
     validate::Validated,
 };
-use crate::{
-    base::{
-        pause::Pause,
-        takeover::{self, Takeover},
+use crate::controllers::{
+    catalog::{
+        RolloutBoard, RolloutSlot, VersionSource,
+        check::Objects,
+        preview::{Live, Outlook, PreviewOptions, changed_modules},
+        retirement,
+        snapshot::Snapshot,
     },
-    controllers::{
-        catalog::{
-            RolloutBoard, RolloutSlot, VersionSource,
-            check::Objects,
-            preview::{Live, Outlook, PreviewOptions, changed_modules},
-            retirement,
-            snapshot::Snapshot,
-        },
-        windows::{MaintenanceWindows, Metrics, WindowState},
-    },
+    windows::{MaintenanceWindows, Metrics, WindowState},
 };
 
 /// The Kymas of KCP with the Manifests of the changed modules; see [`changed_modules`].

@@ -19,10 +19,10 @@ use tidewatch_cluster::{
     labels::is_true,
     object::{self, Component, Ownership, Shape, Target},
 };
+use tidewatch_fleet::stores::kymas::{Pins, UserSelection, pins};
 use tracing::{info, warn};
 
 use super::{Context, Error, base, fetch};
-use crate::base::kymas::{Pins, UserSelection, pins};
 
 /// Maximal size of the selection stored in KCP as JSON, in bytes; all annotations of an object together are limited to 256
 /// KiB.

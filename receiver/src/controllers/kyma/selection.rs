@@ -6,17 +6,14 @@ use std::collections::HashMap;
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
 use tidewatch_api::{Kyma, key::KymaKey, names::annotation, plan::Work};
+use tidewatch_fleet::{queue::WorkSet, stores::kymas::UserSelection};
 
 use super::{
     Error, Reconcile, mandatory,
     modules::{self, Decisions},
     validate::validate,
 };
-use crate::{
-    base::{digest::short_digest, kymas::UserSelection},
-    controllers::status::ShownStatus,
-    fleet::queue::WorkSet,
-};
+use crate::{base::digest::short_digest, controllers::status::ShownStatus};
 
 /// State of both statuses after a reconcile.
 #[derive(Debug, Default)]

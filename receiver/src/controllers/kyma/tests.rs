@@ -31,15 +31,15 @@ use tidewatch_cluster::{
     testing::{FakeApiServer, Fault, fill},
 };
 use tidewatch_contract::event::{Change, Object};
+use tidewatch_fleet::{
+    queue::{Drift, Priority},
+    recorder::{self, EventRecorder},
+    stores::{kymas::CachedKyma, manifests::CachedManifest},
+};
 use tidewatch_oci::digest::Digest;
 
 use super::{layer::ModuleLayer, *};
-use crate::{
-    base::{kymas::CachedKyma, manifests::CachedManifest},
-    controllers::{catalog, pull_secret::PullSecret, status::SECRET_MISSING},
-    fleet::queue::{Drift, Priority},
-    kube::recorder::{self, EventRecorder},
-};
+use crate::controllers::{catalog, pull_secret::PullSecret, status::SECRET_MISSING};
 
 /// Time limit of a reconcile in these tests.
 const TIME_LIMIT: Duration = Duration::from_secs(45);

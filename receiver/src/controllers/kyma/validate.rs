@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 use tidewatch_api::CustomResourcePolicy;
+use tidewatch_fleet::stores::kymas::{UserSelection, pins::pinned};
 
 use super::pin::{InvalidPinError, Pin, PinnedIn};
-use crate::base::kymas::{UserSelection, pins::pinned};
 
 /// Channel if neither module nor Kyma names one.
 const DEFAULT_CHANNEL: &str = "regular";
@@ -181,9 +181,9 @@ mod tests {
     use regex::Regex;
     use serde_json::{Value, json};
     use tidewatch_api::crds;
+    use tidewatch_fleet::stores::kymas::{Pins, pins::annotation_of};
 
     use super::*;
-    use crate::base::kymas::{Pins, pins::annotation_of};
 
     use CustomResourcePolicy as Policy;
 

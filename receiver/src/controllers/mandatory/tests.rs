@@ -7,9 +7,10 @@ use tidewatch_cluster::{
     leader::WriteFence,
     testing::{FakeApiServer, fill},
 };
+use tidewatch_fleet::recorder;
 
 use super::*;
-use crate::{controllers::catalog, kube::recorder};
+use crate::controllers::catalog;
 
 const META: &str = "modulereleasemetas/warden";
 const MANIFEST: &str = "manifests/k-warden-1";

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tidewatch_api::{Manifest, State, key::KymaKey};
 use tidewatch_cluster::kinds::built_in;
 use tidewatch_contract::event::{Change, Object, Subject};
+use tidewatch_fleet::{manifest_queue::ManifestKey, queue::Drift};
 
 use super::{
     Memories,
@@ -12,7 +13,6 @@ use super::{
     inventory_of,
     report::awaits_resources,
 };
-use crate::fleet::{manifests::ManifestKey, queue::Drift};
 
 /// Selects the Manifests of a runtime that changes in it affect, each with the objects to read again: none if only the
 /// status of its objects changed. A report of our own write affects none, unless a reconcile is queued: then it replaces an earlier

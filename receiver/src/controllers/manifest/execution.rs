@@ -12,6 +12,7 @@ use tidewatch_cluster::{
     kinds::{Kinds, is_unserved},
     runtime_access::CONCURRENT_REQUESTS,
 };
+use tidewatch_fleet::manifest_queue::{ManifestKey, PER_RUNTIME};
 
 use super::{
     Context,
@@ -28,7 +29,6 @@ use super::{
     step::Facts,
     turns::Turn,
 };
-use crate::fleet::manifests::{ManifestKey, PER_RUNTIME};
 
 /// Requests to one runtime cluster for one Manifest at a time. A request that waits for those of another Manifest could
 /// exceed its own deadline.

@@ -6,6 +6,7 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tidewatch_api::Manifest;
+use tidewatch_fleet::manifest_queue::{ManifestKey, ManifestQueue};
 use tidewatch_oci::{
     component::DESCRIPTORS,
     digest::Digest,
@@ -13,8 +14,6 @@ use tidewatch_oci::{
     registry::{LayerKey, Lookup, Registry},
 };
 use tokio::{sync::Semaphore, task::spawn_blocking};
-
-use crate::fleet::manifests::{ManifestKey, ManifestQueue};
 
 /// Parsed layers in memory, the most recently used ones.
 const MAX_PARSED: usize = 64;

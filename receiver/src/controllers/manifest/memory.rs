@@ -10,6 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tidewatch_api::{Manifest, key::KymaKey};
 use tidewatch_cluster::stored_versions::Progress;
 use tidewatch_contract::event::Object;
+use tidewatch_fleet::manifest_queue::ManifestKey;
 use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
@@ -24,7 +25,6 @@ use super::{
     written::WrittenManifests,
     yields::Yields,
 };
-use crate::fleet::manifests::ManifestKey;
 
 /// First delay until a Manifest that waits is reconciled again; it doubles while the cause stays the same.
 const RECHECK: Duration = Duration::from_secs(1);

@@ -8,9 +8,10 @@ use prometheus_client::metrics::{
     histogram::{Histogram, exponential_buckets},
 };
 use tidewatch_cluster::FallbackMetrics;
+use tidewatch_fleet::queue::ReconcileOutcome;
 use tidewatch_kit::{metric_set, metrics::OutcomeLabel, variant::VariantName as _};
 
-use crate::{controllers::requeues::Requeues, fleet::queue::ReconcileOutcome};
+use crate::controllers::requeues::Requeues;
 
 metric_set! {
     /// Outcomes and durations of the reconciles of Manifests.

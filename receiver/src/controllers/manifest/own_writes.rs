@@ -8,9 +8,9 @@ use std::{
 
 use parking_lot::Mutex;
 use tidewatch_contract::event::{Change, Object};
+use tidewatch_fleet::manifest_queue::ManifestKey;
 
 use super::inventory::{ObjectKey, hash};
-use crate::fleet::manifests::ManifestKey;
 
 /// Hashes of the resourceVersions by hashes of the keys, by Manifest; bounded by the objects of the modules. Clones
 /// share one state.

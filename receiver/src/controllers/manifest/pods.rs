@@ -7,9 +7,8 @@ use std::{
 
 use parking_lot::Mutex;
 use tidewatch_api::key::KymaKey;
+use tidewatch_fleet::manifest_queue::ManifestKey;
 use tokio::sync::Notify;
-
-use crate::fleet::manifests::ManifestKey;
 
 /// Selection of the pods of one manager.
 #[derive(Clone, Debug, PartialEq, Eq)]

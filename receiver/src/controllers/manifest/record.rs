@@ -13,13 +13,13 @@ use tidewatch_api::{
     names::{field_manager, finalizer},
 };
 use tidewatch_cluster::object;
+use tidewatch_fleet::stores::manifests::Manifests;
 
 use super::{
     Context, Error,
     memory::Memories,
     status::{self, Findings},
 };
-use crate::base::manifests::Manifests;
 
 /// A Manifest as last read or written.
 pub(super) struct Record {

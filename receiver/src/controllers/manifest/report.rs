@@ -4,6 +4,7 @@ use std::borrow::Borrow;
 
 use tidewatch_api::{Manifest, State};
 use tidewatch_cluster::kinds::is_of_kubernetes;
+use tidewatch_fleet::stores::manifests::ManifestFacts;
 
 use super::{
     adoption::Installation,
@@ -16,7 +17,7 @@ use super::{
     status::{Findings, is_default_created},
     step::{DefaultObject, Facts, Goal, Seen},
 };
-use crate::{base::manifests::ManifestFacts, controllers::status::known};
+use crate::controllers::status::known;
 
 /// Objects, CRDs and failures that a text names at most.
 const MAX_NAMED: usize = 5;

@@ -17,6 +17,7 @@ use tidewatch_api::{
     key::KymaKey,
     names::{annotation, field_manager, label},
 };
+use tidewatch_fleet::manifest_queue::ManifestKey;
 
 use super::{
     goal_of,
@@ -24,7 +25,6 @@ use super::{
     module_of, precedence,
     step::Goal,
 };
-use crate::fleet::manifests::ManifestKey;
 
 /// Characters of a module's name in a field manager, which has at most 128. Names of modules are labels, and shorter.
 const MAX_MODULE_CHARS: usize = 63;

@@ -21,13 +21,13 @@ use futures::FutureExt as _;
 use kube::runtime::{reflector, watcher};
 use serde_json::{Value, json};
 use tidewatch_cluster::{runtime_access::RuntimeAccessError, testing::FakeApiServer};
+use tidewatch_fleet::{
+    queue::{Priority, WorkSet},
+    stores::manifests::CachedManifest,
+};
 use tidewatch_kit::metrics::Registry;
 
 use super::*;
-use crate::{
-    base::manifests::CachedManifest,
-    fleet::queue::{Priority, WorkSet},
-};
 
 const NAMESPACE: &str = "kcp-system";
 const DIGEST: &str = "sha256:1111111111111111111111111111111111111111111111111111111111111111";

@@ -9,9 +9,9 @@ use tidewatch_api::{
     plan::{Field, PlannedWatch, Work, carries_secrets},
 };
 use tidewatch_cluster::kinds::{ServedKind, built_in};
+use tidewatch_fleet::stores::manifests::ManifestFacts;
 
 use super::{Memories, pods::PodSelection, report::awaits_resources};
-use crate::base::manifests::ManifestFacts;
 
 /// Watches per runtime at most, far more than kinds that modules contain. Beyond it, the verification finds drift.
 const MAX_WATCHES: usize = 100;

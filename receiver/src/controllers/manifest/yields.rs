@@ -9,11 +9,11 @@ use std::{
 
 use parking_lot::Mutex;
 use tidewatch_cluster::object::Disputed;
+use tidewatch_fleet::manifest_queue::ManifestKey;
 use tidewatch_kit::foreign_text::line;
 use tokio::time::Instant;
 
 use super::inventory::ObjectKey;
-use crate::fleet::manifests::ManifestKey;
 
 /// Window in which reverts of one field are counted, and their number from which on it is left to its writer.
 const WINDOW: Duration = Duration::from_secs(600);

@@ -3,15 +3,17 @@
 use std::{collections::HashMap, time::Duration};
 
 use tidewatch_api::{State, key::KymaKey};
+use tidewatch_fleet::{
+    stores::{
+        kymas::{KymaFacts, SelectedVersion},
+        manifests::ManifestFacts,
+    },
+    takeover::Takeover,
+};
 use tokio::time::Instant;
 
 use crate::{
-    base::{
-        kymas::{KymaFacts, SelectedVersion},
-        manifests::ManifestFacts,
-        takeover::Takeover,
-        versions::core_version,
-    },
+    base::versions::core_version,
     controllers::{
         catalog::{
             RolloutMark,

@@ -20,6 +20,19 @@ use tidewatch_api::{
     plan::Work,
 };
 use tidewatch_cluster::state_map::{ReadStateMapError, StateMap};
+use tidewatch_fleet::{
+    pause::Pause,
+    peers::Topic,
+    queue::{Priority, WorkSet},
+    recorder::{EventRecorder, PendingEvent, Regarding},
+    stores::{
+        Stores,
+        kymas::{CachedKyma, KymaFacts},
+        manifests::CachedManifest,
+    },
+    table::RuntimeTable,
+    takeover::Takeover,
+};
 use tidewatch_kit::error_levels;
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -32,29 +45,14 @@ use super::{
     metrics::States,
     store::{Rollouts, Snapshot},
 };
-use crate::{
-    base::{
-        kymas::{CachedKyma, KymaFacts},
-        manifests::CachedManifest,
-        pause::Pause,
-        peers::Topic,
-        stores::Stores,
-        takeover::Takeover,
+use crate::controllers::{
+    catalog::{
+        Catalog, ChannelTarget,
+        rollout::{BoardEntry, Rollout, RolloutKey, RolloutPolicy},
+        visibility::template_name,
     },
-    controllers::{
-        catalog::{
-            Catalog, ChannelTarget,
-            rollout::{BoardEntry, Rollout, RolloutKey, RolloutPolicy},
-            visibility::template_name,
-        },
-        evidence::Replicas,
-        windows::{MaintenanceWindows, WindowState},
-    },
-    fleet::{
-        queue::{Priority, WorkSet},
-        table::RuntimeTable,
-    },
-    kube::recorder::{EventRecorder, PendingEvent, Regarding},
+    evidence::Replicas,
+    windows::{MaintenanceWindows, WindowState},
 };
 
 /// Interval between ticks while a rollout upgrades runtimes.

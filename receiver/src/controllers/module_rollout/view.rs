@@ -21,6 +21,7 @@ use tidewatch_api::{
     key::KymaKey,
     names::{ROLLOUTS, label},
 };
+use tidewatch_fleet::{pause::Pause, stores::manifests::ManifestFacts, takeover::Takeover};
 use tokio::time::Instant;
 
 pub use report::{InvalidView, RolloutState, RolloutView, RolloutsView, RuntimeCounts};
@@ -30,19 +31,16 @@ use super::{
     members::{self, Member, Observation, Times},
     store::Snapshot,
 };
-use crate::{
-    base::{manifests::ManifestFacts, pause::Pause, takeover::Takeover},
-    controllers::{
-        catalog::{
-            ChannelTarget,
-            check::Objects,
-            rollout::{
-                InvalidPolicyError, Rollout, RolloutFlags, RolloutKey, RolloutPolicy, StoredRollouts, accepted_targets,
-            },
-            visibility::template_name,
+use crate::controllers::{
+    catalog::{
+        ChannelTarget,
+        check::Objects,
+        rollout::{
+            InvalidPolicyError, Rollout, RolloutFlags, RolloutKey, RolloutPolicy, StoredRollouts, accepted_targets,
         },
-        windows::{MaintenanceWindows, WindowState},
+        visibility::template_name,
     },
+    windows::{MaintenanceWindows, WindowState},
 };
 
 /// Rules of a module's rollout; `None` without rings.

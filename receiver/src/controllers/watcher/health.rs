@@ -4,13 +4,14 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
+use tidewatch_fleet::{
+    forward::Health,
+    peers::{AskError, Topic},
+    table::RuntimeTable,
+};
 use tokio::{sync::Notify, time::Instant};
 
-use crate::{
-    base::peers::{AskError, Topic},
-    controllers::evidence::{Replicas, decode, encode},
-    fleet::{forward::Health, table::RuntimeTable},
-};
+use crate::controllers::evidence::{Replicas, decode, encode};
 
 /// Health per forwarded watch, by the watch's name.
 pub type HealthByWatch = BTreeMap<String, Health>;

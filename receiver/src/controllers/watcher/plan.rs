@@ -11,11 +11,9 @@ use tidewatch_api::{
     plan::{Field, MAX_WATCHES, ParsePlanError, Plan, PlannedWatch, Work},
 };
 use tidewatch_cluster::labels::{is_label_key, is_label_value};
+use tidewatch_fleet::forward::{Routes, Service, Target};
 
-use crate::{
-    base::digest::short_digest,
-    fleet::forward::{Routes, Service, Target},
-};
+use crate::base::digest::short_digest;
 
 /// Reason for which a Watcher is not served, shown in its status.
 #[derive(Debug, Error)]

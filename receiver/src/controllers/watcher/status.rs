@@ -12,9 +12,9 @@ use tidewatch_api::{
     Condition, ConditionStatus, State, Watcher, WatcherStatus,
     names::{GROUP, VERSION, field_manager, finalizer},
 };
+use tidewatch_fleet::forward::{Health, Target};
 
 use super::plan::WatcherError;
-use crate::fleet::forward::{Health, Target};
 
 /// Condition of lifecycle-manager on Watchers, on which dashboards rely.
 const CONDITION: &str = "VirtualService";
@@ -141,9 +141,9 @@ fn status(
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
+    use tidewatch_fleet::forward::Service;
 
     use super::*;
-    use crate::fleet::forward::Service;
 
     /// As [`super::status`], in the form of the custom resource.
     fn status(current: &Value, generation: Option<i64>, serving: &ServingMode<'_>, now: Timestamp) -> Option<Value> {

@@ -9,6 +9,11 @@ use std::{
 use jiff::Timestamp;
 use thiserror::Error;
 use tidewatch_api::plan::Work;
+use tidewatch_fleet::{
+    queue::WorkSet,
+    recorder::{EventRecorder, PendingEvent, Regarding},
+    table::RuntimeTable,
+};
 use tidewatch_kit::{
     clock::ClockSteps,
     error_levels,
@@ -17,10 +22,6 @@ use tidewatch_kit::{
 use tokio::time::{self, Instant, MissedTickBehavior};
 
 use super::{MaintenanceWindows, parse};
-use crate::{
-    fleet::{queue::WorkSet, table::RuntimeTable},
-    kube::recorder::{EventRecorder, PendingEvent, Regarding},
-};
 
 /// Reason for which the file is not taken into use.
 #[derive(Debug, Error)]

@@ -7,16 +7,16 @@ use futures::FutureExt as _;
 use serde::{Serialize, de::DeserializeOwned};
 use tidewatch_api::identity::Instance;
 use tidewatch_cluster::leader::FleetRole;
+use tidewatch_fleet::{
+    peers::{AskError, Peers, Responders, Topic},
+    table::RuntimeTable,
+};
 use tidewatch_trust::{RotationError, RotationHandle, RotationProgress, RotationRequest, RotationResponse};
 use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{
     report::{Receiver, Report},
     shards::{CurrentHolders, Ownership, ShardsReport},
-};
-use crate::{
-    base::peers::{AskError, Peers, Responders, Topic},
-    fleet::table::RuntimeTable,
 };
 
 /// Access to the fleet and to CA rotations, inactive until this receiver works on runtimes. Clones share one state.

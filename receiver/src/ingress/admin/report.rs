@@ -5,8 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tidewatch_api::{ConditionStatus, identity::Instance};
-
-use crate::fleet::table::RuntimeView;
+use tidewatch_fleet::table::RuntimeView;
 
 /// Report of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,6 +8,7 @@ use http::{HeaderValue, Request, StatusCode, header, request::Parts, uri::Author
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt as _, Collected, Limited, StreamBody};
 use serde::Serialize;
+use tidewatch_fleet::peers::AskError;
 use tidewatch_trust::{RotationError, RotationRequest, RotationResponse};
 use tokio::time::timeout;
 
@@ -16,10 +17,7 @@ use super::{
     auth::{Authorization, Permission},
     report::Report,
 };
-use crate::{
-    base::peers::AskError,
-    ingress::http::{HEAD_DEADLINE, HttpResponse, TEXT, method_not_allowed, response, single_value, with_body},
-};
+use crate::ingress::http::{HEAD_DEADLINE, HttpResponse, TEXT, method_not_allowed, response, single_value, with_body};
 
 /// Maximum size of a rotation request, in bytes; it has one number.
 const MAX_REQUEST: usize = 1 << 10;

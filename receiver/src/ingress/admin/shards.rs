@@ -5,10 +5,10 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tidewatch_api::shard::ShardId;
+use tidewatch_fleet::shards;
 use tokio::time::Instant;
 
 use super::report::Receiver;
-use crate::kube::shards;
 
 /// Report of the shards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

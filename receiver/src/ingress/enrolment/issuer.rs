@@ -5,12 +5,12 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 use jiff::Timestamp;
 use tidewatch_api::{identity::RuntimeId, key::KymaKey};
 use tidewatch_contract::enrolment::{CertificateResponse, TrustResponse};
+use tidewatch_fleet::{Tenure, table::RuntimeTable};
 use tidewatch_kit::{error_levels, variant::VariantName as _};
 use tidewatch_trust::{Authority, IssueError, SigningRequest};
 use tokio::time::Instant;
 
 use super::{EnrolmentError, Metrics, Revocations, rate_limiter::RateLimiter};
-use crate::fleet::{Tenure, table::RuntimeTable};
 
 /// Sustained interval between two certificates of a runtime; with the shortest validity it needs one every few seconds.
 const COST: Duration = Duration::from_secs(2);

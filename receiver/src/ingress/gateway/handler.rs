@@ -20,6 +20,7 @@ use tidewatch_contract::{
     heartbeat::Heartbeat,
     signature,
 };
+use tidewatch_fleet::{EventBatch, Verified};
 use tidewatch_kit::{trace, variant::VariantName as _};
 use tidewatch_trust::ProxyIdentity;
 use tokio::{sync::broadcast, time::Instant};
@@ -38,12 +39,9 @@ use super::{
     request_limiter::{BodyCharge, RequestPermit},
     service::{Owner, Port, Service, Via},
 };
-use crate::{
-    fleet::{EventBatch, Verified},
-    ingress::{
-        enrolment::{EnrolmentService, LeafRefusal},
-        relay::{Holder, LostConnection, Relay, RelayedPort, RelayedRequest, RelayedResponse, Replica},
-    },
+use crate::ingress::{
+    enrolment::{EnrolmentService, LeafRefusal},
+    relay::{Holder, LostConnection, Relay, RelayedPort, RelayedRequest, RelayedResponse, Replica},
 };
 
 /// Client of a connection, identified once by its certificate.

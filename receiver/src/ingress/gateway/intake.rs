@@ -5,12 +5,11 @@ use tidewatch_contract::{
     exchange::{EventsResponse, HeartbeatResponse},
     heartbeat::Heartbeat,
 };
-use tokio::{sync::broadcast, time::Instant};
-
-use crate::fleet::{
+use tidewatch_fleet::{
     EventBatch, Verified,
     table::{PlacementError, RuntimeTable},
 };
+use tokio::{sync::broadcast, time::Instant};
 
 /// Consumer of verified input. It is synchronous: a request awaits nothing between verification and response.
 pub trait Intake: Send + Sync + 'static {

@@ -14,10 +14,10 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use parking_lot::{Mutex, MutexGuard};
+use tidewatch_fleet::table::HeartbeatInterval;
 use tokio::{sync::Notify, time::Instant};
 
 use super::Settings;
-use crate::fleet::table::HeartbeatInterval;
 
 /// Heartbeat intervals that a connection lives at least. A handshake costs the receiver the CPU time of several heartbeats, so
 /// this bounds the share of handshakes for any interval.

@@ -205,7 +205,7 @@ mod tests {
     fn waits_for_a_kyma_are_jittered_and_within_five_minutes() {
         let shedder = LoadShedder::new(Duration::from_secs(1));
         let now = Instant::now();
-        let refusal = Refusal::Placement(crate::fleet::table::PlacementError::Unknown);
+        let refusal = Refusal::Placement(tidewatch_fleet::table::PlacementError::Unknown);
         let waits: Vec<_> = (0..32).filter_map(|_| shedder.retry_after(refusal, None, now)).collect();
         assert!(waits.iter().all(|wait| *wait <= Duration::from_secs(300)) && waits.len() == 32);
         assert!(waits.iter().any(|wait| *wait != waits[0]));

@@ -12,17 +12,14 @@ use tidewatch_contract::{
     problem::{CONTENT_TYPE, Kind, Problem},
     signature::{self, VerifyError},
 };
+use tidewatch_fleet::{peers::AskError, table::PlacementError};
 use tidewatch_kit::variant::VariantName as _;
 use tidewatch_trust::ParseRequestError;
 
-use crate::{
-    base::peers::AskError,
-    fleet::table::PlacementError,
-    ingress::{
-        enrolment::{EnrolmentError, TokenError},
-        http::response,
-        relay::RelayError,
-    },
+use crate::ingress::{
+    enrolment::{EnrolmentError, TokenError},
+    http::response,
+    relay::RelayError,
 };
 
 /// A response of this server.

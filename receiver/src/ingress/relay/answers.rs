@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use strum::VariantArray as _;
-use tidewatch_api::replica::ReplicaName;
-use tidewatch_api::{identity::Instance, shard::ShardId};
+use tidewatch_api::{identity::Instance, replica::ReplicaName, shard::ShardId};
+use tidewatch_fleet::peers::{AskError, Responders, Topic};
 use tidewatch_kit::variant::VariantName as _;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -17,7 +17,6 @@ use super::{
     question::{Answer, MAX_ANSWER_BYTES},
     request::PLACES,
 };
-use crate::base::peers::{AskError, Responders, Topic};
 
 /// Returns the shards that this replica may speak for now, each with its instance, which is new at each acquisition:
 /// those that it holds with an open fence, and of which it knows all Kymas.

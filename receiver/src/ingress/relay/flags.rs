@@ -7,8 +7,7 @@ use std::{
 
 use clap::Args;
 use thiserror::Error;
-use tidewatch_api::replica::ReplicaName;
-use tidewatch_api::shard::ShardCount;
+use tidewatch_api::{replica::ReplicaName, shard::ShardCount};
 use tidewatch_trust::ReplicaFiles;
 
 /// Flags of the replicas.

@@ -11,6 +11,7 @@ use prometheus_client::{
         histogram::{Histogram, exponential_buckets},
     },
 };
+use tidewatch_fleet::peers::{AskError, Topic};
 use tidewatch_kit::{
     metric_set,
     metrics::{OutcomeLabel, ReasonLabel},
@@ -18,7 +19,6 @@ use tidewatch_kit::{
 };
 
 use super::{RelayError, RelayedPort, question::QuestionError};
-use crate::base::peers::{AskError, Topic};
 
 /// Port that accepted a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -10,6 +10,7 @@ use std::{
 use bytes::Bytes;
 use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use tidewatch_api::shard::{ShardCount, ShardId};
+use tidewatch_fleet::peers::{AskError, Peers, Topic};
 use tidewatch_kit::{random::Random, variant::VariantName as _};
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -18,7 +19,6 @@ use super::{
     answers::Places,
     question::{self, Answer, MAX_QUESTION_BYTES, QuestionError},
 };
-use crate::base::peers::{AskError, Peers, Topic};
 
 /// Shortest pause before a question is repeated, longer than the first one of a connection that could not be opened; as
 /// much again is jitter.

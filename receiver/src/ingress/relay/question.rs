@@ -10,18 +10,16 @@ use tidewatch_api::{
     identity::Instance,
     shard::{ShardCount, ShardId},
 };
+use tidewatch_fleet::peers::Topic;
 use tidewatch_kit::variant::VariantName as _;
 
 use super::{
     RelayError, RelayedPort, RelayedRequest, Replica,
     http2::{ReadBodyError, ResponseBody},
 };
-use crate::{
-    base::peers::Topic,
-    ingress::{
-        gateway::HttpResponse,
-        http::{response, single_value},
-    },
+use crate::ingress::{
+    gateway::HttpResponse,
+    http::{response, single_value},
 };
 
 /// Path of all questions, before the topic.

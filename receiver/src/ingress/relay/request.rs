@@ -11,9 +11,10 @@ use tidewatch_contract::{
     forwarded::{CLIENT_CERT, CLIENT_CERT_CHAIN, client_cert},
     signature::{CONTENT_DIGEST, SIGNATURE, SIGNATURE_INPUT},
 };
+use tidewatch_fleet::peers::Topic;
 
 use super::RelayError;
-use crate::{base::peers::Topic, ingress::http::single_value};
+use crate::ingress::http::single_value;
 
 /// Questions in progress of one topic at most: two callers, or two replicas, that ask at the same time. With all topics,
 /// no more than the streams that requests of agents leave on a connection.

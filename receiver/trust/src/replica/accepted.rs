@@ -4,8 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use rustls_pki_types::UnixTime;
 use thiserror::Error;
-use tidewatch_api::identity::TrustDomain;
-use tidewatch_api::replica::ReplicaName;
+use tidewatch_api::{identity::TrustDomain, replica::ReplicaName};
 use tidewatch_contract::certificate::{Leaf, ReadCertificateError};
 use tidewatch_kit::tls::{Identity, TlsConfigError};
 

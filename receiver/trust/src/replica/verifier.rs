@@ -12,8 +12,7 @@ use rustls::{
     server::ParsedCertificate,
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
-use tidewatch_api::identity::TrustDomain;
-use tidewatch_api::replica::ReplicaName;
+use tidewatch_api::{identity::TrustDomain, replica::ReplicaName};
 use tidewatch_contract::certificate::SubjectAltNames;
 use tidewatch_kit::tls;
 

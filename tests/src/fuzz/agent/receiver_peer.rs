@@ -18,12 +18,12 @@ use tidewatch_contract::{
     heartbeat::{CertificateState, Heartbeat, WatchState},
     signature::{Nonce, VerifiedSignature},
 };
-use tidewatch_kit::metrics::Registry;
-use tidewatch_receiver::fleet::{
+use tidewatch_fleet::{
     EventBatch, Verified,
     forward::{Routes, Service, Target},
     table::{Metrics, RuntimeTable, Settings},
 };
+use tidewatch_kit::metrics::Registry;
 use tokio::time::Instant;
 
 use crate::fuzz::seeds::NOW;

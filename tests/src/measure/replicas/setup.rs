@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use futures::future::try_join_all;
 use tidewatch_api::shard::ShardCount;
-use tidewatch_receiver::kube::shards::Unit;
+use tidewatch_fleet::shards::Unit;
 
 use super::super::{
     figure::cpu_of,

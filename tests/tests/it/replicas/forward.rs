@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use tidewatch_api::{State, shard::ShardCount};
-use tidewatch_receiver::kube::shards::Unit;
+use tidewatch_fleet::shards::Unit;
 use tidewatch_tests::landscape::Options;
 
 use super::{Replicas, short_lease};

@@ -14,7 +14,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use serde_json::json;
 use tidewatch_api::{Kyma, State, shard::ShardCount};
-use tidewatch_receiver::kube::shards::{Unit, names};
+use tidewatch_fleet::shards::{Unit, names};
 use tidewatch_tests::{
     control_plane::audit::{Mark, Write},
     landscape::{Options, until},

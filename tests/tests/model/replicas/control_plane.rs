@@ -10,7 +10,7 @@ use jiff::SignedDuration;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::client::Body;
 use parking_lot::{Mutex, MutexGuard};
-use tidewatch_receiver::kube::shards::names;
+use tidewatch_fleet::shards::names;
 use tidewatch_tests::fake::{Answer, FakeCluster};
 use tokio::{
     sync::{mpsc, oneshot},

@@ -22,14 +22,15 @@ use tidewatch_contract::{
     exchange::{EventsResponse, HeartbeatResponse},
     heartbeat::Heartbeat,
 };
+use tidewatch_fleet::{
+    EventBatch, Verified,
+    peers::Responders,
+    queue::ReconcileOutcome,
+    shards::{self as ownership, Consumer, HoldersHandle, ShardElector, ShardOwnership, Unit, follow},
+    table::{Job, PlacementError, RuntimeTable},
+};
 use tidewatch_receiver::{
     app::ShardHolders,
-    base::peers::Responders,
-    fleet::{
-        EventBatch, Verified,
-        queue::ReconcileOutcome,
-        table::{Job, PlacementError, RuntimeTable},
-    },
     ingress::{
         gateway::{
             Gateway, Intake, Settings, V3Handler,
@@ -38,7 +39,6 @@ use tidewatch_receiver::{
         },
         relay::{Answers, Relay},
     },
-    kube::shards::{self as ownership, Consumer, HoldersHandle, ShardElector, ShardOwnership, Unit, follow},
 };
 use tokio::{
     sync::broadcast,

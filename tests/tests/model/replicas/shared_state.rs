@@ -24,17 +24,15 @@ use tidewatch_api::{
     shard::ShardId,
 };
 use tidewatch_cluster::leader::WriteFence;
+use tidewatch_fleet::{
+    queue::WorkSet,
+    shards::{self as ownership, HoldersHandle, Unit},
+    table::{self, Job, RuntimeTable},
+};
 use tidewatch_kit::metrics::Registry;
-use tidewatch_receiver::{
-    fleet::{
-        queue::WorkSet,
-        table::{self, Job, RuntimeTable},
-    },
-    ingress::{
-        gateway::{self, PortMetrics},
-        relay,
-    },
-    kube::shards::{self as ownership, HoldersHandle, Unit},
+use tidewatch_receiver::ingress::{
+    gateway::{self, PortMetrics},
+    relay,
 };
 use tidewatch_tests::landscape::now;
 use tidewatch_trust::{

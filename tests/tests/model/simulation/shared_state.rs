@@ -16,15 +16,13 @@ use tidewatch_api::{
     plan::Work,
 };
 use tidewatch_cluster::{error_class::ErrorClass, leader::WriteFence};
-use tidewatch_kit::metrics::Registry;
-use tidewatch_receiver::{
-    fleet::{
-        forward::Delivery,
-        queue::ReconcileOutcome,
-        table::{self, Job, RuntimeTable, Settings},
-    },
-    ingress::gateway,
+use tidewatch_fleet::{
+    forward::Delivery,
+    queue::ReconcileOutcome,
+    table::{self, Job, RuntimeTable, Settings},
 };
+use tidewatch_kit::metrics::Registry;
+use tidewatch_receiver::ingress::gateway;
 use tidewatch_tests::landscape::now;
 use tidewatch_trust::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, SERVER_VALIDITY, ServerIdentity};
 use tokio::time::{Duration, Instant};

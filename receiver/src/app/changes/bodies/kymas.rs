@@ -6,6 +6,10 @@ use std::{collections::BTreeSet, future, sync::Arc};
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
 use tidewatch_api::{Kyma, key::KymaKey, names::label, shard::ShardId};
+use tidewatch_fleet::{
+    CommonKymaParts,
+    stores::{kymas::CachedKyma, unread::drop_unread},
+};
 use tidewatch_kit::metrics::KindLabel;
 
 use super::{
@@ -13,11 +17,7 @@ use super::{
     request::{BodyRequest, lists},
     shards::KymaShards,
 };
-use crate::{
-    app::changes::fingerprint::ObjectFingerprint,
-    base::{kymas::CachedKyma, unread::drop_unread},
-    kube::CommonKymaParts,
-};
+use crate::app::changes::fingerprint::ObjectFingerprint;
 
 /// See the module documentation.
 pub(in crate::app::changes) struct KymaCache {

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tidewatch_api::{Manifest, key::KymaKey};
+use tidewatch_fleet::{
+    CommonParts,
+    stores::manifests::{CachedManifest, Manifests},
+};
 use tidewatch_kit::metrics::KindLabel;
 
 use super::{CachedObject, ObjectCache};
-use crate::{
-    base::manifests::{CachedManifest, Manifests},
-    kube::CommonParts,
-};
 
 /// See the module documentation.
 pub(in crate::app::changes) struct ManifestCache {

@@ -2,9 +2,9 @@
 
 use kube::runtime::reflector::{ObjectRef, Store};
 use tidewatch_api::shard::{ShardCount, ShardId};
+use tidewatch_fleet::stores::kymas::{CachedKyma, KymaFacts};
 
 use super::CachedObject;
-use crate::base::kymas::{CachedKyma, KymaFacts};
 
 /// See the module documentation.
 pub(in crate::app::changes) struct KymaShards {

@@ -6,11 +6,11 @@ use kube::runtime::{
 use serde_json::{Value, json};
 use tidewatch_api::{Manifest, names::label};
 use tidewatch_cluster::{body_missing::BodyMissingError, testing::FakeApiServer};
+use tidewatch_fleet::stores::manifests::{CachedManifest, Manifests};
 use tidewatch_kit::metrics::Registry;
 use tokio::{task::JoinHandle, time::timeout};
 
 use super::*;
-use crate::base::manifests::{CachedManifest, Manifests};
 
 mod kinds;
 mod kymas;

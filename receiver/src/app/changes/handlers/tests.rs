@@ -26,6 +26,16 @@ use tidewatch_cluster::{
     runtime_access::{self, ListedSecret, RuntimeAccess, RuntimeAccessError, Settings},
     testing::{FakeApiServer, fill},
 };
+use tidewatch_fleet::{
+    manifest_queue::ManifestQueue,
+    pause::Pause,
+    plans::Plans,
+    queue::ReconcileOutcome,
+    recorder::{self, EventRecorder},
+    table::{self, RuntimeTable},
+    takeover::Takeover,
+    watch::SharedWriter,
+};
 use tidewatch_kit::metrics::Registry;
 use tidewatch_trust::{CA_VALIDITY, Ca};
 use tokio::time::{Instant, timeout};
@@ -37,26 +47,15 @@ use crate::{
         bodies::{Bodies, KymaCache, ManifestCache, SecretCache},
         handover::ShardHandover,
     },
-    base::{pause::Pause, plans::Plans, takeover::Takeover},
     controllers::{
         catalog::{self, Catalog},
         kyma::PendingWrites,
         mandatory::{Finalizers, MandatoryModules},
         manifest::Memories,
     },
-    fleet::{
-        self,
-        manifests::ManifestQueue,
-        queue::ReconcileOutcome,
-        table::{self, RuntimeTable},
-    },
     ingress::{
         enrolment::{self, Revocations},
         gateway::v2,
-    },
-    kube::{
-        recorder::{self, EventRecorder},
-        watch::SharedWriter,
     },
 };
 
@@ -111,9 +110,10 @@ impl Bed {
         let kymas = SharedWriter::from(writers.kymas);
         let manifests = SharedWriter::from(writers.manifests);
         let secrets = SharedWriter::from(writers.secrets);
-        let metrics = fleet::manifests::Metrics::register(&mut registry);
+        let metrics = tidewatch_fleet::manifest_queue::Metrics::register(&mut registry);
         let table = RuntimeTable::new(shards, table::Settings::default(), table::Metrics::register(&mut registry));
-        let manifest_queue = ManifestQueue::new(fleet::manifests::Settings::default(), metrics, table.tenures());
+        let manifest_queue =
+            ManifestQueue::new(tidewatch_fleet::manifest_queue::Settings::default(), metrics, table.tenures());
         let recorder = EventRecorder::new(recorder::Metrics::register(&mut registry));
         let settings = (catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default());
         let components = Components {

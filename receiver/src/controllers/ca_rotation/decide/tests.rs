@@ -3,13 +3,13 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use tidewatch_api::key::KymaKey;
 use tidewatch_contract::certificate::KeyId;
+use tidewatch_fleet::Unproven;
 use tidewatch_trust::{
     Ca, PhaseName, TrustBundle,
     testing::{NOW, phases, root},
 };
 
 use super::*;
-use crate::fleet::Unproven;
 
 const LEAF: Duration = Duration::from_secs(86_400);
 

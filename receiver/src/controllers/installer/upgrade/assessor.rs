@@ -10,6 +10,14 @@ use kube::runtime::reflector::ObjectRef;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tidewatch_api::key::KymaKey;
+use tidewatch_fleet::{
+    PathState, Unproven,
+    pause::Pause,
+    peers::{AskError, Topic},
+    stores::{Stores, kymas::KymaFacts},
+    table::{PathReport, RuntimeTable},
+    takeover::Takeover,
+};
 use tokio::time::Instant;
 
 use super::{
@@ -18,20 +26,7 @@ use super::{
     summary::Summary,
     table::{AssessmentTable, Observation},
 };
-use crate::{
-    base::{
-        kymas::KymaFacts,
-        pause::Pause,
-        peers::{AskError, Topic},
-        stores::Stores,
-        takeover::Takeover,
-    },
-    controllers::evidence::Replicas,
-    fleet::{
-        PathState, Unproven,
-        table::{PathReport, RuntimeTable},
-    },
-};
+use crate::controllers::evidence::Replicas;
 
 /// Question about the runtimes of each replica. All are assessed for the same state, whichever a replica has observed last.
 #[derive(Clone, Debug, Serialize, Deserialize)]

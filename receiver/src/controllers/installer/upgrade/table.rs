@@ -3,6 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use tidewatch_api::{identity::RuntimeId, key::KymaKey};
+use tidewatch_fleet::{PathState, table::PathReport};
 use tokio::time::Instant;
 
 use super::{
@@ -10,10 +11,7 @@ use super::{
     assessment::{Assessment, Member},
     handle::ObservedImage,
 };
-use crate::{
-    controllers::rings::rank,
-    fleet::{PathState, table::PathReport},
-};
+use crate::controllers::rings::rank;
 
 /// Observation of a runtime at one moment.
 pub(super) struct Observation<'a> {
@@ -123,7 +121,7 @@ impl Row {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::Unproven;
+    use tidewatch_fleet::Unproven;
 
     const DEADLINE: Duration = Duration::from_secs(600);
     const S: Duration = Duration::from_secs(1);

@@ -11,6 +11,15 @@ use kube::Client;
 use parking_lot::Mutex;
 use tidewatch_api::key::KymaKey;
 use tidewatch_cluster::state_map::{ReadStateMapError, StateMap};
+use tidewatch_fleet::{
+    pause::Pause,
+    peers::{AskError, Topic},
+    queue::{Priority, WorkSet},
+    recorder::EventRecorder,
+    stores::Stores,
+    table::RuntimeTable,
+    takeover::Takeover,
+};
 use tidewatch_kit::error_levels;
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -24,20 +33,7 @@ use super::{
     summary::{Counts, Summary},
     table::AssessmentTable,
 };
-use crate::{
-    base::{
-        pause::Pause,
-        peers::{AskError, Topic},
-        stores::Stores,
-        takeover::Takeover,
-    },
-    controllers::evidence::Replicas,
-    fleet::{
-        queue::{Priority, WorkSet},
-        table::RuntimeTable,
-    },
-    kube::recorder::EventRecorder,
-};
+use crate::controllers::evidence::Replicas;
 
 /// Interval between ticks during an upgrade.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -10,15 +10,13 @@ use tidewatch_api::{
     names::{annotation, finalizer},
 };
 use tidewatch_cluster::WriteBudgets;
+use tidewatch_fleet::stores::kymas::UserSelection;
 
 use super::*;
-use crate::{
-    base::kymas::UserSelection,
-    controllers::{
-        catalog::{self, RolloutBoard},
-        kyma::{build, layer::ModuleLayer, validate::validate},
-        windows::{NoWindowError, WindowState},
-    },
+use crate::controllers::{
+    catalog::{self, RolloutBoard},
+    kyma::{build, layer::ModuleLayer, validate::validate},
+    windows::{NoWindowError, WindowState},
 };
 
 const REST: Duration = Duration::from_secs(9);

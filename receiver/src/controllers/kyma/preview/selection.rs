@@ -8,15 +8,13 @@ use tidewatch_api::{
     names::{annotation, label},
 };
 use tidewatch_cluster::labels::is_true;
+use tidewatch_fleet::stores::kymas::{Pins, UserSelection};
 
-use crate::{
-    base::kymas::{Pins, UserSelection},
-    controllers::kyma::{
-        installed::{is_unmanaged, module_of},
-        mandatory::is_mandatory,
-        remote::initial_selection,
-        validate::{Validated, validate},
-    },
+use crate::controllers::kyma::{
+    installed::{is_unmanaged, module_of},
+    mandatory::is_mandatory,
+    remote::initial_selection,
+    validate::{Validated, validate},
 };
 
 /// Selection of a Kyma, and its source.

@@ -4,15 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use strum::VariantArray as _;
 use tidewatch_api::names::{annotation, label};
+use tidewatch_fleet::{PathState, Unproven};
 use tidewatch_trust::{CA_VALIDITY, Ca, Trust};
 
 use super::*;
-use crate::{
-    controllers::{
-        installer::{self, Component, Installer, upgrade::UpgradeHandle},
-        watcher,
-    },
-    fleet::{PathState, Unproven},
+use crate::controllers::{
+    installer::{self, Component, Installer, upgrade::UpgradeHandle},
+    watcher,
 };
 
 /// Objects of a runtime cluster after the first reconcile, as `<plural>/<name>` in creation order.

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use kube::ResourceExt as _;
 use tidewatch_api::names::label;
+use tidewatch_fleet::{PathState, takeover::is_managed};
 
 use super::*;
-use crate::{base::takeover::is_managed, fleet::PathState};
 
 const QUIET: Duration = Duration::from_secs(60);
 

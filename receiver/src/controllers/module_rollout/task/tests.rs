@@ -19,18 +19,14 @@ use tidewatch_api::{
 use tidewatch_cluster::{
     WriteBudgets, leader::WriteFence, limits::REQUEST_DEADLINE, state_map::RETRY, testing::FakeApiServer,
 };
+use tidewatch_fleet::{peers::AskError, queue::ReconcileOutcome, recorder, stores::manifests::CachedManifest, table};
 
 use super::*;
-use crate::{
-    base::{manifests::CachedManifest, peers::AskError},
-    controllers::{
-        catalog::{self, Flags, RolloutMark, RolloutSlot, VersionSource, rollout::RolloutFlags},
-        evidence::tests::FakePeers,
-        manifest::is_healthy,
-        windows,
-    },
-    fleet::{queue::ReconcileOutcome, table},
-    kube::recorder,
+use crate::controllers::{
+    catalog::{self, Flags, RolloutMark, RolloutSlot, VersionSource, rollout::RolloutFlags},
+    evidence::tests::FakePeers,
+    manifest::is_healthy,
+    windows,
 };
 
 /// Id of the ConfigMap with the rollouts.

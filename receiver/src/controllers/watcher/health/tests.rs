@@ -9,17 +9,15 @@ use tidewatch_contract::{
     digest::Digest,
     event::{Change, Event, EventId, Object, Payload},
 };
+use tidewatch_fleet::{
+    EventBatch, Verified,
+    forward::{DeliveryOutcome, Service, Target},
+    table::{Metrics, Settings},
+};
 use tidewatch_kit::metrics::Registry;
 
 use super::*;
-use crate::{
-    controllers::evidence::tests::FakePeers,
-    fleet::{
-        EventBatch, Verified,
-        forward::{DeliveryOutcome, Service, Target},
-        table::{Metrics, Settings},
-    },
-};
+use crate::controllers::evidence::tests::FakePeers;
 
 const WATCH: &str = "f";
 

@@ -2,10 +2,11 @@ use std::{fs, os::unix::fs::symlink, path::Path};
 
 use serde_json::json;
 use tidewatch_api::Kyma;
+use tidewatch_fleet::recorder;
 use tidewatch_kit::metrics::Registry;
 
 use super::*;
-use crate::{controllers::windows::Metrics, kube::recorder};
+use crate::controllers::windows::Metrics;
 
 struct Bed {
     file: PolicyFile,

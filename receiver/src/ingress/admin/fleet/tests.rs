@@ -5,14 +5,12 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tidewatch_api::{key::KymaKey, plan::Plan};
 use tidewatch_cluster::leader::WriteFence;
+use tidewatch_fleet::table::{Metrics, Settings};
 use tidewatch_trust::PendingRotation;
 use tokio::sync::{mpsc, watch};
 
 use super::*;
-use crate::{
-    fleet::table::{Metrics, Settings},
-    ingress::admin::{AccessPolicy, routes},
-};
+use crate::ingress::admin::{AccessPolicy, routes};
 
 /// Two replicas that ask each other without a network. The first answers are those of the first replica.
 #[derive(Clone, Default)]
@@ -129,7 +127,7 @@ async fn part_of_the_fleet_is_never_reported() {
     assert_eq!(status, 503);
     assert!(body.contains("at least one shard has no replica"), "{body}");
     *peers.is_incomplete.lock() = false;
-    let malformed: crate::base::peers::Responder =
+    let malformed: tidewatch_fleet::peers::Responder =
         Arc::new(|_| std::future::ready(Ok(Bytes::from_static(b"[{}]"))).boxed());
     peers.replicas.lock()[1].set(Topic::Report, malformed);
     assert_eq!(send(&one, Method::GET, "/fleet", "").await.0, 503, "an answer of another version");

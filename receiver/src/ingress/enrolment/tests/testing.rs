@@ -25,15 +25,13 @@ use tidewatch_cluster::{
     testing,
 };
 use tidewatch_contract::enrolment::CertificateRequest;
+use tidewatch_fleet::table::{self, RuntimeTable};
 use tidewatch_kit::{metrics::Registry, variant::VariantName as _};
 use tidewatch_trust::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, testing::fixed_authority};
 use x509_parser::{prelude::FromDer, public_key::PublicKey, x509::SubjectPublicKeyInfo};
 
-use crate::{
-    fleet::table::{self, RuntimeTable},
-    ingress::enrolment::{
-        CertificateIssuer, EnrolmentService, Flags, IssuanceKind, Metrics, Revocations, RuntimeClients, keys,
-    },
+use crate::ingress::enrolment::{
+    CertificateIssuer, EnrolmentService, Flags, IssuanceKind, Metrics, Revocations, RuntimeClients, keys,
 };
 
 pub(crate) const NOW: i64 = 1_800_000_000;

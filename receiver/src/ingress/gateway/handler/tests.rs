@@ -13,18 +13,15 @@ use tidewatch_contract::{
     event::MAX_EVENTS,
     signature::{CONTENT_DIGEST, SIGNATURE, SIGNATURE_INPUT},
 };
+use tidewatch_fleet::table::PlacementError;
 use tidewatch_trust::Ca;
 use tokio::time::timeout;
 
 use super::*;
-use crate::{
-    fleet::table::PlacementError,
-    ingress::gateway::{
-        Limits,
-        tests::testing::{
-            AUTHORITY, Agent, EPOCH, Edit, NOW, RecordingIntake, RequestSpec, at, ca, domain, heartbeat, metrics,
-            settings,
-        },
+use crate::ingress::gateway::{
+    Limits,
+    tests::testing::{
+        AUTHORITY, Agent, EPOCH, Edit, NOW, RecordingIntake, RequestSpec, at, ca, domain, heartbeat, metrics, settings,
     },
 };
 

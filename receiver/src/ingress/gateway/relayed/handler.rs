@@ -16,8 +16,7 @@ use http_body::Body;
 use http_body_util::Full;
 use parking_lot::Mutex;
 use rustls_pki_types::{CertificateDer, UnixTime};
-use tidewatch_api::identity::TrustDomain;
-use tidewatch_api::replica::ReplicaName;
+use tidewatch_api::{identity::TrustDomain, replica::ReplicaName};
 use tidewatch_contract::certificate::Leaf;
 use tidewatch_trust::{ReplicaTls, Verifier, replica_of};
 

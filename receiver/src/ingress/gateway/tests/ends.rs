@@ -133,7 +133,7 @@ async fn over_http1_a_missed_heartbeat_is_reported_once() {
     let second = Duration::from_secs(1);
     let gateway = TestGateway::start(|settings| {
         (settings.heartbeat_interval, settings.head_deadline) =
-            (crate::fleet::table::HeartbeatInterval::new(second), second);
+            (tidewatch_fleet::table::HeartbeatInterval::new(second), second);
     })
     .await;
     let agent = gateway.agent("r-1");

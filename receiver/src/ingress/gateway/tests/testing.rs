@@ -20,11 +20,11 @@ use tidewatch_contract::{
     heartbeat::Heartbeat,
     signature::{CONTENT_DIGEST, Headers, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, Signer},
 };
+use tidewatch_fleet::{EventBatch, Verified, table::PlacementError};
 use tidewatch_kit::{metrics::Registry, tls::Identity};
 use tidewatch_trust::{CA_VALIDITY, Ca, RUNTIME_VALIDITY};
 use tokio::{sync::broadcast, time::Instant};
 
-use crate::fleet::{EventBatch, Verified, table::PlacementError};
 use crate::ingress::gateway::{Intake, Metrics, Now, Settings};
 
 pub(in crate::ingress::gateway) const NOW: i64 = 1_800_000_000;

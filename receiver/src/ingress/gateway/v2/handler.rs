@@ -9,6 +9,7 @@ use http_body_util::Full;
 use rustls_pki_types::CertificateDer;
 use tidewatch_api::identity::RuntimeId;
 use tidewatch_contract::v2::{self, Caller, Event};
+use tidewatch_fleet::table::PlacementError;
 use tokio::{sync::broadcast, time::Instant};
 
 use super::{
@@ -16,22 +17,19 @@ use super::{
     caller::{CallerVerifier, Peer},
     intake::V2Intake,
 };
-use crate::{
-    fleet::table::PlacementError,
-    ingress::{
-        enrolment::LeafId,
-        gateway::{
-            self, Now, Settings,
-            body::BufferedBody,
-            connection_limiter::ClientLeaf,
-            head,
-            proxy::Intermediates,
-            refusal::{HttpResponse, Refusal},
-            request_limiter::BodyCharge,
-            service::{self, Owner, Port, Service, Via},
-        },
-        relay::{Relay, RelayedPort, RelayedRequest, RelayedResponse, Replica},
+use crate::ingress::{
+    enrolment::LeafId,
+    gateway::{
+        self, Now, Settings,
+        body::BufferedBody,
+        connection_limiter::ClientLeaf,
+        head,
+        proxy::Intermediates,
+        refusal::{HttpResponse, Refusal},
+        request_limiter::BodyCharge,
+        service::{self, Owner, Port, Service, Via},
     },
+    relay::{Relay, RelayedPort, RelayedRequest, RelayedResponse, Replica},
 };
 
 /// Label of this port in the gateway's metrics.

@@ -12,16 +12,15 @@ use tidewatch_api::{
     names::{OWN_MANAGER, label},
 };
 use tidewatch_contract::v2::{Caller, Event};
+use tidewatch_fleet::{
+    forward::{self, DeliveryOutcome, Target},
+    plans::Plans,
+    stores::kymas::KymaFacts,
+    table::{PlacementError, RuntimeTable},
+};
 use tokio::sync::broadcast;
 
-use crate::{
-    base::{kymas::KymaFacts, plans::Plans},
-    fleet::{
-        forward::{self, DeliveryOutcome, Target},
-        table::{PlacementError, RuntimeTable},
-    },
-    ingress::gateway::refusal::Refusal,
-};
+use crate::ingress::gateway::refusal::Refusal;
 
 /// Concurrent forwards to one manager at most; each waits for the manager's response.
 const MAX_FORWARDS: usize = 8;

@@ -2,9 +2,9 @@
 
 use kube::{Client, runtime::reflector::Store};
 use tidewatch_api::{Kyma, names::annotation};
+use tidewatch_fleet::stores::kymas::KymaFacts;
 
 use super::{kinds::Expected, *};
-use crate::base::kymas::KymaFacts;
 
 type Setup = SetupOf<KymaCache>;
 

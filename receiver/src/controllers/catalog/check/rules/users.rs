@@ -7,18 +7,16 @@ use tidewatch_api::{
     Kyma,
     names::{GROUP, VERSION},
 };
+use tidewatch_fleet::stores::kymas::ModuleSelection;
 
-use crate::{
-    base::kymas::ModuleSelection,
-    controllers::catalog::{
-        check::{
-            document::Node,
-            finding::{Code, Finding},
-            object::Object,
-        },
-        desired::Kind,
-        visibility::template_name,
+use crate::controllers::catalog::{
+    check::{
+        document::Node,
+        finding::{Code, Finding},
+        object::Object,
     },
+    desired::Kind,
+    visibility::template_name,
 };
 
 /// Maximum number of Kymas that one finding names.

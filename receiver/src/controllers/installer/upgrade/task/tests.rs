@@ -14,14 +14,10 @@ use tidewatch_api::{
     shard::ShardCount,
 };
 use tidewatch_cluster::{leader::WriteFence, testing::FakeApiServer};
+use tidewatch_fleet::{PathState, Verified, pause::Pause, recorder, stores::kymas::CachedKyma, table};
 
 use super::*;
-use crate::{
-    base::{kymas::CachedKyma, pause::Pause},
-    controllers::{evidence::tests::FakePeers, installer::upgrade::ImageDecision, rings::rank},
-    fleet::{PathState, Verified, table},
-    kube::recorder,
-};
+use crate::controllers::{evidence::tests::FakePeers, installer::upgrade::ImageDecision, rings::rank};
 
 /// KCP with the upgrade's ConfigMap.
 #[derive(Clone, Default)]

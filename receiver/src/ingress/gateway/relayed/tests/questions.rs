@@ -12,14 +12,12 @@ use bytes::Bytes;
 use futures::{FutureExt as _, future};
 use http::{Method, Request};
 use http_body_util::Full;
+use tidewatch_fleet::peers::{AskError, Peers as _, Responder, Topic};
 use tokio::{runtime::Builder, sync::Notify, task::spawn_blocking, time::timeout};
 use tokio_rustls::TlsAcceptor;
 
 use super::testing::*;
-use crate::{
-    base::peers::{AskError, Peers as _, Responder, Topic},
-    ingress::relay::Deadlines,
-};
+use crate::ingress::relay::Deadlines;
 
 /// Responds with a name and the question.
 fn named(name: &'static str) -> Responder {

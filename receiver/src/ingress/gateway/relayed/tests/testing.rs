@@ -18,12 +18,13 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use rustls::{ClientConfig, ServerConfig};
-use tidewatch_api::replica::ReplicaName;
 use tidewatch_api::{
     identity::{Instance, RuntimeId},
+    replica::ReplicaName,
     shard::{ShardCount, ShardId},
 };
 use tidewatch_contract::v2::{Caller, Event};
+use tidewatch_fleet::peers::Responders;
 use tidewatch_kit::{
     metrics::Registry,
     tls::{self, Identity},
@@ -36,24 +37,21 @@ use tokio::{net::TcpStream, sync::watch, task::JoinSet, time::timeout};
 use tokio_rustls::TlsConnector;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    base::peers::Responders,
-    ingress::{
-        enrolment::{
-            Revocations,
-            tests::testing::{TestBed, unix_now},
-        },
-        gateway::{
-            Gateway, Metrics, PortMetrics, Settings, V3Handler,
-            enrol::{self, EnrolmentHandler},
-            metrics::{ReasonLabel, RefusalLabels},
-            refusal::Refusal,
-            relayed::{self, RelayHandler, RelayedHandlers},
-            tests::testing::{AUTHORITY, Agent, RecordingIntake, RequestSpec, ca, domain, settings},
-            v2::{self, CallerVerifier, V2Handler, V2Intake},
-        },
-        relay::{self, Answers, Deadlines, Directory, Holder, Holders, Relay, Replica, ReplicaPeers},
+use crate::ingress::{
+    enrolment::{
+        Revocations,
+        tests::testing::{TestBed, unix_now},
     },
+    gateway::{
+        Gateway, Metrics, PortMetrics, Settings, V3Handler,
+        enrol::{self, EnrolmentHandler},
+        metrics::{ReasonLabel, RefusalLabels},
+        refusal::Refusal,
+        relayed::{self, RelayHandler, RelayedHandlers},
+        tests::testing::{AUTHORITY, Agent, RecordingIntake, RequestSpec, ca, domain, settings},
+        v2::{self, CallerVerifier, V2Handler, V2Intake},
+    },
+    relay::{self, Answers, Deadlines, Directory, Holder, Holders, Relay, Replica, ReplicaPeers},
 };
 
 /// Upper bound of waits; only a failing test reaches it.

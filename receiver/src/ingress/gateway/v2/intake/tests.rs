@@ -3,6 +3,10 @@ use std::{future::poll_fn, pin::Pin};
 use futures::{FutureExt as _, future::join_all};
 use serde_json::json;
 use tidewatch_api::plan::Plan;
+use tidewatch_fleet::{
+    forward::{Routes, Service},
+    table,
+};
 use tidewatch_kit::metrics::Registry;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -10,10 +14,6 @@ use tokio::{
 };
 
 use super::*;
-use crate::fleet::{
-    forward::{Routes, Service},
-    table,
-};
 
 fn target(manager: &str, port: u16) -> Target {
     Target::new(manager, Service::new("s", "n", port).unwrap()).unwrap()

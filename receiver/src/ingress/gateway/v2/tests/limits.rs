@@ -87,8 +87,8 @@ async fn temporary_refusal_is_a_503_and_permanent_ones_stay_4xx() {
         (Refusal::Overloaded, 2),
         (Refusal::Busy, 2),
         (Refusal::BodyTimeout, 2),
-        (Refusal::Placement(crate::fleet::table::PlacementError::NotSynced), 2),
-        (Refusal::Placement(crate::fleet::table::PlacementError::Elsewhere), 2),
+        (Refusal::Placement(tidewatch_fleet::table::PlacementError::NotSynced), 2),
+        (Refusal::Placement(tidewatch_fleet::table::PlacementError::Elsewhere), 2),
     ] {
         assert_eq!(assert_unavailable(refusal.response_as_unavailable(0), refusal.label()).await, seconds);
     }

@@ -1,0 +1,25 @@
+//! The layers of this crate: a module imports modules of lower layers only.
+
+use std::path::Path;
+
+use tidewatch_kit::testing::upward_imports;
+
+/// Modules, lowest layer first.
+const LAYERS: &[&[&str]] = &[
+    // The control plane.
+    &["layers", "peers", "plans", "stores"],
+    &["pause", "recorder"],
+    &["shards", "takeover", "watch"],
+    // The runtimes.
+    &["compare", "due", "forward", "queue", "sequences", "shares", "tenure", "verified"],
+    &["ledger", "manifest_queue", "plan_index", "report"],
+    &["path"],
+    &["runtime"],
+    &["table"],
+];
+
+#[test]
+fn modules_import_lower_layers_only() {
+    let found = upward_imports(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), LAYERS);
+    assert!(found.is_empty(), "these imports do not point to a lower layer:\n{}", found.join("\n"));
+}

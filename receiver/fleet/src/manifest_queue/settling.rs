@@ -1,0 +1,196 @@
+//! Settlement of reports: which Manifests still have to be reconciled since their runtime reported a change.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use tidewatch_api::key::KymaKey;
+
+use super::ManifestKey;
+use crate::ReportTicket;
+
+/// Reports of one Kyma that are kept apart. Later ones join the last of them, so that a runtime that never stops
+/// reporting settles all the same.
+const MAX_OPEN: usize = 2;
+
+/// Reports that are not settled.
+#[derive(Debug, Default)]
+pub(super) struct Settling {
+    by_kyma: HashMap<KymaKey, VecDeque<OpenReport>>,
+    /// Per Manifest in progress, the number of reports when its reconcile began: it covers those.
+    began: HashMap<ManifestKey, u64>,
+    /// Number of reports so far.
+    count: u64,
+    /// Settled tickets that were not taken, the last one of each Kyma.
+    settled: BTreeMap<KymaKey, ReportTicket>,
+}
+
+#[derive(Debug)]
+struct OpenReport {
+    number: u64,
+    ticket: ReportTicket,
+    /// Manifests without a finished reconcile that began after the report.
+    manifests: BTreeSet<ManifestKey>,
+}
+
+impl Settling {
+    /// Adds a report that affects these Manifests.
+    pub(super) fn add(&mut self, manifests: BTreeSet<ManifestKey>, ticket: ReportTicket) {
+        let kyma = ticket.kyma.clone();
+        let open = self.by_kyma.entry(kyma.clone()).or_default();
+        let mut report = OpenReport { number: self.count, ticket, manifests };
+        self.count += 1;
+        if open.len() >= MAX_OPEN
+            && let Some(last) = open.pop_back()
+        {
+            report.manifests.extend(last.manifests);
+        }
+        open.push_back(report);
+        self.settle(&kyma);
+    }
+
+    /// Records that a reconcile of a Manifest begins.
+    pub(super) fn begins(&mut self, manifest: &ManifestKey) {
+        self.began.insert(manifest.clone(), self.count);
+    }
+
+    /// Records the end of a reconcile of a Manifest, with or without a recorded result.
+    pub(super) fn ended(&mut self, kyma: &KymaKey, manifest: &ManifestKey, has_result: bool) {
+        let Some(began) = self.began.remove(manifest).filter(|_| has_result) else { return };
+        for report in self.by_kyma.get_mut(kyma).into_iter().flatten().filter(|report| report.number < began) {
+            report.manifests.remove(manifest);
+        }
+        self.settle(kyma);
+    }
+
+    /// Drops a Manifest of a Kyma, which no report waits for any longer.
+    pub(super) fn remove(&mut self, kyma: &KymaKey, manifest: &ManifestKey) {
+        self.began.remove(manifest);
+        for report in self.by_kyma.get_mut(kyma).into_iter().flatten() {
+            report.manifests.remove(manifest);
+        }
+        self.settle(kyma);
+    }
+
+    /// Drops all reports of a Kyma.
+    pub(super) fn forget(&mut self, kyma: &KymaKey) {
+        self.by_kyma.remove(kyma);
+        self.settled.remove(kyma);
+    }
+
+    /// Takes the ticket of a settled report.
+    pub(super) fn take(&mut self) -> Option<ReportTicket> {
+        self.settled.pop_first().map(|(_, ticket)| ticket)
+    }
+
+    /// Returns true if there are settled reports.
+    pub(super) fn has_settled(&self) -> bool {
+        !self.settled.is_empty()
+    }
+
+    fn settle(&mut self, kyma: &KymaKey) {
+        let Some(open) = self.by_kyma.get_mut(kyma) else { return };
+        while let Some(report) = open.pop_front_if(|report| report.manifests.is_empty()) {
+            self.settled.insert(kyma.clone(), report.ticket);
+        }
+        if open.is_empty() {
+            self.by_kyma.remove(kyma);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tidewatch_api::plan::Plan;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::{PlanIndex, Runtime};
+
+    fn key(name: &str) -> KymaKey {
+        KymaKey::new("ns", name)
+    }
+
+    /// A report of the Kyma `k`, distinguished by its generation.
+    fn report(settling: &mut Settling, generation: u64, manifests: &[&str]) {
+        let plan = Arc::new(Plan::new("r".into(), Vec::new()).unwrap());
+        let snapshot = Runtime::new(Arc::new(PlanIndex::new(plan)), false, Instant::now()).snapshot();
+        let ticket = ReportTicket { kyma: key("k"), generation, snapshot };
+        settling.add(manifests.iter().map(|name| key(name)).collect(), ticket);
+    }
+
+    /// A whole reconcile of a Manifest.
+    fn reconcile(settling: &mut Settling, name: &str, has_result: bool) {
+        settling.begins(&key(name));
+        settling.ended(&key("k"), &key(name), has_result);
+    }
+
+    fn settled(settling: &mut Settling) -> Option<u64> {
+        settling.take().map(|ticket| ticket.generation)
+    }
+
+    #[test]
+    fn report_is_settled_when_each_manifest_has_a_result() {
+        let mut settling = Settling::default();
+        report(&mut settling, 1, &["a", "b"]);
+        reconcile(&mut settling, "a", true);
+        reconcile(&mut settling, "b", false);
+        assert_eq!(settled(&mut settling), None);
+        reconcile(&mut settling, "b", true);
+        assert_eq!((settled(&mut settling), settled(&mut settling)), (Some(1), None));
+        report(&mut settling, 2, &[]);
+        assert_eq!(settled(&mut settling), Some(2), "it affects no Manifest");
+        assert!(settling.by_kyma.is_empty() && settling.began.is_empty());
+    }
+
+    #[test]
+    fn reconcile_that_began_before_a_report_does_not_settle_it() {
+        let mut settling = Settling::default();
+        settling.begins(&key("a"));
+        report(&mut settling, 1, &["a"]);
+        settling.ended(&key("k"), &key("a"), true);
+        assert_eq!(settled(&mut settling), None);
+        reconcile(&mut settling, "a", true);
+        assert_eq!(settled(&mut settling), Some(1));
+    }
+
+    #[test]
+    fn later_report_is_not_settled_before_an_earlier_one() {
+        let mut settling = Settling::default();
+        report(&mut settling, 1, &["a"]);
+        report(&mut settling, 2, &["b"]);
+        reconcile(&mut settling, "b", true);
+        assert_eq!(settled(&mut settling), None);
+        reconcile(&mut settling, "a", true);
+        assert_eq!(
+            (settled(&mut settling), settled(&mut settling)),
+            (Some(2), None),
+            "the last one includes the first"
+        );
+    }
+
+    #[test]
+    fn endless_reports_are_settled_and_few_are_kept() {
+        let mut settling = Settling::default();
+        let mut last = None;
+        for generation in 0..100 {
+            report(&mut settling, generation, &["a", "b"]);
+            assert!(settling.by_kyma[&key("k")].len() <= MAX_OPEN);
+            reconcile(&mut settling, if generation % 2 == 0 { "a" } else { "b" }, true);
+            last = settled(&mut settling).or(last);
+        }
+        assert!(last.is_some_and(|last| last >= 97), "{last:?}");
+        reconcile(&mut settling, "a", true);
+        reconcile(&mut settling, "b", true);
+        assert_eq!(settled(&mut settling), Some(99));
+    }
+
+    #[test]
+    fn removed_manifest_is_awaited_no_longer() {
+        let mut settling = Settling::default();
+        report(&mut settling, 1, &["a", "b"]);
+        reconcile(&mut settling, "a", true);
+        settling.remove(&key("k"), &key("b"));
+        assert_eq!(settled(&mut settling), Some(1));
+    }
+}

@@ -1,0 +1,20 @@
+//! Work queue keyed by Kyma or by Manifest: each key is reconciled at most once at a time; coalescing, fair between
+//! runtimes, with priorities and backoff.
+//!
+//! Pure: time is an argument and randomness comes from a seed. The runtime table holds the queue of the Kymas and the
+//! fleet under one lock; [`manifest_queue`](super::manifest_queue) holds that of the Manifests under another, so that neither
+//! delays the other.
+
+mod label;
+mod outcome;
+mod queued_work;
+mod schedule;
+mod work_set;
+
+pub use outcome::ReconcileOutcome;
+pub use queued_work::{Drift, MAX_DRIFTED_OBJECTS, Priority, QueuedWork};
+pub use work_set::WorkSet;
+
+pub(crate) use label::{PlaceLabel, PriorityLabel};
+pub(crate) use queued_work::merge_into;
+pub(crate) use schedule::{DelayReason, Heads, Lane, Lanes, Queue, SlowSlot};

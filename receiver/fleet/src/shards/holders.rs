@@ -1,0 +1,93 @@
+//! Which replica holds each shard, as this replica last observed it.
+
+use std::{sync::Arc, time::Duration};
+
+use arc_swap::ArcSwap;
+use jiff::Timestamp;
+use tidewatch_api::shard::{ShardCount, ShardId};
+use tokio::time::Instant;
+
+use super::Unit;
+
+/// Holder of one shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Name of the replica.
+    pub name: Arc<str>,
+    /// Host and port at which it accepts relayed requests, as it published them; `None` if it accepts none. At most 260
+    /// bytes, otherwise unchecked.
+    pub relay_address: Option<Arc<str>>,
+    /// True if it is this replica. It may hold the Lease and have lost the shard all the same.
+    pub is_own: bool,
+    /// Time at which this replica observed the last renewal of the holder.
+    pub renewed: Instant,
+    /// Time of the last move of the shard, by the holder's wall clock. For display.
+    pub moved: Option<Timestamp>,
+}
+
+impl Holder {
+    /// Time since the last observed renewal.
+    #[must_use]
+    pub fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.renewed)
+    }
+}
+
+/// Holders of all shards and of the fleet role.
+#[derive(Clone, Debug, Default)]
+pub struct Holders {
+    shards: Vec<Option<Holder>>,
+    fleet: Option<Holder>,
+}
+
+impl Holders {
+    pub(super) fn new(shards: ShardCount, holder: impl Fn(Unit) -> Option<Holder>) -> Self {
+        let fleet = holder(Unit::Fleet);
+        Self { shards: shards.shards().map(|shard| holder(Unit::Shard(shard))).collect(), fleet }
+    }
+
+    /// Holder of a shard; `None` if it has none, if the membership of the last one has ended, or if the Leases have not
+    /// been listed yet.
+    #[must_use]
+    pub fn get(&self, shard: ShardId) -> Option<&Holder> {
+        self.shards.get(shard.index())?.as_ref()
+    }
+
+    /// True if each shard and the fleet role have a holder.
+    #[must_use]
+    pub fn are_complete(&self, shards: ShardCount) -> bool {
+        self.fleet.is_some() && shards.shards().all(|shard| self.get(shard).is_some())
+    }
+
+    /// Holder of the fleet role; `None` as for a shard.
+    #[must_use]
+    pub fn fleet(&self) -> Option<&Holder> {
+        self.fleet.as_ref()
+    }
+}
+
+/// Shared snapshot of the holders. Reading it takes no lock.
+#[derive(Clone, Debug, Default)]
+pub struct HoldersHandle(Arc<ArcSwap<Holders>>);
+
+impl HoldersHandle {
+    /// The current snapshot.
+    #[must_use]
+    pub fn current(&self) -> Arc<Holders> {
+        self.0.load_full()
+    }
+
+    pub(super) fn publish(&self, holders: Holders) {
+        self.0.store(Arc::new(holders));
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl HoldersHandle {
+    /// Holders that do not change.
+    pub fn fixed(shards: ShardCount, holder: impl Fn(Unit) -> Option<Holder>) -> Self {
+        let holders = Self::default();
+        holders.publish(Holders::new(shards, holder));
+        holders
+    }
+}

@@ -1,0 +1,131 @@
+//! Forms in which the cache has Kymas: the whole object, or its facts.
+
+mod facts;
+pub mod pins;
+mod reduced;
+mod selection;
+mod user_selection;
+
+use std::{borrow::Cow, sync::Arc};
+
+use kube::runtime::reflector::Lookup;
+use tidewatch_api::{Kyma, key::KymaKey};
+
+pub use self::{
+    facts::KymaFacts,
+    pins::Pins,
+    reduced::{ReducedKyma, RestDigest},
+    selection::{ModuleSelection, SelectedVersion},
+    user_selection::UserSelection,
+};
+
+/// A Kyma in the cache. Both forms have [`KymaFacts`]; all other parts are in the whole object alone.
+#[derive(Clone, Debug)]
+pub enum CachedKyma {
+    /// The object, without its unread parts.
+    Whole(Arc<Kyma>),
+    /// Facts about a Kyma in another replica's shard.
+    Reduced(Arc<ReducedKyma>),
+}
+
+impl From<Kyma> for CachedKyma {
+    fn from(kyma: Kyma) -> Self {
+        Self::Whole(Arc::new(kyma))
+    }
+}
+
+impl CachedKyma {
+    /// Facts about the Kyma.
+    #[must_use]
+    pub fn facts(&self) -> KymaFacts<'_> {
+        match self {
+            Self::Whole(kyma) => KymaFacts::Whole(kyma),
+            Self::Reduced(reduced) => KymaFacts::Reduced(reduced),
+        }
+    }
+
+    /// The object, if its body is in the cache.
+    #[must_use]
+    pub const fn whole(&self) -> Option<&Arc<Kyma>> {
+        match self {
+            Self::Whole(kyma) => Some(kyma),
+            Self::Reduced(_) => None,
+        }
+    }
+
+    /// Returns true if the body is not in the cache.
+    #[must_use]
+    pub const fn is_reduced(&self) -> bool {
+        matches!(self, Self::Reduced(_))
+    }
+
+    /// Namespace and name of the Kyma.
+    #[must_use]
+    pub fn key(&self) -> KymaKey {
+        match self {
+            Self::Whole(kyma) => KymaKey::of(kyma.as_ref()),
+            Self::Reduced(reduced) => KymaKey::new(&**reduced.namespace, &*reduced.name),
+        }
+    }
+}
+
+/// Without uid and resourceVersion, which a cache would store once more with each key.
+impl Lookup for CachedKyma {
+    type DynamicType = ();
+
+    fn kind((): &()) -> Cow<'_, str> {
+        <Kyma as kube::Resource>::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        <Kyma as kube::Resource>::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        <Kyma as kube::Resource>::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        <Kyma as kube::Resource>::plural(&())
+    }
+
+    fn name(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Whole(kyma) => kyma.metadata.name.as_deref().map(Cow::Borrowed),
+            Self::Reduced(reduced) => Some(Cow::Borrowed(&reduced.name)),
+        }
+    }
+
+    fn namespace(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Whole(kyma) => kyma.metadata.namespace.as_deref().map(Cow::Borrowed),
+            Self::Reduced(reduced) => Some(Cow::Borrowed(&reduced.namespace)),
+        }
+    }
+
+    fn resource_version(&self) -> Option<Cow<'_, str>> {
+        None
+    }
+
+    fn uid(&self) -> Option<Cow<'_, str>> {
+        None
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl<'de> serde::Deserialize<'de> for CachedKyma {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Kyma::deserialize(deserializer).map(Self::from)
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl CachedKyma {
+    /// Reduced form of a Kyma.
+    pub fn reduced(kyma: &Kyma) -> Self {
+        Self::Reduced(Arc::new(ReducedKyma::of(kyma, RestDigest::default())))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! Forms in which the cache has Manifests: the whole object, or its facts.
+
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
+
+use kube::{ResourceExt as _, runtime::reflector::Lookup};
+use tidewatch_api::{Manifest, Shared, key::KymaKey, names::label};
+use tidewatch_cluster::labels::is_true;
+
+use super::{facts::ManifestFacts, index::Owner, reduced::ReducedManifest};
+
+/// A Manifest in the cache.
+#[derive(Clone, Debug)]
+pub enum CachedManifest {
+    /// The object.
+    Whole(Arc<Manifest>),
+    /// Facts about an object of a runtime in another replica's shard.
+    Reduced(Arc<ReducedManifest>),
+}
+
+impl ReducedManifest {
+    /// Reduces a Manifest; `None` if its label names no Kyma, or its owner references have several uids. `share` returns
+    /// a text that all equal ones share.
+    pub fn of(key: KymaKey, manifest: &Manifest, mut share: impl FnMut(&str) -> Shared<String>) -> Option<Self> {
+        let facts = ManifestFacts::from(manifest);
+        let mut uids = manifest.owner_references().iter().map(|owner| owner.uid.as_str());
+        let owner = uids.next();
+        if uids.any(|uid| Some(uid) != owner) {
+            return None;
+        }
+        let kyma = share(facts.kyma?);
+        let mut share = |text: Option<&str>| text.map(&mut share);
+        Some(Self {
+            key,
+            object_version: manifest.metadata.resource_version.as_deref().map(Into::into),
+            owner: share(owner),
+            kyma,
+            module: share(facts.module),
+            channel: share(facts.channel),
+            version: share(facts.version),
+            mark: share(facts.mark),
+            operation: share(facts.operation),
+            synced: manifest.status.as_ref().and_then(|status| status.synced.clone()),
+            flags: facts.flags,
+        })
+    }
+}
+
+impl From<Manifest> for CachedManifest {
+    fn from(manifest: Manifest) -> Self {
+        Self::Whole(Arc::new(manifest))
+    }
+}
+
+impl CachedManifest {
+    /// Facts about the Manifest.
+    #[must_use]
+    pub fn facts(&self) -> ManifestFacts<'_> {
+        match self {
+            Self::Whole(manifest) => manifest.as_ref().into(),
+            Self::Reduced(reduced) => reduced.as_ref().into(),
+        }
+    }
+
+    /// Namespace and name of the Manifest.
+    #[must_use]
+    pub fn key(&self) -> KymaKey {
+        match self {
+            Self::Whole(manifest) => KymaKey::of(manifest.as_ref()),
+            Self::Reduced(reduced) => reduced.key.clone(),
+        }
+    }
+
+    /// Kyma that the label names.
+    #[must_use]
+    pub fn kyma(&self) -> Option<KymaKey> {
+        let kyma = match self {
+            Self::Whole(manifest) => manifest.labels().get(label::KYMA_NAME)?,
+            Self::Reduced(reduced) => &*reduced.kyma,
+        };
+        Some(KymaKey::new(self.namespace().unwrap_or_default(), kyma))
+    }
+
+    /// Returns true if the label names this module.
+    #[must_use]
+    pub fn is_of_module(&self, module: &str) -> bool {
+        match self {
+            Self::Whole(manifest) => manifest.labels().get(label::MODULE_NAME).is_some_and(|of| of == module),
+            Self::Reduced(reduced) => reduced.module.as_ref().is_some_and(|of| **of == module),
+        }
+    }
+
+    /// Returns true if the label of mandatory modules is set. Costs less than all facts.
+    #[must_use]
+    pub fn is_mandatory(&self) -> bool {
+        match self {
+            Self::Whole(manifest) => is_true(Some(manifest.labels()), label::MANDATORY_MODULE),
+            Self::Reduced(reduced) => reduced.flags.is_mandatory,
+        }
+    }
+
+    /// Returns true if the body is not in the cache.
+    #[must_use]
+    pub const fn is_reduced(&self) -> bool {
+        matches!(self, Self::Reduced(_))
+    }
+
+    /// resourceVersion of the object.
+    #[must_use]
+    pub fn object_version(&self) -> Option<&str> {
+        match self {
+            Self::Whole(manifest) => manifest.metadata.resource_version.as_deref(),
+            Self::Reduced(reduced) => reduced.object_version.as_deref(),
+        }
+    }
+
+    /// Uids in the owner references.
+    pub fn owner_uids(&self) -> impl Iterator<Item = &str> {
+        let (references, owner) = match self {
+            Self::Whole(manifest) => (manifest.owner_references(), None),
+            Self::Reduced(reduced) => (&[] as &[_], reduced.owner.as_ref()),
+        };
+        references.iter().map(|owner| owner.uid.as_str()).chain(owner.map(|owner| owner.as_str()))
+    }
+
+    /// Owners by which the Manifest belongs to Kymas.
+    pub(super) fn owners(&self) -> BTreeSet<Owner> {
+        let namespace = self.namespace().unwrap_or_default();
+        let uids = self.owner_uids().map(|uid| Owner::uid(&namespace, uid));
+        uids.chain(self.kyma().map(Owner::Name)).collect()
+    }
+}
+
+/// Without uid and resourceVersion, which a cache would store once more with each key.
+impl Lookup for CachedManifest {
+    type DynamicType = ();
+
+    fn kind((): &()) -> Cow<'_, str> {
+        <Manifest as kube::Resource>::kind(&())
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        <Manifest as kube::Resource>::group(&())
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        <Manifest as kube::Resource>::version(&())
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        <Manifest as kube::Resource>::plural(&())
+    }
+
+    fn name(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Whole(manifest) => manifest.metadata.name.as_deref().map(Cow::Borrowed),
+            Self::Reduced(reduced) => Some(Cow::Borrowed(&reduced.key.name)),
+        }
+    }
+
+    fn namespace(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Whole(manifest) => manifest.metadata.namespace.as_deref().map(Cow::Borrowed),
+            Self::Reduced(reduced) => Some(Cow::Borrowed(&reduced.key.namespace)),
+        }
+    }
+
+    fn resource_version(&self) -> Option<Cow<'_, str>> {
+        None
+    }
+
+    fn uid(&self) -> Option<Cow<'_, str>> {
+        None
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl<'de> serde::Deserialize<'de> for CachedManifest {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Manifest::deserialize(deserializer).map(Self::from)
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl CachedManifest {
+    /// Reduced form of a Manifest.
+    #[allow(clippy::unwrap_used, reason = "test support")]
+    pub fn reduced(manifest: &Manifest) -> Self {
+        let reduced = ReducedManifest::of(KymaKey::of(manifest), manifest, |text| text.to_owned().into());
+        Self::Reduced(Arc::new(reduced.unwrap()))
+    }
+}

@@ -1,0 +1,82 @@
+//! State that all shards of a process share. Each lock is acquired under that of at most one shard, or of the two between
+//! which a Kyma moves, and no other is acquired while it is held.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use parking_lot::{Mutex, MutexGuard};
+use tidewatch_api::{plan::Plan, shard::ShardCount};
+
+use super::{HeartbeatInterval, Settings, stamps::Stamps};
+use crate::{
+    PlanIndex, Snapshot,
+    forward::{self, Outbox},
+    queue::Lanes,
+};
+
+/// See the module documentation.
+pub(super) struct Shared {
+    pub(super) shards: ShardCount,
+    /// Lanes of all queues: the slots of slow runtimes are a part of this process's workers.
+    pub(super) lanes: Arc<Lanes>,
+    pub(super) interval: HeartbeatInterval,
+    pub(super) stamps: OnceLock<Stamps>,
+    /// Events for other managers. Places and requests of a service are limited for the process, hence one outbox; it is
+    /// changed only under the lock of the runtime's shard.
+    outbox: Mutex<Outbox<Snapshot>>,
+    /// A watch has had a route, or an event to forward.
+    forwards: AtomicBool,
+    /// Indexes of the plans in use, by revision; most runtimes share a few plans.
+    plans: Mutex<HashMap<String, Weak<PlanIndex>>>,
+    generations: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(shards: ShardCount, settings: &Settings) -> Self {
+        Self {
+            shards,
+            lanes: Lanes::new(settings.slots),
+            interval: HeartbeatInterval::new(settings.heartbeat_interval(0)),
+            stamps: OnceLock::new(),
+            outbox: Mutex::new(Outbox::new(forward::Limits::default(), settings.seed)),
+            forwards: AtomicBool::new(false),
+            plans: Mutex::default(),
+            generations: AtomicU64::new(1),
+        }
+    }
+
+    /// Number that distinguishes all Kymas and tenures of this process.
+    pub(super) fn generation(&self) -> u64 {
+        self.generations.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn outbox(&self) -> MutexGuard<'_, Outbox<Snapshot>> {
+        self.outbox.lock()
+    }
+
+    /// The outbox, unless it has never had anything to do: most fleets have no other managers.
+    pub(super) fn outbox_for(&self, has_forwards: bool) -> Option<MutexGuard<'_, Outbox<Snapshot>>> {
+        if has_forwards {
+            self.forwards.store(true, Ordering::Relaxed);
+        }
+        (has_forwards || self.forwards.load(Ordering::Relaxed)).then(|| self.outbox())
+    }
+
+    /// Index of a plan.
+    pub(super) fn planned(&self, plan: Arc<Plan>) -> Arc<PlanIndex> {
+        let mut plans = self.plans.lock();
+        let known = plans.get(plan.revision()).and_then(Weak::upgrade);
+        if let Some(planned) = known.filter(|it| Arc::ptr_eq(&it.plan, &plan) || it.plan == plan) {
+            return planned;
+        }
+        plans.retain(|_, planned| planned.strong_count() > 0);
+        let planned = Arc::new(PlanIndex::new(plan));
+        plans.insert(planned.plan.revision().to_owned(), Arc::downgrade(&planned));
+        planned
+    }
+}

@@ -1,0 +1,376 @@
+//! State of one shard, under its lock.
+
+use std::{collections::HashMap, mem, sync::Arc, time::Duration};
+
+use tidewatch_api::{
+    identity::{Instance, RuntimeId},
+    key::KymaKey,
+    plan::{Plan, Work},
+};
+use tidewatch_cluster::error_class::ErrorClass;
+use tidewatch_contract::heartbeat::Heartbeat;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    PlacementError, Settings,
+    agenda::QueueSummary,
+    entry::Entry,
+    forwarded::{self, OutboxChanges},
+    job::{ReconcileStart, Started},
+    kymas::Kymas,
+    module_reports::ModuleReports,
+    shared::Shared,
+    signature_clock::SignatureClock,
+    stamps::Stamps,
+    traces::PendingTraces,
+};
+use crate::{
+    Contract, EventBatch, EventsRecord, HeartbeatRecord, HeartbeatStatus, PathState, PathThresholds, Runtime, Tenure,
+    Unproven, Verified,
+    queue::{DelayReason, Drift, Lane, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
+};
+
+/// Probe interval of a runtime that is away, plus up to the same again of jitter; a request of its agent ends the wait.
+const AWAY_PROBE: Duration = Duration::from_secs(15 * 60);
+
+/// Kyma with work enqueued by an event; true if none was queued before.
+pub(super) type Enqueued = (KymaKey, bool);
+
+/// Result of a request of events.
+pub(super) struct EventsReply {
+    pub(super) recorded: EventsRecord,
+    pub(super) enqueued: Option<Enqueued>,
+    /// Changes of the outbox.
+    pub(super) forwarded: OutboxChanges,
+}
+
+/// Result of a heartbeat.
+pub(super) struct HeartbeatReply {
+    pub(super) record: HeartbeatRecord,
+    pub(super) plan_revision: String,
+}
+
+/// An agent with a missing object of its own.
+#[derive(Default)]
+pub(super) struct Incomplete {
+    /// A heartbeat reported it since the last [`RuntimeTable::incomplete`](super::RuntimeTable::incomplete).
+    pub(super) reported: bool,
+    pub(super) taken: Option<Instant>,
+}
+
+pub(super) struct State {
+    /// Instance that answers the agents, of this acquisition of the shard alone.
+    pub(super) instance: Instance,
+    /// Time of the acquisition.
+    pub(super) started: Instant,
+    pub(super) tenure: Tenure,
+    /// Parent of the cancellations of all Kymas.
+    pub(super) cancellation: CancellationToken,
+    pub(super) shared: Arc<Shared>,
+    /// Summary of the queue in the agenda.
+    pub(super) summary: QueueSummary,
+    /// Kymas of the queue in the metrics.
+    pub(super) counted: [i64; 5],
+    pub(super) synced: bool,
+    pub(super) settings: Settings,
+    pub(super) kymas: Kymas,
+    /// Index by runtime id; almost always one Kyma each.
+    pub(super) runtimes: HashMap<RuntimeId, Vec<KymaKey>>,
+    /// Runtime ids that lost their last Kyma in the current step.
+    pub(super) departed: Vec<RuntimeId>,
+    pub(super) queue: Queue<KymaKey>,
+    /// Changes of module objects.
+    pub(super) reports: ModuleReports,
+    pub(super) traces: PendingTraces,
+    /// Time of the last arrival over a lost connection; bounded by the number of Kymas.
+    pub(super) lost_connections: HashMap<KymaKey, Instant>,
+    /// Agents with missing objects, by their last heartbeats; bounded by the number of Kymas.
+    pub(super) incomplete: HashMap<KymaKey, Incomplete>,
+    signature_clock: SignatureClock,
+}
+
+impl State {
+    pub(super) fn new(
+        instance: Instance,
+        started: Instant,
+        tenure: Tenure,
+        settings: Settings,
+        shared: Arc<Shared>,
+    ) -> Self {
+        Self {
+            instance,
+            started,
+            tenure,
+            cancellation: CancellationToken::new(),
+            summary: QueueSummary::default(),
+            counted: [0; 5],
+            synced: false,
+            settings,
+            kymas: Kymas::default(),
+            runtimes: HashMap::new(),
+            departed: Vec::new(),
+            queue: Queue::new(shared.lanes.clone(), settings.seed),
+            reports: ModuleReports::default(),
+            traces: PendingTraces::new(shared.shards),
+            lost_connections: HashMap::new(),
+            incomplete: HashMap::new(),
+            signature_clock: SignatureClock::default(),
+            shared,
+        }
+    }
+
+    pub(super) fn place(&mut self, key: KymaKey, id: Option<RuntimeId>, plan: Arc<Plan>, now: Instant) {
+        let planned = self.shared.planned(plan);
+        if let Some(entry) = self.kymas.get_mut(&key).filter(|entry| entry.id == id) {
+            let missing = entry.runtime.replan(planned, now);
+            if missing.modules != Drift::None {
+                self.reports.add(&key, missing.modules);
+            }
+            self.queue.enqueue(&key, QueuedWork::new(missing.work, Priority::Catalog), now);
+            return;
+        }
+        self.unindex(&key);
+        if let Some(id) = &id {
+            let keys = self.runtimes.entry(id.clone()).or_default();
+            keys.reserve_exact(1);
+            keys.push(key.clone());
+        }
+        self.queue.insert(key.clone());
+        let runtime = Runtime::new(planned, self.synced, now);
+        let known = self.kymas.get(&key).map(|entry| entry.cancellation.clone());
+        let cancellation = known.unwrap_or_else(|| self.cancellation.child_token());
+        let entry = Entry {
+            id,
+            generation: self.shared.generation(),
+            runtime,
+            reported_path: None,
+            safe: None,
+            accepted: None,
+            has_new_reports: false,
+            cancellation,
+        };
+        self.kymas.insert(key, entry);
+    }
+
+    /// Notes that another replica has served a Kyma until now: reconciles that begin before its last writes have landed are
+    /// repeated.
+    pub(super) fn taken_over(&mut self, key: &KymaKey, now: Instant) {
+        let safe = now + self.settings.request_deadline;
+        if let Some(entry) = self.kymas.get_mut(key) {
+            entry.safe = Some(safe);
+        }
+    }
+
+    pub(super) fn remove(&mut self, key: &KymaKey) {
+        self.unindex(key);
+        if let Some(entry) = self.kymas.remove(key) {
+            entry.cancellation.cancel();
+        }
+        self.queue.remove(key);
+        self.traces.take(key);
+        self.reports.remove(key);
+        self.lost_connections.remove(key);
+        self.incomplete.remove(key);
+    }
+
+    /// Heartbeat interval announced to agents now.
+    pub(super) fn interval(&self) -> Duration {
+        self.shared.interval.get()
+    }
+
+    /// Thresholds for paths in a process that serves since `started`.
+    pub(super) fn thresholds(&self, started: Instant) -> PathThresholds {
+        PathThresholds { started, interval: self.interval(), away_after: self.settings.away_after }
+    }
+
+    /// Records an event of contract v2 and enqueues all work of the runtime.
+    pub(super) fn legacy_event(&mut self, id: &RuntimeId, now: Instant) -> Result<Enqueued, PlacementError> {
+        let key = self.key_of(id)?;
+        let interval = self.interval();
+        let entry = self.kymas.get_mut(&key).ok_or(PlacementError::Unknown)?;
+        entry.runtime.request_received(Contract::V2, interval, now);
+        entry.accept(now);
+        let work = WorkSet::of(&[Work::Kyma, Work::Catalog]);
+        let is_new = self.queue.queued(&key).is_empty();
+        self.queue.enqueue(&key, QueuedWork { work, priority: Priority::User, drift: Drift::All }, now);
+        Ok((key, is_new))
+    }
+
+    pub(super) fn events(
+        &mut self,
+        batch: Verified<EventBatch>,
+        now_unix: i64,
+        now: Instant,
+    ) -> Result<EventsReply, PlacementError> {
+        let Verified { runtime: id, signature, payload: EventBatch { events, traceparent }, leaf, .. } = batch;
+        let epoch = signature.nonce.epoch;
+        let created = self.signature_clock.convert(signature.created, now_unix, now);
+        let key = self.key_of(&id)?;
+        let interval = self.interval();
+        let stamps = self.shared.stamps.get_or_init(Stamps::default);
+        let stamped = stamps.capture(events.iter().flatten());
+        let entry = self.kymas.get_mut(&key).ok_or(PlacementError::Unknown)?;
+        entry.runtime.request_received(Contract::V3, interval, now);
+        let mut recorded = entry.runtime.events(epoch, created, events);
+        let outbox = self.shared.outbox_for(!recorded.forwards.is_empty());
+        let forwarded =
+            outbox.map(|mut outbox| forwarded::take(&mut outbox, entry, &id, epoch, &mut recorded, leaf.as_ref()));
+        let forwarded = forwarded.unwrap_or_default();
+        let mut enqueued = None;
+        if let Some(work) = recorded.queued.take().and_then(|work| self.reports.split(&key, work)) {
+            entry.accept(now);
+            enqueued = Some((key.clone(), self.queue.queued(&key).is_empty()));
+            self.queue.enqueue(&key, work, now);
+            stamps.record(&id, stamped);
+            if let Some(traceparent) = traceparent {
+                self.traces.add(&key, traceparent);
+            }
+        }
+        Ok(EventsReply { recorded, enqueued, forwarded })
+    }
+
+    pub(super) fn heartbeat(
+        &mut self,
+        heartbeat: &Verified<Heartbeat>,
+        now_unix: i64,
+        now: Instant,
+    ) -> Result<HeartbeatReply, PlacementError> {
+        let Verified { runtime: id, signature, payload: heartbeat, authority, .. } = heartbeat;
+        let created = self.signature_clock.convert(signature.created, now_unix, now);
+        let key = self.key_of(id)?;
+        let interval = self.interval();
+        let entry = self.kymas.get_mut(&key).ok_or(PlacementError::Unknown)?;
+        let was_away = entry.reported_path == Some(PathState::Unproven(Unproven::Away));
+        entry.runtime.request_received(Contract::V3, interval, now);
+        let mut record = entry.runtime.heartbeat(heartbeat, created, now);
+        if was_away {
+            // The agent is back: work that waits for the next probe is due now.
+            entry.reported_path = None;
+            let work = self.queue.queued(&key);
+            self.queue.enqueue(&key, QueuedWork::new(work, Priority::User), now);
+        }
+        if let Some(work) = record.queued.take().and_then(|work| self.reports.split(&key, work)) {
+            entry.has_new_reports = true;
+            self.queue.enqueue(&key, work, now);
+        }
+        let plan_revision = entry.runtime.plan_revision().to_owned();
+        if record.status == HeartbeatStatus::Counted {
+            entry.runtime.set_trust(heartbeat, authority.as_ref());
+            if heartbeat.incomplete {
+                self.incomplete.entry(key).or_default().reported = true;
+            } else {
+                self.incomplete.remove(&key);
+            }
+        }
+        Ok(HeartbeatReply { record, plan_revision })
+    }
+
+    /// Takes the first Kyma of a lane and a priority, with a snapshot of its accepted sequences.
+    pub(super) fn begin_from(&mut self, lane: Lane, priority: Priority, now: Instant) -> Option<Started> {
+        let (key, queued) = self.queue.take_from(lane, priority, now)?;
+        self.start(key, queued, now)
+    }
+
+    fn start(&mut self, key: KymaKey, queued: QueuedWork, now: Instant) -> Option<Started> {
+        let in_progress = self.tenure.begin()?;
+        let traces = self.traces.take(&key);
+        let entry = self.kymas.get_mut(&key)?;
+        let start = ReconcileStart {
+            generation: entry.generation,
+            tenure: self.tenure.clone(),
+            _in_progress: in_progress,
+            slow_slot: self.queue.slow_slot(&key),
+            snapshot: entry.runtime.snapshot(),
+            accepted: entry.accepted.take(),
+            has_new_reports: mem::take(&mut entry.has_new_reports),
+            at: now,
+            time_limit: self.queue.time_limit(&key),
+            traces,
+            cancellation: entry.cancellation.clone(),
+        };
+        Some((key, queued, start))
+    }
+
+    /// Ends a reconcile. One that started before `safe` is repeated then, because until that time a last write of the
+    /// previous lease holder may land. Returns the acceptance time of the oldest event that it settles.
+    pub(super) fn finish(
+        &mut self,
+        key: &KymaKey,
+        queued: &QueuedWork,
+        start: &ReconcileStart,
+        outcome: &ReconcileOutcome,
+        safe: Instant,
+        now: Instant,
+    ) -> Option<Instant> {
+        let thresholds = self.thresholds(safe);
+        let ended = outcome.ended.both(queued.work).minus(outcome.failed);
+        let mut settled = None;
+        let mut probe = None;
+        let mut safe = safe;
+        if let Some(entry) = self.kymas.get_mut(key).filter(|entry| entry.generation == start.generation) {
+            safe = entry.safe.map_or(safe, |entry| safe.max(entry));
+            entry.runtime.ended(&start.snapshot, ended);
+            match outcome.class {
+                Some(ErrorClass::Transport) => entry.runtime.set_api_server_reached(false),
+                // Only this work certainly called the runtime's API server.
+                _ if ended.contains(Work::Kyma) => entry.runtime.set_api_server_reached(true),
+                _ => {}
+            }
+            if queued.work.minus(ended).is_empty() {
+                settled = start.accepted;
+            } else if let Some(accepted) = start.accepted {
+                entry.accepted = Some(entry.accepted.map_or(accepted, |since| since.min(accepted)));
+            }
+            let away = entry.runtime.path(thresholds, now) == PathState::Unproven(Unproven::Away);
+            probe = away.then(|| AWAY_PROBE + self.queue.jitter(AWAY_PROBE));
+        }
+        let min_backoff = outcome.min_backoff.max(probe);
+        self.queue.finish(key, queued, &ReconcileOutcome { min_backoff, ..outcome.clone() }, now);
+        if start.at < safe {
+            let again = QueuedWork { work: queued.work, priority: Priority::Catalog, drift: Drift::All };
+            self.queue.enqueue_after(key, DelayReason::StartupGrace, safe, again, now);
+        }
+        settled
+    }
+
+    /// Those of these Kymas that have an unambiguous runtime id.
+    pub(super) fn served<'a>(
+        &'a self,
+        keys: &'a [KymaKey],
+    ) -> impl Iterator<Item = (&'a KymaKey, &'a RuntimeId, &'a Runtime)> {
+        let served = keys.iter().filter_map(|key| Some((key, self.kymas.get(key)?)));
+        let served = served.filter(|(_, entry)| !self.is_ambiguous(entry));
+        served.filter_map(|(key, entry)| Some((key, entry.id.as_ref()?, &entry.runtime)))
+    }
+
+    pub(super) fn is_ambiguous(&self, entry: &Entry) -> bool {
+        entry.id.as_ref().is_some_and(|id| self.runtimes.get(id).is_some_and(|keys| keys.len() > 1))
+    }
+
+    pub(super) fn key_of(&self, id: &RuntimeId) -> Result<KymaKey, PlacementError> {
+        if !self.synced {
+            return Err(PlacementError::NotSynced);
+        }
+        let keys = self.runtimes.get(id).ok_or(PlacementError::Unknown)?;
+        match keys.first() {
+            Some(key) if keys.len() == 1 => Ok(key.clone()),
+            Some(_) => Err(PlacementError::Ambiguous),
+            None => Err(PlacementError::Unknown),
+        }
+    }
+
+    fn unindex(&mut self, key: &KymaKey) {
+        let Some(id) = self.kymas.get(key).and_then(|entry| entry.id.as_ref()) else { return };
+        if let Some(keys) = self.runtimes.get_mut(id) {
+            keys.retain(|known| known != key);
+            if keys.is_empty() {
+                self.departed.push(id.clone());
+                if let Some(mut outbox) = self.shared.outbox_for(false) {
+                    outbox.forget(id);
+                }
+                self.runtimes.remove(id);
+            }
+        }
+    }
+}

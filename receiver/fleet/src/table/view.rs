@@ -1,0 +1,309 @@
+//! Summaries of runtimes for the admin API, rollouts and tests.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use strum::VariantArray as _;
+use tidewatch_api::{ConditionStatus, identity::RuntimeId, key::KymaKey, plan::Work};
+use tidewatch_kit::variant::VariantName as _;
+use tokio::time::Instant;
+
+use super::{RuntimeTable, metrics::FleetTotals, rfc3339, state::State};
+use crate::{
+    Contract, EpochView, LastHeartbeat, PathState, PathThresholds, Unproven,
+    queue::{Priority, WorkSet},
+};
+
+/// Summary of one Kyma and its runtime; serialized, a runtime of the admin API's report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RuntimeView {
+    /// Name in KCP.
+    pub kyma: String,
+    /// Namespace in KCP.
+    pub namespace: String,
+    /// Runtime id, if the Kyma has one.
+    pub runtime_id: Option<String>,
+    /// True if another Kyma has the same runtime id: then neither is served.
+    pub ambiguous: bool,
+    /// State of the event path, as the condition `EventPath` has it or will have it.
+    pub path: PathView,
+    /// Contract of the agent's last request: `unheard`, `v2` or `v3`.
+    pub contract: String,
+    /// Age of the last counted heartbeat, in seconds.
+    pub last_seen_seconds: Option<u64>,
+    /// Longest heartbeat interval that the agent may follow, in seconds.
+    pub heartbeat_seconds: u64,
+    /// Current age of the canary, in seconds; `None` if it never returned.
+    pub canary_age_seconds: Option<u64>,
+    /// Version that the agent reports, at most 256 characters.
+    pub agent_version: Option<String>,
+    /// Plan revision that the agent reports, at most 256 characters.
+    pub plan_revision: Option<String>,
+    /// True if that is the current plan.
+    pub plan_is_current: bool,
+    /// End of the agent's certificate as it reports it: RFC 3339 from an honest agent, at most 256 characters.
+    pub certificate_not_after: Option<String>,
+    /// Start of the agent's failure to renew its certificate, in RFC 3339; absent while renewals succeed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renewal_failed_since: Option<String>,
+    /// Objects pending in the agent at the last heartbeat.
+    pub waiting: u64,
+    /// Events that the agent could not send.
+    pub parked: u64,
+    /// Watches of kinds that the runtime's API server does not serve, at the last heartbeat.
+    #[serde(default)]
+    pub not_served: usize,
+    /// Watches with too many objects to report each change by its object, at the last heartbeat.
+    #[serde(default)]
+    pub coarse: usize,
+    /// Events received above a gap, in the epochs below.
+    pub gaps: u64,
+    /// Events received more than once, in the epochs below.
+    pub duplicates: u64,
+    /// Work for which recorded events are not settled.
+    pub unsettled: Vec<Work>,
+    /// Work that is ready or in backoff.
+    #[serde(rename = "wanted")]
+    pub queued: Vec<Work>,
+    /// Paused work.
+    pub paused: Vec<Work>,
+    /// True while a reconcile runs.
+    #[serde(rename = "inWork")]
+    pub in_progress: bool,
+    /// Consecutive failed reconciles.
+    pub failures: u32,
+    /// Epochs of the agent in the order of arrival; at most four.
+    pub epochs: Vec<EpochView>,
+}
+
+/// State of an event path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PathView {
+    /// True if the path is proven, False if it is broken, Unknown without proof of either.
+    pub state: ConditionStatus,
+    /// Reason of the state. `Unknown` while no evidence is due yet; the condition keeps its previous reason then.
+    pub reason: String,
+    /// Details; parts of them come from the agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+impl From<&PathState> for PathView {
+    fn from(path: &PathState) -> Self {
+        Self { state: path.status(), reason: path.as_str().to_owned(), message: message(path) }
+    }
+}
+
+/// Details that the reason does not contain.
+fn message(path: &PathState) -> Option<String> {
+    let PathState::Unproven(flaw) = path else { return None };
+    match flaw {
+        Unproven::OldPlan { error } => {
+            error.as_ref().map(|error| format!("the agent cannot apply the newest plan or settings: {error}"))
+        }
+        Unproven::FailingWatch { watch, error: Some(error) } => Some(format!("{watch}: {error}")),
+        Unproven::FailingWatch { watch, error: None } => Some(format!("{watch} is not listed")),
+        Unproven::Diverged { watch } => Some(watch.clone()),
+        Unproven::StaleCanary { came_back: false } => Some("the canary never came back".to_owned()),
+        _ => None,
+    }
+}
+
+/// Path state of one runtime, the basis of its agent's upgrade.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathReport {
+    /// Its Kyma.
+    pub kyma: KymaKey,
+    /// Its runtime id.
+    pub runtime: RuntimeId,
+    /// State of its event path.
+    pub path: PathState,
+    /// Time of the last counted heartbeat.
+    pub last_heartbeat: Option<Instant>,
+}
+
+/// Data of a [`RuntimeView`] as the table holds it, copied under the lock and formatted afterwards.
+struct RuntimeSummary {
+    key: KymaKey,
+    id: Option<RuntimeId>,
+    ambiguous: bool,
+    path: PathState,
+    contract: Contract,
+    heartbeat: Option<LastHeartbeat>,
+    interval: Duration,
+    plan_is_current: bool,
+    queued: WorkSet,
+    paused: WorkSet,
+    in_progress: bool,
+    failures: u32,
+    epochs: Vec<EpochView>,
+}
+
+impl RuntimeSummary {
+    fn into_view(self, now: Instant) -> RuntimeView {
+        let heartbeat = self.heartbeat.as_ref();
+        let epochs = self.epochs;
+        let unsettled: WorkSet = epochs.iter().flat_map(|epoch| epoch.unsettled.iter().copied()).collect();
+        let renewal_failed_since = heartbeat.and_then(|heartbeat| heartbeat.renewal_failed_since);
+        RuntimeView {
+            kyma: self.key.name.clone(),
+            namespace: self.key.namespace.clone(),
+            runtime_id: self.id.as_ref().map(RuntimeId::to_string),
+            ambiguous: self.ambiguous,
+            path: PathView::from(&self.path),
+            contract: self.contract.as_str().to_owned(),
+            last_seen_seconds: heartbeat.map(|heartbeat| now.saturating_duration_since(heartbeat.at).as_secs()),
+            heartbeat_seconds: self.interval.as_secs(),
+            canary_age_seconds: heartbeat.and_then(|heartbeat| heartbeat.canary_age(now)).map(|age| age.as_secs()),
+            agent_version: heartbeat.map(|heartbeat| heartbeat.agent_version.clone()),
+            plan_revision: heartbeat.and_then(|heartbeat| heartbeat.plan_revision.clone()),
+            plan_is_current: self.plan_is_current,
+            certificate_not_after: heartbeat.map(|heartbeat| heartbeat.certificate_not_after.clone()),
+            renewal_failed_since: renewal_failed_since.map(|since| rfc3339(since.into())),
+            waiting: heartbeat.map_or(0, |heartbeat| heartbeat.waiting),
+            parked: heartbeat.map_or(0, |heartbeat| heartbeat.parked),
+            not_served: heartbeat.map_or(0, |heartbeat| heartbeat.not_served),
+            coarse: heartbeat.map_or(0, |heartbeat| heartbeat.coarse),
+            gaps: epochs.iter().map(|epoch| epoch.gaps).sum(),
+            duplicates: epochs.iter().map(|epoch| epoch.duplicates).sum(),
+            unsettled: unsettled.iter().collect(),
+            queued: self.queued.iter().collect(),
+            paused: self.paused.iter().collect(),
+            in_progress: self.in_progress,
+            failures: self.failures,
+            epochs,
+        }
+    }
+}
+
+impl RuntimeTable {
+    /// Path state of a Kyma's runtime; `None` for an unknown Kyma.
+    #[must_use]
+    pub fn path(&self, key: &KymaKey, now: Instant) -> Option<PathState> {
+        self.with_kyma(key, |state, _| Some(state.kymas.get(key)?.runtime.path(state.thresholds(state.started), now)))?
+    }
+
+    /// Kymas with a path that changed since the last call; all of them at the first call. Also updates metrics that
+    /// change with time alone. Supports one caller, about once per second.
+    #[must_use]
+    pub fn changed_paths(&self) -> Vec<(KymaKey, PathState)> {
+        let mut totals = FleetTotals::default();
+        let mut changed = Vec::new();
+        self.in_chunks(|state, keys, now| {
+            let thresholds = state.thresholds(state.started);
+            for key in keys {
+                let Some(entry) = state.kymas.get_mut(key) else { continue };
+                let path = entry.runtime.path(thresholds, now);
+                totals.add(key, &path, entry.runtime.last_heartbeat.as_ref());
+                if entry.reported_path.as_ref() != Some(&path) {
+                    entry.reported_path = Some(path.clone());
+                    changed.push((key.clone(), path));
+                }
+            }
+        });
+        let mut oldest: [Option<Instant>; 3] = [None; 3];
+        for shard in self.held() {
+            let slot = self.lock(shard);
+            let Some(state) = slot.as_ref() else { continue };
+            for (oldest, priority) in oldest.iter_mut().zip(Priority::VARIANTS) {
+                let since = state.queue.oldest(*priority);
+                *oldest = (*oldest).into_iter().chain(since).min();
+            }
+        }
+        self.0.metrics.observe_ages(oldest, &self.0.shared.lanes, Instant::now());
+        self.0.metrics.set_totals(&totals);
+        changed.sort_by(|(one, _), (other, _)| one.cmp(other));
+        changed
+    }
+
+    /// Number of runtimes with a Kyma in all shards of the fleet. Of those that other replicas hold, each Kyma with a runtime id
+    /// counts.
+    #[must_use]
+    pub fn runtimes_of_fleet(&self) -> usize {
+        self.runtimes() + self.directory().runtimes_elsewhere()
+    }
+
+    /// Path state of each served runtime, in the order of their Kymas.
+    #[must_use]
+    pub fn path_reports(&self) -> Vec<PathReport> {
+        let mut reports = Vec::new();
+        self.in_chunks(|state, keys, now| {
+            let thresholds = state.thresholds(state.started);
+            reports.extend(state.served(keys).map(|(key, id, runtime)| PathReport {
+                kyma: key.clone(),
+                runtime: id.clone(),
+                path: runtime.path(thresholds, now),
+                last_heartbeat: runtime.last_heartbeat.as_ref().map(|heartbeat| heartbeat.at),
+            }));
+        });
+        reports.sort_by(|one: &PathReport, other| one.kyma.cmp(&other.kyma));
+        reports.dedup_by(|one, other| one.kyma == other.kyma);
+        reports
+    }
+
+    /// Summary of each Kyma, in the order of their keys.
+    #[must_use]
+    pub fn views(&self) -> Vec<RuntimeView> {
+        let mut summaries = Vec::new();
+        self.in_chunks(|state, keys, now| {
+            let thresholds = state.thresholds(state.started);
+            summaries.extend(keys.iter().filter_map(|key| summary(state, key, thresholds, now)));
+        });
+        summaries.sort_by(|one: &RuntimeSummary, other| one.key.cmp(&other.key));
+        summaries.dedup_by(|one, other| one.key == other.key);
+        let now = Instant::now();
+        summaries.into_iter().map(|summary| summary.into_view(now)).collect()
+    }
+}
+
+/// Copies the data of a Kyma.
+fn summary(state: &State, key: &KymaKey, thresholds: PathThresholds, now: Instant) -> Option<RuntimeSummary> {
+    let entry = state.kymas.get(key)?;
+    let runtime = &entry.runtime;
+    let queue = &state.queue;
+    let heartbeat = runtime.last_heartbeat.as_ref();
+    Some(RuntimeSummary {
+        key: key.clone(),
+        id: entry.id.clone(),
+        ambiguous: state.is_ambiguous(entry),
+        path: runtime.path(thresholds, now),
+        contract: runtime.contract,
+        heartbeat: heartbeat.cloned(),
+        interval: runtime.interval(thresholds),
+        plan_is_current: heartbeat.and_then(|heartbeat| heartbeat.plan_revision.as_deref())
+            == Some(runtime.plan_revision()),
+        queued: queue.queued(key),
+        paused: queue.parked(key),
+        in_progress: queue.in_progress(key),
+        failures: queue.failures(key),
+        epochs: runtime.epochs(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn path_has_the_state_and_reason_of_the_condition() {
+        let watch = || "pods".to_owned();
+        for (path, state) in [
+            (PathState::Unknown, "Unknown"),
+            (PathState::Proven, "True"),
+            (PathState::Unproven(Unproven::NoHeartbeat), "False"),
+            (PathState::Unproven(Unproven::Away), "Unknown"),
+            (PathState::Unproven(Unproven::LegacyAgent), "Unknown"),
+            (PathState::Unproven(Unproven::OldPlan { error: None }), "False"),
+            (PathState::Unproven(Unproven::FailingWatch { watch: watch(), error: None }), "False"),
+            (PathState::Unproven(Unproven::Diverged { watch: watch() }), "False"),
+            (PathState::Unproven(Unproven::StaleCanary { came_back: true }), "False"),
+        ] {
+            let path_json = json!(PathView::from(&path));
+            assert_eq!((&path_json["state"], &path_json["reason"]), (&json!(state), &json!(path.as_str())));
+        }
+    }
+}
