@@ -4,11 +4,11 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use tidewatch_api::{ConditionStatus, plan::Work};
 use tidewatch_fleet::table::RuntimeView;
-use tidewatch_kit::{table, variant::VariantName as _};
-use tidewatch_receiver::ingress::admin::{
+use tidewatch_gateway::admin::{
     FLEET_PATH,
     report::{Report, Summary},
 };
+use tidewatch_kit::{table, variant::VariantName as _};
 
 use crate::{admin::AdminFlags, block_on, exit, output};
 

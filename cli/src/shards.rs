@@ -3,11 +3,11 @@
 use anyhow::{Context as _, Result};
 use clap::Args;
 use jiff::Timestamp;
-use tidewatch_kit::table;
-use tidewatch_receiver::ingress::admin::{
+use tidewatch_gateway::admin::{
     SHARDS_PATH,
     shards::{HolderView, Ownership, ShardView, ShardsReport},
 };
+use tidewatch_kit::table;
 
 use crate::{admin::AdminFlags, block_on, exit, output};
 

@@ -20,6 +20,13 @@ use kube::Client;
 use rustls::ServerConfig;
 use tidewatch_api::identity::Instance;
 use tidewatch_cluster::leader::{self, FleetRole, LeaderElector, WriteFence};
+use tidewatch_gateway::{
+    admin::{self, ActiveFleet, FleetHandle},
+    metrics_page::{Metrics, MetricsPage},
+    ports::{Service, relayed::RelayedHandlers},
+    probes,
+};
+use tidewatch_kit::readiness::{Pending, Readiness};
 #[cfg(feature = "otlp")]
 use tidewatch_kit::trace::Exporter;
 use tidewatch_trust::TlsState;
@@ -30,16 +37,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    config::Config,
-    controllers::forward,
-    ingress::{
-        admin::{self, ActiveFleet, FleetHandle},
-        gateway::{Service, relayed::RelayedHandlers},
-        probes,
-    },
-    telemetry::{self, Metrics, MetricsPage, Pending, Readiness},
-};
+use crate::{config::Config, controllers::forward, telemetry};
 use open_files::OpenFiles;
 use sharded::{Followers, Ownership, ProcessParts, Replica, Sharding};
 use signals::Signals;

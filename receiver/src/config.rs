@@ -10,15 +10,13 @@ use tidewatch_cluster::{
     runtime_access::Cidr,
 };
 use tidewatch_fleet::forward::UrlTemplate;
-
-use crate::{
-    controllers::{catalog, event_path, installer, windows},
-    ingress::{
-        admin, enrolment,
-        gateway::{self, OwnAuthority, v2},
-        relay,
-    },
+use tidewatch_gateway::{
+    admin, enrolment,
+    ports::{self, OwnAuthority, v2},
+    relay,
 };
+
+use crate::controllers::{catalog, event_path, installer, windows};
 
 /// Receives the signed events of Kyma runtimes and reconciles the runtimes they come from
 #[derive(Clone, Debug, Parser)]
@@ -85,7 +83,7 @@ pub struct Config {
 
     /// Capacity of the event port.
     #[command(flatten)]
-    pub capacity: gateway::Flags,
+    pub capacity: ports::Flags,
 
     /// TLS of the event port.
     #[command(flatten)]

@@ -1,13 +1,11 @@
 //! The receiver: verifies the agents' events and reconciles the Kymas of their runtime clusters.
 //!
-//! Layers, lowest first; a layer imports only from those before it, and `ingress` and `controllers` never from each
-//! other:
+//! Layers, lowest first; a layer imports only from those before it:
 //!
 //! | layer | responsibility |
 //! |---|---|
 //! | [`base`] | short digests, versions; no IO |
-//! | [`telemetry`] | logs, metrics, readiness |
-//! | [`ingress`] | listeners: events, contract v2, enrolment, admin, probes |
+//! | [`telemetry`] | logs |
 //! | [`controllers`] | reconcilers: Kyma, catalog, agent installation, Watchers, event path, CA rotation, forwarding |
 //! | [`app`] | wiring, configuration |
 //!
@@ -29,7 +27,6 @@ pub mod app;
 pub mod base;
 pub mod config;
 pub mod controllers;
-pub mod ingress;
 #[cfg(test)]
 mod layers;
 pub mod rights;

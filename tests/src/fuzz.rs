@@ -22,7 +22,7 @@ use tidewatch_contract::{
     signature::{Message, SignedRequest, WINDOW_SECONDS, verify},
     v2,
 };
-use tidewatch_receiver::ingress::enrolment::{KeySet, MAX_KEY_SET_BYTES, Token};
+use tidewatch_gateway::enrolment::{KeySet, MAX_KEY_SET_BYTES, Token};
 use tidewatch_trust::SigningRequest;
 
 pub use agent::{agent_config, answers, certificate_answer, discovery, refusal, trust_answer, watch};

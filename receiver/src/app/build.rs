@@ -19,6 +19,16 @@ use tidewatch_fleet::{
     shards,
     table::RuntimeTable,
 };
+use tidewatch_gateway::{
+    enrolment::{CertificateIssuer, EnrolmentService},
+    metrics_page::Metrics,
+    ports::{
+        OwnAuthority, PortMetrics, V3Handler,
+        enrol::EnrolmentHandler,
+        v2::{V2Adapter, V2Handler},
+    },
+    relay::{Answers, Relay},
+};
 use tidewatch_oci::{
     flags::{Settings, Source},
     registry::Registry,
@@ -56,16 +66,6 @@ use crate::{
         watcher::ForwardHealth,
         windows::{MaintenanceWindows, PolicyFile},
     },
-    ingress::{
-        enrolment::{CertificateIssuer, EnrolmentService},
-        gateway::{
-            OwnAuthority, PortMetrics, V3Handler,
-            enrol::EnrolmentHandler,
-            v2::{V2Adapter, V2Handler},
-        },
-        relay::{Answers, Relay},
-    },
-    telemetry::Metrics,
 };
 use components::components;
 pub(super) use listeners::check_v2_files;

@@ -45,6 +45,8 @@ use tidewatch_fleet::{
     stores::{Stores, kymas::CachedKyma, manifests::CachedManifest},
     watch,
 };
+use tidewatch_gateway::enrolment;
+use tidewatch_kit::readiness::Readiness;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -58,7 +60,7 @@ use self::{
     owners::SecretOwners,
 };
 
-use crate::{controllers::watcher::ForwardHealth, ingress::enrolment, telemetry::Readiness};
+use crate::controllers::watcher::ForwardHealth;
 
 /// Write halves of [`Stores`] and of the access Secrets, each for exactly one watch.
 #[derive(Default)]

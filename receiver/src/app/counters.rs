@@ -4,17 +4,17 @@
 use prometheus_client::metrics::gauge::Gauge;
 use tidewatch_cluster::{leader, runtime_access};
 use tidewatch_fleet::{manifest_queue, recorder, shards, stores::Stores, table};
+use tidewatch_gateway::{
+    enrolment,
+    metrics_page::Metrics,
+    ports::{self, v2},
+    relay,
+};
 use tidewatch_kit::{metric_set, metrics::MetricDescription};
 
 use crate::{
     app::{changes, open_files},
     controllers::{catalog, event_path, installer, kyma, manifest, module_rollout, windows},
-    ingress::{
-        enrolment,
-        gateway::{self, v2},
-        relay,
-    },
-    telemetry::Metrics,
 };
 
 metric_set! {
@@ -41,10 +41,10 @@ metric_set! {
         pub(super) relay: relay::Metrics = ..,
         pub(super) replica: tidewatch_trust::ReplicaMetrics = ..,
         /// Connections and requests of the relay port.
-        pub(super) relay_port: gateway::PortMetrics = _,
-        pub(super) gateway: gateway::Metrics = _,
+        pub(super) relay_port: ports::PortMetrics = _,
+        pub(super) gateway: ports::Metrics = _,
         /// Connections and requests of the enrolment port.
-        pub(super) enrolment_port: gateway::PortMetrics = _,
+        pub(super) enrolment_port: ports::PortMetrics = _,
         pub(super) v2: v2::Metrics = _,
         lifecycle_manager: LifecycleManager = _,
     }

@@ -12,6 +12,16 @@ use kube::Client;
 use tidewatch_api::{identity::Instance, key::KymaKey};
 use tidewatch_cluster::leader::{self, FleetRole};
 use tidewatch_fleet::shards::{self as ownership, HoldersHandle, ShardElector, ShardOwnership};
+use tidewatch_gateway::{
+    admin::shards::CurrentHolders,
+    ports::{
+        self, Gateway, Intake, PortMetrics,
+        relayed::{self, RelayHandler, RelayedHandlers},
+        v2::V2Intake,
+    },
+    relay::{self, Answers, IsFleetHolder, Relay, ReplicaPeers, ReplicaSettings},
+};
+use tidewatch_kit::readiness::{Pending, Readiness};
 use tidewatch_trust::{ReplicaCertificate, ReplicaMetrics, ReplicaSource, ReplicaTls, TlsState};
 use tokio::{
     runtime::Handle,
@@ -25,19 +35,7 @@ use super::{
     changes::ShardHandover,
     task::{Binding, Task},
 };
-use crate::{
-    config::Config,
-    ingress::{
-        admin::shards::CurrentHolders,
-        gateway::{
-            self, Gateway, Intake, PortMetrics,
-            relayed::{self, RelayHandler, RelayedHandlers},
-            v2::V2Intake,
-        },
-        relay::{self, Answers, IsFleetHolder, Relay, ReplicaPeers, ReplicaSettings},
-    },
-    telemetry::{Pending, Readiness},
-};
+use crate::config::Config;
 
 /// Interval at which a replica that is not ready looks whether all shards have holders.
 const READY_INTERVAL: Duration = Duration::from_millis(200);
@@ -165,7 +163,7 @@ impl Sharding {
         handlers: RelayedHandlers<I, T>,
         metrics: PortMetrics,
     ) -> Binding<RelayHandler<I, T>> {
-        let settings = gateway::Settings {
+        let settings = ports::Settings {
             handshake_steps: config.capacity.handshake_steps(),
             ..relayed::settings(self.replica.settings.address, config.trust_domain.clone())
         };

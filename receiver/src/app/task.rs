@@ -1,8 +1,7 @@
 //! Futures that the program runs.
 
 use futures::future::BoxFuture;
-
-use crate::ingress::{ListenError, gateway::Gateway};
+use tidewatch_gateway::{ListenError, ports::Gateway};
 
 /// Future that listens on a port, on the executor that polls it.
 pub(super) type Binding<H> = BoxFuture<'static, Result<Gateway<H>, ListenError>>;

@@ -40,6 +40,13 @@ pub fn upward_imports(source: &Path, layers: &[&[&str]]) -> Vec<String> {
     found
 }
 
+/// Modules under a folder whose source contains this text.
+pub fn modules_with(source: &Path, text: &str) -> Vec<String> {
+    let mut files = Vec::new();
+    rust_files(source, &mut Vec::new(), &mut files);
+    files.into_iter().filter(|(_, source)| source.contains(text)).map(|(path, _)| path.join("::")).collect()
+}
+
 /// Collects the sources under a folder with their module paths; the crate's roots have an empty one.
 fn rust_files(folder: &Path, path: &mut Vec<String>, files: &mut Vec<(Vec<String>, String)>) {
     let mut entries: Vec<_> = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();

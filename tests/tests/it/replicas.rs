@@ -23,7 +23,7 @@ use tidewatch_api::{
     shard::ShardCount,
 };
 use tidewatch_fleet::shards::Unit;
-use tidewatch_receiver::ingress::enrolment;
+use tidewatch_gateway::enrolment;
 use tidewatch_tests::{
     balancer::Balancer,
     bed::{self, TestBed},

@@ -132,7 +132,7 @@ pub(crate) fn quick_options() -> Options {
     Options {
         heartbeat_seconds: 1,
         stamps: true,
-        log: "info,kube_client=error,tidewatch_receiver=debug,tidewatch_agent=debug".into(),
+        log: "info,kube_client=error,tidewatch=debug".into(),
         ..Options::default()
     }
 }

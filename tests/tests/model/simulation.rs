@@ -19,7 +19,7 @@ use tidewatch_agent::{
     telemetry::Readiness,
 };
 use tidewatch_fleet::{forward::DeliveryOutcome, table::RuntimeTable};
-use tidewatch_receiver::ingress::gateway::{Gateway, Settings, V3Handler};
+use tidewatch_gateway::ports::{Gateway, Settings, V3Handler};
 use tokio::{
     sync::watch,
     time::{Duration, sleep},

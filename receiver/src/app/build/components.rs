@@ -21,6 +21,7 @@ use tidewatch_fleet::{
     table::{self, RuntimeTable},
     takeover::Takeover,
 };
+use tidewatch_gateway::{enrolment::Revocations, ports::v2};
 use tidewatch_kit::system_roots::SystemRoots;
 use tokio::time::Instant;
 
@@ -32,7 +33,6 @@ use crate::{
         manifest::{self, module_watches},
         watcher,
     },
-    ingress::{enrolment::Revocations, gateway::v2},
 };
 
 /// Creates the components that changes of KCP reach. With `installs`, the plan also has the watches that the agents'

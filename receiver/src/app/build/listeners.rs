@@ -5,25 +5,25 @@ use std::sync::Arc;
 use anyhow::Result;
 use futures::FutureExt as _;
 use tidewatch_fleet::{forward, table::RuntimeTable};
+use tidewatch_gateway::{
+    enrolment::EnrolmentService,
+    ports::{
+        self, Gateway, StartGate, V3Handler,
+        enrol::{self, EnrolmentHandler},
+        v2::{self, V2Adapter, V2Handler},
+    },
+};
 
 use super::{Binding, Builder};
 use crate::{
     app::{Process, changes},
     config::Config,
-    ingress::{
-        enrolment::EnrolmentService,
-        gateway::{
-            self, Gateway, StartGate, V3Handler,
-            enrol::{self, EnrolmentHandler},
-            v2::{self, V2Adapter, V2Handler},
-        },
-    },
 };
 
 impl Builder<'_> {
     pub(super) fn gateway(&self, enrolments: Option<EnrolmentService>) -> Binding<V3Handler<RuntimeTable>> {
         let Self { process: Process { config, tls_state, .. }, components, counters, .. } = self;
-        let settings = gateway::Settings {
+        let settings = ports::Settings {
             heartbeat_interval: components.fleet.heartbeat_interval(),
             proxy: tls_state.proxy.clone(),
             revocations: components.revocations.clone(),
@@ -33,7 +33,7 @@ impl Builder<'_> {
             handshake_steps: config.capacity.handshake_steps(),
             relay: self.relay.clone(),
             start_gate: StartGate::new(self.synced.clone()),
-            ..gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone())
+            ..ports::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone())
         };
         let fleet = components.fleet.clone();
         let metrics = counters.gateway.clone();
@@ -54,8 +54,7 @@ impl Builder<'_> {
         let handshake_steps = config.capacity.handshake_steps();
         let relay = self.relay.clone();
         let start_gate = StartGate::new(self.synced.clone());
-        let settings =
-            gateway::Settings { revocations, max_connections, handshake_steps, relay, start_gate, ..settings };
+        let settings = ports::Settings { revocations, max_connections, handshake_steps, relay, start_gate, ..settings };
         let adapter = V2Adapter::new(fleet, plans, v2_allowed, forward);
         let callers = files.callers.clone();
         let metrics = counters.v2.clone();
@@ -72,7 +71,7 @@ impl Builder<'_> {
         let max_connections = self.connections.of(config.enrolment.enrolment_max_connections);
         let relay = self.relay.clone();
         let start_gate = StartGate::new(self.synced.clone());
-        let settings = gateway::Settings { max_connections, relay, start_gate, ..settings };
+        let settings = ports::Settings { max_connections, relay, start_gate, ..settings };
         let metrics = counters.enrolment_port.clone();
         let handler = move |settings: &_| Arc::new(EnrolmentHandler::new(settings, enrolments, metrics));
         // The TLS configuration of this port requests no client certificate.

@@ -8,11 +8,9 @@ use tidewatch_fleet::{
     manifest_queue::ManifestQueue, pause::Pause, plans::Plans, recorder::EventRecorder, stores::Stores,
     table::RuntimeTable, takeover::Takeover,
 };
+use tidewatch_gateway::{enrolment::Revocations, ports::v2};
 
-use crate::{
-    controllers::{catalog::Catalog, kyma::PendingWrites, mandatory::MandatoryModules, manifest::Memories},
-    ingress::{enrolment::Revocations, gateway::v2},
-};
+use crate::controllers::{catalog::Catalog, kyma::PendingWrites, mandatory::MandatoryModules, manifest::Memories};
 
 /// Components that react to changes of KCP.
 #[derive(Clone)]

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use tidewatch_api::{identity::RuntimeId, shard::ShardCount};
 use tidewatch_fleet::shards::{Holder, HoldersHandle};
-use tokio::time::Instant;
-
-use crate::ingress::{
+use tidewatch_gateway::{
     admin::shards::{CurrentHolders, HolderView, HolderViews},
     relay::{self, Directory, IsFleetHolder, Replica},
 };
+use tokio::time::Instant;
 
 /// Holders of the shards, as the elector published them.
 #[derive(Clone)]
@@ -96,8 +95,7 @@ impl Directory for ShardHolders {
 mod tests {
     use super::*;
     use tidewatch_fleet::shards::Unit;
-
-    use crate::ingress::relay::Holders as _;
+    use tidewatch_gateway::relay::Holders as _;
 
     const ADDRESS: &str = "127.0.0.1:9000";
 

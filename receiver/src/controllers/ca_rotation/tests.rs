@@ -8,6 +8,7 @@ use tidewatch_api::{
 use tidewatch_cluster::leader::WriteFence;
 use tidewatch_contract::heartbeat::{CertificateState, Heartbeat};
 use tidewatch_fleet::{Verified, table};
+use tidewatch_kit::metrics::Registry;
 use tidewatch_trust::{
     CertificateReloader, FollowState, PhaseName, Setup, StragglerReason, TlsFlags, open,
     testing::{FakeKcp, flags},
@@ -41,8 +42,8 @@ impl World {
         let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
         let metrics = Metrics::default();
         let (tls_state, reloader) = open(setup, kcp.client(), kcp.client(), metrics.clone()).await.unwrap();
-        let mut registry = crate::telemetry::Metrics::new();
-        let hub_metrics = table::Metrics::register(registry.tidewatch());
+        let mut registry = Registry::default();
+        let hub_metrics = table::Metrics::register(&mut registry);
         let fleet = RuntimeTable::new(ShardCount::default(), table::Settings::default(), hub_metrics);
         for shard in ShardCount::default().shards().filter(|shard| holds(*shard)) {
             fleet.acquire(shard, Instance::new(1), &WriteFence::default(), Instant::now());

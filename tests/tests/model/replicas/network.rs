@@ -11,8 +11,8 @@ use std::{
 use futures::{FutureExt as _, future::BoxFuture};
 use http::Uri;
 use hyper_util::rt::TokioIo;
-use tidewatch_receiver::ingress::{
-    gateway::{Listen, Stream},
+use tidewatch_gateway::{
+    ports::{Listen, Stream},
     relay::Connect,
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};

@@ -29,17 +29,15 @@ use tidewatch_fleet::{
     shards::{self as ownership, Consumer, HoldersHandle, ShardElector, ShardOwnership, Unit, follow},
     table::{Job, PlacementError, RuntimeTable},
 };
-use tidewatch_receiver::{
-    app::ShardHolders,
-    ingress::{
-        gateway::{
-            Gateway, Intake, Settings, V3Handler,
-            relayed::{self, RelayHandler, RelayedHandlers},
-            v2::V2Adapter,
-        },
-        relay::{Answers, Relay},
+use tidewatch_gateway::{
+    ports::{
+        Gateway, Intake, Settings, V3Handler,
+        relayed::{self, RelayHandler, RelayedHandlers},
+        v2::V2Adapter,
     },
+    relay::{Answers, Relay},
 };
+use tidewatch_receiver::app::ShardHolders;
 use tokio::{
     sync::broadcast,
     time::{Instant, interval, sleep, timeout},

@@ -29,11 +29,11 @@ use tidewatch_fleet::{
     shards::{self as ownership, HoldersHandle, Unit},
     table::{self, Job, RuntimeTable},
 };
-use tidewatch_kit::metrics::Registry;
-use tidewatch_receiver::ingress::{
-    gateway::{self, PortMetrics},
+use tidewatch_gateway::{
+    ports::{self, PortMetrics},
     relay,
 };
+use tidewatch_kit::metrics::Registry;
 use tidewatch_tests::landscape::now;
 use tidewatch_trust::{
     CA_VALIDITY, Ca, REPLICA_VALIDITY, RUNTIME_VALIDITY, ReplicaCertificate, ReplicaFiles, ReplicaMetrics,
@@ -139,7 +139,7 @@ pub(crate) fn unit_of(runtime: usize) -> Unit {
 /// Metrics of all incarnations of all hosts of a simulation.
 #[derive(Clone)]
 pub(crate) struct Metrics {
-    pub(crate) gateway: gateway::Metrics,
+    pub(crate) gateway: ports::Metrics,
     pub(crate) relay_port: PortMetrics,
     pub(crate) relay: relay::Metrics,
     pub(crate) fleet: table::Metrics,
@@ -215,7 +215,7 @@ impl SharedState {
     pub(crate) fn new(seed: u64) -> Self {
         let mut registry = Registry::default();
         let metrics = Metrics {
-            gateway: gateway::Metrics::register(registry.sub_registry_with_prefix("gateway")),
+            gateway: ports::Metrics::register(registry.sub_registry_with_prefix("gateway")),
             relay_port: PortMetrics::register(registry.sub_registry_with_prefix("relay_port")),
             relay: relay::Metrics::register(registry.sub_registry_with_prefix("relay")),
             fleet: table::Metrics::register(&mut registry),

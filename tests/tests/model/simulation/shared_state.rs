@@ -21,8 +21,8 @@ use tidewatch_fleet::{
     queue::ReconcileOutcome,
     table::{self, Job, RuntimeTable, Settings},
 };
+use tidewatch_gateway::ports;
 use tidewatch_kit::metrics::Registry;
-use tidewatch_receiver::ingress::gateway;
 use tidewatch_tests::landscape::now;
 use tidewatch_trust::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, SERVER_VALIDITY, ServerIdentity};
 use tokio::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub(crate) struct SharedState(Arc<Inner>);
 
 struct Inner {
     pub(crate) identities: Identities,
-    gateway: gateway::Metrics,
+    gateway: ports::Metrics,
     fleet: table::Metrics,
     agent: AgentMetrics,
     registry: Registry,
@@ -88,7 +88,7 @@ impl Identities {
 impl SharedState {
     pub(crate) fn new(receivers: usize) -> Self {
         let mut registry = Registry::default();
-        let gateway = gateway::Metrics::register(registry.sub_registry_with_prefix("gateway"));
+        let gateway = ports::Metrics::register(registry.sub_registry_with_prefix("gateway"));
         let fleet = table::Metrics::register(&mut registry);
         let cluster = Cluster::new();
         let records = Records::default();
@@ -107,7 +107,7 @@ impl SharedState {
         &self.0.identities
     }
 
-    pub(crate) fn gateway_metrics(&self) -> gateway::Metrics {
+    pub(crate) fn gateway_metrics(&self) -> ports::Metrics {
         self.0.gateway.clone()
     }
 

@@ -17,7 +17,7 @@ use hyper_util::{
     client::legacy::connect::{Connected, Connection},
     rt::TokioIo,
 };
-use tidewatch_receiver::ingress::gateway::Listen;
+use tidewatch_gateway::ports::Listen;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::timeout,

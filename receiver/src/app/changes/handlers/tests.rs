@@ -36,6 +36,10 @@ use tidewatch_fleet::{
     takeover::Takeover,
     watch::SharedWriter,
 };
+use tidewatch_gateway::{
+    enrolment::{self, Revocations},
+    ports::v2,
+};
 use tidewatch_kit::metrics::Registry;
 use tidewatch_trust::{CA_VALIDITY, Ca};
 use tokio::time::{Instant, timeout};
@@ -52,10 +56,6 @@ use crate::{
         kyma::PendingWrites,
         mandatory::{Finalizers, MandatoryModules},
         manifest::Memories,
-    },
-    ingress::{
-        enrolment::{self, Revocations},
-        gateway::v2,
     },
 };
 

@@ -1,0 +1,186 @@
+//! Limits the connections of each runtime, and closes those of a revoked runtime or certificate. An agent uses its
+//! newest connection; older ones beyond the limit are remnants of a network partition or hoarded, and the oldest
+//! closes.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use parking_lot::{Mutex, MutexGuard};
+use tidewatch_api::identity::RuntimeId;
+use tidewatch_contract::{
+    certificate::{KeyId, Leaf},
+    v2::Caller,
+};
+use tokio::sync::SetOnce;
+
+use crate::enrolment::LeafId;
+
+/// Properties of a connection's client certificate that decide whether it may stay open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(test, derive(Default))]
+pub struct ClientLeaf {
+    fingerprint: String,
+    not_before: i64,
+    /// Key that issued it, if the certificate names one.
+    pub(super) authority: Option<KeyId>,
+}
+
+impl ClientLeaf {
+    pub(super) fn of(leaf: &Leaf) -> Self {
+        let Leaf { fingerprint, not_before, authority, .. } = leaf;
+        Self { fingerprint: fingerprint.clone(), not_before: *not_before, authority: authority.clone() }
+    }
+
+    /// Contract v2 has roots of its own, which are verified in the handshake alone.
+    pub(super) fn of_caller(caller: &Caller) -> Self {
+        Self { fingerprint: caller.fingerprint.clone(), not_before: caller.not_before, authority: None }
+    }
+
+    pub(super) fn id(&self) -> LeafId<'_> {
+        LeafId { fingerprint: &self.fingerprint, not_before: self.not_before }
+    }
+}
+
+/// Open connections by runtime. Bounded by the number of connections.
+#[derive(Default)]
+pub(super) struct ConnectionLimiter(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    next: u64,
+    connections: HashMap<RuntimeId, VecDeque<OpenConnection>>,
+}
+
+struct OpenConnection {
+    number: u64,
+    leaf: ClientLeaf,
+    closing: Closing,
+}
+
+/// Order to close a connection at once, with the reason as metrics label it. The first order is kept.
+pub(super) type Closing = Arc<SetOnce<&'static str>>;
+
+/// Slot of one connection, released on drop.
+pub(super) struct ConnectionSlot {
+    limiter: Arc<ConnectionLimiter>,
+    runtime: RuntimeId,
+    number: u64,
+    /// Ordered when the runtime has opened too many later connections, or when it or its certificate is revoked.
+    pub(super) closing: Closing,
+}
+
+impl ConnectionLimiter {
+    /// Registers a connection with its certificate, and evicts the oldest one of the runtime beyond
+    /// `max`.
+    pub(super) fn acquire(self: &Arc<Self>, runtime: &RuntimeId, leaf: ClientLeaf, max: usize) -> ConnectionSlot {
+        let mut table = self.lock();
+        table.next += 1;
+        let number = table.next;
+        let closing = Closing::default();
+        let open = table.connections.entry(runtime.clone()).or_default();
+        // Nearly always the only one.
+        open.reserve_exact(1);
+        open.push_back(OpenConnection { number, leaf, closing: closing.clone() });
+        if open.len() > max.max(1)
+            && let Some(oldest) = open.pop_front()
+        {
+            let _ = oldest.closing.set("crowded");
+        }
+        ConnectionSlot { limiter: self.clone(), runtime: runtime.clone(), number, closing }
+    }
+
+    /// Closes the connections that the predicate selects by runtime and certificate.
+    pub(super) fn close(&self, is_revoked: impl Fn(&RuntimeId, &ClientLeaf) -> bool) {
+        for (runtime, open) in &self.lock().connections {
+            for connection in open.iter().filter(|connection| is_revoked(runtime, &connection.leaf)) {
+                let _ = connection.closing.set("out");
+            }
+        }
+    }
+
+    /// Closes the connections of one runtime.
+    pub(super) fn close_of(&self, runtime: &RuntimeId) {
+        for connection in self.lock().connections.get(runtime).into_iter().flatten() {
+            let _ = connection.closing.set("out");
+        }
+    }
+
+    /// Runtimes with open connections.
+    pub(super) fn runtimes(&self) -> Vec<RuntimeId> {
+        self.lock().connections.keys().cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock()
+    }
+}
+
+impl ConnectionSlot {
+    /// Releases the slot; returns true if it was the last one of its runtime.
+    pub(super) fn release(self) -> bool {
+        self.remove()
+    }
+
+    fn remove(&self) -> bool {
+        let mut table = self.limiter.lock();
+        let Some(open) = table.connections.get_mut(&self.runtime) else { return true };
+        open.retain(|connection| connection.number != self.number);
+        let was_last = open.is_empty();
+        if was_last {
+            table.connections.remove(&self.runtime);
+        }
+        was_last
+    }
+}
+
+impl Drop for ConnectionSlot {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn leaf(name: &str) -> ClientLeaf {
+        ClientLeaf { fingerprint: name.to_owned(), not_before: 0, authority: None }
+    }
+
+    #[test]
+    fn oldest_connection_is_evicted_and_released_slots_are_forgotten() {
+        let limiter = Arc::<ConnectionLimiter>::default();
+        let a = "r-1".parse().unwrap();
+        let b = "r-2".parse().unwrap();
+        let is_evicted = |slot: &ConnectionSlot| slot.closing.get() == Some(&"crowded");
+        let first = limiter.acquire(&a, leaf("x"), 2);
+        let second = limiter.acquire(&a, leaf("x"), 2);
+        let other = limiter.acquire(&b, leaf("x"), 2);
+        assert!(!is_evicted(&first));
+        let third = limiter.acquire(&a, leaf("x"), 2);
+        assert!(is_evicted(&first) && !is_evicted(&second) && !is_evicted(&other));
+        drop(first);
+        drop(third);
+        let fourth = limiter.acquire(&a, leaf("x"), 2);
+        assert!(!is_evicted(&second), "a released slot is free");
+        assert!(!second.release() && fourth.release(), "the last release is reported");
+        drop(other);
+        assert!(limiter.lock().connections.is_empty());
+    }
+
+    #[test]
+    fn revoked_connections_are_selected_by_runtime_and_by_certificate() {
+        let limiter = Arc::<ConnectionLimiter>::default();
+        let a = "r-1".parse().unwrap();
+        let b = "r-2".parse().unwrap();
+        let [old, new, other] = [(&a, "x"), (&a, "y"), (&b, "z")].map(|(id, name)| limiter.acquire(id, leaf(name), 4));
+        let revoked = || [&old, &new, &other].map(|slot| slot.closing.get() == Some(&"out"));
+        limiter.close(|_, leaf| leaf.fingerprint == "x");
+        assert_eq!(revoked(), [true, false, false]);
+        limiter.close(|runtime, _| *runtime == b);
+        assert_eq!(revoked(), [true, false, true]);
+        assert_ne!(old.closing.get(), Some(&"crowded"));
+    }
+}
