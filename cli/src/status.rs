@@ -18,8 +18,8 @@ use tidewatch_cluster::{
     leader::WriteFence,
     runtime_access::{AccessSecret, Cidr, Metrics, RuntimeAccess, Settings, list_all},
 };
+use tidewatch_installer::pod_selector;
 use tidewatch_kit::system_roots::SystemRoots;
-use tidewatch_receiver::controllers::installer::pod_selector;
 
 use crate::{
     block_on,

@@ -16,7 +16,7 @@ use tidewatch_gateway::{
     relay,
 };
 
-use crate::controllers::{catalog, event_path, installer, windows};
+use crate::controllers::{catalog, event_path, windows};
 
 /// Receives the signed events of Kyma runtimes and reconciles the runtimes they come from
 #[derive(Clone, Debug, Parser)]
@@ -180,7 +180,7 @@ pub struct Config {
 
     /// Installation of agents.
     #[command(flatten)]
-    pub installer: installer::Flags,
+    pub installer: tidewatch_installer::Flags,
 
     /// Enrolment port.
     #[command(flatten)]

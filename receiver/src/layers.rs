@@ -6,20 +6,10 @@ use tidewatch_kit::testing::{modules_with, upward_imports};
 
 /// Modules, lowest layer first.
 const LAYERS: &[&[&str]] = &[
-    &["base", "layers"],
+    &["layers", "versions"],
     &["telemetry"],
-    &[
-        "controllers::evidence",
-        "controllers::pending_removal",
-        "controllers::module_secrets",
-        "controllers::pull_secret",
-        "controllers::requeues",
-        "controllers::rings",
-        "controllers::forward",
-        "controllers::windows",
-    ],
-    &["controllers::watcher"],
-    &["controllers::ca_rotation", "controllers::installer"],
+    &["controllers::module_secrets", "controllers::requeues", "controllers::forward", "controllers::windows"],
+    &["controllers::ca_rotation"],
     &["controllers::status"],
     &["controllers::catalog"],
     &["controllers::mandatory", "controllers::manifest"],

@@ -4,9 +4,8 @@
 //!
 //! | layer | responsibility |
 //! |---|---|
-//! | [`base`] | short digests, versions; no IO |
-//! | [`telemetry`] | logs |
-//! | [`controllers`] | reconcilers: Kyma, catalog, agent installation, Watchers, event path, CA rotation, forwarding |
+//! | [`versions`], [`telemetry`] | versions of modules, logs |
+//! | [`controllers`] | reconcilers: Kyma, catalog, modules, event path, CA rotation, forwarding |
 //! | [`app`] | wiring, configuration |
 //!
 //! # Example
@@ -24,10 +23,10 @@
 //! ```
 
 pub mod app;
-pub mod base;
 pub mod config;
 pub mod controllers;
 #[cfg(test)]
 mod layers;
 pub mod rights;
 pub mod telemetry;
+pub mod versions;

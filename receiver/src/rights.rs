@@ -11,9 +11,8 @@ use tidewatch_api::{
 use tidewatch_cluster::leader::DEFAULT_NAME as LEASE;
 use tidewatch_fleet::{pause, shards::names};
 use tidewatch_gateway::enrolment;
+use tidewatch_installer::upgrade;
 use tidewatch_trust::CA_SECRET;
-
-use crate::controllers::installer::upgrade;
 
 /// Verbs of a watched cache.
 const LIST_WATCH: &[&str] = &["list", "watch"];

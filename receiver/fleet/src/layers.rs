@@ -8,7 +8,7 @@ use tidewatch_kit::testing::upward_imports;
 const LAYERS: &[&[&str]] = &[
     // The control plane.
     &["layers", "peers", "plans", "stores"],
-    &["pause", "recorder"],
+    &["evidence", "pause", "recorder"],
     &["shards", "takeover", "watch"],
     // The runtimes.
     &["compare", "due", "forward", "queue", "sequences", "shares", "tenure", "verified"],

@@ -5,7 +5,7 @@
 //! | [`table`] | the runtime table: per shard one lock over sequences per epoch, settled watermarks, digests, the state of the event path, and the queue |
 //! | [`queue`], [`manifest_queue`] | lanes, priorities, delays and backoff of the work on Kymas; the queue of the Manifests |
 //! | [`forward`] | pending events of other managers |
-//! | [`shards`], [`peers`] | the owner of each shard; questions to all replicas |
+//! | [`shards`], [`peers`], [`evidence`] | the owner of each shard; questions to all replicas, and their answers |
 //! | [`watch`], [`stores`] | watches of the control plane, and the caches that they fill |
 //! | [`plans`], [`pause`], [`takeover`] | the plan of each runtime; which Kymas are paused, and which are managed |
 //! | [`recorder`] | Kubernetes Events |
@@ -16,6 +16,7 @@
 
 mod compare;
 mod due;
+pub mod evidence;
 pub mod forward;
 #[cfg(test)]
 mod layers;

@@ -12,7 +12,9 @@ use kube::Client;
 use tidewatch_api::{identity::Instance, key::KymaKey, plan::Work};
 use tidewatch_cluster::{WriteBudgets, leader::WriteFence};
 use tidewatch_fleet::{
-    Shares, forward,
+    Shares,
+    evidence::Replicas,
+    forward,
     peers::{Peers, Responders},
     queue::{Priority, WorkSet},
     recorder::ServedKymas,
@@ -28,6 +30,12 @@ use tidewatch_gateway::{
         v2::{V2Adapter, V2Handler},
     },
     relay::{Answers, Relay},
+};
+use tidewatch_installer::{
+    Installer,
+    pull_secret::{Copies, ModulePullSecret, PullSecretWatch, Purpose},
+    upgrade::{self, UpgradeTask},
+    watcher::ForwardHealth,
 };
 use tidewatch_oci::{
     flags::{Settings, Source},
@@ -52,18 +60,11 @@ use crate::{
     controllers::{
         ca_rotation::CaRotation,
         event_path::{AcquiredKymas, EventPathController},
-        evidence::Replicas,
-        installer::{
-            self, Installer,
-            upgrade::{self, UpgradeTask},
-        },
         kyma::{self, ComponentLayers, PendingInputs},
         mandatory,
         manifest::{self, ModuleLayers},
         module_rollout::{self, RolloutTask},
         module_secrets::{self, ModuleSecrets},
-        pull_secret::{Copies, ModulePullSecret, PullSecretWatch, Purpose},
-        watcher::ForwardHealth,
         windows::{MaintenanceWindows, PolicyFile},
     },
 };
@@ -413,10 +414,10 @@ impl Builder<'_> {
     }
 
     /// Reads the state of the agents' upgrade and their image pull secret, if there is one.
-    async fn installer(&mut self, settings: installer::Settings) -> Result<Installer> {
+    async fn installer(&mut self, settings: tidewatch_installer::Settings) -> Result<Installer> {
         let Self { process: Process { config, tls_state, .. }, client, components, counters, .. } = *self;
         let changes::Components { stores, fleet, pause, takeover, recorder, .. } = components.clone();
-        let installer::Metrics { upgrade: metrics, .. } = counters.installer.clone();
+        let tidewatch_installer::Metrics { upgrade: metrics, .. } = counters.installer.clone();
         let dependencies = upgrade::Dependencies {
             fleet: fleet.clone(),
             stores,
@@ -475,7 +476,7 @@ pub(super) async fn tls_state(
 ) -> Result<(TlsState, CertificateReloader)> {
     let installer = [&config.installer.receiver_url, &config.installer.enrolment_url];
     let hosts = config.authority.iter().map(OwnAuthority::host);
-    let hosts = hosts.chain(installer.into_iter().flatten().map(installer::PublicUrl::host));
+    let hosts = hosts.chain(installer.into_iter().flatten().map(tidewatch_installer::PublicUrl::host));
     // Hosts that are not DNS names or addresses, such as one with an underscore, cannot occur in a certificate or in
     // SNI either.
     let mut names: Vec<ServerName> = hosts.filter_map(|host| host.parse().ok()).collect();

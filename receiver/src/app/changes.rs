@@ -46,6 +46,7 @@ use tidewatch_fleet::{
     watch,
 };
 use tidewatch_gateway::enrolment;
+use tidewatch_installer::watcher::ForwardHealth;
 use tidewatch_kit::readiness::Readiness;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -59,8 +60,6 @@ use self::{
     bodies::{Bodies, CacheBodies, KymaCache, ManifestCache, ObjectCache, SecretCache},
     owners::SecretOwners,
 };
-
-use crate::controllers::watcher::ForwardHealth;
 
 /// Write halves of [`Stores`] and of the access Secrets, each for exactly one watch.
 #[derive(Default)]

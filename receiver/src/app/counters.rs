@@ -14,7 +14,7 @@ use tidewatch_kit::{metric_set, metrics::MetricDescription};
 
 use crate::{
     app::{changes, open_files},
-    controllers::{catalog, event_path, installer, kyma, manifest, module_rollout, windows},
+    controllers::{catalog, event_path, kyma, manifest, module_rollout, windows},
 };
 
 metric_set! {
@@ -34,7 +34,7 @@ metric_set! {
         pub(super) module_rollout: module_rollout::Metrics = ..,
         pub(super) oci: tidewatch_oci::metrics::Metrics = ..,
         pub(super) open_files: open_files::Metrics = ..,
-        pub(super) installer: installer::Metrics = ..,
+        pub(super) installer: tidewatch_installer::Metrics = ..,
         pub(super) enrolment: enrolment::Metrics = ..,
         pub(super) recorder: recorder::Metrics = ..,
         pub(super) shards: shards::Metrics = ..,

@@ -12,6 +12,7 @@ use decide::{RotationPolicy, Transition};
 use followers::{FollowerSummary, Question};
 use kube::Client;
 use tidewatch_fleet::{
+    evidence::Replicas,
     peers::{AskError, Topic},
     queue::{Priority, WorkSet},
     table::{RuntimeTable, TrustAnnouncement},
@@ -31,8 +32,6 @@ use tokio::{
     time::{self, Instant, MissedTickBehavior, error::Elapsed, timeout},
 };
 use tokio_util::sync::CancellationToken;
-
-use crate::controllers::evidence::Replicas;
 
 /// Interval between two reconciles.
 const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);

@@ -60,6 +60,10 @@ use tidewatch_fleet::{
     table::Job,
     takeover::{self, Takeover},
 };
+use tidewatch_installer::{
+    Component, ComponentError, Installer, Readiness, Report, Subject, pending_removal::RemovalBackoff,
+    pull_secret::ModulePullSecret, was_ready,
+};
 use tidewatch_kit::variant::VariantName as _;
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
@@ -84,10 +88,7 @@ use self::{
 };
 use crate::controllers::{
     catalog::{Catalog, CatalogReconcile, RolloutSlot, retirement, snapshot::Snapshot, visibility::template_name},
-    installer::{Component, ComponentError, Installer, Readiness, Report, Subject, was_ready},
     mandatory::MandatoryModules,
-    pending_removal::RemovalBackoff,
-    pull_secret::ModulePullSecret,
     status::{Findings, ShownStatus, StatusWriter, update_runtime, write_runtime},
     windows::{MaintenanceWindows, WindowState},
 };
@@ -434,7 +435,8 @@ impl Reconcile<'_> {
         })?;
         let crd = contested.iter().find(|error| matches!(error, Error::CrdContested(_)));
         self.findings.conditions.crds = Some(crd.map_or(Ok(None), |error| Err(error.line())));
-        self.findings.conditions.pull_secret = ctx.pull_secret.as_ref().map(|secret| secret.observation(&contested));
+        self.findings.conditions.pull_secret =
+            ctx.pull_secret.as_ref().map(|secret| pull_secret::observation(secret, &contested));
         self.install(&client, &mut verified).await;
         let became_ready =
             self.findings.conditions.webhook.as_ref().is_some_and(Readiness::is_met) && !was_ready(&self.kyma);

@@ -83,6 +83,7 @@ use tidewatch_fleet::{
     stores::{Stores, kymas::CachedKyma, manifests::ManifestFacts},
     takeover::{self, Takeover},
 };
+use tidewatch_installer::pull_secret::ModulePullSecret;
 use tidewatch_kit::variant::VariantName as _;
 use tidewatch_oci::registry::LayerKey;
 use tokio::time::{Instant, timeout};
@@ -115,10 +116,7 @@ use self::{
     status::Findings,
     step::{Action, DefaultObject, Facts, Goal, Seen, step},
 };
-use crate::controllers::{
-    module_secrets::{InjectError, ModuleSecrets, SecretData},
-    pull_secret::ModulePullSecret,
-};
+use crate::controllers::module_secrets::{InjectError, ModuleSecrets, SecretData};
 
 /// Actions of one reconcile, far more than any module needs: a bound on a defect.
 const MAX_ACTIONS: usize = 200;

@@ -9,14 +9,13 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 use tidewatch_api::{Condition, KymaStatus, LastOperation, ModuleStatus, Other, State, names::SKR_NAMESPACE};
+use tidewatch_installer::Readiness;
 use tidewatch_kit::foreign_text;
 
 pub(crate) use concurrent::ConflictRetries;
-pub(crate) use condition::{Conditions, Observation, SECRET_DELETED, SECRET_MISSING, unreachable_since};
+pub(crate) use condition::{Conditions, Observation, unreachable_since};
 pub use write::WriteStatusError;
 pub(crate) use write::{ShownStatus, StatusWriter, in_runtime, update_runtime, write_runtime};
-
-use crate::controllers::installer::Readiness;
 
 /// Maximum length in characters of a text that can quote the runtime: of a condition's message, of the last operation,
 /// and of a module's message.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `metrics`, [`trace`] | metrics and traces |
 //! | [`table`], [`error_levels`], [`variant`] | output of the command lines, errors in log lines, names of enum variants |
-//! | [`hex`], [`json`], [`foreign_text`] | hexadecimal, JSON in its stored form, bounds on the text of others |
+//! | [`hex`], [`digest`], [`json`], [`foreign_text`] | hexadecimal, short digests, JSON in its stored form, bounds on the text of others |
 //! | [`last_good`], [`clock`], [`short_map`] | polled files, steps of the clock, small maps |
 //! | [`tls`], `system_roots` | TLS configurations, and root certificates of the system |
 //! | [`addresses`], `bind` | networks of permitted hosts, and TCP listeners for both address families |
@@ -26,6 +26,7 @@ pub mod addresses;
 #[cfg(feature = "bind")]
 pub mod bind;
 pub mod clock;
+pub mod digest;
 pub mod error_levels;
 pub mod foreign_text;
 pub mod frame_limiter;

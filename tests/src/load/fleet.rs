@@ -26,7 +26,7 @@ use tidewatch_api::{
     names::{KUBECONFIG_KEY, label},
     plan::Plan,
 };
-use tidewatch_receiver::controllers::watcher;
+use tidewatch_installer::watcher;
 use tokio::{task::JoinSet, time::sleep};
 
 use super::{

@@ -348,7 +348,7 @@ mod tests {
     use super::*;
 
     fn state() -> ProtocolState {
-        let (plan, ..) = tidewatch_receiver::controllers::watcher::plan::<Arc<Watcher>>(Vec::new(), &[]);
+        let (plan, ..) = tidewatch_installer::watcher::plan::<Arc<Watcher>>(Vec::new(), &[]);
         ProtocolState::new("r-1".parse().unwrap(), &plan, 7)
     }
 

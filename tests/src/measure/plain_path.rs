@@ -29,7 +29,7 @@ use tidewatch_api::{
     names::{SKR_KYMA, SKR_NAMESPACE},
 };
 use tidewatch_contract::{exchange::EVENTS_PATH, signature::Nonce};
-use tidewatch_receiver::controllers::watcher::plan;
+use tidewatch_installer::watcher::plan;
 use tokio::runtime;
 
 use super::{Settings, figure::millis, plain_server_process::PlainServerProcess, runtime_setup::RuntimeSetup, writer};

@@ -22,16 +22,16 @@ use tidewatch_fleet::{
     takeover::Takeover,
 };
 use tidewatch_gateway::{enrolment::Revocations, ports::v2};
+use tidewatch_installer::watcher;
 use tidewatch_kit::system_roots::SystemRoots;
 use tokio::time::Instant;
 
 use crate::{
     app::{Process, changes, counters::Counters},
     controllers::{
-        catalog, installer, kyma,
+        catalog, kyma,
         mandatory::MandatoryModules,
         manifest::{self, module_watches},
-        watcher,
     },
 };
 
@@ -75,7 +75,7 @@ pub(super) fn components(
     };
     let restricted_modules = catalog::visibility::restricted_modules(&config.restricted_default_modules);
     let catalog = catalog::Settings { restricted_modules, flags: config.catalog.clone() };
-    let installed = if installs { installer::watches() } else { Vec::new() };
+    let installed = if installs { tidewatch_installer::watches() } else { Vec::new() };
     let (plan, ..) = watcher::plan::<Arc<Watcher>>(installed.clone(), &[]);
     let manifests = stores.manifests.clone();
     let manifest_memories = manifest::Memories::default();

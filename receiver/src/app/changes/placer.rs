@@ -222,7 +222,7 @@ mod tests {
         let more = Arc::new(Mutex::new(Vec::new()));
         let additional = more.clone();
         let plans =
-            Plans::new(plan(0), Box::new(move |_| additional.lock().clone()), crate::controllers::watcher::extend);
+            Plans::new(plan(0), Box::new(move |_| additional.lock().clone()), tidewatch_installer::watcher::extend);
         let metrics = table::Metrics::register(&mut Registry::default());
         let fleet = RuntimeTable::alone(1, table::Settings::default(), metrics);
         let placer = KymaPlacer::new(fleet.clone(), plans.clone(), store);

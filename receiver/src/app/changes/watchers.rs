@@ -6,13 +6,13 @@ use std::{error::Error as _, future, sync::Arc, time::Duration};
 use kube::Client;
 use tidewatch_api::key::KymaKey;
 use tidewatch_fleet::{forward::Health, watch::SyncGuard};
+use tidewatch_installer::watcher::{self, ForwardHealth, ServingMode};
 use tokio::{
     sync::Notify,
     time::{self, Instant},
 };
 
 use super::{components::Components, placer::KymaPlacer};
-use crate::controllers::watcher::{self, ForwardHealth, ServingMode};
 
 /// Debounce delay: Watchers that change together cause one new plan.
 const DEBOUNCE: Duration = Duration::from_millis(50);

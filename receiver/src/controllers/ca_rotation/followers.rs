@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use tidewatch_fleet::{
+    evidence::Replicas,
     peers::{AskError, Topic},
     table::{RuntimeTable, RuntimeTrust},
 };
@@ -13,7 +14,6 @@ use tidewatch_trust::{
 use tokio::sync::watch;
 
 use super::{decide, policy, unix};
-use crate::controllers::evidence::Replicas;
 
 /// Question about the runtimes of each replica. A replica that has other roots cannot answer it: it would neither serve nor judge
 /// its runtimes by those of the question.

@@ -7,7 +7,7 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::leader::WriteFence;
 use tidewatch_contract::heartbeat::{CertificateState, Heartbeat};
-use tidewatch_fleet::{Verified, table};
+use tidewatch_fleet::{Verified, evidence::testing::FakePeers, table};
 use tidewatch_kit::metrics::Registry;
 use tidewatch_trust::{
     CertificateReloader, FollowState, PhaseName, Setup, StragglerReason, TlsFlags, open,
@@ -15,7 +15,6 @@ use tidewatch_trust::{
 };
 
 use super::*;
-use crate::controllers::evidence::tests::FakePeers;
 
 /// A receiver with its CA and two runtimes.
 struct World {
@@ -48,7 +47,7 @@ impl World {
         for shard in ShardCount::default().shards().filter(|shard| holds(*shard)) {
             fleet.acquire(shard, Instance::new(1), &WriteFence::default(), Instant::now());
         }
-        let plan = Arc::new(crate::controllers::watcher::plan::<Arc<tidewatch_api::Watcher>>(Vec::new(), &[]).0);
+        let plan = Arc::new(tidewatch_installer::watcher::plan::<Arc<tidewatch_api::Watcher>>(Vec::new(), &[]).0);
         for name in ["r-1", "r-2"] {
             fleet.place(KymaKey::new("kcp-system", name), "", Some(name.parse().unwrap()), plan.clone());
         }

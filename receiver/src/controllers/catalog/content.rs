@@ -2,8 +2,7 @@
 
 use serde_json::Value;
 use tidewatch_api::ModuleTemplateSpec;
-
-use crate::base::digest::short_digest;
+use tidewatch_kit::digest::short_digest;
 
 /// Identifier of the content of a template, which changes with every field but [`ModuleTemplateSpec::EDITABLE`]: the first
 /// five bytes of the SHA-256 of its JSON in hex.

@@ -9,12 +9,10 @@ use tidewatch_cluster::{
     runtime_access::{ClientError, RuntimeAccessError},
 };
 use tidewatch_fleet::{queue::Drift, stores::Stores};
+use tidewatch_installer::Readiness;
 
 use super::{Catalog, SyncError};
-use crate::controllers::{
-    installer::Readiness,
-    status::{Conditions, StatusWriter, WriteStatusError},
-};
+use crate::controllers::status::{Conditions, StatusWriter, WriteStatusError};
 
 /// The inputs of one reconcile.
 pub(crate) struct CatalogReconcile<'a> {

@@ -12,13 +12,13 @@ mod state;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
+use tidewatch_kit::digest::short_digest;
 
 pub use held::{HeldRemoval, HeldRemovals, Part};
 pub use lost::{LossCause, LostReleases};
 pub use state::{Audience, ModuleState, Releases};
 
 use self::losses::Losses;
-use crate::base::digest::short_digest;
 
 /// Maximum number of runtimes that may lose something without the percentage limit.
 pub const MAX_UNGUARDED_RUNTIMES: usize = 3;

@@ -16,9 +16,10 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::object::{self, Component, Ownership, Shape, Target, WriteBudget};
 use tidewatch_fleet::takeover;
+use tidewatch_installer::watcher;
 
-use super::{Context, Error, crd, error, fetch, inputs, verified_cache::Verified};
-use crate::controllers::{status::ConflictRetries, watcher};
+use super::{Context, Error, crd, error, fetch, inputs, pull_secret, verified_cache::Verified};
+use crate::controllers::status::ConflictRetries;
 
 /// Finalizer of Kubernetes' foreground deletion: while it is present, the garbage collector deletes the dependents and
 /// rejects new finalizers.
@@ -104,7 +105,7 @@ pub(super) async fn ensure(
         && verified.pull_secret.as_ref() != Some(&content)
     {
         let budget = ctx.budgets.of(key, Component::PullSecret, &secret.name, content.to_string());
-        if put_off(secret.ensure(client, &content, &budget).await)? {
+        if put_off(pull_secret::ensure(secret, client, &content, &budget).await)? {
             verified.pull_secret = Some(content);
         }
     }

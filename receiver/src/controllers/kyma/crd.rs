@@ -16,10 +16,10 @@ use tidewatch_cluster::{
     object::{self, Ownership, Repair, Shape, Target, WriteBudget, WriteError},
     stored_versions::{Migration, Progress, Turn},
 };
+use tidewatch_kit::digest::short_digest;
 use tokio::time::{Instant, sleep};
 
 use super::Error;
-use crate::base::digest::short_digest;
 
 /// Deadline for a new CRD to become established in a runtime cluster.
 const ESTABLISHED_WITHIN: Duration = Duration::from_secs(10);

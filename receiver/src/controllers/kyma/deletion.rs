@@ -20,16 +20,13 @@ use tidewatch_cluster::{
     runtime_access::{ClientError, RuntimeAccessError},
 };
 use tidewatch_fleet::takeover;
+use tidewatch_installer::{Readiness, SECRET_DELETED, SECRET_MISSING, pending_removal::PendingRemoval};
 use tracing::info;
 
-use super::{Context, Error, apply, base, crd, error, fetch, is_mandatory, leave, module_status, requests};
-use crate::controllers::{
-    installer::Readiness,
-    pending_removal::PendingRemoval,
-    status::{
-        Conditions, Findings, SECRET_DELETED, SECRET_MISSING, WAITING_FOR_MODULES, unreachable_since, write_runtime,
-    },
+use super::{
+    Context, Error, apply, base, crd, error, fetch, is_mandatory, leave, module_status, pull_secret, requests,
 };
+use crate::controllers::status::{Conditions, Findings, WAITING_FOR_MODULES, unreachable_since, write_runtime};
 
 /// Time after which a runtime cluster counts as gone if its access Secret was seen being deleted during the deletion of its
 /// Kyma. infrastructure-manager deletes the Secret right before the cluster.
@@ -220,7 +217,7 @@ async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Re
         return Ok(Some(PendingRemoval::of_objects(&held)));
     }
     if let Some(secret) = &ctx.pull_secret {
-        secret.remove(client).await?;
+        pull_secret::remove(secret, client).await?;
     }
     // Last, because the agent reports the preceding deletions.
     match &ctx.installer {

@@ -9,12 +9,11 @@ use tidewatch_cluster::{
     object::{self, WriteError},
     runtime_access::{ClientError, RuntimeAccessError, classify, describe, forbidden_address},
 };
+use tidewatch_installer::{Readiness, watcher::ApplyError};
 
 use crate::controllers::{
     catalog::{CatalogError, SyncError},
-    installer::{self, Readiness},
     status::{CONTROL_PLANE_CAUSE, WriteStatusError},
-    watcher::ApplyError,
 };
 
 pub(super) const READ_KYMA: &str = "read the Kyma in the control plane";
@@ -95,7 +94,7 @@ pub enum Error {
     Catalog(#[source] SyncError),
     /// The agent was not removed.
     #[error("remove the agent")]
-    Agent(#[source] installer::Error),
+    Agent(#[source] tidewatch_installer::Error),
     /// The reconcile exceeded its time limit, because the runtime cluster responds slowly; it was aborted so that
     /// others proceed.
     #[error("the pass took more than {} s, and was cut", .0.as_secs())]

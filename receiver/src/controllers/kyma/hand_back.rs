@@ -17,10 +17,10 @@ use tidewatch_api::{
     names::{annotation, label},
 };
 use tidewatch_fleet::takeover;
+use tidewatch_installer::pending_removal::PendingRemoval;
 use tracing::info;
 
 use super::{Context, Error, base, leave, skip_label};
-use crate::controllers::pending_removal::PendingRemoval;
 
 /// Interval of checks for reconciles of Manifests in progress.
 const RECHECK: Duration = Duration::from_secs(1);

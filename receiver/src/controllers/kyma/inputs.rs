@@ -20,9 +20,10 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::leader::reconcile_fence;
 use tidewatch_fleet::queue::WorkSet;
+use tidewatch_kit::digest::short_digest;
 
 use super::{Context, crd};
-use crate::{base::digest::short_digest, controllers::windows::WindowState};
+use crate::controllers::windows::WindowState;
 
 pub(crate) use pending::{Metrics, PendingInputs};
 

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use tidewatch_api::{Kyma, key::KymaKey};
+use tidewatch_installer::pending_removal::PendingRemoval;
 
 use super::{Context, Error};
-use crate::controllers::{pending_removal::PendingRemoval, status::Findings};
+use crate::controllers::status::Findings;
 
 /// Returns the delay until the next check while objects block the removal; `None` before the last step.
 pub(super) async fn after(

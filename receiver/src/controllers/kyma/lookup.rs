@@ -13,7 +13,6 @@ use tidewatch_cluster::labels::is_true;
 
 use super::validate::{Follow, InvalidModuleError, WantedModule};
 use crate::{
-    base::versions::core_version,
     controllers::{
         catalog::{
             RolloutBoard, RolloutMark, RolloutSlot, VersionSource,
@@ -25,6 +24,7 @@ use crate::{
         mandatory::is_installable,
         windows::{NoWindowError, UNKNOWN, WindowState},
     },
+    versions::core_version,
 };
 
 /// An upgrade that waits for its window.

@@ -7,13 +7,14 @@ use kube::ResourceExt as _;
 use parking_lot::Mutex;
 use tidewatch_api::{Kyma, key::KymaKey, names::annotation, plan::Work};
 use tidewatch_fleet::{queue::WorkSet, stores::kymas::UserSelection};
+use tidewatch_kit::digest::short_digest;
 
 use super::{
     Error, Reconcile, mandatory,
     modules::{self, Decisions},
     validate::validate,
 };
-use crate::{base::digest::short_digest, controllers::status::ShownStatus};
+use crate::controllers::status::ShownStatus;
 
 /// State of both statuses after a reconcile.
 #[derive(Debug, Default)]

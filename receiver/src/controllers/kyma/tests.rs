@@ -36,10 +36,11 @@ use tidewatch_fleet::{
     recorder::{self, EventRecorder},
     stores::{kymas::CachedKyma, manifests::CachedManifest},
 };
+use tidewatch_installer::{SECRET_MISSING, pull_secret::PullSecret};
 use tidewatch_oci::digest::Digest;
 
 use super::{layer::ModuleLayer, *};
-use crate::controllers::{catalog, pull_secret::PullSecret, status::SECRET_MISSING};
+use crate::controllers::catalog;
 
 /// Time limit of a reconcile in these tests.
 const TIME_LIMIT: Duration = Duration::from_secs(45);

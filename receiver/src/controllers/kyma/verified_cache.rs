@@ -10,8 +10,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tidewatch_api::{key::KymaKey, names::AGENT_OBJECT};
 use tidewatch_fleet::queue::Drift;
-
-use crate::controllers::installer::InstallationState;
+use tidewatch_installer::InstallationState;
 
 /// The verified objects of one runtime cluster. Drift reported by its agent removes an object, so that the next
 /// reconcile reads it.

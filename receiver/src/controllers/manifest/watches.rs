@@ -123,9 +123,9 @@ fn full_name(plural: &str, group: &str) -> String {
 mod tests {
     use serde_json::{Value, json};
     use tidewatch_api::{Manifest, plan::Plan};
+    use tidewatch_installer::watcher::extend;
 
     use super::*;
-    use crate::controllers::watcher::extend;
 
     fn manifest(objects: &[(&str, &str, &str, &str)], change: impl FnOnce(&mut Value)) -> Manifest {
         let entry = |(group, kind, namespace, name): &(&str, &str, &str, &str)| json!({"group": group, "version": "v1", "kind": kind, "namespace": namespace, "name": name});

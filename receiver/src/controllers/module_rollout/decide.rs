@@ -7,12 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
+use tidewatch_rollout::{Candidate, Order, Ring};
 
 use super::members::{Block, LAST_CANARY, Member, Standing};
-use crate::controllers::{
-    catalog::rollout::{Progress, Rollout, RolloutPolicy},
-    rings::{Candidate, Order, Ring},
-};
+use crate::controllers::catalog::rollout::{Progress, Rollout, RolloutPolicy};
 
 /// Maximum number of runtimes in a message.
 const MAX_NAMED: usize = 5;

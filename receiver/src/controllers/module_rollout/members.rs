@@ -13,14 +13,11 @@ use tidewatch_fleet::{
 use tokio::time::Instant;
 
 use crate::{
-    base::versions::core_version,
-    controllers::{
-        catalog::{
-            RolloutMark,
-            rollout::{Rollout, RolloutKey},
-        },
-        rings,
+    controllers::catalog::{
+        RolloutMark,
+        rollout::{Rollout, RolloutKey},
     },
+    versions::core_version,
 };
 
 /// Bit of the rank of runtimes that are no canaries.
@@ -150,7 +147,7 @@ pub(super) fn block<'a>(
 /// Position of a Kyma in the order of a rollout: canaries first, otherwise effectively random, and equal in every
 /// process.
 pub(super) fn rank(module: &str, version: &str, kyma_uid: &str, is_canary: bool) -> u64 {
-    let rank = rings::rank(&format!("{module}\n{version}"), kyma_uid) >> 1;
+    let rank = tidewatch_rollout::rank(&format!("{module}\n{version}"), kyma_uid) >> 1;
     if is_canary { rank } else { rank | AFTER_CANARIES }
 }
 

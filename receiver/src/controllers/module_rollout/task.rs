@@ -21,6 +21,7 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::state_map::{ReadStateMapError, StateMap};
 use tidewatch_fleet::{
+    evidence::Replicas,
     pause::Pause,
     peers::Topic,
     queue::{Priority, WorkSet},
@@ -51,7 +52,6 @@ use crate::controllers::{
         rollout::{BoardEntry, Rollout, RolloutKey, RolloutPolicy},
         visibility::template_name,
     },
-    evidence::Replicas,
     windows::{MaintenanceWindows, WindowState},
 };
 

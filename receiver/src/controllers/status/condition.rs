@@ -3,11 +3,10 @@
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tidewatch_api::{Condition, ConditionStatus, KymaStatus};
-use tidewatch_cluster::runtime_access::RuntimeAccessError;
+use tidewatch_installer::{Readiness, SYNCHRONIZED};
 use tidewatch_kit::foreign_text;
 
 use super::MAX_TEXT_CHARS;
-use crate::controllers::installer::{Readiness, SYNCHRONIZED};
 
 const CRDS: &str = "CRDsSync";
 const MODULES: &str = "Modules";
@@ -18,23 +17,6 @@ const WEBHOOK: &str = "SKRWebhook";
 const PULL_SECRET: &str = "SKRImagePullSecretSync";
 /// Conditions that other controllers write with their own field managers.
 const OTHERS: [&str; 4] = ["EventPath", "Paused", "CARotation", "ModuleRollout"];
-
-/// Reason of the condition `RuntimeAccess` if there is no access Secret.
-pub(crate) const SECRET_MISSING: &str = "AccessSecretMissing";
-/// Its reason if a process saw how the access Secret was deleted during the deletion of the Kyma.
-pub(crate) const SECRET_DELETED: &str = "AccessSecretDeleted";
-
-impl From<&RuntimeAccessError> for Readiness {
-    fn from(error: &RuntimeAccessError) -> Self {
-        let reason = match error {
-            RuntimeAccessError::Missing => SECRET_MISSING,
-            RuntimeAccessError::SecretDeleted(_) => SECRET_DELETED,
-            RuntimeAccessError::Several(_) => "SeveralAccessSecrets",
-            RuntimeAccessError::Kubeconfig(_) => "KubeconfigRefused",
-        };
-        Self::Not { reason, message: error.to_string() }
-    }
-}
 
 /// True with an optional remark, or False with its cause.
 pub(crate) type Observation = Result<Option<String>, String>;

@@ -8,11 +8,9 @@ use kube::ResourceExt as _;
 use thiserror::Error;
 use tidewatch_api::{ModuleReleaseMeta, names::annotation};
 use tidewatch_cluster::flags::seconds;
+use tidewatch_rollout::{ParseRingsError, ParseShareError, Rings, Share};
 
-use crate::controllers::{
-    catalog::selector::{Selector, SelectorError},
-    rings::{ParseRingsError, ParseShareError, Rings, Share},
-};
+use crate::controllers::catalog::selector::{Selector, SelectorError};
 
 /// Value of the annotation of the rings without which a module has none.
 const OFF: &str = "off";

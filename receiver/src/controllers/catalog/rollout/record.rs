@@ -3,16 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+use tidewatch_kit::digest::short_digest;
+use tidewatch_rollout::Ring;
 
-use crate::{
-    base::digest::short_digest,
-    controllers::{
-        catalog::{
-            RolloutSlot,
-            target::{ChannelTarget, VersionSource},
-        },
-        rings::Ring,
-    },
+use crate::controllers::catalog::{
+    RolloutSlot,
+    target::{ChannelTarget, VersionSource},
 };
 
 /// Maximum number of earlier versions in a rollout.

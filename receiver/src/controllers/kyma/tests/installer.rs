@@ -5,13 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use strum::VariantArray as _;
 use tidewatch_api::names::{annotation, label};
 use tidewatch_fleet::{PathState, Unproven};
+use tidewatch_installer::{Component, Installer, upgrade::UpgradeHandle, watcher};
 use tidewatch_trust::{CA_VALIDITY, Ca, Trust};
 
 use super::*;
-use crate::controllers::{
-    installer::{self, Component, Installer, upgrade::UpgradeHandle},
-    watcher,
-};
 
 /// Objects of a runtime cluster after the first reconcile, as `<plural>/<name>` in creation order.
 const OBJECTS: [&str; 14] = [
@@ -56,7 +53,7 @@ impl Bed {
         #[derive(clap::Parser)]
         struct Line {
             #[command(flatten)]
-            flags: installer::Flags,
+            flags: tidewatch_installer::Flags,
             #[arg(long)]
             skr_image_pull_secret: Option<String>,
         }
@@ -68,7 +65,7 @@ impl Bed {
         let trust = Arc::new(Trust { agents: roots.clone(), clients: roots, issuer: None });
         let trusted = Box::new(move || trust.clone());
         let path = Box::new(move |_: &KymaKey| Some(path()));
-        let installer = Installer::new(settings, trusted, path, upgrade, installer::Metrics::default());
+        let installer = Installer::new(settings, trusted, path, upgrade, tidewatch_installer::Metrics::default());
         let mut bed = Self::new();
         bed.ctx.installer = Some(installer);
         bed.replan(&[]);
@@ -86,7 +83,7 @@ impl Bed {
 
     fn replan(&self, more: &[Value]) {
         let watches = more.iter().map(|watch| serde_json::from_value(watch.clone()).unwrap());
-        let watches = installer::watches().into_iter().chain(watches).collect();
+        let watches = tidewatch_installer::watches().into_iter().chain(watches).collect();
         let (plan, ..) = watcher::plan::<Arc<tidewatch_api::Watcher>>(watches, &[]);
         self.ctx.plans.set_base(plan);
     }

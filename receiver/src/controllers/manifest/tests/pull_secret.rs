@@ -1,7 +1,7 @@
 //! Copies of the image pull secret in namespaces of a module's workloads.
 
 use super::*;
-use crate::controllers::pull_secret::{ModulePullSecret, PullSecret};
+use tidewatch_installer::pull_secret::{ModulePullSecret, PullSecret};
 
 impl Fixture {
     fn set_pull_secret(&mut self, data: &str) {

@@ -19,12 +19,14 @@ use tidewatch_api::{
 use tidewatch_cluster::{
     WriteBudgets, leader::WriteFence, limits::REQUEST_DEADLINE, state_map::RETRY, testing::FakeApiServer,
 };
-use tidewatch_fleet::{peers::AskError, queue::ReconcileOutcome, recorder, stores::manifests::CachedManifest, table};
+use tidewatch_fleet::{
+    evidence::testing::FakePeers, peers::AskError, queue::ReconcileOutcome, recorder,
+    stores::manifests::CachedManifest, table,
+};
 
 use super::*;
 use crate::controllers::{
     catalog::{self, Flags, RolloutMark, RolloutSlot, VersionSource, rollout::RolloutFlags},
-    evidence::tests::FakePeers,
     manifest::is_healthy,
     windows,
 };

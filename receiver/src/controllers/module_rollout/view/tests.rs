@@ -2,15 +2,13 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 use tidewatch_api::names::annotation;
+use tidewatch_rollout::Ring;
 
 use super::*;
-use crate::controllers::{
-    catalog::{
-        RolloutMark, VisibilityLabels,
-        removal_guard::{Audience, ModuleState},
-        rollout::{Progress, data_key},
-    },
-    rings::Ring,
+use crate::controllers::catalog::{
+    RolloutMark, VisibilityLabels,
+    removal_guard::{Audience, ModuleState},
+    rollout::{Progress, data_key},
 };
 
 const API: &str = "operator.kyma-project.io/v1beta2";

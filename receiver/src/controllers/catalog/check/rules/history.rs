@@ -6,7 +6,6 @@ use serde_json::{Map, Value};
 use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, ModuleTemplateSpec};
 
 use crate::{
-    base::versions::core_version,
     controllers::catalog::{
         check::{
             CheckOptions,
@@ -16,6 +15,7 @@ use crate::{
         },
         desired::Kind,
     },
+    versions::core_version,
 };
 
 pub(super) fn check(objects: &[Object], before: &[Object], options: &CheckOptions, findings: &mut Vec<Finding>) {
