@@ -12,9 +12,11 @@ const LAYERS: &[&[&str]] = &[
     &["shards", "takeover", "watch"],
     // The runtimes.
     &["compare", "due", "forward", "queue", "sequences", "shares", "tenure", "verified"],
-    &["ledger", "manifest_queue", "plan_index", "report"],
-    &["path"],
+    &["plan_index"],
+    &["ledger", "path"],
     &["runtime"],
+    &["report"],
+    &["manifest_queue"],
     &["table"],
 ];
 

@@ -9,8 +9,8 @@ use tidewatch_contract::{event::Event, exchange::Settled, heartbeat::Heartbeat};
 use tidewatch_kit::short_map::ShortMap;
 
 use super::{
-    PlanIndex,
     compare::Compare,
+    plan_index::PlanIndex,
     sequences::{SequenceStatus, SequenceTracker},
 };
 use crate::queue::WorkSet;

@@ -32,9 +32,10 @@ pub use metrics::Metrics;
 
 use self::{layer_waits::LayerWaits, settling::Settling};
 use super::{
-    ReportTicket, Tenures,
     due::next_due,
     queue::{DelayReason, Drift, Lanes, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
+    report::ReportTicket,
+    tenure::Tenures,
 };
 
 /// Key of a Manifest: its namespace and name in KCP.

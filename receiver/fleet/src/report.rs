@@ -2,7 +2,7 @@
 
 use tidewatch_api::key::KymaKey;
 
-use super::{Snapshot, queue::Drift};
+use super::{queue::Drift, runtime::Snapshot};
 
 /// Changes in the modules of a runtime that its agent reported.
 #[derive(Debug)]

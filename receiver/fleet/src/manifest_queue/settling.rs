@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use tidewatch_api::key::KymaKey;
 
 use super::ManifestKey;
-use crate::ReportTicket;
+use crate::report::ReportTicket;
 
 /// Reports of one Kyma that are kept apart. Later ones join the last of them, so that a runtime that never stops
 /// reporting settles all the same.
@@ -105,7 +105,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::{PlanIndex, Runtime};
+    use crate::{plan_index::PlanIndex, runtime::Runtime};
 
     fn key(name: &str) -> KymaKey {
         KymaKey::new("ns", name)
