@@ -1,4 +1,4 @@
-//! Dirty set of all watches, with the rules of contract v3 on sequences, epochs, acceptance and settling. Pure: time,
+//! Dirty set of all watches, with the rules of the wire contract on sequences, epochs, acceptance and settling. Pure: time,
 //! randomness and digests are arguments, requests are returned as bytes.
 //!
 //! An entry is keyed by (watch, object) and the newest state wins. It is *waiting*, then in flight, then *accepted*,

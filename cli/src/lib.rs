@@ -2,7 +2,7 @@
 //! confirms rollouts, checks catalogs, and packs modules.
 //!
 //! This crate parses arguments, opens connections and renders results; reports, catalog rules, reading of modules and
-//! access to runtimes are those of `tidewatch_receiver` and `tidewatch_agent`.
+//! access to runtimes are those of the receiver's crates and of `tidewatch_agent`.
 //!
 //! | module | responsibility |
 //! |---|---|

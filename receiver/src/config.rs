@@ -201,7 +201,8 @@ pub struct Config {
     #[command(flatten)]
     pub pki: tidewatch_trust::Flags,
 
-    /// Log filter: comma-separated levels, or target=level, such as `info,tidewatch_receiver::controllers::kyma=debug`
+    /// Log filter: comma-separated levels, or target=level, such as `info,tidewatch_fleet=debug`; `tidewatch` stands for all
+    /// crates
     #[arg(
         long,
         env = "RUST_LOG",

@@ -4,7 +4,6 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, CertifiedIssuer, DnType,
     ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType, date_time_ymd,
 };
-
 use tidewatch_contract::certificate::Leaf;
 
 use super::*;

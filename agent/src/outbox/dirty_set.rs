@@ -171,9 +171,9 @@ impl DirtySet {
     /// Changes the entry of a key that is parked or waiting. False if there is none.
     fn change_unsent(&mut self, key: &str, work: impl FnOnce(&mut Entry)) -> bool {
         if self.parked.contains_key(key) {
-            self.parked.change(key, |parked| work(&mut parked.waiting)).is_some()
+            self.parked.change(key, |parked| work(&mut parked.waiting))
         } else {
-            self.waiting.change(key, work).is_some()
+            self.waiting.change(key, work)
         }
     }
 

@@ -56,13 +56,13 @@ impl<V: Held> Keyed<V> {
         entries.into_iter().for_each(|(key, value)| self.insert(key, value));
     }
 
-    /// Changes the value of a key, if there is one.
-    pub(super) fn change<R>(&mut self, key: &str, work: impl FnOnce(&mut V) -> R) -> Option<R> {
-        let value = self.entries.get_mut(key)?;
+    /// Changes the value of a key. Returns false if there is none.
+    pub(super) fn change(&mut self, key: &str, work: impl FnOnce(&mut V)) -> bool {
+        let Some(value) = self.entries.get_mut(key) else { return false };
         let before = value.heap();
-        let result = work(value);
+        work(value);
         self.bytes = self.bytes - before + value.heap();
-        Some(result)
+        true
     }
 
     /// Removes the entry of a key.
@@ -122,7 +122,7 @@ mod tests {
                 match step {
                     0 | 1 => keyed.insert(key.as_str().into(), value),
                     2 => drop(keyed.remove(&key)),
-                    3 => drop(keyed.change(&key, |held| *held = value)),
+                    3 => _ = keyed.change(&key, |held| *held = value),
                     4 => keyed.retain(|other, _| other != key),
                     _ => {
                         let left = keyed.extract(|held| *held > value);

@@ -90,7 +90,7 @@ impl RequestOutcome {
     }
 }
 
-/// Label for an HTTP status: the statuses of the contracts by number, server errors as one, and all others as one.
+/// Label for an HTTP status: the statuses of the contract by number, server errors as one, and all others as one.
 pub(crate) const fn status_label(status: StatusCode) -> &'static str {
     match status.as_u16() {
         400 => "400",
@@ -263,7 +263,7 @@ impl Metrics {
     /// A request ended after `took`.
     pub(crate) fn requested(&self, route: Route, outcome: RequestOutcome, took: Duration) {
         self.requests.get_or_create(&RequestLabels { route: route.as_str(), outcome: outcome.as_str() }).inc();
-        if matches!(route, Route::Events) {
+        if route == Route::Events {
             self.lifecycle_manager.requested(outcome, took);
         }
         if matches!(outcome, RequestOutcome::Accepted) {

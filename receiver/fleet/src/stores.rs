@@ -1,4 +1,4 @@
-//! Caches of the control plane: Kymas and Manifests whole or reduced to facts, and the catalog.
+//! Caches of the control plane: Kymas and Manifests whole or reduced to facts, the catalog, and Watchers.
 //!
 //! Parts that no reader needs are dropped before they are stored.
 

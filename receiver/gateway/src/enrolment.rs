@@ -4,7 +4,7 @@
 //! An enrolment and a renewal pass these checks; the first failure ends it. Unauthenticated requests cost the runtime nothing: its
 //! keys are fetched at most once a minute, and a token is reviewed only if one of those keys signed it.
 //!
-//! 1. the request: route, length, one bearer token, JSON (`gateway`)
+//! 1. the request: route, length, one bearer token, JSON (`ports::enrol`)
 //! 2. the runtime belongs to a Kyma, and is not revoked ([`CertificateIssuer`])
 //! 3. the claims of the token: algorithm, audience, time, account, pod (`token`)
 //! 4. the signature of the token, by that runtime's issuer (`keys`)

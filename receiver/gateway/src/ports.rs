@@ -1,8 +1,8 @@
-//! The gateway: a TLS listener that authenticates, limits and verifies requests of agents. Its result is
+//! The ports of agents and replicas: TLS listeners that authenticate, limit and verify requests. Their result is
 //! [`Verified`](tidewatch_fleet::Verified) input.
 //!
-//! It runs on an executor of its own, so that reconciles never delay a response. Everything it awaits has a deadline,
-//! and everything it stores has a bound. A request passes these steps in order, and the first refusal ends it:
+//! They run on an executor of their own, so that reconciles never delay a response. Every wait has a deadline, and everything
+//! that is stored has a bound. A request passes these steps in order, and the first refusal ends it:
 //!
 //! 1. connection limit, TLS 1.3 handshake with a client certificate, deadline (`connection`)
 //! 2. the certificate identifies a runtime (403) and is valid and not revoked (401)

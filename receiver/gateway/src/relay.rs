@@ -3,7 +3,7 @@
 //!
 //! The accepting replica performs the handshake, the checks of certificate and head, the limits of the runtime and those
 //! of the body. For a runtime of another replica it then passes method, path, the header fields that matter, the
-//! client's certificate and the body unchanged to the *relay port* of the holder (`gateway::relayed`), over HTTP/2 and
+//! client's certificate and the body unchanged to the *relay port* of the holder (`ports::relayed`), over HTTP/2 and
 //! mutual TLS with certificates of replicas ([`ReplicaTls`]). The holder performs all checks as if the request had come
 //! to itself, so a signature is verified once, end to end, and all limits of a runtime hold across replicas.
 //!

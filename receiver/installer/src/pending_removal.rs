@@ -1,4 +1,4 @@
-//! Pending removal of objects, shared by the controllers that clean up a runtime.
+//! Pending removal of objects: the result of a removal by the installer, and by the reconciles that clean up a runtime.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Image pull secrets of the agent and of the modules: watched in KCP, and copied to every runtime when they change.
+//! Image pull secrets of the agent and of the modules: watched in KCP. A change enqueues the runtimes that have a copy.
 
 use std::{fmt, sync::Arc};
 

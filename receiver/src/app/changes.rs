@@ -1,6 +1,6 @@
 //! Watches of KCP: caches of its objects, and the event handlers that enqueue affected runtimes.
 //!
-//! `kube::watch` keeps one cache and reports each change, `fingerprint` reduces an object to the fields that matter,
+//! [`watch`](tidewatch_fleet::watch) keeps one cache and reports each change, `fingerprint` reduces an object to the fields that matter,
 //! `users` finds the Kymas that use a module, `affected` those that a change affects, `handlers` and `manifests` enqueue
 //! them, `placer` keeps the runtime table's entries current, `handover` acquires and releases shards, and `bodies` reduces the
 //! cached objects of other replicas' shards and fetches those of acquired ones. The receiver's own status writes change no

@@ -221,9 +221,13 @@ impl Ca {
     }
 
     /// Issues a certificate with any URI and usages for a key, valid for a day, as PEM chain.
-    #[cfg(any(test, feature = "testing"))]
-    #[allow(clippy::unwrap_used, reason = "test support")]
-    pub fn sign_for_tests(&self, key: &impl PublicKeyData, uri: &str, usages: &[ExtendedKeyUsagePurpose]) -> String {
+    #[cfg(test)]
+    pub(crate) fn sign_for_tests(
+        &self,
+        key: &impl PublicKeyData,
+        uri: &str,
+        usages: &[ExtendedKeyUsagePurpose],
+    ) -> String {
         let now = jiff::Timestamp::now().as_second();
         let mut params = params("test", now, now + 86_400).unwrap();
         params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];

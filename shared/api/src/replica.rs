@@ -2,8 +2,9 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::identity::TrustDomain;
 use thiserror::Error;
+
+use crate::identity::TrustDomain;
 
 /// Name of a replica, for example `tidewatch-replica-0`: a DNS label (RFC 1123).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,7 +1,7 @@
 //! Contract v2, that of lifecycle-manager: path, body, and the certificate that a proxy forwards.
 //!
-//! Parsing is as lenient as lifecycle-manager's listener, and writing reproduces its agent's bytes, so that either side can
-//! be replaced independently. An event names an object without its state: the consumer reads the current state itself.
+//! Parsing is as lenient as lifecycle-manager's listener. Writing reproduces the bytes of runtime-watcher's agent, as
+//! managers of forwarded events expect them. An event names an object without its state: the consumer reads the current state itself.
 
 mod forwarded;
 mod wire;

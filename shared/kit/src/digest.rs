@@ -1,7 +1,8 @@
 //! Identifiers of contents, equal in every process and version.
 
-use crate::hex;
 use aws_lc_rs::digest::{SHA256, digest};
+
+use crate::hex;
 
 /// First bytes of the SHA-256 of a content in hex; at most 32.
 #[must_use]

@@ -1,10 +1,10 @@
-//! Test support for the other crates, compiled only with the feature `testing`: a check that the modules of a crate import in one direction.
+//! Test support for the other crates, compiled only with the feature `testing`: checks of what the modules of a crate import.
 
 use std::{fs, path::Path};
 
 /// Imports under `source` that do not point to a lower layer, each as `file:line: from -> to`.
 ///
-/// `layers` lists the modules of the crate by their paths (`kube`, `controllers::kyma`), lowest layer first; modules of one layer must not
+/// `layers` lists the modules of the crate by their paths (`telemetry`, `controllers::kyma`), lowest layer first; modules of one layer must not
 /// import each other. A file belongs to the longest of these paths that is a prefix of its own. An import is any path from the crate's
 /// root, in `use` declarations and inline, in test code too: `crate::x`, `crate::{x, y::{…}}`, or a chain of `super` that leaves the module.
 /// Files that belong to no layer, and modules that are in a layer but not in the crate, are reported as well; `lib.rs`, `main.rs` and the

@@ -26,7 +26,7 @@ fn manifest((name, label, owner): Stored) -> Manifest {
     .unwrap()
 }
 
-/// Cache, index and watch, in the order of `kube::watch`: the cache first.
+/// Cache, index and watch, in the order of `watch`: the cache first.
 struct Watched {
     writer: Writer<CachedManifest>,
     manifests: Manifests,
