@@ -49,6 +49,8 @@ async fn a_running_module_is_handed_back_and_taken_over_without_a_write() -> Tes
     let recorded = kept(&manifest)?;
     assert_eq!(running.len(), 5, "{running:?}");
 
+    // A hand-back removes the agent. One that goes on is told to wait for more than a minute while nobody has its Kyma.
+    runtime.with_agent(async |agent| agent.kill9()).await?;
     request_hand_back(landscape, runtime).await?;
     assert_eq!(kept(&modules.manifest("sample").await?)?, recorded);
     assert_eq!(modules.versions(&manifest).await?, running);
@@ -57,6 +59,7 @@ async fn a_running_module_is_handed_back_and_taken_over_without_a_write() -> Tes
     modules.setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
     modules.setup.landscape.start_receiver().await?;
     take_over(landscape, runtime).await?;
+    modules.start_agent().await?;
     let is_proven = |status: &KymaStatus| status.condition("EventPath").is_some_and(Condition::is_true);
     modules.setup.kcp_status("a proven event path", is_proven).await?;
     modules.becomes("sample", "1.0.0", State::Ready).await?;
