@@ -25,8 +25,8 @@ use crate::{
     config::{Config, Endpoint, IdentityOrigin},
     core::Core,
     identity::{
-        Credentials, CurrentCredentials, Enroller, EnrollerHandle, EnrollerParts, FileReloader, IdentityStatus,
-        IdentityStop, SecretWatch, SecretWriter, renewal_channel,
+        CurrentCredentials, Enroller, EnrollerHandle, EnrollerParts, FileReloader, IdentityStatus, IdentityStop,
+        SecretWatch, SecretWriter, renewal_channel,
     },
     kubernetes::{ApiClient, ClientPool},
     link::{Link, LinkParts},
@@ -252,11 +252,11 @@ impl App {
     }
 
     fn identity_from_files(&mut self, folder: PathBuf, receiver: Endpoint) -> IdentityHandles {
-        let credentials_builder = Credentials::builder(self.config.trust_domain.clone(), receiver);
+        let domain = self.config.trust_domain.clone();
         let identity_status = self.identity_status.clone();
         let pending = self.readiness.pending("identity");
         let metrics = self.metrics.clone();
-        let (reloader, credentials) = FileReloader::new(folder, credentials_builder, identity_status, pending, metrics);
+        let (reloader, credentials) = FileReloader::new(folder, domain, receiver, identity_status, pending, metrics);
         self.tasks.spawn(async { reloader.run().await.into() });
         IdentityHandles { credentials, renewals: None, settings: None }
     }

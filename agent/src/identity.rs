@@ -144,15 +144,7 @@ pub struct Credentials {
 /// Credentials in use, for all consumers; `None` until there are any.
 pub type CurrentCredentials = watch::Receiver<Option<Arc<Credentials>>>;
 
-/// Creates credentials from material, at a time in Unix seconds.
-pub(crate) type CredentialsBuilder = Box<dyn Fn(&KeyMaterial, i64) -> Result<Credentials, CredentialsError> + Send>;
-
 impl Credentials {
-    /// Validates material of this trust domain, for connections to this receiver.
-    pub(crate) fn builder(domain: TrustDomain, receiver: Endpoint) -> CredentialsBuilder {
-        Box::new(move |material, now| Self::new(material, &domain, receiver.clone(), now))
-    }
-
     /// Validates material at a time in Unix seconds: the certificate names the runtime in URI and common name, and the
     /// key signs requests.
     ///
@@ -198,8 +190,10 @@ fn certificate_state(not_after: i64, fingerprint: String, now: i64) -> Result<Ce
 /// Polls a source and publishes each new valid identity; while the content is invalid, the last valid one stays.
 pub(crate) struct FileReloader<S> {
     source: S,
-    /// Creates credentials from the material of the source, at a time in Unix seconds.
-    make: CredentialsBuilder,
+    /// Trust domain of the certificates.
+    domain: TrustDomain,
+    /// Receiver that the credentials are for.
+    receiver: Endpoint,
     publish: watch::Sender<Option<Arc<Credentials>>>,
     /// Material read last, valid or not.
     seen: Option<KeyMaterial>,
@@ -216,7 +210,8 @@ impl<S: Source> FileReloader<S> {
     /// Creates a keeper that publishes nothing before the first valid material.
     pub(crate) fn new(
         source: S,
-        make: CredentialsBuilder,
+        domain: TrustDomain,
+        receiver: Endpoint,
         identity_status: IdentityStatus,
         pending: Pending,
         metrics: Metrics,
@@ -224,8 +219,18 @@ impl<S: Source> FileReloader<S> {
         let (publish, current) = watch::channel(None);
         let seen = None;
         let pending = Some(pending);
-        let reloader =
-            Self { source, make, publish, seen, expired: false, failing: false, identity_status, pending, metrics };
+        let reloader = Self {
+            source,
+            domain,
+            receiver,
+            publish,
+            seen,
+            expired: false,
+            failing: false,
+            identity_status,
+            pending,
+            metrics,
+        };
         (reloader, current)
     }
 
@@ -280,7 +285,7 @@ impl<S: Source> FileReloader<S> {
         if unchanged && !self.expired {
             return Ok(None);
         }
-        let credentials = (self.make)(&material, now);
+        let credentials = Credentials::new(&material, &self.domain, self.receiver.clone(), now);
         self.seen = Some(material);
         // Material that has expired by the local clock may be valid once the clock is corrected; expiry is reported
         // once.

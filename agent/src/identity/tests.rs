@@ -99,10 +99,10 @@ impl Source for Fixed {
 fn only_complete_and_valid_material_replaces_the_last_valid_one() {
     let ca = TestCa::new();
     let readiness = Readiness::default();
-    let make = Credentials::builder("kyma.local".parse().unwrap(), receiver());
     let (mut reloader, current) = FileReloader::new(
         Fixed(None),
-        make,
+        "kyma.local".parse().unwrap(),
+        receiver(),
         IdentityStatus::default(),
         readiness.pending("identity"),
         Metrics::default(),
@@ -148,10 +148,16 @@ async fn files_of_another_runtime_end_the_agent() {
         files.iter().for_each(|(name, content)| std::fs::write(folder.path().join(name), content).unwrap());
     };
     write(&ca.runtime("r-1"));
-    let make = Credentials::builder("kyma.local".parse().unwrap(), receiver());
     let guard = readiness.pending("identity");
     let status = IdentityStatus::default();
-    let (reloader, mut current) = FileReloader::new(folder.path().to_owned(), make, status, guard, Metrics::default());
+    let (reloader, mut current) = FileReloader::new(
+        folder.path().to_owned(),
+        "kyma.local".parse().unwrap(),
+        receiver(),
+        status,
+        guard,
+        Metrics::default(),
+    );
     let running = tokio::spawn(reloader.run());
     current.wait_for(Option::is_some).await.unwrap();
     write(&ca.runtime("r-2"));
@@ -166,10 +172,15 @@ fn certificate_expired_by_a_wrong_clock_is_valid_once_the_clock_is_corrected() {
     let ca = TestCa::new();
     let readiness = Readiness::default();
     let metrics = Metrics::default();
-    let make = Credentials::builder("kyma.local".parse().unwrap(), receiver());
     let source = Fixed(Some(ca.runtime_until("r-1", 2_030)));
-    let (mut reloader, current) =
-        FileReloader::new(source, make, IdentityStatus::default(), readiness.pending("identity"), metrics.clone());
+    let (mut reloader, current) = FileReloader::new(
+        source,
+        "kyma.local".parse().unwrap(),
+        receiver(),
+        IdentityStatus::default(),
+        readiness.pending("identity"),
+        metrics.clone(),
+    );
     let wrong = 4_000_000_000;
     for _ in 0..3 {
         reloader.refresh(wrong).unwrap();

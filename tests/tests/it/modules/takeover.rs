@@ -49,7 +49,7 @@ async fn a_running_module_is_handed_back_and_taken_over_without_a_write() -> Tes
     let recorded = kept(&manifest)?;
     assert_eq!(running.len(), 5, "{running:?}");
 
-    // A hand-back removes the agent. One that goes on is told to wait for more than a minute while nobody has its Kyma.
+    // A hand-back removes the agent. Without a managed Kyma the receiver refuses its requests for 60 to 90 s.
     runtime.with_agent(async |agent| agent.kill9()).await?;
     request_hand_back(landscape, runtime).await?;
     assert_eq!(kept(&modules.manifest("sample").await?)?, recorded);
