@@ -8,6 +8,7 @@
 //! | `crds`, types of the crate's root | the custom resources, with the feature `resources` |
 //! | `key`, [`shard`], [`replica`] | the key of a Kyma, with the feature `resources`; the shard of a runtime; the name of a replica |
 
+mod condition;
 pub mod identity;
 #[cfg(feature = "resources")]
 pub mod key;
@@ -18,5 +19,6 @@ pub mod replica;
 mod resources;
 pub mod shard;
 
+pub use condition::ConditionStatus;
 #[cfg(feature = "resources")]
 pub use resources::*;

@@ -27,10 +27,7 @@ pub use self::{
     manifest::{ImageSpec, ImageType, Install, Manifest, ManifestSpec, ManifestStatus, Resource},
     module_release_meta::{Channel, Mandatory, ModuleReleaseMeta, ModuleReleaseMetaSpec, ModuleVersion, Withdrawal},
     module_template::{CustomStateCheck, Icon, Info, Link, ModuleTemplate, ModuleTemplateSpec},
-    parts::{
-        Condition, ConditionStatus, CustomResourcePolicy, Gvk, LastOperation, Manager, Other, PartialMeta,
-        TrackingObject,
-    },
+    parts::{Condition, CustomResourcePolicy, Gvk, LastOperation, Manager, Other, PartialMeta, TrackingObject},
     shared::Shared,
     state::State,
     watcher::{Gateway, ServiceInfo, WatchField, WatchableGvr, Watcher, WatcherSpec, WatcherStatus},

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use strum::{Display, IntoStaticStr};
 
 use super::schema::{self, CONDITION_REASON, CONDITION_TYPE};
+use crate::ConditionStatus;
 
 /// Members unknown to a type, preserved on write.
 pub type Other = Map<String, Value>;
@@ -22,26 +23,6 @@ pub enum CustomResourcePolicy {
     CreateAndDelete,
     /// The default module CR is neither created nor deleted; module CRs are managed by the user.
     Ignore,
-}
-
-/// status of the condition, one of True, False, Unknown.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema, Display, IntoStaticStr,
-)]
-pub enum ConditionStatus {
-    /// The condition is met.
-    True,
-    /// The condition is not met.
-    False,
-    /// The condition has not been determined.
-    #[default]
-    Unknown,
-}
-
-impl From<bool> for ConditionStatus {
-    fn from(holds: bool) -> Self {
-        if holds { Self::True } else { Self::False }
-    }
 }
 
 /// Condition describes one aspect of the observed state of an object.
