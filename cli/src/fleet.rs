@@ -3,10 +3,9 @@
 use anyhow::{Context as _, Result};
 use clap::Args;
 use tidewatch_api::{ConditionStatus, plan::Work};
-use tidewatch_fleet::table::RuntimeView;
-use tidewatch_gateway::admin::{
+use tidewatch_contract::admin::{
     FLEET_PATH,
-    report::{Report, Summary},
+    fleet::{Report, RuntimeView, Summary},
 };
 use tidewatch_kit::{table, variant::VariantName as _};
 
@@ -121,7 +120,6 @@ fn or_dash(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_fleet::{PathState, Unproven, table::PathView};
 
     use super::*;
 
@@ -153,16 +151,13 @@ mod tests {
 
     #[test]
     fn check_fails_for_a_broken_path_and_for_a_standby() {
-        let of = |paths: &[PathState]| {
-            let runtimes: Vec<_> = paths.iter().map(|path| runtime("k", &json!(PathView::from(path)), "1")).collect();
-            check(&report(&json!(runtimes)))
+        let of = |paths: &[&str]| {
+            let path = |state: &&str| runtime("k", &json!({"state": state, "reason": "r"}), "1");
+            check(&report(&json!(paths.iter().map(path).collect::<Vec<_>>())))
         };
-        let silent = PathState::Unproven(Unproven::NoHeartbeat);
-        let away = PathState::Unproven(Unproven::Away);
-        let legacy = PathState::Unproven(Unproven::LegacyAgent);
         assert_eq!(of(&[]), exit::SUCCESS);
-        assert_eq!(of(&[PathState::Proven, PathState::Unknown, away, legacy]), exit::SUCCESS, "no evidence against it");
-        assert_eq!(of(&[PathState::Proven, silent]), exit::BROKEN_PATH);
+        assert_eq!(of(&["True", "Unknown"]), exit::SUCCESS, "no evidence against it");
+        assert_eq!(of(&["True", "False"]), exit::BROKEN_PATH);
         let mut standby = report(&json!([]));
         standby.receiver.active = false;
         assert_eq!(check(&standby), exit::NOT_ACTIVE);

@@ -5,8 +5,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use jiff::Timestamp;
-use tidewatch_contract::certificate::KeyId;
-use tidewatch_gateway::admin::{ROTATE_PATH, ROTATION_PATH};
+use tidewatch_contract::{
+    admin::{ROTATE_PATH, ROTATION_PATH},
+    certificate::KeyId,
+};
 use tidewatch_kit::table;
 use tidewatch_trust::{PhaseName, RotationProgress, RotationRequest, RotationResponse, SecretState};
 use tokio::time::{Instant, sleep};

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 use clap::Args;
 use jiff::Timestamp;
-use tidewatch_gateway::admin::{
+use tidewatch_contract::admin::{
     SHARDS_PATH,
     shards::{HolderView, Ownership, ShardView, ShardsReport},
 };

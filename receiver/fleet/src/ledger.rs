@@ -1,11 +1,10 @@
 //! Ledger of one epoch of a runtime: sequences received, their watches, and how far the work of each watch is settled.
 
-use serde::{Deserialize, Serialize};
 use tidewatch_api::{
     identity::Epoch,
     plan::{MAX_WATCHES, Work},
 };
-use tidewatch_contract::{event::Event, exchange::Settled, heartbeat::Heartbeat};
+use tidewatch_contract::{admin::fleet::EpochView, event::Event, exchange::Settled, heartbeat::Heartbeat};
 use tidewatch_kit::short_map::ShortMap;
 
 use super::{
@@ -272,29 +271,4 @@ impl Ledger {
             gaps: self.gaps,
         }
     }
-}
-
-/// Summary of one epoch of a runtime.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct EpochView {
-    /// The epoch.
-    pub epoch: Epoch,
-    /// Every sequence from `since` to this one was recorded.
-    pub accepted: u64,
-    /// Start of that run; 1 before the first event.
-    pub since: u64,
-    /// Number of missing sequences below the highest recorded.
-    pub missing: u64,
-    /// Work for which recorded events are not settled.
-    pub unsettled: Vec<Work>,
-    /// Watches for which a `watch.changed` is awaited, after a digest mismatch or because events sent earlier are
-    /// unknown here.
-    pub resend: Vec<String>,
-    /// Events received more than once.
-    pub duplicates: u64,
-    /// Events received after a later one.
-    pub reordered: u64,
-    /// Events received while an earlier one was missing.
-    pub gaps: u64,
 }

@@ -41,7 +41,6 @@ mod tenure;
 mod verified;
 pub mod watch;
 
-pub use ledger::EpochView;
 pub use path::{Contract, PathState, USED_V3_SUFFIX, Unproven};
 pub use report::{ModuleReport, ReportTicket};
 pub use shares::{Cost, Share, ShareMetrics, Shares, WRITES};

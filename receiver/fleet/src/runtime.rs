@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tidewatch_api::{identity::Epoch, plan::Work};
 use tidewatch_contract::{
+    admin::fleet::EpochView,
     certificate::KeyId,
     event::{Event, EventId, Object, Payload, Reason, Received, Subject},
     exchange::Settled,
@@ -13,8 +14,8 @@ use tidewatch_contract::{
 use tokio::time::Instant;
 
 use super::{
-    Contract, EpochView, Inherited, LastHeartbeat, PathState, PathThresholds, PlanIndex, compare::Compare,
-    ledger::Ledger, path::Evidence, sequences::SequenceStatus,
+    Contract, Inherited, LastHeartbeat, PathState, PathThresholds, PlanIndex, compare::Compare, ledger::Ledger,
+    path::Evidence, sequences::SequenceStatus,
 };
 use crate::queue::{Drift, Priority, QueuedWork, WorkSet, merge_into};
 

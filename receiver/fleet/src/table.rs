@@ -61,7 +61,7 @@ pub use job::Job;
 pub use metrics::Metrics;
 pub use runtime_trust::RuntimeTrust;
 pub use trust::TrustAnnouncement;
-pub use view::{PathReport, PathView, RuntimeView};
+pub use view::PathReport;
 
 use crate::{EventBatch, HeartbeatStatus, Verified, due::next_due, queue::ReconcileOutcome};
 use agenda::{Agenda, Choice};

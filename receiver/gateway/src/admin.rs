@@ -3,12 +3,12 @@
 //! Any replica serves it: what it does not know itself it asks of the others (`fleet`), and never shows a part as the whole.
 //!
 //! On a loopback address it serves plain HTTP to every client. On other addresses it serves TLS and authorizes each
-//! request's bearer token in KCP (`auth`). `report` is the JSON of the fleet, `shards` that of the shards, `routes` serves
-//! them.
+//! request's bearer token in KCP (`auth`). `report` makes the report of the fleet, `shards` that of the shards, `routes`
+//! serves them.
 
 mod auth;
 mod fleet;
-pub mod report;
+mod report;
 mod routes;
 pub mod shards;
 
@@ -24,15 +24,6 @@ use crate::http::{HttpServer, Limits, ListenError};
 use auth::TokenReviewer;
 
 pub use fleet::{ActiveFleet, FleetHandle};
-
-/// Path of the fleet's report; also the `nonResourceURL` to grant, with the verb `get`, for access by token.
-pub const FLEET_PATH: &str = "/fleet";
-/// Path of the report of the shards; also the `nonResourceURL` to grant, with the verb `get`.
-pub const SHARDS_PATH: &str = "/shards";
-/// Path of the progress of a CA rotation; also the `nonResourceURL` to grant, with the verb `get`.
-pub const ROTATION_PATH: &str = "/rotation";
-/// Path that requests a CA rotation; also the `nonResourceURL` to grant, with the verb `post`.
-pub const ROTATE_PATH: &str = "/rotate-ca";
 
 /// Enough for a few operators; the deadline lets slow clients read the report of a large fleet.
 const LIMITS: Limits = Limits { connections: 8, deadline: Duration::from_secs(30) };

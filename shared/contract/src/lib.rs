@@ -5,6 +5,7 @@
 //! | [`event`], [`heartbeat`], [`exchange`], [`problem`] | contract v3: requests and responses |
 //! | [`v2`] | contract v2, that of lifecycle-manager |
 //! | [`enrolment`], [`certificate`], [`forwarded`], [`signature`] | certificates, and signatures of requests |
+//! | [`admin`] | reports of the admin listeners, which the command line reads |
 //! | [`digest`] | set digests, which detect lost events |
 //!
 //! # Design
@@ -55,6 +56,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+pub mod admin;
 pub mod certificate;
 pub mod digest;
 pub mod enrolment;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use tidewatch_fleet::table::RuntimeView;
+use tidewatch_contract::admin::fleet::RuntimeView;
 use tokio::time::sleep;
 
 use super::{

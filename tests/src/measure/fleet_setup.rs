@@ -7,7 +7,7 @@ use tidewatch_api::{
     names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE},
     plan::Plan,
 };
-use tidewatch_gateway::admin::{FLEET_PATH, report::Report};
+use tidewatch_contract::admin::{FLEET_PATH, fleet::Report};
 
 use super::figure::{cpu_of, time_of};
 use crate::{

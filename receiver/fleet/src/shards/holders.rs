@@ -1,10 +1,11 @@
 //! Which replica holds each shard, as this replica last observed it.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use tidewatch_api::shard::{ShardCount, ShardId};
+use tidewatch_contract::admin::shards::HolderView;
 use tokio::time::Instant;
 
 use super::Unit;
@@ -26,10 +27,11 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Time since the last observed renewal.
+    /// View of the holder at `now`.
     #[must_use]
-    pub fn age(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.renewed)
+    pub fn view(&self, now: Instant) -> HolderView {
+        let renewed_seconds = now.saturating_duration_since(self.renewed).as_secs();
+        HolderView { name: self.name.to_string(), renewed_seconds, moved: self.moved }
     }
 }
 

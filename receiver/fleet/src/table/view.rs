@@ -2,98 +2,21 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use strum::VariantArray as _;
-use tidewatch_api::{ConditionStatus, identity::RuntimeId, key::KymaKey, plan::Work};
+use tidewatch_api::{identity::RuntimeId, key::KymaKey};
+use tidewatch_contract::admin::fleet::{EpochView, PathView, RuntimeView};
 use tidewatch_kit::variant::VariantName as _;
 use tokio::time::Instant;
 
 use super::{RuntimeTable, metrics::FleetTotals, rfc3339, state::State};
 use crate::{
-    Contract, EpochView, LastHeartbeat, PathState, PathThresholds, Unproven,
+    Contract, LastHeartbeat, PathState, PathThresholds, Unproven,
     queue::{Priority, WorkSet},
 };
 
-/// Summary of one Kyma and its runtime; serialized, a runtime of the admin API's report.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct RuntimeView {
-    /// Name in KCP.
-    pub kyma: String,
-    /// Namespace in KCP.
-    pub namespace: String,
-    /// Runtime id, if the Kyma has one.
-    pub runtime_id: Option<String>,
-    /// True if another Kyma has the same runtime id: then neither is served.
-    pub ambiguous: bool,
-    /// State of the event path, as the condition `EventPath` has it or will have it.
-    pub path: PathView,
-    /// Contract of the agent's last request: `unheard`, `v2` or `v3`.
-    pub contract: String,
-    /// Age of the last counted heartbeat, in seconds.
-    pub last_seen_seconds: Option<u64>,
-    /// Longest heartbeat interval that the agent may follow, in seconds.
-    pub heartbeat_seconds: u64,
-    /// Current age of the canary, in seconds; `None` if it never returned.
-    pub canary_age_seconds: Option<u64>,
-    /// Version that the agent reports, at most 256 characters.
-    pub agent_version: Option<String>,
-    /// Plan revision that the agent reports, at most 256 characters.
-    pub plan_revision: Option<String>,
-    /// True if that is the current plan.
-    pub plan_is_current: bool,
-    /// End of the agent's certificate as it reports it: RFC 3339 from an honest agent, at most 256 characters.
-    pub certificate_not_after: Option<String>,
-    /// Start of the agent's failure to renew its certificate, in RFC 3339; absent while renewals succeed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub renewal_failed_since: Option<String>,
-    /// Objects pending in the agent at the last heartbeat.
-    pub waiting: u64,
-    /// Events that the agent could not send.
-    pub parked: u64,
-    /// Watches of kinds that the runtime's API server does not serve, at the last heartbeat.
-    #[serde(default)]
-    pub not_served: usize,
-    /// Watches with too many objects to report each change by its object, at the last heartbeat.
-    #[serde(default)]
-    pub coarse: usize,
-    /// Events received above a gap, in the epochs below.
-    pub gaps: u64,
-    /// Events received more than once, in the epochs below.
-    pub duplicates: u64,
-    /// Work for which recorded events are not settled.
-    pub unsettled: Vec<Work>,
-    /// Work that is ready or in backoff.
-    #[serde(rename = "wanted")]
-    pub queued: Vec<Work>,
-    /// Paused work.
-    pub paused: Vec<Work>,
-    /// True while a reconcile runs.
-    #[serde(rename = "inWork")]
-    pub in_progress: bool,
-    /// Consecutive failed reconciles.
-    pub failures: u32,
-    /// Epochs of the agent in the order of arrival; at most four.
-    pub epochs: Vec<EpochView>,
-}
-
-/// State of an event path.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PathView {
-    /// True if the path is proven, False if it is broken, Unknown without proof of either.
-    pub state: ConditionStatus,
-    /// Reason of the state. `Unknown` while no evidence is due yet; the condition keeps its previous reason then.
-    pub reason: String,
-    /// Details; parts of them come from the agent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
-}
-
-impl From<&PathState> for PathView {
-    fn from(path: &PathState) -> Self {
-        Self { state: path.status(), reason: path.as_str().to_owned(), message: message(path) }
-    }
+/// View of a path's state.
+fn path_view(path: &PathState) -> PathView {
+    PathView { state: path.status(), reason: path.as_str().to_owned(), message: message(path) }
 }
 
 /// Details that the reason does not contain.
@@ -152,7 +75,7 @@ impl RuntimeSummary {
             namespace: self.key.namespace.clone(),
             runtime_id: self.id.as_ref().map(RuntimeId::to_string),
             ambiguous: self.ambiguous,
-            path: PathView::from(&self.path),
+            path: path_view(&self.path),
             contract: self.contract.as_str().to_owned(),
             last_seen_seconds: heartbeat.map(|heartbeat| now.saturating_duration_since(heartbeat.at).as_secs()),
             heartbeat_seconds: self.interval.as_secs(),
@@ -302,7 +225,7 @@ mod tests {
             (PathState::Unproven(Unproven::Diverged { watch: watch() }), "False"),
             (PathState::Unproven(Unproven::StaleCanary { came_back: true }), "False"),
         ] {
-            let path_json = json!(PathView::from(&path));
+            let path_json = json!(path_view(&path));
             assert_eq!((&path_json["state"], &path_json["reason"]), (&json!(state), &json!(path.as_str())));
         }
     }

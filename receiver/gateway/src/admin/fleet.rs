@@ -7,6 +7,7 @@ use futures::FutureExt as _;
 use serde::{Serialize, de::DeserializeOwned};
 use tidewatch_api::identity::Instance;
 use tidewatch_cluster::leader::FleetRole;
+use tidewatch_contract::admin::{Receiver, fleet::Report, shards::ShardsReport};
 use tidewatch_fleet::{
     peers::{AskError, Peers, Responders, Topic},
     table::RuntimeTable,
@@ -15,8 +16,8 @@ use tidewatch_trust::{RotationError, RotationHandle, RotationProgress, RotationR
 use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{
-    report::{Receiver, Report},
-    shards::{CurrentHolders, Ownership, ShardsReport},
+    report,
+    shards::{self, CurrentHolders},
 };
 
 /// Access to the fleet and to CA rotations, inactive until this receiver works on runtimes. Clones share one state.
@@ -94,24 +95,26 @@ impl FleetHandle {
     /// Report of the fleet now, from the answers of all replicas; without runtimes while this receiver is inactive.
     pub(super) async fn report(&self) -> Result<Report, AskError> {
         let receiver = self.receiver();
-        let Some(ActiveFleet { peers, .. }) = self.0.active.get() else { return Ok(Report::new(receiver, Vec::new())) };
+        let Some(ActiveFleet { peers, .. }) = self.0.active.get() else {
+            return Ok(report::report(receiver, Vec::new()));
+        };
         let answers = peers.ask_all(Topic::Report, Bytes::new()).await?;
         // Thousands of runtimes take some hundred milliseconds, in which this thread runs nothing else.
-        let merged = spawn_blocking(|| Report::merge(receiver, answers)).await;
+        let merged = spawn_blocking(|| report::merge(receiver, answers)).await;
         merged.ok().and_then(Result::ok).ok_or(AskError::Unavailable)
     }
 
     /// Report of the shards, as this replica knows them.
     pub(super) fn shards(&self) -> ShardsReport {
         let ownership = self.0.active.get().map(|ActiveFleet { table, holders, .. }| match holders {
-            None => Ownership::single(&table.kymas_by_shard()),
-            Some(holders) => Ownership::sharded(holders(), table.kymas_by_shard()),
+            None => shards::single(&table.kymas_by_shard()),
+            Some(holders) => shards::sharded(holders(), table.kymas_by_shard()),
         });
         ShardsReport { receiver: self.receiver(), ownership }
     }
 
     fn receiver(&self) -> Receiver {
-        Receiver::new(self.0.instance, self.0.started.elapsed(), self.0.active.get().is_some())
+        report::receiver(self.0.instance, self.0.started.elapsed(), self.0.active.get().is_some())
     }
 }
 

@@ -8,14 +8,14 @@ use http::{HeaderValue, Request, StatusCode, header, request::Parts, uri::Author
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt as _, Collected, Limited, StreamBody};
 use serde::Serialize;
+use tidewatch_contract::admin::{FLEET_PATH, ROTATE_PATH, ROTATION_PATH, SHARDS_PATH, fleet::Report};
 use tidewatch_fleet::peers::AskError;
 use tidewatch_trust::{RotationError, RotationRequest, RotationResponse};
 use tokio::time::timeout;
 
 use super::{
-    AccessPolicy, FLEET_PATH, FleetHandle, ROTATE_PATH, ROTATION_PATH, SHARDS_PATH,
+    AccessPolicy, FleetHandle,
     auth::{Authorization, Permission},
-    report::Report,
 };
 use crate::http::{HEAD_DEADLINE, HttpResponse, TEXT, method_not_allowed, response, single_value, with_body};
 
@@ -196,9 +196,13 @@ mod tests {
     use http::{Method, Response};
     use http_body_util::Full;
     use tidewatch_api::identity::Instance;
+    use tidewatch_contract::admin::shards::ShardsReport;
 
     use super::*;
-    use crate::admin::{self, BindError, Flags, report::Receiver, shards::ShardsReport};
+    use crate::admin::{
+        self, BindError, Flags,
+        report::{receiver, report},
+    };
 
     fn request(method: Method, path: &str, host: &str) -> Request<Full<Bytes>> {
         Request::builder().method(method).uri(path).header(header::HOST, host).body(Full::default()).unwrap()
@@ -265,7 +269,7 @@ mod tests {
             .unwrap()
         };
         for count in [0, 1, RUNTIMES_PER_CHUNK, RUNTIMES_PER_CHUNK * 2 + 1] {
-            let mut report = Report::new(Receiver::new(Instance::new(1), Duration::ZERO, true), Vec::new());
+            let mut report = report(receiver(Instance::new(1), Duration::ZERO, true), Vec::new());
             report.runtimes = (0..count).map(runtime).collect();
             let body = chunked(report.clone()).into_body().collect().await.unwrap().to_bytes();
             assert_eq!(serde_json::from_slice::<Report>(&body).unwrap(), report);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidewatch_api::{identity::RuntimeId, shard::ShardCount};
 use tidewatch_fleet::shards::{Holder, HoldersHandle};
 use tidewatch_gateway::{
-    admin::shards::{CurrentHolders, HolderView, HolderViews},
+    admin::shards::{CurrentHolders, HolderViews},
     relay::{self, Directory, IsFleetHolder, Replica},
 };
 use tokio::time::Instant;
@@ -41,7 +41,7 @@ impl ShardHolders {
         Arc::new(move || {
             let holders = holders.current();
             let now = Instant::now();
-            let view = |holder: Option<&Holder>| holder.map(|holder| HolderView::of(holder, now));
+            let view = |holder: Option<&Holder>| holder.map(|holder| holder.view(now));
             let fleet = view(holders.fleet());
             HolderViews { shards: shards.shards().map(|shard| view(holders.get(shard))).collect(), fleet }
         })

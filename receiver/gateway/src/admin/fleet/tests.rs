@@ -5,6 +5,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tidewatch_api::{key::KymaKey, plan::Plan};
 use tidewatch_cluster::leader::WriteFence;
+use tidewatch_contract::admin::shards::Ownership;
 use tidewatch_fleet::table::{Metrics, Settings};
 use tidewatch_trust::PendingRotation;
 use tokio::sync::{mpsc, watch};
