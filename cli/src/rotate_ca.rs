@@ -6,11 +6,13 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use jiff::Timestamp;
 use tidewatch_contract::{
-    admin::{ROTATE_PATH, ROTATION_PATH},
+    admin::{
+        ROTATE_PATH, ROTATION_PATH,
+        rotation::{PhaseName, RotationProgress, RotationRequest, RotationResponse, SecretState},
+    },
     certificate::KeyId,
 };
 use tidewatch_kit::table;
-use tidewatch_trust::{PhaseName, RotationProgress, RotationRequest, RotationResponse, SecretState};
 use tokio::time::{Instant, sleep};
 
 use crate::{

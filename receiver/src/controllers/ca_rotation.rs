@@ -11,6 +11,7 @@ use std::{sync::Arc, time::Duration};
 use decide::{RotationPolicy, Transition};
 use followers::{FollowerSummary, Question};
 use kube::Client;
+use tidewatch_contract::admin::rotation::{RotationProgress, RotationRequest, RotationResponse, SecretState};
 use tidewatch_fleet::{
     evidence::Replicas,
     peers::{AskError, Topic},
@@ -19,8 +20,7 @@ use tidewatch_fleet::{
 };
 use tidewatch_kit::error_levels;
 use tidewatch_trust::{
-    Flags, Metrics, PendingRotation, RotationError, RotationHandle, RotationProgress, RotationRequest,
-    RotationResponse, SecretState, Stragglers, TlsState, Trust,
+    Flags, Metrics, PendingRotation, RotationError, RotationHandle, Stragglers, TlsState, Trust,
     ca_state::{CaState, Root},
     rotation_handle,
     store::{CaSecret, CaSecretError, Store},

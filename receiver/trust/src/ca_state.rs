@@ -4,9 +4,8 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use k8s_openapi::ByteString;
 use serde::{Deserialize, Serialize};
-use strum::{Display, IntoStaticStr, VariantArray};
 use thiserror::Error;
-use tidewatch_contract::certificate::KeyId;
+use tidewatch_contract::{admin::rotation::PhaseName, certificate::KeyId};
 use tidewatch_kit::tls::TlsConfigError;
 
 use super::{Ca, PkiError, Trust, TrustBundle};
@@ -129,21 +128,6 @@ pub enum Phase {
         /// End of their last leaf, in Unix seconds.
         leaves_end: i64,
     },
-}
-
-/// Name of a [`Phase`] in the Secret, in metrics and in the progress.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Display, IntoStaticStr, VariantArray)]
-#[serde(rename_all = "camelCase")]
-#[strum(serialize_all = "camelCase")]
-pub enum PhaseName {
-    /// No rotation.
-    Steady,
-    /// The new root is distributed, and agents confirm it.
-    Spread,
-    /// The new root signs new certificates, and agents renew.
-    Reissue,
-    /// The old root leaves: first the agents' bundles, then this receiver's.
-    Retire,
 }
 
 /// Content of the Secret.

@@ -24,7 +24,6 @@ mod flags;
 mod issue_error;
 mod metrics;
 mod open;
-pub mod progress;
 mod proxy;
 mod reloader;
 mod replica;
@@ -46,12 +45,11 @@ use thiserror::Error;
 
 pub use authority::{Authority, Issued, Trust};
 pub use ca::{Ca, ParseServerNameError, PemIdentity, ServerName};
-pub use ca_state::{CaStateError, PhaseName};
+pub use ca_state::CaStateError;
 pub use flags::{Flags, IssuerName, ParseIssuerError, TlsFlags};
 pub use issue_error::IssueError;
 pub use metrics::Metrics;
 pub use open::{Setup, open};
-pub use progress::{RotationProgress, RotationRequest, RotationResponse, SecretState, Straggler, StragglerReason};
 pub use proxy::{ParseProxyIdentityError, Proxy, ProxyIdentity};
 pub use reloader::CertificateReloader;
 pub use replica::{

@@ -5,16 +5,14 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
 use strum::VariantArray as _;
+use tidewatch_contract::admin::rotation::PhaseName;
 use tidewatch_kit::{
     metric_set,
     metrics::{OutcomeLabel, ReasonLabel},
     variant::VariantName as _,
 };
 
-use super::{
-    ServerIdentity,
-    ca_state::{CaStateError, PhaseName},
-};
+use super::{ServerIdentity, ca_state::CaStateError};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PhaseLabel {

@@ -4,12 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use tidewatch_contract::admin::rotation::{RotationProgress, RotationRequest, RotationResponse};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::timeout,
 };
 
-use super::{RotationProgress, RotationRequest, RotationResponse, Stragglers};
+use super::Stragglers;
 
 /// Timeout of a request to rotate.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);

@@ -6,9 +6,8 @@
 use std::{collections::HashMap, time::Duration};
 
 use tidewatch_api::key::KymaKey;
+use tidewatch_contract::admin::rotation::StragglerReason;
 use tokio::time::Instant;
-
-use super::progress::StragglerReason;
 
 /// Base allowance, independent of the number of runtimes: distributing bundles, and renewals that agents jitter.
 const SETTLING: Duration = Duration::from_secs(10);

@@ -9,10 +9,11 @@ use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::Client;
 use tidewatch_api::identity::TrustDomain;
 use tidewatch_cluster::testing::FakeApiServer;
+use tidewatch_contract::admin::rotation::PhaseName;
 use tokio::sync::watch;
 
 use super::{
-    Authority, CA_VALIDITY, Ca, CertificateReloader, Flags, Metrics, PhaseName, Setup, TlsState, Trust,
+    Authority, CA_VALIDITY, Ca, CertificateReloader, Flags, Metrics, Setup, TlsState, Trust,
     authority::Issuer,
     ca_state::{CaState, Phase, Root},
     open,

@@ -1,6 +1,7 @@
 //! Reports of the admin listeners as JSON, which the receiver and the agent serve and the command line reads.
 
 pub mod fleet;
+pub mod rotation;
 pub mod shards;
 
 use serde::{Deserialize, Serialize};

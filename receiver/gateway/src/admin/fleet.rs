@@ -7,12 +7,17 @@ use futures::FutureExt as _;
 use serde::{Serialize, de::DeserializeOwned};
 use tidewatch_api::identity::Instance;
 use tidewatch_cluster::leader::FleetRole;
-use tidewatch_contract::admin::{Receiver, fleet::Report, shards::ShardsReport};
+use tidewatch_contract::admin::{
+    Receiver,
+    fleet::Report,
+    rotation::{RotationProgress, RotationRequest, RotationResponse},
+    shards::ShardsReport,
+};
 use tidewatch_fleet::{
     peers::{AskError, Peers, Responders, Topic},
     table::RuntimeTable,
 };
-use tidewatch_trust::{RotationError, RotationHandle, RotationProgress, RotationRequest, RotationResponse};
+use tidewatch_trust::{RotationError, RotationHandle};
 use tokio::{task::spawn_blocking, time::Instant};
 
 use super::{

@@ -8,9 +8,13 @@ use http::{HeaderValue, Request, StatusCode, header, request::Parts, uri::Author
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt as _, Collected, Limited, StreamBody};
 use serde::Serialize;
-use tidewatch_contract::admin::{FLEET_PATH, ROTATE_PATH, ROTATION_PATH, SHARDS_PATH, fleet::Report};
+use tidewatch_contract::admin::{
+    FLEET_PATH, ROTATE_PATH, ROTATION_PATH, SHARDS_PATH,
+    fleet::Report,
+    rotation::{RotationRequest, RotationResponse},
+};
 use tidewatch_fleet::peers::AskError;
-use tidewatch_trust::{RotationError, RotationRequest, RotationResponse};
+use tidewatch_trust::RotationError;
 use tokio::time::timeout;
 
 use super::{

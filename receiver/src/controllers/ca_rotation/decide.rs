@@ -6,9 +6,10 @@
 
 use std::time::Duration;
 
+use tidewatch_contract::admin::rotation::StragglerReason;
 use tidewatch_fleet::{PathState, table::RuntimeTrust};
 use tidewatch_trust::{
-    PkiError, StragglerReason,
+    PkiError,
     ca_state::{CaState, Phase, Root},
 };
 

@@ -1,16 +1,14 @@
 //! Runtimes that follow a rotation: a summary of those of a replica, which are merged into that of the fleet.
 
 use serde::{Deserialize, Serialize};
+use tidewatch_contract::admin::rotation::{MAX_NAMED_STRAGGLERS, Straggler, StragglerReason};
 use tidewatch_fleet::{
     evidence::Replicas,
     peers::{AskError, Topic},
     table::{RuntimeTable, RuntimeTrust},
 };
 use tidewatch_kit::variant::VariantName as _;
-use tidewatch_trust::{
-    Flags, Straggler, StragglerReason, TlsState, ca_state::CaState, progress::MAX_NAMED_STRAGGLERS, store::CaSecret,
-    tls_state::CaSecretStatus,
-};
+use tidewatch_trust::{Flags, TlsState, ca_state::CaState, store::CaSecret, tls_state::CaSecretStatus};
 use tokio::sync::watch;
 
 use super::{decide, policy, unix};

@@ -6,11 +6,14 @@ use tidewatch_api::{
     shard::{ShardCount, ShardId},
 };
 use tidewatch_cluster::leader::WriteFence;
-use tidewatch_contract::heartbeat::{CertificateState, Heartbeat};
+use tidewatch_contract::{
+    admin::rotation::{PhaseName, StragglerReason},
+    heartbeat::{CertificateState, Heartbeat},
+};
 use tidewatch_fleet::{Verified, evidence::testing::FakePeers, table};
 use tidewatch_kit::metrics::Registry;
 use tidewatch_trust::{
-    CertificateReloader, FollowState, PhaseName, Setup, StragglerReason, TlsFlags, open,
+    CertificateReloader, FollowState, Setup, TlsFlags, open,
     testing::{FakeKcp, flags},
 };
 

@@ -145,7 +145,7 @@ pub(super) fn shown<'a>(kyma: &'a Kyma, kind: &str) -> Option<&'a Condition> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tidewatch_trust::StragglerReason;
+    use tidewatch_contract::admin::rotation::StragglerReason;
 
     use super::*;
 

@@ -3,13 +3,13 @@ use std::{fs, path::Path};
 use clap::Parser;
 use rustls::ServerConfig;
 use tidewatch_cluster::testing::Folder;
-use tidewatch_contract::certificate::Leaf;
+use tidewatch_contract::{admin::rotation::PhaseName, certificate::Leaf};
 use tidewatch_kit::{metrics::Registry, tls};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
 use crate::{
-    CA_VALIDITY, Ca, Flags, Metrics, PhaseName, SERVER_VALIDITY, Setup, TlsFlags, TrustBundle,
+    CA_VALIDITY, Ca, Flags, Metrics, SERVER_VALIDITY, Setup, TlsFlags, TrustBundle,
     ca_state::{Phase, Root},
     testing::FakeKcp,
 };

@@ -1,6 +1,7 @@
 use rcgen::KeyPair;
 use tidewatch_cluster::testing::Folder;
 use tidewatch_contract::{
+    admin::rotation::PhaseName,
     certificate::{ReadCertificateError, RuntimeCertificate},
     v2::{Caller, ReadCallerError},
 };
@@ -8,7 +9,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
 use crate::{
-    CA_VALIDITY, Ca, PemIdentity, PhaseName, RUNTIME_VALIDITY, SERVER_VALIDITY,
+    CA_VALIDITY, Ca, PemIdentity, RUNTIME_VALIDITY, SERVER_VALIDITY,
     testing::{Rotating, fixed_authority},
 };
 

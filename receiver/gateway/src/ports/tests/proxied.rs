@@ -4,10 +4,11 @@
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::HeaderName;
 use tidewatch_contract::{
+    admin::rotation::PhaseName,
     certificate::to_pem,
     forwarded::{CLIENT_CERT, CLIENT_CERT_CHAIN, FORWARDED_CLIENT_CERT},
 };
-use tidewatch_trust::{PhaseName, Proxy, ProxyIdentity, testing::Rotating};
+use tidewatch_trust::{Proxy, ProxyIdentity, testing::Rotating};
 
 use super::*;
 

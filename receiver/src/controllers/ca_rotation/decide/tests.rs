@@ -2,10 +2,10 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use tidewatch_api::key::KymaKey;
-use tidewatch_contract::certificate::KeyId;
+use tidewatch_contract::{admin::rotation::PhaseName, certificate::KeyId};
 use tidewatch_fleet::Unproven;
 use tidewatch_trust::{
-    Ca, PhaseName, TrustBundle,
+    Ca, TrustBundle,
     testing::{NOW, phases, root},
 };
 

@@ -1,9 +1,9 @@
-//! Progress of a rotation, as the admin listener and the command line show it.
+//! Rotation of the built-in CA: requests, and the progress.
 
 use serde::{Deserialize, Serialize};
-use tidewatch_contract::certificate::KeyId;
+use strum::{Display, IntoStaticStr, VariantArray};
 
-use super::ca_state::PhaseName;
+use crate::certificate::KeyId;
 
 /// Limit of stragglers that are named.
 pub const MAX_NAMED_STRAGGLERS: usize = 100;
@@ -34,6 +34,21 @@ pub struct RotationProgress {
     /// True while the numbers are old, since not every replica answers; the rotation waits.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub incomplete: bool,
+}
+
+/// Phase of a rotation. The name is also that in the CA's Secret and in metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Display, IntoStaticStr, VariantArray)]
+#[serde(rename_all = "camelCase")]
+#[strum(serialize_all = "camelCase")]
+pub enum PhaseName {
+    /// No rotation.
+    Steady,
+    /// The new root is distributed, and agents confirm it.
+    Spread,
+    /// The new root signs new certificates, and agents renew.
+    Reissue,
+    /// The old root leaves: first the agents' bundles, then this receiver's.
+    Retire,
 }
 
 /// State of the CA's Secret.
