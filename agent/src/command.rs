@@ -10,10 +10,10 @@ use std::{
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _};
 use thiserror::Error;
+use tidewatch_contract::admin::agent::{STATUS_PATH, Status};
 
 use crate::{
     config::{Config, DEFAULT_ADMIN_ADDRESS, parse_loopback},
-    status::{STATUS_PATH, Status},
     telemetry::error_chain,
 };
 
@@ -40,7 +40,7 @@ pub struct StatusCommand {
     pub json: bool,
 
     /// Address of the agent's admin listener
-    #[arg(long, env = "TIDEWATCH_ADMIN_ADDRESS", default_value = DEFAULT_ADMIN_ADDRESS, value_name = "IP:PORT", value_parser = parse_loopback)]
+    #[arg(long, env = "TIDEWATCH_ADMIN_ADDRESS", default_value_t = DEFAULT_ADMIN_ADDRESS, value_name = "IP:PORT", value_parser = parse_loopback)]
     pub admin_address: SocketAddr,
 }
 

@@ -1,19 +1,24 @@
 //! Configuration from flags and environment, read once at start.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
 
 use clap::{ArgGroup, Parser};
 use tidewatch_api::{
     identity::{RuntimeId, TrustDomain},
     names::SKR_NAMESPACE,
 };
+use tidewatch_contract::admin::agent::DEFAULT_PORT;
 use tracing::field::{DisplayValue, display};
 
 pub use crate::receiver::{Endpoint, ParseEndpointError};
 use crate::{core::Core, telemetry::Metrics};
 
 /// Default address of the admin listener.
-pub const DEFAULT_ADMIN_ADDRESS: &str = "127.0.0.1:2113";
+pub(crate) const DEFAULT_ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT);
 /// Mount path of a pod's service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
@@ -55,7 +60,7 @@ pub struct Config {
     pub metrics_address: SocketAddr,
 
     /// Loopback address of the admin listener, which serves `status`; port 0 selects a free port
-    #[arg(long, env = "TIDEWATCH_ADMIN_ADDRESS", default_value = DEFAULT_ADMIN_ADDRESS, value_name = "IP:PORT", value_parser = parse_loopback)]
+    #[arg(long, env = "TIDEWATCH_ADMIN_ADDRESS", default_value_t = DEFAULT_ADMIN_ADDRESS, value_name = "IP:PORT", value_parser = parse_loopback)]
     pub admin_address: SocketAddr,
 
     /// File to write the bound address of metrics and probes to

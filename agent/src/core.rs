@@ -9,7 +9,6 @@ mod group;
 mod heartbeat;
 mod not_served;
 mod snapshot;
-mod status;
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -42,8 +41,6 @@ pub use crate::{
 use entry::WatchEntry;
 pub(crate) use evidence::Evidence;
 use heartbeat::HeartbeatLog;
-pub use heartbeat::LastHeartbeat;
-pub use status::{ConditionStatus, EventPath, Runtime};
 
 /// Objects of a watch that are reported one by one in its first list at most.
 const ANNOUNCED: usize = 16;

@@ -19,6 +19,7 @@ use rustls::ClientConfig;
 use thiserror::Error;
 use tidewatch_api::identity::{RuntimeId, TrustDomain};
 use tidewatch_contract::{
+    admin::agent::IdentitySource,
     certificate::{self, Leaf, ReadCertificateError, RuntimeCertificate},
     heartbeat::CertificateState,
     signature::{SignError, Signer},
@@ -30,7 +31,6 @@ pub(crate) use channel::{CertificateNotice, EnrollerHandle, RenewalOrder, renewa
 pub(crate) use enroller::{Enroller, EnrollerParts};
 pub(crate) use secret::{SecretWatch, SecretWriter, Stored};
 pub(crate) use status::IdentityStatus;
-pub use status::{IdentityReport, IdentitySource};
 
 use crate::{
     clock,

@@ -21,8 +21,6 @@ const LAYERS: &[&[&str]] = &[
     &["identity"],
     // The conversation with the receiver.
     &["link"],
-    // Views for operators.
-    &["status"],
     &["server"],
     &["config", "decode"],
     &["command"],

@@ -22,7 +22,6 @@
 //! | [`canary`] | the Lease that proves writing and watching |
 //! | [`identity`] | key, chain and trust bundle, from files or by enrolment and renewal |
 //! | [`link`] | sending of events, heartbeats and renewals |
-//! | [`status`] | the status document and its text form |
 //! | `server` | metrics, probes and admin listener |
 //! | [`config`] | flags and environment |
 //! | [`decode`] | decoders of API server responses for fuzzing and tests |
@@ -64,7 +63,6 @@ mod random;
 pub mod receiver;
 mod server;
 mod settings;
-pub mod status;
 pub mod telemetry;
 mod watch;
 

@@ -18,6 +18,7 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use jiff::Timestamp;
+use tidewatch_contract::admin::agent::{STATUS_PATH, Status};
 use tidewatch_kit::{bind::bind, metrics::Registry};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -31,7 +32,6 @@ use crate::{
     clock,
     core::Core,
     identity::IdentityStatus,
-    status::{STATUS_PATH, Status},
     telemetry::{Metrics, Readiness},
 };
 

@@ -9,7 +9,6 @@ use http::Request;
 use http_body_util::Full;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::{Api, ResourceExt as _, api::ListParams};
-use tidewatch_agent::status::{STATUS_PATH, Status};
 use tidewatch_api::{
     key::KymaKey,
     names::{SKR_NAMESPACE, label},
@@ -18,6 +17,7 @@ use tidewatch_cluster::{
     leader::WriteFence,
     runtime_access::{AccessSecret, Cidr, Metrics, RuntimeAccess, Settings, list_all},
 };
+use tidewatch_contract::admin::agent::{DEFAULT_PORT, STATUS_PATH, Status};
 use tidewatch_installer::pod_selector;
 use tidewatch_kit::system_roots::SystemRoots;
 
@@ -29,8 +29,6 @@ use crate::{
 
 /// Limit of a response in bytes, above the status of 500 watches with long names and errors.
 const MAX_RESPONSE_BYTES: usize = 4 << 20;
-/// Port of the admin listener of an installed agent, on the loopback of its pod.
-const AGENT_ADMIN_PORT: u16 = 2113;
 
 /// Arguments of `status`.
 #[derive(Clone, Debug, Args)]
@@ -74,7 +72,7 @@ impl StatusCommand {
         let pod = running_pod(&listed.with_context(|| format!("list the pods in {SKR_NAMESPACE} of the runtime"))?)?;
         let pods: Api<Pod> = Api::namespaced(access.upgrade_client(&key)?, SKR_NAMESPACE);
         let request = Request::get(STATUS_PATH).body(Full::default())?;
-        let response = port_forward::send(&pods, &pod, AGENT_ADMIN_PORT, request, MAX_RESPONSE_BYTES);
+        let response = port_forward::send(&pods, &pod, DEFAULT_PORT, request, MAX_RESPONSE_BYTES);
         within_deadline(response).await.with_context(|| format!("query the agent: pod {SKR_NAMESPACE}/{pod}"))
     }
 
@@ -119,7 +117,6 @@ fn running_pod(pods: &[Pod]) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_agent::config::DEFAULT_ADMIN_ADDRESS;
 
     use super::*;
 
@@ -138,10 +135,5 @@ mod tests {
         let error = running_pod(&[pending, old]).unwrap_err().to_string();
         assert_eq!(error, "no agent pod of the runtime is running: a Pending, b Running");
         assert!(running_pod(&[]).unwrap_err().to_string().contains("has no agent pod"));
-    }
-
-    #[test]
-    fn admin_port_is_the_agents_default() {
-        assert!(DEFAULT_ADMIN_ADDRESS.ends_with(&format!(":{AGENT_ADMIN_PORT}")));
     }
 }

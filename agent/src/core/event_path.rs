@@ -1,59 +1,52 @@
 //! Condition of the event path by the agent's own evidence: its heartbeats and their responses.
 
-use tidewatch_contract::heartbeat::{EVIDENCE_INTERVALS, failing};
+use tidewatch_api::ConditionStatus;
+use tidewatch_contract::{
+    admin::agent::{EventPath, Runtime},
+    heartbeat::{EVIDENCE_INTERVALS, failing},
+};
 
-use super::status::{ConditionStatus, EventPath, Runtime};
-
-impl EventPath {
-    /// Evaluates the evidence in the receiver's order and returns the first finding; `canary` is the age of the canary
-    /// in seconds. Reports at once where the receiver waits for better evidence.
-    pub(super) fn of(runtime: &Runtime, heartbeat_sent: bool, canary: Option<u64>) -> Self {
-        let Some(response) = &runtime.heartbeat else {
-            return if heartbeat_sent {
-                Self::broken("NoHeartbeat", Some("none was answered yet".to_owned()))
-            } else {
-                Self::unknown()
-            };
+/// Evaluates the evidence in the receiver's order and returns the first finding; `canary` is the age of the canary
+/// in seconds. Reports at once where the receiver waits for better evidence.
+pub(super) fn evaluate(runtime: &Runtime, heartbeat_sent: bool, canary: Option<u64>) -> EventPath {
+    let Some(response) = &runtime.heartbeat else {
+        return if heartbeat_sent {
+            broken("NoHeartbeat", Some("none was answered yet".to_owned()))
+        } else {
+            unknown()
         };
-        let allowed = u64::from(response.interval_seconds.max(1)) * u64::from(EVIDENCE_INTERVALS);
-        if response.seconds_ago > allowed {
-            return Self::broken("NoHeartbeat", None);
-        }
-        if response.plan_revision.is_some() && runtime.plan_revision != response.plan_revision {
-            return Self::broken("OldPlan", runtime.plan_error.as_deref().map(not_applied));
-        }
-        if let Some((watch, error)) = failing(&runtime.watches) {
-            let message = error.map_or_else(|| format!("{watch} is not listed"), |error| format!("{watch}: {error}"));
-            return Self::broken("FailingWatch", Some(message));
-        }
-        if let Some(error) = &runtime.plan_error {
-            return Self::broken("OldPlan", Some(not_applied(error)));
-        }
-        if let Some(watch) = response.resend.iter().flatten().next() {
-            return Self::broken("Diverged", Some(watch.clone()));
-        }
-        match canary {
-            None => Self::broken("StaleCanary", Some("the canary never came back".to_owned())),
-            Some(age) if age > allowed => Self::broken("StaleCanary", None),
-            Some(_) => Self { state: ConditionStatus::True, reason: "Proven".to_owned(), message: None },
-        }
+    };
+    let allowed = u64::from(response.interval_seconds.max(1)) * u64::from(EVIDENCE_INTERVALS);
+    if response.seconds_ago > allowed {
+        return broken("NoHeartbeat", None);
     }
+    if response.plan_revision.is_some() && runtime.plan_revision != response.plan_revision {
+        return broken("OldPlan", runtime.plan_error.as_deref().map(not_applied));
+    }
+    if let Some((watch, error)) = failing(&runtime.watches) {
+        let message = error.map_or_else(|| format!("{watch} is not listed"), |error| format!("{watch}: {error}"));
+        return broken("FailingWatch", Some(message));
+    }
+    if let Some(error) = &runtime.plan_error {
+        return broken("OldPlan", Some(not_applied(error)));
+    }
+    if let Some(watch) = response.resend.iter().flatten().next() {
+        return broken("Diverged", Some(watch.clone()));
+    }
+    match canary {
+        None => broken("StaleCanary", Some("the canary never came back".to_owned())),
+        Some(age) if age > allowed => broken("StaleCanary", None),
+        Some(_) => EventPath { state: ConditionStatus::True, reason: "Proven".to_owned(), message: None },
+    }
+}
 
-    /// The condition before a heartbeat was sent.
-    pub(super) fn unknown() -> Self {
-        Self { state: ConditionStatus::Unknown, reason: "Unknown".to_owned(), message: None }
-    }
+/// The condition before a heartbeat was sent.
+pub(super) fn unknown() -> EventPath {
+    EventPath { state: ConditionStatus::Unknown, reason: "Unknown".to_owned(), message: None }
+}
 
-    fn broken(reason: &str, message: Option<String>) -> Self {
-        Self { state: ConditionStatus::False, reason: reason.to_owned(), message }
-    }
-
-    /// Text form.
-    pub(crate) fn line(&self) -> String {
-        let Self { state, reason, message } = self;
-        let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
-        format!("{state}, {reason}{message}")
-    }
+fn broken(reason: &str, message: Option<String>) -> EventPath {
+    EventPath { state: ConditionStatus::False, reason: reason.to_owned(), message }
 }
 
 fn not_applied(error: &str) -> String {
@@ -63,10 +56,9 @@ fn not_applied(error: &str) -> String {
 #[cfg(test)]
 mod tests {
     use tidewatch_api::identity::Epoch;
-    use tidewatch_contract::heartbeat::WatchState;
+    use tidewatch_contract::{admin::agent::LastHeartbeat, heartbeat::WatchState};
 
     use super::*;
-    use crate::core::LastHeartbeat;
 
     fn snapshot() -> Runtime {
         Runtime {
@@ -75,7 +67,7 @@ mod tests {
             sequence: 7,
             accepted: 7,
             instance: None,
-            path: EventPath::unknown(),
+            path: unknown(),
             heartbeat: Some(LastHeartbeat {
                 seconds_ago: 90,
                 interval_seconds: 30,
@@ -106,7 +98,7 @@ mod tests {
     fn evaluate(change: impl FnOnce(&mut Runtime), canary: Option<u64>) -> String {
         let mut snapshot = snapshot();
         change(&mut snapshot);
-        EventPath::of(&snapshot, true, canary).line()
+        super::evaluate(&snapshot, true, canary).to_string()
     }
 
     #[test]
@@ -145,7 +137,7 @@ mod tests {
         assert_eq!(evaluate(unanswered, Some(0)), "False, NoHeartbeat: none was answered yet");
         let mut unsent = snapshot();
         unanswered(&mut unsent);
-        assert_eq!(EventPath::of(&unsent, false, Some(0)).line(), "Unknown, Unknown");
+        assert_eq!(super::evaluate(&unsent, false, Some(0)).to_string(), "Unknown, Unknown");
     }
 
     #[test]

@@ -1,26 +1,8 @@
 //! Record of the receiver's responses to heartbeats, for the status of the event path.
 
-use serde::{Deserialize, Serialize};
 use tidewatch_api::identity::Epoch;
-use tidewatch_contract::exchange::{HeartbeatResponse, Settled};
+use tidewatch_contract::{admin::agent::LastHeartbeat, exchange::HeartbeatResponse};
 use tokio::time::Instant;
-
-/// The receiver's response to the last answered heartbeat.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct LastHeartbeat {
-    /// Age of the response, in seconds.
-    pub seconds_ago: u64,
-    /// Heartbeat interval that the receiver requests, in seconds.
-    pub interval_seconds: u32,
-    /// Revision of the plan that the receiver wrote last.
-    pub plan_revision: Option<String>,
-    /// Per watch, the sequence up to which all reconciles have ended; absent if the response is from an earlier epoch.
-    pub settled: Option<Settled>,
-    /// Watches to resend, because their digest differs or their sent events are unknown to the receiver; absent if the
-    /// response is from an earlier epoch.
-    pub resend: Option<Vec<String>>,
-}
 
 /// Heartbeats sent and answered.
 #[derive(Debug, Default)]
@@ -70,7 +52,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        core::{Core, EventPath},
+        core::{Core, event_path},
         telemetry::Metrics,
     };
 
@@ -112,9 +94,9 @@ mod tests {
         let id = core.follow(&plan).started[0].id;
         core.list_begun(id);
         core.list_complete(id, now);
-        assert_eq!(core.snapshot(now, None).path, EventPath::unknown());
+        assert_eq!(core.snapshot(now, None).path, event_path::unknown());
         let epoch = core.plain_heartbeat().epoch;
-        assert_ne!(core.snapshot(now, None).path, EventPath::unknown());
+        assert_ne!(core.snapshot(now, None).path, event_path::unknown());
         core.apply_heartbeat_response(
             now,
             epoch,

@@ -1,8 +1,9 @@
 //! Status of index and outbox.
 
+use tidewatch_contract::admin::agent::Runtime;
 use tokio::time::Instant;
 
-use super::{Core, EventPath, Runtime};
+use super::{Core, event_path};
 use crate::outbox::EpochState;
 
 impl Core {
@@ -18,7 +19,7 @@ impl Core {
                 sequence,
                 accepted,
                 instance: outbox.instance,
-                path: EventPath::unknown(),
+                path: event_path::unknown(),
                 heartbeat: heartbeats.last_response(epoch, now),
                 plan_revision: state.plan_revision.clone(),
                 plan_error: state.plan_error.clone(),
@@ -29,7 +30,7 @@ impl Core {
                 resends: heartbeats.resends,
                 watches: state.watch_states(now, |_| None),
             };
-            runtime.path = EventPath::of(&runtime, heartbeats.sent, canary);
+            runtime.path = event_path::evaluate(&runtime, heartbeats.sent, canary);
             runtime
         })
     }

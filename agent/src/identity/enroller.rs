@@ -11,6 +11,7 @@ mod issue;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tidewatch_api::identity::TrustDomain;
+use tidewatch_contract::admin::agent::IdentitySource;
 use tidewatch_kit::variant::VariantName as _;
 use tokio::{
     sync::watch,
@@ -18,8 +19,7 @@ use tokio::{
 };
 
 use super::{
-    Credentials, CredentialsError, CurrentCredentials, IdentitySource, IdentityStatus, IdentityStop, KeyMaterial,
-    SecretWriter, Stored,
+    Credentials, CredentialsError, CurrentCredentials, IdentityStatus, IdentityStop, KeyMaterial, SecretWriter, Stored,
     channel::{CertificateNotice, LinkHandle},
     schedule::{Schedule, Step},
     secret::Content,

@@ -1,5 +1,6 @@
 //! Reports of the admin listeners as JSON, which the receiver and the agent serve and the command line reads.
 
+pub mod agent;
 pub mod fleet;
 pub mod rotation;
 pub mod shards;

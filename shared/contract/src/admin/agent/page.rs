@@ -1,38 +1,11 @@
-//! Status document of the admin listener, and its text form for `status`.
+//! Text form of an agent's status.
 
-use serde::{Deserialize, Serialize};
-use tidewatch_contract::heartbeat::WatchState;
+use std::fmt;
+
 use tidewatch_kit::table::{age, aligned, sanitize};
 
-use crate::identity::IdentityReport;
-
-pub use crate::core::{ConditionStatus, EventPath, LastHeartbeat, Runtime};
-
-/// Path of the status document.
-pub const STATUS_PATH: &str = "/status";
-
-/// Status of one agent at one instant.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Status {
-    /// The agent's version.
-    pub version: String,
-    /// Pending readiness conditions; empty if the agent is ready.
-    pub pending: Vec<String>,
-    /// Time since the last accepted request, in seconds by the wall clock.
-    pub answered_seconds_ago: Option<u64>,
-    /// Age of the canary in seconds; absent before its first round trip.
-    pub canary_age_seconds: Option<u64>,
-    /// Expiry of the certificate, in RFC 3339; absent before there is one.
-    pub certificate_not_after: Option<String>,
-    /// Source of the certificate, and errors of its renewal.
-    #[serde(default)]
-    pub identity: IdentityReport,
-    /// Offset added to the clock for signatures, in seconds.
-    pub clock_offset_seconds: i64,
-    /// Watches and events; absent until the runtime ID is known.
-    pub runtime: Option<Runtime>,
-}
+use super::{EventPath, IdentityReport, LastHeartbeat, Runtime, Status};
+use crate::heartbeat::WatchState;
 
 impl Runtime {
     fn lines(&self) -> [String; 6] {
@@ -41,7 +14,7 @@ impl Runtime {
         let pending = if pending.is_empty() { String::new() } else { format!(", now of {}", pending.join(", ")) };
         [
             format!("runtime      {id}, epoch {epoch}, sequence {sequence}"),
-            format!("path         {} (evidence of this agent)", self.path.line()),
+            format!("path         {} (evidence of this agent)", self.path),
             match &self.heartbeat {
                 Some(LastHeartbeat { seconds_ago, interval_seconds, .. }) => {
                     format!("heartbeat    answered {} ago, every {interval_seconds}s", age(Some(*seconds_ago)))
@@ -106,16 +79,40 @@ impl Status {
     }
 }
 
+impl fmt::Display for EventPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { state, reason, message } = self;
+        write!(f, "{state}, {reason}")?;
+        message.as_ref().map_or(Ok(()), |message| write!(f, ": {message}"))
+    }
+}
+
+impl IdentityReport {
+    /// Text that follows the certificate's end in the status output.
+    fn line(&self) -> String {
+        let from = self.from.map(|from| format!(", from {from}")).unwrap_or_default();
+        let unsaved = if self.unsaved { ", not kept in the agent's Secret" } else { "" };
+        let since = self.failing_since.as_ref();
+        let error = self.error.as_deref().unwrap_or_default();
+        let failing =
+            since.map(|since| format!(", certificate requests fail since {since}: {error}")).unwrap_or_default();
+        format!("{from}{unsaved}{failing}")
+    }
+}
+
 fn page(lines: &[String]) -> String {
     lines.iter().map(|line| sanitize(line) + "\n").collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use tidewatch_api::identity::{Epoch, Instance};
+    use tidewatch_api::{
+        ConditionStatus,
+        identity::{Epoch, Instance},
+    };
 
     use super::*;
-    use crate::identity::IdentitySource;
+    use crate::admin::agent::IdentitySource;
 
     #[test]
     fn page_shows_watches_and_errors() {
