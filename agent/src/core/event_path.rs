@@ -2,7 +2,7 @@
 
 use tidewatch_api::ConditionStatus;
 use tidewatch_contract::{
-    admin::agent::{EventPath, Runtime},
+    admin::{EventPath, agent::Runtime},
     heartbeat::{EVIDENCE_INTERVALS, failing},
 };
 

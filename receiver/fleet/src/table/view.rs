@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use strum::VariantArray as _;
 use tidewatch_api::{identity::RuntimeId, key::KymaKey};
-use tidewatch_contract::admin::fleet::{EpochView, PathView, RuntimeView};
+use tidewatch_contract::admin::{
+    EventPath,
+    fleet::{EpochView, RuntimeView},
+};
 use tidewatch_kit::variant::VariantName as _;
 use tokio::time::Instant;
 
@@ -14,9 +17,9 @@ use crate::{
     queue::{Priority, WorkSet},
 };
 
-/// View of a path's state.
-fn path_view(path: &PathState) -> PathView {
-    PathView { state: path.status(), reason: path.as_str().to_owned(), message: message(path) }
+/// The state in the form of the report.
+fn event_path(path: &PathState) -> EventPath {
+    EventPath { state: path.status(), reason: path.as_str().to_owned(), message: message(path) }
 }
 
 /// Details that the reason does not contain.
@@ -75,7 +78,7 @@ impl RuntimeSummary {
             namespace: self.key.namespace.clone(),
             runtime_id: self.id.as_ref().map(RuntimeId::to_string),
             ambiguous: self.ambiguous,
-            path: path_view(&self.path),
+            path: event_path(&self.path),
             contract: self.contract.as_str().to_owned(),
             last_seen_seconds: heartbeat.map(|heartbeat| now.saturating_duration_since(heartbeat.at).as_secs()),
             heartbeat_seconds: self.interval.as_secs(),
@@ -225,7 +228,7 @@ mod tests {
             (PathState::Unproven(Unproven::Diverged { watch: watch() }), "False"),
             (PathState::Unproven(Unproven::StaleCanary { came_back: true }), "False"),
         ] {
-            let path_json = json!(path_view(&path));
+            let path_json = json!(event_path(&path));
             assert_eq!((&path_json["state"], &path_json["reason"]), (&json!(state), &json!(path.as_str())));
         }
     }

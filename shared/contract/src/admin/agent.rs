@@ -4,11 +4,9 @@ mod page;
 
 use serde::{Deserialize, Serialize};
 use strum::Display;
-use tidewatch_api::{
-    ConditionStatus,
-    identity::{Epoch, Instance},
-};
+use tidewatch_api::identity::{Epoch, Instance};
 
+use super::EventPath;
 use crate::{exchange::Settled, heartbeat::WatchState};
 
 /// Path of the status.
@@ -105,19 +103,6 @@ pub struct Runtime {
     pub resends: u64,
     /// State of each watch of the plan.
     pub watches: Vec<WatchState>,
-}
-
-/// Condition of the event path. The reasons are those of the condition `EventPath` that the receiver writes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct EventPath {
-    /// Status of the condition.
-    pub state: ConditionStatus,
-    /// Reason in CamelCase.
-    pub reason: String,
-    /// Details of the reason.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
 }
 
 /// The receiver's response to the last answered heartbeat.

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tidewatch_api::{ConditionStatus, identity::Epoch, plan::Work};
+use tidewatch_api::{identity::Epoch, plan::Work};
 
-use super::Receiver;
+use super::{EventPath, Receiver};
 
 /// Report of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ pub struct RuntimeView {
     /// True if another Kyma has the same runtime id: then neither is served.
     pub ambiguous: bool,
     /// State of the event path, as the condition `EventPath` has it or will have it.
-    pub path: PathView,
+    pub path: EventPath,
     /// Contract of the agent's last request: `unheard`, `v2` or `v3`.
     pub contract: String,
     /// Age of the last counted heartbeat, in seconds.
@@ -103,19 +103,6 @@ pub struct RuntimeView {
     pub failures: u32,
     /// Epochs of the agent in the order of arrival; at most four.
     pub epochs: Vec<EpochView>,
-}
-
-/// State of an event path.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PathView {
-    /// True if the path is proven, False if it is broken, Unknown without proof of either.
-    pub state: ConditionStatus,
-    /// Reason of the state. `Unknown` while no evidence is due yet; the condition keeps its previous reason then.
-    pub reason: String,
-    /// Details; parts of them come from the agent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
 }
 
 /// Summary of one epoch of a runtime.

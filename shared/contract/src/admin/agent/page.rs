@@ -1,10 +1,8 @@
 //! Text form of an agent's status.
 
-use std::fmt;
-
 use tidewatch_kit::table::{age, aligned, sanitize};
 
-use super::{EventPath, IdentityReport, LastHeartbeat, Runtime, Status};
+use super::{IdentityReport, LastHeartbeat, Runtime, Status};
 use crate::heartbeat::WatchState;
 
 impl Runtime {
@@ -79,14 +77,6 @@ impl Status {
     }
 }
 
-impl fmt::Display for EventPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { state, reason, message } = self;
-        write!(f, "{state}, {reason}")?;
-        message.as_ref().map_or(Ok(()), |message| write!(f, ": {message}"))
-    }
-}
-
 impl IdentityReport {
     /// Text that follows the certificate's end in the status output.
     fn line(&self) -> String {
@@ -112,7 +102,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::admin::agent::IdentitySource;
+    use crate::admin::{EventPath, agent::IdentitySource};
 
     #[test]
     fn page_shows_watches_and_errors() {
