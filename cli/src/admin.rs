@@ -18,8 +18,8 @@ use kube::{Api, Client, ResourceExt as _, api::ListParams, core::PartialObjectMe
 use rustls_pki_types::ServerName;
 use serde::Serialize;
 use thiserror::Error;
+use tidewatch_api::leases;
 use tidewatch_cluster::runtime_access::list_all;
-use tidewatch_fleet::shards::names;
 use tidewatch_kit::tls;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -230,7 +230,7 @@ impl ReceiverPods<'_> {
         let holder = found.and_then(|lease| lease.spec?.holder_identity).filter(|holder| !holder.is_empty());
         let holder = holder.with_context(|| format!("no receiver holds the Lease {namespace}/{lease}"))?;
         let holder =
-            if holder.starts_with(names::SHARDED_HOLDER) { self.newest_member(&leases).await? } else { holder };
+            if holder.starts_with(leases::SHARDED_HOLDER) { self.newest_member(&leases).await? } else { holder };
         let pods: Api<PartialObjectMeta<Pod>> = cluster.api(&self.client);
         let pods = list_all(&pods, &ListParams::default(), &LIST_LIMITS).await;
         let pods = pods.with_context(|| format!("list the pods in {namespace}"))?;
@@ -243,7 +243,7 @@ impl ReceiverPods<'_> {
     /// Identity of the replica with the newest renewal of a membership Lease. Each of them serves the whole fleet.
     async fn newest_member(&self, leases: &Api<Lease>) -> Result<String> {
         let mut specs = Vec::new();
-        for name in (0..names::MAX_REPLICAS).map(names::member) {
+        for name in (0..leases::MAX_REPLICAS).map(leases::member) {
             let lease = within_deadline(leases.get_opt(&name)).await;
             let lease = lease.with_context(|| format!("read the Lease {}/{name}", self.flags.cluster.namespace))?;
             specs.extend(lease.and_then(|lease| lease.spec));

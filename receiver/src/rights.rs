@@ -5,11 +5,12 @@
 
 use k8s_openapi::api::{coordination::v1::Lease, rbac::v1::PolicyRule};
 use tidewatch_api::{
+    leases,
     names::{GROUP, RELEASES, ROLLOUTS},
     shard::ShardCount,
 };
 use tidewatch_cluster::leader::DEFAULT_NAME as LEASE;
-use tidewatch_fleet::{pause, shards::names};
+use tidewatch_fleet::pause;
 use tidewatch_gateway::enrolment;
 use tidewatch_installer::upgrade;
 use tidewatch_trust::CA_SECRET;
@@ -50,13 +51,13 @@ pub fn rules() -> Vec<PolicyRule> {
         rule("events.k8s.io", &["events"], &[], &["create", "patch"]),
     ];
     // Another name of `--lease-name`, or more shards, need other rules.
-    rules.extend(names::rules(LEASE, ShardCount::default()));
+    rules.extend(leases::rules(LEASE, ShardCount::default()));
     rules
 }
 
 /// The Leases that an installation contains, in the receiver's namespace: it has no right to create any.
 pub fn leases(namespace: &str) -> impl Iterator<Item = Lease> {
-    names::leases(namespace, LEASE, ShardCount::default())
+    leases::objects(namespace, LEASE, ShardCount::default())
 }
 
 /// Rules in the namespace of the CA, if `--ca-namespace` names one.

@@ -21,13 +21,12 @@ mod follow;
 mod guard;
 mod holders;
 mod metrics;
-pub mod names;
 mod ownership;
 mod record;
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
-use tidewatch_api::shard::{ShardCount, ShardId};
+use tidewatch_api::shard::ShardCount;
 
 pub use self::{
     changes::{HeldShard, ShardChange, ShardChanges},
@@ -36,31 +35,6 @@ pub use self::{
     holders::{Holder, Holders, HoldersHandle},
     metrics::Metrics,
 };
-
-/// What a Lease stands for, and one replica holds: a shard, or the fleet role. Sorted as the shards, the fleet role last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Unit {
-    /// A shard.
-    Shard(ShardId),
-    /// The role of the replica that runs the tasks of the whole fleet.
-    Fleet,
-}
-
-impl Unit {
-    /// All units: the shards and the fleet role.
-    pub(crate) fn all(shards: ShardCount) -> impl Iterator<Item = Self> {
-        shards.shards().map(Self::Shard).chain([Self::Fleet])
-    }
-}
-
-impl fmt::Display for Unit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Shard(shard) => write!(f, "shard {shard}"),
-            Self::Fleet => f.write_str("fleet role"),
-        }
-    }
-}
 
 /// Settings of a replica.
 #[derive(Clone, Debug)]

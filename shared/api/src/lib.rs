@@ -7,11 +7,14 @@
 //! | [`plan`] | the watches of an agent |
 //! | `crds`, types of the crate's root | the custom resources, with the feature `resources` |
 //! | `key`, [`shard`], [`replica`] | the key of a Kyma, with the feature `resources`; the shard of a runtime; the name of a replica |
+//! | `leases` | the Leases of the shards, with the feature `resources` |
 
 mod condition;
 pub mod identity;
 #[cfg(feature = "resources")]
 pub mod key;
+#[cfg(feature = "resources")]
+pub mod leases;
 pub mod names;
 pub mod plan;
 pub mod replica;

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, api::ListParams};
-use tidewatch_api::shard::ShardCount;
-use tidewatch_fleet::shards::{Unit, names};
+use tidewatch_api::{
+    leases::{self, Unit},
+    shard::ShardCount,
+};
 
 use super::Landscape;
 
@@ -19,7 +21,7 @@ impl Landscape {
         let leases: Api<Lease> = Api::namespaced(self.operator(), self.namespace());
         let leases = leases.list(&ListParams::default()).await?.items;
         let holder = |unit: Unit| {
-            let lease = leases.iter().find(|lease| lease.metadata.name.as_deref() == Some(&names::unit(unit)))?;
+            let lease = leases.iter().find(|lease| lease.metadata.name.as_deref() == Some(&leases::unit(unit)))?;
             let identity = lease.spec.as_ref()?.holder_identity.as_deref().filter(|identity| !identity.is_empty())?;
             Some((unit, identity.rsplit_once('_')?.0.to_owned()))
         };

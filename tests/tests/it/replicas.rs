@@ -19,10 +19,10 @@ use k8s_openapi::{
 use kube::{Api, api::PostParams};
 use serde_json::json;
 use tidewatch_api::{
+    leases::Unit,
     names::{AGENT_DEPLOYMENT, AGENT_OBJECT, CHAIN_KEY, IDENTITY_SECRET, SKR_NAMESPACE, TRUST_BUNDLE_KEY},
     shard::ShardCount,
 };
-use tidewatch_fleet::shards::Unit;
 use tidewatch_gateway::enrolment;
 use tidewatch_tests::{
     balancer::Balancer,

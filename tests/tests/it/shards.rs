@@ -9,9 +9,13 @@ use k8s_openapi::api::{
 };
 use kube::{Api, api::PostParams};
 use serde_json::json;
-use tidewatch_api::{identity::Instance, shard::ShardCount};
+use tidewatch_api::{
+    identity::Instance,
+    leases::{self, Unit},
+    shard::ShardCount,
+};
 use tidewatch_cluster::leader::WriteFence;
-use tidewatch_fleet::shards::{HoldersHandle, Metrics, Settings, ShardChange, ShardElector, Unit, names};
+use tidewatch_fleet::shards::{HoldersHandle, Metrics, Settings, ShardChange, ShardElector};
 use tidewatch_tests::{bed, control_plane::Cluster, landscape::until};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -28,11 +32,11 @@ async fn install(kcp: &Cluster, shards: ShardCount) -> Result<String> {
     kcp.ensure_service_account(NAMESPACE, "receiver").await?;
     let client = kcp.client().await?;
     let leases: Api<Lease> = Api::namespaced(client.clone(), NAMESPACE);
-    for lease in names::leases(NAMESPACE, UNSHARDED, shards) {
+    for lease in leases::objects(NAMESPACE, UNSHARDED, shards) {
         leases.create(&PostParams::default(), &lease).await?;
     }
     let metadata = json!({"name": "receiver", "namespace": NAMESPACE});
-    let role: Role = serde_json::from_value(json!({"metadata": metadata, "rules": names::rules(UNSHARDED, shards)}))?;
+    let role: Role = serde_json::from_value(json!({"metadata": metadata, "rules": leases::rules(UNSHARDED, shards)}))?;
     Api::namespaced(client.clone(), NAMESPACE).create(&PostParams::default(), &role).await?;
     let binding: RoleBinding = serde_json::from_value(json!({"metadata": metadata,
         "subjects": [{"kind": "ServiceAccount", "name": "receiver", "namespace": NAMESPACE}],

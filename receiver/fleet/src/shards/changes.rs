@@ -6,14 +6,12 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tidewatch_api::identity::Instance;
+use tidewatch_api::{identity::Instance, leases::Unit};
 use tidewatch_cluster::leader::WriteFence;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
 };
-
-use super::Unit;
 
 /// One acquisition of a shard.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use kube::{
     Api, Client,
     runtime::watcher::{self, Event, watcher},
 };
-use tidewatch_api::identity::Instance;
+use tidewatch_api::{identity::Instance, leases};
 use tidewatch_cluster::leader::{LeaseApi, Timings, WriteFence};
 use tidewatch_kit::{
     error_levels,
@@ -35,7 +35,6 @@ use super::{
     changes::{HeldShard, HeldShards, ShardChanges, Stopped},
     guard::FenceGuard,
     holders::{Holder, Holders, HoldersHandle},
-    names,
     ownership::{self, Effect, Outcome, Ownership, Refusal, Step, Write},
     record::{LeaseId, LeaseNames, Record, annotation},
 };
@@ -351,14 +350,14 @@ impl ShardElector {
 
     fn publish_holders(&self) {
         let mut members = BTreeMap::new();
-        for number in 0..names::MAX_REPLICAS {
+        for number in 0..leases::MAX_REPLICAS {
             let id = LeaseId::Member(number);
             let Some((record, renewed)) = self.ownership.record(id) else { continue };
             let (Some(identity), Some(lease)) = (record.holder(), self.watched.get(&id)) else { continue };
-            let name = annotation(lease, names::REPLICA).unwrap_or_else(|| identity.to_owned());
+            let name = annotation(lease, leases::REPLICA).unwrap_or_else(|| identity.to_owned());
             let holder = Holder {
                 name: name.into(),
-                relay_address: annotation(lease, names::RELAY_ADDRESS).map(Into::into),
+                relay_address: annotation(lease, leases::RELAY_ADDRESS).map(Into::into),
                 is_own: identity == self.content.identity,
                 renewed,
                 moved: None,

@@ -8,10 +8,10 @@ use futures::{
     future::{self, BoxFuture},
     stream::FuturesUnordered,
 };
-use tidewatch_api::{identity::Instance, key::KymaKey};
+use tidewatch_api::{identity::Instance, key::KymaKey, leases::Unit};
 use tidewatch_cluster::leader::WriteFence;
 
-use super::{ShardChange, ShardChanges, Unit};
+use super::{ShardChange, ShardChanges};
 
 /// Components that work for the held shards, and for the fleet role.
 pub trait Consumer: Send {

@@ -12,9 +12,10 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tidewatch_api::leases::Unit;
 use tidewatch_cluster::leader::WriteFence;
 
-use super::{Metrics, Unit};
+use super::Metrics;
 
 /// Interval of the checks.
 const INTERVAL: Duration = Duration::from_millis(250);

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
-use tidewatch_api::shard::{ShardCount, ShardId};
+use tidewatch_api::{
+    leases::Unit,
+    shard::{ShardCount, ShardId},
+};
 use tidewatch_contract::admin::shards::HolderView;
 use tokio::time::Instant;
-
-use super::Unit;
 
 /// Holder of one shard.
 #[derive(Clone, Debug, PartialEq, Eq)]

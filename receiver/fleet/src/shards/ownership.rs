@@ -22,15 +22,13 @@ mod view;
 
 use std::{collections::BTreeMap, time::Duration};
 
+use tidewatch_api::leases::Unit;
 use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
 pub(super) use self::actions::{Effect, EndReason, Outcome, Refusal, Settings, Step, Write, WriteKind};
 use self::{lock::Lock, session::Session, view::View};
-use super::{
-    Unit,
-    record::{LeaseId, Record},
-};
+use super::record::{LeaseId, Record};
 
 /// State of a shard that this replica holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,10 +3,11 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::api::coordination::v1::Lease;
-use tidewatch_api::shard::ShardCount;
+use tidewatch_api::{
+    leases::{self, Unit},
+    shard::ShardCount,
+};
 use tidewatch_cluster::leader::{self, LeaseRecord};
-
-use super::{Unit, names};
 
 /// Longest name or address of a replica that is read, in bytes: a DNS name and a port.
 const MAX_ADDRESS: usize = 260;
@@ -31,8 +32,8 @@ pub(super) struct LeaseNames {
 
 impl LeaseNames {
     pub(super) fn new(unsharded: &str, shards: ShardCount) -> Self {
-        let members = (0..names::MAX_REPLICAS).map(|number| (names::member(number), LeaseId::Member(number)));
-        let units = Unit::all(shards).map(|unit| (names::unit(unit), LeaseId::Unit(unit)));
+        let members = (0..leases::MAX_REPLICAS).map(|number| (leases::member(number), LeaseId::Member(number)));
+        let units = Unit::all(shards).map(|unit| (leases::unit(unit), LeaseId::Unit(unit)));
         let unsharded_lease = (unsharded.to_owned(), LeaseId::Unsharded);
         // Last, so that it wins over another Lease of the same name.
         let ids = members.chain(units).chain([unsharded_lease]).collect();
@@ -48,8 +49,8 @@ impl LeaseNames {
     pub(super) fn name(&self, id: LeaseId) -> String {
         match id {
             LeaseId::Unsharded => self.unsharded.clone(),
-            LeaseId::Member(number) => names::member(number),
-            LeaseId::Unit(unit) => names::unit(unit),
+            LeaseId::Member(number) => leases::member(number),
+            LeaseId::Unit(unit) => leases::unit(unit),
         }
     }
 }
@@ -72,8 +73,8 @@ impl Record {
         Self {
             version: lease.metadata.resource_version.clone().unwrap_or_default(),
             lease: leader::record(lease),
-            shards: lease.metadata.annotations.as_ref().and_then(|all| all.get(names::SHARDS)).cloned(),
-            leaving: annotation(lease, names::LEAVING).is_some(),
+            shards: lease.metadata.annotations.as_ref().and_then(|all| all.get(leases::SHARDS)).cloned(),
+            leaving: annotation(lease, leases::LEAVING).is_some(),
         }
     }
 

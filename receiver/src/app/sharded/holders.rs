@@ -94,7 +94,7 @@ impl Directory for ShardHolders {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidewatch_fleet::shards::Unit;
+    use tidewatch_api::leases::Unit;
     use tidewatch_gateway::relay::Holders as _;
 
     const ADDRESS: &str = "127.0.0.1:9000";

@@ -4,9 +4,9 @@ use futures::{
     FutureExt as _,
     future::{self, BoxFuture},
 };
-use tidewatch_api::{identity::Instance, key::KymaKey};
+use tidewatch_api::{identity::Instance, key::KymaKey, leases::Unit};
 use tidewatch_cluster::leader::WriteFence;
-use tidewatch_fleet::shards::{Consumer, Unit};
+use tidewatch_fleet::shards::Consumer;
 
 use super::Followers;
 

@@ -9,8 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use futures::future::try_join_all;
-use tidewatch_api::shard::ShardCount;
-use tidewatch_fleet::shards::Unit;
+use tidewatch_api::{leases::Unit, shard::ShardCount};
 
 use super::super::{
     figure::cpu_of,

@@ -1,8 +1,7 @@
 //! The status of a Watcher shows the forwarding of all replicas.
 
 use anyhow::Context as _;
-use tidewatch_api::{State, shard::ShardCount};
-use tidewatch_fleet::shards::Unit;
+use tidewatch_api::{State, leases::Unit, shard::ShardCount};
 use tidewatch_tests::landscape::Options;
 
 use super::{Replicas, short_lease};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result};
-use tidewatch_fleet::shards::Unit;
+use tidewatch_api::leases::Unit;
 use tidewatch_tests::{
     landscape::{DEADLINE, Options, until},
     load::EnrolmentEndpoint,

@@ -13,8 +13,11 @@ use futures::future::try_join_all;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::Api;
 use serde_json::json;
-use tidewatch_api::{Kyma, State, shard::ShardCount};
-use tidewatch_fleet::shards::{Unit, names};
+use tidewatch_api::{
+    Kyma, State,
+    leases::{self, Unit},
+    shard::ShardCount,
+};
 use tidewatch_tests::{
     control_plane::audit::{Mark, Write},
     landscape::{Options, until},
@@ -112,7 +115,7 @@ async fn acquisitions(replicas: &Replicas) -> Result<Vec<usize>> {
     let leases: Api<Lease> = Api::namespaced(replicas.landscape.operator(), replicas.landscape.namespace());
     let acquired = replicas.members.iter().map(async |member| {
         let unit = Unit::Shard(ShardCount::default().of_runtime(member.runtime.id()));
-        let spec = leases.get(&names::unit(unit)).await?.spec.context("a spec")?;
+        let spec = leases.get(&leases::unit(unit)).await?.spec.context("a spec")?;
         Ok(usize::try_from(spec.lease_transitions.unwrap_or_default())?)
     });
     try_join_all(acquired).await

@@ -10,7 +10,7 @@ use jiff::SignedDuration;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::client::Body;
 use parking_lot::{Mutex, MutexGuard};
-use tidewatch_fleet::shards::names;
+use tidewatch_api::leases;
 use tidewatch_tests::fake::{Answer, FakeCluster};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -163,7 +163,7 @@ impl ControlPlane {
     pub(crate) fn new() -> Self {
         let (requests, arriving) = mpsc::unbounded_channel();
         let cluster = FakeCluster::in_memory();
-        for lease in names::leases(NAMESPACE, UNSHARDED, shards()) {
+        for lease in leases::objects(NAMESPACE, UNSHARDED, shards()) {
             let key = format!("coordination.k8s.io/leases/{NAMESPACE}/{}", lease.metadata.name.as_deref().unwrap());
             cluster.edit(&key, |object| *object = serde_json::to_value(&lease).unwrap());
         }

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tidewatch_api::{
     identity::{Instance, RuntimeId},
     key::KymaKey,
+    leases::Unit,
     plan::Work,
 };
 use tidewatch_cluster::{error_class::ErrorClass, leader::WriteFence};
@@ -26,7 +27,7 @@ use tidewatch_fleet::{
     EventBatch, Verified,
     peers::Responders,
     queue::ReconcileOutcome,
-    shards::{self as ownership, Consumer, HoldersHandle, ShardElector, ShardOwnership, Unit, follow},
+    shards::{self as ownership, Consumer, HoldersHandle, ShardElector, ShardOwnership, follow},
     table::{Job, PlacementError, RuntimeTable},
 };
 use tidewatch_gateway::{

@@ -20,13 +20,14 @@ use tidewatch_agent::{
 use tidewatch_api::{
     identity::{Instance, RuntimeId, TrustDomain},
     key::KymaKey,
+    leases::Unit,
     plan::{Plan, Work},
     shard::ShardId,
 };
 use tidewatch_cluster::leader::WriteFence;
 use tidewatch_fleet::{
     queue::WorkSet,
-    shards::{self as ownership, HoldersHandle, Unit},
+    shards::{self as ownership, HoldersHandle},
     table::{self, Job, RuntimeTable},
 };
 use tidewatch_gateway::{

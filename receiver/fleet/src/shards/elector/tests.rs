@@ -8,7 +8,7 @@ use std::{
 use http::Request;
 use kube::client::Body;
 use serde_json::{Value, json};
-use tidewatch_api::shard::ShardCount;
+use tidewatch_api::{leases::Unit, shard::ShardCount};
 use tidewatch_cluster::testing::{FakeApiServer, Fault};
 use tokio::{
     task::JoinHandle,
@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::shards::{ShardChange, Unit};
+use crate::shards::ShardChange;
 
 const LEASE: Duration = Duration::from_secs(15);
 const SECOND: Duration = Duration::from_secs(1);
@@ -26,7 +26,7 @@ const UNSHARDED: &str = "leases/tidewatch-receiver";
 /// An API server with the Leases of an installation.
 fn installation() -> FakeApiServer {
     let server = FakeApiServer::default();
-    for lease in names::leases("kcp-system", "tidewatch-receiver", count()) {
+    for lease in leases::objects("kcp-system", "tidewatch-receiver", count()) {
         let name = lease.metadata.name.clone().unwrap();
         server.edit(&format!("leases/{name}"), |object| {
             *object = serde_json::to_value(&lease).unwrap();
@@ -139,7 +139,7 @@ async fn replicas_share_the_shards_and_take_over_from_a_dead_one() {
     assert!(one.held.keys().all(|unit| !two.held.contains_key(unit) && !three.held.contains_key(unit)));
     let unsharded = server.object(UNSHARDED).unwrap();
     assert_eq!(unsharded["spec"]["holderIdentity"], "tidewatch-shards-5");
-    assert_eq!(unsharded["metadata"]["annotations"][names::SHARDS], "5");
+    assert_eq!(unsharded["metadata"]["annotations"][leases::SHARDS], "5");
     assert_eq!(unsharded["metadata"]["labels"]["kept"], "yes");
 
     // All know the holders.

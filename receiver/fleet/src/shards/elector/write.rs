@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::coordination::v1::Lease;
+use tidewatch_api::leases;
 use tidewatch_cluster::leader::{LeaseApi, LeaseError, acquired, record, released, renewed, renewed_for};
 
 use super::super::{
-    Settings, names,
+    Settings,
     ownership::{Outcome, Write, WriteKind},
     record::{LeaseId, LeaseNames, lock_duration},
 };
@@ -59,15 +60,15 @@ impl Content {
         let duration = self.settings.lease_duration;
         match kind {
             WriteKind::Join => annotated(acquired(base, &self.identity, duration), |annotations| {
-                annotations.insert(names::REPLICA.to_owned(), self.settings.name.clone());
-                set(annotations, names::RELAY_ADDRESS, self.settings.relay_address.clone());
-                annotations.remove(names::LEAVING);
+                annotations.insert(leases::REPLICA.to_owned(), self.settings.name.clone());
+                set(annotations, leases::RELAY_ADDRESS, self.settings.relay_address.clone());
+                annotations.remove(leases::LEAVING);
             }),
             WriteKind::Renew { is_leaving } => annotated(renewed(base), |annotations| {
-                set(annotations, names::LEAVING, is_leaving.then(|| true.to_string()));
+                set(annotations, leases::LEAVING, is_leaving.then(|| true.to_string()));
             }),
             WriteKind::Leave | WriteKind::Evict => annotated(released(base), |annotations| {
-                for key in [names::REPLICA, names::RELAY_ADDRESS, names::LEAVING] {
+                for key in [leases::REPLICA, leases::RELAY_ADDRESS, leases::LEAVING] {
                     annotations.remove(key);
                 }
             }),
@@ -79,7 +80,7 @@ impl Content {
                     _ => acquired(base, &self.sharded, lasting),
                 };
                 annotated(lease, |annotations| {
-                    annotations.insert(names::SHARDS.to_owned(), self.settings.shards.to_string());
+                    annotations.insert(leases::SHARDS.to_owned(), self.settings.shards.to_string());
                 })
             }
             // The membership Lease has the duration.

@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use strum::IntoStaticStr;
-use tidewatch_api::shard::ShardCount;
+use tidewatch_api::{
+    leases::{self, Unit},
+    shard::ShardCount,
+};
 use tidewatch_cluster::leader::Timings;
 use tokio::time::Instant;
 
-use super::super::{Unit, names, record::LeaseId};
+use super::super::record::LeaseId;
 
 /// What does not change while the process runs.
 #[derive(Clone, Debug)]
@@ -29,7 +32,7 @@ impl Settings {
     /// Holder of the Lease of the unsharded receiver while shards are held. It contains the number of shards, so that
     /// replicas with different numbers never keep it alive for each other.
     pub(in crate::shards) fn sharded(&self) -> String {
-        format!("{}{}", names::SHARDED_HOLDER, self.shards)
+        format!("{}{}", leases::SHARDED_HOLDER, self.shards)
     }
 
     /// Longest time from the request to hand a shard over to the end of its fence.

@@ -2,9 +2,10 @@
 
 use std::cmp::Reverse;
 
+use tidewatch_api::leases::Unit;
 use tokio::time::Instant;
 
-use super::{Effect, EndReason, LeaseId, Ownership, Phase, Refusal, Step, Unit, WriteKind, quota, view::Tenure};
+use super::{Effect, EndReason, LeaseId, Ownership, Phase, Refusal, Step, WriteKind, quota, view::Tenure};
 
 /// Claims of shards that a replica has in flight at the same time.
 const CLAIMS_AT_ONCE: usize = 8;

@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 
-use super::Unit;
+use tidewatch_api::leases::Unit;
 
 /// Number of shards that a replica wants. `rank` is its place among the live replicas, in the order of their membership
 /// Leases: the first ones take what the division leaves over, so that all shares add up to the number of shards.

@@ -3,13 +3,15 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
-use tidewatch_api::shard::ShardCount;
+use tidewatch_api::{
+    leases::{MAX_REPLICAS, Unit},
+    shard::ShardCount,
+};
 
 use super::super::{
     super::record::{Record, lock_duration},
     LeaseId, Outcome, Settings, Write, WriteKind,
 };
-use crate::shards::{Unit, names::MAX_REPLICAS};
 
 #[derive(Debug)]
 pub(in crate::shards::ownership) struct ApiServer {

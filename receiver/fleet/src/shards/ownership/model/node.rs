@@ -3,11 +3,11 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
+use tidewatch_api::leases::Unit;
 use tidewatch_cluster::leader::Timings;
 use tokio::time::Instant;
 
 use super::super::{Effect, EndReason, Ownership, Settings};
-use crate::shards::Unit;
 
 /// Milliseconds since the start of the schedule.
 pub(super) type Millis = u64;

@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BinaryHeap},
 };
 
-use tidewatch_api::shard::ShardCount;
+use tidewatch_api::{leases::Unit, shard::ShardCount};
 use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
@@ -15,7 +15,6 @@ use super::{
     node::{Clock, Millis, Node, Process, timings},
     unsharded::Unsharded,
 };
-use crate::shards::Unit;
 
 /// Longest way of a request after it passed a fence. The timings reserve 3 s, less the difference of the clocks.
 const FLIGHT: Millis = 2_500;

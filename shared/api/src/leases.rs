@@ -1,16 +1,19 @@
-//! Names of the Leases of the shards, their annotations, and the list of the Leases that an installation contains.
+//! Leases of the shards: names, annotations, and those that an installation contains.
 
-use k8s_openapi::api::{coordination::v1::Lease, rbac::v1::PolicyRule};
-use kube::api::ObjectMeta;
-use tidewatch_api::shard::ShardCount;
+use std::fmt;
 
-use super::Unit;
+use k8s_openapi::{
+    api::{coordination::v1::Lease, rbac::v1::PolicyRule},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+
+use crate::shard::{ShardCount, ShardId};
 
 /// Replicas that can hold shards at the same time: each has one membership Lease.
 pub const MAX_REPLICAS: u8 = 8;
 
 /// Lease of the tasks that one replica runs for all shards.
-pub const FLEET: &str = "tidewatch-fleet";
+const FLEET: &str = "tidewatch-fleet";
 
 /// Annotation of the Lease of the unsharded receiver: the number of shards.
 pub const SHARDS: &str = "operator.kyma-project.io/tidewatch-shards";
@@ -24,6 +27,31 @@ pub const LEAVING: &str = "operator.kyma-project.io/tidewatch-leaving";
 /// Beginning of the holder identity of the Lease of the unsharded receiver while sharded replicas keep it alive; the number of
 /// shards follows.
 pub const SHARDED_HOLDER: &str = "tidewatch-shards-";
+
+/// What a Lease stands for, and one replica holds: a shard, or the fleet role. Sorted as the shards, the fleet role last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Unit {
+    /// A shard.
+    Shard(ShardId),
+    /// The role of the replica that runs the tasks of the whole fleet.
+    Fleet,
+}
+
+impl Unit {
+    /// All units: the shards and the fleet role.
+    pub fn all(shards: ShardCount) -> impl Iterator<Item = Self> {
+        shards.shards().map(Self::Shard).chain([Self::Fleet])
+    }
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shard(shard) => write!(f, "shard {shard}"),
+            Self::Fleet => f.write_str("fleet role"),
+        }
+    }
+}
 
 /// Name of the Lease of a shard or of the fleet role.
 #[must_use]
@@ -42,14 +70,14 @@ pub fn member(number: u8) -> String {
 
 /// Names of all Leases that a sharded receiver reads and writes. `unsharded` is the Lease of a receiver without shards
 /// (`--lease-name`).
-pub fn names(unsharded: &str, shards: ShardCount) -> impl Iterator<Item = String> {
+fn names(unsharded: &str, shards: ShardCount) -> impl Iterator<Item = String> {
     let members = (0..MAX_REPLICAS).map(member);
     [unsharded.to_owned()].into_iter().chain(members).chain(Unit::all(shards).map(unit))
 }
 
 /// The Leases that an installation contains, without holders: the receiver creates none, because a right to create
 /// objects cannot be limited to names. They have no spec, so that applying them anew changes no holder.
-pub fn leases(namespace: &str, unsharded: &str, shards: ShardCount) -> impl Iterator<Item = Lease> {
+pub fn objects(namespace: &str, unsharded: &str, shards: ShardCount) -> impl Iterator<Item = Lease> {
     names(unsharded, shards).map(move |name| Lease {
         metadata: ObjectMeta { namespace: Some(namespace.to_owned()), name: Some(name), ..ObjectMeta::default() },
         spec: None,
@@ -83,7 +111,7 @@ mod tests {
         assert_eq!((names.len(), &*names[109], &*names[110]), (111, "tidewatch-shard-100", "tidewatch-fleet"));
         let unique: std::collections::BTreeSet<_> = names.iter().collect();
         assert_eq!(unique.len(), names.len());
-        let leases: Vec<_> = leases("kcp-system", "tidewatch-receiver", count).collect();
+        let leases: Vec<_> = objects("kcp-system", "tidewatch-receiver", count).collect();
         assert!(leases.iter().all(|lease| lease.spec.is_none() && lease.metadata.annotations.is_none()));
         assert_eq!(leases.len(), names.len());
         let rules = rules("tidewatch-receiver", count);
