@@ -12,13 +12,13 @@ use kube::{Api, ResourceExt as _, api::ListParams};
 use tidewatch_api::{
     key::KymaKey,
     names::{SKR_NAMESPACE, label},
+    selectors,
 };
 use tidewatch_cluster::{
     leader::WriteFence,
     runtime_access::{AccessSecret, Cidr, Metrics, RuntimeAccess, Settings, list_all},
 };
 use tidewatch_contract::admin::agent::{DEFAULT_PORT, STATUS_PATH, Status};
-use tidewatch_installer::pod_selector;
 use tidewatch_kit::system_roots::SystemRoots;
 
 use crate::{
@@ -67,7 +67,7 @@ impl StatusCommand {
         let key = self.key();
         let pods: Api<Pod> = Api::namespaced(access.client(&key)?, SKR_NAMESPACE);
         // runtime-watcher's agent has the first label as well.
-        let selector = format!("{},{}={}", pod_selector(), label::PART_OF, label::PART_OF_TIDEWATCH);
+        let selector = format!("{},{}={}", selectors::agent_pods(), label::PART_OF, label::PART_OF_TIDEWATCH);
         let listed = list_all(&pods, &ListParams::default().labels(&selector), &LIST_LIMITS).await;
         let pod = running_pod(&listed.with_context(|| format!("list the pods in {SKR_NAMESPACE} of the runtime"))?)?;
         let pods: Api<Pod> = Api::namespaced(access.upgrade_client(&key)?, SKR_NAMESPACE);

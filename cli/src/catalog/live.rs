@@ -1,6 +1,6 @@
 //! The live catalog in KCP, with the Kymas and Manifests that a change of it affects.
 
-use std::{collections::BTreeSet, fmt::Debug, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt::Debug, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
@@ -14,9 +14,9 @@ use serde::de::DeserializeOwned;
 use tidewatch_api::{
     Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate,
     names::{self, label},
+    selectors::managed_kymas,
 };
 use tidewatch_cluster::{labels::is_label_value, runtime_access::list_map};
-use tidewatch_fleet::takeover::Takeover;
 use tidewatch_kit::table;
 use tidewatch_receiver::controllers::catalog::{check::Objects, preview::Live, visibility::restricted_modules};
 
@@ -66,7 +66,7 @@ impl LiveFlags {
         kyma_selector: &str,
         keep: impl Fn(Kyma) -> Kyma,
     ) -> Result<Vec<Kyma>> {
-        let selected = ListParams::default().labels(&Takeover::new(kyma_selector, Duration::ZERO).query());
+        let selected = ListParams::default().labels(&managed_kymas(kyma_selector));
         self.list(client, &selected, keep).await.context("list the Kymas")
     }
 

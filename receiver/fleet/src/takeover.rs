@@ -10,7 +10,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
-use tidewatch_api::{Kyma, key::KymaKey, names::label};
+use tidewatch_api::{Kyma, key::KymaKey, names::label, selectors::managed_kymas};
 use tidewatch_cluster::labels::is_true;
 use tokio::time::Instant;
 
@@ -50,8 +50,7 @@ impl Takeover {
     /// Label selector of the Kymas that this receiver manages.
     #[must_use]
     pub fn query(&self) -> String {
-        let back = format!("{}!={}", label::HAND_BACK, label::HAND_BACK_DONE);
-        if self.0.selector.is_empty() { back } else { format!("{},{back}", self.0.selector) }
+        managed_kymas(&self.0.selector)
     }
 
     /// Returns true if only some Kymas are selected, so that a read by name has to check the selector.
@@ -168,10 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn query_excludes_kymas_that_were_handed_back() {
-        let back = "operator.kyma-project.io/tidewatch-hand-back!=done";
-        assert_eq!(Takeover::default().query(), back);
-        assert_eq!(Takeover::new("a=b,c", QUIET).query(), format!("a=b,c,{back}"));
+    fn selector_shows_whether_skipped_kymas_are_selected() {
         assert!(Takeover::new("operator.kyma-project.io/skip-reconciliation=true", QUIET).selects_skipped());
         assert!(!Takeover::new("a=b", QUIET).selects_skipped());
     }

@@ -30,7 +30,6 @@ pub use component::Component;
 pub use error::{ComponentError, Error};
 pub use flags::{AgentPullSecret, Flags, MemoryLimit, ParseMemoryLimitError, Settings};
 pub use metrics::Metrics;
-pub use objects::pod_selector;
 pub use state::InstallationState;
 pub use url::{ParsePublicUrlError, PublicUrl};
 pub use watches::watches;

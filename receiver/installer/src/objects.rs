@@ -17,8 +17,6 @@ use tidewatch_trust::TrustBundle;
 use super::{Component, Settings, rbac};
 
 const RBAC: &str = "rbac.authorization.k8s.io";
-/// Label by which the Deployment, the Service and the policies select the pod; lifecycle-manager's.
-const APP: &str = "app";
 const METRICS_PORT: u16 = 2112;
 /// Name of [`METRICS_PORT`].
 const METRICS_PORT_NAME: &str = "http-metrics";
@@ -87,7 +85,7 @@ fn named(component: Component, mut object: Value) -> Value {
     object["kind"] = kind.kind.into();
     object["metadata"] = json!({"name": component.name(), "labels": BTreeMap::from(COMMON_LABELS)});
     if matches!(component, Component::Deployment | Component::MetricsService) {
-        object["metadata"]["labels"][APP] = AGENT_DEPLOYMENT.into();
+        object["metadata"]["labels"][label::APP] = AGENT_DEPLOYMENT.into();
     }
     if kind.namespaced {
         object["metadata"]["namespace"] = SKR_NAMESPACE.into();
@@ -98,12 +96,6 @@ fn named(component: Component, mut object: Value) -> Value {
 /// Labels of every object of the installation.
 pub(super) const COMMON_LABELS: [(&str, &str); 2] =
     [(label::MANAGED_BY, label::MANAGED_BY_SKR), (label::PART_OF, label::PART_OF_TIDEWATCH)];
-
-/// Label selector of the agent's pod, in the query syntax of the API.
-#[must_use]
-pub fn pod_selector() -> String {
-    format!("{APP}={AGENT_DEPLOYMENT}")
-}
 
 fn binding(kind: &str) -> Value {
     json!({
@@ -122,7 +114,7 @@ fn config_map(settings: &Settings, plan: &Plan, trust: &TrustBundle) -> Value {
 }
 
 fn policy(mut spec: Value) -> Value {
-    spec["podSelector"] = json!({"matchLabels": {APP: AGENT_DEPLOYMENT}});
+    spec["podSelector"] = json!({"matchLabels": {label::APP: AGENT_DEPLOYMENT}});
     json!({ "spec": spec })
 }
 
@@ -157,7 +149,7 @@ fn port(protocol: &str, port: u16) -> Value {
 fn service() -> Value {
     json!({"spec": {
         "type": "ClusterIP", "sessionAffinity": "None", "internalTrafficPolicy": "Cluster",
-        "selector": {APP: AGENT_DEPLOYMENT},
+        "selector": {label::APP: AGENT_DEPLOYMENT},
         "ports": [{"name": METRICS_PORT_NAME, "protocol": "TCP", "port": METRICS_PORT, "targetPort": METRICS_PORT}],
     }})
 }
@@ -166,10 +158,11 @@ fn deployment(settings: &Settings) -> Value {
     // Recreate stops the old agent before the new one starts: two agents would send every event twice.
     json!({"spec": {
         "replicas": 1, "revisionHistoryLimit": 1, "progressDeadlineSeconds": 600, "strategy": {"type": "Recreate"},
-        "selector": {"matchLabels": {APP: AGENT_DEPLOYMENT}},
+        "selector": {"matchLabels": {label::APP: AGENT_DEPLOYMENT}},
         "template": {
             "metadata": {"labels": {
-                APP: AGENT_DEPLOYMENT, label::PART_OF: label::PART_OF_TIDEWATCH, "sidecar.istio.io/inject": "false",
+                label::APP: AGENT_DEPLOYMENT, label::PART_OF: label::PART_OF_TIDEWATCH,
+                "sidecar.istio.io/inject": "false",
             }},
             "spec": pod(settings),
         },

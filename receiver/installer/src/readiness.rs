@@ -6,7 +6,7 @@ use kube::{
     Client,
     api::{DynamicObject, ListParams},
 };
-use tidewatch_api::{Condition, ConditionStatus, Kyma, key::KymaKey};
+use tidewatch_api::{Condition, ConditionStatus, Kyma, key::KymaKey, selectors};
 use tidewatch_cluster::{
     error_class::ErrorClass,
     object,
@@ -16,7 +16,7 @@ use tidewatch_cluster::{
 use tidewatch_fleet::{PathState, Unproven};
 use tidewatch_kit::foreign_text;
 
-use super::{Component, InstallationState, Installer, Report, component::PODS, objects::pod_selector};
+use super::{Component, InstallationState, Installer, Report, component::PODS};
 
 /// First delay until an agent that is not running is checked again; it doubles with each check.
 const MIN_RECHECK: Duration = Duration::from_secs(2);
@@ -200,7 +200,7 @@ impl Installer {
 
     /// Finds the reason for which the pod is not ready.
     async fn pending(&self, client: &Client) -> Readiness {
-        let params = ListParams::default().labels(&pod_selector());
+        let params = ListParams::default().labels(&selectors::agent_pods());
         if let Ok(pods) = list_first(&PODS.api(client), &params, MAX_PODS).await
             && let Some(fault) = pods.iter().find_map(fault)
         {

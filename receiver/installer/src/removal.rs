@@ -10,7 +10,10 @@ use kube::{
     api::{DynamicObject, ListParams, ObjectMeta, PartialObjectMeta},
 };
 use strum::VariantArray as _;
-use tidewatch_api::names::{AGENT_DEPLOYMENT, AGENT_OBJECT, SKR_NAMESPACE, field_manager, label};
+use tidewatch_api::{
+    names::{AGENT_DEPLOYMENT, AGENT_OBJECT, SKR_NAMESPACE, field_manager, label},
+    selectors,
+};
 use tidewatch_cluster::{object, runtime_access::list_first};
 
 use super::{
@@ -18,7 +21,7 @@ use super::{
     apply::OBSOLETE,
     component::{Kind, PODS},
     error::ObjectName,
-    objects::{COMMON_LABELS, pod_selector},
+    objects::COMMON_LABELS,
 };
 use crate::pending_removal::PendingRemoval;
 
@@ -120,7 +123,7 @@ impl Removal<'_> {
 
     /// Finds running processes of the deleted Deployment or of an earlier one.
     async fn find_processes(&mut self, is_gone: bool) {
-        let params = ListParams::default().labels(&pod_selector());
+        let params = ListParams::default().labels(&selectors::agent_pods());
         let pods: Api<PartialObjectMeta<DynamicObject>> =
             Api::namespaced_with(self.client.clone(), SKR_NAMESPACE, &PODS.resource());
         let pods = match list_first(&pods, &params, MAX_PODS).await {

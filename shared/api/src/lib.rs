@@ -4,6 +4,7 @@
 //! | Modules | Content |
 //! |---|---|
 //! | [`names`], [`identity`] | names of objects, labels and annotations; ids of runtimes and processes |
+//! | [`selectors`] | label selectors |
 //! | [`plan`] | the watches of an agent |
 //! | `crds`, types of the crate's root | the custom resources, with the feature `resources` |
 //! | `key`, [`shard`], [`replica`] | the key of a Kyma, with the feature `resources`; the shard of a runtime; the name of a replica |
@@ -20,6 +21,7 @@ pub mod plan;
 pub mod replica;
 #[cfg(feature = "resources")]
 mod resources;
+pub mod selectors;
 pub mod shard;
 
 pub use condition::ConditionStatus;

@@ -76,6 +76,8 @@ pub mod label {
     pub const CONTROLLER_NAME: &str = "operator.kyma-project.io/controller-name";
     /// Marks Manifests of mandatory modules.
     pub const MANDATORY_MODULE: &str = "operator.kyma-project.io/mandatory-module";
+    /// [`AGENT_DEPLOYMENT`](super::AGENT_DEPLOYMENT) on the agent's pod: its Deployment, Service and policies select it so.
+    pub const APP: &str = "app";
     /// Kubernetes' recommended label, on every object of an agent's installation (Tidewatch).
     pub const PART_OF: &str = "app.kubernetes.io/part-of";
     /// Value of [`PART_OF`] on the objects of a module.
