@@ -9,8 +9,7 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use tidewatch_api::names::{RELEASES, ROLLOUTS, annotation};
-use tidewatch_fleet::pause;
+use tidewatch_api::names::{PAUSE, RELEASES, ROLLOUTS, annotation};
 use tidewatch_receiver::controllers::{
     catalog::rollout::RolloutFlags,
     module_rollout::view::{self, Confirmation, KcpObjects, ViewOptions},
@@ -119,7 +118,7 @@ impl List {
         let mut kcp = KcpObjects {
             rollouts: live.config_map(&client, ROLLOUTS).await?,
             releases: live.config_map(&client, RELEASES).await?,
-            pause: live.config_map(&client, pause::CONFIG_MAP).await?,
+            pause: live.config_map(&client, PAUSE).await?,
             catalog: live.objects(&client).await?,
             ..KcpObjects::default()
         };

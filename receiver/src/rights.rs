@@ -6,11 +6,10 @@
 use k8s_openapi::api::{coordination::v1::Lease, rbac::v1::PolicyRule};
 use tidewatch_api::{
     leases,
-    names::{GROUP, RELEASES, ROLLOUTS},
+    names::{GROUP, PAUSE, RELEASES, ROLLOUTS},
     shard::ShardCount,
 };
 use tidewatch_cluster::leader::DEFAULT_NAME as LEASE;
-use tidewatch_fleet::pause;
 use tidewatch_gateway::enrolment;
 use tidewatch_installer::upgrade;
 use tidewatch_trust::CA_SECRET;
@@ -41,7 +40,7 @@ pub fn rules() -> Vec<PolicyRule> {
         rule("", &["secrets"], &[], LIST_WATCH),
         // No right to create: it would include Secrets with tokens of other accounts.
         rule("", &["secrets"], &[CA_SECRET], &["get", "update"]),
-        rule("", &["configmaps"], &[pause::CONFIG_MAP, enrolment::CONFIG_MAP], LIST_WATCH),
+        rule("", &["configmaps"], &[PAUSE, enrolment::CONFIG_MAP], LIST_WATCH),
         // Persists the accepted releases of the catalog.
         rule("", &["configmaps"], &[RELEASES], &["list", "watch", "patch"]),
         // For the ConfigMaps of the accepted releases, of the agents' upgrade and of the module rollouts. Create cannot be

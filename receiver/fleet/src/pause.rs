@@ -11,8 +11,7 @@ use tidewatch_cluster::labels::is_true;
 
 use crate::stores::kymas::KymaFacts;
 
-/// Name of the ConfigMap in the receiver's namespace that pauses all runtimes if its key `pause` is `true`.
-pub const CONFIG_MAP: &str = "tidewatch";
+/// Key of the ConfigMap [`PAUSE`](tidewatch_api::names::PAUSE).
 const KEY: &str = "pause";
 
 /// Reason for which a runtime is paused; if several apply, the first of this list. The name is the reason of the

@@ -33,13 +33,12 @@ use serde::de::DeserializeOwned;
 use tidewatch_api::{
     ModuleReleaseMeta, ModuleTemplate, Watcher,
     key::KymaKey,
-    names::{RELEASES, label},
+    names::{PAUSE, RELEASES, label},
     plan::Work,
     shard::ShardCount,
 };
 use tidewatch_cluster::{Metrics, runtime_access::AccessSecret};
 use tidewatch_fleet::{
-    pause::CONFIG_MAP,
     queue::{Priority, WorkSet},
     recorder::{EventRecorder, Regarding},
     stores::{Stores, kymas::CachedKyma, manifests::CachedManifest},
@@ -164,7 +163,7 @@ impl Watches {
         let everything = watcher::Config::default;
         let named = |name| everything().fields(&format!("metadata.name={name}"));
         // A pause must be known before the first reconcile.
-        start.watch("configmaps", Writer::default(), named(CONFIG_MAP), handlers.pause());
+        start.watch("configmaps", Writer::default(), named(PAUSE), handlers.pause());
         // Revocations must be known before the first connection.
         start.watch("revocations", Writer::default(), named(enrolment::CONFIG_MAP), handlers.revocations());
         // The accepted releases must be known before the catalog is compared with them.

@@ -49,6 +49,8 @@ pub const CATALOG_INVENTORY: &str = "tidewatch-catalog";
 pub const RELEASES: &str = "tidewatch-releases";
 /// ConfigMap in KCP with the state of the ring rollouts of modules (Tidewatch).
 pub const ROLLOUTS: &str = "tidewatch-rollouts";
+/// ConfigMap in KCP that pauses all runtimes if its key `pause` is `true` (Tidewatch).
+pub const PAUSE: &str = "tidewatch";
 /// Image pull Secret of the agent in a runtime, if its registry requires one (Tidewatch).
 pub const AGENT_PULL_SECRET: &str = "tidewatch-agent-pull";
 
