@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use tidewatch_api::{
     Kyma,
     names::{GROUP, VERSION, annotation},
+    selection::{ModuleSelection, pins},
 };
-use tidewatch_fleet::stores::kymas::{ModuleSelection, pins};
 use tidewatch_receiver::controllers::catalog::check::Source;
 
 use super::LiveFlags;

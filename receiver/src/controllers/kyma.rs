@@ -44,7 +44,8 @@ use jiff::Timestamp;
 use kube::{Client, ResourceExt};
 use serde_json::Value;
 use tidewatch_api::{
-    Condition, ConditionStatus, Kyma, KymaStatus, Manifest, identity::RuntimeId, key::KymaKey, names::label, plan::Work,
+    Condition, ConditionStatus, Kyma, KymaStatus, Manifest, identity::RuntimeId, key::KymaKey, names::label,
+    plan::Work, selection::UserSelection,
 };
 use tidewatch_cluster::{
     WriteBudgets,
@@ -56,7 +57,7 @@ use tidewatch_fleet::{
     pause::Pause,
     plans::Plans,
     queue::{QueuedWork, ReconcileOutcome, WorkSet},
-    stores::{Stores, kymas::UserSelection},
+    stores::Stores,
     table::Job,
     takeover::{self, Takeover},
 };

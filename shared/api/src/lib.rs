@@ -8,6 +8,7 @@
 //! | [`plan`] | the watches of an agent |
 //! | `crds`, types of the crate's root | the custom resources, with the feature `resources` |
 //! | `key`, [`shard`], [`replica`] | the key of a Kyma, with the feature `resources`; the shard of a runtime; the name of a replica |
+//! | `selection` | the modules that a Kyma selects, with the feature `resources` |
 //! | `leases` | the Leases of the shards, with the feature `resources` |
 
 mod condition;
@@ -21,6 +22,8 @@ pub mod plan;
 pub mod replica;
 #[cfg(feature = "resources")]
 mod resources;
+#[cfg(feature = "resources")]
+pub mod selection;
 pub mod selectors;
 pub mod shard;
 

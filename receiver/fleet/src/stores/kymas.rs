@@ -1,22 +1,18 @@
 //! Forms in which the cache has Kymas: the whole object, or its facts.
 
 mod facts;
-pub mod pins;
 mod reduced;
-mod selection;
-mod user_selection;
 
 use std::{borrow::Cow, sync::Arc};
 
 use kube::runtime::reflector::Lookup;
 use tidewatch_api::{Kyma, key::KymaKey};
 
+pub use tidewatch_api::selection::ModuleSelection;
+
 pub use self::{
     facts::KymaFacts,
-    pins::Pins,
     reduced::{ReducedKyma, RestDigest},
-    selection::{ModuleSelection, SelectedVersion},
-    user_selection::UserSelection,
 };
 
 /// A Kyma in the cache. Both forms have [`KymaFacts`]; all other parts are in the whole object alone.

@@ -5,10 +5,10 @@
 use std::{collections::HashSet, hash::Hash};
 
 use serde_json::Value;
-use tidewatch_api::{Kyma, Manager, Manifest, Resource, Shared, key::KymaKey};
+use tidewatch_api::{Kyma, Manager, Manifest, Resource, Shared, key::KymaKey, selection::ModuleSelection};
 
 use crate::stores::{
-    kymas::{ModuleSelection, ReducedKyma, RestDigest},
+    kymas::{ReducedKyma, RestDigest},
     manifests::ReducedManifest,
 };
 

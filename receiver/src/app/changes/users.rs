@@ -6,10 +6,10 @@ use std::{
 };
 
 use kube::runtime::reflector::ObjectRef;
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::{key::KymaKey, selection::SelectedVersion};
 use tidewatch_fleet::stores::{
     Stores,
-    kymas::{CachedKyma, SelectedVersion},
+    kymas::CachedKyma,
     manifests::{CachedManifest, ManifestFacts},
 };
 

@@ -5,13 +5,13 @@ use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
-use tidewatch_api::{Kyma, ModuleStatus, State, key::KymaKey, plan::Work};
+use tidewatch_api::{Kyma, ModuleStatus, State, key::KymaKey, plan::Work, selection::SelectedVersion};
 use tidewatch_fleet::{
     plans::Plans,
     queue::{Priority, WorkSet},
     stores::{
         Stores,
-        kymas::{CachedKyma, KymaFacts, SelectedVersion},
+        kymas::{CachedKyma, KymaFacts},
     },
     table::RuntimeTable,
 };

@@ -4,7 +4,7 @@ use std::fmt;
 
 use semver::Version;
 use thiserror::Error;
-use tidewatch_fleet::stores::kymas::pins::{self, MAX_VERSION};
+use tidewatch_api::selection::pins::{self, MAX_VERSION};
 
 /// Kyma that has an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

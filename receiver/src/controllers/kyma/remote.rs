@@ -14,12 +14,12 @@ use tidewatch_api::{
     Kyma,
     key::KymaKey,
     names::{GROUP, SKR_KYMA, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
+    selection::{Pins, UserSelection, pins},
 };
 use tidewatch_cluster::{
     labels::is_true,
     object::{self, Component, Ownership, Shape, Target},
 };
-use tidewatch_fleet::stores::kymas::{Pins, UserSelection, pins};
 use tracing::{info, warn};
 
 use super::{Context, Error, base, fetch};

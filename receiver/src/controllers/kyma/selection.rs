@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
-use tidewatch_api::{Kyma, key::KymaKey, names::annotation, plan::Work};
-use tidewatch_fleet::{queue::WorkSet, stores::kymas::UserSelection};
+use tidewatch_api::{Kyma, key::KymaKey, names::annotation, plan::Work, selection::UserSelection};
+use tidewatch_fleet::queue::WorkSet;
 use tidewatch_kit::digest::short_digest;
 
 use super::{

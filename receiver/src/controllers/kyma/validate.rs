@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use thiserror::Error;
-use tidewatch_api::CustomResourcePolicy;
-use tidewatch_fleet::stores::kymas::{UserSelection, pins::pinned};
+use tidewatch_api::{
+    CustomResourcePolicy,
+    selection::{UserSelection, pins::pinned},
+};
 
 use super::pin::{InvalidPinError, Pin, PinnedIn};
 
@@ -180,8 +182,10 @@ fn follows(
 mod tests {
     use regex::Regex;
     use serde_json::{Value, json};
-    use tidewatch_api::crds;
-    use tidewatch_fleet::stores::kymas::{Pins, pins::annotation_of};
+    use tidewatch_api::{
+        crds,
+        selection::{Pins, pins::annotation_of},
+    };
 
     use super::*;
 

@@ -2,12 +2,9 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use tidewatch_api::{State, key::KymaKey};
+use tidewatch_api::{State, key::KymaKey, selection::SelectedVersion};
 use tidewatch_fleet::{
-    stores::{
-        kymas::{KymaFacts, SelectedVersion},
-        manifests::ManifestFacts,
-    },
+    stores::{kymas::KymaFacts, manifests::ManifestFacts},
     takeover::Takeover,
 };
 use tokio::time::Instant;

@@ -7,12 +7,12 @@ use tidewatch_api::{
     ConditionStatus, Kyma,
     identity::RuntimeId,
     names::{annotation, finalizer, label},
+    selection::{self, ModuleSelection, SelectedVersion},
 };
 
 use super::{
-    CachedKyma, ModuleSelection, ReducedKyma, SelectedVersion,
+    CachedKyma, ReducedKyma,
     reduced::{Flags, RestDigest},
-    selection,
 };
 
 /// Parts of a Kyma that both of its forms have.

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tidewatch_api::Shared;
-
-use super::ModuleSelection;
+use tidewatch_api::{Shared, selection::ModuleSelection};
 
 /// Digest of the parts of a Kyma, besides its labels, whose change makes an event a change.
 pub type RestDigest = [u8; 32];

@@ -1,5 +1,8 @@
 use serde_json::{Value, json};
-use tidewatch_api::names::{annotation, finalizer, label};
+use tidewatch_api::{
+    names::{annotation, finalizer, label},
+    selection::SelectedVersion,
+};
 
 use super::*;
 

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use tidewatch_api::{
     ModuleTemplate,
     names::{annotation, finalizer},
+    selection::UserSelection,
 };
 use tidewatch_cluster::WriteBudgets;
-use tidewatch_fleet::stores::kymas::UserSelection;
 
 use super::*;
 use crate::controllers::{

@@ -6,9 +6,9 @@ use kube::ResourceExt as _;
 use tidewatch_api::{
     Kyma, KymaSpec, Manifest, Module,
     names::{annotation, label},
+    selection::{Pins, UserSelection},
 };
 use tidewatch_cluster::labels::is_true;
-use tidewatch_fleet::stores::kymas::{Pins, UserSelection};
 
 use crate::controllers::kyma::{
     installed::{is_unmanaged, module_of},

@@ -1,12 +1,17 @@
-//! Modules that Kymas select.
+//! Modules that Kymas select: in their spec, by the annotation with the accepted spec, and by pins.
+
+pub mod pins;
+mod user;
 
 use std::{borrow::Cow, collections::BTreeMap};
 
 use kube::ResourceExt as _;
 use serde::Deserialize;
-use tidewatch_api::{Kyma, names::annotation};
 
-use super::pins::pinned;
+pub use self::{pins::Pins, user::UserSelection};
+
+use self::pins::pinned;
+use crate::{Kyma, names::annotation};
 
 /// Source of a module's version in a Kyma.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -84,7 +89,8 @@ impl Selection<'_> {
 }
 
 /// Version that a Kyma selects of one module, as [`ModuleSelection`] has it. Costs less than the whole selection.
-pub(super) fn selected(kyma: &Kyma, module: &str) -> Option<SelectedVersion> {
+#[must_use]
+pub fn selected(kyma: &Kyma, module: &str) -> Option<SelectedVersion> {
     let accepted = match kyma.annotations().get(annotation::ACCEPTED_SPEC) {
         // Names of modules need no escapes in JSON.
         Some(text) if !text.contains(module) => return None,

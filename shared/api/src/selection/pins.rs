@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tidewatch_api::names::annotation;
+
+use crate::names::annotation;
 
 /// Maximal length of a pinned version, in characters: that of a template's version in its CRD.
 pub const MAX_VERSION: usize = 32;

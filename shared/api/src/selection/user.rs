@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use kube::ResourceExt as _;
 use serde::de::Error as _;
 use serde_json::Value;
-use tidewatch_api::{Kyma, KymaSpec};
 
 use super::Pins;
+use crate::{Kyma, KymaSpec};
 
 /// Member of the accepted spec that has the pins; the spec of a Kyma has no such member.
 const PINS: &str = "pins";
