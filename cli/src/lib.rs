@@ -1,8 +1,8 @@
 //! `tidewatch`, the operators' program: queries a running receiver and its agents, rotates the CA, shows and
 //! confirms rollouts, checks catalogs, and packs modules.
 //!
-//! This crate parses arguments, opens connections and renders results; reports, catalog rules, reading of modules and
-//! access to runtimes are those of the receiver's crates and of `tidewatch_agent`.
+//! This crate parses arguments, opens connections and renders results. Reports have the form of the crate `contract`;
+//! catalog rules and reading of modules are those of the receiver.
 //!
 //! | module | responsibility |
 //! |---|---|

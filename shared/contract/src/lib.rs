@@ -1,4 +1,5 @@
-//! The wire contract between Tidewatch's agent and receiver. Both sides parse and write messages with this crate.
+//! The wire contract between Tidewatch's agent and receiver, and the reports of both. All sides parse and write messages
+//! with this crate.
 //!
 //! | Modules | Content |
 //! |---|---|
