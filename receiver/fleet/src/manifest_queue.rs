@@ -18,7 +18,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::key::{KymaKey, ManifestKey};
 use tidewatch_kit::random::rotate;
 use tidewatch_oci::registry::{Change, LayerKey};
 use tokio::{
@@ -37,9 +37,6 @@ use super::{
     report::ReportTicket,
     tenure::Tenures,
 };
-
-/// Key of a Manifest: its namespace and name in KCP.
-pub type ManifestKey = KymaKey;
 
 /// Maximum number of concurrent reconciles of one runtime. One slow module does not hold up the others of its runtime,
 /// and a runtime with many modules, or one that responds slowly, occupies few of the workers.

@@ -63,7 +63,7 @@ use serde_json::{Map, Value, json};
 use thiserror::Error;
 use tidewatch_api::{
     CustomResourcePolicy, Manifest, State,
-    key::KymaKey,
+    key::{KymaKey, ManifestKey},
     names::{annotation, label},
 };
 use tidewatch_cluster::{
@@ -77,7 +77,7 @@ use tidewatch_cluster::{
 };
 use tidewatch_contract::event::Object;
 use tidewatch_fleet::{
-    manifest_queue::{ManifestJob, ManifestKey},
+    manifest_queue::ManifestJob,
     pause::Pause,
     queue::{Drift, QueuedWork, ReconcileOutcome},
     stores::{Stores, kymas::CachedKyma, manifests::ManifestFacts},

@@ -19,14 +19,11 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use tidewatch_api::{
     Manifest,
+    key::ManifestKey,
     names::{annotation, label},
 };
 use tidewatch_cluster::object;
-use tidewatch_fleet::{
-    manifest_queue::{ManifestKey, ManifestQueue},
-    stores::manifests::Manifests,
-    watch::WatchBackoff,
-};
+use tidewatch_fleet::{manifest_queue::ManifestQueue, stores::manifests::Manifests, watch::WatchBackoff};
 use tidewatch_kit::error_levels;
 use tokio_util::sync::CancellationToken;
 

@@ -106,19 +106,11 @@ pub(crate) fn compute_conditions(old: &KymaStatus, conditions: &Conditions, now:
 
 /// The state that the worst module and the conditions amount to, with the text of the last operation.
 fn aggregate(modules: &[ModuleStatus], conditions: &[Condition]) -> (State, &'static str) {
-    let is = |state| modules.iter().any(|module| known(module.state) == state);
+    let is = |state| modules.iter().any(|module| module.state.known() == state);
     let all_true = conditions.iter().filter(|condition| condition::counts(condition)).all(Condition::is_true);
     match [State::Error, State::Warning, State::Processing].into_iter().find(|state| is(*state)) {
         None if all_true => (State::Ready, "kyma is ready"),
         state => (state.unwrap_or(State::Processing), "waiting for all modules to become ready"),
-    }
-}
-
-/// A module without state counts as Processing.
-pub(crate) const fn known(state: State) -> State {
-    match state {
-        State::Unset => State::Processing,
-        state => state,
     }
 }
 

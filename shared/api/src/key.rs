@@ -1,4 +1,4 @@
-//! Key of a Kyma.
+//! Keys of Kymas and Manifests.
 
 use std::{fmt, ops::Deref, sync::Arc};
 
@@ -8,6 +8,9 @@ use kube::{Resource, ResourceExt as _};
 /// since a dozen tables hold the key of each runtime.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KymaKey(Arc<Name>);
+
+/// Key of a Manifest: its namespace and name in KCP.
+pub type ManifestKey = KymaKey;
 
 /// Fields of a [`KymaKey`].
 #[derive(Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

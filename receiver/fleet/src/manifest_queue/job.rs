@@ -2,12 +2,12 @@
 
 use std::{fmt, time::Duration};
 
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::key::{KymaKey, ManifestKey};
 use tidewatch_cluster::error_class::ErrorClass;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{ManifestKey, ManifestQueue};
+use super::ManifestQueue;
 use crate::{
     Tenure, WorkInProgress,
     queue::{Drift, QueuedWork, ReconcileOutcome},

@@ -7,11 +7,10 @@ use std::sync::{
 
 use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
 use strum::VariantArray as _;
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::key::{KymaKey, ManifestKey};
 use tidewatch_kit::{metric_set, metrics::ResultLabel, variant::VariantName as _};
 use tokio::time::Instant;
 
-use super::ManifestKey;
 use crate::queue::{PlaceLabel, Priority, PriorityLabel, Queue, ReconcileOutcome};
 
 metric_set! {

@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::key::{KymaKey, ManifestKey};
 
-use super::ManifestKey;
 use crate::report::ReportTicket;
 
 /// Reports of one Kyma that are kept apart. Later ones join the last of them, so that a runtime that never stops

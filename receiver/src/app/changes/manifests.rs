@@ -3,9 +3,13 @@
 
 use std::collections::HashSet;
 
-use tidewatch_api::{Resource, State, key::KymaKey, plan::Work};
+use tidewatch_api::{
+    Resource, State,
+    key::{KymaKey, ManifestKey},
+    plan::Work,
+};
 use tidewatch_fleet::{
-    manifest_queue::{ManifestKey, ManifestQueue},
+    manifest_queue::ManifestQueue,
     queue::{Priority, WorkSet},
     stores::manifests::{CachedManifest, ManifestFacts, Manifests},
     table::RuntimeTable,

@@ -15,7 +15,6 @@ use super::{
 use crate::controllers::{
     catalog::retirement,
     manifest::{CreatedDefault, is_synced},
-    status::known,
 };
 
 /// Maximal number of modules in a status that cannot be installed. An API server needs as much time for a status with
@@ -164,7 +163,7 @@ fn state_of(manifest: &Manifest) -> State {
 }
 
 fn recorded_state(manifest: &Manifest) -> State {
-    known(manifest.status.as_ref().map(|status| status.state).unwrap_or_default())
+    manifest.status.as_ref().map(|status| status.state).unwrap_or_default().known()
 }
 
 /// Returns true if the applied layer is not the one that the Manifest names: an upgrade has begun.

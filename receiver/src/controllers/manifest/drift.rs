@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use tidewatch_api::{Manifest, State, key::KymaKey};
+use tidewatch_api::{
+    Manifest, State,
+    key::{KymaKey, ManifestKey},
+};
 use tidewatch_cluster::kinds::built_in;
 use tidewatch_contract::event::{Change, Object, Subject};
-use tidewatch_fleet::{manifest_queue::ManifestKey, queue::Drift};
+use tidewatch_fleet::queue::Drift;
 
 use super::{
     Memories,

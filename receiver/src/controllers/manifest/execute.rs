@@ -134,8 +134,7 @@ impl<'a> Execution<'a> {
 
     async fn record_inventory(&mut self, inventory: Inventory) -> Result<(), Error> {
         let synced = inventory.write();
-        let state = self.record.manifest.status.as_ref().map(|status| status.state).unwrap_or_default();
-        let state = crate::controllers::status::known(state);
+        let state = self.record.manifest.status.as_ref().map(|status| status.state).unwrap_or_default().known();
         self.record.patch_status(&json!({"state": state, "synced": synced})).await?;
         self.facts.inventory = inventory;
         Ok(())

@@ -7,12 +7,15 @@ use std::{
 
 use kube::{Api, Client, api::DynamicObject};
 use serde_json::Value;
-use tidewatch_api::{Manifest, key::KymaKey};
+use tidewatch_api::{
+    Manifest,
+    key::{KymaKey, ManifestKey},
+};
 use tidewatch_cluster::{
     kinds::{Kinds, is_unserved},
     runtime_access::CONCURRENT_REQUESTS,
 };
-use tidewatch_fleet::manifest_queue::{ManifestKey, PER_RUNTIME};
+use tidewatch_fleet::manifest_queue::PER_RUNTIME;
 
 use super::{
     Context,

@@ -5,8 +5,8 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 
 use parking_lot::Mutex;
 use serde_json::Value;
-use tidewatch_api::Manifest;
-use tidewatch_fleet::manifest_queue::{ManifestKey, ManifestQueue};
+use tidewatch_api::{Manifest, key::ManifestKey};
+use tidewatch_fleet::manifest_queue::ManifestQueue;
 use tidewatch_oci::{
     component::DESCRIPTORS,
     digest::Digest,

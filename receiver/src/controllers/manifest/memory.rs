@@ -7,10 +7,12 @@ use std::{
 };
 
 use parking_lot::{Mutex, MutexGuard};
-use tidewatch_api::{Manifest, key::KymaKey};
+use tidewatch_api::{
+    Manifest,
+    key::{KymaKey, ManifestKey},
+};
 use tidewatch_cluster::stored_versions::Progress;
 use tidewatch_contract::event::Object;
-use tidewatch_fleet::manifest_queue::ManifestKey;
 use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 

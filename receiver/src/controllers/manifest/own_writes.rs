@@ -7,8 +7,8 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tidewatch_api::key::ManifestKey;
 use tidewatch_contract::event::{Change, Object};
-use tidewatch_fleet::manifest_queue::ManifestKey;
 
 use super::inventory::{ObjectKey, hash};
 

@@ -6,8 +6,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tidewatch_api::key::KymaKey;
-use tidewatch_fleet::manifest_queue::ManifestKey;
+use tidewatch_api::key::{KymaKey, ManifestKey};
 use tokio::sync::Notify;
 
 /// Selection of the pods of one manager.

@@ -17,7 +17,6 @@ use super::{
     status::{Findings, is_default_created},
     step::{DefaultObject, Facts, Goal, Seen},
 };
-use crate::controllers::status::known;
 
 /// Objects, CRDs and failures that a text names at most.
 const MAX_NAMED: usize = 5;
@@ -105,7 +104,7 @@ pub(super) fn findings(facts: &Facts<'_>, details: &Details<'_>) -> Option<Findi
 }
 
 fn installing(facts: &Facts<'_>, details: &Details<'_>) -> Option<(State, String)> {
-    let current = known(details.manifest.status.as_ref().map(|status| status.state).unwrap_or_default());
+    let current = details.manifest.status.as_ref().map(|status| status.state).unwrap_or_default().known();
     let Some(rendered) = facts.rendered else {
         return match details.fault {
             Some(Fault::Rendering(fault)) => Some((State::Error, fault.clone())),

@@ -14,10 +14,9 @@ use std::{
 use kube::{ResourceExt as _, api::DynamicObject};
 use tidewatch_api::{
     Manifest, Resource,
-    key::KymaKey,
+    key::{KymaKey, ManifestKey},
     names::{annotation, field_manager, label},
 };
-use tidewatch_fleet::manifest_queue::ManifestKey;
 
 use super::{
     goal_of,

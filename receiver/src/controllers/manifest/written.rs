@@ -5,8 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
-use tidewatch_api::Manifest;
-use tidewatch_fleet::manifest_queue::ManifestKey;
+use tidewatch_api::{Manifest, key::ManifestKey};
 
 /// Replaced versions of one Manifest at most; an older one leads to a conflict.
 const MAX_REPLACED: usize = 32;

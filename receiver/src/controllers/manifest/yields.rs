@@ -8,8 +8,8 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use tidewatch_api::key::ManifestKey;
 use tidewatch_cluster::object::Disputed;
-use tidewatch_fleet::manifest_queue::ManifestKey;
 use tidewatch_kit::foreign_text::line;
 use tokio::time::Instant;
 

@@ -29,6 +29,17 @@ pub enum State {
     Unmanaged,
 }
 
+impl State {
+    /// The state, or [`Self::Processing`] if it is not computed yet.
+    #[must_use]
+    pub const fn known(self) -> Self {
+        match self {
+            Self::Unset => Self::Processing,
+            state => state,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tidewatch_kit::variant::VariantName as _;

@@ -1,9 +1,10 @@
 //! Events of module objects, which the reconciles of Manifests settle.
 
+use tidewatch_api::key::ManifestKey;
 use tidewatch_kit::metrics::Registry;
 
 use super::*;
-use crate::manifest_queue::{self, ManifestKey, ManifestQueue};
+use crate::manifest_queue::{self, ManifestQueue};
 
 /// A table with a Kyma that has only a watch on module objects.
 fn table() -> RuntimeTable {
