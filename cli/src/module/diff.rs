@@ -6,8 +6,8 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
+use tidewatch_engine::preview::{FieldChange, ManagerChange, ObjectIdentity, Upgrade};
 use tidewatch_kit::table;
-use tidewatch_receiver::controllers::manifest::preview::{FieldChange, ManagerChange, ObjectIdentity, Upgrade};
 
 use super::{
     InvalidError,

@@ -8,8 +8,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
+use tidewatch_engine::preview::{Review, review};
 use tidewatch_oci::layer;
-use tidewatch_receiver::controllers::manifest::preview::{Review, review};
 
 use super::{
     InvalidError,

@@ -7,8 +7,8 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 use strum::Display;
+use tidewatch_engine::preview::{LEFT_OUT, ObjectIdentity};
 use tidewatch_kit::table;
-use tidewatch_receiver::controllers::manifest::preview::{LEFT_OUT, ObjectIdentity};
 
 use super::{
     InvalidError,

@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result};
 use serde::Serialize;
 use serde_saphyr::options;
 use tidewatch_api::ModuleTemplate;
+use tidewatch_engine::preview::{ComparedVersion, VersionContent, review};
 use tidewatch_oci::{descriptor::RAW_MANIFEST, layer};
-use tidewatch_receiver::controllers::manifest::preview::{ComparedVersion, VersionContent, review};
 
 use super::{
     InvalidError, config, constructor,

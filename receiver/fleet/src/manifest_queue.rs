@@ -19,6 +19,7 @@ use std::{
 
 use parking_lot::Mutex;
 use tidewatch_api::key::{KymaKey, ManifestKey};
+use tidewatch_cluster::runtime_access::CONCURRENT_MODULES;
 use tidewatch_kit::random::rotate;
 use tidewatch_oci::registry::{Change, LayerKey};
 use tokio::{
@@ -38,9 +39,6 @@ use super::{
     tenure::Tenures,
 };
 
-/// Maximum number of concurrent reconciles of one runtime. One slow module does not hold up the others of its runtime,
-/// and a runtime with many modules, or one that responds slowly, occupies few of the workers.
-pub const PER_RUNTIME: usize = 2;
 /// Interval at which the ages of the metrics are updated.
 const AGES_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -91,7 +89,7 @@ impl ManifestQueue {
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics, tenures: Tenures) -> Self {
         let state = State {
-            queue: Queue::with_groups(Lanes::new(settings.slots), PER_RUNTIME, settings.seed),
+            queue: Queue::with_groups(Lanes::new(settings.slots), CONCURRENT_MODULES, settings.seed),
             waits: LayerWaits::default(),
             settling: Settling::default(),
             running: HashMap::new(),

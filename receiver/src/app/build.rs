@@ -11,6 +11,7 @@ use futures::FutureExt as _;
 use kube::Client;
 use tidewatch_api::{identity::Instance, key::KymaKey, plan::Work};
 use tidewatch_cluster::{WriteBudgets, leader::WriteFence};
+use tidewatch_engine::Engine;
 use tidewatch_fleet::{
     Shares,
     evidence::Replicas,
@@ -404,10 +405,14 @@ impl Builder<'_> {
                 async move { layers.objects(key, layer).await }.boxed()
             }),
             wake: Box::new(move |key| manifest_queue.enqueue(key, Priority::Catalog, true)),
-            kinds,
             secrets,
-            budgets: WriteBudgets::new(self.counters.writes.clone()),
             settings: manifest::Settings { pause, takeover, pull_secret },
+            engine: Engine {
+                kinds,
+                budgets: WriteBudgets::new(self.counters.writes.clone()),
+                memories: manifest_memories.engine.clone(),
+                fallbacks: self.counters.manifest.fallbacks.clone(),
+            },
             memories: manifest_memories,
             metrics: self.counters.manifest.clone(),
         }

@@ -137,7 +137,7 @@ impl Controller for Manifests {
     }
 
     fn forget(&self, job: &ManifestJob) {
-        self.context.forget(&job.key);
+        self.context.memories.forget(&job.key);
     }
 
     fn done(&self, job: ManifestJob, outcome: ReconcileOutcome) {

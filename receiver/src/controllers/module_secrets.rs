@@ -15,14 +15,11 @@ use kube::{
     runtime::{WatchStreamExt as _, watcher},
 };
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::Value;
 use thiserror::Error;
-use tidewatch_api::{
-    Manifest,
-    key::ManifestKey,
-    names::{annotation, label},
-};
+use tidewatch_api::{Manifest, key::ManifestKey, names::label};
 use tidewatch_cluster::object;
+use tidewatch_engine::{SecretData, takes_data};
 use tidewatch_fleet::{manifest_queue::ManifestQueue, stores::manifests::Manifests, watch::WatchBackoff};
 use tidewatch_kit::error_levels;
 use tokio_util::sync::CancellationToken;
@@ -45,9 +42,6 @@ pub struct ModuleSecrets {
     /// Names of the Secrets that were read or sought.
     names: Arc<Mutex<BTreeSet<String>>>,
 }
-
-/// Data by the name of the Secret.
-pub(crate) type SecretData = BTreeMap<String, BTreeMap<String, ByteString>>;
 
 /// A Secret of the module cannot be written. The texts are those of lifecycle-manager.
 #[derive(Debug, Error)]
@@ -164,25 +158,4 @@ fn is_of_module(manifest: &Manifest) -> bool {
 fn keys(manifests: &Manifests) -> Vec<ManifestKey> {
     let of_module = manifests.of_module(MODULE);
     of_module.iter().map(|manifest| manifest.key()).collect()
-}
-
-/// Replaces the data of a Secret with the annotation.
-pub(crate) fn inject(object: &mut Value, data: &SecretData) {
-    if !takes_data(object) {
-        return;
-    }
-    let Some(data) = object["metadata"]["name"].as_str().and_then(|name| data.get(name)) else { return };
-    let data = json!(data);
-    if let Some(members) = object.as_object_mut() {
-        // The API server would write it over the data.
-        members.remove("stringData");
-        members.insert("data".to_owned(), data);
-    }
-}
-
-/// True for a Secret with the annotation.
-fn takes_data(object: &Value) -> bool {
-    object["apiVersion"] == "v1"
-        && object["kind"] == "Secret"
-        && object["metadata"]["annotations"][annotation::INJECT_DATA] == "true"
 }

@@ -20,7 +20,7 @@ use super::{
     lookup::Resolved,
     validate::{Follow, WantedModule},
 };
-use crate::controllers::manifest::{CreatedDefault, finalizers};
+use tidewatch_engine::{CreatedDefault, finalizers};
 
 /// Exclusive upper bound of the length of a name.
 const NAME_LIMIT: usize = 63;

@@ -12,7 +12,7 @@ use super::{
     lookup::Resolved,
     validate::{Follow, WantedModule},
 };
-use crate::controllers::manifest::finalizers;
+use tidewatch_engine::finalizers;
 
 /// Decision on a Manifest that is being deleted.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,15 +7,13 @@ use tidewatch_api::{
     CustomResourcePolicy, Manifest, ModuleStatus, PartialMeta, State, TrackingObject,
     names::{GROUP, SKR_NAMESPACE, VERSION, annotation, label},
 };
+use tidewatch_engine::CreatedDefault;
 
 use super::{
     lookup::{LookupError, Resolved, Waiting},
     validate::WantedModule,
 };
-use crate::controllers::{
-    catalog::retirement,
-    manifest::{CreatedDefault, is_synced},
-};
+use crate::controllers::catalog::retirement;
 
 /// Maximal number of modules in a status that cannot be installed. An API server needs as much time for a status with
 /// hundreds of entries as for many small writes.
@@ -168,7 +166,7 @@ fn recorded_state(manifest: &Manifest) -> State {
 
 /// Returns true if the applied layer is not the one that the Manifest names: an upgrade has begun.
 fn is_layer_outdated(manifest: &Manifest) -> bool {
-    manifest.annotations().contains_key(annotation::SYNC_OCI_REF) && !is_synced(manifest)
+    manifest.annotations().contains_key(annotation::SYNC_OCI_REF) && !manifest.is_synced()
 }
 
 /// Cause of a Manifest's state, in one sentence.

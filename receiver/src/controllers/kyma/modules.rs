@@ -9,6 +9,7 @@ use std::{
 use jiff::civil::Date;
 use kube::ResourceExt;
 use tidewatch_api::{Kyma, Manifest, names::annotation};
+use tidewatch_engine::{precedence, succession};
 
 use super::{
     build::{self, Desired},
@@ -21,7 +22,7 @@ use super::{
 };
 use crate::controllers::{
     catalog::{RolloutMark, RolloutSlot, retirement},
-    manifest::{is_healthy, is_synced, precedence, succession},
+    manifest::is_healthy,
     windows::WindowState,
 };
 
@@ -302,7 +303,7 @@ impl<'a> Kept<'a> {
             // Its module is unknown: it may belong to one that did not resolve.
             return !self.unresolved.is_empty() || self.names.contains(&manifest.name_any());
         };
-        let is_replaced = |successor: &Option<Arc<Manifest>>| successor.as_ref().is_some_and(|it| is_synced(it));
+        let is_replaced = |successor: &Option<Arc<Manifest>>| successor.as_ref().is_some_and(|it| it.is_synced());
         self.unresolved.contains(module)
             || self.names.contains(&manifest.name_any())
             || self.successors.get(module).is_some_and(|successor| !is_replaced(successor))

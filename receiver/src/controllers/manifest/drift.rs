@@ -8,14 +8,10 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::kinds::built_in;
 use tidewatch_contract::event::{Change, Object, Subject};
-use tidewatch_fleet::queue::Drift;
+use tidewatch_engine::{Inventory, ObjectKey, Shown, awaits_resources, inventory_of};
+use tidewatch_fleet::{queue::Drift, stores::manifests::ManifestFacts};
 
-use super::{
-    Memories,
-    inventory::{Inventory, ObjectKey},
-    inventory_of,
-    report::awaits_resources,
-};
+use super::Memories;
 
 /// Selects the Manifests of a runtime that changes in it affect, each with the objects to read again: none if only the
 /// status of its objects changed. A report of our own write affects none, unless a reconcile is queued: then it replaces an earlier
@@ -54,7 +50,7 @@ fn objects_of(manifest: &Manifest, objects: &[Object], is_echo: impl Fn(&Object)
             drift.merge(own);
             continue;
         }
-        let key = ObjectKey::reported(object);
+        let key = reported_key(object);
         let is_own = inventory.contains(&key);
         let takes_own_along = is_replaced(object) && inventory.keys().any(|own| key.holds(own));
         let is_other = || {
@@ -65,7 +61,7 @@ fn objects_of(manifest: &Manifest, objects: &[Object], is_echo: impl Fn(&Object)
         let is_concerned = is_own || takes_own_along || is_other();
         if is_concerned && is_echo(object) {
             // The report of the whole resource came before.
-            drift.confirm(|known| ObjectKey::reported(known) == key);
+            drift.confirm(|known| reported_key(known) == key);
         } else if is_concerned {
             if takes_own_along || is_own && object.change != Change::Status {
                 drift.merge(Drift::of(object.clone()));
@@ -85,6 +81,17 @@ fn objects_of(manifest: &Manifest, objects: &[Object], is_echo: impl Fn(&Object)
 /// of it is watched.
 pub(super) fn is_replaced(object: &Object) -> bool {
     matches!(object.change, Change::Deleted | Change::Created)
+}
+
+/// The identity of an object that the agent reports.
+pub(super) fn reported_key(object: &Object) -> ObjectKey {
+    let subject = &object.subject;
+    ObjectKey {
+        group: subject.group.clone(),
+        kind: object.kind.clone(),
+        namespace: subject.namespace.clone(),
+        name: subject.name.clone(),
+    }
 }
 
 /// The objects of a Manifest of a resource of which any object may have changed.
@@ -146,8 +153,14 @@ fn is_workload(key: &ObjectKey) -> bool {
 /// CRD.
 fn blocks(manifest: &Manifest, inventory: &Inventory, subject: &Subject) -> bool {
     let definition = format!("{}.{}", subject.resource, subject.group);
-    awaits_resources(&manifest.into(), &definition)
+    awaits_resources(&shown(&manifest.into()), &definition)
         && inventory.keys().any(|key| key.is_definition() && key.name == definition)
+}
+
+/// The parts of a Manifest that show for which resources it waits.
+pub(super) const fn shown<'a>(manifest: &ManifestFacts<'a>) -> Shown<'a> {
+    let ManifestFacts { flags, operation, .. } = *manifest;
+    Shown { is_deleting: flags.is_deleting, state: flags.state, operation }
 }
 
 #[cfg(test)]
@@ -300,7 +313,7 @@ mod tests {
         let memories = Memories::default();
         let whole = object("/v1/configmaps//", "", Change::Spec);
         let map = object("/v1/configmaps/kyma-system/a", "ConfigMap", Change::Spec);
-        let wrote = |version: &str| memories.wrote_object(&key, &ObjectKey::reported(&map), version);
+        let wrote = |version: &str| memories.engine.wrote_object(&key, &reported_key(&map), version);
         let affected = |objects: &[&Object], is_queued: bool| {
             let drift = Drift::Objects(objects.iter().map(|object| (*object).clone()).collect());
             affected([manifest.clone()], &drift, &memories, |_| is_queued).pop().map(|(_, drift)| drift)

@@ -6,6 +6,7 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tidewatch_api::{Manifest, key::ManifestKey};
+use tidewatch_engine::ModuleObjects;
 use tidewatch_fleet::manifest_queue::ManifestQueue;
 use tidewatch_oci::{
     component::DESCRIPTORS,
@@ -21,17 +22,6 @@ const MAX_PARSED: usize = 64;
 const MAX_PARSED_BYTES: usize = 128 << 20;
 /// Memory of one value in bytes, as an estimate.
 const BYTES_PER_VALUE: usize = 200;
-
-/// Availability of the objects of a layer.
-#[derive(Clone, Debug, PartialEq)]
-pub enum LayerObjects {
-    /// Fetched, verified and parsed.
-    Ready(Arc<Vec<Value>>),
-    /// Being fetched.
-    Pending,
-    /// Not available; one sentence.
-    Failed(String),
-}
 
 /// The layers of a registry.
 pub struct ModuleLayers {
@@ -59,7 +49,7 @@ impl ModuleLayers {
 
     /// Returns the objects of a layer. Waits only for parsing, never for the registry: a Manifest whose layer is not
     /// available is enqueued when that changes.
-    pub(crate) async fn objects(&self, manifest: &ManifestKey, key: &LayerKey) -> LayerObjects {
+    pub(crate) async fn objects(&self, manifest: &ManifestKey, key: &LayerKey) -> ModuleObjects {
         if let Some(parsed) = self.find(key) {
             return parsed;
         }
@@ -74,8 +64,8 @@ impl ModuleLayers {
         };
         let text = match found {
             Lookup::Ready(text) => text,
-            Lookup::Pending => return LayerObjects::Pending,
-            Lookup::Failed(error) => return LayerObjects::Failed(error.to_string()),
+            Lookup::Pending => return ModuleObjects::Pending,
+            Lookup::Failed(error) => return ModuleObjects::Failed(error.to_string()),
         };
         // The semaphore is never closed.
         let _permit = self.parsing.acquire().await;
@@ -89,7 +79,7 @@ impl ModuleLayers {
         };
         let (objects, bytes) = match spawn_blocking(parse).await {
             Ok((objects, bytes)) => (objects.map(Arc::new).map_err(|error| error.to_string()), bytes),
-            Err(error) => return LayerObjects::Failed(format!("the layer was not parsed: {error}")),
+            Err(error) => return ModuleObjects::Failed(format!("the layer was not parsed: {error}")),
         };
         let parsed = Parsed { key: key.clone(), bytes, objects };
         let found = parsed.found();
@@ -97,7 +87,7 @@ impl ModuleLayers {
         found
     }
 
-    fn find(&self, key: &LayerKey) -> Option<LayerObjects> {
+    fn find(&self, key: &LayerKey) -> Option<ModuleObjects> {
         let mut parsed = self.parsed.lock();
         let at = parsed.iter().position(|parsed| parsed.key == *key)?;
         let found = parsed.remove(at)?;
@@ -128,10 +118,10 @@ fn count_values(value: &Value) -> usize {
 }
 
 impl Parsed {
-    fn found(&self) -> LayerObjects {
+    fn found(&self) -> ModuleObjects {
         match &self.objects {
-            Ok(objects) => LayerObjects::Ready(objects.clone()),
-            Err(error) => LayerObjects::Failed(error.clone()),
+            Ok(objects) => ModuleObjects::Ready(objects.clone()),
+            Err(error) => ModuleObjects::Failed(error.clone()),
         }
     }
 }

@@ -4,7 +4,6 @@ mod adoption;
 mod aggregated;
 mod jobs;
 mod keeping;
-mod model;
 mod pull_secret;
 mod reduced;
 mod removal;
@@ -17,10 +16,15 @@ mod successor;
 
 use std::{sync::Arc, time::Duration};
 
-use futures::FutureExt as _;
-use kube::runtime::{reflector, watcher};
+use futures::{FutureExt as _, future::ready};
+use kube::{
+    ResourceExt as _,
+    runtime::{reflector, watcher},
+};
 use serde_json::{Value, json};
-use tidewatch_cluster::{runtime_access::RuntimeAccessError, testing::FakeApiServer};
+use tidewatch_api::{State, names::annotation};
+use tidewatch_cluster::{WriteBudgets, kinds::KindCache, runtime_access::RuntimeAccessError, testing::FakeApiServer};
+use tidewatch_engine::{Store, inventory_of};
 use tidewatch_fleet::{
     queue::{Priority, WorkSet},
     stores::manifests::CachedManifest,
@@ -37,12 +41,56 @@ const NEXT: &str = "sha256:22222222222222222222222222222222222222222222222222222
 struct Fixture {
     kcp: FakeApiServer,
     runtime: FakeApiServer,
-    layer: Arc<parking_lot::Mutex<LayerObjects>>,
+    layer: Arc<parking_lot::Mutex<ModuleObjects>>,
     ctx: Context,
     kymas: reflector::store::Writer<CachedKyma>,
     manifests: reflector::store::Writer<CachedManifest>,
     /// Names of the Manifests that a reconcile of another one enqueued.
     woken: Arc<parking_lot::Mutex<Vec<String>>>,
+}
+
+/// A store that has other Manifests of the module when it is first asked.
+struct StoreWithHeirs<'a> {
+    store: KcpStore<'a>,
+    heirs: parking_lot::Mutex<Option<Vec<Arc<Manifest>>>>,
+}
+
+impl Store for StoreWithHeirs<'_> {
+    fn patch_metadata<'a>(
+        &'a self,
+        manifest: &'a Manifest,
+        members: Value,
+    ) -> BoxFuture<'a, kube::Result<Option<Manifest>>> {
+        self.store.patch_metadata(manifest, members)
+    }
+
+    fn patch_status<'a>(&'a self, manifest: &'a Manifest, members: &'a Value) -> BoxFuture<'a, kube::Result<Manifest>> {
+        self.store.patch_status(manifest, members)
+    }
+
+    fn delete<'a>(&'a self, manifest: &'a Manifest) -> BoxFuture<'a, kube::Result<Option<Manifest>>> {
+        self.store.delete(manifest)
+    }
+
+    fn others<'a>(&'a self, manifest: &'a Manifest) -> BoxFuture<'a, Result<Vec<Arc<Manifest>>, StoreError>> {
+        match self.heirs.lock().take() {
+            Some(heirs) => ready(Ok(heirs)).boxed(),
+            None => self.store.others(manifest),
+        }
+    }
+
+    fn wake(&self, other: &ManifestKey) {
+        self.store.wake(other);
+    }
+}
+
+fn engine(memories: &Memories, metrics: &Metrics) -> Engine {
+    Engine {
+        kinds: KindCache::default(),
+        budgets: WriteBudgets::default(),
+        memories: memories.engine.clone(),
+        fallbacks: metrics.fallbacks.clone(),
+    }
 }
 
 fn object(api_version: &str, kind: &str, name: &str) -> Value {
@@ -80,11 +128,13 @@ impl Fixture {
             manifests: manifest_store.into(),
             watchers: reflector::store().0,
         };
-        let layer = Arc::new(parking_lot::Mutex::new(LayerObjects::Ready(Arc::new(objects()))));
+        let layer = Arc::new(parking_lot::Mutex::new(ModuleObjects::Ready(Arc::new(objects()))));
         let client = runtime.client();
         let found = layer.clone();
         let woken = Arc::new(parking_lot::Mutex::new(Vec::new()));
         let wakes = woken.clone();
+        let memories = Memories::default();
+        let metrics = Metrics::register(&mut Registry::default());
         let ctx = Context {
             kcp: kcp.client(),
             stores,
@@ -94,12 +144,11 @@ impl Fixture {
                 async move { found }.boxed()
             }),
             wake: Box::new(move |key| wakes.lock().push(key.name.clone())),
-            kinds: KindCache::default(),
             secrets: None,
-            budgets: WriteBudgets::default(),
             settings: Settings::default(),
-            memories: Memories::default(),
-            metrics: Metrics::register(&mut Registry::default()),
+            engine: engine(&memories, &metrics),
+            memories,
+            metrics,
         };
         let mut fixture = Self { kcp, runtime, layer, ctx, kymas, manifests, woken };
         let kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
@@ -126,7 +175,7 @@ impl Fixture {
         self.kcp.calls();
     }
 
-    fn set_layer(&self, objects: LayerObjects) {
+    fn set_layer(&self, objects: ModuleObjects) {
         *self.layer.lock() = objects;
     }
 
@@ -138,22 +187,20 @@ impl Fixture {
         self.run(Drift::All).await
     }
 
-    /// Reconciles a Manifest beside others of its module, as they were when the reconcile began.
-    async fn reconcile_beside(&self, heirs: Vec<Arc<Manifest>>, manifest: Manifest) -> ReconcileOutcome {
+    /// Reconciles a Manifest beside others of its module that are gone once the reconcile has begun.
+    async fn reconcile_beside(&self, heirs: Vec<Arc<Manifest>>, manifest: Manifest) -> Outcome {
         let key = key();
-        let queued = QueuedWork::new(WorkSet::MANIFEST, Priority::User);
-        let reconcile = Reconcile {
-            ctx: &self.ctx,
-            key: &key,
-            kyma: KymaKey::new(NAMESPACE, "k"),
-            client: self.runtime.client(),
-            revision: 1,
-            queued: &queued,
-            unseen: Vec::new(),
-            heirs,
-            others: Vec::new(),
-        };
-        reconcile.run(Record::new(&self.ctx, manifest)).await.unwrap()
+        let store = KcpStore { ctx: &self.ctx };
+        let store = StoreWithHeirs { store, heirs: parking_lot::Mutex::new(Some(heirs)) };
+        let cluster = Cluster { key: KymaKey::new(NAMESPACE, "k"), client: self.runtime.client(), revision: 1 };
+        let content = KcpContent { ctx: &self.ctx, key: &key };
+        self.ctx.engine.reconcile(Request::new(manifest, &cluster, &store, &content)).await.unwrap()
+    }
+
+    /// Restarts the receiver.
+    fn forget_all(&mut self) {
+        self.ctx.memories = Memories::default();
+        self.ctx.engine = engine(&self.ctx.memories, &self.ctx.metrics);
     }
 
     /// Reconciles with a current cache.
@@ -268,7 +315,9 @@ async fn default_object_of_a_new_kind_is_posted_if_its_apply_is_refused_and_left
     fixture.reconcile().await;
     let writes = fixture.runtime.writes();
     assert!(!writes.iter().any(|write| write.contains("samples/default") || write == "POST samples"), "{writes:?}");
-    assert!(status::is_default_created(&fixture.manifest().unwrap()), "as if it had been created");
+    let status = fixture.manifest().unwrap().status.unwrap();
+    let mut conditions = status.conditions().iter();
+    assert!(conditions.any(|it| it.type_ == "ModuleCR" && it.is_true()), "as if it had been created");
 }
 
 /// Its body cannot be decoded, or another replica has served it until a moment ago: it exists, and decides by its labels.
@@ -363,7 +412,7 @@ async fn upgrade_prunes_dropped_objects_and_never_touches_the_default_cr() {
     fixture.runtime.remove("samples/default");
     let mut next = vec![definition(), object("v1", "ConfigMap", "b"), manager()];
     next[2]["spec"]["template"]["spec"]["containers"][0]["image"] = json!("i:2");
-    fixture.set_layer(LayerObjects::Ready(Arc::new(next)));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(next)));
     fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
     assert_eq!(fixture.reconcile().await, ended());
     let calls = fixture.runtime.calls();
@@ -387,7 +436,7 @@ async fn field_that_a_version_drops_is_removed_and_those_of_others_stay() {
     let layer = |data: Value| {
         let mut map = object("v1", "ConfigMap", "a");
         map["data"] = data;
-        LayerObjects::Ready(Arc::new(vec![definition(), map, manager()]))
+        ModuleObjects::Ready(Arc::new(vec![definition(), map, manager()]))
     };
     let upgrade = |fixture: &mut Fixture, layer, reference: &str| {
         fixture.set_layer(layer);
@@ -565,7 +614,7 @@ async fn unmanaged_module_keeps_its_objects_without_our_label_and_is_managed_aga
 async fn missing_layer_neither_changes_an_installed_module_nor_its_state() {
     let mut fixture = Fixture::installed().await;
     fixture.ctx.memories.forget(&key());
-    for missing in [LayerObjects::Pending, LayerObjects::Failed("the registry is down".to_owned())] {
+    for missing in [ModuleObjects::Pending, ModuleObjects::Failed("the registry is down".to_owned())] {
         fixture.set_layer(missing);
         assert_eq!(fixture.reconcile().await, ended());
         assert_eq!(fixture.state().0, State::Ready);
@@ -606,7 +655,7 @@ async fn refused_custom_resource_waits_for_the_manager_that_serves_its_webhook()
     let mut fixture = Fixture::new();
     let mut with_own = objects();
     with_own.push(object("example.test/v1", "Sample", "own"));
-    fixture.set_layer(LayerObjects::Ready(Arc::new(with_own)));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(with_own)));
     fixture.runtime.refuse("WRITE samples/own", 500);
     fixture.reconcile().await;
     let (state, operation) = fixture.state();
@@ -628,7 +677,7 @@ async fn kinds_that_are_not_served_wait_and_are_named() {
     let mut fixture = Fixture::new();
     let mut with_foreign = objects();
     with_foreign.push(object("monitoring.example/v1", "Monitor", "x"));
-    fixture.set_layer(LayerObjects::Ready(Arc::new(with_foreign)));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(with_foreign)));
     let outcome = fixture.reconcile().await;
     assert!(outcome.failed.is_empty() && outcome.requeue_after.is_some());
     let text = "waiting for kinds that the runtime does not serve: Monitor kyma-system/x (monitoring.example/v1)";
@@ -642,7 +691,7 @@ async fn kind_of_kubernetes_that_the_runtime_does_not_serve_is_an_error() {
         let mut fixture = Fixture::new();
         let mut with_removed = objects();
         with_removed.push(object(api_version, kind, "x"));
-        fixture.set_layer(LayerObjects::Ready(Arc::new(with_removed)));
+        fixture.set_layer(ModuleObjects::Ready(Arc::new(with_removed)));
         let outcome = fixture.reconcile().await;
         assert!(outcome.failed.is_empty() && outcome.requeue_after.is_some(), "a newer runtime may serve it");
         let text =

@@ -9,9 +9,10 @@ use tidewatch_api::{
     plan::{Field, PlannedWatch, Work, carries_secrets},
 };
 use tidewatch_cluster::kinds::{ServedKind, built_in};
+use tidewatch_engine::{PodSelection, awaits_resources};
 use tidewatch_fleet::stores::manifests::ManifestFacts;
 
-use super::{Memories, pods::PodSelection, report::awaits_resources};
+use super::{Memories, drift::shown};
 
 /// Watches per runtime at most, far more than kinds that modules contain. Beyond it, the verification finds drift.
 const MAX_WATCHES: usize = 100;
@@ -45,7 +46,7 @@ pub(crate) fn module_watches<'a>(
             kinds.entry((kind.group, kind.plural)).or_insert((kind, BTreeSet::new())).1.insert(&object.namespace);
         }
         let definitions = objects.iter().filter(|object| object.group == DEFINITIONS);
-        let awaited = definitions.filter(|definition| awaits_resources(&manifest, &definition.name));
+        let awaited = definitions.filter(|definition| awaits_resources(&shown(&manifest), &definition.name));
         blocking.extend(awaited.filter_map(|definition| definition.name.split_once('.')));
     }
     let of_kinds = kinds.values().map(|(kind, namespaces)| of_objects(kind, namespaces));
@@ -224,13 +225,13 @@ mod tests {
         let watches = || module_watches(std::iter::once(facts(&manifest)), &memories);
         assert_eq!(watches(), []);
         let selection = |selector: String| Some(PodSelection { namespace: "kyma-system".to_owned(), selector });
-        memories.set_pods(&key, &kyma, selection("app=keda".to_owned()));
+        memories.engine.set_pods(&key, &kyma, selection("app=keda".to_owned()));
         let [watch] = &watches()[..] else { panic!("{:?}", watches()) };
         assert_eq!((&*watch.name, &*watch.resource, &*watch.label_selector), ("pods/m", "pods", "app=keda"));
         assert_eq!((watch.namespace.as_deref(), watch.field), (Some("kyma-system"), Field::Status));
-        memories.set_pods(&key, &kyma, selection("x".repeat(10_000)));
+        memories.engine.set_pods(&key, &kyma, selection("x".repeat(10_000)));
         assert_eq!(watches(), [], "a selector that is too long");
-        memories.set_pods(&key, &kyma, None);
+        memories.engine.set_pods(&key, &kyma, None);
         assert_eq!(watches(), []);
     }
 
@@ -247,7 +248,7 @@ mod tests {
         let memories = Memories::default();
         for manifest in &manifests {
             let pods = PodSelection { namespace: "kyma-system".to_owned(), selector: "app=keda".to_owned() };
-            memories.set_pods(&KymaKey::of(manifest), &KymaKey::new("ns", "k"), Some(pods));
+            memories.engine.set_pods(&KymaKey::of(manifest), &KymaKey::new("ns", "k"), Some(pods));
         }
         let watches = module_watches(manifests.iter().map(facts), &memories);
         let names: Vec<_> = watches.iter().map(|watch| &*watch.name).collect();

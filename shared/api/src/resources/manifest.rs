@@ -12,6 +12,7 @@ use super::{
     shared::Shared,
     state::State,
 };
+use crate::names::annotation;
 
 /// spec is the desired state of the Manifest.
 #[derive(Clone, Debug, Default, PartialEq, CustomResource, Serialize, Deserialize, JsonSchema)]
@@ -60,6 +61,16 @@ pub struct ManifestSpec {
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
+}
+
+impl Manifest {
+    /// Returns true if the version that the Manifest names was applied completely.
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        let reference = self.spec.install.source["ref"].as_str();
+        let applied = self.metadata.annotations.as_ref().and_then(|all| all.get(annotation::SYNC_OCI_REF));
+        reference.is_some() && applied.map(String::as_str) == reference
+    }
 }
 
 impl ManifestSpec {

@@ -37,7 +37,6 @@ impl<'a> From<&'a Manifest> for ManifestFacts<'a> {
         let annotation = |key: &str| manifest.annotations().get(key).map(String::as_str);
         let status = manifest.status.as_ref();
         let is_deleting = manifest.metadata.deletion_timestamp.is_some();
-        let reference = manifest.spec.install.source["ref"].as_str();
         Self {
             kyma: label(label::KYMA_NAME),
             module: label(label::MODULE_NAME),
@@ -55,7 +54,7 @@ impl<'a> From<&'a Manifest> for ManifestFacts<'a> {
                 is_skipped: is_true(Some(labels), label::SKIP_RECONCILIATION),
                 is_unmanaged: annotation(annotation::UNMANAGED) == Some("true"),
                 is_deleting,
-                is_synced: reference.is_some() && annotation(annotation::SYNC_OCI_REF) == reference,
+                is_synced: manifest.is_synced(),
             },
         }
     }

@@ -14,7 +14,7 @@ async fn removal_looks_again_at_an_aggregated_cluster_role_and_deletes_what_its_
     let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
         "metadata": {"name": "aggregated"}, "rules": [],
         "aggregationRule": {"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]}});
-    fixture.set_layer(LayerObjects::Ready(Arc::new([objects(), vec![role]].concat())));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new([objects(), vec![role]].concat())));
     fixture.reconcile().await;
     fixture.runtime.edit(ROLE, |role| {
         assert_eq!(role.get("rules"), None, "they are the controller's");
@@ -50,7 +50,7 @@ async fn aggregated_cluster_roles_are_deleted_before_those_that_they_select() {
     };
     let mut aggregated = role("aggregated");
     aggregated["aggregationRule"] = json!({"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]});
-    fixture.set_layer(LayerObjects::Ready(Arc::new([objects(), vec![role("a"), aggregated, role("b")]].concat())));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new([objects(), vec![role("a"), aggregated, role("b")]].concat())));
     fixture.reconcile().await;
     fixture.runtime.edit(ROLE, |role| {
         let entries = role["metadata"]["managedFields"].as_array_mut().unwrap();

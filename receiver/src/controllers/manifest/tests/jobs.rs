@@ -14,7 +14,7 @@ fn job(image: &str, change: impl FnOnce(&mut Value)) -> Value {
 
 impl Fixture {
     fn set_job(&mut self, job: Value, reference: &str) {
-        self.set_layer(LayerObjects::Ready(Arc::new([objects(), vec![job]].concat())));
+        self.set_layer(ModuleObjects::Ready(Arc::new([objects(), vec![job]].concat())));
         self.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(reference));
     }
 
@@ -39,7 +39,7 @@ impl Fixture {
 
     /// Another process, or another replica.
     fn restart(&mut self) {
-        self.ctx.memories = Memories::default();
+        self.forget_all();
     }
 
     fn image(&self) -> Option<String> {
@@ -182,7 +182,7 @@ async fn removal_and_upgrade_without_the_job_do_not_wait_for_one_that_is_gone() 
         if is_removed {
             fixture.delete_manifest();
         } else {
-            fixture.set_layer(LayerObjects::Ready(Arc::new(objects())));
+            fixture.set_layer(ModuleObjects::Ready(Arc::new(objects())));
             fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
         }
         assert_eq!(fixture.reconcile().await, ended());

@@ -33,7 +33,7 @@ impl Fixture {
         fixture.edit(|manifest| manifest["spec"]["resource"] = Value::Null);
         let mut layer = vec![manager()];
         layer.extend_from_slice(objects);
-        fixture.set_layer(LayerObjects::Ready(Arc::new(layer)));
+        fixture.set_layer(ModuleObjects::Ready(Arc::new(layer)));
         fixture.reconcile().await;
         fixture.make_available();
         fixture.reconcile().await;
@@ -48,7 +48,7 @@ impl Fixture {
 
     /// Reconciles a version that has none of the objects.
     async fn drop_all(&mut self) -> ReconcileOutcome {
-        self.set_layer(LayerObjects::Ready(Arc::new(vec![manager()])));
+        self.set_layer(ModuleObjects::Ready(Arc::new(vec![manager()])));
         self.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
         self.reconcile().await
     }
@@ -65,7 +65,7 @@ async fn definition_that_a_version_drops_stays_until_no_resource_is_left() {
     assert_eq!(fixture.state(), (State::Warning, said.to_owned()));
     assert!(outcome.failed.is_empty() && outcome.requeue_after.is_some());
     assert!(
-        is_synced(&fixture.manifest().unwrap())
+        fixture.manifest().unwrap().is_synced()
             && fixture.synced().iter().any(|it| it.ends_with("samples.example.test"))
     );
     assert_eq!(fixture.runtime.writes(), Vec::<String>::new());
@@ -148,7 +148,7 @@ async fn namespace_and_definition_of_objects_that_the_version_has_stay() {
     let own = object("example.test/v1", "Sample", "own");
     let mut fixture = Fixture::with(&[namespace("own"), inside("v1", "Secret", "s"), definition(), own.clone()]).await;
     let next = vec![manager(), inside("v1", "Secret", "s"), own];
-    fixture.set_layer(LayerObjects::Ready(Arc::new(next)));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(next)));
     fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
     fixture.reconcile().await;
     let (state, operation) = fixture.state();
@@ -257,7 +257,7 @@ async fn definition_of_the_product_is_refused_and_never_deleted() {
     fixture.put("customresourcedefinitions/kymas.operator.kyma-project.io", kymas.clone());
     fixture.put("kymas/default", object("operator.kyma-project.io/v1beta2", "Kyma", "default"));
     fixture.runtime.calls();
-    fixture.set_layer(LayerObjects::Ready(Arc::new(vec![object("v1", "ConfigMap", "a"), kymas.clone(), manager()])));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(vec![object("v1", "ConfigMap", "a"), kymas.clone(), manager()])));
     fixture.reconcile().await;
     let said =
         "CustomResourceDefinition kymas.operator.kyma-project.io belongs to Kyma itself: a module must not contain it";

@@ -28,7 +28,7 @@ fn elsewhere() -> Vec<Value> {
 async fn copy_comes_before_the_workloads_follows_kcp_and_goes_with_the_last_of_them() {
     let mut fixture = Fixture::new();
     fixture.set_pull_secret("YQ==");
-    fixture.set_layer(LayerObjects::Ready(Arc::new(elsewhere())));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(elsewhere())));
     fixture.reconcile().await;
     let writes = fixture.runtime.writes();
     let at = |call: &str| writes.iter().position(|write| write == call).unwrap();
@@ -44,7 +44,7 @@ async fn copy_comes_before_the_workloads_follows_kcp_and_goes_with_the_last_of_t
     assert_eq!(fixture.copy(), Some(json!("Yg==")));
     assert_eq!(fixture.runtime.writes(), ["PATCH secrets/pull"]);
 
-    fixture.set_layer(LayerObjects::Ready(Arc::new(objects())));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(objects())));
     fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
     fixture.reconcile().await;
     assert_eq!(fixture.copy(), None);
@@ -55,7 +55,7 @@ async fn copy_comes_before_the_workloads_follows_kcp_and_goes_with_the_last_of_t
 async fn copies_stay_while_kcp_lacks_the_secret_and_go_with_the_module() {
     let mut fixture = Fixture::new();
     fixture.set_pull_secret("YQ==");
-    fixture.set_layer(LayerObjects::Ready(Arc::new(elsewhere())));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(elsewhere())));
     fixture.reconcile().await;
     fixture.make_available();
     fixture.reconcile().await;
@@ -78,7 +78,7 @@ async fn existing_pod_and_job_keep_their_templates_and_new_ones_name_the_secret(
     job["spec"] = json!({"template": {"spec": pod}});
     let mut bare = object("v1", "Pod", "p");
     bare["spec"] = pod;
-    fixture.set_layer(LayerObjects::Ready(Arc::new([objects(), vec![job, bare]].concat())));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new([objects(), vec![job, bare]].concat())));
     fixture.reconcile().await;
     fixture.make_available();
     fixture.reconcile().await;

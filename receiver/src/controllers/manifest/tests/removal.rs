@@ -54,7 +54,7 @@ async fn version_is_applied_while_the_default_cr_terminates_and_prunes_no_crd() 
     let mut fixture = Fixture::with_held_default().await;
     let mut next = manager();
     next["spec"]["template"]["spec"]["containers"][0]["image"] = json!("i:2");
-    fixture.set_layer(LayerObjects::Ready(Arc::new(vec![object("v1", "ConfigMap", "b"), next])));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(vec![object("v1", "ConfigMap", "b"), next])));
     fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
     fixture.reconcile().await;
     assert_eq!(fixture.runtime.writes(), ["PATCH configmaps/b", "PATCH deployments/d", "DELETE configmaps/a"]);
@@ -89,7 +89,7 @@ async fn refused_version_is_named_while_the_removal_waits() {
     let mut fixture = Fixture::with_held_default().await;
     let mut next = objects();
     next[0]["spec"]["template"]["spec"]["containers"][0]["image"] = json!("i:2");
-    fixture.set_layer(LayerObjects::Ready(Arc::new(next)));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(next)));
     fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
     fixture.runtime.refuse("WRITE deployments", 403);
     fixture.reconcile().await;
@@ -133,7 +133,7 @@ async fn default_cr_is_deleted_in_a_version_that_is_served() {
     let mut next = objects();
     next[2]["spec"]["scope"] = json!("Cluster");
     next[2]["spec"]["versions"][0]["name"] = json!("v2");
-    fixture.set_layer(LayerObjects::Ready(Arc::new(next)));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(next)));
     fixture.edit(|manifest| {
         manifest["spec"]["install"]["source"]["ref"] = json!(NEXT);
         manifest["spec"]["resource"]["apiVersion"] = json!("example.test/v2");
@@ -153,11 +153,11 @@ async fn default_cr_is_deleted_after_its_kind_moved_to_another_version() {
     fixture.runtime.edit("customresourcedefinitions/samples.example.test", |crd| {
         crd["spec"]["versions"][0]["name"] = json!("v2");
     });
-    fixture.set_layer(LayerObjects::Pending);
+    fixture.set_layer(ModuleObjects::Pending);
     fixture.release_default();
     fixture.leaves().await;
     let mut fixture = Fixture::with_held_default().await;
-    fixture.set_layer(LayerObjects::Pending);
+    fixture.set_layer(ModuleObjects::Pending);
     fixture.runtime.edit("customresourcedefinitions/samples.example.test", |crd| {
         crd["spec"]["versions"][0]["name"] = json!("v2");
     });

@@ -1,6 +1,7 @@
 //! Changes in the runtime that its agent reported.
 
 use tidewatch_contract::event::{Change, Object};
+use tidewatch_engine::WATCH_PODS_AFTER;
 
 use super::*;
 
@@ -59,7 +60,7 @@ async fn reported_object_is_repaired_later_if_an_earlier_stage_ends_the_reconcil
     let mut fixture = Fixture::installed().await;
     let mut next = objects();
     next[2]["spec"]["versions"][0]["schema"] = json!({"openAPIV3Schema": {"type": "object"}});
-    fixture.set_layer(LayerObjects::Ready(Arc::new(next)));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(next)));
     fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
     fixture.runtime.refuse("WRITE customresourcedefinitions", 500);
     fixture.reconcile().await;
@@ -161,10 +162,10 @@ async fn pods_of_a_manager_are_watched_once_it_was_not_ready_for_a_while_and_unt
 #[tokio::test(start_paused = true)]
 async fn reconcile_begins_with_our_last_write_while_the_cache_is_older() {
     let mut fixture = Fixture::new();
-    fixture.set_layer(LayerObjects::Pending);
+    fixture.set_layer(ModuleObjects::Pending);
     fixture.reconcile().await;
     let old = fixture.ctx.stores.manifests.get(&key()).unwrap().unwrap();
-    fixture.set_layer(LayerObjects::Ready(Arc::new(objects())));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(objects())));
     // The watch has not delivered the first status.
     assert_eq!(
         old.metadata.resource_version,

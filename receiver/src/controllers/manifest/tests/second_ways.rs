@@ -1,9 +1,12 @@
 //! Refused applies and their second ways, cut at each of their steps.
 
+use std::collections::BTreeMap;
+
 use tidewatch_cluster::{
     object::Fallback,
     testing::{Admit, Cause},
 };
+use tidewatch_engine::ObjectKey;
 
 use super::*;
 
@@ -21,13 +24,13 @@ struct Case {
     fallback: Fallback,
 }
 
-fn layer(objects: &[Value]) -> LayerObjects {
+fn layer(objects: &[Value]) -> ModuleObjects {
     let mut all = vec![definition(), object("v1", "ConfigMap", "a")];
     for object in objects {
         all.retain(|other| ObjectKey::of(other) != ObjectKey::of(object));
         all.push(object.clone());
     }
-    LayerObjects::Ready(Arc::new(all))
+    ModuleObjects::Ready(Arc::new(all))
 }
 
 fn point(fixture: &mut Fixture, reference: &str) {
@@ -84,7 +87,7 @@ impl Case {
             fixture.reconcile().await;
             let is_cut = fixture.runtime.is_cut();
             fixture.runtime.cut_after(None);
-            fixture.ctx.memories = Memories::default();
+            fixture.forget_all();
             fixture.reconcile().await;
             fixture.reconcile().await;
             assert_eq!(objects_of(&fixture), end, "{:?} after {cuts} writes", self.fallback);
@@ -279,7 +282,7 @@ async fn workloads_are_upgraded_although_the_webhook_of_the_module_is_down() {
         vec![definition(), map, service.clone(), with(manager(), pointer, json!(image))]
     };
     let mut fixture = Fixture::new();
-    fixture.set_layer(LayerObjects::Ready(Arc::new(hooked("i:1"))));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(hooked("i:1"))));
     fixture.reconcile().await;
     fixture.make_available();
     assert_eq!(fixture.reconcile().await, ended());
@@ -289,7 +292,7 @@ async fn workloads_are_upgraded_although_the_webhook_of_the_module_is_down() {
         );
         fixture.runtime.refuse_saying("PATCH configmaps/a", 500, &message);
         let image = if is_own { "i:2" } else { "i:3" };
-        fixture.set_layer(LayerObjects::Ready(Arc::new(hooked(image))));
+        fixture.set_layer(ModuleObjects::Ready(Arc::new(hooked(image))));
         point(&mut fixture, &format!("sha256:{}", if is_own { "4" } else { "5" }.repeat(64)));
         let outcome = fixture.reconcile().await;
         assert_eq!((outcome.failed, outcome.class), (WorkSet::MANIFEST, Some(ErrorClass::Refused)));

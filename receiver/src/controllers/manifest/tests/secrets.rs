@@ -20,7 +20,7 @@ fn fixture(module: &str, is_restricted: bool) -> Fixture {
     let refuses = json!({"operator.kyma-project.io/inject-data-from-kcp": "false"});
     let secrets = [("image-pull-secret", takes), ("not", refuses), ("plain", json!({}))];
     let layer = secrets.iter().map(|(name, annotations)| secret(name, annotations)).chain(objects()).collect();
-    fixture.set_layer(LayerObjects::Ready(Arc::new(layer)));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(layer)));
     fixture.edit(|manifest| manifest["metadata"]["labels"][label::MODULE_NAME] = module.into());
     fixture.ctx.secrets = is_restricted.then(|| ModuleSecrets::new(fixture.kcp.client(), NAMESPACE));
     fixture

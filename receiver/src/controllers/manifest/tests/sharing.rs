@@ -24,11 +24,11 @@ impl Fixture {
     fn set_map(&mut self, data: Value) {
         let mut map = object("v1", "ConfigMap", "a");
         map["data"] = data;
-        self.set_layer(LayerObjects::Ready(Arc::new(vec![definition(), map, manager()])));
+        self.set_layer(ModuleObjects::Ready(Arc::new(vec![definition(), map, manager()])));
     }
 
     fn upgrade(&mut self, objects: Vec<Value>) {
-        self.set_layer(LayerObjects::Ready(Arc::new(objects)));
+        self.set_layer(ModuleObjects::Ready(Arc::new(objects)));
         self.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
     }
 
@@ -135,7 +135,7 @@ async fn other_value_than_that_of_the_owner_is_a_warning_and_never_written() {
                 .data.a, and adds none of its own: all of them need equal values, or the object belongs into one of them";
     assert_eq!(fixture.state(), (State::Warning, said.to_owned()));
     assert_eq!(fixture.map()["data"], json!({"a": "1"}));
-    assert!(is_synced(&fixture.manifest().unwrap()), "all else is applied");
+    assert!(fixture.manifest().unwrap().is_synced(), "all else is applied");
     // Looked at ever more seldom, and no other object is.
     let mut delays = Vec::new();
     for _ in 0..14 {
@@ -249,7 +249,7 @@ async fn labels_of_the_common_namespace_are_added_beside_those_of_others() {
     fixture.runtime.edit("namespaces/kyma-system", |live| *live = namespace(json!({"theirs": "1", "both": "1"})));
     let mut layer = objects();
     layer.push(namespace(json!({"ours": "1", "both": "2"})));
-    fixture.set_layer(LayerObjects::Ready(Arc::new(layer.clone())));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(layer.clone())));
     fixture.installs().await;
     assert_eq!(fixture.state().0, State::Ready);
     let labels =
@@ -271,7 +271,7 @@ async fn namespace_with_an_object_of_another_module_stays() {
     let mut map = object("v1", "ConfigMap", "a");
     map["metadata"]["namespace"] = json!("own");
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "own"}});
-    fixture.set_layer(LayerObjects::Ready(Arc::new(vec![definition(), namespace, map, manager()])));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(vec![definition(), namespace, map, manager()])));
     fixture.put_alpha(|alpha| alpha["status"]["synced"][0]["namespace"] = json!("own"));
     fixture.installs().await;
     assert_eq!(fixture.state().0, State::Ready);
@@ -308,7 +308,7 @@ async fn replicas_of_a_shared_workload_are_left_to_its_autoscaler() {
     let mut fixture = Fixture::beta(json!({}));
     let mut workload = object("apps/v1", "Deployment", "w");
     workload["spec"] = json!({"replicas": 1});
-    fixture.set_layer(LayerObjects::Ready(Arc::new(vec![definition(), manager(), workload.clone()])));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(vec![definition(), manager(), workload.clone()])));
     fixture.put_alpha(|alpha| {
         alpha["status"]["synced"] = json!([{"group": "apps", "version": "v1", "kind": "Deployment", "name": "w",
             "namespace": "kyma-system"}]);

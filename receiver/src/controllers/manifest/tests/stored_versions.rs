@@ -24,7 +24,7 @@ impl Fixture {
         let mut next = objects();
         next[2]["spec"]["versions"][0]["name"] = json!("v2");
         next[0]["spec"]["template"]["spec"]["containers"][0]["image"] = json!("i:2");
-        fixture.set_layer(LayerObjects::Ready(Arc::new(next)));
+        fixture.set_layer(ModuleObjects::Ready(Arc::new(next)));
         fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
         fixture.runtime.calls();
         fixture
@@ -89,7 +89,7 @@ async fn migration_begins_anew_after_a_restart_and_ends_with_another_version() {
     advance(SETTLES).await;
     assert_eq!(fixture.waits().await, 500);
     // The module moves back to the version that still has it: what is stored in `v2` by now is stored in `v1` again.
-    fixture.set_layer(LayerObjects::Ready(Arc::new(objects())));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(objects())));
     fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(DIGEST));
     let mut turns = 0;
     while fixture.reconcile().await != ended() {

@@ -1,5 +1,7 @@
 //! A module whose component was renamed: two Manifests of one Kyma for the same module.
 
+use tidewatch_engine::{PodSelection, precedence};
+
 use super::*;
 
 impl Fixture {
@@ -96,7 +98,7 @@ async fn of_two_manifests_created_at_the_same_time_exactly_one_writes() {
 async fn pods_of_a_superseded_manifest_are_not_watched_any_more() {
     let mut fixture = Fixture::installed_at_noon().await;
     let pods = PodSelection { namespace: "kyma-system".to_owned(), selector: "app=d".to_owned() };
-    fixture.ctx.memories.set_pods(&key(), &KymaKey::new(NAMESPACE, "k"), Some(pods));
+    fixture.ctx.memories.engine.set_pods(&key(), &KymaKey::new(NAMESPACE, "k"), Some(pods));
     fixture.add_successor("2026-01-01T12:00:01Z");
     assert_eq!(fixture.reconcile().await, ended());
     assert_eq!(fixture.ctx.memories.pods(&key()), None);
@@ -191,8 +193,11 @@ async fn manifest_leaves_no_objects_to_one_that_is_deleted_at_the_same_time() {
     let mut fixture = Fixture::installed_at_noon().await;
     fixture.delete_manifest();
     let manifest = fixture.manifest().unwrap();
-    let outcome = fixture.reconcile_beside(vec![Arc::new(manifest.clone())], manifest).await;
-    assert!(outcome.requeue_after.is_some(), "{outcome:?}");
+    let mut heir = manifest.clone();
+    heir.metadata.name = Some("successor".to_owned());
+    heir.metadata.deletion_timestamp = None;
+    let outcome = fixture.reconcile_beside(vec![Arc::new(heir)], manifest).await;
+    assert!(matches!(outcome.next, Next::After(_)), "{outcome:?}");
     assert_eq!(fixture.runtime.writes(), Vec::<String>::new());
     assert_eq!(fixture.reconcile().await, ended());
     assert!(fixture.manifest().is_none());

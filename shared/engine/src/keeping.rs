@@ -1,0 +1,156 @@
+//! Objects that are not deleted although the module does not need them any more: those with a marker, and those with data of
+//! users. A version that no longer contains a CRD, a Namespace or a PersistentVolumeClaim must not delete what users have
+//! stored.
+
+mod namespace;
+
+use std::{collections::BTreeMap, fmt};
+
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{DynamicObject, ListParams, PartialObjectMeta},
+};
+use tidewatch_api::names::annotation;
+use tidewatch_cluster::{
+    kinds::{Definition, is_unserved},
+    object,
+    runtime_access::list_first,
+};
+use tidewatch_kit::foreign_text::{MAX_NAME_BYTES, line};
+
+use super::{
+    execution::Execution,
+    inventory::{Inventory, ObjectKey},
+    kept::{dropped, is_marked},
+    render::RenderedObject,
+    search::SearchError,
+    sharing::Sharing,
+    step::Seen,
+};
+
+/// Objects of one kind that are looked at; more of them count as content.
+const MAX_LISTED: u16 = 100;
+
+/// What keeps an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// A resource of a CRD, or an object in a Namespace.
+    Object(ObjectKey),
+    /// More objects of this kind than are looked at.
+    Many(String),
+    /// Volume of a PersistentVolumeClaim.
+    Volume(String),
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Object(key) => key.fmt(f),
+            Self::Many(kind) => write!(f, "many objects of the kind {kind}"),
+            Self::Volume(name) => write!(f, "its volume {name}"),
+        }
+    }
+}
+
+/// One sentence about an object that a version does not contain and that stays.
+pub(super) fn remark(key: &ObjectKey, content: &Content) -> String {
+    let until = match content {
+        Content::Volume(_) => "delete it if nobody needs its data",
+        _ if key.is_definition() => "it is deleted once none of its resources is left",
+        _ => "it is deleted once nothing of others is left in it",
+    };
+    let slash = if key.namespace.is_empty() { "" } else { "/" };
+    let dropped = dropped(&key.kind, &format!("{}{slash}{}", key.namespace, key.name));
+    format!(
+        "{dropped}, and stays because of {content}: {until}, or let it stay with the annotation {}=true",
+        annotation::KEEP
+    )
+}
+
+/// Objects of a module that say nothing about users.
+pub(super) struct Own<'a> {
+    pub(super) inventory: &'a Inventory,
+    pub(super) rendered: &'a [RenderedObject],
+    /// Results for objects of the inventory that were to leave before.
+    pub(super) seen: &'a BTreeMap<ObjectKey, Seen>,
+    pub(super) sharing: &'a Sharing,
+}
+
+impl Own<'_> {
+    /// Returns true for an object that leaves as well. One that the module still contains, that stays for its data, or that
+    /// another module has, too, needs what it is in.
+    fn leaves(&self, key: &ObjectKey) -> bool {
+        let stays = self.seen.get(key) == Some(&Seen::Kept) || self.sharing.is_shared(key);
+        self.inventory.contains(key) && !stays && !self.rendered.iter().any(|object| object.key == *key)
+    }
+}
+
+impl Execution<'_> {
+    /// Looks for something in an object that its deletion would destroy. PersistentVolumeClaims go with the whole module, and
+    /// stay if one version drops them.
+    pub(super) async fn find_content(
+        &self,
+        api: &Api<DynamicObject>,
+        key: &ObjectKey,
+        is_prune: bool,
+    ) -> Result<Option<Content>, SearchError> {
+        let own = Own {
+            inventory: &self.facts.inventory,
+            rendered: self.facts.rendered.filter(|_| is_prune).unwrap_or_default(),
+            seen: &self.facts.seen,
+            sharing: &self.sharing,
+        };
+        match (key.group.as_str(), key.kind.as_str()) {
+            _ if key.is_definition() => of_definition(&self.request.cluster.client, &key.name, &own).await,
+            ("", "Namespace") => namespace::content(&self.request.cluster.client, &key.name, &own).await,
+            ("", "PersistentVolumeClaim") if is_prune => of_claim(api, key).await,
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Any resource of the kind that a CRD defines; those that the module itself contains in this version, too.
+async fn of_definition(client: &Client, name: &str, own: &Own<'_>) -> Result<Option<Content>, SearchError> {
+    let failed = |source| SearchError::Definition { name: name.to_owned(), source };
+    let Some(definition) = Definition::read(client, name).await.map_err(failed)? else { return Ok(None) };
+    let Some(kind) = definition.preferred() else { return Ok(None) };
+    let api: Api<PartialObjectMeta> = kind.api(client, "");
+    let listed = match list_first(&api, &ListParams::default(), MAX_LISTED).await {
+        Ok(listed) => listed,
+        // It was never served.
+        Err(error) if is_unserved(&error) && !definition.is_established() => return Ok(None),
+        Err(source) => return Err(SearchError::List { kind: kind.kind.to_owned(), source }),
+    };
+    Ok(first_of_others(kind.group, kind.kind, &listed, |key, _| own.leaves(key)))
+}
+
+/// The volume of a claim. One that was never bound has no data.
+async fn of_claim(api: &Api<DynamicObject>, key: &ObjectKey) -> Result<Option<Content>, SearchError> {
+    let found = object::get(api, &key.name).await;
+    let found = found.map_err(|source| SearchError::Object { object: key.to_string(), source })?;
+    let volume =
+        found.and_then(|found| found.data["spec"]["volumeName"].as_str().map(|name| line(name, MAX_NAME_BYTES)));
+    Ok(volume.filter(|name| !name.is_empty()).map(Content::Volume))
+}
+
+/// The first listed object that is not exempt, or has a marker, if there is one; a full page of exempt ones may have others
+/// behind it.
+fn first_of_others(
+    group: &str,
+    kind: &str,
+    listed: &[PartialObjectMeta],
+    is_exempt: impl Fn(&ObjectKey, &PartialObjectMeta) -> bool,
+) -> Option<Content> {
+    for object in listed {
+        let key = ObjectKey {
+            group: group.to_owned(),
+            kind: kind.to_owned(),
+            namespace: line(&object.namespace().unwrap_or_default(), MAX_NAME_BYTES),
+            name: line(&object.name_any(), MAX_NAME_BYTES),
+        };
+        if is_marked(object) || !is_exempt(&key, object) {
+            return Some(Content::Object(key));
+        }
+    }
+    (listed.len() >= usize::from(MAX_LISTED)).then(|| Content::Many(kind.to_owned()))
+}

@@ -1,0 +1,322 @@
+//! Objects of the inventory that leave a Manifest: they are deleted, handed over to another module, or released.
+
+use std::collections::BTreeSet;
+
+use futures::{StreamExt as _, future::join_all, stream};
+use kube::{
+    Api, ResourceExt as _,
+    api::{DynamicObject, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use tidewatch_api::{
+    CustomResourcePolicy, Manifest,
+    names::{annotation, field_manager, label},
+};
+use tidewatch_cluster::{object, runtime_access::retain};
+
+use super::{
+    StoreError, aggregated, default_object,
+    execution::{CONCURRENCY, Execution},
+    failure::Failure,
+    inventory::{Inventory, ObjectKey},
+    keeping,
+    kept::is_marked,
+    module::keeps_default,
+    sharing::{Holder, Parting, Sharing},
+    step::Seen,
+};
+
+/// What happens to an object that no other Manifest needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Departure {
+    /// It is deleted, unless it has data of users: the module stays without it.
+    Prune,
+    /// It is deleted with the module.
+    Delete,
+    /// It stays without our label: the module becomes unmanaged.
+    Release,
+}
+
+impl Departure {
+    const fn verb(self) -> &'static str {
+        match self {
+            Self::Prune | Self::Delete => "delete",
+            Self::Release => "remove our label from",
+        }
+    }
+}
+
+/// Result for one object.
+struct Parted {
+    seen: Seen,
+    /// One sentence about an object that stays.
+    remark: Option<String>,
+}
+
+impl From<Seen> for Parted {
+    fn from(seen: Seen) -> Self {
+        Self { seen, remark: None }
+    }
+}
+
+/// Kinds of which user CRs block a removal.
+pub(super) struct BlockingKinds {
+    pub(super) manifest: Manifest,
+    pub(super) inventory: Inventory,
+    /// API groups of the CRDs that stay with another module.
+    pub(super) kept_groups: BTreeSet<String>,
+}
+
+/// Client of an object's kind in a version that the runtime serves.
+pub(super) struct Located {
+    pub(super) api: Api<DynamicObject>,
+    version: String,
+}
+
+impl Execution<'_> {
+    /// Lets objects of the inventory leave. A kind that is not served has no objects.
+    ///
+    /// # Errors
+    /// The cache of the control plane lacks the inventories of the other Manifests by now.
+    pub(super) async fn part(&mut self, mut keys: Vec<ObjectKey>, departure: Departure) -> Result<(), StoreError> {
+        let mut aggregated = Vec::new();
+        if departure != Departure::Release {
+            aggregated = self.aggregated_roles(&keys).await;
+            keys.retain(|key| !aggregated.contains(key));
+        }
+        for keys in [aggregated, keys] {
+            self.part_in_any_order(&keys, departure).await?;
+        }
+        Ok(())
+    }
+
+    /// The aggregated ClusterRoles among these objects. Their controller sees the deletions in their order: it does not
+    /// apply a role again that went before those that the role selects.
+    async fn aggregated_roles(&mut self, keys: &[ObjectKey]) -> Vec<ObjectKey> {
+        let roles: Vec<_> = keys.iter().filter(|key| aggregated::is_cluster_role(key)).collect();
+        let Some(role) = roles.first().filter(|_| roles.len() > 1) else { return Vec::new() };
+        // A failure is found again, and reported, when the object is deleted.
+        let Ok(Some(Located { api, .. })) = self.locate(role).await else { return Vec::new() };
+        let reads = roles.into_iter().map(|key| {
+            retain(async {
+                let found = object::get_metadata(&api, &key.name).await.ok().flatten();
+                found.filter(|found| aggregated::is_aggregated(key, found)).map(|_| key.clone())
+            })
+        });
+        let found: Vec<_> = stream::iter(reads.collect::<Vec<_>>()).buffered(CONCURRENCY).collect().await;
+        found.into_iter().flatten().collect()
+    }
+
+    async fn part_in_any_order(&mut self, keys: &[ObjectKey], departure: Departure) -> Result<(), StoreError> {
+        for chunk in keys.chunks(CONCURRENCY) {
+            // The inventory of another Manifest may have grown since the reconcile began.
+            self.look_at_others().await?;
+            if self.turn.is_none() && chunk.iter().any(|key| self.sharing.may_be_owned(key)) {
+                self.turn = Some(self.engine.memories.next_turn(&self.request.cluster.key).await);
+                self.look_at_others().await?;
+            }
+            let mut located = Vec::new();
+            for key in chunk {
+                located.push(self.locate(key).await);
+            }
+            let this = &*self;
+            let requests: Vec<_> = chunk
+                .iter()
+                .zip(located)
+                .map(|(key, located)| retain(this.part_from(key, located, departure)))
+                .collect();
+            let results = join_all(requests).await;
+            for (key, mut result) in chunk.iter().zip(results) {
+                if result.as_ref().is_err_and(Failure::is_unserved) {
+                    // The CRD is gone, or serves another version by now.
+                    self.kinds.invalidate(&key.group);
+                    let located = self.locate(key).await;
+                    result = self.part_from(key, located, departure).await;
+                }
+                let Parted { seen, remark } = result.unwrap_or_else(|failure| {
+                    self.failures.push(failure);
+                    Seen::Failed.into()
+                });
+                // A removal that has to wait again compares what it has deleted.
+                self.memory.doubt(key);
+                self.facts.seen.insert(key.clone(), seen);
+                self.remarks.extend(remark.map(|remark| (key.clone(), remark)));
+            }
+            self.wake_late_heirs(chunk).await?;
+        }
+        Ok(())
+    }
+
+    /// Kinds of which user CRs block the removal: a CRD that stays with another Manifest keeps its resources. Returns the
+    /// Manifest and the inventory without them, and without the default module CR that another Manifest of the module keeps.
+    pub(super) fn blocking_kinds(&self) -> BlockingKinds {
+        let mut manifest = self.record.manifest.clone();
+        let mut inventory = self.facts.inventory.clone();
+        let mut kept_groups = BTreeSet::new();
+        let stays = |key: &&ObjectKey| key.is_definition() && (key.is_common() || self.sharing.is_shared(key));
+        for key in self.facts.inventory.keys().filter(stays) {
+            kept_groups.extend(key.name.split_once('.').map(|(_, group)| group.to_owned()));
+            inventory.shrink(key);
+        }
+        let is_kept = |default: &ObjectKey| self.heirs.iter().any(|heir| keeps_default(heir, default));
+        let default = default_object::of(&manifest).filter(is_kept);
+        if manifest.spec.resource().map(ObjectKey::of).as_ref().is_some_and(is_kept) {
+            manifest.spec.resource = None;
+        }
+        if let Some(default) = default {
+            manifest.annotations_mut().remove(annotation::CREATED_DEFAULT);
+            manifest.spec.custom_resource_policy = Some(CustomResourcePolicy::Ignore);
+            inventory.grow(&default, "");
+        }
+        BlockingKinds { manifest, inventory, kept_groups }
+    }
+
+    async fn look_at_others(&mut self) -> Result<(), StoreError> {
+        let others = self.request.store.others(&self.record.manifest).await?;
+        let rendered = self.facts.rendered.unwrap_or_default().iter().map(|object| &object.key);
+        let objects = self.facts.inventory.keys().chain(rendered);
+        self.sharing = Sharing::of(&self.record.manifest, &others, objects);
+        Ok(())
+    }
+
+    /// A Manifest that recorded one of these objects while it was deleted may have seen it before.
+    async fn wake_late_heirs(&mut self, keys: &[ObjectKey]) -> Result<(), StoreError> {
+        let before = std::mem::take(&mut self.sharing);
+        self.look_at_others().await?;
+        for key in keys.iter().filter(|key| !before.is_shared(key)) {
+            if let Some(heir) = self.sharing.heir(key) {
+                self.request.store.wake(&heir.key);
+            }
+        }
+        Ok(())
+    }
+
+    async fn part_from(
+        &self,
+        key: &ObjectKey,
+        located: Result<Option<Located>, Failure>,
+        departure: Departure,
+    ) -> Result<Parted, Failure> {
+        let Some(Located { api, version }) = located? else { return Ok(Seen::Absent.into()) };
+        let found = object::get_metadata(&api, &key.name).await;
+        let failed = |error: kube::Error| Failure::new(format!("{} {key}", departure.verb()), &error);
+        let Some(found) = found.map_err(failed)? else { return Ok(Seen::Absent.into()) };
+        match self.sharing.parting(key, &found) {
+            // The controller of aggregated roles has created it again.
+            Parting::Withdraw if departure != Departure::Release && aggregated::is_leftover(key, &found) => {
+                delete_found(&api, key, &found).await.map(Parted::from)
+            }
+            Parting::HandOver(heir) => {
+                self.hand_over(&api, key, &found, heir).await?;
+                if departure != Departure::Release && !self.sharing.has_successor(key) {
+                    self.end_joining(&api, key, &version, &found).await?;
+                }
+                Ok(Seen::Absent.into())
+            }
+            Parting::Delete if departure == Departure::Release => unlabel(&api, key).await.map(Parted::from),
+            Parting::Delete => self.delete_unless_kept(&api, key, &found, departure).await,
+            // Somebody has removed the annotation.
+            Parting::Withdraw if departure == Departure::Release && !is_owned(&found) => {
+                unlabel(&api, key).await.map(Parted::from)
+            }
+            // What an unmanaged module has added to an object of another one stays with its own objects.
+            Parting::Withdraw if departure == Departure::Release => Ok(Seen::Absent.into()),
+            Parting::Withdraw => {
+                if !self.sharing.has_successor(key) {
+                    self.end_joining(&api, key, &version, &found).await?;
+                }
+                Ok(Seen::Absent.into())
+            }
+        }
+    }
+
+    /// Deletes an object, unless a marker or data of users keep it. While the module stays, such an object stays in the
+    /// inventory, and is looked at again; otherwise it is left to the user.
+    async fn delete_unless_kept(
+        &self,
+        api: &Api<DynamicObject>,
+        key: &ObjectKey,
+        found: &DynamicObject,
+        departure: Departure,
+    ) -> Result<Parted, Failure> {
+        if is_marked(found) {
+            return self.leave_behind(api, key, "its marker").await;
+        }
+        if found.metadata.deletion_timestamp.is_some() {
+            return Ok(Seen::Terminating.into());
+        }
+        let is_prune = departure == Departure::Prune;
+        let content = self.find_content(api, key, is_prune).await;
+        let content = content.map_err(|error| Failure::new(format!("delete {key}: {error}"), error.request()))?;
+        match content {
+            Some(content) if is_prune => Ok(Parted { seen: Seen::Kept, remark: Some(keeping::remark(key, &content)) }),
+            Some(content) => self.leave_behind(api, key, &content.to_string()).await,
+            None => delete_found(api, key, found).await.map(Parted::from),
+        }
+    }
+
+    async fn leave_behind(&self, api: &Api<DynamicObject>, key: &ObjectKey, cause: &str) -> Result<Parted, Failure> {
+        unlabel(api, key).await?;
+        tracing::warn!(manifest = %self.request.key, object = %key, cause, "Object of the module stays in the runtime");
+        Ok(Seen::Absent.into())
+    }
+
+    /// Makes another Manifest the owner of an object, and has it reconciled: it applies its own fields, and removes ours.
+    async fn hand_over(
+        &self,
+        api: &Api<DynamicObject>,
+        key: &ObjectKey,
+        found: &DynamicObject,
+        heir: &Holder,
+    ) -> Result<(), Failure> {
+        let patch = json!({"metadata": {"uid": found.uid(), "resourceVersion": found.resource_version(),
+            "annotations": {annotation::OWNED_BY: heir.owner}}});
+        let patched = api.patch_metadata(&key.name, &update(), &Patch::Merge(patch)).await;
+        let failed =
+            |error: &kube::Error| Failure::new(format!("hand {key} over to the module {}", heir.module), error);
+        object::if_exists(patched, &key.name).map_err(|error| failed(&error))?;
+        tracing::info!(manifest = %self.request.key, object = %key, heir = %heir.key, "Object is handed over to another module");
+        self.request.store.wake(&heir.key);
+        Ok(())
+    }
+
+    /// Client of an object's kind in any version that the runtime serves.
+    pub(super) async fn locate(&mut self, key: &ObjectKey) -> Result<Option<Located>, Failure> {
+        let kind = self.kinds.locate(&self.request.cluster.client, &key.group, &key.kind).await;
+        let kind = kind.map_err(|error| Failure::new(format!("find the kind of {key}"), &error))?;
+        Ok(kind.map(|kind| {
+            let served = kind.view();
+            Located {
+                api: served.api(&self.request.cluster.client, &key.namespace),
+                version: served.version.to_owned(),
+            }
+        }))
+    }
+}
+
+fn is_owned(found: &DynamicObject) -> bool {
+    found.annotations().contains_key(annotation::OWNED_BY)
+}
+
+async fn delete_found(api: &Api<DynamicObject>, key: &ObjectKey, found: &DynamicObject) -> Result<Seen, Failure> {
+    match object::delete(api, &key.name, found.uid()).await {
+        // Its controller may apply it once more: the next reconcile looks at it again.
+        Ok(None) if aggregated::is_aggregated(key, found) => Ok(Seen::Terminating),
+        Ok(None) => Ok(Seen::Absent),
+        Ok(Some(_)) => Ok(Seen::Terminating),
+        Err(error) => Err(Failure::new(format!("delete {key}"), &error)),
+    }
+}
+
+async fn unlabel(api: &Api<DynamicObject>, key: &ObjectKey) -> Result<Seen, Failure> {
+    let patch = Patch::Merge(json!({"metadata": {"labels": {label::MANAGED_BY: Value::Null}}}));
+    match object::if_exists(api.patch_metadata(&key.name, &update(), &patch).await, &key.name) {
+        Ok(Some(_)) => Ok(Seen::Current),
+        Ok(None) => Ok(Seen::Absent),
+        Err(error) => Err(Failure::new(format!("remove our label from {key}"), &error)),
+    }
+}
+
+fn update() -> PatchParams {
+    PatchParams { field_manager: Some(field_manager::MODULE.to_owned()), ..PatchParams::default() }
+}
