@@ -48,11 +48,14 @@ mod refusals;
 mod render;
 mod report;
 mod search;
+mod secret_store;
 mod sharing;
 mod stage;
 mod status;
 mod step;
 mod store;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod turns;
 mod yielding;
 mod yields;
@@ -69,6 +72,7 @@ pub use self::{
     pods::PodSelection,
     reconcile::{ChangedObject, Cluster, Engine, Request, WATCH_PODS_AFTER},
     report::{Shown, awaits_resources},
+    secret_store::SecretStore,
     step::Goal,
     store::{Store, StoreError},
 };

@@ -44,4 +44,7 @@ pub enum StoreError {
     /// The store has not loaded a Manifest or a Secret; it wakes the Manifest when it has.
     #[error(transparent)]
     Body(#[from] BodyMissingError),
+    /// A Secret of this name does not contain a Manifest: it is another Secret, or was edited.
+    #[error("the Secret {0} contains no Manifest of a module")]
+    Malformed(String, #[source] kube::Error),
 }

@@ -11,6 +11,7 @@ mod reported;
 mod second_ways;
 mod secrets;
 mod sharing;
+mod store;
 mod stored_versions;
 mod successor;
 
