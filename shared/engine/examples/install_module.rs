@@ -25,7 +25,7 @@ impl Content for FileContent {
 ///
 /// # Errors
 /// The text contains no objects, or the Secret was not read or written.
-pub async fn install(client: Client, module: &str, text: &str) -> Result<End> {
+pub(crate) async fn install(client: Client, module: &str, text: &str) -> Result<End> {
     let content = FileContent(Arc::new(documents(text)?));
     // The digest tells whether this content was applied completely.
     let source = json!({"ref": Digest::of(text.as_bytes()).to_string()});

@@ -11,6 +11,7 @@ mod clock;
 mod crds;
 mod deploy;
 mod docs;
+mod engine;
 mod enrolment;
 mod faults;
 mod forward;

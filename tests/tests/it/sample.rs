@@ -27,8 +27,8 @@ const MANAGER: &str = "sample-manager";
 const FINALIZER: &str = "sample.kyma-project.io/finalizer";
 
 /// A runtime without a receiver, whose pods run.
-struct Plain {
-    client: Client,
+pub(crate) struct Plain {
+    pub(crate) client: Client,
     // Before the cluster in the order of drops.
     kubelet: Kubelet,
     _stop: Stop,
@@ -44,7 +44,7 @@ impl Drop for Stop {
 }
 
 impl Plain {
-    async fn start(name: &str) -> Result<Self> {
+    pub(crate) async fn start(name: &str) -> Result<Self> {
         tidewatch_tests::install_crypto();
         let bed = bed::shared().await?;
         let cluster = bed.runtime_for_kubelet(name).await?;
