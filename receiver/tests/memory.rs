@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tidewatch_api::{
     Kyma, Manifest,
+    facts::RestDigest,
     key::KymaKey,
     names::{KUBECONFIG_KEY, annotation, label},
 };
@@ -26,7 +27,7 @@ use tidewatch_cluster::runtime_access::{AccessSecret, ListedSecret, Metrics, Run
 use tidewatch_fleet::{
     CommonKymaParts, CommonParts,
     stores::{
-        kymas::{CachedKyma, RestDigest},
+        kymas::CachedKyma,
         manifests::{CachedManifest, Manifests},
         unread::drop_unread,
     },

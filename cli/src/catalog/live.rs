@@ -13,10 +13,11 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tidewatch_api::{
     Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate,
+    labels::is_label_value,
     names::{self, label},
     selectors::managed_kymas,
 };
-use tidewatch_cluster::{labels::is_label_value, runtime_access::list_map};
+use tidewatch_cluster::runtime_access::list_map;
 use tidewatch_kit::table;
 use tidewatch_receiver::controllers::catalog::{check::Objects, preview::Live, visibility::restricted_modules};
 

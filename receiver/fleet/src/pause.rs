@@ -6,10 +6,7 @@ use std::sync::{
 };
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use tidewatch_api::names::label;
-use tidewatch_cluster::labels::is_true;
-
-use crate::stores::kymas::KymaFacts;
+use tidewatch_api::facts::KymaFacts;
 
 /// Key of the ConfigMap [`PAUSE`](tidewatch_api::names::PAUSE).
 const KEY: &str = "pause";
@@ -55,7 +52,7 @@ impl Pause {
     /// Reason for which a Kyma's runtime is paused, if any.
     #[must_use]
     pub fn of<'a>(&self, kyma: impl Into<KymaFacts<'a>>) -> Option<PauseReason> {
-        self.of_all().or_else(|| is_true(Some(kyma.into().labels()), label::PAUSE).then_some(PauseReason::Label))
+        self.of_all().or_else(|| kyma.into().is_paused().then_some(PauseReason::Label))
     }
 
     /// Reason for which all runtimes are paused, if any.
@@ -83,7 +80,7 @@ impl Pause {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tidewatch_api::Kyma;
+    use tidewatch_api::{Kyma, names::label};
 
     use super::*;
 

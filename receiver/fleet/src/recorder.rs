@@ -17,14 +17,13 @@ use std::{collections::HashMap, fmt, sync::Arc};
 
 use kube::Client;
 use parking_lot::{Mutex, MutexGuard};
-use tidewatch_api::{Kyma, State, Watcher, key::KymaKey};
+use tidewatch_api::{Kyma, State, Watcher, facts::KymaFacts, key::KymaKey};
 use tokio::{sync::Notify, time::Instant};
 
 pub use metrics::Metrics;
 pub use states::{ServedKymas, register as register_states};
 
 use self::{event_diff::KymaSnapshot, event_queue::EventQueue};
-use crate::stores::kymas::KymaFacts;
 pub use event_diff::{PendingEvent, Regarding};
 
 /// Records changes of the caches as Events. Clones share one state.

@@ -10,11 +10,10 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
-use tidewatch_api::{Kyma, key::KymaKey, names::label, selectors::managed_kymas};
-use tidewatch_cluster::labels::is_true;
+use tidewatch_api::{Kyma, facts::KymaFacts, key::KymaKey, names::label, selectors::managed_kymas};
 use tokio::time::Instant;
 
-use crate::{pause::Pause, stores::kymas::KymaFacts};
+use crate::pause::Pause;
 
 /// Selection of Kymas and pending takeovers. Clones share one state; the default selects all Kymas without a quiet
 /// period.
@@ -67,9 +66,7 @@ impl Takeover {
     /// Returns true if this receiver writes to the runtime of a Kyma: it is neither paused, nor skipped, nor handed back.
     pub fn reconciles<'a>(&self, kyma: impl Into<KymaFacts<'a>>, pause: &Pause) -> bool {
         let kyma = kyma.into();
-        pause.of(kyma).is_none()
-            && !is_hand_back_requested(kyma)
-            && (self.selects_skipped() || !is_true(Some(kyma.labels()), label::SKIP_RECONCILIATION))
+        pause.of(kyma).is_none() && !is_hand_back_requested(kyma) && (self.selects_skipped() || !kyma.is_skipped())
     }
 
     /// Records a newly selected Kyma; `found` if it was in the first list of this process. New Kymas, and those found
@@ -134,15 +131,12 @@ pub fn is_managed<'a>(kyma: impl Into<KymaFacts<'a>>) -> bool {
 
 /// Returns true if the Kyma's label requests the hand-back.
 pub fn is_hand_back_requested<'a>(kyma: impl Into<KymaFacts<'a>>) -> bool {
-    kyma.into()
-        .labels()
-        .get(label::HAND_BACK)
-        .is_some_and(|value| value.eq_ignore_ascii_case(label::HAND_BACK_REQUESTED))
+    kyma.into().is_hand_back_requested()
 }
 
 /// Returns true if the Kyma was handed back.
 pub fn is_handed_back<'a>(kyma: impl Into<KymaFacts<'a>>) -> bool {
-    kyma.into().labels().get(label::HAND_BACK).is_some_and(|value| value == label::HAND_BACK_DONE)
+    kyma.into().is_handed_back()
 }
 
 #[cfg(test)]

@@ -23,17 +23,14 @@ use clap::Args;
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use kube::{Client, runtime::reflector::ObjectRef};
-use tidewatch_api::{Condition, Kyma, key::KymaKey, shard::ShardId};
+use tidewatch_api::{Condition, Kyma, facts::KymaFacts, key::KymaKey, shard::ShardId};
 use tidewatch_cluster::{flags::seconds, limits::CONNECTION_LOST_AFTER};
 use tidewatch_fleet::{
     PathState, Unproven,
     pause::Pause,
     plans::Plans,
     queue::{Priority, WorkSet},
-    stores::{
-        Stores,
-        kymas::{CachedKyma, KymaFacts},
-    },
+    stores::{Stores, kymas::CachedKyma},
     table::RuntimeTable,
     takeover::{self, Takeover},
 };
@@ -220,7 +217,7 @@ impl EventPathController {
 
     /// Returns whether a reconcile may be enqueued without a request.
     fn may_reconcile(&self, key: &KymaKey) -> bool {
-        self.kyma(key).is_some_and(|kyma| self.pause.of(&kyma).is_none() && !self.is_foreign(key, kyma.facts()))
+        self.kyma(key).is_some_and(|kyma| self.pause.of(&*kyma).is_none() && !self.is_foreign(key, kyma.facts()))
     }
 
     fn kyma(&self, key: &KymaKey) -> Option<Arc<CachedKyma>> {

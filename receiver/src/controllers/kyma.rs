@@ -44,13 +44,12 @@ use jiff::Timestamp;
 use kube::{Client, ResourceExt};
 use serde_json::Value;
 use tidewatch_api::{
-    Condition, ConditionStatus, Kyma, KymaStatus, Manifest, identity::RuntimeId, key::KymaKey, names::label,
-    plan::Work, selection::UserSelection,
+    Condition, ConditionStatus, Kyma, KymaStatus, Manifest, identity::RuntimeId, key::KymaKey, labels::is_true,
+    names::label, plan::Work, selection::UserSelection,
 };
 use tidewatch_cluster::{
     WriteBudgets,
     error_class::ErrorClass,
-    labels::is_true,
     runtime_access::{AccessRemark, ClientError, KEPT_FOR, describe, retain},
 };
 use tidewatch_fleet::{

@@ -20,9 +20,10 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tidewatch_api::{
     Manifest, ModuleReleaseMeta,
+    labels::is_true,
     names::{field_manager, finalizer, label},
 };
-use tidewatch_cluster::{labels::is_true, leader::FleetRole, runtime_access::describe};
+use tidewatch_cluster::{leader::FleetRole, runtime_access::describe};
 use tidewatch_fleet::{
     recorder::{EventRecorder, PendingEvent, Regarding},
     stores::{Stores, manifests::CachedManifest},

@@ -22,13 +22,14 @@ use kube::{Client, ResourceExt as _, runtime::reflector::ObjectRef};
 use thiserror::Error;
 use tidewatch_api::{
     Manifest,
+    facts::ManifestFacts,
     key::{KymaKey, ManifestKey},
+    labels::is_true,
     names::label,
 };
 use tidewatch_cluster::{
     body_missing::BodyMissingError,
     error_class::ErrorClass,
-    labels::is_true,
     object,
     runtime_access::{ClientError, describe},
 };
@@ -41,7 +42,7 @@ use tidewatch_fleet::{
     manifest_queue::ManifestJob,
     pause::Pause,
     queue::{Drift, QueuedWork, ReconcileOutcome},
-    stores::{Stores, kymas::CachedKyma, manifests::ManifestFacts},
+    stores::{Stores, kymas::CachedKyma},
     takeover::{self, Takeover},
 };
 use tidewatch_installer::pull_secret::ModulePullSecret;

@@ -15,8 +15,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use tidewatch_api::{Kyma, ModuleStatus, key::KymaKey};
-use tidewatch_fleet::stores::kymas::KymaFacts;
+use tidewatch_api::{Kyma, ModuleStatus, facts::KymaFacts, key::KymaKey};
 
 pub use file::PolicyFile;
 pub use flags::Flags;

@@ -4,7 +4,7 @@ use std::{ops::RangeInclusive, time::Duration};
 
 use clap::builder::TypedValueParser;
 
-use super::labels::is_dns_subdomain;
+use tidewatch_api::labels::is_dns_subdomain;
 
 /// Parses the name of an object, an RFC 1123 subdomain.
 pub fn object_name(text: &str) -> Result<String, &'static str> {

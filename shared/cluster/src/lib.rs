@@ -8,7 +8,7 @@
 //! | [`object`] | single objects: compared, converged, repaired within a budget |
 //! | [`kinds`], [`stored_versions`] | the kinds that a cluster serves, and the versions in which it stores objects |
 //! | [`workload`] | faults of pods; pure |
-//! | [`labels`], [`flags`], [`limits`], [`error_class`] | syntax of labels, parsers of flags, shared limits, classes of errors |
+//! | [`flags`], [`limits`], [`error_class`] | parsers of flags, shared limits, classes of errors |
 
 pub mod body_deadline;
 pub mod body_missing;
@@ -16,7 +16,6 @@ pub mod client;
 pub mod error_class;
 pub mod flags;
 pub mod kinds;
-pub mod labels;
 pub mod leader;
 pub mod limits;
 mod metrics;

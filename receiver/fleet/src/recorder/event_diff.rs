@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use kube::{Resource, ResourceExt};
 use tidewatch_api::{
     Condition, ConditionStatus, Kyma, State, Watcher,
+    facts::KymaFacts,
     key::KymaKey,
     names::{GROUP, VERSION},
 };
 
 use super::states;
-use crate::stores::kymas::KymaFacts;
 
 /// Kinds that Events regard outside of Kyma's API group.
 pub(super) const CONFIG_MAP: &str = "ConfigMap";

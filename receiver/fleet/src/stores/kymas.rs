@@ -1,18 +1,12 @@
 //! Forms in which the cache has Kymas: the whole object, or its facts.
 
-mod facts;
-mod reduced;
-
 use std::{borrow::Cow, sync::Arc};
 
 use kube::runtime::reflector::Lookup;
-use tidewatch_api::{Kyma, key::KymaKey};
-
-pub use tidewatch_api::selection::ModuleSelection;
-
-pub use self::{
-    facts::KymaFacts,
-    reduced::{ReducedKyma, RestDigest},
+use tidewatch_api::{
+    Kyma,
+    facts::{KymaFacts, ReducedKyma},
+    key::KymaKey,
 };
 
 /// A Kyma in the cache. Both forms have [`KymaFacts`]; all other parts are in the whole object alone.
@@ -27,6 +21,12 @@ pub enum CachedKyma {
 impl From<Kyma> for CachedKyma {
     fn from(kyma: Kyma) -> Self {
         Self::Whole(Arc::new(kyma))
+    }
+}
+
+impl<'a> From<&'a CachedKyma> for KymaFacts<'a> {
+    fn from(kyma: &'a CachedKyma) -> Self {
+        kyma.facts()
     }
 }
 
@@ -119,7 +119,7 @@ impl<'de> serde::Deserialize<'de> for CachedKyma {
 impl CachedKyma {
     /// Reduced form of a Kyma.
     pub fn reduced(kyma: &Kyma) -> Self {
-        Self::Reduced(Arc::new(ReducedKyma::of(kyma, RestDigest::default())))
+        Self::Reduced(Arc::new(ReducedKyma::of(kyma, tidewatch_api::facts::RestDigest::default())))
     }
 }
 

@@ -1,9 +1,7 @@
 //! Cache of the Manifests of KCP with an index by Kyma, so that a reconcile reads only the Manifests of its Kyma.
 
 mod cached;
-mod facts;
 mod index;
-mod reduced;
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -13,8 +11,8 @@ use tidewatch_api::{Manifest, key::KymaKey};
 use tidewatch_cluster::body_missing::BodyMissingError;
 use tokio::sync::Notify;
 
+pub use self::cached::CachedManifest;
 use self::index::{Index, Owner};
-pub use self::{cached::CachedManifest, facts::ManifestFacts, reduced::ReducedManifest};
 
 /// Cache and index. Clones share them. The watch updates the cache first and the index directly afterwards; a read
 /// verifies each object that the index names, so an index that is behind yields no Manifest of another Kyma.

@@ -5,11 +5,11 @@
 use std::{collections::HashSet, hash::Hash};
 
 use serde_json::Value;
-use tidewatch_api::{Kyma, Manager, Manifest, Resource, Shared, key::KymaKey, selection::ModuleSelection};
-
-use crate::stores::{
-    kymas::{ReducedKyma, RestDigest},
-    manifests::ReducedManifest,
+use tidewatch_api::{
+    Kyma, Manager, Manifest, Resource, Shared,
+    facts::{ReducedKyma, ReducedManifest, RestDigest},
+    key::KymaKey,
+    selection::ModuleSelection,
 };
 
 /// Number of parts from which unused ones are dropped.

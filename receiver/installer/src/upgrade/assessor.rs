@@ -9,13 +9,13 @@ use std::{
 use kube::runtime::reflector::ObjectRef;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::{facts::KymaFacts, key::KymaKey};
 use tidewatch_fleet::{
     PathState, Unproven,
     evidence::Replicas,
     pause::Pause,
     peers::{AskError, Topic},
-    stores::{Stores, kymas::KymaFacts},
+    stores::Stores,
     table::{PathReport, RuntimeTable},
     takeover::Takeover,
 };

@@ -7,10 +7,10 @@ use thiserror::Error;
 use tidewatch_api::{
     WatchField, Watcher,
     key::KymaKey,
+    labels::{is_label_key, is_label_value},
     names::{GROUP, OWN_MANAGER, SKR_KYMA, SKR_NAMESPACE, VERSION, label},
     plan::{Field, MAX_WATCHES, ParsePlanError, Plan, PlannedWatch, Work},
 };
-use tidewatch_cluster::labels::{is_label_key, is_label_value};
 use tidewatch_fleet::forward::{Routes, Service, Target};
 use tidewatch_kit::digest::short_digest;
 

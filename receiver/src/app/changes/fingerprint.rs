@@ -7,15 +7,13 @@ use kube::{ResourceExt, core::Resource};
 use serde::Serialize;
 use tidewatch_api::{
     Manifest, ModuleReleaseMeta,
+    facts::{ManifestFacts, RestDigest},
     key::KymaKey,
+    labels::is_true,
     names::{annotation, finalizer, label},
 };
-use tidewatch_cluster::labels::is_true;
 use tidewatch_fleet::{
-    stores::{
-        kymas::{CachedKyma, RestDigest},
-        manifests::ManifestFacts,
-    },
+    stores::kymas::CachedKyma,
     takeover::{self, Takeover},
     watch::Change,
 };
@@ -106,7 +104,7 @@ impl ObjectFingerprint {
     fn of_kyma(kyma: &CachedKyma) -> Self {
         match kyma {
             CachedKyma::Whole(kyma) => Self::of(kyma.as_ref()),
-            CachedKyma::Reduced(reduced) => Self { labels: hash(kyma.facts().labels()), rest: reduced.rest() },
+            CachedKyma::Reduced(reduced) => Self { labels: hash(kyma.facts().labels()), rest: reduced.rest },
         }
     }
 

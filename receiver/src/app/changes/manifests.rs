@@ -5,13 +5,14 @@ use std::collections::HashSet;
 
 use tidewatch_api::{
     Resource, State,
+    facts::ManifestFacts,
     key::{KymaKey, ManifestKey},
     plan::Work,
 };
 use tidewatch_fleet::{
     manifest_queue::ManifestQueue,
     queue::{Priority, WorkSet},
-    stores::manifests::{CachedManifest, ManifestFacts, Manifests},
+    stores::manifests::{CachedManifest, Manifests},
     table::RuntimeTable,
     watch::Change,
 };

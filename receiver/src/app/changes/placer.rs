@@ -7,6 +7,7 @@ use std::sync::Arc;
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
 use tidewatch_api::{
+    facts::KymaFacts,
     key::KymaKey,
     plan::{Plan, Work},
     shard::ShardId,
@@ -14,7 +15,7 @@ use tidewatch_api::{
 use tidewatch_fleet::{
     plans::Plans,
     queue::{Priority, WorkSet},
-    stores::kymas::{CachedKyma, KymaFacts},
+    stores::kymas::CachedKyma,
     table::RuntimeTable,
 };
 

@@ -6,12 +6,8 @@ use std::{
 };
 
 use kube::runtime::reflector::ObjectRef;
-use tidewatch_api::{key::KymaKey, selection::SelectedVersion};
-use tidewatch_fleet::stores::{
-    Stores,
-    kymas::CachedKyma,
-    manifests::{CachedManifest, ManifestFacts},
-};
+use tidewatch_api::{facts::ManifestFacts, key::KymaKey, selection::SelectedVersion};
+use tidewatch_fleet::stores::{Stores, kymas::CachedKyma, manifests::CachedManifest};
 
 /// Installed version of a module, according to its Manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

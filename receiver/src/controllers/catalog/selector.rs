@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Expression, SelectorExt as _};
 use thiserror::Error;
-use tidewatch_cluster::labels::{is_label_key, is_label_value};
+use tidewatch_api::labels::{is_label_key, is_label_value};
 
 /// Error of a label selector that cannot be parsed.
 #[derive(Debug, Error, PartialEq, Eq)]

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use tidewatch_api::names::label;
-use tidewatch_cluster::labels::is_true;
+use tidewatch_api::{labels::is_true, names::label};
 
 /// Field of a release meta that points to a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,8 +10,7 @@ use std::{
 };
 
 use serde::Serialize;
-use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::label};
-use tidewatch_cluster::labels::is_true;
+use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, labels::is_true, names::label};
 
 use super::selector::Selector;
 

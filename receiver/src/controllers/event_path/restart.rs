@@ -5,14 +5,13 @@ use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
-use tidewatch_api::{Kyma, ModuleStatus, State, key::KymaKey, plan::Work, selection::SelectedVersion};
+use tidewatch_api::{
+    Kyma, ModuleStatus, State, facts::KymaFacts, key::KymaKey, plan::Work, selection::SelectedVersion,
+};
 use tidewatch_fleet::{
     plans::Plans,
     queue::{Priority, WorkSet},
-    stores::{
-        Stores,
-        kymas::{CachedKyma, KymaFacts},
-    },
+    stores::{Stores, kymas::CachedKyma},
     table::RuntimeTable,
 };
 

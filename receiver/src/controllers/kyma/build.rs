@@ -7,11 +7,11 @@ use kube::{Resource as _, ResourceExt};
 use serde_json::{Map, Value, json};
 use tidewatch_api::{
     CustomResourcePolicy, Kyma, Manifest, ModuleTemplate,
+    labels::is_true,
     names::{GROUP, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
 };
 use tidewatch_cluster::{
     kinds::is_of_kubernetes,
-    labels::is_true,
     object::{self, Ownership, Repair, Shape, Target},
 };
 

@@ -71,5 +71,5 @@ async fn clear(ctx: &Context, key: &KymaKey, kyma: &Kyma) -> Result<Option<Pendi
 /// Returns true if the cache shows the request, so that no reconcile of a Manifest begins any more.
 fn is_shown(ctx: &Context, key: &KymaKey) -> bool {
     let cached = ctx.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
-    cached.is_some_and(|kyma| takeover::is_hand_back_requested(&kyma))
+    cached.is_some_and(|kyma| takeover::is_hand_back_requested(&*kyma))
 }

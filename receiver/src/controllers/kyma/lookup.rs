@@ -8,8 +8,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use jiff::{Timestamp, civil::Date};
 use kube::ResourceExt;
 use thiserror::Error;
-use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::label};
-use tidewatch_cluster::labels::is_true;
+use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, labels::is_true, names::label};
 
 use super::validate::{Follow, InvalidModuleError, WantedModule};
 use crate::{

@@ -3,8 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
-use tidewatch_api::{CustomResourcePolicy, Kyma, Manifest, ModuleReleaseMeta, names::label};
-use tidewatch_cluster::labels::is_true;
+use tidewatch_api::{CustomResourcePolicy, Kyma, Manifest, ModuleReleaseMeta, labels::is_true, names::label};
 
 use super::{
     installed::module_of,

@@ -13,13 +13,11 @@ use serde_json::{Value, json};
 use tidewatch_api::{
     Kyma,
     key::KymaKey,
+    labels::is_true,
     names::{GROUP, SKR_KYMA, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
     selection::{Pins, UserSelection, pins},
 };
-use tidewatch_cluster::{
-    labels::is_true,
-    object::{self, Component, Ownership, Shape, Target},
-};
+use tidewatch_cluster::object::{self, Component, Ownership, Shape, Target};
 use tracing::{info, warn};
 
 use super::{Context, Error, base, fetch};

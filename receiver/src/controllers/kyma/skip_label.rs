@@ -12,9 +12,10 @@ use serde_json::{Value, json};
 use tidewatch_api::{
     Kyma, Manifest,
     key::KymaKey,
+    labels::is_true,
     names::{field_manager, label},
 };
-use tidewatch_cluster::{labels::is_true, object};
+use tidewatch_cluster::object;
 
 use super::{Context, Error, error, fetch, requests};
 

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use tidewatch_api::{
     Manifest, State,
+    facts::ManifestFacts,
     key::{KymaKey, ManifestKey},
 };
 use tidewatch_cluster::kinds::built_in;
 use tidewatch_contract::event::{Change, Object, Subject};
 use tidewatch_engine::{Inventory, ObjectKey, Shown, awaits_resources, inventory_of};
-use tidewatch_fleet::{queue::Drift, stores::manifests::ManifestFacts};
+use tidewatch_fleet::queue::Drift;
 
 use super::Memories;
 

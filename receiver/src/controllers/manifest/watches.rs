@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tidewatch_api::{
     Resource,
+    facts::ManifestFacts,
     key::KymaKey,
     names::{OWN_MANAGER, SKR_NAMESPACE, label},
     plan::{Field, PlannedWatch, Work, carries_secrets},
 };
 use tidewatch_cluster::kinds::{ServedKind, built_in};
 use tidewatch_engine::{PodSelection, awaits_resources};
-use tidewatch_fleet::stores::manifests::ManifestFacts;
 
 use super::{Memories, drift::shown};
 

@@ -2,11 +2,13 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use tidewatch_api::{State, key::KymaKey, selection::SelectedVersion};
-use tidewatch_fleet::{
-    stores::{kymas::KymaFacts, manifests::ManifestFacts},
-    takeover::Takeover,
+use tidewatch_api::{
+    State,
+    facts::{KymaFacts, ManifestFacts},
+    key::KymaKey,
+    selection::SelectedVersion,
 };
+use tidewatch_fleet::takeover::Takeover;
 use tokio::time::Instant;
 
 use crate::{

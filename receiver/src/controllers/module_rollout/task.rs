@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, runtime::reflector::ObjectRef};
 use tidewatch_api::{
+    facts::KymaFacts,
     key::KymaKey,
     names::{ROLLOUTS, annotation},
     plan::Work,
@@ -26,11 +27,7 @@ use tidewatch_fleet::{
     peers::Topic,
     queue::{Priority, WorkSet},
     recorder::{EventRecorder, PendingEvent, Regarding},
-    stores::{
-        Stores,
-        kymas::{CachedKyma, KymaFacts},
-        manifests::CachedManifest,
-    },
+    stores::{Stores, kymas::CachedKyma, manifests::CachedManifest},
     table::RuntimeTable,
     takeover::Takeover,
 };
@@ -428,7 +425,7 @@ impl RolloutTask {
             let kyma = manifest.kyma()?;
             let kyma = ObjectRef::new(&kyma.name).within(&kyma.namespace);
             let kyma = self.dependencies.stores.kymas.get(&kyma)?;
-            let is_member = members::follows(&manifest.facts(), &kyma, key);
+            let is_member = members::follows(&manifest.facts(), &*kyma, key);
             (is_member && !kyma.facts().is_deleting()).then_some((kyma, manifest))
         })
     }

@@ -18,10 +18,11 @@ use kube::ResourceExt as _;
 use thiserror::Error;
 use tidewatch_api::{
     Kyma, Manifest,
+    facts::ManifestFacts,
     key::KymaKey,
     names::{ROLLOUTS, label},
 };
-use tidewatch_fleet::{pause::Pause, stores::manifests::ManifestFacts, takeover::Takeover};
+use tidewatch_fleet::{pause::Pause, takeover::Takeover};
 use tokio::time::Instant;
 
 pub use report::{InvalidView, RolloutState, RolloutView, RolloutsView, RuntimeCounts};

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 use tidewatch_api::{
     names::{annotation, finalizer, label},
-    selection::SelectedVersion,
+    selection::{ModuleSelection, SelectedVersion},
 };
 
 use super::*;

@@ -3,10 +3,15 @@
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 use kube::{ResourceExt as _, runtime::reflector::Lookup};
-use tidewatch_api::{Manifest, Shared, key::KymaKey, names::label};
-use tidewatch_cluster::labels::is_true;
+use tidewatch_api::{
+    Manifest,
+    facts::{ManifestFacts, ReducedManifest},
+    key::KymaKey,
+    labels::is_true,
+    names::label,
+};
 
-use super::{facts::ManifestFacts, index::Owner, reduced::ReducedManifest};
+use super::index::Owner;
 
 /// A Manifest in the cache.
 #[derive(Clone, Debug)]
@@ -15,34 +20,6 @@ pub enum CachedManifest {
     Whole(Arc<Manifest>),
     /// Facts about an object of a runtime in another replica's shard.
     Reduced(Arc<ReducedManifest>),
-}
-
-impl ReducedManifest {
-    /// Reduces a Manifest; `None` if its label names no Kyma, or its owner references have several uids. `share` returns
-    /// a text that all equal ones share.
-    pub fn of(key: KymaKey, manifest: &Manifest, mut share: impl FnMut(&str) -> Shared<String>) -> Option<Self> {
-        let facts = ManifestFacts::from(manifest);
-        let mut uids = manifest.owner_references().iter().map(|owner| owner.uid.as_str());
-        let owner = uids.next();
-        if uids.any(|uid| Some(uid) != owner) {
-            return None;
-        }
-        let kyma = share(facts.kyma?);
-        let mut share = |text: Option<&str>| text.map(&mut share);
-        Some(Self {
-            key,
-            object_version: manifest.metadata.resource_version.as_deref().map(Into::into),
-            owner: share(owner),
-            kyma,
-            module: share(facts.module),
-            channel: share(facts.channel),
-            version: share(facts.version),
-            mark: share(facts.mark),
-            operation: share(facts.operation),
-            synced: manifest.status.as_ref().and_then(|status| status.synced.clone()),
-            flags: facts.flags,
-        })
-    }
 }
 
 impl From<Manifest> for CachedManifest {
@@ -85,7 +62,7 @@ impl CachedManifest {
     pub fn is_of_module(&self, module: &str) -> bool {
         match self {
             Self::Whole(manifest) => manifest.labels().get(label::MODULE_NAME).is_some_and(|of| of == module),
-            Self::Reduced(reduced) => reduced.module.as_ref().is_some_and(|of| **of == module),
+            Self::Reduced(reduced) => ManifestFacts::from(reduced.as_ref()).module == Some(module),
         }
     }
 
@@ -94,7 +71,7 @@ impl CachedManifest {
     pub fn is_mandatory(&self) -> bool {
         match self {
             Self::Whole(manifest) => is_true(Some(manifest.labels()), label::MANDATORY_MODULE),
-            Self::Reduced(reduced) => reduced.flags.is_mandatory,
+            Self::Reduced(reduced) => ManifestFacts::from(reduced.as_ref()).flags.is_mandatory,
         }
     }
 

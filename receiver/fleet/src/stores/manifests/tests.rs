@@ -4,7 +4,10 @@ use kube::runtime::{
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tidewatch_api::names::{annotation, label};
+use tidewatch_api::{
+    facts::ReducedManifest,
+    names::{annotation, label},
+};
 
 use super::*;
 

@@ -7,6 +7,7 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use tidewatch_api::{
+    facts::KymaFacts,
     identity::RuntimeId,
     key::KymaKey,
     names::{OWN_MANAGER, label},
@@ -15,7 +16,6 @@ use tidewatch_contract::v2::{Caller, Event};
 use tidewatch_fleet::{
     forward::{self, DeliveryOutcome, Target},
     plans::Plans,
-    stores::kymas::KymaFacts,
     table::{PlacementError, RuntimeTable},
 };
 use tokio::sync::broadcast;

@@ -1,8 +1,11 @@
 //! Shards of the Kymas in the cache, and of the objects that concern them.
 
 use kube::runtime::reflector::{ObjectRef, Store};
-use tidewatch_api::shard::{ShardCount, ShardId};
-use tidewatch_fleet::stores::kymas::{CachedKyma, KymaFacts};
+use tidewatch_api::{
+    facts::KymaFacts,
+    shard::{ShardCount, ShardId},
+};
+use tidewatch_fleet::stores::kymas::CachedKyma;
 
 use super::CachedObject;
 

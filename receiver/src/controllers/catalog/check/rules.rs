@@ -8,8 +8,11 @@ mod users;
 use std::collections::{BTreeMap, BTreeSet};
 
 use semver::Version;
-use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::label};
-use tidewatch_cluster::labels::{is_dns_subdomain, is_label_key, is_label_value};
+use tidewatch_api::{
+    ModuleReleaseMeta, ModuleTemplate,
+    labels::{is_dns_subdomain, is_label_key, is_label_value},
+    names::label,
+};
 
 pub(super) use users::PinnedUsers;
 

@@ -5,10 +5,10 @@ use std::{collections::BTreeSet, sync::Arc};
 use kube::ResourceExt as _;
 use tidewatch_api::{
     Kyma, KymaSpec, Manifest, Module,
+    labels::is_true,
     names::{annotation, label},
     selection::{Pins, UserSelection},
 };
-use tidewatch_cluster::labels::is_true;
 
 use crate::controllers::kyma::{
     installed::{is_unmanaged, module_of},

@@ -1,8 +1,7 @@
 //! Kymas: each is in the shard of its own label or uid.
 
 use kube::{Client, runtime::reflector::Store};
-use tidewatch_api::{Kyma, names::annotation};
-use tidewatch_fleet::stores::kymas::KymaFacts;
+use tidewatch_api::{Kyma, facts::KymaFacts, names::annotation};
 
 use super::{kinds::Expected, *};
 

@@ -1,8 +1,11 @@
 //! Rules of release metas.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
-use tidewatch_api::{ModuleReleaseMeta, Withdrawal, names::label};
-use tidewatch_cluster::labels::{is_label_key, is_label_value};
+use tidewatch_api::{
+    ModuleReleaseMeta, Withdrawal,
+    labels::{is_label_key, is_label_value},
+    names::label,
+};
 
 use super::{Context, NAME, size_advice};
 use crate::controllers::catalog::{

@@ -2,8 +2,7 @@
 
 use kube::ResourceExt as _;
 use serde_json::Value;
-use tidewatch_api::{ModuleTemplate, names::label};
-use tidewatch_cluster::labels::is_dns_subdomain;
+use tidewatch_api::{ModuleTemplate, labels::is_dns_subdomain, names::label};
 
 use super::{Context, NAME, size_advice};
 use crate::controllers::catalog::{

@@ -6,8 +6,8 @@ use serde_json::json;
 use tidewatch_api::{
     Kyma,
     names::{GROUP, VERSION},
+    selection::ModuleSelection,
 };
-use tidewatch_fleet::stores::kymas::ModuleSelection;
 
 use crate::controllers::catalog::{
     check::{

@@ -1,19 +1,49 @@
-//! Facts about a Kyma, which placement and the tasks of the whole fleet need.
+//! Facts about a Kyma that readers of all Kymas need, read from the object or from its reduced form.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use kube::ResourceExt as _;
-use tidewatch_api::{
-    ConditionStatus, Kyma,
+
+use crate::{
+    ConditionStatus, Kyma, Shared,
     identity::RuntimeId,
+    labels::is_true,
     names::{annotation, finalizer, label},
     selection::{self, ModuleSelection, SelectedVersion},
 };
 
-use super::{
-    CachedKyma, ReducedKyma,
-    reduced::{Flags, RestDigest},
-};
+/// Digest of the parts of a Kyma, besides its labels, whose change makes an event a change.
+pub type RestDigest = [u8; 32];
+
+/// A Kyma without its body, at one resourceVersion.
+#[derive(Debug)]
+pub struct ReducedKyma {
+    /// Name.
+    pub name: Box<str>,
+    /// Namespace, which most Kymas share.
+    pub namespace: Shared<String>,
+    /// Uid, empty if it has none.
+    pub uid: Box<str>,
+    /// resourceVersion.
+    pub object_version: Option<Box<str>>,
+    /// All labels.
+    pub labels: BTreeMap<String, String>,
+    /// Selected modules, which many Kymas share.
+    pub selection: Shared<ModuleSelection>,
+    /// Digest that was computed before the object was reduced.
+    pub rest: RestDigest,
+    flags: Flags,
+}
+
+/// Facts that are either true or not.
+#[derive(Clone, Copy, Debug)]
+struct Flags {
+    is_deleting: bool,
+    is_managed: bool,
+    has_finalizer: bool,
+    skips_windows: bool,
+    lacks_access: bool,
+}
 
 /// Parts of a Kyma that both of its forms have.
 #[derive(Clone, Copy, Debug)]
@@ -33,18 +63,6 @@ impl<'a> From<&'a Kyma> for KymaFacts<'a> {
 impl<'a> From<&'a Arc<Kyma>> for KymaFacts<'a> {
     fn from(kyma: &'a Arc<Kyma>) -> Self {
         Self::Whole(kyma)
-    }
-}
-
-impl<'a> From<&'a CachedKyma> for KymaFacts<'a> {
-    fn from(kyma: &'a CachedKyma) -> Self {
-        kyma.facts()
-    }
-}
-
-impl<'a> From<&'a Arc<CachedKyma>> for KymaFacts<'a> {
-    fn from(kyma: &'a Arc<CachedKyma>) -> Self {
-        kyma.facts()
     }
 }
 
@@ -98,6 +116,31 @@ impl<'a> KymaFacts<'a> {
             Self::Whole(kyma) => kyma.annotations().contains_key(annotation::INPUTS),
             Self::Reduced(reduced) => reduced.flags.is_managed,
         }
+    }
+
+    /// Returns true if the label requests the hand-back.
+    #[must_use]
+    pub fn is_hand_back_requested(self) -> bool {
+        let value = self.labels().get(label::HAND_BACK);
+        value.is_some_and(|value| value.eq_ignore_ascii_case(label::HAND_BACK_REQUESTED))
+    }
+
+    /// Returns true if the Kyma was handed back.
+    #[must_use]
+    pub fn is_handed_back(self) -> bool {
+        self.labels().get(label::HAND_BACK).is_some_and(|value| value == label::HAND_BACK_DONE)
+    }
+
+    /// Returns true if the label `tidewatch-pause` pauses the runtime.
+    #[must_use]
+    pub fn is_paused(self) -> bool {
+        is_true(Some(self.labels()), label::PAUSE)
+    }
+
+    /// Returns true if the label `skip-reconciliation` is set. It stops the reconciles, unless the selector turns it around.
+    #[must_use]
+    pub fn is_skipped(self) -> bool {
+        is_true(Some(self.labels()), label::SKIP_RECONCILIATION)
     }
 
     /// Returns true if the Kyma has the finalizer of the controllers that reconcile it.

@@ -1,13 +1,79 @@
 //! Facts about a Manifest that readers of all Manifests need, also of runtimes in other replicas' shards.
 
 use kube::ResourceExt as _;
-use tidewatch_api::{
+
+use crate::{
     Manifest, Resource, Shared, State,
+    key::KymaKey,
+    labels::is_true,
     names::{annotation, label},
 };
-use tidewatch_cluster::labels::is_true;
 
-use super::reduced::{Flags, ReducedManifest};
+/// A Manifest without its body, at one resourceVersion. Its label names a Kyma, and no owner reference names another one.
+#[derive(Debug)]
+pub struct ReducedManifest {
+    /// Namespace and name.
+    pub key: KymaKey,
+    /// resourceVersion.
+    pub object_version: Option<Box<str>>,
+    /// Uid in the owner references, if there are any.
+    pub owner: Option<Shared<String>>,
+    /// Kyma that the label names.
+    pub kyma: Shared<String>,
+    module: Option<Shared<String>>,
+    channel: Option<Shared<String>>,
+    version: Option<Shared<String>>,
+    mark: Option<Shared<String>>,
+    operation: Option<Shared<String>>,
+    synced: Option<Shared<Vec<Resource>>>,
+    flags: Flags,
+}
+
+/// Facts of one value each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+pub struct Flags {
+    /// State in the status; `None` without a status.
+    pub state: Option<State>,
+    /// The label of mandatory modules is set.
+    pub is_mandatory: bool,
+    /// The label `skip-reconciliation` is set. It stops the reconciles, unless the selector turns it around.
+    pub is_skipped: bool,
+    /// The annotation of unmanaged modules is set.
+    pub is_unmanaged: bool,
+    /// It is being deleted.
+    pub is_deleting: bool,
+    /// The layer that the spec names is applied.
+    pub is_synced: bool,
+}
+
+impl ReducedManifest {
+    /// Reduces a Manifest; `None` if its label names no Kyma, or its owner references have several uids. `share` returns
+    /// a text that all equal ones share.
+    pub fn of(key: KymaKey, manifest: &Manifest, mut share: impl FnMut(&str) -> Shared<String>) -> Option<Self> {
+        let facts = ManifestFacts::from(manifest);
+        let mut uids = manifest.owner_references().iter().map(|owner| owner.uid.as_str());
+        let owner = uids.next();
+        if uids.any(|uid| Some(uid) != owner) {
+            return None;
+        }
+        let kyma = share(facts.kyma?);
+        let mut share = |text: Option<&str>| text.map(&mut share);
+        Some(Self {
+            key,
+            object_version: manifest.metadata.resource_version.as_deref().map(Into::into),
+            owner: share(owner),
+            kyma,
+            module: share(facts.module),
+            channel: share(facts.channel),
+            version: share(facts.version),
+            mark: share(facts.mark),
+            operation: share(facts.operation),
+            synced: manifest.status.as_ref().and_then(|status| status.synced.clone()),
+            flags: facts.flags,
+        })
+    }
+}
 
 /// Facts about a Manifest, read from the object or from its reduced form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
