@@ -19,7 +19,7 @@ use std::{
 
 use parking_lot::Mutex;
 use tidewatch_api::key::{KymaKey, ManifestKey};
-use tidewatch_cluster::runtime_access::CONCURRENT_MODULES;
+use tidewatch_cluster::runtime_access::CONCURRENT_CALLERS;
 use tidewatch_kit::random::rotate;
 use tidewatch_oci::registry::{Change, LayerKey};
 use tokio::{
@@ -89,7 +89,7 @@ impl ManifestQueue {
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics, tenures: Tenures) -> Self {
         let state = State {
-            queue: Queue::with_groups(Lanes::new(settings.slots), CONCURRENT_MODULES, settings.seed),
+            queue: Queue::with_groups(Lanes::new(settings.slots), CONCURRENT_CALLERS, settings.seed),
             waits: LayerWaits::default(),
             settling: Settling::default(),
             running: HashMap::new(),

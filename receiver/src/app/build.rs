@@ -11,7 +11,6 @@ use futures::FutureExt as _;
 use kube::Client;
 use tidewatch_api::{identity::Instance, key::KymaKey, plan::Work};
 use tidewatch_cluster::{WriteBudgets, leader::WriteFence};
-use tidewatch_engine::Engine;
 use tidewatch_fleet::{
     Shares,
     evidence::Replicas,
@@ -407,12 +406,8 @@ impl Builder<'_> {
             wake: Box::new(move |key| manifest_queue.enqueue(key, Priority::Catalog, true)),
             secrets,
             settings: manifest::Settings { pause, takeover, pull_secret },
-            engine: Engine {
-                kinds,
-                budgets: WriteBudgets::new(self.counters.writes.clone()),
-                memories: manifest_memories.engine.clone(),
-                fallbacks: self.counters.manifest.fallbacks.clone(),
-            },
+            kinds,
+            budgets: WriteBudgets::new(self.counters.writes.clone()),
             memories: manifest_memories,
             metrics: self.counters.manifest.clone(),
         }

@@ -28,15 +28,17 @@ use tidewatch_api::{
     names::label,
 };
 use tidewatch_cluster::{
+    WriteBudgets,
     body_missing::BodyMissingError,
     error_class::ErrorClass,
+    kinds::KindCache,
     object,
     runtime_access::{ClientError, describe},
 };
 use tidewatch_contract::event::Object;
 use tidewatch_engine::{
     ChangedObject, Cluster, End, Engine, Goal, ModuleObjects, Next, Outcome, Progress, PullSecret, Request, Store as _,
-    StoreError, goal_of, is_superseded,
+    StoreError, goal_of,
 };
 use tidewatch_fleet::{
     manifest_queue::ManifestJob,
@@ -102,8 +104,10 @@ pub struct Context {
     pub(crate) secrets: Option<ModuleSecrets>,
     /// Settings of the reconcile.
     pub(crate) settings: Settings,
-    /// The engine of modules.
-    pub(crate) engine: Engine,
+    /// Kinds that the runtime clusters serve.
+    pub(crate) kinds: KindCache,
+    /// Budgets of the repairs in runtime clusters.
+    pub(crate) budgets: WriteBudgets,
     /// Results of earlier reconciles.
     pub(crate) memories: Memories,
     /// Metrics of the reconcile.
@@ -113,8 +117,8 @@ pub struct Context {
 /// A request to the control plane failed, or the reconcile took too long.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// A request to the control plane failed, or it ended since the runtime came into a shard of this replica a moment ago;
-    /// then the end of the fetch of a body, or of an access Secret, enqueues it.
+    /// A request to the control plane failed. Or the runtime came into a shard of this replica a moment ago: then the end of the
+    /// fetch of a body, or of an access Secret, enqueues the Manifest.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The reconcile exceeded its time limit, because the runtime cluster responds slowly.
@@ -198,14 +202,17 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
         return Ok(ended());
     }
     let store = KcpStore { ctx };
+    let engine = ctx.engine();
+    // Also without a client. The deletion of either of the two enqueues it, and so does a change of its number.
+    if engine.is_superseded(&manifest, &store.others(&manifest).await?, &kyma) {
+        return Ok(ended());
+    }
     let (client, revision) = match (ctx.clients)(&kyma) {
         Ok(client) => client,
         Err(ClientError::Body(missing)) => return Err(missing.into()),
         // A changed access Secret enqueues the Manifest.
         Err(ClientError::Access(error)) => {
-            if !is_superseded(&manifest, &store.others(&manifest).await?) {
-                ctx.engine.report_unreachable(&store, &manifest, error.to_string()).await?;
-            }
+            engine.report_unreachable(&store, &manifest, error.to_string()).await?;
             return Ok(ended());
         }
     };
@@ -219,7 +226,7 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
         progress: &|progress| ctx.metrics.requeues.intended(requeue_reason(progress)),
         ..Request::new(manifest, &cluster, &store, &content)
     };
-    let Outcome { end, next } = ctx.engine.reconcile(request).await?;
+    let Outcome { end, next } = engine.reconcile(request).await?;
     if end == End::Gone {
         ctx.memories.forget(key);
     }
@@ -268,6 +275,15 @@ enum Permission {
 }
 
 impl Context {
+    fn engine(&self) -> Engine {
+        Engine {
+            kinds: self.kinds.clone(),
+            budgets: self.budgets.clone(),
+            memories: self.memories.engine.clone(),
+            fallbacks: self.metrics.fallbacks.clone(),
+        }
+    }
+
     fn permission(&self, key: &KymaKey, manifest: &Manifest) -> Permission {
         let Settings { pause, takeover, .. } = &self.settings;
         // The cache has the Kymas that this receiver manages.

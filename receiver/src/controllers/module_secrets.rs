@@ -19,7 +19,7 @@ use serde_json::Value;
 use thiserror::Error;
 use tidewatch_api::{Manifest, key::ManifestKey, names::label};
 use tidewatch_cluster::object;
-use tidewatch_engine::{SecretData, takes_data};
+use tidewatch_engine::{SecretData, wants_injected_data};
 use tidewatch_fleet::{manifest_queue::ManifestQueue, stores::manifests::Manifests, watch::WatchBackoff};
 use tidewatch_kit::error_levels;
 use tokio_util::sync::CancellationToken;
@@ -86,7 +86,8 @@ impl ModuleSecrets {
         if !is_of_module(manifest) {
             return Ok(data);
         }
-        for name in objects.iter().filter(|object| takes_data(object)).filter_map(|it| it["metadata"]["name"].as_str())
+        for name in
+            objects.iter().filter(|object| wants_injected_data(object)).filter_map(|it| it["metadata"]["name"].as_str())
         {
             if data.len() >= MAX_SECRETS {
                 return Err(InjectError::TooMany);

@@ -42,7 +42,7 @@ pub use classify::{classify, describe, forbidden_address, limit_error};
 pub use kubeconfig::KubeconfigError;
 pub use list::{ListError, ListLimits, list_all, list_first, list_map, list_page};
 pub use metrics::Metrics;
-pub use response::{CONCURRENT_MODULES, CONCURRENT_REQUESTS, LimitError, Limits};
+pub use response::{CONCURRENT_CALLERS, CONCURRENT_REQUESTS, LimitError, Limits};
 pub use secret::{AccessSecret, ListedSecret};
 
 use crate::{body_missing::BodyMissingError, leader::WriteFence};

@@ -1,5 +1,6 @@
-//! Installs a module into a cluster with nothing but a client: `install_module <name> <file of YAML documents>`. Its record is
-//! a Secret in the namespace `kyma-system`, which has to exist.
+//! Installs a module into the cluster of the current kubeconfig, and waits until it is ready:
+//! `cargo run -p tidewatch-engine --example install_module -- <module> <file of YAML documents>`.
+//! The record of the module is a Secret in the namespace kyma-system, which has to exist.
 
 use std::{env, fs, sync::Arc, time::Duration};
 
@@ -12,45 +13,55 @@ use tidewatch_engine::{Cluster, Content, End, Engine, ModuleObjects, Next, Reque
 use tidewatch_oci::{digest::Digest, layer::documents};
 use tokio::time::sleep;
 
-/// Objects of one version, from a file.
-struct FileContent(Arc<Vec<Value>>);
+/// Objects of one version, with the digest of their text.
+pub(crate) struct Version {
+    digest: String,
+    objects: Arc<Vec<Value>>,
+}
 
-impl Content for FileContent {
-    fn objects<'a>(&'a self, _manifest: &'a Manifest) -> BoxFuture<'a, ModuleObjects> {
-        ready(ModuleObjects::Ready(self.0.clone())).boxed()
+impl Version {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        Ok(Self { digest: Digest::of(text.as_bytes()).to_string(), objects: Arc::new(documents(text)?) })
     }
 }
 
-/// Installs or upgrades a module, and reconciles it until it is ready, or does not become so by itself.
-///
-/// # Errors
-/// The text contains no objects, or the Secret was not read or written.
-pub(crate) async fn install(client: Client, module: &str, text: &str) -> Result<End> {
-    let content = FileContent(Arc::new(documents(text)?));
-    // The digest tells whether this content was applied completely.
-    let source = json!({"ref": Digest::of(text.as_bytes()).to_string()});
-    let spec = json!({"remote": false, "install": {"name": "file", "source": source}});
+impl Content for Version {
+    fn objects<'a>(&'a self, manifest: &'a Manifest) -> BoxFuture<'a, ModuleObjects> {
+        let is_this = manifest.spec.install.source["ref"] == self.digest;
+        let other = || ModuleObjects::Failed("another process has set another version".to_owned());
+        ready(if is_this { ModuleObjects::Ready(self.objects.clone()) } else { other() }).boxed()
+    }
+}
+
+/// Sets the version of a module.
+pub(crate) async fn install(client: Client, module: &str, version: &Version) -> Result<End> {
+    let spec = json!({"remote": false, "install": {"name": "file", "source": {"ref": version.digest}}});
     let store = SecretStore::new(client.clone(), "kyma-system");
     store.set(module, from_value(spec)?).await?;
+    settle(client, &store, module, version).await
+}
+
+/// Reconciles a module until it is ready or gone, or until only a change from outside helps.
+pub(crate) async fn settle(client: Client, store: &SecretStore, module: &str, version: &Version) -> Result<End> {
     let engine = Engine::default();
-    let cluster = Cluster { key: KymaKey::new("", "this-cluster"), client, revision: 1 };
-    loop {
-        let manifest = store.get(module).await?.context("the module was removed meanwhile")?;
-        let request = Request::new(manifest, &cluster, &store, &content);
-        let outcome = engine.reconcile(request).await?;
-        match outcome.next {
-            Next::OnChange => return Ok(outcome.end),
-            Next::After(delay) => sleep(delay).await,
-            Next::Retry { min_backoff, .. } => sleep(min_backoff.unwrap_or(Duration::from_secs(1))).await,
+    let cluster = Cluster { key: KymaKey::new("", "this cluster"), client, revision: 1 };
+    while let Some(manifest) = store.get(module).await? {
+        let outcome = engine.reconcile(Request::new(manifest, &cluster, store, version)).await?;
+        match (outcome.end, outcome.next) {
+            (end @ (End::Ready(_) | End::Gone | End::Failed(_)), _) | (end, Next::OnChange) => return Ok(end),
+            (_, Next::After(delay)) => sleep(delay).await,
+            (_, Next::Retry { min_backoff, .. }) => sleep(min_backoff.unwrap_or(Duration::from_secs(1))).await,
         }
     }
+    Ok(End::Gone)
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
     let module = env::args().nth(1).context("the first argument is the name of the module")?;
     let file = env::args().nth(2).context("the second argument is a file")?;
-    let end = install(Client::try_default().await?, &module, &fs::read_to_string(file)?).await?;
+    let version = Version::parse(&fs::read_to_string(file)?)?;
+    let end = install(Client::try_default().await?, &module, &version).await?;
     anyhow::ensure!(matches!(end, End::Ready(_)), "{module}: {end:?}");
     Ok(())
 }

@@ -399,7 +399,7 @@ impl<'a> Execution<'a> {
     }
 }
 
-/// What changes with the content of a live object: its generation if it has one, since a status changes often.
+/// Values that change with the content of a live object: its generation if it has one, since a status changes often.
 fn content_version(live: &DynamicObject) -> (Option<String>, Option<i64>, Option<String>) {
     let generation = live.metadata.generation;
     (live.uid(), generation, live.resource_version().filter(|_| generation.is_none()))

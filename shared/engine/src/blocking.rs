@@ -124,7 +124,7 @@ impl Listed {
     }
 }
 
-/// What the metadata of an object says about its origin.
+/// Origin of an object by its metadata.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Origin {
     /// It was created as a default module CR.

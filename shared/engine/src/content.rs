@@ -4,17 +4,18 @@ use std::{fmt, sync::Arc};
 
 use futures::future::{BoxFuture, FutureExt as _, ready};
 use serde_json::Value;
+use thiserror::Error;
 use tidewatch_api::Manifest;
 
 use super::injected::SecretData;
 
 /// Source of the content of modules' versions.
 pub trait Content: Send + Sync {
-    /// Returns the objects of the version that a Manifest names. Never waits for a registry: the caller reconciles the
-    /// Manifest again once they are available.
+    /// Returns the objects of the version that a Manifest names. Where reconciles share workers, it does not wait for a
+    /// registry: the caller reconciles the Manifest again once the objects are available.
     fn objects<'a>(&'a self, manifest: &'a Manifest) -> BoxFuture<'a, ModuleObjects>;
 
-    /// Returns the data for the Secrets among the objects that [`takes_data`](super::takes_data) selects. None by default.
+    /// Returns the data for the Secrets among the objects that [`wants_injected_data`](super::wants_injected_data) selects. None by default.
     ///
     /// # Errors
     /// The data are not available.
@@ -39,11 +40,13 @@ pub enum ModuleObjects {
 }
 
 /// The data for Secrets of a module are not available.
-#[derive(Debug)]
+#[derive(Debug, Error)]
 pub enum SecretsError {
     /// The request failed: the reconcile ends, and is repeated.
-    Request(&'static str, kube::Error),
+    #[error("{0}")]
+    Request(&'static str, #[source] kube::Error),
     /// The version cannot be rendered; one sentence for the status.
+    #[error("{0}")]
     Invalid(String),
 }
 

@@ -22,14 +22,14 @@ const MAX_RECORDED: usize = 100;
 pub(super) struct CreatedJobs {
     /// As the Manifest records them.
     recorded: BTreeMap<String, String>,
-    /// As other Manifests of the Kyma record them: the component of a module may be renamed, and modules may share a Job.
+    /// As other Manifests of the cluster record them: the component of a module may be renamed, and modules may share a Job.
     of_others: Vec<BTreeMap<String, String>>,
     /// As this reconcile has found or created them.
     created: BTreeMap<String, String>,
 }
 
 impl CreatedJobs {
-    /// Reads the annotations of a Manifest and of the others of its Kyma. Of a malformed one nothing is known: its Jobs run
+    /// Reads the annotations of a Manifest and of the others of its cluster. Of a malformed one nothing is known: its Jobs run
     /// once more.
     pub(super) fn of(manifest: &Manifest, others: &[Arc<Manifest>]) -> Self {
         let read = |manifest: &Manifest| -> Option<BTreeMap<String, String>> {

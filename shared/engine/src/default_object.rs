@@ -39,7 +39,7 @@ impl CreatedDefault {
         serde_json::from_str(manifest.annotations().get(annotation::CREATED_DEFAULT)?).ok()
     }
 
-    /// What is to be recorded when a Manifest gets another default module CR, or none: the created one stays. `None` if
+    /// Record of a Manifest that gets another default module CR, or none: the created one stays. `None` if
     /// nothing is to be recorded.
     pub fn beside(manifest: &Manifest, resource: Option<&Value>) -> Option<Self> {
         let named = manifest.spec.resource().filter(|_| is_default_created(manifest));

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tidewatch_api::Manifest;
 use tidewatch_cluster::{
     kinds::{Kinds, is_unserved},
-    runtime_access::{CONCURRENT_MODULES, CONCURRENT_REQUESTS},
+    runtime_access::{CONCURRENT_CALLERS, CONCURRENT_REQUESTS},
 };
 
 use super::{
@@ -31,7 +31,7 @@ use super::{
 
 /// Requests to one runtime cluster for one Manifest at a time. A request that waits for those of another Manifest could
 /// exceed its own deadline.
-pub(super) const CONCURRENCY: usize = CONCURRENT_REQUESTS / CONCURRENT_MODULES;
+pub(super) const CONCURRENCY: usize = CONCURRENT_REQUESTS / CONCURRENT_CALLERS;
 
 /// One reconcile of one Manifest.
 pub(super) struct Execution<'a> {

@@ -12,7 +12,7 @@ pub type SecretData = BTreeMap<String, BTreeMap<String, ByteString>>;
 
 /// Replaces the data of a Secret with the annotation.
 pub(crate) fn inject(object: &mut Value, data: &SecretData) {
-    if !takes_data(object) {
+    if !wants_injected_data(object) {
         return;
     }
     let Some(data) = object["metadata"]["name"].as_str().and_then(|name| data.get(name)) else { return };
@@ -26,7 +26,7 @@ pub(crate) fn inject(object: &mut Value, data: &SecretData) {
 
 /// True for a Secret with the annotation.
 #[must_use]
-pub fn takes_data(object: &Value) -> bool {
+pub fn wants_injected_data(object: &Value) -> bool {
     object["apiVersion"] == "v1"
         && object["kind"] == "Secret"
         && object["metadata"]["annotations"][annotation::INJECT_DATA] == "true"

@@ -92,7 +92,7 @@ impl ObjectKey {
         self.is_namespace() && COMMON_NAMESPACES.contains(&self.name.as_str())
     }
 
-    /// True for a CRD that the receiver itself brings into every runtime.
+    /// True for a CRD of Kyma itself, which is in every cluster.
     pub fn is_of_product(&self) -> bool {
         static NAMES: LazyLock<BTreeSet<String>> =
             LazyLock::new(|| crds::runtime_crds().iter().map(ResourceExt::name_any).collect());
@@ -137,12 +137,12 @@ impl Inventory {
     }
 
     /// `status.synced`, sorted.
-    pub fn write(&self) -> Vec<Resource> {
+    pub(crate) fn write(&self) -> Vec<Resource> {
         self.0.values().cloned().collect()
     }
 
     /// Records an object that is about to be written. Returns true if that changes the inventory.
-    pub fn grow(&mut self, key: &ObjectKey, version: &str) -> bool {
+    pub(crate) fn grow(&mut self, key: &ObjectKey, version: &str) -> bool {
         if self.0.get(key).is_some_and(|entry| entry.version == version) {
             return false;
         }
@@ -158,7 +158,7 @@ impl Inventory {
     }
 
     /// Removes an object that no longer exists.
-    pub fn shrink(&mut self, key: &ObjectKey) -> bool {
+    pub(crate) fn shrink(&mut self, key: &ObjectKey) -> bool {
         self.0.remove(key).is_some()
     }
 

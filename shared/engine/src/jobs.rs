@@ -22,7 +22,7 @@ pub(super) fn is_job(key: &ObjectKey) -> bool {
     key.group == "batch" && key.kind == "Job"
 }
 
-/// Hash of what a Job of a layer runs, the same in every version of the receiver: its pod template, and how often it runs.
+/// Hash of what a Job runs, the same in every version of this program: its pod template, and how often it runs.
 pub(super) fn content(job: &Value) -> String {
     let spec = &job["spec"];
     let mut template = spec["template"].clone();
@@ -88,7 +88,7 @@ mod tests {
         job
     }
 
-    /// Recorded in the control plane: a changed value would run all Jobs of a fleet again.
+    /// Recorded in Manifests: a changed value would run all Jobs of a fleet again.
     #[test]
     fn content_is_the_same_in_every_version_of_the_receiver() {
         assert_eq!(content(&job(|_| ())), "e4b41f1e1bd60db8");

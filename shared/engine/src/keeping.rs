@@ -31,7 +31,7 @@ use super::{
 /// Objects of one kind that are looked at; more of them count as content.
 const MAX_LISTED: u16 = 100;
 
-/// What keeps an object.
+/// Cause that keeps an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// A resource of a CRD, or an object in a Namespace.

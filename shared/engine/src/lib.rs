@@ -1,14 +1,25 @@
 //! Installs, upgrades, observes and removes one module in one cluster. Knows no control plane.
 //!
 //! The record of a module is a Manifest: the version to install, the inventory of its objects, and its status. A [`Store`]
-//! keeps it, in whichever cluster. [`Engine::reconcile`] reads the record, renders the objects of its version, applies them in
-//! stages, prunes and removes objects, and reports their readiness. A failed request on one object stops no other.
+//! keeps it, and [`Content`] provides the objects of its version. [`Engine::reconcile`] renders them, applies them in stages,
+//! prunes and removes objects, and reports their readiness. A failed request on one object stops no other.
 //!
-//! `step` decides on the next action from the facts, `execute` carries it out on the state in `execution`: `apply` and
-//! `apply_job` write objects that are installed, `parting` deletes objects that leave. `keeping` looks for data of users.
-//! `adoption`, `default_object`, `inventory`, `jobs`, `module`, `own_webhook`, `ready`, `recreation`, `render`, `report`,
-//! `sharing`, `stage`, `status`, `step` and `preview` are pure. `refusals` remembers objects that the API server would refuse
-//! again, `yields` the fields that are left to other writers.
+//! | Modules | Content |
+//! |---|---|
+//! | `reconcile`, `outcome` | one reconcile: facts, rendering, actions, status; its end, and the time of the next one |
+//! | `step`, `module`, `adoption`, `jobs`, `own_webhook`, `ready`, `recreation`, `sharing`, `report`, `status` | decisions and texts; pure, but for `sharing::join` |
+//! | `render`, `image`, `stage`, `inventory`, `injected` | the objects of a version as they are written; pure |
+//! | `execution`, `execute`, `apply`, `apply_job`, `migrate`, `yielding` | the state of one reconcile, and the requests of an installation |
+//! | `parting`, `keeping`, `blocking`, `recovery`, `search` | the requests of a removal |
+//! | `memory`, `refusals`, `yields`, `own_writes`, `pods`, `turns` | what reconciles remember between them |
+//! | `record`, `store`, `secret_store` | where the Manifest is kept |
+//! | [`preview`] | objects of a version, and changes by an upgrade; pure |
+//!
+//! # Example
+//!
+//! ```no_run
+#![doc = include_str!("../examples/install_module.rs")]
+//! ```
 
 mod adoption;
 mod aggregated;
@@ -64,14 +75,14 @@ pub use self::{
     content::{Content, ModuleObjects, PullSecret, SecretsError},
     default_object::CreatedDefault,
     execute::finalizers,
-    injected::{SecretData, takes_data},
+    injected::{SecretData, wants_injected_data},
     inventory::{Inventory, ObjectKey},
     memory::Memories,
-    module::{goal_of, inventory_of, is_superseded, precedence, succession},
+    module::{goal_of, inventory_of, precedence, succession},
     outcome::{End, Next, Outcome, Progress},
     pods::PodSelection,
-    reconcile::{ChangedObject, Cluster, Engine, Request, WATCH_PODS_AFTER},
-    report::{Shown, awaits_resources},
+    reconcile::{ChangedObject, Cluster, Engine, Request},
+    report::{WaitFacts, awaits_resources},
     secret_store::SecretStore,
     step::Goal,
     store::{Store, StoreError},

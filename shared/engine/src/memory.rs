@@ -1,4 +1,4 @@
-//! Results of earlier reconciles of each Manifest. A restarted receiver begins without them, and compares.
+//! Results of earlier reconciles of each Manifest. A new process begins without them, and compares.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -25,7 +25,7 @@ use super::{
 
 /// First delay until a Manifest that waits is reconciled again; it doubles while the cause stays the same.
 const RECHECK: Duration = Duration::from_secs(1);
-/// Longest delay; changes in KCP and of the layer cause a reconcile at once.
+/// Longest delay; the caller reconciles at once after a change of the Manifest or of its content.
 pub(super) const MAX_RECHECK: Duration = Duration::from_secs(60);
 /// Longest delay of a Manifest that waits for somebody's decision on an object: it may wait for ever.
 pub(super) const MAX_DECISION_RECHECK: Duration = Duration::from_secs(600);
@@ -49,7 +49,7 @@ struct Applied {
     objects: Box<[u64]>,
 }
 
-/// A migration over several reconciles. A restarted receiver begins anew: objects that are migrated stay as they are.
+/// A migration over several reconciles. A new process begins anew: objects that are migrated stay as they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Migrating {
     pub(super) definition: ObjectKey,
@@ -280,28 +280,28 @@ impl Memories {
         &self.yields
     }
 
-    /// Waits until no other Manifest of the Kyma lets shared objects leave.
-    pub(super) async fn next_turn(&self, kyma: &KymaKey) -> Turn {
-        self.turns.next(kyma).await
+    /// Waits until no other Manifest of the cluster lets shared objects leave.
+    pub(super) async fn next_turn(&self, cluster: &KymaKey) -> Turn {
+        self.turns.next(cluster).await
     }
 
-    /// Pods of a Manifest's manager that the agent is to watch.
+    /// Pods of a Manifest's manager that the caller is to watch.
     pub fn pods(&self, key: &ManifestKey) -> Option<PodSelection> {
         self.pods.of(key)
     }
 
-    /// Sets the pods that the agent is to watch, or none.
-    pub fn set_pods(&self, key: &ManifestKey, kyma: &KymaKey, pods: Option<PodSelection>) {
-        self.pods.set(key, kyma, pods);
+    /// Sets the pods that the caller is to watch, or none.
+    pub(crate) fn set_pods(&self, key: &ManifestKey, cluster: &KymaKey, pods: Option<PodSelection>) {
+        self.pods.set(key, cluster, pods);
     }
 
-    /// Waits for the next Kyma with other pods to watch: its runtime needs another plan.
+    /// Waits for the next cluster with other pods to watch.
     pub async fn next_replanned(&self) -> KymaKey {
         self.pods.next_changed().await
     }
 
     /// Records the version of an object that a write returned.
-    pub fn wrote_object(&self, key: &ManifestKey, object: &ObjectKey, version: &str) {
+    pub(crate) fn wrote_object(&self, key: &ManifestKey, object: &ObjectKey, version: &str) {
         self.own_writes.wrote(key, object, version);
     }
 

@@ -1,5 +1,5 @@
 //! Random schedules of `step` against a model of both clusters, with two modules that share objects: edits, deletions, faults
-//! of every request, crashes after any action, upgrades, removals, listings again, restores of the control plane from an older
+//! of every request, crashes after any action, upgrades, removals, listings again, restores of the store from an older
 //! backup, and content of users in CRDs and Namespaces that a module has brought; an operator that holds the CRs of its
 //! module, whose webhook refuses them while it does not run, and one version of which never lets them go; a webhook of
 //! others; versions of a CRD that come and go; and a writer that changes an object back at any pace. `TIDEWATCH_SCHEDULES`

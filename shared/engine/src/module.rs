@@ -33,6 +33,7 @@ pub fn inventory_of(manifest: &Manifest) -> Inventory {
 }
 
 /// Order of the Manifests of one module: the last one is applied, the others write nothing.
+#[must_use]
 pub fn precedence(manifest: &Manifest) -> impl Ord {
     let metadata = &manifest.metadata;
     (succession(manifest), metadata.creation_timestamp.as_ref(), metadata.uid.as_deref())
@@ -46,8 +47,7 @@ pub fn succession(manifest: &Manifest) -> u64 {
 }
 
 /// Returns true if one of the others replaces a Manifest: it takes over the objects.
-#[must_use]
-pub fn is_superseded(manifest: &Manifest, others: &[Arc<Manifest>]) -> bool {
+pub(crate) fn is_superseded(manifest: &Manifest, others: &[Arc<Manifest>]) -> bool {
     let is_newer = |other: &Arc<Manifest>| precedence(other) > precedence(manifest);
     goal_of(manifest) == Goal::Install && of_module(manifest, others).iter().any(is_newer)
 }

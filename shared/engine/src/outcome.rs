@@ -23,11 +23,12 @@ pub enum End {
     Ready(Option<String>),
     /// The module is not ready, or not removed, and may become so by itself.
     Waiting(String),
-    /// The removal waits for the resources of users.
+    /// The removal waits for the resources of users, or a module that was installed by hand for its adoption.
     Blocked(String),
     /// The module cannot become ready without a change of its inputs or of its cluster.
     Failed(String),
-    /// Nothing is known that is newer than the status: the content is not available.
+    /// The status stays, since the reconcile proved nothing against it: the content is not available, or a request failed that
+    /// is likely to succeed soon.
     Unchanged,
     /// A newer Manifest of the same module is applied instead.
     Superseded,
@@ -42,7 +43,7 @@ pub enum Next {
     OnChange,
     /// After this delay.
     After(Duration),
-    /// Requests failed: with the backoff of the caller, which is at least `min_backoff` if none succeeds sooner.
+    /// Requests failed: after the backoff of the caller, and no earlier than `min_backoff`.
     Retry {
         /// Class of the gravest failure.
         class: ErrorClass,
@@ -75,5 +76,32 @@ impl End {
             _ if is_blocked => Self::Blocked(operation),
             _ => Self::Waiting(operation),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inventory::Inventory;
+
+    fn end(state: State, installed: Option<bool>, is_blocked: bool) -> End {
+        let operation = "said".to_owned();
+        let inventory = Inventory::default();
+        let findings = Findings { state, operation, rendered: None, installed, default_created: None, inventory };
+        End::of(Some(&findings), is_blocked)
+    }
+
+    #[test]
+    fn end_follows_from_the_findings() {
+        let said = || "said".to_owned();
+        assert_eq!(end(State::Ready, Some(true), false), End::Ready(None));
+        assert_eq!(end(State::Warning, Some(true), false), End::Ready(Some(said())));
+        assert_eq!(end(State::Warning, Some(false), false), End::Waiting(said()), "an object is being deleted");
+        assert_eq!(end(State::Warning, Some(false), true), End::Blocked(said()), "installed by hand");
+        assert_eq!(end(State::Processing, Some(false), false), End::Waiting(said()));
+        assert_eq!(end(State::Error, Some(false), false), End::Failed(said()));
+        assert_eq!(end(State::Deleting, None, true), End::Blocked(said()));
+        assert_eq!(end(State::Deleting, None, false), End::Waiting(said()));
+        assert_eq!(End::of(None, true), End::Unchanged);
     }
 }

@@ -1,4 +1,4 @@
-//! Versions of the objects that our writes produced, until the agent reports them: the reconcile that wrote an object has
+//! Versions of the objects that our writes produced, until they are reported: the reconcile that wrote an object has
 //! compared the response, so that its report requires no further one.
 
 use std::{

@@ -26,7 +26,7 @@ use super::{
     step::Seen,
 };
 
-/// What happens to an object that no other Manifest needs.
+/// End of an object that no other Manifest needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Departure {
     /// It is deleted, unless it has data of users: the module stays without it.
@@ -77,7 +77,7 @@ impl Execution<'_> {
     /// Lets objects of the inventory leave. A kind that is not served has no objects.
     ///
     /// # Errors
-    /// The cache of the control plane lacks the inventories of the other Manifests by now.
+    /// The store does not return the other Manifests.
     pub(super) async fn part(&mut self, mut keys: Vec<ObjectKey>, departure: Departure) -> Result<(), StoreError> {
         let mut aggregated = Vec::new();
         if departure != Departure::Release {
@@ -219,7 +219,7 @@ impl Execution<'_> {
             Parting::Withdraw if departure == Departure::Release && !is_owned(&found) => {
                 unlabel(&api, key).await.map(Parted::from)
             }
-            // What an unmanaged module has added to an object of another one stays with its own objects.
+            // Fields that an unmanaged module has added to an object of another one stay with its own objects.
             Parting::Withdraw if departure == Departure::Release => Ok(Seen::Absent.into()),
             Parting::Withdraw => {
                 if !self.sharing.has_successor(key) {

@@ -1,4 +1,4 @@
-//! Pods of managers that are not ready: the agent watches them until the manager is.
+//! Pods of managers that are not ready. The caller watches them until the manager is ready.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -18,8 +18,8 @@ pub struct PodSelection {
     pub selector: String,
 }
 
-/// Selections of pods by Manifest; bounded by their number. Clones share one state. A restarted receiver begins without
-/// them, and reconciles every Manifest that is not ready.
+/// Selections of pods by Manifest; bounded by their number. Clones share one state. A new process begins without
+/// them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PodSelections {
     state: Arc<Mutex<State>>,
@@ -29,7 +29,7 @@ pub(super) struct PodSelections {
 #[derive(Debug, Default)]
 struct State {
     selections: HashMap<ManifestKey, PodSelection>,
-    /// Kymas with changed selections.
+    /// Clusters with changed selections.
     changed: BTreeSet<KymaKey>,
 }
 
@@ -38,8 +38,8 @@ impl PodSelections {
         self.state.lock().selections.get(manifest).cloned()
     }
 
-    /// Replaces the selection of a Manifest; a difference changes the plan of its Kyma's runtime.
-    pub(super) fn set(&self, manifest: &ManifestKey, kyma: &KymaKey, selection: Option<PodSelection>) {
+    /// Replaces the selection of a Manifest; a difference changes what the caller watches in its cluster.
+    pub(super) fn set(&self, manifest: &ManifestKey, cluster: &KymaKey, selection: Option<PodSelection>) {
         let mut state = self.state.lock();
         if state.selections.get(manifest) == selection.as_ref() {
             return;
@@ -48,21 +48,21 @@ impl PodSelections {
             Some(selection) => drop(state.selections.insert(manifest.clone(), selection)),
             None => drop(state.selections.remove(manifest)),
         }
-        state.changed.insert(kyma.clone());
+        state.changed.insert(cluster.clone());
         self.changed.notify_one();
     }
 
-    /// Drops the selection of a Manifest that is gone; its deletion changes the plan.
+    /// Drops the selection of a Manifest that is gone.
     pub(super) fn forget(&self, manifest: &ManifestKey) {
         self.state.lock().selections.remove(manifest);
     }
 
-    /// Waits for the next Kyma with changed selections.
+    /// Waits for the next cluster with changed selections.
     pub(super) async fn next_changed(&self) -> KymaKey {
         loop {
             let changed = self.changed.notified();
-            if let Some(kyma) = self.state.lock().changed.pop_first() {
-                return kyma;
+            if let Some(cluster) = self.state.lock().changed.pop_first() {
+                return cluster;
             }
             changed.await;
         }
@@ -79,17 +79,17 @@ mod tests {
     fn only_a_different_selection_changes_the_plan() {
         let selections = PodSelections::default();
         let manifest = KymaKey::new("ns", "m");
-        let kyma = KymaKey::new("ns", "k");
+        let cluster = KymaKey::new("ns", "k");
         let of = |selector: &str| Some(PodSelection { namespace: "kyma-system".into(), selector: selector.into() });
         for (selection, is_change) in
             [(None, false), (of("a=b"), true), (of("a=b"), false), (of("a=c"), true), (None, true), (None, false)]
         {
-            selections.set(&manifest, &kyma, selection.clone());
+            selections.set(&manifest, &cluster, selection.clone());
             assert_eq!(selections.of(&manifest), selection);
             let next = || selections.next_changed().now_or_never();
             assert_eq!((next().is_some(), next()), (is_change, None), "{selection:?}");
         }
-        selections.set(&manifest, &kyma, of("a=b"));
+        selections.set(&manifest, &cluster, of("a=b"));
         selections.forget(&manifest);
         assert_eq!(selections.of(&manifest), None);
     }

@@ -85,14 +85,14 @@ pub struct AppliedObjects {
 }
 
 impl VersionContent {
-    /// The objects of the layer, without repetitions: of several objects with equal group, kind, namespace and name, the
-    /// receiver writes the first one.
+    /// The objects of the version, without repetitions: of several objects with equal group, kind, namespace and name, the
+    /// engine writes the first one.
     pub fn packed(&self) -> impl Iterator<Item = &Value> {
         let mut seen = BTreeSet::new();
         self.objects.iter().filter(move |object| seen.insert(ObjectKey::of(object)))
     }
 
-    /// Renders the objects as the receiver writes them: in the order of their stages, with namespaces by the scope of the
+    /// Renders the objects as the engine writes them: in the order of their stages, with namespaces by the scope of the
     /// kinds of Kubernetes and of the module's own CRDs, with the images of the component descriptor, ownership labels and
     /// annotations, and without status and other state of a server.
     ///
@@ -164,7 +164,7 @@ impl AppliedObjects {
         self.manager.as_ref()
     }
 
-    /// Kinds whose scope only the runtime cluster knows, so that the namespaces of their objects are those of the layer.
+    /// Kinds whose scope only the cluster knows, so that the namespaces of their objects are those of the version.
     #[must_use]
     pub const fn undecided(&self) -> &BTreeSet<String> {
         &self.undecided

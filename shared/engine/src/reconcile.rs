@@ -45,11 +45,12 @@ use super::{
 
 /// Actions of one reconcile, far more than any module needs: a bound on a defect.
 const MAX_ACTIONS: usize = 200;
-/// Time after which the pods of a manager that is not ready are read, and watched by the agent. Most managers are ready
+/// Time after which the pods of a manager that is not ready are read, and are to be watched by the caller. Most managers are ready
 /// before.
-pub const WATCH_PODS_AFTER: Duration = Duration::from_secs(3);
+pub(crate) const WATCH_PODS_AFTER: Duration = Duration::from_secs(3);
 
-/// State that the reconciles of all modules share. Clones share it.
+/// State that the reconciles of all modules share. Clones share it. It remembers results by the key of the Manifest, so
+/// Manifests with one key in several clusters need an engine each.
 #[derive(Clone)]
 pub struct Engine {
     /// Kinds that the clusters serve.
@@ -65,7 +66,7 @@ pub struct Engine {
 /// The cluster of a module.
 #[derive(Clone)]
 pub struct Cluster {
-    /// Key of the cluster: that of its Kyma.
+    /// Key that tells the clusters of an engine apart.
     pub key: KymaKey,
     /// Client of the cluster.
     pub client: Client,
@@ -146,19 +147,27 @@ impl Engine {
     /// # Errors
     /// The store did not read or write a Manifest. The next reconcile begins with what was written before.
     pub async fn reconcile(&self, request: Request<'_>) -> Result<Outcome, StoreError> {
-        let Request { key, manifest, store, .. } = &request;
-        let goal = goal_of(manifest);
+        let Request { manifest, store, .. } = &request;
         let others = store.others(manifest).await?;
-        if is_superseded(manifest, &others) {
-            // The newer Manifest takes the objects over. If it leaves, all of them are compared.
-            self.memories.distrust(key);
-            self.memories.set_pods(key, &request.cluster.key, None);
+        if self.is_superseded(manifest, &others, &request.cluster.key) {
             // The deletion of either of the two causes a reconcile, and so does a change of its number.
             return Ok(Outcome { end: End::Superseded, next: Next::OnChange });
         }
-        let heirs = if goal == Goal::Remove { of_module(manifest, &others) } else { Vec::new() };
+        let heirs = if goal_of(manifest) == Goal::Remove { of_module(manifest, &others) } else { Vec::new() };
         let record = Record::new(*store, (**manifest).clone());
         Reconcile { engine: self, request, heirs, others }.run(record).await
+    }
+
+    /// Returns true if one of the others replaces a Manifest, which writes nothing from then on. The newer Manifest takes the
+    /// objects over; if it leaves, all of them are compared.
+    pub fn is_superseded(&self, manifest: &Manifest, others: &[Arc<Manifest>], cluster: &KymaKey) -> bool {
+        if !is_superseded(manifest, others) {
+            return false;
+        }
+        let key = KymaKey::of(manifest);
+        self.memories.distrust(&key);
+        self.memories.set_pods(&key, cluster, None);
+        true
     }
 
     /// Reports in the status of a Manifest that its cluster cannot be reached.
@@ -199,13 +208,13 @@ struct Reconcile<'a> {
     others: Vec<Arc<Manifest>>,
 }
 
-/// The rendered layer.
+/// The rendered version.
 struct Rendering {
-    /// `None` while the layer is not available.
+    /// `None` while they are not available.
     objects: Option<Vec<RenderedObject>>,
-    /// Hash of the data of KCP in them.
+    /// Hash of the data that the caller provides for them.
     secrets: u64,
-    /// Name of the image pull secret, if KCP lacks its content.
+    /// Name of the image pull secret, if its content is not available.
     missing_secret: Option<String>,
     fault: Option<Fault>,
     /// Failed discovery of the kinds.
@@ -301,7 +310,7 @@ impl Reconcile<'_> {
         Ok(of_module(manifest, &self.request.store.others(manifest).await?).is_empty())
     }
 
-    /// Renders the layer that the Manifest names.
+    /// Renders the version that the Manifest names.
     async fn render(&self, manifest: &Manifest, goal: Goal) -> Result<Rendering, StoreError> {
         let Request { cluster, content, pull_secret, .. } = &self.request;
         let mut rendering = Rendering {
@@ -368,14 +377,8 @@ impl Reconcile<'_> {
         let is_kept = facts.goal == Goal::Install || facts.waits();
         let is_installed = is_kept && is_complete;
         let unready = execution.memory.unready();
-        let readiness = if is_installed {
-            {
-                let explains = execution.reads_pods(unready);
-                execution.readiness(explains).await
-            }
-        } else {
-            None
-        };
+        let explains = execution.reads_pods(unready);
+        let readiness = if is_installed { execution.readiness(explains).await } else { None };
         let foreign = if execution.has_left { execution.record.foreign_finalizers() } else { Vec::new() };
         if execution.has_left && foreign.is_empty() {
             engine.memories.forget(key);
@@ -420,7 +423,8 @@ impl Reconcile<'_> {
             execution.memory.complete(desired, execution.facts.rendered.unwrap_or_default());
         }
         execution.remarks.keys().for_each(|key| execution.memory.doubt(key));
-        let end = End::of(findings.as_ref(), !execution.crs.blockers.is_empty());
+        let is_by_hand = matches!(execution.facts.installation, Installation::Foreign(_));
+        let end = End::of(findings.as_ref(), is_by_hand || !execution.crs.blockers.is_empty());
         let next = execution.next(findings.as_ref());
         engine.memories.keep(key, execution.memory);
         Ok(Outcome { end, next })
@@ -430,43 +434,42 @@ impl Reconcile<'_> {
 impl Execution<'_> {
     /// Decides on the next reconcile.
     fn next(&mut self, findings: Option<&Findings>) -> Next {
-        let execution = self;
-        let key = &execution.request.key;
-        let memories = &execution.engine.memories;
-        if let Some(class) = execution.failures.iter().map(|failure| failure.class).min() {
-            for failure in &execution.failures {
+        let key = &self.request.key;
+        let memories = &self.engine.memories;
+        if let Some(class) = self.failures.iter().map(|failure| failure.class).min() {
+            for failure in &self.failures {
                 tracing::debug!(manifest = %key, failure = failure.line(), "A request of a Manifest's reconcile failed");
             }
-            let is_lasting = execution.failures.iter().all(|failure| failure.retry != Retry::Soon);
-            let min_backoff = execution.memory.next_attempt().filter(|_| is_lasting);
+            let is_lasting = self.failures.iter().all(|failure| failure.retry != Retry::Soon);
+            let min_backoff = self.memory.next_attempt().filter(|_| is_lasting);
             return Next::Retry { class, min_backoff };
         }
         let Some(findings) = findings else { return Next::OnChange };
-        let pods = execution.pods.take();
-        let is_layer_missing = execution.facts.goal == Goal::Install && execution.facts.rendered.is_none();
+        let pods = self.pods.take();
+        let is_layer_missing = self.facts.goal == Goal::Install && self.facts.rendered.is_none();
         let is_ready = findings.state == State::Ready || findings.installed == Some(true);
-        if is_ready || execution.has_left || is_layer_missing {
-            execution.memory.unready_for(false);
-            execution.watch_pods(None, Duration::ZERO);
+        if is_ready || self.has_left || is_layer_missing {
+            self.memory.unready_for(false);
+            self.watch_pods(None, Duration::ZERO);
             // Then the fields that are left to other writers are asserted again, or objects that stay are looked at.
             let asserted = memories.yields().next(key);
-            let looked_at = (!execution.remarks.is_empty()).then(|| {
-                let times = execution.memory.wait(&findings.operation);
+            let looked_at = (!self.remarks.is_empty()).then(|| {
+                let times = self.memory.wait(&findings.operation);
                 memories.recheck(times, MAX_DECISION_RECHECK)
             });
             return asserted.into_iter().chain(looked_at).min().map_or(Next::OnChange, Next::After);
         }
-        let unready = execution.memory.unready_for(pods.is_some());
-        execution.watch_pods(pods, unready);
-        let mut times = execution.memory.wait(report::cause(&findings.operation));
-        if !execution.migrating.is_empty() {
+        let unready = self.memory.unready_for(pods.is_some());
+        self.watch_pods(pods, unready);
+        let mut times = self.memory.wait(report::cause(&findings.operation));
+        if !self.migrating.is_empty() {
             // It is work of ours that goes on.
             times = 0;
         }
         Next::After(memories.recheck(times, MAX_RECHECK))
     }
 
-    /// Has the agent watch the pods of a manager that is not ready after a while, and until it is.
+    /// Has the caller watch the pods of a manager that is not ready after a while, and until it is.
     fn watch_pods(&self, pods: Option<PodSelection>, unready: Duration) {
         let pods = pods.filter(|_| self.reads_pods(unready));
         let Request { key, cluster, .. } = self.request;

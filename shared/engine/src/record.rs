@@ -23,8 +23,8 @@ impl<'a> Record<'a> {
 
     /// Merges members into the metadata. Returns false if that removed the Manifest.
     pub(super) async fn patch_metadata(&mut self, doing: &'static str, members: Value) -> Result<bool, StoreError> {
-        let patched = self.store.patch_metadata(&self.manifest, members).await;
-        let Some(patched) = patched.map_err(|error| StoreError::Request(doing, error))? else { return Ok(false) };
+        let patched = self.store.patch_metadata(&self.manifest, &members).await;
+        let Some(patched) = patched.map_err(|error| error.during(doing))? else { return Ok(false) };
         self.manifest = patched;
         Ok(true)
     }
@@ -32,7 +32,7 @@ impl<'a> Record<'a> {
     /// Merges members into the status.
     pub(super) async fn patch_status(&mut self, members: &Value) -> Result<(), StoreError> {
         let patched = self.store.patch_status(&self.manifest, members).await;
-        self.manifest = patched.map_err(|error| StoreError::Request("write the status of the Manifest", error))?;
+        self.manifest = patched.map_err(|error| error.during("write the status of the Manifest"))?;
         Ok(())
     }
 
@@ -49,7 +49,7 @@ impl<'a> Record<'a> {
     pub(super) async fn leave(&mut self) -> Result<(), StoreError> {
         if self.manifest.metadata.deletion_timestamp.is_none() {
             let left = self.store.delete(&self.manifest).await;
-            match left.map_err(|error| StoreError::Request("delete the unmanaged Manifest", error))? {
+            match left.map_err(|error| error.during("delete the unmanaged Manifest"))? {
                 Some(left) => self.manifest = left,
                 None => return Ok(()),
             }
@@ -61,7 +61,7 @@ impl<'a> Record<'a> {
         Ok(())
     }
 
-    /// Finalizers of other controllers.
+    /// Finalizers of other controllers: also after [`Self::leave`], which may leave ours in the Manifest at hand.
     pub(super) fn foreign_finalizers(&self) -> Vec<String> {
         let is_foreign = |name: &&String| !finalizer::MANIFEST.contains(&name.as_str());
         self.manifest.finalizers().iter().filter(is_foreign).cloned().collect()

@@ -1,5 +1,5 @@
 //! Objects in the runtime cluster that belong to a Manifest although its inventory lacks them: its status was lost, or the
-//! control plane was restored from a backup that is older than the runtime.
+//! store was restored from a backup that is older than the runtime.
 
 use std::collections::BTreeSet;
 

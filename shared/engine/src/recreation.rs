@@ -1,4 +1,4 @@
-//! Objects that the receiver may delete and create again to change an immutable field, by an annotation of the module. Pure.
+//! Objects that may be deleted and created again to change an immutable field, by an annotation of the module. Pure.
 //!
 //! The annotation has no effect on objects whose deletion may lose data: custom resources, CRDs, Namespaces, volumes and
 //! their claims, and StatefulSets that take their claims with them.

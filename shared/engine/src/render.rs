@@ -1,4 +1,4 @@
-//! Objects of a module as they are written to a runtime cluster: those of the layer, with ownership, localised images,
+//! Objects of a module as they are written to a cluster: those of the version, with ownership, localised images,
 //! pull secret and namespace. Pure.
 //!
 //! `hooks` selects objects of Helm that are left out, `foreign` drops the fields that others fill, `string_data` converts the
@@ -70,24 +70,24 @@ pub(super) struct RenderedObject {
     pub(super) body: Value,
 }
 
-/// Inputs besides the layer.
+/// Inputs besides the objects.
 pub(super) struct RenderSettings<'a> {
     pub(super) manifest: &'a Manifest,
     /// The image pull secret, if there is one.
     pub(super) pull_secret: Option<&'a PullSecret>,
-    /// Data of Secrets in KCP, for Secrets of the layer.
+    /// Data for Secrets of the version, from elsewhere.
     pub(super) secrets: &'a SecretData,
     /// Returns the scope of a kind by group, version and kind, those of the module's own CRDs included.
     pub(super) scope: &'a dyn Fn(&str, &str, &str) -> Scope,
 }
 
-/// A layer with an object that cannot be written.
+/// A version with an object that cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(super) enum RenderError {
     /// The metadata is malformed.
     #[error("{0}: metadata.{1} is malformed")]
     Metadata(ObjectKey, &'static str),
-    /// The receiver brings this CRD into every runtime.
+    /// Kyma itself brings this CRD into every cluster.
     #[error("{0} belongs to Kyma itself: a module must not contain it")]
     Product(ObjectKey),
     /// A container has the variable of the pull secret already.
@@ -95,8 +95,8 @@ pub(super) enum RenderError {
     PullSecretVariable(ObjectKey, String),
 }
 
-/// Renders the objects of a layer, ordered by stage. Within a stage ServiceAccounts come first, and the other objects keep
-/// the layer's order. Of several objects with equal group, kind, namespace and name, the first one is kept.
+/// Renders the objects of a version, ordered by stage. Within a stage ServiceAccounts come first, and the other objects keep
+/// the given order. Of several objects with equal group, kind, namespace and name, the first one is kept.
 ///
 /// # Errors
 /// [`RenderError`].

@@ -25,7 +25,7 @@ const MAX_NAMED: usize = 5;
 const BLOCKED: &str = "waiting for module crs deletion";
 /// Begin of the operation of a removal that waits for the default module CR.
 const DEFAULT_LEFT: &str = "waiting for the default module CR to be deleted";
-/// What an operation says before the own words of a default module CR, which may change at any time.
+/// Separator before the own words of a default module CR in an operation. These may change at any time.
 const SAYS: &str = "; it says: ";
 
 /// Begin of the operation while the module's own webhook keeps objects from being applied.
@@ -33,7 +33,7 @@ const OWN_WEBHOOK: &str = "the module's own webhook does not answer, its other o
 
 /// Parts of a Manifest that show for which resources it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shown<'a> {
+pub struct WaitFacts<'a> {
     /// The Manifest is being deleted.
     pub is_deleting: bool,
     /// State in its status.
@@ -44,7 +44,7 @@ pub struct Shown<'a> {
 
 /// Returns true if the removal of a Manifest waited for CRs when it was reconciled last: for those of users, or for the
 /// default module CR.
-fn waits_for_resources(shown: &Shown<'_>) -> bool {
+fn waits_for_resources(shown: &WaitFacts<'_>) -> bool {
     let is_wait = |operation: &str| operation.starts_with(BLOCKED) || operation.starts_with(DEFAULT_LEFT);
     shown.is_deleting && shown.operation.is_some_and(is_wait)
 }
@@ -57,7 +57,7 @@ pub(super) fn cause(operation: &str) -> &str {
 /// Returns true if a Manifest waited for the end of the resources of a CRD when it was reconciled last: they block its removal,
 /// or keep the CRD although its version does not contain it.
 #[must_use]
-pub fn awaits_resources(shown: &Shown<'_>, definition: &str) -> bool {
+pub fn awaits_resources(shown: &WaitFacts<'_>, definition: &str) -> bool {
     let is_kept = |operation: &str| operation.contains(&dropped("CustomResourceDefinition", definition));
     let is_warning = shown.state == Some(State::Warning);
     waits_for_resources(shown) || is_warning && shown.operation.is_some_and(is_kept)
@@ -68,7 +68,7 @@ pub fn awaits_resources(shown: &Shown<'_>, definition: &str) -> bool {
 pub(super) enum Fault {
     /// The content of the version is not available or malformed.
     Content(String),
-    /// Its objects cannot be rendered with the settings and Secrets of KCP.
+    /// Its objects cannot be rendered with the data for its Secrets.
     Rendering(String),
 }
 
@@ -120,7 +120,7 @@ fn installing(facts: &Facts<'_>, details: &Details<'_>) -> Option<(State, String
     let Some(rendered) = facts.rendered else {
         return match details.fault {
             Some(Fault::Rendering(fault)) => Some((State::Error, fault.clone())),
-            // What was applied completely stays as it is without the registry.
+            // A version that was applied completely stays as it is without its content.
             _ if details.manifest.is_synced() => None,
             Some(Fault::Content(fault)) => Some((State::Error, fault.clone())),
             None if details.manifest.status.is_some() => None,

@@ -1,4 +1,4 @@
-//! Objects that several modules of one Kyma contain. Pure.
+//! Objects that several modules of one cluster contain. Pure, but for `join`.
 //!
 //! The first Manifest that writes an object becomes its owner, which the owned-by annotation names. While the owner stays and
 //! its inventory has the object, its values apply: the other modules add the fields that it lacks, under field managers of
@@ -27,7 +27,7 @@ use super::{
 /// Characters of a module's name in a field manager, which has at most 128. Names of modules are labels, and shorter.
 const MAX_MODULE_CHARS: usize = 63;
 
-/// Another Manifest of the Kyma.
+/// Another Manifest of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Holder {
     pub(super) key: ManifestKey,
@@ -63,7 +63,7 @@ pub(super) enum Parting<'a> {
     Withdraw,
 }
 
-/// Other Manifests of a Kyma, and which objects of one Manifest their inventories have.
+/// Other Manifests of a cluster, and which objects of one Manifest their inventories have.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sharing {
     /// Value of the owned-by annotation on the objects of the Manifest.
@@ -79,7 +79,7 @@ pub(super) struct Sharing {
 }
 
 impl Sharing {
-    /// Looks for `objects` of a Manifest in the inventories of the `others` of its Kyma.
+    /// Looks for `objects` of a Manifest in the inventories of the `others` of its cluster.
     pub(super) fn of<'a>(
         manifest: &Manifest,
         others: &[Arc<Manifest>],

@@ -47,7 +47,7 @@ impl Stage {
 }
 
 impl Stage {
-    /// Stage of an object of an inventory, without the layer: a kind counts as the module's own if a CRD of the
+    /// Stage of an object of an inventory, without the version: a kind counts as the module's own if a CRD of the
     /// inventory has its group.
     pub(super) fn recorded(key: &ObjectKey, inventory: &Inventory) -> Self {
         let is_own_group = |definition: &ObjectKey| definition.defines_group_of(key);

@@ -6,7 +6,7 @@ use tidewatch_kit::foreign_text;
 
 use super::inventory::Inventory;
 
-/// Condition that the objects of the layer are known.
+/// Condition that the objects of the version are known.
 pub(super) const RESOURCES: &str = "Resources";
 /// Condition that the objects were applied and the manager is ready.
 pub(super) const INSTALLATION: &str = "Installation";
@@ -20,9 +20,9 @@ const MAX_OPERATION_CHARS: usize = 1_024;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Findings {
     pub(super) state: State,
-    /// What the module waits for, or its fault; one sentence that stays the same while the cause does.
+    /// Cause of the wait, or the fault of the module; one sentence that stays the same while the cause does.
     pub(super) operation: String,
-    /// The layer was rendered; `None` keeps the condition.
+    /// The version was rendered; `None` keeps the condition.
     pub(super) rendered: Option<bool>,
     /// All objects are applied and the manager is ready; `None` keeps the condition.
     pub(super) installed: Option<bool>,

@@ -69,9 +69,9 @@ pub(super) struct Facts<'a> {
     pub(super) goal: Goal,
     /// The Manifest has all our finalizers, or is being deleted and gets no more.
     pub(super) has_finalizers: bool,
-    /// Objects of the layer, ordered by stage; `None` while the layer is not available.
+    /// Objects of the version, ordered by stage; `None` while they are not available.
     pub(super) rendered: Option<&'a [RenderedObject]>,
-    /// The inventory as recorded in the control plane.
+    /// The inventory as recorded in the Manifest.
     pub(super) inventory: Inventory,
     /// Objects that belong to the Manifest, but that its inventory lacked, are in it; false if that could not be found
     /// out, `None` before the search.
@@ -97,7 +97,7 @@ pub(super) enum Action<'a> {
     FindInstallation,
     /// Reports that such a module is adopted, before any object is written.
     Adopt(String),
-    /// Records this inventory in the control plane, before its new objects are written.
+    /// Records this inventory in the Manifest, before its new objects are written.
     Record(Inventory),
     /// Applies objects of one stage, in any order.
     Apply(Vec<&'a RenderedObject>),
@@ -234,7 +234,7 @@ impl<'a> Facts<'a> {
         if let Some(action) = self.recover() {
             return action;
         }
-        // What exists of the module was never touched: it is the user's.
+        // Existing objects of the module were never touched: they are the user's.
         if self.inventory.is_empty() && !self.default_created {
             return Action::Leave;
         }
@@ -292,7 +292,7 @@ impl<'a> Facts<'a> {
         if self.seen.values().all(is_left) { Action::Leave } else { Action::End }
     }
 
-    /// Keeps the copies of an image pull secret that KCP lacks now: pods in the runtime may use them.
+    /// Keeps the copies of an image pull secret that is not available now: pods in the runtime may use them.
     pub(super) fn keep_copies(&mut self, secret: &str) {
         let rendered = self.rendered.unwrap_or_default();
         let is_rendered = |key: &ObjectKey| rendered.iter().any(|object| object.key == *key);

@@ -1,4 +1,4 @@
-//! Storage of the records of a cluster's modules.
+//! Storage of the Manifests of a cluster's modules.
 
 use std::sync::Arc;
 
@@ -6,45 +6,71 @@ use futures::future::BoxFuture;
 use serde_json::Value;
 use thiserror::Error;
 use tidewatch_api::{Manifest, key::ManifestKey};
-use tidewatch_cluster::body_missing::BodyMissingError;
+use tidewatch_cluster::{body_missing::BodyMissingError, object};
 
 /// Keeps the Manifests of the modules of one cluster.
 ///
-/// Every write names the resource version that it replaces, and fails with a conflict (409) if that is not the stored one. So no
-/// decision rests on an old inventory, and of two engines only one writes. A process that may no longer write, such as a
-/// replica that has lost its Lease, must fail as well.
+/// A write names the resource version that it replaces, and fails with a conflict (409) if that is not the stored one; a
+/// deletion names at least the uid. So no decision rests on an old inventory. A store fences its own writes alone: the caller
+/// sees to it that two processes do not reconcile one Manifest at the same time.
 pub trait Store: Send + Sync {
-    /// Merges members into the metadata of a Manifest. Returns the Manifest as stored; `None` if it is gone: the last
-    /// finalizer of a deleted one was removed.
+    /// Merges labels, annotations and finalizers into a Manifest. Returns the Manifest as stored; `None` if it does not exist
+    /// (any more), also because the last finalizer of a deleted one was removed.
     fn patch_metadata<'a>(
         &'a self,
         manifest: &'a Manifest,
-        members: Value,
-    ) -> BoxFuture<'a, kube::Result<Option<Manifest>>>;
+        members: &'a Value,
+    ) -> BoxFuture<'a, Result<Option<Manifest>, StoreError>>;
 
     /// Merges members into the status of a Manifest. Returns the Manifest as stored.
-    fn patch_status<'a>(&'a self, manifest: &'a Manifest, members: &'a Value) -> BoxFuture<'a, kube::Result<Manifest>>;
+    fn patch_status<'a>(
+        &'a self,
+        manifest: &'a Manifest,
+        members: &'a Value,
+    ) -> BoxFuture<'a, Result<Manifest, StoreError>>;
 
     /// Deletes a Manifest. Returns it while finalizers hold it.
-    fn delete<'a>(&'a self, manifest: &'a Manifest) -> BoxFuture<'a, kube::Result<Option<Manifest>>>;
+    fn delete<'a>(&'a self, manifest: &'a Manifest) -> BoxFuture<'a, Result<Option<Manifest>, StoreError>>;
 
-    /// Returns the Manifests of the other modules in the cluster, as last written.
+    /// Returns the other Manifests of the cluster, those of the same module included, as last written.
     fn others<'a>(&'a self, manifest: &'a Manifest) -> BoxFuture<'a, Result<Vec<Arc<Manifest>>, StoreError>>;
 
-    /// Has another Manifest reconciled with all of its objects compared: it gets an object of this one.
+    /// Has another Manifest reconciled with all of its objects compared: it gets an object of the one at hand.
     fn wake(&self, other: &ManifestKey);
 }
 
-/// The record of a module was not read or written.
+/// A Manifest was not read or written.
 #[derive(Debug, Error)]
 pub enum StoreError {
     /// A request failed, with its operation.
     #[error("{0}")]
     Request(&'static str, #[source] kube::Error),
-    /// The store has not loaded a Manifest or a Secret; it wakes the Manifest when it has.
+    /// The store has not loaded the body of an object. It wakes the Manifest when it has.
     #[error(transparent)]
-    Body(#[from] BodyMissingError),
-    /// A Secret of this name does not contain a Manifest: it is another Secret, or was edited.
-    #[error("the Secret {0} contains no Manifest of a module")]
-    Malformed(String, #[source] kube::Error),
+    NotLoaded(#[from] BodyMissingError),
+    /// The Secret of a record was edited, or has another type.
+    #[error("the Secret {0} does not contain the record of a module: {1}")]
+    Malformed(String, &'static str),
+    /// The record of a module exceeds what a Secret can hold; with its size and the limit in bytes.
+    #[error("the record of the module has {0} bytes, and a Secret of at most {1} can hold it")]
+    TooLarge(usize, usize),
+    /// A version was set for a module that is being removed.
+    #[error("the module is being removed")]
+    Leaving,
+}
+
+impl StoreError {
+    /// Returns true if another writer was faster.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Self::Request(_, error) if object::is_conflict(error))
+    }
+
+    /// Names the operation of a failed request.
+    pub(crate) fn during(self, operation: &'static str) -> Self {
+        match self {
+            Self::Request(_, error) => Self::Request(operation, error),
+            other => other,
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Turns of the Manifests of a Kyma to let shared objects leave. Two of them that drop one object at the same time would hand
+//! Turns of the Manifests of a cluster to let shared objects leave. Two of them that drop one object at the same time would hand
 //! it over to each other: an inventory shrinks only when its reconcile ends.
 
 use std::{
@@ -13,24 +13,24 @@ use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 /// A turn, which lasts until it is dropped.
 pub(super) type Turn = OwnedMutexGuard<()>;
 
-/// Locks of the Kymas that have turns now. Clones share one state.
+/// Locks of the clusters that have turns now. Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Turns(Arc<Mutex<HashMap<KymaKey, Weak<Lock<()>>>>>);
 
 impl Turns {
-    /// Waits for the turn of a Manifest of a Kyma.
-    pub(super) async fn next(&self, kyma: &KymaKey) -> Turn {
-        self.lock_of(kyma).lock_owned().await
+    /// Waits for the turn of a Manifest of a cluster.
+    pub(super) async fn next(&self, cluster: &KymaKey) -> Turn {
+        self.lock_of(cluster).lock_owned().await
     }
 
-    fn lock_of(&self, kyma: &KymaKey) -> Arc<Lock<()>> {
+    fn lock_of(&self, cluster: &KymaKey) -> Arc<Lock<()>> {
         let mut locks = self.0.lock();
-        if let Some(lock) = locks.get(kyma).and_then(Weak::upgrade) {
+        if let Some(lock) = locks.get(cluster).and_then(Weak::upgrade) {
             return lock;
         }
         locks.retain(|_, lock| lock.strong_count() > 0);
         let lock = Arc::default();
-        locks.insert(kyma.clone(), Arc::downgrade(&lock));
+        locks.insert(cluster.clone(), Arc::downgrade(&lock));
         lock
     }
 }
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn one_manifest_of_a_kyma_has_its_turn_and_ended_turns_are_forgotten() {
+    async fn one_manifest_of_a_cluster_has_its_turn_and_ended_turns_are_forgotten() {
         let turns = Turns::default();
         let of = |name: &str| KymaKey::new("ns", name);
         let first = turns.next(&of("a")).await;

@@ -14,13 +14,13 @@ use tidewatch_cluster::{
     kinds::is_of_kubernetes,
     object::{self, Ownership, Repair, Shape, Target},
 };
+use tidewatch_engine::{CreatedDefault, finalizers};
 
 use super::{
     layer::ModuleLayer,
     lookup::Resolved,
     validate::{Follow, WantedModule},
 };
-use tidewatch_engine::{CreatedDefault, finalizers};
 
 /// Exclusive upper bound of the length of a name.
 const NAME_LIMIT: usize = 63;

@@ -4,6 +4,7 @@
 use kube::ResourceExt as _;
 use serde_json::json;
 use tidewatch_api::{Kyma, Manifest, names::label};
+use tidewatch_engine::finalizers;
 
 use super::{
     build::{self, Desired},
@@ -12,7 +13,6 @@ use super::{
     lookup::Resolved,
     validate::{Follow, WantedModule},
 };
-use tidewatch_engine::finalizers;
 
 /// Decision on a Manifest that is being deleted.
 #[derive(Clone, Debug, PartialEq)]

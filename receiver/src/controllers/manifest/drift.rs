@@ -9,7 +9,7 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::kinds::built_in;
 use tidewatch_contract::event::{Change, Object, Subject};
-use tidewatch_engine::{Inventory, ObjectKey, Shown, awaits_resources, inventory_of};
+use tidewatch_engine::{Inventory, ObjectKey, WaitFacts, awaits_resources, inventory_of};
 use tidewatch_fleet::queue::Drift;
 
 use super::Memories;
@@ -159,9 +159,9 @@ fn blocks(manifest: &Manifest, inventory: &Inventory, subject: &Subject) -> bool
 }
 
 /// The parts of a Manifest that show for which resources it waits.
-pub(super) const fn shown<'a>(manifest: &ManifestFacts<'a>) -> Shown<'a> {
+pub(super) const fn shown<'a>(manifest: &ManifestFacts<'a>) -> WaitFacts<'a> {
     let ManifestFacts { flags, operation, .. } = *manifest;
-    Shown { is_deleting: flags.is_deleting, state: flags.state, operation }
+    WaitFacts { is_deleting: flags.is_deleting, state: flags.state, operation }
 }
 
 #[cfg(test)]
@@ -314,7 +314,7 @@ mod tests {
         let memories = Memories::default();
         let whole = object("/v1/configmaps//", "", Change::Spec);
         let map = object("/v1/configmaps/kyma-system/a", "ConfigMap", Change::Spec);
-        let wrote = |version: &str| memories.engine.wrote_object(&key, &reported_key(&map), version);
+        let wrote = |version: &str| memories.engine.put_write(&key, &reported_key(&map), version);
         let affected = |objects: &[&Object], is_queued: bool| {
             let drift = Drift::Objects(objects.iter().map(|object| (*object).clone()).collect());
             affected([manifest.clone()], &drift, &memories, |_| is_queued).pop().map(|(_, drift)| drift)

@@ -14,7 +14,7 @@ use super::{drift::reported_key, written::WrittenManifests};
 /// Results of earlier reconciles; bounded by the number of Manifests. Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Memories {
-    /// What the engine remembers.
+    /// Results that the engine needs.
     pub(crate) engine: tidewatch_engine::Memories,
     written: WrittenManifests,
 }
@@ -56,5 +56,32 @@ impl Memories {
     /// Waits for the next Kyma with other pods to watch: its runtime needs another plan.
     pub(crate) async fn next_replanned(&self) -> KymaKey {
         self.engine.next_replanned().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(change: Change) -> Object {
+        Object {
+            subject: "/v1/configmaps/kyma-system/a".parse().unwrap(),
+            kind: "ConfigMap".to_owned(),
+            uid: String::new(),
+            resource_version: "7".to_owned(),
+            generation: None,
+            change,
+        }
+    }
+
+    #[test]
+    fn report_of_a_deletion_is_no_echo_of_our_last_write() {
+        let memories = Memories::default();
+        let key = ManifestKey::new("ns", "m");
+        for (change, is_echo) in [(Change::Spec, true), (Change::Deleted, false)] {
+            let report = report(change);
+            memories.engine.put_write(&key, &reported_key(&report), "7");
+            assert_eq!(memories.is_echo(&key, &report), is_echo);
+        }
     }
 }

@@ -27,14 +27,15 @@ impl Store for KcpStore<'_> {
     fn patch_metadata<'a>(
         &'a self,
         manifest: &'a Manifest,
-        mut members: Value,
-    ) -> BoxFuture<'a, kube::Result<Option<Manifest>>> {
+        members: &'a Value,
+    ) -> BoxFuture<'a, Result<Option<Manifest>, StoreError>> {
         async move {
+            let mut members = members.clone();
             members["resourceVersion"] = manifest.resource_version().into();
             let name = manifest.name_any();
             let patch = Patch::Merge(json!({"metadata": members}));
             let patched = self.api(manifest).patch_metadata(&name, &params(), &patch).await;
-            let Some(patched) = object::if_exists(patched, &name)? else { return Ok(None) };
+            let Some(patched) = object::if_exists(patched, &name).map_err(failed)? else { return Ok(None) };
             let written = Manifest { metadata: patched.metadata, ..manifest.clone() };
             // The response shows an object that the removal of its last finalizer has deleted.
             if written.metadata.deletion_timestamp.is_some() && written.finalizers().is_empty() {
@@ -46,20 +47,26 @@ impl Store for KcpStore<'_> {
         .boxed()
     }
 
-    fn patch_status<'a>(&'a self, manifest: &'a Manifest, members: &'a Value) -> BoxFuture<'a, kube::Result<Manifest>> {
+    fn patch_status<'a>(
+        &'a self,
+        manifest: &'a Manifest,
+        members: &'a Value,
+    ) -> BoxFuture<'a, Result<Manifest, StoreError>> {
         async move {
             let name = manifest.name_any();
             let patch = json!({"metadata": {"resourceVersion": manifest.resource_version()}, "status": members});
-            let written = self.api(manifest).patch_status(&name, &params(), &Patch::Merge(&patch)).await?;
+            let written = self.api(manifest).patch_status(&name, &params(), &Patch::Merge(&patch)).await;
+            let written = written.map_err(failed)?;
             self.wrote(manifest, &written);
             Ok(written)
         }
         .boxed()
     }
 
-    fn delete<'a>(&'a self, manifest: &'a Manifest) -> BoxFuture<'a, kube::Result<Option<Manifest>>> {
+    fn delete<'a>(&'a self, manifest: &'a Manifest) -> BoxFuture<'a, Result<Option<Manifest>, StoreError>> {
         async move {
-            let left = object::delete(&self.api(manifest), &manifest.name_any(), manifest.uid()).await?;
+            let left = object::delete(&self.api(manifest), &manifest.name_any(), manifest.uid()).await;
+            let left = left.map_err(failed)?;
             left.iter().for_each(|left| self.wrote(manifest, left));
             Ok(left)
         }
@@ -100,6 +107,10 @@ impl Context {
         let others = of_kyma.filter(|other| other.name_any() != manifest.name_any());
         Ok(others.map(|other| self.memories.newest(&KymaKey::of(&*other), other)).collect())
     }
+}
+
+fn failed(error: kube::Error) -> StoreError {
+    StoreError::Request("write the Manifest", error)
 }
 
 fn params() -> PatchParams {

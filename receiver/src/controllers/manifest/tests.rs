@@ -60,16 +60,20 @@ impl Store for StoreWithHeirs<'_> {
     fn patch_metadata<'a>(
         &'a self,
         manifest: &'a Manifest,
-        members: Value,
-    ) -> BoxFuture<'a, kube::Result<Option<Manifest>>> {
+        members: &'a Value,
+    ) -> BoxFuture<'a, Result<Option<Manifest>, StoreError>> {
         self.store.patch_metadata(manifest, members)
     }
 
-    fn patch_status<'a>(&'a self, manifest: &'a Manifest, members: &'a Value) -> BoxFuture<'a, kube::Result<Manifest>> {
+    fn patch_status<'a>(
+        &'a self,
+        manifest: &'a Manifest,
+        members: &'a Value,
+    ) -> BoxFuture<'a, Result<Manifest, StoreError>> {
         self.store.patch_status(manifest, members)
     }
 
-    fn delete<'a>(&'a self, manifest: &'a Manifest) -> BoxFuture<'a, kube::Result<Option<Manifest>>> {
+    fn delete<'a>(&'a self, manifest: &'a Manifest) -> BoxFuture<'a, Result<Option<Manifest>, StoreError>> {
         self.store.delete(manifest)
     }
 
@@ -82,15 +86,6 @@ impl Store for StoreWithHeirs<'_> {
 
     fn wake(&self, other: &ManifestKey) {
         self.store.wake(other);
-    }
-}
-
-fn engine(memories: &Memories, metrics: &Metrics) -> Engine {
-    Engine {
-        kinds: KindCache::default(),
-        budgets: WriteBudgets::default(),
-        memories: memories.engine.clone(),
-        fallbacks: metrics.fallbacks.clone(),
     }
 }
 
@@ -134,8 +129,6 @@ impl Fixture {
         let found = layer.clone();
         let woken = Arc::new(parking_lot::Mutex::new(Vec::new()));
         let wakes = woken.clone();
-        let memories = Memories::default();
-        let metrics = Metrics::register(&mut Registry::default());
         let ctx = Context {
             kcp: kcp.client(),
             stores,
@@ -147,9 +140,10 @@ impl Fixture {
             wake: Box::new(move |key| wakes.lock().push(key.name.clone())),
             secrets: None,
             settings: Settings::default(),
-            engine: engine(&memories, &metrics),
-            memories,
-            metrics,
+            kinds: KindCache::default(),
+            budgets: WriteBudgets::default(),
+            memories: Memories::default(),
+            metrics: Metrics::register(&mut Registry::default()),
         };
         let mut fixture = Self { kcp, runtime, layer, ctx, kymas, manifests, woken };
         let kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
@@ -195,13 +189,7 @@ impl Fixture {
         let store = StoreWithHeirs { store, heirs: parking_lot::Mutex::new(Some(heirs)) };
         let cluster = Cluster { key: KymaKey::new(NAMESPACE, "k"), client: self.runtime.client(), revision: 1 };
         let content = KcpContent { ctx: &self.ctx, key: &key };
-        self.ctx.engine.reconcile(Request::new(manifest, &cluster, &store, &content)).await.unwrap()
-    }
-
-    /// Restarts the receiver.
-    fn forget_all(&mut self) {
-        self.ctx.memories = Memories::default();
-        self.ctx.engine = engine(&self.ctx.memories, &self.ctx.metrics);
+        self.ctx.engine().reconcile(Request::new(manifest, &cluster, &store, &content)).await.unwrap()
     }
 
     /// Reconciles with a current cache.

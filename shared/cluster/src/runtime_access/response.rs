@@ -39,9 +39,9 @@ use crate::leader::WriteFence;
 
 /// [`Limits::concurrent`] by default.
 pub const CONCURRENT_REQUESTS: usize = 64;
-/// Maximum number of concurrent reconciles of one runtime's modules. One slow module does not hold up the others of its
-/// runtime, and a runtime with many modules, or one that responds slowly, occupies few of the workers.
-pub const CONCURRENT_MODULES: usize = 2;
+/// Maximum number of concurrent callers that share the requests to one runtime. A slow one does not hold up the others, and a
+/// runtime that responds slowly occupies few workers.
+pub const CONCURRENT_CALLERS: usize = 2;
 
 /// Limits of one runtime's responses.
 #[derive(Clone, Copy, Debug)]

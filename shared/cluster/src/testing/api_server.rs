@@ -314,6 +314,7 @@ impl State {
             is_there
                 && by_labels
                 && field.strip_prefix("metadata.name=").is_none_or(|name| object["metadata"]["name"] == name)
+                && field.strip_prefix("type=").is_none_or(|kind| object["type"] == kind)
         };
         let all: Vec<_> = self.of_kind(plural).filter(selects).collect();
         let from = parameter(query, "continue").map_or(0, |token| token.parse().unwrap());

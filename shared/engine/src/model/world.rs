@@ -41,7 +41,7 @@ pub(super) const MENDED: usize = 2;
 pub(super) const ALPHA: usize = 0;
 pub(super) const MODULES: [usize; 2] = [ALPHA, 1];
 
-/// The Manifest in the control plane.
+/// The Manifest in the store.
 #[derive(Clone, Debug)]
 pub(super) struct StoredManifest {
     number: u32,
@@ -53,7 +53,7 @@ pub(super) struct StoredManifest {
     pub(super) version: usize,
 }
 
-/// A module of the Kyma.
+/// A module of the cluster.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Module {
     pub(super) manifest: Option<StoredManifest>,
@@ -61,9 +61,9 @@ pub(super) struct Module {
     manifests: u32,
     /// Manifests that created the default CR and recorded it.
     pub(super) creators: Vec<u32>,
-    /// Backup of the control plane.
+    /// Backup of the store.
     pub(super) backup: Option<StoredManifest>,
-    /// The control plane was restored: until its removal, a Manifest may lack objects in its inventory.
+    /// The store was restored: until its removal, a Manifest may lack objects in its inventory.
     pub(super) is_restored: bool,
     /// It became unmanaged once, and may have left fields in objects of the other module.
     pub(super) was_released: bool,
@@ -110,7 +110,7 @@ pub(super) struct World {
     pub(super) is_disputed: bool,
     /// Remaining requests until one fails; `None` for no fault.
     pub(super) fault_in: Option<u8>,
-    /// Remaining actions until the receiver is killed.
+    /// Remaining actions until the process is killed.
     pub(super) crash_in: Option<u8>,
     pub(super) meanwhile: Option<(u8, Meanwhile)>,
     /// A webhook of others refuses writes of ConfigMaps and CRs.
@@ -359,7 +359,7 @@ impl World {
         }
     }
 
-    /// Carries out an action; false ends the reconcile, as a failed request to the control plane does.
+    /// Carries out an action; false ends the reconcile, as a failed request to the store does.
     fn act(&mut self, action: Action<'_>, facts: &mut Facts<'_>, at: usize) -> bool {
         let Some(number) = self.modules[at].manifest.as_ref().map(|manifest| manifest.number) else { return false };
         match action {
@@ -630,7 +630,7 @@ impl World {
                 object.apply(Manager::Joined(at), &Fields::new());
             }
             Parting::Delete if object.is_marked => {
-                // What it has added stays.
+                // The fields that it has added stay.
                 self.modules[at].was_released |= object.has_joined(at);
                 object.owner = Owner::Foreign;
             }
@@ -649,7 +649,7 @@ impl World {
     fn release(&mut self, key: &ObjectKey, at: usize) -> Seen {
         let sharing = self.sharing(at, key);
         let Some(object) = self.objects.get_mut(key) else { return Seen::Absent };
-        // What it has added stays.
+        // The fields that it has added stay.
         self.modules[at].was_released |= object.has_joined(at);
         match sharing.parting(key, &object.live()) {
             Parting::Withdraw => {}

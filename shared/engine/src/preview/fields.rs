@@ -26,7 +26,7 @@ pub(super) fn changes(before: &Value, after: &Value) -> Vec<FieldChange> {
     found
 }
 
-/// The parser of the layer bounds the depth of values, and with it the recursion.
+/// The parser of the objects bounds the depth of values, and with it the recursion.
 fn compare(path: &str, before: Option<&Value>, after: Option<&Value>, found: &mut Vec<FieldChange>) {
     match (before, after) {
         (before, after) if before == after => {}

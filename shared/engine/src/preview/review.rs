@@ -1,4 +1,4 @@
-//! Mistakes in the objects of a layer that would otherwise show in runtime clusters alone, and probable ones.
+//! Mistakes in the objects of a version that would otherwise show in clusters alone, and probable ones.
 
 mod definition;
 mod lists;
@@ -15,16 +15,16 @@ use crate::{
     render::{DEFAULT_NAMESPACE, Hook, Scope, hook_of},
 };
 
-/// Findings about the objects of a layer. Each is a sentence that begins with the place.
+/// Findings about the objects of a version. Each is a sentence that begins with the place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Review {
-    /// API servers refuse the object, or the receiver leaves it out, or it must not be in a module.
+    /// API servers refuse the object, or it is left out, or it must not be in a module.
     pub mistakes: Vec<String>,
     /// The module works, but probably not as intended.
     pub warnings: Vec<String>,
 }
 
-/// Reviews the objects of a layer, with all of several equal ones.
+/// Reviews the objects of a version, with all of several equal ones.
 #[must_use]
 pub fn review(objects: &[PlacedObject]) -> Review {
     let kinds = kinds_of(objects.iter().map(|placed| &placed.object));

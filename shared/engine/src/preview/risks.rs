@@ -215,7 +215,7 @@ fn versions(spec: &Value) -> impl Iterator<Item = &Value> {
     spec["versions"].as_array().into_iter().flatten()
 }
 
-/// Compares the schemas of one field in one version. The parser of the layer bounds their depth.
+/// Compares the schemas of one field in one version. The parser of the objects bounds their depth.
 fn of_schema(version: &str, path: &str, before: &Value, after: &Value, found: &mut Vec<(RiskCode, String)>) {
     let field = || if path.is_empty() { "the resource".to_owned() } else { format!("the field {path}") };
     if let (Some(old), Some(new)) = (before["type"].as_str(), after["type"].as_str())

@@ -1,5 +1,5 @@
-//! Fields of a module's objects that an injector or a controller of Kubernetes fills. The layer has placeholders there, which
-//! the receiver would write over their values again and again.
+//! Fields of a module's objects that an injector or a controller of Kubernetes fills. The version has placeholders there,
+//! which would be written over their values again and again.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Hooks of Helm among the objects of a layer. `helm template` writes them like other objects.
+//! Hooks of Helm among the objects of a version. `helm template` writes them like other objects.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ const ANNOTATION: &str = "helm.sh/hook";
 const LEFT_OUT: [&str; 7] =
     ["pre-delete", "post-delete", "pre-rollback", "post-rollback", "test", "test-success", "test-failure"];
 
-/// What becomes of an object with a hook.
+/// Use of an object with a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hook {
     /// It is never installed.

@@ -8,8 +8,8 @@ use tidewatch_api::names::SKR_NAMESPACE;
 use super::{RenderedObject, pods};
 use crate::content::PullSecret;
 
-/// The copies, one for each namespace in which a rendered workload has pods. The reconcile of the Kyma copies the Secret to
-/// the namespace of all modules.
+/// The copies, one for each namespace in which a rendered workload has pods. The caller copies the Secret to the
+/// namespace of all modules.
 pub(super) fn copies(rendered: &[RenderedObject], secret: Option<&PullSecret>) -> Vec<Value> {
     let Some(PullSecret { name, content: Some(content) }) = secret else { return Vec::new() };
     let workloads = rendered.iter().filter(|object| object.served && pods::has_pods(&object.body, &object.key));

@@ -50,7 +50,7 @@ pub(crate) fn leftovers(key: &ObjectKey, desired: &Value, live: &DynamicObject) 
     }
     let mut owned = BTreeSet::new();
     for entry in live.managed_fields() {
-        // What we owned by texts is desired, or is a leftover.
+        // A key that we owned by texts is desired, or is a leftover.
         let members = ["f:data", STRING_DATA].into_iter().filter(|member| *member != STRING_DATA || !is_ours(entry));
         let keys = members.filter_map(|member| fields(entry, member)?.as_object()).flat_map(|keys| keys.keys());
         owned.extend(keys.filter_map(|key| key.strip_prefix("f:")));

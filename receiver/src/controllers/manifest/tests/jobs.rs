@@ -39,7 +39,7 @@ impl Fixture {
 
     /// Another process, or another replica.
     fn restart(&mut self) {
-        self.forget_all();
+        self.ctx.memories = Memories::default();
     }
 
     fn image(&self) -> Option<String> {

@@ -1,7 +1,7 @@
 //! Changes in the runtime that its agent reported.
 
 use tidewatch_contract::event::{Change, Object};
-use tidewatch_engine::WATCH_PODS_AFTER;
+use tidewatch_engine::testing::WATCH_PODS_AFTER;
 
 use super::*;
 

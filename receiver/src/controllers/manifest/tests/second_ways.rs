@@ -87,7 +87,7 @@ impl Case {
             fixture.reconcile().await;
             let is_cut = fixture.runtime.is_cut();
             fixture.runtime.cut_after(None);
-            fixture.forget_all();
+            fixture.ctx.memories = Memories::default();
             fixture.reconcile().await;
             fixture.reconcile().await;
             assert_eq!(objects_of(&fixture), end, "{:?} after {cuts} writes", self.fallback);

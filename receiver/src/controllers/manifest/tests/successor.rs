@@ -98,7 +98,7 @@ async fn of_two_manifests_created_at_the_same_time_exactly_one_writes() {
 async fn pods_of_a_superseded_manifest_are_not_watched_any_more() {
     let mut fixture = Fixture::installed_at_noon().await;
     let pods = PodSelection { namespace: "kyma-system".to_owned(), selector: "app=d".to_owned() };
-    fixture.ctx.memories.engine.set_pods(&key(), &KymaKey::new(NAMESPACE, "k"), Some(pods));
+    fixture.ctx.memories.engine.put_pods(&key(), &KymaKey::new(NAMESPACE, "k"), Some(pods));
     fixture.add_successor("2026-01-01T12:00:01Z");
     assert_eq!(fixture.reconcile().await, ended());
     assert_eq!(fixture.ctx.memories.pods(&key()), None);
@@ -185,6 +185,15 @@ async fn manifest_whose_successor_leaves_takes_the_objects_over_again() {
     assert_eq!(fixture.runtime.writes(), ["PATCH configmaps/a"]);
     let map = fixture.runtime.object("configmaps/a").unwrap();
     assert_eq!(map["metadata"]["annotations"][annotation::OWNED_BY], "kcp-system/m");
+}
+
+#[tokio::test(start_paused = true)]
+async fn manifest_with_a_successor_reports_nothing_of_a_runtime_without_access() {
+    let mut fixture = Fixture::installed_at_noon().await;
+    fixture.add_successor("2026-01-01T12:00:01Z");
+    fixture.ctx.clients = Box::new(|_| Err(RuntimeAccessError::Missing.into()));
+    assert_eq!(fixture.reconcile().await, ended());
+    assert_eq!(fixture.kcp.writes(), Vec::<String>::new());
 }
 
 /// The cache shows the deletion of the other Manifest after the reconcile has begun.

@@ -1,11 +1,11 @@
-//! CRDs of a layer.
+//! CRDs of a version.
 
 use serde_json::Value;
 use tidewatch_api::names::GROUP;
 
 use crate::inventory::ObjectKey;
 
-/// Kinds whose CRDs the receiver installs in every runtime cluster.
+/// Kinds whose CRDs Kyma itself installs in every cluster.
 const OWN: [&str; 3] = ["Kyma", "ModuleTemplate", "ModuleReleaseMeta"];
 
 /// The first mistake in a CRD; `None` for any other object.
