@@ -10,10 +10,8 @@ use kube::{
 };
 use serde_json::json;
 use tidewatch_api::names::{PAUSE, RELEASES, ROLLOUTS, annotation};
-use tidewatch_receiver::controllers::{
-    catalog::rollout::RolloutFlags,
-    module_rollout::view::{self, Confirmation, KcpObjects, ViewOptions},
-};
+use tidewatch_receiver::controllers::module_rollout::view::{self, Confirmation, KcpObjects, ViewOptions};
+use tidewatch_select::catalog::rollout::RolloutFlags;
 
 use crate::{
     block_on,

@@ -29,4 +29,3 @@ pub mod controllers;
 mod layers;
 pub mod rights;
 pub mod telemetry;
-pub mod versions;

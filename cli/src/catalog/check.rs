@@ -6,10 +6,8 @@ use anyhow::Result;
 use clap::Args;
 use jiff::{Timestamp, tz::TimeZone};
 use tidewatch_oci::credentials::RegistryAddress;
-use tidewatch_receiver::controllers::catalog::{
-    check::{self, CheckOptions, Report, Source},
-    visibility::restricted_modules,
-};
+use tidewatch_receiver::controllers::catalog::check::{self, CheckOptions, Report, Source};
+use tidewatch_select::catalog::visibility::restricted_modules;
 
 use super::{LiveFlags, current, files, shared};
 use crate::{

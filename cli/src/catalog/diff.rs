@@ -12,10 +12,10 @@ use tidewatch_receiver::controllers::{
         Flags,
         check::{self, Objects},
         preview::{self, Live, Preview, PreviewOptions},
-        rollout::RolloutFlags,
     },
     kyma::preview::{self as kyma_preview, Fleet, KymaEffects},
 };
+use tidewatch_select::catalog::rollout::RolloutFlags;
 
 use super::{LiveFlags, files};
 use crate::{block_on, exit, output, windows::WindowFlags};

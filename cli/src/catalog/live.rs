@@ -19,7 +19,8 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::runtime_access::list_map;
 use tidewatch_kit::table;
-use tidewatch_receiver::controllers::catalog::{check::Objects, preview::Live, visibility::restricted_modules};
+use tidewatch_receiver::controllers::catalog::{check::Objects, preview::Live};
+use tidewatch_select::catalog::visibility::restricted_modules;
 
 use crate::cluster::{ClusterFlags, LIST_LIMITS, within_deadline};
 

@@ -178,7 +178,8 @@ mod tests {
     };
 
     use super::*;
-    use crate::{config::Config, controllers::kyma::LayerLookup};
+    use crate::config::Config;
+    use tidewatch_select::kyma::layer::LayerLookup;
 
     struct Fixture {
         layers: ComponentLayers,

@@ -9,36 +9,29 @@
 //! runtime. A sync without changes therefore makes no call.
 
 pub mod check;
-mod content;
 mod controller;
-pub mod desired;
 pub mod diff;
 mod error;
 mod events;
 mod flags;
-pub mod holds;
 pub mod inventory;
 mod metrics;
 pub mod preview;
 mod releases;
-pub mod removal_guard;
-pub(crate) mod retirement;
-pub mod rollout;
 mod runtime;
-pub mod selector;
-pub mod snapshot;
 mod sync;
-mod target;
 #[cfg(test)]
 mod tests;
 pub mod view;
-pub mod visibility;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     mem,
     sync::Arc,
     time::Duration,
+};
+use tidewatch_select::catalog::{
+    ChannelTarget, RolloutBoard, RolloutSlot, VersionSource, VisibilityLabels, removal_guard, retirement, rollout,
 };
 
 use jiff::{Timestamp, civil::Date};
@@ -53,24 +46,19 @@ use tidewatch_cluster::{
 use tidewatch_fleet::{queue::Drift, stores::Stores};
 use tokio::time::timeout;
 
-pub use content::content_id;
 pub use error::{Attempt, CallError, ObjectFailure, ObjectsError, SyncError, Target};
 pub use flags::Flags;
 pub use metrics::{Metrics, Operation};
 pub use sync::Synced;
 
 pub(crate) use controller::{CatalogError, CatalogReconcile};
-pub(crate) use releases::confirmations;
-pub(crate) use rollout::{RolloutBoard, RolloutMark, RolloutSlot};
-pub use target::{ChannelTarget, VersionSource, VisibilityLabels};
 
-use self::{
+use self::{inventory::Inventory, runtime::Runtime};
+use tidewatch_select::catalog::{
     holds::Holds,
-    inventory::Inventory,
     releases::{Ledger, Observed},
     removal_guard::{GuardDecision, HeldRemoval, HeldRemovals, LostReleases, RemovalPolicy},
     rollout::{InvalidPolicyError, RolloutKey, RolloutPolicy},
-    runtime::Runtime,
     snapshot::{Omission, Snapshot},
 };
 

@@ -6,7 +6,6 @@
 
 mod apply;
 mod base;
-mod build;
 mod component_layers;
 mod crd;
 mod deletion;
@@ -14,17 +13,10 @@ mod error;
 pub(crate) mod fetch;
 mod hand_back;
 mod inputs;
-mod installed;
-mod layer;
 mod leave;
-mod leaving;
-mod lookup;
-mod mandatory;
 mod metrics;
 mod module_status;
-mod modules;
 mod pending_writes;
-mod pin;
 pub mod preview;
 mod pull_secret;
 mod remote;
@@ -33,11 +25,10 @@ mod selection;
 mod skip_label;
 #[cfg(test)]
 mod tests;
-mod validate;
 mod verified_cache;
-mod window;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use tidewatch_select::kyma::{layer::LayerLookup, mandatory, modules};
 
 use futures::future::join;
 use jiff::Timestamp;
@@ -74,23 +65,27 @@ pub use metrics::Metrics;
 pub use pending_writes::PendingWrites;
 
 pub(crate) use inputs::{Inputs, PendingInputs, is_own_annotation};
-pub(crate) use layer::LayerLookup;
-pub(crate) use mandatory::{due_after as mandatory_due_after, is_mandatory};
 
 use self::{
-    lookup::{Resolved, Sources},
-    mandatory::Owned,
-    modules::Decisions,
     remote::Ensured,
     selection::{Selections, Shown},
-    validate::{Validated, WantedModule, validate},
     verified_cache::{Verified, VerifiedCache},
 };
 use crate::controllers::{
-    catalog::{Catalog, CatalogReconcile, RolloutSlot, retirement, snapshot::Snapshot, visibility::template_name},
+    catalog::{Catalog, CatalogReconcile},
     mandatory::MandatoryModules,
     status::{Findings, ShownStatus, StatusWriter, update_runtime, write_runtime},
-    windows::{MaintenanceWindows, WindowState},
+    windows::MaintenanceWindows,
+};
+use tidewatch_select::{
+    catalog::{RolloutSlot, retirement, snapshot::Snapshot, visibility::template_name},
+    kyma::{
+        lookup::{Resolved, Sources},
+        mandatory::Owned,
+        modules::Decisions,
+        validate::{Validated, WantedModule, validate},
+    },
+    windows::WindowState,
 };
 
 /// Delay of the next reconcile if the catalog has changed for a module that has no version. Changes take effect together after

@@ -11,6 +11,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
+use tidewatch_select::kyma::mandatory::{is_protected, is_wanted};
 
 use kube::{
     Api, Client, ResourceExt as _,
@@ -34,10 +35,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::action::{Action, Use, action, is_wanted};
+use self::action::{Action, Use, action};
 use super::catalog::Catalog;
-
-pub(crate) use action::is_installable;
 
 /// Delay from the first change until all changes received so far are acted on together.
 const DEBOUNCE: Duration = Duration::from_millis(300);
@@ -197,7 +196,7 @@ impl Finalizers {
     fn use_of(&mut self, meta: &ModuleReleaseMeta) -> Use {
         let module = meta.name_any();
         let is_held = self.catalog.is_held(&meta.name_any());
-        if is_wanted(meta) || !action::is_protected(meta) {
+        if is_wanted(meta) || !is_protected(meta) {
             return Use { has_manifests: true, is_held, leaving_for: Duration::ZERO };
         }
         let manifests = self.stores.manifests.of_module(&module);

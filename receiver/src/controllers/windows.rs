@@ -7,10 +7,9 @@
 mod file;
 mod flags;
 mod metrics;
-mod parse;
-mod policy;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
+use tidewatch_select::windows::{Mistakes, NoWindowError, PolicyError, UNKNOWN, WindowState, parse};
 
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
@@ -20,14 +19,8 @@ use tidewatch_api::{Kyma, ModuleStatus, facts::KymaFacts, key::KymaKey};
 pub use file::PolicyFile;
 pub use flags::Flags;
 pub use metrics::Metrics;
-pub use parse::{Mistakes, PolicyError};
 
-pub(crate) use policy::{NoWindowError, WindowState};
-
-use self::policy::Policy;
-
-/// First words of the message of a module whose window cannot be determined: lifecycle-manager's.
-pub(crate) const UNKNOWN: &str = "failed to determine if maintenance window is active";
+use tidewatch_select::windows::policy::Policy;
 
 /// The policy in use, and the Kymas with a module that waits. Clones share one state.
 #[derive(Clone, Debug)]

@@ -26,7 +26,7 @@ use tidewatch_api::{
     names::{KUBECONFIG_KEY, SKR_NAMESPACE},
 };
 use tidewatch_cluster::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings};
-use tidewatch_receiver::controllers::catalog::desired::DesiredObject;
+use tidewatch_select::catalog::desired::DesiredObject;
 use tokio::runtime;
 
 use crate::{load::SimulatedFleet, product::cpu_by_thread};

@@ -22,7 +22,8 @@ use tidewatch_api::{
     crds,
     names::{KCP_NAMESPACE, annotation, label},
 };
-use tidewatch_receiver::{controllers::catalog::desired::Kind, rights};
+use tidewatch_receiver::rights;
+use tidewatch_select::catalog::desired::Kind;
 use tidewatch_tests::{
     bed,
     control_plane::{Cluster, Tool},

@@ -1,6 +1,7 @@
 //! Components that changes of KCP reach.
 
 use std::{sync::Arc, time::Duration};
+use tidewatch_select::catalog::visibility::restricted_modules;
 
 #[cfg(feature = "stamps")]
 use anyhow::Context as _;
@@ -73,7 +74,7 @@ pub(super) fn components(
         fence: fence.clone(),
         ..Default::default()
     };
-    let restricted_modules = catalog::visibility::restricted_modules(&config.restricted_default_modules);
+    let restricted_modules = restricted_modules(&config.restricted_default_modules);
     let catalog = catalog::Settings { restricted_modules, flags: config.catalog.clone() };
     let installed = if installs { tidewatch_installer::watches() } else { Vec::new() };
     let (plan, ..) = watcher::plan::<Arc<Watcher>>(installed.clone(), &[]);

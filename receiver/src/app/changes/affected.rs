@@ -9,7 +9,7 @@ use super::{
     fingerprint::{MandatoryFingerprint, ReleaseFingerprint},
     users::{Follows, User, Users},
 };
-use crate::controllers::catalog::VersionSource;
+use tidewatch_select::catalog::VersionSource;
 
 /// Kymas that a change of the catalog affects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

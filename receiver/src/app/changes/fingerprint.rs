@@ -18,10 +18,10 @@ use tidewatch_fleet::{
     watch::Change,
 };
 
-use crate::controllers::{
+use crate::controllers::kyma::is_own_annotation;
+use tidewatch_select::{
     catalog::visibility::{Admission, HidingRule},
-    kyma::is_own_annotation,
-    mandatory::is_installable,
+    kyma::is_installable,
 };
 
 /// Fingerprints of one kind, by key.

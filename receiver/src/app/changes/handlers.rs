@@ -25,7 +25,8 @@ use super::{
     placer::{self, KymaPlacer},
     users::{self, Users},
 };
-use crate::controllers::{catalog::CatalogUpdate, mandatory::is_installable};
+use crate::controllers::catalog::CatalogUpdate;
+use tidewatch_select::kyma::is_installable;
 
 /// Factory of the handlers, and the state that they share.
 pub(super) struct EventHandlers {

@@ -22,7 +22,7 @@ use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate};
 pub use finding::{Code, Finding, Report, Severity, Summary};
 
 use self::{object::Typed, schema::Schemas};
-use super::desired::Kind;
+use tidewatch_select::catalog::desired::Kind;
 
 /// Advice for an object that fails to deserialize without any other finding: only fields maintained by the API server
 /// can be the cause.

@@ -7,10 +7,8 @@ use tidewatch_api::names::{GROUP, SKR_NAMESPACE, field_manager};
 use tidewatch_contract::event::{Change, Object};
 use tidewatch_kit::foreign_text::identifier;
 
-use super::{
-    desired::{ContentHash, DesiredCatalog, DesiredObject, Kind, ObjectId},
-    inventory::{Inventory, InventoryEntry},
-};
+use super::inventory::{Inventory, InventoryEntry};
+use tidewatch_select::catalog::desired::{ContentHash, DesiredCatalog, DesiredObject, Kind, ObjectId};
 
 /// An object to apply.
 #[derive(Clone, Debug, PartialEq)]

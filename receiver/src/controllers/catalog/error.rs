@@ -8,7 +8,7 @@ use tidewatch_cluster::{
     runtime_access::{self, ListError, describe},
 };
 
-use super::desired::{Kind, ObjectId};
+use tidewatch_select::catalog::desired::{Kind, ObjectId};
 
 /// Failures named in the message; further ones are counted.
 const NAMED: usize = 3;

@@ -4,8 +4,8 @@
 use tidewatch_api::names::RELEASES;
 use tidewatch_fleet::recorder::{PendingEvent, Regarding};
 
-use super::{
-    CatalogUpdate,
+use super::CatalogUpdate;
+use tidewatch_select::catalog::{
     desired::{Kind, ObjectId},
     removal_guard::{HeldRemoval, LostReleases},
     snapshot::Omission,
@@ -51,7 +51,7 @@ fn compose(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::catalog::{
+    use tidewatch_select::catalog::{
         removal_guard::{LossCause, Part},
         snapshot::OmissionReason,
     };

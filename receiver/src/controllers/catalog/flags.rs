@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use tidewatch_cluster::flags::seconds;
 
-use super::rollout::RolloutFlags;
+use tidewatch_select::catalog::rollout::{DEFAULT_MAX_DELAY, RolloutFlags};
 
 /// Roll-out of catalog changes to the runtimes.
 #[derive(Clone, Debug, Args)]
@@ -34,7 +34,7 @@ impl Default for Flags {
     fn default() -> Self {
         Self {
             catalog_sync_rate: 200,
-            module_upgrade_rollout_max_delay: Duration::from_secs(300),
+            module_upgrade_rollout_max_delay: DEFAULT_MAX_DELAY,
             removal_limit_percent: 5,
             rollout: RolloutFlags::default(),
         }

@@ -17,7 +17,7 @@ use tidewatch_kit::{
     short_map::ShortMap,
 };
 
-use super::desired::{ContentHash, ObjectId};
+use tidewatch_select::catalog::desired::{ContentHash, ObjectId};
 
 /// Maximum number of objects of one inventory. The entries are kept for as long as the runtime is served; a catalog of
 /// 4,096 objects has 200 modules with 20 versions each.
@@ -242,7 +242,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::controllers::catalog::desired::Kind;
+    use tidewatch_select::catalog::desired::Kind;
 
     fn id(name: &str) -> ObjectId {
         ObjectId::new(Kind::Template, name)

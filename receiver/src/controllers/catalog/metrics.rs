@@ -7,8 +7,8 @@ use prometheus_client::{
 use strum::VariantNames as _;
 use tidewatch_kit::{metric_set, variant::VariantName as _};
 
-use super::{
-    inventory::InventoryError,
+use super::inventory::InventoryError;
+use tidewatch_select::catalog::{
     removal_guard::{HeldRemovals, LostReleases},
     snapshot::{Omission, OmissionReason},
 };

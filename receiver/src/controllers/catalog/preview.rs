@@ -18,8 +18,10 @@ use tidewatch_api::{
 };
 use tidewatch_kit::{table, variant::VariantName as _};
 
-use super::{
-    check::Objects,
+use super::check::Objects;
+use crate::controllers::windows::MaintenanceWindows;
+use tidewatch_select::catalog::{
+    ChannelTarget, VersionSource,
     desired::{Difference, ObjectId},
     holds::Holds,
     releases::Ledger,
@@ -29,10 +31,8 @@ use super::{
         StoredRollouts,
     },
     snapshot::{Omission, Snapshot},
-    target::{ChannelTarget, VersionSource},
     visibility::VisibilityClass,
 };
-use crate::controllers::windows::MaintenanceWindows;
 
 /// Annotations of a release meta with the rules of its ring rollout.
 const ROLLOUT_RULES: [&str; 5] = [

@@ -19,10 +19,8 @@ use tidewatch_cluster::{
 };
 use tidewatch_kit::foreign_text::identifier;
 
-use super::{
-    desired::{DesiredObject, Kind, ObjectId},
-    metrics::{Metrics, Operation},
-};
+use super::metrics::{Metrics, Operation};
+use tidewatch_select::catalog::desired::{DesiredObject, Kind, ObjectId};
 
 /// API of one runtime.
 #[derive(Clone)]

@@ -18,12 +18,12 @@ use tidewatch_contract::event::Object;
 use tidewatch_fleet::queue::Drift;
 
 use super::{
-    desired::{DesiredCatalog, Kind, ObjectId},
     diff::{self, Action, Apply, Delete, Steps},
     error::{Attempt, CallError, Failures, SyncError},
     inventory::{Inventory, InventoryEntry},
     runtime::Runtime,
 };
+use tidewatch_select::catalog::desired::{DesiredCatalog, Kind, ObjectId};
 
 /// Concurrent calls to one runtime.
 const CONCURRENCY: usize = 4;

@@ -11,9 +11,8 @@ use kube::core::ObjectMeta;
 use serde::Serialize;
 use tidewatch_kit::{table, variant::VariantName as _};
 
-use super::{
-    check::Objects,
-    preview::OmissionView,
+use super::{check::Objects, preview::OmissionView};
+use tidewatch_select::catalog::{
     releases::Ledger,
     removal_guard::{HeldRemoval, LostReleases},
     retirement,

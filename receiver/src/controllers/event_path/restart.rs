@@ -15,10 +15,10 @@ use tidewatch_fleet::{
     table::RuntimeTable,
 };
 
-use crate::controllers::{
-    catalog::{Catalog, ChannelTarget, RolloutSlot, VersionSource},
-    kyma::{Inputs, mandatory_due_after},
-    windows::MaintenanceWindows,
+use crate::controllers::{catalog::Catalog, kyma::Inputs, windows::MaintenanceWindows};
+use tidewatch_select::{
+    catalog::{ChannelTarget, RolloutSlot, VersionSource},
+    kyma::mandatory,
 };
 
 /// Enqueues Kymas that this process begins to serve.
@@ -80,7 +80,9 @@ fn enqueue(to: &AcquiredKymas, kymas: impl Iterator<Item = Arc<CachedKyma>>) {
             first += 1;
             continue;
         };
-        match mandatory_due_after(kyma, &manifests, catalog, &snapshot) {
+        let uid = KymaFacts::from(kyma).uid();
+        let slot = |module: &str, version: &str| catalog.rollout_slot(uid, module, VersionSource::Mandatory, version);
+        match mandatory::due_after(&manifests, &snapshot, slot, |module| catalog.is_held(module)) {
             Some(Duration::ZERO) => lacking.push(key.clone()),
             Some(rest) => fleet.roll_out(&key, rest),
             None => {}
@@ -179,7 +181,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::controllers::windows::WindowState;
+    use tidewatch_select::windows::WindowState;
 
     fn plan() -> Plan {
         Plan::new("r".into(), Vec::new()).unwrap()
@@ -335,7 +337,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn roll_out_resumes_after_a_restart() {
         let reconcile = WorkSet::of(&[Work::Kyma]);
-        let delay = crate::controllers::catalog::rollout::delay("uid", "keda", "1.1.0", WINDOW);
+        let delay = tidewatch_select::catalog::rollout::delay("uid", "keda", "1.1.0", WINDOW);
         assert!(delay > Duration::from_secs(60), "the delay must be observable");
         let (works, priority, after) = bed(40).first().await;
         assert_eq!((works, priority), (reconcile, Priority::Catalog));

@@ -12,7 +12,7 @@ use tidewatch_oci::{
     registry::{Change, Key, Lookup, Registry},
 };
 
-use super::layer::{LayerLookup, ModuleLayer};
+use tidewatch_select::kyma::layer::{LayerLookup, ModuleLayer};
 
 /// Looks up the layers of modules in a registry.
 pub struct ComponentLayers {

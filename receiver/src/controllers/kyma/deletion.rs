@@ -23,10 +23,9 @@ use tidewatch_fleet::takeover;
 use tidewatch_installer::{Readiness, SECRET_DELETED, SECRET_MISSING, pending_removal::PendingRemoval};
 use tracing::info;
 
-use super::{
-    Context, Error, apply, base, crd, error, fetch, is_mandatory, leave, module_status, pull_secret, requests,
-};
+use super::{Context, Error, apply, base, crd, error, fetch, leave, module_status, pull_secret, requests};
 use crate::controllers::status::{Conditions, Findings, WAITING_FOR_MODULES, unreachable_since, write_runtime};
+use tidewatch_select::kyma::mandatory::is_mandatory;
 
 /// Time after which a runtime cluster counts as gone if its access Secret was seen being deleted during the deletion of its
 /// Kyma. infrastructure-manager deletes the Secret right before the cluster.

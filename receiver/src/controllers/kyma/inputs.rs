@@ -23,7 +23,7 @@ use tidewatch_fleet::queue::WorkSet;
 use tidewatch_kit::digest::short_digest;
 
 use super::{Context, crd};
-use crate::controllers::windows::WindowState;
+use tidewatch_select::windows::WindowState;
 
 pub(crate) use pending::{Metrics, PendingInputs};
 

@@ -9,11 +9,13 @@ use tidewatch_api::{
 };
 use tidewatch_engine::CreatedDefault;
 
-use super::{
-    lookup::{LookupError, Resolved, Waiting},
-    validate::WantedModule,
+use tidewatch_select::{
+    catalog::retirement,
+    kyma::{
+        lookup::{LookupError, Resolved, Waiting},
+        validate::WantedModule,
+    },
 };
-use crate::controllers::catalog::retirement;
 
 /// Maximal number of modules in a status that cannot be installed. An API server needs as much time for a status with
 /// hundreds of entries as for many small writes.
@@ -230,12 +232,17 @@ mod tests {
 
     use serde_json::json;
     use tidewatch_api::KymaStatus;
+    use tidewatch_select::kyma::{
+        pin::{Pin, PinnedIn},
+        validate::Follow,
+    };
 
     use super::*;
-    use crate::controllers::{
-        kyma::{pin::Pin, validate::Follow},
-        status::for_runtime,
-    };
+    use crate::controllers::status::for_runtime;
+
+    fn pin() -> Pin {
+        Pin::parse("template-operator", "2.0.0", PinnedIn::Runtime, "regular".to_owned()).unwrap()
+    }
 
     fn resolved(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>) -> ModuleStatus {
         super::resolved(module, found, manifest, jiff::civil::date(2026, 6, 1))
@@ -399,9 +406,9 @@ mod tests {
 
     #[test]
     fn pinned_module_has_the_channel_that_it_would_follow_and_names_its_pin() {
-        let module = |managed| WantedModule { follows: Ok(Follow::Pin(Pin::at("2.0.0"))), ..wanted(managed) };
+        let module = |managed| WantedModule { follows: Ok(Follow::Pin(pin())), ..wanted(managed) };
         let found = || Resolved { channel: None, ..found() };
-        let notice = Pin::at("2.0.0").to_string();
+        let notice = pin().to_string();
         let status = resolved(&module(true), &found(), None);
         let shown = |status: &ModuleStatus| (status.channel.clone(), status.message.clone());
         assert_eq!((shown(&status), status.version.as_deref()), ((some("regular"), some(&notice)), Some("2.0.0")));

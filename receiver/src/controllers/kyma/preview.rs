@@ -13,6 +13,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
+use tidewatch_select::kyma::mandatory;
 
 use jiff::{Timestamp, civil::Date};
 use kube::ResourceExt as _;
@@ -26,24 +27,25 @@ use tidewatch_fleet::{
 pub use report::{Effect, InvalidRollout, KymaEffects, Outcome, WaitReason};
 
 use self::selection::{Selection, selection_of};
-use super::{
-    installed::module_of,
-    is_skipped,
-    layer::{LayerLookup, ModuleLayer},
-    lookup::{Resolved, Sources},
-    mandatory::{self, Owned},
-    modules::{self, Decisions},
-    validate::Validated,
-};
+use super::is_skipped;
 use crate::controllers::{
     catalog::{
-        RolloutBoard, RolloutSlot, VersionSource,
         check::Objects,
         preview::{Live, Outlook, PreviewOptions, changed_modules},
-        retirement,
-        snapshot::Snapshot,
     },
-    windows::{MaintenanceWindows, Metrics, WindowState},
+    windows::{MaintenanceWindows, Metrics},
+};
+use tidewatch_select::{
+    catalog::{RolloutBoard, RolloutSlot, VersionSource, retirement, snapshot::Snapshot},
+    kyma::{
+        installed::module_of,
+        layer::{LayerLookup, ModuleLayer},
+        lookup::{Resolved, Sources},
+        mandatory::Owned,
+        modules::{self, Decisions},
+        validate::Validated,
+    },
+    windows::WindowState,
 };
 
 /// The Kymas of KCP with the Manifests of the changed modules; see [`changed_modules`].

@@ -169,7 +169,8 @@ fn record_of(kcp: &Kyma, selection: &UserSelection, reset: bool) -> Option<Value
     let before =
         kcp.annotations().get(annotation::ACCEPTED_SPEC).and_then(|text| serde_json::from_str::<Value>(text).ok());
     let mut metadata = json!({});
-    if before.as_ref() != Some(&now) && super::validate::validate(selection, kcp.annotations()).is_ok() {
+    if before.as_ref() != Some(&now) && tidewatch_select::kyma::validate::validate(selection, kcp.annotations()).is_ok()
+    {
         let text = now.to_string();
         if text.len() <= MAX_ACCEPTED {
             metadata["annotations"] = json!({annotation::ACCEPTED_SPEC: text});

@@ -2,6 +2,7 @@
 //! a change of a Manifest updates both statuses without reading the runtime cluster.
 
 use std::collections::HashMap;
+use tidewatch_select::kyma::mandatory;
 
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
@@ -9,12 +10,12 @@ use tidewatch_api::{Kyma, key::KymaKey, names::annotation, plan::Work, selection
 use tidewatch_fleet::queue::WorkSet;
 use tidewatch_kit::digest::short_digest;
 
-use super::{
-    Error, Reconcile, mandatory,
+use super::{Error, Reconcile};
+use crate::controllers::status::ShownStatus;
+use tidewatch_select::kyma::{
     modules::{self, Decisions},
     validate::validate,
 };
-use crate::controllers::status::ShownStatus;
 
 /// State of both statuses after a reconcile.
 #[derive(Debug, Default)]

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use kube::ResourceExt as _;
-use tidewatch_api::{ModuleReleaseMeta, names::finalizer};
+use tidewatch_api::ModuleReleaseMeta;
 use tidewatch_cluster::limits::REQUEST_DEADLINE;
+use tidewatch_select::kyma::mandatory::{is_protected, is_wanted};
 
 /// Time from when a module is no longer mandatory, or its release meta is being deleted, until the finalizer may be
 /// removed: a request that creates a Manifest of it may have been sent just before.
@@ -34,21 +34,6 @@ pub(super) enum Action {
     Remove,
 }
 
-/// Returns true if runtimes are to have the module.
-pub(super) fn is_wanted(meta: &ModuleReleaseMeta) -> bool {
-    meta.spec.mandatory.is_some() && meta.metadata.deletion_timestamp.is_none()
-}
-
-/// Returns true if runtimes get the module: its release meta has the finalizer, and so outlives every installation.
-pub(crate) fn is_installable(meta: &ModuleReleaseMeta) -> bool {
-    is_wanted(meta) && is_protected(meta)
-}
-
-/// Returns true if the release meta has the finalizer.
-pub(super) fn is_protected(meta: &ModuleReleaseMeta) -> bool {
-    meta.finalizers().iter().any(|name| name == finalizer::MANDATORY_MODULE)
-}
-
 /// Decides on the finalizer of a release meta.
 pub(super) fn action(meta: &ModuleReleaseMeta, of: Use) -> Action {
     match (is_wanted(meta), is_protected(meta)) {
@@ -64,7 +49,9 @@ pub(super) fn action(meta: &ModuleReleaseMeta, of: Use) -> Action {
 
 #[cfg(test)]
 mod tests {
+    use kube::ResourceExt as _;
     use serde_json::{Value, json};
+    use tidewatch_api::names::finalizer;
 
     use super::*;
 

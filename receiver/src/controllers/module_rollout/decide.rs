@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use tidewatch_rollout::{Candidate, Order, Ring};
 
 use super::members::{Block, LAST_CANARY, Member, Standing};
-use crate::controllers::catalog::rollout::{Progress, Rollout, RolloutPolicy};
+use tidewatch_select::catalog::rollout::{Progress, Rollout, RolloutPolicy};
 
 /// Maximum number of runtimes in a message.
 const MAX_NAMED: usize = 5;

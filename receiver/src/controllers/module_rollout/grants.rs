@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::{sync::Notify, time::Instant};
 
-use crate::controllers::catalog::rollout::RolloutKey;
+use tidewatch_select::catalog::rollout::RolloutKey;
 
 /// Validity of a grant; the replica with the role renews it once a second.
 const VALID: Duration = Duration::from_secs(30);

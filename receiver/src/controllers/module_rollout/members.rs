@@ -11,8 +11,8 @@ use tidewatch_api::{
 use tidewatch_fleet::takeover::Takeover;
 use tokio::time::Instant;
 
-use crate::{
-    controllers::catalog::{
+use tidewatch_select::{
+    catalog::{
         RolloutMark,
         rollout::{Rollout, RolloutKey},
     },

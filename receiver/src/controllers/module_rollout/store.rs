@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 use tidewatch_api::names::annotation;
 
-use crate::controllers::catalog::{
+use tidewatch_select::catalog::{
     confirmations,
     rollout::{Rollout, RolloutKey, StoredRollouts, data_key},
 };
@@ -74,7 +74,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::controllers::catalog::rollout::Progress;
+    use tidewatch_select::catalog::rollout::Progress;
 
     fn rollout(module: &str, channel: Option<&str>, halted: Option<&str>) -> Rollout {
         let progress = Some(Progress { halted: halted.map(str::to_owned), ..Progress::default() });

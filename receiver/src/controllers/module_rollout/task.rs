@@ -43,13 +43,14 @@ use super::{
     metrics::States,
     store::{Rollouts, Snapshot},
 };
-use crate::controllers::{
+use crate::controllers::{catalog::Catalog, windows::MaintenanceWindows};
+use tidewatch_select::{
     catalog::{
-        Catalog, ChannelTarget,
+        ChannelTarget,
         rollout::{BoardEntry, Rollout, RolloutKey, RolloutPolicy},
         visibility::template_name,
     },
-    windows::{MaintenanceWindows, WindowState},
+    windows::WindowState,
 };
 
 /// Interval between ticks while a rollout upgrades runtimes.

@@ -32,16 +32,16 @@ use super::{
     members::{self, Member, Observation, Times},
     store::Snapshot,
 };
-use crate::controllers::{
+use crate::controllers::{catalog::check::Objects, windows::MaintenanceWindows};
+use tidewatch_select::{
     catalog::{
         ChannelTarget,
-        check::Objects,
         rollout::{
             InvalidPolicyError, Rollout, RolloutFlags, RolloutKey, RolloutPolicy, StoredRollouts, accepted_targets,
         },
         visibility::template_name,
     },
-    windows::{MaintenanceWindows, WindowState},
+    windows::WindowState,
 };
 
 /// Rules of a module's rollout; `None` without rings.

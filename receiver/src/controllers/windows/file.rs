@@ -21,7 +21,8 @@ use tidewatch_kit::{
 };
 use tokio::time::{self, Instant, MissedTickBehavior};
 
-use super::{MaintenanceWindows, parse};
+use super::MaintenanceWindows;
+use tidewatch_select::windows::parse;
 
 /// Reason for which the file is not taken into use.
 #[derive(Debug, Error)]

@@ -3,7 +3,7 @@
 use prometheus_client::metrics::{family::Family, gauge::Gauge};
 use tidewatch_kit::{metric_set, metrics::StateLabel};
 
-use super::WindowState;
+use tidewatch_select::windows::WindowState;
 
 metric_set! {
     /// State of the policy, and the Kymas that wait; clones share the gauges.

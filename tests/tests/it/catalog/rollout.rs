@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use tidewatch_receiver::controllers::catalog::rollout;
+use tidewatch_select::catalog::rollout;
 
 use super::*;
 

@@ -135,7 +135,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::controllers::catalog::retirement::parse_date;
+    use tidewatch_select::catalog::retirement::parse_date;
 
     #[test]
     fn misspelt_names_have_a_closest_match() {

@@ -10,7 +10,7 @@ use super::{
     document::{self, Content, Node, Step},
     finding::{Code, Finding},
 };
-use crate::controllers::catalog::{desired::Kind, visibility::template_name};
+use tidewatch_select::catalog::{desired::Kind, visibility::template_name};
 
 /// A template or release meta in a text.
 pub(super) struct Object {

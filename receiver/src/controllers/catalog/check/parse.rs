@@ -11,7 +11,7 @@ use super::{
     object::{Object, finding},
     rules::PinnedUsers,
 };
-use crate::controllers::catalog::desired::Kind;
+use tidewatch_select::catalog::desired::Kind;
 
 /// Parses texts into templates and release metas, adds the Kymas to the users, and findings on all other objects.
 pub(super) fn objects(

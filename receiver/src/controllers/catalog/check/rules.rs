@@ -22,7 +22,7 @@ use super::{
     finding::{Code, Finding},
     object::Object,
 };
-use crate::controllers::catalog::{desired::Kind, visibility::template_name};
+use tidewatch_select::catalog::{desired::Kind, visibility::template_name};
 
 /// All objects that a checked object may refer to. An object that does not deserialize is kept by name only, so that no
 /// other object is reported to lack it.

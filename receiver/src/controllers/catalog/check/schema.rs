@@ -16,7 +16,7 @@ use super::{
     finding::{Code, Finding},
     object::{Object, Typed},
 };
-use crate::controllers::catalog::{desired::Kind, retirement::parse_date};
+use tidewatch_select::catalog::{desired::Kind, retirement::parse_date};
 
 /// Schemas of the catalog's two kinds.
 pub(super) struct Schemas {

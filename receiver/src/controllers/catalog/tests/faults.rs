@@ -3,6 +3,7 @@
 use http::StatusCode;
 use tidewatch_cluster::error_class::ErrorClass;
 use tidewatch_kit::variant::VariantName as _;
+use tidewatch_select::catalog::desired;
 
 use super::*;
 

@@ -4,6 +4,7 @@
 //! channels and versions as they were accepted.
 
 use std::time::Duration;
+use tidewatch_select::catalog::desired;
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use tidewatch_api::names::annotation;

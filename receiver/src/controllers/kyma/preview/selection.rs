@@ -10,10 +10,10 @@ use tidewatch_api::{
     selection::{Pins, UserSelection},
 };
 
-use crate::controllers::kyma::{
+use crate::controllers::kyma::remote::initial_selection;
+use tidewatch_select::kyma::{
     installed::{is_unmanaged, module_of},
     mandatory::is_mandatory,
-    remote::initial_selection,
     validate::{Validated, validate},
 };
 

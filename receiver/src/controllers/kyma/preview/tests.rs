@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 use tidewatch_api::names::{annotation, finalizer, label};
 
 use super::*;
-use crate::controllers::{catalog::holds::Holds, kyma::build};
+use tidewatch_select::{catalog::holds::Holds, kyma::build};
 
 const API: &str = "operator.kyma-project.io/v1beta2";
 

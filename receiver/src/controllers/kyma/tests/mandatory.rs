@@ -1,6 +1,7 @@
 //! Mandatory modules beside the user's selection.
 
 use tidewatch_api::names::{finalizer, label};
+use tidewatch_select::kyma::build;
 
 use super::*;
 

@@ -6,7 +6,7 @@ use super::{
     mandatory::{keda, warden},
     *,
 };
-use crate::controllers::catalog::retirement;
+use tidewatch_select::catalog::retirement;
 
 /// A day relative to today, as a release meta names it.
 fn day(offset: i64) -> String {

@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
+use tidewatch_select::catalog::content_id;
 
 use super::*;
 
@@ -87,7 +88,7 @@ fn template_with(data: Value) -> Value {
 /// releases, or while no receiver was running.
 async fn edited(since: Option<i64>) -> Bed {
     let mut bed = Bed::with_keda().await;
-    let id = |spec: &Value| catalog::content_id(&serde_json::from_value(spec.clone()).unwrap());
+    let id = |spec: &Value| content_id(&serde_json::from_value(spec.clone()).unwrap());
     let old = json!({"moduleName": "keda", "version": "1.0.0", "descriptor": {}});
     let new = template_with(json!({"apiVersion": "a/v1", "kind": "Keda", "spec": {"replicas": 2}}));
     let (content, edited) = match since {

@@ -26,10 +26,11 @@ use tidewatch_fleet::{
 
 use super::*;
 use crate::controllers::{
-    catalog::{self, Flags, RolloutMark, RolloutSlot, VersionSource, rollout::RolloutFlags},
+    catalog::{self, Flags},
     manifest::is_healthy,
     windows,
 };
+use tidewatch_select::catalog::{RolloutMark, RolloutSlot, VersionSource, rollout::RolloutFlags};
 
 /// Id of the ConfigMap with the rollouts.
 const MAP: &str = "configmaps/tidewatch-rollouts";

@@ -5,7 +5,7 @@ use tidewatch_api::names::annotation;
 use tidewatch_rollout::Ring;
 
 use super::*;
-use crate::controllers::catalog::{
+use tidewatch_select::catalog::{
     RolloutMark, VisibilityLabels,
     removal_guard::{Audience, ModuleState},
     rollout::{Progress, data_key},

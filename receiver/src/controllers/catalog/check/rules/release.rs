@@ -8,13 +8,13 @@ use tidewatch_api::{
 };
 
 use super::{Context, NAME, size_advice};
-use crate::controllers::catalog::{
-    check::{
-        advice,
-        document::Step::{self, Index, Key},
-        finding::{Code, Finding},
-        object::Object,
-    },
+use crate::controllers::catalog::check::{
+    advice,
+    document::Step::{self, Index, Key},
+    finding::{Code, Finding},
+    object::Object,
+};
+use tidewatch_select::catalog::{
     desired::ReleaseBody,
     retirement::{self, parse_date},
     selector::{Selector, SelectorError},

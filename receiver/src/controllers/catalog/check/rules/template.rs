@@ -5,16 +5,13 @@ use serde_json::Value;
 use tidewatch_api::{ModuleTemplate, labels::is_dns_subdomain, names::label};
 
 use super::{Context, NAME, size_advice};
-use crate::controllers::catalog::{
-    check::{
-        advice,
-        document::Step::Key,
-        finding::{Code, Finding},
-        object::Object,
-    },
-    desired,
-    visibility::template_name,
+use crate::controllers::catalog::check::{
+    advice,
+    document::Step::Key,
+    finding::{Code, Finding},
+    object::Object,
 };
+use tidewatch_select::catalog::{desired, visibility::template_name};
 
 pub(super) fn check(object: &Object, template: &ModuleTemplate, context: &Context<'_>, findings: &mut Vec<Finding>) {
     if let Err(unfit) = desired::template(template) {

@@ -9,15 +9,12 @@ use tidewatch_api::{
     selection::ModuleSelection,
 };
 
-use crate::controllers::catalog::{
-    check::{
-        document::Node,
-        finding::{Code, Finding},
-        object::Object,
-    },
-    desired::Kind,
-    visibility::template_name,
+use crate::controllers::catalog::check::{
+    document::Node,
+    finding::{Code, Finding},
+    object::Object,
 };
+use tidewatch_select::catalog::{desired::Kind, visibility::template_name};
 
 /// Maximum number of Kymas that one finding names.
 const MAX_NAMED: usize = 5;

@@ -1,0 +1,139 @@
+//! The pinned version of one module: checks the text of an annotation. Pure.
+
+use std::fmt;
+
+use semver::Version;
+use thiserror::Error;
+use tidewatch_api::selection::pins::{self, MAX_VERSION};
+
+/// Kyma that has an annotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PinnedIn {
+    /// The Kyma in the runtime cluster.
+    Runtime,
+    /// The Kyma in KCP.
+    ControlPlane,
+}
+
+/// Annotation that pins the version of a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct PinAnnotation {
+    module: String,
+    pinned_in: PinnedIn,
+}
+
+impl fmt::Display for PinAnnotation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "annotation {}", pins::annotation_of(&self.module))?;
+        match self.pinned_in {
+            PinnedIn::Runtime => Ok(()),
+            PinnedIn::ControlPlane => f.write_str(" of the Kyma in the control plane"),
+        }
+    }
+}
+
+/// A valid pin. It displays as the notice in the status of the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// Pinned version.
+    pub version: String,
+    /// Channel that the module would follow without the pin.
+    pub channel: String,
+    annotation: PinAnnotation,
+}
+
+impl fmt::Display for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "version {} is pinned by the {}", self.version, self.annotation)
+    }
+}
+
+/// The error of an annotation that pins no version.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("invalid {annotation}: {problem}")]
+pub struct InvalidPinError {
+    annotation: PinAnnotation,
+    problem: PinProblem,
+    /// Channel that the module would follow without the annotation.
+    pub channel: String,
+}
+
+/// The problem of an annotation.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+enum PinProblem {
+    #[error("no module can have the name {0:?}")]
+    Name(String),
+    #[error("the version has more than {MAX_VERSION} characters")]
+    TooLong,
+    #[error("{0:?} is not a semantic version")]
+    NotSemantic(String),
+}
+
+impl Pin {
+    /// Checks the text of an annotation; `channel` is the one that the module would follow without it.
+    pub fn parse(module: &str, text: &str, pinned_in: PinnedIn, channel: String) -> Result<Self, InvalidPinError> {
+        let annotation = PinAnnotation { module: module.to_owned(), pinned_in };
+        let problem = if !is_object_name(module) {
+            PinProblem::Name(module.to_owned())
+        } else if text.chars().nth(MAX_VERSION).is_some() {
+            PinProblem::TooLong
+        } else if Version::parse(text).is_err() {
+            PinProblem::NotSemantic(text.to_owned())
+        } else {
+            return Ok(Self { version: text.to_owned(), channel, annotation });
+        };
+        Err(InvalidPinError { annotation, problem, channel })
+    }
+
+    /// Pin of `template-operator` in the runtime cluster, which would follow `regular` without it.
+    #[cfg(test)]
+    pub fn at(version: &str) -> Self {
+        Self::parse("template-operator", version, PinnedIn::Runtime, "regular".to_owned()).unwrap()
+    }
+}
+
+/// Returns true if an object can have this name, as the release meta of every module does: a DNS subdomain.
+fn is_object_name(text: &str) -> bool {
+    let is_alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_label = |label: &str| {
+        let label = label.as_bytes();
+        let ends = label.first().is_some_and(is_alphanumeric) && label.last().is_some_and(is_alphanumeric);
+        ends && label.iter().all(|byte| is_alphanumeric(byte) || *byte == b'-')
+    };
+    text.split('.').all(is_label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pin_is_a_semantic_version_of_a_possible_module() {
+        let parse = |module: &str, text: &str, pinned_in| {
+            let pin = Pin::parse(module, text, pinned_in, "fast".to_owned());
+            pin.map(|pin| (pin.to_string(), pin.channel)).map_err(|error| (error.to_string(), error.channel))
+        };
+        let fast = || "fast".to_owned();
+        let of_keda = "annotation version.operator.kyma-project.io/keda";
+        for version in ["1.2.3", "0.0.0", "1.2.3-rc.1", "1.2.3+build", "1.2.3-abcdefghijklmnopqrstuvwxyz"] {
+            let notice = format!("version {version} is pinned by the {of_keda}");
+            assert_eq!(parse("keda", version, PinnedIn::Runtime), Ok((notice, fast())));
+        }
+        let in_kcp = format!("version 1.2.3 is pinned by the {of_keda} of the Kyma in the control plane");
+        assert_eq!(parse("keda", "1.2.3", PinnedIn::ControlPlane), Ok((in_kcp, fast())));
+        for text in ["", "1", "1.2", "v1.2.3", "1.2.3.4", "01.2.3", "latest", " 1.2.3", "1.2.3\n", "\u{1b}[0m"] {
+            let error = format!("invalid {of_keda}: {text:?} is not a semantic version");
+            assert_eq!(parse("keda", text, PinnedIn::Runtime), Err((error, fast())));
+        }
+        let long = format!("1.2.3-{}", "a".repeat(27));
+        let error = format!("invalid {of_keda}: the version has more than 32 characters");
+        assert_eq!(parse("keda", &long, PinnedIn::Runtime), Err((error, fast())));
+        for name in ["Keda", "ke_da", "keda.", "a..b", "a.-b"] {
+            let error = parse(name, "1.2.3", PinnedIn::Runtime).unwrap_err().0;
+            assert!(error.ends_with(&format!("{name}: no module can have the name {name:?}")), "{error}");
+        }
+        for name in ["keda", "a.b", "btp-operator", "0"] {
+            assert!(parse(name, "1.2.3", PinnedIn::Runtime).is_ok(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Selects what each Kyma gets: the part of the catalog that it sees, the version of each of its modules, and the Manifests for
+//! them. Pure.
+//!
+//! | Modules | Content |
+//! |---|---|
+//! | [`catalog`] | visibility, the catalog of each visibility class, removal guard, paced and staged roll-outs of moved channels |
+//! | [`kyma`] | selected and mandatory modules of a Kyma, lookup of their versions, desired Manifests |
+//! | [`windows`] | maintenance windows of upgrades that require a downtime |
+//! | [`versions`] | versions of modules, as lifecycle-manager compares them |
+
+pub mod catalog;
+pub mod kyma;
+pub mod versions;
+pub mod windows;
