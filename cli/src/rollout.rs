@@ -10,7 +10,7 @@ use kube::{
 };
 use serde_json::json;
 use tidewatch_api::names::{PAUSE, RELEASES, ROLLOUTS, annotation};
-use tidewatch_receiver::controllers::module_rollout::view::{self, Confirmation, KcpObjects, ViewOptions};
+use tidewatch_author::rollouts::{self, Confirmation, KcpObjects, ViewOptions};
 use tidewatch_select::catalog::rollout::RolloutFlags;
 
 use crate::{
@@ -105,7 +105,7 @@ impl List {
             now: Timestamp::now(),
         };
         let kcp = block_on(self.read(&options))?;
-        output::report(self.json, &view::view(&kcp, &options))?;
+        output::report(self.json, &rollouts::view(&kcp, &options))?;
         Ok(exit::SUCCESS)
     }
 
@@ -120,7 +120,7 @@ impl List {
             catalog: live.objects(&client).await?,
             ..KcpObjects::default()
         };
-        let modules = view::modules_in_progress(&kcp, options);
+        let modules = rollouts::modules_in_progress(&kcp, options);
         if !modules.is_empty() {
             kcp.kymas = live.kymas(&client, &self.kyma_selector, |kyma| kyma).await?;
             kcp.manifests = live.manifests(&client, &modules, |manifest| manifest).await?;
@@ -144,7 +144,7 @@ impl Confirm {
         for _ in 0..ATTEMPTS {
             let map = within_deadline(maps.get_opt(ROLLOUTS)).await;
             let map = map.with_context(|| format!("read the ConfigMap {ROLLOUTS}"))?;
-            let confirmation = view::confirm(map.as_ref(), &self.confirmation)?;
+            let confirmation = rollouts::confirm(map.as_ref(), &self.confirmation)?;
             if confirmation.is_known {
                 return Ok(confirmation);
             }

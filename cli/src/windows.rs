@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Args;
 use tidewatch_kit::table;
-use tidewatch_receiver::controllers::windows::MaintenanceWindows;
+use tidewatch_select::windows::Windows;
 
 use crate::catalog::files;
 
@@ -24,12 +24,12 @@ pub struct WindowFlags {
 
 impl WindowFlags {
     /// Reads the policy, and reports its mistakes on stderr; `None` without a file.
-    pub(crate) fn read(&self) -> Result<Option<MaintenanceWindows>> {
+    pub(crate) fn read(&self) -> Result<Option<Windows>> {
         let Some(file) = &self.maintenance_window_policy else { return Ok(None) };
         let min_left = Duration::from_secs(self.min_maintenance_window_size.into());
         let sources = files::read([file])?;
         let policy = sources.first().map(|source| source.text.as_bytes()).unwrap_or_default();
-        let windows = MaintenanceWindows::parse(policy, min_left).with_context(|| format!("read {file}"))?;
+        let windows = Windows::parse(policy, min_left).with_context(|| format!("read {file}"))?;
         let mistakes = windows.mistakes();
         if !mistakes.is_empty() {
             let text = format!("{file} has mistakes, which affect only their rule or window: {mistakes}");

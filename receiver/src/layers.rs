@@ -6,7 +6,7 @@ use tidewatch_kit::testing::{modules_with, upward_imports};
 
 /// Modules, lowest layer first.
 const LAYERS: &[&[&str]] = &[
-    &["layers", "versions"],
+    &["layers"],
     &["telemetry"],
     &["controllers::module_secrets", "controllers::requeues", "controllers::forward", "controllers::windows"],
     &["controllers::ca_rotation"],

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use anyhow::Result;
 use clap::Args;
 use jiff::{Timestamp, tz::TimeZone};
+use tidewatch_author::check::{self, CheckOptions, Report, Source};
 use tidewatch_oci::credentials::RegistryAddress;
-use tidewatch_receiver::controllers::catalog::check::{self, CheckOptions, Report, Source};
 use tidewatch_select::catalog::visibility::restricted_modules;
 
 use super::{LiveFlags, current, files, shared};
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     /// Catalogs of the check's own tests.
-    const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../receiver/src/controllers/catalog/check/tests");
+    const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/author/src/check/tests");
 
     #[test]
     fn current_catalog_is_separate_from_the_checked_files() {

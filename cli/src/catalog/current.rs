@@ -10,7 +10,7 @@ use tidewatch_api::{
     names::{GROUP, VERSION, annotation},
     selection::{ModuleSelection, pins},
 };
-use tidewatch_receiver::controllers::catalog::check::Source;
+use tidewatch_author::check::Source;
 
 use super::LiveFlags;
 

@@ -7,15 +7,12 @@ use clap::Args;
 use jiff::Timestamp;
 use serde::Serialize;
 use tidewatch_api::Manifest;
-use tidewatch_receiver::controllers::{
-    catalog::{
-        Flags,
-        check::{self, Objects},
-        preview::{self, Live, Preview, PreviewOptions},
-    },
-    kyma::preview::{self as kyma_preview, Fleet, KymaEffects},
+use tidewatch_author::{
+    check::{self, Objects},
+    effects::{self as kyma_preview, Fleet, KymaEffects},
+    preview::{self, Live, Preview, PreviewOptions},
 };
-use tidewatch_select::catalog::rollout::RolloutFlags;
+use tidewatch_select::catalog::{removal_guard::DEFAULT_LIMIT_PERCENT, rollout::RolloutFlags};
 
 use super::{LiveFlags, files};
 use crate::{block_on, exit, output, windows::WindowFlags};
@@ -40,7 +37,7 @@ pub struct Diff {
     pub kyma_selector: String,
 
     /// Per cent of the runtimes above which a removal waits for a confirmation, as for the receiver
-    #[arg(long, env = "TIDEWATCH_REMOVAL_LIMIT_PERCENT", default_value_t = Flags::default().removal_limit_percent, value_parser = clap::value_parser!(u8).range(0..=100))]
+    #[arg(long, env = "TIDEWATCH_REMOVAL_LIMIT_PERCENT", default_value_t = DEFAULT_LIMIT_PERCENT, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub removal_limit_percent: u8,
 
     /// Maximum number of Kymas that each effect names

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use tidewatch_receiver::controllers::catalog::check::Source;
+use tidewatch_author::check::Source;
 
 /// Limit of all files in bytes, far above a thousand versions.
 const MAX_BYTES: u64 = 64 << 20;

@@ -17,9 +17,9 @@ use tidewatch_api::{
     names::{self, label},
     selectors::managed_kymas,
 };
+use tidewatch_author::{check::Objects, preview::Live};
 use tidewatch_cluster::runtime_access::list_map;
 use tidewatch_kit::table;
-use tidewatch_receiver::controllers::catalog::{check::Objects, preview::Live};
 use tidewatch_select::catalog::visibility::restricted_modules;
 
 use crate::cluster::{ClusterFlags, LIST_LIMITS, within_deadline};

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use serde_json::Value;
+use tidewatch_author::check::{Code, Finding};
 use tidewatch_engine::preview::{Conflict, conflicts};
-use tidewatch_receiver::controllers::catalog::check::{Code, Finding};
 
 use crate::module::{ComparedModule, RegistryFlags};
 

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Args;
 use jiff::{Timestamp, tz::TimeZone};
-use tidewatch_receiver::controllers::catalog::view;
+use tidewatch_author::view;
 
 use super::LiveFlags;
 use crate::{block_on, exit, output};

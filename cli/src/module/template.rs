@@ -11,7 +11,7 @@ use tidewatch_api::{
     Link, ModuleTemplate, ModuleTemplateSpec,
     names::{GROUP, KCP_NAMESPACE, VERSION, annotation, label},
 };
-use tidewatch_receiver::controllers::catalog::check::{self, CheckOptions, Severity, Source};
+use tidewatch_author::check::{self, CheckOptions, Severity, Source};
 
 use super::{
     InvalidError,

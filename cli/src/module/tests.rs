@@ -8,12 +8,12 @@ use std::{fs, path::PathBuf};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tidewatch_author::check;
 use tidewatch_oci::{
     credentials::{Credentials, RegistryTarget},
     descriptor::{self, Descriptor},
     layer::{self, LayerKind},
 };
-use tidewatch_receiver::controllers::catalog::check;
 
 use super::{
     InvalidError,

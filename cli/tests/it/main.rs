@@ -272,7 +272,7 @@ async fn agent_is_reached_by_port_forward_in_its_runtime() {
 
 #[tokio::test]
 async fn catalog_check_exits_with_0_1_or_2() {
-    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../receiver/src/controllers/catalog/check/tests");
+    let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/author/src/check/tests");
     let good = fixtures.join("good.yaml");
     let wrong = fixtures.join("wrong.yaml");
     for (file, expected) in [(&*good, 0), (&*wrong, 1), (&*fixtures.join("missing.yaml"), 2)] {

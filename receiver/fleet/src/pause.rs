@@ -6,10 +6,7 @@ use std::sync::{
 };
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use tidewatch_api::facts::KymaFacts;
-
-/// Key of the ConfigMap [`PAUSE`](tidewatch_api::names::PAUSE).
-const KEY: &str = "pause";
+use tidewatch_api::facts::{KymaFacts, pauses_all};
 
 /// Reason for which a runtime is paused; if several apply, the first of this list. The name is the reason of the
 /// condition.
@@ -67,8 +64,7 @@ impl Pause {
 
     /// Applies the current ConfigMap, `None` if it does not exist. Returns true if this ended a pause of all runtimes.
     pub fn set(&self, map: Option<&ConfigMap>) -> bool {
-        let value = map.and_then(|map| map.data.as_ref()?.get(KEY));
-        let paused = value.is_some_and(|value| value.trim().eq_ignore_ascii_case("true"));
+        let paused = pauses_all(map);
         let was = self.map.swap(paused, Ordering::AcqRel);
         if was != paused {
             tracing::info!(paused, "Pause of all runtimes changed");

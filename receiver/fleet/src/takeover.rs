@@ -10,7 +10,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
-use tidewatch_api::{Kyma, facts::KymaFacts, key::KymaKey, names::label, selectors::managed_kymas};
+use tidewatch_api::{Kyma, facts::KymaFacts, key::KymaKey, selectors::KymaSelector};
 use tokio::time::Instant;
 
 use crate::pause::Pause;
@@ -22,7 +22,7 @@ pub struct Takeover(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    selector: String,
+    selector: KymaSelector,
     quiet: Duration,
     /// Bounded by the number of Kymas.
     pending: Mutex<HashMap<KymaKey, PendingTakeover>>,
@@ -43,30 +43,19 @@ impl Takeover {
     /// over.
     #[must_use]
     pub fn new(selector: &str, quiet: Duration) -> Self {
-        Self(Arc::new(Inner { selector: selector.trim().to_owned(), quiet, pending: Mutex::default() }))
+        Self(Arc::new(Inner { selector: KymaSelector::new(selector), quiet, pending: Mutex::default() }))
     }
 
-    /// Label selector of the Kymas that this receiver manages.
+    /// Selection of the Kymas.
     #[must_use]
-    pub fn query(&self) -> String {
-        managed_kymas(&self.0.selector)
-    }
-
-    /// Returns true if only some Kymas are selected, so that a read by name has to check the selector.
-    pub fn is_limited(&self) -> bool {
-        !self.0.selector.is_empty()
-    }
-
-    /// Returns true if the selector uses the label `skip-reconciliation`: then the label keeps lifecycle-manager away, and
-    /// does not stop this receiver.
-    pub fn selects_skipped(&self) -> bool {
-        self.0.selector.contains(label::SKIP_RECONCILIATION)
+    pub fn selector(&self) -> &KymaSelector {
+        &self.0.selector
     }
 
     /// Returns true if this receiver writes to the runtime of a Kyma: it is neither paused, nor skipped, nor handed back.
     pub fn reconciles<'a>(&self, kyma: impl Into<KymaFacts<'a>>, pause: &Pause) -> bool {
         let kyma = kyma.into();
-        pause.of(kyma).is_none() && !is_hand_back_requested(kyma) && (self.selects_skipped() || !kyma.is_skipped())
+        self.selector().reconciles(kyma, pause.of(kyma).is_some())
     }
 
     /// Records a newly selected Kyma; `found` if it was in the first list of this process. New Kymas, and those found
@@ -142,7 +131,7 @@ pub fn is_handed_back<'a>(kyma: impl Into<KymaFacts<'a>>) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tidewatch_api::names::{annotation, finalizer};
+    use tidewatch_api::names::{annotation, finalizer, label};
 
     use super::*;
 
@@ -158,12 +147,6 @@ mod tests {
 
     fn not_ours(version: u32) -> Kyma {
         kyma(version, json!({"finalizers": [finalizer::KYMA]}))
-    }
-
-    #[test]
-    fn selector_shows_whether_skipped_kymas_are_selected() {
-        assert!(Takeover::new("operator.kyma-project.io/skip-reconciliation=true", QUIET).selects_skipped());
-        assert!(!Takeover::new("a=b", QUIET).selects_skipped());
     }
 
     #[test]

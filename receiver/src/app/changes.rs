@@ -176,7 +176,7 @@ impl Watches {
         start.watch("modulereleasemetas", release_metas, everything(), handlers.release_metas());
         let compact = self::compact(manifest_cache, bodies.as_ref().map(|bodies| &bodies.manifests));
         start.watch_compactly("manifests", manifests, compact, everything(), handlers.manifests());
-        let selected = everything().labels(&components.takeover.query());
+        let selected = everything().labels(&components.takeover.selector().query());
         let compact = self::compact(kyma_cache, bodies.as_ref().map(|bodies| &bodies.kymas));
         start.watch_compactly("kymas", kymas, compact, selected, handlers.kymas());
         let WatchStarter { gate, monitor, tasks, .. } = start;

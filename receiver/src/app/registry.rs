@@ -176,10 +176,10 @@ mod tests {
         layer::LayerKind,
         registry::{Key, LayerKey},
     };
+    use tidewatch_select::kyma::layer::LayerLookup;
 
     use super::*;
     use crate::config::Config;
-    use tidewatch_select::kyma::layer::LayerLookup;
 
     struct Fixture {
         layers: ComponentLayers,

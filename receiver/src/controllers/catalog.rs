@@ -8,7 +8,6 @@
 //! The desired state is computed once per visibility class and cached until KCP's catalog changes; the observed state is cached per
 //! runtime. A sync without changes therefore makes no call.
 
-pub mod check;
 mod controller;
 pub mod diff;
 mod error;
@@ -16,13 +15,11 @@ mod events;
 mod flags;
 pub mod inventory;
 mod metrics;
-pub mod preview;
 mod releases;
 mod runtime;
 mod sync;
 #[cfg(test)]
 mod tests;
-pub mod view;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -44,6 +41,13 @@ use tidewatch_cluster::{
     leader::{FleetRole, WriteFence},
 };
 use tidewatch_fleet::{queue::Drift, stores::Stores};
+use tidewatch_select::catalog::{
+    holds::Holds,
+    releases::{Ledger, Observed},
+    removal_guard::{GuardDecision, HeldRemoval, HeldRemovals, LostReleases, RemovalPolicy},
+    rollout::{InvalidPolicyError, RolloutKey, RolloutPolicy},
+    snapshot::{Omission, Snapshot},
+};
 use tokio::time::timeout;
 
 pub use error::{Attempt, CallError, ObjectFailure, ObjectsError, SyncError, Target};
@@ -54,13 +58,6 @@ pub use sync::Synced;
 pub(crate) use controller::{CatalogError, CatalogReconcile};
 
 use self::{inventory::Inventory, runtime::Runtime};
-use tidewatch_select::catalog::{
-    holds::Holds,
-    releases::{Ledger, Observed},
-    removal_guard::{GuardDecision, HeldRemoval, HeldRemovals, LostReleases, RemovalPolicy},
-    rollout::{InvalidPolicyError, RolloutKey, RolloutPolicy},
-    snapshot::{Omission, Snapshot},
-};
 
 /// Configuration of catalog sync.
 #[derive(Clone, Debug, Default)]

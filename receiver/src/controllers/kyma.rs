@@ -17,7 +17,6 @@ mod leave;
 mod metrics;
 mod module_status;
 mod pending_writes;
-pub mod preview;
 mod pull_secret;
 mod remote;
 mod requests;
@@ -35,8 +34,8 @@ use jiff::Timestamp;
 use kube::{Client, ResourceExt};
 use serde_json::Value;
 use tidewatch_api::{
-    Condition, ConditionStatus, Kyma, KymaStatus, Manifest, identity::RuntimeId, key::KymaKey, labels::is_true,
-    names::label, plan::Work, selection::UserSelection,
+    Condition, ConditionStatus, Kyma, KymaStatus, Manifest, identity::RuntimeId, key::KymaKey, names::label,
+    plan::Work, selection::UserSelection,
 };
 use tidewatch_cluster::{
     WriteBudgets,
@@ -56,10 +55,20 @@ use tidewatch_installer::{
     pull_secret::ModulePullSecret, was_ready,
 };
 use tidewatch_kit::variant::VariantName as _;
+use tidewatch_select::{
+    catalog::{RolloutSlot, retirement, snapshot::Snapshot, visibility::template_name},
+    kyma::{
+        lookup::{Resolved, Sources},
+        mandatory::Owned,
+        modules::Decisions,
+        validate::{Validated, WantedModule, validate},
+    },
+    windows::WindowState,
+};
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
-pub use component_layers::{ComponentLayers, install_source};
+pub use component_layers::ComponentLayers;
 pub use error::Error;
 pub use metrics::Metrics;
 pub use pending_writes::PendingWrites;
@@ -76,16 +85,6 @@ use crate::controllers::{
     mandatory::MandatoryModules,
     status::{Findings, ShownStatus, StatusWriter, update_runtime, write_runtime},
     windows::MaintenanceWindows,
-};
-use tidewatch_select::{
-    catalog::{RolloutSlot, retirement, snapshot::Snapshot, visibility::template_name},
-    kyma::{
-        lookup::{Resolved, Sources},
-        mandatory::Owned,
-        modules::Decisions,
-        validate::{Validated, WantedModule, validate},
-    },
-    windows::WindowState,
 };
 
 /// Delay of the next reconcile if the catalog has changed for a module that has no version. Changes take effect together after
@@ -258,7 +257,7 @@ async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) 
     let settings = &ctx.settings;
     let is_deleting = kyma.metadata.deletion_timestamp.is_some();
     let is_handing_back = !is_deleting && takeover::is_hand_back_requested(&kyma);
-    let is_skipped = is_skipped(&kyma, &settings.takeover);
+    let is_skipped = settings.takeover.selector().skips(&kyma);
     // A pause stops a deletion and a hand-back, `skip-reconciliation` neither.
     if settings.pause.of(&kyma).is_some() || (is_skipped && !is_deleting && !is_handing_back) {
         return Ok(ReconcileOutcome::default());
@@ -278,11 +277,6 @@ async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) 
         return run_active(ctx, key, kyma, queued, works).await;
     };
     Ok(ReconcileOutcome { requeue_after, ..ReconcileOutcome::ended(works) })
-}
-
-/// Returns true if the label `skip-reconciliation` stops the reconcile of a Kyma.
-fn is_skipped(kyma: &Kyma, takeover: &Takeover) -> bool {
-    is_true(Some(kyma.labels()), label::SKIP_RECONCILIATION) && !takeover.selects_skipped()
 }
 
 /// Reconciles a Kyma that is neither deleted nor handed back.

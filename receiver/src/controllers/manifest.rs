@@ -22,7 +22,6 @@ use kube::{Client, ResourceExt as _, runtime::reflector::ObjectRef};
 use thiserror::Error;
 use tidewatch_api::{
     Manifest,
-    facts::ManifestFacts,
     key::{KymaKey, ManifestKey},
     labels::is_true,
     names::label,
@@ -290,7 +289,7 @@ impl Context {
         let Some(kyma) = self.kyma(key) else { return Permission::Foreign };
         let kyma = kyma.facts();
         let is_labelled = |labels| is_true(Some(labels), label::SKIP_RECONCILIATION);
-        let is_skipped = |labels| is_labelled(labels) && !takeover.selects_skipped();
+        let is_skipped = |labels| is_labelled(labels) && !takeover.selector().selects_skipped();
         if pause.of(kyma).is_some() || is_skipped(manifest.labels()) {
             return Permission::Parked;
         }
@@ -302,7 +301,7 @@ impl Context {
             return Permission::Parked;
         }
         // The reconcile of its Kyma adds the label, which keeps lifecycle-manager away from the Manifest. A deletion adds none.
-        let awaits_label = takeover.selects_skipped()
+        let awaits_label = takeover.selector().selects_skipped()
             && !kyma.is_deleting()
             && is_labelled(kyma.labels())
             && !is_labelled(manifest.labels());
@@ -312,9 +311,4 @@ impl Context {
     fn kyma(&self, key: &KymaKey) -> Option<Arc<CachedKyma>> {
         self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace))
     }
-}
-
-/// True for a module that is ready, or in a warning state.
-pub(crate) fn is_healthy(manifest: &Manifest) -> bool {
-    ManifestFacts::from(manifest).is_healthy()
 }

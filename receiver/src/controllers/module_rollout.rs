@@ -7,13 +7,9 @@
 //! point; which runtimes were upgraded, and from which state, is recorded in their Manifests. `view` shows the rollouts to
 //! operators.
 
-mod decide;
 mod grants;
-mod members;
 mod metrics;
-mod store;
 mod task;
-pub mod view;
 
 pub use metrics::Metrics;
 pub use task::{Dependencies, RolloutTask};

@@ -9,9 +9,9 @@ mod flags;
 mod metrics;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
-use tidewatch_select::windows::{Mistakes, NoWindowError, PolicyError, UNKNOWN, WindowState, parse};
+use tidewatch_select::windows::{PolicyError, UNKNOWN, WindowState, Windows};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use tidewatch_api::{Kyma, ModuleStatus, facts::KymaFacts, key::KymaKey};
@@ -20,17 +20,15 @@ pub use file::PolicyFile;
 pub use flags::Flags;
 pub use metrics::Metrics;
 
-use tidewatch_select::windows::policy::Policy;
-
 /// The policy in use, and the Kymas with a module that waits. Clones share one state.
 #[derive(Clone, Debug)]
 pub struct MaintenanceWindows(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    policy: ArcSwapOption<Policy>,
-    /// Time that an open window must last at least, in seconds.
-    min_left: i64,
+    windows: ArcSwap<Windows>,
+    /// Time that an open window must last at least.
+    min_left: Duration,
     /// At most one entry for each Kyma.
     waiting: Mutex<HashMap<KymaKey, WindowState>>,
     metrics: Metrics,
@@ -40,24 +38,7 @@ impl MaintenanceWindows {
     /// Creates windows without a policy.
     #[must_use]
     pub fn new(min_left: Duration, metrics: Metrics) -> Self {
-        let min_left = i64::try_from(min_left.as_secs()).unwrap_or(i64::MAX);
-        Self(Arc::new(Shared { policy: ArcSwapOption::empty(), min_left, waiting: Mutex::default(), metrics }))
-    }
-
-    /// Creates windows by the content of a policy file.
-    ///
-    /// # Errors
-    /// [`PolicyError`].
-    pub fn parse(policy: &[u8], min_left: Duration) -> Result<Self, PolicyError> {
-        let this = Self::new(min_left, Metrics::default());
-        this.set(parse::policy(policy)?);
-        Ok(this)
-    }
-
-    /// Mistakes of the policy in use.
-    #[must_use]
-    pub fn mistakes(&self) -> Mistakes {
-        self.0.policy.load().as_ref().map(|policy| policy.mistakes.clone()).unwrap_or_default()
+        Self(Arc::new(Shared { windows: ArcSwap::default(), min_left, waiting: Mutex::default(), metrics }))
     }
 
     /// Windows by a policy in the file's format, with a minimum of 20 minutes.
@@ -71,19 +52,12 @@ impl MaintenanceWindows {
     /// Replaces the policy.
     #[cfg(test)]
     pub(crate) fn set_policy(&self, policy: &serde_json::Value) {
-        self.set(parse::policy(policy.to_string().as_bytes()).unwrap());
+        self.set(self.parse(policy.to_string().as_bytes()).unwrap());
     }
 
     /// Window of a Kyma, always open if it skips maintenance windows.
     pub(crate) fn state<'a>(&self, kyma: impl Into<KymaFacts<'a>>, now: Timestamp) -> WindowState {
-        let kyma = kyma.into();
-        if kyma.skips_windows() {
-            return WindowState::Open;
-        }
-        match &*self.0.policy.load() {
-            Some(policy) => policy.state(kyma.labels(), self.0.min_left, now),
-            None => WindowState::Unknown(NoWindowError::NoPolicy),
-        }
+        self.0.windows.load().state(kyma, now)
     }
 
     /// Window of a Kyma with a module that needs one. Unless it is open, the Kyma counts as waiting from now on.
@@ -120,10 +94,15 @@ impl MaintenanceWindows {
         self.0.waiting.lock().keys().cloned().collect()
     }
 
+    /// Parses the content of a policy file.
+    fn parse(&self, policy: &[u8]) -> Result<Windows, PolicyError> {
+        Windows::parse(policy, self.0.min_left)
+    }
+
     /// Takes a policy into use.
-    fn set(&self, policy: Policy) {
-        self.0.metrics.mistakes(policy.mistakes.count());
-        self.0.policy.store(Some(Arc::new(policy)));
+    fn set(&self, windows: Windows) {
+        self.0.metrics.mistakes(windows.mistakes().count());
+        self.0.windows.store(Arc::new(windows));
     }
 }
 

@@ -1,5 +1,7 @@
 //! Label selectors, in the query syntax of the API.
 
+#[cfg(feature = "resources")]
+use crate::facts::KymaFacts;
 use crate::names::{AGENT_DEPLOYMENT, label};
 
 /// The pods of the agent in a runtime.
@@ -18,6 +20,52 @@ pub fn managed_kymas(selector: &str) -> String {
     }
 }
 
+/// Selection of the Kymas that a receiver manages: the label selector `--kyma-selector`. The default selects all of them.
+#[cfg(feature = "resources")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KymaSelector(String);
+
+#[cfg(feature = "resources")]
+impl KymaSelector {
+    /// Makes the selection of a label selector.
+    #[must_use]
+    pub fn new(selector: &str) -> Self {
+        Self(selector.trim().to_owned())
+    }
+
+    /// Label selector of the Kymas that the receiver manages.
+    #[must_use]
+    pub fn query(&self) -> String {
+        managed_kymas(&self.0)
+    }
+
+    /// Returns true if only some Kymas are selected, so that a read by name has to check the selector.
+    #[must_use]
+    pub const fn is_limited(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// Returns true if the selector uses the label `skip-reconciliation`: then the label keeps lifecycle-manager away, and
+    /// does not stop this receiver.
+    #[must_use]
+    pub fn selects_skipped(&self) -> bool {
+        self.0.contains(label::SKIP_RECONCILIATION)
+    }
+
+    /// Returns true if the label `skip-reconciliation` stops the reconcile of a Kyma.
+    #[must_use]
+    pub fn skips<'a>(&self, kyma: impl Into<KymaFacts<'a>>) -> bool {
+        kyma.into().is_skipped() && !self.selects_skipped()
+    }
+
+    /// Returns true if the receiver writes to the runtime of a Kyma: it is neither paused, nor skipped, nor handed back.
+    #[must_use]
+    pub fn reconciles<'a>(&self, kyma: impl Into<KymaFacts<'a>>, is_paused: bool) -> bool {
+        let kyma = kyma.into();
+        !is_paused && !kyma.is_hand_back_requested() && !self.skips(kyma)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -27,5 +75,12 @@ mod tests {
         let back = "operator.kyma-project.io/tidewatch-hand-back!=done";
         assert_eq!(managed_kymas(" "), back);
         assert_eq!(managed_kymas("a=b,c"), format!("a=b,c,{back}"));
+    }
+
+    #[cfg(feature = "resources")]
+    #[test]
+    fn selector_shows_whether_skipped_kymas_are_selected() {
+        assert!(KymaSelector::new("operator.kyma-project.io/skip-reconciliation=true").selects_skipped());
+        assert!(!KymaSelector::new("a=b").selects_skipped());
     }
 }

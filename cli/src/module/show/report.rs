@@ -11,7 +11,7 @@ use tidewatch_oci::{
     digest::Digest,
     layer::{self, LayerKind},
 };
-use tidewatch_receiver::controllers::kyma::install_source;
+use tidewatch_select::kyma::layer::install_source;
 
 use super::Stored;
 use crate::module::{InvalidError, constructor::DEFAULT_CR};

@@ -4,12 +4,12 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use tidewatch_api::key::KymaKey;
 use tidewatch_fleet::stores::kymas::CachedKyma;
+use tidewatch_select::catalog::VersionSource;
 
 use super::{
     fingerprint::{MandatoryFingerprint, ReleaseFingerprint},
     users::{Follows, User, Users},
 };
-use tidewatch_select::catalog::VersionSource;
 
 /// Kymas that a change of the catalog affects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

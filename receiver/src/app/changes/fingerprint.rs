@@ -17,12 +17,12 @@ use tidewatch_fleet::{
     takeover::{self, Takeover},
     watch::Change,
 };
-
-use crate::controllers::kyma::is_own_annotation;
 use tidewatch_select::{
     catalog::visibility::{Admission, HidingRule},
     kyma::is_installable,
 };
+
+use crate::controllers::kyma::is_own_annotation;
 
 /// Fingerprints of one kind, by key.
 pub(super) struct Fingerprints<E>(HashMap<KymaKey, E>);
@@ -134,8 +134,9 @@ impl KymaFingerprint {
         let facts = kyma.facts();
         let labels = Some(facts.labels());
         // A deletion goes on despite `skip-reconciliation`.
-        let is_skipped =
-            is_true(labels, label::SKIP_RECONCILIATION) && !takeover.selects_skipped() && !facts.is_deleting();
+        let is_skipped = is_true(labels, label::SKIP_RECONCILIATION)
+            && !takeover.selector().selects_skipped()
+            && !facts.is_deleting();
         let is_held = is_skipped || is_true(labels, label::PAUSE) || takeover::is_hand_back_requested(facts);
         Self { object: ObjectFingerprint::of_kyma(kyma), uid: facts.uid().into(), is_held }
     }

@@ -12,6 +12,7 @@ use tidewatch_fleet::{
     stores::{kymas::CachedKyma, manifests::CachedManifest},
     watch::Change,
 };
+use tidewatch_select::kyma::is_installable;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
@@ -26,7 +27,6 @@ use super::{
     users::{self, Users},
 };
 use crate::controllers::catalog::CatalogUpdate;
-use tidewatch_select::kyma::is_installable;
 
 /// Factory of the handlers, and the state that they share.
 pub(super) struct EventHandlers {

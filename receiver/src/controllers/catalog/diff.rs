@@ -6,9 +6,9 @@ use kube::core::DynamicObject;
 use tidewatch_api::names::{GROUP, SKR_NAMESPACE, field_manager};
 use tidewatch_contract::event::{Change, Object};
 use tidewatch_kit::foreign_text::identifier;
+use tidewatch_select::catalog::desired::{ContentHash, DesiredCatalog, DesiredObject, Kind, ObjectId};
 
 use super::inventory::{Inventory, InventoryEntry};
-use tidewatch_select::catalog::desired::{ContentHash, DesiredCatalog, DesiredObject, Kind, ObjectId};
 
 /// An object to apply.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,13 +3,13 @@
 
 use tidewatch_api::names::RELEASES;
 use tidewatch_fleet::recorder::{PendingEvent, Regarding};
-
-use super::CatalogUpdate;
 use tidewatch_select::catalog::{
     desired::{Kind, ObjectId},
     removal_guard::{HeldRemoval, LostReleases},
     snapshot::Omission,
 };
+
+use super::CatalogUpdate;
 
 impl CatalogUpdate {
     /// Events of this change; `namespace` is that of KCP's catalog.
@@ -50,11 +50,12 @@ fn compose(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tidewatch_select::catalog::{
         removal_guard::{LossCause, Part},
         snapshot::OmissionReason,
     };
+
+    use super::*;
 
     #[test]
     fn omissions_and_held_removals_are_reported_on_their_objects() {

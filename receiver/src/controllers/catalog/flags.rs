@@ -5,7 +5,10 @@ use std::time::Duration;
 use clap::Args;
 use tidewatch_cluster::flags::seconds;
 
-use tidewatch_select::catalog::rollout::{DEFAULT_MAX_DELAY, RolloutFlags};
+use tidewatch_select::catalog::{
+    removal_guard::DEFAULT_LIMIT_PERCENT,
+    rollout::{DEFAULT_MAX_DELAY, RolloutFlags},
+};
 
 /// Roll-out of catalog changes to the runtimes.
 #[derive(Clone, Debug, Args)]
@@ -35,7 +38,7 @@ impl Default for Flags {
         Self {
             catalog_sync_rate: 200,
             module_upgrade_rollout_max_delay: DEFAULT_MAX_DELAY,
-            removal_limit_percent: 5,
+            removal_limit_percent: DEFAULT_LIMIT_PERCENT,
             rollout: RolloutFlags::default(),
         }
     }

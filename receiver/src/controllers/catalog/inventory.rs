@@ -240,9 +240,9 @@ fn hash(data: &BTreeMap<String, String>) -> ContentHash {
 mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use serde_json::json;
+    use tidewatch_select::catalog::desired::Kind;
 
     use super::*;
-    use tidewatch_select::catalog::desired::Kind;
 
     fn id(name: &str) -> ObjectId {
         ObjectId::new(Kind::Template, name)

@@ -6,12 +6,12 @@ use prometheus_client::{
 };
 use strum::VariantNames as _;
 use tidewatch_kit::{metric_set, variant::VariantName as _};
-
-use super::inventory::InventoryError;
 use tidewatch_select::catalog::{
     removal_guard::{HeldRemovals, LostReleases},
     snapshot::{Omission, OmissionReason},
 };
+
+use super::inventory::InventoryError;
 
 metric_set! {
     /// Metrics of catalog sync; clones share the counters.

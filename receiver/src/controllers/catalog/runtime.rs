@@ -18,9 +18,9 @@ use tidewatch_cluster::{
     runtime_access::{ListError, ListLimits, list_map, retain},
 };
 use tidewatch_kit::foreign_text::identifier;
+use tidewatch_select::catalog::desired::{DesiredObject, Kind, ObjectId};
 
 use super::metrics::{Metrics, Operation};
-use tidewatch_select::catalog::desired::{DesiredObject, Kind, ObjectId};
 
 /// API of one runtime.
 #[derive(Clone)]

@@ -16,6 +16,7 @@ use tidewatch_cluster::{
 };
 use tidewatch_contract::event::Object;
 use tidewatch_fleet::queue::Drift;
+use tidewatch_select::catalog::desired::{DesiredCatalog, Kind, ObjectId};
 
 use super::{
     diff::{self, Action, Apply, Delete, Steps},
@@ -23,7 +24,6 @@ use super::{
     inventory::{Inventory, InventoryEntry},
     runtime::Runtime,
 };
-use tidewatch_select::catalog::desired::{DesiredCatalog, Kind, ObjectId};
 
 /// Concurrent calls to one runtime.
 const CONCURRENCY: usize = 4;

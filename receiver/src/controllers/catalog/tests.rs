@@ -14,11 +14,10 @@ use serde_json::{Value, json};
 use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::annotation};
 use tidewatch_contract::event::{Change, Object, Subject};
 use tidewatch_fleet::stores::kymas::CachedKyma;
-use tidewatch_select::catalog::desired;
+use tidewatch_select::catalog::{desired, removal_guard::Part};
 
 use self::fake::FakeRuntime;
 use super::*;
-use tidewatch_select::catalog::removal_guard::Part;
 
 /// Catalog of a control plane, a runtime, and the sync between them.
 struct Fixture {

@@ -14,12 +14,12 @@ use tidewatch_fleet::{
     stores::{Stores, kymas::CachedKyma},
     table::RuntimeTable,
 };
-
-use crate::controllers::{catalog::Catalog, kyma::Inputs, windows::MaintenanceWindows};
 use tidewatch_select::{
     catalog::{ChannelTarget, RolloutSlot, VersionSource},
     kyma::mandatory,
 };
+
+use crate::controllers::{catalog::Catalog, kyma::Inputs, windows::MaintenanceWindows};
 
 /// Enqueues Kymas that this process begins to serve.
 #[derive(Clone)]
@@ -178,10 +178,10 @@ mod tests {
     use serde_json::{Value, json};
     use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::annotation, plan::Plan};
     use tidewatch_kit::metrics::Registry;
+    use tidewatch_select::windows::WindowState;
     use tokio::time::Instant;
 
     use super::*;
-    use tidewatch_select::windows::WindowState;
 
     fn plan() -> Plan {
         Plan::new("r".into(), Vec::new()).unwrap()

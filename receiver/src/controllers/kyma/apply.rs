@@ -3,14 +3,14 @@
 use kube::{Api, ResourceExt, api::ApiResource, runtime::reflector::ObjectRef};
 use tidewatch_api::{Kyma, KymaStatus, Manifest, ModuleStatus, key::KymaKey, names::label};
 use tidewatch_cluster::object;
-
-use super::{Context, Error, error, fetch, module_status, requests::run};
 use tidewatch_select::kyma::{
     build::Desired,
     is_installable,
     modules::{Decision, Decisions},
     validate::Follow,
 };
+
+use super::{Context, Error, error, fetch, module_status, requests::run};
 
 /// Carries out the decisions and returns the resulting module statuses. A failing Manifest stops no other; the first
 /// failure is returned.

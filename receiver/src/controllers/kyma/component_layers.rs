@@ -3,16 +3,15 @@
 use std::collections::{BTreeSet, HashMap};
 
 use parking_lot::Mutex;
-use serde_json::{Value, json};
 use tidewatch_api::key::KymaKey;
 use tidewatch_oci::{
     component::ComponentVersion,
     credentials::RegistryAddress,
-    descriptor::{Descriptor, RAW_MANIFEST},
+    descriptor::Descriptor,
     registry::{Change, Key, Lookup, Registry},
 };
 
-use tidewatch_select::kyma::layer::{LayerLookup, ModuleLayer};
+use tidewatch_select::kyma::layer::{LayerLookup, ModuleLayer, install_source};
 
 /// Looks up the layers of modules in a registry.
 pub struct ComponentLayers {
@@ -73,35 +72,14 @@ fn layer(descriptor: &Descriptor, registry: &str) -> Result<ModuleLayer, String>
     Ok(ModuleLayer::new(&install_source(descriptor, registry)?, descriptor.images.clone()))
 }
 
-/// `install.source` of the Manifest of a component: the place of the layer with the module's objects. `registry` is the
-/// host with scheme, port and path as far as it has them.
-///
-/// # Errors
-/// The component has no such layer, or one that a Manifest cannot name.
-pub fn install_source(descriptor: &Descriptor, registry: &str) -> Result<Value, String> {
-    let Some(layer) = &descriptor.raw_manifest else {
-        return Err(format!("the component {} has no resource {RAW_MANIFEST}", descriptor.name));
-    };
-    let [digest] = &layer.digests[..] else {
-        let name = &descriptor.name;
-        return Err(format!(
-            "the resource {RAW_MANIFEST} of the component {name} is split into several blobs, which a Manifest cannot name"
-        ));
-    };
-    let repository = descriptor.repository();
-    let (folder, name) = repository.split();
-    let repo = format!("{}/{folder}", registry.trim_end_matches('/'));
-    let kind = if layer.is_tar() { "oci-dir" } else { "oci-ref" };
-    Ok(json!({"repo": repo.trim_end_matches('/'), "name": name, "ref": digest.to_string(), "type": kind}))
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
+    use serde_json::json;
     use tidewatch_oci::{
         component::Mapping,
-        descriptor::{LocalBlob, Schema},
+        descriptor::{LocalBlob, RAW_MANIFEST, Schema},
         digest::Digest,
         flags::Source,
         testing::FakeRegistry,

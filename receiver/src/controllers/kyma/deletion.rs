@@ -21,11 +21,11 @@ use tidewatch_cluster::{
 };
 use tidewatch_fleet::takeover;
 use tidewatch_installer::{Readiness, SECRET_DELETED, SECRET_MISSING, pending_removal::PendingRemoval};
+use tidewatch_select::kyma::mandatory::is_mandatory;
 use tracing::info;
 
 use super::{Context, Error, apply, base, crd, error, fetch, leave, module_status, pull_secret, requests};
 use crate::controllers::status::{Conditions, Findings, WAITING_FOR_MODULES, unreachable_since, write_runtime};
-use tidewatch_select::kyma::mandatory::is_mandatory;
 
 /// Time after which a runtime cluster counts as gone if its access Secret was seen being deleted during the deletion of its
 /// Kyma. infrastructure-manager deletes the Secret right before the cluster.

@@ -34,9 +34,10 @@ where
 pub(super) async fn kcp_kyma(ctx: &Context, key: &KymaKey) -> Result<Option<Kyma>, Error> {
     let api = in_kcp::<Kyma>(ctx, &key.namespace);
     let takeover = &ctx.settings.takeover;
-    let read = if takeover.is_limited() {
+    let read = if takeover.selector().is_limited() {
         // The API server evaluates the selector. Without a resourceVersion this is a quorum read.
-        let params = ListParams::default().fields(&format!("metadata.name={}", key.name)).labels(&takeover.query());
+        let params =
+            ListParams::default().fields(&format!("metadata.name={}", key.name)).labels(&takeover.selector().query());
         api.list(&params).await.map(|list| list.items.into_iter().next())
     } else {
         object::get(&api, &key.name).await

@@ -21,9 +21,9 @@ use tidewatch_api::{
 use tidewatch_cluster::leader::reconcile_fence;
 use tidewatch_fleet::queue::WorkSet;
 use tidewatch_kit::digest::short_digest;
+use tidewatch_select::windows::WindowState;
 
 use super::{Context, crd};
-use tidewatch_select::windows::WindowState;
 
 pub(crate) use pending::{Metrics, PendingInputs};
 

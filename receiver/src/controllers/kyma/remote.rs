@@ -15,7 +15,7 @@ use tidewatch_api::{
     key::KymaKey,
     labels::is_true,
     names::{GROUP, SKR_KYMA, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
-    selection::{Pins, UserSelection, pins},
+    selection::{UserSelection, pins},
 };
 use tidewatch_cluster::object::{self, Component, Ownership, Shape, Target};
 use tracing::{info, warn};
@@ -75,13 +75,12 @@ fn is_reset_due(runtime: &Kyma, requested: Option<&str>) -> bool {
 
 /// The selection of a new Kyma in the runtime cluster: the last accepted one of the user, else the spec of KCP's Kyma.
 pub(super) fn initial_selection(kcp: &Kyma, reset: bool) -> UserSelection {
-    let defaults = || UserSelection { spec: kcp.spec.clone(), pins: Pins::default() };
-    let accepted = kcp.annotations().get(annotation::ACCEPTED_SPEC).filter(|_| !reset);
-    let Some(text) = accepted else { return defaults() };
-    UserSelection::parse(text).unwrap_or_else(|error| {
-        warn!(kyma = %kcp.name_any(), %error, "Accepted spec is malformed, using the defaults");
-        defaults()
-    })
+    match UserSelection::accepted(kcp).filter(|_| !reset) {
+        Some(Ok(accepted)) => return accepted,
+        Some(Err(error)) => warn!(kyma = %kcp.name_any(), %error, "Accepted spec is malformed, using the defaults"),
+        None => {}
+    }
+    UserSelection::of_spec(kcp)
 }
 
 async fn create(client: &Client, kcp: &Kyma, reset: Option<&str>) -> Result<Kyma, Error> {

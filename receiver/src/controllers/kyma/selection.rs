@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 use tidewatch_api::{Kyma, key::KymaKey, names::annotation, plan::Work, selection::UserSelection};
 use tidewatch_fleet::queue::WorkSet;
 use tidewatch_kit::digest::short_digest;
-
-use super::{Error, Reconcile};
-use crate::controllers::status::ShownStatus;
 use tidewatch_select::kyma::{
     modules::{self, Decisions},
     validate::validate,
 };
+
+use super::{Error, Reconcile};
+use crate::controllers::status::ShownStatus;
 
 /// State of both statuses after a reconcile.
 #[derive(Debug, Default)]

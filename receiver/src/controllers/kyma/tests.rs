@@ -38,10 +38,10 @@ use tidewatch_fleet::{
 };
 use tidewatch_installer::{SECRET_MISSING, pull_secret::PullSecret};
 use tidewatch_oci::digest::Digest;
+use tidewatch_select::kyma::layer::ModuleLayer;
 
 use super::*;
 use crate::controllers::catalog;
-use tidewatch_select::kyma::layer::ModuleLayer;
 
 /// Time limit of a reconcile in these tests.
 const TIME_LIMIT: Duration = Duration::from_secs(45);

@@ -6,7 +6,7 @@ use prometheus_client::{
 };
 use tidewatch_kit::{metric_set, metrics::OutcomeLabel};
 
-use super::{decide::Counts, members::Block};
+use tidewatch_select::module_rollout::{decide::Counts, members::Block};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabels {

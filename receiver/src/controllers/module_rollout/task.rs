@@ -32,26 +32,28 @@ use tidewatch_fleet::{
     takeover::Takeover,
 };
 use tidewatch_kit::error_levels;
-use tokio::time::{self, Instant, MissedTickBehavior};
-use tokio_util::sync::CancellationToken;
-
-use super::{
-    Metrics,
-    decide::{self, Counts, Criteria},
-    grants::{Grants, Question},
-    members::{self, Block, Member, Observation, Standing, Times},
-    metrics::States,
-    store::{Rollouts, Snapshot},
-};
-use crate::controllers::{catalog::Catalog, windows::MaintenanceWindows};
 use tidewatch_select::{
     catalog::{
         ChannelTarget,
         rollout::{BoardEntry, Rollout, RolloutKey, RolloutPolicy},
         visibility::template_name,
     },
+    module_rollout::{
+        decide::{self, Counts, Criteria},
+        members::{self, Block, Member, Observation, Standing, Times},
+        store::{Rollouts, Snapshot},
+    },
     windows::WindowState,
 };
+use tokio::time::{self, Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Metrics,
+    grants::{Grants, Question},
+    metrics::States,
+};
+use crate::controllers::{catalog::Catalog, windows::MaintenanceWindows};
 
 /// Interval between ticks while a rollout upgrades runtimes.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -448,7 +450,7 @@ impl RolloutTask {
             let kyma = kyma.facts();
             let uid = Some(kyma.uid()).filter(|uid| !uid.is_empty())?.to_owned();
             let block = self.block(&kyma_key, kyma, awaits_window);
-            let observation = Observation::of(&manifest.facts(), rollout, block, &self.dependencies.takeover);
+            let observation = Observation::of(&manifest.facts(), rollout, block, self.dependencies.takeover.selector());
             let is_admitted = run.admitted.contains(&uid);
             let standing =
                 run.times.assess(&kyma_key, &rollout.change, is_admitted, &observation, policy.deadline, now);

@@ -19,10 +19,10 @@ use tidewatch_kit::{
     error_levels,
     last_good::{FILE_POLL_INTERVAL, LastGood},
 };
+use tidewatch_select::windows::{MAX_BYTES, PolicyError};
 use tokio::time::{self, Instant, MissedTickBehavior};
 
 use super::MaintenanceWindows;
-use tidewatch_select::windows::parse;
 
 /// Reason for which the file is not taken into use.
 #[derive(Debug, Error)]
@@ -44,7 +44,7 @@ enum PolicyFileError {
         /// Path of the file.
         path: PathBuf,
         /// Reason.
-        source: parse::PolicyError,
+        source: PolicyError,
     },
 }
 
@@ -123,7 +123,7 @@ impl PolicyFile {
 
     /// Reads at most one byte more than a policy may have. `None` if the file does not exist.
     fn read(&self) -> Result<Option<Vec<u8>>, PolicyFileError> {
-        let limit = u64::try_from(parse::MAX_BYTES).unwrap_or(u64::MAX).saturating_add(1);
+        let limit = u64::try_from(MAX_BYTES).unwrap_or(u64::MAX).saturating_add(1);
         let mut contents = Vec::new();
         let read = File::open(&self.path).and_then(|file| file.take(limit).read_to_end(&mut contents));
         match read {
@@ -136,10 +136,10 @@ impl PolicyFile {
     fn apply(&self, contents: Option<&[u8]>) -> Result<(), PolicyFileError> {
         let path = || self.path.clone();
         let contents = contents.ok_or_else(|| PolicyFileError::Gone(path()))?;
-        let policy = parse::policy(contents).map_err(|source| PolicyFileError::Policy { path: path(), source })?;
+        let policy = self.windows.parse(contents).map_err(|source| PolicyFileError::Policy { path: path(), source })?;
         let path = self.path.display();
-        tracing::info!(%path, rules = policy.rules.len(), "Maintenance windows are in use");
-        let mistakes = &policy.mistakes;
+        tracing::info!(%path, rules = policy.rules(), "Maintenance windows are in use");
+        let mistakes = policy.mistakes();
         if !mistakes.is_empty() {
             tracing::warn!(%path, count = mistakes.count(), %mistakes, "Maintenance windows have mistakes");
             let note = format!("{path} is in use, with mistakes, which affect only their rule or window: {mistakes}");

@@ -1,5 +1,7 @@
 use serde_json::{Value, json};
 
+use tidewatch_select::windows::NoWindowError;
+
 use super::*;
 
 fn kyma(change: impl FnOnce(&mut Value)) -> Kyma {

@@ -7,7 +7,7 @@ use serde::de::Error as _;
 use serde_json::Value;
 
 use super::Pins;
-use crate::{Kyma, KymaSpec};
+use crate::{Kyma, KymaSpec, names::annotation};
 
 /// Member of the accepted spec that has the pins; the spec of a Kyma has no such member.
 const PINS: &str = "pins";
@@ -31,6 +31,19 @@ impl UserSelection {
         let listed: HashSet<_> = spec.modules().iter().map(|entry| entry.name.as_str()).collect();
         let pins = Pins::of(runtime.annotations(), |module| listed.contains(module));
         Self { spec, pins }
+    }
+
+    /// Selection by the spec of a Kyma in KCP.
+    #[must_use]
+    pub fn of_spec(kcp: &Kyma) -> Self {
+        Self { spec: kcp.spec.clone(), pins: Pins::default() }
+    }
+
+    /// Last accepted selection of a user, which a Kyma in KCP records; `None` if none is recorded, an error if the record is
+    /// malformed.
+    #[must_use]
+    pub fn accepted(kcp: &Kyma) -> Option<serde_json::Result<Self>> {
+        kcp.annotations().get(annotation::ACCEPTED_SPEC).map(|text| Self::parse(text))
     }
 
     /// Parses the value of the annotation `tidewatch-accepted-spec`.

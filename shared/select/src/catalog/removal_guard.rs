@@ -20,6 +20,9 @@ pub use state::{Audience, ModuleState, Releases};
 
 use self::losses::Losses;
 
+/// Percentage of the runtimes above which a removal waits for a confirmation, by default.
+pub const DEFAULT_LIMIT_PERCENT: u8 = 5;
+
 /// Maximum number of runtimes that may lose something without the percentage limit.
 pub const MAX_UNGUARDED_RUNTIMES: usize = 3;
 

@@ -177,6 +177,7 @@ fn follows(
 
 #[cfg(test)]
 mod tests {
+    use CustomResourcePolicy as Policy;
     use regex::Regex;
     use serde_json::{Value, json};
     use tidewatch_api::{
@@ -185,8 +186,6 @@ mod tests {
     };
 
     use super::*;
-
-    use CustomResourcePolicy as Policy;
 
     fn check(spec: Value) -> Result<Validated, InvalidKymaError> {
         let selection = UserSelection { spec: serde_json::from_value(spec).unwrap(), ..UserSelection::default() };

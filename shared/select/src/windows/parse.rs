@@ -47,7 +47,7 @@ pub enum PolicyError {
 }
 
 /// Reads a policy.
-pub fn policy(bytes: &[u8]) -> Result<Policy, PolicyError> {
+pub(super) fn policy(bytes: &[u8]) -> Result<Policy, PolicyError> {
     if bytes.len() > MAX_BYTES {
         return Err(PolicyError::TooLarge);
     }

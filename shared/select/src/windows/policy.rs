@@ -21,13 +21,13 @@ const LONGEST_DELAY: Duration = Duration::from_secs(30 * 86_400);
 
 /// Windows of all runtimes, in lifecycle-manager's format.
 #[derive(Clone, Debug)]
-pub struct Policy {
+pub(super) struct Policy {
     /// The windows of the first rule that matches a runtime apply.
     pub(super) rules: Vec<Rule>,
     /// Window of the runtimes that no rule matches, or whose rule has no window left.
     pub(super) default: Option<Window>,
     /// Parts of the file that could not be read, or are read otherwise than they are written.
-    pub mistakes: Mistakes,
+    pub(super) mistakes: Mistakes,
 }
 
 /// Windows of some runtimes.
@@ -147,7 +147,7 @@ impl fmt::Display for WindowState {
 impl Policy {
     /// Window of the runtime with these labels of its Kyma. `min_left` is the time in seconds that an open window must last
     /// at least; shorter ones never open.
-    pub fn state(&self, labels: &BTreeMap<String, String>, min_left: i64, now: Timestamp) -> WindowState {
+    pub(super) fn state(&self, labels: &BTreeMap<String, String>, min_left: i64, now: Timestamp) -> WindowState {
         let rule = self.rules.iter().find(|rule| rule.matches(labels));
         if rule.is_some_and(|rule| rule.is_unreadable) {
             return WindowState::Unknown(NoWindowError::NoneFound);

@@ -1,12 +1,12 @@
 //! Deprecated and withdrawn versions: announced before their day, a warning to their users from then on.
 
 use jiff::{SignedDuration, Timestamp};
+use tidewatch_select::catalog::retirement;
 
 use super::{
     mandatory::{keda, warden},
     *,
 };
-use tidewatch_select::catalog::retirement;
 
 /// A day relative to today, as a release meta names it.
 fn day(offset: i64) -> String {

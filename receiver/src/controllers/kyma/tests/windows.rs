@@ -1,7 +1,8 @@
 //! Upgrades that require a downtime wait for a maintenance window.
 
-use super::*;
 use tidewatch_select::windows::NoWindowError;
+
+use super::*;
 
 /// Versions of `keda`: 1.1.0 requires a downtime, 1.0.1 does not. The channel `regular` names `version`, `fast` 1.1.0.
 fn release(bed: &mut Bed, version: &str, versions: &[&str]) {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use tidewatch_api::facts::ManifestFacts;
 use tidewatch_cluster::{
     object::Fallback,
     testing::{Admit, Cause},
@@ -373,7 +374,7 @@ async fn field_of_a_slow_writer_is_left_to_it_until_the_next_version() {
     assert_eq!(fight(&mut fixture).await, 20);
     let said = "rival changes spec.revisionHistoryLimit of Deployment kyma-system/d again and again; it is left as it is for now";
     assert_eq!(fixture.state(), (State::Warning, said.to_owned()));
-    assert!(is_healthy(&fixture.manifest().unwrap()));
+    assert!(ManifestFacts::from(&fixture.manifest().unwrap()).is_healthy());
     let outcome = fixture.reconcile().await;
     assert!(outcome.requeue_after.is_some_and(|after| after <= Duration::from_secs(3_600)), "{outcome:?}");
     // Its time is over.

@@ -11,6 +11,7 @@ use kube::{
 use serde_json::{Value, json};
 use tidewatch_api::{
     Manifest, ModuleReleaseMeta, ModuleTemplate, State,
+    facts::ManifestFacts,
     identity::{Instance, RuntimeId},
     names::{RELEASES, finalizer, label},
     plan::Plan,
@@ -23,14 +24,13 @@ use tidewatch_fleet::{
     evidence::testing::FakePeers, peers::AskError, queue::ReconcileOutcome, recorder,
     stores::manifests::CachedManifest, table,
 };
+use tidewatch_select::catalog::{RolloutMark, RolloutSlot, VersionSource, rollout::RolloutFlags};
 
 use super::*;
 use crate::controllers::{
     catalog::{self, Flags},
-    manifest::is_healthy,
     windows,
 };
-use tidewatch_select::catalog::{RolloutMark, RolloutSlot, VersionSource, rollout::RolloutFlags};
 
 /// Id of the ConfigMap with the rollouts.
 const MAP: &str = "configmaps/tidewatch-rollouts";
@@ -248,7 +248,7 @@ impl Bed {
         let annotations = next.annotations_mut();
         annotations.insert(annotation::SYNC_OCI_REF.to_owned(), installed);
         if let Some(change) = board.change(MODULE, FAST, &version) {
-            let mark = RolloutMark { change, healthy: is_healthy(&before) };
+            let mark = RolloutMark { change, healthy: ManifestFacts::from(&*before).is_healthy() };
             annotations.insert(annotation::ROLLOUT.to_owned(), mark.to_text());
         }
         next.status = before.status.clone();

@@ -74,7 +74,7 @@ fn file_may_come_later_and_an_invalid_one_keeps_the_last_good_policy() {
     bed.write(&policy("20:00:00Z"));
     assert_eq!(bed.reload(), (true, opens("20"), [1, 1]));
     assert_eq!(bed.reload(), (false, opens("20"), [1, 1]), "unchanged");
-    let too_large = vec![b' '; parse::MAX_BYTES + 1];
+    let too_large = vec![b' '; MAX_BYTES + 1];
     for (invalid, events) in [(&b"{"[..], 1), (br#"{"rules": 1}"#, 2), (&too_large, 3), (b"", 4)] {
         bed.write(invalid);
         for _ in 0..2 {

@@ -11,7 +11,7 @@ fn source(name: &str, text: &str) -> Source {
 }
 
 fn data(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/controllers/catalog/check/tests").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/check/tests").join(name);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 

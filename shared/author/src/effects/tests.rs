@@ -1,8 +1,11 @@
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use tidewatch_api::names::{annotation, finalizer, label};
+use tidewatch_select::windows::Windows;
+use tidewatch_select::{catalog::holds::Holds, kyma::build};
 
 use super::*;
-use tidewatch_select::{catalog::holds::Holds, kyma::build};
 
 const API: &str = "operator.kyma-project.io/v1beta2";
 
@@ -93,7 +96,8 @@ impl Case {
         let rollouts = rollouts.map(map);
         let releases = releases.map(map);
         let live = Live { objects: objects(&live), kymas, releases, rollouts };
-        let windows = windows.map(|policy| MaintenanceWindows::with_policy(&policy));
+        let windows =
+            windows.map(|policy| Windows::parse(policy.to_string().as_bytes(), Duration::from_secs(1_200)).unwrap());
         let restricted = restricted.then(|| "keda".to_owned()).into_iter().collect();
         let options = PreviewOptions {
             restricted,

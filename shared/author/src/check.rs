@@ -18,11 +18,11 @@ use std::{collections::BTreeSet, sync::Arc};
 use jiff::civil::Date;
 use thiserror::Error;
 use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate};
+use tidewatch_select::catalog::desired::Kind;
 
 pub use finding::{Code, Finding, Report, Severity, Summary};
 
 use self::{object::Typed, schema::Schemas};
-use tidewatch_select::catalog::desired::Kind;
 
 /// Advice for an object that fails to deserialize without any other finding: only fields maintained by the API server
 /// can be the cause.

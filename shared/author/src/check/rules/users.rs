@@ -8,24 +8,24 @@ use tidewatch_api::{
     names::{GROUP, VERSION},
     selection::ModuleSelection,
 };
+use tidewatch_select::catalog::{desired::Kind, visibility::template_name};
 
-use crate::controllers::catalog::check::{
+use crate::check::{
     document::Node,
     finding::{Code, Finding},
     object::Object,
 };
-use tidewatch_select::catalog::{desired::Kind, visibility::template_name};
 
 /// Maximum number of Kymas that one finding names.
 const MAX_NAMED: usize = 5;
 
 /// Kymas that pin a version of a module that they select, by the name of its template.
 #[derive(Debug, Default)]
-pub(in crate::controllers::catalog::check) struct PinnedUsers(BTreeMap<String, BTreeSet<String>>);
+pub(in crate::check) struct PinnedUsers(BTreeMap<String, BTreeSet<String>>);
 
 impl PinnedUsers {
     /// Adds the pinned versions of a Kyma. A document that is no Kyma has none.
-    pub(in crate::controllers::catalog::check) fn add(&mut self, kyma: &Node) {
+    pub(in crate::check) fn add(&mut self, kyma: &Node) {
         let metadata = kyma.get("metadata");
         let spec = kyma.get("spec");
         let name = metadata.and_then(|metadata| metadata.text("name")).unwrap_or("?");

@@ -6,19 +6,19 @@ use tidewatch_api::{
     labels::{is_label_key, is_label_value},
     names::label,
 };
-
-use super::{Context, NAME, size_advice};
-use crate::controllers::catalog::check::{
-    advice,
-    document::Step::{self, Index, Key},
-    finding::{Code, Finding},
-    object::Object,
-};
 use tidewatch_select::catalog::{
     desired::ReleaseBody,
     retirement::{self, parse_date},
     selector::{Selector, SelectorError},
     visibility::template_name,
+};
+
+use super::{Context, NAME, size_advice};
+use crate::check::{
+    advice,
+    document::Step::{self, Index, Key},
+    finding::{Code, Finding},
+    object::Object,
 };
 
 /// Reserved channel name, with which a user selects no channel.

@@ -6,28 +6,31 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 use tidewatch_api::names::annotation;
 
-use tidewatch_select::catalog::{
+use crate::catalog::{
     confirmations,
     rollout::{Rollout, RolloutKey, StoredRollouts, data_key},
 };
 
 /// Rollouts by the channel or mandatory version.
-pub(super) type Rollouts = BTreeMap<RolloutKey, Rollout>;
+pub type Rollouts = BTreeMap<RolloutKey, Rollout>;
 
 /// ConfigMap as last read.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Snapshot {
-    pub(super) rollouts: Rollouts,
+pub struct Snapshot {
+    /// Rollouts whose state can be parsed.
+    pub rollouts: Rollouts,
     /// Values that cannot be parsed, by key. They are kept until they are corrected or deleted.
-    pub(super) invalid: BTreeMap<String, String>,
+    pub invalid: BTreeMap<String, String>,
     /// Identifiers of the halts that operators confirm.
-    pub(super) confirmed: BTreeSet<String>,
+    pub confirmed: BTreeSet<String>,
     /// Metadata, whose other parts a write preserves; `None` if the ConfigMap does not exist.
     metadata: Option<Box<ObjectMeta>>,
 }
 
 impl Snapshot {
-    pub(super) fn of(map: Option<&ConfigMap>) -> Self {
+    /// Reads a ConfigMap; `None` if it does not exist.
+    #[must_use]
+    pub fn of(map: Option<&ConfigMap>) -> Self {
         let Some(map) = map else { return Self::default() };
         let StoredRollouts { rollouts, invalid } = StoredRollouts::of(Some(map));
         let confirmed = map.metadata.annotations.as_ref().and_then(|all| all.get(annotation::CONFIRM));
@@ -37,19 +40,19 @@ impl Snapshot {
     }
 
     /// resourceVersion; empty if the ConfigMap does not exist.
-    pub(super) fn version(&self) -> &str {
+    pub fn version(&self) -> &str {
         let version = self.metadata.as_ref().and_then(|metadata| metadata.resource_version.as_deref());
         version.unwrap_or_default()
     }
 
     /// Returns whether the state of a rollout is stored and cannot be parsed.
-    pub(super) fn is_invalid(&self, key: &RolloutKey) -> bool {
+    pub fn is_invalid(&self, key: &RolloutKey) -> bool {
         self.invalid.contains_key(&data_key(key))
     }
 
     /// Metadata, `None` without a ConfigMap, and data of the ConfigMap with these rollouts, without the confirmations that
     /// they used.
-    pub(super) fn replaced_by(&self, rollouts: &Rollouts) -> (Option<ObjectMeta>, BTreeMap<String, String>) {
+    pub fn replaced_by(&self, rollouts: &Rollouts) -> (Option<ObjectMeta>, BTreeMap<String, String>) {
         let waiting: BTreeSet<_> = rollouts.values().filter_map(Rollout::confirmation).collect();
         let left: Vec<_> = self.confirmed.intersection(&waiting).map(String::as_str).collect();
         let mut metadata = self.metadata.as_deref().cloned();
@@ -74,7 +77,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use tidewatch_select::catalog::rollout::Progress;
+    use crate::catalog::rollout::Progress;
 
     fn rollout(module: &str, channel: Option<&str>, halted: Option<&str>) -> Rollout {
         let progress = Some(Progress { halted: halted.map(str::to_owned), ..Progress::default() });

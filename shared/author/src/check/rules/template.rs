@@ -3,15 +3,15 @@
 use kube::ResourceExt as _;
 use serde_json::Value;
 use tidewatch_api::{ModuleTemplate, labels::is_dns_subdomain, names::label};
+use tidewatch_select::catalog::{desired, visibility::template_name};
 
 use super::{Context, NAME, size_advice};
-use crate::controllers::catalog::check::{
+use crate::check::{
     advice,
     document::Step::Key,
     finding::{Code, Finding},
     object::Object,
 };
-use tidewatch_select::catalog::{desired, visibility::template_name};
 
 pub(super) fn check(object: &Object, template: &ModuleTemplate, context: &Context<'_>, findings: &mut Vec<Finding>) {
     if let Err(unfit) = desired::template(template) {

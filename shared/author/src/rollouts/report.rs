@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 use serde::Serialize;
 use tidewatch_kit::table;
 
-use crate::controllers::module_rollout::{decide::Counts, members::Block};
+use tidewatch_select::module_rollout::{decide::Counts, members::Block};
 
 /// Ring rollouts of KCP.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

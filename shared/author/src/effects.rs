@@ -11,30 +11,13 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
-    time::Duration,
 };
 use tidewatch_select::kyma::mandatory;
 
 use jiff::{Timestamp, civil::Date};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
-use tidewatch_api::{Kyma, Manifest, names::label};
-use tidewatch_fleet::{
-    pause::Pause,
-    takeover::{self, Takeover},
-};
-
-pub use report::{Effect, InvalidRollout, KymaEffects, Outcome, WaitReason};
-
-use self::selection::{Selection, selection_of};
-use super::is_skipped;
-use crate::controllers::{
-    catalog::{
-        check::Objects,
-        preview::{Live, Outlook, PreviewOptions, changed_modules},
-    },
-    windows::{MaintenanceWindows, Metrics},
-};
+use tidewatch_api::{Kyma, Manifest, facts::KymaFacts, names::label, selectors::KymaSelector};
 use tidewatch_select::{
     catalog::{RolloutBoard, RolloutSlot, VersionSource, retirement, snapshot::Snapshot},
     kyma::{
@@ -46,6 +29,14 @@ use tidewatch_select::{
         validate::Validated,
     },
     windows::WindowState,
+};
+
+pub use report::{Effect, InvalidRollout, KymaEffects, Outcome, WaitReason};
+
+use self::selection::{Selection, selection_of};
+use crate::{
+    check::Objects,
+    preview::{Live, Outlook, PreviewOptions, changed_modules},
 };
 
 /// The Kymas of KCP with the Manifests of the changed modules; see [`changed_modules`].
@@ -67,10 +58,9 @@ pub fn effects(live: &Live, objects: &Objects, options: &PreviewOptions, fleet: 
     let outlook = Outlook::new(live, objects, options);
     let now = Timestamp::from_second(options.now).unwrap_or_default();
     let today = retirement::day(now);
-    let windows =
-        options.windows.clone().unwrap_or_else(|| MaintenanceWindows::new(Duration::ZERO, Metrics::default()));
+    let windows = options.windows.clone().unwrap_or_default();
     let Fleet { kymas, manifests, kyma_selector } = fleet;
-    let takeover = Takeover::new(&kyma_selector, Duration::ZERO);
+    let selector = KymaSelector::new(&kyma_selector);
     let is_changed = |manifest: &Manifest| module_of(manifest).is_some_and(|module| changed.contains(module));
     let mut manifests = by_kyma(&kymas, manifests.into_iter().filter(is_changed));
     let mut report = KymaEffects { total: kymas.len(), ..KymaEffects::default() };
@@ -80,14 +70,14 @@ pub fn effects(live: &Live, objects: &Objects, options: &PreviewOptions, fleet: 
         outlook.invalid_policies().filter(|(module, _)| changed.contains(*module)).map(invalid).collect();
     let mut groups: BTreeMap<(String, Outcome), Group> = BTreeMap::new();
     for kyma in &kymas {
-        if kyma.metadata.deletion_timestamp.is_some() || takeover::is_hand_back_requested(kyma) {
+        if kyma.metadata.deletion_timestamp.is_some() || KymaFacts::from(kyma).is_hand_back_requested() {
             report.left_out += 1;
             continue;
         }
         let manifests = manifests.remove(&kyma.name_any()).unwrap_or_default();
         let selection = selection_of(kyma, &manifests);
         report.unknown_selections += usize::from(matches!(selection, Selection::Installed(_)));
-        let stop = stop_of(kyma, &takeover);
+        let stop = stop_of(kyma, &selector);
         let selection = selection.validated(kyma, &changed);
         let window = windows.state(kyma, now);
         let is_known = options.windows.is_some();
@@ -117,9 +107,9 @@ pub fn effects(live: &Live, objects: &Objects, options: &PreviewOptions, fleet: 
 }
 
 /// Reason for which nothing is reconciled in a Kyma.
-fn stop_of(kyma: &Kyma, takeover: &Takeover) -> Option<WaitReason> {
-    let is_paused = Pause::default().of(kyma).is_some();
-    is_paused.then_some(WaitReason::Paused).or_else(|| is_skipped(kyma, takeover).then_some(WaitReason::Skipped))
+fn stop_of(kyma: &Kyma, selector: &KymaSelector) -> Option<WaitReason> {
+    let is_paused = KymaFacts::from(kyma).is_paused();
+    is_paused.then_some(WaitReason::Paused).or_else(|| selector.skips(kyma).then_some(WaitReason::Skipped))
 }
 
 /// Manifests by the name of their Kyma, which their label names, else their owner reference. All are of one namespace.

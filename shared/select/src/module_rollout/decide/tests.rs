@@ -8,10 +8,12 @@ use tidewatch_api::{ModuleReleaseMeta, key::KymaKey, names::annotation};
 use tokio::time::Instant;
 
 use super::*;
-use crate::controllers::module_rollout::members::{Observation, Times};
-use tidewatch_select::catalog::{
-    ChannelTarget, RolloutMark, VisibilityLabels,
-    rollout::{RolloutFlags, RolloutKey},
+use crate::{
+    catalog::{
+        ChannelTarget, RolloutMark, VisibilityLabels,
+        rollout::{RolloutFlags, RolloutKey},
+    },
+    module_rollout::members::{Observation, Times},
 };
 
 const NOW: i64 = 1_800_000_000;

@@ -17,22 +17,24 @@ use tidewatch_api::{
     names::{annotation, finalizer},
 };
 use tidewatch_kit::{table, variant::VariantName as _};
+use tidewatch_select::{
+    catalog::{
+        ChannelTarget, VersionSource,
+        desired::{Difference, ObjectId},
+        holds::Holds,
+        releases::Ledger,
+        removal_guard::{self, GuardDecision, HeldRemovals, Releases, RemovalPolicy},
+        rollout::{
+            BoardEntry, InvalidPolicyError, Rollout, RolloutBoard, RolloutFlags, RolloutKey, RolloutPolicy,
+            RolloutSlot, StoredRollouts,
+        },
+        snapshot::{Omission, Snapshot},
+        visibility::VisibilityClass,
+    },
+    windows::Windows,
+};
 
 use super::check::Objects;
-use crate::controllers::windows::MaintenanceWindows;
-use tidewatch_select::catalog::{
-    ChannelTarget, VersionSource,
-    desired::{Difference, ObjectId},
-    holds::Holds,
-    releases::Ledger,
-    removal_guard::{self, GuardDecision, HeldRemovals, Releases, RemovalPolicy},
-    rollout::{
-        BoardEntry, InvalidPolicyError, Rollout, RolloutBoard, RolloutFlags, RolloutKey, RolloutPolicy, RolloutSlot,
-        StoredRollouts,
-    },
-    snapshot::{Omission, Snapshot},
-    visibility::VisibilityClass,
-};
 
 /// Annotations of a release meta with the rules of its ring rollout.
 const ROLLOUT_RULES: [&str; 5] = [
@@ -68,7 +70,7 @@ pub struct PreviewOptions {
     /// Flags of the ring rollout.
     pub rollout: RolloutFlags,
     /// Maintenance windows; `None` if they are not known.
-    pub windows: Option<MaintenanceWindows>,
+    pub windows: Option<Windows>,
     /// Current time in Unix seconds.
     pub now: i64,
 }

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, ModuleTemplateSpec};
+use tidewatch_select::{catalog::desired::Kind, versions::core_version};
 
-use crate::controllers::catalog::check::{
+use crate::check::{
     CheckOptions,
     document::Step::{Index, Key},
     finding::{Code, Finding},
     object::Object,
 };
-use tidewatch_select::{catalog::desired::Kind, versions::core_version};
 
 pub(super) fn check(objects: &[Object], before: &[Object], options: &CheckOptions, findings: &mut Vec<Finding>) {
     let metas = before.iter().filter_map(|object| Some((object.name.as_str(), object.release_meta()?)));

@@ -13,6 +13,7 @@ use tidewatch_api::{
     labels::{is_dns_subdomain, is_label_key, is_label_value},
     names::label,
 };
+use tidewatch_select::catalog::{desired::Kind, visibility::template_name};
 
 pub(super) use users::PinnedUsers;
 
@@ -22,7 +23,6 @@ use super::{
     finding::{Code, Finding},
     object::Object,
 };
-use tidewatch_select::catalog::{desired::Kind, visibility::template_name};
 
 /// All objects that a checked object may refer to. An object that does not deserialize is kept by name only, so that no
 /// other object is reported to lack it.

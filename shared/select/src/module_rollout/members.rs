@@ -7,11 +7,11 @@ use tidewatch_api::{
     facts::{KymaFacts, ManifestFacts},
     key::KymaKey,
     selection::SelectedVersion,
+    selectors::KymaSelector,
 };
-use tidewatch_fleet::takeover::Takeover;
 use tokio::time::Instant;
 
-use tidewatch_select::{
+use crate::{
     catalog::{
         RolloutMark,
         rollout::{Rollout, RolloutKey},
@@ -22,11 +22,11 @@ use tidewatch_select::{
 /// Bit of the rank of runtimes that are no canaries.
 const AFTER_CANARIES: u64 = 1 << 63;
 /// Highest rank of a canary.
-pub(super) const LAST_CANARY: u64 = AFTER_CANARIES - 1;
+pub const LAST_CANARY: u64 = AFTER_CANARIES - 1;
 
 /// Reason for which a runtime cannot be upgraded now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Block {
+pub enum Block {
     /// Its API server cannot be reached.
     Access,
     /// Nothing is written to it.
@@ -39,7 +39,7 @@ pub(super) enum Block {
 
 /// Standing of a runtime in a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub enum Standing {
     /// It has another version and can be upgraded.
     Waiting {
         /// The module is ready, or in a warning state.
@@ -62,42 +62,39 @@ pub(super) enum Standing {
 
 /// A runtime of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Member {
-    pub(super) kyma: KymaKey,
+pub struct Member {
+    /// Key of the Kyma.
+    pub kyma: KymaKey,
     /// Uid of the Kyma.
-    pub(super) uid: String,
+    pub uid: String,
     /// Position in the order of the rollout; see [`rank`].
-    pub(super) rank: u64,
-    pub(super) standing: Standing,
+    pub rank: u64,
+    /// Standing in the rollout.
+    pub standing: Standing,
 }
 
 /// Observation of a module in one runtime, from the caches of KCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Observation {
+pub struct Observation {
     /// The Manifest has the version of the rollout, or a newer one that it keeps.
-    pub(super) has_version: bool,
+    pub has_version: bool,
     /// Rollout by which the module got its version.
-    pub(super) mark: Option<RolloutMark>,
+    pub mark: Option<RolloutMark>,
     /// The layer that the Manifest names is applied, so that the state is that of its version.
-    pub(super) is_synced: bool,
+    pub is_synced: bool,
     /// The module is ready, or in a warning state.
-    pub(super) is_healthy: bool,
+    pub is_healthy: bool,
     /// The module is in an error state.
-    pub(super) is_error: bool,
+    pub is_error: bool,
     /// The Manifest is not reconciled, by a label.
-    pub(super) is_skipped: bool,
+    pub is_skipped: bool,
     /// Reason for which nothing can be upgraded.
-    pub(super) block: Option<Block>,
+    pub block: Option<Block>,
 }
 
 impl Observation {
     /// Observes a module in a rollout. The label that stops a Manifest counts unless the selector turns it around.
-    pub(super) fn of(
-        manifest: &ManifestFacts<'_>,
-        rollout: &Rollout,
-        block: Option<Block>,
-        takeover: &Takeover,
-    ) -> Self {
+    pub fn of(manifest: &ManifestFacts<'_>, rollout: &Rollout, block: Option<Block>, selector: &KymaSelector) -> Self {
         let version = manifest.version;
         let mark = manifest.mark.and_then(RolloutMark::of_text);
         let is_reverted = mark.as_ref().is_some_and(|mark| rollout.reverts.contains(&mark.change));
@@ -110,7 +107,7 @@ impl Observation {
             is_synced: manifest.flags.is_synced,
             is_healthy: manifest.is_healthy(),
             is_error: manifest.flags.state == Some(State::Error),
-            is_skipped: manifest.flags.is_skipped && !takeover.selects_skipped(),
+            is_skipped: manifest.flags.is_skipped && !selector.selects_skipped(),
             block,
         }
     }
@@ -118,7 +115,7 @@ impl Observation {
 
 /// Returns whether a managed module, which is not being removed, follows the channel or mandatory version of a rollout. A pin
 /// may be refused: the Manifest then keeps the channel that it no longer follows.
-pub(super) fn follows<'a>(manifest: &ManifestFacts<'_>, kyma: impl Into<KymaFacts<'a>>, key: &RolloutKey) -> bool {
+pub fn follows<'a>(manifest: &ManifestFacts<'_>, kyma: impl Into<KymaFacts<'a>>, key: &RolloutKey) -> bool {
     let is_pinned = || matches!(kyma.into().selected(&key.module), Some(SelectedVersion::Version(_)));
     let follows = match &key.channel {
         Some(channel) => manifest.channel == Some(channel) && !is_pinned(),
@@ -129,7 +126,7 @@ pub(super) fn follows<'a>(manifest: &ManifestFacts<'_>, kyma: impl Into<KymaFact
 
 /// Reason for which nothing can be upgraded in a runtime. `is_stopped`: nothing is written to it; `awaits_window`: the
 /// version has to wait for its maintenance window.
-pub(super) fn block<'a>(
+pub fn block<'a>(
     kyma: impl Into<KymaFacts<'a>>,
     is_stopped: bool,
     awaits_window: impl FnOnce() -> bool,
@@ -145,14 +142,14 @@ pub(super) fn block<'a>(
 
 /// Position of a Kyma in the order of a rollout: canaries first, otherwise effectively random, and equal in every
 /// process.
-pub(super) fn rank(module: &str, version: &str, kyma_uid: &str, is_canary: bool) -> u64 {
+pub fn rank(module: &str, version: &str, kyma_uid: &str, is_canary: bool) -> u64 {
     let rank = tidewatch_rollout::rank(&format!("{module}\n{version}"), kyma_uid) >> 1;
     if is_canary { rank } else { rank | AFTER_CANARIES }
 }
 
 /// Times since when runtimes are in their state, by Kyma. A new process grants every runtime the full deadline.
 #[derive(Debug, Default)]
-pub(super) struct Times {
+pub struct Times {
     rows: HashMap<KymaKey, Row>,
 }
 
@@ -168,12 +165,12 @@ struct Row {
 
 impl Times {
     /// Retains only these Kymas.
-    pub(super) fn retain(&mut self, keep: impl Fn(&KymaKey) -> bool) {
+    pub fn retain(&mut self, keep: impl Fn(&KymaKey) -> bool) {
         self.rows.retain(|key, _| keep(key));
     }
 
     /// Assesses a runtime in the rollout of a move.
-    pub(super) fn assess(
+    pub fn assess(
         &mut self,
         key: &KymaKey,
         change: &str,
@@ -340,7 +337,7 @@ mod tests {
                 "spec": {"remote": true, "version": installed, "install": {"name": "raw-manifest", "source": {}}}
             }))
             .unwrap();
-            Observation::of(&(&manifest).into(), &rollout, None, &Takeover::default()).has_version
+            Observation::of(&(&manifest).into(), &rollout, None, &KymaSelector::default()).has_version
         };
         for (installed, channel, reverts, expected) in [
             ("1.1.0", Some("fast"), &[][..], true),
@@ -368,9 +365,9 @@ mod tests {
         .unwrap();
         let named = format!("{}=true", label::SKIP_RECONCILIATION);
         for (selector, expected) in [("", true), ("a=b", true), (named.as_str(), false)] {
-            let takeover = Takeover::new(selector, Duration::ZERO);
-            let observation = Observation::of(&(&manifest).into(), &rollout, None, &takeover);
-            assert_eq!(observation.is_skipped, expected, "{selector}");
+            let selector = KymaSelector::new(selector);
+            let observation = Observation::of(&(&manifest).into(), &rollout, None, &selector);
+            assert_eq!(observation.is_skipped, expected, "{selector:?}");
         }
     }
 

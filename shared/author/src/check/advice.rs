@@ -133,9 +133,9 @@ pub(super) fn largest(object: &Value) -> Option<(String, usize)> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tidewatch_select::catalog::retirement::parse_date;
 
     use super::*;
-    use tidewatch_select::catalog::retirement::parse_date;
 
     #[test]
     fn misspelt_names_have_a_closest_match() {

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate};
+use tidewatch_select::catalog::{desired::Kind, visibility::template_name};
 
 use super::{
     advice,
     document::{self, Content, Node, Step},
     finding::{Code, Finding},
 };
-use tidewatch_select::catalog::{desired::Kind, visibility::template_name};
 
 /// A template or release meta in a text.
 pub(super) struct Object {

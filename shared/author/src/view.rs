@@ -10,8 +10,6 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::core::ObjectMeta;
 use serde::Serialize;
 use tidewatch_kit::{table, variant::VariantName as _};
-
-use super::{check::Objects, preview::OmissionView};
 use tidewatch_select::catalog::{
     releases::Ledger,
     removal_guard::{HeldRemoval, LostReleases},
@@ -19,6 +17,8 @@ use tidewatch_select::catalog::{
     snapshot::{ModuleVisibility, Snapshot},
     visibility::{HidingRule, VisibilityClass},
 };
+
+use super::{check::Objects, preview::OmissionView};
 
 /// Visibility of KCP's catalog to one Kyma.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

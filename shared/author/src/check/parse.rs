@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tidewatch_api::names::{GROUP, VERSION};
+use tidewatch_select::catalog::desired::Kind;
 
 use super::{
     ParseError, Source, advice,
@@ -11,7 +12,6 @@ use super::{
     object::{Object, finding},
     rules::PinnedUsers,
 };
-use tidewatch_select::catalog::desired::Kind;
 
 /// Parses texts into templates and release metas, adds the Kymas to the users, and findings on all other objects.
 pub(super) fn objects(

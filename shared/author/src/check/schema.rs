@@ -9,6 +9,7 @@ use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 use tidewatch_api::crds;
 use tidewatch_kit::{json, variant::VariantName as _};
+use tidewatch_select::catalog::{desired::Kind, retirement::parse_date};
 
 use super::{
     advice,
@@ -16,7 +17,6 @@ use super::{
     finding::{Code, Finding},
     object::{Object, Typed},
 };
-use tidewatch_select::catalog::{desired::Kind, retirement::parse_date};
 
 /// Schemas of the catalog's two kinds.
 pub(super) struct Schemas {

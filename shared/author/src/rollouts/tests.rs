@@ -1,15 +1,15 @@
 use serde_json::{Value, json};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tidewatch_api::names::annotation;
 use tidewatch_rollout::Ring;
-
-use super::*;
 use tidewatch_select::catalog::{
     RolloutMark, VisibilityLabels,
     removal_guard::{Audience, ModuleState},
     rollout::{Progress, data_key},
 };
+
+use super::*;
 
 const API: &str = "operator.kyma-project.io/v1beta2";
 /// Unix time of the move.
@@ -165,7 +165,7 @@ fn halted_rollout_has_counts_reason_and_confirmation() {
 #[test]
 fn runtimes_outside_their_window_and_all_paused_ones_are_blocked() {
     let policy = br#"{"rules": [], "default": {"begin": "2030-01-01T00:00:00Z", "end": "2030-01-02T00:00:00Z"}}"#;
-    let windows = MaintenanceWindows::parse(policy, Duration::ZERO).unwrap();
+    let windows = Windows::parse(policy, Duration::ZERO).unwrap();
     let blocked = |kcp: &KcpObjects| {
         let found = view(kcp, &ViewOptions { windows: Some(windows.clone()), ..options() });
         let runtimes = only(&found).runtimes.clone().unwrap();

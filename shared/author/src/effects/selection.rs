@@ -10,7 +10,6 @@ use tidewatch_api::{
     selection::{Pins, UserSelection},
 };
 
-use crate::controllers::kyma::remote::initial_selection;
 use tidewatch_select::kyma::{
     installed::{is_unmanaged, module_of},
     mandatory::is_mandatory,
@@ -31,7 +30,8 @@ pub(super) fn selection_of(kyma: &Kyma, manifests: &[Arc<Manifest>]) -> Selectio
     let is_recorded = kyma.annotations().contains_key(annotation::ACCEPTED_SPEC);
     let is_reset = is_true(Some(kyma.labels()), label::RESET_MODULES);
     if is_recorded || is_reset || manifests.is_empty() {
-        return Selection::Accepted(initial_selection(kyma, is_reset));
+        let accepted = UserSelection::accepted(kyma).filter(|_| !is_reset).and_then(Result::ok);
+        return Selection::Accepted(accepted.unwrap_or_else(|| UserSelection::of_spec(kyma)));
     }
     let is_selected = |manifest: &&Arc<Manifest>| {
         manifest.metadata.deletion_timestamp.is_none() && !is_mandatory(manifest) && module_of(manifest).is_some()

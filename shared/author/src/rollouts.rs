@@ -7,10 +7,7 @@ mod report;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -19,20 +16,11 @@ use thiserror::Error;
 use tidewatch_api::{
     Kyma, Manifest,
     facts::ManifestFacts,
+    facts::{KymaFacts, pauses_all},
     key::KymaKey,
     names::{ROLLOUTS, label},
+    selectors::KymaSelector,
 };
-use tidewatch_fleet::{pause::Pause, takeover::Takeover};
-use tokio::time::Instant;
-
-pub use report::{InvalidView, RolloutState, RolloutView, RolloutsView, RuntimeCounts};
-
-use super::{
-    decide::{self, Counts, Criteria},
-    members::{self, Member, Observation, Times},
-    store::Snapshot,
-};
-use crate::controllers::{catalog::check::Objects, windows::MaintenanceWindows};
 use tidewatch_select::{
     catalog::{
         ChannelTarget,
@@ -41,8 +29,18 @@ use tidewatch_select::{
         },
         visibility::template_name,
     },
-    windows::WindowState,
+    module_rollout::{
+        decide::{self, Counts, Criteria},
+        members::{self, Member, Observation, Times},
+        store::Snapshot,
+    },
+    windows::{WindowState, Windows},
 };
+use tokio::time::Instant;
+
+pub use report::{InvalidView, RolloutState, RolloutView, RolloutsView, RuntimeCounts};
+
+use crate::check::Objects;
 
 /// Rules of a module's rollout; `None` without rings.
 type Policy = Result<Option<RolloutPolicy>, InvalidPolicyError>;
@@ -72,7 +70,7 @@ pub struct ViewOptions {
     /// Value of `--kyma-selector`.
     pub kyma_selector: String,
     /// Maintenance windows; `None` if they are not known, so that no runtime counts as blocked by its window.
-    pub windows: Option<MaintenanceWindows>,
+    pub windows: Option<Windows>,
     /// Includes the rollouts that are complete.
     pub all: bool,
     /// Current time.
@@ -196,14 +194,12 @@ struct Assessor<'a> {
     options: &'a ViewOptions,
     kymas: HashMap<String, &'a Kyma>,
     manifests: HashMap<&'a str, Vec<&'a Manifest>>,
-    pause: Pause,
-    takeover: Takeover,
+    pauses_all: bool,
+    selector: KymaSelector,
 }
 
 impl<'a> Assessor<'a> {
     fn new(kcp: &'a KcpObjects, options: &'a ViewOptions) -> Self {
-        let pause = Pause::default();
-        pause.set(kcp.pause.as_ref());
         let mut manifests: HashMap<_, Vec<_>> = HashMap::new();
         for manifest in &kcp.manifests {
             if let Some(module) = manifest.labels().get(label::MODULE_NAME) {
@@ -212,8 +208,8 @@ impl<'a> Assessor<'a> {
         }
         let kymas = kcp.kymas.iter().filter(|kyma| kyma.metadata.deletion_timestamp.is_none());
         let kymas = kymas.map(|kyma| (kyma.name_any(), kyma)).collect();
-        let takeover = Takeover::new(&options.kyma_selector, Duration::ZERO);
-        Self { kcp, options, kymas, manifests, pause, takeover }
+        let pauses_all = pauses_all(kcp.pause.as_ref());
+        Self { kcp, options, kymas, manifests, pauses_all, selector: KymaSelector::new(&options.kyma_selector) }
     }
 
     fn view(
@@ -277,10 +273,11 @@ impl<'a> Assessor<'a> {
             }
             let kyma_key = KymaKey::of(*kyma);
             let uid = kyma.uid()?;
-            let block = members::block(*kyma, !self.takeover.reconciles(*kyma, &self.pause), || {
+            let is_paused = self.pauses_all || KymaFacts::from(*kyma).is_paused();
+            let block = members::block(*kyma, !self.selector.reconciles(*kyma, is_paused), || {
                 awaits_window && self.is_closed(kyma)
             });
-            let observation = Observation::of(&ManifestFacts::from(*manifest), rollout, block, &self.takeover);
+            let observation = Observation::of(&ManifestFacts::from(*manifest), rollout, block, &self.selector);
             let standing = times.assess(&kyma_key, &rollout.change, false, &observation, deadline, now);
             let is_canary = policy.is_some_and(|policy| policy.is_canary(kyma.labels()));
             let rank = members::rank(&rollout.module, &rollout.version, &uid, is_canary);

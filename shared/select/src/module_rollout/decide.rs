@@ -10,35 +10,45 @@ use jiff::Timestamp;
 use tidewatch_rollout::{Candidate, Order, Ring};
 
 use super::members::{Block, LAST_CANARY, Member, Standing};
-use tidewatch_select::catalog::rollout::{Progress, Rollout, RolloutPolicy};
+use crate::catalog::rollout::{Progress, Rollout, RolloutPolicy};
 
 /// Maximum number of runtimes in a message.
 const MAX_NAMED: usize = 5;
 
 /// Parameters of a step.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Criteria<'a> {
-    pub(super) policy: &'a RolloutPolicy,
+pub struct Criteria<'a> {
+    /// Rules of the rings.
+    pub policy: &'a RolloutPolicy,
     /// An operator confirmed that the rollout continues after its halt.
-    pub(super) is_confirmed: bool,
+    pub is_confirmed: bool,
     /// Current time in Unix seconds.
-    pub(super) now: i64,
+    pub now: i64,
 }
 
 /// Number of runtimes by standing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
-    pub(super) waiting: usize,
-    pub(super) blocked: BTreeMap<Block, usize>,
-    pub(super) upgrading: usize,
-    pub(super) lost: usize,
-    pub(super) proven: usize,
-    pub(super) failing: usize,
-    pub(super) unfit: usize,
+pub struct Counts {
+    /// Number of [`Standing::Waiting`].
+    pub waiting: usize,
+    /// Numbers of [`Standing::Blocked`] by cause.
+    pub blocked: BTreeMap<Block, usize>,
+    /// Number of [`Standing::Upgrading`].
+    pub upgrading: usize,
+    /// Number of [`Standing::Lost`].
+    pub lost: usize,
+    /// Number of [`Standing::Proven`].
+    pub proven: usize,
+    /// Number of [`Standing::Failing`].
+    pub failing: usize,
+    /// Number of [`Standing::Unfit`].
+    pub unfit: usize,
 }
 
 impl Counts {
-    pub(super) fn of<'m>(members: impl IntoIterator<Item = &'m Member>) -> Self {
+    /// Counts the members of a rollout.
+    #[must_use]
+    pub fn of<'m>(members: impl IntoIterator<Item = &'m Member>) -> Self {
         let mut counts = Self::default();
         for member in members {
             *match member.standing {
@@ -55,7 +65,7 @@ impl Counts {
     }
 
     /// Adds the counts of another rollout.
-    pub(super) fn add(&mut self, other: &Self) {
+    pub fn add(&mut self, other: &Self) {
         for (sum, number) in [
             (&mut self.waiting, other.waiting),
             (&mut self.upgrading, other.upgrading),
@@ -79,17 +89,17 @@ impl Counts {
 
 /// Result of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Step {
+pub struct Step {
     /// Next state; `None` if it does not change.
-    pub(super) next: Option<Rollout>,
+    pub next: Option<Rollout>,
     /// Uids of the Kymas that get the version now.
-    pub(super) admitted: BTreeSet<String>,
+    pub admitted: BTreeSet<String>,
     /// State or event that the rollout waits for, for an operator; `None` while it upgrades runtimes.
-    pub(super) waits_for: Option<String>,
+    pub waits_for: Option<String>,
 }
 
 /// Computes the next step of a rollout in progress. `admitted` are the Kymas that the last step admitted.
-pub(super) fn step(rollout: &Rollout, members: &[Member], admitted: &BTreeSet<String>, criteria: Criteria<'_>) -> Step {
+pub fn step(rollout: &Rollout, members: &[Member], admitted: &BTreeSet<String>, criteria: Criteria<'_>) -> Step {
     let Some(progress) = &rollout.progress else { return Step::default() };
     let becomes = |progress| Step { next: Some(rollout.with(progress)), ..Step::default() };
     let counts = Counts::of(members);
