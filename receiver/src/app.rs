@@ -17,7 +17,10 @@ use std::{future, net::SocketAddr, process, sync::Arc, thread, time::Duration};
 use anyhow::{Context as _, Result, anyhow};
 use arc_swap::ArcSwap;
 use kube::Client;
+use open_files::OpenFiles;
 use rustls::ServerConfig;
+use sharded::{Followers, Ownership, ProcessParts, Replica, Sharding};
+use signals::Signals;
 use tidewatch_api::identity::Instance;
 use tidewatch_cluster::leader::{self, FleetRole, LeaderElector, WriteFence};
 use tidewatch_gateway::{
@@ -29,6 +32,7 @@ use tidewatch_gateway::{
 use tidewatch_kit::readiness::{Pending, Readiness};
 #[cfg(feature = "otlp")]
 use tidewatch_kit::trace::Exporter;
+use tidewatch_modules::forward;
 use tidewatch_trust::TlsState;
 use tokio::{
     runtime::{self, Runtime as Executor},
@@ -36,12 +40,9 @@ use tokio::{
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
-
-use crate::{config::Config, controllers::forward, telemetry};
-use open_files::OpenFiles;
-use sharded::{Followers, Ownership, ProcessParts, Replica, Sharding};
-use signals::Signals;
 use workers::{Kymas, Manifests, Workers};
+
+use crate::{config::Config, telemetry};
 
 pub use counters::described as metrics;
 pub use sharded::ShardHolders;

@@ -16,7 +16,7 @@ use tidewatch_gateway::{
     relay,
 };
 
-use crate::controllers::{catalog, event_path, windows};
+use tidewatch_modules::{catalog, event_path, windows};
 
 /// Receives the signed events of Kyma runtimes and reconciles the runtimes they come from
 #[derive(Clone, Debug, Parser)]
@@ -226,9 +226,9 @@ pub struct Config {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
+    use tidewatch_modules::kyma;
 
     use super::*;
-    use crate::controllers::kyma;
 
     const REQUIRED: [&str; 3] = ["receiver", "--authority=kcp:8443", "--oci-registry-host=r"];
 

@@ -1,12 +1,7 @@
 //! The receiver: verifies the agents' events and reconciles the Kymas of their runtime clusters.
 //!
-//! Layers, lowest first; a layer imports only from those before it:
-//!
-//! | layer | responsibility |
-//! |---|---|
-//! | [`versions`], [`telemetry`] | versions of modules, logs |
-//! | [`controllers`] | reconcilers: Kyma, catalog, modules, event path, CA rotation, forwarding |
-//! | [`app`] | wiring, configuration |
+//! The crates `trust`, `fleet`, `gateway`, `installer` and `modules` beside it do the work. This one has logs, flags, and the
+//! wiring of all of them in [`app`].
 //!
 //! # Example
 //!
@@ -24,7 +19,6 @@
 
 pub mod app;
 pub mod config;
-pub mod controllers;
 #[cfg(test)]
 mod layers;
 pub mod rights;

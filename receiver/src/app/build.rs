@@ -7,6 +7,7 @@ use std::{collections::BTreeSet, mem, path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
+use components::components;
 use futures::FutureExt as _;
 use kube::Client;
 use tidewatch_api::{identity::Instance, key::KymaKey, plan::Work};
@@ -37,6 +38,16 @@ use tidewatch_installer::{
     upgrade::{self, UpgradeTask},
     watcher::ForwardHealth,
 };
+use tidewatch_modules::{
+    ca_rotation::CaRotation,
+    event_path::{AcquiredKymas, EventPathController},
+    kyma::{self, ComponentLayers, PendingInputs},
+    mandatory,
+    manifest::{self, ModuleLayers},
+    module_rollout::{self, RolloutTask},
+    module_secrets::{self, ModuleSecrets},
+    windows::{MaintenanceWindows, PolicyFile},
+};
 use tidewatch_oci::{
     flags::{Settings, Source},
     registry::Registry,
@@ -54,21 +65,7 @@ use super::{
     sharded::{Replica, Sharding},
     task::{Binding, Task},
 };
-use crate::{
-    app::changes,
-    config::Config,
-    controllers::{
-        ca_rotation::CaRotation,
-        event_path::{AcquiredKymas, EventPathController},
-        kyma::{self, ComponentLayers, PendingInputs},
-        mandatory,
-        manifest::{self, ModuleLayers},
-        module_rollout::{self, RolloutTask},
-        module_secrets::{self, ModuleSecrets},
-        windows::{MaintenanceWindows, PolicyFile},
-    },
-};
-use components::components;
+use crate::{app::changes, config::Config};
 pub(super) use listeners::check_v2_files;
 
 /// Components of the active receiver, connected and not running.

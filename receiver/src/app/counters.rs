@@ -11,11 +11,9 @@ use tidewatch_gateway::{
     relay,
 };
 use tidewatch_kit::{metric_set, metrics::MetricDescription};
+use tidewatch_modules::{catalog, event_path, kyma, manifest, module_rollout, windows};
 
-use crate::{
-    app::{changes, open_files},
-    controllers::{catalog, event_path, kyma, manifest, module_rollout, windows},
-};
+use crate::app::{changes, open_files};
 
 metric_set! {
     /// Metrics of each component.

@@ -3,7 +3,7 @@
 
 use tidewatch_fleet::{manifest_queue::ManifestQueue, queue::Drift, stores::manifests::Manifests, table::RuntimeTable};
 
-use crate::controllers::manifest::{Memories, affected};
+use tidewatch_modules::manifest::{Memories, affected};
 
 /// Runs for ever.
 pub(super) async fn run(

@@ -23,7 +23,7 @@ use tidewatch_oci::{
 use tokio::time::{self, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-use crate::controllers::kyma::ComponentLayers;
+use tidewatch_modules::kyma::ComponentLayers;
 
 /// Key of the credentials in their Secret.
 const KEY: &str = ".dockerconfigjson";

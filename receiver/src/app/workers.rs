@@ -19,7 +19,7 @@ use tidewatch_fleet::{
 use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::controllers::{kyma, manifest};
+use tidewatch_modules::{kyma, manifest};
 
 /// A queue and the reconcile of its jobs.
 pub(super) trait Controller: Send + Sync + 'static {

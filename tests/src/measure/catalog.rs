@@ -30,7 +30,7 @@ use kube::{Api, api::ListParams};
 use serde_json::json;
 use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::field_manager};
 use tidewatch_kit::variant::VariantName as _;
-use tidewatch_receiver::controllers::catalog::Flags;
+use tidewatch_modules::catalog::Flags;
 use tidewatch_select::catalog::{
     desired::{ContentHash, DesiredObject, Kind, ObjectId},
     snapshot::Snapshot,

@@ -29,12 +29,12 @@ use tidewatch_tests::{
 };
 use tidewatch_trust::CA_SECRET;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, process::Command, time};
+use user::User;
 
 use crate::{
     support::{Fleet, Member, TestResult, quick_options},
     sync::sum,
 };
-use user::User;
 
 /// Validity of a leaf, in seconds. An agent renews after two thirds of it: the rest must exceed the downtime of a
 /// killed receiver plus the agent's reconnect backoff of up to fifteen seconds.

@@ -12,6 +12,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use shared_state::{PORT, RECEIVER, SharedState};
 use tidewatch_agent::{
     canary::CanaryState,
     link::{Link, LinkParts},
@@ -25,6 +26,7 @@ use tokio::{
     time::{Duration, sleep},
 };
 use tokio_util::sync::CancellationToken;
+use transport::{Connector, SimulatedListener};
 use turmoil::{Builder, Sim, net::TcpListener};
 
 use crate::{
@@ -32,8 +34,6 @@ use crate::{
     receiver::REQUEST_DEADLINE,
     schedules::env_override,
 };
-use shared_state::{PORT, RECEIVER, SharedState};
-use transport::{Connector, SimulatedListener};
 
 /// Number of seeds in one run; `TIDEWATCH_SEEDS` overrides it.
 const SEEDS: u64 = 20;

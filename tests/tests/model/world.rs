@@ -6,6 +6,7 @@ mod lost_events;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use actions::{Action, RequestFault};
 use proptest::{prop_assert, prop_assert_eq, test_runner::TestCaseError};
 use tidewatch_agent::telemetry::Metrics as AgentMetrics;
 use tidewatch_api::{identity::Epoch, plan::Work};
@@ -25,7 +26,6 @@ use crate::{
     cluster::{Cluster, Mutation, Name, PlanId, WATCH_COUNT, WATCHES},
     receiver::{LateWrite, ManagerResponse, Receiver, ReconcileResult, Records, runtime},
 };
-use actions::{Action, RequestFault};
 
 /// Rounds within which the world must converge. One round exceeds the longest wait of either side.
 const ROUNDS: usize = 12;

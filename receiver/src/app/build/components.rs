@@ -25,16 +25,14 @@ use tidewatch_fleet::{
 use tidewatch_gateway::{enrolment::Revocations, ports::v2};
 use tidewatch_installer::watcher;
 use tidewatch_kit::system_roots::SystemRoots;
+use tidewatch_modules::{
+    catalog, kyma,
+    mandatory::MandatoryModules,
+    manifest::{self, module_watches},
+};
 use tokio::time::Instant;
 
-use crate::{
-    app::{Process, changes, counters::Counters},
-    controllers::{
-        catalog, kyma,
-        mandatory::MandatoryModules,
-        manifest::{self, module_watches},
-    },
-};
+use crate::app::{Process, changes, counters::Counters};
 
 /// Creates the components that changes of KCP reach. With `installs`, the plan also has the watches that the agents'
 /// installation needs; if it `is_sharded`, no shard is held yet.

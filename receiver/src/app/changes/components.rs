@@ -10,7 +10,7 @@ use tidewatch_fleet::{
 };
 use tidewatch_gateway::{enrolment::Revocations, ports::v2};
 
-use crate::controllers::{catalog::Catalog, kyma::PendingWrites, mandatory::MandatoryModules, manifest::Memories};
+use tidewatch_modules::{catalog::Catalog, kyma::PendingWrites, mandatory::MandatoryModules, manifest::Memories};
 
 /// Components that react to changes of KCP.
 #[derive(Clone)]

@@ -22,7 +22,7 @@ use tidewatch_select::{
     kyma::is_installable,
 };
 
-use crate::controllers::kyma::is_own_annotation;
+use tidewatch_modules::kyma::is_own_annotation;
 
 /// Fingerprints of one kind, by key.
 pub(super) struct Fingerprints<E>(HashMap<KymaKey, E>);

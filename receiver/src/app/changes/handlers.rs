@@ -12,6 +12,7 @@ use tidewatch_fleet::{
     stores::{kymas::CachedKyma, manifests::CachedManifest},
     watch::Change,
 };
+use tidewatch_modules::catalog::CatalogUpdate;
 use tidewatch_select::kyma::is_installable;
 use tokio::{sync::Notify, time::Instant};
 
@@ -26,7 +27,6 @@ use super::{
     placer::{self, KymaPlacer},
     users::{self, Users},
 };
-use crate::controllers::catalog::CatalogUpdate;
 
 /// Factory of the handlers, and the state that they share.
 pub(super) struct EventHandlers {

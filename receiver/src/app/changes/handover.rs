@@ -7,11 +7,11 @@ use tidewatch_cluster::{kinds::KindCache, leader::WriteFence};
 use tidewatch_fleet::{
     manifest_queue::ManifestQueue, recorder::EventRecorder, stores::manifests::Manifests, table::RuntimeTable,
 };
+use tidewatch_modules::{catalog::Catalog, manifest::Memories};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{bodies::CacheBodies, components::Components, manifests, placer::KymaPlacer};
-use crate::controllers::{catalog::Catalog, manifest::Memories};
 
 /// Acquires and releases shards. Clones share the state of the components.
 #[derive(Clone)]
@@ -136,9 +136,9 @@ pub(in crate::app) mod tests {
         table::{self, PlacementError},
     };
     use tidewatch_kit::metrics::Registry;
+    use tidewatch_modules::catalog;
 
     use super::*;
-    use crate::controllers::catalog;
 
     fn key(name: &str) -> KymaKey {
         KymaKey::new("ns", name)

@@ -16,12 +16,12 @@ use tidewatch_fleet::{
     table::RuntimeTable,
     watch::Change,
 };
+use tidewatch_modules::{kyma::PendingWrites, manifest::Memories};
 
 use super::{
     fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ManifestChange, ManifestFingerprint},
     placer::KymaPlacer,
 };
-use crate::controllers::{kyma::PendingWrites, manifest::Memories};
 
 /// Keeps the index and the queue current. The echo of our own write enqueues nothing: the reconcile that wrote shows the
 /// result.

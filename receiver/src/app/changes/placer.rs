@@ -19,7 +19,7 @@ use tidewatch_fleet::{
     table::RuntimeTable,
 };
 
-use crate::controllers::manifest::Memories;
+use tidewatch_modules::manifest::Memories;
 
 /// See the module documentation. Clones share the lock.
 #[derive(Clone)]

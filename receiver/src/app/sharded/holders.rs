@@ -93,9 +93,10 @@ impl Directory for ShardHolders {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tidewatch_api::leases::Unit;
     use tidewatch_gateway::relay::Holders as _;
+
+    use super::*;
 
     const ADDRESS: &str = "127.0.0.1:9000";
 

@@ -9,6 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use content::{CONTROL, NEIGHBOUR, is_upgraded, objects, others_write, shared};
+use ends::ends;
 use kube::api::ListParams;
 use tidewatch_tests::{
     control_plane::audit::{Mark, Write},
@@ -21,8 +23,6 @@ use super::{
     writing::{FIRST, SECOND, Writers, object},
     *,
 };
-use content::{CONTROL, NEIGHBOUR, is_upgraded, objects, others_write, shared};
-use ends::ends;
 
 /// Delay of the receiver's requests and of their answers until it is killed: longer than it takes to read the audit log
 /// anew, so that a kill comes before the next write of the object.

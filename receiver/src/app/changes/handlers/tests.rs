@@ -41,22 +41,20 @@ use tidewatch_gateway::{
     ports::v2,
 };
 use tidewatch_kit::metrics::Registry;
+use tidewatch_modules::{
+    catalog::{self, Catalog},
+    kyma::PendingWrites,
+    mandatory::{Finalizers, MandatoryModules},
+    manifest::Memories,
+};
 use tidewatch_trust::{CA_VALIDITY, Ca};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::{
-    app::changes::{
-        bodies::{Bodies, KymaCache, ManifestCache, SecretCache},
-        handover::ShardHandover,
-    },
-    controllers::{
-        catalog::{self, Catalog},
-        kyma::PendingWrites,
-        mandatory::{Finalizers, MandatoryModules},
-        manifest::Memories,
-    },
+use crate::app::changes::{
+    bodies::{Bodies, KymaCache, ManifestCache, SecretCache},
+    handover::ShardHandover,
 };
 
 const NAMESPACE: &str = "kcp-system";

@@ -1,0 +1,506 @@
+//! Task that drives the rollouts. The replica with the fleet role assesses the runtimes of the whole fleet, by the caches of KCP,
+//! computes the next steps, writes them to the ConfigMap, and grants all replicas which runtimes get a version now. A step takes
+//! effect in each replica when the watch returns it, and admits only what is granted. The other replicas assess the runtimes
+//! for the conditions of their Kymas, and to continue where the role moves to.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    mem,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Client, runtime::reflector::ObjectRef};
+use tidewatch_api::{
+    facts::KymaFacts,
+    key::KymaKey,
+    names::{ROLLOUTS, annotation},
+    plan::Work,
+};
+use tidewatch_cluster::state_map::{ReadStateMapError, StateMap};
+use tidewatch_fleet::{
+    evidence::Replicas,
+    pause::Pause,
+    peers::Topic,
+    queue::{Priority, WorkSet},
+    recorder::{EventRecorder, PendingEvent, Regarding},
+    stores::{Stores, kymas::CachedKyma, manifests::CachedManifest},
+    table::RuntimeTable,
+    takeover::Takeover,
+};
+use tidewatch_kit::error_levels;
+use tidewatch_select::{
+    catalog::{
+        ChannelTarget,
+        rollout::{BoardEntry, Rollout, RolloutKey, RolloutPolicy},
+        visibility::template_name,
+    },
+    module_rollout::{
+        decide::{self, Counts, Criteria},
+        members::{self, Block, Member, Observation, Standing, Times},
+        store::{Rollouts, Snapshot},
+    },
+    windows::WindowState,
+};
+use tokio::time::{self, Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Metrics,
+    grants::{Grants, Question},
+    metrics::States,
+};
+use crate::{catalog::Catalog, windows::MaintenanceWindows};
+
+/// Interval between ticks while a rollout upgrades runtimes.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Number of ticks per evaluation otherwise.
+const IDLE_TICKS: u32 = 10;
+
+/// Dependencies of the task.
+#[derive(Clone)]
+pub struct Dependencies {
+    /// Queue of reconciles.
+    pub fleet: RuntimeTable,
+    /// Caches of KCP.
+    pub stores: Stores,
+    /// Accepted targets, and the shared state of the rollouts.
+    pub catalog: Catalog,
+    /// Maintenance windows of the runtimes.
+    pub windows: MaintenanceWindows,
+    /// Paused runtimes.
+    pub pause: Pause,
+    /// Kymas that belong to this receiver.
+    pub takeover: Takeover,
+    /// Records the progress as Kubernetes Events.
+    pub recorder: EventRecorder,
+    /// All replicas, which admit Kymas.
+    pub replicas: Replicas,
+    /// Metrics of the rollouts.
+    pub metrics: Metrics,
+}
+
+/// Task that drives the rollouts.
+pub struct RolloutTask {
+    map: StateMap,
+    namespace: String,
+    snapshot: Snapshot,
+    dependencies: Dependencies,
+    /// Memory of each rollout in progress.
+    runs: HashMap<RolloutKey, Run>,
+    grants: Grants,
+    idle: u32,
+}
+
+/// Memory of one rollout in progress; a new process begins with an empty one.
+#[derive(Debug, Default)]
+struct Run {
+    change: String,
+    times: Times,
+    /// Uids of the Kymas that the last step admitted, here or in the replica with the role, and that were enqueued.
+    admitted: BTreeSet<String>,
+}
+
+impl Run {
+    /// Lets the next step enqueue all Kymas that it admits: those reconciled meanwhile did not get the version.
+    fn admit_again(&mut self) {
+        self.admitted.clear();
+    }
+}
+
+/// Evaluation of all rollouts at one moment.
+#[derive(Default)]
+struct Evaluation {
+    /// Next states.
+    rollouts: Rollouts,
+    /// Kymas that get a version now, by rollout.
+    admitted: HashMap<RolloutKey, BTreeSet<String>>,
+    /// Kymas that failed in halted rollouts, with a message.
+    halted: HashMap<KymaKey, String>,
+    counts: Counts,
+    states: States,
+}
+
+impl RolloutTask {
+    /// Reads the stored state, and receives grants from now on. The client must be fenced, so that only the replica with the fleet
+    /// role writes.
+    ///
+    /// # Errors
+    /// [`ReadStateMapError`].
+    pub async fn open(client: Client, namespace: &str, dependencies: Dependencies) -> Result<Self, ReadStateMapError> {
+        let map = StateMap::new(client, namespace, ROLLOUTS);
+        let snapshot = Snapshot::of(map.read().await?.as_ref());
+        let grants = Grants::default();
+        let namespace = namespace.to_owned();
+        let runs = HashMap::new();
+        let received = grants.clone();
+        dependencies.replicas.respond(Topic::ModuleRollout, move |question| {
+            received.receive(question, Instant::now());
+            Ok(())
+        });
+        let task = Self { map, namespace, snapshot, dependencies, runs, grants, idle: 0 };
+        task.publish(&HashMap::new());
+        Ok(task)
+    }
+
+    /// Runs once the caches of KCP have synced; returns only if the watch ends, which it never does by itself.
+    pub async fn run(mut self, synced: CancellationToken) -> &'static str {
+        synced.cancelled().await;
+        let mut maps = self.map.watch();
+        let mut ticks = time::interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let catalog = self.dependencies.catalog.clone();
+        let grants = self.grants.clone();
+        let role = self.dependencies.replicas.role.clone();
+        loop {
+            tokio::select! {
+                map = maps.next() => match map {
+                    Some(map) => self.observe(map.as_ref()),
+                    None => return "watch of the module rollouts",
+                },
+                () = catalog.rollouts().moved() => self.tick(Instant::now()).await,
+                () = grants.changed() => {
+                    // The replica with the role grants them to itself as well.
+                    if !role.is_held() {
+                        self.tick(Instant::now()).await;
+                    }
+                }
+                now = ticks.tick() => {
+                    if self.idle == 0 {
+                        self.tick(now).await;
+                    } else {
+                        self.idle -= 1;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes over the ConfigMap from the watch.
+    fn observe(&mut self, map: Option<&ConfigMap>) {
+        let mut snapshot = Snapshot::of(map);
+        for key in snapshot.invalid.keys().filter(|key| !self.snapshot.invalid.contains_key(*key)) {
+            tracing::error!(
+                key,
+                "The state of a rollout in the ConfigMap {ROLLOUTS} is invalid, its modules keep their versions until it \
+                 is corrected or deleted"
+            );
+        }
+        if map.is_none() && !self.snapshot.version().is_empty() {
+            tracing::warn!("ConfigMap {ROLLOUTS} was deleted, it is created again");
+            self.map.deleted();
+            snapshot.rollouts = self.snapshot.rollouts.clone();
+        }
+        let before = mem::replace(&mut self.snapshot, snapshot).rollouts;
+        // Before any reconcile that the change enqueues.
+        self.publish(&self.admitted_so_far());
+        for (key, rollout) in &self.snapshot.rollouts {
+            if before.get(key) != Some(rollout) {
+                self.announce(rollout);
+                if rollout.progress.is_none() && !rollout.reverts.is_empty() {
+                    self.enqueue_lacking(key, rollout);
+                }
+            }
+        }
+        let ended = before.iter().filter(|(key, _)| !self.snapshot.rollouts.contains_key(*key));
+        ended.filter(|(_, rollout)| rollout.progress.is_some()).for_each(|(key, it)| self.enqueue_lacking(key, it));
+        // A changed ConfigMap, such as a confirmation, is evaluated at the next tick.
+        self.idle = 0;
+    }
+
+    fn announce(&self, rollout: &Rollout) {
+        let Rollout { module, version, change, .. } = rollout;
+        let channel = rollout.channel.as_deref().unwrap_or("mandatory");
+        let note = match (rollout.halted(), rollout.ring()) {
+            (Some(reason), _) => {
+                let confirmation = rollout.confirmation().unwrap_or_default();
+                tracing::error!(module, channel, version, change, reason, "Module rollout halted");
+                format!(
+                    "the rollout of {version} in the channel {channel} has halted: {reason}; it continues when the \
+                     annotation {} of the ConfigMap {ROLLOUTS} names {confirmation}",
+                    annotation::CONFIRM
+                )
+            }
+            (None, Some(ring)) => {
+                tracing::info!(module, channel, version, change, ring, "Module rollout progressed");
+                format!("the rollout of {version} in the channel {channel} is in ring {ring}")
+            }
+            (None, None) if rollout.progress.is_none() => {
+                tracing::info!(module, channel, version, change, "Module version applies to every runtime");
+                format!("every runtime gets {version} of the channel {channel}")
+            }
+            (None, None) => return,
+        };
+        let warning = rollout.halted().is_some();
+        let reason = if warning { "ModuleRolloutHalted" } else { "ModuleRollout" };
+        // Every replica observes the state, and one posts the Event.
+        if !self.dependencies.replicas.role.is_held() {
+            return;
+        }
+        let regarding = Regarding {
+            kind: "ModuleReleaseMeta",
+            namespace: self.namespace.clone(),
+            name: module.clone(),
+            uid: String::new(),
+        };
+        self.dependencies.recorder.publish(vec![PendingEvent { regarding, warning, reason, note }]);
+    }
+
+    /// Kymas that the last step admitted to the recorded rollouts.
+    fn admitted_so_far(&self) -> HashMap<RolloutKey, BTreeSet<String>> {
+        let is_recorded = |(key, run): &(&RolloutKey, &Run)| {
+            self.snapshot.rollouts.get(*key).is_some_and(|rollout| rollout.change == run.change)
+        };
+        let runs = self.runs.iter().filter(is_recorded);
+        runs.map(|(key, run)| (key.clone(), run.admitted.clone())).collect()
+    }
+
+    /// Enqueues the Kymas that a version reaches without rings: after a move back, or because the rings were removed.
+    fn enqueue_lacking(&self, key: &RolloutKey, rollout: &Rollout) {
+        let keys = self.lacking(key, &rollout.version).map(|kyma| kyma.key()).collect();
+        let rate = self.dependencies.catalog.flags().catalog_sync_rate;
+        self.dependencies.fleet.enqueue_paced(keys, WorkSet::of(&[Work::Kyma]), rate);
+    }
+
+    /// Kymas that follow a channel, or the mandatory version, and do not have this version.
+    fn lacking(&self, key: &RolloutKey, version: &str) -> impl Iterator<Item = Arc<CachedKyma>> {
+        let lacks = move |manifest: &CachedManifest| manifest.facts().version != Some(version);
+        self.followers(key).filter(move |(_, manifest)| lacks(manifest)).map(|(kyma, _)| kyma)
+    }
+
+    async fn tick(&mut self, now: Instant) {
+        self.idle = IDLE_TICKS;
+        if self.dependencies.catalog.lost().is_some() {
+            self.runs.values_mut().for_each(Run::admit_again);
+            return;
+        }
+        let role = self.dependencies.replicas.role.clone();
+        if !role.is_held() {
+            self.admit_granted(now);
+        }
+        let evaluation = self.evaluate(now);
+        self.dependencies.catalog.rollouts().publish_halts(evaluation.halted.clone());
+        if role.run(self.carry_on(evaluation, now)).await.is_none() {
+            // The replica with the role counts all runtimes.
+            self.dependencies.metrics.set(States::default(), &Counts::default());
+        }
+    }
+
+    /// Admits the Kymas that the replica with the role grants a version.
+    fn admit_granted(&mut self, now: Instant) {
+        self.grants.retain(|key| self.snapshot.rollouts.contains_key(key));
+        let is_ongoing = |(_, rollout): &(&RolloutKey, &Rollout)| rollout.progress.is_some();
+        let mut admitted = HashMap::new();
+        for (key, rollout) in self.snapshot.rollouts.iter().filter(is_ongoing) {
+            let run = self.runs.entry(key.clone()).or_default();
+            if run.change != rollout.change {
+                *run = Run { change: rollout.change.clone(), ..Run::default() };
+            }
+            admitted.insert(key.clone(), self.grants.of(key, &rollout.change, now));
+        }
+        self.publish(&admitted);
+        self.enqueue_admitted(admitted);
+    }
+
+    /// Grants what the evaluation admits, and stores the next states.
+    async fn carry_on(&mut self, evaluation: Evaluation, now: Instant) {
+        let Evaluation { rollouts, admitted, counts, states, .. } = evaluation;
+        self.dependencies.metrics.set(states, &counts);
+        let is_active = admitted.values().any(|admitted| !admitted.is_empty()) || counts.upgrading > 0;
+        self.publish(&admitted);
+        let grants = self.grants_of(&admitted);
+        self.enqueue_admitted(admitted);
+        for grant in grants {
+            let granted = self.dependencies.replicas.ask::<()>(Topic::ModuleRollout, &grant).await;
+            if let Err(error) = granted {
+                // A Kyma keeps its place, and is granted the version again with the next tick.
+                tracing::debug!(error = error_levels::own(&error), "Not every replica admits runtimes to a rollout");
+                self.dependencies.metrics.count_incomplete();
+            }
+        }
+        let is_deleted = self.snapshot.version().is_empty() && !rollouts.is_empty();
+        let is_changed = is_deleted || rollouts != self.snapshot.rollouts;
+        if is_active || is_changed {
+            self.idle = 0;
+        }
+        if is_changed && self.map.is_writable(self.snapshot.version(), now) {
+            let (metadata, data) = self.snapshot.replaced_by(&rollouts);
+            let outcome = self.map.write(metadata, data).await;
+            self.dependencies.metrics.count_write(outcome);
+        }
+    }
+
+    /// Grants for these Kymas of recorded rollouts; also of none, if the last step admitted some.
+    fn grants_of(&self, admitted: &HashMap<RolloutKey, BTreeSet<String>>) -> Vec<Question> {
+        let round = Timestamp::now().as_microsecond();
+        let questions = admitted.iter().filter_map(|(key, admitted)| {
+            let rollout = self.snapshot.rollouts.get(key)?;
+            let before = self.runs.get(key).map(|run| &run.admitted);
+            let is_needed = !admitted.is_empty() || before.is_some_and(|before| !before.is_empty());
+            is_needed.then(|| Question::of(key, &rollout.change, round, admitted))
+        });
+        questions.flatten().collect()
+    }
+
+    /// Evaluates the rollouts of all modules that have rings.
+    fn evaluate(&mut self, now: Instant) -> Evaluation {
+        let mut evaluation = Evaluation::default();
+        let targets = self.dependencies.catalog.ring_targets();
+        evaluation.states.invalid = self.snapshot.invalid.len();
+        for (key, target, policy) in targets {
+            let recorded = self.snapshot.rollouts.get(&key).cloned();
+            let policy = match policy {
+                Ok(policy) if target.since.is_some() && !self.snapshot.is_invalid(&key) => policy,
+                Ok(_) => continue,
+                Err(error) => {
+                    tracing::debug!(module = key.module, %error, "Module rollout waits for valid annotations");
+                    evaluation.states.invalid += 1;
+                    // The state stays as it is, and no further runtime gets the version.
+                    self.runs.get_mut(&key).into_iter().for_each(Run::admit_again);
+                    evaluation.rollouts.extend(recorded.map(|recorded| (key, recorded)));
+                    continue;
+                }
+            };
+            let rollout = match recorded {
+                Some(recorded) if recorded.is_of(&target) => recorded,
+                recorded => self.moved(&key, recorded.as_ref(), &target),
+            };
+            let next = self.advance(&key, rollout, &target, &policy, now, &mut evaluation);
+            evaluation.rollouts.insert(key, next);
+        }
+        self.runs.retain(|key, _| evaluation.rollouts.get(key).is_some_and(|rollout| rollout.progress.is_some()));
+        evaluation
+    }
+
+    /// Rollout of a moved source. Without a record of an earlier one, a version that some Kymas lack reaches them in rings,
+    /// even if the channel moved long ago: the record may be lost.
+    fn moved(&self, key: &RolloutKey, recorded: Option<&Rollout>, target: &ChannelTarget) -> Rollout {
+        let is_lacking = self.lacking(key, &target.version).next().is_some();
+        Rollout::of_move(key, recorded, target, !is_lacking)
+    }
+
+    /// Evaluates one rollout, and returns its next state.
+    fn advance(
+        &mut self,
+        key: &RolloutKey,
+        rollout: Rollout,
+        target: &ChannelTarget,
+        policy: &RolloutPolicy,
+        now: Instant,
+        evaluation: &mut Evaluation,
+    ) -> Rollout {
+        if rollout.progress.is_none() {
+            return rollout;
+        }
+        let mut run = self.runs.remove(key).unwrap_or_default();
+        if run.change != rollout.change {
+            run = Run { change: rollout.change.clone(), ..Run::default() };
+        }
+        let members = self.members(key, &rollout, policy, &mut run, now);
+        let confirmation = rollout.confirmation();
+        let is_confirmed = confirmation.is_some_and(|id| self.snapshot.confirmed.contains(&id));
+        let criteria = Criteria { policy, is_confirmed, now: Timestamp::now().as_second() };
+        let step = decide::step(&rollout, &members, &run.admitted, criteria);
+        evaluation.counts.add(&Counts::of(&members));
+        let states = &mut evaluation.states;
+        *match (rollout.halted(), &step.waits_for) {
+            (Some(_), _) => &mut states.halted,
+            (None, Some(_)) => &mut states.waiting,
+            (None, None) => &mut states.progressing,
+        } += 1;
+        if let Some(reason) = rollout.halted() {
+            let failing = members.iter().filter(|member| member.standing == Standing::Failing);
+            let message = format!("the rollout of {} of module {} has halted: {reason}", target.version, key.module);
+            evaluation.halted.extend(failing.map(|member| (member.kyma.clone(), message.clone())));
+        }
+        self.runs.insert(key.clone(), run);
+        evaluation.admitted.insert(key.clone(), step.admitted);
+        step.next.unwrap_or(rollout)
+    }
+
+    /// Kymas with a Manifest that follows a channel, or of a mandatory module.
+    fn followers(&self, key: &RolloutKey) -> impl Iterator<Item = (Arc<CachedKyma>, Arc<CachedManifest>)> {
+        let manifests = self.dependencies.stores.manifests.of_module(&key.module);
+        manifests.into_iter().filter_map(move |manifest| {
+            let kyma = manifest.kyma()?;
+            let kyma = ObjectRef::new(&kyma.name).within(&kyma.namespace);
+            let kyma = self.dependencies.stores.kymas.get(&kyma)?;
+            let is_member = members::follows(&manifest.facts(), &*kyma, key);
+            (is_member && !kyma.facts().is_deleting()).then_some((kyma, manifest))
+        })
+    }
+
+    /// Assesses the runtimes of a rollout.
+    fn members(
+        &self,
+        key: &RolloutKey,
+        rollout: &Rollout,
+        policy: &RolloutPolicy,
+        run: &mut Run,
+        now: Instant,
+    ) -> Vec<Member> {
+        let catalog = self.dependencies.catalog.snapshot(&self.dependencies.stores);
+        let template = catalog.template(&template_name(&key.module, &rollout.version));
+        let awaits_window = key.channel.is_some() && template.is_some_and(|template| template.spec.requires_downtime());
+        let assess = |(kyma, manifest): (Arc<CachedKyma>, Arc<CachedManifest>)| {
+            let kyma_key = kyma.key();
+            let kyma = kyma.facts();
+            let uid = Some(kyma.uid()).filter(|uid| !uid.is_empty())?.to_owned();
+            let block = self.block(&kyma_key, kyma, awaits_window);
+            let observation = Observation::of(&manifest.facts(), rollout, block, self.dependencies.takeover.selector());
+            let is_admitted = run.admitted.contains(&uid);
+            let standing =
+                run.times.assess(&kyma_key, &rollout.change, is_admitted, &observation, policy.deadline, now);
+            let rank = members::rank(&key.module, &rollout.version, &uid, policy.is_canary(kyma.labels()));
+            Some(Member { kyma: kyma_key, uid, rank, standing })
+        };
+        let members: Vec<_> = self.followers(key).filter_map(assess).collect();
+        let known: HashSet<_> = members.iter().map(|member| &member.kyma).collect();
+        run.times.retain(|key| known.contains(key));
+        members
+    }
+
+    /// Reason for which nothing can be upgraded in a runtime.
+    fn block(&self, key: &KymaKey, kyma: KymaFacts<'_>, awaits_window: bool) -> Option<Block> {
+        let Dependencies { pause, takeover, windows, fleet, .. } = &self.dependencies;
+        // The replica that holds the shard ends a takeover.
+        let is_pending = takeover.is_pending(key) && !fleet.is_elsewhere(key);
+        let is_stopped = !takeover.reconciles(kyma, pause) || is_pending;
+        let is_closed = || windows.state(kyma, Timestamp::now()) != WindowState::Open;
+        members::block(kyma, is_stopped, || awaits_window && is_closed())
+    }
+
+    /// Publishes the recorded rollouts with the Kymas that get the version now.
+    fn publish(&self, admitted: &HashMap<RolloutKey, BTreeSet<String>>) {
+        let entry = |(key, rollout): (&RolloutKey, &Rollout)| {
+            let admitted = admitted.get(key).filter(|_| rollout.halted().is_none());
+            let admitted = admitted.into_iter().flatten().cloned().collect::<HashSet<_>>();
+            (key.clone(), BoardEntry { rollout: rollout.clone(), admitted: Arc::new(admitted) })
+        };
+        let entries: BTreeMap<_, _> = self.snapshot.rollouts.iter().map(entry).collect();
+        self.dependencies.catalog.rollouts().publish(entries);
+    }
+
+    /// Enqueues newly admitted Kymas, once each; the queue retries failed reconciles.
+    fn enqueue_admitted(&mut self, admitted: HashMap<RolloutKey, BTreeSet<String>>) {
+        for (key, admitted) in admitted {
+            let Some(run) = self.runs.get_mut(&key) else { continue };
+            let new: HashSet<_> = admitted.difference(&run.admitted).cloned().collect();
+            run.admitted = admitted;
+            if new.is_empty() {
+                continue;
+            }
+            for (kyma, _) in self.followers(&key) {
+                if new.contains(kyma.facts().uid()) {
+                    self.dependencies.fleet.enqueue(&kyma.key(), WorkSet::of(&[Work::Kyma]), Priority::Catalog);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
