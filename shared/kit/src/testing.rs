@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 /// Imports under `source` that do not point to a lower layer, each as `file:line: from -> to`.
 ///
-/// `layers` lists the modules of the crate by their paths (`telemetry`, `controllers::kyma`), lowest layer first; modules of one layer must not
+/// `layers` lists the modules of the crate by their paths (`telemetry`, `app::build`), lowest layer first; modules of one layer must not
 /// import each other. A file belongs to the longest of these paths that is a prefix of its own. An import is any path from the crate's
 /// root, in `use` declarations and inline, in test code too: `crate::x`, `crate::{x, y::{…}}`, or a chain of `super` that leaves the module.
 /// Files that belong to no layer, and modules that are in a layer but not in the crate, are reported as well; `lib.rs`, `main.rs` and the
@@ -38,13 +38,6 @@ pub fn upward_imports(source: &Path, layers: &[&[&str]]) -> Vec<String> {
         }
     }
     found
-}
-
-/// Modules under a folder whose source contains this text.
-pub fn modules_with(source: &Path, text: &str) -> Vec<String> {
-    let mut files = Vec::new();
-    rust_files(source, &mut Vec::new(), &mut files);
-    files.into_iter().filter(|(_, source)| source.contains(text)).map(|(path, _)| path.join("::")).collect()
 }
 
 /// Collects the sources under a folder with their module paths; the crate's roots have an empty one.
