@@ -2,7 +2,7 @@
 //! confirms rollouts, checks catalogs, and packs modules.
 //!
 //! This crate parses arguments, opens connections and renders results. Reports have the form of the crate `contract`;
-//! catalog rules and reading of modules are those of the receiver.
+//! catalog rules and reading of modules are those of the crates `author`, `select` and `engine`.
 //!
 //! | module | responsibility |
 //! |---|---|

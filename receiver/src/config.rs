@@ -15,7 +15,6 @@ use tidewatch_gateway::{
     ports::{self, OwnAuthority, v2},
     relay,
 };
-
 use tidewatch_modules::{catalog, event_path, windows};
 
 /// Receives the signed events of Kyma runtimes and reconciles the runtimes they come from

@@ -9,7 +9,7 @@ use serde::Serialize;
 use tidewatch_api::Manifest;
 use tidewatch_author::{
     check::{self, Objects},
-    effects::{self as kyma_preview, Fleet, KymaEffects},
+    effects::{self, Fleet, KymaEffects},
     preview::{self, Live, Preview, PreviewOptions},
 };
 use tidewatch_select::catalog::{removal_guard::DEFAULT_LIMIT_PERCENT, rollout::RolloutFlags};
@@ -78,7 +78,7 @@ impl Diff {
         };
         let (live, fleet) = block_on(self.read(&objects, &options))?;
         let catalog = preview::preview(&live, &objects, &options);
-        let kymas = kyma_preview::effects(&live, &objects, &options, fleet, self.limit);
+        let kymas = effects::effects(&live, &objects, &options, fleet, self.limit);
         let report = Report { catalog, kymas };
         output::report(self.json, &report)?;
         let is_change = report.catalog.is_change() || report.kymas.is_change();

@@ -1,19 +1,18 @@
 //! Module catalog sync: copies the templates and release metas of KCP that a Kyma may see into its runtime.
 //!
-//! Pure parts: `visibility` holds the visibility rules, `snapshot` the catalog of each visibility class, `desired` the form of an
-//! object in a runtime, `inventory` the record of the objects written to one runtime, `diff` the comparison of desired and observed
-//! state, `removal_guard` the limit on mass removals, `holds` the effect of the held ones, `rollout` the jittered roll-out of moved
-//! channels. `sync` executes the difference, `releases` persists the accepted state.
+//! [`tidewatch_select::catalog`] has the rules: visibility, the catalog of each visibility class, removal guard, roll-outs. Here,
+//! `inventory` is the record of the objects written to one runtime, and `diff` compares desired and observed state; both are pure.
+//! `sync` executes the difference, `releases` persists the accepted state.
 //!
 //! The desired state is computed once per visibility class and cached until KCP's catalog changes; the observed state is cached per
 //! runtime. A sync without changes therefore makes no call.
 
 mod controller;
-pub mod diff;
+mod diff;
 mod error;
 mod events;
 mod flags;
-pub mod inventory;
+mod inventory;
 mod metrics;
 mod releases;
 mod runtime;
@@ -27,9 +26,6 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tidewatch_select::catalog::{
-    ChannelTarget, RolloutBoard, RolloutSlot, VersionSource, VisibilityLabels, removal_guard, retirement, rollout,
-};
 
 use jiff::{Timestamp, civil::Date};
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -42,10 +38,12 @@ use tidewatch_cluster::{
 };
 use tidewatch_fleet::{queue::Drift, stores::Stores};
 use tidewatch_select::catalog::{
+    ChannelTarget, RolloutBoard, RolloutSlot, VersionSource, VisibilityLabels,
     holds::Holds,
     releases::{Ledger, Observed},
-    removal_guard::{GuardDecision, HeldRemoval, HeldRemovals, LostReleases, RemovalPolicy},
-    rollout::{InvalidPolicyError, RolloutKey, RolloutPolicy},
+    removal_guard::{self, GuardDecision, HeldRemoval, HeldRemovals, LostReleases, RemovalPolicy},
+    retirement,
+    rollout::{self, InvalidPolicyError, RolloutKey, RolloutPolicy},
     snapshot::{Omission, Snapshot},
 };
 use tokio::time::timeout;

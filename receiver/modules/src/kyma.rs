@@ -1,8 +1,7 @@
 //! The reconcile of one Kyma: fetch → validate → build → apply → status, and its removal.
 //!
 //! A reconcile reads the Kyma in KCP and in its runtime cluster, and any object that `verified_cache` does not hold as
-//! verified. It writes only differences. The decisions of `validate`, `lookup`, `window`, `build`, `modules` and `status` are
-//! pure.
+//! verified. It writes only differences. [`tidewatch_select::kyma`] decides on its modules.
 
 mod apply;
 mod base;
@@ -27,7 +26,6 @@ mod tests;
 mod verified_cache;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
-use tidewatch_select::kyma::{layer::LayerLookup, mandatory, modules};
 
 use futures::future::join;
 use jiff::Timestamp;
@@ -58,9 +56,10 @@ use tidewatch_kit::variant::VariantName as _;
 use tidewatch_select::{
     catalog::{RolloutSlot, retirement, snapshot::Snapshot, visibility::template_name},
     kyma::{
+        layer::LayerLookup,
         lookup::{Resolved, Sources},
-        mandatory::Owned,
-        modules::Decisions,
+        mandatory::{self, Owned},
+        modules::{self, Decisions},
         validate::{Validated, WantedModule, validate},
     },
     windows::WindowState,

@@ -11,6 +11,6 @@ pub mod mandatory;
 pub mod manifest;
 pub mod module_rollout;
 pub mod module_secrets;
-pub mod requeues;
-pub mod status;
+mod requeues;
+mod status;
 pub mod windows;

@@ -11,7 +11,6 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use tidewatch_select::kyma::mandatory::{is_protected, is_wanted};
 
 use kube::{
     Api, Client, ResourceExt as _,
@@ -29,6 +28,7 @@ use tidewatch_fleet::{
     recorder::{EventRecorder, PendingEvent, Regarding},
     stores::{Stores, manifests::CachedManifest},
 };
+use tidewatch_select::kyma::mandatory::{is_protected, is_wanted};
 use tokio::{
     sync::Notify,
     time::{self, Instant},

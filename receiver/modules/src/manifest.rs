@@ -202,12 +202,10 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
     }
     let store = KcpStore { ctx };
     let engine = ctx.engine();
-    // Also without a client. The deletion of either of the two enqueues it, and so does a change of its number.
-    if engine.is_superseded(&manifest, &store.others(&manifest).await?, &kyma) {
-        return Ok(ended());
-    }
     let (client, revision) = match (ctx.clients)(&kyma) {
         Ok(client) => client,
+        // The deletion of either of the two enqueues it, and so does a change of its number.
+        Err(_) if engine.stand_back(&manifest, &store.others(&manifest).await?, &kyma) => return Ok(ended()),
         Err(ClientError::Body(missing)) => return Err(missing.into()),
         // A changed access Secret enqueues the Manifest.
         Err(ClientError::Access(error)) => {

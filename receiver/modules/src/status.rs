@@ -14,7 +14,7 @@ use tidewatch_kit::foreign_text;
 
 pub(crate) use concurrent::ConflictRetries;
 pub(crate) use condition::{Conditions, Observation, unreachable_since};
-pub use write::WriteStatusError;
+pub(crate) use write::WriteStatusError;
 pub(crate) use write::{ShownStatus, StatusWriter, in_runtime, update_runtime, write_runtime};
 
 /// Maximum length in characters of a text that can quote the runtime: of a condition's message, of the last operation,

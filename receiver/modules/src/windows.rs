@@ -1,7 +1,6 @@
 //! Maintenance windows: the times at which upgrades of modules that require a downtime may begin.
 //!
-//! `parse` reads the policy of lifecycle-manager's format, and `policy` decides by it for one runtime and one time; both are pure.
-//! `file` follows the file of the policy. [`MaintenanceWindows`] holds the last good policy, and the Kymas that wait for a
+//! [`Windows`] decides by a policy for one runtime and one time. `file` follows the file of the policy. [`MaintenanceWindows`] holds the last good policy, and the Kymas that wait for a
 //! window: these are reconciled when the policy or the system's clock changes, and each at the start of its window.
 
 mod file;
@@ -9,12 +8,12 @@ mod flags;
 mod metrics;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
-use tidewatch_select::windows::{PolicyError, UNKNOWN, WindowState, Windows};
 
 use arc_swap::ArcSwap;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use tidewatch_api::{Kyma, ModuleStatus, facts::KymaFacts, key::KymaKey};
+use tidewatch_select::windows::{PolicyError, UNKNOWN, WindowState, Windows};
 
 pub use file::PolicyFile;
 pub use flags::Flags;

@@ -2,7 +2,6 @@
 //! back.
 
 use tidewatch_fleet::{manifest_queue::ManifestQueue, queue::Drift, stores::manifests::Manifests, table::RuntimeTable};
-
 use tidewatch_modules::manifest::{Memories, affected};
 
 /// Runs for ever.

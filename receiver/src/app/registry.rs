@@ -15,6 +15,7 @@ use tidewatch_fleet::{
     table::RuntimeTable,
 };
 use tidewatch_kit::last_good::{FILE_POLL_INTERVAL, LastGood};
+use tidewatch_modules::kyma::ComponentLayers;
 use tidewatch_oci::{
     key_folder::{self, KeyFiles, KeyFolderError},
     registry::{Change, Registry},
@@ -22,8 +23,6 @@ use tidewatch_oci::{
 };
 use tokio::time::{self, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
-
-use tidewatch_modules::kyma::ComponentLayers;
 
 /// Key of the credentials in their Secret.
 const KEY: &str = ".dockerconfigjson";

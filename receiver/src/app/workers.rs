@@ -16,10 +16,9 @@ use tidewatch_fleet::{
     queue::{Drift, Priority, QueuedWork, ReconcileOutcome},
     table::{Job, RuntimeTable},
 };
+use tidewatch_modules::{kyma, manifest};
 use tokio::{task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
-
-use tidewatch_modules::{kyma, manifest};
 
 /// A queue and the reconcile of its jobs.
 pub(super) trait Controller: Send + Sync + 'static {

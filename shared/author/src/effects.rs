@@ -12,7 +12,6 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
-use tidewatch_select::kyma::mandatory;
 
 use jiff::{Timestamp, civil::Date};
 use kube::ResourceExt as _;
@@ -24,7 +23,7 @@ use tidewatch_select::{
         installed::module_of,
         layer::{LayerLookup, ModuleLayer},
         lookup::{Resolved, Sources},
-        mandatory::Owned,
+        mandatory::{self, Owned},
         modules::{self, Decisions},
         validate::Validated,
     },

@@ -1,4 +1,4 @@
-//! What operators and authors of modules ask before and after a change of the catalog. Pure; no reconcile imports it.
+//! What operators and authors of modules ask before and after a change of the catalog. No IO; no reconcile imports it.
 //!
 //! | Modules | Content |
 //! |---|---|

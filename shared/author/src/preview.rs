@@ -31,6 +31,7 @@ use tidewatch_select::{
         snapshot::{Omission, Snapshot},
         visibility::VisibilityClass,
     },
+    kyma::mandatory::{is_protected, is_wanted},
     windows::Windows,
 };
 
@@ -318,7 +319,6 @@ impl ClassChange {
 /// mandatory module has a finalizer, so that its deletion only begins.
 fn applied(live: &Objects, objects: &Objects, options: &PreviewOptions) -> Objects {
     let mut later = if options.whole { objects.clone() } else { overlay(live, objects) };
-    let is_protected = |meta: &ModuleReleaseMeta| meta.finalizers().iter().any(|it| it == finalizer::MANDATORY_MODULE);
     for meta in &mut later.release_metas {
         let name = meta.name_any();
         let found = Arc::make_mut(meta);
@@ -330,7 +330,7 @@ fn applied(live: &Objects, objects: &Objects, options: &PreviewOptions) -> Objec
                 found.annotations_mut().entry(name.clone()).or_insert_with(|| value.clone());
             }
         }
-        if found.spec.mandatory.is_some() && found.metadata.deletion_timestamp.is_none() && !is_protected(found) {
+        if is_wanted(found) && !is_protected(found) {
             found.finalizers_mut().push(finalizer::MANDATORY_MODULE.to_owned());
         }
     }

@@ -3,7 +3,6 @@
 use std::{ops::RangeInclusive, time::Duration};
 
 use clap::builder::TypedValueParser;
-
 use tidewatch_api::labels::is_dns_subdomain;
 
 /// Parses the name of an object, an RFC 1123 subdomain.

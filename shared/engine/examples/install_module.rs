@@ -48,7 +48,9 @@ pub(crate) async fn settle(client: Client, store: &SecretStore, module: &str, ve
     while let Some(manifest) = store.get(module).await? {
         let outcome = engine.reconcile(Request::new(manifest, &cluster, store, version)).await?;
         match (outcome.end, outcome.next) {
-            (end @ (End::Ready(_) | End::Gone | End::Failed(_)), _) | (end, Next::OnChange) => return Ok(end),
+            (end @ (End::Ready(_) | End::Gone | End::Failed(_) | End::Blocked(_)), _) | (end, Next::OnChange) => {
+                return Ok(end);
+            }
             (_, Next::After(delay)) => sleep(delay).await,
             (_, Next::Retry { min_backoff, .. }) => sleep(min_backoff.unwrap_or(Duration::from_secs(1))).await,
         }

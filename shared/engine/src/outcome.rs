@@ -25,7 +25,8 @@ pub enum End {
     Waiting(String),
     /// The removal waits for the resources of users, or a module that was installed by hand for its adoption.
     Blocked(String),
-    /// The module cannot become ready without a change of its inputs or of its cluster.
+    /// The module is not likely to become ready without a change of its inputs or of its cluster. A reconcile may repeat refused
+    /// requests all the same.
     Failed(String),
     /// The status stays, since the reconcile proved nothing against it: the content is not available, or a request failed that
     /// is likely to succeed soon.

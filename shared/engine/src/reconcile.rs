@@ -149,7 +149,7 @@ impl Engine {
     pub async fn reconcile(&self, request: Request<'_>) -> Result<Outcome, StoreError> {
         let Request { manifest, store, .. } = &request;
         let others = store.others(manifest).await?;
-        if self.is_superseded(manifest, &others, &request.cluster.key) {
+        if self.stand_back(manifest, &others, &request.cluster.key) {
             // The deletion of either of the two causes a reconcile, and so does a change of its number.
             return Ok(Outcome { end: End::Superseded, next: Next::OnChange });
         }
@@ -158,9 +158,9 @@ impl Engine {
         Reconcile { engine: self, request, heirs, others }.run(record).await
     }
 
-    /// Returns true if one of the others replaces a Manifest, which writes nothing from then on. The newer Manifest takes the
-    /// objects over; if it leaves, all of them are compared.
-    pub fn is_superseded(&self, manifest: &Manifest, others: &[Arc<Manifest>], cluster: &KymaKey) -> bool {
+    /// Has a Manifest stand back if one of the others replaces it, and returns true then: it writes nothing. The newer Manifest
+    /// takes the objects over; if it leaves, all of them are compared.
+    pub fn stand_back(&self, manifest: &Manifest, others: &[Arc<Manifest>], cluster: &KymaKey) -> bool {
         if !is_superseded(manifest, others) {
             return false;
         }

@@ -51,8 +51,8 @@ pub enum StoreError {
     /// The Secret of a record was edited, or has another type.
     #[error("the Secret {0} does not contain the record of a module: {1}")]
     Malformed(String, &'static str),
-    /// The record of a module exceeds what a Secret can hold; with its size and the limit in bytes.
-    #[error("the record of the module has {0} bytes, and a Secret of at most {1} can hold it")]
+    /// The record of a module exceeds a limit; with its size and the limit in bytes.
+    #[error("the record of the module has {0} bytes, and at most {1} are stored")]
     TooLarge(usize, usize),
     /// A version was set for a module that is being removed.
     #[error("the module is being removed")]

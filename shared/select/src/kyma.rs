@@ -7,12 +7,12 @@
 pub mod build;
 pub mod installed;
 pub mod layer;
-pub mod leaving;
+mod leaving;
 pub mod lookup;
 pub mod mandatory;
 pub mod modules;
 pub mod pin;
 pub mod validate;
-pub mod window;
+mod window;
 
 pub use self::mandatory::is_installable;

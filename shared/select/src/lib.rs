@@ -1,5 +1,5 @@
 //! Selects what each Kyma gets: the part of the catalog that it sees, the version of each of its modules, and the Manifests for
-//! them. Pure.
+//! them. No IO; pure, but for the board of roll-outs, which reconciles share.
 //!
 //! | Modules | Content |
 //! |---|---|

@@ -1,8 +1,8 @@
 //! Manifests that wait for a layer, by layer.
 
 use std::collections::{BTreeSet, HashMap, hash_map::Entry};
-use tidewatch_api::key::ManifestKey;
 
+use tidewatch_api::key::ManifestKey;
 use tidewatch_oci::registry::{Change, Key, LayerKey};
 
 /// Waiting Manifests; bounded by their number, since each waits for one layer at most.

@@ -12,7 +12,7 @@ use super::inventory::{Inventory, InventoryEntry};
 
 /// An object to apply.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Apply {
+pub(super) struct Apply {
     /// Desired state.
     pub desired: Arc<DesiredObject>,
     /// The runtime has the object, in whatever form.
@@ -21,7 +21,7 @@ pub struct Apply {
 
 /// An object to delete. The uid is a precondition, so that an object recreated under the same name survives.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Delete {
+pub(super) struct Delete {
     /// Object to delete.
     pub id: ObjectId,
     /// UID that the object must have.
@@ -30,7 +30,7 @@ pub struct Delete {
 
 /// Writes and deletions of one sync.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Steps {
+pub(super) struct Steps {
     /// Objects to apply.
     pub applies: Vec<Apply>,
     /// Objects to delete.
@@ -39,7 +39,7 @@ pub struct Steps {
 
 /// Action that brings one object of a runtime to its desired state.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Action {
+pub(super) enum Action {
     /// None: the object matches its desired state, or its removal is held, so that it stays as it is.
     UpToDate(InventoryEntry),
     /// Apply: the object is desired, and missing or different.
@@ -53,7 +53,7 @@ pub enum Action {
 /// Decides on one object that was read; `observed` is `None` if it does not exist. An object is managed if it has the
 /// field manager of catalog sync, or if the inventory has an entry with its uid.
 #[must_use]
-pub fn action_for(
+pub(super) fn action_for(
     id: &ObjectId,
     catalog: &DesiredCatalog,
     observed: Option<&DynamicObject>,
@@ -88,14 +88,14 @@ pub fn action_for(
 
 /// Entry of a managed object that differs from its desired state, so that the inventory keeps it until it is repaired.
 #[must_use]
-pub fn owned_entry(object: &DynamicObject, entry: Option<&InventoryEntry>) -> Option<InventoryEntry> {
+pub(super) fn owned_entry(object: &DynamicObject, entry: Option<&InventoryEntry>) -> Option<InventoryEntry> {
     let now = InventoryEntry::new(ContentHash::UNKNOWN, object);
     (is_managed(object) || entry.is_some_and(|entry| entry.uid == now.uid)).then_some(now)
 }
 
 /// Computes the steps from the inventory alone, without any read.
 #[must_use]
-pub fn diff_inventory(catalog: &DesiredCatalog, inventory: &Inventory) -> Steps {
+pub(super) fn diff_inventory(catalog: &DesiredCatalog, inventory: &Inventory) -> Steps {
     let changed = catalog.objects().filter_map(|desired| match inventory.entries.get(&desired.id) {
         Some(entry) if entry.hash == desired.hash || catalog.is_held(&desired.id) => None,
         entry => Some(Apply { desired: Arc::clone(desired), present: entry.is_some() }),
@@ -107,7 +107,7 @@ pub fn diff_inventory(catalog: &DesiredCatalog, inventory: &Inventory) -> Steps 
 
 /// Selects the held objects of which the inventory does not tell whether the runtime has them. Those that it has, in
 /// whatever form, stay as they are.
-pub fn unknown_held_objects<'a>(
+pub(super) fn unknown_held_objects<'a>(
     catalog: &'a DesiredCatalog,
     inventory: &'a Inventory,
 ) -> impl Iterator<Item = ObjectId> + 'a {
@@ -120,7 +120,11 @@ pub fn unknown_held_objects<'a>(
 /// that this sync deleted. The generation, which the inventory has as well, proves nothing: labels and annotations
 /// change without one, and an event carries no content.
 #[must_use]
-pub fn changed_objects(events: &[Object], catalog: &DesiredCatalog, inventory: &Inventory) -> BTreeSet<ObjectId> {
+pub(super) fn changed_objects(
+    events: &[Object],
+    catalog: &DesiredCatalog,
+    inventory: &Inventory,
+) -> BTreeSet<ObjectId> {
     let changed = events.iter().filter_map(|event| {
         let subject = &event.subject;
         let is_synced = subject.group == GROUP && subject.namespace == SKR_NAMESPACE;
@@ -139,7 +143,7 @@ pub fn changed_objects(events: &[Object], catalog: &DesiredCatalog, inventory: &
 /// Returns whether catalog sync, this one or lifecycle-manager's, has written an object. Both use the same field manager as
 /// ownership marker.
 #[must_use]
-pub fn is_managed(object: &DynamicObject) -> bool {
+pub(super) fn is_managed(object: &DynamicObject) -> bool {
     let mut managers = object.metadata.managed_fields.iter().flatten();
     managers.any(|entry| entry.manager.as_deref() == Some(field_manager::CATALOG_SYNC))
 }

@@ -7,7 +7,6 @@ use tidewatch_cluster::{
     error_class::ErrorClass,
     runtime_access::{self, ListError, describe},
 };
-
 use tidewatch_select::catalog::desired::{Kind, ObjectId};
 
 /// Failures named in the message; further ones are counted.

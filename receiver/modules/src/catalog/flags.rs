@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use clap::Args;
 use tidewatch_cluster::flags::seconds;
-
 use tidewatch_select::catalog::{
     removal_guard::DEFAULT_LIMIT_PERCENT,
     rollout::{DEFAULT_MAX_DELAY, RolloutFlags},

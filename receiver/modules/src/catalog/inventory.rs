@@ -16,12 +16,11 @@ use tidewatch_kit::{
     foreign_text::{MAX_IDENTIFIER_BYTES, MAX_NAME_BYTES, identifier},
     short_map::ShortMap,
 };
-
 use tidewatch_select::catalog::desired::{ContentHash, ObjectId};
 
 /// Maximum number of objects of one inventory. The entries are kept for as long as the runtime is served; a catalog of
 /// 4,096 objects has 200 modules with 20 versions each.
-pub const MAX_OBJECTS: usize = 4_096;
+pub(super) const MAX_OBJECTS: usize = 4_096;
 /// Maximum bytes of the stored form. API servers accept 1 MiB of data per ConfigMap.
 const MAX_BYTES: usize = 1 << 20;
 /// Maximum bytes of an object's identifier: the longer plural, a slash and a name.
@@ -56,7 +55,7 @@ pub enum InventoryError {
 
 /// State of a managed object after the last write or read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InventoryEntry {
+pub(super) struct InventoryEntry {
     /// Hash of the desired content that the object had.
     pub hash: ContentHash,
     /// UID of the object.
@@ -70,7 +69,7 @@ pub struct InventoryEntry {
 impl InventoryEntry {
     /// Records an object with content of this hash.
     #[must_use]
-    pub fn new(hash: ContentHash, object: &DynamicObject) -> Self {
+    pub(super) fn new(hash: ContentHash, object: &DynamicObject) -> Self {
         Self {
             hash,
             uid: identifier(object.metadata.uid.as_deref()).into(),
@@ -82,7 +81,7 @@ impl InventoryEntry {
 
 /// Managed objects of one runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Inventory {
+pub(super) struct Inventory {
     /// Managed objects as last written or read.
     pub entries: ShortMap<ObjectId, InventoryEntry>,
     /// Objects with a failed call or an unconfirmed creation. The next sync reads them first.
@@ -106,7 +105,7 @@ impl Inventory {
     /// # Errors
     /// [`InventoryError`] if any part of it is malformed or exceeds a limit; the inventory is then rebuilt from the
     /// runtime's objects and overwrites the stored form.
-    pub fn read(map: &ConfigMap) -> Result<Self, InventoryError> {
+    pub(super) fn read(map: &ConfigMap) -> Result<Self, InventoryError> {
         let data = map.data.as_ref().ok_or(InventoryError::Malformed)?;
         let value = |key| data.get(key).map(String::as_str).ok_or(InventoryError::Malformed);
         let class = value(CLASS)?;
@@ -132,13 +131,13 @@ impl Inventory {
     }
 
     /// Records that the runtime holds a stored form with other contents, or none. The next write replaces it.
-    pub fn mark_foreign(&mut self, map: Option<&ConfigMap>) {
+    pub(super) fn mark_foreign(&mut self, map: Option<&ConfigMap>) {
         self.stored = map.map(|map| Stored { version: version_of(map), hash: None });
     }
 
     /// Records that a write failed but may have been persisted, so that the next sync writes again. A process that
     /// trusted the stored form until then would miss objects deleted since.
-    pub fn mark_unconfirmed(&mut self) {
+    pub(super) fn mark_unconfirmed(&mut self) {
         self.fingerprint = None;
         if let Some(stored) = &mut self.stored {
             stored.hash = None;
@@ -147,12 +146,12 @@ impl Inventory {
 
     /// Returns whether the last complete sync reached this fingerprint and no object is unverified.
     #[must_use]
-    pub fn is_current(&self, content: &str) -> bool {
+    pub(super) fn is_current(&self, content: &str) -> bool {
         self.fingerprint.as_deref() == Some(content) && self.unverified.is_empty()
     }
 
     /// Adds objects that are about to be created. Returns whether any was new.
-    pub fn add_unverified<'a>(&mut self, ids: impl IntoIterator<Item = &'a ObjectId>) -> bool {
+    pub(super) fn add_unverified<'a>(&mut self, ids: impl IntoIterator<Item = &'a ObjectId>) -> bool {
         let new: Vec<_> = ids.into_iter().filter(|id| !self.entries.contains_key(*id)).cloned().collect();
         let grows = !new.is_empty();
         self.unverified.extend(new);
@@ -161,14 +160,14 @@ impl Inventory {
 
     /// Returns whether the inventory has more objects than [`MAX_OBJECTS`], and must not be kept.
     #[must_use]
-    pub fn is_too_large(&self) -> bool {
+    pub(super) fn is_too_large(&self) -> bool {
         let unrecorded = self.unverified.iter().filter(|id| !self.entries.contains_key(*id));
         self.entries.len() + unrecorded.count() > MAX_OBJECTS
     }
 
     /// Data of the stored form.
     #[must_use]
-    pub fn data(&self) -> BTreeMap<String, String> {
+    pub(super) fn data(&self) -> BTreeMap<String, String> {
         let mut objects = String::new();
         let ids: BTreeSet<_> = self.entries.keys().chain(&self.unverified).collect();
         for id in ids {
@@ -186,18 +185,18 @@ impl Inventory {
 
     /// Returns whether the stored form is known to hold exactly this data.
     #[must_use]
-    pub fn is_stored_as(&self, data: &BTreeMap<String, String>) -> bool {
+    pub(super) fn is_stored_as(&self, data: &BTreeMap<String, String>) -> bool {
         self.stored.as_ref().is_some_and(|stored| stored.hash == Some(hash(data)))
     }
 
     /// Records the data and resourceVersion of the stored form after a read or write.
-    pub fn mark_stored(&mut self, version: String, data: &BTreeMap<String, String>) {
+    pub(super) fn mark_stored(&mut self, version: String, data: &BTreeMap<String, String>) {
         self.stored = Some(Stored { version, hash: Some(hash(data)) });
     }
 
     /// resourceVersion of the stored form; `None` if there is none.
     #[must_use]
-    pub fn version(&self) -> Option<&str> {
+    pub(super) fn version(&self) -> Option<&str> {
         self.stored.as_ref().map(|stored| stored.version.as_str())
     }
 }

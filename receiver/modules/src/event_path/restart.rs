@@ -176,7 +176,11 @@ mod tests {
         watcher::Event,
     };
     use serde_json::{Value, json};
-    use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::annotation, plan::Plan};
+    use tidewatch_api::{
+        ModuleReleaseMeta, ModuleTemplate,
+        names::{annotation, finalizer, label},
+        plan::Plan,
+    };
     use tidewatch_kit::metrics::Registry;
     use tidewatch_select::windows::WindowState;
     use tokio::time::Instant;
@@ -266,18 +270,25 @@ mod tests {
     }
 
     fn bed(moved: i64) -> Bed {
+        let pointer = json!({"version": "1.1.0", "since": Timestamp::now().as_second() - moved});
+        let meta = json!({"moduleName": "keda", "channels": [{"channel": "regular", "version": "1.1.0"}]});
+        let meta = object("ModuleReleaseMeta", "keda", meta);
+        bed_with(meta, &json!({"whom": "everyone", "channels": {"regular": pointer}}))
+    }
+
+    /// KCP with a release meta and its accepted state.
+    fn bed_with(meta: Value, accepted: &Value) -> Bed {
         let of_version = |version: &str| {
             let spec = json!({"moduleName": "keda", "version": version, "descriptor": {}});
             object("ModuleTemplate", &format!("keda-{version}"), spec)
         };
-        let meta = json!({"moduleName": "keda", "channels": [{"channel": "regular", "version": "1.1.0"}]});
         let install = json!({"remote": true, "version": "1.0.0", "install": {"name": "raw-manifest", "source": {}}});
         let mut manifest = object("Manifest", "m", install);
         manifest["status"] = json!({"state": "Ready"});
         let mut stores = Stores {
             kymas: filled(&[]),
             templates: filled::<ModuleTemplate>(&[of_version("1.0.0"), of_version("1.1.0")]),
-            release_metas: filled::<ModuleReleaseMeta>(&[object("ModuleReleaseMeta", "keda", meta)]),
+            release_metas: filled::<ModuleReleaseMeta>(&[meta]),
             manifests: filled(&[manifest]).into(),
             watchers: filled(&[]),
         };
@@ -285,8 +296,7 @@ mod tests {
         let settings = crate::catalog::Settings { flags, ..Default::default() };
         let catalog =
             Catalog::new(settings, crate::catalog::Metrics::default(), tidewatch_cluster::WriteBudgets::default());
-        let pointer = json!({"version": "1.1.0", "since": Timestamp::now().as_second() - moved});
-        let accepted = json!({"keda": {"whom": "everyone", "channels": {"regular": pointer}}}).to_string();
+        let accepted = json!({"keda": accepted}).to_string();
         let map: ConfigMap = serde_json::from_value(json!({"data": {"accepted": accepted}})).unwrap();
         catalog.observe_releases(Some(&map));
 
@@ -345,6 +355,32 @@ mod tests {
         );
         let (works, _, after) = bed(WINDOW.as_secs().try_into().unwrap()).first().await;
         assert!(works == reconcile && after < Duration::from_millis(2), "its time has passed: {after:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn roll_out_of_a_mandatory_version_resumes_after_a_restart() {
+        let delay = tidewatch_select::catalog::rollout::delay("uid", "keda", "1.1.0", WINDOW);
+        let target = json!({"version": "1.1.0", "since": Timestamp::now().as_second() - 40});
+        let spec = json!({"moduleName": "keda", "mandatory": {"version": "1.1.0"}});
+        let mut meta = object("ModuleReleaseMeta", "keda", spec);
+        meta["metadata"]["finalizers"] = json!([finalizer::MANDATORY_MODULE]);
+        let mut bed = bed_with(meta, &json!({"whom": "nobody", "channels": {}, "mandatory": target}));
+        let install = json!({"remote": true, "version": "1.0.0", "install": {"name": "raw-manifest", "source": {}}});
+        let mut selected = object("Manifest", "m", install.clone());
+        selected["status"] = json!({"state": "Ready"});
+        let mut manifest = object("Manifest", "mandatory", install);
+        manifest["metadata"]["labels"] = json!({label::KYMA_NAME: "k", label::MODULE_NAME: "keda",
+            label::MANDATORY_MODULE: "true"});
+        bed.stores.manifests = filled(&[selected, manifest.clone()]).into();
+        bed.stores.manifests.apply(&serde_json::from_value(manifest).unwrap());
+        let (_, priority, after) = bed.first().await;
+        let rest = delay - Duration::from_secs(40);
+        assert_eq!(priority, Priority::Catalog);
+        // Tolerates the passage of real time.
+        assert!(
+            after <= rest + Duration::from_millis(2) && after + Duration::from_secs(5) > rest,
+            "{after:?} {rest:?}"
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -10,8 +10,7 @@ use tidewatch_oci::{
     descriptor::Descriptor,
     registry::{Change, Key, Lookup, Registry},
 };
-
-use tidewatch_select::kyma::layer::{LayerLookup, ModuleLayer, install_source};
+use tidewatch_select::kyma::layer::{LayerLookup, ModuleLayer};
 
 /// Looks up the layers of modules in a registry.
 pub struct ComponentLayers {
@@ -64,12 +63,7 @@ impl ComponentLayers {
 
 /// The layer that a component descriptor names, or the reason why it names none.
 fn layer_of(descriptor: &Descriptor, registry: &RegistryAddress) -> LayerLookup {
-    layer(descriptor, &registry.to_string()).map_or_else(LayerLookup::Failed, LayerLookup::Ready)
-}
-
-/// The layer that a component descriptor names. `registry` is the host with scheme, port and path as far as it has them.
-fn layer(descriptor: &Descriptor, registry: &str) -> Result<ModuleLayer, String> {
-    Ok(ModuleLayer::new(&install_source(descriptor, registry)?, descriptor.images.clone()))
+    ModuleLayer::of(descriptor, &registry.to_string()).map_or_else(LayerLookup::Failed, LayerLookup::Ready)
 }
 
 #[cfg(test)]
@@ -77,57 +71,11 @@ mod tests {
     use std::time::Duration;
 
     use serde_json::json;
-    use tidewatch_oci::{
-        component::Mapping,
-        descriptor::{LocalBlob, RAW_MANIFEST, Schema},
-        digest::Digest,
-        flags::Source,
-        testing::FakeRegistry,
-    };
+    use tidewatch_oci::{descriptor::RAW_MANIFEST, digest::Digest, flags::Source, testing::FakeRegistry};
     use tokio::{task::JoinSet, time::timeout};
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-
-    fn descriptor(media_type: &str, parts: usize) -> Descriptor {
-        let digests = (0..parts).map(|part| Digest::of(&[u8::try_from(part).unwrap()])).collect();
-        Descriptor {
-            name: "kyma-project.io/module/keda".parse().unwrap(),
-            version: "1.0.0".into(),
-            schema: Schema::V2,
-            mapping: Mapping::UrlPath,
-            raw_manifest: (parts > 0).then(|| LocalBlob { digests, media_type: media_type.into() }),
-            images: vec!["r.io/keda:1.0.0".into()],
-            resources: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn manifest_names_the_layer_by_digest() {
-        let found = layer(&descriptor("application/x-tar", 1), "http://registry.example:5000/sub/").unwrap();
-        let digest = Digest::of(&[0]).to_string();
-        assert_eq!(
-            found.install,
-            json!({"name": "raw-manifest", "source": {
-                "repo": "http://registry.example:5000/sub/component-descriptors", "name": "kyma-project.io/module/keda",
-                "ref": digest, "type": "oci-dir"
-            }})
-        );
-        assert_eq!(found.images, ["r.io/keda:1.0.0"]);
-        let plain = layer(&descriptor("application/yaml", 1), "r").unwrap();
-        assert_eq!(plain.install["source"]["type"], "oci-ref");
-        let hashed = Descriptor { mapping: Mapping::Sha256Digest, ..descriptor("", 1) };
-        let source = layer(&hashed, "r/sub").unwrap().install["source"].clone();
-        let name = Digest::of(b"kyma-project.io/module/keda").hex();
-        assert_eq!((&source["repo"], &source["name"]), (&json!("r/sub"), &json!(name)));
-    }
-
-    #[test]
-    fn component_without_one_layer_is_an_error() {
-        let error = |parts| layer(&descriptor("application/x-tar", parts), "r").unwrap_err();
-        assert!(error(0).contains("no resource raw-manifest"), "{}", error(0));
-        assert!(error(2).contains("split into several blobs"), "{}", error(2));
-    }
 
     /// A registry by a Secret, with the component `example.org/m` 1.0.0, and the task that fetches.
     fn registry_by_secret(folder: &std::path::Path) -> (Registry, JoinSet<&'static str>) {

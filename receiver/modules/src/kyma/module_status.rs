@@ -8,7 +8,6 @@ use tidewatch_api::{
     names::{GROUP, SKR_NAMESPACE, VERSION, annotation, label},
 };
 use tidewatch_engine::CreatedDefault;
-
 use tidewatch_select::{
     catalog::retirement,
     kyma::{

@@ -2,7 +2,6 @@
 //! a change of a Manifest updates both statuses without reading the runtime cluster.
 
 use std::collections::HashMap;
-use tidewatch_select::kyma::mandatory;
 
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
@@ -10,6 +9,7 @@ use tidewatch_api::{Kyma, key::KymaKey, names::annotation, plan::Work, selection
 use tidewatch_fleet::queue::WorkSet;
 use tidewatch_kit::digest::short_digest;
 use tidewatch_select::kyma::{
+    mandatory,
     modules::{self, Decisions},
     validate::validate,
 };

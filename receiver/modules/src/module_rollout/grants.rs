@@ -11,9 +11,8 @@ use std::{
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::{sync::Notify, time::Instant};
-
 use tidewatch_select::catalog::rollout::RolloutKey;
+use tokio::{sync::Notify, time::Instant};
 
 /// Validity of a grant; the replica with the role renews it once a second.
 const VALID: Duration = Duration::from_secs(30);

@@ -5,7 +5,6 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
 use tidewatch_kit::{metric_set, metrics::OutcomeLabel};
-
 use tidewatch_select::module_rollout::{decide::Counts, members::Block};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -2,7 +2,6 @@
 
 use prometheus_client::metrics::{family::Family, gauge::Gauge};
 use tidewatch_kit::{metric_set, metrics::StateLabel};
-
 use tidewatch_select::windows::WindowState;
 
 metric_set! {

@@ -1,5 +1,4 @@
 use serde_json::{Value, json};
-
 use tidewatch_select::windows::NoWindowError;
 
 use super::*;

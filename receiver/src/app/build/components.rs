@@ -1,6 +1,7 @@
 //! Components that changes of KCP reach.
 
 use std::{sync::Arc, time::Duration};
+
 use tidewatch_select::catalog::visibility::restricted_modules;
 
 #[cfg(feature = "stamps")]

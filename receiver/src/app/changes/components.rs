@@ -9,7 +9,6 @@ use tidewatch_fleet::{
     table::RuntimeTable, takeover::Takeover,
 };
 use tidewatch_gateway::{enrolment::Revocations, ports::v2};
-
 use tidewatch_modules::{catalog::Catalog, kyma::PendingWrites, mandatory::MandatoryModules, manifest::Memories};
 
 /// Components that react to changes of KCP.

@@ -17,12 +17,11 @@ use tidewatch_fleet::{
     takeover::{self, Takeover},
     watch::Change,
 };
+use tidewatch_modules::kyma::is_own_annotation;
 use tidewatch_select::{
     catalog::visibility::{Admission, HidingRule},
     kyma::is_installable,
 };
-
-use tidewatch_modules::kyma::is_own_annotation;
 
 /// Fingerprints of one kind, by key.
 pub(super) struct Fingerprints<E>(HashMap<KymaKey, E>);

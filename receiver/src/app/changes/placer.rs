@@ -18,7 +18,6 @@ use tidewatch_fleet::{
     stores::kymas::CachedKyma,
     table::RuntimeTable,
 };
-
 use tidewatch_modules::manifest::Memories;
 
 /// See the module documentation. Clones share the lock.

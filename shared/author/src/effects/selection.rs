@@ -9,7 +9,6 @@ use tidewatch_api::{
     names::{annotation, label},
     selection::{Pins, UserSelection},
 };
-
 use tidewatch_select::kyma::{
     installed::{is_unmanaged, module_of},
     mandatory::is_mandatory,

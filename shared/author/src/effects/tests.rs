@@ -2,8 +2,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidewatch_api::names::{annotation, finalizer, label};
-use tidewatch_select::windows::Windows;
-use tidewatch_select::{catalog::holds::Holds, kyma::build};
+use tidewatch_select::{catalog::holds::Holds, kyma::build, windows::Windows};
 
 use super::*;
 

@@ -4,7 +4,6 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::Serialize;
 use tidewatch_kit::table;
-
 use tidewatch_select::module_rollout::{decide::Counts, members::Block};
 
 /// Ring rollouts of KCP.

@@ -1,6 +1,6 @@
-use serde_json::{Value, json};
 use std::{sync::Arc, time::Duration};
 
+use serde_json::{Value, json};
 use tidewatch_api::names::annotation;
 use tidewatch_rollout::Ring;
 use tidewatch_select::catalog::{

@@ -22,7 +22,7 @@ const PREFIX: &str = "tidewatch.v1.";
 /// Bytes of a compressed Manifest at most; a Secret holds 1 MiB.
 pub(super) const MAX_BYTES: usize = 900 << 10;
 /// Bytes of a Manifest at most: an inventory of as many objects as a version may have has a tenth of it.
-const MAX_DECODED_BYTES: u64 = 16 << 20;
+const MAX_DECODED_BYTES: usize = 16 << 20;
 /// Members of the metadata that are in the Manifest; the others are those of the Secret.
 const RECORDED: [&str; 5] = ["annotations", "deletionTimestamp", "finalizers", "generation", "labels"];
 
@@ -72,8 +72,11 @@ pub(super) fn manifest_of(secret: &Secret) -> Result<Manifest, StoreError> {
     let compressed = secret.data.as_ref().and_then(|data| data.get(KEY));
     let compressed = compressed.ok_or_else(|| malformed("it lacks the key manifest.json.gz"))?;
     let mut text = Vec::new();
-    let mut decoder = GzDecoder::new(compressed.0.as_slice()).take(MAX_DECODED_BYTES);
+    let mut decoder = GzDecoder::new(compressed.0.as_slice()).take(MAX_DECODED_BYTES as u64 + 1);
     decoder.read_to_end(&mut text).map_err(|_| malformed("its content is not compressed by gzip"))?;
+    if text.len() > MAX_DECODED_BYTES {
+        return Err(malformed("its content is too large"));
+    }
     let mut whole: Value = serde_json::from_slice(&text).map_err(|_| malformed("its content is not JSON"))?;
     let ObjectMeta { namespace, uid, creation_timestamp, resource_version, .. } = &secret.metadata;
     json_patch::merge(
@@ -90,8 +93,12 @@ fn encoded(manifest: &Manifest) -> Result<Vec<u8>, StoreError> {
     let metadata = whole["metadata"].as_object_mut().map(std::mem::take).unwrap_or_default();
     let recorded = metadata.into_iter().filter(|(member, _)| RECORDED.contains(&member.as_str()));
     whole["metadata"] = Value::Object(recorded.collect::<Map<_, _>>());
+    let text = whole.to_string();
+    if text.len() > MAX_DECODED_BYTES {
+        return Err(StoreError::TooLarge(text.len(), MAX_DECODED_BYTES));
+    }
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
-    let written = encoder.write_all(whole.to_string().as_bytes()).and_then(|()| encoder.finish());
+    let written = encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish());
     let bytes = written.map_err(|error| failed(kube::Error::Service(error.into())))?;
     if bytes.len() > MAX_BYTES {
         return Err(StoreError::TooLarge(bytes.len(), MAX_BYTES));

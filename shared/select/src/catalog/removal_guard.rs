@@ -24,7 +24,7 @@ use self::losses::Losses;
 pub const DEFAULT_LIMIT_PERCENT: u8 = 5;
 
 /// Maximum number of runtimes that may lose something without the percentage limit.
-pub const MAX_UNGUARDED_RUNTIMES: usize = 3;
+pub(crate) const MAX_UNGUARDED_RUNTIMES: usize = 3;
 
 /// Decision on a change of the releases.
 #[derive(Clone, Debug, Default, PartialEq)]

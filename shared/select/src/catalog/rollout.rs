@@ -2,7 +2,7 @@
 //! jittered delay, or with its ring.
 //!
 //! `policy` holds the rules of the rings, `record` the state of a rollout, `stored` its form in KCP, and `board` shares the
-//! rollouts with the reconciles. The task of the receiver drives them.
+//! rollouts with the reconciles. The task `module_rollout` of the receiver drives them.
 
 mod board;
 mod policy;

@@ -58,7 +58,7 @@ impl VisibilityLabels {
     }
 
     /// Returns whether some Kyma sees an object with the labels `before`, and none with these.
-    pub const fn hides_from_viewers_of(self, before: Self) -> bool {
+    pub(crate) const fn hides_from_viewers_of(self, before: Self) -> bool {
         (self.beta && !before.beta) || (self.internal && !before.internal)
     }
 

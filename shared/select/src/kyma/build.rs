@@ -46,7 +46,7 @@ const SHAPE: Shape = Shape {
 
 impl Desired {
     /// Returns true if a Manifest differs from the desired one, or cannot be compared.
-    pub fn differs_from(&self, manifest: &Manifest) -> bool {
+    pub(crate) fn differs_from(&self, manifest: &Manifest) -> bool {
         object::erase(manifest).map_or(true, |live| self.target().compare(&live, None) != Repair::None)
     }
 
@@ -98,14 +98,14 @@ pub fn manifest(kyma: &Kyma, module: &WantedModule, resolved: &Resolved, layer: 
 
 /// Records the default module CR that was created if the desired Manifest names another one: it stays, and goes with the
 /// module.
-pub fn record_default(desired: &mut Desired, manifest: &Manifest) {
+pub(crate) fn record_default(desired: &mut Desired, manifest: &Manifest) {
     if let Some(created) = CreatedDefault::beside(manifest, desired.body["spec"].get("resource")) {
         desired.body["metadata"]["annotations"][annotation::CREATED_DEFAULT] = created.to_text().into();
     }
 }
 
 /// The desired Manifest with the default module CR and the manager that are installed.
-pub fn as_installed(desired: &Desired, manifest: &Manifest) -> Desired {
+pub(crate) fn as_installed(desired: &Desired, manifest: &Manifest) -> Desired {
     let mut kept = desired.clone();
     let manager = manifest.spec.manager.as_ref().and_then(|manager| serde_json::to_value(manager).ok());
     for (member, installed) in [("resource", manifest.spec.resource().cloned()), ("manager", manager)] {

@@ -15,7 +15,7 @@ pub fn is_unmanaged(manifest: &Manifest) -> bool {
 }
 
 /// The installed version; `None` for a Manifest without version.
-pub fn installed_of(manifest: &Manifest) -> Option<Installed> {
+pub(crate) fn installed_of(manifest: &Manifest) -> Option<Installed> {
     let version = manifest.spec.version.clone().filter(|version| !version.is_empty())?;
     let channel = manifest.labels().get(label::CHANNEL).cloned().unwrap_or_default();
     Some(Installed { channel, version, mark: RolloutMark::parse(manifest.annotations()) })

@@ -16,7 +16,7 @@ use super::{
 
 /// Decision on a Manifest that is being deleted.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Upgrade {
+pub(super) enum Upgrade {
     /// It stays as it is.
     None,
     /// The component descriptor of the new version is not known.
@@ -26,7 +26,7 @@ pub enum Upgrade {
 }
 
 /// Returns the module that a Manifest follows while it is being deleted; `None` if it stays as it is.
-pub fn followed(manifest: &Manifest, wanted: &[WantedModule]) -> Option<WantedModule> {
+pub(super) fn followed(manifest: &Manifest, wanted: &[WantedModule]) -> Option<WantedModule> {
     if manifest.metadata.deletion_timestamp.is_none() || is_unmanaged(manifest) {
         return None;
     }
@@ -41,7 +41,7 @@ pub fn followed(manifest: &Manifest, wanted: &[WantedModule]) -> Option<WantedMo
 }
 
 /// Decides on a Manifest that follows a resolved module.
-pub fn upgrade(
+pub(super) fn upgrade(
     kyma: &Kyma,
     manifest: &Manifest,
     module: &WantedModule,

@@ -216,7 +216,7 @@ impl<'a> Sources<'a> {
 
 /// Source of the version that an installed module follows; `None` if the user changed the selection, or the version
 /// is pinned.
-pub fn followed_source<'a>(module: &'a WantedModule, installed: &Installed) -> Option<VersionSource<'a>> {
+pub(crate) fn followed_source<'a>(module: &'a WantedModule, installed: &Installed) -> Option<VersionSource<'a>> {
     match module.follows.as_ref().ok()? {
         Follow::Channel(channel) if installed.channel == *channel => Some(VersionSource::Channel(channel)),
         Follow::Mandatory => Some(VersionSource::Mandatory),
@@ -226,7 +226,7 @@ pub fn followed_source<'a>(module: &'a WantedModule, installed: &Installed) -> O
 
 /// The installed version that stays because the rollout slot for the new version has not come, with the time
 /// until then. `None` if the user changed the selection, or the installed version is no longer available.
-pub fn not_yet(
+pub(crate) fn not_yet(
     sources: &Sources<'_>,
     module: &WantedModule,
     installed: Option<&Installed>,

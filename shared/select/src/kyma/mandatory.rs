@@ -128,11 +128,9 @@ pub fn due_after(
     });
     let surplus = manifests.iter().filter(|manifest| {
         let meta = module_of(manifest).and_then(|module| snapshot.release_meta(module));
-        let is_over =
-            |meta: &ModuleReleaseMeta| meta.spec.mandatory.is_none() || meta.metadata.deletion_timestamp.is_some();
         is_mandatory(manifest)
             && manifest.metadata.deletion_timestamp.is_none()
-            && meta.is_some_and(|(meta, _)| is_over(meta))
+            && meta.is_some_and(|(meta, _)| !is_wanted(meta))
             && !module_of(manifest).is_some_and(&is_held)
     });
     wanted.chain(surplus.map(|_| Duration::ZERO)).min()

@@ -16,7 +16,7 @@ use crate::windows::{NoWindowError, WindowState};
 
 /// Result of a lookup of a module with a maintenance window.
 #[derive(Debug)]
-pub enum Gate {
+pub(super) enum Gate {
     /// The version is installed now.
     Now(Resolved),
     /// The installed version stays until the window opens; `None` if it is no longer available, so that its Manifest stays as
@@ -27,7 +27,7 @@ pub enum Gate {
 }
 
 /// Decides whether a resolved version waits. `manifest` is the Manifest of the module.
-pub fn gate(
+pub(super) fn gate(
     kyma: &Kyma,
     sources: &Sources<'_>,
     module: &WantedModule,

@@ -22,7 +22,7 @@ use crate::{
 /// Bit of the rank of runtimes that are no canaries.
 const AFTER_CANARIES: u64 = 1 << 63;
 /// Highest rank of a canary.
-pub const LAST_CANARY: u64 = AFTER_CANARIES - 1;
+pub(crate) const LAST_CANARY: u64 = AFTER_CANARIES - 1;
 
 /// Reason for which a runtime cannot be upgraded now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,10 +4,10 @@
 //! channels and versions as they were accepted.
 
 use std::time::Duration;
-use tidewatch_select::catalog::desired;
 
 use proptest::{collection::vec, option, prelude::*, sample::select};
 use tidewatch_api::names::annotation;
+use tidewatch_select::catalog::desired;
 
 use super::{
     fake::{AgentEvent, FakeRuntime, Fault, Response},

@@ -142,7 +142,7 @@ async fn no_manifest_is_created_after_the_release_meta_began_to_go() {
     assert_eq!(bed.manifest_of("warden"), None);
 }
 
-/// `acceptance.md` C2 56, in the control plane: the Manifest is deleted; the finalizer is the business of `controllers::mandatory`.
+/// `acceptance.md` C2 56, in the control plane: the Manifest is deleted; the finalizer is the business of `mandatory`.
 #[tokio::test]
 async fn deleted_release_meta_uninstalls_the_module() {
     let mut bed = Bed::with_mandatory().await;

@@ -115,7 +115,7 @@ impl ModuleState {
 
     /// Channels that an admitted Kyma with these labels sees, and its visible versions, which require a visible
     /// channel.
-    pub fn visible_to(&self, kyma: VisibilityLabels) -> (BTreeSet<&str>, BTreeSet<&str>) {
+    pub(crate) fn visible_to(&self, kyma: VisibilityLabels) -> (BTreeSet<&str>, BTreeSet<&str>) {
         let channels = self.channels.iter().filter(|(_, to)| kyma.sees(to.labels));
         let channels: BTreeSet<_> = channels.map(|(channel, _)| channel.as_str()).collect();
         let versions = self.versions.iter().filter(|(_, labels)| !channels.is_empty() && kyma.sees(**labels));
@@ -126,7 +126,7 @@ impl ModuleState {
     /// Carries over the times of unchanged channels and sets that of moved ones to `now`. A channel counts as moved too
     /// if it is new, or had no template or no release meta for a while: its followers still run the version it pointed
     /// to before. A Kyma without an installed version does not wait for its roll-out slot.
-    pub fn carry_over_times(&mut self, before: Option<&Self>, now: i64) {
+    pub(crate) fn carry_over_times(&mut self, before: Option<&Self>, now: i64) {
         let channels = self.channels.iter_mut().map(|(channel, target)| (VersionSource::Channel(channel), target));
         for (source, target) in channels.chain(self.mandatory.iter_mut().map(|to| (VersionSource::Mandatory, to))) {
             let before = before.and_then(|before| before.target(source));

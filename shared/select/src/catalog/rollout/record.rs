@@ -221,7 +221,7 @@ impl RolloutMark {
     }
 
     /// Parses the value of the annotation.
-    pub fn of_text(text: &str) -> Option<Self> {
+    pub(crate) fn of_text(text: &str) -> Option<Self> {
         serde_json::from_str(text).ok()
     }
 
