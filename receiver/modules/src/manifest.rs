@@ -31,7 +31,6 @@ use tidewatch_cluster::{
     body_missing::BodyMissingError,
     error_class::ErrorClass,
     kinds::KindCache,
-    object,
     runtime_access::{ClientError, describe},
 };
 use tidewatch_contract::event::Object;
@@ -44,7 +43,7 @@ use tidewatch_fleet::{
     pause::Pause,
     queue::{Drift, QueuedWork, ReconcileOutcome},
     stores::{Stores, kymas::CachedKyma},
-    takeover::{self, Takeover},
+    takeover::Takeover,
 };
 use tidewatch_installer::pull_secret::ModulePullSecret;
 use tidewatch_kit::variant::VariantName as _;
@@ -138,7 +137,7 @@ impl Error {
 
     fn class(&self) -> ErrorClass {
         match self {
-            Self::Store(StoreError::Request(_, error)) if object::is_conflict(error) => ErrorClass::Conflict,
+            Self::Store(error) if error.is_conflict() => ErrorClass::Conflict,
             Self::Store(_) => ErrorClass::Ours,
             Self::TooLong(_) => ErrorClass::Transport,
         }
@@ -158,15 +157,14 @@ async fn run_within(ctx: &Context, key: &ManifestKey, queued: &QueuedWork, limit
     };
     let outcome = result.unwrap_or_else(|error| {
         ctx.metrics.requeues.unexpected("manifest_sync_state");
-        let request = error.request();
-        if request.is_some_and(object::is_conflict) {
+        let class = error.class();
+        if class == ErrorClass::Conflict {
             tracing::debug!(manifest = %key, %error, "Conflict with a concurrent write, requeued");
         } else {
-            let cause = request.map(describe);
-            let class = error.class().as_str();
-            tracing::warn!(manifest = %key, %error, cause, class, "Reconcile of a Manifest failed");
+            let cause = error.request().map(describe);
+            tracing::warn!(manifest = %key, %error, cause, class = class.as_str(), "Reconcile of a Manifest failed");
         }
-        ReconcileOutcome::failed(queued.work, error.class())
+        ReconcileOutcome::failed(queued.work, class)
     });
     ctx.metrics.ended(&outcome, start.elapsed());
     outcome
@@ -286,23 +284,20 @@ impl Context {
         // The cache has the Kymas that this receiver manages.
         let Some(kyma) = self.kyma(key) else { return Permission::Foreign };
         let kyma = kyma.facts();
-        let is_labelled = |labels| is_true(Some(labels), label::SKIP_RECONCILIATION);
-        let is_skipped = |labels| is_labelled(labels) && !takeover.selector().selects_skipped();
-        if pause.of(kyma).is_some() || is_skipped(manifest.labels()) {
+        let selector = takeover.selector();
+        let is_labelled = is_true(Some(manifest.labels()), label::SKIP_RECONCILIATION);
+        if pause.of(kyma).is_some() || is_labelled && !selector.selects_skipped() {
             return Permission::Parked;
         }
         // A Kyma that is being deleted is not handed back.
-        if !kyma.is_deleting() && takeover::is_hand_back_requested(kyma) {
+        if !kyma.is_deleting() && kyma.is_hand_back_requested() {
             return Permission::Denied;
         }
-        if !kyma.is_deleting() && is_skipped(kyma.labels()) {
+        if !kyma.is_deleting() && selector.skips(kyma) {
             return Permission::Parked;
         }
         // The reconcile of its Kyma adds the label, which keeps lifecycle-manager away from the Manifest. A deletion adds none.
-        let awaits_label = takeover.selector().selects_skipped()
-            && !kyma.is_deleting()
-            && is_labelled(kyma.labels())
-            && !is_labelled(manifest.labels());
+        let awaits_label = selector.selects_skipped() && !kyma.is_deleting() && kyma.is_skipped() && !is_labelled;
         if takeover.is_pending(key) || awaits_label { Permission::Later } else { Permission::Granted }
     }
 

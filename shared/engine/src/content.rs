@@ -15,7 +15,8 @@ pub trait Content: Send + Sync {
     /// registry: the caller reconciles the Manifest again once the objects are available.
     fn objects<'a>(&'a self, manifest: &'a Manifest) -> BoxFuture<'a, ModuleObjects>;
 
-    /// Returns the data for the Secrets among the objects that [`wants_injected_data`](super::wants_injected_data) selects. None by default.
+    /// Returns the data for the Secrets among the objects that [`wants_injected_data`](super::wants_injected_data) selects.
+    /// None by default.
     ///
     /// # Errors
     /// The data are not available.

@@ -7,7 +7,7 @@ use std::{
 
 use kube::{Api, api::DynamicObject};
 use serde_json::Value;
-use tidewatch_api::Manifest;
+use tidewatch_api::{Manifest, key::ManifestKey};
 use tidewatch_cluster::{
     kinds::{Kinds, is_unserved},
     runtime_access::{CONCURRENT_CALLERS, CONCURRENT_REQUESTS},
@@ -36,6 +36,7 @@ pub(super) const CONCURRENCY: usize = CONCURRENT_REQUESTS / CONCURRENT_CALLERS;
 /// One reconcile of one Manifest.
 pub(super) struct Execution<'a> {
     pub(super) engine: &'a Engine,
+    pub(super) key: &'a ManifestKey,
     pub(super) request: &'a Request<'a>,
     pub(super) record: Record<'a>,
     pub(super) kinds: Kinds,

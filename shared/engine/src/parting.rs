@@ -257,7 +257,7 @@ impl Execution<'_> {
 
     async fn leave_behind(&self, api: &Api<DynamicObject>, key: &ObjectKey, cause: &str) -> Result<Parted, Failure> {
         unlabel(api, key).await?;
-        tracing::warn!(manifest = %self.request.key, object = %key, cause, "Object of the module stays in the runtime");
+        tracing::warn!(manifest = %self.key, object = %key, cause, "Object of the module stays in the runtime");
         Ok(Seen::Absent.into())
     }
 
@@ -275,7 +275,7 @@ impl Execution<'_> {
         let failed =
             |error: &kube::Error| Failure::new(format!("hand {key} over to the module {}", heir.module), error);
         object::if_exists(patched, &key.name).map_err(|error| failed(&error))?;
-        tracing::info!(manifest = %self.request.key, object = %key, heir = %heir.key, "Object is handed over to another module");
+        tracing::info!(manifest = %self.key, object = %key, heir = %heir.key, "Object is handed over to another module");
         self.request.store.wake(&heir.key);
         Ok(())
     }

@@ -17,7 +17,6 @@ use tidewatch_cluster::{
     FallbackMetrics, WriteBudgets,
     kinds::{KindCache, Kinds},
 };
-use tidewatch_kit::metrics::Registry;
 
 use super::{
     Content, Memories, ModuleObjects, Store, StoreError,
@@ -51,7 +50,7 @@ pub(crate) const WATCH_PODS_AFTER: Duration = Duration::from_secs(3);
 
 /// State that the reconciles of all modules share. Clones share it. It remembers results by the key of the Manifest, so
 /// Manifests with one key in several clusters need an engine each.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Engine {
     /// Kinds that the clusters serve.
     pub kinds: KindCache,
@@ -85,8 +84,6 @@ pub struct ChangedObject {
 
 /// Request for a reconcile of one Manifest.
 pub struct Request<'a> {
-    /// Key of the Manifest.
-    pub key: ManifestKey,
     /// The Manifest as last read.
     pub manifest: Arc<Manifest>,
     /// The cluster of the module.
@@ -114,10 +111,8 @@ impl<'a> Request<'a> {
         store: &'a dyn Store,
         content: &'a dyn Content,
     ) -> Self {
-        let manifest = manifest.into();
         Self {
-            key: KymaKey::of(&*manifest),
-            manifest,
+            manifest: manifest.into(),
             cluster,
             store,
             content,
@@ -125,17 +120,6 @@ impl<'a> Request<'a> {
             verify: false,
             changed: Vec::new(),
             progress: &|_| (),
-        }
-    }
-}
-
-impl Default for Engine {
-    fn default() -> Self {
-        Self {
-            kinds: KindCache::default(),
-            budgets: WriteBudgets::default(),
-            memories: Memories::default(),
-            fallbacks: FallbackMetrics::register(&mut Registry::default()),
         }
     }
 }
@@ -155,7 +139,8 @@ impl Engine {
         }
         let heirs = if goal_of(manifest) == Goal::Remove { of_module(manifest, &others) } else { Vec::new() };
         let record = Record::new(*store, (**manifest).clone());
-        Reconcile { engine: self, request, heirs, others }.run(record).await
+        let key = KymaKey::of(&**manifest);
+        Reconcile { engine: self, key, request, heirs, others }.run(record).await
     }
 
     /// Has a Manifest stand back if one of the others replaces it, and returns true then: it writes nothing. The newer Manifest
@@ -200,6 +185,7 @@ fn unreachable(manifest: &Manifest, operation: String) -> Findings {
 /// One reconcile.
 struct Reconcile<'a> {
     engine: &'a Engine,
+    key: ManifestKey,
     request: Request<'a>,
     /// Manifests of the same module that stay while this one is removed: the component of the module was renamed, or
     /// the rename was reverted.
@@ -238,7 +224,7 @@ impl Reconcile<'_> {
         let rendered = objects.iter().flatten();
         let known = inventory.keys().chain(rendered.map(|object| &object.key));
         let sharing = Sharing::of(&record.manifest, &self.others, known);
-        let key = &self.request.key;
+        let key = &self.key;
         let mut memory = self.engine.memories.take(key, desired, self.request.verify, inventory.clone());
         let current = memory.retain(objects.as_deref().unwrap_or_default());
         let mut facts = facts(goal, &record.manifest, objects.as_deref(), inventory, &current);
@@ -266,6 +252,7 @@ impl Reconcile<'_> {
         let jobs = CreatedJobs::of(&record.manifest, &self.others);
         let mut execution = Execution {
             engine: self.engine,
+            key,
             request: &self.request,
             record,
             kinds,
@@ -369,7 +356,7 @@ impl Reconcile<'_> {
         desired: Option<Desired>,
     ) -> Result<Outcome, StoreError> {
         let engine = execution.engine;
-        let key = &execution.request.key;
+        let key = execution.key;
         let is_applied = execution.facts.is_applied();
         let facts = &execution.facts;
         let is_complete =
@@ -434,7 +421,7 @@ impl Reconcile<'_> {
 impl Execution<'_> {
     /// Decides on the next reconcile.
     fn next(&mut self, findings: Option<&Findings>) -> Next {
-        let key = &self.request.key;
+        let key = &self.key;
         let memories = &self.engine.memories;
         if let Some(class) = self.failures.iter().map(|failure| failure.class).min() {
             for failure in &self.failures {
@@ -472,13 +459,12 @@ impl Execution<'_> {
     /// Has the caller watch the pods of a manager that is not ready after a while, and until it is.
     fn watch_pods(&self, pods: Option<PodSelection>, unready: Duration) {
         let pods = pods.filter(|_| self.reads_pods(unready));
-        let Request { key, cluster, .. } = self.request;
-        self.engine.memories.set_pods(key, &cluster.key, pods);
+        self.engine.memories.set_pods(self.key, &self.request.cluster.key, pods);
     }
 
     /// True once a manager was not ready for a while, and until it is.
     fn reads_pods(&self, unready: Duration) -> bool {
-        unready >= WATCH_PODS_AFTER || self.engine.memories.pods(&self.request.key).is_some()
+        unready >= WATCH_PODS_AFTER || self.engine.memories.pods(self.key).is_some()
     }
 }
 
