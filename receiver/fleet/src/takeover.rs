@@ -62,19 +62,19 @@ impl Takeover {
     /// that this receiver managed before, need no quiet period.
     pub fn selected<'a>(&self, key: &KymaKey, kyma: impl Into<KymaFacts<'a>>, found: bool, now: Instant) {
         let kyma = kyma.into();
-        if self.0.quiet.is_zero() || !kyma.has_finalizer() || (found && is_managed(kyma)) {
+        if self.0.quiet.is_zero() || !kyma.has_finalizer() || (found && kyma.is_managed()) {
             return;
         }
         tracing::info!(kyma = %key, quiet_seconds = self.0.quiet.as_secs(), "Takeover of Kyma begins after a quiet period");
         let version = kyma.object_version().unwrap_or_default().to_owned();
-        let takeover = PendingTakeover { version, until: now + self.0.quiet, was_managed: is_managed(kyma) };
+        let takeover = PendingTakeover { version, until: now + self.0.quiet, was_managed: kyma.is_managed() };
         self.0.pending.lock().insert(key.clone(), takeover);
     }
 
     /// Observes a selected Kyma. Every replica records a takeover, and the one that holds the shard completes it: its
     /// first write afterwards adds our annotation.
     pub fn observed<'a>(&self, key: &KymaKey, kyma: impl Into<KymaFacts<'a>>) {
-        if !is_managed(kyma) {
+        if !kyma.into().is_managed() {
             return;
         }
         let mut pending = self.0.pending.lock();
@@ -111,21 +111,6 @@ impl Takeover {
         tracing::info!(kyma = %key, "Kyma taken over");
         None
     }
-}
-
-/// Returns true if Tidewatch has reconciled the Kyma and has not handed it back since.
-pub fn is_managed<'a>(kyma: impl Into<KymaFacts<'a>>) -> bool {
-    kyma.into().is_managed()
-}
-
-/// Returns true if the Kyma's label requests the hand-back.
-pub fn is_hand_back_requested<'a>(kyma: impl Into<KymaFacts<'a>>) -> bool {
-    kyma.into().is_hand_back_requested()
-}
-
-/// Returns true if the Kyma was handed back.
-pub fn is_handed_back<'a>(kyma: impl Into<KymaFacts<'a>>) -> bool {
-    kyma.into().is_handed_back()
 }
 
 #[cfg(test)]
@@ -225,7 +210,11 @@ mod tests {
     #[test]
     fn label_requests_and_confirms_the_hand_back() {
         let labelled = |value: &str| kyma(1, json!({"labels": {label::HAND_BACK: value}}));
-        let states = |value: &str| (is_hand_back_requested(&labelled(value)), is_handed_back(&labelled(value)));
+        let states = |value: &str| {
+            let kyma = labelled(value);
+            let facts = KymaFacts::from(&kyma);
+            (facts.is_hand_back_requested(), facts.is_handed_back())
+        };
         assert_eq!((states("true"), states("True")), ((true, false), (true, false)));
         assert_eq!((states("done"), states("false")), ((false, true), (false, false)));
     }

@@ -32,7 +32,7 @@ use tidewatch_fleet::{
     queue::{Priority, WorkSet},
     stores::{Stores, kymas::CachedKyma},
     table::RuntimeTable,
-    takeover::{self, Takeover},
+    takeover::Takeover,
 };
 use tidewatch_kit::{
     clock::{ClockStep, ClockSteps},
@@ -226,8 +226,8 @@ impl EventPathController {
 
     /// Returns whether a Kyma is being taken over or handed back, or in a shard of another replica, and so gets no conditions.
     fn is_foreign(&self, key: &KymaKey, kyma: KymaFacts<'_>) -> bool {
-        takeover::is_hand_back_requested(kyma)
-            || takeover::is_handed_back(kyma)
+        kyma.is_hand_back_requested()
+            || kyma.is_handed_back()
             || self.takeover.is_pending(key)
             || self.fleet.is_elsewhere(key)
     }

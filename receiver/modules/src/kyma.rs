@@ -32,8 +32,8 @@ use jiff::Timestamp;
 use kube::{Client, ResourceExt};
 use serde_json::Value;
 use tidewatch_api::{
-    Condition, ConditionStatus, Kyma, KymaStatus, Manifest, identity::RuntimeId, key::KymaKey, names::label,
-    plan::Work, selection::UserSelection,
+    Condition, ConditionStatus, Kyma, KymaStatus, Manifest, facts::KymaFacts, identity::RuntimeId, key::KymaKey,
+    names::label, plan::Work, selection::UserSelection,
 };
 use tidewatch_cluster::{
     WriteBudgets,
@@ -46,7 +46,7 @@ use tidewatch_fleet::{
     queue::{QueuedWork, ReconcileOutcome, WorkSet},
     stores::Stores,
     table::Job,
-    takeover::{self, Takeover},
+    takeover::Takeover,
 };
 use tidewatch_installer::{
     Component, ComponentError, Installer, Readiness, Report, Subject, pending_removal::RemovalBackoff,
@@ -255,7 +255,7 @@ async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) 
     };
     let settings = &ctx.settings;
     let is_deleting = kyma.metadata.deletion_timestamp.is_some();
-    let is_handing_back = !is_deleting && takeover::is_hand_back_requested(&kyma);
+    let is_handing_back = !is_deleting && KymaFacts::from(&kyma).is_hand_back_requested();
     let is_skipped = settings.takeover.selector().skips(&kyma);
     // A pause stops a deletion and a hand-back, `skip-reconciliation` neither.
     if settings.pause.of(&kyma).is_some() || (is_skipped && !is_deleting && !is_handing_back) {

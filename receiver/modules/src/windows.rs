@@ -1,7 +1,8 @@
 //! Maintenance windows: the times at which upgrades of modules that require a downtime may begin.
 //!
-//! [`Windows`] decides by a policy for one runtime and one time. `file` follows the file of the policy. [`MaintenanceWindows`] holds the last good policy, and the Kymas that wait for a
-//! window: these are reconciled when the policy or the system's clock changes, and each at the start of its window.
+//! [`Windows`] decides by a policy for one runtime and one time. `file` follows the file of the policy. [`MaintenanceWindows`]
+//! holds the last good policy, and the Kymas that wait for a window: these are reconciled when the policy or the system's clock
+//! changes, and each at the start of its window.
 
 mod file;
 mod flags;

@@ -3,12 +3,12 @@
 mod kyma;
 mod manifest;
 
+use k8s_openapi::api::core::v1::ConfigMap;
+
 pub use self::{
     kyma::{KymaFacts, ReducedKyma, RestDigest},
     manifest::{Flags, ManifestFacts, ReducedManifest},
 };
-
-use k8s_openapi::api::core::v1::ConfigMap;
 
 /// Key of the ConfigMap [`PAUSE`](crate::names::PAUSE).
 const PAUSE_KEY: &str = "pause";

@@ -11,11 +11,11 @@ use kube::{
 use serde_json::{Value, json};
 use tidewatch_api::{
     Kyma,
+    facts::KymaFacts,
     key::KymaKey,
     names::{AGENT_OBJECT, SKR_NAMESPACE, annotation, field_manager, finalizer, label},
 };
 use tidewatch_cluster::object::{self, Component, Ownership, Shape, Target, WriteBudget};
-use tidewatch_fleet::takeover;
 use tidewatch_installer::watcher;
 
 use super::{Context, Error, crd, error, fetch, inputs, pull_secret, verified_cache::Verified};
@@ -29,7 +29,7 @@ const FOREGROUND: &str = "foregroundDeletion";
 pub(super) async fn mark(ctx: &Context, kyma: Kyma) -> Result<Kyma, Error> {
     let marked = kyma.finalizers().iter().any(|name| name == finalizer::KYMA)
         && kyma.labels().get(label::MANAGED_BY).is_some_and(|by| by == label::MANAGED_BY_KCP)
-        && takeover::is_managed(&kyma);
+        && KymaFacts::from(&kyma).is_managed();
     if marked || kyma.finalizers().iter().any(|name| name == FOREGROUND) {
         return Ok(kyma);
     }
@@ -38,7 +38,7 @@ pub(super) async fn mark(ctx: &Context, kyma: Kyma) -> Result<Kyma, Error> {
         finalizers.push(finalizer::KYMA.to_owned());
     }
     let mut metadata = json!({"finalizers": finalizers, "labels": {label::MANAGED_BY: label::MANAGED_BY_KCP}});
-    if !takeover::is_managed(&kyma) {
+    if !KymaFacts::from(&kyma).is_managed() {
         metadata["annotations"] = json!({annotation::INPUTS: inputs::NOTHING});
     }
     patch_metadata(ctx, &kyma, metadata).await

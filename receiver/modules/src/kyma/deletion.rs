@@ -12,6 +12,7 @@ use kube::{
 use serde_json::json;
 use tidewatch_api::{
     Kyma, Manifest, State,
+    facts::KymaFacts,
     key::KymaKey,
     names::{SKR_KYMA, field_manager, finalizer, label},
 };
@@ -19,7 +20,6 @@ use tidewatch_cluster::{
     object,
     runtime_access::{ClientError, RuntimeAccessError},
 };
-use tidewatch_fleet::takeover;
 use tidewatch_installer::{Readiness, SECRET_DELETED, SECRET_MISSING, pending_removal::PendingRemoval};
 use tidewatch_select::kyma::mandatory::is_mandatory;
 use tracing::info;
@@ -95,7 +95,7 @@ async fn finish(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result<Option<D
 /// Continues after our finalizer is gone: updates the finalizers in the status, and removes the one of lifecycle-manager's
 /// purge that an earlier version of this receiver left.
 async fn left_to_others(ctx: &Context, key: &KymaKey, kyma: Kyma) -> Result<Option<Duration>, Error> {
-    let is_cleaned_up = takeover::is_managed(&kyma)
+    let is_cleaned_up = KymaFacts::from(&kyma).is_managed()
         && (!has_finalizer(&kyma, finalizer::PURGE) || fetch::list_manifests(ctx, &kyma).await?.is_empty());
     if is_cleaned_up { finish(ctx, key, kyma).await } else { Ok(None) }
 }

@@ -9,11 +9,11 @@ use kube::{
 };
 use tidewatch_api::{
     Kyma, Manifest,
+    facts::KymaFacts,
     key::KymaKey,
     names::{SKR_KYMA, label},
 };
 use tidewatch_cluster::object;
-use tidewatch_fleet::takeover;
 
 use super::{Context, Error, error, requests};
 
@@ -43,7 +43,7 @@ pub(super) async fn kcp_kyma(ctx: &Context, key: &KymaKey) -> Result<Option<Kyma
         object::get(&api, &key.name).await
     };
     let kyma = read.map_err(Error::kcp(error::READ_KYMA))?;
-    Ok(kyma.filter(|kyma| !takeover::is_handed_back(kyma)))
+    Ok(kyma.filter(|kyma| !KymaFacts::from(kyma).is_handed_back()))
 }
 
 /// The Kyma in its runtime cluster.

@@ -13,10 +13,10 @@ use kube::runtime::reflector::ObjectRef;
 use serde_json::json;
 use tidewatch_api::{
     Kyma,
+    facts::KymaFacts,
     key::KymaKey,
     names::{annotation, label},
 };
-use tidewatch_fleet::takeover;
 use tidewatch_installer::pending_removal::PendingRemoval;
 use tracing::info;
 
@@ -28,7 +28,7 @@ const RECHECK: Duration = Duration::from_secs(1);
 /// Continues the hand-back of a Kyma. Returns the delay until the next step, `None` after the last one.
 pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result<Option<Duration>, Error> {
     // The objects of a Kyma that was never managed here are lifecycle-manager's.
-    if takeover::is_managed(&kyma) {
+    if KymaFacts::from(&kyma).is_managed() {
         let cleared = clear(ctx, key, &kyma).await;
         let pending = leave::after(ctx, &mut kyma, cleared).await?;
         if pending.is_some() {
@@ -71,5 +71,5 @@ async fn clear(ctx: &Context, key: &KymaKey, kyma: &Kyma) -> Result<Option<Pendi
 /// Returns true if the cache shows the request, so that no reconcile of a Manifest begins any more.
 fn is_shown(ctx: &Context, key: &KymaKey) -> bool {
     let cached = ctx.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
-    cached.is_some_and(|kyma| takeover::is_hand_back_requested(&*kyma))
+    cached.is_some_and(|kyma| kyma.facts().is_hand_back_requested())
 }

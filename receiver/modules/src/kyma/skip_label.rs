@@ -11,6 +11,7 @@ use kube::{
 use serde_json::{Value, json};
 use tidewatch_api::{
     Kyma, Manifest,
+    facts::KymaFacts,
     key::KymaKey,
     labels::is_true,
     names::{field_manager, label},
@@ -27,8 +28,7 @@ pub(super) async fn add(
     kyma: &Kyma,
     manifests: Vec<Arc<Manifest>>,
 ) -> Result<Vec<Arc<Manifest>>, Error> {
-    if !ctx.settings.takeover.selector().selects_skipped() || !is_true(Some(kyma.labels()), label::SKIP_RECONCILIATION)
-    {
+    if !ctx.settings.takeover.selector().selects_skipped() || !KymaFacts::from(kyma).is_skipped() {
         return Ok(manifests);
     }
     let api: Api<Manifest> = fetch::in_kcp(ctx, &key.namespace);

@@ -9,14 +9,9 @@ use tidewatch_api::{
     Manifest, ModuleReleaseMeta,
     facts::{ManifestFacts, RestDigest},
     key::KymaKey,
-    labels::is_true,
-    names::{annotation, finalizer, label},
+    names::{annotation, finalizer},
 };
-use tidewatch_fleet::{
-    stores::kymas::CachedKyma,
-    takeover::{self, Takeover},
-    watch::Change,
-};
+use tidewatch_fleet::{stores::kymas::CachedKyma, takeover::Takeover, watch::Change};
 use tidewatch_modules::kyma::is_own_annotation;
 use tidewatch_select::{
     catalog::visibility::{Admission, HidingRule},
@@ -131,12 +126,9 @@ pub(super) struct KymaFingerprint {
 impl KymaFingerprint {
     pub(super) fn of(kyma: &CachedKyma, takeover: &Takeover) -> Self {
         let facts = kyma.facts();
-        let labels = Some(facts.labels());
         // A deletion goes on despite `skip-reconciliation`.
-        let is_skipped = is_true(labels, label::SKIP_RECONCILIATION)
-            && !takeover.selector().selects_skipped()
-            && !facts.is_deleting();
-        let is_held = is_skipped || is_true(labels, label::PAUSE) || takeover::is_hand_back_requested(facts);
+        let is_skipped = takeover.selector().skips(facts) && !facts.is_deleting();
+        let is_held = is_skipped || facts.is_paused() || facts.is_hand_back_requested();
         Self { object: ObjectFingerprint::of_kyma(kyma), uid: facts.uid().into(), is_held }
     }
 

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use kube::ResourceExt as _;
-use tidewatch_api::names::label;
-use tidewatch_fleet::{PathState, takeover::is_managed};
+use tidewatch_api::{facts::KymaFacts, names::label};
+use tidewatch_fleet::PathState;
 
 use super::*;
 
@@ -77,7 +77,7 @@ async fn hand_back_removes_our_objects_and_confirms_last() {
     assert_eq!(calls, ["PATCH kymas/k/status", "PATCH kymas/k"]);
     let kyma = bed.read();
     assert_eq!(kyma.labels()[label::HAND_BACK], "done");
-    assert!(!is_managed(&kyma) && kyma.finalizers() == ["operator.kyma-project.io/Kyma"]);
+    assert!(!KymaFacts::from(&kyma).is_managed() && kyma.finalizers() == ["operator.kyma-project.io/Kyma"]);
     let status = kyma.status.unwrap();
     let kinds: Vec<_> = status.conditions().iter().map(|condition| condition.type_.as_str()).collect();
     assert_eq!(kinds, ["CRDsSync", "Modules", "ModuleCatalog"]);
