@@ -4,7 +4,6 @@
 mod build;
 pub mod changes;
 mod counters;
-mod module_reports;
 mod open_files;
 mod registry;
 mod sharded;

@@ -42,7 +42,7 @@ mod verified;
 pub mod watch;
 
 pub use path::{Contract, PathState, USED_V3_SUFFIX, Unproven};
-pub use report::{ModuleReport, ReportTicket};
+pub use report::ModuleReport;
 pub use shares::{Cost, Share, ShareMetrics, Shares, WRITES};
 pub use tenure::{Tenure, Tenures};
 pub use verified::{EventBatch, Verified};

@@ -13,7 +13,7 @@ mod tests;
 use std::{
     collections::{BTreeSet, HashMap},
     hash::{BuildHasher as _, RandomState},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -35,7 +35,7 @@ use self::{layer_waits::LayerWaits, settling::Settling};
 use super::{
     due::next_due,
     queue::{DelayReason, Drift, Lanes, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
-    report::ReportTicket,
+    report::ModuleReport,
     tenure::Tenures,
 };
 
@@ -66,10 +66,13 @@ struct Inner {
     tenures: Tenures,
     metrics: Metrics,
     notify: Notify,
-    /// Reports were settled.
-    settled: Notify,
+    /// Takes the settled reports.
+    settled: OnceLock<TakeSettled>,
     state: Mutex<State>,
 }
+
+/// Takes a settled report.
+pub(crate) type TakeSettled = Box<dyn Fn(&ModuleReport) + Send + Sync>;
 
 struct State {
     queue: Queue<ManifestKey, KymaKey>,
@@ -95,7 +98,7 @@ impl ManifestQueue {
             running: HashMap::new(),
         };
         let state = Mutex::new(state);
-        Self(Arc::new(Inner { tenures, metrics, notify: Notify::new(), settled: Notify::new(), state }))
+        Self(Arc::new(Inner { tenures, metrics, notify: Notify::new(), settled: OnceLock::new(), state }))
     }
 
     /// Registers a Manifest of a Kyma, or moves it to another Kyma; enqueues nothing. Only registered Manifests can be
@@ -131,11 +134,11 @@ impl ManifestQueue {
 
     /// Enqueues a reconcile of each Manifest that a report affects, which reads these objects again. Unknown Manifests
     /// are ignored.
-    pub fn report(&self, affected: Vec<(ManifestKey, Drift)>, ticket: ReportTicket) {
+    pub fn report(&self, affected: Vec<(ManifestKey, Drift)>, report: ModuleReport) {
         self.with(|state, now| {
-            let known = |(key, _): &(ManifestKey, Drift)| state.queue.group(key) == Some(&ticket.kyma);
+            let known = |(key, _): &(ManifestKey, Drift)| state.queue.group(key) == Some(&report.kyma);
             let affected: Vec<_> = affected.into_iter().filter(known).collect();
-            state.settling.add(affected.iter().map(|(key, _)| key.clone()).collect(), ticket);
+            state.settling.add(affected.iter().map(|(key, _)| key.clone()).collect(), report);
             for (key, drift) in affected {
                 let work = QueuedWork { work: WorkSet::MANIFEST, priority: Priority::User, drift };
                 state.queue.enqueue(&key, work, now);
@@ -149,10 +152,10 @@ impl ManifestQueue {
         self.0.state.lock().queue.is_due(key, Instant::now())
     }
 
-    /// Waits for a report that is settled: each affected Manifest has finished a reconcile that began after it. Supports
-    /// one caller. Cancel safe.
-    pub async fn next_settled(&self) -> ReportTicket {
-        next_due(&self.0.settled, || (self.0.state.lock().settling.take(), None)).await
+    /// Hands each report back once it is settled: each affected Manifest has finished a reconcile that began after it. Only the
+    /// first call has an effect.
+    pub(crate) fn return_settled_to(&self, take: TakeSettled) {
+        let _ = self.0.settled.set(take);
     }
 
     /// Enqueues a reconcile of each Manifest of a Kyma.
@@ -263,11 +266,11 @@ impl ManifestQueue {
         let result = step(&mut state, now);
         let sooner = state.queue.earliest().is_some_and(|at| before.is_none_or(|before| at < before));
         let wake = sooner || state.queue.has_ready();
-        let has_settled = state.settling.has_settled();
+        let settled = state.settling.take();
         self.0.metrics.queue(&state.queue);
         drop(state);
-        if has_settled {
-            self.0.settled.notify_one();
+        if let Some(take) = self.0.settled.get() {
+            settled.iter().for_each(take);
         }
         if wake {
             self.0.notify.notify_one();

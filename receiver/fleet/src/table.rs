@@ -2,9 +2,8 @@
 //! event is recorded and its work enqueued in one step, and a reconcile takes its work together with a snapshot of the
 //! accepted sequences.
 //!
-//! In memory and non-blocking; only [`RuntimeTable::next`], [`RuntimeTable::next_delivery`],
-//! [`RuntimeTable::next_module_report`] and [`RuntimeTable::forward_health_changed`] wait. The table is an instance without statics: a process, or a test, can
-//! hold several.
+//! In memory and non-blocking; only [`RuntimeTable::next`], [`RuntimeTable::next_delivery`] and
+//! [`RuntimeTable::forward_health_changed`] wait. The table is an instance without statics: a process, or a test, can hold several.
 
 mod agenda;
 mod directory;
@@ -34,7 +33,7 @@ mod walk;
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -132,7 +131,9 @@ struct Inner {
     shared: Arc<Shared>,
     notify: Notify,
     forward: forward::Wakeups,
-    reports: modules::ReportedShards,
+    reports: OnceLock<modules::TakeReport>,
+    /// Held while reports are handed over.
+    reporting: Mutex<()>,
     departures: broadcast::Sender<RuntimeId>,
     trust: Mutex<TrustAnnouncer>,
     /// Time of the next Kyma of [`RuntimeTable::enqueue_paced`].
@@ -160,7 +161,8 @@ impl RuntimeTable {
             shared: Arc::new(Shared::new(shards, &settings)),
             notify: Notify::new(),
             forward: forward::Wakeups::default(),
-            reports: modules::ReportedShards::default(),
+            reports: OnceLock::new(),
+            reporting: Mutex::default(),
             departures: broadcast::Sender::new(DEPARTURES),
             trust: Mutex::default(),
             pace: Mutex::default(),

@@ -50,7 +50,7 @@ use tidewatch_kit::variant::VariantName as _;
 use tidewatch_oci::registry::LayerKey;
 use tokio::time::{Instant, timeout};
 
-pub use drift::affected;
+pub use drift::connect_reports;
 pub use layers::ModuleLayers;
 pub use memories::Memories;
 pub use metrics::Metrics;

@@ -59,7 +59,6 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Process,
     counters::Counters,
-    module_reports,
     open_files::ConnectionShare,
     registry::{self, ComponentKeyFiles, CredentialsWatch},
     sharded::{Replica, Sharding},
@@ -184,7 +183,7 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>, ports: &H
     tasks.push(finalizers.run(synced.clone()).boxed());
     tasks.push(recorder.run(events).boxed());
     tasks.push(manifest_queue.clone().observe_ages().boxed());
-    tasks.push(module_reports::run(fleet, manifest_queue, stores.manifests, manifest_memories).boxed());
+    manifest::connect_reports(&fleet, manifest_queue, stores.manifests, manifest_memories);
     let shards = sharding.is_some().then_some(config.replicas.shards);
     let enrolments = builder.enrolments();
     let namespace = config.namespace.clone();

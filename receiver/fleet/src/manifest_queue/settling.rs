@@ -1,10 +1,13 @@
 //! Settlement of reports: which Manifests still have to be reconciled since their runtime reported a change.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    mem,
+};
 
 use tidewatch_api::key::{KymaKey, ManifestKey};
 
-use crate::report::ReportTicket;
+use crate::report::ModuleReport;
 
 /// Reports of one Kyma that are kept apart. Later ones join the last of them, so that a runtime that never stops
 /// reporting settles all the same.
@@ -18,31 +21,31 @@ pub(super) struct Settling {
     began: HashMap<ManifestKey, u64>,
     /// Number of reports so far.
     count: u64,
-    /// Settled tickets that were not taken, the last one of each Kyma.
-    settled: BTreeMap<KymaKey, ReportTicket>,
+    /// Settled reports that were not taken.
+    settled: Vec<ModuleReport>,
 }
 
 #[derive(Debug)]
 struct OpenReport {
     number: u64,
-    ticket: ReportTicket,
+    report: ModuleReport,
     /// Manifests without a finished reconcile that began after the report.
     manifests: BTreeSet<ManifestKey>,
 }
 
 impl Settling {
     /// Adds a report that affects these Manifests.
-    pub(super) fn add(&mut self, manifests: BTreeSet<ManifestKey>, ticket: ReportTicket) {
-        let kyma = ticket.kyma.clone();
+    pub(super) fn add(&mut self, manifests: BTreeSet<ManifestKey>, report: ModuleReport) {
+        let kyma = report.kyma.clone();
         let open = self.by_kyma.entry(kyma.clone()).or_default();
-        let mut report = OpenReport { number: self.count, ticket, manifests };
+        let mut added = OpenReport { number: self.count, report, manifests };
         self.count += 1;
         if open.len() >= MAX_OPEN
             && let Some(last) = open.pop_back()
         {
-            report.manifests.extend(last.manifests);
+            added.manifests.extend(last.manifests);
         }
-        open.push_back(report);
+        open.push_back(added);
         self.settle(&kyma);
     }
 
@@ -72,23 +75,17 @@ impl Settling {
     /// Drops all reports of a Kyma.
     pub(super) fn forget(&mut self, kyma: &KymaKey) {
         self.by_kyma.remove(kyma);
-        self.settled.remove(kyma);
     }
 
-    /// Takes the ticket of a settled report.
-    pub(super) fn take(&mut self) -> Option<ReportTicket> {
-        self.settled.pop_first().map(|(_, ticket)| ticket)
-    }
-
-    /// Returns true if there are settled reports.
-    pub(super) fn has_settled(&self) -> bool {
-        !self.settled.is_empty()
+    /// Takes the reports that have been settled, in the order in which they came.
+    pub(super) fn take(&mut self) -> Vec<ModuleReport> {
+        mem::take(&mut self.settled)
     }
 
     fn settle(&mut self, kyma: &KymaKey) {
         let Some(open) = self.by_kyma.get_mut(kyma) else { return };
         while let Some(report) = open.pop_front_if(|report| report.manifests.is_empty()) {
-            self.settled.insert(kyma.clone(), report.ticket);
+            self.settled.push(report.report);
         }
         if open.is_empty() {
             self.by_kyma.remove(kyma);
@@ -104,7 +101,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::{plan_index::PlanIndex, runtime::Runtime};
+    use crate::{plan_index::PlanIndex, queue::Drift, runtime::Runtime};
 
     fn key(name: &str) -> KymaKey {
         KymaKey::new("ns", name)
@@ -114,8 +111,8 @@ mod tests {
     fn report(settling: &mut Settling, generation: u64, manifests: &[&str]) {
         let plan = Arc::new(Plan::new("r".into(), Vec::new()).unwrap());
         let snapshot = Runtime::new(Arc::new(PlanIndex::new(plan)), false, Instant::now()).snapshot();
-        let ticket = ReportTicket { kyma: key("k"), generation, snapshot };
-        settling.add(manifests.iter().map(|name| key(name)).collect(), ticket);
+        let report = ModuleReport { kyma: key("k"), drift: Drift::All, generation, snapshot };
+        settling.add(manifests.iter().map(|name| key(name)).collect(), report);
     }
 
     /// A whole reconcile of a Manifest.
@@ -125,7 +122,7 @@ mod tests {
     }
 
     fn settled(settling: &mut Settling) -> Option<u64> {
-        settling.take().map(|ticket| ticket.generation)
+        settling.take().last().map(|report| report.generation)
     }
 
     #[test]

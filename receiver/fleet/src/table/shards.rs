@@ -23,11 +23,12 @@ use crate::{Tenure, Tenures};
 /// Place of the state of one shard; `None` while it is not held.
 pub(super) type Slot = Mutex<Option<State>>;
 
-/// Waiting tasks that a step under the lock of a shard wakes.
+/// What follows a step under the lock of a shard, without the lock.
 #[derive(Default)]
 struct Wakeups {
     worker: bool,
-    reports: bool,
+    /// Shards with changes of module objects.
+    reports: Vec<ShardId>,
     departed: Vec<RuntimeId>,
 }
 
@@ -241,9 +242,8 @@ impl RuntimeTable {
                 wakeups.worker |= self.agenda().update(shard, &state.summary, &summary, &self.0.shared.lanes);
                 state.summary = summary;
             }
-            if state.reports.announce() {
-                self.0.reports.add(shard);
-                wakeups.reports = true;
+            if !state.reports.by_kyma.is_empty() {
+                wakeups.reports.push(shard);
             }
         }
         self.0.metrics.queue(&mut state.counted, Metrics::places(&state.queue));
@@ -255,9 +255,7 @@ impl RuntimeTable {
             // Without an open port there is no receiver.
             let _ = self.0.departures.send(runtime);
         }
-        if wakeups.reports {
-            self.0.reports.added.notify_one();
-        }
+        wakeups.reports.into_iter().for_each(|shard| self.hand_over_reports(shard));
         if wakeups.worker {
             self.0.notify.notify_one();
         }

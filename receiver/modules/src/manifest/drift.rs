@@ -1,4 +1,4 @@
-//! Changes that the agent reported: the Manifests that they affect, and the objects to read again. Pure.
+//! Changes that the agent reported: the Manifests that they affect, and the objects to read again.
 
 use std::sync::Arc;
 
@@ -10,14 +10,27 @@ use tidewatch_api::{
 use tidewatch_cluster::kinds::built_in;
 use tidewatch_contract::event::{Change, Object, Subject};
 use tidewatch_engine::{Inventory, ObjectKey, WaitFacts, awaits_resources, inventory_of};
-use tidewatch_fleet::queue::Drift;
+use tidewatch_fleet::{manifest_queue::ManifestQueue, queue::Drift, stores::manifests::Manifests, table::RuntimeTable};
 
 use super::Memories;
+
+/// Hands reports of changed module objects over to the queue of the Manifests that they affect.
+pub fn connect_reports(fleet: &RuntimeTable, queue: ManifestQueue, manifests: Manifests, memories: Memories) {
+    let known = queue.clone();
+    fleet.connect_modules(queue, move |report| match manifests.of_kyma(&report.kyma, None) {
+        Ok(of_kyma) => affected(of_kyma, &report.drift, &memories, |key| known.is_queued(key)),
+        // Their inventories are not known yet, so that each may have a changed object.
+        Err(_) => {
+            let of_kyma = manifests.find_of_kyma(&report.kyma, None);
+            of_kyma.iter().map(|manifest| (manifest.key(), Drift::All)).collect()
+        }
+    });
+}
 
 /// Selects the Manifests of a runtime that changes in it affect, each with the objects to read again: none if only the
 /// status of its objects changed. A report of our own write affects none, unless a reconcile is queued: then it replaces an earlier
 /// report of the object. Inventories are those of our last writes, which the cached Manifests may lack.
-pub fn affected(
+pub(super) fn affected(
     manifests: impl IntoIterator<Item = Arc<Manifest>>,
     drift: &Drift,
     memories: &Memories,

@@ -3,7 +3,7 @@
 use tidewatch_contract::event::{Change, Object};
 use tidewatch_engine::testing::WATCH_PODS_AFTER;
 
-use super::*;
+use super::{drift::affected, *};
 
 impl Fixture {
     pub(super) async fn report(&mut self, objects: &[(&str, &str, Change)]) -> ReconcileOutcome {
