@@ -15,7 +15,6 @@ mod inputs;
 mod leave;
 mod metrics;
 mod module_status;
-mod pending_writes;
 mod pull_secret;
 mod remote;
 mod requests;
@@ -70,7 +69,6 @@ use tracing::{debug, warn};
 pub use component_layers::ComponentLayers;
 pub use error::Error;
 pub use metrics::Metrics;
-pub use pending_writes::PendingWrites;
 
 pub use inputs::{Inputs, PendingInputs, is_own_annotation};
 
@@ -171,16 +169,15 @@ pub struct Context {
 #[derive(Debug, Default)]
 pub struct Caches {
     verified: VerifiedCache,
-    pending_writes: PendingWrites,
     selections: Selections,
     removals: RemovalBackoff,
     inputs: PendingInputs,
 }
 
 impl Caches {
-    /// `pending_writes` is shared with the watch of Manifests, and `inputs` with the task that writes them.
-    pub fn new(pending_writes: PendingWrites, inputs: PendingInputs) -> Self {
-        Self { pending_writes, inputs, ..Self::default() }
+    /// `inputs` is shared with the task that writes them.
+    pub fn new(inputs: PendingInputs) -> Self {
+        Self { inputs, ..Self::default() }
     }
 }
 
@@ -196,7 +193,7 @@ impl Context {
     /// Drops all cached state of a deleted Kyma.
     pub fn forget(&self, key: &KymaKey) {
         self.caches.verified.forget(key);
-        self.caches.pending_writes.forget(key);
+        self.stores.manifests.forget_writes(key);
         self.caches.selections.forget(key);
         self.caches.removals.forget(key);
         self.caches.inputs.forget(key);

@@ -13,7 +13,6 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod watches;
-mod written;
 
 use std::{sync::Arc, time::Duration};
 
@@ -176,7 +175,6 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
         ctx.memories.forget(key);
         return Ok(ended());
     };
-    let manifest = ctx.memories.newest(key, manifest);
     let kyma = manifest.labels().get(label::KYMA_NAME).map(|name| KymaKey::new(&key.namespace, name));
     let Some(kyma) = kyma else { return Ok(ended()) };
     match ctx.permission(&kyma, &manifest) {

@@ -368,7 +368,7 @@ impl Builder<'_> {
             settings: kyma::Settings { pause, takeover, runtime_gone_after: self.process.config.runtime_gone_after },
             metrics: self.counters.kyma.clone(),
             budgets: WriteBudgets::new(self.counters.writes.clone()),
-            caches: kyma::Caches::new(self.components.manifest_writes.clone(), inputs),
+            caches: kyma::Caches::new(inputs),
         }
     }
 

@@ -2,19 +2,42 @@
 
 mod cached;
 mod index;
+mod writes;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, OnceLock},
+};
 
+use kube::ResourceExt as _;
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::{RwLock, RwLockWriteGuard};
-use tidewatch_api::{Manifest, key::KymaKey};
+use tidewatch_api::{
+    Manifest,
+    key::{KymaKey, ManifestKey},
+};
 use tidewatch_cluster::body_missing::BodyMissingError;
 use tokio::sync::Notify;
 
 pub use self::cached::CachedManifest;
-use self::index::{Index, Owner};
+use self::{
+    index::{Index, Owner},
+    writes::{Writes, is_older},
+};
 
-/// Cache and index. Clones share them. The watch updates the cache first and the index directly afterwards; a read
+/// A writer of Manifests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ManifestWriter {
+    /// The reconcile of a Kyma, which shows the written Manifest in the status of the Kyma itself.
+    Kyma,
+    /// One whose result the status of the Kyma does not show yet.
+    Other,
+}
+
+/// Takes the responses to our writes.
+type OnWrite = Box<dyn Fn(&CachedManifest, ManifestWriter) + Send + Sync>;
+
+/// Cache, index, and our writes that the cache does not show yet. Clones share them. The watch updates the cache first and the index directly afterwards; a read
 /// verifies each object that the index names, so an index that is behind yields no Manifest of another Kyma.
 ///
 /// Manifests of runtimes in other replicas' shards are reduced to their facts. Readers that need the body of one get
@@ -23,28 +46,133 @@ use self::index::{Index, Owner};
 pub struct Manifests {
     cache: Store<CachedManifest>,
     index: Arc<RwLock<Index>>,
+    writes: Arc<RwLock<Writes>>,
+    on_write: Arc<OnceLock<OnWrite>>,
     /// Notified when a reader needs the body of a reduced Manifest.
     missed: Arc<Notify>,
 }
 
 impl From<Store<CachedManifest>> for Manifests {
     fn from(cache: Store<CachedManifest>) -> Self {
-        Self { cache, index: Arc::default(), missed: Arc::default() }
+        Self { cache, index: Arc::default(), writes: Arc::default(), on_write: Arc::default(), missed: Arc::default() }
     }
 }
 
 impl Manifests {
     /// Indexes a Manifest of the cache that is new or changed. Returns the Kymas that its label names and named before.
     pub fn apply(&self, manifest: &CachedManifest) -> BTreeSet<KymaKey> {
-        self.write().set(manifest.key(), manifest.owners())
+        let key = manifest.key();
+        self.settle(&key);
+        self.write().set(key, manifest.owners())
     }
 
-    /// Removes a deleted Manifest from the index. Returns the Kyma that its label named.
-    pub fn delete(&self, manifest: &KymaKey) -> BTreeSet<KymaKey> {
-        self.write().set(manifest.clone(), BTreeSet::new())
+    /// Removes a Manifest, which the watch has reported as deleted, from the index. Returns the Kyma that its label named.
+    pub fn delete(&self, manifest: &CachedManifest) -> BTreeSet<KymaKey> {
+        let key = manifest.key();
+        self.writes.write().deleted(&key, manifest);
+        let later = self.find(&key).map(|later| later.owners()).unwrap_or_default();
+        self.write().set(key, later)
     }
 
-    /// Returns a Manifest by name; `None` if the cache has none.
+    /// Calls a function with each response to a write from now on: it is the first notice of the change, before the watch
+    /// delivers it. Only the first call has an effect.
+    pub fn on_write(&self, take: OnWrite) {
+        let _ = self.on_write.set(take);
+    }
+
+    /// Records that the reconcile of a Kyma begins to write a Manifest.
+    pub fn begin_write(&self, manifest: ManifestKey, kyma: &KymaKey) {
+        self.writes.write().begin(manifest, kyma);
+    }
+
+    /// Records the response to a write, which is what all readers get until the cache shows it or a later version.
+    pub fn wrote(&self, written: &Manifest, by: ManifestWriter) {
+        let mut written = written.clone();
+        written.metadata.managed_fields = None;
+        let written = CachedManifest::from(written);
+        self.record(&written);
+        if by == ManifestWriter::Kyma {
+            self.writes.write().end(&written.key());
+        }
+        if let Some(take) = self.on_write.get() {
+            take(&written, by);
+        }
+    }
+
+    /// Records that a Manifest, which had this uid, is gone.
+    pub fn wrote_gone(&self, manifest: &ManifestKey, uid: Option<String>, by: ManifestWriter) {
+        let mut writes = self.writes.write();
+        writes.gone(manifest, uid);
+        if by == ManifestWriter::Kyma {
+            writes.end(manifest);
+        }
+        drop(writes);
+        self.settle(manifest);
+    }
+
+    /// Returns the Manifests of a Kyma that must be read from KCP: the result of a write is not known, or the cache has
+    /// never shown the Manifest, or it lacks its deletion, which may have ended.
+    #[must_use]
+    pub fn uncertain(&self, kyma: &KymaKey) -> Vec<ManifestKey> {
+        self.writes.read().uncertain(kyma, |manifest| self.cached(manifest).is_some())
+    }
+
+    /// Records the state of a Manifest that was read from KCP; `None` if it does not exist.
+    pub fn read(&self, manifest: &ManifestKey, found: Option<Manifest>) {
+        match found {
+            Some(found) => {
+                self.record(&found.into());
+                self.writes.write().end(manifest);
+            }
+            None => {
+                let known = self.find(manifest);
+                let uid =
+                    known.and_then(|known| if let CachedManifest::Whole(known) = known { known.uid() } else { None });
+                self.wrote_gone(manifest, uid, ManifestWriter::Kyma);
+            }
+        }
+    }
+
+    /// Drops our writes of the Manifests of a Kyma, which another replica writes from now on.
+    pub fn forget_writes(&self, kyma: &KymaKey) {
+        self.writes.write().forget_kyma(kyma);
+    }
+
+    /// Returns true if a Manifest that the watch delivers is older than our last write of it.
+    #[must_use]
+    pub fn is_outdated(&self, delivered: &CachedManifest) -> bool {
+        let CachedManifest::Whole(delivered) = delivered else { return false };
+        let known = self.find(&KymaKey::of(delivered.as_ref()));
+        matches!(known, Some(CachedManifest::Whole(known)) if is_older(delivered, &known))
+    }
+
+    fn record(&self, manifest: &CachedManifest) {
+        let key = manifest.key();
+        if let CachedManifest::Whole(whole) = manifest {
+            self.writes.write().there(key.clone(), manifest.kyma(), whole.clone());
+        }
+        // The watch may have been faster.
+        self.settle(&key);
+        if let Some(newest) = self.find(&key) {
+            self.write().set(key, newest.owners());
+        }
+    }
+
+    /// Drops our write of a Manifest if the cache shows it.
+    fn settle(&self, manifest: &ManifestKey) {
+        let cached = self.cached(manifest);
+        let whole = match &cached {
+            Some(CachedManifest::Whole(whole)) => Some(whole.as_ref()),
+            Some(CachedManifest::Reduced(_)) => {
+                self.writes.write().forget(manifest);
+                return;
+            }
+            None => None,
+        };
+        self.writes.write().shown(manifest, whole);
+    }
+
+    /// Returns a Manifest by name; `None` if there is none.
     ///
     /// # Errors
     /// The cache has only its facts.
@@ -55,6 +183,15 @@ impl Manifests {
     /// Returns a Manifest by name, reduced or not.
     #[must_use]
     pub fn find(&self, manifest: &KymaKey) -> Option<CachedManifest> {
+        let whole = match self.cached(manifest) {
+            Some(CachedManifest::Whole(whole)) => Some(whole),
+            Some(reduced @ CachedManifest::Reduced(_)) => return Some(reduced),
+            None => None,
+        };
+        self.writes.read().newest(manifest, whole).map(CachedManifest::Whole)
+    }
+
+    fn cached(&self, manifest: &ManifestKey) -> Option<CachedManifest> {
         let found = self.cache.get(&ObjectRef::new(&manifest.name).within(&manifest.namespace))?;
         Some((*found).clone())
     }

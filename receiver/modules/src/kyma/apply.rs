@@ -1,8 +1,13 @@
 //! Applies and deletes the Manifests of a Kyma in KCP.
 
 use kube::{Api, ResourceExt, api::ApiResource, runtime::reflector::ObjectRef};
-use tidewatch_api::{Kyma, KymaStatus, Manifest, ModuleStatus, key::KymaKey, names::label};
+use tidewatch_api::{
+    Kyma, KymaStatus, Manifest, ModuleStatus,
+    key::{KymaKey, ManifestKey},
+    names::label,
+};
 use tidewatch_cluster::object;
+use tidewatch_fleet::stores::manifests::ManifestWriter;
 use tidewatch_select::kyma::{
     build::Desired,
     is_installable,
@@ -43,7 +48,10 @@ pub(super) async fn apply(
         }
     }
     for upgraded in run(decisions.upgrades.iter().map(|desired| put(ctx, desired)).collect()).await {
-        failed = failed.or(upgraded.err());
+        match upgraded {
+            Ok(written) => ctx.stores.manifests.wrote(&written, ManifestWriter::Other),
+            Err(error) => failed = failed.or(Some(error)),
+        }
     }
     let deleted = run(decisions.unwanted.iter().map(|manifest| remove(ctx, key, &api, manifest)).collect()).await;
     for result in deleted {
@@ -72,9 +80,10 @@ async fn write<'a>(
         let manifest = decision.manifest.as_deref().cloned();
         return Ok((decision, manifest));
     };
-    ctx.caches.pending_writes.begins(key, &desired.name);
+    let name = ManifestKey::new(&key.namespace, &desired.name);
+    ctx.stores.manifests.begin_write(name, key);
     let written = put(ctx, desired).await?;
-    ctx.caches.pending_writes.is(key, &written);
+    ctx.stores.manifests.wrote(&written, ManifestWriter::Kyma);
     Ok((decision, Some(written)))
 }
 
@@ -95,13 +104,13 @@ async fn remove(
     api: &Api<Manifest>,
     manifest: &Manifest,
 ) -> Result<Option<Manifest>, Error> {
-    let name = manifest.name_any();
-    let uid = manifest.uid();
-    ctx.caches.pending_writes.begins(key, &name);
+    let manifests = &ctx.stores.manifests;
+    let of = ManifestKey::of(manifest);
+    manifests.begin_write(of.clone(), key);
     let left = delete(api, manifest.clone()).await?;
     match &left {
-        Some(left) => ctx.caches.pending_writes.is(key, left),
-        None => ctx.caches.pending_writes.is_gone(key, &name, uid),
+        Some(left) => manifests.wrote(left, ManifestWriter::Kyma),
+        None => manifests.wrote_gone(&of, manifest.uid(), ManifestWriter::Kyma),
     }
     Ok(left)
 }

@@ -1,4 +1,4 @@
-//! Reads: both Kymas by quorum reads; Manifests from the cache if that shows all our own writes.
+//! Reads: both Kymas by quorum reads; Manifests from the cache, with our own writes.
 
 use std::sync::Arc;
 
@@ -51,35 +51,25 @@ pub(super) async fn runtime_kyma(client: &Client) -> Result<Option<Kyma>, Error>
     object::get(&in_runtime(client), SKR_KYMA).await.map_err(Error::runtime("read the Kyma in the runtime"))
 }
 
-/// The Manifests of a Kyma, by label or owner reference: from the cache if it has their bodies, else from KCP. Manifests whose
-/// last write the cache does not show are read by name: a list by label makes the API server look at the Manifests of all
-/// Kymas.
+/// The Manifests of a Kyma, by label or owner reference: from the cache if it has their bodies, else from KCP. Those of
+/// which the cache does not show enough are read by name: a list by label makes the API server look at the Manifests of
+/// all Kymas.
 pub(super) async fn owned_manifests(ctx: &Context, key: &KymaKey, kyma: &Kyma) -> Result<Vec<Arc<Manifest>>, Error> {
     let uid = kyma.metadata.uid.as_deref();
-    let Ok(cached) = ctx.stores.manifests.of_kyma(key, uid) else {
-        // The runtime came into a shard of this replica a moment ago. Pending writes stay until the cache shows them.
-        return Ok(list_manifests(ctx, kyma).await?.into_iter().map(Arc::new).collect());
-    };
-    let pending = ctx.caches.pending_writes.not_shown(key, &cached);
-    if pending.is_empty() {
-        return Ok(cached);
+    let manifests = &ctx.stores.manifests;
+    if manifests.of_kyma(key, uid).is_ok() {
+        let uncertain = manifests.uncertain(key);
+        let api: Api<Manifest> = in_kcp(ctx, &key.namespace);
+        let reads = uncertain.iter().map(|manifest| object::get_by_list(&api, &manifest.name)).collect();
+        for (manifest, found) in uncertain.iter().zip(requests::run(reads).await) {
+            manifests.read(manifest, found.map_err(Error::kcp(READ_MANIFEST))?);
+        }
+        if let Ok(owned) = manifests.of_kyma(key, uid) {
+            return Ok(owned);
+        }
     }
-    let api: Api<Manifest> = in_kcp(ctx, &key.namespace);
-    let reads = pending.iter().map(|write| object::get_by_list(&api, &write.name)).collect();
-    let mut owned = cached.clone();
-    for (write, found) in pending.iter().zip(requests::run(reads).await) {
-        let found = found.map_err(Error::kcp(READ_MANIFEST))?;
-        ctx.caches.pending_writes.read(key, write, found.as_ref(), &cached);
-        owned.retain(|manifest| manifest.name_any() != write.name);
-        owned.extend(found.filter(|manifest| is_of(manifest, key, uid)).map(Arc::new));
-    }
-    owned.sort_by_key(|manifest| manifest.name_any());
-    Ok(owned)
-}
-
-/// Returns true if a Manifest belongs to a Kyma, by label or owner reference.
-fn is_of(manifest: &Manifest, kyma: &KymaKey, uid: Option<&str>) -> bool {
-    manifest.labels().get(label::KYMA_NAME) == Some(&kyma.name) || has_owner(manifest, uid)
+    // The runtime came into a shard of this replica a moment ago.
+    Ok(list_manifests(ctx, kyma).await?.into_iter().map(Arc::new).collect())
 }
 
 fn has_owner(manifest: &Manifest, uid: Option<&str>) -> bool {

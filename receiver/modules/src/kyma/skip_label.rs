@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 use tidewatch_api::{
     Kyma, Manifest,
     facts::KymaFacts,
-    key::KymaKey,
+    key::{KymaKey, ManifestKey},
     labels::is_true,
     names::{field_manager, label},
 };
 use tidewatch_cluster::object;
+use tidewatch_fleet::stores::manifests::ManifestWriter;
 
 use super::{Context, Error, error, fetch, requests};
 
@@ -46,11 +47,13 @@ async fn add_to(
         return Ok(Some(manifest));
     }
     let name = manifest.name_any();
-    ctx.caches.pending_writes.begins(key, &name);
+    let manifests = &ctx.stores.manifests;
+    let of = ManifestKey::of(manifest.as_ref());
+    manifests.begin_write(of.clone(), key);
     let written = set(api, &name, json!("true")).await?;
     match &written {
-        Some(written) => ctx.caches.pending_writes.is(key, written),
-        None => ctx.caches.pending_writes.is_gone(key, &name, manifest.uid()),
+        Some(written) => manifests.wrote(written, ManifestWriter::Kyma),
+        None => manifests.wrote_gone(&of, manifest.uid(), ManifestWriter::Kyma),
     }
     Ok(written.map(Arc::new))
 }

@@ -25,7 +25,7 @@ use kube::runtime::reflector::{self, Lookup, Store, store::Writer};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tidewatch_api::{Manifest, ModuleReleaseMeta, ModuleTemplate, names::annotation, plan::Plan};
+use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::annotation, plan::Plan};
 use tidewatch_cluster::{
     runtime_access::RuntimeAccessError,
     testing::{FakeApiServer, Fault, fill},
@@ -198,8 +198,9 @@ impl Bed {
         let before = cache.state();
         fill(&mut self.manifests, &self.kcp.all("manifests"));
         cache.state().iter().for_each(|manifest| drop(index.apply(manifest)));
-        let gone = before.iter().map(|manifest| manifest.key()).filter(|key| index.find(key).is_none());
-        gone.for_each(|key| drop(index.delete(&key)));
+        let present: Vec<_> = cache.state().iter().map(|manifest| manifest.key()).collect();
+        let gone = before.iter().filter(|manifest| !present.contains(&manifest.key()));
+        gone.for_each(|manifest| drop(index.delete(manifest)));
     }
 
     /// Updates the cache of the Kymas, as the watch does.

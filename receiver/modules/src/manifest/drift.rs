@@ -38,7 +38,6 @@ pub(super) fn affected(
 ) -> Vec<(ManifestKey, Drift)> {
     let of_manifest = |manifest: Arc<Manifest>| {
         let key = KymaKey::of(&*manifest);
-        let manifest = memories.newest(&key, manifest);
         let drift = match drift {
             Drift::None => return None,
             Drift::All => Drift::All,
@@ -179,7 +178,9 @@ pub(super) const fn shown<'a>(manifest: &ManifestFacts<'a>) -> WaitFacts<'a> {
 
 #[cfg(test)]
 mod tests {
+    use kube::runtime::{reflector, watcher};
     use serde_json::{Value, json};
+    use tidewatch_fleet::stores::manifests::ManifestWriter;
 
     use super::*;
 
@@ -239,13 +240,16 @@ mod tests {
                 }
             })
         };
-        let cached = Arc::new(version("1", false));
+        let (cache, mut writer) = reflector::store();
+        let manifests = Manifests::from(cache);
+        writer.apply_watcher_event(&watcher::Event::Apply(version("1", false).into()));
+        let found = || manifests.get(&ManifestKey::new("ns", "a")).unwrap();
         let memories = Memories::default();
         let map = Drift::of(object("/v1/configmaps/kyma-system/a", "ConfigMap", Change::Spec));
-        assert_eq!(affected([cached.clone()], &map, &memories, |_| false), []);
-        memories.wrote(&KymaKey::of(&*cached), Some("1".into()), &version("2", true));
+        assert_eq!(affected(found(), &map, &memories, |_| false), []);
+        manifests.wrote(&version("2", true), ManifestWriter::Other);
         assert_eq!(
-            affected([cached], &map, &memories, |_| false),
+            affected(found(), &map, &memories, |_| false),
             [(KymaKey::new("ns", "a"), map.clone().as_only_cause())]
         );
     }

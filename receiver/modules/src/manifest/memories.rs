@@ -1,44 +1,22 @@
-//! Results of earlier reconciles of each Manifest: those of the engine, and our last writes of the Manifests in KCP.
+//! Results of earlier reconciles of each Manifest: those of the engine, and the reports that its writes cause.
 
-use std::sync::Arc;
-
-use tidewatch_api::{
-    Manifest,
-    key::{KymaKey, ManifestKey},
-};
+use tidewatch_api::key::{KymaKey, ManifestKey};
 use tidewatch_contract::event::{Change, Object};
 use tidewatch_engine::PodSelection;
 
-use super::{drift::reported_key, written::WrittenManifests};
+use super::drift::reported_key;
 
 /// Results of earlier reconciles; bounded by the number of Manifests. Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Memories {
     /// Results that the engine needs.
     pub(crate) engine: tidewatch_engine::Memories,
-    written: WrittenManifests,
 }
 
 impl Memories {
     /// Drops all that is known of a Manifest that is gone.
     pub fn forget(&self, key: &ManifestKey) {
         self.engine.forget(key);
-        self.written.forget(key);
-    }
-
-    /// Returns a Manifest as our last write returned it, if the cache has not got that far.
-    pub(super) fn newest(&self, key: &ManifestKey, cached: Arc<Manifest>) -> Arc<Manifest> {
-        self.written.newest(key, cached)
-    }
-
-    /// Records our write of a Manifest, which replaced a resource version.
-    pub(super) fn wrote(&self, key: &ManifestKey, replaced: Option<String>, written: &Manifest) {
-        self.written.wrote(key, replaced, written);
-    }
-
-    /// Takes notice of a Manifest that the watch delivered, after the cache has it.
-    pub fn observe(&self, key: &ManifestKey, delivered: &Manifest) {
-        self.written.observe(key, delivered);
     }
 
     /// Returns true once if a report is that of our own write, after which no other writer has written.

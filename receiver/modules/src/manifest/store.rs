@@ -15,6 +15,7 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::object;
 use tidewatch_engine::{Store, StoreError};
+use tidewatch_fleet::stores::manifests::ManifestWriter;
 
 use super::Context;
 
@@ -35,13 +36,18 @@ impl Store for KcpStore<'_> {
             let name = manifest.name_any();
             let patch = Patch::Merge(json!({"metadata": members}));
             let patched = self.api(manifest).patch_metadata(&name, &params(), &patch).await;
-            let Some(patched) = object::if_exists(patched, &name).map_err(failed)? else { return Ok(None) };
+            let patched = object::if_exists(patched, &name).map_err(|error| self.failed(manifest, error))?;
+            let Some(patched) = patched else {
+                self.wrote_gone(manifest);
+                return Ok(None);
+            };
             let written = Manifest { metadata: patched.metadata, ..manifest.clone() };
             // The response shows an object that the removal of its last finalizer has deleted.
             if written.metadata.deletion_timestamp.is_some() && written.finalizers().is_empty() {
+                self.wrote_gone(manifest);
                 return Ok(None);
             }
-            self.wrote(manifest, &written);
+            self.wrote(&written);
             Ok(Some(written))
         }
         .boxed()
@@ -56,8 +62,8 @@ impl Store for KcpStore<'_> {
             let name = manifest.name_any();
             let patch = json!({"metadata": {"resourceVersion": manifest.resource_version()}, "status": members});
             let written = self.api(manifest).patch_status(&name, &params(), &Patch::Merge(&patch)).await;
-            let written = written.map_err(failed)?;
-            self.wrote(manifest, &written);
+            let written = written.map_err(|error| self.failed(manifest, error))?;
+            self.wrote(&written);
             Ok(written)
         }
         .boxed()
@@ -66,8 +72,11 @@ impl Store for KcpStore<'_> {
     fn delete<'a>(&'a self, manifest: &'a Manifest) -> BoxFuture<'a, Result<Option<Manifest>, StoreError>> {
         async move {
             let left = object::delete(&self.api(manifest), &manifest.name_any(), manifest.uid()).await;
-            let left = left.map_err(failed)?;
-            left.iter().for_each(|left| self.wrote(manifest, left));
+            let left = left.map_err(|error| self.failed(manifest, error))?;
+            match &left {
+                Some(left) => self.wrote(left),
+                None => self.wrote_gone(manifest),
+            }
             Ok(left)
         }
         .boxed()
@@ -83,14 +92,22 @@ impl Store for KcpStore<'_> {
 }
 
 impl KcpStore<'_> {
-    /// Records the result of a write, for a reconcile that begins before the watch delivers it.
-    fn wrote(&self, replaced: &Manifest, written: &Manifest) {
-        let key = KymaKey::of(written);
-        self.ctx.memories.wrote(&key, replaced.resource_version(), written);
-        // The watch may have been faster.
-        if let Ok(Some(cached)) = self.ctx.stores.manifests.get(&key) {
-            self.ctx.memories.observe(&key, &cached);
+    /// Records the response to a write.
+    fn wrote(&self, written: &Manifest) {
+        self.ctx.stores.manifests.wrote(written, ManifestWriter::Other);
+    }
+
+    /// Records that a Manifest is gone.
+    fn wrote_gone(&self, manifest: &Manifest) {
+        self.ctx.stores.manifests.wrote_gone(&ManifestKey::of(manifest), manifest.uid(), ManifestWriter::Other);
+    }
+
+    /// Returns the failure of a write.
+    fn failed(&self, manifest: &Manifest, error: kube::Error) -> StoreError {
+        if object::is_absent(&error, &manifest.name_any()) {
+            self.wrote_gone(manifest);
         }
+        StoreError::Request("write the Manifest", error)
     }
 
     fn api(&self, manifest: &Manifest) -> Api<Manifest> {
@@ -105,12 +122,8 @@ impl Context {
         let key = KymaKey::new(manifest.namespace().unwrap_or_default(), kyma);
         let of_kyma = self.stores.manifests.of_kyma(&key, None)?.into_iter();
         let others = of_kyma.filter(|other| other.name_any() != manifest.name_any());
-        Ok(others.map(|other| self.memories.newest(&KymaKey::of(&*other), other)).collect())
+        Ok(others.collect())
     }
-}
-
-fn failed(error: kube::Error) -> StoreError {
-    StoreError::Request("write the Manifest", error)
 }
 
 fn params() -> PatchParams {

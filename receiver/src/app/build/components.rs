@@ -27,7 +27,7 @@ use tidewatch_gateway::{enrolment::Revocations, ports::v2};
 use tidewatch_installer::watcher;
 use tidewatch_kit::system_roots::SystemRoots;
 use tidewatch_modules::{
-    catalog, kyma,
+    catalog,
     mandatory::MandatoryModules,
     manifest::{self, module_watches},
 };
@@ -105,7 +105,6 @@ pub(super) fn components(
         manifest_queue,
         manifest_memories,
         kinds: KindCache::default(),
-        manifest_writes: kyma::PendingWrites::default(),
         mandatory: MandatoryModules::new(&config.namespace, recorder.clone()),
         recorder,
         role: role.clone(),

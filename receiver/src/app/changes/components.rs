@@ -9,7 +9,7 @@ use tidewatch_fleet::{
     table::RuntimeTable, takeover::Takeover,
 };
 use tidewatch_gateway::{enrolment::Revocations, ports::v2};
-use tidewatch_modules::{catalog::Catalog, kyma::PendingWrites, mandatory::MandatoryModules, manifest::Memories};
+use tidewatch_modules::{catalog::Catalog, mandatory::MandatoryModules, manifest::Memories};
 
 /// Components that react to changes of KCP.
 #[derive(Clone)]
@@ -40,8 +40,6 @@ pub struct Components {
     pub manifest_memories: Memories,
     /// Kinds that the runtimes serve.
     pub(crate) kinds: KindCache,
-    /// Writes of Manifests that the watch has not reported yet.
-    pub manifest_writes: PendingWrites,
     /// Wakes the task of the finalizers of mandatory modules.
     pub mandatory: MandatoryModules,
     /// Recorder of Kubernetes Events about Kymas, Watchers and the catalog.

@@ -221,9 +221,8 @@ impl EventHandlers {
         let placer = self.placer.clone();
         let components = self.components.clone();
         let mandatory = components.mandatory.clone();
-        let Components { stores, fleet, manifest_queue, manifest_memories, manifest_writes, .. } = components;
-        let mut handler =
-            manifests::handler(stores.manifests, fleet, manifest_queue, manifest_memories, manifest_writes, placer);
+        let Components { stores, fleet, manifest_queue, manifest_memories, .. } = components;
+        let mut handler = manifests::handler(stores.manifests, fleet, manifest_queue, manifest_memories, placer);
         // Manifests with the label of mandatory modules.
         let mut labelled = HashSet::new();
         move |change| {

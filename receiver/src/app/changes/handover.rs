@@ -104,6 +104,7 @@ impl ShardHandover {
             for manifest in self.manifests.find_of_kyma(kyma, None) {
                 self.memories.forget(&manifest.key());
             }
+            self.manifests.forget_writes(kyma);
             self.catalog.forget(kyma);
             self.kinds.forget(kyma);
             self.recorder.forget_kyma(kyma);

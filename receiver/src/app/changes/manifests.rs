@@ -1,8 +1,9 @@
 //! Handler of Manifests: a change enqueues the reconcile of the Manifest and updates the status of its Kyma, a deletion
 //! reconciles the Kyma.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
+use parking_lot::Mutex;
 use tidewatch_api::{
     Resource, State,
     facts::ManifestFacts,
@@ -12,19 +13,18 @@ use tidewatch_api::{
 use tidewatch_fleet::{
     manifest_queue::ManifestQueue,
     queue::{Priority, WorkSet},
-    stores::manifests::{CachedManifest, Manifests},
+    stores::manifests::{CachedManifest, ManifestWriter, Manifests},
     table::RuntimeTable,
     watch::Change,
 };
-use tidewatch_modules::{kyma::PendingWrites, manifest::Memories};
+use tidewatch_modules::manifest::Memories;
 
 use super::{
     fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ManifestChange, ManifestFingerprint},
     placer::KymaPlacer,
 };
 
-/// Keeps the index and the queue current. The echo of our own write enqueues nothing: the reconcile that wrote shows the
-/// result.
+/// Keeps the index and the queue current. A change is noticed by the response to our own write, or else by the watch.
 ///
 /// A reduced Manifest is one of another replica's runtime. Its fingerprint is forgotten, so that the first change after it has
 /// a body again counts.
@@ -33,73 +33,125 @@ pub(super) fn handler(
     fleet: RuntimeTable,
     queue: ManifestQueue,
     memories: Memories,
-    writes: PendingWrites,
     placer: KymaPlacer,
 ) -> impl FnMut(Change<'_, CachedManifest>) + Send + 'static {
-    let mut fingerprints = Fingerprints::new();
-    move |change| match change {
-        Change::Initial(cached @ CachedManifest::Whole(manifest)) => {
-            let key = cached.key();
-            manifests.apply(cached);
-            fingerprints.apply(key.clone(), ManifestFingerprint::of(manifest));
-            place(|kyma| fleet.is_elsewhere(kyma), &queue, &key, cached);
-            if is_unfinished(cached) {
-                queue.enqueue(&key, Priority::Catalog, false);
-            }
+    let handler =
+        Arc::new(Handler { manifests, fleet, queue, memories, placer, fingerprints: Mutex::new(Fingerprints::new()) });
+    let writes = Arc::downgrade(&handler);
+    handler.manifests.on_write(Box::new(move |written, by| {
+        if let Some(handler) = writes.upgrade() {
+            handler.applied(written, Some(by));
         }
-        Change::Applied(cached @ CachedManifest::Whole(manifest)) => {
-            let key = cached.key();
-            let now = ManifestFingerprint::of(manifest);
-            let affected = manifests.apply(cached);
-            memories.observe(&key, manifest);
-            let changed = match fingerprints.apply(key.clone(), now.clone()) {
-                None => ManifestChange::default(),
-                Some(FingerprintChange::New) => ManifestChange::NEW,
-                Some(FingerprintChange::Changed(old)) => now.change_since(&old),
-            };
-            if changed.desired {
-                place(|kyma| fleet.is_elsewhere(kyma), &queue, &key, cached);
-                queue.enqueue(&key, Priority::User, false);
-                if cached.facts().flags.is_deleting {
-                    enqueue_heirs(&queue, &manifests, cached);
+    }));
+    move |change| handler.changed(change)
+}
+
+struct Handler {
+    manifests: Manifests,
+    fleet: RuntimeTable,
+    queue: ManifestQueue,
+    memories: Memories,
+    placer: KymaPlacer,
+    fingerprints: Mutex<Fingerprints<ManifestFingerprint>>,
+}
+
+impl Handler {
+    /// Handles a change that the watch delivers.
+    fn changed(&self, change: Change<'_, CachedManifest>) {
+        match change {
+            Change::Initial(cached @ CachedManifest::Whole(manifest)) => {
+                let key = cached.key();
+                self.manifests.apply(cached);
+                self.fingerprints.lock().apply(key.clone(), ManifestFingerprint::of(manifest));
+                self.place(&key, cached);
+                if is_unfinished(cached) {
+                    self.queue.enqueue(&key, Priority::Catalog, false);
                 }
             }
-            for kyma in affected {
-                let is_echo = writes.is_echo(&kyma, manifest);
-                if changed.shown || changed.message || changed.inventory {
-                    // It may wait for objects of other kinds than before, and its inventory may have other kinds.
-                    placer.replan_runtime(&kyma);
-                }
-                if changed.shown && !is_echo {
-                    fleet.enqueue(&kyma, WorkSet::STATUS, Priority::User);
-                } else if changed.message && !is_echo {
-                    fleet.show_message(&kyma);
-                }
+            Change::Applied(cached @ CachedManifest::Whole(_)) => {
+                self.applied(cached, None);
+            }
+            Change::Initial(cached) | Change::Applied(cached) => self.reduced(cached),
+            Change::Deleted(cached) => self.deleted(cached),
+            Change::Listed => self.placer.place_all(),
+        }
+    }
+
+    /// Handles a new or changed Manifest. `by` is the reconcile whose write made the change; `None` if the watch delivers it.
+    fn applied(&self, cached: &CachedManifest, by: Option<ManifestWriter>) {
+        let CachedManifest::Whole(manifest) = cached else { return };
+        let key = cached.key();
+        let now = ManifestFingerprint::of(manifest);
+        // Responses and the watch are concurrent: the last fingerprint is that of the newest version.
+        let mut fingerprints = self.fingerprints.lock();
+        if self.manifests.is_outdated(cached) {
+            return;
+        }
+        let affected = self.manifests.apply(cached);
+        let changed = match fingerprints.apply(key.clone(), now.clone()) {
+            None => ManifestChange::default(),
+            Some(FingerprintChange::New) => ManifestChange::NEW,
+            Some(FingerprintChange::Changed(old)) => now.change_since(&old),
+        };
+        drop(fingerprints);
+        if changed.desired {
+            self.place(&key, cached);
+            self.queue.enqueue(&key, Priority::User, false);
+            if cached.facts().flags.is_deleting {
+                enqueue_heirs(&self.queue, &self.manifests, cached);
             }
         }
-        Change::Initial(cached) | Change::Applied(cached) => {
-            let key = cached.key();
-            fingerprints.delete(&key);
-            place(|kyma| fleet.is_elsewhere(kyma), &queue, &key, cached);
-            // It may have been one of a runtime of this replica.
-            for kyma in manifests.apply(cached).into_iter().filter(|kyma| !fleet.is_elsewhere(kyma)) {
-                placer.replan_runtime(&kyma);
-                fleet.enqueue(&kyma, WorkSet::STATUS, Priority::User);
+        for kyma in affected {
+            if changed.shown || changed.message || changed.inventory {
+                // It may wait for objects of other kinds than before, and its inventory may have other kinds.
+                self.placer.replan_runtime(&kyma);
+            }
+            // The reconcile of the Kyma that wrote it shows the result.
+            let is_shown = by == Some(ManifestWriter::Kyma);
+            if changed.shown && !is_shown {
+                self.fleet.enqueue(&kyma, WorkSet::STATUS, Priority::User);
+            } else if changed.message && !is_shown {
+                self.fleet.show_message(&kyma);
             }
         }
-        Change::Deleted(cached) => {
-            let key = cached.key();
-            fingerprints.delete(&key);
-            queue.remove(&key);
-            memories.forget(&key);
-            enqueue_heirs(&queue, &manifests, cached);
-            for kyma in manifests.delete(&key) {
-                // A module that is selected again needs a new Manifest.
-                placer.replan_runtime(&kyma);
-                fleet.enqueue(&kyma, WorkSet::of(&[Work::Kyma]), Priority::User);
-            }
+    }
+
+    /// Handles a Manifest of another replica's runtime.
+    fn reduced(&self, cached: &CachedManifest) {
+        let key = cached.key();
+        self.fingerprints.lock().delete(&key);
+        self.place(&key, cached);
+        // It may have been one of a runtime of this replica.
+        for kyma in self.manifests.apply(cached).into_iter().filter(|kyma| !self.fleet.is_elsewhere(kyma)) {
+            self.placer.replan_runtime(&kyma);
+            self.fleet.enqueue(&kyma, WorkSet::STATUS, Priority::User);
         }
-        Change::Listed => placer.place_all(),
+    }
+
+    fn deleted(&self, cached: &CachedManifest) {
+        let key = cached.key();
+        let mut fingerprints = self.fingerprints.lock();
+        fingerprints.delete(&key);
+        let affected = self.manifests.delete(cached);
+        drop(fingerprints);
+        self.queue.remove(&key);
+        self.memories.forget(&key);
+        enqueue_heirs(&self.queue, &self.manifests, cached);
+        for kyma in affected {
+            // A module that is selected again needs a new Manifest.
+            self.placer.replan_runtime(&kyma);
+            self.fleet.enqueue(&kyma, WorkSet::of(&[Work::Kyma]), Priority::User);
+        }
+        // Its successor of the same name may have been written already.
+        if let Some(later) = self.manifests.find(&key) {
+            self.applied(&later, None);
+        }
+    }
+
+    /// Registers a Manifest in the queue as one of the Kyma that its label names. Without the label it belongs to no runtime.
+    /// Those of another replica's shards are not registered.
+    fn place(&self, key: &ManifestKey, manifest: &CachedManifest) {
+        place(|kyma| self.fleet.is_elsewhere(kyma), &self.queue, key, manifest);
     }
 }
 
@@ -211,7 +263,6 @@ mod tests {
         fleet: RuntimeTable,
         queue: ManifestQueue,
         manifests: Manifests,
-        writes: PendingWrites,
         plans: Plans,
         kymas: (reflector::Store<CachedKyma>, reflector::store::Writer<CachedKyma>),
     }
@@ -229,8 +280,7 @@ mod tests {
             let queue = ManifestQueue::new(manifest_queue::Settings::default(), metrics, Box::new(|_| Tenure::open()));
             let plans = Plans::fixed(Plan::new("r".into(), Vec::new()).unwrap());
             let manifests = reflector::store().0.into();
-            let writes = PendingWrites::default();
-            Self { fleet, queue, manifests, writes, plans, kymas: reflector::store() }
+            Self { fleet, queue, manifests, plans, kymas: reflector::store() }
         }
 
         fn handler(&self) -> impl FnMut(Change<'_, CachedManifest>) + Send + 'static {
@@ -239,7 +289,7 @@ mod tests {
             let manifests = self.manifests.clone();
             let fleet = self.fleet.clone();
             let queue = self.queue.clone();
-            handler(manifests, fleet, queue, memories, self.writes.clone(), placer)
+            handler(manifests, fleet, queue, memories, placer)
         }
 
         /// Priority of the Manifest's job and its Kyma, if it is enqueued.
@@ -262,6 +312,37 @@ mod tests {
             enqueued.sort_by(|a, b| a.0.cmp(&b.0));
             enqueued
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn response_to_a_write_enqueues_the_next_step_before_the_watch_and_its_echo_nothing() {
+        let fixture = Fixture::new();
+        let mut handle = fixture.handler();
+        let wrote = |written: &CachedManifest, by: ManifestWriter| {
+            let CachedManifest::Whole(written) = written else { panic!("it is whole") };
+            fixture.manifests.wrote(written, by);
+        };
+        let created = manifest(2, |_| ());
+        let user = Some((Priority::User, "a".to_owned()));
+        wrote(&created, ManifestWriter::Kyma);
+        assert_eq!((fixture.job(), fixture.enqueued()), (user.clone(), vec![]));
+        let ready = manifest(3, |manifest| manifest["status"]["state"] = json!("Ready"));
+        wrote(&ready, ManifestWriter::Other);
+        assert_eq!((fixture.job(), fixture.enqueued()), (None, vec![("a".to_owned(), WorkSet::STATUS)]));
+        for delivered in [&created, &ready] {
+            handle(Change::Applied(delivered));
+            assert_eq!((fixture.job(), fixture.enqueued()), (None, vec![]));
+        }
+        // Another writer.
+        handle(Change::Applied(&manifest(4, |manifest| manifest["metadata"]["generation"] = json!(2))));
+        assert_eq!((fixture.job(), fixture.enqueued()), (user.clone(), vec![("a".to_owned(), WorkSet::STATUS)]));
+
+        // A successor of the same name is written before the watch delivers the deletion.
+        let successor = manifest(6, |manifest| manifest["metadata"]["uid"] = json!("v"));
+        wrote(&successor, ManifestWriter::Kyma);
+        assert_eq!(fixture.job(), user);
+        handle(Change::Deleted(&manifest(5, |_| ())));
+        assert_eq!(fixture.job(), user, "it is registered again");
     }
 
     #[tokio::test(start_paused = true)]
@@ -325,7 +406,8 @@ mod tests {
 
         let written = manifest(5, |manifest| manifest["metadata"]["generation"] = json!(2));
         let CachedManifest::Whole(object) = &written else { panic!("it is whole") };
-        fixture.writes.is(&KymaKey::new("ns", "a"), object);
+        fixture.manifests.wrote(object, ManifestWriter::Kyma);
+        assert_eq!(fixture.enqueued(), [], "the reconcile that wrote it shows the result");
         check(Change::Applied(&written), &[]);
         let relabelled = manifest(6, |manifest| {
             manifest["metadata"]["labels"]["operator.kyma-project.io/kyma-name"] = json!("b");

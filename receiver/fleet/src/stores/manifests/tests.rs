@@ -1,3 +1,5 @@
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::runtime::{
     reflector::{self, store::Writer},
     watcher::Event,
@@ -52,8 +54,8 @@ impl Watched {
     fn delete(&mut self, name: u8) {
         let key = KymaKey::new("ns", format!("m{name}"));
         let Some(known) = self.manifests.find(&key) else { return };
-        self.writer.apply_watcher_event(&Event::Delete(known));
-        self.manifests.delete(&key);
+        self.writer.apply_watcher_event(&Event::Delete(known.clone()));
+        self.manifests.delete(&known);
     }
 
     fn list(&mut self, all: &[Stored], is_reduced: bool) {
@@ -64,8 +66,8 @@ impl Watched {
         }
         self.writer.apply_watcher_event(&Event::InitDone);
         self.manifests.cache.state().iter().for_each(|manifest| drop(self.manifests.apply(manifest)));
-        let gone = before.iter().map(|manifest| manifest.key()).filter(|key| self.manifests.find(key).is_none());
-        gone.for_each(|key| drop(self.manifests.delete(&key)));
+        let gone = before.iter().filter(|manifest| self.manifests.cached(&manifest.key()).is_none());
+        gone.for_each(|manifest| drop(self.manifests.delete(manifest)));
     }
 
     /// The scan of the whole cache.
@@ -141,7 +143,8 @@ fn relabelled_manifest_concerns_both_kymas_and_a_cache_ahead_of_the_index_yields
     assert_eq!(watched.manifests.apply(&relabelled), [kyma(1), kyma(2)].into());
     assert_eq!(watched.manifests.of_kyma(&kyma(2), None).unwrap().len(), 1);
     assert!(watched.manifests.of_kyma(&KymaKey::new("other", "k2"), None).unwrap().is_empty());
-    assert_eq!(watched.manifests.delete(&relabelled.key()), [kyma(2)].into());
+    watched.writer.apply_watcher_event(&Event::Delete(relabelled.clone()));
+    assert_eq!(watched.manifests.delete(&relabelled), [kyma(2)].into());
 }
 
 #[test]
@@ -219,4 +222,141 @@ fn manifest_of_no_or_several_owners_is_not_reduced() {
     manifest.metadata.owner_references = None;
     manifest.metadata.labels = None;
     assert!(!reduce(&manifest));
+}
+
+/// A Manifest of the Kyma `k1` at a version.
+fn version(uid: &str, version: u64) -> Manifest {
+    let mut manifest = manifest((0, Some(1), None));
+    manifest.metadata.uid = Some(uid.to_owned());
+    manifest.metadata.resource_version = Some(version.to_string());
+    manifest
+}
+
+impl Watched {
+    /// uid and version that readers get, by name and by Kyma.
+    fn read(&self) -> Option<(String, u64)> {
+        let by_name = self.manifests.get(&KymaKey::new("ns", "m0")).unwrap();
+        let of_kyma = self.manifests.of_kyma(&KymaKey::new("ns", "k1"), None).unwrap();
+        assert_eq!(by_name.clone().into_iter().collect::<Vec<_>>(), of_kyma);
+        let version = |manifest: &Manifest| manifest.metadata.resource_version.clone().unwrap().parse().unwrap();
+        by_name.map(|manifest| (manifest.metadata.uid.clone().unwrap(), version(&manifest)))
+    }
+
+    fn deliver(&mut self, manifest: Manifest) {
+        self.writer.apply_watcher_event(&Event::Apply(manifest.clone().into()));
+        self.manifests.apply(&manifest.into());
+    }
+
+    fn deliver_deletion(&mut self, manifest: Manifest) {
+        self.writer.apply_watcher_event(&Event::Delete(manifest.clone().into()));
+        self.manifests.delete(&manifest.into());
+    }
+
+    fn is_uncertain(&self) -> bool {
+        !self.manifests.uncertain(&KymaKey::new("ns", "k1")).is_empty()
+    }
+
+    fn keeps_writes(&self) -> bool {
+        !self.manifests.writes.read().is_empty()
+    }
+}
+
+fn found(uid: &str, version: u64) -> Option<(String, u64)> {
+    Some((uid.to_owned(), version))
+}
+
+#[test]
+fn readers_get_our_last_write_until_the_cache_shows_it() {
+    let mut watched = Watched::new();
+    watched.deliver(version("u", 1));
+    watched.manifests.wrote(&version("u", 3), ManifestWriter::Other);
+    assert_eq!(watched.read(), found("u", 3));
+    watched.manifests.wrote(&version("u", 5), ManifestWriter::Other);
+    // The response to the first write is handled late.
+    watched.manifests.wrote(&version("u", 3), ManifestWriter::Kyma);
+    assert!(watched.manifests.is_outdated(&version("u", 4).into()));
+    assert!(!watched.manifests.is_outdated(&version("u", 5).into()));
+    for (delivered, expected, keeps) in [(3, 5, true), (4, 5, true), (5, 5, false), (7, 7, false)] {
+        watched.deliver(version("u", delivered));
+        assert_eq!((watched.read(), watched.keeps_writes()), (found("u", expected), keeps), "{delivered}");
+    }
+    // The watch was faster than the response.
+    watched.manifests.wrote(&version("u", 6), ManifestWriter::Other);
+    assert_eq!((watched.read(), watched.keeps_writes()), (found("u", 7), false));
+    // A version that is not a number proves nothing.
+    let mut opaque = version("u", 0);
+    opaque.metadata.resource_version = Some("x".to_owned());
+    watched.manifests.wrote(&opaque, ManifestWriter::Other);
+    assert!(!watched.keeps_writes());
+}
+
+#[test]
+fn created_manifest_is_found_at_once_and_read_from_kcp_until_the_cache_has_shown_it() {
+    let mut watched = Watched::new();
+    let key = KymaKey::new("ns", "m0");
+    let kyma = KymaKey::new("ns", "k1");
+    watched.manifests.begin_write(key.clone(), &kyma);
+    assert!(watched.is_uncertain() && watched.read().is_none(), "its result is unknown");
+    watched.manifests.wrote(&version("u", 3), ManifestWriter::Kyma);
+    assert!(watched.is_uncertain());
+    assert_eq!(watched.read(), found("u", 3));
+    watched.manifests.read(&key, Some(version("u", 4)));
+    assert_eq!(watched.read(), found("u", 4));
+    watched.deliver(version("u", 4));
+    assert!(!watched.is_uncertain() && !watched.keeps_writes());
+
+    // A write that failed leaves it uncertain, whatever the cache shows.
+    watched.manifests.begin_write(key.clone(), &kyma);
+    watched.manifests.wrote(&version("u", 6), ManifestWriter::Other);
+    watched.deliver(version("u", 6));
+    assert!(watched.is_uncertain());
+    watched.manifests.forget_writes(&kyma);
+    assert!(!watched.is_uncertain() && !watched.keeps_writes());
+}
+
+#[test]
+fn deleted_manifest_is_gone_at_once_and_its_successor_is_another_one() {
+    let mut watched = Watched::new();
+    let key = KymaKey::new("ns", "m0");
+    let kyma = KymaKey::new("ns", "k1");
+    watched.deliver(version("u", 1));
+    watched.manifests.begin_write(key.clone(), &kyma);
+    watched.manifests.wrote_gone(&key, Some("u".to_owned()), ManifestWriter::Kyma);
+    assert!(watched.read().is_none() && !watched.is_uncertain());
+    watched.manifests.wrote(&version("v", 4), ManifestWriter::Kyma);
+    assert_eq!(watched.read(), found("v", 4), "the cache still has the first one");
+    watched.deliver_deletion(version("u", 3));
+    assert_eq!(watched.read(), found("v", 4));
+    watched.deliver(version("v", 4));
+    assert!(!watched.keeps_writes());
+
+    let mut deleting = version("v", 5);
+    deleting.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    watched.manifests.wrote(&deleting, ManifestWriter::Kyma);
+    assert!(watched.is_uncertain(), "its deletion may have ended");
+    watched.deliver(deleting);
+    assert!(!watched.is_uncertain() && !watched.keeps_writes());
+
+    // The watch has delivered both before the response is handled.
+    watched.deliver_deletion(version("v", 6));
+    watched.manifests.wrote(&version("v", 5), ManifestWriter::Kyma);
+    assert!(watched.is_uncertain(), "a read finds out");
+    watched.manifests.read(&key, None);
+    assert!(watched.read().is_none() && !watched.keeps_writes());
+}
+
+#[test]
+fn response_is_the_first_notice_of_a_change() {
+    let watched = Watched::new();
+    let noticed = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let notices = noticed.clone();
+    let manifests = watched.manifests.clone();
+    watched.manifests.on_write(Box::new(move |written, by| {
+        assert!(manifests.find(&written.key()).is_some(), "readers find it already");
+        notices.lock().push((written.object_version().unwrap().to_owned(), by));
+    }));
+    watched.manifests.wrote(&version("u", 3), ManifestWriter::Kyma);
+    watched.manifests.wrote(&version("u", 5), ManifestWriter::Other);
+    let expected = [("3".to_owned(), ManifestWriter::Kyma), ("5".to_owned(), ManifestWriter::Other)];
+    assert_eq!(*noticed.lock(), expected);
 }

@@ -43,7 +43,6 @@ use tidewatch_gateway::{
 use tidewatch_kit::metrics::Registry;
 use tidewatch_modules::{
     catalog::{self, Catalog},
-    kyma::PendingWrites,
     mandatory::{Finalizers, MandatoryModules},
     manifest::Memories,
 };
@@ -128,7 +127,6 @@ impl Bed {
             revocations: Revocations::new(enrolment::Metrics::register(&mut registry), Duration::ZERO),
             manifest_memories: Memories::default(),
             kinds: KindCache::default(),
-            manifest_writes: PendingWrites::default(),
             mandatory: MandatoryModules::new(NAMESPACE, recorder.clone()),
             recorder,
             role: FleetRole::released(),

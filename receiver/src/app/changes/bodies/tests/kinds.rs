@@ -57,7 +57,7 @@ impl TestKind for ManifestCache {
     }
 
     fn unindex(&self, cached: &CachedManifest) {
-        self.manifests.delete(&cached.key());
+        self.manifests.delete(cached);
     }
 
     fn finds(&self, kyma: &KymaKey, expected: &Expected) -> Result<bool, BodyMissingError> {
