@@ -9,7 +9,7 @@ const LAYERS: &[&[&str]] = &[
     // The control plane.
     &["layers", "peers", "plans", "stores"],
     &["evidence", "pause", "recorder"],
-    &["shards", "takeover", "watch"],
+    &["shards", "staged", "takeover", "watch"],
     // The runtimes.
     &["compare", "due", "forward", "queue", "sequences", "shares", "tenure", "verified"],
     &["plan_index"],

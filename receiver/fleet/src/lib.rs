@@ -34,6 +34,7 @@ mod runtime;
 mod sequences;
 pub mod shards;
 mod shares;
+pub mod staged;
 pub mod stores;
 pub mod table;
 pub mod takeover;

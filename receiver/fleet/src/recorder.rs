@@ -115,14 +115,6 @@ impl EventRecorder {
         self.lock().watchers.remove(key);
     }
 
-    /// Posts an Event about progress or halt of the agents' upgrade; it regards the ConfigMap of the upgrade's state.
-    pub fn report_upgrade(&self, namespace: &str, name: &str, uid: &str, halted: bool, note: String) {
-        let [namespace, name, uid] = [namespace, name, uid].map(str::to_owned);
-        let regarding = Regarding { kind: event_diff::CONFIG_MAP, namespace, name, uid };
-        let reason = if halted { "AgentUpgradeHalted" } else { "AgentUpgrade" };
-        self.publish(vec![PendingEvent { regarding, warning: halted, reason, note }]);
-    }
-
     /// Notes of the Events that wait to be written.
     #[cfg(any(test, feature = "testing"))]
     pub fn pending_notes(&self) -> Vec<String> {

@@ -3,7 +3,7 @@
 //!
 //! Pure modules: `state` is the progress of an upgrade and the image of each runtime in it, `assessment` and `summary` describe
 //! the runtimes of a replica and of the fleet, `decide` computes the next step. `table` assesses each runtime over time,
-//! `assessor` those of a replica, `store` persists the state in a ConfigMap of KCP, `handle` shares it with the installer, and
+//! `assessor` those of a replica, `store` reads the state from a ConfigMap of KCP, `handle` shares it with the installer, and
 //! `task` drives the upgrade. A step is stored before it takes effect, so that another receiver can continue from any point.
 
 mod assessment;
@@ -22,6 +22,6 @@ pub use flags::Flags;
 pub use handle::UpgradeHandle;
 pub use metrics::Metrics;
 pub use store::CONFIG_MAP;
-pub use task::{Dependencies, UpgradeTask};
+pub use task::{Dependencies, Upgrade};
 
 pub(super) use state::{Image, ImageDecision, UpgradeState};

@@ -11,4 +11,4 @@ mod metrics;
 mod task;
 
 pub use metrics::Metrics;
-pub use task::{Dependencies, RolloutTask};
+pub use task::{Dependencies, ModuleRollouts};

@@ -35,7 +35,7 @@ use tidewatch_gateway::{
 use tidewatch_installer::{
     Installer,
     pull_secret::{Copies, ModulePullSecret, PullSecretWatch, Purpose},
-    upgrade::{self, UpgradeTask},
+    upgrade::{self, Upgrade},
     watcher::ForwardHealth,
 };
 use tidewatch_modules::{
@@ -44,7 +44,7 @@ use tidewatch_modules::{
     kyma::{self, ComponentLayers, PendingInputs},
     mandatory,
     manifest::{self, ModuleLayers},
-    module_rollout::{self, RolloutTask},
+    module_rollout::{self, ModuleRollouts},
     module_secrets::{self, ModuleSecrets},
     windows::{MaintenanceWindows, PolicyFile},
 };
@@ -336,7 +336,7 @@ impl Builder<'_> {
             replicas,
             metrics,
         };
-        let opened = RolloutTask::open(client.clone(), &config.namespace, dependencies).await;
+        let opened = ModuleRollouts::open(client.clone(), &config.namespace, dependencies).await;
         self.tasks.push(opened.context("read the state of the module rollouts")?.run(self.synced.clone()).boxed());
         Ok(())
     }
@@ -424,7 +424,7 @@ impl Builder<'_> {
             metrics,
         };
         let flags = config.installer.upgrade.clone();
-        let opened = UpgradeTask::open(client.clone(), &config.namespace, &settings.image, flags, dependencies).await;
+        let opened = Upgrade::open(client.clone(), &config.namespace, &settings.image, flags, dependencies).await;
         let (upgrade, handle) = opened.context("read the state of the upgrade of agents")?;
         self.tasks.push(upgrade.run(self.synced.clone()).boxed());
         let pull_secret = settings.own_pull_secret().map(str::to_owned);

@@ -32,7 +32,6 @@ use tidewatch_select::{
     module_rollout::{
         decide::{self, Counts, Criteria},
         members::{self, Member, Observation, Times},
-        store::Snapshot,
     },
     windows::{WindowState, Windows},
 };
@@ -107,21 +106,21 @@ pub enum ConfirmError {
 /// Computes the view.
 #[must_use]
 pub fn view(kcp: &KcpObjects, options: &ViewOptions) -> RolloutsView {
-    let snapshot = Snapshot::of(kcp.rollouts.as_ref());
+    let stored = StoredRollouts::of(kcp.rollouts.as_ref());
     let policies = policies(&kcp.catalog, &options.flags);
     let mut view = RolloutsView { windows_known: options.windows.is_some(), ..RolloutsView::default() };
-    view.invalid = snapshot.invalid.keys().map(|key| InvalidView::stored(key)).collect();
+    view.invalid = stored.invalid.keys().map(|key| InvalidView::stored(key)).collect();
     let errors =
         policies.iter().filter_map(|(module, policy)| Some(InvalidView::rules(module, policy.as_ref().err()?)));
     view.invalid.extend(errors);
     let fleet = Assessor::new(kcp, options);
-    for Found { rollout, is_recorded } in rollouts(kcp, &policies, options) {
+    for Found { rollout, is_recorded } in rollouts(kcp, &stored, &policies, options) {
         if rollout.progress.is_none() && !options.all {
             continue;
         }
         let policy = policies.get(&rollout.module).map(Result::as_ref);
         let policy = policy.map_or(Ok(None), |policy| policy.map(Option::as_ref));
-        view.rollouts.push(fleet.view(&rollout, is_recorded, policy, &snapshot));
+        view.rollouts.push(fleet.view(&rollout, is_recorded, policy, &stored));
     }
     view
 }
@@ -129,7 +128,8 @@ pub fn view(kcp: &KcpObjects, options: &ViewOptions) -> RolloutsView {
 /// Names of the modules with a rollout in progress. `kcp` needs neither Kymas nor Manifests.
 #[must_use]
 pub fn modules_in_progress(kcp: &KcpObjects, options: &ViewOptions) -> BTreeSet<String> {
-    let found = rollouts(kcp, &policies(&kcp.catalog, &options.flags), options);
+    let stored = StoredRollouts::of(kcp.rollouts.as_ref());
+    let found = rollouts(kcp, &stored, &policies(&kcp.catalog, &options.flags), options);
     let in_progress = found.into_iter().filter(|found| found.rollout.progress.is_some());
     in_progress.map(|found| found.rollout.module).collect()
 }
@@ -139,7 +139,7 @@ pub fn modules_in_progress(kcp: &KcpObjects, options: &ViewOptions) -> BTreeSet<
 /// # Errors
 /// [`ConfirmError`] if no halted rollout waits for this identifier.
 pub fn confirm(map: Option<&ConfigMap>, id: &str) -> Result<Confirmation, ConfirmError> {
-    let Snapshot { rollouts, mut confirmed, .. } = Snapshot::of(map);
+    let StoredRollouts { rollouts, mut confirmed, .. } = StoredRollouts::of(map);
     let halted = rollouts.values().filter_map(|rollout| Some((rollout.confirmation()?, rollout)));
     let halted: BTreeMap<_, _> = halted.collect();
     let Some(rollout) = halted.get(id) else {
@@ -171,8 +171,12 @@ fn policies(catalog: &Objects, flags: &RolloutFlags) -> BTreeMap<String, Policy>
 }
 
 /// Rollouts of the accepted targets of modules with rings, and recorded ones, by module and channel.
-fn rollouts(kcp: &KcpObjects, policies: &BTreeMap<String, Policy>, options: &ViewOptions) -> Vec<Found> {
-    let stored = StoredRollouts::of(kcp.rollouts.as_ref());
+fn rollouts(
+    kcp: &KcpObjects,
+    stored: &StoredRollouts,
+    policies: &BTreeMap<String, Policy>,
+    options: &ViewOptions,
+) -> Vec<Found> {
     let now = options.now.as_second();
     let mut found: BTreeMap<RolloutKey, Found> = BTreeMap::new();
     for (key, rollout) in &stored.rollouts {
@@ -217,11 +221,11 @@ impl<'a> Assessor<'a> {
         rollout: &Rollout,
         is_recorded: bool,
         policy: Result<Option<&RolloutPolicy>, &InvalidPolicyError>,
-        snapshot: &Snapshot,
+        stored: &StoredRollouts,
     ) -> RolloutView {
         let rules = policy.ok().flatten();
         let confirmation = rollout.confirmation();
-        let is_confirmed = confirmation.as_ref().is_some_and(|id| snapshot.confirmed.contains(id));
+        let is_confirmed = confirmation.as_ref().is_some_and(|id| stored.confirmed.contains(id));
         let members = rollout.progress.as_ref().map(|_| self.members(rollout, rules)).unwrap_or_default();
         let waits_for = || match (policy, &confirmation, rules) {
             _ if !is_recorded => Some("the receiver, which has not recorded the move yet".to_owned()),

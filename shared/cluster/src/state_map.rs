@@ -32,6 +32,8 @@ pub struct ReadStateMapError {
 pub struct StateMap {
     api: Api<ConfigMap>,
     name: &'static str,
+    /// Metadata as last read, whose parts of others a write preserves; `None` without a ConfigMap.
+    metadata: Option<ObjectMeta>,
     /// resourceVersion that was replaced: the next write waits for the watch to return another one.
     replaced: Option<String>,
     not_before: Instant,
@@ -40,16 +42,19 @@ pub struct StateMap {
 impl StateMap {
     /// The client must be fenced, so that only the active receiver writes.
     pub fn new(client: Client, namespace: &str, name: &'static str) -> Self {
-        Self { api: Api::namespaced(client, namespace), name, replaced: None, not_before: Instant::now() }
+        let api = Api::namespaced(client, namespace);
+        Self { api, name, metadata: None, replaced: None, not_before: Instant::now() }
     }
 
     /// Reads the ConfigMap; `None` if it does not exist.
     ///
     /// # Errors
     /// [`ReadStateMapError`].
-    pub async fn read(&self) -> Result<Option<ConfigMap>, ReadStateMapError> {
+    pub async fn read(&mut self) -> Result<Option<ConfigMap>, ReadStateMapError> {
         let read = object::get_by_list(&self.api, self.name).await;
-        read.map_err(|source| ReadStateMapError { name: self.name, source })
+        let map = read.map_err(|source| ReadStateMapError { name: self.name, source })?;
+        self.observe(map.as_ref());
+        Ok(map)
     }
 
     /// Yields the ConfigMap after each change, and `None` while it does not exist; never ends by itself.
@@ -57,24 +62,50 @@ impl StateMap {
         object::watch(self.api.clone(), self.name, format!("ConfigMap {}", self.name))
     }
 
-    /// Returns whether this version, empty without a ConfigMap, may be replaced: the watch has returned the last write, and
-    /// no failed one was a moment ago.
-    pub fn is_writable(&self, version: &str, now: Instant) -> bool {
-        now >= self.not_before && self.replaced.as_deref() != Some(version)
+    /// Takes over the ConfigMap from the watch. A deleted one may be created again.
+    pub fn observe(&mut self, map: Option<&ConfigMap>) {
+        if map.is_none() {
+            self.replaced = None;
+            if self.exists() {
+                tracing::warn!("ConfigMap {} was deleted, it is created again", self.name);
+            }
+        }
+        self.metadata = map.map(|map| ObjectMeta { managed_fields: None, ..map.metadata.clone() });
     }
 
-    /// Records that the ConfigMap was deleted: it may be created again.
-    pub fn deleted(&mut self) {
-        self.replaced = None;
+    /// Returns whether the ConfigMap exists.
+    #[must_use]
+    pub const fn exists(&self) -> bool {
+        self.metadata.is_some()
     }
 
-    /// Replaces the ConfigMap with this metadata, or creates it without. Returns the outcome: `written`, `conflict` if it has
-    /// changed since it was read, or `failed`; a failed write is retried by the caller after a delay.
-    pub async fn write(&mut self, metadata: Option<ObjectMeta>, data: BTreeMap<String, String>) -> &'static str {
-        let version = metadata.as_ref().and_then(|metadata| metadata.resource_version.clone());
-        match timeout(REQUEST_TIMEOUT, self.request(metadata, data)).await {
+    /// Sets or removes an annotation with the next write.
+    pub fn annotate(&mut self, key: &str, value: Option<String>) {
+        let Some(annotations) = self.metadata.as_mut().and_then(|metadata| metadata.annotations.as_mut()) else {
+            return;
+        };
+        match value {
+            Some(value) => drop(annotations.insert(key.to_owned(), value)),
+            None => drop(annotations.remove(key)),
+        }
+    }
+
+    /// resourceVersion as last read; empty without a ConfigMap.
+    fn version(&self) -> &str {
+        self.metadata.as_ref().and_then(|metadata| metadata.resource_version.as_deref()).unwrap_or_default()
+    }
+
+    /// Returns whether the ConfigMap may be replaced: the watch has returned the last write, and no failed one was a moment ago.
+    pub fn is_writable(&self, now: Instant) -> bool {
+        now >= self.not_before && self.replaced.as_deref() != Some(self.version())
+    }
+
+    /// Replaces the ConfigMap, or creates it. Returns the outcome: `written`, `conflict` if it has changed since it was read, or
+    /// `failed`; a failed write is retried by the caller after a delay.
+    pub async fn write(&mut self, data: BTreeMap<String, String>) -> &'static str {
+        match timeout(REQUEST_TIMEOUT, self.request(data)).await {
             Ok(Ok(is_written)) => {
-                self.replaced = Some(version.unwrap_or_default());
+                self.replaced = Some(self.version().to_owned());
                 if is_written { "written" } else { "conflict" }
             }
             Ok(Err(error)) => self.failed(&error),
@@ -82,12 +113,12 @@ impl StateMap {
         }
     }
 
-    async fn request(&self, metadata: Option<ObjectMeta>, data: BTreeMap<String, String>) -> kube::Result<bool> {
+    async fn request(&self, data: BTreeMap<String, String>) -> kube::Result<bool> {
         let params = PostParams::default();
-        let exists = metadata.is_some();
-        let metadata = ObjectMeta { name: Some(self.name.to_owned()), ..metadata.unwrap_or_default() };
+        let metadata = self.metadata.clone().unwrap_or_default();
+        let metadata = ObjectMeta { name: Some(self.name.to_owned()), ..metadata };
         let map = ConfigMap { metadata, data: Some(data), ..ConfigMap::default() };
-        let written = match exists {
+        let written = match self.exists() {
             true => self.api.replace(self.name, &params, &map).await,
             false => self.api.create(&params, &map).await,
         };

@@ -1,5 +1,4 @@
-//! Ring rollout of a module's version: the members of a rollout and their standing, the next step, and the stored state.
+//! Ring rollout of a module's version: the members of a rollout and their standing, and the next step.
 
 pub mod decide;
 pub mod members;
-pub mod store;

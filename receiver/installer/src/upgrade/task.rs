@@ -2,9 +2,8 @@
 //! one with the fleet role asks all replicas for summaries, computes the next step, and writes it to the ConfigMap. A step
 //! takes effect in each replica when the watch returns it.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc};
 
-use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
@@ -16,29 +15,25 @@ use tidewatch_fleet::{
     pause::Pause,
     peers::{AskError, Topic},
     queue::{Priority, WorkSet},
-    recorder::EventRecorder,
+    recorder::{EventRecorder, PendingEvent, Regarding},
+    staged::{StagedTask, Subject},
     stores::Stores,
     table::RuntimeTable,
     takeover::Takeover,
 };
 use tidewatch_kit::error_levels;
-use tokio::time::{self, Instant, MissedTickBehavior};
-use tokio_util::sync::CancellationToken;
+use tokio::time::Instant;
 
 use super::{
     CONFIG_MAP, Flags, ImageDecision, Metrics, UpgradeHandle, UpgradeState,
     assessment::{Fleet, Member},
     assessor::{Assessor, Question},
     decide::{self, Criteria, Step},
-    store::Snapshot,
+    store::Stored,
     summary::{Counts, Summary},
     table::AssessmentTable,
 };
 
-/// Interval between ticks during an upgrade.
-const INTERVAL: Duration = Duration::from_secs(1);
-/// Number of ticks per evaluation while nothing can progress.
-const IDLE_TICKS: u32 = 10;
 /// Maximum number of runtimes of the fleet enqueued per tick: the restart of an agent causes a reconcile of its runtime.
 const MAX_ENQUEUED: u32 = 20;
 
@@ -60,25 +55,22 @@ pub struct Dependencies {
     pub metrics: Metrics,
 }
 
-/// Task that drives the upgrade.
-pub struct UpgradeTask {
+/// Upgrade of the agents.
+pub struct Upgrade {
     flags: Flags,
     image: String,
     namespace: String,
-    map: StateMap,
-    snapshot: Snapshot,
+    stored: Stored,
     handle: UpgradeHandle,
     assessor: Assessor,
     fleet: RuntimeTable,
-    recorder: EventRecorder,
     replicas: Replicas,
     metrics: Metrics,
     /// Runtimes enqueued since the state last changed.
     enqueued: HashSet<KymaKey>,
-    idle: u32,
 }
 
-impl UpgradeTask {
+impl Upgrade {
     /// Reads the stored state, and answers questions about the runtimes from now on. The client must be fenced, so that only
     /// the replica with the fleet role writes. Decisions are published in the [`UpgradeHandle`].
     ///
@@ -90,12 +82,12 @@ impl UpgradeTask {
         image: &str,
         flags: Flags,
         dependencies: Dependencies,
-    ) -> Result<(Self, UpgradeHandle), ReadStateMapError> {
-        let map = StateMap::new(client, namespace, CONFIG_MAP);
-        let snapshot = Snapshot::of(map.read().await?.as_ref(), image);
-        let handle = UpgradeHandle::new(match &snapshot {
-            Snapshot::Valid { state, .. } => state.clone(),
-            Snapshot::Absent | Snapshot::Invalid => UpgradeState::unknown(image, Timestamp::now().as_second()),
+    ) -> Result<(StagedTask<Self>, UpgradeHandle), ReadStateMapError> {
+        let mut map = StateMap::new(client, namespace, CONFIG_MAP);
+        let stored = Stored::of(map.read().await?.as_ref(), image);
+        let handle = UpgradeHandle::new(match &stored {
+            Stored::Valid { state, .. } => state.clone(),
+            Stored::Absent | Stored::Invalid => UpgradeState::unknown(image, Timestamp::now().as_second()),
         });
         let Dependencies { fleet, stores, pause, takeover, recorder, replicas, metrics } = dependencies;
         let table = Arc::new(Mutex::new(AssessmentTable::default()));
@@ -103,83 +95,26 @@ impl UpgradeTask {
         let assessor =
             Assessor { fleet: fleet.clone(), stores, pause, takeover, handle: handle.clone(), deadline, table };
         assessor.respond(&replicas);
+        let role = replicas.role.clone();
         let upgrade = Self {
             flags,
             image: image.to_owned(),
             namespace: namespace.to_owned(),
-            map,
-            snapshot,
+            stored,
             handle: handle.clone(),
             assessor,
             fleet,
-            recorder,
             replicas,
             metrics,
             enqueued: HashSet::new(),
-            idle: 0,
         };
-        Ok((upgrade, handle))
+        Ok((StagedTask::new(upgrade, map, role, recorder), handle))
     }
 
-    /// Runs once the caches of KCP have synced; returns only if the watch ends, which it never does by itself.
-    pub async fn run(mut self, synced: CancellationToken) -> &'static str {
-        synced.cancelled().await;
-        let mut maps = self.map.watch();
-        let mut ticks = time::interval(INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                map = maps.next() => match map {
-                    Some(map) => self.observe(map.as_ref()),
-                    None => return "watch of the agents' upgrade",
-                },
-                now = ticks.tick() => {
-                    if self.is_due() {
-                        self.tick(now).await;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Evaluates only every [`IDLE_TICKS`] ticks while no upgrade is in progress, or only a change of the ConfigMap can
-    /// resume it.
-    fn is_due(&mut self) -> bool {
-        let state = self.handle.state.load();
-        let has_target = || *state.target == *self.image || !self.replicas.role.is_held();
-        let rests = match &self.snapshot {
-            Snapshot::Absent => false,
-            Snapshot::Invalid => true,
-            Snapshot::Valid { .. } => has_target() && (state.is_done() || state.halted().is_some()),
-        };
-        self.idle = if rests { (self.idle + 1) % IDLE_TICKS } else { 0 };
-        self.idle == 0
-    }
-
-    /// Takes over the ConfigMap from the watch.
-    fn observe(&mut self, map: Option<&ConfigMap>) {
-        let snapshot = Snapshot::of(map, &self.image);
-        if let Snapshot::Valid { state, metadata } = &snapshot
-            && **self.handle.state.load() != *state
-        {
-            self.announce(state, metadata.uid.as_deref().unwrap_or_default());
-            self.handle.state.store(Arc::new(state.clone()));
-            self.enqueued.clear();
-        }
-        if let Snapshot::Absent = &snapshot {
-            if matches!(self.snapshot, Snapshot::Valid { .. }) {
-                tracing::warn!("ConfigMap {CONFIG_MAP} was deleted, it is created again");
-            }
-            self.map.deleted();
-        }
-        self.snapshot = snapshot;
-        // A changed ConfigMap, such as a confirmation, is evaluated at the next tick.
-        self.idle = IDLE_TICKS - 1;
-    }
-
-    fn announce(&self, state: &UpgradeState, uid: &str) {
+    fn announce(&self, state: &UpgradeState, uid: &str) -> PendingEvent {
         let target = &state.target;
         let stage = state.stage();
+        let of = self.flags.agent_upgrade_stages.count();
         let note = match (state.halted(), state.is_done()) {
             (Some(reason), _) => {
                 tracing::error!(%target, stage, reason, "Agent upgrade halted");
@@ -190,44 +125,19 @@ impl UpgradeTask {
                 format!("every runtime gets {target}")
             }
             (None, false) => {
-                tracing::info!(%target, stage, of = self.flags.agent_upgrade_stages.count(), "Agent upgrade progressed");
-                format!("the upgrade to {target} is in stage {stage} of {}", self.flags.agent_upgrade_stages.count())
+                tracing::info!(%target, stage, of, "Agent upgrade progressed");
+                format!("the upgrade to {target} is in stage {stage} of {of}")
             }
         };
-        // Every replica observes the state, and one posts the Event.
-        if self.replicas.role.is_held() {
-            self.recorder.report_upgrade(&self.namespace, CONFIG_MAP, uid, state.halted().is_some(), note);
-        }
-    }
-
-    async fn tick(&mut self, now: Instant) {
-        let current = self.handle.state.load_full();
-        let is_refused = matches!(self.snapshot, Snapshot::Invalid);
-        self.metrics.set_state(&current, is_refused);
-        let unix = Timestamp::now().as_second();
-        // Replicas may be configured with different images while they are upgraded themselves: one of them decides.
-        let retargeted = match self.replicas.role.is_held() {
-            true => current.retarget(&self.image, unix),
-            false => UpgradeState::clone(&current),
-        };
-        let fleet = self.assessor.assess(&current, &retargeted, now);
-        self.metrics.set_counts(&Counts::of(&retargeted, &fleet.members), fleet.excluded.len());
-        let known: HashSet<_> = fleet.kymas().collect();
-        self.enqueued.retain(|key| known.contains(key));
-        if current.target == retargeted.target {
-            self.enqueue_outdated(&current, &fleet);
-        }
-        if is_refused || !self.map.is_writable(self.snapshot.version(), now) {
-            return;
-        }
-        let role = self.replicas.role.clone();
-        // Without the role there is nothing to decide.
-        let _ = role.run(self.decide(&current, retargeted, unix)).await;
+        let regarding = Regarding { uid: uid.to_owned(), ..Regarding::config_map(&self.namespace, CONFIG_MAP) };
+        let warning = state.halted().is_some();
+        let reason = if warning { "AgentUpgradeHalted" } else { "AgentUpgrade" };
+        PendingEvent { regarding, warning, reason, note }
     }
 
     /// Computes the next state, and stores it. A new target needs no evidence, and does not wait for any: runtimes may need
     /// the previous image urgently.
-    async fn decide(&mut self, current: &UpgradeState, retargeted: UpgradeState, unix: i64) {
+    async fn decide(&self, map: &mut StateMap, current: &UpgradeState, retargeted: UpgradeState, unix: i64) {
         let next = self.step(current, &retargeted, unix).await.unwrap_or_else(|error| {
             tracing::debug!(
                 error = error_levels::own(&error),
@@ -237,9 +147,8 @@ impl UpgradeTask {
             None
         });
         let next = next.unwrap_or(retargeted);
-        if next != *current || matches!(self.snapshot, Snapshot::Absent) {
-            let outcome = self.map.write(self.snapshot.metadata().cloned(), next.to_data()).await;
-            self.metrics.count_write(outcome);
+        if next != *current || !map.exists() {
+            self.metrics.count_write(map.write(next.to_data()).await);
         }
     }
 
@@ -258,7 +167,7 @@ impl UpgradeTask {
             stages: &self.flags.agent_upgrade_stages,
             pause: i64::try_from(self.flags.agent_upgrade_pause.as_secs()).unwrap_or(i64::MAX),
             max_failures: self.flags.agent_upgrade_max_failures,
-            confirmed: self.snapshot.confirms(&retargeted.target),
+            confirmed: self.stored.confirms(&retargeted.target),
             now: unix,
         };
         for with_order in [false, true] {
@@ -293,6 +202,59 @@ impl UpgradeTask {
             self.fleet.enqueue(&key, WorkSet::INSTALLER, Priority::Catalog);
             self.enqueued.insert(key);
         }
+    }
+}
+
+impl Subject for Upgrade {
+    const WATCH: &'static str = "watch of the agents' upgrade";
+
+    fn observe(&mut self, map: Option<&ConfigMap>) -> Vec<PendingEvent> {
+        self.stored = Stored::of(map, &self.image);
+        let Stored::Valid { state, .. } = &self.stored else { return Vec::new() };
+        if **self.handle.state.load() == *state {
+            return Vec::new();
+        }
+        let uid = map.and_then(|map| map.metadata.uid.as_deref()).unwrap_or_default();
+        let event = self.announce(state, uid);
+        self.handle.state.store(Arc::new(state.clone()));
+        self.enqueued.clear();
+        vec![event]
+    }
+
+    /// While no upgrade is in progress, or only a change of the ConfigMap can resume it.
+    fn rests(&self) -> bool {
+        let state = self.handle.state.load();
+        let has_target = || *state.target == *self.image || !self.replicas.role.is_held();
+        match &self.stored {
+            Stored::Absent => false,
+            Stored::Invalid => true,
+            Stored::Valid { .. } => has_target() && (state.is_done() || state.halted().is_some()),
+        }
+    }
+
+    async fn evaluate(&mut self, map: &mut StateMap, now: Instant) {
+        let current = self.handle.state.load_full();
+        let is_refused = matches!(self.stored, Stored::Invalid);
+        self.metrics.set_state(&current, is_refused);
+        let unix = Timestamp::now().as_second();
+        // Replicas may be configured with different images while they are upgraded themselves: one of them decides.
+        let retargeted = match self.replicas.role.is_held() {
+            true => current.retarget(&self.image, unix),
+            false => UpgradeState::clone(&current),
+        };
+        let fleet = self.assessor.assess(&current, &retargeted, now);
+        self.metrics.set_counts(&Counts::of(&retargeted, &fleet.members), fleet.excluded.len());
+        let known: HashSet<_> = fleet.kymas().collect();
+        self.enqueued.retain(|key| known.contains(key));
+        if current.target == retargeted.target {
+            self.enqueue_outdated(&current, &fleet);
+        }
+        if is_refused || !map.is_writable(now) {
+            return;
+        }
+        let role = self.replicas.role.clone();
+        // Without the role there is nothing to decide.
+        let _ = role.run(self.decide(map, &current, retargeted, unix)).await;
     }
 }
 

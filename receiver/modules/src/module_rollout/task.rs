@@ -7,10 +7,8 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     mem,
     sync::Arc,
-    time::Duration,
 };
 
-use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, runtime::reflector::ObjectRef};
@@ -27,6 +25,7 @@ use tidewatch_fleet::{
     peers::Topic,
     queue::{Priority, WorkSet},
     recorder::{EventRecorder, PendingEvent, Regarding},
+    staged::{StagedTask, Subject},
     stores::{Stores, kymas::CachedKyma, manifests::CachedManifest},
     table::RuntimeTable,
     takeover::Takeover,
@@ -35,18 +34,16 @@ use tidewatch_kit::error_levels;
 use tidewatch_select::{
     catalog::{
         ChannelTarget,
-        rollout::{BoardEntry, Rollout, RolloutKey, RolloutPolicy},
+        rollout::{BoardEntry, Rollout, RolloutKey, RolloutPolicy, Rollouts, StoredRollouts},
         visibility::template_name,
     },
     module_rollout::{
         decide::{self, Counts, Criteria},
         members::{self, Block, Member, Observation, Standing, Times},
-        store::{Rollouts, Snapshot},
     },
     windows::WindowState,
 };
-use tokio::time::{self, Instant, MissedTickBehavior};
-use tokio_util::sync::CancellationToken;
+use tokio::time::Instant;
 
 use super::{
     Metrics,
@@ -54,11 +51,6 @@ use super::{
     metrics::States,
 };
 use crate::{catalog::Catalog, windows::MaintenanceWindows};
-
-/// Interval between ticks while a rollout upgrades runtimes.
-const INTERVAL: Duration = Duration::from_secs(1);
-/// Number of ticks per evaluation otherwise.
-const IDLE_TICKS: u32 = 10;
 
 /// Dependencies of the task.
 #[derive(Clone)]
@@ -83,16 +75,16 @@ pub struct Dependencies {
     pub metrics: Metrics,
 }
 
-/// Task that drives the rollouts.
-pub struct RolloutTask {
-    map: StateMap,
+/// Rollouts of the modules.
+pub struct ModuleRollouts {
     namespace: String,
-    snapshot: Snapshot,
+    stored: StoredRollouts,
     dependencies: Dependencies,
     /// Memory of each rollout in progress.
     runs: HashMap<RolloutKey, Run>,
     grants: Grants,
-    idle: u32,
+    /// The last evaluation changed a state, or upgrades runtimes.
+    is_active: bool,
 }
 
 /// Memory of one rollout in progress; a new process begins with an empty one.
@@ -124,94 +116,34 @@ struct Evaluation {
     states: States,
 }
 
-impl RolloutTask {
+impl ModuleRollouts {
     /// Reads the stored state, and receives grants from now on. The client must be fenced, so that only the replica with the fleet
     /// role writes.
     ///
     /// # Errors
     /// [`ReadStateMapError`].
-    pub async fn open(client: Client, namespace: &str, dependencies: Dependencies) -> Result<Self, ReadStateMapError> {
-        let map = StateMap::new(client, namespace, ROLLOUTS);
-        let snapshot = Snapshot::of(map.read().await?.as_ref());
+    pub async fn open(
+        client: Client,
+        namespace: &str,
+        dependencies: Dependencies,
+    ) -> Result<StagedTask<Self>, ReadStateMapError> {
+        let mut map = StateMap::new(client, namespace, ROLLOUTS);
+        let stored = StoredRollouts::of(map.read().await?.as_ref());
         let grants = Grants::default();
-        let namespace = namespace.to_owned();
-        let runs = HashMap::new();
         let received = grants.clone();
         dependencies.replicas.respond(Topic::ModuleRollout, move |question| {
             received.receive(question, Instant::now());
             Ok(())
         });
-        let task = Self { map, namespace, snapshot, dependencies, runs, grants, idle: 0 };
-        task.publish(&HashMap::new());
-        Ok(task)
+        let role = dependencies.replicas.role.clone();
+        let recorder = dependencies.recorder.clone();
+        let namespace = namespace.to_owned();
+        let rollouts = Self { namespace, stored, dependencies, runs: HashMap::new(), grants, is_active: false };
+        rollouts.publish(&HashMap::new());
+        Ok(StagedTask::new(rollouts, map, role, recorder))
     }
 
-    /// Runs once the caches of KCP have synced; returns only if the watch ends, which it never does by itself.
-    pub async fn run(mut self, synced: CancellationToken) -> &'static str {
-        synced.cancelled().await;
-        let mut maps = self.map.watch();
-        let mut ticks = time::interval(INTERVAL);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let catalog = self.dependencies.catalog.clone();
-        let grants = self.grants.clone();
-        let role = self.dependencies.replicas.role.clone();
-        loop {
-            tokio::select! {
-                map = maps.next() => match map {
-                    Some(map) => self.observe(map.as_ref()),
-                    None => return "watch of the module rollouts",
-                },
-                () = catalog.rollouts().moved() => self.tick(Instant::now()).await,
-                () = grants.changed() => {
-                    // The replica with the role grants them to itself as well.
-                    if !role.is_held() {
-                        self.tick(Instant::now()).await;
-                    }
-                }
-                now = ticks.tick() => {
-                    if self.idle == 0 {
-                        self.tick(now).await;
-                    } else {
-                        self.idle -= 1;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Takes over the ConfigMap from the watch.
-    fn observe(&mut self, map: Option<&ConfigMap>) {
-        let mut snapshot = Snapshot::of(map);
-        for key in snapshot.invalid.keys().filter(|key| !self.snapshot.invalid.contains_key(*key)) {
-            tracing::error!(
-                key,
-                "The state of a rollout in the ConfigMap {ROLLOUTS} is invalid, its modules keep their versions until it \
-                 is corrected or deleted"
-            );
-        }
-        if map.is_none() && !self.snapshot.version().is_empty() {
-            tracing::warn!("ConfigMap {ROLLOUTS} was deleted, it is created again");
-            self.map.deleted();
-            snapshot.rollouts = self.snapshot.rollouts.clone();
-        }
-        let before = mem::replace(&mut self.snapshot, snapshot).rollouts;
-        // Before any reconcile that the change enqueues.
-        self.publish(&self.admitted_so_far());
-        for (key, rollout) in &self.snapshot.rollouts {
-            if before.get(key) != Some(rollout) {
-                self.announce(rollout);
-                if rollout.progress.is_none() && !rollout.reverts.is_empty() {
-                    self.enqueue_lacking(key, rollout);
-                }
-            }
-        }
-        let ended = before.iter().filter(|(key, _)| !self.snapshot.rollouts.contains_key(*key));
-        ended.filter(|(_, rollout)| rollout.progress.is_some()).for_each(|(key, it)| self.enqueue_lacking(key, it));
-        // A changed ConfigMap, such as a confirmation, is evaluated at the next tick.
-        self.idle = 0;
-    }
-
-    fn announce(&self, rollout: &Rollout) {
+    fn announce(&self, rollout: &Rollout) -> Option<PendingEvent> {
         let Rollout { module, version, change, .. } = rollout;
         let channel = rollout.channel.as_deref().unwrap_or("mandatory");
         let note = match (rollout.halted(), rollout.ring()) {
@@ -232,27 +164,23 @@ impl RolloutTask {
                 tracing::info!(module, channel, version, change, "Module version applies to every runtime");
                 format!("every runtime gets {version} of the channel {channel}")
             }
-            (None, None) => return,
+            (None, None) => return None,
         };
         let warning = rollout.halted().is_some();
         let reason = if warning { "ModuleRolloutHalted" } else { "ModuleRollout" };
-        // Every replica observes the state, and one posts the Event.
-        if !self.dependencies.replicas.role.is_held() {
-            return;
-        }
         let regarding = Regarding {
             kind: "ModuleReleaseMeta",
             namespace: self.namespace.clone(),
             name: module.clone(),
             uid: String::new(),
         };
-        self.dependencies.recorder.publish(vec![PendingEvent { regarding, warning, reason, note }]);
+        Some(PendingEvent { regarding, warning, reason, note })
     }
 
     /// Kymas that the last step admitted to the recorded rollouts.
     fn admitted_so_far(&self) -> HashMap<RolloutKey, BTreeSet<String>> {
         let is_recorded = |(key, run): &(&RolloutKey, &Run)| {
-            self.snapshot.rollouts.get(*key).is_some_and(|rollout| rollout.change == run.change)
+            self.stored.rollouts.get(*key).is_some_and(|rollout| rollout.change == run.change)
         };
         let runs = self.runs.iter().filter(is_recorded);
         runs.map(|(key, run)| (key.clone(), run.admitted.clone())).collect()
@@ -271,30 +199,12 @@ impl RolloutTask {
         self.followers(key).filter(move |(_, manifest)| lacks(manifest)).map(|(kyma, _)| kyma)
     }
 
-    async fn tick(&mut self, now: Instant) {
-        self.idle = IDLE_TICKS;
-        if self.dependencies.catalog.lost().is_some() {
-            self.runs.values_mut().for_each(Run::admit_again);
-            return;
-        }
-        let role = self.dependencies.replicas.role.clone();
-        if !role.is_held() {
-            self.admit_granted(now);
-        }
-        let evaluation = self.evaluate(now);
-        self.dependencies.catalog.rollouts().publish_halts(evaluation.halted.clone());
-        if role.run(self.carry_on(evaluation, now)).await.is_none() {
-            // The replica with the role counts all runtimes.
-            self.dependencies.metrics.set(States::default(), &Counts::default());
-        }
-    }
-
     /// Admits the Kymas that the replica with the role grants a version.
     fn admit_granted(&mut self, now: Instant) {
-        self.grants.retain(|key| self.snapshot.rollouts.contains_key(key));
+        self.grants.retain(|key| self.stored.rollouts.contains_key(key));
         let is_ongoing = |(_, rollout): &(&RolloutKey, &Rollout)| rollout.progress.is_some();
         let mut admitted = HashMap::new();
-        for (key, rollout) in self.snapshot.rollouts.iter().filter(is_ongoing) {
+        for (key, rollout) in self.stored.rollouts.iter().filter(is_ongoing) {
             let run = self.runs.entry(key.clone()).or_default();
             if run.change != rollout.change {
                 *run = Run { change: rollout.change.clone(), ..Run::default() };
@@ -306,10 +216,10 @@ impl RolloutTask {
     }
 
     /// Grants what the evaluation admits, and stores the next states.
-    async fn carry_on(&mut self, evaluation: Evaluation, now: Instant) {
+    async fn carry_on(&mut self, evaluation: Evaluation, map: &mut StateMap, now: Instant) {
         let Evaluation { rollouts, admitted, counts, states, .. } = evaluation;
         self.dependencies.metrics.set(states, &counts);
-        let is_active = admitted.values().any(|admitted| !admitted.is_empty()) || counts.upgrading > 0;
+        let is_upgrading = admitted.values().any(|admitted| !admitted.is_empty()) || counts.upgrading > 0;
         self.publish(&admitted);
         let grants = self.grants_of(&admitted);
         self.enqueue_admitted(admitted);
@@ -321,15 +231,12 @@ impl RolloutTask {
                 self.dependencies.metrics.count_incomplete();
             }
         }
-        let is_deleted = self.snapshot.version().is_empty() && !rollouts.is_empty();
-        let is_changed = is_deleted || rollouts != self.snapshot.rollouts;
-        if is_active || is_changed {
-            self.idle = 0;
-        }
-        if is_changed && self.map.is_writable(self.snapshot.version(), now) {
-            let (metadata, data) = self.snapshot.replaced_by(&rollouts);
-            let outcome = self.map.write(metadata, data).await;
-            self.dependencies.metrics.count_write(outcome);
+        let is_deleted = !map.exists() && !rollouts.is_empty();
+        let is_changed = is_deleted || rollouts != self.stored.rollouts;
+        self.is_active = is_upgrading || is_changed;
+        if is_changed && map.is_writable(now) {
+            map.annotate(annotation::CONFIRM, self.stored.unused_confirmations(&rollouts));
+            self.dependencies.metrics.count_write(map.write(self.stored.data(&rollouts)).await);
         }
     }
 
@@ -337,7 +244,7 @@ impl RolloutTask {
     fn grants_of(&self, admitted: &HashMap<RolloutKey, BTreeSet<String>>) -> Vec<Question> {
         let round = Timestamp::now().as_microsecond();
         let questions = admitted.iter().filter_map(|(key, admitted)| {
-            let rollout = self.snapshot.rollouts.get(key)?;
+            let rollout = self.stored.rollouts.get(key)?;
             let before = self.runs.get(key).map(|run| &run.admitted);
             let is_needed = !admitted.is_empty() || before.is_some_and(|before| !before.is_empty());
             is_needed.then(|| Question::of(key, &rollout.change, round, admitted))
@@ -346,14 +253,14 @@ impl RolloutTask {
     }
 
     /// Evaluates the rollouts of all modules that have rings.
-    fn evaluate(&mut self, now: Instant) -> Evaluation {
+    fn evaluate_all(&mut self, now: Instant) -> Evaluation {
         let mut evaluation = Evaluation::default();
         let targets = self.dependencies.catalog.ring_targets();
-        evaluation.states.invalid = self.snapshot.invalid.len();
+        evaluation.states.invalid = self.stored.invalid.len();
         for (key, target, policy) in targets {
-            let recorded = self.snapshot.rollouts.get(&key).cloned();
+            let recorded = self.stored.rollouts.get(&key).cloned();
             let policy = match policy {
-                Ok(policy) if target.since.is_some() && !self.snapshot.is_invalid(&key) => policy,
+                Ok(policy) if target.since.is_some() && !self.stored.is_invalid(&key) => policy,
                 Ok(_) => continue,
                 Err(error) => {
                     tracing::debug!(module = key.module, %error, "Module rollout waits for valid annotations");
@@ -401,7 +308,7 @@ impl RolloutTask {
         }
         let members = self.members(key, &rollout, policy, &mut run, now);
         let confirmation = rollout.confirmation();
-        let is_confirmed = confirmation.is_some_and(|id| self.snapshot.confirmed.contains(&id));
+        let is_confirmed = confirmation.is_some_and(|id| self.stored.confirmed.contains(&id));
         let criteria = Criteria { policy, is_confirmed, now: Timestamp::now().as_second() };
         let step = decide::step(&rollout, &members, &run.admitted, criteria);
         evaluation.counts.add(&Counts::of(&members));
@@ -480,7 +387,7 @@ impl RolloutTask {
             let admitted = admitted.into_iter().flatten().cloned().collect::<HashSet<_>>();
             (key.clone(), BoardEntry { rollout: rollout.clone(), admitted: Arc::new(admitted) })
         };
-        let entries: BTreeMap<_, _> = self.snapshot.rollouts.iter().map(entry).collect();
+        let entries: BTreeMap<_, _> = self.stored.rollouts.iter().map(entry).collect();
         self.dependencies.catalog.rollouts().publish(entries);
     }
 
@@ -498,6 +405,71 @@ impl RolloutTask {
                     self.dependencies.fleet.enqueue(&kyma.key(), WorkSet::of(&[Work::Kyma]), Priority::Catalog);
                 }
             }
+        }
+    }
+}
+
+impl Subject for ModuleRollouts {
+    const WATCH: &'static str = "watch of the module rollouts";
+
+    fn observe(&mut self, map: Option<&ConfigMap>) -> Vec<PendingEvent> {
+        let mut stored = StoredRollouts::of(map);
+        for key in stored.invalid.keys().filter(|key| !self.stored.invalid.contains_key(*key)) {
+            tracing::error!(
+                key,
+                "The state of a rollout in the ConfigMap {ROLLOUTS} is invalid, its modules keep their versions until it \
+                 is corrected or deleted"
+            );
+        }
+        if map.is_none() {
+            // A deleted ConfigMap is created again.
+            stored.rollouts = self.stored.rollouts.clone();
+        }
+        let before = mem::replace(&mut self.stored, stored).rollouts;
+        // Before any reconcile that the change enqueues.
+        self.publish(&self.admitted_so_far());
+        let mut events = Vec::new();
+        for (key, rollout) in &self.stored.rollouts {
+            if before.get(key) != Some(rollout) {
+                events.extend(self.announce(rollout));
+                if rollout.progress.is_none() && !rollout.reverts.is_empty() {
+                    self.enqueue_lacking(key, rollout);
+                }
+            }
+        }
+        let ended = before.iter().filter(|(key, _)| !self.stored.rollouts.contains_key(*key));
+        ended.filter(|(_, rollout)| rollout.progress.is_some()).for_each(|(key, it)| self.enqueue_lacking(key, it));
+        events
+    }
+
+    /// A channel moves, or the replica with the role grants versions to this one.
+    async fn changed(&self) {
+        tokio::select! {
+            () = self.dependencies.catalog.rollouts().moved() => {}
+            // The replica with the role grants them to itself as well.
+            () = self.grants.changed(), if !self.dependencies.replicas.role.is_held() => {}
+        }
+    }
+
+    fn rests(&self) -> bool {
+        !self.is_active
+    }
+
+    async fn evaluate(&mut self, map: &mut StateMap, now: Instant) {
+        self.is_active = false;
+        if self.dependencies.catalog.lost().is_some() {
+            self.runs.values_mut().for_each(Run::admit_again);
+            return;
+        }
+        let role = self.dependencies.replicas.role.clone();
+        if !role.is_held() {
+            self.admit_granted(now);
+        }
+        let evaluation = self.evaluate_all(now);
+        self.dependencies.catalog.rollouts().publish_halts(evaluation.halted.clone());
+        if role.run(self.carry_on(evaluation, map, now)).await.is_none() {
+            // The replica with the role counts all runtimes.
+            self.dependencies.metrics.set(States::default(), &Counts::default());
         }
     }
 }

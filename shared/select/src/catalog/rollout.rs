@@ -20,7 +20,7 @@ pub use record::{EarlierVersion, Progress, Rollout, RolloutKey};
 pub use board::{BoardEntry, RolloutBoard};
 pub use policy::{InvalidPolicyError, RolloutPolicy};
 pub use record::RolloutMark;
-pub use stored::{StoredRollouts, accepted_targets, data_key};
+pub use stored::{Rollouts, StoredRollouts, accepted_targets, data_key};
 
 use super::target::ChannelTarget;
 

@@ -1,6 +1,6 @@
 //! Tests of the task with a runtime table, a fake control plane, and simulated reconciles.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use kube::runtime::{
     reflector::{self, store::Writer},
@@ -15,9 +15,11 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::{leader::WriteFence, testing::FakeApiServer};
 use tidewatch_fleet::{
-    PathState, Verified, evidence::testing::FakePeers, pause::Pause, recorder, stores::kymas::CachedKyma, table,
+    PathState, Verified, evidence::testing::FakePeers, pause::Pause, recorder, staged::IDLE_TICKS,
+    stores::kymas::CachedKyma, table,
 };
 use tidewatch_rollout::rank;
+use tokio::time;
 
 use super::*;
 use crate::upgrade::ImageDecision;
@@ -62,6 +64,10 @@ struct Bed {
     /// Runtimes of which the Deployment records that the path was not proven before the upgrade.
     unproven_before: BTreeSet<u32>,
     counter: u64,
+}
+
+async fn evaluate(task: &mut StagedTask<Upgrade>) {
+    task.subject.evaluate(&mut task.map, Instant::now()).await;
 }
 
 fn key(n: u32) -> KymaKey {
@@ -121,12 +127,12 @@ impl Bed {
     }
 
     /// Starts a receiver that is configured with this image.
-    async fn start_receiver(&mut self, image: &str) -> UpgradeTask {
+    async fn start_receiver(&mut self, image: &str) -> StagedTask<Upgrade> {
         self.fleet = Self::fleet(self.count);
         self.start(image, self.fleet.clone(), Replicas::alone()).await
     }
 
-    async fn start(&self, image: &str, fleet: RuntimeTable, replicas: Replicas) -> UpgradeTask {
+    async fn start(&self, image: &str, fleet: RuntimeTable, replicas: Replicas) -> StagedTask<Upgrade> {
         #[derive(clap::Parser)]
         struct Cli {
             #[command(flatten)]
@@ -143,13 +149,12 @@ impl Bed {
         };
         let args = ["x", "--agent-upgrade-stages", "1%,50%,100%", "--agent-upgrade-pause-seconds", "0"];
         let Cli { flags } = <Cli as clap::Parser>::parse_from(args);
-        let (upgrade, _) =
-            UpgradeTask::open(self.kcp.0.client(), "kcp-system", image, flags, dependencies).await.unwrap();
+        let (upgrade, _) = Upgrade::open(self.kcp.0.client(), "kcp-system", image, flags, dependencies).await.unwrap();
         upgrade
     }
 
     /// Starts two replicas, of which the first has the fleet role and all shards with an even number.
-    async fn start_replicas(&mut self, images: [&str; 2], peers: &Arc<FakePeers>) -> [UpgradeTask; 2] {
+    async fn start_replicas(&mut self, images: [&str; 2], peers: &Arc<FakePeers>) -> [StagedTask<Upgrade>; 2] {
         peers.replicas.lock().clear();
         let mut upgrades = Vec::new();
         for (at, image) in (0..).zip(images) {
@@ -164,24 +169,25 @@ impl Bed {
     }
 
     /// Simulates 30 seconds: reconciles, heartbeats of agents that are well, and one tick.
-    async fn advance(&mut self, upgrade: &mut UpgradeTask, has: &mut [String]) {
+    async fn advance(&mut self, upgrade: &mut StagedTask<Upgrade>, has: &mut [String]) {
         self.advance_all(std::slice::from_mut(upgrade), has).await;
     }
 
-    async fn advance_all(&mut self, upgrades: &mut [UpgradeTask], has: &mut [String]) {
+    async fn advance_all(&mut self, upgrades: &mut [StagedTask<Upgrade>], has: &mut [String]) {
         self.counter += 1;
-        let holder = |upgrades: &[UpgradeTask], n| {
-            upgrades.iter().position(|upgrade| upgrade.fleet.kyma_of(&id(n)).is_ok()).unwrap()
+        let holder = |upgrades: &[StagedTask<Upgrade>], n| {
+            upgrades.iter().position(|upgrade| upgrade.subject.fleet.kyma_of(&id(n)).is_ok()).unwrap()
         };
         for (n, has) in (0..).zip(has.iter_mut()) {
             let upgrade = &upgrades[holder(upgrades, n)];
             let before = has.clone();
-            match upgrade.handle.image_for(&id(n)) {
+            match upgrade.subject.handle.image_for(&id(n)) {
                 ImageDecision::Use(image) => *has = image.to_string(),
                 ImageDecision::KeepOr(image) if has.is_empty() => *has = image.to_string(),
                 ImageDecision::KeepOr(_) => {}
             }
-            let path = upgrade.fleet.path_reports().into_iter().find(|report| report.kyma == key(n)).unwrap().path;
+            let path =
+                upgrade.subject.fleet.path_reports().into_iter().find(|report| report.kyma == key(n)).unwrap().path;
             match path {
                 PathState::Unproven(_) if before != *has => self.unproven_before.insert(n),
                 PathState::Proven => self.unproven_before.remove(&n),
@@ -189,7 +195,7 @@ impl Bed {
             };
             let is_running = self.bad != Some(has.as_str());
             let unproven_before = self.unproven_before.contains(&n);
-            upgrade.handle.observe(&key(n), &has.as_str().into(), is_running, unproven_before);
+            upgrade.subject.handle.observe(&key(n), &has.as_str().into(), is_running, unproven_before);
         }
         time::advance(Duration::from_secs(1)).await;
         let is_well = |n: &u32, has: &str| !self.silent.contains(n) && self.bad != Some(has);
@@ -200,10 +206,10 @@ impl Bed {
                 "canary": {"ageSeconds": 1}, "watches": []});
             let heartbeat = serde_json::from_value(heartbeat).unwrap();
             let heartbeat = Verified::unchecked(&id(n), Epoch::new(1), 1, heartbeat);
-            upgrades[holder(upgrades, n)].fleet.heartbeat(heartbeat, 1_700_000_000).unwrap();
+            upgrades[holder(upgrades, n)].subject.fleet.heartbeat(heartbeat, 1_700_000_000).unwrap();
         }
         for upgrade in &mut *upgrades {
-            upgrade.tick(Instant::now()).await;
+            evaluate(upgrade).await;
         }
         for upgrade in upgrades {
             upgrade.observe(self.kcp.map().as_ref());
@@ -211,7 +217,7 @@ impl Bed {
         time::advance(Duration::from_secs(29)).await;
     }
 
-    async fn run_to_end(&mut self, upgrade: &mut UpgradeTask, has: &mut [String]) {
+    async fn run_to_end(&mut self, upgrade: &mut StagedTask<Upgrade>, has: &mut [String]) {
         for _ in 0..60 {
             self.advance(upgrade, has).await;
         }
@@ -316,17 +322,17 @@ async fn runtimes_that_were_unwell_before_halt_no_upgrade_while_shards_move() {
     let mut upgrade = bed.start_receiver("x:b").await;
     while count_with(&has, "x:b") < 6 {
         bed.advance(&mut upgrade, &mut has).await;
-        upgrade.flags.agent_upgrade_pause = Duration::from_secs(86_400);
+        upgrade.subject.flags.agent_upgrade_pause = Duration::from_secs(86_400);
     }
     // Another replica acquires the shards, and holds them for longer than the deadline.
     let mut upgrade = bed.start_receiver("x:b").await;
-    upgrade.flags.agent_upgrade_pause = Duration::from_secs(86_400);
+    upgrade.subject.flags.agent_upgrade_pause = Duration::from_secs(86_400);
     let since = Instant::now();
-    while since.elapsed() < 2 * upgrade.flags.agent_upgrade_deadline {
+    while since.elapsed() < 2 * upgrade.subject.flags.agent_upgrade_deadline {
         bed.advance(&mut upgrade, &mut has).await;
     }
     assert_eq!((count_with(&has, "x:b"), bed.kcp.data("halted")), (6, None));
-    upgrade.flags.agent_upgrade_pause = Duration::ZERO;
+    upgrade.subject.flags.agent_upgrade_pause = Duration::ZERO;
     bed.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!((count_with(&has, "x:b"), bed.kcp.data("stage").as_deref()), (9, Some("done")));
 }
@@ -346,7 +352,7 @@ async fn deadline_restarts_after_a_pause() {
     // The first runtime has had the image for a minute; the pause lasts longer than the deadline.
     (0..9).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({label::PAUSE: "true"})))));
     let since = Instant::now();
-    while since.elapsed() < 2 * upgrade.flags.agent_upgrade_deadline {
+    while since.elapsed() < 2 * upgrade.subject.flags.agent_upgrade_deadline {
         bed.advance(&mut upgrade, &mut has).await;
     }
     assert_eq!(bed.kcp.data("halted"), None);
@@ -371,7 +377,7 @@ async fn image_of_another_repository_reaches_no_runtime() {
         bed.kcp.edit(|map| map["data"] = data);
         upgrade.observe(bed.kcp.map().as_ref());
         for n in 0..9 {
-            let image = match upgrade.handle.image_for(&id(n)) {
+            let image = match upgrade.subject.handle.image_for(&id(n)) {
                 ImageDecision::Use(image) | ImageDecision::KeepOr(image) => image,
             };
             assert_eq!(&*image, "x:a");
@@ -408,14 +414,14 @@ async fn config_map_is_recreated_but_never_overwritten_blindly() {
     bed.kcp.edit(|map| map["metadata"]["labels"] = json!({"a": "b"}));
     let version = bed.kcp.version();
     bed.counter += 1;
-    upgrade.tick(Instant::now()).await;
+    evaluate(&mut upgrade).await;
     assert_eq!((bed.kcp.version(), bed.kcp.data("target").as_deref()), (version, Some("x:b")));
     bed.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!(bed.kcp.data("target").as_deref(), Some("x:c"));
 }
 
 /// Number of ticks until the next evaluation.
-fn ticks(upgrade: &mut UpgradeTask) -> Option<u32> {
+fn ticks(upgrade: &mut StagedTask<Upgrade>) -> Option<u32> {
     (1..=2 * IDLE_TICKS).find(|_| upgrade.is_due())
 }
 
@@ -448,10 +454,10 @@ async fn idle_task_ticks_seldom_until_the_config_map_changes() {
 async fn deleted_runtimes_are_forgotten() {
     let mut bed = Bed::new(2);
     let mut upgrade = bed.start_receiver("x:a").await;
-    upgrade.enqueued.extend([key(0), key(1)]);
+    upgrade.subject.enqueued.extend([key(0), key(1)]);
     bed.fleet.remove(&key(0));
-    upgrade.tick(Instant::now()).await;
-    assert_eq!(upgrade.enqueued, HashSet::from([key(1)]), "should it come back, it is enqueued anew");
+    evaluate(&mut upgrade).await;
+    assert_eq!(upgrade.subject.enqueued, HashSet::from([key(1)]), "should it come back, it is enqueued anew");
 }
 
 #[tokio::test(start_paused = true)]
@@ -472,8 +478,8 @@ async fn replicas_upgrade_the_fleet_in_the_stages_of_one() {
     assert_eq!(peers.asked(), asked, "no question without an upgrade");
 
     let [first, second] = &upgrades;
-    first.replicas.role.release().await;
-    second.replicas.role.acquire(WriteFence::default());
+    first.subject.replicas.role.release().await;
+    second.subject.replicas.role.acquire(WriteFence::default());
     let mut seen = vec![0];
     for _ in 0..60 {
         bed.advance_all(&mut upgrades, &mut has).await;
@@ -502,16 +508,20 @@ async fn stage_waits_for_the_answers_of_all_replicas_and_a_new_target_does_not()
     }
     assert_eq!((bed.kcp.data("target").as_deref(), bed.kcp.data("stage").as_deref()), (Some("x:b"), Some("0")));
     assert_eq!(
-        (count_with(&has, "x:b"), upgrades[0].metrics.incomplete.get(), upgrades[1].metrics.incomplete.get()),
+        (
+            count_with(&has, "x:b"),
+            upgrades[0].subject.metrics.incomplete.get(),
+            upgrades[1].subject.metrics.incomplete.get()
+        ),
         (0, 20, 0)
     );
     peers.fail(None);
     // A shard that a replica has acquired, and whose Kymas it has not placed yet.
     let taken = ShardCount::default().shard(1).unwrap();
-    upgrades[0].fleet.acquire(taken, Instance::new(2), &WriteFence::default(), Instant::now());
-    upgrades[0].tick(Instant::now()).await;
+    upgrades[0].subject.fleet.acquire(taken, Instance::new(2), &WriteFence::default(), Instant::now());
+    evaluate(&mut upgrades[0]).await;
     assert_eq!(bed.kcp.data("stage").as_deref(), Some("0"));
-    upgrades[0].fleet.release(taken);
+    upgrades[0].subject.fleet.release(taken);
     bed.advance_all(&mut upgrades, &mut has).await;
     assert_eq!(bed.kcp.data("stage").as_deref(), Some("1"));
 }
@@ -521,9 +531,9 @@ async fn replica_without_the_role_writes_nothing_and_posts_no_event() {
     let mut bed = Bed::new(2);
     let peers = Arc::new(FakePeers::default());
     let [mut first, mut second] = bed.start_replicas(["x:a", "x:a"], &peers).await;
-    second.tick(Instant::now()).await;
+    evaluate(&mut second).await;
     assert_eq!((bed.kcp.map(), peers.asked()), (None, 0));
-    first.tick(Instant::now()).await;
+    evaluate(&mut first).await;
     let map = bed.kcp.map();
     for upgrade in [&mut first, &mut second] {
         upgrade.observe(map.as_ref());

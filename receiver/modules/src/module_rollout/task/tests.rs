@@ -1,5 +1,7 @@
 //! Tests of the task with the catalog, a fake control plane, and simulated reconciles.
 
+use std::time::Duration;
+
 use futures::FutureExt as _;
 use kube::{
     ResourceExt as _,
@@ -21,10 +23,11 @@ use tidewatch_cluster::{
     WriteBudgets, leader::WriteFence, limits::REQUEST_DEADLINE, state_map::RETRY, testing::FakeApiServer,
 };
 use tidewatch_fleet::{
-    evidence::testing::FakePeers, peers::AskError, queue::ReconcileOutcome, recorder,
+    evidence::testing::FakePeers, peers::AskError, queue::ReconcileOutcome, recorder, staged::INTERVAL,
     stores::manifests::CachedManifest, table,
 };
 use tidewatch_select::catalog::{RolloutMark, RolloutSlot, VersionSource, rollout::RolloutFlags};
+use tokio::time;
 
 use super::*;
 use crate::{
@@ -57,13 +60,17 @@ struct Bed {
 
 /// A receiver with its queue and catalog.
 struct Receiver {
-    task: RolloutTask,
+    task: StagedTask<ModuleRollouts>,
     fleet: RuntimeTable,
     catalog: Catalog,
     recorder: EventRecorder,
     metrics: Metrics,
     /// ConfigMap that the watch returned last.
     seen: Option<ConfigMap>,
+}
+
+async fn evaluate(task: &mut StagedTask<ModuleRollouts>) {
+    task.subject.evaluate(&mut task.map, Instant::now()).await;
 }
 
 fn key(n: usize) -> KymaKey {
@@ -184,7 +191,7 @@ impl Bed {
             replicas,
             metrics: metrics.clone(),
         };
-        let task = RolloutTask::open(self.kcp.client(), "kcp-system", dependencies).await.unwrap();
+        let task = ModuleRollouts::open(self.kcp.client(), "kcp-system", dependencies).await.unwrap();
         let receiver = Receiver { task, fleet, catalog, recorder, metrics, seen: self.map() };
         drop(receiver.take_enqueued());
         receiver
@@ -289,7 +296,7 @@ impl Bed {
 impl Receiver {
     /// One tick, after which the watch returns the ConfigMap.
     async fn tick(&mut self, bed: &Bed) {
-        self.task.tick(Instant::now()).await;
+        evaluate(&mut self.task).await;
         self.watch(bed);
     }
 
@@ -335,7 +342,7 @@ async fn without_rings_each_kyma_has_its_jittered_slot() {
     let mut receiver = bed.start_receiver().await;
     bed.move_to(&receiver, "1.1.0").await;
     bed.run_to_end(&mut receiver).await;
-    assert_eq!((bed.map(), receiver.task.idle), (None, IDLE_TICKS));
+    assert!(bed.map().is_none() && receiver.task.subject.rests());
     let slot = |n| receiver.catalog.rollout_slot(&uid(n), MODULE, FAST, "1.1.0");
     assert!((0..COUNT).all(|n| matches!(slot(n), RolloutSlot::After(_))), "of a window of a day");
     assert!(receiver.catalog.rollout_delay(&uid(0), MODULE, FAST).is_some());
@@ -358,9 +365,9 @@ async fn moved_channel_is_stored_before_it_reaches_the_rings() {
     assert_eq!(receiver.metric(r#"module_rollout_writes_total{outcome="failed"}"#), 1, "it has a delay");
     bed.kcp.refuse_nothing();
     time::advance(RETRY).await;
-    receiver.task.tick(Instant::now()).await;
+    evaluate(&mut receiver.task).await;
     assert_eq!(bed.rollout().unwrap().ring(), Some(1));
-    receiver.task.tick(Instant::now()).await;
+    evaluate(&mut receiver.task).await;
     assert_eq!((receiver.admitted("1.1.0"), bed.kcp.writes().len()), (0, 3), "the watch has not returned it");
 
     // In one ring after the other, the admitted ones alone are enqueued, once each.
@@ -386,7 +393,7 @@ async fn moved_channel_is_stored_before_it_reaches_the_rings() {
     assert_eq!(notes.last().unwrap(), "every runtime gets 1.1.0 of the channel fast");
     drop(bed.kcp.calls());
     bed.run_to_end(&mut receiver).await;
-    assert_eq!((bed.kcp.calls(), receiver.task.idle), (vec![], IDLE_TICKS), "it is over");
+    assert_eq!((bed.kcp.calls(), receiver.task.subject.rests()), (vec![], true), "it is over");
 }
 
 /// Moves the channel to 1.1.0, which fails in every runtime, and runs until the halt.
@@ -415,7 +422,7 @@ async fn failing_version_halts_until_it_is_confirmed() {
     assert_eq!(receiver.admitted("1.1.0"), 0);
     assert_eq!(receiver.metric(r#"module_rollouts{state="halted"}"#), 1);
     assert_eq!(receiver.metric(r#"module_rollout_runtimes{standing="failing"}"#), 2);
-    assert_eq!(receiver.task.idle, IDLE_TICKS);
+    assert!(receiver.task.subject.rests());
 
     bed.confirm("of-another-1");
     bed.run_to_end(&mut receiver).await;
@@ -497,8 +504,8 @@ async fn write_of_another_receiver_is_not_overwritten() {
     receiver.watch(&bed);
     bed.kcp.edit(MAP, |map| map["metadata"]["labels"] = json!({"a": "b"}));
     let stored = bed.map();
-    receiver.task.tick(Instant::now()).await;
-    receiver.task.tick(Instant::now()).await;
+    evaluate(&mut receiver.task).await;
+    evaluate(&mut receiver.task).await;
     assert_eq!(bed.map(), stored);
     assert_eq!(receiver.metric(r#"module_rollout_writes_total{outcome="conflict"}"#), 1, "it waits for the watch");
     bed.run_to_end(&mut receiver).await;
@@ -650,11 +657,11 @@ async fn reduced_kymas_are_followers_with_their_blocks() {
     }
     let receiver = bed.start_receiver().await;
     let key = RolloutKey { module: MODULE.to_owned(), channel: Some("fast".to_owned()) };
-    let members: BTreeSet<_> = receiver.task.followers(&key).map(|(kyma, _)| kyma.key()).collect();
+    let members: BTreeSet<_> = receiver.task.subject.followers(&key).map(|(kyma, _)| kyma.key()).collect();
     assert_eq!(members, (0..COUNT).filter(|n| *n != 2).map(self::key).collect());
     let block = |n: usize| {
         let kyma = bed.stores.kymas.state().into_iter().find(|kyma| kyma.key() == self::key(n)).unwrap();
-        receiver.task.block(&self::key(n), kyma.facts(), false)
+        receiver.task.subject.block(&self::key(n), kyma.facts(), false)
     };
     assert_eq!([0, 1, 3].map(block), [Some(Block::Paused), Some(Block::Access), None]);
 }
@@ -665,7 +672,7 @@ async fn pending_takeover_blocks_kymas_of_held_shards_alone() {
     let bed = Bed::new(flags());
     let mut receiver = bed.start(Replicas::alone(), |shard| shard % 2 == 0).await;
     let takeover = Takeover::new("", Duration::from_secs(60));
-    receiver.task.dependencies.takeover = takeover.clone();
+    receiver.task.subject.dependencies.takeover = takeover.clone();
     let mut found = BTreeSet::new();
     for n in 0..COUNT {
         let metadata = json!({"uid": uid(n), "finalizers": [finalizer::KYMA]});
@@ -673,7 +680,7 @@ async fn pending_takeover_blocks_kymas_of_held_shards_alone() {
         takeover.selected(&key(n), &kyma, false, Instant::now());
         assert!(takeover.is_pending(&key(n)));
         let is_elsewhere = receiver.fleet.is_elsewhere(&key(n));
-        found.insert((is_elsewhere, receiver.task.block(&key(n), kyma.facts(), false)));
+        found.insert((is_elsewhere, receiver.task.subject.block(&key(n), kyma.facts(), false)));
     }
     assert_eq!(found, BTreeSet::from([(false, Some(Block::Paused)), (true, None)]));
 }
@@ -717,7 +724,7 @@ fn follow_releases(bed: &Bed, receiver: &Receiver) {
 /// Simulates a second of all replicas; returns the Kymas that each has enqueued.
 async fn advance_all(bed: &mut Bed, receivers: &mut [Receiver; 2]) -> [BTreeSet<KymaKey>; 2] {
     for receiver in &mut *receivers {
-        receiver.task.tick(Instant::now()).await;
+        evaluate(&mut receiver.task).await;
     }
     let mut enqueued = [BTreeSet::new(), BTreeSet::new()];
     for (receiver, enqueued) in receivers.iter_mut().zip(&mut enqueued) {
@@ -771,12 +778,12 @@ async fn nothing_is_admitted_without_a_grant_or_after_its_end() {
     );
     // A grant reaches the replica, and the one with the role ends.
     peers.fail(None);
-    receivers[0].task.tick(Instant::now()).await;
-    receivers[1].task.tick(Instant::now()).await;
+    evaluate(&mut receivers[0].task).await;
+    evaluate(&mut receivers[1].task).await;
     let granted = receivers[1].admitted("1.1.0");
     assert_ne!(granted, 0);
     time::advance(Duration::from_secs(31)).await;
-    receivers[1].task.tick(Instant::now()).await;
+    evaluate(&mut receivers[1].task).await;
     assert_eq!(receivers[1].admitted("1.1.0"), 0);
 }
 
@@ -795,8 +802,8 @@ async fn rollout_continues_where_the_role_moves_to_with_the_places_that_are_take
     };
     let before = admitted(&receivers[0]);
     assert_eq!((before.len(), admitted(&receivers[1])), (LIMIT, before.clone()));
-    receivers[0].task.dependencies.replicas.role.release().await;
-    receivers[1].task.dependencies.replicas.role.acquire(WriteFence::default());
+    receivers[0].task.subject.dependencies.replicas.role.release().await;
+    receivers[1].task.subject.dependencies.replicas.role.acquire(WriteFence::default());
     for _ in 0..4 {
         receivers[1].tick(&bed).await;
         receivers[0].tick(&bed).await;

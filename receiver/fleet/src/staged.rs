@@ -1,0 +1,99 @@
+//! Task of a staged change, whose state is a ConfigMap of KCP. The replica with the fleet role decides and writes. A step takes
+//! effect in each replica when the watch returns it, so that another receiver can continue from any point.
+
+use std::{
+    future::{self, Future},
+    time::Duration,
+};
+
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::ConfigMap;
+use tidewatch_cluster::{leader::FleetRole, state_map::StateMap};
+use tokio::time::{self, Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+
+use crate::recorder::{EventRecorder, PendingEvent};
+
+/// Interval between evaluations while a change progresses.
+pub const INTERVAL: Duration = Duration::from_secs(1);
+/// Number of intervals per evaluation otherwise.
+pub const IDLE_TICKS: u32 = 10;
+
+/// What a staged change brings, and how its runtimes are assessed.
+pub trait Subject: Send + Sync {
+    /// Description of the watch of the ConfigMap.
+    const WATCH: &'static str;
+
+    /// Takes over the ConfigMap from the watch, and returns Events about its steps.
+    fn observe(&mut self, map: Option<&ConfigMap>) -> Vec<PendingEvent>;
+
+    /// Waits for a change that is evaluated at once. Cancel safe.
+    fn changed(&self) -> impl Future<Output = ()> + Send {
+        future::pending()
+    }
+
+    /// Returns whether nothing can progress soon.
+    fn rests(&self) -> bool;
+
+    /// Assesses the runtimes. With the fleet role, computes the next state and writes it.
+    fn evaluate(&mut self, map: &mut StateMap, now: Instant) -> impl Future<Output = ()> + Send;
+}
+
+/// Task of a staged change.
+pub struct StagedTask<S> {
+    /// What is changed.
+    pub subject: S,
+    /// The state, which the subject has read.
+    pub map: StateMap,
+    role: FleetRole,
+    /// Records the Events.
+    pub recorder: EventRecorder,
+    idle: u32,
+}
+
+impl<S: Subject> StagedTask<S> {
+    /// The first tick evaluates the change.
+    pub fn new(subject: S, map: StateMap, role: FleetRole, recorder: EventRecorder) -> Self {
+        Self { subject, map, role, recorder, idle: IDLE_TICKS - 1 }
+    }
+
+    /// Runs once the caches of KCP have synced; returns only if the watch ends, which it never does by itself.
+    pub async fn run(mut self, synced: CancellationToken) -> &'static str {
+        synced.cancelled().await;
+        let mut maps = self.map.watch();
+        let mut ticks = time::interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                map = maps.next() => match map {
+                    Some(map) => self.observe(map.as_ref()),
+                    None => return S::WATCH,
+                },
+                () = self.subject.changed() => self.subject.evaluate(&mut self.map, Instant::now()).await,
+                now = ticks.tick() => {
+                    if self.is_due() {
+                        self.subject.evaluate(&mut self.map, now).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Counts a tick, and returns whether it evaluates the change.
+    pub fn is_due(&mut self) -> bool {
+        self.idle = if self.subject.rests() { (self.idle + 1) % IDLE_TICKS } else { 0 };
+        self.idle == 0
+    }
+
+    /// Takes over the ConfigMap from the watch.
+    pub fn observe(&mut self, map: Option<&ConfigMap>) {
+        self.map.observe(map);
+        let events = self.subject.observe(map);
+        // Every replica observes the state, and one posts the Events.
+        if self.role.is_held() {
+            self.recorder.publish(events);
+        }
+        // A changed ConfigMap, such as a confirmation, is evaluated at the next tick.
+        self.idle = IDLE_TICKS - 1;
+    }
+}
