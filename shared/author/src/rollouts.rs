@@ -21,6 +21,7 @@ use tidewatch_api::{
     names::{ROLLOUTS, label},
     selectors::KymaSelector,
 };
+use tidewatch_rollout::Criteria;
 use tidewatch_select::{
     catalog::{
         ChannelTarget,
@@ -30,7 +31,7 @@ use tidewatch_select::{
         visibility::template_name,
     },
     module_rollout::{
-        decide::{self, Counts, Criteria},
+        decide,
         members::{self, Member, Observation, Times},
     },
     windows::{WindowState, Windows},
@@ -232,7 +233,7 @@ impl<'a> Assessor<'a> {
             (Err(_), ..) => Some("valid annotations of the ModuleReleaseMeta".to_owned()),
             _ if is_confirmed => Some("the receiver, which has not continued yet".to_owned()),
             (Ok(_), _, Some(policy)) => {
-                let criteria = Criteria { policy, is_confirmed, now: self.options.now.as_second() };
+                let criteria = Criteria { rules: &policy.rules, is_confirmed, now: self.options.now.as_second() };
                 decide::step(rollout, &members, &BTreeSet::new(), criteria).waits_for
             }
             (Ok(_), Some(id), None) => Some(format!("the confirmation {id}")),
@@ -252,8 +253,8 @@ impl<'a> Assessor<'a> {
                 Some(_) => RolloutState::InRing,
             },
             ring: rollout.ring(),
-            rings: rules.map(|policy| policy.rings.count()),
-            runtimes: rollout.progress.as_ref().map(|_| RuntimeCounts::of(&Counts::of(&members))),
+            rings: rules.map(|policy| policy.rules.rings.count()),
+            runtimes: rollout.progress.as_ref().map(|_| RuntimeCounts::of(&members)),
             waits_for: rollout.progress.as_ref().and_then(|_| waits_for()),
             reason: rollout.halted().map(str::to_owned),
             confirmation,

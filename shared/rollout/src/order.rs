@@ -15,6 +15,14 @@ pub struct Ring {
     pub through: u64,
 }
 
+impl Ring {
+    /// Returns whether the ring has all runtimes.
+    #[must_use]
+    pub const fn is_last(self) -> bool {
+        self.through == u64::MAX
+    }
+}
+
 /// Runtimes by their ranks. The order of the whole fleet is the merge of those of its parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -92,11 +100,6 @@ impl Order {
         self.first_evidence = self.first_evidence.into_iter().chain(other.first_evidence).min();
     }
 
-    /// Returns whether a runtime can prove the change.
-    pub const fn has_evidence(&self) -> bool {
-        self.first_evidence.is_some()
-    }
-
     /// Returns the first ring from `number` on that has a further runtime.
     pub fn next_ring(&self, number: u32, before: u64, rings: &Rings) -> Option<Ring> {
         rings.from(number).find_map(|(number, share)| {
@@ -104,6 +107,18 @@ impl Order {
             let through = if share.is_whole() { Some(u64::MAX) } else { further() };
             Some(Ring { number, through: through? })
         })
+    }
+
+    /// Returns whether a runtime can prove the change.
+    pub const fn has_evidence(&self) -> bool {
+        self.first_evidence.is_some()
+    }
+
+    /// Returns a ring with further runtimes of its share, up to the first runtime that is evidence.
+    pub fn extended(&self, ring: Ring, rings: &Rings) -> Option<Ring> {
+        let (_, share) = rings.from(ring.number).next()?;
+        let through = self.rank_through(share).filter(|through| *through > ring.through)?;
+        Some(Ring { through, ..ring })
     }
 
     /// Returns the highest rank of a share, extended up to the first runtime that is evidence, if there is one.

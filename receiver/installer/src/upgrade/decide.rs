@@ -1,29 +1,17 @@
 //! Computes the next step of an upgrade, without side effects.
 //!
-//! A stage ends when it has lasted long enough, fewer runtimes of its share are pending than may fail, and too few have
+//! A ring ends when it has lasted long enough, fewer runtimes of its share are pending than may fail, and too few have
 //! failed. A large fleet always has pending runtimes, if only new ones, so waiting for all of them would never end.
 //! Failures are compared with those of runtimes that still have another image: a fault that both have is not the
 //! image's, and the upgrade only waits.
 
+use tidewatch_rollout::{Criteria, first_names};
+
 use super::{
     UpgradeState,
     state::Ongoing,
-    summary::{Counts, MAX_NAMED, Summary},
+    summary::{Counts, Summary},
 };
-use tidewatch_rollout::{Ring, Rings, Share};
-
-/// Parameters of a step.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Criteria<'a> {
-    pub(super) stages: &'a Rings,
-    /// Shortest duration of a stage in seconds.
-    pub(super) pause: i64,
-    pub(super) max_failures: Share,
-    /// An operator confirmed that the upgrade continues in spite of failures.
-    pub(super) confirmed: bool,
-    /// Current time in Unix seconds.
-    pub(super) now: i64,
-}
 
 /// Result of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,12 +24,6 @@ pub(super) enum Step {
     NeedsOrder,
 }
 
-impl From<Option<UpgradeState>> for Step {
-    fn from(next: Option<UpgradeState>) -> Self {
-        next.map_or(Self::Wait, Self::Become)
-    }
-}
-
 /// Computes the next step of the upgrade from the summary of all runtimes.
 pub(super) fn step(state: &UpgradeState, fleet: &Summary, criteria: Criteria<'_>) -> Step {
     let Some(ongoing) = &state.ongoing else { return Step::Wait };
@@ -50,47 +32,45 @@ pub(super) fn step(state: &UpgradeState, fleet: &Summary, criteria: Criteria<'_>
         // If every runtime is away, the upgrade waits: returning runtimes must not all try a new image first.
         return if fleet.excluded == 0 { becomes(None) } else { Step::Wait };
     }
-    let Some(stage) = ongoing.stage else { return begin(state, ongoing, fleet, criteria) };
+    let Some(ring) = ongoing.stage else { return begin(state, ongoing, fleet, criteria) };
     if ongoing.halted.is_some() {
-        return match criteria.confirmed {
+        return match criteria.is_confirmed {
             true => becomes(Some(Ongoing { halted: None, ..ongoing.clone() })),
             false => Step::Wait,
         };
     }
     let counts = &fleet.counts;
-    if !criteria.confirmed && counts.exceeds_max_failures(criteria.max_failures) {
+    let max_failures = criteria.rules.max_failures;
+    if !criteria.is_confirmed && counts.exceeds_max_failures(max_failures) {
         if !counts.upgraded_fare_worse() {
             return Step::Wait;
         }
-        return becomes(Some(Ongoing { halted: Some(halt_reason(counts, fleet)), ..ongoing.clone() }));
+        return becomes(Some(Ongoing { halted: Some(halt_reason(fleet)), ..ongoing.clone() }));
     }
-    if counts.is_undecided(criteria.max_failures) {
+    if counts.is_undecided(max_failures) {
         return Step::Wait;
     }
-    if stage.through == u64::MAX {
+    if ring.is_last() {
         return becomes(None);
     }
-    let lacks_evidence = counts.proven == 0 && !criteria.confirmed;
-    if !lacks_evidence && criteria.now < state.since.saturating_add(criteria.pause) {
+    let lacks_evidence = counts.proven == 0 && !criteria.is_confirmed;
+    if !lacks_evidence && criteria.pause_until(state.since).is_some() {
         return Step::Wait;
     }
     let Some(order) = &fleet.order else { return Step::NeedsOrder };
-    let next = if lacks_evidence {
-        // No runtime of the share is evidence, so the stage extends to more runtimes.
-        let share = criteria.stages.from(stage.number).next().map(|(_, share)| share);
-        let through = share.and_then(|share| order.rank_through(share)).filter(|through| *through > stage.through);
-        through.map(|through| Ring { through, ..stage })
-    } else {
-        order.next_ring(stage.number + 1, stage.through, criteria.stages)
+    let rings = &criteria.rules.rings;
+    let next = match lacks_evidence {
+        true => order.extended(ring, rings),
+        false => order.next_ring(ring.number + 1, ring.through, rings),
     };
-    next.map(|next| state.becoming(Some(Ongoing { stage: Some(next), ..ongoing.clone() }), criteria.now)).into()
+    next.map_or(Step::Wait, |next| becomes(Some(Ongoing { stage: Some(next), ..ongoing.clone() })))
 }
 
-/// Starts the first stage once few runtimes are pending. If the previous image is unknown, every image must be observed
+/// Begins the first ring once few runtimes are pending. If the previous image is unknown, every image must be observed
 /// first.
 fn begin(state: &UpgradeState, ongoing: &Ongoing, fleet: &Summary, criteria: Criteria<'_>) -> Step {
     let is_unseen = ongoing.previous.is_none() && fleet.unseen > 0;
-    if is_unseen || fleet.assessing >= criteria.max_failures.ceiling_of(fleet.members) {
+    if is_unseen || fleet.assessing >= criteria.rules.max_failures.ceiling_of(fleet.members) {
         return Step::Wait;
     }
     let mut previous = ongoing.previous.clone();
@@ -101,15 +81,14 @@ fn begin(state: &UpgradeState, ongoing: &Ongoing, fleet: &Summary, criteria: Cri
         previous = others.next().is_none().then(|| first.as_str().into());
     }
     let Some(order) = &fleet.order else { return Step::NeedsOrder };
-    let stage = order.next_ring(1, 0, criteria.stages);
-    let begun = stage.map(|stage| Ongoing { previous, stage: Some(stage), halted: None });
-    begun.map(|begun| state.becoming(Some(begun), criteria.now)).into()
+    let Some(ring) = order.next_ring(1, 0, &criteria.rules.rings) else { return Step::Wait };
+    let begun = Ongoing { previous, stage: Some(ring), halted: None };
+    Step::Become(state.becoming(Some(begun), criteria.now))
 }
 
-fn halt_reason(Counts { failing, upgraded, .. }: &Counts, fleet: &Summary) -> String {
-    let names: Vec<_> = fleet.failing.iter().map(String::as_str).collect();
-    let more = if *failing > MAX_NAMED { ", …" } else { "" };
-    format!("{failing} of {upgraded} upgraded runtimes are not proven: {}{more}", names.join(", "))
+fn halt_reason(fleet: &Summary) -> String {
+    let Counts { failing, upgraded, .. } = fleet.counts;
+    format!("{failing} of {upgraded} upgraded runtimes are not proven: {}", first_names(&fleet.failing, failing))
 }
 
 #[cfg(test)]

@@ -4,15 +4,13 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
-use tidewatch_rollout::{Candidate, Order, Share};
+use tidewatch_rollout::{Candidate, MAX_NAMED, Order, Share};
 
 use super::{
     ImageDecision, UpgradeState,
     assessment::{Assessment, Fleet, Member},
 };
 
-/// Maximum number of runtimes in a message.
-pub(super) const MAX_NAMED: usize = 5;
 /// Other images that a summary names: more than one means that there is no common one.
 const MAX_OTHERS: usize = 2;
 /// Failing runtimes that halt an upgrade, at least.

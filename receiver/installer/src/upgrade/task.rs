@@ -22,13 +22,14 @@ use tidewatch_fleet::{
     takeover::Takeover,
 };
 use tidewatch_kit::error_levels;
+use tidewatch_rollout::{Criteria, Rules};
 use tokio::time::Instant;
 
 use super::{
     CONFIG_MAP, Flags, ImageDecision, Metrics, UpgradeHandle, UpgradeState,
     assessment::{Fleet, Member},
     assessor::{Assessor, Question},
-    decide::{self, Criteria, Step},
+    decide::{self, Step},
     store::Stored,
     summary::{Counts, Summary},
     table::AssessmentTable,
@@ -57,7 +58,7 @@ pub struct Dependencies {
 
 /// Upgrade of the agents.
 pub struct Upgrade {
-    flags: Flags,
+    rules: Rules,
     image: String,
     namespace: String,
     stored: Stored,
@@ -91,13 +92,19 @@ impl Upgrade {
         });
         let Dependencies { fleet, stores, pause, takeover, recorder, replicas, metrics } = dependencies;
         let table = Arc::new(Mutex::new(AssessmentTable::default()));
-        let deadline = flags.agent_upgrade_deadline;
+        let rules = Rules {
+            rings: flags.agent_upgrade_stages,
+            pause: flags.agent_upgrade_pause,
+            deadline: flags.agent_upgrade_deadline,
+            max_failures: flags.agent_upgrade_max_failures,
+        };
+        let deadline = rules.deadline;
         let assessor =
             Assessor { fleet: fleet.clone(), stores, pause, takeover, handle: handle.clone(), deadline, table };
         assessor.respond(&replicas);
         let role = replicas.role.clone();
         let upgrade = Self {
-            flags,
+            rules,
             image: image.to_owned(),
             namespace: namespace.to_owned(),
             stored,
@@ -114,7 +121,7 @@ impl Upgrade {
     fn announce(&self, state: &UpgradeState, uid: &str) -> PendingEvent {
         let target = &state.target;
         let stage = state.stage();
-        let of = self.flags.agent_upgrade_stages.count();
+        let of = self.rules.rings.count();
         let note = match (state.halted(), state.is_done()) {
             (Some(reason), _) => {
                 tracing::error!(%target, stage, reason, "Agent upgrade halted");
@@ -153,7 +160,7 @@ impl Upgrade {
     }
 
     /// Computes the next step from the summaries of all replicas; `None` if the state does not change. Their order is asked
-    /// for only when a stage begins or grows, since it names each runtime.
+    /// for only when a ring begins or grows, since it names each runtime.
     async fn step(
         &self,
         current: &UpgradeState,
@@ -163,13 +170,8 @@ impl Upgrade {
         if retargeted.is_done() {
             return Ok(None);
         }
-        let criteria = Criteria {
-            stages: &self.flags.agent_upgrade_stages,
-            pause: i64::try_from(self.flags.agent_upgrade_pause.as_secs()).unwrap_or(i64::MAX),
-            max_failures: self.flags.agent_upgrade_max_failures,
-            confirmed: self.stored.confirms(&retargeted.target),
-            now: unix,
-        };
+        let is_confirmed = self.stored.confirms(&retargeted.target);
+        let criteria = Criteria { rules: &self.rules, is_confirmed, now: unix };
         for with_order in [false, true] {
             let question = Question::new(current, retargeted, with_order);
             let summaries = self.replicas.ask(Topic::AgentUpgrade, &question).await?;

@@ -5,7 +5,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
 use tidewatch_kit::{metric_set, metrics::OutcomeLabel};
-use tidewatch_select::module_rollout::{decide::Counts, members::Block};
+use tidewatch_select::module_rollout::members::Standing;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabels {
@@ -46,24 +46,15 @@ pub(super) struct States {
 }
 
 impl Metrics {
-    pub(super) fn set(&self, states: States, counts: &Counts) {
+    pub(super) fn set(&self, states: States, standings: &[Standing]) {
         let States { progressing, waiting, halted, invalid } = states;
         for (state, number) in
             [("progressing", progressing), ("waiting", waiting), ("halted", halted), ("invalid", invalid)]
         {
             self.rollouts.get_or_create(&StateLabels { state }).set(gauge(number));
         }
-        let Counts { waiting, blocked, upgrading, lost, proven, failing, unfit } = counts;
-        let blocked = [Block::Access, Block::Paused, Block::Window, Block::Late].map(|block| blocked.get(&block));
-        for (standing, number) in [
-            ("waiting", *waiting),
-            ("blocked", blocked.into_iter().flatten().sum()),
-            ("upgrading", *upgrading),
-            ("lost", *lost),
-            ("proven", *proven),
-            ("failing", *failing),
-            ("unfit", *unfit),
-        ] {
+        for standing in ["waiting", "blocked", "upgrading", "lost", "proven", "failing", "unfit"] {
+            let number = standings.iter().filter(|it| standing == <&str>::from(*it)).count();
             self.runtimes.get_or_create(&StandingLabels { standing }).set(gauge(number));
         }
     }

@@ -31,6 +31,7 @@ use tidewatch_fleet::{
     takeover::Takeover,
 };
 use tidewatch_kit::error_levels;
+use tidewatch_rollout::Criteria;
 use tidewatch_select::{
     catalog::{
         ChannelTarget,
@@ -38,7 +39,7 @@ use tidewatch_select::{
         visibility::template_name,
     },
     module_rollout::{
-        decide::{self, Counts, Criteria},
+        decide,
         members::{self, Block, Member, Observation, Standing, Times},
     },
     windows::WindowState,
@@ -112,7 +113,7 @@ struct Evaluation {
     admitted: HashMap<RolloutKey, BTreeSet<String>>,
     /// Kymas that failed in halted rollouts, with a message.
     halted: HashMap<KymaKey, String>,
-    counts: Counts,
+    standings: Vec<Standing>,
     states: States,
 }
 
@@ -217,9 +218,10 @@ impl ModuleRollouts {
 
     /// Grants what the evaluation admits, and stores the next states.
     async fn carry_on(&mut self, evaluation: Evaluation, map: &mut StateMap, now: Instant) {
-        let Evaluation { rollouts, admitted, counts, states, .. } = evaluation;
-        self.dependencies.metrics.set(states, &counts);
-        let is_upgrading = admitted.values().any(|admitted| !admitted.is_empty()) || counts.upgrading > 0;
+        let Evaluation { rollouts, admitted, standings, states, .. } = evaluation;
+        self.dependencies.metrics.set(states, &standings);
+        let is_upgrading =
+            admitted.values().any(|admitted| !admitted.is_empty()) || standings.contains(&Standing::Upgrading);
         self.publish(&admitted);
         let grants = self.grants_of(&admitted);
         self.enqueue_admitted(admitted);
@@ -309,9 +311,9 @@ impl ModuleRollouts {
         let members = self.members(key, &rollout, policy, &mut run, now);
         let confirmation = rollout.confirmation();
         let is_confirmed = confirmation.is_some_and(|id| self.stored.confirmed.contains(&id));
-        let criteria = Criteria { policy, is_confirmed, now: Timestamp::now().as_second() };
+        let criteria = Criteria { rules: &policy.rules, is_confirmed, now: Timestamp::now().as_second() };
         let step = decide::step(&rollout, &members, &run.admitted, criteria);
-        evaluation.counts.add(&Counts::of(&members));
+        evaluation.standings.extend(members.iter().map(|member| member.standing));
         let states = &mut evaluation.states;
         *match (rollout.halted(), &step.waits_for) {
             (Some(_), _) => &mut states.halted,
@@ -360,7 +362,7 @@ impl ModuleRollouts {
             let observation = Observation::of(&manifest.facts(), rollout, block, self.dependencies.takeover.selector());
             let is_admitted = run.admitted.contains(&uid);
             let standing =
-                run.times.assess(&kyma_key, &rollout.change, is_admitted, &observation, policy.deadline, now);
+                run.times.assess(&kyma_key, &rollout.change, is_admitted, &observation, policy.rules.deadline, now);
             let rank = members::rank(&key.module, &rollout.version, &uid, policy.is_canary(kyma.labels()));
             Some(Member { kyma: kyma_key, uid, rank, standing })
         };
@@ -469,7 +471,7 @@ impl Subject for ModuleRollouts {
         self.dependencies.catalog.rollouts().publish_halts(evaluation.halted.clone());
         if role.run(self.carry_on(evaluation, map, now)).await.is_none() {
             // The replica with the role counts all runtimes.
-            self.dependencies.metrics.set(States::default(), &Counts::default());
+            self.dependencies.metrics.set(States::default(), &[]);
         }
     }
 }

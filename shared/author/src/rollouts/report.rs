@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::Serialize;
 use tidewatch_kit::table;
-use tidewatch_select::module_rollout::{decide::Counts, members::Block};
+use tidewatch_select::module_rollout::members::{Member, Standing};
 
 /// Ring rollouts of KCP.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -38,7 +38,7 @@ pub struct RolloutView {
     pub moved: String,
     /// State.
     pub state: RolloutState,
-    /// Number of the ring, from 1; 0 is that of the canaries. Absent before the first one, and when complete.
+    /// Number of the ring, from 1; 0 has the runtimes before the first one. Absent before the first one, and when complete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ring: Option<u32>,
     /// Number of rings; absent if neither the annotations nor the flags name any.
@@ -102,20 +102,20 @@ pub struct InvalidView {
 }
 
 impl RuntimeCounts {
-    pub(super) fn of(counts: &Counts) -> Self {
-        let Counts { waiting, blocked, upgrading, lost, proven, failing, unfit } = counts.clone();
-        let blocked = blocked.into_iter().map(|(block, count)| (name(block), count)).collect();
-        // Without a memory no runtime is known to be lost.
-        Self { proven, upgrading: upgrading + lost, failing, waiting, blocked, unfit }
-    }
-}
-
-const fn name(block: Block) -> &'static str {
-    match block {
-        Block::Access => "unreachable",
-        Block::Paused => "paused",
-        Block::Window => "window",
-        Block::Late => "late",
+    pub(super) fn of(members: &[Member]) -> Self {
+        let mut counts = Self::default();
+        for member in members {
+            *match member.standing {
+                Standing::Waiting { .. } => &mut counts.waiting,
+                Standing::Blocked(block) => counts.blocked.entry(block.into()).or_default(),
+                // Without a memory no runtime is known to be lost.
+                Standing::Upgrading | Standing::Lost => &mut counts.upgrading,
+                Standing::Proven => &mut counts.proven,
+                Standing::Failing => &mut counts.failing,
+                Standing::Unfit => &mut counts.unfit,
+            } += 1;
+        }
+        counts
     }
 }
 

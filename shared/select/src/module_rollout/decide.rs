@@ -4,88 +4,13 @@
 //! the limit, however many a ring has. A ring ends when each of its runtimes that can be upgraded has been, one at least
 //! is proven, and the pause has passed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use jiff::Timestamp;
-use tidewatch_rollout::{Candidate, Order, Ring};
+use tidewatch_rollout::{Candidate, Criteria, Order, Ring, first_names};
 
-use super::members::{Block, LAST_CANARY, Member, Standing};
-use crate::catalog::rollout::{Progress, Rollout, RolloutPolicy};
-
-/// Maximum number of runtimes in a message.
-const MAX_NAMED: usize = 5;
-
-/// Parameters of a step.
-#[derive(Clone, Copy, Debug)]
-pub struct Criteria<'a> {
-    /// Rules of the rings.
-    pub policy: &'a RolloutPolicy,
-    /// An operator confirmed that the rollout continues after its halt.
-    pub is_confirmed: bool,
-    /// Current time in Unix seconds.
-    pub now: i64,
-}
-
-/// Number of runtimes by standing.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Number of [`Standing::Waiting`].
-    pub waiting: usize,
-    /// Numbers of [`Standing::Blocked`] by cause.
-    pub blocked: BTreeMap<Block, usize>,
-    /// Number of [`Standing::Upgrading`].
-    pub upgrading: usize,
-    /// Number of [`Standing::Lost`].
-    pub lost: usize,
-    /// Number of [`Standing::Proven`].
-    pub proven: usize,
-    /// Number of [`Standing::Failing`].
-    pub failing: usize,
-    /// Number of [`Standing::Unfit`].
-    pub unfit: usize,
-}
-
-impl Counts {
-    /// Counts the members of a rollout.
-    #[must_use]
-    pub fn of<'m>(members: impl IntoIterator<Item = &'m Member>) -> Self {
-        let mut counts = Self::default();
-        for member in members {
-            *match member.standing {
-                Standing::Waiting { .. } => &mut counts.waiting,
-                Standing::Blocked(block) => counts.blocked.entry(block).or_default(),
-                Standing::Upgrading => &mut counts.upgrading,
-                Standing::Lost => &mut counts.lost,
-                Standing::Proven => &mut counts.proven,
-                Standing::Failing => &mut counts.failing,
-                Standing::Unfit => &mut counts.unfit,
-            } += 1;
-        }
-        counts
-    }
-
-    /// Adds the counts of another rollout.
-    pub fn add(&mut self, other: &Self) {
-        for (sum, number) in [
-            (&mut self.waiting, other.waiting),
-            (&mut self.upgrading, other.upgrading),
-            (&mut self.lost, other.lost),
-            (&mut self.proven, other.proven),
-            (&mut self.failing, other.failing),
-            (&mut self.unfit, other.unfit),
-        ] {
-            *sum += number;
-        }
-        for (block, number) in &other.blocked {
-            *self.blocked.entry(*block).or_default() += number;
-        }
-    }
-
-    /// Number of runtimes that do not have the version.
-    fn lacking(&self) -> usize {
-        self.waiting + self.blocked.values().sum::<usize>()
-    }
-}
+use super::members::{Block, LAST_CANARY, Member, Standing, count};
+use crate::catalog::rollout::{Progress, Rollout};
 
 /// Result of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -102,80 +27,73 @@ pub struct Step {
 pub fn step(rollout: &Rollout, members: &[Member], admitted: &BTreeSet<String>, criteria: Criteria<'_>) -> Step {
     let Some(progress) = &rollout.progress else { return Step::default() };
     let becomes = |progress| Step { next: Some(rollout.with(progress)), ..Step::default() };
-    let counts = Counts::of(members);
-    let limit = criteria.policy.max_failures.ceiling_of(members.len());
+    let max_failures = criteria.rules.max_failures;
+    let limit = max_failures.ceiling_of(members.len());
+    let failing = count(members, Standing::Failing);
     if progress.halted.is_some() {
         if criteria.is_confirmed {
-            return becomes(Some(confirmed(progress, &counts, criteria.now)));
+            return becomes(Some(confirmed(progress, failing, criteria.now)));
         }
         let waits_for = rollout.confirmation().map(|id| format!("the confirmation {id}"));
         return Step { waits_for, ..Step::default() };
     }
-    let new_failures = counts.failing.saturating_sub(progress.confirmed_failures);
+    let new_failures = failing.saturating_sub(progress.confirmed_failures);
     if new_failures >= limit {
-        return becomes(Some(halted(progress, &counts, members)));
+        return becomes(Some(halted(progress, members)));
     }
     let Some(ring) = progress.ring else {
-        return match first_ring(members, criteria.policy) {
+        return match first_ring(members, criteria) {
             Some(ring) => becomes(Some(Progress { ring: Some(ring), since: criteria.now, ..progress.clone() })),
             None => becomes(None),
         };
     };
     let within = || members.iter().filter(|member| member.rank <= ring.through);
+    let upgrading = count(members, Standing::Upgrading);
     // Those that are not assessed yet may all fail.
-    let places = (limit - new_failures).saturating_sub(counts.upgrading + counts.lost);
+    let places = (limit - new_failures).saturating_sub(upgrading + count(members, Standing::Lost));
     let admitted = admit(within(), admitted, places);
     let is_busy = within().any(|member| matches!(member.standing, Standing::Waiting { .. } | Standing::Upgrading));
     if is_busy {
         // Late runtimes are tried again and again.
-        let is_stuck = counts.upgrading == 0 && (admitted.is_empty() || counts.blocked.contains_key(&Block::Late));
-        let waits_for = is_stuck.then(|| waits_for(&counts));
+        let has_late = || count(members, Standing::Blocked(Block::Late)) > 0;
+        let is_stuck = upgrading == 0 && (admitted.is_empty() || has_late());
+        let waits_for = is_stuck.then(|| waits_for(members));
         return Step { admitted, waits_for, ..Step::default() };
     }
-    let upgraded = counts.proven + counts.failing;
-    let is_last = ring.through == u64::MAX;
-    if !is_last && criteria.policy.max_failures.is_exceeded_by(new_failures, upgraded) {
-        return becomes(Some(halted(progress, &counts, members)));
+    let upgraded = count(members, Standing::Proven) + failing;
+    if !ring.is_last() && max_failures.is_exceeded_by(new_failures, upgraded) {
+        return becomes(Some(halted(progress, members)));
     }
-    if counts.lacking() == 0 {
+    if !members.iter().any(|member| matches!(member.standing, Standing::Waiting { .. } | Standing::Blocked(_))) {
         return becomes(None);
     }
-    let next = if is_last {
+    let next = if ring.is_last() {
         None
     } else if within().any(|member| member.standing == Standing::Proven) {
-        let until = progress.since.saturating_add(seconds(criteria.policy));
-        if criteria.now < until {
+        if let Some(until) = criteria.pause_until(progress.since) {
             let until = Timestamp::from_second(until).unwrap_or_default();
             return Step { waits_for: Some(format!("the end of the pause at {until}")), ..Step::default() };
         }
-        let next = order(members).next_ring(ring.number + 1, ring.through, &criteria.policy.rings);
+        let next = order(members).next_ring(ring.number + 1, ring.through, &criteria.rules.rings);
         next.map(|ring| Progress { ring: Some(ring), since: criteria.now, ..progress.clone() })
     } else {
-        extended(ring, members, criteria.policy).map(|ring| Progress { ring: Some(ring), ..progress.clone() })
+        // Without evidence, the ring extends to the first runtime that may be evidence.
+        let order = Some(order(members)).filter(Order::has_evidence);
+        let extended = order.and_then(|order| order.extended(ring, &criteria.rules.rings));
+        extended.map(|ring| Progress { ring: Some(ring), ..progress.clone() })
     };
     match next {
         Some(next) => becomes(Some(next)),
-        None => Step { waits_for: Some(waits_for(&counts)), ..Step::default() },
+        None => Step { waits_for: Some(waits_for(members)), ..Step::default() },
     }
 }
 
-/// First ring: the canaries, if there are any. `None` without runtimes.
-fn first_ring(members: &[Member], policy: &RolloutPolicy) -> Option<Ring> {
+/// First ring: the runtimes before all others, if there are any. `None` without runtimes.
+fn first_ring(members: &[Member], criteria: Criteria<'_>) -> Option<Ring> {
     if members.iter().any(|member| member.rank <= LAST_CANARY) {
         return Some(Ring { number: 0, through: LAST_CANARY });
     }
-    if members.is_empty() { None } else { order(members).next_ring(1, 0, &policy.rings) }
-}
-
-/// Extends a ring without evidence to the first runtime that may be evidence.
-fn extended(ring: Ring, members: &[Member], policy: &RolloutPolicy) -> Option<Ring> {
-    let order = order(members);
-    if !order.has_evidence() {
-        return None;
-    }
-    let (_, share) = policy.rings.from(ring.number.max(1)).next()?;
-    let through = order.rank_through(share).filter(|through| *through > ring.through)?;
-    Some(Ring { through, ..ring })
+    if members.is_empty() { None } else { order(members).next_ring(1, 0, &criteria.rules.rings) }
 }
 
 fn order(members: &[Member]) -> Order {
@@ -210,52 +128,44 @@ fn admit<'m>(
     admitted
 }
 
-fn confirmed(progress: &Progress, counts: &Counts, now: i64) -> Progress {
+fn confirmed(progress: &Progress, failing: usize, now: i64) -> Progress {
     Progress {
         since: now,
         confirmations: progress.confirmations + 1,
         // A process that started since the halt does not know yet which runtimes were not ready in time.
-        confirmed_failures: counts.failing.max(progress.failures_at_halt).max(progress.confirmed_failures),
+        confirmed_failures: failing.max(progress.failures_at_halt).max(progress.confirmed_failures),
         failures_at_halt: 0,
         halted: None,
         ..progress.clone()
     }
 }
 
-fn halted(progress: &Progress, counts: &Counts, members: &[Member]) -> Progress {
+fn halted(progress: &Progress, members: &[Member]) -> Progress {
     let failing = members.iter().filter(|member| member.standing == Standing::Failing);
-    let mut names: Vec<_> = failing.map(|member| member.kyma.to_string()).collect();
-    names.sort_unstable();
-    let more = if names.len() > MAX_NAMED { ", …" } else { "" };
-    names.truncate(MAX_NAMED);
-    let failing = counts.failing;
-    let upgraded = counts.proven + counts.failing + counts.upgrading;
-    let names = names.join(", ");
-    let reason = format!("{failing} of {upgraded} upgraded runtimes are no longer healthy: {names}{more}");
+    let names: BTreeSet<_> = failing.map(|member| member.kyma.to_string()).collect();
+    let failing = count(members, Standing::Failing);
+    let names = first_names(&names, failing);
+    let upgraded = failing + count(members, Standing::Proven) + count(members, Standing::Upgrading);
+    let reason = format!("{failing} of {upgraded} upgraded runtimes are no longer healthy: {names}");
     Progress { halted: Some(reason), failures_at_halt: failing, ..progress.clone() }
 }
 
 /// The runtimes that a rollout waits for.
-fn waits_for(counts: &Counts) -> String {
-    let blocked = counts.blocked.iter().map(|(block, count)| {
-        let reason = match block {
-            Block::Access => "cannot be reached",
-            Block::Paused => "are paused",
-            Block::Window => "wait for a maintenance window",
-            Block::Late => "were not upgraded in time",
-        };
-        format!("{count} that {reason}")
-    });
-    let lost = (counts.lost > 0).then(|| format!("{} upgraded ones that cannot be reached", counts.lost));
-    let blocked: Vec<_> = blocked.chain(lost).collect();
-    if blocked.is_empty() {
+fn waits_for(members: &[Member]) -> String {
+    let causes = [
+        (Standing::Blocked(Block::Access), "that cannot be reached"),
+        (Standing::Blocked(Block::Paused), "that are paused"),
+        (Standing::Blocked(Block::Window), "that wait for a maintenance window"),
+        (Standing::Blocked(Block::Late), "that were not upgraded in time"),
+        (Standing::Lost, "upgraded ones that cannot be reached"),
+    ];
+    let counted = causes.map(|(standing, cause)| (count(members, standing), cause));
+    let present = counted.into_iter().filter(|(count, _)| *count > 0);
+    let causes: Vec<_> = present.map(|(count, cause)| format!("{count} {cause}")).collect();
+    if causes.is_empty() {
         return "a runtime that can prove the version".to_owned();
     }
-    format!("runtimes: {}", blocked.join(", "))
-}
-
-fn seconds(policy: &RolloutPolicy) -> i64 {
-    i64::try_from(policy.pause.as_secs()).unwrap_or(i64::MAX)
+    format!("runtimes: {}", causes.join(", "))
 }
 
 #[cfg(test)]

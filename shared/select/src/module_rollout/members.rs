@@ -19,15 +19,17 @@ use crate::{
     versions::core_version,
 };
 
-/// Bit of the rank of runtimes that are no canaries.
+/// Bit of the rank of all runtimes but those before the first ring.
 const AFTER_CANARIES: u64 = 1 << 63;
-/// Highest rank of a canary.
+/// Highest rank of a runtime before the first ring.
 pub(crate) const LAST_CANARY: u64 = AFTER_CANARIES - 1;
 
 /// Reason for which a runtime cannot be upgraded now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Block {
     /// Its API server cannot be reached.
+    #[strum(serialize = "unreachable")]
     Access,
     /// Nothing is written to it.
     Paused,
@@ -38,7 +40,8 @@ pub enum Block {
 }
 
 /// Standing of a runtime in a rollout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Standing {
     /// It has another version and can be upgraded.
     Waiting {
@@ -71,6 +74,11 @@ pub struct Member {
     pub rank: u64,
     /// Standing in the rollout.
     pub standing: Standing,
+}
+
+/// Number of members with this standing.
+pub fn count(members: &[Member], standing: Standing) -> usize {
+    members.iter().filter(|member| member.standing == standing).count()
 }
 
 /// Observation of a module in one runtime, from the caches of KCP.
@@ -140,8 +148,8 @@ pub fn block<'a>(
     awaits_window().then_some(Block::Window)
 }
 
-/// Position of a Kyma in the order of a rollout: canaries first, otherwise effectively random, and equal in every
-/// process.
+/// Position of a Kyma in the order of a rollout: those before the first ring, then the others, effectively random, and equal in
+/// every process.
 pub fn rank(module: &str, version: &str, kyma_uid: &str, is_canary: bool) -> u64 {
     let rank = tidewatch_rollout::rank(&format!("{module}\n{version}"), kyma_uid) >> 1;
     if is_canary { rank } else { rank | AFTER_CANARIES }
@@ -403,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn canaries_come_first() {
+    fn first_runtimes_come_before_the_rings() {
         let rank = |uid: &str, is_canary| rank("keda", "1.1.0", uid, is_canary);
         let all = |is_canary| (0..50).map(move |n| rank(&format!("u-{n}"), is_canary));
         assert!(all(true).max() <= Some(LAST_CANARY) && all(false).min() > Some(LAST_CANARY));

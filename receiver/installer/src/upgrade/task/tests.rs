@@ -322,17 +322,17 @@ async fn runtimes_that_were_unwell_before_halt_no_upgrade_while_shards_move() {
     let mut upgrade = bed.start_receiver("x:b").await;
     while count_with(&has, "x:b") < 6 {
         bed.advance(&mut upgrade, &mut has).await;
-        upgrade.subject.flags.agent_upgrade_pause = Duration::from_secs(86_400);
+        upgrade.subject.rules.pause = Duration::from_secs(86_400);
     }
     // Another replica acquires the shards, and holds them for longer than the deadline.
     let mut upgrade = bed.start_receiver("x:b").await;
-    upgrade.subject.flags.agent_upgrade_pause = Duration::from_secs(86_400);
+    upgrade.subject.rules.pause = Duration::from_secs(86_400);
     let since = Instant::now();
-    while since.elapsed() < 2 * upgrade.subject.flags.agent_upgrade_deadline {
+    while since.elapsed() < 2 * upgrade.subject.rules.deadline {
         bed.advance(&mut upgrade, &mut has).await;
     }
     assert_eq!((count_with(&has, "x:b"), bed.kcp.data("halted")), (6, None));
-    upgrade.subject.flags.agent_upgrade_pause = Duration::ZERO;
+    upgrade.subject.rules.pause = Duration::ZERO;
     bed.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!((count_with(&has, "x:b"), bed.kcp.data("stage").as_deref()), (9, Some("done")));
 }
@@ -352,7 +352,7 @@ async fn deadline_restarts_after_a_pause() {
     // The first runtime has had the image for a minute; the pause lasts longer than the deadline.
     (0..9).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({label::PAUSE: "true"})))));
     let since = Instant::now();
-    while since.elapsed() < 2 * upgrade.subject.flags.agent_upgrade_deadline {
+    while since.elapsed() < 2 * upgrade.subject.rules.deadline {
         bed.advance(&mut upgrade, &mut has).await;
     }
     assert_eq!(bed.kcp.data("halted"), None);

@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use thiserror::Error;
 use tidewatch_api::{ModuleReleaseMeta, names::annotation};
 use tidewatch_cluster::flags::seconds;
-use tidewatch_rollout::{ParseRingsError, ParseShareError, Rings, Share};
+use tidewatch_rollout::{ParseRingsError, ParseShareError, Rings, Rules, Share};
 
 use crate::catalog::selector::{Selector, SelectorError};
 
@@ -59,7 +59,7 @@ impl Default for RolloutFlags {
     }
 }
 
-/// Selector of the canary runtimes by the labels of their Kymas.
+/// Selector of the runtimes before the first ring, by the labels of their Kymas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Canaries(Selector);
 
@@ -90,15 +90,9 @@ impl FromStr for Canaries {
 /// Rules of the rollout of one module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RolloutPolicy {
-    /// Shares of the rings.
-    pub rings: Rings,
-    /// Minimum duration of a ring.
-    pub pause: Duration,
-    /// Time after which an upgraded module that is not ready has failed.
-    pub deadline: Duration,
-    /// Share of the runtimes that may fail.
-    pub max_failures: Share,
-    canaries: Option<Canaries>,
+    /// Rules of the rings.
+    pub rules: Rules,
+    first: Option<Canaries>,
 }
 
 /// Failure to read the rules of a rollout from the annotations of a release meta.
@@ -124,20 +118,17 @@ impl RolloutPolicy {
         let Some(rings) = rings.or_else(|| flags.module_rollout_rings.clone()) else { return Ok(None) };
         let time = |name, flag| Ok(read::<Seconds, _>(meta, name)?.map_or(flag, |Seconds(time)| time));
         let max_failures = read::<Share, ParseShareError>(meta, annotation::ROLLOUT_MAX_FAILURES)?;
-        let canaries = read::<Canaries, ParseCanariesError>(meta, annotation::ROLLOUT_CANARIES)?;
+        let first = read::<Canaries, ParseCanariesError>(meta, annotation::ROLLOUT_CANARIES)?;
         let deadline = time(annotation::ROLLOUT_DEADLINE, flags.module_rollout_deadline)?;
-        Ok(Some(Self {
-            rings,
-            pause: time(annotation::ROLLOUT_PAUSE, flags.module_rollout_pause)?,
-            deadline,
-            max_failures: max_failures.unwrap_or(flags.module_rollout_max_failures),
-            canaries: canaries.or_else(|| flags.module_rollout_canaries.clone()),
-        }))
+        let pause = time(annotation::ROLLOUT_PAUSE, flags.module_rollout_pause)?;
+        let max_failures = max_failures.unwrap_or(flags.module_rollout_max_failures);
+        let rules = Rules { rings, pause, deadline, max_failures };
+        Ok(Some(Self { rules, first: first.or_else(|| flags.module_rollout_canaries.clone()) }))
     }
 
-    /// Returns whether a Kyma with these labels is a canary.
+    /// Returns whether a Kyma with these labels gets a version before the first ring.
     pub fn is_canary(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.canaries.as_ref().is_some_and(|Canaries(selector)| selector.matches(labels))
+        self.first.as_ref().is_some_and(|Canaries(selector)| selector.matches(labels))
     }
 }
 
@@ -192,7 +183,7 @@ mod tests {
         assert_eq!(policy(&[], &RolloutFlags::default()), Ok(None), "off by default");
         assert_eq!(policy(&[(annotation::ROLLOUT_RINGS, "off")], &flags), Ok(None));
         let by_flags = policy(&[], &flags).unwrap().unwrap();
-        assert_eq!((by_flags.rings.count(), by_flags.pause), (2, Duration::from_secs(3_600)));
+        assert_eq!((by_flags.rules.rings.count(), by_flags.rules.pause), (2, Duration::from_secs(3_600)));
         let all = [
             (annotation::ROLLOUT_RINGS, "1%,10%,100%"),
             (annotation::ROLLOUT_PAUSE, "60"),
@@ -201,8 +192,13 @@ mod tests {
             (annotation::ROLLOUT_CANARIES, "tier=canary, region=eu"),
         ];
         let own = policy(&all, &RolloutFlags::default()).unwrap().unwrap();
-        assert_eq!((own.rings.count(), own.pause, own.deadline), (3, Duration::from_secs(60), Duration::from_secs(30)));
-        assert_eq!(own.max_failures, "1.5%".parse().unwrap());
+        let expected = Rules {
+            rings: "1%,10%,100%".parse().unwrap(),
+            pause: Duration::from_secs(60),
+            deadline: Duration::from_secs(30),
+            max_failures: "1.5%".parse().unwrap(),
+        };
+        assert_eq!(own.rules, expected);
         let labels = |region: &str| [("tier", "canary"), ("region", region)].map(|(k, v)| (k.into(), v.into())).into();
         assert!(own.is_canary(&labels("eu")) && !own.is_canary(&labels("us")) && !by_flags.is_canary(&labels("eu")));
     }

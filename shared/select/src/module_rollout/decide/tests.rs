@@ -11,14 +11,14 @@ use super::*;
 use crate::{
     catalog::{
         ChannelTarget, RolloutMark, VisibilityLabels,
-        rollout::{RolloutFlags, RolloutKey},
+        rollout::{RolloutFlags, RolloutKey, RolloutPolicy},
     },
     module_rollout::members::{Observation, Times},
 };
 
 const NOW: i64 = 1_800_000_000;
 const PAUSE: i64 = 100;
-/// Rank of the first runtime that is no canary.
+/// Rank of the first runtime of the rings.
 const FIRST: u64 = LAST_CANARY + 1;
 
 use Standing::{Blocked, Failing, Lost, Proven, Unfit, Upgrading, Waiting};
@@ -70,7 +70,7 @@ fn last_ring() -> Rollout {
 }
 
 fn at(rollout: &Rollout, members: &[Member], policy: &RolloutPolicy, now: i64) -> Step {
-    step(rollout, members, &BTreeSet::new(), Criteria { policy, is_confirmed: false, now })
+    step(rollout, members, &BTreeSet::new(), Criteria { rules: &policy.rules, is_confirmed: false, now })
 }
 
 fn progress(step: &Step) -> Progress {
@@ -78,15 +78,15 @@ fn progress(step: &Step) -> Progress {
 }
 
 #[test]
-fn first_ring_is_that_of_the_canaries_or_of_the_first_share() {
+fn first_ring_is_that_of_the_first_runtimes_or_of_the_first_share() {
     let policy = policy("10%,100%", "10%");
     let mut all = members(&[(40, WAITING)]);
     let first = at(&rollout(None), &all, &policy, NOW + 5);
     assert_eq!(progress(&first).ring, Some(Ring { number: 1, through: FIRST + 3 }));
     assert_eq!((progress(&first).since, first.admitted.len()), (NOW + 5, 0), "it is stored first");
     all[7].rank = 7;
-    let canaries = at(&rollout(None), &all, &policy, NOW);
-    assert_eq!(progress(&canaries).ring, Some(Ring { number: 0, through: LAST_CANARY }));
+    let first = at(&rollout(None), &all, &policy, NOW);
+    assert_eq!(progress(&first).ring, Some(Ring { number: 0, through: LAST_CANARY }));
     let none = at(&rollout(None), &[], &policy, NOW);
     assert_eq!(none.next.unwrap().progress, None, "no runtime follows the channel");
 }
@@ -115,7 +115,7 @@ fn admitted_runtimes_keep_their_place() {
     let policy = policy("50%,100%", "5%");
     let all = members(&[(40, WAITING)]);
     let before = BTreeSet::from(["u009".to_owned()]);
-    let criteria = Criteria { policy: &policy, is_confirmed: false, now: NOW };
+    let criteria = Criteria { rules: &policy.rules, is_confirmed: false, now: NOW };
     let step = step(&rollout(Some((1, 20))), &all, &before, criteria);
     assert_eq!(step.admitted, ["u000", "u009"].map(str::to_owned).into());
 }
@@ -171,7 +171,7 @@ fn failures_halt_the_rollout_until_a_confirmation_that_permits_as_many_again() {
     let waits = at(&halted, &failing(4), &policy, NOW + 9 * PAUSE);
     assert_eq!(waits.waits_for.unwrap(), format!("the confirmation {}-1", halted.change));
     assert!(waits.next.is_none() && waits.admitted.is_empty());
-    let criteria = Criteria { policy: &policy, is_confirmed: true, now: NOW + 7 };
+    let criteria = Criteria { rules: &policy.rules, is_confirmed: true, now: NOW + 7 };
     let resumed = step(&halted, &failing(4), &BTreeSet::new(), criteria).next.unwrap();
     let after = resumed.progress.clone().unwrap();
     assert_eq!((after.halted, after.confirmations, after.confirmed_failures, after.since), (None, 1, 4, NOW + 7));
@@ -187,7 +187,7 @@ fn confirmation_covers_the_failures_at_the_halt_in_a_process_that_does_not_know_
     let halted = at(&last_ring(), &members(&[(4, Failing), (4, Proven), (32, WAITING)]), &policy, NOW).next.unwrap();
     // As after a restart: each runtime has the whole deadline again.
     let upgrading = members(&[(4, Upgrading), (4, Proven), (32, WAITING)]);
-    let criteria = Criteria { policy: &policy, is_confirmed: true, now: NOW + 7 };
+    let criteria = Criteria { rules: &policy.rules, is_confirmed: true, now: NOW + 7 };
     let resumed = step(&halted, &upgrading, &BTreeSet::new(), criteria).next.unwrap();
     assert_eq!(resumed.progress.as_ref().unwrap().confirmed_failures, 4);
     let failing = |count| members(&[(count, Failing), (4, Proven), (36 - count, WAITING)]);
@@ -347,7 +347,7 @@ impl<'a> World<'a> {
         }
         let members = self.members();
         let is_confirmed = matches!(disturbance, Some(Disturbance::Confirm)) && self.stored.halted().is_some();
-        let criteria = Criteria { policy, is_confirmed, now: NOW + i64::from(self.tick) * 30 };
+        let criteria = Criteria { rules: &policy.rules, is_confirmed, now: NOW + i64::from(self.tick) * 30 };
         let step = step(&self.stored, &members, &self.admitted, criteria);
         self.waits_for = step.waits_for;
         self.admitted = if self.stored.halted().is_some() { BTreeSet::new() } else { step.admitted };
@@ -395,7 +395,7 @@ proptest! {
         models in runtimes(), policy in any_policy(), schedule in schedule(true),
     ) {
         let mut world = World::new(&models);
-        let limit = policy.max_failures.ceiling_of(models.len());
+        let limit = policy.rules.max_failures.ceiling_of(models.len());
         let mut confirmations = 0;
         let quiet = std::iter::repeat_n(&None, 300);
         for disturbance in schedule.iter().chain(quiet) {

@@ -12,40 +12,40 @@ pub(super) fn step(state: &UpgradeState, fleet: &Fleet, criteria: Criteria<'_>) 
         // If every runtime is away, the upgrade waits: returning runtimes must not all try a new image first.
         return (fleet.excluded.is_empty()).then(|| becomes(None));
     }
-    let Some(stage) = ongoing.stage else { return begin(state, ongoing, members, criteria) };
+    let Some(ring) = ongoing.stage else { return begin(state, ongoing, members, criteria) };
     if ongoing.halted.is_some() {
-        return criteria.confirmed.then(|| becomes(Some(Ongoing { halted: None, ..ongoing.clone() })));
+        return criteria.is_confirmed.then(|| becomes(Some(Ongoing { halted: None, ..ongoing.clone() })));
     }
     let counts = Counts::of(state, members);
-    if !criteria.confirmed && counts.exceeds_max_failures(criteria.max_failures) {
+    if !criteria.is_confirmed && counts.exceeds_max_failures(criteria.rules.max_failures) {
         let reason = counts.upgraded_fare_worse().then(|| halt_reason(state, &counts, members))?;
         return Some(becomes(Some(Ongoing { halted: Some(reason), ..ongoing.clone() })));
     }
-    if counts.is_undecided(criteria.max_failures) {
+    if counts.is_undecided(criteria.rules.max_failures) {
         return None;
     }
-    if stage.through == u64::MAX {
+    if ring.through == u64::MAX {
         return Some(becomes(None));
     }
-    let next = if counts.proven == 0 && !criteria.confirmed {
-        // No runtime of the share is evidence, so the stage extends to more runtimes.
-        let (_, share) = criteria.stages.from(stage.number).next()?;
-        let through = order(members).rank_through(share).filter(|through| *through > stage.through)?;
-        Ring { through, ..stage }
-    } else if criteria.now < state.since.saturating_add(criteria.pause) {
+    let next = if counts.proven == 0 && !criteria.is_confirmed {
+        // No runtime of the share is evidence, so the ring extends to more runtimes.
+        let (_, share) = criteria.rules.rings.from(ring.number).next()?;
+        let through = order(members).rank_through(share).filter(|through| *through > ring.through)?;
+        Ring { through, ..ring }
+    } else if criteria.now < state.since.saturating_add(PAUSE) {
         return None;
     } else {
-        order(members).next_ring(stage.number + 1, stage.through, criteria.stages)?
+        order(members).next_ring(ring.number + 1, ring.through, &criteria.rules.rings)?
     };
     Some(becomes(Some(Ongoing { stage: Some(next), ..ongoing.clone() })))
 }
 
-/// Starts the first stage once few runtimes are pending. If the previous image is unknown, every image must be observed
+/// Begins the first ring once few runtimes are pending. If the previous image is unknown, every image must be observed
 /// first.
 fn begin(state: &UpgradeState, ongoing: &Ongoing, members: &[Member], criteria: Criteria<'_>) -> Option<UpgradeState> {
     let pending = || members.iter().filter(|member| member.assessment == Assessment::Pending);
     let unseen = ongoing.previous.is_none() && pending().any(|member| member.image.is_none());
-    if unseen || pending().count() >= criteria.max_failures.ceiling_of(members.len()) {
+    if unseen || pending().count() >= criteria.rules.max_failures.ceiling_of(members.len()) {
         return None;
     }
     let mut previous = ongoing.previous.clone();
@@ -56,8 +56,8 @@ fn begin(state: &UpgradeState, ongoing: &Ongoing, members: &[Member], criteria: 
         // If all other runtimes have the same image, it is the previous image.
         previous = images.all(|other| other == first).then(|| first.clone());
     }
-    let stage = order(members).next_ring(1, 0, criteria.stages)?;
-    Some(state.becoming(Some(Ongoing { previous, stage: Some(stage), halted: None }), criteria.now))
+    let ring = order(members).next_ring(1, 0, &criteria.rules.rings)?;
+    Some(state.becoming(Some(Ongoing { previous, stage: Some(ring), halted: None }), criteria.now))
 }
 
 fn order(members: &[Member]) -> Order {
