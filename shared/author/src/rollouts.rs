@@ -284,8 +284,8 @@ impl<'a> Assessor<'a> {
             });
             let observation = Observation::of(&ManifestFacts::from(*manifest), rollout, block, &self.selector);
             let standing = times.assess(&kyma_key, &rollout.change, false, &observation, deadline, now);
-            let is_canary = policy.is_some_and(|policy| policy.is_canary(kyma.labels()));
-            let rank = members::rank(&rollout.module, &rollout.version, &uid, is_canary);
+            let is_first = policy.is_some_and(|policy| policy.is_first(kyma.labels()));
+            let rank = members::rank(&rollout.module, &rollout.version, &uid, is_first);
             Some(Member { kyma: kyma_key, uid, rank, standing })
         };
         let manifests = self.manifests.get(rollout.module.as_str()).into_iter().flatten();

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use super::{
     UpgradeHandle, UpgradeState,
-    assessment::Fleet,
+    members::Fleet,
     summary::Summary,
     table::{AssessmentTable, Observation},
 };

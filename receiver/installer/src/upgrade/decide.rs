@@ -32,7 +32,7 @@ pub(super) fn step(state: &UpgradeState, fleet: &Summary, criteria: Criteria<'_>
         // If every runtime is away, the upgrade waits: returning runtimes must not all try a new image first.
         return if fleet.excluded == 0 { becomes(None) } else { Step::Wait };
     }
-    let Some(ring) = ongoing.stage else { return begin(state, ongoing, fleet, criteria) };
+    let Some(ring) = ongoing.ring else { return begin(state, ongoing, fleet, criteria) };
     if ongoing.halted.is_some() {
         return match criteria.is_confirmed {
             true => becomes(Some(Ongoing { halted: None, ..ongoing.clone() })),
@@ -63,7 +63,7 @@ pub(super) fn step(state: &UpgradeState, fleet: &Summary, criteria: Criteria<'_>
         true => order.extended(ring, rings),
         false => order.next_ring(ring.number + 1, ring.through, rings),
     };
-    next.map_or(Step::Wait, |next| becomes(Some(Ongoing { stage: Some(next), ..ongoing.clone() })))
+    next.map_or(Step::Wait, |next| becomes(Some(Ongoing { ring: Some(next), ..ongoing.clone() })))
 }
 
 /// Begins the first ring once few runtimes are pending. If the previous image is unknown, every image must be observed
@@ -82,7 +82,7 @@ fn begin(state: &UpgradeState, ongoing: &Ongoing, fleet: &Summary, criteria: Cri
     }
     let Some(order) = &fleet.order else { return Step::NeedsOrder };
     let Some(ring) = order.next_ring(1, 0, &criteria.rules.rings) else { return Step::Wait };
-    let begun = Ongoing { previous, stage: Some(ring), halted: None };
+    let begun = Ongoing { previous, ring: Some(ring), halted: None };
     Step::Become(state.becoming(Some(begun), criteria.now))
 }
 

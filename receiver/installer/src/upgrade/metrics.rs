@@ -9,7 +9,7 @@ use tidewatch_kit::{metric_set, metrics::OutcomeLabel};
 use super::{UpgradeState, summary::Counts};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct AssessmentLabels {
+struct StandingLabels {
     standing: &'static str,
 }
 
@@ -28,7 +28,7 @@ metric_set! {
         /// Runtimes during an agent upgrade: proven, pending and failing with the new image, waiting and failing-before
         /// with another one, unfit (could not be upgraded, or were unwell before) and uncounted (away, paused, being
         /// deleted). Each replica counts those of its shards, so that the sum is the fleet.
-        runtimes: Family<AssessmentLabels, Gauge> = "agent_upgrade_runtimes",
+        runtimes: Family<StandingLabels, Gauge> = "agent_upgrade_runtimes",
         /// Writes of the ConfigMap with the state of the agent upgrade, by outcome: written, conflict (changed since it
         /// was read) or failed.
         writes: Family<OutcomeLabel, Counter> = "agent_upgrade_writes",
@@ -39,7 +39,7 @@ metric_set! {
 
 impl Metrics {
     pub(super) fn set_state(&self, rollout: &UpgradeState, is_refused: bool) {
-        self.stage.set(rollout.stage().into());
+        self.stage.set(rollout.ring().into());
         self.under_way.set((!rollout.is_done()).into());
         self.halted.set(rollout.halted().is_some().into());
         self.refused.set(is_refused.into());
@@ -56,7 +56,7 @@ impl Metrics {
             ("failing-before", failing_before),
             ("uncounted", uncounted),
         ] {
-            self.runtimes.get_or_create(&AssessmentLabels { standing }).set(i64::try_from(number).unwrap_or(i64::MAX));
+            self.runtimes.get_or_create(&StandingLabels { standing }).set(i64::try_from(number).unwrap_or(i64::MAX));
         }
     }
 

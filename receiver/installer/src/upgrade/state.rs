@@ -25,20 +25,20 @@ const DONE: &str = "done";
 pub(crate) struct UpgradeState {
     /// Image of every runtime in the end.
     pub(super) target: Image,
-    /// Start of the stage, or end of the upgrade, in Unix seconds.
+    /// Start of the ring, or end of the upgrade, in Unix seconds.
     pub(super) since: i64,
     /// `None` once every runtime is assigned to the target.
     pub(super) ongoing: Option<Ongoing>,
 }
 
-/// Upgrade in which only the runtimes within the stage are assigned to the target.
+/// Upgrade in which only the runtimes within the ring are assigned to the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ongoing {
-    /// Last image that was assigned to all runtimes, and stays assigned to those outside the stage. `None` if unknown:
+    /// Last image that was assigned to all runtimes, and stays assigned to those outside the ring. `None` if unknown:
     /// then each runtime keeps its image.
     pub(super) previous: Option<Image>,
-    /// `None` until the first stage starts.
-    pub(super) stage: Option<Ring>,
+    /// `None` until the first ring begins.
+    pub(super) ring: Option<Ring>,
     /// Reason for which the upgrade has halted.
     pub(super) halted: Option<String>,
 }
@@ -85,7 +85,7 @@ impl UpgradeState {
     }
 
     fn ongoing(target: Image, previous: Option<Image>, since: i64) -> Self {
-        Self { target, since, ongoing: Some(Ongoing { previous, stage: None, halted: None }) }
+        Self { target, since, ongoing: Some(Ongoing { previous, ring: None, halted: None }) }
     }
 
     /// Returns the state for another target. The previous image is assigned to all runtimes at once, since upgraded
@@ -132,11 +132,11 @@ impl UpgradeState {
         self.image_within(|| rank)
     }
 
-    /// Computes the rank only if a stage depends on it.
+    /// Computes the rank only if a ring depends on it.
     fn image_within(&self, rank: impl FnOnce() -> u64) -> ImageDecision {
         let Some(ongoing) = &self.ongoing else { return ImageDecision::Use(self.target.clone()) };
-        match (&ongoing.stage, &ongoing.previous) {
-            (Some(stage), _) if rank() <= stage.through => ImageDecision::Use(self.target.clone()),
+        match (&ongoing.ring, &ongoing.previous) {
+            (Some(ring), _) if rank() <= ring.through => ImageDecision::Use(self.target.clone()),
             (_, Some(previous)) => ImageDecision::Use(previous.clone()),
             (_, None) => ImageDecision::KeepOr(self.target.clone()),
         }
@@ -150,9 +150,9 @@ impl UpgradeState {
         self.ongoing.is_none()
     }
 
-    /// Number of the current stage, 0 if there is none.
-    pub(super) fn stage(&self) -> u32 {
-        self.ongoing.as_ref().and_then(|ongoing| ongoing.stage).map_or(0, |stage| stage.number)
+    /// Number of the current ring, 0 if there is none.
+    pub(super) fn ring(&self) -> u32 {
+        self.ongoing.as_ref().and_then(|ongoing| ongoing.ring).map_or(0, |ring| ring.number)
     }
 
     /// Serializes the state as data of the ConfigMap.
@@ -161,13 +161,13 @@ impl UpgradeState {
         let mut put = |key: &str, value: String| drop(data.insert(key.to_owned(), value));
         put(TARGET, self.target.to_string());
         put(SINCE, Timestamp::from_second(self.since).unwrap_or_default().to_string());
-        let Some(Ongoing { previous, stage, halted }) = &self.ongoing else {
+        let Some(Ongoing { previous, ring, halted }) = &self.ongoing else {
             put(STAGE, DONE.to_owned());
             return data;
         };
-        put(STAGE, self.stage().to_string());
-        if let Some(stage) = stage {
-            put(THROUGH, format!("{:016x}", stage.through));
+        put(STAGE, self.ring().to_string());
+        if let Some(ring) = ring {
+            put(THROUGH, format!("{:016x}", ring.through));
         }
         if let Some(previous) = previous {
             put(PREVIOUS, previous.to_string());
@@ -188,9 +188,9 @@ impl UpgradeState {
             number => {
                 let number: u32 = number.parse().map_err(|_| ParseStateError::Value(STAGE))?;
                 let through = || u64::from_str_radix(needed(THROUGH)?, 16).map_err(|_| ParseStateError::Value(THROUGH));
-                let stage = if number == 0 { None } else { Some(Ring { number, through: through()? }) };
+                let ring = if number == 0 { None } else { Some(Ring { number, through: through()? }) };
                 let previous = text(PREVIOUS).filter(|previous| !previous.is_empty()).map(Image::from);
-                Some(Ongoing { previous, stage, halted: text(HALTED).map(str::to_owned) })
+                Some(Ongoing { previous, ring, halted: text(HALTED).map(str::to_owned) })
             }
         };
         Ok(Self { target: needed(TARGET)?.into(), since: since.as_second(), ongoing })
@@ -201,10 +201,10 @@ impl UpgradeState {
 pub(super) mod tests {
     use super::*;
 
-    /// Upgrade from `a` to `b` in this stage.
-    pub(in crate::upgrade) fn upgrade(stage: Option<(u32, u64)>) -> UpgradeState {
-        let stage = stage.map(|(number, through)| Ring { number, through });
-        let ongoing = Some(Ongoing { previous: Some("a".into()), stage, halted: None });
+    /// Upgrade from `a` to `b` in this ring.
+    pub(in crate::upgrade) fn upgrade(ring: Option<(u32, u64)>) -> UpgradeState {
+        let ring = ring.map(|(number, through)| Ring { number, through });
+        let ongoing = Some(Ongoing { previous: Some("a".into()), ring, halted: None });
         UpgradeState { target: "b".into(), since: 1_800_000_000, ongoing }
     }
 
@@ -213,7 +213,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn runtimes_within_the_stage_get_the_target_and_the_others_the_previous_image() {
+    fn runtimes_within_the_ring_get_the_target_and_the_others_the_previous_image() {
         let runtime = id("r-1");
         let rank = rank("b", "r-1");
         let image = |state: &UpgradeState| state.image_for(&runtime);
@@ -259,7 +259,7 @@ pub(super) mod tests {
             assert_eq!(repository(image), expected);
         }
         let state = |target: &str, previous: Option<&str>| {
-            let ongoing = Ongoing { previous: previous.map(Image::from), stage: None, halted: None };
+            let ongoing = Ongoing { previous: previous.map(Image::from), ring: None, halted: None };
             UpgradeState { target: target.into(), since: 7, ongoing: Some(ongoing) }
         };
         let older = "registry.example.com:5000/agent@sha256:ab";

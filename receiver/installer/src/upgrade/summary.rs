@@ -8,7 +8,7 @@ use tidewatch_rollout::{Candidate, MAX_NAMED, Order, Share};
 
 use super::{
     ImageDecision, UpgradeState,
-    assessment::{Assessment, Fleet, Member},
+    members::{Fleet, Member, Standing},
 };
 
 /// Other images that a summary names: more than one means that there is no common one.
@@ -42,12 +42,12 @@ impl Summary {
     /// Summarizes runtimes that were assessed for a state, with their order on request.
     pub(super) fn of(state: &UpgradeState, fleet: &Fleet, with_order: bool) -> Self {
         let Fleet { members, excluded } = fleet;
-        let pending = || members.iter().filter(|member| member.assessment == Assessment::Pending);
+        let pending = || members.iter().filter(|member| member.standing == Standing::Pending);
         let images = members.iter().filter_map(|member| member.image.as_ref());
         let fails =
-            |member: &&Member| member.assessment == Assessment::Failing && member.image.as_ref() == Some(&state.target);
+            |member: &&Member| member.standing == Standing::Failing && member.image.as_ref() == Some(&state.target);
         let candidate = |member: &Member| {
-            let is_evidence = member.assessment == Assessment::Proven;
+            let is_evidence = member.standing == Standing::Proven;
             Candidate { rank: member.rank, is_evidence }
         };
         let mut summary = Self {
@@ -93,7 +93,7 @@ impl Summary {
     }
 }
 
-/// Number of runtimes by image and assessment.
+/// Number of runtimes by image and standing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Counts {
@@ -119,16 +119,16 @@ impl Counts {
         for member in members {
             let has = member.image.as_ref() == Some(&state.target);
             let gets = has || state.image_for_rank(member.rank) == ImageDecision::Use(state.target.clone());
-            let place = match (member.assessment, gets) {
-                (Assessment::Unfit, _) => &mut counts.unfit,
-                (Assessment::Proven, true) if has => &mut counts.proven,
-                (Assessment::Failing, true) if has => &mut counts.failing,
+            let place = match (member.standing, gets) {
+                (Standing::Unfit, _) => &mut counts.unfit,
+                (Standing::Proven, true) if has => &mut counts.proven,
+                (Standing::Failing, true) if has => &mut counts.failing,
                 (_, true) => &mut counts.pending,
-                (Assessment::Failing, false) => &mut counts.failing_before,
+                (Standing::Failing, false) => &mut counts.failing_before,
                 (_, false) => &mut counts.waiting,
             };
             *place += 1;
-            counts.upgraded += usize::from(has && member.assessment != Assessment::Unfit);
+            counts.upgraded += usize::from(has && member.standing != Standing::Unfit);
         }
         counts
     }

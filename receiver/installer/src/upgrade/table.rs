@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use super::{
     Image, ImageDecision,
-    assessment::{Assessment, Member},
     handle::ObservedImage,
+    members::{Member, Standing},
 };
 
 /// Observation of a runtime at one moment.
@@ -71,19 +71,13 @@ impl AssessmentTable {
     pub(super) fn assess(&mut self, observation: Observation<'_>, deadline: Duration, now: Instant) -> Option<Member> {
         let target = self.target.clone()?;
         let row = self.rows.get_mut(&observation.report.kyma)?;
-        let assessment = row.assess(&observation, &target, deadline, now);
-        Some(Member { kyma: observation.report.kyma.clone(), rank: row.rank?, image: row.image.clone(), assessment })
+        let standing = row.assess(&observation, &target, deadline, now);
+        Some(Member { kyma: observation.report.kyma.clone(), rank: row.rank?, image: row.image.clone(), standing })
     }
 }
 
 impl Row {
-    fn assess(
-        &mut self,
-        observation: &Observation<'_>,
-        target: &Image,
-        deadline: Duration,
-        now: Instant,
-    ) -> Assessment {
+    fn assess(&mut self, observation: &Observation<'_>, target: &Image, deadline: Duration, now: Instant) -> Standing {
         let Observation { report, observed, decision } = observation;
         if let Some(observed) = observed.as_ref().filter(|observed| self.image.as_ref() != Some(&observed.image)) {
             if self.image.is_some() {
@@ -108,12 +102,12 @@ impl Row {
         self.lacking_since = lacks.then(|| self.lacking_since.unwrap_or(now));
         let is_due = |since: Option<Instant>| since.is_some_and(|since| now >= since + deadline);
         match (self.lacking_since, has) {
-            (Some(_), _) if is_due(self.lacking_since) => Assessment::Unfit,
-            (Some(_), _) => Assessment::Pending,
-            (None, _) if is_proven => Assessment::Proven,
-            (None, true) if unproven_before => Assessment::Unfit,
-            (None, _) if is_due(unproven) => Assessment::Failing,
-            (None, _) => Assessment::Pending,
+            (Some(_), _) if is_due(self.lacking_since) => Standing::Unfit,
+            (Some(_), _) => Standing::Pending,
+            (None, _) if is_proven => Standing::Proven,
+            (None, true) if unproven_before => Standing::Unfit,
+            (None, _) if is_due(unproven) => Standing::Failing,
+            (None, _) => Standing::Pending,
         }
     }
 }
@@ -150,7 +144,7 @@ mod tests {
             gets: &str,
             path: PathState,
             beat: u32,
-        ) -> Assessment {
+        ) -> Standing {
             let at = |second: u32| self.start + S * second;
             let report = PathReport {
                 kyma: KymaKey::new("ns", "k"),
@@ -165,7 +159,7 @@ mod tests {
             });
             let observation = Observation { report: &report, observed, decision: ImageDecision::Use(gets.into()) };
             let now = at(second);
-            self.table.assess(observation, DEADLINE, now).unwrap().assessment
+            self.table.assess(observation, DEADLINE, now).unwrap().standing
         }
     }
 
@@ -174,15 +168,15 @@ mod tests {
     #[test]
     fn upgraded_agent_is_proven_by_its_own_heartbeat_only() {
         let mut one = SingleRuntime::new();
-        assert_eq!(one.at(0, Some(("a", Some(0))), "a", PathState::Proven, 0), Assessment::Proven);
-        assert_eq!(one.at(1, Some(("a", Some(0))), "b", PathState::Proven, 1), Assessment::Pending, "it lacks it");
-        assert_eq!(one.at(2, Some(("b", None)), "b", PathState::Proven, 1), Assessment::Pending, "the old one's word");
-        assert_eq!(one.at(5, Some(("b", Some(4))), "b", PathState::Proven, 1), Assessment::Pending);
-        assert_eq!(one.at(6, Some(("b", Some(4))), "b", PathState::Proven, 6), Assessment::Proven);
-        assert_eq!(one.at(700, Some(("b", Some(4))), "b", SILENT, 6), Assessment::Pending, "it may be passing");
-        assert_eq!(one.at(1_299, Some(("b", None)), "b", SILENT, 6), Assessment::Pending);
-        assert_eq!(one.at(1_300, Some(("b", None)), "b", SILENT, 6), Assessment::Failing);
-        assert_eq!(one.at(1_301, Some(("b", Some(1_301))), "b", PathState::Proven, 1_301), Assessment::Proven);
+        assert_eq!(one.at(0, Some(("a", Some(0))), "a", PathState::Proven, 0), Standing::Proven);
+        assert_eq!(one.at(1, Some(("a", Some(0))), "b", PathState::Proven, 1), Standing::Pending, "it lacks it");
+        assert_eq!(one.at(2, Some(("b", None)), "b", PathState::Proven, 1), Standing::Pending, "the old one's word");
+        assert_eq!(one.at(5, Some(("b", Some(4))), "b", PathState::Proven, 1), Standing::Pending);
+        assert_eq!(one.at(6, Some(("b", Some(4))), "b", PathState::Proven, 6), Standing::Proven);
+        assert_eq!(one.at(700, Some(("b", Some(4))), "b", SILENT, 6), Standing::Pending, "it may be passing");
+        assert_eq!(one.at(1_299, Some(("b", None)), "b", SILENT, 6), Standing::Pending);
+        assert_eq!(one.at(1_300, Some(("b", None)), "b", SILENT, 6), Standing::Failing);
+        assert_eq!(one.at(1_301, Some(("b", Some(1_301))), "b", PathState::Proven, 1_301), Standing::Proven);
     }
 
     #[test]
@@ -190,38 +184,38 @@ mod tests {
         let mut broken = SingleRuntime::new();
         broken.at(0, Some(("a", None)), "a", SILENT, 0);
         broken.unproven_before = true;
-        assert_eq!(broken.at(1, Some(("b", None)), "b", SILENT, 0), Assessment::Unfit, "it was not well before");
-        assert_eq!(broken.at(9, Some(("b", Some(8))), "b", PathState::Proven, 9), Assessment::Proven);
+        assert_eq!(broken.at(1, Some(("b", None)), "b", SILENT, 0), Standing::Unfit, "it was not well before");
+        assert_eq!(broken.at(9, Some(("b", Some(8))), "b", PathState::Proven, 9), Standing::Proven);
         // The next reconcile removes the record.
         broken.at(10, Some(("b", None)), "b", SILENT, 9);
-        assert_eq!(broken.at(610, Some(("b", None)), "b", SILENT, 9), Assessment::Failing, "it was well with this one");
+        assert_eq!(broken.at(610, Some(("b", None)), "b", SILENT, 9), Standing::Failing, "it was well with this one");
 
         let mut late = SingleRuntime::new();
         late.at(0, Some(("a", Some(0))), "a", PathState::Proven, 0);
-        assert_eq!(late.at(1, Some(("a", Some(0))), "b", PathState::Proven, 1), Assessment::Pending);
-        assert_eq!(late.at(601, Some(("a", Some(0))), "b", PathState::Proven, 601), Assessment::Unfit);
-        assert_eq!(late.at(602, Some(("a", Some(0))), "a", PathState::Proven, 602), Assessment::Proven);
+        assert_eq!(late.at(1, Some(("a", Some(0))), "b", PathState::Proven, 1), Standing::Pending);
+        assert_eq!(late.at(601, Some(("a", Some(0))), "b", PathState::Proven, 601), Standing::Unfit);
+        assert_eq!(late.at(602, Some(("a", Some(0))), "a", PathState::Proven, 602), Standing::Proven);
 
         let mut old = SingleRuntime::new();
-        assert_eq!(old.at(0, Some(("a", None)), "a", SILENT, 0), Assessment::Pending);
-        assert_eq!(old.at(600, Some(("a", None)), "a", SILENT, 0), Assessment::Failing);
+        assert_eq!(old.at(0, Some(("a", None)), "a", SILENT, 0), Standing::Pending);
+        assert_eq!(old.at(600, Some(("a", None)), "a", SILENT, 0), Standing::Failing);
     }
 
     #[test]
     fn acquired_runtime_that_was_unwell_before_its_upgrade_is_unfit() {
         let mut acquired = SingleRuntime::new();
         acquired.unproven_before = true;
-        assert_eq!(acquired.at(0, Some(("b", None)), "b", SILENT, 0), Assessment::Unfit);
-        assert_eq!(acquired.at(700, Some(("b", None)), "b", SILENT, 0), Assessment::Unfit);
+        assert_eq!(acquired.at(0, Some(("b", None)), "b", SILENT, 0), Standing::Unfit);
+        assert_eq!(acquired.at(700, Some(("b", None)), "b", SILENT, 0), Standing::Unfit);
         acquired.unproven_before = false;
-        assert_eq!(acquired.at(701, Some(("b", None)), "b", SILENT, 0), Assessment::Failing);
+        assert_eq!(acquired.at(701, Some(("b", None)), "b", SILENT, 0), Standing::Failing);
     }
 
     #[test]
     fn new_process_grants_the_full_deadline() {
         let mut one = SingleRuntime::new();
-        assert_eq!(one.at(0, None, "b", PathState::Unknown, 0), Assessment::Pending, "not observed");
-        assert_eq!(one.at(3, Some(("b", None)), "b", PathState::Unknown, 0), Assessment::Pending);
-        assert_eq!(one.at(600, Some(("b", None)), "b", SILENT, 0), Assessment::Failing);
+        assert_eq!(one.at(0, None, "b", PathState::Unknown, 0), Standing::Pending, "not observed");
+        assert_eq!(one.at(3, Some(("b", None)), "b", PathState::Unknown, 0), Standing::Pending);
+        assert_eq!(one.at(600, Some(("b", None)), "b", SILENT, 0), Standing::Failing);
     }
 }

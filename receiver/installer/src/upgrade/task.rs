@@ -27,9 +27,9 @@ use tokio::time::Instant;
 
 use super::{
     CONFIG_MAP, Flags, ImageDecision, Metrics, UpgradeHandle, UpgradeState,
-    assessment::{Fleet, Member},
     assessor::{Assessor, Question},
     decide::{self, Step},
+    members::{Fleet, Member},
     store::Stored,
     summary::{Counts, Summary},
     table::AssessmentTable,
@@ -120,7 +120,7 @@ impl Upgrade {
 
     fn announce(&self, state: &UpgradeState, uid: &str) -> PendingEvent {
         let target = &state.target;
-        let stage = state.stage();
+        let stage = state.ring();
         let of = self.rules.rings.count();
         let note = match (state.halted(), state.is_done()) {
             (Some(reason), _) => {

@@ -363,7 +363,7 @@ impl ModuleRollouts {
             let is_admitted = run.admitted.contains(&uid);
             let standing =
                 run.times.assess(&kyma_key, &rollout.change, is_admitted, &observation, policy.rules.deadline, now);
-            let rank = members::rank(&key.module, &rollout.version, &uid, policy.is_canary(kyma.labels()));
+            let rank = members::rank(&key.module, &rollout.version, &uid, policy.is_first(kyma.labels()));
             Some(Member { kyma: kyma_key, uid, rank, standing })
         };
         let members: Vec<_> = self.followers(key).filter_map(assess).collect();

@@ -14,7 +14,7 @@ use std::time::Duration;
 use aws_lc_rs::digest;
 use jiff::Timestamp;
 
-pub use policy::{Canaries, ParseCanariesError, RolloutFlags};
+pub use policy::{FirstRuntimes, ParseFirstRuntimesError, RolloutFlags};
 pub use record::{EarlierVersion, Progress, Rollout, RolloutKey};
 
 pub use board::{BoardEntry, RolloutBoard};

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use tidewatch_rollout::{Candidate, Criteria, Order, Ring, first_names};
 
-use super::members::{Block, LAST_CANARY, Member, Standing, count};
+use super::members::{Block, LAST_FIRST, Member, Standing, count};
 use crate::catalog::rollout::{Progress, Rollout};
 
 /// Result of a step.
@@ -90,8 +90,8 @@ pub fn step(rollout: &Rollout, members: &[Member], admitted: &BTreeSet<String>, 
 
 /// First ring: the runtimes before all others, if there are any. `None` without runtimes.
 fn first_ring(members: &[Member], criteria: Criteria<'_>) -> Option<Ring> {
-    if members.iter().any(|member| member.rank <= LAST_CANARY) {
-        return Some(Ring { number: 0, through: LAST_CANARY });
+    if members.iter().any(|member| member.rank <= LAST_FIRST) {
+        return Some(Ring { number: 0, through: LAST_FIRST });
     }
     if members.is_empty() { None } else { order(members).next_ring(1, 0, &criteria.rules.rings) }
 }

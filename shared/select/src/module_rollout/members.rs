@@ -20,9 +20,9 @@ use crate::{
 };
 
 /// Bit of the rank of all runtimes but those before the first ring.
-const AFTER_CANARIES: u64 = 1 << 63;
+const IN_RINGS: u64 = 1 << 63;
 /// Highest rank of a runtime before the first ring.
-pub(crate) const LAST_CANARY: u64 = AFTER_CANARIES - 1;
+pub(crate) const LAST_FIRST: u64 = IN_RINGS - 1;
 
 /// Reason for which a runtime cannot be upgraded now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
@@ -150,9 +150,9 @@ pub fn block<'a>(
 
 /// Position of a Kyma in the order of a rollout: those before the first ring, then the others, effectively random, and equal in
 /// every process.
-pub fn rank(module: &str, version: &str, kyma_uid: &str, is_canary: bool) -> u64 {
+pub fn rank(module: &str, version: &str, kyma_uid: &str, is_first: bool) -> u64 {
     let rank = tidewatch_rollout::rank(&format!("{module}\n{version}"), kyma_uid) >> 1;
-    if is_canary { rank } else { rank | AFTER_CANARIES }
+    if is_first { rank } else { rank | IN_RINGS }
 }
 
 /// Times since when runtimes are in their state, by Kyma. A new process grants every runtime the full deadline.
@@ -412,9 +412,9 @@ mod tests {
 
     #[test]
     fn first_runtimes_come_before_the_rings() {
-        let rank = |uid: &str, is_canary| rank("keda", "1.1.0", uid, is_canary);
-        let all = |is_canary| (0..50).map(move |n| rank(&format!("u-{n}"), is_canary));
-        assert!(all(true).max() <= Some(LAST_CANARY) && all(false).min() > Some(LAST_CANARY));
+        let rank = |uid: &str, is_first| rank("keda", "1.1.0", uid, is_first);
+        let all = |is_first| (0..50).map(move |n| rank(&format!("u-{n}"), is_first));
+        assert!(all(true).max() <= Some(LAST_FIRST) && all(false).min() > Some(LAST_FIRST));
         assert_ne!(rank("u-1", false), super::rank("keda", "1.2.0", "u-1", false), "each version has another order");
     }
 }

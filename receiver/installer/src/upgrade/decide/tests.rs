@@ -12,7 +12,7 @@ use tidewatch_rollout::{Candidate, MAX_NAMED, Order, Ring, Rules};
 use super::*;
 use crate::upgrade::{
     ImageDecision,
-    assessment::{Assessment, Fleet, Member},
+    members::{Fleet, Member, Standing},
     state::tests::upgrade,
 };
 
@@ -33,13 +33,13 @@ fn rules(rings: &str) -> Rules {
     }
 }
 
-fn member(rank: u64, image: &str, assessment: Assessment) -> Member {
-    Member { kyma: KymaKey::new("ns", format!("k{rank}")), rank, image: Some(image.into()), assessment }
+fn member(rank: u64, image: &str, standing: Standing) -> Member {
+    Member { kyma: KymaKey::new("ns", format!("k{rank}")), rank, image: Some(image.into()), standing }
 }
 
 /// Members with ascending ranks and image `a`.
-fn with_a(assessments: &[Assessment]) -> Vec<Member> {
-    (1..).zip(assessments).map(|(rank, assessment)| member(rank * 10, "a", *assessment)).collect()
+fn with_a(standings: &[Standing]) -> Vec<Member> {
+    (1..).zip(standings).map(|(rank, standing)| member(rank * 10, "a", *standing)).collect()
 }
 
 fn fleet(members: Vec<Member>) -> Fleet {
@@ -78,11 +78,11 @@ fn step(state: &UpgradeState, fleet: &Fleet, criteria: Criteria<'_>) -> Option<U
 }
 
 fn ring(state: &UpgradeState) -> (u32, u64) {
-    let ring = state.ongoing.as_ref().unwrap().stage.unwrap();
+    let ring = state.ongoing.as_ref().unwrap().ring.unwrap();
     (ring.number, ring.through)
 }
 
-use Assessment::{Failing, Pending, Proven, Unfit};
+use Standing::{Failing, Pending, Proven, Unfit};
 
 #[test]
 fn first_ring_begins_once_no_runtime_is_pending() {
@@ -102,9 +102,9 @@ fn first_ring_begins_once_no_runtime_is_pending() {
 fn ring_ends_when_all_are_proven_and_its_pause_has_passed() {
     let rules = rules("1%,10%,50%,100%");
     let one = upgrade(Some((1, 10)));
-    let at = |assessment, now| {
+    let at = |standing, now| {
         let mut members = with_a(&[Proven; 4]);
-        members[0] = member(10, "b", assessment);
+        members[0] = member(10, "b", standing);
         step(&one, &fleet(members), criteria(&rules, now))
     };
     assert_eq!(at(Proven, NOW + PAUSE - 1), None);
@@ -124,7 +124,7 @@ fn ring_ends_when_all_are_proven_and_its_pause_has_passed() {
 fn upgrade_halts_only_when_upgraded_runtimes_fare_worse_than_the_others() {
     let rules = rules("1%,100%");
     let one = upgrade(Some((1, 10)));
-    let at = |others: Assessment, confirmed| {
+    let at = |others: Standing, confirmed| {
         let mut members = with_a(&[others; 4]);
         members[0] = member(10, "b", Failing);
         step(&one, &fleet(members), Criteria { is_confirmed: confirmed, ..criteria(&rules, NOW + PAUSE) })
@@ -141,16 +141,14 @@ fn upgrade_halts_only_when_upgraded_runtimes_fare_worse_than_the_others() {
     assert_eq!(step(&halted, &members(), confirmed).unwrap().halted(), None);
 
     let many = |failing: u64| {
-        let assessment = |rank| if rank <= failing { Failing } else { Proven };
-        let members =
-            (1..=400).map(|rank| member(rank, if rank <= 200 { "b" } else { "a" }, assessment(rank))).collect();
+        let standing = |rank| if rank <= failing { Failing } else { Proven };
+        let members = (1..=400).map(|rank| member(rank, if rank <= 200 { "b" } else { "a" }, standing(rank))).collect();
         step(&upgrade(Some((1, 200))), &fleet(members), criteria(&rules, NOW + PAUSE)).unwrap()
     };
     assert_eq!(ring(&many(3)), (2, u64::MAX), "less than 2% of them");
     let few = |failing: u64| {
-        let assessment = |rank| if rank <= failing { Failing } else { Proven };
-        let members =
-            (1..=400).map(|rank| member(rank, if rank <= 50 { "b" } else { "a" }, assessment(rank))).collect();
+        let standing = |rank| if rank <= failing { Failing } else { Proven };
+        let members = (1..=400).map(|rank| member(rank, if rank <= 50 { "b" } else { "a" }, standing(rank))).collect();
         step(&upgrade(Some((1, 50))), &fleet(members), criteria(&rules, NOW + PAUSE)).unwrap()
     };
     assert_eq!(few(2).halted(), None, "a hostile runtime or two cannot halt the fleet's upgrade");
@@ -174,7 +172,7 @@ fn unknown_previous_image_is_derived_from_the_runtimes() {
     assert_eq!(step(vec![not_looked_at, member(2, "b", Proven)], 0), None);
     let previous = |state: Option<UpgradeState>| {
         let ongoing = state.unwrap().ongoing.unwrap();
-        assert!(ongoing.stage.is_some(), "{ongoing:?}");
+        assert!(ongoing.ring.is_some(), "{ongoing:?}");
         ongoing.previous
     };
     assert_eq!(previous(step(with_a(&[Proven, Proven]), 0)), Some("a".into()));
@@ -263,9 +261,9 @@ fn any_rules() -> impl Strategy<Value = Rules> {
 /// Members in any state, also in those that no upgrade leads to. Few ranks, so that some are within a ring.
 fn any_members() -> impl Strategy<Value = Vec<Member>> {
     let image = prop::sample::select(vec![None, Some("a"), Some("b"), Some("c"), Some("d")]);
-    let assessment = prop::sample::select(vec![Proven, Proven, Proven, Pending, Failing, Unfit]);
-    let one = (0u64..400, image, assessment)
-        .prop_map(|(rank, image, assessment)| Member { image: image.map(Into::into), ..member(rank, "", assessment) });
+    let standing = prop::sample::select(vec![Proven, Proven, Proven, Pending, Failing, Unfit]);
+    let one = (0u64..400, image, standing)
+        .prop_map(|(rank, image, standing)| Member { image: image.map(Into::into), ..member(rank, "", standing) });
     let few = prop::collection::btree_map(0u64..400, one, 0..40);
     few.prop_map(|members| {
         members
@@ -282,7 +280,7 @@ fn any_state() -> impl Strategy<Value = UpgradeState> {
         let mut state = UpgradeState { since: NOW, ..upgrade(ring) };
         if let Some(ongoing) = &mut state.ongoing {
             ongoing.previous = previous.map(Into::into);
-            ongoing.halted = (is_halted && ongoing.stage.is_some()).then(|| "3 of 9".to_owned());
+            ongoing.halted = (is_halted && ongoing.ring.is_some()).then(|| "3 of 9".to_owned());
         }
         state
     })
@@ -298,7 +296,7 @@ fn run(fleet: &[RandomRuntime], rules: &Rules, mut check: impl FnMut(&UpgradeSta
         for ((member, runtime), slow) in members.iter_mut().zip(fleet).zip(&mut slow) {
             let gets = state.image_for_rank(member.rank) == ImageDecision::Use("b".into());
             let has = member.image.as_deref() == Some("b");
-            member.assessment = match (gets, has, *slow) {
+            member.standing = match (gets, has, *slow) {
                 (false, false, _) => Proven,
                 (false, true, _) => panic!("no runtime is downgraded"),
                 (true, false, 0) => {
@@ -328,7 +326,7 @@ proptest! {
     fn rings_respect_their_share_and_pause(fleet in random_fleet(80), rules in any_rules()) {
         let mut before: Option<(u32, i64)> = None;
         run(&fleet, &rules, |state, upgraded, now| {
-            let Some(Ongoing { stage: Some(ring), halted, .. }) = &state.ongoing else { return };
+            let Some(Ongoing { ring: Some(ring), halted, .. }) = &state.ongoing else { return };
             let (_, share) = rules.rings.from(ring.number).next().unwrap();
             assert!(upgraded <= share.floor_of(fleet.len()), "{upgraded} of {} in {ring:?}", fleet.len());
             if let Some((number, since)) = before {

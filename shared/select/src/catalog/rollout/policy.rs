@@ -44,7 +44,7 @@ pub struct RolloutFlags {
 
     /// Labels of the Kymas that get a version before the first ring, KEY=VALUE separated by commas
     #[arg(long, env = "TIDEWATCH_MODULE_ROLLOUT_CANARIES", value_name = "LABELS")]
-    pub module_rollout_canaries: Option<Canaries>,
+    pub module_rollout_canaries: Option<FirstRuntimes>,
 }
 
 impl Default for RolloutFlags {
@@ -61,11 +61,11 @@ impl Default for RolloutFlags {
 
 /// Selector of the runtimes before the first ring, by the labels of their Kymas.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Canaries(Selector);
+pub struct FirstRuntimes(Selector);
 
-/// Failure to parse [`Canaries`].
+/// Failure to parse [`FirstRuntimes`].
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum ParseCanariesError {
+pub enum ParseFirstRuntimesError {
     /// Not `KEY=VALUE`, separated by commas.
     #[error("not of the form KEY=VALUE, separated by commas")]
     Form,
@@ -74,13 +74,13 @@ pub enum ParseCanariesError {
     Selector(#[from] SelectorError),
 }
 
-impl FromStr for Canaries {
-    type Err = ParseCanariesError;
+impl FromStr for FirstRuntimes {
+    type Err = ParseFirstRuntimesError;
 
-    fn from_str(text: &str) -> Result<Self, ParseCanariesError> {
+    fn from_str(text: &str) -> Result<Self, ParseFirstRuntimesError> {
         let label = |pair: &str| {
-            let (key, value) = pair.trim().split_once('=').ok_or(ParseCanariesError::Form)?;
-            Ok::<_, ParseCanariesError>((key.to_owned(), value.to_owned()))
+            let (key, value) = pair.trim().split_once('=').ok_or(ParseFirstRuntimesError::Form)?;
+            Ok::<_, ParseFirstRuntimesError>((key.to_owned(), value.to_owned()))
         };
         let match_labels = Some(text.split(',').map(label).collect::<Result<_, _>>()?);
         Ok(Self(Selector::parse(&LabelSelector { match_labels, match_expressions: None })?))
@@ -92,7 +92,7 @@ impl FromStr for Canaries {
 pub struct RolloutPolicy {
     /// Rules of the rings.
     pub rules: Rules,
-    first: Option<Canaries>,
+    first: Option<FirstRuntimes>,
 }
 
 /// Failure to read the rules of a rollout from the annotations of a release meta.
@@ -118,7 +118,7 @@ impl RolloutPolicy {
         let Some(rings) = rings.or_else(|| flags.module_rollout_rings.clone()) else { return Ok(None) };
         let time = |name, flag| Ok(read::<Seconds, _>(meta, name)?.map_or(flag, |Seconds(time)| time));
         let max_failures = read::<Share, ParseShareError>(meta, annotation::ROLLOUT_MAX_FAILURES)?;
-        let first = read::<Canaries, ParseCanariesError>(meta, annotation::ROLLOUT_CANARIES)?;
+        let first = read::<FirstRuntimes, ParseFirstRuntimesError>(meta, annotation::ROLLOUT_CANARIES)?;
         let deadline = time(annotation::ROLLOUT_DEADLINE, flags.module_rollout_deadline)?;
         let pause = time(annotation::ROLLOUT_PAUSE, flags.module_rollout_pause)?;
         let max_failures = max_failures.unwrap_or(flags.module_rollout_max_failures);
@@ -127,8 +127,8 @@ impl RolloutPolicy {
     }
 
     /// Returns whether a Kyma with these labels gets a version before the first ring.
-    pub fn is_canary(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.first.as_ref().is_some_and(|Canaries(selector)| selector.matches(labels))
+    pub fn is_first(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.first.as_ref().is_some_and(|FirstRuntimes(selector)| selector.matches(labels))
     }
 }
 
@@ -200,7 +200,7 @@ mod tests {
         };
         assert_eq!(own.rules, expected);
         let labels = |region: &str| [("tier", "canary"), ("region", region)].map(|(k, v)| (k.into(), v.into())).into();
-        assert!(own.is_canary(&labels("eu")) && !own.is_canary(&labels("us")) && !by_flags.is_canary(&labels("eu")));
+        assert!(own.is_first(&labels("eu")) && !own.is_first(&labels("us")) && !by_flags.is_first(&labels("eu")));
     }
 
     #[test]

@@ -74,7 +74,7 @@ pub struct EarlierVersion {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// Ring whose runtimes get the version; absent before the first one. Number 0 is that of the canaries.
+    /// Ring whose runtimes get the version; absent before the first one. Number 0 has the runtimes before the first ring.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring: Option<Ring>,
     /// Start of the ring, in Unix seconds.
@@ -190,7 +190,7 @@ impl Rollout {
         Some(format!("{}-{}", self.change, progress.confirmations + 1))
     }
 
-    /// Number of the ring, from 1; 0 for the canaries. `None` before the first ring, and once every runtime gets the
+    /// Number of the ring, from 1; 0 for the runtimes before the first one. `None` before the first ring, and once every runtime gets the
     /// version.
     #[must_use]
     pub fn ring(&self) -> Option<u32> {

@@ -19,7 +19,7 @@ use crate::{
 const NOW: i64 = 1_800_000_000;
 const PAUSE: i64 = 100;
 /// Rank of the first runtime of the rings.
-const FIRST: u64 = LAST_CANARY + 1;
+const FIRST: u64 = LAST_FIRST + 1;
 
 use Standing::{Blocked, Failing, Lost, Proven, Unfit, Upgrading, Waiting};
 
@@ -86,7 +86,7 @@ fn first_ring_is_that_of_the_first_runtimes_or_of_the_first_share() {
     assert_eq!((progress(&first).since, first.admitted.len()), (NOW + 5, 0), "it is stored first");
     all[7].rank = 7;
     let first = at(&rollout(None), &all, &policy, NOW);
-    assert_eq!(progress(&first).ring, Some(Ring { number: 0, through: LAST_CANARY }));
+    assert_eq!(progress(&first).ring, Some(Ring { number: 0, through: LAST_FIRST }));
     let none = at(&rollout(None), &[], &policy, NOW);
     assert_eq!(none.next.unwrap().progress, None, "no runtime follows the channel");
 }
@@ -209,7 +209,7 @@ fn small_ring_with_too_many_failures_halts_at_its_end() {
 /// Runtime of a model.
 #[derive(Clone, Debug)]
 struct Model {
-    is_canary: bool,
+    is_first: bool,
     is_healthy: bool,
     /// The new version fails in it.
     fails: bool,
@@ -236,7 +236,7 @@ enum Disturbance {
 
 fn runtimes() -> impl Strategy<Value = Vec<Model>> {
     let one = (prop::bool::weighted(0.05), prop::bool::weighted(0.9), prop::bool::weighted(0.2), (0u8..4, 0u8..4));
-    let one = one.prop_map(|(is_canary, is_healthy, fails, slow)| Model { is_canary, is_healthy, fails, slow });
+    let one = one.prop_map(|(is_first, is_healthy, fails, slow)| Model { is_first, is_healthy, fails, slow });
     prop::collection::vec(one, 1..80)
 }
 
@@ -319,7 +319,7 @@ impl<'a> World<'a> {
             let is_admitted = self.admitted.contains(&uid);
             let deadline = Duration::from_secs(100);
             let standing = self.times.assess(&kyma, change, is_admitted, &observation, deadline, now);
-            let rank = super::super::members::rank("keda", &self.stored.version, &uid, model.is_canary);
+            let rank = super::super::members::rank("keda", &self.stored.version, &uid, model.is_first);
             members.push(Member { kyma, uid, rank, standing });
         }
         members

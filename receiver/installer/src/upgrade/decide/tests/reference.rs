@@ -1,7 +1,7 @@
 //! Decision on a list of all runtimes, by which the decision on summaries is judged.
 
 use super::*;
-use crate::upgrade::assessment::{Fleet, Member};
+use crate::upgrade::members::{Fleet, Member};
 
 /// Returns the next state of the upgrade; `None` if it does not change.
 pub(super) fn step(state: &UpgradeState, fleet: &Fleet, criteria: Criteria<'_>) -> Option<UpgradeState> {
@@ -12,7 +12,7 @@ pub(super) fn step(state: &UpgradeState, fleet: &Fleet, criteria: Criteria<'_>) 
         // If every runtime is away, the upgrade waits: returning runtimes must not all try a new image first.
         return (fleet.excluded.is_empty()).then(|| becomes(None));
     }
-    let Some(ring) = ongoing.stage else { return begin(state, ongoing, members, criteria) };
+    let Some(ring) = ongoing.ring else { return begin(state, ongoing, members, criteria) };
     if ongoing.halted.is_some() {
         return criteria.is_confirmed.then(|| becomes(Some(Ongoing { halted: None, ..ongoing.clone() })));
     }
@@ -37,13 +37,13 @@ pub(super) fn step(state: &UpgradeState, fleet: &Fleet, criteria: Criteria<'_>) 
     } else {
         order(members).next_ring(ring.number + 1, ring.through, &criteria.rules.rings)?
     };
-    Some(becomes(Some(Ongoing { stage: Some(next), ..ongoing.clone() })))
+    Some(becomes(Some(Ongoing { ring: Some(next), ..ongoing.clone() })))
 }
 
 /// Begins the first ring once few runtimes are pending. If the previous image is unknown, every image must be observed
 /// first.
 fn begin(state: &UpgradeState, ongoing: &Ongoing, members: &[Member], criteria: Criteria<'_>) -> Option<UpgradeState> {
-    let pending = || members.iter().filter(|member| member.assessment == Assessment::Pending);
+    let pending = || members.iter().filter(|member| member.standing == Standing::Pending);
     let unseen = ongoing.previous.is_none() && pending().any(|member| member.image.is_none());
     if unseen || pending().count() >= criteria.rules.max_failures.ceiling_of(members.len()) {
         return None;
@@ -57,12 +57,12 @@ fn begin(state: &UpgradeState, ongoing: &Ongoing, members: &[Member], criteria: 
         previous = images.all(|other| other == first).then(|| first.clone());
     }
     let ring = order(members).next_ring(1, 0, &criteria.rules.rings)?;
-    Some(state.becoming(Some(Ongoing { previous, stage: Some(ring), halted: None }), criteria.now))
+    Some(state.becoming(Some(Ongoing { previous, ring: Some(ring), halted: None }), criteria.now))
 }
 
 fn order(members: &[Member]) -> Order {
     let candidate = |member: &Member| {
-        let is_evidence = member.assessment == Assessment::Proven;
+        let is_evidence = member.standing == Standing::Proven;
         Candidate { rank: member.rank, is_evidence }
     };
     members.iter().map(candidate).collect()
@@ -71,7 +71,7 @@ fn order(members: &[Member]) -> Order {
 fn halt_reason(state: &UpgradeState, counts: &Counts, members: &[Member]) -> String {
     let failing = members
         .iter()
-        .filter(|member| member.assessment == Assessment::Failing && member.image.as_ref() == Some(&state.target));
+        .filter(|member| member.standing == Standing::Failing && member.image.as_ref() == Some(&state.target));
     let mut names: Vec<_> = failing.map(|member| member.kyma.to_string()).collect();
     names.sort_unstable();
     let more = if names.len() > MAX_NAMED { ", …" } else { "" };

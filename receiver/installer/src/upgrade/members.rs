@@ -4,9 +4,9 @@ use tidewatch_api::key::KymaKey;
 
 use super::Image;
 
-/// Assessment of a runtime with its current image.
+/// Standing of a runtime with its current image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Assessment {
+pub(super) enum Standing {
     /// The event path is proven.
     Proven,
     /// The evidence is incomplete, or the runtime does not have its image yet.
@@ -25,7 +25,7 @@ pub(super) struct Member {
     pub(super) rank: u64,
     /// Observed image, `None` if it has not been observed yet.
     pub(super) image: Option<Image>,
-    pub(super) assessment: Assessment,
+    pub(super) standing: Standing,
 }
 
 /// Runtimes of the shards that a replica holds, as assessed.
