@@ -97,3 +97,60 @@ impl<S: Subject> StagedTask<S> {
         self.idle = IDLE_TICKS - 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, sync::Arc};
+
+    use parking_lot::Mutex;
+    use tidewatch_cluster::{leader::WriteFence, testing::FakeApiServer};
+
+    use super::*;
+    use crate::recorder::{Metrics, Regarding};
+
+    /// Creates the ConfigMap, and rests. Records what the task does with it.
+    #[derive(Clone, Default)]
+    struct Created(Arc<Mutex<Vec<&'static str>>>);
+
+    impl Subject for Created {
+        const WATCH: &'static str = "watch of a test";
+
+        fn observe(&mut self, map: Option<&ConfigMap>) -> Vec<PendingEvent> {
+            self.0.lock().push(if map.is_some() { "observed" } else { "absent" });
+            let regarding = Regarding::config_map("kcp-system", "state");
+            let created = PendingEvent { regarding, warning: false, reason: "Created", note: "created".to_owned() };
+            map.map(|_| created).into_iter().collect()
+        }
+
+        fn rests(&self) -> bool {
+            true
+        }
+
+        async fn evaluate(&mut self, map: &mut StateMap, now: Instant) {
+            self.0.lock().push("evaluated");
+            if !map.exists() && map.is_writable(now) {
+                map.write(BTreeMap::new()).await;
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn state_is_evaluated_at_each_change_and_seldom_otherwise() {
+        for (role, notes) in [(FleetRole::held(WriteFence::default()), 1), (FleetRole::released(), 0)] {
+            let kcp = FakeApiServer::default();
+            let recorder = EventRecorder::new(Metrics::default());
+            let subject = Created::default();
+            let map = StateMap::new(kcp.client(), "kcp-system", "state");
+            let task = StagedTask::new(subject.clone(), map, role, recorder.clone());
+            let synced = CancellationToken::new();
+            synced.cancel();
+            let ended = time::timeout(INTERVAL * IDLE_TICKS * 3, task.run(synced)).await;
+            assert!(ended.is_err() && kcp.object("configmaps/state").is_some(), "{ended:?}");
+            let mut seen = subject.0.lock().clone();
+            let observed = seen.iter().position(|it| *it == "observed").unwrap();
+            let later = seen.split_off(observed + 1);
+            assert!(later.iter().all(|it| *it == "evaluated") && (3..=4).contains(&later.len()), "{later:?}");
+            assert_eq!(recorder.pending_notes().len(), notes);
+        }
+    }
+}
