@@ -1,5 +1,5 @@
-//! Permissions of the receiver's account in KCP: one table, from which the deployment's Role is generated and which the
-//! test environment grants, so that the tests prove these permissions sufficient.
+//! Permissions of the receiver's account in KCP: one table, from which the deployment's Role is generated. The test bed
+//! grants that Role, so the tests prove these permissions sufficient.
 //!
 //! All of them are in the receiver's own namespace, except for [`ca_rules`]. `--admin-auth` also needs the ClusterRole `system:auth-delegator`.
 

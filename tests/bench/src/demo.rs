@@ -4,7 +4,6 @@
 mod acts;
 mod cli;
 mod observe;
-pub mod stamps;
 mod timeline;
 
 use std::sync::Arc;
@@ -13,8 +12,7 @@ use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
 use serde_json::json;
 use tidewatch_api::{State, names::SKR_NAMESPACE};
-
-use crate::{
+use tidewatch_testing::{
     bed::TestBed,
     control_plane::{ClusterUser, Tool},
     kubelet::{self, Kubelet},

@@ -15,9 +15,8 @@ use tidewatch_contract::{
     signature::{Headers, Message, Nonce, Signer},
 };
 use tidewatch_kit::tls::Identity;
+use tidewatch_testing::control_plane::credentials;
 use tidewatch_trust::{Ca, PemIdentity};
-
-use crate::control_plane::credentials;
 
 pub(super) use module::{COMPONENT, COMPONENT_VERSION, DESCRIPTOR_MEDIA_TYPE};
 

@@ -8,9 +8,9 @@ use tidewatch_oci::{
     descriptor,
     layer::{self, LayerKind},
 };
+use tidewatch_testing::paths;
 
 use super::*;
-use crate::paths;
 
 /// Dictionary of tokens with a meaning for the parsers.
 const DICTIONARY: &[&str] = &[

@@ -2,7 +2,7 @@
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! let bed = tidewatch_tests::bed::TestBed::start().await?;
+//! let bed = tidewatch_testing::bed::TestBed::start().await?;
 //! let (kcp, runtime) = (bed.kcp().await?, bed.runtime("one").await?);
 //! println!("{} {}", kcp.url(), runtime.url());
 //! # Ok(()) }

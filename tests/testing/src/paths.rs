@@ -9,7 +9,7 @@ use std::{
 #[must_use]
 pub fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().unwrap_or(here).to_path_buf()
+    here.ancestors().nth(2).unwrap_or(here).to_path_buf()
 }
 
 /// Cargo's target folder: `CARGO_TARGET_DIR`, if set, otherwise `target` in the workspace.

@@ -77,8 +77,13 @@ pub async fn build_binaries() -> Result<ProductBinaries, BuildError> {
         let mut step = Step::begin("building agent, receiver and operators' program");
         // cargo blocks for as long as it compiles. This crate is among the packages, and tests ask for the
         // feature `unified`, so that cargo unifies the same features as for the running binary, and compiles nothing twice.
-        let packages =
-            &["tidewatch-agent", "tidewatch-receiver", "tidewatch-cli", "tidewatch-sample-operator", "tidewatch-tests"];
+        let packages = &[
+            "tidewatch-agent",
+            "tidewatch-receiver",
+            "tidewatch-cli",
+            "tidewatch-sample-operator",
+            "tidewatch-testing",
+        ];
         let mut cargo = tokio::task::spawn_blocking(|| build::cargo_build(packages));
         let by_name = loop {
             match timeout(TICK, &mut cargo).await {

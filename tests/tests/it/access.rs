@@ -11,7 +11,7 @@ use tidewatch_api::{
     KymaStatus, State,
     names::{KUBECONFIG_KEY, label},
 };
-use tidewatch_tests::control_plane::ClusterUser;
+use tidewatch_testing::control_plane::ClusterUser;
 
 use crate::support::{SingleRuntime, TestResult, condition};
 

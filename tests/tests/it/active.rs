@@ -9,7 +9,7 @@ use kube::{
     api::{DeleteParams, ObjectMeta, PostParams},
 };
 use serde_json::Value;
-use tidewatch_tests::{
+use tidewatch_testing::{
     http,
     landscape::{DEADLINE, Options, until},
     ports,

@@ -10,7 +10,7 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
-use tidewatch_tests::{
+use tidewatch_testing::{
     http,
     landscape::{DEADLINE, Options, until},
     ports,
@@ -133,7 +133,7 @@ async fn the_fleet_report_agrees_with_the_agent_status() -> TestResult {
     assert!(text(&checked.stderr).contains("not active"), "{}", text(&checked.stderr));
 
     // An unknown path is answered with 404.
-    let foreign = tidewatch_tests::http::get(admin, "/other", DEADLINE).await?;
+    let foreign = tidewatch_testing::http::get(admin, "/other", DEADLINE).await?;
     assert_eq!(foreign.0, StatusCode::NOT_FOUND);
     setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
     let unreachable = fleet(&[]).await?;

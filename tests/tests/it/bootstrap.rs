@@ -13,7 +13,7 @@ use tidewatch_api::names::{
     AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_OBJECT, CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY, RUNTIME_ID_KEY,
     SKR_NAMESPACE, TRUST_BUNDLE_KEY,
 };
-use tidewatch_tests::{landscape::AGENT_IMAGE, progress::print_line};
+use tidewatch_testing::{landscape::AGENT_IMAGE, progress::print_line};
 
 use crate::support::{Fleet, TestResult, quick_options};
 

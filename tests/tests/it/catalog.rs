@@ -23,7 +23,7 @@ use tidewatch_api::{
     Kyma, KymaStatus, ModuleReleaseMeta, ModuleTemplate, State,
     names::{CATALOG_INVENTORY, RELEASES, SKR_NAMESPACE, annotation, label},
 };
-use tidewatch_tests::{
+use tidewatch_testing::{
     control_plane::{ClusterUser, audit::Write},
     http,
     landscape::{

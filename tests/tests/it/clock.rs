@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use tidewatch_tests::landscape::Options;
+use tidewatch_testing::landscape::Options;
 
 use crate::{
     load::{KEDA, Load, watch_objects},

@@ -1,5 +1,5 @@
 //! Contracts with tools and neighbours: requests that other programs send, and what they read afterwards, as data in
-//! `tests/data/tools`. This module parses that data strictly; the integration test `tools` replays it.
+//! `tests/data/tools`. This module parses that data strictly; the test `tools` replays it.
 //!
 //! One file describes one program:
 //!
@@ -37,21 +37,20 @@ use std::{
 };
 
 use serde::Deserialize;
-
-use crate::paths;
+use tidewatch_testing::paths;
 
 mod body;
 mod raw;
 mod read;
 mod values;
 
-pub use body::{BodyError, Put, Shape, put, resolve};
-pub use read::{Expected, Mismatch, Read};
-pub use values::{UnknownValue, Values};
+pub(crate) use body::{Put, Shape, put, resolve};
+pub(crate) use read::{Expected, Mismatch, Read};
+pub(crate) use values::Values;
 
 /// Failure to read the contracts.
 #[derive(Debug, thiserror::Error)]
-pub enum ContractError {
+pub(crate) enum ContractError {
     /// A file cannot be read.
     #[error("read {0}")]
     Read(PathBuf, #[source] io::Error),
@@ -72,27 +71,27 @@ pub enum ContractError {
 
 /// Contracts of one program.
 #[derive(Debug)]
-pub struct Tool {
+pub(crate) struct Tool {
     /// Name of its file without extension.
-    pub file: String,
+    pub(crate) file: String,
     /// Name of the program.
-    pub name: String,
+    pub(crate) name: String,
     /// Commit or release whose sources were read, or the month of the snapshot.
-    pub version: String,
+    pub(crate) version: String,
     /// Repository, paths and commits of the sources.
-    pub sources: Vec<String>,
+    pub(crate) sources: Vec<String>,
     /// Objects that its contracts name.
-    pub objects: BTreeMap<String, Object>,
+    pub(crate) objects: BTreeMap<String, Object>,
     /// Types of the program, as the members that they know.
-    pub shapes: BTreeMap<String, Shape>,
+    pub(crate) shapes: BTreeMap<String, Shape>,
     /// Its contracts, in the order of their replay.
-    pub contracts: Vec<Contract>,
+    pub(crate) contracts: Vec<Contract>,
 }
 
 /// A place that answers requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Place {
+pub(crate) enum Place {
     /// The API server of the control plane.
     Kcp,
     /// The API server of the runtime.
@@ -104,25 +103,25 @@ pub enum Place {
 /// An object, or a collection of objects, by its URL.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Object {
+pub(crate) struct Object {
     /// The server.
-    pub cluster: Place,
+    pub(crate) cluster: Place,
     /// Path and query on that server, with placeholders.
-    pub path: String,
+    pub(crate) path: String,
 }
 
 /// One promise.
 #[derive(Debug)]
-pub struct Contract {
+pub(crate) struct Contract {
     /// Its name, unique in its file.
-    pub name: String,
+    pub(crate) name: String,
     /// How it is proved.
-    pub proof: Proof,
+    pub(crate) proof: Proof,
 }
 
 /// How a contract is proved.
 #[derive(Debug)]
-pub enum Proof {
+pub(crate) enum Proof {
     /// By a replay.
     Replay {
         /// Steps that lead to the state before.
@@ -139,11 +138,11 @@ pub enum Proof {
 /// A test of this repository.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct NamedTest {
+pub(crate) struct NamedTest {
     /// Its file, relative to the repository.
-    pub file: PathBuf,
+    pub(crate) file: PathBuf,
     /// Name of its function.
-    pub test: String,
+    pub(crate) test: String,
 }
 
 impl NamedTest {
@@ -151,7 +150,7 @@ impl NamedTest {
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub fn exists(&self) -> io::Result<bool> {
+    pub(crate) fn exists(&self) -> io::Result<bool> {
         let text = fs::read_to_string(paths::workspace().join(&self.file))?;
         let lines: Vec<_> = text.lines().map(str::trim).collect();
         let is_test = |line: &str| matches!(line, "#[test]" | "#[tokio::test]");
@@ -165,7 +164,7 @@ impl NamedTest {
 
 /// A step to a state.
 #[derive(Debug)]
-pub enum Step {
+pub(crate) enum Step {
     /// A request.
     Send(Request),
     /// A state to wait for.
@@ -174,18 +173,18 @@ pub enum Step {
 
 /// A request.
 #[derive(Debug)]
-pub struct Request {
+pub(crate) struct Request {
     /// Name of the object.
-    pub object: String,
+    pub(crate) object: String,
     /// What is sent.
-    pub way: Way,
+    pub(crate) way: Way,
     /// The expected status; `None` for any success.
-    pub answer: Option<u16>,
+    pub(crate) answer: Option<u16>,
 }
 
 /// Way of a write.
 #[derive(Debug)]
-pub enum Way {
+pub(crate) enum Way {
     /// POST to a collection.
     Create(serde_json::Value),
     /// Read, modify, PUT.
@@ -212,7 +211,7 @@ pub enum Way {
 
 /// Folder of the contracts.
 #[must_use]
-pub fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     paths::workspace().join("tests").join("data").join("tools")
 }
 
@@ -220,7 +219,7 @@ pub fn folder() -> PathBuf {
 ///
 /// # Errors
 /// See [`ContractError`].
-pub fn read_all(folder: &Path) -> Result<Vec<Tool>, ContractError> {
+pub(crate) fn read_all(folder: &Path) -> Result<Vec<Tool>, ContractError> {
     let unreadable = |error| ContractError::Read(folder.to_owned(), error);
     let entries = fs::read_dir(folder).map_err(unreadable)?.collect::<Result<Vec<_>, _>>().map_err(unreadable)?;
     let files: BTreeSet<_> = entries.into_iter().map(|entry| entry.path()).collect();

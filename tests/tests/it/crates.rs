@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context as _, Result};
-use tidewatch_tests::paths;
+use tidewatch_testing::paths;
 
 use crate::support::TestResult;
 
@@ -21,7 +21,8 @@ const LAYERS: &[&[&str]] = &[
     &["gateway", "modules"],
     &["receiver"],
     &["deploy"],
-    &["tests", "sample-operator"],
+    &["testing", "sample-operator"],
+    &["tests", "bench"],
 ];
 
 /// Imports of each crate, without those of its tests.

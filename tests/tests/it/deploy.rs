@@ -24,7 +24,7 @@ use tidewatch_api::{
 };
 use tidewatch_receiver::rights;
 use tidewatch_select::catalog::desired::Kind;
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed,
     control_plane::{Cluster, Tool},
     landscape::until,

@@ -9,7 +9,7 @@ use kube::{
 use serde_json::{from_value, json};
 use tidewatch_api::{ManifestSpec, State};
 use tidewatch_engine::{End, SecretStore, Store as _, testing::check_store};
-use tidewatch_tests::{bed, modules::folder};
+use tidewatch_testing::{bed, modules::folder};
 
 use self::install_module::{Version, install, settle};
 use crate::{sample::Plain, support::TestResult};
@@ -54,7 +54,7 @@ async fn a_module_is_installed_upgraded_and_removed_with_nothing_but_a_client() 
 
 #[tokio::test]
 async fn secrets_of_a_real_api_server_keep_the_contract_of_stores() -> TestResult {
-    tidewatch_tests::install_crypto();
+    tidewatch_testing::install_crypto();
     let cluster = bed::shared().await?.runtime("one").await?;
     let namespace = "engine-store";
     cluster.ensure_namespace(namespace).await?;

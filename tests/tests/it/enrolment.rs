@@ -30,7 +30,7 @@ use tidewatch_contract::{
     enrolment::{CERTIFICATES_PATH, CertificateRequest, CertificateResponse},
 };
 use tidewatch_kit::tls;
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed::{self, TestBed},
     contract_client::ContractClient,
     landscape::{Landscape, Runtime, until},
@@ -57,7 +57,7 @@ impl Drop for Stage {
 
 impl Stage {
     async fn start(name: &str, count: usize) -> Result<Self> {
-        tidewatch_tests::install_crypto();
+        tidewatch_testing::install_crypto();
         let bed = bed::shared().await?;
         let landscape = Arc::new(Landscape::start_issuing(bed.kcp().await?, name, quick_options()).await?);
         let mut this = Self { runtimes: Vec::new(), landscape, bed };

@@ -9,7 +9,7 @@ use kube::{
 };
 use serde_json::json;
 use tidewatch_api::names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE};
-use tidewatch_tests::{control_plane::ClusterUser, demo::stamps, landscape::until, proxy::Proxy};
+use tidewatch_testing::{control_plane::ClusterUser, landscape::until, proxy::Proxy, stamps};
 
 use crate::support::{SingleRuntime, TestResult, module};
 
@@ -51,7 +51,7 @@ async fn a_receiver_killed_between_accepted_and_settled_loses_no_event() -> Test
     };
     setup
         .runtime
-        .with_agent(async |agent| agent.metrics_until(tidewatch_tests::landscape::DEADLINE, unsettled).await)
+        .with_agent(async |agent| agent.metrics_until(tidewatch_testing::landscape::DEADLINE, unsettled).await)
         .await??;
     Ok(())
 }
@@ -101,7 +101,7 @@ async fn a_malformed_plan_is_refused_and_the_last_valid_one_stays() -> TestResul
     };
     setup
         .runtime
-        .with_agent(async |agent| agent.metrics_until(tidewatch_tests::landscape::DEADLINE, refused).await)
+        .with_agent(async |agent| agent.metrics_until(tidewatch_testing::landscape::DEADLINE, refused).await)
         .await??;
     setup.runtime.select(&["keda"]).await?;
     setup.skr_status("the change", |status| module(status, "keda").is_some()).await?;
@@ -112,7 +112,7 @@ async fn a_malformed_plan_is_refused_and_the_last_valid_one_stays() -> TestResul
 async fn agent_and_receiver_exit_cleanly_on_sigterm() -> TestResult {
     let setup = SingleRuntime::start("orderly", &[KEDA]).await?;
     setup.becomes_idle().await?;
-    let deadline = tidewatch_tests::landscape::DEADLINE;
+    let deadline = tidewatch_testing::landscape::DEADLINE;
     let agent = setup.runtime.with_agent(async |agent| agent.sigterm(deadline).await).await??;
     let receiver = setup.landscape.with_receiver(async |receiver| receiver.sigterm(deadline).await).await??;
     assert!(agent.success() && receiver.success(), "{agent} {receiver}");

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tidewatch_api::{State, Watcher};
 use tidewatch_contract::v2::{self, Caller, Event};
-use tidewatch_tests::landscape::{
+use tidewatch_testing::landscape::{
     Landscape, Options, Runtime, until,
     watchers::{WATCHED, watcher},
 };
@@ -292,7 +292,7 @@ async fn watches_not_served_become(setup: &SingleRuntime, number: u64) -> Result
     let admin =
         setup.landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
     until(&format!("{number} watches of kinds that are not served"), async || {
-        let report = tidewatch_tests::http::get(admin, "/fleet", std::time::Duration::from_secs(5)).await?.1;
+        let report = tidewatch_testing::http::get(admin, "/fleet", std::time::Duration::from_secs(5)).await?.1;
         let report: Value = serde_json::from_str(&report)?;
         let path = &report["runtimes"][0]["path"];
         anyhow::ensure!(path["reason"] != "FailingWatch", "{path}");

@@ -14,7 +14,7 @@ use kube::{
     core::{ApiResource, GroupVersionKind},
 };
 use serde_json::{Value, json};
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed,
     landscape::DEADLINE,
     ports,

@@ -19,7 +19,7 @@ use tidewatch_api::{
     names::{AGENT_OBJECT, IDENTITY_SECRET, PLAN_KEY, SKR_NAMESPACE},
     plan::Plan,
 };
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed,
     control_plane::{Cluster, ClusterUser, audit::Write},
     landscape::{AGENT_IMAGE, Options, until},

@@ -2,7 +2,7 @@
 
 use std::net::Ipv6Addr;
 
-use tidewatch_tests::landscape::Options;
+use tidewatch_testing::landscape::Options;
 
 use crate::{
     load::KEDA,

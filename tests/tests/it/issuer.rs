@@ -22,7 +22,7 @@ use kube::{
 use rcgen::{CertificateSigningRequestParams, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use serde_json::{Value, json};
 use tidewatch_receiver::rights;
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed,
     landscape::{Options, until},
 };

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, ResourceExt as _, api::ListParams};
 use tidewatch_api::{Kyma, KymaStatus, Manifest, State, names::label};
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed,
     landscape::{Runtime, until},
 };

@@ -14,7 +14,7 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed,
     control_plane::Cluster,
     kubelet::{Kubelet, NODE, Options, PodState},
@@ -227,7 +227,7 @@ fn restarts(pod: &Pod) -> i32 {
 
 /// Starts a cluster with a kubelet and without a receiver.
 async fn cluster_without_receiver(name: &str, options: Options) -> Result<(Arc<Cluster>, Kubelet, Client)> {
-    tidewatch_tests::install_crypto();
+    tidewatch_testing::install_crypto();
     let cluster = bed::shared().await?.runtime_for_kubelet(name).await?;
     let kubelet = Kubelet::start(&cluster, options).await?;
     let client = cluster.client().await?;

@@ -10,7 +10,7 @@ use tidewatch_api::{
     KymaStatus, Manifest, ModuleTemplate, State,
     names::{annotation, finalizer, label},
 };
-use tidewatch_tests::{
+use tidewatch_testing::{
     artefacts, bed,
     landscape::{Options, catalog::template, until},
 };

@@ -23,12 +23,12 @@ use tidewatch_api::{
 };
 use tidewatch_contract::event::Change;
 use tidewatch_kit::variant::VariantName as _;
-use tidewatch_tests::{
-    demo::stamps::{self, Stamp},
+use tidewatch_testing::{
     landscape::{
         DEADLINE, until,
         watchers::{WATCHED, watcher},
     },
+    stamps::{self, Stamp},
 };
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 

@@ -8,6 +8,7 @@ mod admin;
 mod bootstrap;
 mod catalog;
 mod clock;
+mod contracts;
 mod crates;
 mod crds;
 mod deploy;

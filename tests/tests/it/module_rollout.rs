@@ -8,7 +8,7 @@ use kube::{Api, ResourceExt as _};
 use serde_json::Value;
 use tidewatch_api::{Condition, Kyma, Manifest, names::label};
 use tidewatch_kit::variant::VariantName as _;
-use tidewatch_tests::{
+use tidewatch_testing::{
     artefacts::WIDE,
     bed,
     landscape::{DEADLINE, Landscape, Options, until},
@@ -111,7 +111,7 @@ impl Rollout {
 
 #[tokio::test]
 async fn a_failing_version_halts_in_the_first_ring_and_a_move_back_reverts_it() -> TestResult {
-    tidewatch_tests::install_crypto();
+    tidewatch_testing::install_crypto();
     let _slot = SLOTS.acquire().await?;
     let flags = ["--module-rollout-rings", "50%,100%", "--module-rollout-pause-seconds", "0"];
     let options = Options { receiver: flags.map(str::to_owned).to_vec(), ..quick_options() };

@@ -39,7 +39,7 @@ use tidewatch_api::{
     Condition, KymaStatus, Manifest, ModuleStatus, ModuleTemplate, State,
     names::{SKR_NAMESPACE, annotation, label},
 };
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed,
     kubelet::{self, Kubelet},
     landscape::{Landscape, Options, until},
@@ -70,7 +70,7 @@ impl ModuleRuntime {
 
     /// The same with options, and before the start of the agent.
     async fn without_agent(name: &str, modules: &[(&str, &[&str])], options: Options) -> Result<Self> {
-        tidewatch_tests::install_crypto();
+        tidewatch_testing::install_crypto();
         let access = registry::Options { transport: Transport::Plain, access: Access::Anonymous };
         let registry = Registry::start(bed::shared().await?, name, access).await?;
         let options = Options { registry: Some(registry.host()), ..options };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use tidewatch_tests::{
+use tidewatch_testing::{
     landscape::Options,
     proxy::{Mode, Proxy},
 };

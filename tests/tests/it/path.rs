@@ -15,7 +15,7 @@ use tidewatch_api::{
     names::{annotation, label},
 };
 use tidewatch_kit::variant::VariantName as _;
-use tidewatch_tests::landscape::{DEADLINE, Options, until, watchers::watcher};
+use tidewatch_testing::landscape::{DEADLINE, Options, until, watchers::watcher};
 
 use crate::support::{SingleRuntime, TestResult, module, quick_options};
 

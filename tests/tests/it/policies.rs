@@ -9,7 +9,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tidewatch_api::names::SKR_NAMESPACE;
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed,
     landscape::{AGENT_IMAGE, until},
 };

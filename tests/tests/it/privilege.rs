@@ -20,7 +20,7 @@ use tidewatch_api::{
     names::{AGENT_OBJECT, SKR_NAMESPACE, finalizer, label},
 };
 use tidewatch_receiver::rights;
-use tidewatch_tests::{
+use tidewatch_testing::{
     control_plane::Cluster,
     http,
     kubelet::PodState,

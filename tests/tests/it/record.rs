@@ -8,7 +8,7 @@ use kube::{
 };
 use serde_json::json;
 use tidewatch_kit::metrics::MetricDescription;
-use tidewatch_tests::landscape::{DEADLINE, until};
+use tidewatch_testing::landscape::{DEADLINE, until};
 
 use crate::support::{SingleRuntime, TestResult};
 

@@ -3,7 +3,7 @@
 
 use anyhow::Context as _;
 use tidewatch_api::identity::RuntimeId;
-use tidewatch_tests::{
+use tidewatch_testing::{
     contract_client::{ContractClient, TestRequest},
     landscape::now,
 };

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use http::StatusCode;
 use serde_json::{Value, json};
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed,
     registry::{
         Access, Login, Options, Registry, Transport,
@@ -21,7 +21,7 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const REPOSITORY: &str = "component-descriptors/kyma-project.io/module/sample";
 
 async fn start(name: &str, transport: Transport, access: Access) -> Result<Registry> {
-    tidewatch_tests::install_crypto();
+    tidewatch_testing::install_crypto();
     Ok(Registry::start(bed::shared().await?, name, Options { transport, access }).await?)
 }
 

@@ -23,7 +23,7 @@ use tidewatch_api::{
         label,
     },
 };
-use tidewatch_tests::{
+use tidewatch_testing::{
     control_plane::ClusterUser,
     landscape::{Options, until},
     progress::print_line,

@@ -24,7 +24,7 @@ use tidewatch_api::{
     shard::ShardCount,
 };
 use tidewatch_gateway::enrolment;
-use tidewatch_tests::{
+use tidewatch_testing::{
     balancer::Balancer,
     bed::{self, TestBed},
     kubelet::{self, Kubelet},
@@ -61,7 +61,7 @@ impl Replicas {
 
     /// Prepares KCP and the load balancers.
     async fn prepare(name: &str, options: Options) -> Result<Self> {
-        tidewatch_tests::install_crypto();
+        tidewatch_testing::install_crypto();
         let turn = SLOTS.acquire().await?;
         let bed = bed::shared().await?;
         let events = Balancer::start(ports::free()?).await?;

@@ -20,7 +20,7 @@ use tidewatch_api::{
     Kyma,
     names::{AGENT_OBJECT, SKR_NAMESPACE, TRUST_BUNDLE_KEY},
 };
-use tidewatch_tests::{
+use tidewatch_testing::{
     http,
     kubelet::PodState,
     landscape::{Landscape, Options, until},

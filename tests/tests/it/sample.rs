@@ -13,7 +13,7 @@ use kube::{
     discovery::{self, Scope},
 };
 use serde_json::json;
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed::{self, TestBed},
     kubelet::{Kubelet, Options},
     landscape::until,
@@ -45,7 +45,7 @@ impl Drop for Stop {
 
 impl Plain {
     pub(crate) async fn start(name: &str) -> Result<Self> {
-        tidewatch_tests::install_crypto();
+        tidewatch_testing::install_crypto();
         let bed = bed::shared().await?;
         let cluster = bed.runtime_for_kubelet(name).await?;
         let stop = Stop(bed, name.to_owned());

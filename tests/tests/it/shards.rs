@@ -16,7 +16,7 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::leader::WriteFence;
 use tidewatch_fleet::shards::{HoldersHandle, Metrics, Settings, ShardChange, ShardElector};
-use tidewatch_tests::{bed, control_plane::Cluster, landscape::until};
+use tidewatch_testing::{bed, control_plane::Cluster, landscape::until};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -93,7 +93,7 @@ impl Replica {
 /// ends in order, and its shards move at once.
 #[tokio::test]
 async fn replicas_share_shards_over_real_leases() -> TestResult {
-    tidewatch_tests::install_crypto();
+    tidewatch_testing::install_crypto();
     let kcp = bed::shared().await?.kcp().await?;
     let shards = ShardCount::new(23).context("23 shards")?;
     let token = install(&kcp, shards).await?;

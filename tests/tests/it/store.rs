@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::Result;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, api::DeleteParams};
-use tidewatch_tests::landscape::{until, watchers::watcher};
+use tidewatch_testing::landscape::{until, watchers::watcher};
 
 use crate::{
     load::{KEDA, Load, OBJECTS, STATES, watch_objects},

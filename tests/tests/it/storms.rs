@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use tidewatch_tests::landscape::until;
+use tidewatch_testing::landscape::until;
 
 use crate::{
     load::{KEDA, Load, watch_objects},

@@ -19,7 +19,7 @@ use tidewatch_api::{
     names::{SKR_NAMESPACE, label},
 };
 use tidewatch_kit::variant::VariantName as _;
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed::{self, TestBed},
     control_plane::{Cluster, audit::Write},
     kubelet::{self, Kubelet, PodState},
@@ -140,7 +140,7 @@ pub(crate) fn quick_options() -> Options {
 impl Fleet {
     /// Starts the receiver, and so many clusters that are not yet registered.
     pub(crate) async fn prepare(name: &str, runtimes: usize, options: Options) -> Result<(Self, Vec<Arc<Cluster>>)> {
-        tidewatch_tests::install_crypto();
+        tidewatch_testing::install_crypto();
         let turn = SLOTS.acquire().await?;
         let bed = bed::shared().await?;
         let names =
@@ -294,7 +294,7 @@ impl SingleRuntime {
         modules: &[(&str, &str, &str)],
         options: Options,
     ) -> Result<Self> {
-        tidewatch_tests::install_crypto();
+        tidewatch_testing::install_crypto();
         let turn = SLOTS.acquire().await?;
         let bed = bed::shared().await?;
         let own_kcp = (isolation == Isolation::OwnKcp).then(|| format!("{name}-kcp"));
@@ -381,7 +381,7 @@ impl SingleRuntime {
     /// since the mark.
     pub(crate) async fn after_canaries(
         &self,
-        mark: tidewatch_tests::control_plane::audit::Mark,
+        mark: tidewatch_testing::control_plane::audit::Mark,
         canaries: usize,
     ) -> Result<Vec<Write>> {
         until("the agent's canary", async || {

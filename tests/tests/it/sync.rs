@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use tidewatch_tests::{demo::stamps, landscape::until};
+use tidewatch_testing::{landscape::until, stamps};
 
 use crate::support::SingleRuntime;
 

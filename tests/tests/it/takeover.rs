@@ -25,7 +25,7 @@ use tidewatch_api::{
     crds::runtime_crds,
     names::{AGENT_DEPLOYMENT, AGENT_OBJECT, IDENTITY_SECRET, SKR_NAMESPACE, annotation, finalizer, label},
 };
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed,
     contract_client::ContractClient,
     control_plane::{Cluster, ClusterUser},

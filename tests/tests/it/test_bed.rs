@@ -13,7 +13,7 @@ use kube::{
     runtime::{conditions::is_deployment_completed, wait::await_condition},
 };
 use serde_json::{from_value, json};
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed::{self, BedError, TestBed},
     control_plane::{
         Admission, Binaries, ClusterUser,
@@ -221,5 +221,5 @@ async fn invalid_cluster_names_are_refused() {
     let bed = bed::shared().await.expect("a test bed");
     assert!(matches!(bed.runtime("kcp").await, Err(BedError::Name(_))));
     assert!(matches!(bed.runtime("../x").await, Err(BedError::Name(_))));
-    assert!(Binaries::from_env().find(tidewatch_tests::control_plane::Tool::Etcd).is_some(), "etcd is available");
+    assert!(Binaries::from_env().find(tidewatch_testing::control_plane::Tool::Etcd).is_some(), "etcd is available");
 }

@@ -1,5 +1,5 @@
 //! Replay of the contracts with tools and neighbours in `tests/data/tools`, all of them against one landscape; see
-//! [`tidewatch_tests::contracts`].
+//! [`crate::contracts`].
 
 use std::time::{Duration, Instant};
 
@@ -20,13 +20,12 @@ use tidewatch_api::{
     ModuleTemplate,
     names::{SKR_NAMESPACE, label},
 };
-use tidewatch_tests::{
-    contracts::{self, Contract, Mismatch, Object, Place, Proof, Put, Read, Request, Step, Tool, Values, Way},
-    control_plane::ClusterUser,
-    progress::print_line,
-};
+use tidewatch_testing::{control_plane::ClusterUser, progress::print_line};
 
-use crate::support::{Fleet, TestResult, quick_options};
+use crate::{
+    contracts::{self, Contract, Mismatch, Object, Place, Proof, Put, Read, Request, Step, Tool, Values, Way},
+    support::{Fleet, TestResult, quick_options},
+};
 
 /// Time after which a read of a tool counts as wrong: a user looks no longer.
 const SOON: Duration = Duration::from_secs(30);

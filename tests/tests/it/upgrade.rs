@@ -10,7 +10,7 @@ use kube::{
 use serde_json::json;
 use tidewatch_api::names::{AGENT_CONTAINER, AGENT_DEPLOYMENT, SKR_NAMESPACE};
 use tidewatch_installer::upgrade::CONFIG_MAP;
-use tidewatch_tests::landscape::{DEADLINE, Options, until};
+use tidewatch_testing::landscape::{DEADLINE, Options, until};
 
 use crate::{
     support::{Fleet, TestResult, quick_options},

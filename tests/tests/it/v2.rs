@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use tidewatch_api::{identity::RuntimeId, names::label};
 use tidewatch_contract::v2::{Event, path};
 use tidewatch_kit::tls::{self, Identity};
-use tidewatch_tests::{
+use tidewatch_testing::{
     contract_client::ContractClient,
     landscape::{DEADLINE, Options, now, until},
     ports,

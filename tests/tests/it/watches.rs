@@ -16,14 +16,13 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tidewatch_agent::{BuiltIn, ServedResource, built_in};
-use tidewatch_tests::{
-    bed,
-    demo::stamps::{self, Stamp},
-    http,
+use tidewatch_testing::{
+    bed, http,
     landscape::{
         until,
         watchers::{WATCHED, watcher},
     },
+    stamps::{self, Stamp},
 };
 
 use crate::{

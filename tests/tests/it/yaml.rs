@@ -12,7 +12,7 @@ use std::{
 
 use serde_json::Value;
 use tidewatch_oci::layer::{self, LayerKind};
-use tidewatch_tests::control_plane::{Binaries, Tool};
+use tidewatch_testing::control_plane::{Binaries, Tool};
 
 /// Annotation that `kubectl annotate --local` adds: the command prints the objects that kubectl would send to an API server,
 /// without one.

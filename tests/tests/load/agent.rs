@@ -8,7 +8,7 @@ use tidewatch_api::{
     identity::{RuntimeId, TrustDomain},
     names::{AGENT_OBJECT, OWN_MANAGER, PLAN_KEY},
 };
-use tidewatch_tests::{
+use tidewatch_testing::{
     fake::{FakeApiServer, FakeCluster},
     landscape::{
         now,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed,
     landscape::{Landscape, Options},
     load::{Attack, Coexistence, SimulatedFleet},

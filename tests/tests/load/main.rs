@@ -8,7 +8,7 @@ mod receiver;
 use std::sync::Arc;
 
 use anyhow::Result;
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed::{self, TestBed},
     landscape::{Landscape, Options},
     limits,
@@ -25,7 +25,7 @@ static EXCLUSIVE: Mutex<()> = Mutex::const_new(());
 /// test runs.
 async fn exclusive() -> MutexGuard<'static, ()> {
     limits::raise_open_files();
-    tidewatch_tests::install_crypto();
+    tidewatch_testing::install_crypto();
     EXCLUSIVE.lock().await
 }
 

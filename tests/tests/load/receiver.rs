@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use kube::{Api, api::ListParams};
 use tidewatch_api::Manifest;
-use tidewatch_tests::{
+use tidewatch_testing::{
     load::{EnrolmentEndpoint, SimulatedFleet, until_within},
     product::metric,
 };

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use tidewatch_tests::{
+use tidewatch_testing::{
     bed,
     collector::{Collector, Span},
     landscape::{Landscape, Options, until},
@@ -40,7 +40,7 @@ fn sum(page: &str, name: &str) -> f64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_trace_covers_change_gateway_queue_and_reconcile() -> Result<()> {
-    tidewatch_tests::install_crypto();
+    tidewatch_testing::install_crypto();
     let collector = Collector::start().await?;
     let bed = bed::shared().await?;
     let (kcp, cluster) = tokio::try_join!(bed.kcp(), bed.runtime("trace"))?;

@@ -6,7 +6,7 @@ use clap::Args;
 use tidewatch_cluster::flags::seconds;
 use tidewatch_select::catalog::{
     removal_guard::DEFAULT_LIMIT_PERCENT,
-    rollout::{DEFAULT_MAX_DELAY, RolloutFlags},
+    rollout::{DEFAULT_MAX_DELAY, DEFAULT_SYNC_RATE, RolloutFlags},
 };
 
 /// Roll-out of catalog changes to the runtimes.
@@ -35,7 +35,7 @@ pub struct Flags {
 impl Default for Flags {
     fn default() -> Self {
         Self {
-            catalog_sync_rate: 200,
+            catalog_sync_rate: DEFAULT_SYNC_RATE,
             module_upgrade_rollout_max_delay: DEFAULT_MAX_DELAY,
             removal_limit_percent: DEFAULT_LIMIT_PERCENT,
             rollout: RolloutFlags::default(),

@@ -26,6 +26,8 @@ use super::target::ChannelTarget;
 
 /// Time within which a moved channel reaches the Kymas that follow it, by default.
 pub const DEFAULT_MAX_DELAY: Duration = Duration::from_secs(300);
+/// Runtimes per second that a change of the catalog enqueues at most, by default.
+pub const DEFAULT_SYNC_RATE: u32 = 200;
 
 /// Slot of one Kyma in a roll-out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
 //! `cargo demo`: the main use case on real control planes.
 
 fn main() -> std::process::ExitCode {
-    tidewatch_tests::demo::main()
+    tidewatch_bench::demo::main()
 }

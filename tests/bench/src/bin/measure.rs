@@ -6,5 +6,5 @@
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> std::process::ExitCode {
-    tidewatch_tests::measure::main()
+    tidewatch_bench::measure::main()
 }

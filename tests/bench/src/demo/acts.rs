@@ -14,13 +14,15 @@ use tidewatch_api::{
     Kyma, Manifest, ModuleReleaseMeta, State,
     names::{SKR_KYMA, SKR_NAMESPACE, label},
 };
+use tidewatch_testing::{
+    landscape::{Landscape, Runtime, catalog, until},
+    stamps::{self, Stamp},
+};
 
 use super::{
     observe::{Observer, named},
-    stamps::{self, Stamp},
     timeline::{Timeline, millis},
 };
-use crate::landscape::{Landscape, Runtime, catalog, until};
 
 /// Names of the plan's watches with events from the acts.
 const KYMA_WATCH: &str = "kyma";

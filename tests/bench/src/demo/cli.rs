@@ -4,9 +4,10 @@ use std::{io::Write as _, process::ExitCode};
 
 use clap::Parser;
 use serde_json::json;
+use tidewatch_testing::progress::print_line;
 
 use super::Demo;
-use crate::{progress::print_line, run_command};
+use crate::run_command;
 
 /// Starts KCP, two runtimes, receiver and agents, and shows how they react to changes.
 #[derive(Parser)]

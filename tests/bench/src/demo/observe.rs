@@ -10,9 +10,8 @@ use kube::{
     runtime::{WatchStreamExt as _, watcher},
 };
 use serde::de::DeserializeOwned;
+use tidewatch_testing::landscape::DEADLINE;
 use tokio::{sync::oneshot, task::JoinHandle, time::timeout};
-
-use crate::landscape::DEADLINE;
 
 /// Selects an object by its name.
 pub(crate) fn named(name: &str) -> watcher::Config {

@@ -5,13 +5,12 @@ use std::{collections::HashMap, env, fs, path::PathBuf, process::Stdio, time::Du
 
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
+use tidewatch_testing::{paths, progress::Step};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     process::Command,
     time::timeout,
 };
-
-use crate::{paths, progress::Step};
 
 /// The longest measurement takes an hour and a quarter in full.
 const FULL_DEADLINE: Duration = Duration::from_secs(2 * 3_600);

@@ -1,8 +1,7 @@
 //! Requests that an API server answered, by its own metrics.
 
 use anyhow::Result;
-
-use crate::{control_plane::Cluster, product::metric_sum};
+use tidewatch_testing::{control_plane::Cluster, product::metric_sum};
 
 /// Requests since the API server started, watches included, without health checks and without this read of the metrics.
 pub(super) async fn answered(cluster: &Cluster) -> Result<f64> {

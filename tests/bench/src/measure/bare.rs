@@ -27,9 +27,8 @@ use tidewatch_api::{
 };
 use tidewatch_cluster::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings};
 use tidewatch_select::catalog::desired::DesiredObject;
+use tidewatch_testing::{load::SimulatedFleet, product::cpu_by_thread};
 use tokio::runtime;
-
-use crate::{load::SimulatedFleet, product::cpu_by_thread};
 
 /// Concurrent runtimes, as many as the measured receiver's.
 pub(super) const RUNTIMES: usize = 16;

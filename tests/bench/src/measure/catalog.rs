@@ -30,10 +30,16 @@ use kube::{Api, api::ListParams};
 use serde_json::json;
 use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::field_manager};
 use tidewatch_kit::variant::VariantName as _;
-use tidewatch_modules::catalog::Flags;
 use tidewatch_select::catalog::{
     desired::{ContentHash, DesiredObject, Kind, ObjectId},
+    rollout::DEFAULT_SYNC_RATE,
     snapshot::Snapshot,
+};
+use tidewatch_testing::{
+    fake::{Calls, FakeCluster},
+    landscape::catalog::release_meta,
+    load::until_within,
+    progress::{self, Step},
 };
 use tokio::time::sleep;
 
@@ -42,12 +48,6 @@ use super::{
     bare::{self, BareClients, PassCost},
     figure::{cpu_of, line, mebibytes, median},
     fleet_setup::{FleetSetup, MODULE, WAIT_LIMIT, metric},
-};
-use crate::{
-    fake::{Calls, FakeCluster},
-    landscape::catalog::release_meta,
-    load::until_within,
-    progress::{self, Step},
 };
 
 const TARGET: f64 = 5_000.0;
@@ -232,7 +232,7 @@ fn project(all: &[Samples], emit: &mut impl FnMut(&Figure)) {
     let floor = at_full(|seen| seen.median(|moved| moved.floor.seconds));
     let moved = at_full(Samples::all);
     emit(&Figure::new("catalog_moved_at_5000", moved, "s").with_floor(floor));
-    let paced = TARGET / f64::from(Flags::default().catalog_sync_rate);
+    let paced = TARGET / f64::from(DEFAULT_SYNC_RATE);
     emit(&Figure::new("catalog_moved_at_5000_at_the_default_rate", moved.max(paced), "s").at_most(60.0));
     emit(&Figure::new("catalog_receiver_cpu_at_5000", at_full(Samples::cpu), "s"));
     emit(&Figure::new("catalog_receiver_pss_at_5000", at_full(|seen| seen.pss), "MiB"));

@@ -4,12 +4,13 @@ use std::{io::Write as _, process::ExitCode};
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
+use tidewatch_testing::{limits, load::Coexistence, progress};
 
 use super::{
     Figure, Settings, all, catalog, enrolment, event_path, fleet, flood, hostile, idle, knee, module_fleet, modules,
     plain_server_process, preview, replicas, restart, rollout, scale, soak, user_write,
 };
-use crate::{limits, load::Coexistence, progress, run_command};
+use crate::run_command;
 
 /// Measures the whole system on a real KCP; measurements with thousands of runtimes use fake API servers for them.
 /// Fails when a figure misses its bar.

@@ -9,15 +9,15 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use tidewatch_testing::{
+    load::{EnrolmentEndpoint, until_within},
+    progress::{self, Step},
+};
 
 use super::{
     Figure,
     figure::{cpu_of, line, mebibytes},
     fleet_setup::{FleetSetup, WAIT_LIMIT},
-};
-use crate::{
-    load::{EnrolmentEndpoint, until_within},
-    progress::{self, Step},
 };
 
 const TARGET: f64 = 5_000.0;

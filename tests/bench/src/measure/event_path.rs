@@ -19,6 +19,7 @@ use tidewatch_api::{
     Kyma,
     names::{SKR_KYMA, SKR_NAMESPACE},
 };
+use tidewatch_testing::{landscape::until, progress::Step, stamps};
 
 use super::{
     Figure, Settings, api_calls,
@@ -27,7 +28,6 @@ use super::{
     runtime_setup::RuntimeSetup,
     writer::{self, Write},
 };
-use crate::{demo::stamps, landscape::until, progress::Step};
 
 /// Instant at which each resource version was observed.
 pub(super) type Observations = Arc<Mutex<BTreeMap<u64, SystemTime>>>;

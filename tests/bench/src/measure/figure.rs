@@ -3,8 +3,7 @@
 use std::{collections::BTreeMap, io, time::Duration};
 
 use serde::Serialize;
-
-use crate::product::cpu_time;
+use tidewatch_testing::product::cpu_time;
 
 /// A figure as it is printed.
 #[derive(Clone, Debug, Serialize)]

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use tidewatch_contract::admin::fleet::RuntimeView;
+use tidewatch_testing::{load::until_within, product::Memory, progress::Step};
 use tokio::time::sleep;
 
 use super::{
@@ -12,7 +13,6 @@ use super::{
     fleet_setup::{FleetSetup, WAIT_LIMIT, metric},
     plain_connections,
 };
-use crate::{load::until_within, product::Memory, progress::Step};
 
 /// Number of agents for which the bar is defined.
 const TARGET: f64 = 5_000.0;

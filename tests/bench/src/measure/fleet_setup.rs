@@ -8,9 +8,7 @@ use tidewatch_api::{
     plan::Plan,
 };
 use tidewatch_contract::admin::{FLEET_PATH, fleet::Report};
-
-use super::figure::{cpu_of, time_of};
-use crate::{
+use tidewatch_testing::{
     bed::TestBed,
     http,
     landscape::{DEADLINE, Landscape, Options},
@@ -18,6 +16,8 @@ use crate::{
     product::{self, Memory},
     progress::Step,
 };
+
+use super::figure::{cpu_of, time_of};
 
 /// The module of every catalog.
 pub(super) const MODULE: &str = "template-operator";

@@ -4,17 +4,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use futures::future::try_join_all;
+use tidewatch_testing::{
+    load::{Agent, FleetMember, Flood, FloodReport, Flooder, PlainServer, RequestOutcome, ServerMode},
+    product::metric_sum,
+    progress::Step,
+};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::{
     Figure,
     figure::{median, millis, quantile, time_of},
     fleet_setup::FleetSetup,
-};
-use crate::{
-    load::{Agent, FleetMember, Flood, FloodReport, Flooder, PlainServer, RequestOutcome, ServerMode},
-    product::metric_sum,
-    progress::Step,
 };
 
 /// Reasons of the receiver's refusals that clients receive as 429.

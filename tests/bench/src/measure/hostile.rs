@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use tidewatch_testing::load::Coexistence;
 
 use super::{
     Figure,
     figure::{mebibytes, millis, quantile},
     fleet_setup::{FleetSetup, MODULE, metric},
 };
-use crate::load::Coexistence;
 
 /// Memory limit of the receiver's container in MiB (`deploy/base/deployment.yaml`).
 const MEMORY_LIMIT: f64 = 2_048.0;

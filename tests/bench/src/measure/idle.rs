@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use tidewatch_api::names::AGENT_OBJECT;
+use tidewatch_testing::progress::Step;
 
 use super::{Figure, Settings, runtime_setup::RuntimeSetup};
-use crate::progress::Step;
 
 /// Leader election Lease of the receiver, under its default name.
 const LEASE: &str = "tidewatch-receiver";
@@ -25,11 +25,15 @@ pub async fn idle(settings: &Settings, minutes: u32, emit: &mut impl FnMut(&Figu
     let step = Step::begin(format!("idle for {minutes} min"));
     tokio::time::sleep(Duration::from_secs(60) * minutes).await;
     step.done();
-    let ours =
-        |writes: Vec<crate::control_plane::audit::Write>| writes.into_iter().filter(|write| !write.is_kubernetes_own());
-    let renewal = |write: &crate::control_plane::audit::Write| write.resource == "leases" && write.name == LEASE;
+    let ours = |writes: Vec<tidewatch_testing::control_plane::audit::Write>| {
+        writes.into_iter().filter(|write| !write.is_kubernetes_own())
+    };
+    let renewal =
+        |write: &tidewatch_testing::control_plane::audit::Write| write.resource == "leases" && write.name == LEASE;
     let (renewals, kcp): (Vec<_>, Vec<_>) = ours(kcp.writes_since(marks.0)?).partition(renewal);
-    let canary = |write: &crate::control_plane::audit::Write| write.resource == "leases" && write.name == AGENT_OBJECT;
+    let canary = |write: &tidewatch_testing::control_plane::audit::Write| {
+        write.resource == "leases" && write.name == AGENT_OBJECT
+    };
     let (canaries, others): (Vec<_>, Vec<_>) = ours(runtime.writes_since(marks.1)?).partition(canary);
     emit(&Figure::new("idle_writes_kcp", f64::from(u32::try_from(kcp.len())?), "writes").at_most(0.0));
     emit(&Figure::new("idle_writes_runtime", f64::from(u32::try_from(others.len())?), "writes").at_most(0.0));

@@ -21,15 +21,15 @@ use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 use tidewatch_api::identity::Epoch;
 use tidewatch_contract::{exchange::EVENTS_PATH, signature::Nonce};
-use tokio::{task::JoinSet, time::sleep};
-
-use super::{Figure, figure::time_of, fleet_setup::FleetSetup};
-use crate::{
+use tidewatch_testing::{
     landscape::now,
     load::{PlainServer, ProtocolState, ServerMode, SignedClient, SimulatedFleet, THREADS, queue},
     product::cpu_by_thread,
     progress::Step,
 };
+use tokio::{task::JoinSet, time::sleep};
+
+use super::{Figure, figure::time_of, fleet_setup::FleetSetup};
 
 /// Delay of each response of a runtime during the measurement.
 const SLOW: Duration = Duration::from_secs(5);
@@ -95,7 +95,7 @@ struct Counters {
 
 impl Counters {
     async fn now(setup: &FleetSetup) -> Result<Self> {
-        let receiver = async |receiver: &crate::product::ProductProcess| {
+        let receiver = async |receiver: &tidewatch_testing::product::ProductProcess| {
             let (_, page) = receiver.get("/metrics").await?;
             Ok::<_, anyhow::Error>((receiver.cpu_by_thread()?, queue(&page)))
         };

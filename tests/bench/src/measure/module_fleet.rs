@@ -14,19 +14,19 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tidewatch_api::{Kyma, Manifest};
+use tidewatch_testing::{
+    artefacts::WIDE,
+    fake::Calls,
+    landscape::until,
+    load::{FleetMember, until_within},
+    progress::{self, Step},
+};
 use tokio::time::sleep;
 
 use super::{
     Figure, api_calls,
     figure::mebibytes,
     fleet_setup::{FleetSetup, WAIT_LIMIT, metric},
-};
-use crate::{
-    artefacts::WIDE,
-    fake::Calls,
-    landscape::until,
-    load::{FleetMember, until_within},
-    progress::{self, Step},
 };
 
 /// Version of all modules at first.
@@ -268,7 +268,7 @@ impl ModuleFleet {
         // As many runtimes as were verified in this time are left out, the busiest first.
         let others = calls.iter().zip(1_u32..).filter(|(_, place)| f64::from(*place) > verified);
         let others: u64 = others.map(|(calls, _)| calls.total()).sum();
-        let is_ours = |write: &&crate::control_plane::audit::Write| {
+        let is_ours = |write: &&tidewatch_testing::control_plane::audit::Write| {
             write.namespace == self.setup.landscape.namespace() && write.resource != "leases"
         };
         let writes: Vec<_> = kcp.writes_since(mark)?;

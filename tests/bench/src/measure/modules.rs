@@ -16,19 +16,20 @@ use tidewatch_api::{
     Kyma, Manifest, State,
     names::{SKR_KYMA, SKR_NAMESPACE, annotation, label},
 };
+use tidewatch_testing::{
+    bed::TestBed,
+    landscape::{Landscape, Options, Runtime, until},
+    modules::Module,
+    progress::Step,
+    stamps,
+};
 
 use super::{
     Figure, api_calls,
     figure::{median, millis, quantile},
     plain_modules::{PLAIN, PlainClient, PlainStatuses},
 };
-use crate::{
-    bed::TestBed,
-    demo::{Observer, is_ready, named, stamps},
-    landscape::{Landscape, Options, Runtime, until},
-    modules::Module,
-    progress::Step,
-};
+use crate::demo::{Observer, is_ready, named};
 
 /// The measured module, and its manager.
 const MODULE: &str = "sample";

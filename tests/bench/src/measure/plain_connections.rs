@@ -6,16 +6,16 @@ use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use tidewatch_api::identity::{Epoch, RuntimeId};
 use tidewatch_contract::{exchange::EVENTS_PATH, signature::Nonce};
-use tidewatch_trust::RUNTIME_VALIDITY;
-use tokio::time::sleep;
-
-use super::{fleet_setup::FleetSetup, plain_server_process::PlainServerProcess};
-use crate::{
+use tidewatch_testing::{
     landscape::now,
     load::{ProtocolState, SignedClient},
     product::memory,
     progress::Step,
 };
+use tidewatch_trust::RUNTIME_VALIDITY;
+use tokio::time::sleep;
+
+use super::{fleet_setup::FleetSetup, plain_server_process::PlainServerProcess};
 
 /// Concurrent handshakes.
 const CONCURRENT: usize = 16;

@@ -16,13 +16,10 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tidewatch_api::{Kyma, Manifest, names::SKR_NAMESPACE};
+use tidewatch_testing::{landscape::until, modules::Module};
 use tokio::time::sleep;
 
-use crate::{
-    demo::{is_available, named},
-    landscape::until,
-    modules::Module,
-};
+use crate::demo::{is_available, named};
 
 /// Interval of the reads of a CRD that is not established yet.
 const ESTABLISHED_INTERVAL: Duration = Duration::from_millis(20);

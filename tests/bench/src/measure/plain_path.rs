@@ -30,14 +30,14 @@ use tidewatch_api::{
 };
 use tidewatch_contract::{exchange::EVENTS_PATH, signature::Nonce};
 use tidewatch_installer::watcher::plan;
-use tokio::runtime;
-
-use super::{Settings, figure::millis, plain_server_process::PlainServerProcess, runtime_setup::RuntimeSetup, writer};
-use crate::{
+use tidewatch_testing::{
     landscape::{now, until},
     load::{ProtocolState, SignedClient, THREADS},
     product::cpu_by_thread,
 };
+use tokio::runtime;
+
+use super::{Settings, figure::millis, plain_server_process::PlainServerProcess, runtime_setup::RuntimeSetup, writer};
 
 /// Name of the thread that watches and sends.
 const SENDER: &str = "plain-agent";

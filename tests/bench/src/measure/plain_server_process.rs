@@ -12,15 +12,14 @@ use anyhow::{Context as _, Result};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tidewatch_kit::tls;
+use tidewatch_testing::{
+    landscape::{Landscape, now},
+    load::{PlainServer, ServerMode},
+};
 use tidewatch_trust::{PemIdentity, SERVER_VALIDITY, TrustBundle};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     process::{Child, ChildStdin, Command},
-};
-
-use crate::{
-    landscape::{Landscape, now},
-    load::{PlainServer, ServerMode},
 };
 
 /// The hidden command that starts the process.

@@ -8,13 +8,13 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
+use tidewatch_testing::{product, progress::Step};
 use tokio::process::Command;
 
 use super::{
     Figure,
     figure::{median, millis},
 };
-use crate::{product, progress::Step};
 
 /// Largest time of each command in milliseconds.
 const BAR: f64 = 1_000.0;

@@ -16,16 +16,16 @@ use kube::{Api, api::ListParams};
 use tidewatch_api::{Manifest, names::label};
 use tidewatch_fleet::Contract as Spoken;
 use tidewatch_kit::variant::VariantName as _;
+use tidewatch_testing::{
+    load::{FleetMember, ProtocolState},
+    progress::Step,
+};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::{
     Figure,
     figure::{cpu_of, line, median},
     fleet_setup::{FleetSetup, MODULE, WAIT_LIMIT, metric, sample},
-};
-use crate::{
-    load::{FleetMember, ProtocolState},
-    progress::Step,
 };
 
 const TARGET: f64 = 5_000.0;

@@ -12,17 +12,17 @@ use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use serde_json::json;
-
-use super::{
-    Figure,
-    fleet_setup::{FleetSetup, WAIT_LIMIT, metric},
-};
-use crate::{
+use tidewatch_testing::{
     artefacts::{self, WIDE},
     control_plane::audit::Mark,
     fake::Calls,
     load::{FleetMember, until_within},
     progress::{self, Step},
+};
+
+use super::{
+    Figure,
+    fleet_setup::{FleetSetup, WAIT_LIMIT, metric},
 };
 
 const FIRST: &str = "1.0.0";

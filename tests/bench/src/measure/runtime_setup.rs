@@ -17,8 +17,7 @@ use tidewatch_api::{
     Watcher,
     names::{AGENT_OBJECT, OWN_MANAGER, SKR_NAMESPACE},
 };
-
-use crate::{
+use tidewatch_testing::{
     bed::TestBed,
     landscape::{Landscape, Options, Runtime, until},
     progress::Step,

@@ -13,6 +13,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use tidewatch_testing::{fake::Calls, load::until_within, progress::Step};
 use tokio::time::sleep;
 
 use super::{
@@ -23,7 +24,6 @@ use super::{
     module_fleet::ModuleFleet,
     restart::{self, CpuTimes, Restart, Round},
 };
-use crate::{fake::Calls, load::until_within, progress::Step};
 
 /// One of the times.
 type CpuOf = fn(&CpuTimes) -> f64;

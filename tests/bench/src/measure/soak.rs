@@ -12,6 +12,12 @@ use tidewatch_api::{
     names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE},
     plan::Plan,
 };
+use tidewatch_testing::{
+    landscape::watchers,
+    load::{ChurnCounters, EnrolmentEndpoint, installed_endpoint, until_within},
+    product::open_files,
+    progress::{self, Step},
+};
 use tokio::{
     task::{AbortHandle, JoinSet},
     time::sleep,
@@ -21,12 +27,6 @@ use super::{
     Figure,
     figure::mebibytes,
     fleet_setup::{FleetSetup, MODULE, WAIT_LIMIT},
-};
-use crate::{
-    landscape::watchers,
-    load::{ChurnCounters, EnrolmentEndpoint, installed_endpoint, until_within},
-    product::open_files,
-    progress::{self, Step},
 };
 
 /// Duration of a round.

@@ -5,6 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use http::StatusCode;
+use tidewatch_testing::{
+    landscape::DEADLINE,
+    load::{PlainServer, ServerMode},
+    product::ProductProcess,
+    progress::Step,
+};
 use tokio::time::sleep;
 
 use super::{
@@ -14,12 +20,6 @@ use super::{
     fleet_setup::metric,
     runtime_setup::RuntimeSetup,
     writer,
-};
-use crate::{
-    landscape::DEADLINE,
-    load::{PlainServer, ServerMode},
-    product::ProductProcess,
-    progress::Step,
 };
 
 /// Rounds of each scenario.

@@ -12,10 +12,10 @@ use tidewatch_api::{
     Kyma,
     names::{SKR_KYMA, SKR_NAMESPACE},
 };
+use tidewatch_testing::landscape::Runtime;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::runtime_setup::MODULE;
-use crate::landscape::Runtime;
 
 /// One write.
 pub(super) struct Write {

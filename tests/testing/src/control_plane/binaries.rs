@@ -34,25 +34,25 @@ struct Module {
 
 static KUBERNETES: Module = Module {
     folder: "kubernetes",
-    go_mod: include_str!("../../control-plane/kubernetes/go.mod"),
+    go_mod: include_str!("../../../control-plane/kubernetes/go.mod"),
     source: "k8s.io/kubernetes",
 };
 /// The oldest Kubernetes that kube supports.
 static OLDEST_KUBERNETES: Module = Module {
     folder: "kubernetes-oldest",
-    go_mod: include_str!("../../control-plane/kubernetes-oldest/go.mod"),
+    go_mod: include_str!("../../../control-plane/kubernetes-oldest/go.mod"),
     source: "k8s.io/kubernetes",
 };
 static ETCD: Module = Module {
     folder: "etcd",
-    go_mod: include_str!("../../control-plane/etcd/go.mod"),
+    go_mod: include_str!("../../../control-plane/etcd/go.mod"),
     source: "go.etcd.io/etcd/server/v3",
 };
 static KWOK: Module =
-    Module { folder: "kwok", go_mod: include_str!("../../control-plane/kwok/go.mod"), source: "sigs.k8s.io/kwok" };
+    Module { folder: "kwok", go_mod: include_str!("../../../control-plane/kwok/go.mod"), source: "sigs.k8s.io/kwok" };
 static REGISTRY: Module = Module {
     folder: "registry",
-    go_mod: include_str!("../../control-plane/registry/go.mod"),
+    go_mod: include_str!("../../../control-plane/registry/go.mod"),
     source: "github.com/distribution/distribution/v3",
 };
 

@@ -1,5 +1,7 @@
 //! Accounts of the product's processes, with the minimal rights.
 
+use std::fs;
+
 use anyhow::Result;
 use k8s_openapi::api::{
     coordination::v1::Lease,
@@ -13,10 +15,9 @@ use kube::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tidewatch_api::names::{AGENT_OBJECT, GROUP, SKR_NAMESPACE};
-use tidewatch_receiver::rights;
 use tidewatch_trust::CA_SECRET;
 
-use crate::control_plane::Cluster;
+use crate::{control_plane::Cluster, paths};
 
 /// Account of the receiver in KCP.
 pub(super) const RECEIVER: &str = "tidewatch-receiver";
@@ -27,14 +28,16 @@ pub(super) const CONTROL_PLANE: &str = "tidewatch-control-plane";
 
 const READ: [&str; 3] = ["get", "list", "watch"];
 
-/// Rights of the receiver in KCP.
+/// Rights of the receiver in KCP, and its Leases, as `deploy/base` has them: so the tests prove that these are sufficient.
 pub(super) async fn grant_receiver(kcp: &Cluster, namespace: &str) -> Result<()> {
     let client = kcp.client().await?;
-    apply(&Api::<Role>::namespaced(client.clone(), namespace), RECEIVER, json!({"rules": rights::rules()})).await?;
+    let base = paths::workspace().join("deploy/base");
+    let role: Role = serde_saphyr::from_str(&fs::read_to_string(base.join("role.yaml"))?)?;
+    apply(&Api::<Role>::namespaced(client.clone(), namespace), RECEIVER, json!({"rules": role.rules})).await?;
     // Empty, as an installation contains them.
     apply(&Api::<Secret>::namespaced(client.clone(), namespace), CA_SECRET, json!({})).await?;
     let leases = Api::<Lease>::namespaced(client.clone(), namespace);
-    for lease in rights::leases(namespace) {
+    for lease in serde_saphyr::from_multiple::<Lease>(&fs::read_to_string(base.join("leases.yaml"))?)? {
         apply(&leases, &lease.name_any(), json!({})).await?;
     }
     let binding = json!({

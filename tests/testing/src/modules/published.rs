@@ -19,7 +19,7 @@ use crate::paths;
 
 /// Beginning of the names of their modules: other tests have modules that are named like the operators.
 const PREFIX: &str = "published-";
-const LIST: &str = include_str!("../../data/published-manifests.yaml");
+const LIST: &str = include_str!("../../../data/published-manifests.yaml");
 
 /// A published manifest.
 #[derive(Clone, Debug, Deserialize)]

@@ -35,14 +35,16 @@ pub enum BuildError {
 pub(super) fn cargo_build(packages: &[&str]) -> Result<BTreeMap<String, PathBuf>, BuildError> {
     let agent_separately = cfg!(feature = "jemalloc") && !cfg!(debug_assertions);
     let mut arguments = selected(packages, agent_separately);
+    arguments.extend(["--features", "tidewatch-receiver/stamps"]);
     if cfg!(debug_assertions) {
-        arguments.extend(["--features", "tidewatch-tests/unified"]);
+        arguments.extend(["--features", "tidewatch-testing/unified"]);
     }
     if cfg!(feature = "otlp") {
-        arguments.extend(["--features", "tidewatch-tests/otlp"]);
+        arguments.extend(["--features", "tidewatch-receiver/otlp"]);
+        arguments.extend(["--features", "tidewatch-agent/otlp"].iter().filter(|_| !agent_separately));
     }
     if cfg!(feature = "jemalloc") {
-        arguments.extend(["--features", "tidewatch-tests/jemalloc"]);
+        arguments.extend(["--features", "tidewatch-receiver/jemalloc"]);
     }
     let profile = profile();
     arguments.extend(["--profile", &profile]);

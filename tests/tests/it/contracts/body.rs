@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 /// Failure to make a body.
 #[derive(Debug, thiserror::Error)]
-pub enum BodyError {
+pub(crate) enum BodyError {
     /// A segment `{member=value}` selects no element.
     #[error("no element {0} in {1}")]
     NoElement(String, String),
@@ -23,17 +23,17 @@ pub enum BodyError {
 /// A write of a program that reads an object, changes it, and writes all that it knows of it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Put {
+pub(crate) struct Put {
     /// Name of the shape of the program's type; without one it keeps everything.
-    pub knows: Option<String>,
+    pub(crate) knows: Option<String>,
     /// A JSON patch that stands for the change.
-    pub change: Vec<Value>,
+    pub(crate) change: Vec<Value>,
 }
 
 /// The members that a type knows.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
-pub enum Shape {
+pub(crate) enum Shape {
     /// The whole value.
     Whole(Whole),
     /// These members of the value, or of each element of a list.
@@ -43,7 +43,7 @@ pub enum Shape {
 /// The word for a whole value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Whole {
+pub(crate) enum Whole {
     /// Everything.
     All,
 }
@@ -52,7 +52,7 @@ pub enum Whole {
 ///
 /// # Errors
 /// See [`BodyError`].
-pub fn put(live: &Value, shape: Option<&Shape>, change: &[Value]) -> Result<Value, BodyError> {
+pub(crate) fn put(live: &Value, shape: Option<&Shape>, change: &[Value]) -> Result<Value, BodyError> {
     let mut body = shape.map_or_else(|| live.clone(), |shape| reduce(live, shape));
     let patch = resolve(change, &body)?;
     json_patch::patch(&mut body, &patch).map_err(|error| BodyError::DoesNotApply(error.kind))?;
@@ -77,7 +77,7 @@ fn reduce(value: &Value, shape: &Shape) -> Value {
 ///
 /// # Errors
 /// See [`BodyError`].
-pub fn resolve(patch: &[Value], live: &Value) -> Result<json_patch::Patch, BodyError> {
+pub(crate) fn resolve(patch: &[Value], live: &Value) -> Result<json_patch::Patch, BodyError> {
     let mut patch = patch.to_vec();
     for operation in &mut patch {
         for member in ["path", "from"] {

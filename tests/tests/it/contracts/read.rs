@@ -7,18 +7,18 @@ use serde_json::Value;
 
 /// A read of a program.
 #[derive(Clone, Debug)]
-pub struct Read {
+pub(crate) struct Read {
     /// Name of the object.
-    pub object: String,
+    pub(crate) object: String,
     /// The JSONPath; `$` for the whole object.
-    pub at: String,
+    pub(crate) at: String,
     /// What is expected there.
-    pub expected: Expected,
+    pub(crate) expected: Expected,
 }
 
 /// An expectation.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Expected {
+pub(crate) enum Expected {
     /// Exactly one value, equal to this one.
     Is(Value),
     /// Exactly one value, among these.
@@ -35,7 +35,7 @@ pub enum Expected {
 
 /// A read that does not hold.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Mismatch {
+pub(crate) struct Mismatch {
     at: String,
     expected: String,
     found: String,
@@ -55,7 +55,7 @@ impl Read {
     ///
     /// # Errors
     /// When the JSONPath is malformed, or missing where the expectation needs one.
-    pub fn new(object: String, at: Option<String>, expected: Expected) -> Result<Self, String> {
+    pub(crate) fn new(object: String, at: Option<String>, expected: Expected) -> Result<Self, String> {
         let needs_path = !matches!(expected, Expected::Gone | Expected::Exists | Expected::Contains(_));
         let at = match at {
             None if needs_path => return Err(format!("a read of {object} has no path")),
@@ -70,7 +70,7 @@ impl Read {
     ///
     /// # Errors
     /// The difference.
-    pub fn check(&self, answer: Option<&Value>) -> Result<(), Mismatch> {
+    pub(crate) fn check(&self, answer: Option<&Value>) -> Result<(), Mismatch> {
         let Some(answer) = answer else {
             let is_gone = self.expected == Expected::Gone;
             return if is_gone { Ok(()) } else { Err(self.mismatch("no such object")) };

@@ -55,7 +55,7 @@ fn a_contract_that_contradicts_itself_is_refused_by_name() {
 
 #[test]
 fn a_named_test_is_found_below_its_attribute_alone() {
-    let test = |test: &str| NamedTest { file: "tests/src/contracts/tests.rs".into(), test: test.to_owned() };
+    let test = |test: &str| NamedTest { file: "tests/tests/it/contracts/tests.rs".into(), test: test.to_owned() };
     assert!(test("a_named_test_is_found_below_its_attribute_alone").exists().expect("the file"));
     for absent in ["fault", "a_named_test_is_found", "nowhere"] {
         assert!(!test(absent).exists().expect("the file"), "{absent}");

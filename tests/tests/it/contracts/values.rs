@@ -8,16 +8,16 @@ use super::Expected;
 
 /// Values by the name of their placeholder.
 #[derive(Clone, Debug, Default)]
-pub struct Values(BTreeMap<&'static str, String>);
+pub(crate) struct Values(BTreeMap<&'static str, String>);
 
 /// A placeholder without a value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no value for ${{{0}}}")]
-pub struct UnknownValue(String);
+pub(crate) struct UnknownValue(String);
 
 impl Values {
     /// Sets a value.
-    pub fn set(&mut self, name: &'static str, value: impl Into<String>) {
+    pub(crate) fn set(&mut self, name: &'static str, value: impl Into<String>) {
         self.0.insert(name, value.into());
     }
 
@@ -25,7 +25,7 @@ impl Values {
     ///
     /// # Errors
     /// A placeholder has no value.
-    pub fn fill(&self, text: &str) -> Result<String, UnknownValue> {
+    pub(crate) fn fill(&self, text: &str) -> Result<String, UnknownValue> {
         let mut filled = String::new();
         let mut rest = text;
         while let Some((before, after)) = rest.split_once("${") {
@@ -42,7 +42,7 @@ impl Values {
     ///
     /// # Errors
     /// A placeholder has no value.
-    pub fn fill_expected(&self, expected: &Expected) -> Result<Expected, UnknownValue> {
+    pub(crate) fn fill_expected(&self, expected: &Expected) -> Result<Expected, UnknownValue> {
         Ok(match expected {
             Expected::Is(value) => Expected::Is(self.fill_all(value)?),
             Expected::OneOf(values) => {
@@ -57,7 +57,7 @@ impl Values {
     ///
     /// # Errors
     /// A placeholder has no value.
-    pub fn fill_all(&self, value: &Value) -> Result<Value, UnknownValue> {
+    pub(crate) fn fill_all(&self, value: &Value) -> Result<Value, UnknownValue> {
         Ok(match value {
             Value::String(text) => Value::String(self.fill(text)?),
             Value::Array(elements) => {

@@ -14,7 +14,7 @@ use tidewatch_api::{
     ModuleReleaseMeta, ModuleTemplate,
     names::{GROUP, SKR_NAMESPACE},
 };
-use tidewatch_tests::{
+use tidewatch_testing::{
     control_plane::ClusterUser,
     landscape::{catalog::template, until},
 };

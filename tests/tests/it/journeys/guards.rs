@@ -13,7 +13,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tidewatch_api::names::SKR_NAMESPACE;
-use tidewatch_tests::{control_plane::Cluster, landscape::until};
+use tidewatch_testing::{control_plane::Cluster, landscape::until};
 
 const RULES: &str = "has(object.spec.ingress) && size(object.spec.ingress) > 0 \
                      || has(object.spec.egress) && size(object.spec.egress) > 0";

@@ -10,7 +10,7 @@ use kube::{
 };
 use serde_json::json;
 use tidewatch_api::names::{KUBECONFIG_KEY, label};
-use tidewatch_tests::landscape::Landscape;
+use tidewatch_testing::landscape::Landscape;
 
 use crate::support::Fleet;
 

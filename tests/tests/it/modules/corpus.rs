@@ -13,7 +13,7 @@ use kube::{
     discovery::{Discovery, Scope, verbs},
 };
 use tidewatch_api::ModuleStatus;
-use tidewatch_tests::{
+use tidewatch_testing::{
     control_plane::audit::{Mark, Write},
     landscape::{AGENT_IMAGE, catalog::template},
     modules::shapes::{INSTALLED, UPGRADE},

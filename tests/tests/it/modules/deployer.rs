@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use tidewatch_api::ModuleReleaseMeta;
-use tidewatch_tests::{
+use tidewatch_testing::{
     artefacts::{DEPLOYER, INJECTED, NOT_INJECTED},
     landscape::{Options, catalog::release_meta},
 };

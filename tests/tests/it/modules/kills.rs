@@ -12,7 +12,7 @@ use std::{
 use content::{CONTROL, NEIGHBOUR, is_upgraded, objects, others_write, shared};
 use ends::ends;
 use kube::api::ListParams;
-use tidewatch_tests::{
+use tidewatch_testing::{
     control_plane::audit::{Mark, Write},
     landscape::AGENT_IMAGE,
     progress::print_line,

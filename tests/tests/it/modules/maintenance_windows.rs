@@ -2,7 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use tidewatch_api::{Kyma, ModuleStatus};
-use tidewatch_tests::landscape::Options;
+use tidewatch_testing::landscape::Options;
 
 use super::*;
 

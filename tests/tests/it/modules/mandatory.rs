@@ -4,7 +4,7 @@ use tidewatch_api::{
     ModuleReleaseMeta,
     names::{annotation::OCM_COMPONENT_NAME, finalizer},
 };
-use tidewatch_tests::landscape::{DEADLINE, catalog::template};
+use tidewatch_testing::landscape::{DEADLINE, catalog::template};
 
 use super::*;
 use crate::catalog::{

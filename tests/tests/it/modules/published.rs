@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidewatch_tests::{
+use tidewatch_testing::{
     control_plane::Tool,
     modules::published::{self, Published},
     progress::print_line,

@@ -1,6 +1,6 @@
 //! Removal, and the resources that block it.
 
-use tidewatch_tests::landscape::DEADLINE;
+use tidewatch_testing::landscape::DEADLINE;
 
 use super::*;
 

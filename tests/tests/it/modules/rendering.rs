@@ -5,7 +5,7 @@ use std::fs;
 
 use k8s_openapi::api::{batch::v1::Job, core::v1::Secret};
 use tidewatch_api::names::field_manager;
-use tidewatch_tests::control_plane::audit::{Mark, Write};
+use tidewatch_testing::control_plane::audit::{Mark, Write};
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! Restricted modules: only Kymas that their release meta selects may use them (`acceptance.md` C1 28).
 
 use tidewatch_api::{Kyma, ModuleReleaseMeta};
-use tidewatch_tests::landscape::{Options, catalog::release_meta};
+use tidewatch_testing::landscape::{Options, catalog::release_meta};
 
 use super::*;
 

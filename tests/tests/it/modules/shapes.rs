@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tidewatch_tests::{landscape::DEADLINE, modules::shapes};
+use tidewatch_testing::{landscape::DEADLINE, modules::shapes};
 
 use super::{
     corpus::{Corpus, Member},

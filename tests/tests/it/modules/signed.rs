@@ -26,7 +26,7 @@ async fn publish_signed(modules: &ModuleRuntime, name: &str, version: &str, sign
 
 #[tokio::test]
 async fn only_modules_that_a_trusted_key_signed_are_installed_and_upgraded() -> TestResult {
-    tidewatch_tests::install_crypto();
+    tidewatch_testing::install_crypto();
     let keys = tempfile::tempdir()?;
     // The receiver needs a key at start, before the registry of the test has an address.
     fs::write(

@@ -3,7 +3,7 @@
 use std::fs;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use tidewatch_tests::{control_plane::credentials, ports};
+use tidewatch_testing::{control_plane::credentials, ports};
 
 use super::*;
 

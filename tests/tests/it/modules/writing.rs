@@ -4,7 +4,7 @@
 use std::{fs, time::Instant};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use tidewatch_tests::{
+use tidewatch_testing::{
     control_plane::{audit::Write, credentials},
     foreign_writer::ForeignWriter,
     landscape::AGENT_IMAGE,
@@ -30,7 +30,7 @@ pub(super) struct Writers {
 
 impl Writers {
     pub(super) async fn start(name: &str, options: Options) -> Result<Self> {
-        tidewatch_tests::install_crypto();
+        tidewatch_testing::install_crypto();
         let access = registry::Options { transport: Transport::Plain, access: Access::Anonymous };
         let registry = Registry::start(bed::shared().await?, name, access).await?;
         let options = Options { registry: Some(registry.host()), ..options };

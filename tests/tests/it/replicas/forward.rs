@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use tidewatch_api::{State, leases::Unit, shard::ShardCount};
-use tidewatch_tests::landscape::Options;
+use tidewatch_testing::landscape::Options;
 
 use super::{Replicas, short_lease};
 use crate::{

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result};
 use tidewatch_api::leases::Unit;
-use tidewatch_tests::{
+use tidewatch_testing::{
     landscape::{DEADLINE, Options, until},
     load::EnrolmentEndpoint,
 };

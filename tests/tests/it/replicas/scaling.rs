@@ -18,7 +18,7 @@ use tidewatch_api::{
     leases::{self, Unit},
     shard::ShardCount,
 };
-use tidewatch_tests::{
+use tidewatch_testing::{
     control_plane::audit::{Mark, Write},
     landscape::{Options, until},
 };

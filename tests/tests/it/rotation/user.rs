@@ -21,7 +21,7 @@ use tidewatch_api::{
     Kyma,
     names::{SKR_KYMA, SKR_NAMESPACE},
 };
-use tidewatch_tests::{
+use tidewatch_testing::{
     control_plane::{
         Cluster, ClusterUser,
         audit::{Mark, TimedWrite},

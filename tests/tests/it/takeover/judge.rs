@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use jiff::Timestamp;
-use tidewatch_tests::{
+use tidewatch_testing::{
     control_plane::{
         ClusterUser,
         audit::{Mark, TimedWrite},

@@ -27,7 +27,7 @@ use tidewatch_api::{
     crds::runtime_crds,
     names::{SKR_KYMA, SKR_NAMESPACE, field_manager, finalizer, label},
 };
-use tidewatch_tests::{
+use tidewatch_testing::{
     control_plane::{Cluster, ClusterUser},
     landscape::{Landscape, until},
 };

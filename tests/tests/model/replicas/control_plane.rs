@@ -11,7 +11,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::client::Body;
 use parking_lot::{Mutex, MutexGuard};
 use tidewatch_api::leases;
-use tidewatch_tests::fake::{Answer, FakeCluster};
+use tidewatch_testing::fake::{Answer, FakeCluster};
 use tokio::{
     sync::{mpsc, oneshot},
     time::sleep,

@@ -35,7 +35,7 @@ use tidewatch_gateway::{
     relay,
 };
 use tidewatch_kit::metrics::Registry;
-use tidewatch_tests::landscape::now;
+use tidewatch_testing::landscape::now;
 use tidewatch_trust::{
     CA_VALIDITY, Ca, REPLICA_VALIDITY, RUNTIME_VALIDITY, ReplicaCertificate, ReplicaFiles, ReplicaMetrics,
     ReplicaSource, ReplicaTls, SERVER_VALIDITY, ServerIdentity, Trust,

@@ -23,7 +23,7 @@ use tidewatch_fleet::{
 };
 use tidewatch_gateway::ports;
 use tidewatch_kit::metrics::Registry;
-use tidewatch_tests::landscape::now;
+use tidewatch_testing::landscape::now;
 use tidewatch_trust::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, SERVER_VALIDITY, ServerIdentity};
 use tokio::time::{Duration, Instant};
 

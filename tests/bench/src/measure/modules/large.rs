@@ -9,15 +9,15 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use kube::{ResourceExt as _, core::DynamicObject};
 use tidewatch_api::{Manifest, names::annotation};
-
-use super::{Figure, PlainClient, Setup, median, millis};
-use crate::{
+use tidewatch_testing::{
     control_plane::audit::{Mark, TimedWrite},
-    demo::stamps,
     landscape::until,
     modules::{Module, large::Large},
     progress::{Step, print_line},
+    stamps,
 };
+
+use super::{Figure, PlainClient, Setup, median, millis};
 
 /// The version that is installed.
 const VERSION: &str = "1.0.0";

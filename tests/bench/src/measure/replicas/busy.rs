@@ -6,6 +6,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
+use tidewatch_testing::{load::RequestOutcome, progress::Step};
 use tokio::{
     task::JoinSet,
     time::{Instant, MissedTickBehavior, interval_at, sleep},
@@ -20,7 +21,6 @@ use super::{
     relay::{Route, Runtime, alternate, emit_beside_direct},
     setup::ReplicaSetup,
 };
-use crate::{load::RequestOutcome, progress::Step};
 
 /// Delay of each response of a runtime.
 const SLOW: Duration = Duration::from_secs(5);

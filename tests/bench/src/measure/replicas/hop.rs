@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use http::Request;
+use tidewatch_testing::{landscape::now, load::SignedClient};
 use tidewatch_trust::RUNTIME_VALIDITY;
 use tokio::{
     task::JoinSet,
@@ -20,7 +21,6 @@ use super::{
     number,
     setup::ReplicaSetup,
 };
-use crate::{landscape::now, load::SignedClient};
 
 /// Bytes of a body, about those of a request with one event.
 const BODY: [u8; 1_024] = [b'x'; 1_024];

@@ -4,6 +4,13 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use tidewatch_testing::{
+    control_plane::audit::Write,
+    landscape::Landscape,
+    load::{SimulatedFleet, until_within},
+    product::metric_sum,
+    progress::Step,
+};
 use tokio::time::sleep;
 
 use super::{
@@ -14,13 +21,6 @@ use super::{
     Settings, number,
     setup::ReplicaSetup,
     users::Users,
-};
-use crate::{
-    control_plane::audit::Write,
-    landscape::Landscape,
-    load::{SimulatedFleet, until_within},
-    product::metric_sum,
-    progress::Step,
 };
 
 const REPLICAS: [&str; 3] = ["a", "b", "c"];

@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use futures::future::try_join;
+use tidewatch_testing::{
+    load::{FleetMember, ProtocolState, SimulatedFleet, until_within},
+    progress::Step,
+};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::{
@@ -14,10 +18,6 @@ use super::{
     },
     Settings, hop,
     setup::{ReplicaSetup, shard_of},
-};
-use crate::{
-    load::{FleetMember, ProtocolState, SimulatedFleet, until_within},
-    progress::Step,
 };
 
 /// Idle connections to runtimes close after a minute.

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use tidewatch_testing::{landscape::DEADLINE, progress::Step};
 use tokio::time::sleep;
 
 use super::{
@@ -14,7 +15,6 @@ use super::{
     setup::ReplicaSetup,
     users::{Change, Users},
 };
-use crate::{landscape::DEADLINE, progress::Step};
 
 const REPLICAS: [&str; 3] = ["a", "b", "c"];
 /// A runtime may still process a write that the killed replica sent before its end, but not for so long.

@@ -3,6 +3,10 @@
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
+use tidewatch_testing::{
+    load::{Agent, ChangeTimes, FleetMember, Pace, switch_channel},
+    progress::Step,
+};
 use tokio::{task::JoinSet, time::sleep};
 
 use super::{
@@ -12,10 +16,6 @@ use super::{
     },
     Settings, busy, number,
     setup::{ReplicaSetup, shard_of},
-};
-use crate::{
-    load::{Agent, ChangeTimes, FleetMember, Pace, switch_channel},
-    progress::Step,
 };
 
 /// The replica to which all agents connect, and the other one.

@@ -10,17 +10,17 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use futures::future::try_join_all;
 use tidewatch_api::{leases::Unit, shard::ShardCount};
-
-use super::super::{
-    figure::cpu_of,
-    fleet_setup::{MODULE, WAIT_LIMIT},
-};
-use crate::{
+use tidewatch_testing::{
     balancer::Balancer,
     bed::TestBed,
     landscape::{DEADLINE, Landscape, Options, Replica, until},
     load::{EnrolmentEndpoint, FleetMember, SimulatedFleet, until_within},
     progress::Step,
+};
+
+use super::super::{
+    figure::cpu_of,
+    fleet_setup::{MODULE, WAIT_LIMIT},
 };
 
 /// The processes and the fleet.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use tidewatch_testing::load::{SimulatedFleet, switch_channel_once};
 use tokio::{
     sync::watch,
     task::JoinSet,
@@ -10,7 +11,6 @@ use tokio::{
 };
 
 use super::setup::shard_of;
-use crate::load::{SimulatedFleet, switch_channel_once};
 
 /// One change.
 pub(super) struct Change {

@@ -4,7 +4,7 @@
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use k8s_openapi::api::batch::v1::Job;
 use tidewatch_api::names::field_manager;
-use tidewatch_tests::control_plane::credentials;
+use tidewatch_testing::control_plane::credentials;
 
 use super::{
     super::writing::{SECOND, Writers, config_map, deployment, object, version, with},
