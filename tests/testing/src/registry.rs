@@ -1,7 +1,5 @@
 //! A real OCI registry: the CNCF distribution registry as a process on loopback, with its data in the test bed's folder.
 //!
-//! * [`client`]: blobs and manifests by HTTP, as the OCI distribution specification defines it.
-//! * [`push`]: the upload of an OCI layout.
 //! * `config`: its configuration and the files that this names.
 //! * `token_server`: the authorization service of [`Access::Token`].
 
@@ -15,6 +13,7 @@ use std::{
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::json;
 use tidewatch_kit::tls::{Identity, TlsConfigError};
+use tokio::net::TcpStream;
 
 use crate::{
     bed::TestBed,
@@ -23,12 +22,9 @@ use crate::{
     process::{Process, ProcessError, Program},
 };
 
-pub mod client;
 mod config;
-pub mod push;
 mod token_server;
 
-use client::{ClientError, RegistryClient};
 use config::Config;
 use token_server::{TokenServer, TokenServerError};
 
@@ -40,7 +36,7 @@ const PORT_TRIES: usize = 5;
 /// Protocol of a registry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// HTTPS with a certificate of a CA of its own, see [`Registry::ca_pem`].
+    /// HTTPS with a certificate of a CA of its own, see [`Registry::ca_file`].
     #[default]
     Tls,
     /// HTTP.
@@ -66,19 +62,6 @@ pub struct Options {
     pub transport: Transport,
     /// Authentication.
     pub access: Access,
-}
-
-impl Options {
-    fn url(self, address: SocketAddr) -> String {
-        match self.transport {
-            Transport::Tls => format!("https://{address}"),
-            Transport::Plain => format!("http://{address}"),
-        }
-    }
-
-    fn login(self) -> Option<Login<'static>> {
-        (self.access != Access::Anonymous).then_some(Login::TEST)
-    }
 }
 
 /// User and password.
@@ -176,26 +159,18 @@ impl Registry {
         };
         let config =
             Config { dir: &dir, access: options.access, tls: tls.as_ref(), token_server: token_server.as_ref() };
-        let ca = tls.as_ref().map(|tls| tls.ca.as_str());
         let mut tries = 1;
         let (address, program, process) = loop {
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free().map_err(RegistryError::Port)?));
             let path = config.write(address).map_err(|error| RegistryError::Files(dir.clone(), error))?;
-            let client = RegistryClient::new(options.url(address), ca, options.login())?;
             let program = program(name, &binary, &path);
-            match run(program.clone(), &client).await {
+            match run(program.clone(), address).await {
                 Ok(process) => break (address, program, process),
                 Err(error) if tries < PORT_TRIES && port_taken(&error) => tries += 1,
                 Err(error) => return Err(RegistryError::Start(error)),
             }
         };
         Ok(Self { options, dir, address, tls, program, process, _token_server: token_server })
-    }
-
-    /// Address on which it listens.
-    #[must_use]
-    pub const fn address(&self) -> SocketAddr {
-        self.address
     }
 
     /// Its address as flags and dockerconfigjson name it: `host:port`, with `http://` in front if it has no TLS.
@@ -207,19 +182,7 @@ impl Registry {
         }
     }
 
-    /// Its base URL.
-    #[must_use]
-    pub fn url(&self) -> String {
-        self.options.url(self.address)
-    }
-
-    /// Certificate of the CA of its TLS certificate; `None` without TLS.
-    #[must_use]
-    pub fn ca_pem(&self) -> Option<&str> {
-        self.tls.as_ref().map(|tls| tls.ca.as_str())
-    }
-
-    /// File with [`Registry::ca_pem`].
+    /// File with the certificate of the CA of its TLS certificate; `None` without TLS.
     #[must_use]
     pub fn ca_file(&self) -> Option<PathBuf> {
         self.tls.as_ref().map(|_| self.dir.join(config::CA))
@@ -228,30 +191,14 @@ impl Registry {
     /// The login that it accepts; `None` if it requires none.
     #[must_use]
     pub fn login(&self) -> Option<Login<'static>> {
-        self.options.login()
+        (self.options.access != Access::Anonymous).then_some(Login::TEST)
     }
 
-    /// Content of a Secret of type `kubernetes.io/dockerconfigjson`: its host, with the login unless it requires none.
+    /// Content of a Secret of type `kubernetes.io/dockerconfigjson`: its host, with a login, or without one.
     #[must_use]
-    pub fn dockerconfigjson(&self) -> String {
-        let entry = self.login().map_or_else(|| json!({}), |login| json!({"auth": login.basic()}));
+    pub fn dockerconfigjson(&self, login: Option<Login<'_>>) -> String {
+        let entry = login.map_or_else(|| json!({}), |login| json!({"auth": login.basic()}));
         json!({"auths": {self.host(): entry}}).to_string()
-    }
-
-    /// A client with the login that it accepts.
-    ///
-    /// # Errors
-    /// [`RegistryError::Tls`].
-    pub fn client(&self) -> Result<RegistryClient, RegistryError> {
-        self.client_as(self.login())
-    }
-
-    /// A client with another login, or anonymous.
-    ///
-    /// # Errors
-    /// [`RegistryError::Tls`].
-    pub fn client_as(&self, login: Option<Login<'_>>) -> Result<RegistryClient, RegistryError> {
-        Ok(RegistryClient::new(self.url(), self.ca_pem(), login)?)
     }
 
     /// Kills it if it runs, and starts it with the same address and content.
@@ -260,8 +207,7 @@ impl Registry {
     /// See [`RegistryError`].
     pub async fn restart(&mut self) -> Result<(), RegistryError> {
         self.process.kill();
-        let client = self.client()?;
-        self.process = run(self.program.clone(), &client).await.map_err(RegistryError::Start)?;
+        self.process = run(self.program.clone(), self.address).await.map_err(RegistryError::Start)?;
         Ok(())
     }
 
@@ -279,10 +225,10 @@ fn program(name: &str, binary: &Path, config: &Path) -> Program {
         .env("OTEL_TRACES_EXPORTER", "none")
 }
 
-/// Starts the process and waits until it serves the client.
-async fn run(program: Program, client: &RegistryClient) -> Result<Process, ProcessError> {
+/// Starts the process and waits until it accepts connections.
+async fn run(program: Program, address: SocketAddr) -> Result<Process, ProcessError> {
     let process = Process::start(program)?;
-    let serves = || async { client.check().await.map_err(|error: ClientError| error.to_string()) };
-    process.until(READY, serves).await?;
+    let accepts = || async { TcpStream::connect(address).await.map(drop).map_err(|error| error.to_string()) };
+    process.until(READY, accepts).await?;
     Ok(process)
 }

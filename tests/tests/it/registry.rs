@@ -1,124 +1,105 @@
-//! The registry of the test bed: its protocols and authentications, with blobs and manifests.
+//! The registry of the test bed, with the clients of the product: the operators' program pushes to it, and the fetcher of the
+//! receiver pulls.
 
-use std::{collections::BTreeMap, fs};
-
-use anyhow::{Context as _, Result};
-use bytes::Bytes;
-use http::StatusCode;
-use serde_json::{Value, json};
+use anyhow::{Context as _, Result, ensure};
+use hyper_util::client::proxy::matcher::Matcher;
+use tidewatch_kit::addresses::AddressRules;
+use tidewatch_oci::{
+    credentials::RegistryTarget,
+    fetch::{FetchError, Fetcher, Limits, Reference, Size},
+    metrics::Metrics,
+    tls,
+};
 use tidewatch_testing::{
     bed,
-    registry::{
-        Access, Login, Options, Registry, Transport,
-        client::{ClientError, RegistryClient, digest_of},
-        push::push_layout,
-    },
+    modules::folder,
+    registry::{Access, Login, Options, Registry, Transport},
 };
 
-use crate::support::TestResult;
+use crate::support::{TestResult, run_with_input};
 
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const REPOSITORY: &str = "component-descriptors/kyma-project.io/module/sample";
+const VERSION: &str = "1.0.0";
+const WRONG: Login<'static> = Login { password: "wrong", ..Login::TEST };
+/// Host of the token server, which has another port than the registry.
+const TOKEN_HOST: &str = "127.0.0.1";
 
 async fn start(name: &str, transport: Transport, access: Access) -> Result<Registry> {
     tidewatch_testing::install_crypto();
     Ok(Registry::start(bed::shared().await?, name, Options { transport, access }).await?)
 }
 
-/// A manifest whose config and only layer is the same blob.
-fn manifest(blob: &[u8]) -> Bytes {
-    let reference = json!({"mediaType": "application/x-test", "digest": digest_of(blob), "size": blob.len()});
-    let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST, "config": reference, "layers": [reference]});
-    Bytes::from(manifest.to_string())
+/// Packs and pushes a module with a login.
+async fn push(registry: &Registry, login: Option<Login<'_>>) -> Result<()> {
+    let output = tempfile::tempdir()?;
+    let [module, output] = [&folder("sample", VERSION), output.path()].map(|path| path.to_string_lossy().into_owned());
+    let host = registry.host();
+    let ca = registry.ca_file().map(|file| file.to_string_lossy().into_owned());
+    let mut arguments = vec!["module", "pack", &module, "--output", &output, "--push", &host];
+    arguments.extend(["--oci-registry-allowed-hosts", TOKEN_HOST]);
+    arguments.extend(ca.as_deref().into_iter().flat_map(|file| ["--ca-file", file]));
+    arguments.extend(login.iter().flat_map(|login| ["--username", login.user, "--password-stdin"]));
+    let pushed = run_with_input("tidewatch", &arguments, login.map_or("", |login| login.password)).await?;
+    ensure!(pushed.status.success(), "{}", String::from_utf8_lossy(&pushed.stderr));
+    Ok(())
 }
 
-/// Pushes a manifest with a blob, and pulls both by digest, the manifest also by tag.
-async fn push_and_pull(client: &RegistryClient) -> Result<String> {
-    let blob = Bytes::from_static(b"objects");
-    let manifest = manifest(&blob);
-    let blob_digest = client.push_blob(REPOSITORY, blob.clone()).await?;
-    let digest = client.push_manifest(REPOSITORY, "1.0.0", MANIFEST, manifest.clone()).await?;
-    assert_eq!(client.blob(REPOSITORY, &blob_digest).await?, blob);
-    for reference in [digest.as_str(), "1.0.0"] {
-        assert_eq!(client.manifest(REPOSITORY, reference).await?, manifest, "{reference}");
+/// Fetches the manifest by tag and by digest, and all blobs, with a login in a dockerconfigjson.
+async fn pull(registry: &Registry, login: Option<Login<'_>>, with_ca: bool) -> Result<(), FetchError> {
+    let limits = Limits::default();
+    let roots = tls::roots(registry.ca_file().filter(|_| with_ca).as_ref()).unwrap();
+    let proxy = Matcher::builder().build();
+    let transports = tls::transports(roots, proxy, limits.connect, AddressRules::default()).unwrap();
+    let allowed = [TOKEN_HOST.parse().unwrap()].into();
+    let fetcher = Fetcher::new(transports, allowed, limits, Metrics::default());
+    let target = RegistryTarget::from_docker_config(registry.dockerconfigjson(login).as_bytes(), "").unwrap();
+    let (manifest, digest, content) = fetcher.manifest(&target, REPOSITORY, Reference::Tag(VERSION)).await?;
+    assert_eq!(fetcher.manifest(&target, REPOSITORY, Reference::Digest(digest)).await?.2, content);
+    for blob in manifest.layers.iter().chain([&manifest.config]) {
+        fetcher.blob(&target, REPOSITORY, blob.digest, Size::Exactly(blob.size)).await?;
     }
-    Ok(digest)
+    Ok(())
 }
 
-fn status<T>(result: Result<T, ClientError>) -> Option<StatusCode> {
-    result.err().and_then(|error| error.status())
+/// The login pushes and pulls; no other one does.
+async fn only_the_login_pushes_and_pulls(registry: &Registry) -> Result<()> {
+    push(registry, registry.login()).await.context("push")?;
+    pull(registry, registry.login(), true).await.context("pull")?;
+    for other in [Some(WRONG), None] {
+        let refused = pull(registry, other, true).await;
+        let is_as_sent = |sent: &bool| *sent == other.is_some();
+        assert!(
+            matches!(&refused, Err(FetchError::Unauthorized { with_credentials }) if is_as_sent(with_credentials)),
+            "{refused:?}"
+        );
+        assert!(push(registry, other).await.is_err(), "{other:?}");
+    }
+    Ok(())
 }
 
 #[tokio::test]
 async fn a_registry_with_tls_and_password_serves_what_was_pushed() -> TestResult {
     let registry = start("password", Transport::Tls, Access::Basic).await?;
-    let client = registry.client()?;
-    let digest = push_and_pull(&client).await?;
-
-    let wrong = registry.client_as(Some(Login { password: "wrong", ..Login::TEST }))?;
-    let anonymous = registry.client_as(None)?;
-    for client in [wrong, anonymous] {
-        assert_eq!(status(client.manifest(REPOSITORY, &digest).await), Some(StatusCode::UNAUTHORIZED));
-        assert_eq!(status(client.push_blob(REPOSITORY, Bytes::new()).await), Some(StatusCode::UNAUTHORIZED));
-    }
-    // Without its CA, the registry is not trusted.
-    let login = registry.login();
-    let other = RegistryClient::new(registry.url(), None, login)?;
-    assert!(matches!(other.check().await, Err(ClientError::Send(..))));
-
-    let config: Value = serde_json::from_str(&registry.dockerconfigjson())?;
-    assert_eq!(config["auths"][registry.host()]["auth"], "dGVzdDpwdWxsLWFuZC1wdXNo");
-    let ca = fs::read_to_string(registry.ca_file().context("a CA")?)?;
-    assert_eq!(Some(ca.as_str()), registry.ca_pem());
-
-    client.delete_manifest(REPOSITORY, &digest).await?;
-    assert_eq!(status(client.manifest(REPOSITORY, "1.0.0").await), Some(StatusCode::NOT_FOUND));
+    only_the_login_pushes_and_pulls(&registry).await?;
+    let untrusted = pull(&registry, registry.login(), false).await;
+    assert!(matches!(untrusted, Err(FetchError::Transport(_))), "{untrusted:?}");
     Ok(())
 }
 
 #[tokio::test]
 async fn a_registry_accepts_the_tokens_of_its_token_server() -> TestResult {
     for (name, transport) in [("token", Transport::Tls), ("plain-token", Transport::Plain)] {
-        let registry = start(name, transport, Access::Token).await?;
-        let digest = push_and_pull(&registry.client()?).await?;
-        let wrong = registry.client_as(Some(Login { password: "wrong", ..Login::TEST }))?;
-        let refused = wrong.manifest(REPOSITORY, &digest).await;
-        assert!(matches!(
-            refused,
-            Err(ClientError::Refused { operation: "get a token", status: StatusCode::UNAUTHORIZED, .. })
-        ));
-        assert_eq!(
-            status(registry.client_as(None)?.manifest(REPOSITORY, &digest).await),
-            Some(StatusCode::UNAUTHORIZED)
-        );
+        only_the_login_pushes_and_pulls(&start(name, transport, Access::Token).await?).await?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_layout_is_pushed_to_a_registry_without_authentication() -> TestResult {
+async fn a_registry_without_authentication_needs_no_login() -> TestResult {
     let registry = start("plain", Transport::Plain, Access::Anonymous).await?;
-    assert_eq!((registry.login(), registry.ca_pem()), (None, None));
-    assert!(registry.host().starts_with("http://127.0.0.1:"));
-
-    let layout = tempfile::tempdir()?;
-    let blob = Bytes::from_static(b"layer");
-    let content = manifest(&blob);
-    let index = json!({"schemaVersion": 2, "manifests": [
-        {"mediaType": MANIFEST, "digest": digest_of(&content), "size": content.len()},
-    ]});
-    let blobs = layout.path().join("blobs/sha256");
-    fs::create_dir_all(&blobs)?;
-    let files: BTreeMap<_, _> = [&blob, &content].map(|content| (digest_of(content), content)).into();
-    for (digest, content) in files {
-        fs::write(blobs.join(digest.trim_start_matches("sha256:")), content)?;
-    }
-    fs::write(layout.path().join("index.json"), index.to_string())?;
-
-    let client = registry.client()?;
-    let digest = push_layout(&client, layout.path(), REPOSITORY, "2.0.0").await?;
-    assert_eq!(digest, digest_of(&content));
-    assert_eq!(client.manifest(REPOSITORY, "2.0.0").await?, content);
-    assert_eq!(client.blob(REPOSITORY, &digest_of(&blob)).await?, blob);
-    Ok(())
+    assert_eq!((registry.login(), registry.ca_file()), (None, None));
+    let missing = pull(&registry, None, true).await;
+    assert!(matches!(missing, Err(FetchError::NotFound { .. })), "{missing:?}");
+    push(&registry, None).await?;
+    Ok(pull(&registry, None, true).await?)
 }
