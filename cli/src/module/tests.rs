@@ -1,7 +1,6 @@
 //! Packing of folders, from files to the artefact that readers decode.
 
 #[path = "../../tests/it/registry.rs"]
-#[expect(dead_code, reason = "the tests of the process use the rest of it")]
 pub(super) mod registry;
 
 use std::{fs, path::PathBuf};
@@ -13,6 +12,7 @@ use tidewatch_oci::{
     credentials::{Credentials, RegistryTarget},
     descriptor::{self, Descriptor},
     layer::{self, LayerKind},
+    testing::Reply,
 };
 
 use super::{
@@ -451,7 +451,8 @@ async fn push_uploads_missing_blobs_and_writes_the_tag_last() {
     let requests = server.received();
     assert_eq!(requests.iter().filter(|request| request.starts_with("POST blobs/uploads/")).count(), 4, "{requests:?}");
     assert_eq!(requests.last().unwrap(), "PUT manifests/1.0.0");
-    assert_eq!(server.content.lock().manifests["1.0.0"], artefact.manifest.content);
+    let stored = server.server.content(&format!("{}manifests/1.0.0", registry::REPOSITORY));
+    assert!(matches!(stored, Reply::Of(200, _, content) if content == artefact.manifest.content));
 
     assert_eq!(push::push(&client, &artefact, false).await.unwrap().effect, Effect::Unchanged);
     assert_eq!(server.received(), ["GET manifests/1.0.0"]);

@@ -12,11 +12,12 @@ use rcgen::{KeyPair, PKCS_RSA_SHA256, RsaKeySize};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tidewatch_api::names::annotation;
+use tidewatch_oci::testing::Access;
 use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
 use crate::{
     code,
-    registry::{Access, Registry},
+    registry::{REPOSITORY, Registry},
     stderr, stdout, tidewatch,
 };
 
@@ -126,7 +127,7 @@ async fn credentials_come_from_standard_input_or_docker() {
         assert!(stderr(&refused).contains("refused"), "{}", stderr(&refused));
         assert!(!stderr(&refused).contains("wrong"), "{}", stderr(&refused));
     }
-    assert!(registry.content.lock().blobs.is_empty(), "nothing was uploaded");
+    assert_eq!(registry.server.paths(), Vec::<String>::new());
     let pushed = module(&user, "sesame\n", &[]).await;
     assert_eq!(code(&pushed), 0, "{}", stderr(&pushed));
     let shown = module(&["show", &format!("{url}/{COMPONENT}")], "", &[("DOCKER_CONFIG", docker.path())]).await;
@@ -159,7 +160,7 @@ async fn module_is_pushed_with_the_tokens_that_the_registry_demands() {
         let pushed =
             module(&["pack", SAMPLE, "--push", &registry.url()], "", &[("DOCKER_CONFIG", docker.path())]).await;
         assert_eq!(code(&pushed), 0, "{}", stderr(&pushed));
-        assert!(registry.content.lock().manifests.contains_key("1.0.0"));
+        assert!(registry.server.paths().contains(&format!("{REPOSITORY}manifests/1.0.0")));
     }
 }
 

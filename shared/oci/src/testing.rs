@@ -1,4 +1,5 @@
-//! Fake OCI registry: a service in the process, and a server on the loopback interface.
+//! Fake OCI registry (OCI distribution specification): a service in the process, and a server on the loopback interface. Blobs
+//! are uploaded in one request each.
 
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, clippy::must_use_candidate, reason = "test support")]
 
@@ -12,9 +13,10 @@ use std::{
 };
 
 use aws_lc_rs::digest::{SHA256, digest};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use futures::{StreamExt as _, stream};
-use http::{HeaderMap, Request, Response, StatusCode, header};
+use http::{HeaderMap, Method, Request, Response, StatusCode, header, request::Parts};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper_util::rt::TokioIo;
@@ -90,6 +92,21 @@ pub struct Received {
     pub body: String,
 }
 
+/// What a registry demands of every request.
+#[derive(Clone, Copy, Default)]
+pub enum Access {
+    /// Nothing.
+    #[default]
+    Anonymous,
+    /// This password of the user `tide`.
+    Password(&'static str),
+    /// A token for the scope, issued by the registry itself for this password of the user `tide`, or for this refresh token.
+    /// `HEAD` is not supported.
+    Token(&'static str),
+    /// This token.
+    Fixed(&'static str),
+}
+
 /// Replies to requests that lack the demanded header `Authorization`.
 #[derive(Clone)]
 pub struct Protection {
@@ -101,9 +118,14 @@ pub struct Protection {
     pub ping: Reply,
 }
 
+/// Adds the content of a path that was not there yet.
+type Maker = Arc<dyn Fn(&FakeRegistry, &str) + Send + Sync>;
+
 #[derive(Default)]
 struct State {
     contents: HashMap<String, Reply>,
+    maker: Option<Maker>,
+    access: Access,
     /// Replies that precede the contents, by part of the URI; the last one stays.
     scripts: HashMap<String, VecDeque<Reply>>,
     /// Replies to the next request whose URI contains a text.
@@ -158,7 +180,7 @@ impl FakeRegistry {
 
     /// Adds an image manifest with this config and these layers, and returns its digest.
     pub fn configured(&self, repository: &str, tag: &str, config: &str, layers: &[serde_json::Value]) -> String {
-        let kind = "application/vnd.oci.image.manifest.v1+json";
+        let kind = IMAGE_MANIFEST;
         let config = json!({
             "mediaType": "application/vnd.ocm.software.component.config.v1+json",
             "digest": self.blob(repository, config.as_bytes()),
@@ -166,6 +188,55 @@ impl FakeRegistry {
         });
         let manifest = json!({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": layers});
         self.manifest(repository, tag, kind, manifest.to_string().as_bytes())
+    }
+
+    /// A registry that makes the content of a path when it is read first.
+    pub fn making(maker: impl Fn(&Self, &str) + Send + Sync + 'static) -> Self {
+        let registry = Self::default();
+        registry.0.lock().maker = Some(Arc::new(maker));
+        registry
+    }
+
+    /// Demands an access from now on.
+    pub fn demand(&self, access: Access) {
+        self.0.lock().access = access;
+    }
+
+    /// Paths with a reply of their own.
+    pub fn paths(&self) -> Vec<String> {
+        self.0.lock().contents.keys().cloned().collect()
+    }
+
+    /// Stores what is uploaded; any other request gets the reply of its path.
+    fn store(&self, request: &Parts, body: &Bytes) -> Reply {
+        let path = request.uri.path();
+        let of = |part: &str| path.strip_prefix("/v2/").and_then(|path| path.split_once(part));
+        let invalid = || Reply::Of(400, Vec::new(), "invalid".into());
+        match (&request.method, of("/blobs/uploads/"), of("/manifests/")) {
+            (&Method::POST, Some((_, "")), _) => Reply::with(202, "location", format!("{path}1?{SESSION}")),
+            (&Method::PUT, Some((repository, "1")), _) => {
+                let digest = digest_of(body);
+                if request.uri.query() != Some(&*format!("{SESSION}&digest={digest}")) {
+                    return invalid();
+                }
+                self.blob(repository, body);
+                Reply::status(201)
+            }
+            (&Method::PUT, _, Some((repository, tag))) => {
+                let kind = request.headers.get(header::CONTENT_TYPE).map_or("", |kind| kind.to_str().unwrap());
+                let is_complete = references(body).iter().all(|digest| self.has_blob(repository, digest));
+                if kind != IMAGE_MANIFEST || !is_complete {
+                    return invalid();
+                }
+                self.manifest(repository, tag, kind, body);
+                Reply::status(201)
+            }
+            _ => self.0.lock().contents.get(path).cloned().unwrap_or(Reply::status(404)),
+        }
+    }
+
+    fn has_blob(&self, repository: &str, digest: &str) -> bool {
+        self.0.lock().contents.contains_key(&format!("/v2/{repository}/blobs/{digest}"))
     }
 
     /// Sets the reply of a path.
@@ -187,7 +258,7 @@ impl FakeRegistry {
     pub fn retype(&self, repository: &str, tag: &str, kind: &str) {
         let Reply::Of(_, _, content) = self.content(&format!("/v2/{repository}/manifests/{tag}")) else { return };
         let content = String::from_utf8(content.to_vec()).unwrap();
-        let content = content.replace("application/vnd.oci.image.manifest.v1+json", kind);
+        let content = content.replace(IMAGE_MANIFEST, kind);
         self.manifest(repository, tag, kind, content.as_bytes());
     }
 
@@ -306,8 +377,9 @@ impl FakeRegistry {
                 uri: uri.clone(),
                 authorization: authorization.clone(),
                 headers: parts.headers.clone(),
-                body: String::from_utf8(body.to_vec()).unwrap(),
+                body: String::from_utf8_lossy(&body).into_owned(),
             });
+            let access = state.access;
             let interruption = state.interruptions.iter().position(|(part, _)| uri.contains(part));
             let interruption = interruption.map(|position| state.interruptions.remove(position).1);
             let script = state.scripts.iter_mut().find(|(part, _)| uri.contains(*part));
@@ -322,12 +394,68 @@ impl FakeRegistry {
                 "/v2/" => ping.clone(),
                 _ => refusal.clone(),
             });
-            let stored = || state.contents.get(parts.uri.path()).cloned().unwrap_or(Reply::status(404));
-            interruption.or(scripted).or(refused).unwrap_or_else(stored)
+            let refused = refused.or_else(|| access.refusal(&parts, authorization.as_deref(), &body));
+            let reply = interruption.or(scripted).or(refused);
+            let maker = state.maker.clone().filter(|_| !state.contents.contains_key(parts.uri.path()));
+            drop(state);
+            reply.unwrap_or_else(|| {
+                maker.inspect(|maker| maker(&self, parts.uri.path()));
+                self.store(&parts, &body)
+            })
         };
         // Lets other tasks run between any two requests.
         tokio::task::yield_now().await;
         reply.response().await
+    }
+}
+
+/// Query of an upload.
+const SESSION: &str = "state=a%3Db";
+const IMAGE_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
+/// Digests that a manifest refers to.
+fn references(manifest: &[u8]) -> Vec<String> {
+    let manifest: serde_json::Value = serde_json::from_slice(manifest).unwrap();
+    let layers = manifest["layers"].as_array().unwrap().iter().chain([&manifest["config"]]);
+    layers.map(|reference| reference["digest"].as_str().unwrap().to_owned()).collect()
+}
+
+impl Access {
+    /// The token of a request for one, or the refusal of a request without the demanded authorization.
+    fn refusal(self, request: &Parts, authorization: Option<&str>, body: &[u8]) -> Option<Reply> {
+        let basic = |password: &str| format!("Basic {}", STANDARD.encode(format!("tide:{password}")));
+        let refused = Reply::Of(401, Vec::new(), "who are you?".into());
+        if let (Self::Token(secret), "/token") = (self, request.uri.path()) {
+            let body = str::from_utf8(body).unwrap();
+            let refresh = format!("refresh_token={secret}&");
+            let is_known =
+                authorization == Some(&basic(secret)) || request.method == Method::POST && body.contains(&refresh);
+            let is_push = format!("{}{body}", request.uri.query().unwrap_or_default()).contains("push");
+            return Some(match (is_known, is_push) {
+                (false, _) => refused,
+                (true, false) => Reply::content(r#"{"token": "reads"}"#),
+                (true, true) => Reply::content(r#"{"access_token": "writes"}"#),
+            });
+        }
+        let is_read = [Method::GET, Method::HEAD].contains(&request.method);
+        let is_permitted = match self {
+            Self::Anonymous => true,
+            Self::Password(password) => authorization == Some(&basic(password)),
+            Self::Token(_) => {
+                authorization == Some("Bearer writes") || is_read && authorization == Some("Bearer reads")
+            }
+            Self::Fixed(token) => authorization == Some(&format!("Bearer {token}")),
+        };
+        match self {
+            Self::Token(_) if is_permitted && request.method == Method::HEAD => Some(Reply::status(405)),
+            _ if is_permitted => None,
+            Self::Anonymous | Self::Password(_) => Some(Reply::with(401, "www-authenticate", "Basic realm=\"test\"")),
+            Self::Token(_) | Self::Fixed(_) => {
+                let host = request.headers[header::HOST].to_str().unwrap();
+                let challenge = format!("Bearer realm=\"http://{host}/token\",service=\"test\"");
+                Some(Reply::with(401, "www-authenticate", challenge))
+            }
+        }
     }
 }
 

@@ -2,82 +2,42 @@
 //! published manifests and the large modules included: an artefact is made when its tag is read first. Real registries are used
 //! where the registry itself is under test.
 
-use std::{
-    collections::HashMap,
-    convert::Infallible,
-    fs, io,
-    net::{Ipv4Addr, SocketAddr},
-    sync::Arc,
-};
+use std::{fs, net::Ipv4Addr};
 
-use aws_lc_rs::digest::{SHA256, digest};
-use bytes::Bytes;
-use http::{Request, Response, StatusCode, header::CONTENT_TYPE};
-use http_body_util::Full;
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::TokioIo;
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tidewatch_api::names::annotation;
-use tidewatch_kit::hex;
-use tokio::{
-    net::TcpListener,
-    task::{AbortHandle, JoinSet},
-};
+use tidewatch_oci::testing::{FakeRegistry, digest_of};
+use tokio::task::JoinSet;
 
 use crate::modules::{self, large, published, shapes};
 
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-const CONFIG: &str = "application/vnd.ocm.software.component.config.v1+json";
 const DESCRIPTOR: &str = "application/vnd.ocm.software.component-descriptor.v2+yaml+tar";
 
 /// The running registry; ends when dropped.
-#[derive(Debug)]
 pub struct ArtefactServer {
-    address: SocketAddr,
-    contents: Arc<Contents>,
-    task: AbortHandle,
-}
-
-/// Contents by digest, and the number of requests.
-#[derive(Debug, Default)]
-struct Contents(Mutex<State>);
-
-#[derive(Debug, Default)]
-struct State {
-    by_digest: HashMap<String, Bytes>,
-    requests: Vec<String>,
+    registry: FakeRegistry,
+    port: u16,
+    _serving: JoinSet<()>,
 }
 
 impl ArtefactServer {
     /// Listens on a free port of the loopback interface.
-    ///
-    /// # Errors
-    /// No port is free.
-    pub async fn start() -> io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let address = listener.local_addr()?;
-        let contents = Arc::<Contents>::default();
-        let task = tokio::spawn(serve(listener, contents.clone())).abort_handle();
-        Ok(Self { address, contents, task })
+    pub async fn start() -> Self {
+        let registry = FakeRegistry::making(make);
+        let (port, serving) = registry.listen(None).await;
+        Self { registry, port, _serving: serving }
     }
 
     /// Value of the receiver's flag for the registry's host.
     #[must_use]
     pub fn host(&self) -> String {
-        format!("http://{}", self.address)
+        format!("http://{}:{}", Ipv4Addr::LOCALHOST, self.port)
     }
 
-    /// Paths of the requests so far.
+    /// Number of requests so far.
     #[must_use]
-    pub fn requests(&self) -> Vec<String> {
-        self.contents.lock().requests.clone()
-    }
-}
-
-impl Drop for ArtefactServer {
-    fn drop(&mut self) {
-        self.task.abort();
+    pub fn requests(&self) -> usize {
+        self.registry.count("")
     }
 }
 
@@ -87,72 +47,17 @@ pub fn layer_digest(component: &str, version: &str) -> String {
     digest_of(&layer(component, version))
 }
 
-impl Contents {
-    fn lock(&self) -> parking_lot::MutexGuard<'_, State> {
-        self.0.lock()
-    }
-
-    /// Stores a content, and returns its OCI descriptor.
-    fn put(&self, media_type: &str, content: Vec<u8>) -> Value {
-        let digest = digest_of(&content);
-        let size = content.len();
-        self.lock().by_digest.insert(digest.clone(), content.into());
-        json!({"mediaType": media_type, "digest": digest, "size": size})
-    }
-
-    /// Makes the artefact of a version, and returns its manifest.
-    fn artefact(&self, component: &str, version: &str) -> Bytes {
-        let layer = self.put("application/x-tar", layer(component, version));
-        let text = component_descriptor(component, version, &layer["digest"]).to_string();
-        let descriptor = self.put(DESCRIPTOR, tar("component-descriptor.yaml", text.as_bytes()));
-        let config = self.put(CONFIG, json!({"componentDescriptorLayer": descriptor}).to_string().into_bytes());
-        let manifest =
-            json!({"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [descriptor, layer]});
-        Bytes::from(manifest.to_string())
-    }
-
-    fn respond(&self, path: &str) -> Option<(&'static str, Bytes)> {
-        self.lock().requests.push(path.to_owned());
-        let path = path.strip_prefix("/v2/")?;
-        if let Some((_, digest)) = path.split_once("/blobs/") {
-            return Some(("application/octet-stream", self.lock().by_digest.get(digest)?.clone()));
-        }
-        let (repository, reference) = path.split_once("/manifests/")?;
-        let component = repository.strip_prefix("component-descriptors/")?;
-        if reference.starts_with("sha256:") {
-            return Some((MANIFEST, self.lock().by_digest.get(reference)?.clone()));
-        }
-        let manifest = self.artefact(component, reference);
-        self.lock().by_digest.insert(digest_of(&manifest), manifest.clone());
-        Some((MANIFEST, manifest))
-    }
-}
-
-async fn serve(listener: TcpListener, contents: Arc<Contents>) {
-    let mut connections = JoinSet::new();
-    while let Ok((tcp, _)) = listener.accept().await {
-        while connections.try_join_next().is_some() {}
-        let contents = contents.clone();
-        connections.spawn(async move {
-            let service = service_fn(move |request: Request<Incoming>| {
-                let found = contents.respond(request.uri().path());
-                async move { Ok::<_, Infallible>(response(found)) }
-            });
-            // The client handles the end of its connection.
-            let _ = http1::Builder::new().serve_connection(TokioIo::new(tcp), service).await;
-        });
-    }
-}
-
-fn response(found: Option<(&'static str, Bytes)>) -> Response<Full<Bytes>> {
-    let (status, media_type, content) = match found {
-        Some((media_type, content)) => (StatusCode::OK, media_type, content),
-        None => (StatusCode::NOT_FOUND, "application/json", Bytes::from_static(br#"{"errors":[]}"#)),
-    };
-    let mut response = Response::new(Full::new(content));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static(media_type));
-    response
+/// Makes the artefact of a version, if the path is that of its tag.
+fn make(registry: &FakeRegistry, path: &str) {
+    let tag = path.strip_prefix("/v2/").and_then(|path| path.split_once("/manifests/"));
+    let Some((repository, version)) = tag.filter(|(_, tag)| !tag.starts_with("sha256:")) else { return };
+    let Some(component) = repository.strip_prefix("component-descriptors/") else { return };
+    let blob = |media_type: &str, content: &[u8]| json!({"mediaType": media_type, "digest": registry.blob(repository, content), "size": content.len()});
+    let layer = blob("application/x-tar", &layer(component, version));
+    let text = component_descriptor(component, version, &layer["digest"]).to_string();
+    let descriptor = blob(DESCRIPTOR, &tar("component-descriptor.yaml", text.as_bytes()));
+    let config = json!({"componentDescriptorLayer": descriptor}).to_string();
+    registry.configured(repository, version, &config, &[descriptor, layer]);
 }
 
 /// The descriptor, with all members that the schema v2 requires.
@@ -267,8 +172,4 @@ fn tar(name: &str, content: &[u8]) -> Vec<u8> {
     // Writing to memory does not fail, and the name is short.
     let written = archive.append_data(&mut header, name, content).and_then(|()| archive.into_inner());
     written.unwrap_or_default()
-}
-
-fn digest_of(content: &[u8]) -> String {
-    format!("sha256:{}", hex::encode(digest(&SHA256, content).as_ref()))
 }

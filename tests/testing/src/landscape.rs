@@ -224,7 +224,7 @@ impl Landscape {
             enrolment_port,
             agents_proxy,
             kcp_proxy,
-            artefacts: ArtefactServer::start().await.context("start the registry of the modules")?,
+            artefacts: ArtefactServer::start().await,
             options,
             receiver: Mutex::new(None),
         })

@@ -3,7 +3,7 @@
 //! * [`control_plane`]: finds or builds the binaries; starts etcd, API servers and optionally workloads.
 //! * [`bed`]: one test bed of a KCP and any number of runtimes.
 //! * [`landscape`]: receiver, runtimes and agents as processes on the test bed.
-//! * [`artefacts`]: a read-only registry with every version of every component.
+//! * [`artefacts`]: the fake registry, with every version of every component.
 //! * [`product`]: builds and starts the product's own binaries.
 //! * [`kubelet`]: runs the pods of the product's images as processes of the local binaries.
 //! * [`fake`]: a light fake API server for thousands of runtimes.
@@ -13,7 +13,7 @@
 //! * [`limits`]: raises the limit of open files.
 //! * [`contract_client`]: a client of the wire contract, for valid and invalid requests.
 //! * [`modules`]: the sample modules, whose operator the kubelet runs.
-//! * [`registry`]: a real OCI registry with TLS and authentication, and a client of it.
+//! * [`registry`]: a real OCI registry with TLS and authentication.
 //! * [`stamps`]: the receiver's stamps of the events that enqueued a Kyma.
 //! * [`proxy`]: a TCP proxy on loopback that injects network faults.
 //!

@@ -2,9 +2,9 @@
 
 use std::{fs, path::Path};
 
-use bytes::Bytes;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tidewatch_oci::testing::Reply;
 
 use super::*;
 use crate::module::{
@@ -114,8 +114,8 @@ async fn content_that_a_registry_changed_is_reported() {
     let client = RegistryFlags::default().connect(server.url().parse().unwrap()).await.unwrap();
     let pushed = push::push(&client, &artefact, false).await.unwrap();
     let layer = &artefact.blobs[2];
-    let other = Bytes::from(vec![b' '; layer.content.len()]);
-    server.content.lock().blobs.insert(layer.digest.to_string(), other);
+    let other = Reply::content(vec![b' '; layer.content.len()]);
+    server.server.put(format!("{}blobs/{}", registry::REPOSITORY, layer.digest), other);
     let (report, is_valid) = show(&pushed.reference).await.unwrap();
     assert!(!is_valid && verifications(&report)[0] == "mismatch", "{report:#}");
 }

@@ -148,7 +148,7 @@ impl ModuleFleet {
         self.point().await?;
         let ready = self.ready().await?;
         step.done();
-        let requests = self.setup.landscape.artefacts().requests().len() - before.registry;
+        let requests = self.setup.landscape.artefacts().requests() - before.registry;
         emit(&Figure::new("module_fleet_moved_registry_requests", number(requests), "requests").at_most(8.0));
         self.emit_between(&before, ready, &MOVED, number(runtimes), emit).await
     }
@@ -334,7 +334,7 @@ impl ModuleFleet {
             receiver_cpu: self.setup.receiver_cpu().await?,
             kcp: api_calls::answered(landscape.kcp()).await?,
             runtimes: self.calls(),
-            registry: landscape.artefacts().requests().len(),
+            registry: landscape.artefacts().requests(),
         })
     }
 
