@@ -2,17 +2,15 @@
 
 use std::time::Duration;
 
-use http_body_util::BodyExt as _;
-use kube::{
-    client::Body,
-    runtime::{
-        reflector::{self, store::Writer},
-        watcher::Event,
-    },
+use kube::runtime::{
+    reflector::{self, store::Writer},
+    watcher::Event,
 };
 use serde_json::{Value, json};
 use tidewatch_api::{Manifest, ModuleReleaseMeta, names::label};
+use tidewatch_cluster::testing::FakeApiServer;
 use tidewatch_kit::metrics::Registry;
+use tokio::time::sleep;
 
 use super::{event_queue::DropReason, *};
 use crate::stores::{Stores, kymas::CachedKyma, manifests::CachedManifest};
@@ -233,37 +231,31 @@ fn objects_with_many_events_leave_room_for_those_of_others() {
     }
 }
 
-/// Responds to one request, and returns its method, path and body.
-async fn respond(
-    server: &mut tower_test::mock::Handle<http::Request<Body>, http::Response<Body>>,
-    status: u16,
-) -> (String, Value) {
-    let (request, respond) = server.next_request().await.unwrap();
-    let (head, body) = request.into_parts();
-    let body: Value = serde_json::from_slice(&body.collect().await.unwrap().to_bytes()).unwrap();
-    let content = if status == 404 {
-        json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound"})
-    } else {
-        body.clone()
-    };
-    let content = Body::from(serde_json::to_vec(&content).unwrap());
-    respond.send_response(http::Response::builder().status(status).body(content).unwrap());
-    (format!("{} {}", head.method, head.uri.path()), body)
+/// Waits for a write to end, and returns the requests for Events since the last one, and the Event.
+async fn written(kcp: &FakeApiServer) -> (Vec<String>, Value) {
+    loop {
+        sleep(Duration::from_secs(1)).await;
+        let calls = kcp.calls();
+        if let Some(name) = calls.first() {
+            let event = kcp.all("events").pop().unwrap_or_else(|| panic!("{name} and no Event"));
+            return (calls, event);
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn event_is_created_counted_and_recreated_after_its_deletion() {
-    let (service, mut server) = tower_test::mock::pair();
+    let kcp = FakeApiServer::default();
     let recorder = EventRecorder::new(Metrics::default());
-    let writer = tokio::spawn(recorder.clone().run(Client::new(service, "default")));
+    let writer = tokio::spawn(recorder.clone().run(kcp.client()));
     let flip = |recorder: &EventRecorder| {
         recorder.kyma(&key(), &kyma(json!({"state": "Processing"})));
         recorder.kyma(&key(), &kyma(json!({"state": "Error", "lastOperation": {"operation": "x".repeat(2_000)}})));
     };
     flip(&recorder);
-    let events = "/apis/events.k8s.io/v1/namespaces/kcp-system/events";
-    let (request, event) = respond(&mut server, 201).await;
-    assert_eq!(request, format!("POST {events}"));
+    let (calls, event) = written(&kcp).await;
+    assert_eq!(calls, ["POST events"]);
+    assert_eq!(event["metadata"]["namespace"], "kcp-system");
     assert_eq!((&event["reason"], &event["type"]), (&json!("KymaError"), &json!("Warning")));
     assert_eq!(event["reportingController"], "lifecycle-manager");
     assert_eq!(event["note"].as_str().unwrap().len(), 1_024);
@@ -271,13 +263,13 @@ async fn event_is_created_counted_and_recreated_after_its_deletion() {
     let name = event["metadata"]["name"].as_str().unwrap().to_owned();
 
     flip(&recorder);
-    let (request, series) = respond(&mut server, 200).await;
-    assert_eq!((request, &series["series"]["count"]), (format!("PATCH {events}/{name}"), &json!(2)));
+    let (calls, series) = written(&kcp).await;
+    assert_eq!((calls, &series["series"]["count"]), (vec![format!("PATCH events/{name}")], &json!(2)));
 
+    kcp.remove(&format!("events/{name}")).unwrap();
     flip(&recorder);
-    assert_eq!(respond(&mut server, 404).await.0, format!("PATCH {events}/{name}"));
-    let (request, event) = respond(&mut server, 201).await;
-    assert_eq!(request, format!("POST {events}"));
+    let (calls, event) = written(&kcp).await;
+    assert_eq!(calls, [format!("PATCH events/{name}"), "POST events".to_owned()]);
     assert_ne!(event["metadata"]["name"], json!(name));
     writer.abort();
 }

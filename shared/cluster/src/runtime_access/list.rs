@@ -251,9 +251,9 @@ impl<'de, K: Deserialize<'de>> Deserialize<'de> for Items<K> {
 
 #[cfg(test)]
 mod tests {
-    use std::{convert::Infallible, sync::Arc};
+    use std::sync::Arc;
 
-    use http::Response;
+    use http::{Response, StatusCode};
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{Client, core::PartialObjectMeta};
     use parking_lot::Mutex;
@@ -261,6 +261,7 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
+    use crate::testing;
 
     /// Fake API server that responds by a function of the query, and the log of its queries.
     fn server(
@@ -268,15 +269,13 @@ mod tests {
     ) -> (Api<ConfigMap>, Arc<Mutex<Vec<String>>>) {
         let queries = Arc::new(Mutex::new(Vec::new()));
         let log = queries.clone();
-        let answer = Arc::new(answer);
-        let service = service_fn(move |request: http::Request<Body>| {
-            let query = request.uri().query().unwrap_or_default().to_owned();
+        let client = testing::client("default", move |parts, _| {
+            let query = parts.uri.query().unwrap_or_default().to_owned();
             let (code, body) = answer(&query);
             log.lock().push(query);
-            let response = Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap();
-            async move { Ok::<_, Infallible>(response) }
+            Some((StatusCode::from_u16(code).unwrap(), body.to_string()))
         });
-        (Api::namespaced(Client::new(service, "default"), "a"), queries)
+        (Api::namespaced(client, "a"), queries)
     }
 
     fn list(names: std::ops::Range<u32>, token: &str) -> Value {
@@ -314,8 +313,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn stalled_list_times_out() {
-        let service = service_fn(|_: http::Request<Body>| std::future::pending::<Result<Response<Body>, Infallible>>());
-        let api: Api<ConfigMap> = Api::namespaced(Client::new(service, "default"), "a");
+        let client = testing::client("default", |_, _| None::<(StatusCode, String)>);
+        let api: Api<ConfigMap> = Api::namespaced(client, "a");
         let error = list_all(&api, &ListParams::default(), &ListLimits::default()).await.unwrap_err();
         assert!(matches!(error, ListError::Timeout(_)), "{error:?}");
     }
@@ -324,13 +323,12 @@ mod tests {
     async fn metadata_lists_request_only_metadata() {
         let accepted = Arc::new(Mutex::new(Vec::new()));
         let log = accepted.clone();
-        let service = service_fn(move |request: http::Request<Body>| {
-            let accept = request.headers()[http::header::ACCEPT].to_str().unwrap().to_owned();
-            log.lock().push((accept, request.uri().query().unwrap_or_default().contains("limit=500")));
-            let body = Body::from(list(0..3, "").to_string().into_bytes());
-            async move { Ok::<_, Infallible>(Response::new(body)) }
+        let client = testing::client("default", move |parts, _| {
+            let accept = parts.headers[http::header::ACCEPT].to_str().unwrap().to_owned();
+            log.lock().push((accept, parts.uri.query().unwrap_or_default().contains("limit=500")));
+            Some((StatusCode::OK, list(0..3, "").to_string()))
         });
-        let api: Api<PartialObjectMeta<ConfigMap>> = Api::namespaced(Client::new(service, "default"), "a");
+        let api: Api<PartialObjectMeta<ConfigMap>> = Api::namespaced(client, "a");
         let limits = ListLimits { page: 500, ..ListLimits::default() };
         let all = list_all(&api, &ListParams::default(), &limits).await.unwrap();
         assert_eq!(all[2].metadata.name.as_deref(), Some("n2"));
