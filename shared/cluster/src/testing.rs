@@ -27,7 +27,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub use self::api_server::{Admit, Cause, FakeApiServer, Fault, Response};
+pub use self::api_server::{Admit, Cause, FakeApiServer, Fault, Response, merge};
 
 /// Replaces the content of a cache by these objects, as a completed list does.
 pub fn fill<K>(writer: &mut Writer<K>, objects: &[Value])

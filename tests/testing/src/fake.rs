@@ -41,7 +41,6 @@ use crate::control_plane::credentials;
 mod calls;
 mod cluster;
 mod hostile;
-mod merge;
 mod path;
 mod select;
 mod serve;

@@ -16,6 +16,8 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tower::Service;
 
+pub use self::apply::merge;
+
 /// Status and body of a response.
 pub type Response = (StatusCode, String);
 

@@ -11,11 +11,9 @@ use std::{
 use http::StatusCode;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tidewatch_cluster::testing::merge;
 
-use super::{
-    merge::{merge, note_manager},
-    path::Objects,
-};
+use super::path::Objects;
 
 /// Changes kept for watches; a watch further behind receives 410.
 pub(super) const HISTORY: usize = 4_096;
@@ -412,6 +410,20 @@ fn without_pods(deployment: &Value) -> Value {
                        {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate",
                         "message": "pods \"x\" is forbidden: violates PodSecurity"}],
     })
+}
+
+/// Records the field manager in `managedFields`, without its fields.
+fn note_manager(object: &mut Value, manager: &str, operation: &str) {
+    if manager.is_empty() {
+        return;
+    }
+    let entry = json!({"manager": manager, "operation": operation});
+    let fields = &mut object["metadata"]["managedFields"];
+    match fields.as_array_mut() {
+        Some(entries) if entries.contains(&entry) => {}
+        Some(entries) => entries.push(entry),
+        None => *fields = json!([entry]),
+    }
 }
 
 /// Removes null members of the object and of its metadata.

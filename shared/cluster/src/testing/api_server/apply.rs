@@ -118,8 +118,8 @@ fn fields(value: &Value) -> Value {
     }
 }
 
-/// Merges a patch (RFC 7386).
-pub(super) fn merge(patch: &Value, live: &mut Value) {
+/// Merges a patch (RFC 7396): `null` removes, lists are atomic.
+pub fn merge(patch: &Value, live: &mut Value) {
     let Value::Object(patch) = patch else { return *live = patch.clone() };
     if !live.is_object() {
         *live = json!({});

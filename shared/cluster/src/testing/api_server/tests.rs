@@ -180,3 +180,10 @@ fn paths_name_objects_by_plural_and_name() {
         assert_eq!(object_id(path), (id.0.to_owned(), id.1), "{path}");
     }
 }
+
+#[test]
+fn merge_patch_sets_removes_and_leaves() {
+    let mut live = json!({"a": {"b": 1, "c": 2}, "d": [1, 2]});
+    merge(&json!({"a": {"b": null, "e": {"f": null, "g": 1}}, "d": [3]}), &mut live);
+    assert_eq!(live, json!({"a": {"c": 2, "e": {"g": 1}}, "d": [3]}));
+}
