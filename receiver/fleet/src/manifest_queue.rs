@@ -66,13 +66,24 @@ struct Inner {
     tenures: Tenures,
     metrics: Metrics,
     notify: Notify,
-    /// Takes the settled reports.
-    settled: OnceLock<TakeSettled>,
+    reports: OnceLock<ReportSource>,
+    /// Held while reports are taken: the later of two reports of one runtime is never added first, or it would settle the
+    /// events of the earlier one.
+    taking: Mutex<()>,
     state: Mutex<State>,
 }
 
-/// Takes a settled report.
-pub(crate) type TakeSettled = Box<dyn Fn(&ModuleReport) + Send + Sync>;
+/// The reports of changed module objects.
+pub(crate) struct ReportSource {
+    /// Returns true if there are some.
+    pub(crate) has_any: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Takes the next one.
+    pub(crate) take: Box<dyn Fn() -> Option<ModuleReport> + Send + Sync>,
+    /// Returns the Manifests that one concerns, each with the objects to read again.
+    pub(crate) affected: Box<dyn Fn(&ModuleReport) -> Vec<(ManifestKey, Drift)> + Send + Sync>,
+    /// Called once one is settled: each affected Manifest has finished a reconcile that began after it.
+    pub(crate) settled: Box<dyn Fn(&ModuleReport) + Send + Sync>,
+}
 
 struct State {
     queue: Queue<ManifestKey, KymaKey>,
@@ -98,7 +109,14 @@ impl ManifestQueue {
             running: HashMap::new(),
         };
         let state = Mutex::new(state);
-        Self(Arc::new(Inner { tenures, metrics, notify: Notify::new(), settled: OnceLock::new(), state }))
+        Self(Arc::new(Inner {
+            tenures,
+            metrics,
+            notify: Notify::new(),
+            reports: OnceLock::new(),
+            taking: Mutex::default(),
+            state,
+        }))
     }
 
     /// Registers a Manifest of a Kyma, or moves it to another Kyma; enqueues nothing. Only registered Manifests can be
@@ -152,10 +170,28 @@ impl ManifestQueue {
         self.0.state.lock().queue.is_due(key, Instant::now())
     }
 
-    /// Hands each report back once it is settled: each affected Manifest has finished a reconcile that began after it. Only the
-    /// first call has an effect.
-    pub(crate) fn return_settled_to(&self, take: TakeSettled) {
-        let _ = self.0.settled.set(take);
+    /// Takes reports from now on; [`Self::wake`] must be called when one is added. Only the first call has an effect.
+    pub(crate) fn take_reports_from(&self, source: ReportSource) {
+        let _ = self.0.reports.set(source);
+        self.wake();
+    }
+
+    /// Wakes a worker, which takes the reports.
+    pub(crate) fn wake(&self) {
+        self.0.notify.notify_one();
+    }
+
+    /// Takes all reports, unless another worker does.
+    fn take_reports(&self) {
+        let Some(source) = self.0.reports.get() else { return };
+        // A report that was added while this worker held the lock may have woken another one in vain.
+        while (source.has_any)()
+            && let Some(_taking) = self.0.taking.try_lock()
+        {
+            while let Some(report) = (source.take)() {
+                self.report((source.affected)(&report), report);
+            }
+        }
     }
 
     /// Enqueues a reconcile of each Manifest of a Kyma.
@@ -216,6 +252,7 @@ impl ManifestQueue {
     /// at most two of one runtime at a time. Cancel safe.
     pub async fn next(&self) -> ManifestJob {
         let begin = || {
+            self.take_reports();
             let (start, earliest) = self.with(|state, now| (state.begin(&self.0.tenures, now), state.queue.earliest()));
             // The worker that leaves with work may have been the one waiting for that time.
             if start.is_some() && earliest.is_some() {
@@ -269,8 +306,8 @@ impl ManifestQueue {
         let settled = state.settling.take();
         self.0.metrics.queue(&state.queue);
         drop(state);
-        if let Some(take) = self.0.settled.get() {
-            settled.iter().for_each(take);
+        if let Some(source) = self.0.reports.get() {
+            settled.iter().for_each(&source.settled);
         }
         if wake {
             self.0.notify.notify_one();

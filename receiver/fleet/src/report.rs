@@ -1,5 +1,5 @@
-//! Reports of changes in the modules of a runtime. The table hands each over to the queue of the Manifests, which hands it back
-//! once it is settled.
+//! Reports of changes in the modules of a runtime. The queue of the Manifests takes each from the table, and hands it back once
+//! it is settled.
 
 use tidewatch_api::key::KymaKey;
 

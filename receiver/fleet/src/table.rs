@@ -131,9 +131,9 @@ struct Inner {
     shared: Arc<Shared>,
     notify: Notify,
     forward: forward::Wakeups,
-    reports: OnceLock<modules::TakeReport>,
-    /// Held while reports are handed over.
-    reporting: Mutex<()>,
+    reports: modules::ReportedShards,
+    /// Wakes a worker that takes reports.
+    report_added: OnceLock<Box<dyn Fn() + Send + Sync>>,
     departures: broadcast::Sender<RuntimeId>,
     trust: Mutex<TrustAnnouncer>,
     /// Time of the next Kyma of [`RuntimeTable::enqueue_paced`].
@@ -161,8 +161,8 @@ impl RuntimeTable {
             shared: Arc::new(Shared::new(shards, &settings)),
             notify: Notify::new(),
             forward: forward::Wakeups::default(),
-            reports: OnceLock::new(),
-            reporting: Mutex::default(),
+            reports: Mutex::default(),
+            report_added: OnceLock::new(),
             departures: broadcast::Sender::new(DEPARTURES),
             trust: Mutex::default(),
             pace: Mutex::default(),

@@ -7,23 +7,27 @@ mod writes;
 use std::{
     collections::BTreeSet,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use kube::ResourceExt as _;
 use kube::runtime::reflector::{ObjectRef, Store};
-use parking_lot::{RwLock, RwLockWriteGuard};
+use parking_lot::RwLock;
 use tidewatch_api::{
     Manifest,
     key::{KymaKey, ManifestKey},
 };
 use tidewatch_cluster::body_missing::BodyMissingError;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 pub use self::cached::CachedManifest;
 use self::{
     index::{Index, Owner},
     writes::{Writes, is_older},
 };
+
+/// Time that a list of all Manifests takes at most.
+const LIST_TIME: Duration = Duration::from_secs(60);
 
 /// A writer of Manifests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +38,17 @@ pub enum ManifestWriter {
     Other,
 }
 
-/// Takes the responses to our writes.
-type OnWrite = Box<dyn Fn(&CachedManifest, ManifestWriter) + Send + Sync>;
+/// What the response to a request tells about a Manifest.
+#[derive(Clone, Copy, Debug)]
+pub enum Notice<'a> {
+    /// It was written.
+    Written(&'a CachedManifest, ManifestWriter),
+    /// It is gone, and the watch may have delivered its deletion before our last write of it was known.
+    Gone(&'a CachedManifest),
+}
+
+/// Takes notice of what responses tell.
+type OnNotice = Box<dyn Fn(Notice<'_>) + Send + Sync>;
 
 /// Cache, index, and our writes that the cache does not show yet. Clones share them. The watch updates the cache first and the index directly afterwards; a read
 /// verifies each object that the index names, so an index that is behind yields no Manifest of another Kyma.
@@ -47,14 +60,14 @@ pub struct Manifests {
     cache: Store<CachedManifest>,
     index: Arc<RwLock<Index>>,
     writes: Arc<RwLock<Writes>>,
-    on_write: Arc<OnceLock<OnWrite>>,
+    on_notice: Arc<OnceLock<OnNotice>>,
     /// Notified when a reader needs the body of a reduced Manifest.
     missed: Arc<Notify>,
 }
 
 impl From<Store<CachedManifest>> for Manifests {
     fn from(cache: Store<CachedManifest>) -> Self {
-        Self { cache, index: Arc::default(), writes: Arc::default(), on_write: Arc::default(), missed: Arc::default() }
+        Self { cache, index: Arc::default(), writes: Arc::default(), on_notice: Arc::default(), missed: Arc::default() }
     }
 }
 
@@ -63,7 +76,7 @@ impl Manifests {
     pub fn apply(&self, manifest: &CachedManifest) -> BTreeSet<KymaKey> {
         let key = manifest.key();
         self.settle(&key);
-        self.write().set(key, manifest.owners())
+        self.index.write().set(key, manifest.owners())
     }
 
     /// Removes a Manifest, which the watch has reported as deleted, from the index. Returns the Kyma that its label named.
@@ -71,13 +84,13 @@ impl Manifests {
         let key = manifest.key();
         self.writes.write().deleted(&key, manifest);
         let later = self.find(&key).map(|later| later.owners()).unwrap_or_default();
-        self.write().set(key, later)
+        self.index.write().set(key, later)
     }
 
     /// Calls a function with each response to a write from now on: it is the first notice of the change, before the watch
     /// delivers it. Only the first call has an effect.
-    pub fn on_write(&self, take: OnWrite) {
-        let _ = self.on_write.set(take);
+    pub fn on_notice(&self, take: OnNotice) {
+        let _ = self.on_notice.set(take);
     }
 
     /// Records that the reconcile of a Kyma begins to write a Manifest.
@@ -94,13 +107,12 @@ impl Manifests {
         if by == ManifestWriter::Kyma {
             self.writes.write().end(&written.key());
         }
-        if let Some(take) = self.on_write.get() {
-            take(&written, by);
-        }
+        self.notify(Notice::Written(&written, by));
     }
 
     /// Records that a Manifest, which had this uid, is gone.
     pub fn wrote_gone(&self, manifest: &ManifestKey, uid: Option<String>, by: ManifestWriter) {
+        let known = self.find(manifest);
         let mut writes = self.writes.write();
         writes.gone(manifest, uid);
         if by == ManifestWriter::Kyma {
@@ -108,6 +120,15 @@ impl Manifests {
         }
         drop(writes);
         self.settle(manifest);
+        if let (Some(known), None) = (known, self.cached(manifest)) {
+            self.notify(Notice::Gone(&known));
+        }
+    }
+
+    /// Drops our writes from before a list of all Manifests, which shows them, or a state of the control plane that was
+    /// restored from a backup.
+    pub fn listed(&self) {
+        self.writes.write().expire(Instant::now().checked_sub(LIST_TIME));
     }
 
     /// Returns the Manifests of a Kyma that must be read from KCP: the result of a write is not known, or the cache has
@@ -118,7 +139,7 @@ impl Manifests {
     }
 
     /// Records the state of a Manifest that was read from KCP; `None` if it does not exist.
-    pub fn read(&self, manifest: &ManifestKey, found: Option<Manifest>) {
+    pub fn found(&self, manifest: &ManifestKey, found: Option<Manifest>) {
         match found {
             Some(found) => {
                 self.record(&found.into());
@@ -146,6 +167,12 @@ impl Manifests {
         matches!(known, Some(CachedManifest::Whole(known)) if is_older(delivered, &known))
     }
 
+    fn notify(&self, notice: Notice<'_>) {
+        if let Some(take) = self.on_notice.get() {
+            take(notice);
+        }
+    }
+
     fn record(&self, manifest: &CachedManifest) {
         let key = manifest.key();
         if let CachedManifest::Whole(whole) = manifest {
@@ -154,7 +181,7 @@ impl Manifests {
         // The watch may have been faster.
         self.settle(&key);
         if let Some(newest) = self.find(&key) {
-            self.write().set(key, newest.owners());
+            self.index.write().set(key, newest.owners());
         }
     }
 
@@ -183,12 +210,14 @@ impl Manifests {
     /// Returns a Manifest by name, reduced or not.
     #[must_use]
     pub fn find(&self, manifest: &KymaKey) -> Option<CachedManifest> {
+        // Locked before the cache is read: a write is dropped once the cache shows it.
+        let writes = self.writes.read();
         let whole = match self.cached(manifest) {
             Some(CachedManifest::Whole(whole)) => Some(whole),
             Some(reduced @ CachedManifest::Reduced(_)) => return Some(reduced),
             None => None,
         };
-        self.writes.read().newest(manifest, whole).map(CachedManifest::Whole)
+        writes.newest(manifest, whole).map(CachedManifest::Whole)
     }
 
     fn cached(&self, manifest: &ManifestKey) -> Option<CachedManifest> {
@@ -250,10 +279,6 @@ impl Manifests {
                 Err(BodyMissingError { kind: "Manifest", key: found.key() })
             }
         }
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Index> {
-        self.index.write()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Changes of module objects in one shard that are not handed over yet.
+//! Changes of module objects in one shard that no worker has taken yet.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,12 @@ use tidewatch_api::key::KymaKey;
 
 use crate::queue::{Drift, QueuedWork, WorkSet};
 
-/// Changes that are not handed over yet; bounded by the Kymas.
+/// Changes that no worker has taken yet; bounded by the Kymas.
 #[derive(Default)]
 pub(super) struct ModuleReports {
     pub(super) by_kyma: BTreeMap<KymaKey, Drift>,
+    /// The shard is among those with reports, or was taken from there.
+    pub(super) is_announced: bool,
 }
 
 impl ModuleReports {
@@ -29,6 +31,13 @@ impl ModuleReports {
         }
         let work = work.minus(WorkSet::MANIFEST);
         (!work.is_empty()).then_some(QueuedWork { work, priority, drift })
+    }
+
+    /// Returns true if the shard is to be added to those with reports.
+    pub(super) fn announce(&mut self) -> bool {
+        let is_new = !self.is_announced && !self.by_kyma.is_empty();
+        self.is_announced |= is_new;
+        is_new
     }
 
     /// Drops the changes of a removed Kyma.
@@ -58,7 +67,7 @@ mod tests {
         let mut reports = ModuleReports::default();
         let queued = |work| QueuedWork { drift: object("a"), ..QueuedWork::new(work, Priority::User) };
         assert_eq!(reports.split(&key, queued(WorkSet::MANIFEST)), None);
-        assert!(reports.by_kyma.contains_key(&key));
+        assert!(reports.announce() && !reports.announce(), "once");
         assert_eq!(reports.split(&key, queued(WorkSet::RUNTIME)), Some(queued(WorkSet::RUNTIME)));
         let both = reports.split(&key, queued(WorkSet::MANIFEST | WorkSet::RUNTIME));
         assert_eq!(both, Some(queued(WorkSet::RUNTIME)));

@@ -23,12 +23,11 @@ use crate::{Tenure, Tenures};
 /// Place of the state of one shard; `None` while it is not held.
 pub(super) type Slot = Mutex<Option<State>>;
 
-/// What follows a step under the lock of a shard, without the lock.
+/// Waiting tasks that a step under the lock of a shard wakes.
 #[derive(Default)]
 struct Wakeups {
     worker: bool,
-    /// Shards with changes of module objects.
-    reports: Vec<ShardId>,
+    reports: bool,
     departed: Vec<RuntimeId>,
 }
 
@@ -242,8 +241,9 @@ impl RuntimeTable {
                 wakeups.worker |= self.agenda().update(shard, &state.summary, &summary, &self.0.shared.lanes);
                 state.summary = summary;
             }
-            if !state.reports.by_kyma.is_empty() {
-                wakeups.reports.push(shard);
+            if state.reports.announce() {
+                self.0.reports.lock().push_back(shard);
+                wakeups.reports = true;
             }
         }
         self.0.metrics.queue(&mut state.counted, Metrics::places(&state.queue));
@@ -255,7 +255,9 @@ impl RuntimeTable {
             // Without an open port there is no receiver.
             let _ = self.0.departures.send(runtime);
         }
-        wakeups.reports.into_iter().for_each(|shard| self.hand_over_reports(shard));
+        if let (true, Some(added)) = (wakeups.reports, self.0.report_added.get()) {
+            added();
+        }
         if wakeups.worker {
             self.0.notify.notify_one();
         }

@@ -62,7 +62,7 @@ pub(super) async fn owned_manifests(ctx: &Context, key: &KymaKey, kyma: &Kyma) -
         let api: Api<Manifest> = in_kcp(ctx, &key.namespace);
         let reads = uncertain.iter().map(|manifest| object::get_by_list(&api, &manifest.name)).collect();
         for (manifest, found) in uncertain.iter().zip(requests::run(reads).await) {
-            manifests.read(manifest, found.map_err(Error::kcp(READ_MANIFEST))?);
+            manifests.found(manifest, found.map_err(Error::kcp(READ_MANIFEST))?);
         }
         if let Ok(owned) = manifests.of_kyma(key, uid) {
             return Ok(owned);

@@ -13,7 +13,7 @@ use tidewatch_api::{
 use tidewatch_fleet::{
     manifest_queue::ManifestQueue,
     queue::{Priority, WorkSet},
-    stores::manifests::{CachedManifest, ManifestWriter, Manifests},
+    stores::manifests::{CachedManifest, ManifestWriter, Manifests, Notice},
     table::RuntimeTable,
     watch::Change,
 };
@@ -37,10 +37,12 @@ pub(super) fn handler(
 ) -> impl FnMut(Change<'_, CachedManifest>) + Send + 'static {
     let handler =
         Arc::new(Handler { manifests, fleet, queue, memories, placer, fingerprints: Mutex::new(Fingerprints::new()) });
-    let writes = Arc::downgrade(&handler);
-    handler.manifests.on_write(Box::new(move |written, by| {
-        if let Some(handler) = writes.upgrade() {
-            handler.applied(written, Some(by));
+    let noticing = Arc::downgrade(&handler);
+    handler.manifests.on_notice(Box::new(move |notice| {
+        let Some(handler) = noticing.upgrade() else { return };
+        match notice {
+            Notice::Written(written, by) => handler.applied(written, Some(by)),
+            Notice::Gone(gone) => handler.deleted(gone),
         }
     }));
     move |change| handler.changed(change)
@@ -73,7 +75,10 @@ impl Handler {
             }
             Change::Initial(cached) | Change::Applied(cached) => self.reduced(cached),
             Change::Deleted(cached) => self.deleted(cached),
-            Change::Listed => self.placer.place_all(),
+            Change::Listed => {
+                self.manifests.listed();
+                self.placer.place_all();
+            }
         }
     }
 
@@ -93,13 +98,14 @@ impl Handler {
             Some(FingerprintChange::New) => ManifestChange::NEW,
             Some(FingerprintChange::Changed(old)) => now.change_since(&old),
         };
-        drop(fingerprints);
         if changed.desired {
             self.place(&key, cached);
             self.queue.enqueue(&key, Priority::User, false);
-            if cached.facts().flags.is_deleting {
-                enqueue_heirs(&self.queue, &self.manifests, cached);
-            }
+        }
+        // A deletion takes the Manifest out of the queue under the same lock.
+        drop(fingerprints);
+        if changed.desired && cached.facts().flags.is_deleting {
+            enqueue_heirs(&self.queue, &self.manifests, cached);
         }
         for kyma in affected {
             if changed.shown || changed.message || changed.inventory {
@@ -133,9 +139,9 @@ impl Handler {
         let mut fingerprints = self.fingerprints.lock();
         fingerprints.delete(&key);
         let affected = self.manifests.delete(cached);
-        drop(fingerprints);
         self.queue.remove(&key);
         self.memories.forget(&key);
+        drop(fingerprints);
         enqueue_heirs(&self.queue, &self.manifests, cached);
         for kyma in affected {
             // A module that is selected again needs a new Manifest.

@@ -300,7 +300,7 @@ fn created_manifest_is_found_at_once_and_read_from_kcp_until_the_cache_has_shown
     watched.manifests.wrote(&version("u", 3), ManifestWriter::Kyma);
     assert!(watched.is_uncertain());
     assert_eq!(watched.read(), found("u", 3));
-    watched.manifests.read(&key, Some(version("u", 4)));
+    watched.manifests.found(&key, Some(version("u", 4)));
     assert_eq!(watched.read(), found("u", 4));
     watched.deliver(version("u", 4));
     assert!(!watched.is_uncertain() && !watched.keeps_writes());
@@ -341,7 +341,7 @@ fn deleted_manifest_is_gone_at_once_and_its_successor_is_another_one() {
     watched.deliver_deletion(version("v", 6));
     watched.manifests.wrote(&version("v", 5), ManifestWriter::Kyma);
     assert!(watched.is_uncertain(), "a read finds out");
-    watched.manifests.read(&key, None);
+    watched.manifests.found(&key, None);
     assert!(watched.read().is_none() && !watched.keeps_writes());
 }
 
@@ -351,12 +351,31 @@ fn response_is_the_first_notice_of_a_change() {
     let noticed = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let notices = noticed.clone();
     let manifests = watched.manifests.clone();
-    watched.manifests.on_write(Box::new(move |written, by| {
-        assert!(manifests.find(&written.key()).is_some(), "readers find it already");
-        notices.lock().push((written.object_version().unwrap().to_owned(), by));
+    watched.manifests.on_notice(Box::new(move |notice| {
+        let (manifest, by) = match notice {
+            Notice::Written(manifest, by) => (manifest, Some(by)),
+            Notice::Gone(manifest) => (manifest, None),
+        };
+        assert_eq!(manifests.find(&manifest.key()).is_some(), by.is_some(), "readers know it already");
+        notices.lock().push((manifest.object_version().unwrap().to_owned(), by));
     }));
     watched.manifests.wrote(&version("u", 3), ManifestWriter::Kyma);
     watched.manifests.wrote(&version("u", 5), ManifestWriter::Other);
-    let expected = [("3".to_owned(), ManifestWriter::Kyma), ("5".to_owned(), ManifestWriter::Other)];
-    assert_eq!(*noticed.lock(), expected);
+    // The watch has delivered creation and deletion before both responses.
+    watched.manifests.found(&KymaKey::new("ns", "m0"), None);
+    let expected = [("3", Some(ManifestWriter::Kyma)), ("5", Some(ManifestWriter::Other)), ("5", None)];
+    assert_eq!(*noticed.lock(), expected.map(|(version, by)| (version.to_owned(), by)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn list_ends_what_earlier_writes_tell_of_a_control_plane_that_was_restored() {
+    let mut watched = Watched::new();
+    watched.manifests.wrote(&version("u", 100), ManifestWriter::Other);
+    tokio::time::advance(LIST_TIME / 2).await;
+    watched.deliver(version("u", 50));
+    watched.manifests.listed();
+    assert_eq!(watched.read(), found("u", 100), "it may be newer than the list");
+    tokio::time::advance(LIST_TIME).await;
+    watched.manifests.listed();
+    assert_eq!((watched.read(), watched.keeps_writes()), (found("u", 50), false));
 }

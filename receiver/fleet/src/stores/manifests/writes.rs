@@ -11,6 +11,8 @@ use tidewatch_api::{
     key::{KymaKey, ManifestKey},
 };
 
+use tokio::time::Instant;
+
 use super::CachedManifest;
 
 /// Last write of each Manifest; an entry stays until the cache shows it. Bounded by the Manifests.
@@ -18,13 +20,21 @@ use super::CachedManifest;
 pub(super) struct Writes(HashMap<ManifestKey, Write>);
 
 /// The last write of one Manifest.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Write {
+    /// Time of the last write.
+    at: Instant,
     /// Kyma of the Manifest.
     kyma: Option<KymaKey>,
     /// A write began whose result is unknown.
     is_begun: bool,
     left: Option<Left>,
+}
+
+impl Default for Write {
+    fn default() -> Self {
+        Self { at: Instant::now(), kyma: None, is_begun: false, left: None }
+    }
 }
 
 /// What a write left.
@@ -52,6 +62,7 @@ impl Writes {
     pub(super) fn there(&mut self, key: ManifestKey, kyma: Option<KymaKey>, manifest: Arc<Manifest>) {
         let write = self.0.entry(key).or_default();
         if !matches!(&write.left, Some(Left::There(known)) if is_older(&manifest, known)) {
+            write.at = Instant::now();
             write.left = Some(Left::There(manifest));
             write.kyma = kyma.or(write.kyma.take());
         }
@@ -60,6 +71,7 @@ impl Writes {
     /// Records that the Manifest with this uid is gone; `None` if its uid is not known.
     pub(super) fn gone(&mut self, key: &ManifestKey, uid: Option<String>) {
         let write = self.0.entry(key.clone()).or_default();
+        write.at = Instant::now();
         write.left = uid.map(Left::Gone);
         self.change(key, |_| ());
     }
@@ -127,6 +139,17 @@ impl Writes {
             Some(Left::Gone(_)) | None => false,
         });
         uncertain.map(|(key, _)| key.clone()).collect()
+    }
+
+    /// Drops what is known of Manifests that were written before a time.
+    pub(super) fn expire(&mut self, before: Option<Instant>) {
+        let Some(before) = before else { return };
+        self.0.retain(|_, write| {
+            if write.at < before {
+                write.left = None;
+            }
+            write.is_begun || write.left.is_some()
+        });
     }
 
     /// Drops what is known of the Manifests of a Kyma.

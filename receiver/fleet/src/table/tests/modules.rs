@@ -1,32 +1,25 @@
 //! Events of module objects, which the reconciles of Manifests settle.
 
-use std::sync::mpsc;
-
 use tidewatch_api::key::ManifestKey;
 use tidewatch_kit::metrics::Registry;
 
 use super::*;
-use crate::{
-    ModuleReport,
-    manifest_queue::{self, ManifestQueue},
-};
+use crate::manifest_queue::{self, ManifestQueue};
 
 /// A table with a Kyma that has only a watch on module objects.
 fn table() -> RuntimeTable {
-    let watch = json!({"name": "w", "version": "v1", "resource": "things", "field": "spec", "manager": "m",
-                       "work": ["manifest"]});
-    let plan = Plan::parse(&json!({"revision": "1", "watches": [watch]}).to_string()).unwrap();
     let fleet = fleet(4);
-    fleet.place(key(0), "", Some(id(0)), Arc::new(plan));
+    place_watched(&fleet, 0);
     fleet.set_synced();
     fleet
 }
 
-/// Reports of a table that no queue settles.
-fn reports(fleet: &RuntimeTable) -> mpsc::Receiver<ModuleReport> {
-    let (sender, reports) = mpsc::channel();
-    fleet.report_modules_to(Box::new(move |report| sender.send(report).unwrap()));
-    reports
+/// Places a Kyma that has only a watch on module objects.
+fn place_watched(fleet: &RuntimeTable, runtime: u32) {
+    let watch = json!({"name": "w", "version": "v1", "resource": "things", "field": "spec", "manager": "m",
+                       "work": ["manifest"]});
+    let plan = Plan::parse(&json!({"revision": "1", "watches": [watch]}).to_string()).unwrap();
+    fleet.place(key(runtime), "", Some(id(runtime)), Arc::new(plan));
 }
 
 fn settled(fleet: &RuntimeTable, counter: u64) -> u64 {
@@ -37,8 +30,7 @@ fn settled(fleet: &RuntimeTable, counter: u64) -> u64 {
 async fn report_settles_the_events_before_it() {
     let fleet = table();
     send(&fleet, 0, 1).unwrap();
-    let reports = reports(&fleet);
-    let report = reports.try_recv().expect("it waited");
+    let report = fleet.take_module_report().unwrap();
     assert_eq!(report.kyma, key(0));
     let Drift::Objects(objects) = &report.drift else { panic!("{:?}", report.drift) };
     let subjects: Vec<_> = objects.iter().map(|object| object.subject.to_string()).collect();
@@ -47,7 +39,7 @@ async fn report_settles_the_events_before_it() {
     assert_eq!(settled(&fleet, 1), 0);
     fleet.modules_settled(&report);
     assert_eq!(settled(&fleet, 2), 1);
-    let next = reports.try_recv().unwrap();
+    let next = fleet.take_module_report().unwrap();
     fleet.modules_settled(&next);
     assert_eq!(settled(&fleet, 3), 2);
     assert!(fleet.next().now_or_never().is_none(), "no work on the Kyma");
@@ -65,20 +57,17 @@ async fn report_settles_nothing_while_its_shard_is_drained() {
     fleet.drain(fleet.shard_of(Some(&id(0)), "")).await;
     assert!(queue.next().now_or_never().is_none(), "the next holder reconciles the Manifest");
     send(&fleet, 0, 2).unwrap();
+    assert!(queue.next().now_or_never().is_none(), "the queue has dropped it");
     assert_eq!(settled(&fleet, 1), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn report_of_an_earlier_kyma_settles_nothing() {
     let fleet = table();
-    let reports = reports(&fleet);
     send(&fleet, 0, 1).unwrap();
-    let report = reports.try_recv().unwrap();
-    let watch = json!({"name": "w", "version": "v1", "resource": "things", "field": "spec", "manager": "m",
-                       "work": ["manifest"]});
-    let plan = Plan::parse(&json!({"revision": "1", "watches": [watch]}).to_string()).unwrap();
+    let report = fleet.take_module_report().unwrap();
     fleet.remove(&key(0));
-    fleet.place(key(0), "", Some(id(0)), Arc::new(plan));
+    place_watched(&fleet, 0);
     send(&fleet, 0, 1).unwrap();
     fleet.modules_settled(&report);
     assert_eq!(settled(&fleet, 1), 0);
@@ -89,7 +78,7 @@ async fn removed_kyma_has_no_report() {
     let fleet = table();
     send(&fleet, 0, 1).unwrap();
     fleet.remove(&key(0));
-    assert!(reports(&fleet).try_recv().is_err());
+    assert!(fleet.take_module_report().is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -109,4 +98,26 @@ async fn report_is_settled_by_the_reconcile_of_its_manifest() {
     let job = queue.next().await;
     queue.done(job, ReconcileOutcome::ended(WorkSet::MANIFEST));
     assert_eq!(settled(&fleet, 2), 2);
+}
+
+/// A report that affects nothing is settled while the next one is taken.
+#[tokio::test(start_paused = true)]
+async fn reports_of_many_runtimes_that_affect_nothing_are_settled_by_one_worker() {
+    let fleet = fleet(4);
+    for runtime in 0..100 {
+        place_watched(&fleet, runtime);
+    }
+    fleet.set_synced();
+    let metrics = manifest_queue::Metrics::register(&mut Registry::default());
+    let queue = ManifestQueue::new(manifest_queue::Settings::default(), metrics, fleet.tenures());
+    (0..50).for_each(|runtime| drop(send(&fleet, runtime, 1).unwrap()));
+    fleet.connect_modules(queue.clone(), |_| Vec::new());
+    let mut worker = Box::pin(queue.next());
+    assert!(worker.as_mut().now_or_never().is_none());
+    (50..100).for_each(|runtime| drop(send(&fleet, runtime, 1).unwrap()));
+    assert!(worker.as_mut().now_or_never().is_none(), "it was woken");
+    for runtime in 0..100 {
+        let settled = send_heartbeat(&fleet, runtime, 1).settled;
+        assert_eq!(settled.get("w"), Some(&1), "{runtime}");
+    }
 }
