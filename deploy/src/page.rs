@@ -1,7 +1,7 @@
 //! The reference page of all metrics of the agent and the receiver.
 
 use tidewatch_agent::telemetry;
-use tidewatch_kit::metrics::markdown_table;
+use tidewatch_kit::metrics::markdown_list;
 use tidewatch_receiver::app;
 
 use crate::render::File;
@@ -34,8 +34,8 @@ Exposed at `/metrics` on `--metrics-address`. Metrics named `watcher_…` have t
 /// Renders `docs/reference/metrics.md`.
 #[must_use]
 pub fn metrics() -> File {
-    let receiver = markdown_table(&app::metrics());
-    let agent = markdown_table(&telemetry::Metrics::described());
+    let receiver = markdown_list(&app::metrics());
+    let agent = markdown_list(&telemetry::Metrics::described());
     File { name: "metrics.md".to_owned(), content: format!("{HEAD}{RECEIVER}{receiver}{AGENT}{agent}") }
 }
 
@@ -64,15 +64,15 @@ mod tests {
     #[test]
     fn the_page_lists_lifecycle_managers_metrics() {
         let page = metrics().content;
-        for line in [
-            "| `lifecycle_mgr_kyma_state` | gauge | `instance_id`, `kyma_name`, `shoot`, `state` |",
-            "| `lifecycle_mgr_module_state` | gauge | `instance_id`, `kyma_name`, `module_name`, `shoot`, `state` |",
-            "| `lifecycle_mgr_requeue_reason_total` | counter | `requeue_reason`, `requeue_type` |",
-            "| `watcher_listener_requests_total` | counter | `server_name` |",
-            "| `watcher_failed_kcp_total` | counter | `error_reason` |",
-            "| `watcher_request_duration` | gauge |  |",
+        for item in [
+            "* `lifecycle_mgr_kyma_state` (gauge; `instance_id`, `kyma_name`, `shoot`, `state`): ",
+            "* `lifecycle_mgr_module_state` (gauge; `instance_id`, `kyma_name`, `module_name`, `shoot`, `state`): ",
+            "* `lifecycle_mgr_requeue_reason_total` (counter; `requeue_reason`, `requeue_type`): ",
+            "* `watcher_listener_requests_total` (counter; `server_name`): ",
+            "* `watcher_failed_kcp_total` (counter; `error_reason`): ",
+            "* `watcher_request_duration` (gauge): ",
         ] {
-            assert!(page.contains(line), "{line}");
+            assert!(page.contains(item), "{item}");
         }
     }
 }

@@ -49,9 +49,9 @@ fn command_section(command: &Command, parent: &str, page: &mut String) {
     headings.dedup();
     for heading in headings {
         let _ = heading.map(|heading| write!(page, "\n### {name}: {heading}\n"));
-        page.push_str("\n| Flag | Environment | Default | Description |\n|---|---|---|---|\n");
+        page.push('\n');
         for argument in arguments.iter().filter(|argument| argument.get_help_heading() == heading) {
-            page.push_str(&row(argument));
+            page.push_str(&flag_item(argument));
         }
     }
     for subcommand in command.get_subcommands().filter(|subcommand| subcommand.get_name() != "help") {
@@ -63,22 +63,24 @@ fn is_shown(argument: &Arg) -> bool {
     !argument.is_hide_set() && !["help", "version"].contains(&argument.get_id().as_str())
 }
 
-fn row(argument: &Arg) -> String {
+fn flag_item(argument: &Arg) -> String {
     let value = argument.get_value_names().filter(|_| argument.get_action().takes_values()).unwrap_or_default();
     let value = value.iter().map(|value| format!("<{value}>")).collect::<Vec<_>>().join(" ");
     let flag = match argument.get_long() {
         Some(long) => format!("--{long} {value}"),
         None => value,
     };
-    let env = argument.get_env().map(|env| format!("`{}`", env.to_string_lossy())).unwrap_or_default();
+    let environment = argument.get_env().map(|env| format!("`{}`", env.to_string_lossy()));
     let defaults: Vec<_> = argument.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
     let default = match (argument.is_required_set(), defaults.join(",")) {
-        (true, _) => "required".to_owned(),
-        (false, default) if default.is_empty() => String::new(),
-        (false, default) => format!("`{default}`"),
+        (true, _) => Some("required".to_owned()),
+        (false, default) if default.is_empty() => None,
+        (false, default) => Some(format!("default `{default}`")),
     };
+    let facts: Vec<_> = environment.into_iter().chain(default).collect();
+    let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) };
     let help = argument.get_long_help().or(argument.get_help()).map(|help| one_line(&help.to_string()));
-    format!("| `{}` | {env} | {default} | {} |\n", flag.trim(), help.unwrap_or_default())
+    format!("* `{}`{facts}: {}\n", flag.trim(), help.unwrap_or_default())
 }
 
 /// Renders `docs/reference/custom-resources.md`.
@@ -98,38 +100,36 @@ fn resource_section(definition: &CustomResourceDefinition, page: &mut String) {
         let Some(schema) = schema else { continue };
         let _ = write!(page, "\n## {} {}\n\n", names.kind, version.name);
         let _ = writeln!(page, "{}\n", one_line(schema.description.as_deref().unwrap_or_default()));
-        page.push_str("| Field | Type | Description |\n|---|---|---|\n");
         for (name, property) in schema.properties.iter().flatten() {
             if !["apiVersion", "kind", "metadata"].contains(&name.as_str()) {
-                field_rows(name, property, page);
+                field_items(name, property, page);
             }
         }
     }
 }
 
-fn field_rows(path: &str, schema: &JSONSchemaProps, page: &mut String) {
+fn field_items(path: &str, schema: &JSONSchemaProps, page: &mut String) {
     let kind = schema.type_.as_deref().unwrap_or("any");
     let description = one_line(schema.description.as_deref().unwrap_or_default());
-    let _ = writeln!(page, "| `{path}` | {kind} | {description} |");
-    property_rows(path, schema, page);
+    let _ = writeln!(page, "* `{path}` ({kind}): {description}");
+    property_items(path, schema, page);
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
-        property_rows(&format!("{path}[]"), items, page);
+        property_items(&format!("{path}[]"), items, page);
     }
     if let Some(JSONSchemaPropsOrBool::Schema(values)) = &schema.additional_properties {
-        property_rows(&format!("{path}{{}}"), values, page);
+        property_items(&format!("{path}{{}}"), values, page);
     }
 }
 
-/// The rows below a field. An element of a list or map has no row of its own.
-fn property_rows(path: &str, schema: &JSONSchemaProps, page: &mut String) {
+/// The items below a field. An element of a list or map has no item of its own.
+fn property_items(path: &str, schema: &JSONSchemaProps, page: &mut String) {
     for (name, property) in schema.properties.iter().flatten() {
-        field_rows(&format!("{path}.{name}"), property, page);
+        field_items(&format!("{path}.{name}"), property, page);
     }
 }
 
-/// A text as the cell of a Markdown table.
 fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -139,18 +139,16 @@ mod tests {
     #[test]
     fn every_flag_is_described() {
         let page = flags().content;
-        assert!(page.contains("| `--authority <HOST:PORT>` | `TIDEWATCH_AUTHORITY` | required |"), "{page}");
-        let undescribed: Vec<_> =
-            page.lines().filter(|line| line.starts_with("| `") && line.ends_with("|  |")).collect();
+        assert!(page.contains("* `--authority <HOST:PORT>` (`TIDEWATCH_AUTHORITY`, required): "), "{page}");
+        let undescribed: Vec<_> = page.lines().filter(|line| line.starts_with("* `") && line.ends_with(": ")).collect();
         assert!(undescribed.is_empty(), "{undescribed:#?}");
     }
 
     #[test]
     fn every_field_is_described() {
         let page = custom_resources().content;
-        assert!(page.contains("| `spec.modules[].channel` | string |"), "{page}");
-        let undescribed: Vec<_> =
-            page.lines().filter(|line| line.starts_with("| `") && line.ends_with("|  |")).collect();
+        assert!(page.contains("* `spec.modules[].channel` (string): "), "{page}");
+        let undescribed: Vec<_> = page.lines().filter(|line| line.starts_with("* `") && line.ends_with(": ")).collect();
         assert!(undescribed.is_empty(), "{undescribed:#?}");
     }
 }

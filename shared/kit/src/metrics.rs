@@ -1,7 +1,7 @@
 //! A registry of metrics with descriptions, and [`metric_set!`](crate::metric_set), which declares metrics.
 //!
 //! `prometheus-client` exposes a metric once it has a sample. [`Registry`] also describes every registered metric before its first
-//! sample, by name, type, labels and help text, for the reference page of the operators. [`markdown_table`] renders that page.
+//! sample, by name, type, labels and help text, for the reference page of the operators. [`markdown_list`] renders that page.
 
 mod label;
 
@@ -300,18 +300,17 @@ pub fn help(lines: &[&str]) -> String {
     help.strip_suffix('.').map(str::to_owned).unwrap_or(help)
 }
 
-/// Renders descriptions as one Markdown table.
+/// Renders descriptions as one Markdown list.
 #[must_use]
-pub fn markdown_table(descriptions: &[MetricDescription]) -> String {
-    let mut table = "| Name | Type | Labels | Description |\n|---|---|---|---|\n".to_owned();
+pub fn markdown_list(descriptions: &[MetricDescription]) -> String {
+    let mut list = String::new();
     for MetricDescription { name, kind, labels, help } in descriptions {
         let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
-        let labels = labels.join(", ");
-        let help = help.replace('|', "\\|");
+        let separator = if labels.is_empty() { "" } else { "; " };
         // Writing to a string does not fail.
-        let _ = writeln!(table, "| `{name}` | {kind} | {labels} | {help} |");
+        let _ = writeln!(list, "* `{name}` ({kind}{separator}{}): {help}", labels.join(", "));
     }
-    table
+    list
 }
 
 /// The name of a metric type, and the suffix that encoding appends to the names of its metrics.
@@ -443,10 +442,9 @@ mod tests {
             registry.described().into_iter().map(|it| (it.name, it.kind, it.labels.join(" "))).collect();
         let expected = [("a_b_seconds", "gauge", ""), ("a_things_total", "counter", "where reason")];
         assert_eq!(actual, expected.map(|(name, kind, labels)| (name.to_owned(), kind, labels.to_owned())));
-        assert!(
-            markdown_table(&registry.described())
-                .ends_with("| `a_things_total` | counter | `where`, `reason` | Things \\| stuff |\n")
-        );
+        let list =
+            "* `a_b_seconds` (gauge): Seconds\n* `a_things_total` (counter; `where`, `reason`): Things | stuff\n";
+        assert_eq!(markdown_list(&registry.described()), list);
 
         assert!(!registry.encode().unwrap().contains("things"), "a family without samples is not exposed");
         family.get_or_create(&Labels { r#where: "here", reason: "x".into() }).inc();
