@@ -1,4 +1,4 @@
-//! The documentation: links and anchors resolve, and each command block states how it is kept true.
+//! The documentation: links and anchors resolve, tables are for values, and each command block states how it is kept true.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,6 +8,9 @@ use std::{
 
 /// Languages of blocks that readers copy into a shell.
 const COMMANDS: [&str; 3] = ["sh", "bash", "console"];
+
+/// Most words of a table's cell. Sentences belong above or below the table.
+const CELL_WORDS: usize = 25;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap()
@@ -96,6 +99,20 @@ fn links_and_anchors_resolve() {
         }
     }
     assert!(broken.is_empty(), "broken links:\n{}", broken.join("\n"));
+}
+
+#[test]
+fn table_cells_are_short() {
+    let mut long = Vec::new();
+    for (path, text) in pages() {
+        for (number, row) in prose(&text).filter(|(_, line)| line.trim_start().starts_with('|')) {
+            let words = row.split('|').map(|cell| cell.split_whitespace().count()).max().unwrap_or_default();
+            if words > CELL_WORDS {
+                long.push(format!("{}:{number}: {words} words", path.display()));
+            }
+        }
+    }
+    assert!(long.is_empty(), "table cells of more than {CELL_WORDS} words:\n{}", long.join("\n"));
 }
 
 #[test]
