@@ -257,7 +257,9 @@ mod tests {
         }
         assert!(!definition("samples.operator.kyma-project.io").is_common());
         assert!(!of("v1", "ConfigMap", "kymas.operator.kyma-project.io").is_common());
-        assert!(of("v1", "Namespace", "kube-system").is_common() && !of("v1", "ConfigMap", "kube-system").is_common());
+        for name in ["kyma-system", "default", "kube-node-lease", "kube-public", "kube-system"] {
+            assert!(of("v1", "Namespace", name).is_common() && !of("v1", "ConfigMap", name).is_common(), "{name}");
+        }
     }
 
     #[test]

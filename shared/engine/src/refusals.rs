@@ -114,6 +114,9 @@ mod tests {
         let denial = failed(&refusal(403, "Forbidden", "admission webhook \"w.test\" denied the request: no"));
         refusals.refuse(1, 7, &denial, now, |half| half);
         assert_eq!((refusals.repeated(1, 7, now), refusals.next(now)), (None, Some(FIRST_DELAY)));
+        tokio::time::advance(FIRST_DELAY).await;
+        let now = Instant::now();
+        assert_eq!(refusals.next(now), None, "an object that may be sent is not waited for");
         // It fails otherwise now.
         refusals.refuse(1, 7, &failed(&refusal(503, "ServiceUnavailable", "later")), now, |half| half);
         assert_eq!(refusals.next(now), None);

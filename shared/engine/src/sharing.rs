@@ -306,7 +306,11 @@ mod tests {
             let others = [manifest("a", module, &["x"], deleted)];
             assert_eq!(decide(&own, &others, &live("kcp/a")), words(claim, "withdraw"));
             assert_eq!(decide(&own, &others, &live("kcp/b")), words("own", "delete"));
-            assert!(!Sharing::of(&own, &others, [&key("x")]).is_shared(&key("x")));
+            let sharing = Sharing::of(&own, &others, [&key("x")]);
+            assert!(
+                !sharing.is_shared(&key("x")) && sharing.may_be_owned(&key("x")),
+                "it is read before it is written"
+            );
         }
     }
 

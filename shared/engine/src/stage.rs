@@ -89,6 +89,7 @@ mod tests {
                 Stage::Webhooks,
                 &[
                     ("admissionregistration.k8s.io", "ValidatingWebhookConfiguration"),
+                    ("admissionregistration.k8s.io", "MutatingWebhookConfiguration"),
                     ("apiregistration.k8s.io", "APIService"),
                 ],
             ),

@@ -163,7 +163,9 @@ mod tests {
             {"type": "Theirs", "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}));
         let status = compute(&manifest(Some(status.unwrap())), &findings(State::Error, &"x".repeat(5_000)), &time(1));
         assert_eq!(status.other["more"], json!({"a": 1}));
-        assert_eq!(status.conditions.unwrap()[0].type_, "Theirs");
-        assert_eq!(status.last_operation.unwrap().operation.chars().count(), MAX_OPERATION_CHARS);
+        assert_eq!(status.conditions()[0].type_, "Theirs");
+        assert_eq!(status.last_operation.as_ref().unwrap().operation.chars().count(), MAX_OPERATION_CHARS);
+        let again = compute(&manifest(Some(status.clone())), &findings(State::Error, &"x".repeat(5_000)), &time(2));
+        assert_eq!(again, status, "the same text is no change, however long it is");
     }
 }

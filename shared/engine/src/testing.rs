@@ -92,6 +92,8 @@ async fn finalizers_hold(store: &dyn Store, manifest: &Manifest, other: &Manifes
     let first = json!({"finalizers": ["a.test/first"]});
     let none = json!({"finalizers": []});
     let one_left = store.patch_metadata(&again, &first).await.unwrap().unwrap();
+    let late = store.patch_metadata(&again, &none).await;
+    assert!(late.unwrap_err().is_conflict(), "an older version does not end the deletion");
     assert!(store.patch_metadata(&one_left, &none).await.unwrap().is_none(), "the last finalizer was removed");
     assert!(store.patch_metadata(&one_left, &first).await.unwrap().is_none(), "it does not exist any more");
     assert!(store.delete(&one_left).await.unwrap().is_none(), "it does not exist any more");

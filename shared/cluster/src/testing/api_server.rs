@@ -475,9 +475,11 @@ impl State {
 
     fn delete(&mut self, id: &str, name: &str, options: &Value) -> Response {
         let Some(mut object) = self.objects.get(id).cloned() else { return failure(StatusCode::NOT_FOUND, name) };
-        let uid = &options["preconditions"]["uid"];
-        if !uid.is_null() && *uid != object["metadata"]["uid"] {
-            return failure(StatusCode::CONFLICT, name);
+        for member in ["uid", "resourceVersion"] {
+            let expected = &options["preconditions"][member];
+            if !expected.is_null() && *expected != object["metadata"][member] {
+                return failure(StatusCode::CONFLICT, name);
+            }
         }
         if object["metadata"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty()) {
             object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
