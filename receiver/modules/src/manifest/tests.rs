@@ -50,13 +50,16 @@ struct Fixture {
     woken: Arc<parking_lot::Mutex<Vec<String>>>,
 }
 
-/// A store that has other Manifests of the module when it is first asked.
-struct StoreWithHeirs<'a> {
+/// Other Manifests of the cluster; `None` for those of the cache.
+type Others<'a> = Box<dyn Fn() -> Option<Vec<Arc<Manifest>>> + Send + Sync + 'a>;
+
+/// A store whose other Manifests change during a reconcile.
+struct StoreWithOthers<'a> {
     store: KcpStore<'a>,
-    heirs: parking_lot::Mutex<Option<Vec<Arc<Manifest>>>>,
+    others: Others<'a>,
 }
 
-impl Store for StoreWithHeirs<'_> {
+impl Store for StoreWithOthers<'_> {
     fn patch_metadata<'a>(
         &'a self,
         manifest: &'a Manifest,
@@ -78,8 +81,8 @@ impl Store for StoreWithHeirs<'_> {
     }
 
     fn others<'a>(&'a self, manifest: &'a Manifest) -> BoxFuture<'a, Result<Vec<Arc<Manifest>>, StoreError>> {
-        match self.heirs.lock().take() {
-            Some(heirs) => ready(Ok(heirs)).boxed(),
+        match (self.others)() {
+            Some(others) => ready(Ok(others)).boxed(),
             None => self.store.others(manifest),
         }
     }
@@ -184,9 +187,13 @@ impl Fixture {
 
     /// Reconciles a Manifest beside others of its module that are gone once the reconcile has begun.
     async fn reconcile_beside(&self, heirs: Vec<Arc<Manifest>>, manifest: Manifest) -> Outcome {
+        let heirs = parking_lot::Mutex::new(Some(heirs));
+        self.reconcile_among(Box::new(move || heirs.lock().take()), manifest).await
+    }
+
+    async fn reconcile_among(&self, others: Others<'_>, manifest: Manifest) -> Outcome {
         let key = key();
-        let store = KcpStore { ctx: &self.ctx };
-        let store = StoreWithHeirs { store, heirs: parking_lot::Mutex::new(Some(heirs)) };
+        let store = StoreWithOthers { store: KcpStore { ctx: &self.ctx }, others };
         let cluster = Cluster { key: KymaKey::new(NAMESPACE, "k"), client: self.runtime.client(), revision: 1 };
         let content = KcpContent { ctx: &self.ctx, key: &key };
         self.ctx.engine().reconcile(Request::new(manifest, &cluster, &store, &content)).await.unwrap()
@@ -640,6 +647,27 @@ async fn refused_object_stops_later_stages_and_is_reported() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn refused_object_is_not_sent_again_because_its_status_has_changed() {
+    let mut fixture = Fixture::installed().await;
+    let mut next = objects();
+    next[0]["spec"]["template"]["spec"]["containers"][0]["image"] = json!("i:2");
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(next)));
+    fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
+    fixture.runtime.refuse("WRITE deployments/d", 403);
+    fixture.reconcile().await;
+    assert_eq!(fixture.state().0, State::Error);
+    fixture.runtime.refuse_nothing();
+    fixture.runtime.edit("deployments/d", |deployment| deployment["status"]["readyReplicas"] = json!(0));
+    fixture.runtime.calls();
+    fixture.reconcile().await;
+    assert_eq!(fixture.runtime.writes(), Vec::<String>::new());
+    // Another writer may have changed what the refusal was for.
+    fixture.runtime.edit("deployments/d", |deployment| deployment["spec"]["paused"] = json!(true));
+    fixture.reconcile().await;
+    assert_eq!(fixture.runtime.writes(), ["PATCH deployments/d"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn refused_custom_resource_waits_for_the_manager_that_serves_its_webhook() {
     let mut fixture = Fixture::new();
     let mut with_own = objects();
@@ -672,6 +700,29 @@ async fn kinds_that_are_not_served_wait_and_are_named() {
     let text = "waiting for kinds that the runtime does not serve: Monitor kyma-system/x (monitoring.example/v1)";
     assert_eq!(fixture.state(), (State::Processing, text.to_owned()));
     assert!(!fixture.synced().iter().any(|name| name.starts_with("Monitor")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn kind_whose_definition_is_deleted_is_looked_for_again_and_named() {
+    let crd = "customresourcedefinitions/others.other.test";
+    let other = json!({"spec": {"group": "other.test", "scope": "Namespaced", "names": {"kind": "Other", "plural": "others"},
+        "versions": [{"name": "v1", "served": true, "storage": true, "schema": {}}]}});
+    let mut fixture = Fixture::new();
+    fixture.runtime.edit(crd, |definition| *definition = other);
+    let mut with_foreign = objects();
+    with_foreign.push(object("other.test/v1", "Other", "x"));
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(with_foreign)));
+    fixture.reconcile().await;
+    fixture.make_available();
+    fixture.reconcile().await;
+    assert_eq!(fixture.state().0, State::Ready);
+    for id in ["others/x", crd] {
+        fixture.runtime.remove(id);
+    }
+    fixture.verify().await;
+    fixture.verify().await;
+    let text = "waiting for kinds that the runtime does not serve: Other kyma-system/x (other.test/v1)";
+    assert_eq!(fixture.state(), (State::Processing, text.to_owned()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -193,6 +193,42 @@ async fn namespace_of_a_claim_that_stays_for_its_data_stays() {
     }
 }
 
+/// The deletion of the Namespace would delete it.
+#[tokio::test(start_paused = true)]
+async fn marked_object_of_the_module_keeps_its_namespace() {
+    for is_removal in [false, true] {
+        let mut fixture = Fixture::with(&[namespace("own"), inside("v1", "Secret", "s")]).await;
+        fixture.runtime.edit("secrets/s", |secret| secret["metadata"]["annotations"][annotation::KEEP] = json!("true"));
+        if is_removal {
+            fixture.delete_manifest();
+            assert_eq!(fixture.reconcile().await, ended());
+            assert!(fixture.manifest().is_none());
+        } else {
+            fixture.drop_all().await;
+            let operation = fixture.state().1;
+            assert!(operation.contains("because of Secret own/s"), "{operation}");
+        }
+        for id in ["secrets/s", "namespaces/own"] {
+            assert!(fixture.runtime.object(id).is_some(), "{id} {is_removal}");
+        }
+    }
+}
+
+/// Others may come after those that are looked at.
+#[tokio::test(start_paused = true)]
+async fn namespace_with_more_objects_than_are_looked_at_stays() {
+    for (count, keeps) in [(99, false), (100, true)] {
+        let mut fixture = Fixture::with(&[namespace("own")]).await;
+        for name in (0..count).map(|n| format!("p{n:03}")) {
+            fixture.put(&format!("pods/{name}"), owned("v1", "Pod", &name, "apps/v1"));
+        }
+        fixture.drop_all().await;
+        assert_eq!(fixture.runtime.object("namespaces/own").is_some(), keeps, "{count}");
+        let operation = fixture.state().1;
+        assert_eq!(operation.contains("because of many objects of the kind Pod"), keeps, "{operation}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn marked_object_is_left_to_the_user() {
     for (key, value, stays) in [

@@ -72,6 +72,26 @@ async fn copies_stay_while_kcp_lacks_the_secret_and_go_with_the_module() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn other_secrets_that_a_version_drops_go_while_kcp_lacks_the_pull_secret() {
+    let mut fixture = Fixture::new();
+    fixture.set_pull_secret("YQ==");
+    let mut own = object("v1", "Secret", "s");
+    own["metadata"]["namespace"] = "own".into();
+    fixture.set_layer(ModuleObjects::Ready(Arc::new([elsewhere(), vec![own]].concat())));
+    fixture.reconcile().await;
+    fixture.make_available();
+    fixture.reconcile().await;
+    assert!(fixture.runtime.object("secrets/s").is_some());
+    fixture.ctx.settings.pull_secret =
+        Some(ModulePullSecret { name: "pull".to_owned(), secret: PullSecret::default() });
+    fixture.set_layer(ModuleObjects::Ready(Arc::new(elsewhere())));
+    fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
+    fixture.reconcile().await;
+    assert!(fixture.runtime.object("secrets/s").is_none());
+    assert_eq!(fixture.copy(), Some(json!("YQ==")));
+}
+
+#[tokio::test(start_paused = true)]
 async fn existing_pod_and_job_keep_their_templates_and_new_ones_name_the_secret() {
     let mut fixture = Fixture::new();
     let pod = json!({"containers": [{"name": "c", "image": "i:1"}]});

@@ -49,12 +49,7 @@ impl Fixture {
 
     /// Puts the Manifest of the module `alpha` with the ConfigMap in its inventory.
     fn put_alpha(&mut self, change: impl FnOnce(&mut Value)) {
-        let map = json!({"group": "", "version": "v1", "kind": "ConfigMap", "name": "a", "namespace": "kyma-system"});
-        let mut alpha = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
-            "metadata": {"name": "alpha", "namespace": NAMESPACE,
-                "labels": {label::KYMA_NAME: "k", label::MODULE_NAME: "alpha"}},
-            "spec": {"remote": true, "install": {"name": "raw-manifest", "source": {}}},
-            "status": {"state": "Ready", "synced": [map]}});
+        let mut alpha = alpha();
         change(&mut alpha);
         let alpha: CachedManifest = serde_json::from_value(alpha).unwrap();
         self.manifests.apply_watcher_event(&watcher::Event::Apply(alpha.clone()));
@@ -85,6 +80,16 @@ impl Fixture {
     fn map_writes(&self) -> Vec<String> {
         self.runtime.writes().into_iter().filter(|write| write.ends_with(MAP)).collect()
     }
+}
+
+/// The Manifest of the module `alpha` with the ConfigMap in its inventory.
+fn alpha() -> Value {
+    let map = json!({"group": "", "version": "v1", "kind": "ConfigMap", "name": "a", "namespace": "kyma-system"});
+    json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+        "metadata": {"name": "alpha", "namespace": NAMESPACE,
+            "labels": {label::KYMA_NAME: "k", label::MODULE_NAME: "alpha"}},
+        "spec": {"remote": true, "install": {"name": "raw-manifest", "source": {}}},
+        "status": {"state": "Ready", "synced": [map]}})
 }
 
 #[tokio::test(start_paused = true)]
@@ -240,6 +245,19 @@ async fn inventories_count_as_they_are_right_before_a_deletion() {
     fixture.reconcile_beside(Vec::new(), manifest).await;
     assert_eq!(fixture.owner(), "kcp-system/alpha");
     assert!(fixture.runtime.object("deployments/d").is_none());
+}
+
+/// Its reconcile may have seen the object before.
+#[tokio::test(start_paused = true)]
+async fn module_that_recorded_an_object_during_its_deletion_is_woken() {
+    let mut fixture = Fixture::installed().await;
+    fixture.delete_manifest();
+    let manifest = fixture.manifest().unwrap();
+    let late = Arc::new(serde_json::from_value(alpha()).unwrap());
+    let others = || Some(if fixture.runtime.object(MAP).is_some() { Vec::new() } else { vec![Arc::clone(&late)] });
+    fixture.reconcile_among(Box::new(others), manifest).await;
+    assert!(fixture.manifest().is_none() && fixture.runtime.object(MAP).is_none());
+    assert_eq!(*fixture.woken.lock(), ["alpha"]);
 }
 
 #[tokio::test(start_paused = true)]
