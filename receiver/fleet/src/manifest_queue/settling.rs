@@ -182,6 +182,19 @@ mod tests {
     }
 
     #[test]
+    fn reports_that_are_joined_wait_for_the_manifests_of_each() {
+        let mut settling = Settling::default();
+        for (generation, manifest) in [(1, "first"), (2, "a"), (3, "b")] {
+            report(&mut settling, generation, &[manifest]);
+        }
+        reconcile(&mut settling, "first", true);
+        reconcile(&mut settling, "b", true);
+        assert_eq!(settled(&mut settling), Some(1));
+        reconcile(&mut settling, "a", true);
+        assert_eq!(settled(&mut settling), Some(3));
+    }
+
+    #[test]
     fn removed_manifest_is_awaited_no_longer() {
         let mut settling = Settling::default();
         report(&mut settling, 1, &["a", "b"]);

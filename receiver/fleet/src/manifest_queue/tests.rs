@@ -393,3 +393,36 @@ async fn each_ready_manifest_wakes_a_waiting_worker() {
     }
     assert_eq!(taken.len(), 2);
 }
+
+/// Starts a worker, which waits for one Manifest.
+async fn worker(queue: &ManifestQueue) -> tokio::task::JoinHandle<ManifestJob> {
+    let queue = queue.clone();
+    let worker = tokio::spawn(async move { queue.next().await });
+    tokio::task::yield_now().await;
+    worker
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_worker_learns_of_a_retry() {
+    let queue = queue(4);
+    register(&queue, "a", 1);
+    queue.enqueue(&manifest("a", 0), Priority::User, false);
+    let job = next(&queue).unwrap();
+    let worker = worker(&queue).await;
+    let work = job.queued.work;
+    queue.done(job, ReconcileOutcome::failed(work, ErrorClass::Ours));
+    assert_eq!(timeout(60 * S, worker).await.unwrap().unwrap().key, manifest("a", 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn worker_that_leaves_with_work_has_another_one_wait_for_what_is_due_later() {
+    let queue = queue(4);
+    register(&queue, "a", 2);
+    let workers = [worker(&queue).await, worker(&queue).await];
+    queue.enqueue_paced((0..2).map(|module| manifest("a", module)).collect(), 1);
+    let mut jobs = Vec::new();
+    for worker in workers {
+        jobs.push(timeout(60 * S, worker).await.expect("it is woken").unwrap());
+    }
+    assert_ne!(jobs[0].key, jobs[1].key);
+}

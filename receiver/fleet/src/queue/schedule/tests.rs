@@ -46,6 +46,17 @@ fn rest_delays_a_users_change_too_and_ends() {
     assert!(queue.take(start + 30 * S).is_some());
 }
 
+#[test]
+fn rest_holds_beyond_the_backoff_of_a_failure() {
+    let (mut queue, now) = queue(1, 4);
+    queue.enqueue(&0, queued(Priority::User), now);
+    let (key, taken) = queue.take(now).unwrap();
+    let outcome = ReconcileOutcome { rest: Some(30 * S), ..ReconcileOutcome::failed(kyma(), ErrorClass::Ours) };
+    assert!(queue.finish(&key, &taken, &outcome, now).unwrap() <= S);
+    assert!(queue.take(now + 29 * S).is_none());
+    assert!(queue.take(now + 30 * S).is_some());
+}
+
 /// Or the report of our own write, which replaces the reported object, would end the retry.
 #[test]
 fn retry_has_another_cause_than_the_reports_of_the_failed_work() {
@@ -229,6 +240,33 @@ fn unreachable_runtimes_get_a_quarter_of_the_slots() {
     assert_eq!(keys(&mut queue, now), [slow], "a success leaves the lane");
 }
 
+/// It says nothing about the runtime: a pause, for example.
+#[test]
+fn reconcile_without_a_result_leaves_the_runtime_in_its_lane() {
+    let (mut queue, start) = queue(1, 4);
+    queue.enqueue(&0, queued(Priority::User), start);
+    let (_, job) = queue.take(start).unwrap();
+    queue.finish(&0, &job, &ReconcileOutcome::failed(kyma(), ErrorClass::Transport), start);
+    let now = start + 600 * S;
+    let (_, job) = queue.take(now).unwrap();
+    assert_eq!(queue.time_limit(&0), SLOW_TIME_LIMIT);
+    queue.finish(&0, &job, &ReconcileOutcome::default(), now);
+    queue.enqueue(&0, queued(Priority::User), now);
+    queue.take(now).unwrap();
+    assert_eq!(queue.time_limit(&0), SLOW_TIME_LIMIT);
+}
+
+#[test]
+fn few_workers_serve_slow_runtimes_too() {
+    for slots in 1..4 {
+        let (mut queue, start) = queue(1, slots);
+        queue.enqueue(&0, queued(Priority::User), start);
+        let (_, job) = queue.take(start).unwrap();
+        queue.finish(&0, &job, &ReconcileOutcome::failed(kyma(), ErrorClass::Transport), start);
+        assert!(queue.take(start + 600 * S).is_some(), "{slots}");
+    }
+}
+
 /// Thirty users change their Kymas all the time, and each reconcile takes a second. A hundred others change theirs every six
 /// seconds; they wait only while the former have not used up their shares.
 #[test]
@@ -402,6 +440,17 @@ fn rollout_is_due_despite_other_failures() {
 }
 
 #[test]
+fn paced_keys_that_already_wait_take_no_turn_of_others() {
+    let (mut queue, now) = queue(4, 4);
+    queue.enqueue_paced(&[0, 1, 2], &queued(Priority::Catalog), 1, now);
+    assert_eq!(keys(&mut queue, now), [0]);
+    queue.enqueue_paced(&[1, 2, 3], &queued(Priority::Catalog), 1, now);
+    for (after, key) in [(1, 1), (2, 2), (3, 3)] {
+        assert_eq!(keys(&mut queue, now + S * after), [key]);
+    }
+}
+
+#[test]
 fn step_of_the_clock_brings_its_delays_forward_and_no_others() {
     let (mut queue, now) = queue(2, 4);
     queue.enqueue_after(&0, DelayReason::Rollout, now + 60 * S, queued(Priority::Catalog), now);
@@ -446,6 +495,18 @@ fn entry_that_backs_off_leaves_its_slot_to_others_of_its_group() {
     let outcome = ReconcileOutcome { deferred: catalog(), ..ReconcileOutcome::failed(kyma(), ErrorClass::Ours) };
     queue.finish(&0, &job, &outcome, now);
     assert_eq!(keys(&mut queue, now), [1]);
+}
+
+#[test]
+fn entry_that_is_ready_goes_into_the_lane_of_its_group() {
+    let mut queue = Queue::<u32>::with_groups(Lanes::new(4), 2, 1);
+    let now = Instant::now();
+    (0..2).for_each(|key| queue.insert_into(key, 9, now));
+    (0..2).for_each(|key| queue.enqueue(&key, queued(Priority::User), now));
+    let (key, job) = queue.take(now).unwrap();
+    queue.finish(&key, &job, &ReconcileOutcome::failed(kyma(), ErrorClass::Transport), now);
+    assert_eq!(keys(&mut queue, now), [1]);
+    assert_eq!(queue.time_limit(&1), SLOW_TIME_LIMIT);
 }
 
 #[derive(Clone, Debug)]

@@ -345,6 +345,30 @@ fn deleted_manifest_is_gone_at_once_and_its_successor_is_another_one() {
     assert!(watched.read().is_none() && !watched.keeps_writes());
 }
 
+/// After a list, the last known state is delivered as deleted.
+#[test]
+fn deletion_that_shows_an_older_version_than_our_write_ends_it() {
+    let mut watched = Watched::new();
+    watched.deliver(version("u", 1));
+    watched.manifests.wrote(&version("u", 3), ManifestWriter::Other);
+    assert_eq!(watched.read(), found("u", 3));
+    watched.deliver_deletion(version("u", 1));
+    assert!(watched.read().is_none() && !watched.keeps_writes());
+}
+
+#[test]
+fn manifest_without_its_label_stays_uncertain_for_the_kyma_that_wrote_it() {
+    let watched = Watched::new();
+    let kyma = KymaKey::new("ns", "k1");
+    watched.manifests.begin_write(KymaKey::new("ns", "m0"), &kyma);
+    let mut unlabelled = version("u", 3);
+    unlabelled.metadata.labels = None;
+    watched.manifests.wrote(&unlabelled, ManifestWriter::Kyma);
+    assert!(watched.is_uncertain());
+    watched.manifests.forget_writes(&kyma);
+    assert!(!watched.keeps_writes());
+}
+
 #[test]
 fn response_is_the_first_notice_of_a_change() {
     let watched = Watched::new();

@@ -22,6 +22,18 @@ fn place_watched(fleet: &RuntimeTable, runtime: u32) {
     fleet.place(key(runtime), "", Some(id(runtime)), Arc::new(plan));
 }
 
+/// A table with a queue of these Manifests and their Kymas. Reports affect the Manifests in `affected`.
+fn connected(manifests: &[(&str, u32)], affected: &[&str]) -> (RuntimeTable, ManifestQueue) {
+    let fleet = table();
+    let metrics = manifest_queue::Metrics::register(&mut Registry::default());
+    let queue = ManifestQueue::new(manifest_queue::Settings::default(), metrics, fleet.tenures());
+    let named = |name: &str| ManifestKey::new("kcp-system", name);
+    manifests.iter().for_each(|(name, kyma)| queue.insert(named(name), key(*kyma)));
+    let affected: Vec<_> = affected.iter().map(|name| (named(name), Drift::All)).collect();
+    fleet.connect_modules(queue.clone(), move |_| affected.clone());
+    (fleet, queue)
+}
+
 fn settled(fleet: &RuntimeTable, counter: u64) -> u64 {
     send_heartbeat(fleet, 0, counter).settled.get("w").copied().unwrap_or_default()
 }
@@ -47,12 +59,7 @@ async fn report_settles_the_events_before_it() {
 
 #[tokio::test(start_paused = true)]
 async fn report_settles_nothing_while_its_shard_is_drained() {
-    let fleet = table();
-    let metrics = manifest_queue::Metrics::register(&mut Registry::default());
-    let queue = ManifestQueue::new(manifest_queue::Settings::default(), metrics, fleet.tenures());
-    let manifest = ManifestKey::new("kcp-system", "m");
-    queue.insert(manifest.clone(), key(0));
-    fleet.connect_modules(queue.clone(), move |_| vec![(manifest.clone(), Drift::All)]);
+    let (fleet, queue) = connected(&[("m", 0)], &["m"]);
     send(&fleet, 0, 1).unwrap();
     fleet.drain(fleet.shard_of(Some(&id(0)), "")).await;
     assert!(queue.next().now_or_never().is_none(), "the next holder reconciles the Manifest");
@@ -83,12 +90,7 @@ async fn removed_kyma_has_no_report() {
 
 #[tokio::test(start_paused = true)]
 async fn report_is_settled_by_the_reconcile_of_its_manifest() {
-    let fleet = table();
-    let metrics = manifest_queue::Metrics::register(&mut Registry::default());
-    let queue = ManifestQueue::new(manifest_queue::Settings::default(), metrics, fleet.tenures());
-    let manifest = ManifestKey::new("kcp-system", "m");
-    queue.insert(manifest.clone(), key(0));
-    fleet.connect_modules(queue.clone(), move |_| vec![(manifest.clone(), Drift::All)]);
+    let (fleet, queue) = connected(&[("m", 0)], &["m"]);
     send(&fleet, 0, 1).unwrap();
     let job = queue.next().await;
     // Its reconcile may have read the objects before this change.
@@ -120,4 +122,22 @@ async fn reports_of_many_runtimes_that_affect_nothing_are_settled_by_one_worker(
         let settled = send_heartbeat(&fleet, runtime, 1).settled;
         assert_eq!(settled.get("w"), Some(&1), "{runtime}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn report_waits_only_for_known_manifests_of_its_kyma() {
+    let (fleet, queue) = connected(&[("theirs", 1)], &["unknown", "theirs"]);
+    send(&fleet, 0, 1).unwrap();
+    assert!(queue.next().now_or_never().is_none());
+    assert_eq!(settled(&fleet, 1), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn report_does_not_wait_for_a_manifest_that_moved_to_another_kyma() {
+    let (fleet, queue) = connected(&[("m", 0)], &["m"]);
+    send(&fleet, 0, 1).unwrap();
+    let _reconcile = queue.next().await;
+    assert_eq!(settled(&fleet, 1), 0);
+    queue.insert(ManifestKey::new("kcp-system", "m"), key(1));
+    assert_eq!(settled(&fleet, 2), 1);
 }
