@@ -307,6 +307,27 @@ mod tests {
     }
 
     #[test]
+    fn module_that_is_removed_or_unmanaged_follows_no_rollout() {
+        let kyma: Kyma =
+            serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+            "metadata": {"name": "k"}, "spec": {"channel": "fast"}}))
+            .unwrap();
+        let key = RolloutKey { module: "keda".to_owned(), channel: Some("fast".to_owned()) };
+        for (member, value, expected) in [
+            ("annotations", json!({}), true),
+            ("annotations", json!({annotation::UNMANAGED: "true"}), false),
+            ("deletionTimestamp", json!("2026-01-01T00:00:00Z"), false),
+        ] {
+            let mut manifest = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+                "metadata": {"name": "m", "labels": {label::CHANNEL: "fast"}},
+                "spec": {"remote": true, "version": "1.0.0", "install": {"name": "i", "source": {}}}});
+            manifest["metadata"][member] = value;
+            let manifest: Manifest = serde_json::from_value(manifest).unwrap();
+            assert_eq!(follows(&ManifestFacts::from(&manifest), &kyma, &key), expected, "{member}");
+        }
+    }
+
+    #[test]
     fn standing_follows_from_the_version_and_the_state() {
         let failed = Observation { is_healthy: false, is_error: true, ..upgraded() };
         for (observation, standing) in [
@@ -320,6 +341,7 @@ mod tests {
             (Observation { mark: None, ..upgraded() }, Standing::Unfit),
             (Observation { is_skipped: true, ..failed.clone() }, Standing::Unfit),
             (Observation { block: Some(Block::Access), ..failed.clone() }, Standing::Upgrading),
+            (Observation { block: Some(Block::Paused), ..failed.clone() }, Standing::Upgrading),
             (Observation { block: Some(Block::Window), ..failed }, Standing::Failing),
             (waiting(), Standing::Waiting { healthy: true }),
             (Observation { is_healthy: false, ..waiting() }, Standing::Waiting { healthy: false }),
@@ -394,6 +416,8 @@ mod tests {
         assert_eq!(at(&unreachable, DEADLINE), Standing::Lost, "nothing is known about it");
         assert_eq!(at(&upgraded(), DEADLINE), Standing::Proven);
         assert_eq!(at(&progressing, DEADLINE), Standing::Upgrading, "a restart has a deadline of its own");
+        assert_eq!(at(&waiting(), DEADLINE), Standing::Waiting { healthy: true });
+        assert_eq!(at(&progressing, DEADLINE * 2), Standing::Upgrading, "so has another upgrade");
     }
 
     #[test]
@@ -408,6 +432,24 @@ mod tests {
         assert_eq!(at(false, DEADLINE * 2 - Duration::from_secs(1)), Standing::Blocked(Block::Late));
         assert_eq!(at(false, DEADLINE * 2), Standing::Waiting { healthy: true }, "it is tried again");
         assert_eq!(at(true, DEADLINE * 2), Standing::Waiting { healthy: true });
+    }
+
+    #[test]
+    fn time_of_an_admitted_runtime_begins_again_after_a_block_and_after_an_upgrade() {
+        let start = Instant::now();
+        let blocked = Observation { block: Some(Block::Access), ..waiting() };
+        for between in [blocked, upgraded()] {
+            let mut times = Times::default();
+            let mut at = |observation: &Observation, after: Duration| {
+                times.assess(&key(), "c", true, observation, DEADLINE, start + after)
+            };
+            at(&waiting(), Duration::ZERO);
+            at(&between, DEADLINE / 2);
+            assert_eq!(at(&waiting(), DEADLINE), Standing::Waiting { healthy: true }, "{between:?}");
+            assert_eq!(at(&waiting(), DEADLINE * 2), Standing::Blocked(Block::Late), "{between:?}");
+            at(&upgraded(), DEADLINE * 2);
+            assert_eq!(at(&waiting(), DEADLINE * 2), Standing::Waiting { healthy: true }, "it is late no longer");
+        }
     }
 
     #[test]

@@ -105,6 +105,8 @@ fn as_many_runtimes_are_upgraded_at_once_as_may_fail() {
     assert_eq!(admitted(&[(3, Failing), (1, Upgrading), (36, WAITING)]), (true, 0));
     assert_eq!(admitted(&[(3, Lost), (37, WAITING)]), (true, 1), "they may have failed");
     assert_eq!(admitted(&[(6, Waiting { healthy: false }), (34, WAITING)]), (true, 10), "those cannot be harmed");
+    let unhealthy = [(6, WAITING), (6, Waiting { healthy: false }), (28, WAITING)];
+    assert_eq!(admitted(&unhealthy), (true, 10), "nor do they wait behind those without a place");
     assert_eq!(admitted(&[(17, Proven), (23, WAITING)]), (true, 3), "the others are outside the ring");
     let blocked = Blocked(Block::Window);
     assert_eq!(admitted(&[(2, blocked), (38, WAITING)]), (true, 4), "a window opens later");
@@ -179,6 +181,16 @@ fn failures_halt_the_rollout_until_a_confirmation_that_permits_as_many_again() {
     assert_eq!(at(&resumed, &failing(7), &policy, NOW).admitted.len(), 1);
     let again = at(&resumed, &failing(8), &policy, NOW).next.unwrap();
     assert_eq!(again.confirmation().unwrap(), format!("{}-2", again.change), "another halt needs another confirmation");
+}
+
+#[test]
+fn halt_names_the_first_failing_runtimes() {
+    let policy = policy("10%,100%", "10%");
+    for (count, names) in [(5, "ns/k0, ns/k1, ns/k2, ns/k3, ns/k4"), (6, "ns/k0, ns/k1, ns/k2, ns/k3, ns/k4, …")] {
+        let halted = at(&last_ring(), &members(&[(count, Failing), (40 - count, WAITING)]), &policy, NOW);
+        let said = format!("{count} of {count} upgraded runtimes are no longer healthy: {names}");
+        assert_eq!(progress(&halted).halted.unwrap(), said);
+    }
 }
 
 #[test]
