@@ -33,8 +33,6 @@ use crate::{
 const MAX_RESPONSE_BYTES: usize = 256 << 20;
 /// Default port of the receiver's admin listener.
 const DEFAULT_ADMIN_PORT: u16 = 8085;
-/// Default name of the receivers' Lease.
-const DEFAULT_LEASE_NAME: &str = "tidewatch-receiver";
 
 /// URL of an admin listener: scheme, host and port only.
 #[derive(Clone, Debug)]
@@ -82,10 +80,6 @@ pub struct AdminFlags {
     /// Control plane with the receiver.
     #[command(flatten)]
     pub cluster: ClusterFlags,
-
-    /// Name of the receivers' Lease, held by the active receiver or by all replicas together
-    #[arg(long, env = "TIDEWATCH_LEASE_NAME", default_value = DEFAULT_LEASE_NAME)]
-    pub lease_name: String,
 
     /// Port of the admin listener in the receiver's pod
     #[arg(long, env = "TIDEWATCH_ADMIN_PORT", default_value_t = DEFAULT_ADMIN_PORT, value_name = "PORT")]
@@ -159,7 +153,7 @@ impl fmt::Display for AdminClient<'_> {
             Self::Url(route) => route.url.fmt(f),
             Self::PortForward(ReceiverPods { flags, last_pod, .. }) => match last_pod.borrow().as_deref() {
                 Some(pod) => write!(f, "pod {}/{pod}", flags.cluster.namespace),
-                None => write!(f, "holder of the Lease {}/{}", flags.cluster.namespace, flags.lease_name),
+                None => write!(f, "an active pod of the receiver in {}", flags.cluster.namespace),
             },
         }
     }
@@ -220,36 +214,26 @@ impl ReceiverPods<'_> {
         Ok(body)
     }
 
-    /// Name of the pod of the Lease holder; of any replica if sharded replicas hold it together.
+    /// Name of the pod with the newest renewal of a membership Lease. Each of them serves the whole fleet.
     async fn active_pod(&self) -> Result<String> {
-        let AdminFlags { cluster, lease_name: lease, .. } = self.flags;
+        let AdminFlags { cluster, .. } = self.flags;
         let namespace = &cluster.namespace;
         let leases: Api<Lease> = cluster.api(&self.client);
-        let found = within_deadline(leases.get_opt(lease)).await;
-        let found = found.with_context(|| format!("read the Lease {namespace}/{lease}"))?;
-        let holder = found.and_then(|lease| lease.spec?.holder_identity).filter(|holder| !holder.is_empty());
-        let holder = holder.with_context(|| format!("no receiver holds the Lease {namespace}/{lease}"))?;
-        let holder =
-            if holder.starts_with(leases::SHARDED_HOLDER) { self.newest_member(&leases).await? } else { holder };
+        let mut specs = Vec::new();
+        for name in (0..leases::MAX_REPLICAS).map(leases::member) {
+            let lease = within_deadline(leases.get_opt(&name)).await;
+            let lease = lease.with_context(|| format!("read the Lease {namespace}/{name}"))?;
+            specs.extend(lease.and_then(|lease| lease.spec));
+        }
+        let holder = newest_holder(specs.into_iter());
+        let holder = holder.with_context(|| format!("no receiver holds a membership Lease in {namespace}"))?;
         let pods: Api<PartialObjectMeta<Pod>> = cluster.api(&self.client);
         let pods = list_all(&pods, &ListParams::default(), &LIST_LIMITS).await;
         let pods = pods.with_context(|| format!("list the pods in {namespace}"))?;
         let pod = pods.into_iter().find(|pod| is_holder(pod, &holder)).map(|pod| pod.name_any());
         pod.with_context(|| {
-            format!("the holder {holder} of the Lease {namespace}/{lease} is no pod in {namespace}; use --admin-url")
+            format!("the holder {holder} of a membership Lease is no pod in {namespace}; use --admin-url")
         })
-    }
-
-    /// Identity of the replica with the newest renewal of a membership Lease. Each of them serves the whole fleet.
-    async fn newest_member(&self, leases: &Api<Lease>) -> Result<String> {
-        let mut specs = Vec::new();
-        for name in (0..leases::MAX_REPLICAS).map(leases::member) {
-            let lease = within_deadline(leases.get_opt(&name)).await;
-            let lease = lease.with_context(|| format!("read the Lease {}/{name}", self.flags.cluster.namespace))?;
-            specs.extend(lease.and_then(|lease| lease.spec));
-        }
-        let newest = newest_holder(specs.into_iter());
-        newest.with_context(|| format!("no replica holds a membership Lease in {}", self.flags.cluster.namespace))
     }
 }
 
@@ -300,7 +284,6 @@ mod tests {
     fn token_is_never_sent_in_clear_text() {
         let flags = AdminFlags {
             cluster: ClusterFlags { kubeconfig: None, namespace: "n".into() },
-            lease_name: "l".into(),
             admin_port: 1,
             admin_url: None,
             token_file: Some("/dev/null".into()),
@@ -338,6 +321,5 @@ mod tests {
     fn defaults_are_those_of_the_receiver() {
         let receiver = Config::parse_from(["receiver", "--authority=kcp:8443", "--oci-registry-host=r"]);
         assert_eq!(receiver.admin.admin_address.port(), DEFAULT_ADMIN_PORT);
-        assert_eq!(receiver.lease.lease_name, DEFAULT_LEASE_NAME);
     }
 }

@@ -50,7 +50,7 @@ impl Shards {
 fn check(report: &ShardsReport) -> u8 {
     match &report.ownership {
         None => exit::NOT_ACTIVE,
-        Some(ownership) if ownership.has_fleet_holder() && ownership.unheld().next().is_none() => exit::SUCCESS,
+        Some(ownership) if ownership.fleet.is_some() && ownership.unheld().next().is_none() => exit::SUCCESS,
         Some(_) => exit::UNHELD_SHARD,
     }
 }
@@ -58,7 +58,7 @@ fn check(report: &ShardsReport) -> u8 {
 /// Names of the shards, and of the fleet role, that have no holder.
 fn unheld(report: &ShardsReport) -> String {
     let Some(ownership) = &report.ownership else { return String::new() };
-    let role = (!ownership.has_fleet_holder()).then(|| "fleet role".to_owned());
+    let role = ownership.fleet.is_none().then(|| "fleet role".to_owned());
     let shards = ownership.unheld().map(|shard| format!("shard {shard}"));
     role.into_iter().chain(shards).collect::<Vec<_>>().join(", ")
 }
@@ -67,10 +67,7 @@ fn unheld(report: &ShardsReport) -> String {
 fn page(report: &ShardsReport, now: Timestamp) -> String {
     match &report.ownership {
         None => "the receiver is not active and holds no shard\n".to_owned(),
-        Some(Ownership::Single { shards, runtimes }) => {
-            format!("all {shards} shards with {runtimes} runtimes are held by this receiver\n")
-        }
-        Some(Ownership::Sharded { fleet, shards }) => {
+        Some(Ownership { fleet, shards }) => {
             let [holder, renewed, moved] = cells(fleet.as_ref(), now);
             let role = table::sanitize(&holder);
             let rows = shards.iter().map(|ShardView { shard, holder, runtimes }| {
@@ -106,7 +103,7 @@ mod tests {
 
     fn sharded(fleet: &Value, holders: &[Value]) -> ShardsReport {
         let shards = (0..).zip(holders).map(|(n, holder)| json!({"shard": n, "holder": holder, "runtimes": n + 5}));
-        report(&json!({"mode": "sharded", "fleet": fleet, "shards": shards.collect::<Vec<_>>()}))
+        report(&json!({"fleet": fleet, "shards": shards.collect::<Vec<_>>()}))
     }
 
     fn holder() -> Value {
@@ -122,7 +119,6 @@ mod tests {
         assert_eq!((check(&partly), &*unheld(&partly)), (exit::UNHELD_SHARD, "shard 1"));
         let leaderless = sharded(&none, std::slice::from_ref(&held));
         assert_eq!((check(&leaderless), &*unheld(&leaderless)), (exit::UNHELD_SHARD, "fleet role"));
-        assert_eq!(check(&report(&json!({"mode": "single", "shards": 24, "runtimes": 7}))), exit::SUCCESS);
         assert_eq!(check(&report(&none)), exit::NOT_ACTIVE);
     }
 
@@ -136,8 +132,6 @@ mod tests {
             0      pod-1\u{fffd}  3s       5         1m5s\n\
             1      none    -        6         -\n";
         assert_eq!(text, expected);
-        let single = page(&report(&json!({"mode": "single", "shards": 24, "runtimes": 7})));
-        assert_eq!(single, "all 24 shards with 7 runtimes are held by this receiver\n");
         assert!(page(&report(&Value::Null)).contains("not active"));
     }
 }

@@ -43,8 +43,6 @@ const PROBES: u16 = 8081;
 const RELAY: u16 = 8445;
 /// Replicas, all of which are active. Two of them serve all runtimes while the third one is replaced.
 const REPLICAS: u8 = 3;
-/// Variables that make a receiver a replica among others; without the first one the others have no effect.
-const RELAY_VARIABLES: [&str; 3] = ["TIDEWATCH_RELAY_ADDRESS", "TIDEWATCH_RELAY_ADVERTISE", "TIDEWATCH_REPLICA_NAME"];
 /// Ports of the Services of Kyma's other managers: infrastructure-manager and cloud-manager.
 const MANAGER_PORTS: [u16; 2] = [8082, 8083];
 /// Label of the namespaces whose pods may read the metrics, by the convention of Kubebuilder.
@@ -147,31 +145,6 @@ pub fn ca_namespace() -> Result<Vec<File>> {
     .iter()
     .map(|(name, value)| object(name, value))
     .collect()
-}
-
-/// Renders the files of `deploy/overlays/single`: one receiver that holds the Lease and relays nothing, for small fleets.
-///
-/// # Errors
-/// An object cannot be serialized.
-pub fn single() -> Result<Vec<File>> {
-    let removed = |name: &str| json!({"name": name, "$patch": "delete"});
-    let container = json!({
-        "name": "receiver",
-        "env": RELAY_VARIABLES.map(removed),
-        "ports": [{"containerPort": RELAY, "$patch": "delete"}],
-    });
-    let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": NAME},
-        "spec": {"replicas": 1, "template": {"spec": {"containers": [container]}}}});
-    // Any budget that protects the one pod keeps its node from being drained.
-    let budget = json!({"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": NAME},
-        "$patch": "delete"});
-    let mut kustomization = kustomization(&["../../base".to_owned()]);
-    kustomization["namespace"] = json!(KCP_NAMESPACE);
-    kustomization["patches"] = json!([{"path": "deployment.yaml"}, {"path": "poddisruptionbudget.yaml"}]);
-    [("deployment", deployment), ("poddisruptionbudget", budget), ("kustomization", kustomization)]
-        .iter()
-        .map(|(name, value)| object(name, value))
-        .collect()
 }
 
 /// Renders the files of `deploy/overlays/istio`: a sidecar of Istio carries the requests to other managers, and nothing else, for
@@ -284,7 +257,6 @@ fn settings() -> Value {
 fn deployment() -> Value {
     let probe = |path: &str| json!({"httpGet": {"path": path, "port": "probes"}});
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
-    let [relay_address, relay_advertise, replica_name] = RELAY_VARIABLES;
     let container = json!({
         "name": "receiver",
         "image": NAME,
@@ -292,9 +264,9 @@ fn deployment() -> Value {
         "env": [
             field("TIDEWATCH_NAMESPACE", "metadata.namespace"),
             field("TIDEWATCH_LEASE_PLACE", "metadata.uid"),
-            {"name": relay_address, "value": format!("[::]:{RELAY}")},
-            field(relay_advertise, "status.podIP"),
-            field(replica_name, "metadata.name"),
+            {"name": "TIDEWATCH_RELAY_ADDRESS", "value": format!("[::]:{RELAY}")},
+            field("TIDEWATCH_RELAY_ADVERTISE", "status.podIP"),
+            field("TIDEWATCH_REPLICA_NAME", "metadata.name"),
             {"name": "TIDEWATCH_PROBE_ADDRESS", "value": format!("[::]:{PROBES}")},
             {"name": "TIDEWATCH_OCI_CONTENT_DIR", "value": CONTENT_DIR},
         ],

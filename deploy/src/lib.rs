@@ -27,7 +27,7 @@ use anyhow::Result;
 
 pub use self::{
     admission::admission,
-    base::{base, ca_namespace, cert_manager, istio, single},
+    base::{base, ca_namespace, cert_manager, istio},
     folder::{Difference, Folder},
     page::metrics,
     reference::{custom_resources, flags},
@@ -46,7 +46,6 @@ pub fn generated() -> Result<Vec<(Folder, Vec<File>)>> {
         (Folder::within("overlays/ca-namespace"), ca_namespace()?),
         (Folder::within("overlays/cert-manager"), cert_manager()?),
         (Folder::within("overlays/istio"), istio()?),
-        (Folder::within("overlays/single"), single()?),
         (Folder { shared: true, ..Folder::within("../docs/reference") }, vec![metrics(), flags(), custom_resources()]),
         (Folder { shared: true, ..Folder::within("../docs/operations") }, vec![alerts::page()]),
     ])

@@ -19,8 +19,7 @@ const RECEIVER: &str = "
 ## Receiver
 
 Exposed at `/metrics` on `--metrics-address`. Metrics named `lifecycle_mgr_…` and `watcher_listener_…` have the names, labels and meanings of
-those of the lifecycle manager and its listener. A receiver that waits for the Lease only exposes `tidewatch_active`, `tidewatch_lease_writes_total`,
-`tidewatch_build_info`, `tidewatch_gateway_certificate_end_timestamp_seconds` and `tidewatch_pki_…`.
+those of the lifecycle manager and its listener. A receiver that stands by exposes them too, without those of runtimes.
 
 ";
 

@@ -1,5 +1,5 @@
-//! The receiver's process: builds the components of an active receiver and runs them until a signal or a failure, once it holds
-//! the Lease, or at once as a replica among others (`sharded`).
+//! The receiver's process: builds the components and runs them until a signal or a failure. They work for the shards that this
+//! replica holds (`sharded`).
 
 mod build;
 pub mod changes;
@@ -11,22 +11,26 @@ mod signals;
 mod task;
 mod workers;
 
-use std::{future, net::SocketAddr, process, sync::Arc, thread, time::Duration};
+use std::{future::pending, net::SocketAddr, process, sync::Arc, thread, time::Duration};
 
 use anyhow::{Context as _, Result, anyhow};
 use arc_swap::ArcSwap;
+use build::AgentPorts;
+use changes::ShardHandover;
 use kube::Client;
 use open_files::OpenFiles;
 use rustls::ServerConfig;
-use sharded::{Followers, Ownership, ProcessParts, Replica, Sharding};
+use sharded::{Followers, Held, OwnerParts, Ownership};
 use signals::Signals;
 use tidewatch_api::identity::Instance;
-use tidewatch_cluster::leader::{self, FleetRole, LeaderElector, WriteFence};
+use tidewatch_cluster::leader::{FleetRole, WriteFence};
+use tidewatch_fleet::{peers::Responders, table::RuntimeTable};
 use tidewatch_gateway::{
     admin::{self, ActiveFleet, FleetHandle},
     metrics_page::{Metrics, MetricsPage},
-    ports::{Service, relayed::RelayedHandlers},
+    ports::{Service, relayed::RelayedHandlers, v2::V2Adapter},
     probes,
+    relay::{Answers, ReplicaSettings},
 };
 use tidewatch_kit::readiness::{Pending, Readiness};
 #[cfg(feature = "otlp")]
@@ -35,8 +39,9 @@ use tidewatch_modules::forward;
 use tidewatch_trust::TlsState;
 use tokio::{
     runtime::{self, Runtime as Executor},
+    sync::watch,
     task::JoinSet,
-    time::timeout,
+    time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use workers::{Kymas, Manifests, Workers};
@@ -48,13 +53,16 @@ pub use sharded::ShardHolders;
 
 /// After a signal, time for running reconciles and open connections to end.
 const DRAIN: Duration = Duration::from_secs(20);
+/// Time after which the shards have been divided among replicas that started together: before it, few bodies of cached
+/// objects would be dropped that an acquisition does not fetch again.
+const REDUCE_AFTER: Duration = Duration::from_secs(60);
 /// At the end, time for responses of the probes and the admin listener, and for blocking tasks of each executor.
 const LAST_RESPONSES: Duration = Duration::from_secs(1);
 
 /// Runs the receiver until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// A component could not be built, one that runs forever ended, or the Lease was lost.
+/// A component could not be built, one that runs forever ended, or the only shard was lost.
 pub fn run(config: Config) -> Result<()> {
     telemetry::init_logs(&config.log)?;
     let open_files = OpenFiles::raise();
@@ -87,20 +95,21 @@ struct Executors<'a> {
     enrolment: &'a Executor,
 }
 
-/// State of the process, before and after it becomes active.
+/// State of the process from its start on.
 struct Process {
     config: Config,
     open_files: OpenFiles,
     instance: Instance,
-    fence: WriteFence,
-    lease: leader::Metrics,
+    replica: ReplicaSettings,
+    /// Client of the Leases alone, without a write fence.
+    leases: Client,
     pki: tidewatch_trust::Metrics,
     tls_state: TlsState,
     metrics: MetricsPage,
     readiness: Readiness,
     fleet: FleetHandle,
-    /// Keeps `lease` pending in `/readyz` until this receiver is active and has registered its caches as pending.
-    standby: Pending,
+    /// Keeps `shards` pending in `/readyz` until this replica serves agents.
+    serves: Pending,
     /// Tasks of the whole fleet run while this process holds this role.
     role: FleetRole,
 }
@@ -110,53 +119,33 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     let traces = config.otlp_endpoint.as_deref().map(|to| Exporter::start("tidewatch-receiver", to)).transpose()?;
     let mut signals = Signals::listen()?;
     let instance = build::instance()?;
-    let replica = config.replicas.replica().context("read the flags of the replicas")?;
-    // It stays closed in a replica among others: each write there needs the fence of a shard or of the fleet role.
-    let fence = WriteFence::closed();
-    let lease = leader::Metrics::default();
+    let replica = config.replicas.settings().context("read the flags of the replicas")?;
     let readiness = Readiness::default();
     let access = build::kube_config(config.kubeconfig.as_deref()).await?;
+    // Certificates are issued, and the first receiver creates the CA, before any shard is held.
     let client = tidewatch_cluster::client::client(&access, &WriteFence::default())
         .context("build the client of the control plane")?;
-    let registry = config.registry.settings()?;
-    tidewatch_oci::tls::roots(registry.ca_file.as_ref()).context("read the roots of the registry's certificate")?;
-    registry
-        .component_keys
-        .as_deref()
-        .map(tidewatch_oci::key_folder::keys)
-        .transpose()
-        .context("read the component keys")?;
-    // Opened before the Lease is acquired, so that defects of files or of the CA show at start and not at a take-over.
-    // The first receiver creates the CA.
     let pki = tidewatch_trust::Metrics::default();
-    // Requests for certificates of different replicas do not affect each other.
-    let requests = if replica.is_some() { WriteFence::default() } else { fence.clone() };
-    let fenced = tidewatch_cluster::client::client(&access, &requests).context("build the client of cert-manager")?;
-    let (tls_state, reloader) = build::tls_state(&config, client.clone(), fenced, pki.clone()).await?;
-    build::check_v2_files(&config, &pki)?;
-    // The Lease has a client of its own, which neither the fence nor other requests hold up.
-    let own = tidewatch_cluster::client::lease_client(access).context("build the client of the Lease")?;
-    let mut metrics = Metrics::new();
-    lease.register_in(metrics.tidewatch());
-    pki.register_in(metrics.tidewatch());
-    let metrics = MetricsPage::new(ArcSwap::from_pointee(metrics));
+    let (tls_state, reloader) = build::tls_state(&config, client.clone(), pki.clone()).await?;
+    // The Leases have a client of their own, which neither a fence nor other requests hold up.
+    let leases = tidewatch_cluster::client::lease_client(access).context("build the client of the Leases")?;
+    let metrics = MetricsPage::new(ArcSwap::from_pointee(Metrics::new()));
     let fleet = FleetHandle::new(instance);
-    let standby = readiness.pending("lease");
-    let replica = replica.map(|settings| Replica::new(settings, own.clone(), &readiness, lease.clone()));
-    let role = if replica.is_some() { FleetRole::released() } else { FleetRole::held(fence.clone()) };
+    let serves = readiness.pending("shards");
+    let role = FleetRole::released();
     let tls = tls_state.tokens.clone();
     let process = Process {
         config,
         open_files,
         instance,
-        fence,
-        lease,
+        replica,
+        leases,
         pki,
         tls_state,
         metrics,
         readiness,
         fleet,
-        standby,
+        serves,
         role,
     };
 
@@ -165,12 +154,9 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     let stopped = stop.clone();
     listeners.spawn(async move { stopped.run_until_cancelled(reloader.run()).await.unwrap_or("certificate reloader") });
     start_status_listeners(&process, tls, client, &stop, &mut listeners).await?;
-    let ended = match replica {
-        Some(replica) => tokio::select! {
-            error = unexpected_end(&mut listeners) => Err(error),
-            ended = run_active(process, executors, &mut signals, Some(replica)) => ended,
-        },
-        None => run_alone(process, executors, &mut signals, &mut listeners, own).await?,
+    let ended = tokio::select! {
+        error = unexpected_end(&mut listeners) => Err(error),
+        ended = run_components(process, executors, &mut signals) => ended,
     };
     stop.cancel();
     let _ = timeout(LAST_RESPONSES, async { while listeners.join_next().await.is_some() {} }).await;
@@ -182,46 +168,7 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     ended
 }
 
-/// Runs as the only active receiver: waits for the Lease, and releases it after all work has ended.
-///
-/// # Errors
-/// The Lease was lost, and nothing may be drained. The inner result is the end of a receiver that stopped in order.
-async fn run_alone(
-    process: Process,
-    executors: Executors<'_>,
-    signals: &mut Signals,
-    listeners: &mut JoinSet<&'static str>,
-    client: Client,
-) -> Result<Result<()>> {
-    let Process { config, instance, fence, lease, .. } = &process;
-    let fence = fence.clone();
-    let mut elector =
-        LeaderElector::new(client, &config.namespace, &config.lease, *instance, fence.clone(), lease.clone());
-    let ended = tokio::select! {
-        () = signals.shutdown() => Ok(()),
-        error = unexpected_end(listeners) => Err(error),
-        () = elector.acquire() => {
-            // The guard is a thread: even if all other threads hang, it ends the process before another receiver can
-            // become active.
-            let guarded = fence.guard(|| {
-                tracing::error!("Lease expired, exiting at once");
-                process::exit(1);
-            });
-            guarded.context("start the guard of the Lease")?;
-            tokio::select! {
-                // Drops everything at once, pending requests included; neither drains nor releases the Lease.
-                lost = elector.hold() => return Err(lost).context("this receiver lost the Lease"),
-                error = unexpected_end(listeners) => Err(error),
-                ended = run_active(process, executors, signals, None) => ended,
-            }
-        }
-    };
-    // Only after all work has ended, because another receiver may become active from here on.
-    elector.release().await;
-    Ok(ended)
-}
-
-/// Starts the probes and the admin listener, which serve candidates as well.
+/// Starts the probes and the admin listener, which serve a standby as well.
 async fn start_status_listeners(
     process: &Process,
     tls: Arc<ArcSwap<ServerConfig>>,
@@ -242,7 +189,7 @@ async fn start_status_listeners(
         metrics_address = %page.address(),
         admin_address = %admin.address(),
         namespace = config.namespace,
-        lease = config.lease.lease_name,
+        shards = process.replica.shards.get(),
         lease_seconds = config.lease.lease_duration.as_secs(),
         "Receiver started"
     );
@@ -266,139 +213,209 @@ async fn unexpected_end(tasks: &mut JoinSet<&'static str>) -> anyhow::Error {
     }
 }
 
-/// Builds and runs the components of an active receiver, and drains them after a signal. A replica among others owns shards by
-/// Leases.
-async fn run_active(
-    process: Process,
-    executors: Executors<'_>,
-    signals: &mut Signals,
-    replica: Option<Replica>,
-) -> Result<()> {
-    let Executors { gateway, enrolment } = executors;
-    let built = build::build(&process, replica, gateway.handle()).await?;
-    let Process { config, metrics, readiness, fleet: handle, standby, role, instance, .. } = process;
+/// Builds and runs the components, and drains them after a signal.
+async fn run_components(process: Process, executors: Executors<'_>, signals: &mut Signals) -> Result<()> {
+    let built = build::build(&process, executors.gateway.handle()).await?;
+    let Process { config, leases, metrics, readiness, fleet: handle, serves, role, instance, .. } = process;
     let changes::Components { fleet, manifest_queue, .. } = built.watches.components.clone();
+    let sharding = built.sharding;
     metrics.store(Arc::new(built.metrics));
-    let active = ActiveFleet {
-        table: fleet.clone(),
-        rotations: built.rotations,
-        role: role.clone(),
-        peers: built.replicas.peers,
-        holders: built.sharding.as_ref().map(Sharding::current_holders),
-    };
-    handle.activate(active, &built.replicas.responders);
-
     let shutdown = CancellationToken::new();
     let mut tasks = JoinSet::new();
-    let mut gateways = JoinSet::new();
-    let stop = &shutdown;
-    let listening = &mut gateways;
-    let (event_address, events) = start_listener(gateway, built.gateway, "gateway", stop, listening).await?;
-    let (v2_address, v2) = match built.v2 {
-        Some(v2) => Some(start_listener(gateway, v2, "gateway of contract v2", stop, listening).await?),
-        None => None,
-    }
-    .unzip();
-    let (enrolment_address, enrolments) = match built.enrolment {
-        Some(enrolments) => Some(start_listener(enrolment, enrolments, "enrolment port", stop, listening).await?),
-        None => None,
-    }
-    .unzip();
-    let replica = match built.sharding {
-        Some(sharding) => {
-            let handlers = RelayedHandlers { events, v2, enrolment: enrolments, answers: built.answers };
-            let binding = sharding.bind(&config, handlers, built.relay_port);
-            let (address, _) = start_listener(gateway, binding, "relay port", stop, listening).await?;
-            Some((sharding, address))
-        }
-        None => None,
+    let mut listeners = Listeners { executors, stop: shutdown.clone(), tasks: JoinSet::new() };
+    let service = AgentService {
+        ports: built.ports,
+        answers: built.answers,
+        handle,
+        active: ActiveFleet {
+            table: fleet.clone(),
+            rotations: built.rotations,
+            role: role.clone(),
+            peers: built.replicas.peers,
+            holders: sharding.current_holders(),
+        },
+        responders: built.replicas.responders,
     };
-    let relay_address = replica.as_ref().map(|(_, address)| *address);
+    let mut relay_address = None;
+    // Without a relay only the active replica listens, so that no event is accepted by one that does not reconcile.
+    let standby = if sharding.is_alone() {
+        Some(service)
+    } else {
+        let handlers = service.begin(&mut listeners).await?;
+        if let Some(binding) = sharding.bind(&config, handlers, built.relay_port) {
+            relay_address = Some(listeners.start(executors.gateway, binding, "relay port").await?.0);
+        }
+        None
+    };
     let handover = built.watches.start(&readiness, built.synced.clone(), &mut tasks);
     for task in built.tasks {
         tasks.spawn(task);
     }
     tasks.spawn(forward::run(fleet.clone(), built.forward, shutdown.clone()));
-    // The caches are pending now.
-    standby.done();
     let mut workers = Workers::new(built.shares);
     let kymas = Kymas { context: built.context.clone(), fleet: fleet.clone(), manifests: manifest_queue.clone() };
     workers.start(kymas, config.concurrency, &built.synced, &shutdown);
     let manifests = Manifests { context: built.manifest_context, queue: manifest_queue };
     workers.start(manifests, config.concurrency, &built.synced, &shutdown);
-    let mut ownership = match replica {
-        Some((sharding, address)) => {
-            let acquired = built.acquired;
-            let context = built.context;
-            let followers = Followers {
-                handover,
-                role,
-                enqueue: Box::new(move |kymas| acquired.enqueue(kymas)),
-                forget: Box::new(move |kyma| context.forget(kyma)),
-            };
-            let process = ProcessParts { instance, relay_address: address, synced: built.synced };
-            Some(sharding.start(&config, process, followers, built.ownership, &mut tasks)?)
-        }
-        None => None,
+    let acquired = built.acquired;
+    let context = built.context;
+    let followers = Followers {
+        handover: handover.clone(),
+        role,
+        enqueue: Box::new(move |kymas| acquired.enqueue(kymas)),
+        forget: Box::new(move |kyma| context.forget(kyma)),
+        held: watch::Sender::new(Held::default()),
+        serves_shard: built.serves_shard,
     };
+    let owner = OwnerParts { config: &config, leases, instance, relay_address, synced: built.synced };
+    let mut ownership = sharding.start(owner, followers, built.ownership)?;
     tracing::info!(
-        %event_address,
-        v2_address = v2_address.map(tracing::field::display),
-        enrolment_address = enrolment_address.map(tracing::field::display),
         relay_address = relay_address.map(tracing::field::display),
         kyma_selector = config.kyma_selector,
         concurrency = config.concurrency,
         event_threads = config.capacity.threads(),
         heartbeat_seconds = config.heartbeat.as_secs(),
         paused = config.pause,
-        "Receiver is active"
+        "Components run"
     );
-    let ended = tokio::select! {
-        () = signals.shutdown() => Ok(()),
-        error = unexpected_end(&mut tasks) => Err(error),
-        error = unexpected_end(&mut gateways) => Err(error),
-        error = workers.failed() => Err(error),
-        error = unexpected_end_of(ownership.as_mut()) => Err(error),
+    let running = Running {
+        signals,
+        tasks: &mut tasks,
+        listeners: &mut listeners,
+        workers: &mut workers,
+        ownership: &mut ownership,
     };
+    let on_served = move || {
+        tracing::info!("Receiver is active");
+        built.active.set(1);
+        serves.done();
+    };
+    let ended = running.serve(standby, on_served, handover).await;
     tracing::info!("Draining");
-    if let Some(ownership) = ownership {
-        // Workers and listeners go on until the other replicas hold the shards, also after another task has failed.
-        ownership.leave().await;
-    }
+    // Workers and listeners go on until the other replicas hold the shards, also after another task has failed.
+    ownership.leave().await;
     shutdown.cancel();
     if timeout(DRAIN, workers.drained()).await.is_err() {
         tracing::warn!("Reconciles exceeded the drain deadline");
     }
     // Connections of the listeners have shorter deadlines of their own.
-    let _ = timeout(DRAIN, async { while gateways.join_next().await.is_some() {} }).await;
+    let _ = timeout(DRAIN, async { while listeners.tasks.join_next().await.is_some() {} }).await;
     tasks.shutdown().await;
     ended
 }
 
-async fn unexpected_end_of(ownership: Option<&mut Ownership>) -> anyhow::Error {
-    match ownership {
-        Some(ownership) => ownership.ended().await,
-        None => future::pending().await,
+/// What runs until a signal or a failure.
+struct Running<'a, 'b> {
+    signals: &'a mut Signals,
+    tasks: &'a mut JoinSet<&'static str>,
+    listeners: &'a mut Listeners<'b>,
+    workers: &'a mut Workers,
+    ownership: &'a mut Ownership,
+}
+
+impl Running<'_, '_> {
+    /// Runs until a signal or a failure. Begins the service of a standby when the shard is claimed, and calls `on_served` when
+    /// agents are served.
+    async fn serve(
+        mut self,
+        standby: Option<AgentService>,
+        on_served: impl FnOnce(),
+        handover: ShardHandover,
+    ) -> Result<()> {
+        if let Some(service) = standby {
+            let is_claimed = self.ownership.is_claimed();
+            tokio::select! {
+                ended = self.ended() => return ended,
+                () = is_claimed => {}
+            }
+            service.begin(self.listeners).await?;
+        }
+        let is_complete = self.ownership.is_complete();
+        tokio::select! {
+            ended = self.ended() => return ended,
+            () = is_complete => on_served(),
+        }
+        self.tasks.spawn(async move {
+            sleep(REDUCE_AFTER).await;
+            handover.reduce_others();
+            pending().await
+        });
+        self.ended().await
+    }
+
+    /// Waits for a signal, or for a failure. Cancel safe.
+    async fn ended(&mut self) -> Result<()> {
+        let listeners = &mut self.listeners.tasks;
+        tokio::select! {
+            () = self.signals.shutdown() => Ok(()),
+            error = unexpected_end(self.tasks) => Err(error),
+            error = unexpected_end(listeners), if !listeners.is_empty() => Err(error),
+            error = self.workers.failed() => Err(error),
+            error = self.ownership.ended() => Err(error),
+        }
     }
 }
 
-/// Starts a listener on its executor, with a task that ends when it ends; returns its address and the handler of its requests.
-/// Only an active receiver listens, so that no event is accepted by one that does not reconcile.
-async fn start_listener<S: Service>(
-    executor: &Executor,
-    binding: task::Binding<S>,
-    name: &'static str,
-    shutdown: &CancellationToken,
-    tasks: &mut JoinSet<&'static str>,
-) -> Result<(SocketAddr, Arc<S>)> {
-    let bound = executor.spawn(binding).await.with_context(|| format!("start the {name}"))??;
-    let address = bound.address();
-    let handler = bound.service().clone();
-    let serving = executor.spawn(bound.run(shutdown.clone()));
-    tasks.spawn(async move {
-        // A panic of the accept loop ends the process as its return does.
-        let _ = serving.await;
-        name
-    });
-    Ok((address, handler))
+/// What serves agents and operators.
+struct AgentService {
+    ports: AgentPorts,
+    answers: Answers,
+    handle: FleetHandle,
+    active: ActiveFleet,
+    responders: Responders,
+}
+
+impl AgentService {
+    /// Listens on the ports of the agents. Returns the handlers of their requests.
+    async fn begin(self, listeners: &mut Listeners<'_>) -> Result<RelayedHandlers<RuntimeTable, V2Adapter>> {
+        self.handle.activate(self.active, &self.responders);
+        let AgentPorts { events, v2, enrolment } = self.ports;
+        let Executors { gateway, enrolment: enrolment_executor } = listeners.executors;
+        let (event_address, events) = listeners.start(gateway, events, "gateway").await?;
+        let (v2_address, v2) = match v2 {
+            Some(v2) => Some(listeners.start(gateway, v2, "gateway of contract v2").await?),
+            None => None,
+        }
+        .unzip();
+        let (enrolment_address, enrolment) = match enrolment {
+            Some(enrolment) => Some(listeners.start(enrolment_executor, enrolment, "enrolment port").await?),
+            None => None,
+        }
+        .unzip();
+        tracing::info!(
+            %event_address,
+            v2_address = v2_address.map(tracing::field::display),
+            enrolment_address = enrolment_address.map(tracing::field::display),
+            "Receiver listens"
+        );
+        Ok(RelayedHandlers { events, v2, enrolment, answers: self.answers })
+    }
+}
+
+/// Listeners that run, each on its executor, with a task that ends when it ends.
+struct Listeners<'a> {
+    executors: Executors<'a>,
+    stop: CancellationToken,
+    tasks: JoinSet<&'static str>,
+}
+
+impl Listeners<'_> {
+    /// Starts a listener; returns its address and the handler of its requests.
+    async fn start<S: Service>(
+        &mut self,
+        executor: &Executor,
+        binding: task::Binding<S>,
+        name: &'static str,
+    ) -> Result<(SocketAddr, Arc<S>)> {
+        let bound = executor.spawn(binding).await.with_context(|| format!("start the {name}"))??;
+        let address = bound.address();
+        let handler = bound.service().clone();
+        let serving = executor.spawn(bound.run(self.stop.clone()));
+        self.tasks.spawn(async move {
+            // A panic of the accept loop ends the process as its return does.
+            let _ = serving.await;
+            name
+        });
+        Ok((address, handler))
+    }
 }

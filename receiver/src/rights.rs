@@ -9,7 +9,6 @@ use tidewatch_api::{
     names::{GROUP, PAUSE, RELEASES, ROLLOUTS},
     shard::ShardCount,
 };
-use tidewatch_cluster::leader::DEFAULT_NAME as LEASE;
 use tidewatch_gateway::enrolment;
 use tidewatch_installer::upgrade;
 use tidewatch_trust::CA_SECRET;
@@ -49,14 +48,14 @@ pub fn rules() -> Vec<PolicyRule> {
         rule("", &["configmaps"], &[upgrade::CONFIG_MAP, ROLLOUTS], &["list", "watch", "update"]),
         rule("events.k8s.io", &["events"], &[], &["create", "patch"]),
     ];
-    // Another name of `--lease-name`, or more shards, need other rules.
-    rules.extend(leases::rules(LEASE, ShardCount::default()));
+    // More shards need other rules.
+    rules.extend(leases::rules(ShardCount::default()));
     rules
 }
 
 /// The Leases that an installation contains, in the receiver's namespace: it has no right to create any.
 pub fn leases(namespace: &str) -> impl Iterator<Item = Lease> {
-    leases::objects(namespace, LEASE, ShardCount::default())
+    leases::objects(namespace, ShardCount::default())
 }
 
 /// Rules in the namespace of the CA, if `--ca-namespace` names one.

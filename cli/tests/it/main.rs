@@ -131,14 +131,13 @@ fn status(code: u16, message: &str) -> Answer {
     )
 }
 
-/// A KCP with two receivers; `holder` holds the Lease, and port-forwards to its pod are answered so.
+/// A KCP with two receivers; `holder` is a member, and port-forwards to its pod are answered so.
 fn receivers(holder: &'static str, forwarded: Answer) -> impl Fn(&Parts) -> Answer + Send + Sync + 'static {
     move |parts| match parts.uri.path() {
-        "/apis/coordination.k8s.io/v1/namespaces/kcp/leases/tidewatch-receiver" => Answer::Json(
-            200,
-            json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "tidewatch-receiver"},
-                "spec": {"holderIdentity": holder}}),
-        ),
+        "/apis/coordination.k8s.io/v1/namespaces/kcp/leases/tidewatch-replica-0" => {
+            member("tidewatch-replica-0", holder, "2026-11-25T20:00:00.000000Z")
+        }
+        lease if lease.starts_with("/apis/coordination.k8s.io/v1/namespaces/kcp/leases/") => no_lease(),
         "/api/v1/namespaces/kcp/pods" => {
             let pod = |name: &str, uid: &str| json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": name, "uid": uid}});
             let items = json!([pod("receiver-a", "u-a"), pod("receiver-b", "u-b")]);
@@ -164,31 +163,36 @@ async fn active_receiver_is_reached_by_port_forward() {
     }
 }
 
-/// Sharded replicas hold the receivers' Lease together, and each serves the whole fleet.
+fn member(name: &str, holder: &str, renewed: &str) -> Answer {
+    Answer::Json(
+        200,
+        json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name},
+            "spec": {"holderIdentity": holder, "renewTime": renewed}}),
+    )
+}
+
+/// A Lease that the installation does not contain.
+fn no_lease() -> Answer {
+    Answer::Json(
+        404,
+        json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}),
+    )
+}
+
+/// Each replica serves the whole fleet.
 #[tokio::test]
-async fn sharded_replica_is_reached_by_its_membership() {
-    let member = |name: &str, holder: &str, renewed: &str| {
-        Answer::Json(
-            200,
-            json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name},
-                "spec": {"holderIdentity": holder, "renewTime": renewed}}),
-        )
-    };
+async fn replica_with_the_newest_renewal_is_reached() {
     let shards = json!({
         "receiver": {"instance": "00000000000000ff", "version": "0.1.0", "active": true, "uptimeSeconds": 5},
-        "ownership": {"mode": "sharded", "fleet": null, "shards": [{"shard": 0, "holder": null, "runtimes": 5}]},
+        "ownership": {"fleet": null, "shards": [{"shard": 0, "holder": null, "runtimes": 5}]},
     });
-    let replicas = receivers("tidewatch-shards-24", Answer::Pod(shards));
+    let replicas = receivers("", Answer::Pod(shards));
     let kcp = Server::http(move |parts| {
         match parts.uri.path().strip_prefix("/apis/coordination.k8s.io/v1/namespaces/kcp/leases/tidewatch-replica-") {
             Some("0") => member("tidewatch-replica-0", "u-a_00ff", "2026-11-25T20:00:00.000000Z"),
             Some("3") => member("tidewatch-replica-3", "u-b_00ff", "2026-11-25T20:00:05.000000Z"),
             Some("4") => member("tidewatch-replica-4", "", "2026-11-25T20:00:09.000000Z"),
-            // A Lease that the installation does not contain.
-            Some(_) => Answer::Json(
-                404,
-                json!({"apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404}),
-            ),
+            Some(_) => no_lease(),
             None => replicas(parts),
         }
     })
@@ -203,7 +207,7 @@ async fn sharded_replica_is_reached_by_its_membership() {
 #[tokio::test]
 async fn errors_of_the_port_forward_name_the_cause() {
     for (holder, forwarded, cause) in [
-        ("", Answer::Pod(Value::Null), "no receiver holds the Lease kcp/tidewatch-receiver"),
+        ("", Answer::Pod(Value::Null), "no receiver holds a membership Lease in kcp"),
         ("elsewhere_00ff", Answer::Pod(Value::Null), "the holder elsewhere_00ff"),
         ("u-b_00ff", Answer::Refusal("connection refused"), "connection refused"),
         ("u-b_00ff", status(403, "may not forward"), "may not forward"),

@@ -24,9 +24,9 @@ pub(super) const ALERTS: &[Alert] = &[
         severity: "critical",
         summary: "No receiver serves",
         meaning: "No event is accepted and no Kyma is reconciled. Agents keep their events and resend them later: nothing is lost. With \
-                  several replicas, none has seen all shards held since its start; a single receiver does not hold the Lease.",
+                  several replicas, none has seen all shards held since its start; without `--relay-address`, none holds the shard.",
         checks: "`kubectl -n kcp-system get leases` shows the holders. Logs of the receiver pods name the failing step. Readiness (`/readyz`) \
-                 lists pending caches, and `shards` or `lease`.",
+                 lists pending caches, and `shards`.",
         remedy: "Restore the receiver's access to the API server of the control plane, or fix the configuration error named in its log. \
                  Reconciles of changed Kymas start first after the return.",
     },
@@ -46,7 +46,7 @@ pub(super) const ALERTS: &[Alert] = &[
     },
     Alert {
         name: "TidewatchFleetRoleWithoutHolder",
-        expression: "sum(tidewatch_fleet_role_held) == 0 and max(tidewatch_shards) > 0",
+        expression: "sum(tidewatch_fleet_role_held) == 0",
         pending: "75s",
         severity: "warning",
         summary: "No replica runs the tasks of the whole fleet",
@@ -56,13 +56,12 @@ pub(super) const ALERTS: &[Alert] = &[
     },
     Alert {
         name: "TidewatchReplicaClaimsNoShard",
-        expression: "tidewatch_shards_refused == 1",
+        expression: "tidewatch_shards_refused{reason!=\"standby\"} == 1",
         pending: "5m",
         severity: "warning",
         summary: "A replica claims no shard, or lacks a Lease",
         meaning: "The other replicas have its share, except that a missing Lease of a shard affects that shard alone. By reason, \
-                  `unsharded-active`: a receiver without shards, or replicas with another number of them, hold the Lease; \
-                  `other-count`: another number of shards is stored than its `--shards`; `no-membership`: eight replicas live already; \
+                  `other-count`: live replicas have another number of shards, or no relay; `no-membership`: eight replicas live already; \
                   `lease-missing`: the installation lacks a Lease; `unconfirmed`: it cannot renew its Lease.",
         checks: "The reason, and the log of that replica.",
         remedy: "See [replicas](replicas.md#a-replica-that-claims-no-shard).",

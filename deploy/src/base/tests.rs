@@ -114,7 +114,7 @@ fn written_leases(role: &Value) -> Vec<&str> {
 fn all_replicas_are_active_and_reach_each_other_alone() {
     let files = base().unwrap();
     let config = receiver(&variables(&files)).unwrap();
-    let replica = config.replicas.replica().unwrap().unwrap();
+    let replica = config.replicas.settings().unwrap().relay.unwrap();
     assert_eq!((replica.address.port(), replica.advertise.to_string()), (RELAY, "2001:db8::7".to_owned()));
     assert_eq!((replica.name.as_str(), replica.files), ("tidewatch-receiver-7d9c-x2x4l", None));
     let deployment = read(&files, "deployment");
@@ -160,25 +160,13 @@ fn a_sidecar_carries_the_requests_to_other_managers_alone() {
     assert!(pod["spec"].is_null(), "the pod stays as in the base");
 }
 
+/// As docs/operations/replicas.md describes it for one receiver.
 #[test]
-fn one_replica_is_a_receiver_without_a_relay_and_without_a_disruption_budget() {
-    let base = base().unwrap();
-    let overlay = single().unwrap();
-    let mut variables = variables(&base);
-    let patch = read(&overlay, "deployment");
-    let container = &patch["spec"]["template"]["spec"]["containers"][0];
-    for removed in container["env"].as_array().unwrap() {
-        let name = removed["name"].as_str().unwrap();
-        assert!(removed["$patch"] == "delete" && variables.remove(name).is_some(), "{name}");
-    }
-    assert_eq!(receiver(&variables).unwrap().replicas.replica(), Ok(None));
-    assert!(variables.keys().all(|name| !name.contains("RELAY") && !name.contains("REPLICA")), "{variables:?}");
-    assert_eq!((&patch["spec"]["replicas"], patch["metadata"]["name"].as_str()), (&json!(1), Some(NAME)));
-    let budget = read(&overlay, "poddisruptionbudget");
-    assert_eq!(
-        (&budget["$patch"], &budget["metadata"]["name"]),
-        (&json!("delete"), &read(&base, "poddisruptionbudget")["metadata"]["name"])
-    );
+fn receiver_needs_no_relay_and_has_one_shard_then() {
+    let mut variables = variables(&base().unwrap());
+    variables.remove("TIDEWATCH_RELAY_ADDRESS").unwrap();
+    let settings = receiver(&variables).unwrap().replicas.settings().unwrap();
+    assert_eq!((settings.shards.get(), settings.relay), (1, None));
 }
 
 /// `acceptance.md` C1 33: the installation grants exactly so many rules, by one Role and its binding, and each overlay those of

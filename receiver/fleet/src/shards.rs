@@ -9,11 +9,12 @@
 //! |---|---|---|
 //! | `tidewatch-replica-0` … `-7` | one replica each | by it, every third of the duration |
 //! | `tidewatch-shard-00` …, `tidewatch-fleet` | the replica that owns the shard or the fleet role | never: it lasts as long as the membership of its holder |
-//! | that of the unsharded receiver | all sharded replicas together, with the number of shards as annotation | by the first that sees it older than a third of the duration |
 //!
-//! With 15 s, three replicas and 24 shards that is 0.6 writes a second for the memberships and 0.2 to 0.6 for the Lease of
-//! the unsharded receiver, whatever the number of shards, and one watch per replica that delivers as many events. Single
-//! renewals of the shards would be 4.8 more.
+//! With 15 s, three replicas and 24 shards that is 0.6 writes a second, whatever the number of shards, and one watch per
+//! replica that delivers as many events. Single renewals of the shards would be 4.8 more.
+//!
+//! A replica without a relay address shares its shards with no other one: a second one waits until the membership of the
+//! first has ended.
 
 mod changes;
 mod elector;
@@ -48,10 +49,8 @@ pub struct Settings {
     pub place: Option<String>,
     /// Duration of the Leases; another replica takes over from a killed one only after it.
     pub lease_duration: Duration,
-    /// Name of the Lease of a receiver without shards.
-    pub unsharded_lease: String,
     /// Number of shards.
     pub shards: ShardCount,
-    /// Host and port at which this replica accepts relayed requests, if it does.
+    /// Host and port at which this replica accepts relayed requests; without it, it shares the shards with no other one.
     pub relay_address: Option<String>,
 }

@@ -53,9 +53,9 @@ pub use self::{
     answers::{Answers, IsFleetHolder, ServedShards},
     connect::Connect,
     error::RelayError,
-    flags::{Flags, FlagsError, ReplicaSettings},
+    flags::{Flags, FlagsError, RelaySettings, ReplicaSettings},
     metrics::Metrics,
-    peers::{Directory, ReplicaPeers},
+    peers::{Directory, OnlyPeer, ReplicaPeers},
 };
 pub(crate) use self::{
     lost::{LOST_PATH, LostConnection, MAX_LOST_BYTES},

@@ -1,4 +1,4 @@
-//! Builds all components of an active receiver from the configuration, without starting them.
+//! Builds all components of the receiver from the configuration, without starting them.
 
 mod components;
 mod listeners;
@@ -10,13 +10,14 @@ use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use components::components;
 use futures::FutureExt as _;
 use kube::Client;
+use prometheus_client::metrics::gauge::Gauge;
 use tidewatch_api::{identity::Instance, key::KymaKey, plan::Work};
 use tidewatch_cluster::{WriteBudgets, leader::WriteFence};
 use tidewatch_fleet::{
     Shares,
     evidence::Replicas,
     forward,
-    peers::{Peers, Responders},
+    peers::Responders,
     queue::{Priority, WorkSet},
     recorder::ServedKymas,
     shards,
@@ -26,11 +27,11 @@ use tidewatch_gateway::{
     enrolment::{CertificateIssuer, EnrolmentService},
     metrics_page::Metrics,
     ports::{
-        OwnAuthority, PortMetrics, V3Handler,
+        OwnAuthority, PortMetrics, StartGate, V3Handler,
         enrol::EnrolmentHandler,
         v2::{V2Adapter, V2Handler},
     },
-    relay::{Answers, Relay},
+    relay::Answers,
 };
 use tidewatch_installer::{
     Installer,
@@ -61,80 +62,74 @@ use super::{
     counters::Counters,
     open_files::ConnectionShare,
     registry::{self, ComponentKeyFiles, CredentialsWatch},
-    sharded::{Replica, Sharding},
+    sharded::Sharding,
     task::{Binding, Task},
 };
 use crate::{app::changes, config::Config};
-pub(super) use listeners::check_v2_files;
 
-/// Components of the active receiver, connected and not running.
-pub(super) struct Receiver {
-    pub(super) gateway: Binding<V3Handler<RuntimeTable>>,
+/// Ports of the agents, not listening.
+pub(super) struct AgentPorts {
+    pub(super) events: Binding<V3Handler<RuntimeTable>>,
     /// Port of contract v2, if `--v2` is given.
     pub(super) v2: Option<Binding<V2Handler<V2Adapter>>>,
     /// Enrolment port, if this receiver issues certificates.
     pub(super) enrolment: Option<Binding<EnrolmentHandler>>,
+}
+
+/// Components of the receiver, connected and not running.
+pub(super) struct Receiver {
+    pub(super) ports: AgentPorts,
     pub(super) rotations: RotationHandle,
     pub(super) forward: forward::Client,
     pub(super) watches: changes::Watches,
     /// Cancelled when all caches are synced.
     pub(super) synced: CancellationToken,
+    /// Without a relay, requests wait until this is cancelled, for a while.
+    pub(super) serves_shard: CancellationToken,
     /// Tasks that run forever.
     pub(super) tasks: Vec<Task>,
     pub(super) context: Arc<kyma::Context>,
     pub(super) manifest_context: Arc<manifest::Context>,
     pub(super) shares: Shares,
     pub(super) metrics: Metrics,
+    /// 1 once this receiver serves.
+    pub(super) active: Gauge,
     pub(super) acquired: AcquiredKymas,
     pub(super) replicas: Replicas,
     /// Answers to the questions of other replicas.
     pub(super) answers: Answers,
-    /// Relay and ownership of a replica among others.
-    pub(super) sharding: Option<Sharding>,
+    pub(super) sharding: Sharding,
     pub(super) ownership: shards::Metrics,
     pub(super) relay_port: PortMetrics,
 }
 
-/// Builds the components. Called when the Lease is acquired, which is the start of time for them, or at the start of `replica`,
-/// if this process is one among others. `ports` is the executor of its ports.
-pub(super) async fn build(process: &Process, replica: Option<Replica>, ports: &Handle) -> Result<Receiver> {
-    let Process { config, lease, tls_state, pki, .. } = process;
+/// Builds the components. `ports` is the executor of the ports.
+pub(super) async fn build(process: &Process, ports: &Handle) -> Result<Receiver> {
+    let Process { config, tls_state, pki, .. } = process;
     let mut metrics = Metrics::new();
     let access = kube_config(config.kubeconfig.as_deref()).await?;
     let events =
         tidewatch_cluster::client::client(&access, &WriteFence::default()).context("build the client of the Events")?;
     let (stores, writers) = changes::stores();
     let served_kymas = ServedKymas::default();
-    let counters = Counters::register_all(&mut metrics, lease, pki, stores.clone(), served_kymas.clone());
-    let client = tidewatch_cluster::client::counted_client(&access, &process.fence, counters.kcp.clone())
+    let counters = Counters::register_all(&mut metrics, pki, stores.clone(), served_kymas.clone());
+    // Each write needs the fence of a shard or of the fleet role.
+    let client = tidewatch_cluster::client::counted_client(&access, &WriteFence::closed(), counters.kcp.clone())
         .context("build the client of the control plane")?;
     let installs = config.installer.settings(&config.trust_domain);
     let installs = installs.map(|settings| settings.with_modules_pull_secret(config.skr_image_pull_secret.as_ref()));
     let mut replica_tasks = Vec::new();
-    let sharding = match replica {
-        Some(replica) => {
-            let relay = counters.relay.clone();
-            let certificate = counters.replica.clone();
-            Some(replica.open(config, tls_state, relay, certificate, ports.clone(), &mut replica_tasks).await?)
-        }
-        None => None,
-    };
-    let components = components(process, stores, installs.is_some(), &counters, sharding.is_some())?;
-    if sharding.is_some() {
-        let fleet = components.fleet.clone();
-        served_kymas.limit_to(move |key| !fleet.is_elsewhere(key));
-    }
+    let sharding = Sharding::open(process, &counters, ports.clone(), &mut replica_tasks).await?;
+    let components = components(process, stores, installs.is_some(), &counters)?;
+    let fleet = components.fleet.clone();
+    served_kymas.limit_to(move |key| !fleet.is_elsewhere(key));
     let responders = Responders::default();
     let served = components.fleet.clone();
-    // Without further replicas there is no relay port.
-    let is_fleet_holder = sharding.as_ref().map_or_else(|| Arc::new(|_: &_| false) as _, Sharding::is_fleet_holder);
-    let answers = Answers::new(responders.clone(), Arc::new(move || served.served()), is_fleet_holder);
-    let peers: Arc<dyn Peers> = match &sharding {
-        Some(sharding) => Arc::new(sharding.peers(answers.clone())),
-        None => Arc::new(responders.clone()),
-    };
+    let answers = Answers::new(responders.clone(), Arc::new(move || served.served()), sharding.is_fleet_holder());
+    let peers = sharding.peers(answers.clone());
     let replicas = Replicas { role: process.role.clone(), peers, responders };
     let synced = CancellationToken::new();
+    let serves_shard = CancellationToken::new();
     let mut listeners = vec![config.capacity.event_max_connections];
     listeners.extend(config.v2.v2.then_some(config.v2.v2_max_connections));
     listeners.extend(tls_state.authority.as_ref().map(|_| config.enrolment.enrolment_max_connections));
@@ -146,7 +141,8 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>, ports: &H
         components: &components,
         counters: &counters,
         synced: &synced,
-        relay: sharding.as_ref().map(|sharding| sharding.relay.clone()),
+        start_gate: StartGate::new(if sharding.is_alone() { serves_shard.clone() } else { synced.clone() }),
+        sharding: &sharding,
         tasks: replica_tasks,
     };
     let forward = forward::Client::new(config.forward_url_template.clone());
@@ -184,33 +180,35 @@ pub(super) async fn build(process: &Process, replica: Option<Replica>, ports: &H
     tasks.push(recorder.run(events).boxed());
     tasks.push(manifest_queue.clone().observe_ages().boxed());
     manifest::connect_reports(&fleet, manifest_queue, stores.manifests, manifest_memories);
-    let shards = sharding.is_some().then_some(config.replicas.shards);
     let enrolments = builder.enrolments();
     let namespace = config.namespace.clone();
-    let lease = config.lease.lease_name.clone();
     let forward_health = ForwardHealth::new(components.fleet.clone(), replicas.clone());
-    Ok(Receiver {
-        gateway: builder.gateway(enrolments.clone()),
+    let ports = AgentPorts {
+        events: builder.gateway(enrolments.clone()),
         v2,
         enrolment: enrolments.map(|enrolments| builder.enrolment(enrolments)),
+    };
+    Ok(Receiver {
+        ports,
         rotations,
         forward,
         watches: changes::Watches {
             client,
             namespace,
-            lease,
             components,
             forward_health,
             writers,
-            shards,
+            shards: process.replica.shards,
             metrics: counters.kcp,
         },
         synced,
+        serves_shard,
         tasks,
         context,
         manifest_context,
         shares: Shares::new(counters.shares),
         metrics,
+        active: counters.active,
         acquired,
         replicas,
         answers,
@@ -230,8 +228,9 @@ struct Builder<'a> {
     components: &'a changes::Components,
     counters: &'a Counters,
     synced: &'a CancellationToken,
-    /// Relay to other replicas.
-    relay: Option<Relay>,
+    /// Requests wait there until agents can be served.
+    start_gate: StartGate,
+    sharding: &'a Sharding,
     tasks: Vec<Task>,
 }
 
@@ -313,8 +312,7 @@ impl Builder<'_> {
         let windows = MaintenanceWindows::new(flags.min_maintenance_window_size, counters.windows.clone());
         let path = flags.maintenance_window_policy.clone();
         let recorder = components.recorder.clone();
-        let lease = &config.lease.lease_name;
-        let file = PolicyFile::open(path, windows.clone(), recorder, &config.namespace, lease);
+        let file = PolicyFile::open(path, windows.clone(), recorder, &config.namespace);
         self.tasks.push(file.run(components.fleet.clone(), config.catalog.catalog_sync_rate).boxed());
         windows
     }
@@ -467,7 +465,6 @@ pub(super) async fn kube_config(kubeconfig: Option<&Path>) -> Result<kube::Confi
 pub(super) async fn tls_state(
     config: &Config,
     client: Client,
-    fenced: Client,
     metrics: tidewatch_trust::Metrics,
 ) -> Result<(TlsState, CertificateReloader)> {
     let installer = [&config.installer.receiver_url, &config.installer.enrolment_url];
@@ -486,7 +483,7 @@ pub(super) async fn tls_state(
         domain: &config.trust_domain,
         namespace: &config.namespace,
     };
-    tidewatch_trust::open(setup, client, fenced, metrics).await.context("prepare the certificates")
+    tidewatch_trust::open(setup, client, metrics).await.context("prepare the certificates")
 }
 
 /// Random instance of this process, drawn at every start.

@@ -89,18 +89,16 @@ pub fn stores() -> (Stores, Writers) {
 pub struct Watches {
     /// Client of KCP.
     pub client: Client,
-    /// Namespace of all watched objects and of the receiver's Lease.
+    /// Namespace of all watched objects and of the receiver's Leases.
     pub namespace: String,
-    /// Name of the receiver's Lease, which Events about the caches regard.
-    pub lease: String,
     /// Components that react to changes.
     pub components: Components,
     /// Health of forwarding in all replicas.
     pub forward_health: ForwardHealth,
     /// Write halves of the caches.
     pub writers: Writers,
-    /// Number of shards of a replica among others, whose caches have only facts of objects in the shards of others.
-    pub shards: Option<ShardCount>,
+    /// Number of shards. The caches have only facts of objects in the shards of other replicas.
+    pub shards: ShardCount,
     /// Metrics of the watches.
     pub metrics: Metrics,
 }
@@ -115,7 +113,7 @@ impl Watches {
         synced: CancellationToken,
         tasks: &mut JoinSet<&'static str>,
     ) -> ShardHandover {
-        let Self { client, namespace, lease, components, forward_health, writers, shards, metrics } = self;
+        let Self { client, namespace, components, forward_health, writers, shards, metrics } = self;
         let Writers { kymas, templates, release_metas, manifests, watchers, secrets } = writers;
         let kymas = watch::SharedWriter::from(kymas);
         let manifests = watch::SharedWriter::from(manifests);
@@ -128,15 +126,12 @@ impl Watches {
             let owners = owners.clone();
             move |kyma: &KymaKey| components.refresh_access(kyma, &owners)
         }));
-        let bodies = shards.map(|shards| {
-            let known = || kymas.reader();
-            let metrics = || metrics.clone();
-            CacheBodies {
-                kymas: Bodies::new(kyma_cache.clone(), kymas.clone(), known(), shards, metrics()),
-                manifests: Bodies::new(manifest_cache.clone(), manifests.clone(), known(), shards, metrics()),
-                secrets: Bodies::new(secret_cache.clone(), secrets.clone(), known(), shards, metrics()),
-            }
-        });
+        let known = || kymas.reader();
+        let bodies = CacheBodies {
+            kymas: Bodies::new(kyma_cache, kymas.clone(), known(), shards, metrics.clone()),
+            manifests: Bodies::new(manifest_cache, manifests.clone(), known(), shards, metrics.clone()),
+            secrets: Bodies::new(secret_cache, secrets.clone(), known(), shards, metrics.clone()),
+        };
         let recorder = components.recorder.clone();
         let debouncer = Arc::new(debounce::CatalogDebouncer::default());
         let handlers = handlers::EventHandlers::new(components.clone(), debouncer.clone(), owners, bodies.clone());
@@ -149,7 +144,7 @@ impl Watches {
                 synced.cancel();
             }
         });
-        let lease = Regarding::lease(&namespace, &lease);
+        let lease = Regarding::lease(&namespace);
         let monitor = watch::CacheMonitor::new(readiness, metrics.clone(), recorder.clone(), lease);
         let mut start = WatchStarter {
             client: client.clone(),
@@ -170,14 +165,14 @@ impl Watches {
         start.watch("releases", Writer::default(), named(RELEASES), handlers.releases());
         // Watchers and Secrets before Kymas: a Kyma that is placed mostly finds its plan and its access.
         start.watch("watchers", watchers, everything(), handlers.watchers());
-        let compact = compact(secret_cache, bodies.as_ref().map(|bodies| &bodies.secrets));
+        let compact = compact(&bodies.secrets);
         start.watch_compactly("secrets", secrets, compact, everything().labels(label::KYMA_NAME), handlers.secrets());
         start.watch("moduletemplates", templates, everything(), handlers.templates());
         start.watch("modulereleasemetas", release_metas, everything(), handlers.release_metas());
-        let compact = self::compact(manifest_cache, bodies.as_ref().map(|bodies| &bodies.manifests));
+        let compact = self::compact(&bodies.manifests);
         start.watch_compactly("manifests", manifests, compact, everything(), handlers.manifests());
         let selected = everything().labels(&components.takeover.selector().query());
-        let compact = self::compact(kyma_cache, bodies.as_ref().map(|bodies| &bodies.kymas));
+        let compact = self::compact(&bodies.kymas);
         start.watch_compactly("kymas", kymas, compact, selected, handlers.kymas());
         let WatchStarter { gate, monitor, tasks, .. } = start;
         tasks.spawn(monitor.run());
@@ -193,30 +188,26 @@ impl Watches {
             changed,
             planned,
         ));
-        if let Some(bodies) = bodies {
-            let fleet = components.fleet.clone();
-            let queue = components.manifest_queue.clone();
-            let on_fetched = move |kyma: &KymaKey| {
-                // Reconciles that needed the bodies have failed. A shard that is being acquired has none yet.
-                queue.enqueue_kyma(kyma, Priority::User, false);
-                fleet.enqueue(kyma, WorkSet::of(&[Work::Kyma]), Priority::User);
-            };
-            // No reconcile needs the cached body of its Kyma.
-            tasks.spawn(bodies.kymas.run(Api::namespaced(client.clone(), &namespace), |_| ()));
-            tasks.spawn(bodies.secrets.run(Api::namespaced(client.clone(), &namespace), on_fetched.clone()));
-            tasks.spawn(bodies.manifests.run(Api::namespaced(client.clone(), &namespace), on_fetched));
-        }
+        let fleet = components.fleet.clone();
+        let queue = components.manifest_queue.clone();
+        let on_fetched = move |kyma: &KymaKey| {
+            // Reconciles that needed the bodies have failed. A shard that is being acquired has none yet.
+            queue.enqueue_kyma(kyma, Priority::User, false);
+            fleet.enqueue(kyma, WorkSet::of(&[Work::Kyma]), Priority::User);
+        };
+        // No reconcile needs the cached body of its Kyma.
+        tasks.spawn(bodies.kymas.run(Api::namespaced(client.clone(), &namespace), |_| ()));
+        tasks.spawn(bodies.secrets.run(Api::namespaced(client.clone(), &namespace), on_fetched.clone()));
+        tasks.spawn(bodies.manifests.run(Api::namespaced(client.clone(), &namespace), on_fetched));
         tasks.spawn(async move { debouncer.run(&components, &client, &namespace, caches_synced).await });
         handover
     }
 }
 
 /// Compaction of objects that are reduced if they concern runtimes in the shards of other replicas.
-fn compact<C: ObjectCache>(cache: Arc<C>, bodies: Option<&Bodies<C>>) -> watch::Compact<C::Listed, C::Cached> {
-    match bodies.cloned() {
-        Some(bodies) => Box::new(move |listed| bodies.compact(listed)),
-        None => Box::new(move |listed| cache.whole(listed)),
-    }
+fn compact<C: ObjectCache>(bodies: &Bodies<C>) -> watch::Compact<C::Listed, C::Cached> {
+    let bodies = bodies.clone();
+    Box::new(move |listed| bodies.compact(listed))
 }
 
 /// Parameters of all watches.

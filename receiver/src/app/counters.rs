@@ -2,7 +2,7 @@
 //! that run.
 
 use prometheus_client::metrics::gauge::Gauge;
-use tidewatch_cluster::{leader, runtime_access};
+use tidewatch_cluster::runtime_access;
 use tidewatch_fleet::{manifest_queue, recorder, shards, stores::Stores, table};
 use tidewatch_gateway::{
     enrolment,
@@ -18,6 +18,9 @@ use crate::app::{changes, open_files};
 metric_set! {
     /// Metrics of each component.
     pub(super) struct Counters {
+        /// 1 if this receiver serves, else 0: without a relay it holds the shard, and with one each shard and the fleet role
+        /// have had a holder.
+        pub(super) active: Gauge = "active",
         pub(super) fleet: table::Metrics = ..,
         pub(super) manifests: manifest_queue::Metrics = ..,
         pub(super) shares: tidewatch_fleet::ShareMetrics = ..,
@@ -60,13 +63,11 @@ impl Counters {
     /// Creates all metrics and registers them, each under its prefix.
     pub(super) fn register_all(
         metrics: &mut Metrics,
-        lease: &leader::Metrics,
         pki: &tidewatch_trust::Metrics,
         stores: Stores,
         served: recorder::ServedKymas,
     ) -> Self {
         let registry = metrics.tidewatch();
-        lease.register_in(registry);
         pki.register_in(registry);
         let mut counters = Self::register(registry);
         counters.manifest.requeues = counters.kyma.requeues.clone();
@@ -94,7 +95,6 @@ pub fn described() -> Vec<MetricDescription> {
     let (mut metrics, (stores, _)) = (Metrics::new(), changes::stores());
     Counters::register_all(
         &mut metrics,
-        &leader::Metrics::default(),
         &tidewatch_trust::Metrics::default(),
         stores,
         recorder::ServedKymas::default(),

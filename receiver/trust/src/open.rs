@@ -34,15 +34,14 @@ pub struct Setup<'a> {
 }
 
 /// Reads the files, and reads or fills the CA's Secret. Fails unless all of it is usable. The client must be able
-/// to write before this receiver is active: of several replicas that start at once one fills the Secret, and all
-/// use it. `fenced` writes the requests to cert-manager, which only the active receiver may make.
+/// to write without a fence: of several replicas that start at once one fills the Secret, and all use it. Their requests to
+/// cert-manager do not affect each other.
 ///
 /// # Errors
 /// Flags that contradict each other; files or a Secret that are unusable.
 pub async fn open(
     setup: Setup<'_>,
     client: Client,
-    fenced: Client,
     metrics: Metrics,
 ) -> anyhow::Result<(TlsState, CertificateReloader)> {
     let Setup { flags, tls, names, domain, namespace } = setup;
@@ -66,7 +65,7 @@ pub async fn open(
     let issuer = match (&sources.clients, state) {
         (ClientRoots::Builtin, Some(state)) => Some(Issuer::Builtin(ArcSwap::new(state.issuing().ca.clone()))),
         (ClientRoots::CertManager { kind, name, .. }, _) => {
-            Some(Issuer::CertManager(Box::new(CertManager::new(fenced, namespace, kind, name))))
+            Some(Issuer::CertManager(Box::new(CertManager::new(client, namespace, kind, name))))
         }
         _ => None,
     };

@@ -44,7 +44,7 @@ impl Rotating {
         let tls = TlsFlags { tls_cert: None, tls_key: None, client_ca: None, proxy_ca: None, proxy_identity };
         let names = vec!["kcp.test".parse().unwrap()];
         let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
-        let (tls_state, reloader) = open(setup, kcp.client(), kcp.client(), Metrics::default()).await.unwrap();
+        let (tls_state, reloader) = open(setup, kcp.client(), Metrics::default()).await.unwrap();
         let old = kcp.ca_state().target().clone();
         let new = Root::generate(CA_VALIDITY, now()).unwrap();
         Self { kcp, tls_state, reloader, old, new }

@@ -15,7 +15,8 @@ pub const MAX_REPLICAS: u8 = 8;
 /// Lease of the tasks that one replica runs for all shards.
 const FLEET: &str = "tidewatch-fleet";
 
-/// Annotation of the Lease of the unsharded receiver: the number of shards.
+/// Annotation of a membership Lease: the number of shards, which its replica shares with others of the same number. A replica
+/// without it shares them with no other one.
 pub const SHARDS: &str = "operator.kyma-project.io/tidewatch-shards";
 /// Annotation of a membership Lease: the name of its replica.
 pub const REPLICA: &str = "operator.kyma-project.io/tidewatch-replica";
@@ -23,10 +24,6 @@ pub const REPLICA: &str = "operator.kyma-project.io/tidewatch-replica";
 pub const RELAY_ADDRESS: &str = "operator.kyma-project.io/tidewatch-relay-address";
 /// Annotation of a membership Lease whose replica hands its shards over and claims none, because it stops.
 pub const LEAVING: &str = "operator.kyma-project.io/tidewatch-leaving";
-
-/// Beginning of the holder identity of the Lease of the unsharded receiver while sharded replicas keep it alive; the number of
-/// shards follows.
-pub const SHARDED_HOLDER: &str = "tidewatch-shards-";
 
 /// What a Lease stands for, and one replica holds: a shard, or the fleet role. Sorted as the shards, the fleet role last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -68,17 +65,15 @@ pub fn member(number: u8) -> String {
     format!("tidewatch-replica-{number}")
 }
 
-/// Names of all Leases that a sharded receiver reads and writes. `unsharded` is the Lease of a receiver without shards
-/// (`--lease-name`).
-fn names(unsharded: &str, shards: ShardCount) -> impl Iterator<Item = String> {
-    let members = (0..MAX_REPLICAS).map(member);
-    [unsharded.to_owned()].into_iter().chain(members).chain(Unit::all(shards).map(unit))
+/// Names of all Leases that a receiver reads and writes.
+fn names(shards: ShardCount) -> impl Iterator<Item = String> {
+    (0..MAX_REPLICAS).map(member).chain(Unit::all(shards).map(unit))
 }
 
 /// The Leases that an installation contains, without holders: the receiver creates none, because a right to create
 /// objects cannot be limited to names. They have no spec, so that applying them anew changes no holder.
-pub fn objects(namespace: &str, unsharded: &str, shards: ShardCount) -> impl Iterator<Item = Lease> {
-    names(unsharded, shards).map(move |name| Lease {
+pub fn objects(namespace: &str, shards: ShardCount) -> impl Iterator<Item = Lease> {
+    names(shards).map(move |name| Lease {
         metadata: ObjectMeta { namespace: Some(namespace.to_owned()), name: Some(name), ..ObjectMeta::default() },
         spec: None,
     })
@@ -87,7 +82,7 @@ pub fn objects(namespace: &str, unsharded: &str, shards: ShardCount) -> impl Ite
 /// Rights of a replica to these Leases, in its own namespace. Reading is not limited to names: one list and watch serves
 /// all Leases, and a limit to names would need one for each.
 #[must_use]
-pub fn rules(unsharded: &str, shards: ShardCount) -> Vec<PolicyRule> {
+pub fn rules(shards: ShardCount) -> Vec<PolicyRule> {
     let rule = |names: Option<Vec<String>>, verbs: [&str; 2]| PolicyRule {
         api_groups: Some(vec!["coordination.k8s.io".to_owned()]),
         resources: Some(vec!["leases".to_owned()]),
@@ -95,7 +90,7 @@ pub fn rules(unsharded: &str, shards: ShardCount) -> Vec<PolicyRule> {
         verbs: verbs.map(str::to_owned).to_vec(),
         ..PolicyRule::default()
     };
-    vec![rule(None, ["list", "watch"]), rule(Some(names(unsharded, shards).collect()), ["get", "update"])]
+    vec![rule(None, ["list", "watch"]), rule(Some(names(shards).collect()), ["get", "update"])]
 }
 
 #[cfg(test)]
@@ -105,17 +100,17 @@ mod tests {
     #[test]
     fn every_lease_has_a_name_of_its_own_and_no_holder() {
         let count = ShardCount::new(101).unwrap();
-        let names: Vec<_> = names("tidewatch-receiver", count).collect();
-        assert_eq!(names[..2], ["tidewatch-receiver", "tidewatch-replica-0"]);
-        assert_eq!(names[8..10], ["tidewatch-replica-7", "tidewatch-shard-00"]);
-        assert_eq!((names.len(), &*names[109], &*names[110]), (111, "tidewatch-shard-100", "tidewatch-fleet"));
+        let names: Vec<_> = names(count).collect();
+        assert_eq!(names[..2], ["tidewatch-replica-0", "tidewatch-replica-1"]);
+        assert_eq!(names[7..9], ["tidewatch-replica-7", "tidewatch-shard-00"]);
+        assert_eq!((names.len(), &*names[108], &*names[109]), (110, "tidewatch-shard-100", "tidewatch-fleet"));
         let unique: std::collections::BTreeSet<_> = names.iter().collect();
         assert_eq!(unique.len(), names.len());
-        let leases: Vec<_> = objects("kcp-system", "tidewatch-receiver", count).collect();
+        let leases: Vec<_> = objects("kcp-system", count).collect();
         assert!(leases.iter().all(|lease| lease.spec.is_none() && lease.metadata.annotations.is_none()));
         assert_eq!(leases.len(), names.len());
-        let rules = rules("tidewatch-receiver", count);
+        let rules = rules(count);
         let writes = rules.iter().filter(|rule| rule.verbs.iter().any(|verb| !["list", "watch"].contains(&&**verb)));
-        assert!(writes.map(|rule| rule.resource_names.as_ref().map(Vec::len)).eq([Some(111)]));
+        assert!(writes.map(|rule| rule.resource_names.as_ref().map(Vec::len)).eq([Some(110)]));
     }
 }

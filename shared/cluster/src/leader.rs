@@ -1,12 +1,11 @@
-//! Leader election: one active receiver of several replicas, by a fail-stop Lease in KCP.
+//! Leases, write fences, and the election of one process of several by a fail-stop Lease.
 //!
 //! A candidate acquires the Lease, renews it, and stops all work when a renewal is late. `election` decides purely;
-//! `elector` acquires and holds the Lease; `lease` reads and writes Leases; `fence` refuses every write of a receiver
-//! with an expired Lease, and its guard ends the process. Clocks of different machines are never compared: a Lease has
-//! expired when its record has not changed for its duration on the clock of the observer.
+//! `elector` acquires and holds the Lease; `lease` reads and writes Leases; `fence` refuses every write of a process with
+//! an expired Lease. Clocks of different machines are never compared: a Lease has expired when its record has not changed
+//! for its duration on the clock of the observer.
 //!
-//! A write that was sent before the expiry may still arrive after it; the successor's runtime table reconciles every
-//! runtime that such a write could affect once more.
+//! A write that was sent before the expiry may still arrive after it.
 
 mod election;
 mod elector;
@@ -28,22 +27,15 @@ pub use role::{FleetRole, RoleChanges};
 
 pub use self::{
     election::{LeaseRecord, Observation, ran_in},
-    lease::{LeaseApi, LeaseError, acquired, record, released, renewed, renewed_for},
+    lease::{LeaseApi, LeaseError, acquired, host, record, released, renewed},
 };
 
-/// Default name of the Lease.
-pub const DEFAULT_NAME: &str = "tidewatch-receiver";
-
-/// Flags of the leader election.
+/// Flags of Leases.
 #[derive(Clone, Debug, Args)]
 #[group(skip)]
 #[command(next_help_heading = "Lease")]
 pub struct Flags {
-    /// Name of the Lease in the receiver's namespace
-    #[arg(long, env = "TIDEWATCH_LEASE_NAME", default_value = DEFAULT_NAME)]
-    pub lease_name: String,
-
-    /// Duration of the Lease in seconds; another replica takes over from a killed receiver only after it
+    /// Duration of the Leases in seconds; another replica takes over from a killed receiver only after it
     #[arg(long = "lease-seconds", env = "TIDEWATCH_LEASE_SECONDS", default_value = "15", value_name = "SECONDS", value_parser = seconds(3..=300))]
     pub lease_duration: Duration,
 

@@ -1,5 +1,5 @@
-//! Leader election among several receivers in one namespace: a standby takes over when the lease holder is killed,
-//! frozen or shut down.
+//! Receivers without a relay in one namespace: a standby takes over when the one with the shard is killed, frozen or shut
+//! down.
 
 use ::http::StatusCode;
 use anyhow::{Context as _, Result};
@@ -19,7 +19,8 @@ use tidewatch_testing::{
 use crate::support::{Isolation, SingleRuntime, TestResult, is_renewal, module, quick_options};
 
 const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
-const LEASE: &str = "tidewatch-receiver";
+/// Its holder has the shard and the fleet role.
+const LEASE: &str = "tidewatch-replica-0";
 
 /// Options with a lease short enough to await its expiry, and long enough for a busy machine to renew it in time.
 fn short_lease() -> Options {
@@ -39,11 +40,13 @@ async fn holder(setup: &SingleRuntime) -> Result<Option<String>> {
 async fn stands_by(receiver: &ProductProcess) -> Result<()> {
     until("a receiver that stands by", async || {
         let (status, text) = receiver.get("/readyz").await?;
-        Ok((status == StatusCode::SERVICE_UNAVAILABLE && text == "not ready: lease\n").then_some(()))
+        let (_, page) = receiver.get("/metrics").await?;
+        let shown = ["tidewatch_active 0", "tidewatch_shards 1", r#"tidewatch_shards_refused{reason="standby"} 1"#];
+        let is_shown = shown.iter().all(|sample| page.lines().any(|line| line == *sample));
+        let is_ready = status != StatusCode::SERVICE_UNAVAILABLE || text != "not ready: shards\n";
+        Ok((is_shown && !is_ready).then_some(()))
     })
     .await?;
-    let (_, page) = receiver.get("/metrics").await?;
-    anyhow::ensure!(page.lines().any(|line| line == "tidewatch_active 0"), "{page}");
     let (status, report) = http::get(receiver.admin().context("its admin listener")?, "/fleet", DEADLINE).await?;
     let report: Value = serde_json::from_str(&report)?;
     anyhow::ensure!(status == StatusCode::OK && report["receiver"]["active"] == false, "{report}");

@@ -10,7 +10,6 @@ use std::{
 };
 
 use anyhow::Result;
-use k8s_openapi::api::apps::v1::Deployment;
 use kube::{
     Api, Client, ResourceExt,
     api::{DynamicObject, Patch, PatchParams, PostParams, ValidationDirective},
@@ -59,8 +58,9 @@ async fn an_api_server_accepts_all_manifests() {
         kcp.ensure_namespace(namespace).await.unwrap();
     }
     let client = kcp.client().await.unwrap();
-    const SINGLE: [&str; 8] = [
+    const INSTALLED: [&str; 9] = [
         "Deployment",
+        "PodDisruptionBudget",
         "Lease",
         "Service",
         "Role",
@@ -69,14 +69,12 @@ async fn an_api_server_accepts_all_manifests() {
         "PrometheusRule",
         "CustomResourceDefinition",
     ];
-    let installed = [&SINGLE[..], &["PodDisruptionBudget"]].concat();
     const REFUSING: [&str; 2] = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"];
     for (folder, wanted) in [
-        ("base", &installed[..]),
-        ("overlays/ca-namespace", &installed),
-        ("overlays/cert-manager", &installed),
-        ("overlays/istio", &installed),
-        ("overlays/single", &SINGLE),
+        ("base", &INSTALLED[..]),
+        ("overlays/ca-namespace", &INSTALLED),
+        ("overlays/cert-manager", &INSTALLED),
+        ("overlays/istio", &INSTALLED),
         ("admission", &REFUSING),
     ] {
         let objects = render(folder).await;
@@ -127,31 +125,6 @@ async fn the_overlay_of_the_mesh_adds_metadata_of_the_pod_alone() {
     }
     assert_eq!(now["labels"]["sidecar.istio.io/inject"], "true");
     assert_eq!(now["annotations"]["traffic.sidecar.istio.io/includeInboundPorts"], "");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_overlay_of_one_receiver_removes_the_relay_alone() {
-    let [base, single] = [render("base").await, render("overlays/single").await];
-    let deployment = |objects: &[DynamicObject]| {
-        let found = objects.iter().find(|object| kind(object) == "Deployment").unwrap();
-        serde_json::from_value::<Deployment>(serde_json::to_value(found).unwrap()).unwrap()
-    };
-    let mut shared = deployment(&base);
-    let alone = deployment(&single);
-    let spec = shared.spec.as_mut().unwrap();
-    assert_eq!(spec.replicas.replace(1), Some(3));
-    let container = &mut spec.template.spec.as_mut().unwrap().containers[0];
-    container
-        .env
-        .as_mut()
-        .unwrap()
-        .retain(|variable| !["RELAY", "REPLICA"].iter().any(|word| variable.name.contains(word)));
-    container.ports.as_mut().unwrap().retain(|port| port.name.as_deref() != Some("relay"));
-    assert_eq!(alone, shared);
-    let kinds = |objects: &[DynamicObject]| objects.iter().map(|object| kind(object).to_owned()).collect::<Vec<_>>();
-    let mut others = kinds(&base);
-    others.retain(|kind| kind != "PodDisruptionBudget");
-    assert_eq!(kinds(&single), others);
 }
 
 /// The namespace in which the admission policies apply here; the namespaces of landscapes stay unaffected.

@@ -144,14 +144,13 @@ const RECEIVER_RIGHTS: [(Right<'static>, &str); 18] = [
     (("events.k8s.io", "events", "", "create patch"), "Events (record); patch: series of repeated Events"),
 ];
 
-/// Rights of the receiver to write Leases, in its namespace of KCP: that of the one active receiver (active), those of the
-/// members and of the shards, and that of the fleet role (replicas). It creates none.
+/// Rights of the receiver to write Leases, in its namespace of KCP: those of the members and of the shards, and that of the fleet
+/// role (active, replicas). It creates none.
 fn receiver_leases() -> Vec<String> {
     let numbered = |name: &str, count: u8, digits: usize| {
         (0..count).map(|number| format!("tidewatch-{name}-{number:0digits$}")).collect::<Vec<_>>()
     };
-    let single = ["tidewatch-receiver", "tidewatch-fleet"].map(str::to_owned).to_vec();
-    [single, numbered("replica", 8, 1), numbered("shard", 24, 2)].concat()
+    [vec!["tidewatch-fleet".to_owned()], numbered("replica", 8, 1), numbered("shard", 24, 2)].concat()
 }
 
 /// Returns the result of a SelfSubjectRulesReview: the verbs by group, resource and name, and the non-resource URLs.

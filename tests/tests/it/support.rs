@@ -398,9 +398,9 @@ pub(crate) fn is_canary(write: &Write) -> bool {
     write.resource == "leases" && write.name == "tidewatch-agent"
 }
 
-/// Returns true for the active receiver's renewal of its Lease.
+/// Returns true for a receiver's renewal of its membership.
 pub(crate) fn is_renewal(write: &Write) -> bool {
-    write.resource == "leases" && write.name == "tidewatch-receiver"
+    write.resource == "leases" && write.name.starts_with("tidewatch-replica-")
 }
 
 /// The status of one module.

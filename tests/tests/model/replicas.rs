@@ -48,7 +48,6 @@ const REPLICAS: &[&str] = &["replica-0", "replica-1", "replica-2"];
 const AGENTS: &[&str] = &["agent-0", "agent-1", "agent-2"];
 const RUNTIMES: usize = AGENTS.len();
 const NAMESPACE: &str = "kcp-system";
-const UNSHARDED: &str = "tidewatch-receiver";
 const LEASE: Duration = Duration::from_secs(15);
 /// Upper bound of a request to a runtime.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(5);

@@ -7,6 +7,7 @@ use tidewatch_api::{
     Condition, ConditionStatus, Kyma, State, Watcher,
     facts::KymaFacts,
     key::KymaKey,
+    leases::{self, Unit},
     names::{GROUP, VERSION},
 };
 
@@ -30,9 +31,10 @@ pub struct Regarding {
 }
 
 impl Regarding {
-    /// The Lease of the receiver, for Events about the receiver itself.
-    pub fn lease(namespace: &str, name: &str) -> Self {
-        Self { kind: LEASE, namespace: namespace.to_owned(), name: name.to_owned(), uid: String::new() }
+    /// The Lease of the fleet role, for Events about the receiver itself.
+    pub fn lease(namespace: &str) -> Self {
+        let name = leases::unit(Unit::Fleet);
+        Self { kind: LEASE, namespace: namespace.to_owned(), name, uid: String::new() }
     }
 
     /// A ConfigMap of the receiver.

@@ -1,8 +1,7 @@
 //! Watches and writes the Leases, opens and closes the fences, and publishes the held shards and the holders.
 //!
-//! One list and watch serves all Leases of the namespace, without a selector: the Lease of the unsharded receiver is made
-//! by an older binary without labels, and the decision needs the order of all changes. Leases of other programs are
-//! dropped on arrival.
+//! One list and watch serves all Leases of the namespace, without a selector: the decision needs the order of all changes, and
+//! an installation may have Leases without labels. Leases of other programs are dropped on arrival.
 
 mod write;
 
@@ -45,6 +44,7 @@ type LeaseEvent = Result<Event<Lease>, watcher::Error>;
 pub struct ShardElector {
     leases: Api<Lease>,
     api: LeaseApi,
+    names: LeaseNames,
     content: Arc<Content>,
     timings: Timings,
     ownership: Ownership,
@@ -94,6 +94,7 @@ impl ShardElector {
             identity: identity.clone(),
             place: settings.place.clone(),
             shards: settings.shards,
+            is_alone: settings.relay_address.is_none(),
             timings,
         };
         let leases: Api<Lease> = Api::namespaced(client, &settings.namespace);
@@ -105,12 +106,8 @@ impl ShardElector {
         let elector = Self {
             api: LeaseApi::new(leases.clone(), timings.call),
             leases,
-            content: Arc::new(Content {
-                identity,
-                sharded: decision.sharded(),
-                names: LeaseNames::new(&settings.unsharded_lease, settings.shards),
-                settings,
-            }),
+            names: LeaseNames::new(settings.shards),
+            content: Arc::new(Content { identity, settings }),
             timings,
             ownership: Ownership::new(decision, seed, Instant::now()),
             random: Random::new(seed),
@@ -222,7 +219,7 @@ impl ShardElector {
     }
 
     fn id(&self, lease: &Lease) -> Option<LeaseId> {
-        self.content.names.id(lease.metadata.name.as_deref()?)
+        self.names.id(lease.metadata.name.as_deref()?)
     }
 
     fn finished(&mut self, written: Written) {

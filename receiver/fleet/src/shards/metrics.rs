@@ -10,7 +10,7 @@ metric_set! {
     /// Metrics of the shards of this replica; clones share them.
     #[derive(Debug)]
     pub struct Metrics {
-        /// Number of shards into which this replica divides the runtimes; 0 if one receiver holds all runtimes by its Lease.
+        /// Number of shards into which this replica divides the runtimes.
         pub(super) shards: Gauge = "shards",
         /// Shards that this replica holds.
         pub(super) held: Gauge = "shards_held",
@@ -20,12 +20,12 @@ metric_set! {
         pub(super) wanted: Gauge = "shards_wanted",
         /// Shards that this replica acquired.
         pub(super) acquired: Counter = "shards_acquired",
-        /// Shards that this replica no longer holds, by reason: handed-over, hand-over-timeout, expired, taken, or unsharded.
+        /// Shards that this replica no longer holds, by reason: handed-over, hand-over-timeout, expired, or taken.
         pub(super) ended: Family<ReasonLabel, Counter> = "shards_ended",
-        /// 1 while this replica claims no shard, by reason: unsharded-active, other-count, no-membership, lease-missing (also
-        /// while only the Lease of some shard is missing), or unconfirmed.
+        /// 1 while this replica claims no shard, by reason: standby, other-count, no-membership, lease-missing (also while only
+        /// the Lease of some shard is missing), or unconfirmed.
         pub(super) refused: Family<ReasonLabel, Gauge> = "shards_refused",
-        /// Writes of the Leases of shards, memberships and the unsharded receiver, by outcome: written, conflict (another
+        /// Writes of the Leases of shards and memberships, by outcome: written, conflict (another
         /// writer was first), or failed.
         pub(super) writes: Family<OutcomeLabel, Counter> = "shard_lease_writes",
     }

@@ -8,26 +8,28 @@
 //! has no effect; and a replica whose membership was taken away finds that by its next renewal at the latest, long
 //! after its fences have ended.
 //!
+//! Replicas with different numbers of shards are rivals, and so is one that shares its shards with none (`admission`).
+//!
 //! Fences end with the valid part (four fifths) of the duration, counted from the start of the last successful renewal,
 //! and another replica waits for the whole duration, counted from its observation: the rest is for requests that were
 //! sent at the last moment, and for clocks of different speed.
 
 mod actions;
+mod admission;
 mod balance;
-mod lock;
 mod membership;
 mod quota;
 mod session;
 mod view;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use tidewatch_api::leases::Unit;
 use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
 pub(super) use self::actions::{Effect, EndReason, Outcome, Refusal, Settings, Step, Write, WriteKind};
-use self::{lock::Lock, session::Session, view::View};
+use self::{session::Session, view::View};
 use super::record::{LeaseId, Record};
 
 /// State of a shard that this replica holds.
@@ -71,22 +73,15 @@ struct Attempt {
 #[derive(Debug)]
 pub(super) struct Ownership {
     settings: Settings,
-    /// Holder of the Lease of the unsharded receiver while shards are held.
-    sharded: String,
     random: Random,
     view: View,
     /// False until the first list is complete.
     is_synced: bool,
     session: Option<Session>,
-    lock: Lock,
-    /// Beginning of the last own write that the watch delivered.
-    anchor: Option<Instant>,
     holds: BTreeMap<Unit, Hold>,
     attempts: BTreeMap<LeaseId, Attempt>,
     /// Live replicas that stay, in the order of their membership Leases, and since when they are the same.
     live: (Vec<String>, Instant),
-    /// Jitter of the next renewal of the Lease of the unsharded receiver.
-    lock_jitter: Duration,
     /// Until then, requests of ended shards may still arrive, so that no shard is given to another replica.
     quiet: Instant,
     is_leaving: bool,
@@ -98,17 +93,13 @@ impl Ownership {
     /// `seed` spreads the retries.
     pub(super) fn new(settings: Settings, seed: u64, now: Instant) -> Self {
         Self {
-            sharded: settings.sharded(),
             random: Random::new(seed),
             view: View::default(),
             is_synced: false,
             session: None,
-            lock: Lock::default(),
-            anchor: None,
             holds: BTreeMap::new(),
             attempts: BTreeMap::new(),
             live: (Vec::new(), now),
-            lock_jitter: Duration::ZERO,
             quiet: now,
             is_leaving: false,
             has_left: false,
@@ -124,40 +115,20 @@ impl Ownership {
             return;
         }
         self.expire(now);
-        let is_renewal = self.view.observe(id, record, now);
-        let Some(record) = self.view.record(id) else {
-            match id {
-                LeaseId::Unsharded => self.lock.reset(),
-                LeaseId::Unit(unit) => self.end(unit, EndReason::Taken, now),
-                LeaseId::Member(_) => {}
-            }
-            return;
-        };
-        match id {
-            LeaseId::Unsharded => {
-                let own = self.lock.observe(record, &self.sharded, is_renewal, self.anchor);
-                self.anchor = self.anchor.max(own);
-            }
-            LeaseId::Member(_) => {
-                if let Some(session) = &mut self.session {
-                    self.anchor = self.anchor.max(session.delivered(&record.version));
-                }
-            }
-            LeaseId::Unit(unit) => {
-                let is_mine = record.holder() == Some(&*self.settings.identity);
-                let is_older = |hold: &Hold| hold.replaced.as_ref() == Some(&record.version);
-                if !is_mine && self.holds.get(&unit).is_some_and(|hold| !is_older(hold)) {
-                    self.end(unit, EndReason::Taken, now);
-                }
-            }
+        self.view.observe(id, record, now);
+        self.delivered(id);
+        let LeaseId::Unit(unit) = id else { return };
+        let is_mine = |record: &Record| record.holder() == Some(&*self.settings.identity);
+        let is_older =
+            |record: &Record| self.holds.get(&unit).is_some_and(|hold| hold.replaced.as_ref() == Some(&record.version));
+        if self.view.record(id).is_none_or(|record| !is_mine(record) && !is_older(record)) {
+            self.end(unit, EndReason::Taken, now);
         }
     }
 
     /// Takes a complete list. A Lease that is not in it was deleted.
     pub(super) fn observe_all(&mut self, records: BTreeMap<LeaseId, Record>, now: Instant) {
         let missing: Vec<_> = self.view.ids().into_iter().filter(|id| !records.contains_key(id)).collect();
-        // The Lease of the unsharded receiver is first, while `anchor` is still an earlier time: the list does not show
-        // whether its renewal came before or after the own writes in it.
         for (id, record) in records {
             self.observe(id, Some(record), now);
         }
@@ -201,7 +172,6 @@ impl Ownership {
                 }
             }
             (WriteKind::Leave, _, Outcome::Written(_) | Outcome::Conflict) => self.has_left = true,
-            (WriteKind::Lock, _, Outcome::Written(version)) => self.lock.written(version, replaced, began, &timings),
             // A claim that succeeded too late is repeated, or released, when the watch delivers it.
             (WriteKind::Claim, LeaseId::Unit(unit), Outcome::Written(version))
                 if !is_obsolete && !self.is_leaving && self.until().is_some_and(|until| now < until) =>
@@ -215,8 +185,13 @@ impl Ownership {
             _ => {}
         }
         // The watch may deliver a write before its response arrives.
+        self.delivered(id);
+    }
+
+    /// Notes that the view shows the last own renewal, if it does.
+    fn delivered(&mut self, id: LeaseId) {
         if let (Some(session), Some(record)) = (&mut self.session, self.view.record(id)) {
-            self.anchor = self.anchor.max(session.delivered(&record.version));
+            session.delivered(&record.version);
         }
     }
 
@@ -259,14 +234,13 @@ impl Ownership {
     /// stays closed.
     fn expire(&mut self, now: Instant) {
         if self.until().is_none_or(|until| until <= now) {
-            let is_unsharded = self.session.is_some() && self.lock.renewed().is_none();
-            self.end_all(if is_unsharded { EndReason::Unsharded } else { EndReason::Expired }, now);
+            self.end_all(EndReason::Expired, now);
         }
     }
 
-    /// End of all fences: that of the membership, and that of the Lease of the unsharded receiver.
+    /// End of all fences: that of the membership.
     fn until(&self) -> Option<Instant> {
-        Some(self.session.as_ref()?.until.min(self.lock.until(&self.settings.timings)?))
+        Some(self.session.as_ref()?.until)
     }
 
     /// Decides on everything that is due. At most one write of each Lease is in flight.
@@ -279,11 +253,12 @@ impl Ownership {
         let until = self.until().filter(|until| now < *until);
         if self.is_synced {
             let no_membership = self.membership(now, &mut step);
-            let no_lock = self.keep_locked(now, &mut step);
             self.evict(now, &mut step);
+            let not_admitted = self.admit(now);
             self.update_live(now);
             step.wanted = self.wanted();
-            step.refusal = no_lock.or(no_membership).or(until.is_none().then_some(Refusal::Unconfirmed));
+            let unconfirmed = until.is_none().then_some(Refusal::Unconfirmed);
+            step.refusal = no_membership.or(not_admitted).or(unconfirmed);
             if step.refusal.is_none() && !self.is_leaving {
                 step.refusal = self.balance(now, &mut step);
             }

@@ -204,7 +204,7 @@ mod tests {
             let events = recorder::Metrics::register(&mut registry);
             let readiness = Readiness::default();
             let kymas = Freshness::new();
-            let lease = Regarding::lease("kcp-system", "tidewatch-receiver");
+            let lease = Regarding::lease("kcp-system");
             let mut monitor = CacheMonitor::new(&readiness, metrics, EventRecorder::new(events), lease);
             monitor.add("kymas", kymas.clone());
             monitor.add("secrets", Freshness::new());

@@ -43,15 +43,14 @@ pub struct ActiveFleet {
     pub rotations: RotationHandle,
     /// Role of the replica that runs the fleet-wide tasks.
     pub role: FleetRole,
-    /// All replicas; the responders themselves if there are no others.
+    /// All replicas.
     pub peers: Arc<dyn Peers>,
-    /// Holders of the shards; `None` if this receiver is the only active one, and holds all.
-    pub holders: Option<CurrentHolders>,
+    /// Holders of the shards.
+    pub holders: CurrentHolders,
 }
 
 impl FleetHandle {
-    /// Makes the handle of a receiver that is not active yet. Reports show the instance of the process, which is that of all
-    /// its shards while one Lease stands for them.
+    /// Makes the handle of a receiver that is not active yet. Reports show the instance of the process.
     #[must_use]
     pub fn new(instance: Instance) -> Self {
         Self(Arc::new(Inner { instance, started: Instant::now(), active: OnceLock::new() }))
@@ -111,10 +110,9 @@ impl FleetHandle {
 
     /// Report of the shards, as this replica knows them.
     pub(super) fn shards(&self) -> ShardsReport {
-        let ownership = self.0.active.get().map(|ActiveFleet { table, holders, .. }| match holders {
-            None => shards::single(&table.kymas_by_shard()),
-            Some(holders) => shards::sharded(holders(), table.kymas_by_shard()),
-        });
+        let active = self.0.active.get();
+        let ownership =
+            active.map(|ActiveFleet { table, holders, .. }| shards::ownership(holders(), table.kymas_by_shard()));
         ShardsReport { receiver: self.receiver(), ownership }
     }
 

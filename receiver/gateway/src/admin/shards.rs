@@ -16,18 +16,13 @@ pub struct HolderViews {
 /// Returns the current holders.
 pub type CurrentHolders = Arc<dyn Fn() -> HolderViews + Send + Sync>;
 
-/// Report of a receiver that holds all shards; `runtimes` is the number of each.
-pub(super) fn single(runtimes: &[usize]) -> Ownership {
-    Ownership::Single { shards: runtimes.len(), runtimes: runtimes.iter().sum() }
-}
-
 /// Report of a replica; `runtimes` is the number of each shard.
-pub(super) fn sharded(holders: HolderViews, runtimes: Vec<usize>) -> Ownership {
+pub(super) fn ownership(holders: HolderViews, runtimes: Vec<usize>) -> Ownership {
     // Shards without a place in the list have no holder.
     let holder = holders.shards.into_iter().chain(std::iter::repeat(None));
     let shards = (0..).zip(holder).zip(runtimes);
     let shards = shards.map(|((shard, holder), runtimes)| ShardView { shard, holder, runtimes }).collect();
-    Ownership::Sharded { fleet: holders.fleet, shards }
+    Ownership { fleet: holders.fleet, shards }
 }
 
 #[cfg(test)]
@@ -38,11 +33,10 @@ mod tests {
     fn shards_without_a_known_holder_are_reported_too() {
         let held = HolderView { name: "pod-1".to_owned(), renewed_seconds: 3, moved: None };
         let views = HolderViews { shards: vec![Some(held.clone()), None, Some(held)], fleet: None };
-        let ownership = sharded(views, vec![5, 6, 0]);
-        assert_eq!((ownership.unheld().collect::<Vec<_>>(), ownership.has_fleet_holder()), (vec![1], false));
+        let report = ownership(views, vec![5, 6, 0]);
+        assert_eq!((report.unheld().collect::<Vec<_>>(), report.fleet.is_some()), (vec![1], false));
         // The Leases have not been listed yet.
-        let unknown = sharded(HolderViews::default(), vec![5, 6, 0]);
+        let unknown = ownership(HolderViews::default(), vec![5, 6, 0]);
         assert_eq!(unknown.unheld().collect::<Vec<_>>(), [0, 1, 2]);
-        assert_eq!(single(&[5, 6, 0]), Ownership::Single { shards: 3, runtimes: 11 });
     }
 }

@@ -1,4 +1,4 @@
-//! Flags of a receiver whose replicas are all active.
+//! Flags of the replicas.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -16,7 +16,7 @@ use tidewatch_trust::ReplicaFiles;
 #[command(next_help_heading = "Replicas")]
 pub struct Flags {
     /// Listen address for the other replicas. With it, all replicas are active: they share the runtimes, and relay requests to
-    /// each other over mTLS. Without it, one replica is active and the others wait for its Lease
+    /// each other over mTLS. Without it, one replica is active and the others stand by
     #[arg(long, env = "TIDEWATCH_RELAY_ADDRESS", value_name = "IP:PORT")]
     pub relay_address: Option<SocketAddr>,
 
@@ -24,14 +24,15 @@ pub struct Flags {
     #[arg(long, env = "TIDEWATCH_RELAY_ADVERTISE", value_name = "IP")]
     pub relay_advertise: Option<IpAddr>,
 
-    /// Name of this replica, such as the pod's, unique among the replicas; required with --relay-address
+    /// Name of this replica, such as the pod's, unique among the replicas; required with --relay-address, else the host name by
+    /// default
     #[arg(long, env = "TIDEWATCH_REPLICA_NAME", value_name = "NAME")]
     pub replica_name: Option<ReplicaName>,
 
     /// Number of shards into which the runtimes are divided, from 1 to 256 and the same for all replicas; a replica with another
-    /// number than the stored one takes no shard
-    #[arg(long, env = "TIDEWATCH_SHARDS", default_value_t, value_name = "NUMBER")]
-    pub shards: ShardCount,
+    /// number than the live ones takes no shard. Defaults to 24 with --relay-address; without it, 1 is the only one
+    #[arg(long, env = "TIDEWATCH_SHARDS", value_name = "NUMBER")]
+    pub shards: Option<ShardCount>,
 
     /// PEM file with this replica's certificate for the other replicas, if this receiver does not issue certificates; the only
     /// URI in it is spiffe://<trust domain>/replica/<replica name>
@@ -53,14 +54,26 @@ pub enum FlagsError {
     /// The replica has no name.
     #[error("--relay-address needs --replica-name")]
     Name,
+    /// One replica holds all shards.
+    #[error("--shards {0} needs --relay-address: without it there is 1 shard")]
+    Shards(ShardCount),
     /// Other replicas cannot connect to an unspecified address.
     #[error("the relay address {0} is no address to connect to, which needs --relay-advertise")]
     Advertise(IpAddr),
 }
 
-/// A replica among others, all of which are active.
+/// Settings of the replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaSettings {
+    /// Number of shards.
+    pub shards: ShardCount,
+    /// Relay to the other replicas, with which this one shares the shards; `None` if it shares them with none.
+    pub relay: Option<RelaySettings>,
+}
+
+/// Settings of a replica that relays requests to others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelaySettings {
     /// Name of this replica.
     pub name: ReplicaName,
     /// Listen address for the others.
@@ -72,11 +85,20 @@ pub struct ReplicaSettings {
 }
 
 impl Flags {
-    /// Settings of this replica among others; `None` if one replica alone is to be active.
+    /// Settings of this replica.
     ///
     /// # Errors
     /// [`FlagsError`].
-    pub fn replica(&self) -> Result<Option<ReplicaSettings>, FlagsError> {
+    pub fn settings(&self) -> Result<ReplicaSettings, FlagsError> {
+        let relay = self.relay()?;
+        let shards = self.shards.unwrap_or(if relay.is_some() { ShardCount::default() } else { ShardCount::ONE });
+        if relay.is_none() && shards != ShardCount::ONE {
+            return Err(FlagsError::Shards(shards));
+        }
+        Ok(ReplicaSettings { shards, relay })
+    }
+
+    fn relay(&self) -> Result<Option<RelaySettings>, FlagsError> {
         let Some(address) = self.relay_address else { return Ok(None) };
         let name = self.replica_name.clone().ok_or(FlagsError::Name)?;
         let advertise = self.relay_advertise.unwrap_or(address.ip());
@@ -85,7 +107,7 @@ impl Flags {
         }
         let files = self.relay_cert.clone().zip(self.relay_key.clone()).zip(self.relay_ca.clone());
         let files = files.map(|((certificate, key), roots)| ReplicaFiles { certificate, key, roots });
-        Ok(Some(ReplicaSettings { name, address, advertise, files }))
+        Ok(Some(RelaySettings { name, address, advertise, files }))
     }
 }
 
@@ -101,23 +123,31 @@ mod tests {
         flags: Flags,
     }
 
-    fn parse(flags: &[&str]) -> Result<Option<ReplicaSettings>, String> {
+    fn parse(flags: &[&str]) -> Result<ReplicaSettings, String> {
         let command =
             Command::try_parse_from([&["receiver"], flags].concat()).map_err(|error| error.kind().to_string())?;
-        command.flags.replica().map_err(|error| error.to_string())
+        command.flags.settings().map_err(|error| error.to_string())
     }
 
     #[test]
     fn replica_has_a_name_and_an_address_to_connect_to() {
-        assert_eq!(parse(&["--replica-name", "a", "--relay-advertise", "10.0.0.1"]), Ok(None));
+        let alone = ReplicaSettings { shards: ShardCount::ONE, relay: None };
+        assert_eq!(parse(&["--replica-name", "a", "--relay-advertise", "10.0.0.1"]), Ok(alone.clone()));
+        assert_eq!(parse(&["--shards", "1"]), Ok(alone));
+        let many = FlagsError::Shards(ShardCount::default());
+        assert_eq!(parse(&["--shards", "24"]), Err(many.to_string()));
         let relay = ["--relay-address", "[::]:8445"];
         assert_eq!(parse(&relay), Err(FlagsError::Name.to_string()));
         let named = [&relay[..], &["--replica-name", "a"]].concat();
         assert_eq!(parse(&named), Err(FlagsError::Advertise("::".parse().unwrap()).to_string()));
-        let settings = parse(&[&named[..], &["--relay-advertise", "10.0.0.1"]].concat()).unwrap().unwrap();
-        assert_eq!((settings.advertise, settings.files), ("10.0.0.1".parse().unwrap(), None));
-        let settings = parse(&["--relay-address", "127.0.0.1:0", "--replica-name", "a"]).unwrap().unwrap();
-        assert_eq!(settings.advertise, settings.address.ip());
+        let settings = parse(&[&named[..], &["--relay-advertise", "10.0.0.1"]].concat()).unwrap();
+        assert_eq!(settings.shards, ShardCount::default());
+        let relay = settings.relay.unwrap();
+        assert_eq!((relay.advertise, relay.files), ("10.0.0.1".parse().unwrap(), None));
+        let local = ["--relay-address", "127.0.0.1:0", "--replica-name", "a", "--shards", "1"];
+        let settings = parse(&local).unwrap();
+        let relay = settings.relay.unwrap();
+        assert_eq!((relay.advertise, settings.shards), (relay.address.ip(), ShardCount::ONE));
         for bad in [&["--replica-name", "A_"][..], &["--shards", "0"], &["--shards", "257"], &["--relay-cert", "f"]] {
             assert!(parse(bad).is_err(), "{bad:?}");
         }

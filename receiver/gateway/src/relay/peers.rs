@@ -172,6 +172,28 @@ impl Peers for ReplicaPeers {
     }
 }
 
+/// The peers of a receiver that shares its shards with no other one: itself.
+pub struct OnlyPeer {
+    /// Answers of this receiver.
+    pub answers: Answers,
+    /// Number of shards of the fleet.
+    pub shards: ShardCount,
+}
+
+impl Peers for OnlyPeer {
+    fn ask_all(&self, topic: Topic, question: Bytes) -> BoxFuture<'_, Result<Vec<Bytes>, AskError>> {
+        Box::pin(async move {
+            let mut coverage = Coverage::new(self.shards);
+            let is_whole = coverage.add(self.answers.answer(topic, question).await?);
+            is_whole.then_some(coverage.payloads).ok_or(AskError::Incomplete)
+        })
+    }
+
+    fn ask_fleet_holder(&self, topic: Topic, question: Bytes) -> BoxFuture<'_, Result<Bytes, AskError>> {
+        Box::pin(async move { Ok(self.answers.answer(topic, question).await?.payload) })
+    }
+}
+
 /// Answers to one question, and the shards that they do not cover yet.
 struct Coverage {
     missing: BTreeSet<ShardId>,
@@ -199,9 +221,26 @@ impl Coverage {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
     use tidewatch_api::identity::Instance;
+    use tidewatch_fleet::peers::Responders;
 
     use super::*;
+
+    /// The role of the tasks of the whole fleet may be held a moment longer than the shard.
+    #[test]
+    fn only_peer_answers_while_it_serves_its_shard() {
+        let served = Arc::new(Mutex::new(Vec::new()));
+        let responders = Responders::default();
+        responders.set(Topic::Report, Arc::new(|question| async move { Ok(question) }.boxed()));
+        let known = served.clone();
+        let answers = Answers::new(responders, Arc::new(move || known.lock().clone()), Arc::new(|_| false));
+        let peer = OnlyPeer { answers, shards: ShardCount::ONE };
+        let ask = || peer.ask_all(Topic::Report, "q".into()).now_or_never().unwrap();
+        assert_eq!(ask(), Err(AskError::Incomplete));
+        served.lock().push((ShardCount::ONE.shard(0).unwrap(), Instance::new(1)));
+        assert_eq!(ask(), Ok(vec!["q".into()]));
+    }
 
     #[test]
     fn answers_are_whole_when_each_shard_is_covered_at_least_once() {

@@ -43,7 +43,7 @@ impl World {
         let names = vec!["localhost".parse().unwrap()];
         let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
         let metrics = Metrics::default();
-        let (tls_state, reloader) = open(setup, kcp.client(), kcp.client(), metrics.clone()).await.unwrap();
+        let (tls_state, reloader) = open(setup, kcp.client(), metrics.clone()).await.unwrap();
         let mut registry = Registry::default();
         let hub_metrics = table::Metrics::register(&mut registry);
         let fleet = RuntimeTable::new(ShardCount::default(), table::Settings::default(), hub_metrics);

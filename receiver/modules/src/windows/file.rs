@@ -63,17 +63,11 @@ pub struct PolicyFile {
 
 impl PolicyFile {
     /// Reads the file for the first time; it may also be created later, or be invalid: an upgrade that requires a downtime
-    /// then waits. `namespace` and `lease` name the receiver's Lease, which Events about the file regard.
+    /// then waits. Events about the file regard the Lease of the fleet role in `namespace`.
     #[must_use]
-    pub fn open(
-        path: PathBuf,
-        windows: MaintenanceWindows,
-        recorder: EventRecorder,
-        namespace: &str,
-        lease: &str,
-    ) -> Self {
+    pub fn open(path: PathBuf, windows: MaintenanceWindows, recorder: EventRecorder, namespace: &str) -> Self {
         let contents = LastGood::new("Maintenance windows", None);
-        let lease = Regarding::lease(namespace, lease);
+        let lease = Regarding::lease(namespace);
         let clock = ClockSteps::new(Timestamp::now(), Instant::now());
         let mut file = Self { path, windows, contents, is_unreadable: false, recorder, lease, clock };
         if !file.reload() {

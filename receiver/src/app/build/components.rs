@@ -11,6 +11,7 @@ use tidewatch_api::{Watcher, key::KymaKey};
 use tidewatch_cluster::{
     WriteBudgets,
     kinds::KindCache,
+    leader::WriteFence,
     limits::REQUEST_DEADLINE,
     runtime_access::{self, RuntimeAccess},
 };
@@ -31,20 +32,18 @@ use tidewatch_modules::{
     mandatory::MandatoryModules,
     manifest::{self, module_watches},
 };
-use tokio::time::Instant;
 
 use crate::app::{Process, changes, counters::Counters};
 
 /// Creates the components that changes of KCP reach. With `installs`, the plan also has the watches that the agents'
-/// installation needs; if it `is_sharded`, no shard is held yet.
+/// installation needs.
 pub(super) fn components(
     process: &Process,
     stores: Stores,
     installs: bool,
     counters: &Counters,
-    is_sharded: bool,
 ) -> Result<changes::Components> {
-    let Process { config, fence, instance, tls_state, role, .. } = process;
+    let Process { config, replica, tls_state, role, .. } = process;
     let backdate = tls_state.authority.as_ref().map_or(Duration::ZERO, tidewatch_trust::Authority::backdate);
     let settings = table::Settings {
         heartbeat: config.heartbeat,
@@ -54,12 +53,7 @@ pub(super) fn components(
         slots: usize::from(config.concurrency),
         ..table::Settings::default()
     };
-    let fleet = if is_sharded {
-        RuntimeTable::new(config.replicas.shards, settings, counters.fleet.clone())
-    } else {
-        // The Lease of this process stands for all shards, so they share its instance.
-        RuntimeTable::holding_all(settings, counters.fleet.clone(), *instance, fence, Instant::now())
-    };
+    let fleet = RuntimeTable::new(replica.shards, settings, counters.fleet.clone());
     let settings = manifest_queue::Settings { slots: settings.slots, ..manifest_queue::Settings::default() };
     let manifest_queue = ManifestQueue::new(settings, counters.manifests.clone(), fleet.tenures());
     #[cfg(feature = "stamps")]
@@ -70,7 +64,7 @@ pub(super) fn components(
         allow: config.allow_runtime_addresses.clone(),
         deny: config.deny_runtime_addresses.clone(),
         system_roots: SystemRoots::load(),
-        fence: fence.clone(),
+        fence: WriteFence::closed(),
         ..Default::default()
     };
     let restricted_modules = restricted_modules(&config.restricted_default_modules);

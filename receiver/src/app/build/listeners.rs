@@ -8,7 +8,7 @@ use tidewatch_fleet::{forward, table::RuntimeTable};
 use tidewatch_gateway::{
     enrolment::EnrolmentService,
     ports::{
-        self, Gateway, StartGate, V3Handler,
+        self, Gateway, V3Handler,
         enrol::{self, EnrolmentHandler},
         v2::{self, V2Adapter, V2Handler},
     },
@@ -31,8 +31,8 @@ impl Builder<'_> {
             enrolments,
             max_connections: self.connections.of(config.capacity.event_max_connections),
             handshake_steps: config.capacity.handshake_steps(),
-            relay: self.relay.clone(),
-            start_gate: StartGate::new(self.synced.clone()),
+            relay: self.sharding.relay(),
+            start_gate: self.start_gate.clone(),
             ..ports::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone())
         };
         let fleet = components.fleet.clone();
@@ -52,8 +52,8 @@ impl Builder<'_> {
         let settings = v2::settings(flags.v2_address, config.trust_domain.clone());
         let max_connections = self.connections.of(flags.v2_max_connections);
         let handshake_steps = config.capacity.handshake_steps();
-        let relay = self.relay.clone();
-        let start_gate = StartGate::new(self.synced.clone());
+        let relay = self.sharding.relay();
+        let start_gate = self.start_gate.clone();
         let settings = ports::Settings { revocations, max_connections, handshake_steps, relay, start_gate, ..settings };
         let adapter = V2Adapter::new(fleet, plans, v2_allowed, forward);
         let callers = files.callers.clone();
@@ -69,25 +69,14 @@ impl Builder<'_> {
         let Self { process: Process { config, tls_state, .. }, counters, .. } = self;
         let settings = enrol::settings(config.enrolment.enrolment_address, config.trust_domain.clone());
         let max_connections = self.connections.of(config.enrolment.enrolment_max_connections);
-        let relay = self.relay.clone();
-        let start_gate = StartGate::new(self.synced.clone());
+        let relay = self.sharding.relay();
+        let start_gate = self.start_gate.clone();
         let settings = ports::Settings { max_connections, relay, start_gate, ..settings };
         let metrics = counters.enrolment_port.clone();
         let handler = move |settings: &_| Arc::new(EnrolmentHandler::new(settings, enrolments, metrics));
         // The TLS configuration of this port requests no client certificate.
         Gateway::bind(settings, tls_state.enrolment.clone(), handler).boxed()
     }
-}
-
-/// Checks the files of contract v2, which the active receiver opens: a standby must not fail when it takes over.
-///
-/// # Errors
-/// A file is missing or unusable.
-pub(in crate::app) fn check_v2_files(config: &Config, metrics: &tidewatch_trust::Metrics) -> Result<()> {
-    if config.v2.v2 {
-        v2_files(config, metrics)?;
-    }
-    Ok(())
 }
 
 fn v2_files(config: &Config, metrics: &tidewatch_trust::Metrics) -> Result<v2::TlsFiles, v2::TlsFilesError> {

@@ -1,4 +1,4 @@
-//! Bodies of the cached Kymas, Manifests and access Secrets of a replica among others: whole objects of the shards that it
+//! Bodies of the cached Kymas, Manifests and access Secrets: whole objects of the shards that it
 //! holds or acquires, facts of the others.
 //!
 //! The watch alone decides which objects exist, and in which version. A [`fetch`] only adds the body of exactly the version

@@ -36,8 +36,8 @@ pub(super) struct EventHandlers {
     pub(super) watchers_changed: Arc<Notify>,
     owners: Arc<SecretOwners>,
     pub(super) placer: KymaPlacer,
-    /// Bodies of the cached objects, if those of other replicas' shards are reduced.
-    bodies: Option<CacheBodies>,
+    /// Bodies of the cached objects: those of other replicas' shards are reduced.
+    bodies: CacheBodies,
 }
 
 impl EventHandlers {
@@ -45,7 +45,7 @@ impl EventHandlers {
         components: Components,
         debouncer: Arc<CatalogDebouncer>,
         owners: Arc<SecretOwners>,
-        bodies: Option<CacheBodies>,
+        bodies: CacheBodies,
     ) -> Self {
         let placer =
             KymaPlacer::new(components.fleet.clone(), components.plans.clone(), components.stores.kymas.clone());
@@ -137,7 +137,7 @@ impl EventHandlers {
                     } else if is_relabelled || (is_new && !initial) {
                         handover::register(&components.manifest_queue, &components.stores.manifests, &key);
                     }
-                    if let Some(bodies) = bodies.as_ref().filter(|_| is_new || is_relabelled) {
+                    if is_new || is_relabelled {
                         // It may have come into another shard.
                         bodies.kyma_moved(&key);
                     }

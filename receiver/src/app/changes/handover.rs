@@ -24,8 +24,8 @@ pub struct ShardHandover {
     catalog: Catalog,
     kinds: KindCache,
     recorder: EventRecorder,
-    /// Bodies of the cached objects, if those of other replicas' shards are reduced.
-    bodies: Option<CacheBodies>,
+    /// Bodies of the cached objects: those of other replicas' shards are reduced.
+    bodies: CacheBodies,
     /// Cancelled when the caches are synced.
     synced: CancellationToken,
 }
@@ -35,7 +35,7 @@ impl ShardHandover {
     pub(super) fn new(
         components: &Components,
         placer: KymaPlacer,
-        bodies: Option<CacheBodies>,
+        bodies: CacheBodies,
         synced: CancellationToken,
     ) -> Self {
         let Components { stores, fleet, manifest_queue, manifest_memories, catalog, kinds, recorder, .. } =
@@ -50,23 +50,17 @@ impl ShardHandover {
     pub fn prepare(&self, shard: ShardId) -> BoxFuture<'static, ()> {
         let synced = self.synced.clone();
         let bodies = self.bodies.clone();
-        if let Some(bodies) = &bodies {
-            bodies.keep(shard);
-        }
+        bodies.keep(shard);
         async move {
             synced.cancelled().await;
-            if let Some(bodies) = bodies {
-                bodies.are_complete(shard).await;
-            }
+            bodies.are_complete(shard).await;
         }
         .boxed()
     }
 
     /// Drops the bodies of objects in the shards of other replicas from now on.
     pub(crate) fn reduce_others(&self) {
-        if let Some(bodies) = &self.bodies {
-            bodies.reduce_others();
-        }
+        self.bodies.reduce_others();
     }
 
     /// Begins to serve a shard that is prepared, once the caches have synced: places its Kymas, registers their Manifests, and accepts
@@ -109,9 +103,7 @@ impl ShardHandover {
             self.kinds.forget(kyma);
             self.recorder.forget_kyma(kyma);
         }
-        if let Some(bodies) = &self.bodies {
-            bodies.release(shard);
-        }
+        self.bodies.release(shard);
         released
     }
 }
@@ -125,10 +117,12 @@ pub(super) fn register(queue: &ManifestQueue, manifests: &Manifests, kyma: &Kyma
 
 #[cfg(test)]
 pub(in crate::app) mod tests {
-    use kube::runtime::reflector;
+    use std::sync::Arc;
+
+    use kube::runtime::reflector::{self, store::Writer};
     use serde_json::json;
     use tidewatch_api::{Kyma, Manifest, names::label, plan::Plan, shard::ShardCount};
-    use tidewatch_cluster::WriteBudgets;
+    use tidewatch_cluster::{WriteBudgets, runtime_access, runtime_access::RuntimeAccess};
     use tidewatch_fleet::{
         plans::Plans,
         queue::{Priority, ReconcileOutcome, WorkSet},
@@ -140,6 +134,10 @@ pub(in crate::app) mod tests {
     use tidewatch_modules::catalog;
 
     use super::*;
+    use crate::app::changes::{
+        bodies::{Bodies, KymaCache, ManifestCache, SecretCache},
+        owners::SecretOwners,
+    };
 
     fn key(name: &str) -> KymaKey {
         KymaKey::new("ns", name)
@@ -192,6 +190,18 @@ pub(in crate::app) mod tests {
                 manifest_writer.apply_watcher_event(&kube::runtime::watcher::Event::Apply(manifest.clone()));
                 manifests.apply(&manifest);
             }
+            let secrets = Writer::default();
+            let owners = Arc::new(SecretOwners::from(secrets.as_reader()));
+            let access = RuntimeAccess::new(runtime_access::Settings::default(), runtime_access::Metrics::default());
+            let metrics = || tidewatch_cluster::Metrics::register(&mut Registry::default());
+            let kyma_cache = Arc::new(KymaCache::from(kymas.clone()));
+            let manifest_cache = Arc::new(ManifestCache::from(manifests.clone()));
+            let secret_cache = Arc::new(SecretCache::new(owners, access, |_| ()));
+            let bodies = CacheBodies {
+                kymas: Bodies::new(kyma_cache, writer.into(), kymas.clone(), shards, metrics()),
+                manifests: Bodies::new(manifest_cache, manifest_writer.into(), kymas.clone(), shards, metrics()),
+                secrets: Bodies::new(secret_cache, secrets.into(), kymas.clone(), shards, metrics()),
+            };
             let plans = Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap());
             let synced = CancellationToken::new();
             let handover = ShardHandover {
@@ -207,7 +217,7 @@ pub(in crate::app) mod tests {
                 ),
                 kinds: KindCache::default(),
                 recorder: EventRecorder::new(recorder::Metrics::register(&mut Registry::default())),
-                bodies: None,
+                bodies,
                 synced: synced.clone(),
             };
             let mine = shard("a");

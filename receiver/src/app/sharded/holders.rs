@@ -14,7 +14,7 @@ use tokio::time::Instant;
 #[derive(Clone)]
 pub struct ShardHolders {
     holders: HoldersHandle,
-    shards: ShardCount,
+    pub(super) shards: ShardCount,
 }
 
 impl ShardHolders {
@@ -27,6 +27,11 @@ impl ShardHolders {
     /// The holders, to publish them.
     pub(super) fn handle(&self) -> HoldersHandle {
         self.holders.clone()
+    }
+
+    /// True if each shard and the fleet role have a holder.
+    pub(super) fn are_complete(&self) -> bool {
+        self.holders.current().are_complete(self.shards)
     }
 
     /// Recognizes another replica that holds the fleet role.

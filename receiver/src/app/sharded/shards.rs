@@ -13,16 +13,25 @@ use super::Followers;
 impl Consumer for Followers {
     fn prepare(&mut self, unit: Unit) -> BoxFuture<'static, ()> {
         match unit {
-            Unit::Shard(shard) => self.handover.prepare(shard),
+            Unit::Shard(shard) => {
+                self.held.send_modify(|held| held.has_claim = true);
+                self.handover.prepare(shard)
+            }
             Unit::Fleet => future::ready(()).boxed(),
         }
     }
 
     async fn acquire(&mut self, unit: Unit, instance: Instance, fence: WriteFence) -> Vec<KymaKey> {
         match unit {
-            Unit::Shard(shard) => self.handover.acquire(shard, instance, &fence).await,
+            Unit::Shard(shard) => {
+                let acquired = self.handover.acquire(shard, instance, &fence).await;
+                self.held.send_modify(|held| held.has_shard = true);
+                self.serves_shard.cancel();
+                acquired
+            }
             Unit::Fleet => {
                 self.role.acquire(fence);
+                self.held.send_modify(|held| held.has_role = true);
                 Vec::new()
             }
         }
@@ -46,8 +55,14 @@ impl Consumer for Followers {
 
     fn release(&mut self, unit: Unit) {
         match unit {
-            Unit::Shard(shard) => self.handover.release(shard).iter().for_each(&self.forget),
-            Unit::Fleet => self.role.end(),
+            Unit::Shard(shard) => {
+                self.handover.release(shard).iter().for_each(&self.forget);
+                self.held.send_modify(|held| held.has_lost_shard = true);
+            }
+            Unit::Fleet => {
+                self.role.end();
+                self.held.send_modify(|held| held.has_role = false);
+            }
         }
     }
 }
@@ -58,6 +73,8 @@ mod tests {
 
     use parking_lot::Mutex;
     use tidewatch_cluster::leader::FleetRole;
+    use tokio::sync::watch;
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
     use crate::app::changes::testing::Setup;
@@ -73,6 +90,8 @@ mod tests {
             role: FleetRole::released(),
             enqueue: Box::new(move |kymas| enqueued.lock().extend_from_slice(kymas)),
             forget: Box::new(move |kyma| forgotten.lock().push(kyma.clone())),
+            held: watch::Sender::default(),
+            serves_shard: CancellationToken::new(),
         };
         (followers, seen)
     }

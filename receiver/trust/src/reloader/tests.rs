@@ -31,7 +31,7 @@ async fn open(kcp: &FakeKcp, arguments: &[String]) -> anyhow::Result<(TlsState, 
     let domain = "kyma.local".parse().unwrap();
     let names = vec!["localhost".parse().unwrap()];
     let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
-    crate::open(setup, kcp.client(), kcp.client(), Metrics::default()).await
+    crate::open(setup, kcp.client(), Metrics::default()).await
 }
 
 /// Leaf that a client with these roots accepts; `None` if it rejects the server.

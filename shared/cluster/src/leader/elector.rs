@@ -1,4 +1,4 @@
-//! Acquires, renews and releases the Lease of the active receiver.
+//! Acquires, renews and releases the Lease of the one process that is active.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -67,6 +67,7 @@ impl LeaderElector {
     pub fn new(
         client: Client,
         namespace: &str,
+        name: &str,
         flags: &Flags,
         instance: Instance,
         fence: WriteFence,
@@ -77,7 +78,7 @@ impl LeaderElector {
         let election = Election::new(&instance.to_string(), place, &host(), timings.lease);
         Self {
             api: LeaseApi::new(Api::namespaced(client, namespace), timings.call),
-            name: flags.lease_name.clone(),
+            name: name.to_owned(),
             timings,
             election,
             fence,

@@ -4,13 +4,12 @@
 //! The writes of a reconcile that [`fenced`] runs need the fence of its shard. All others need that of their client.
 
 use std::{
-    io, mem,
+    mem,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -41,8 +40,6 @@ const UNOPENED: u64 = 0;
 const CLOSED: u64 = 1;
 /// Open without end.
 const UNBOUNDED: u64 = u64::MAX;
-/// Longest pause between two checks of the guard, for an end that was moved forward.
-const GUARD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time on the executor's clock: that of the system, except in simulations.
 fn now() -> Instant {
@@ -123,25 +120,6 @@ impl WriteFence {
         self.0.until.store(CLOSED, Ordering::Release);
     }
 
-    /// Watches the end on a dedicated thread, which no blocked executor can delay, and calls `ended` when the fence
-    /// expires. Not called after [`WriteFence::close`].
-    ///
-    /// # Errors
-    /// The thread cannot be started.
-    pub fn guard(&self, ended: impl FnOnce() + Send + 'static) -> io::Result<()> {
-        let fence = self.clone();
-        let watch = move || loop {
-            let now = fence.nanos(now());
-            match fence.0.until.load(Ordering::Acquire) {
-                CLOSED => return,
-                UNOPENED | UNBOUNDED => thread::sleep(GUARD_INTERVAL),
-                until if now < until => thread::sleep(Duration::from_nanos(until - now).min(GUARD_INTERVAL)),
-                _ => return ended(),
-            }
-        };
-        thread::Builder::new().name("lease".to_owned()).spawn(watch).map(drop)
-    }
-
     /// Layer that puts the fence in front of a client's requests.
     pub fn layer<S>(&self) -> impl Layer<S, Service = Fenced<S>> + Clone + use<S> {
         let fence = self.clone();
@@ -197,8 +175,6 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-
     use tower::{BoxError, Layer as _, ServiceBuilder, ServiceExt as _, buffer::Buffer, service_fn};
 
     use super::*;
@@ -216,24 +192,10 @@ mod tests {
     }
 
     #[test]
-    fn expiry_runs_the_callback_and_is_final() {
+    fn expiry_is_final() {
         let fence = WriteFence::closed();
-        let (sender, receiver) = mpsc::channel();
-        fence.guard(move || sender.send(()).unwrap_or_default()).unwrap();
-        assert!(fence.extend(Instant::now() + Duration::from_millis(20)));
-        receiver.recv_timeout(SOON).unwrap();
+        fence.extend(Instant::now());
         assert!(!fence.is_open() && !fence.extend(Instant::now() + SOON));
-    }
-
-    #[test]
-    fn close_does_not_run_the_callback() {
-        let fence = WriteFence::closed();
-        let (sender, receiver) = mpsc::channel();
-        fence.extend(Instant::now() + SOON);
-        fence.guard(move || sender.send(()).unwrap_or_default()).unwrap();
-        fence.close();
-        // The guard ends and drops its callback.
-        assert_eq!(receiver.recv_timeout(SOON), Err(mpsc::RecvTimeoutError::Disconnected));
     }
 
     #[tokio::test]

@@ -103,13 +103,6 @@ pub fn acquired(mut lease: Lease, identity: &str, duration: Duration) -> Lease {
     lease
 }
 
-/// The Lease with a new time of renewal and this duration.
-pub fn renewed_for(lease: Lease, duration: Duration) -> Lease {
-    let mut lease = renewed(lease);
-    lease.spec.get_or_insert_default().lease_duration_seconds = Some(seconds(duration));
-    lease
-}
-
 /// The Lease with a new time of renewal.
 pub fn renewed(mut lease: Lease) -> Lease {
     lease.spec.get_or_insert_default().renew_time = Some(MicroTime(Timestamp::now()));
@@ -128,7 +121,7 @@ pub fn released(lease: Lease) -> Lease {
 }
 
 /// Host name, which makes an identity readable for operators.
-pub(super) fn host() -> String {
+pub fn host() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match name.trim() {
         "" => "receiver".to_owned(),

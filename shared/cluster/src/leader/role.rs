@@ -43,7 +43,7 @@ impl FleetRole {
         Self(Arc::new(Inner { fence: watch::Sender::new(None), running: RwLock::default() }))
     }
 
-    /// The role of a receiver that is the only one that is active.
+    /// The role of a process that is the only one.
     #[must_use]
     pub fn held(fence: WriteFence) -> Self {
         let role = Self::released();

@@ -17,22 +17,12 @@ pub struct ShardsReport {
 
 /// Holders of the shards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "mode")]
-pub enum Ownership {
-    /// This receiver holds all shards, by its Lease.
-    Single {
-        /// Number of shards.
-        shards: usize,
-        /// Number of runtimes.
-        runtimes: usize,
-    },
-    /// Each shard has a replica that holds it, by a Lease.
-    Sharded {
-        /// Holder of the role that runs the fleet-wide tasks; `None` if it has none.
-        fleet: Option<HolderView>,
-        /// Shards in order.
-        shards: Vec<ShardView>,
-    },
+#[serde(rename_all = "camelCase")]
+pub struct Ownership {
+    /// Holder of the role that runs the fleet-wide tasks; `None` if it has none.
+    pub fleet: Option<HolderView>,
+    /// Shards in order.
+    pub shards: Vec<ShardView>,
 }
 
 /// One shard.
@@ -63,17 +53,7 @@ pub struct HolderView {
 impl Ownership {
     /// Shards without a holder.
     pub fn unheld(&self) -> impl Iterator<Item = u16> {
-        let shards = match self {
-            Self::Single { .. } => &[][..],
-            Self::Sharded { shards, .. } => shards,
-        };
-        shards.iter().filter(|shard| shard.holder.is_none()).map(|shard| shard.shard)
-    }
-
-    /// True if the fleet role has a holder.
-    #[must_use]
-    pub fn has_fleet_holder(&self) -> bool {
-        matches!(self, Self::Single { .. } | Self::Sharded { fleet: Some(_), .. })
+        self.shards.iter().filter(|shard| shard.holder.is_none()).map(|shard| shard.shard)
     }
 }
 
@@ -89,16 +69,13 @@ mod tests {
         let held = Some(HolderView { name: "pod-1".to_owned(), renewed_seconds: 3, moved });
         let shards =
             vec![ShardView { shard: 0, holder: held, runtimes: 5 }, ShardView { shard: 1, holder: None, runtimes: 6 }];
-        let ownership = Ownership::Sharded { fleet: None, shards };
+        let ownership = Ownership { fleet: None, shards };
         let holder = json!({"name": "pod-1", "renewedSeconds": 3, "moved": "2026-11-25T20:00:00Z"});
-        let expected = json!({"mode": "sharded", "fleet": null, "shards": [
+        let expected = json!({"fleet": null, "shards": [
             {"shard": 0, "holder": holder, "runtimes": 5}, {"shard": 1, "holder": null, "runtimes": 6},
         ]});
         assert_eq!(json!(ownership), expected);
         assert_eq!(from_value::<Ownership>(expected).unwrap(), ownership);
-        assert_eq!((ownership.unheld().collect::<Vec<_>>(), ownership.has_fleet_holder()), (vec![1], false));
-        let single = Ownership::Single { shards: 3, runtimes: 11 };
-        assert_eq!(json!(single), json!({"mode": "single", "shards": 3, "runtimes": 11}));
-        assert_eq!((single.unheld().count(), single.has_fleet_holder()), (0, true));
+        assert_eq!(ownership.unheld().collect::<Vec<_>>(), [1]);
     }
 }

@@ -1,15 +1,12 @@
-//! Writes of an idle system: only the active receiver's Lease in KCP, and only the canary Lease in a runtime.
+//! Writes of an idle system: only the receiver's membership Lease in KCP, and only the canary Lease in a runtime.
 
 use std::time::Duration;
 
 use anyhow::Result;
-use tidewatch_api::names::AGENT_OBJECT;
+use tidewatch_api::{leases, names::AGENT_OBJECT};
 use tidewatch_testing::progress::Step;
 
 use super::{Figure, Settings, runtime_setup::RuntimeSetup};
-
-/// Leader election Lease of the receiver, under its default name.
-const LEASE: &str = "tidewatch-receiver";
 
 /// Waits and counts, by the API servers' audit logs.
 ///
@@ -28,8 +25,9 @@ pub async fn idle(settings: &Settings, minutes: u32, emit: &mut impl FnMut(&Figu
     let ours = |writes: Vec<tidewatch_testing::control_plane::audit::Write>| {
         writes.into_iter().filter(|write| !write.is_kubernetes_own())
     };
+    let member = leases::member(0);
     let renewal =
-        |write: &tidewatch_testing::control_plane::audit::Write| write.resource == "leases" && write.name == LEASE;
+        |write: &tidewatch_testing::control_plane::audit::Write| write.resource == "leases" && write.name == member;
     let (renewals, kcp): (Vec<_>, Vec<_>) = ours(kcp.writes_since(marks.0)?).partition(renewal);
     let canary = |write: &tidewatch_testing::control_plane::audit::Write| {
         write.resource == "leases" && write.name == AGENT_OBJECT

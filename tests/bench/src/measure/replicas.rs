@@ -6,10 +6,10 @@
 //! * `kill`: one of three replicas is killed under load and started again, several times.
 //! * `rolling`: all three are restarted under load, one after the other.
 //! * `memory`: all three together, with connected agents, and the time until events are accepted. The floor is one receiver
-//!   without shards; for the times it has 5,000 agents at most. Compared with it are also the agents
+//!   without a relay; for the times it has 5,000 agents at most. Compared with it are also the agents
 //!   of the three that are connected to the holders of their runtimes, and the least times if two thirds of these requests took a hop.
 //! * `kcp`: the load of each of three on KCP: open watches, lists at its start and when another is lost, writes while nothing
-//!   changes and for each change. The floor is one receiver without shards.
+//!   changes and for each change. The floor is one receiver without a relay.
 //!
 //! A change is a channel that the user of a runtime sets: its reconcile writes the status of both Kymas and nothing else. It
 //! is accepted when the agent has the answer to its event, and settled when the status in the runtime shows it.

@@ -17,7 +17,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::{NAMESPACE, Rng, TICK, UNSHARDED, shards};
+use super::{NAMESPACE, Rng, TICK, shards};
 
 /// State of the network between a replica and the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +163,7 @@ impl ControlPlane {
     pub(crate) fn new() -> Self {
         let (requests, arriving) = mpsc::unbounded_channel();
         let cluster = FakeCluster::in_memory();
-        for lease in leases::objects(NAMESPACE, UNSHARDED, shards()) {
+        for lease in leases::objects(NAMESPACE, shards()) {
             let key = format!("coordination.k8s.io/leases/{NAMESPACE}/{}", lease.metadata.name.as_deref().unwrap());
             cluster.edit(&key, |object| *object = serde_json::to_value(&lease).unwrap());
         }

@@ -47,7 +47,7 @@ use tokio_util::sync::CancellationToken;
 use turmoil::net::TcpListener;
 
 use super::{
-    LEASE, MAX_WRITE_LATENCY, NAMESPACE, REPLICAS, REQUEST_DEADLINE, RUNTIMES, Rng, TICK, UNSHARDED,
+    LEASE, MAX_WRITE_LATENCY, NAMESPACE, REPLICAS, REQUEST_DEADLINE, RUNTIMES, Rng, TICK,
     network::{GatedListener, RelayNetwork},
     shards,
     shared_state::{self, Identities, SharedState, kyma, unit_of},
@@ -114,7 +114,6 @@ pub(crate) async fn run(shared: SharedState, at: usize, mut rng: Rng) -> turmoil
         namespace: NAMESPACE.to_owned(),
         place: None,
         lease_duration: LEASE,
-        unsharded_lease: UNSHARDED.to_owned(),
         shards: shards(),
         relay_address: Some(address.to_string()),
     };

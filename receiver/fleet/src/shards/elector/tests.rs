@@ -21,12 +21,11 @@ use crate::shards::ShardChange;
 const LEASE: Duration = Duration::from_secs(15);
 const SECOND: Duration = Duration::from_secs(1);
 const SHARDS: u16 = 5;
-const UNSHARDED: &str = "leases/tidewatch-receiver";
 
 /// An API server with the Leases of an installation.
 fn installation() -> FakeApiServer {
     let server = FakeApiServer::default();
-    for lease in leases::objects("kcp-system", "tidewatch-receiver", count()) {
+    for lease in leases::objects("kcp-system", count()) {
         let name = lease.metadata.name.clone().unwrap();
         server.edit(&format!("leases/{name}"), |object| {
             *object = serde_json::to_value(&lease).unwrap();
@@ -79,10 +78,13 @@ impl Replica {
             namespace: "kcp-system".to_owned(),
             place: None,
             lease_duration: LEASE,
-            unsharded_lease: "tidewatch-receiver".to_owned(),
             shards: count(),
             relay_address: Some(format!("{name}:8443")),
         };
+        Self::start_with(client, settings, instance)
+    }
+
+    fn start_with(client: Client, settings: Settings, instance: u64) -> Self {
         let metrics = Metrics::default();
         let holders = HoldersHandle::default();
         let started =
@@ -137,10 +139,11 @@ async fn replicas_share_the_shards_and_take_over_from_a_dead_one() {
     run_all([one, two, three], LEASE * 3).await;
     assert_eq!([one.held.len(), two.held.len(), three.held.len()], [2, 2, 2]);
     assert!(one.held.keys().all(|unit| !two.held.contains_key(unit) && !three.held.contains_key(unit)));
-    let unsharded = server.object(UNSHARDED).unwrap();
-    assert_eq!(unsharded["spec"]["holderIdentity"], "tidewatch-shards-5");
-    assert_eq!(unsharded["metadata"]["annotations"][leases::SHARDS], "5");
-    assert_eq!(unsharded["metadata"]["labels"]["kept"], "yes");
+    let members = server.objects();
+    let members: Vec<_> =
+        members.values().filter(|lease| lease["metadata"]["annotations"][leases::SHARDS] == "5").collect();
+    assert!(members.len() == 3, "{members:?}");
+    assert!(members.iter().all(|lease| lease["metadata"]["labels"]["kept"] == "yes"));
 
     // All know the holders.
     for (replica, name) in [(&*one, "pod-1"), (two, "pod-2"), (three, "pod-3")] {
@@ -163,8 +166,8 @@ async fn replicas_share_the_shards_and_take_over_from_a_dead_one() {
     let calls = server.calls();
     let count = |call: &str| calls.iter().filter(|it| it.starts_with(call)).count();
     assert!((33..=36).contains(&count("PUT leases/tidewatch-replica")), "{calls:?}");
-    assert!((8..=36).contains(&count("PUT leases/tidewatch-receiver")), "{calls:?}");
-    assert_eq!(count("PUT leases/tidewatch-shard") + count("GET leases"), 0, "{calls:?}");
+    assert_eq!(count("PUT"), count("PUT leases/tidewatch-replica"), "{calls:?}");
+    assert_eq!(count("GET leases"), 0, "{calls:?}");
 
     // A dead replica holds its shards for the duration of the Lease.
     three.task.abort();
@@ -178,7 +181,8 @@ async fn replicas_share_the_shards_and_take_over_from_a_dead_one() {
     }));
     run_all([one, two], SECOND * 12).await;
     assert_eq!((one.held.len(), two.held.len()), (3, 3));
-    assert_eq!((one.metrics.held.get(), one.metrics.wanted.get(), one.metrics.acquired.get() >= 3), (3, 3, true));
+    let shown = one.metrics.held.get() + one.metrics.fleet_role.get();
+    assert_eq!((shown, one.metrics.wanted.get(), one.metrics.acquired.get() >= 3), (3, 3, true));
     assert_eq!(holder(&server, "leases/other").as_deref(), Some("other"));
 }
 
@@ -278,30 +282,43 @@ async fn list_without_a_response_is_requested_anew_before_a_lease_lapses() {
     assert_eq!(replica.held.len(), 6);
 }
 
+/// One is a warm standby: it takes over when the Lease of the other one has lapsed, and at once when that one stops.
 #[tokio::test(start_paused = true)]
-async fn unsharded_receiver_and_its_rollback_exclude_shards() {
+async fn replica_without_a_relay_address_stands_by() {
     let server = installation();
-    let renew = |n: u32| {
-        let time = format!("2026-01-01T00:00:{n:02}.000000Z");
-        server.edit(UNSHARDED, |lease| {
-            lease["spec"] = json!({"holderIdentity": "old_1", "leaseDurationSeconds": 15, "renewTime": time});
-        });
+    let start = |name: &str, instance| {
+        let settings = Settings {
+            name: name.to_owned(),
+            namespace: "kcp-system".to_owned(),
+            place: None,
+            lease_duration: LEASE,
+            shards: ShardCount::ONE,
+            relay_address: None,
+        };
+        Replica::start_with(server.client(), settings, instance)
     };
-    renew(0);
-    let mut replica = Replica::start(server.client(), "a", 1);
-    for n in 1..5 {
-        replica.run(SECOND * 10, true).await;
-        assert!(replica.held.is_empty());
-        assert_eq!(replica.metrics.refused.get_or_create(&ReasonLabel { reason: "unsharded-active" }).get(), 1);
-        renew(n);
+    let mut one = start("a", 1);
+    one.run(SECOND * 2, true).await;
+    let mut two = start("b", 2);
+    let refused = |replica: &Replica| replica.metrics.refused.get_or_create(&ReasonLabel { reason: "standby" }).get();
+    run_all([&mut one, &mut two], LEASE * 4).await;
+    assert_eq!((one.held.len(), two.held.len()), (2, 0), "the shard and the fleet role");
+    assert_eq!((refused(&one), refused(&two)), (0, 1));
+    let member = server.object("leases/tidewatch-replica-0").unwrap();
+    assert_eq!(member["metadata"]["annotations"][leases::REPLICA], "a");
+    assert_eq!(member["metadata"]["annotations"][leases::SHARDS], Value::Null);
+
+    let killed = Instant::now();
+    one.task.abort();
+    while two.held.len() < 2 {
+        two.run(SECOND / 10, true).await;
     }
-    // It ends in order.
-    server.edit(UNSHARDED, |lease| lease["spec"]["holderIdentity"] = Value::Null);
-    replica.run(SECOND * 3, true).await;
-    assert_eq!(replica.held.len(), 6);
-    // A write that gets its Lease all the same ends the shards.
-    renew(9);
-    replica.run(SECOND, true).await;
-    assert!(replica.held.is_empty());
-    assert_eq!(replica.metrics.ended.get_or_create(&ReasonLabel { reason: "unsharded" }).get(), 6);
+    assert!(killed.elapsed() > LEASE / 2 && killed.elapsed() < LEASE + SECOND * 5, "{:?}", killed.elapsed());
+    let mut three = start("c", 3);
+    run_all([&mut two, &mut three], LEASE * 2).await;
+    assert_eq!((two.held.len(), three.held.len(), refused(&three)), (2, 0, 1));
+    two.stop.cancel();
+    run_all([&mut two, &mut three], SECOND * 2).await;
+    assert_eq!((two.held.len(), three.held.len(), refused(&three)), (0, 2, 0));
+    timeout(SECOND, two.task).await.unwrap().unwrap();
 }

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use tidewatch_api::leases;
-use tidewatch_cluster::leader::{LeaseApi, LeaseError, acquired, record, released, renewed, renewed_for};
+use tidewatch_cluster::leader::{LeaseApi, LeaseError, acquired, record, released, renewed};
 
 use super::super::{
     Settings,
     ownership::{Outcome, Write, WriteKind},
-    record::{LeaseId, LeaseNames, lock_duration},
+    record::LeaseId,
 };
 
 /// Result of a write, and the Lease as it was written.
@@ -26,9 +26,6 @@ pub(super) struct Content {
     pub(super) settings: Settings,
     /// Identity of this replica.
     pub(super) identity: String,
-    /// Holder of the Lease of the unsharded receiver.
-    pub(super) sharded: String,
-    pub(super) names: LeaseNames,
 }
 
 impl Content {
@@ -37,7 +34,7 @@ impl Content {
     pub(super) async fn send(&self, api: &LeaseApi, write: &Write, base: Option<Lease>) -> Written {
         let id = write.id;
         let finished = |outcome, lease, error| Written { id, outcome, lease, error };
-        let name = self.names.name(id);
+        let name = id.name();
         let base = match base {
             Some(base) => base,
             None => match api.read(&name).await {
@@ -60,29 +57,20 @@ impl Content {
         let duration = self.settings.lease_duration;
         match kind {
             WriteKind::Join => annotated(acquired(base, &self.identity, duration), |annotations| {
+                let address = &self.settings.relay_address;
                 annotations.insert(leases::REPLICA.to_owned(), self.settings.name.clone());
-                set(annotations, leases::RELAY_ADDRESS, self.settings.relay_address.clone());
+                set(annotations, leases::RELAY_ADDRESS, address.clone());
+                set(annotations, leases::SHARDS, address.as_ref().map(|_| self.settings.shards.to_string()));
                 annotations.remove(leases::LEAVING);
             }),
             WriteKind::Renew { is_leaving } => annotated(renewed(base), |annotations| {
                 set(annotations, leases::LEAVING, is_leaving.then(|| true.to_string()));
             }),
             WriteKind::Leave | WriteKind::Evict => annotated(released(base), |annotations| {
-                for key in [leases::REPLICA, leases::RELAY_ADDRESS, leases::LEAVING] {
+                for key in [leases::REPLICA, leases::RELAY_ADDRESS, leases::SHARDS, leases::LEAVING] {
                     annotations.remove(key);
                 }
             }),
-            WriteKind::Lock => {
-                let before = record(&base);
-                let lasting = lock_duration(&before, &self.sharded, duration);
-                let lease = match before.holder {
-                    Some(holder) if holder == self.sharded => renewed_for(base, lasting),
-                    _ => acquired(base, &self.sharded, lasting),
-                };
-                annotated(lease, |annotations| {
-                    annotations.insert(leases::SHARDS.to_owned(), self.settings.shards.to_string());
-                })
-            }
             // The membership Lease has the duration.
             WriteKind::Claim => acquired(base, &self.identity, duration),
             WriteKind::Release => released(base),

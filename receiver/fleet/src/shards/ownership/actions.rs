@@ -3,10 +3,7 @@
 use std::time::Duration;
 
 use strum::IntoStaticStr;
-use tidewatch_api::{
-    leases::{self, Unit},
-    shard::ShardCount,
-};
+use tidewatch_api::{leases::Unit, shard::ShardCount};
 use tidewatch_cluster::leader::Timings;
 use tokio::time::Instant;
 
@@ -20,6 +17,8 @@ pub(in crate::shards) struct Settings {
     /// Place that never runs two replicas at the same time.
     pub(in crate::shards) place: Option<String>,
     pub(in crate::shards) shards: ShardCount,
+    /// True if this replica shares the shards with no other one.
+    pub(in crate::shards) is_alone: bool,
     pub(in crate::shards) timings: Timings,
 }
 
@@ -29,10 +28,9 @@ impl Settings {
         usize::from(self.shards.get()) + 1
     }
 
-    /// Holder of the Lease of the unsharded receiver while shards are held. It contains the number of shards, so that
-    /// replicas with different numbers never keep it alive for each other.
-    pub(in crate::shards) fn sharded(&self) -> String {
-        format!("{}{}", leases::SHARDED_HOLDER, self.shards)
+    /// Number of shards that this replica shares with others; `None` if it shares them with none.
+    pub(in crate::shards) fn shared(&self) -> Option<ShardCount> {
+        (!self.is_alone).then_some(self.shards)
     }
 
     /// Longest time from the request to hand a shard over to the end of its fence.
@@ -63,8 +61,6 @@ pub(in crate::shards) enum WriteKind {
     Leave,
     /// End the membership of a replica that did not renew it.
     Evict,
-    /// Take the Lease of the unsharded receiver, or renew it.
-    Lock,
     /// Take a shard.
     Claim,
     /// Give a shard back.
@@ -97,9 +93,9 @@ pub(in crate::shards) enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, IntoStaticStr, strum::EnumIter)]
 #[strum(serialize_all = "kebab-case")]
 pub(in crate::shards) enum Refusal {
-    /// A receiver without shards holds its Lease.
-    UnshardedActive,
-    /// Another number of shards is stored.
+    /// Another replica holds all shards, and this one shares them with none.
+    Standby,
+    /// Live replicas have another number of shards, or share theirs with none.
     OtherCount,
     /// All membership Leases have live holders.
     NoMembership,
@@ -121,8 +117,6 @@ pub(in crate::shards) enum EndReason {
     Expired,
     /// Another writer took the shard, or the membership of this replica.
     Taken,
-    /// A receiver without shards holds its Lease.
-    Unsharded,
 }
 
 /// A change of the shards that this replica holds.

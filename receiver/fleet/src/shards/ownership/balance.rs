@@ -5,7 +5,9 @@ use std::cmp::Reverse;
 use tidewatch_api::leases::Unit;
 use tokio::time::Instant;
 
-use super::{Effect, EndReason, LeaseId, Ownership, Phase, Refusal, Step, WriteKind, quota, view::Tenure};
+use super::{
+    super::record::Record, Effect, EndReason, LeaseId, Ownership, Phase, Refusal, Step, WriteKind, quota, view::Tenure,
+};
 
 /// Claims of shards that a replica has in flight at the same time.
 const CLAIMS_AT_ONCE: usize = 8;
@@ -18,7 +20,8 @@ impl Ownership {
         let me = &*self.settings.identity;
         let own = self.session.as_ref().filter(|session| now < session.until && !self.is_leaving);
         let own = own.map(|session| (session.number, me));
-        let others = self.view.members().filter(|(_, observed)| !observed.record.leaving);
+        let is_staying = |record: &Record| !record.leaving && !self.is_rival(record);
+        let others = self.view.members().filter(|(_, observed)| is_staying(&observed.record));
         let others = others.filter_map(|(number, observed)| match observed.tenure(&self.settings, now) {
             Tenure::Live(holder) if holder != me => Some((number, holder)),
             _ => None,

@@ -1,4 +1,4 @@
-//! The own membership, the Lease of the unsharded receiver, and the memberships of replicas that have stopped renewing.
+//! The own membership, and those of replicas that have stopped renewing.
 
 use tokio::time::Instant;
 
@@ -10,9 +10,10 @@ impl Ownership {
         let Some(session) = &self.session else {
             let is_joining = self.attempts.values().any(|it| it.is_in_flight && it.kind == WriteKind::Join);
             self.has_left = self.is_leaving && !is_joining;
-            // The members divide all shards, so one that may hold none would leave its share without a holder.
-            let is_waiting = self.is_leaving || is_joining || self.excluded(now).is_some();
-            return if is_waiting { None } else { self.join(now, step) };
+            if self.is_leaving || is_joining {
+                return None;
+            }
+            return self.excluded(now).or_else(|| self.join(now, step));
         };
         let id = LeaseId::Member(session.number);
         let version = session.version.clone();
@@ -37,7 +38,7 @@ impl Ownership {
     }
 
     /// Takes the membership Lease of this process or of its predecessor in the same place, else a free one, else one that
-    /// has lapsed.
+    /// has lapsed. Replicas that share with none take the first Lease alone, so that one of those that start together is first.
     fn join(&mut self, now: Instant, step: &mut Step) -> Option<Refusal> {
         let me = &*self.settings.identity;
         let rank = |tenure| match tenure {
@@ -47,7 +48,8 @@ impl Ownership {
             Tenure::Lapsed(_) => Some(3),
             Tenure::Live(_) => None,
         };
-        let candidates = self.view.members().filter_map(|(number, observed)| {
+        let members = || self.view.members().filter(|(number, _)| *number == 0 || !self.settings.is_alone);
+        let candidates = members().filter_map(|(number, observed)| {
             let rank = rank(observed.tenure(&self.settings, now))?;
             Some((rank, quota::score(me, number), LeaseId::Member(number), observed.record.version.clone()))
         });
@@ -58,46 +60,9 @@ impl Ownership {
                 }
                 None
             }
-            None if self.view.members().next().is_none() => Some(Refusal::LeaseMissing),
+            None if members().next().is_none() => Some(Refusal::LeaseMissing),
             None => Some(Refusal::NoMembership),
         }
-    }
-
-    /// Takes the Lease of the unsharded receiver, or renews it if it was not renewed for a third of its duration, or for
-    /// half of it as far as this replica can prove.
-    pub(super) fn keep_locked(&mut self, now: Instant, step: &mut Step) -> Option<Refusal> {
-        let id = LeaseId::Unsharded;
-        let Some(record) = self.view.record(id) else { return Some(Refusal::LeaseMissing) };
-        if let Some(refusal) = self.excluded(now) {
-            return Some(refusal);
-        }
-        let is_member = self.session.as_ref().is_some_and(|session| now < session.until);
-        if !is_member || self.is_leaving && self.holds.is_empty() {
-            return None;
-        }
-        let timings = self.settings.timings;
-        let changed = self.view.changed(id).unwrap_or(now) + timings.renew + self.lock_jitter;
-        let proven = self.lock.renewed().map_or(now, |renewed| renewed + timings.lease / 2);
-        let is_held = record.holder() == Some(&*self.sharded);
-        // With a shorter duration the fences of this replica would end between two renewals.
-        let is_short = record.lease.duration.is_none_or(|recorded| recorded < timings.lease);
-        if (!is_held || is_short || now >= changed.min(proven)) && !self.is_blocked(id, now) {
-            let version = record.version.clone();
-            self.lock_jitter = self.random.jitter(timings.retry);
-            self.send(step, id, Some(version), WriteKind::Lock, now);
-        }
-        None
-    }
-
-    /// Reason for which no replica with this number of shards may hold one.
-    fn excluded(&self, now: Instant) -> Option<Refusal> {
-        let id = LeaseId::Unsharded;
-        match self.view.tenure(id, &self.settings, now) {
-            Some(Tenure::Live(holder)) if holder != self.sharded => return Some(Refusal::UnshardedActive),
-            _ => {}
-        }
-        let stored = self.view.record(id)?.shards.as_ref()?;
-        (*stored != self.settings.shards.to_string()).then_some(Refusal::OtherCount)
     }
 
     /// Ends the memberships of replicas that did not renew them, and any other one of this replica, from a write whose

@@ -10,8 +10,8 @@ pub(super) struct Session {
     pub(super) number: u8,
     /// The resourceVersion of the last write; `None` when the Lease must be read before it is written.
     pub(super) version: Option<String>,
-    /// Last successful write: its resourceVersion, and the time at which it began.
-    pub(super) written: (String, Instant),
+    /// The resourceVersion of the last successful write.
+    pub(super) written: String,
     /// Beginning of the first write since the watch last delivered the newest one.
     pub(super) undelivered: Option<Instant>,
     /// End of all fences of this replica, unless another write succeeds.
@@ -20,6 +20,8 @@ pub(super) struct Session {
     pub(super) due: Instant,
     /// True once the Lease says that this replica leaves.
     pub(super) is_leaving: bool,
+    /// True once this replica may claim shards.
+    pub(super) is_admitted: bool,
 }
 
 impl Session {
@@ -28,26 +30,27 @@ impl Session {
         Self {
             number,
             version: Some(version.clone()),
-            written: (version, began),
+            written: version,
             undelivered: Some(began),
             until: began + timings.valid,
             due: began + timings.renew,
             is_leaving: false,
+            is_admitted: false,
         }
     }
 
     /// Records a successful renewal.
     pub(super) fn renewed(&mut self, version: String, began: Instant, timings: &Timings) {
         let undelivered = self.undelivered.or(Some(began));
-        *self = Self { is_leaving: self.is_leaving, undelivered, ..Self::new(self.number, version, began, timings) };
+        let renewed = Self::new(self.number, version, began, timings);
+        *self = Self { is_leaving: self.is_leaving, is_admitted: self.is_admitted, undelivered, ..renewed };
     }
 
-    /// Takes the resourceVersion of a record of the watch. Returns the beginning of the last write if it is that one.
-    pub(super) fn delivered(&mut self, version: &str) -> Option<Instant> {
-        let (written, began) = &self.written;
-        let began = (written == version).then_some(*began)?;
-        self.undelivered = None;
-        Some(began)
+    /// Takes the resourceVersion of a record of the watch.
+    pub(super) fn delivered(&mut self, version: &str) {
+        if self.written == version {
+            self.undelivered = None;
+        }
     }
 
     /// Records a renewal without a known result: the Lease is read before the next one.

@@ -7,7 +7,6 @@ use std::{
 
 use jiff::{SignedDuration, Timestamp};
 use tidewatch_api::shard::ShardCount;
-use tidewatch_cluster::leader::Timings;
 
 use super::{
     super::record::Record,
@@ -23,7 +22,12 @@ const TAKE_OVER: Duration = Duration::from_secs(20);
 /// Settings of a replica that shares this number of units: shards, and the fleet role.
 fn settings(name: &str, units: u16) -> Settings {
     let shards = ShardCount::new(units - 1).unwrap();
-    Settings { identity: format!("{name}_1"), place: None, shards, timings: timings() }
+    Settings { identity: format!("{name}_1"), place: None, shards, is_alone: false, timings: timings() }
+}
+
+/// Settings of a replica that shares the shard and the fleet role with no other one.
+fn alone(name: &str) -> Settings {
+    Settings { is_alone: true, ..settings(name, 2) }
 }
 
 struct Replica {
@@ -83,12 +87,22 @@ impl Landscape {
     }
 
     fn step(&mut self, name: &str) {
-        let wall = Timestamp::UNIX_EPOCH + SignedDuration::try_from(self.now - self.start).unwrap();
+        self.deliver(name);
+        self.decide(name);
+        self.send(name);
+    }
+
+    /// The watch delivers all changes.
+    fn deliver(&mut self, name: &str) {
         let replica = self.replicas.get_mut(name).unwrap();
         for (id, record) in &self.api.log[replica.cursor..] {
             replica.ownership.observe(*id, Some(record.clone()), self.now);
         }
         replica.cursor = self.api.log.len();
+    }
+
+    fn decide(&mut self, name: &str) {
+        let replica = self.replicas.get_mut(name).unwrap();
         let step = replica.ownership.step(self.now);
         for effect in &step.effects {
             match effect {
@@ -104,11 +118,17 @@ impl Landscape {
                 }
             }
         }
-        for write in &step.writes {
+        replica.last = step;
+    }
+
+    /// Sends the writes of the last decision.
+    fn send(&mut self, name: &str) {
+        let wall = Timestamp::UNIX_EPOCH + SignedDuration::try_from(self.now - self.start).unwrap();
+        let replica = self.replicas.get_mut(name).unwrap();
+        for write in &replica.last.writes {
             let outcome = self.api.write(write, &replica.settings, wall);
             replica.ownership.finished(write.id, outcome, self.now);
         }
-        replica.last = step;
     }
 
     fn replica(&mut self, name: &str) -> &mut Replica {
@@ -242,91 +262,115 @@ fn frozen_replica_acquires_anew_with_another_fence() {
     assert_eq!((landscape.shares(), landscape.acquired), (vec![2], 4));
 }
 
+/// The second one stands by until the first one has ended, in order or not.
 #[test]
-fn unsharded_receiver_excludes_shards() {
-    let mut landscape = Landscape::new(3);
-    let held = |record: &mut Record, renewed: i64| {
-        record.lease.holder = Some("host_1".to_owned());
-        record.lease.duration = Some(LEASE);
-        record.lease.renewed = Some(Timestamp::from_second(renewed).unwrap());
-    };
-    landscape.edit(LeaseId::Unsharded, |record| held(record, 0));
-    landscape.start(settings("a", 3));
-    for n in 0..5 {
-        landscape.run(SECOND * 10);
-        assert_eq!((landscape.shares(), landscape.refusal("a")), (vec![0], Some(Refusal::UnshardedActive)));
-        landscape.edit(LeaseId::Unsharded, |record| held(record, n + 1));
-    }
-    // It is killed: its Lease lapses.
-    landscape.run(LEASE + SECOND * 2);
-    assert_eq!((landscape.shares(), landscape.refusal("a")), (vec![3], None));
-    let record = landscape.api.get(LeaseId::Unsharded);
-    assert_eq!((record.holder(), record.shards.as_deref()), (Some("tidewatch-shards-2"), Some("2")));
-    // One takes it by force.
-    landscape.edit(LeaseId::Unsharded, |record| held(record, 100));
-    landscape.run(SECOND);
-    assert_eq!(landscape.replica("a").ended, [EndReason::Unsharded; 3]);
+fn replica_that_shares_with_none_takes_over_from_one_that_ended() {
+    let mut landscape = Landscape::new(2);
+    ["a", "b"].into_iter().for_each(|name| landscape.start(alone(name)));
+    landscape.run(LEASE * 4);
+    assert_eq!((landscape.shares(), landscape.acquired), (vec![0, 2], 2), "of two that started together one is first");
+    let [first, second] = if landscape.replica("a").held.is_empty() { ["b", "a"] } else { ["a", "b"] };
+    assert_eq!((landscape.refusal(first), landscape.refusal(second)), (None, Some(Refusal::Standby)));
+    landscape.replicas.remove(first);
+    landscape.run(LEASE / 2);
+    assert_eq!(landscape.shares(), [0], "the membership of the first has not lapsed");
+    landscape.run(TAKE_OVER - LEASE / 2);
+    assert_eq!(landscape.shares(), [2]);
+
+    landscape.start(Settings { identity: "c_2".to_owned(), ..alone("c") });
+    landscape.run(LEASE * 2);
+    assert_eq!(landscape.shares(), [0, 2]);
+    let now = landscape.now;
+    landscape.replica(second).ownership.leave(now);
+    landscape.run(SECOND * 2);
+    assert!(landscape.replica(second).ownership.has_left());
+    assert_eq!((landscape.replica("c").held.len(), landscape.refusal("c")), (2, None));
 }
 
 #[test]
-fn lease_of_the_unsharded_receiver_is_renewed_by_one_replica_at_a_time() {
+fn renewals_are_those_of_the_memberships_alone() {
     let mut landscape = Landscape::with(24, &["a", "b", "c"]);
     let before = landscape.api.log.len();
     landscape.run(LEASE * 20);
-    let count = |id: fn(&LeaseId) -> bool| landscape.api.log[before..].iter().filter(|(it, _)| id(it)).count();
-    let own = count(|id| *id == LeaseId::Unsharded);
-    let members = count(|id| matches!(id, LeaseId::Member(_)));
-    assert!((50..=180).contains(&own) && (165..=180).contains(&members), "{own} {members}");
-    assert_eq!(count(|id| matches!(id, LeaseId::Unit(_))), 0, "the Lease of a shard is written when it moves");
+    let writes = &landscape.api.log[before..];
+    let members = writes.iter().filter(|(id, _)| matches!(id, LeaseId::Member(_))).count();
+    assert!((165..=180).contains(&members), "{members}");
+    assert_eq!(writes.len(), members, "the Lease of a shard is written when it moves");
 }
 
 #[test]
-fn longer_lease_lasts_from_the_first_renewal_of_replicas_that_take_over_the_lock() {
-    let mut landscape = Landscape::with(24, &["a", "b", "c"]);
-    assert_eq!(landscape.shares(), [8, 8, 8]);
-    // All are stopped, and started again with twice the duration, while the lock still has the former.
-    landscape.replicas.clear();
-    for name in ["a", "b", "c"] {
-        let identity = format!("{name}_2");
-        let timings = Timings::of(LEASE * 2);
-        landscape.start(Settings { identity, timings, ..settings(name, 24) });
+fn rivals_wait_until_all_replicas_have_ended() {
+    let others = [settings("c", 49), alone("c")];
+    for other in others {
+        let waits = if other.is_alone { Refusal::Standby } else { Refusal::OtherCount };
+        let mut landscape = Landscape::new(49);
+        ["a", "b"].into_iter().for_each(|name| landscape.start(settings(name, 24)));
+        landscape.run(LEASE * 3);
+        landscape.start(other.clone());
+        landscape.run(LEASE * 4);
+        assert_eq!((landscape.shares(), landscape.acquired), (vec![0, 12, 12], 24));
+        assert_eq!(landscape.refusal("c"), Some(waits));
+        let is_member = |number: u8| landscape.api.get(LeaseId::Member(number)).holder() == Some("c_1");
+        assert!(!(0..8).any(is_member));
+
+        // One ends in order, and the other one is killed.
+        let now = landscape.now;
+        landscape.replica("a").ownership.leave(now);
+        landscape.run(SECOND * 2);
+        landscape.replicas.remove("a");
+        assert_eq!((landscape.shares(), landscape.refusal("c")), (vec![0, 24], Some(waits)));
+        landscape.replicas.remove("b");
+        landscape.run(TAKE_OVER);
+        assert_eq!((landscape.shares(), landscape.refusal("c")), (vec![other.units()], None));
+
+        // The way back is the same.
+        landscape.start(settings("a", 24));
+        landscape.run(LEASE * 2);
+        assert_eq!((landscape.shares(), landscape.refusal("a")), (vec![0, other.units()], Some(Refusal::OtherCount)));
     }
-    landscape.run(LEASE * 6);
-    assert_eq!(landscape.api.get(LeaseId::Unsharded).lease.duration, Some(LEASE * 2));
-    assert_eq!(landscape.shares(), [8, 8, 8]);
-    let acquired = landscape.acquired;
-    landscape.run(LEASE * 40);
-    assert_eq!((landscape.shares(), landscape.acquired), (vec![8, 8, 8], acquired), "no fence ends");
-
-    // One with the former duration does not shorten it.
-    landscape.start(settings("d", 24));
-    landscape.run(LEASE * 20);
-    assert_eq!(landscape.api.get(LeaseId::Unsharded).lease.duration, Some(LEASE * 2));
-    assert!(landscape.replicas.values().all(|replica| !replica.ended.contains(&EndReason::Expired)));
 }
 
+/// A frozen rival still has shards that nobody else would claim.
 #[test]
-fn replica_with_another_number_of_shards_takes_no_share() {
-    let mut landscape = Landscape::with(24, &["a", "b"]);
-    landscape.start(settings("c", 49));
+fn membership_of_a_rival_ends_before_shards_are_claimed() {
+    let mut landscape = Landscape::with(24, &["a"]);
+    let frozen = landscape.replicas.remove("a").unwrap();
+    landscape.start(settings("b", 2));
+    landscape.run(TAKE_OVER);
+    assert_eq!(landscape.shares(), [2]);
+    let is_named = |number: u8| landscape.api.get(LeaseId::Member(number)).holder() == Some("a_1");
+    assert!(!(0..8).any(is_named));
+    // It resumes, and has not heard of that.
+    landscape.replicas.insert("a".to_owned(), frozen);
+    for _ in 0..5 {
+        landscape.decide("a");
+        landscape.send("a");
+        assert!(landscape.replica("a").held.is_empty());
+    }
+    landscape.run(LEASE * 2);
+    assert_eq!((landscape.shares(), landscape.refusal("a")), (vec![0, 2], Some(Refusal::OtherCount)));
+}
+
+/// They join by different Leases: none claims before it knows that it is first.
+#[test]
+fn of_rivals_that_join_at_the_same_time_one_is_admitted() {
+    let mut landscape = Landscape::new(24);
+    let both = ["a", "b"];
+    landscape.start(settings("a", 24));
+    landscape.start(settings("b", 8));
+    for _ in 0..3 {
+        both.into_iter().for_each(|name| landscape.decide(name));
+        both.into_iter().for_each(|name| landscape.send(name));
+    }
+    let members = (0..8).filter_map(|number| landscape.api.get(LeaseId::Member(number)).holder().map(str::to_owned));
+    assert_eq!(members.collect::<BTreeSet<_>>().len(), 2, "both have joined");
+    assert_eq!((landscape.shares(), landscape.refusal("a")), (vec![0, 0], Some(Refusal::Unconfirmed)));
     landscape.run(LEASE * 4);
-    assert_eq!((landscape.shares(), landscape.acquired), (vec![0, 12, 12], 24));
-    assert_eq!(landscape.refusal("c"), Some(Refusal::UnshardedActive));
-    let is_member = |number: u8| landscape.api.get(LeaseId::Member(number)).holder() == Some("c_1");
-    assert!(!(0..8).any(is_member));
+    assert_eq!(landscape.shares().into_iter().filter(|share| *share > 0).count(), 1);
 }
 
 #[test]
 fn every_refusal_has_a_reason() {
-    let mut landscape = Landscape::new(3);
-    landscape.edit(LeaseId::Unsharded, |record| record.shards = Some("4".to_owned()));
-    landscape.start(settings("a", 3));
-    landscape.run(LEASE * 2);
-    assert_eq!((landscape.shares(), landscape.refusal("a")), (vec![0], Some(Refusal::OtherCount)));
-    landscape.edit(LeaseId::Unsharded, |record| record.shards = None);
-    landscape.run(SECOND * 2);
-    assert_eq!((landscape.shares(), landscape.refusal("a")), (vec![3], None));
-
     // All membership Leases are taken.
     let names: Vec<_> = (0..8).map(|n| format!("r{n}")).collect();
     let mut full = Landscape::with(3, &names.iter().map(String::as_str).collect::<Vec<_>>());
@@ -341,8 +385,8 @@ fn every_refusal_has_a_reason() {
     assert_eq!((small.shares(), small.refusal("a")), (vec![2], Some(Refusal::LeaseMissing)));
 
     // Nothing is decided before the first list.
-    let mut ownership = Ownership::new(settings("a", 3), 1, landscape.now);
-    let step = ownership.step(landscape.now);
+    let mut ownership = Ownership::new(settings("a", 3), 1, small.now);
+    let step = ownership.step(small.now);
     assert!(step.writes.is_empty() && step.effects.is_empty());
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Observed {
     observation: Observation,
 }
 
-/// State of a membership Lease, or of that of the unsharded receiver.
+/// State of a membership Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tenure<'a> {
     /// No holder.
@@ -53,20 +53,17 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Takes a record that the watch delivered; `None` if the Lease was deleted. Returns true if holder or renewal
-    /// changed.
-    pub(super) fn observe(&mut self, id: LeaseId, record: Option<Record>, now: Instant) -> bool {
-        let Some(record) = record else { return self.leases.remove(&id).is_some() };
+    /// Takes a record that the watch delivered; `None` if the Lease was deleted.
+    pub(super) fn observe(&mut self, id: LeaseId, record: Option<Record>, now: Instant) {
+        let Some(record) = record else { return drop(self.leases.remove(&id)) };
         match self.leases.get_mut(&id) {
             Some(observed) => {
-                let changed = observed.observation.update(record.lease.clone(), now);
+                observed.observation.update(record.lease.clone(), now);
                 observed.record = record;
-                changed
             }
             None => {
                 let observation = Observation::new(record.lease.clone(), now);
                 self.leases.insert(id, Observed { record, observation });
-                true
             }
         }
     }
@@ -83,11 +80,6 @@ impl View {
     /// Time of the last change of a Lease, on this replica's clock.
     pub(super) fn changed(&self, id: LeaseId) -> Option<Instant> {
         self.leases.get(&id).map(|observed| observed.observation.since)
-    }
-
-    /// State of a Lease; `None` if it does not exist.
-    pub(super) fn tenure(&self, id: LeaseId, settings: &Settings, now: Instant) -> Option<Tenure<'_>> {
-        Some(self.leases.get(&id)?.tenure(settings, now))
     }
 
     /// Membership Leases that exist, in order.

@@ -63,13 +63,8 @@ fn replica(peers: &FakePeers, instance: u64) -> Replica {
     let role = FleetRole::released();
     let responders = Responders::default();
     let holders: CurrentHolders = Arc::new(Default::default);
-    let active = ActiveFleet {
-        table: table.clone(),
-        rotations,
-        role: role.clone(),
-        peers: Arc::new(peers.clone()),
-        holders: Some(holders),
-    };
+    let active =
+        ActiveFleet { table: table.clone(), rotations, role: role.clone(), peers: Arc::new(peers.clone()), holders };
     handle.activate(active, &responders);
     peers.replicas.lock().push(responders);
     Replica { handle, table, role, requests, progress }
@@ -194,6 +189,6 @@ async fn shards_are_reported_with_the_runtimes_of_each() {
     place(&one, &["a", "b", "c"]);
     let (status, body) = send(&one, Method::GET, "/shards", "").await;
     let report: ShardsReport = serde_json::from_str(&body).unwrap();
-    let Some(Ownership::Sharded { fleet: None, shards }) = report.ownership else { panic!("{body}") };
+    let Some(Ownership { fleet: None, shards }) = report.ownership else { panic!("{body}") };
     assert_eq!((status, shards.len(), shards.iter().map(|shard| shard.runtimes).sum::<usize>()), (200, 24, 3));
 }

@@ -24,7 +24,7 @@ impl Bed {
         let windows = MaintenanceWindows::new(std::time::Duration::from_secs(1_200), metrics);
         let recorder = EventRecorder::new(recorder::Metrics::default());
         let path = folder.path().join("policy.json");
-        let file = PolicyFile::open(path, windows, recorder, "kcp-system", "receiver");
+        let file = PolicyFile::open(path, windows, recorder, "kcp-system");
         Self { file, registry, folder }
     }
 

@@ -4,7 +4,7 @@ use tidewatch_api::{key::KymaKey, shard::ShardId};
 
 use super::{Bodies, KymaCache, ManifestCache, SecretCache};
 
-/// Bodies of the caches of a replica among others. Clones share their state.
+/// Bodies of the caches. Clones share their state.
 #[derive(Clone)]
 pub(in crate::app::changes) struct CacheBodies {
     pub(in crate::app::changes) kymas: Bodies<KymaCache>,

@@ -142,10 +142,10 @@ impl Bed {
             manifests: Bodies::new(manifest_cache, manifests.clone(), known(), shards, metrics.clone()),
             secrets: Bodies::new(secret_cache, secrets.clone(), known(), shards, metrics),
         };
-        let handlers = EventHandlers::new(components.clone(), Arc::default(), owners, Some(bodies.clone()));
+        let handlers = EventHandlers::new(components.clone(), Arc::default(), owners, bodies.clone());
         let synced = CancellationToken::new();
         synced.cancel();
-        let handover = ShardHandover::new(&components, handlers.placer.clone(), Some(bodies.clone()), synced);
+        let handover = ShardHandover::new(&components, handlers.placer.clone(), bodies.clone(), synced);
         tokio::spawn(bodies.kymas.clone().run(Api::namespaced(kcp.client(), NAMESPACE), |_| ()));
         let handle = Box::new(handlers.kymas());
         let handle_manifest = Box::new(handlers.manifests());

@@ -24,14 +24,11 @@ impl Server {
     }
 
     fn elector(&self, instance: u64, place: Option<&str>) -> (LeaderElector, WriteFence) {
-        let flags = Flags {
-            lease_name: "one".into(),
-            lease_duration: Duration::from_secs(15),
-            lease_place: place.map(str::to_owned),
-        };
+        let flags = Flags { lease_duration: LEASE, lease_place: place.map(str::to_owned) };
         let fence = WriteFence::closed();
+        let metrics = Metrics::default();
         let instance = Instance::new(instance);
-        (LeaderElector::new(self.0.client(), "kcp-system", &flags, instance, fence.clone(), Metrics::default()), fence)
+        (LeaderElector::new(self.0.client(), "kcp-system", "one", &flags, instance, fence.clone(), metrics), fence)
     }
 
     /// Injects one of the faults that end leadership, or none.

@@ -1,5 +1,5 @@
 //! Load of the replicas on KCP, by their own metrics and the audit log of its API server. The floor is one receiver without
-//! shards.
+//! a relay.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ pub(super) async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure))
     Ok(())
 }
 
-/// Load of one receiver without shards, and its lists at its start.
+/// Load of one receiver without a relay, and its lists at its start.
 async fn single(settings: &Settings) -> Result<(KcpLoad, f64)> {
     let mut setup = FleetSetup::start(&[]).await?;
     let lists = lists(&setup.metrics().await?);

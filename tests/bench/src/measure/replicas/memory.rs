@@ -120,7 +120,7 @@ fn least(direct: &[f64], hops: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-/// Memory of one receiver without shards, in MiB, and its times with [`COMPARED`] agents.
+/// Memory of one receiver without a relay, in MiB, and its times with [`COMPARED`] agents.
 async fn single(agents: u32) -> Result<(f64, Vec<f64>)> {
     let mut setup = FleetSetup::start(&[]).await?;
     let agents = usize::try_from(agents)?;

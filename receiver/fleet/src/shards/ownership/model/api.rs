@@ -8,10 +8,7 @@ use tidewatch_api::{
     shard::ShardCount,
 };
 
-use super::super::{
-    super::record::{Record, lock_duration},
-    LeaseId, Outcome, Settings, Write, WriteKind,
-};
+use super::super::{super::record::Record, LeaseId, Outcome, Settings, Write, WriteKind};
 
 #[derive(Debug)]
 pub(in crate::shards::ownership) struct ApiServer {
@@ -23,7 +20,7 @@ pub(in crate::shards::ownership) struct ApiServer {
 impl ApiServer {
     pub(in crate::shards::ownership) fn new(shards: ShardCount) -> Self {
         let members = (0..MAX_REPLICAS).map(LeaseId::Member);
-        let ids = [LeaseId::Unsharded].into_iter().chain(members).chain(Unit::all(shards).map(LeaseId::Unit));
+        let ids = members.chain(Unit::all(shards).map(LeaseId::Unit));
         let mut server = Self { leases: BTreeMap::new(), log: Vec::new() };
         ids.for_each(|id| drop(server.store(id, Record::default())));
         server
@@ -72,15 +69,10 @@ impl ApiServer {
                 record.lease.duration = Some(Duration::from_secs(seconds));
                 record.lease.transitions += 1;
                 record.leaving = false;
+                record.shared = settings.shared();
             }
             WriteKind::Renew { is_leaving } => record.leaving = is_leaving,
             WriteKind::Leave | WriteKind::Evict | WriteKind::Release => record.lease.holder = None,
-            WriteKind::Lock => {
-                let sharded = settings.sharded();
-                record.lease.duration = Some(lock_duration(&record.lease, &sharded, settings.timings.lease));
-                record.lease.holder = Some(sharded);
-                record.shards = Some(settings.shards.to_string());
-            }
         }
         self.swap(write.id, &version, record)
     }

@@ -12,8 +12,7 @@ use tokio::time::Instant;
 use super::{
     super::{Effect, LeaseId, Outcome, Settings, Write},
     api::ApiServer,
-    node::{Clock, Millis, Node, Process, timings},
-    unsharded::Unsharded,
+    node::{Clock, Fence, Millis, Node, Process, timings},
 };
 
 /// Longest way of a request after it passed a fence. The timings reserve 3 s, less the difference of the clocks.
@@ -40,7 +39,6 @@ enum Fault {
     SlowNetwork(Millis),
     /// The watch takes up to this time.
     SlowWatch(Millis),
-    Unsharded(bool),
 }
 
 #[derive(Clone, Debug)]
@@ -50,7 +48,6 @@ enum Event {
     Arrive(usize, u64, Write, u64, jiff::Timestamp),
     Respond(usize, u64, LeaseId, u64, Outcome),
     Stopped(usize, u64, Unit),
-    UnshardedTick,
     Fault(Fault),
 }
 
@@ -59,9 +56,10 @@ pub(super) struct World {
     random: Random,
     shards: ShardCount,
     api: ApiServer,
+    /// The replicas, and the rival as the last one.
     nodes: Vec<Node>,
-    unsharded: Unsharded,
-    unsharded_flight: Millis,
+    rival: usize,
+    rival_was_active: bool,
     queue: BinaryHeap<Reverse<(Millis, u64)>>,
     events: BTreeMap<u64, Event>,
     sequence: u64,
@@ -72,7 +70,7 @@ pub(super) struct World {
     slow_watch: Millis,
     resumes: BTreeMap<usize, Millis>,
     /// Time at which the last request of a killed holder has arrived.
-    dead: BTreeMap<Unit, Millis>,
+    dead: BTreeMap<(usize, Unit), Millis>,
     acquired: u64,
     ended: u64,
     acquired_when_calm: u64,
@@ -104,29 +102,36 @@ impl World {
         self.ended
     }
 
-    pub(super) fn unsharded_was_active(&self) -> bool {
-        self.unsharded.was_active
+    pub(super) fn rival_was_active(&self) -> bool {
+        self.rival_was_active
     }
 
     fn new(seed: u64) -> Self {
         // Neighbouring seeds differ from the first draw.
         let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let shards = ShardCount::new(u16::try_from(1 + random.up_to(7)).unwrap()).unwrap();
+        let count = |number: u64| ShardCount::new(u16::try_from(number).unwrap()).unwrap();
+        let is_alone = random.up_to(3) == 0;
+        let shards = if is_alone { ShardCount::ONE } else { count(1 + random.up_to(7)) };
         let base = Instant::now();
         let mut clock = || Clock::new(base, 990 + random.up_to(20));
-        let unsharded = Unsharded::new(clock());
-        let clocks: Vec<_> = std::iter::repeat_with(&mut clock).take(5).collect();
-        let count = usize::try_from(1 + random.up_to(4)).unwrap();
-        let settings = Settings { identity: String::new(), place: None, shards, timings: timings() };
-        let nodes = clocks.into_iter().take(count).map(|clock| Node::new(settings.clone(), clock)).collect();
+        let clocks: Vec<_> = std::iter::repeat_with(&mut clock).take(6).collect();
+        let rival = usize::try_from(1 + random.up_to(4)).unwrap();
+        let settings = Settings { identity: String::new(), place: None, shards, is_alone, timings: timings() };
+        let mut nodes: Vec<_> =
+            clocks.into_iter().take(rival + 1).map(|clock| Node::new(settings.clone(), clock)).collect();
+        nodes[rival].settings = if random.up_to(1) == 0 {
+            Settings { shards: count(u64::from(shards.get()) + 1), is_alone: false, ..settings }
+        } else {
+            Settings { is_alone: true, ..settings }
+        };
         Self {
             seed,
             random,
             shards,
-            api: ApiServer::new(shards),
+            api: ApiServer::new(nodes[rival].settings.shards.max(shards)),
             nodes,
-            unsharded,
-            unsharded_flight: 0,
+            rival,
+            rival_was_active: false,
             queue: BinaryHeap::new(),
             events: BTreeMap::new(),
             sequence: 0,
@@ -155,21 +160,23 @@ impl World {
     }
 
     fn pick(&mut self) -> usize {
-        let last = u64::try_from(self.nodes.len() - 1).unwrap();
+        let last = u64::try_from(self.rival - 1).unwrap();
         usize::try_from(self.random.up_to(last)).unwrap()
     }
 
     fn schedule_faults(&mut self) {
-        for index in 0..self.nodes.len() {
+        let rival = self.rival;
+        for index in 0..rival {
             let at = self.random.up_to(3_000);
             self.fault(at, Fault::Start(index));
         }
-        // An upgrade: the unsharded receiver is active before the replicas start.
-        let mut unsharded = self.random.up_to(3) == 0;
-        if unsharded {
-            self.fault(0, Fault::Unsharded(true));
-            let end = self.random.up_to(30_000);
-            self.fault(end, Fault::Unsharded(false));
+        // Another number of shards: the rival starts before the replicas, or with them.
+        let mut has_rival = self.random.up_to(3) == 0;
+        if has_rival {
+            let begin = self.random.up_to(1) * self.random.up_to(3_000);
+            self.fault(begin, Fault::Start(rival));
+            let end = begin + self.random.up_to(30_000);
+            self.end_rival(end);
         }
         for _ in 0..self.random.up_to(6) {
             let index = self.pick();
@@ -208,28 +215,28 @@ impl World {
                     self.fault(at, Fault::SlowWatch(delay));
                     self.fault(end, Fault::SlowWatch(0));
                 }
-                _ if unsharded => {}
-                // A rollback, or a mistake: an older binary starts, and stops.
+                _ if has_rival => {}
+                // A mistake: the rival starts, and stops.
                 _ => {
-                    unsharded = true;
-                    self.fault(at, Fault::Unsharded(true));
-                    self.fault(end, Fault::Unsharded(false));
+                    has_rival = true;
+                    self.fault(at, Fault::Start(rival));
+                    self.end_rival(end);
                 }
             }
         }
-        // A rollback stops all replicas while the older binary waits.
-        if unsharded && self.random.up_to(1) == 0 {
+        // A change of the number: all replicas stop while the rival waits.
+        if has_rival && self.random.up_to(1) == 0 {
             let at = 10_000 + self.random.up_to(20_000);
-            for index in 0..self.nodes.len() {
+            for index in 0..rival {
                 self.fault(at + self.random.clone().up_to(5_000), Fault::Kill(index));
                 self.fault(at + 40_000, Fault::Start(index));
             }
-            self.fault(at, Fault::Unsharded(true));
-            self.fault(at + 38_000, Fault::Unsharded(false));
+            self.fault(at, Fault::Start(rival));
+            self.end_rival(at + 38_000);
         }
         // All processes run in the end, but for some.
         let calm = self.calm + 1;
-        for index in 0..self.nodes.len() {
+        for index in 0..rival {
             self.fault(calm, Fault::Partition(index, false));
             if index == 0 || self.random.up_to(4) > 0 {
                 self.fault(calm, Fault::Start(index));
@@ -237,8 +244,21 @@ impl World {
         }
         self.fault(calm, Fault::SlowNetwork(0));
         self.fault(calm, Fault::SlowWatch(0));
-        self.fault(calm, Fault::Unsharded(false));
-        self.push(0, Event::UnshardedTick);
+        self.fault(calm, Fault::Kill(rival));
+    }
+
+    /// Ends the rival, in order or not; now and then it is paused before.
+    fn end_rival(&mut self, at: Millis) {
+        let rival = self.rival;
+        if self.random.up_to(3) == 0 {
+            let end = at + self.random.up_to(35_000);
+            self.fault(at.saturating_sub(5_000), Fault::Pause(rival, end));
+            self.calm = self.calm.max(end);
+        } else if self.random.up_to(1) == 0 {
+            self.fault(at, Fault::Terminate(rival));
+        } else {
+            self.fault(at, Fault::Kill(rival));
+        }
     }
 
     /// Delay of a message; `None` if it is lost.
@@ -258,7 +278,6 @@ impl World {
             | Event::Respond(index, incarnation, ..)
             | Event::Stopped(index, incarnation, _) => (*index, *incarnation),
             Event::Arrive(..) => return self.arrive(event),
-            Event::UnshardedTick => return self.unsharded_tick(),
             Event::Fault(fault) => return self.apply(fault.clone()),
         };
         if self.nodes[index].incarnation != incarnation {
@@ -321,6 +340,7 @@ impl World {
                 }
                 Effect::Acquired(_) => {
                     self.acquired += 1;
+                    self.rival_was_active |= index == self.rival;
                     self.acquired_when_calm += u64::from(now > self.calm);
                 }
                 Effect::Ended(..) => self.ended += 1,
@@ -372,52 +392,34 @@ impl World {
         }
     }
 
-    fn unsharded_tick(&mut self) {
-        let before = self.api.log.len();
-        let now = self.now;
-        if self.unsharded.is_running {
-            let was_open = now < self.unsharded.until;
-            self.unsharded.tick(&mut self.api, now);
-            if !was_open && now < self.unsharded.until {
-                for unit in Unit::all(self.shards) {
-                    for index in 0..self.nodes.len() {
-                        let end = self.end_of(index, unit);
-                        assert!(end <= now, "seed {}: at {now} a shard is held until {end}", self.seed);
-                    }
-                }
-            }
-        }
-        self.notify(before);
-        self.push(now + 1_000, Event::UnshardedTick);
-    }
-
-    /// Time at which the last request of a fence has arrived.
-    fn end_of(&self, index: usize, unit: Unit) -> Millis {
-        let fence = self.nodes[index].fences.get(&unit);
-        let of_process = fence.map_or(0, |fence| fence.until + if fence.is_quiet { 0 } else { FLIGHT });
-        of_process.max(self.dead.get(&unit).copied().unwrap_or(0))
+    /// Times at which a fence of another replica ends that must not be open beside one of a unit of this replica, and at which
+    /// its last request has arrived.
+    fn others(&self, index: usize, unit: Unit) -> impl Iterator<Item = (usize, Millis, Millis)> {
+        let is_rival = move |other: usize| (index == self.rival) != (other == self.rival);
+        let nodes = self.nodes.iter().enumerate().filter(move |(other, _)| *other != index);
+        let fences =
+            nodes.flat_map(|(other, node)| node.fences.iter().map(move |(unit, fence)| (other, *unit, *fence)));
+        let collides = move |(other, of): (usize, Unit)| of == unit || is_rival(other);
+        let living = fences.filter(move |(other, of, _)| collides((*other, *of)));
+        let living = living
+            .map(|(other, _, Fence { until, is_quiet })| (other, until, until + if is_quiet { 0 } else { FLIGHT }));
+        let dead = self.dead.iter().filter(move |(key, _)| collides(**key));
+        living.chain(dead.map(|((other, _), end)| (*other, 0, *end)))
     }
 
     /// At most one fence of each shard is open, none opens before the last request of the one before has arrived, and none
-    /// is open beside an unsharded receiver.
+    /// is open beside one of a rival.
     fn check_overlaps(&mut self, index: usize, opened: &[Unit]) {
         let seed = self.seed;
         let now = self.now;
         let open: Vec<_> =
             self.nodes[index].fences.iter().filter(|(_, fence)| now < fence.until).map(|(unit, _)| *unit).collect();
         for unit in open {
-            for other in (0..self.nodes.len()).filter(|other| *other != index) {
-                let end = self.nodes[other].fences.get(&unit).map_or(0, |fence| fence.until);
-                assert!(end <= now, "seed {seed}: at {now} {index} and {other} hold {unit}, until {end}");
-                if opened.contains(&unit) {
-                    let end = self.end_of(other, unit);
-                    assert!(end <= now, "seed {seed}: at {now} {index} opens {unit}, requests of {other} until {end}");
-                }
+            for (other, until, last) in self.others(index, unit) {
+                assert!(until <= now, "seed {seed}: at {now} {index} and {other} hold {unit}, until {until}");
+                let is_late = opened.contains(&unit) && last > now;
+                assert!(!is_late, "seed {seed}: at {now} {index} opens {unit}, requests of {other} until {last}");
             }
-            let end = self.dead.get(&unit).copied().unwrap_or(0);
-            assert!(!opened.contains(&unit) || end <= now, "seed {seed}: requests of a dead holder until {end}");
-            let unsharded = self.unsharded.until.max(self.unsharded_flight);
-            assert!(unsharded <= now, "seed {seed}: at {now} {index} holds {unit}, unsharded until {unsharded}");
             if now > self.calm {
                 self.held_when_calm.entry(unit).or_insert(now);
             }
@@ -433,7 +435,7 @@ impl World {
         node.kill(now);
         for (unit, fence) in std::mem::take(&mut node.fences) {
             let end = fence.until + if fence.is_quiet { 0 } else { FLIGHT };
-            let last = self.dead.entry(unit).or_default();
+            let last = self.dead.entry((index, unit)).or_default();
             *last = end.max(*last);
         }
     }
@@ -473,16 +475,6 @@ impl World {
             Fault::WallClock(index, jump) => self.nodes[index].wall += jump,
             Fault::SlowNetwork(delay) => self.slow_network = delay,
             Fault::SlowWatch(delay) => self.slow_watch = delay,
-            Fault::Unsharded(true) => self.unsharded.start(),
-            Fault::Unsharded(false) => {
-                if self.unsharded.is_running {
-                    let releases = self.random.up_to(1) == 0;
-                    let before = self.api.log.len();
-                    self.unsharded.stop(releases, &mut self.api, now);
-                    self.unsharded_flight = if releases { 0 } else { self.unsharded.until + FLIGHT };
-                    self.notify(before);
-                }
-            }
         }
     }
 
@@ -495,7 +487,11 @@ impl World {
         }
         let running: Vec<_> = self.nodes.iter().filter(|node| node.process == Process::Running).collect();
         let open = |node: &Node| node.fences.values().filter(|fence| self.now < fence.until).count();
-        let shares: Vec<_> = running.iter().map(|node| open(node)).collect();
+        let mut shares: Vec<_> = running.iter().map(|node| open(node)).collect();
+        if self.nodes[0].settings.is_alone {
+            // One of them holds all.
+            shares.retain(|share| *share > 0);
+        }
         let least = shares.iter().min().copied();
         let most = shares.iter().max().copied();
         assert!(most.unwrap_or(0) - least.unwrap_or(0) <= 1, "seed {seed}: shares {shares:?}");
