@@ -73,14 +73,16 @@ struct Inner {
     state: Mutex<State>,
 }
 
+/// Returns the Manifests that a report concerns, each with the objects to read again.
+type Affected = Box<dyn Fn(&ModuleReport) -> Vec<(ManifestKey, Drift)> + Send + Sync>;
+
 /// The reports of changed module objects.
 pub(crate) struct ReportSource {
     /// Returns true if there are some.
     pub(crate) has_any: Box<dyn Fn() -> bool + Send + Sync>,
     /// Takes the next one.
     pub(crate) take: Box<dyn Fn() -> Option<ModuleReport> + Send + Sync>,
-    /// Returns the Manifests that one concerns, each with the objects to read again.
-    pub(crate) affected: Box<dyn Fn(&ModuleReport) -> Vec<(ManifestKey, Drift)> + Send + Sync>,
+    pub(crate) affected: Affected,
     /// Called once one is settled: each affected Manifest has finished a reconcile that began after it.
     pub(crate) settled: Box<dyn Fn(&ModuleReport) + Send + Sync>,
 }
