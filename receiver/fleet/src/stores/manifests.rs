@@ -38,7 +38,7 @@ pub enum ManifestWriter {
     Other,
 }
 
-/// What the response to a request tells about a Manifest.
+/// Change of a Manifest that the response to a request shows.
 #[derive(Clone, Copy, Debug)]
 pub enum Notice<'a> {
     /// It was written.
@@ -47,7 +47,7 @@ pub enum Notice<'a> {
     Gone(&'a CachedManifest),
 }
 
-/// Takes notice of what responses tell.
+/// Takes the changes that responses show.
 type OnNotice = Box<dyn Fn(Notice<'_>) + Send + Sync>;
 
 /// Cache, index, and our writes that the cache does not show yet. Clones share them. The watch updates the cache first and the index directly afterwards; a read

@@ -130,7 +130,7 @@ impl Writes {
         });
     }
 
-    /// Returns the Manifests of a Kyma with a write whose result is unknown, or whose existence our last write alone shows.
+    /// Returns the Manifests of a Kyma whose last write has an unknown result, or is the only evidence that they exist.
     pub(super) fn uncertain(&self, kyma: &KymaKey, is_cached: impl Fn(&ManifestKey) -> bool) -> Vec<ManifestKey> {
         let of_kyma = self.0.iter().filter(|(_, write)| write.kyma.as_ref() == Some(kyma));
         let uncertain = of_kyma.filter(|(key, write)| match &write.left {
