@@ -43,7 +43,7 @@ mod verified;
 pub mod watch;
 
 pub use path::{Contract, PathState, USED_V3_SUFFIX, Unproven};
-pub use report::ModuleReport;
+pub use report::{ModuleReport, ReportedEvents};
 pub use shares::{Cost, Share, ShareMetrics, Shares, WRITES};
 pub use tenure::{Tenure, Tenures};
 pub use verified::{EventBatch, Verified};

@@ -35,7 +35,7 @@ use self::{layer_waits::LayerWaits, settling::Settling};
 use super::{
     due::next_due,
     queue::{DelayReason, Drift, Lanes, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
-    report::ModuleReport,
+    report::{ModuleReport, ReportedEvents},
     tenure::Tenures,
 };
 
@@ -66,25 +66,26 @@ struct Inner {
     tenures: Tenures,
     metrics: Metrics,
     notify: Notify,
-    reports: OnceLock<ReportSource>,
+    reports: OnceLock<Box<dyn ReportSource>>,
     /// Held while reports are taken: the later of two reports of one runtime is never added first, or it would settle the
     /// events of the earlier one.
     taking: Mutex<()>,
     state: Mutex<State>,
 }
 
-/// Returns the Manifests that a report concerns, each with the objects to read again.
-type Affected = Box<dyn Fn(&ModuleReport) -> Vec<(ManifestKey, Drift)> + Send + Sync>;
-
 /// The reports of changed module objects.
-pub(crate) struct ReportSource {
+pub(crate) trait ReportSource: Send + Sync {
     /// Returns true if there are some.
-    pub(crate) has_any: Box<dyn Fn() -> bool + Send + Sync>,
+    fn has_any(&self) -> bool;
+
     /// Takes the next one.
-    pub(crate) take: Box<dyn Fn() -> Option<ModuleReport> + Send + Sync>,
-    pub(crate) affected: Affected,
+    fn take(&self) -> Option<ModuleReport>;
+
+    /// Returns the Manifests that one concerns, each with the objects to read again.
+    fn affected(&self, report: &ModuleReport) -> Vec<(ManifestKey, Drift)>;
+
     /// Called once one is settled: each affected Manifest has finished a reconcile that began after it.
-    pub(crate) settled: Box<dyn Fn(&ModuleReport) + Send + Sync>,
+    fn settled(&self, events: &ReportedEvents);
 }
 
 struct State {
@@ -154,11 +155,11 @@ impl ManifestQueue {
 
     /// Enqueues a reconcile of each Manifest that a report affects, which reads these objects again. Unknown Manifests
     /// are ignored.
-    pub fn report(&self, affected: Vec<(ManifestKey, Drift)>, report: ModuleReport) {
+    fn report(&self, affected: Vec<(ManifestKey, Drift)>, events: ReportedEvents) {
         self.with(|state, now| {
-            let known = |(key, _): &(ManifestKey, Drift)| state.queue.group(key) == Some(&report.kyma);
+            let known = |(key, _): &(ManifestKey, Drift)| state.queue.group(key) == Some(&events.kyma);
             let affected: Vec<_> = affected.into_iter().filter(known).collect();
-            state.settling.add(affected.iter().map(|(key, _)| key.clone()).collect(), report);
+            state.settling.add(affected.iter().map(|(key, _)| key.clone()).collect(), events);
             for (key, drift) in affected {
                 let work = QueuedWork { work: WorkSet::MANIFEST, priority: Priority::User, drift };
                 state.queue.enqueue(&key, work, now);
@@ -173,7 +174,7 @@ impl ManifestQueue {
     }
 
     /// Takes reports from now on; [`Self::wake`] must be called when one is added. Only the first call has an effect.
-    pub(crate) fn take_reports_from(&self, source: ReportSource) {
+    pub(crate) fn take_reports_from(&self, source: Box<dyn ReportSource>) {
         let _ = self.0.reports.set(source);
         self.wake();
     }
@@ -187,11 +188,11 @@ impl ManifestQueue {
     fn take_reports(&self) {
         let Some(source) = self.0.reports.get() else { return };
         // A report that was added while this worker held the lock may have woken another one in vain.
-        while (source.has_any)()
+        while source.has_any()
             && let Some(_taking) = self.0.taking.try_lock()
         {
-            while let Some(report) = (source.take)() {
-                self.report((source.affected)(&report), report);
+            while let Some(report) = source.take() {
+                self.report(source.affected(&report), report.events);
             }
         }
     }
@@ -309,7 +310,7 @@ impl ManifestQueue {
         self.0.metrics.queue(&state.queue);
         drop(state);
         if let Some(source) = self.0.reports.get() {
-            settled.iter().for_each(&source.settled);
+            settled.iter().for_each(|events| source.settled(events));
         }
         if wake {
             self.0.notify.notify_one();

@@ -7,7 +7,7 @@ use std::{
 
 use tidewatch_api::key::{KymaKey, ManifestKey};
 
-use crate::report::ModuleReport;
+use crate::report::ReportedEvents;
 
 /// Reports of one Kyma that are kept apart. Later ones join the last of them, so that a runtime that never stops
 /// reporting settles all the same.
@@ -21,31 +21,31 @@ pub(super) struct Settling {
     began: HashMap<ManifestKey, u64>,
     /// Number of reports so far.
     count: u64,
-    /// Settled reports that were not taken.
-    settled: Vec<ModuleReport>,
+    /// Events of settled reports that were not taken.
+    settled: Vec<ReportedEvents>,
 }
 
 #[derive(Debug)]
 struct OpenReport {
     number: u64,
-    report: ModuleReport,
+    events: ReportedEvents,
     /// Manifests without a finished reconcile that began after the report.
     manifests: BTreeSet<ManifestKey>,
 }
 
 impl Settling {
     /// Adds a report that affects these Manifests.
-    pub(super) fn add(&mut self, manifests: BTreeSet<ManifestKey>, report: ModuleReport) {
-        let kyma = report.kyma.clone();
+    pub(super) fn add(&mut self, manifests: BTreeSet<ManifestKey>, events: ReportedEvents) {
+        let kyma = events.kyma.clone();
         let open = self.by_kyma.entry(kyma.clone()).or_default();
-        let mut added = OpenReport { number: self.count, report, manifests };
+        let mut report = OpenReport { number: self.count, events, manifests };
         self.count += 1;
         if open.len() >= MAX_OPEN
             && let Some(last) = open.pop_back()
         {
-            added.manifests.extend(last.manifests);
+            report.manifests.extend(last.manifests);
         }
-        open.push_back(added);
+        open.push_back(report);
         self.settle(&kyma);
     }
 
@@ -77,15 +77,15 @@ impl Settling {
         self.by_kyma.remove(kyma);
     }
 
-    /// Takes the reports that have been settled, in the order in which they came.
-    pub(super) fn take(&mut self) -> Vec<ModuleReport> {
+    /// Takes the events of the reports that have been settled, in the order in which they came.
+    pub(super) fn take(&mut self) -> Vec<ReportedEvents> {
         mem::take(&mut self.settled)
     }
 
     fn settle(&mut self, kyma: &KymaKey) {
         let Some(open) = self.by_kyma.get_mut(kyma) else { return };
         while let Some(report) = open.pop_front_if(|report| report.manifests.is_empty()) {
-            self.settled.push(report.report);
+            self.settled.push(report.events);
         }
         if open.is_empty() {
             self.by_kyma.remove(kyma);
@@ -101,7 +101,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::{plan_index::PlanIndex, queue::Drift, runtime::Runtime};
+    use crate::{plan_index::PlanIndex, runtime::Runtime};
 
     fn key(name: &str) -> KymaKey {
         KymaKey::new("ns", name)
@@ -111,8 +111,8 @@ mod tests {
     fn report(settling: &mut Settling, generation: u64, manifests: &[&str]) {
         let plan = Arc::new(Plan::new("r".into(), Vec::new()).unwrap());
         let snapshot = Runtime::new(Arc::new(PlanIndex::new(plan)), false, Instant::now()).snapshot();
-        let report = ModuleReport { kyma: key("k"), drift: Drift::All, generation, snapshot };
-        settling.add(manifests.iter().map(|name| key(name)).collect(), report);
+        let events = ReportedEvents { kyma: key("k"), generation, snapshot };
+        settling.add(manifests.iter().map(|name| key(name)).collect(), events);
     }
 
     /// A whole reconcile of a Manifest.
@@ -122,7 +122,7 @@ mod tests {
     }
 
     fn settled(settling: &mut Settling) -> Option<u64> {
-        settling.take().last().map(|report| report.generation)
+        settling.take().last().map(|events| events.generation)
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Cache of the Manifests of KCP with an index by Kyma, so that a reconcile reads only the Manifests of its Kyma.
+//! Cache of the Manifests of KCP with an index by Kyma, so that a reconcile reads only the Manifests of its Kyma, and with our
+//! last writes, so that it begins with them.
 
 mod cached;
 mod index;
@@ -10,8 +11,10 @@ use std::{
     time::Duration,
 };
 
-use kube::ResourceExt as _;
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{
+    ResourceExt as _,
+    runtime::reflector::{ObjectRef, Store},
+};
 use parking_lot::RwLock;
 use tidewatch_api::{
     Manifest,
@@ -50,8 +53,9 @@ pub enum Notice<'a> {
 /// Takes the changes that responses show.
 type OnNotice = Box<dyn Fn(Notice<'_>) + Send + Sync>;
 
-/// Cache, index, and our writes that the cache does not show yet. Clones share them. The watch updates the cache first and the index directly afterwards; a read
-/// verifies each object that the index names, so an index that is behind yields no Manifest of another Kyma.
+/// Cache, index, and our writes that the cache does not show yet. Clones share them. The watch updates the cache first and the
+/// index directly afterwards; a read verifies each object that the index names, so an index that is behind yields no Manifest
+/// of another Kyma.
 ///
 /// Manifests of runtimes in other replicas' shards are reduced to their facts. Readers that need the body of one get
 /// [`BodyMissingError`], never the answer that it does not exist.
@@ -187,6 +191,9 @@ impl Manifests {
 
     /// Drops our write of a Manifest if the cache shows it.
     fn settle(&self, manifest: &ManifestKey) {
+        if self.writes.read().is_empty() {
+            return;
+        }
         let cached = self.cached(manifest);
         let whole = match &cached {
             Some(CachedManifest::Whole(whole)) => Some(whole.as_ref()),

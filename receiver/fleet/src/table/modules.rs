@@ -8,13 +8,40 @@ use tidewatch_api::{key::ManifestKey, shard::ShardId};
 
 use super::{RuntimeTable, entry::Entry, state::State};
 use crate::{
-    ModuleReport,
+    ModuleReport, ReportedEvents,
     manifest_queue::{ManifestQueue, ReportSource},
     queue::{Drift, WorkSet},
 };
 
 /// Shards with reports, in the order of their turns.
 pub(super) type ReportedShards = Mutex<VecDeque<ShardId>>;
+
+/// The reports of a table.
+struct TableReports<F> {
+    table: RuntimeTable,
+    affected: F,
+}
+
+impl<F> ReportSource for TableReports<F>
+where
+    F: Fn(&ModuleReport) -> Vec<(ManifestKey, Drift)> + Send + Sync,
+{
+    fn has_any(&self) -> bool {
+        !self.table.0.reports.lock().is_empty()
+    }
+
+    fn take(&self) -> Option<ModuleReport> {
+        self.table.take_module_report()
+    }
+
+    fn affected(&self, report: &ModuleReport) -> Vec<(ManifestKey, Drift)> {
+        (self.affected)(report)
+    }
+
+    fn settled(&self, events: &ReportedEvents) {
+        self.table.modules_settled(events);
+    }
+}
 
 impl RuntimeTable {
     /// Lets the workers of a queue take the reports from now on. `affected` returns the Manifests that a report concerns, each
@@ -24,15 +51,7 @@ impl RuntimeTable {
         queue: ManifestQueue,
         affected: impl Fn(&ModuleReport) -> Vec<(ManifestKey, Drift)> + Send + Sync + 'static,
     ) {
-        let reported = self.clone();
-        let taken_from = self.clone();
-        let settled_in = self.clone();
-        queue.take_reports_from(ReportSource {
-            has_any: Box::new(move || !reported.0.reports.lock().is_empty()),
-            take: Box::new(move || taken_from.take_module_report()),
-            affected: Box::new(affected),
-            settled: Box::new(move |report| settled_in.modules_settled(report)),
-        });
+        queue.take_reports_from(Box::new(TableReports { table: self.clone(), affected }));
         let _ = self.0.report_added.set(Box::new(move || queue.wake()));
     }
 
@@ -49,14 +68,14 @@ impl RuntimeTable {
 
     /// Settles the events of a report: each Manifest that they affect has been reconciled since. While the shard is drained none
     /// is: the queue drops Manifests whose reconcile may not begin. The agent sends these events to the next holder.
-    pub(super) fn modules_settled(&self, report: &ModuleReport) {
-        self.with_kyma(&report.kyma, |state, _| {
+    pub(super) fn modules_settled(&self, events: &ReportedEvents) {
+        self.with_kyma(&events.kyma, |state, _| {
             if state.tenure.is_draining() {
                 return;
             }
-            let entry = state.kymas.get_mut(&report.kyma).filter(|entry| entry.generation == report.generation);
+            let entry = state.kymas.get_mut(&events.kyma).filter(|entry| entry.generation == events.generation);
             if let Some(Entry { runtime, .. }) = entry {
-                runtime.ended(&report.snapshot, WorkSet::MANIFEST);
+                runtime.ended(&events.snapshot, WorkSet::MANIFEST);
             }
         });
     }
@@ -70,7 +89,7 @@ impl State {
             if let Some(entry) = self.kymas.get(&kyma) {
                 let generation = entry.generation;
                 let snapshot = entry.runtime.snapshot();
-                return Some(ModuleReport { kyma, drift, generation, snapshot });
+                return Some(ModuleReport { drift, events: ReportedEvents { kyma, generation, snapshot } });
             }
         }
     }

@@ -32,8 +32,8 @@ struct Wakeups {
 }
 
 impl RuntimeTable {
-    /// Creates a table that holds all shards since `started`, for a process that serves the whole fleet while `fence` is open.
-    #[must_use]
+    /// Creates a table that holds all shards since `started`, for a test that serves the whole fleet while `fence` is open.
+    #[cfg(any(test, feature = "testing"))]
     pub fn holding_all(
         settings: Settings,
         metrics: Metrics,

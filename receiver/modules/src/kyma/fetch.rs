@@ -57,8 +57,11 @@ pub(super) async fn runtime_kyma(client: &Client) -> Result<Option<Kyma>, Error>
 pub(super) async fn owned_manifests(ctx: &Context, key: &KymaKey, kyma: &Kyma) -> Result<Vec<Arc<Manifest>>, Error> {
     let uid = kyma.metadata.uid.as_deref();
     let manifests = &ctx.stores.manifests;
-    if manifests.of_kyma(key, uid).is_ok() {
+    if let Ok(owned) = manifests.of_kyma(key, uid) {
         let uncertain = manifests.uncertain(key);
+        if uncertain.is_empty() {
+            return Ok(owned);
+        }
         let api: Api<Manifest> = in_kcp(ctx, &key.namespace);
         let reads = uncertain.iter().map(|manifest| object::get_by_list(&api, &manifest.name)).collect();
         for (manifest, found) in uncertain.iter().zip(requests::run(reads).await) {

@@ -46,6 +46,10 @@ enum Left {
 }
 
 impl Writes {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Records that a write begins.
     pub(super) fn begin(&mut self, key: ManifestKey, kyma: &KymaKey) {
         let write = self.0.entry(key).or_default();
@@ -155,13 +159,6 @@ impl Writes {
     /// Drops what is known of the Manifests of a Kyma.
     pub(super) fn forget_kyma(&mut self, kyma: &KymaKey) {
         self.0.retain(|_, write| write.kyma.as_ref() != Some(kyma));
-    }
-}
-
-#[cfg(test)]
-impl Writes {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 }
 

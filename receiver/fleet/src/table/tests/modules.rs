@@ -43,16 +43,16 @@ async fn report_settles_the_events_before_it() {
     let fleet = table();
     send(&fleet, 0, 1).unwrap();
     let report = fleet.take_module_report().unwrap();
-    assert_eq!(report.kyma, key(0));
+    assert_eq!(report.events.kyma, key(0));
     let Drift::Objects(objects) = &report.drift else { panic!("{:?}", report.drift) };
     let subjects: Vec<_> = objects.iter().map(|object| object.subject.to_string()).collect();
     assert_eq!(subjects, ["/v1/things//"], "any object of the watch");
     send(&fleet, 0, 2).unwrap();
     assert_eq!(settled(&fleet, 1), 0);
-    fleet.modules_settled(&report);
+    fleet.modules_settled(&report.events);
     assert_eq!(settled(&fleet, 2), 1);
     let next = fleet.take_module_report().unwrap();
-    fleet.modules_settled(&next);
+    fleet.modules_settled(&next.events);
     assert_eq!(settled(&fleet, 3), 2);
     assert!(fleet.next().now_or_never().is_none(), "no work on the Kyma");
 }
@@ -76,7 +76,7 @@ async fn report_of_an_earlier_kyma_settles_nothing() {
     fleet.remove(&key(0));
     place_watched(&fleet, 0);
     send(&fleet, 0, 1).unwrap();
-    fleet.modules_settled(&report);
+    fleet.modules_settled(&report.events);
     assert_eq!(settled(&fleet, 1), 0);
 }
 
