@@ -7,7 +7,6 @@
 mod content;
 mod drift;
 mod layers;
-mod memories;
 mod metrics;
 mod store;
 #[cfg(test)]
@@ -51,13 +50,13 @@ use tokio::time::{Instant, timeout};
 
 pub use drift::connect_reports;
 pub use layers::ModuleLayers;
-pub use memories::Memories;
 pub use metrics::Metrics;
+pub use tidewatch_engine::Memories;
 pub use watches::module_watches;
 
 use self::{
     content::KcpContent,
-    drift::{is_replaced, reported_key},
+    drift::{is_echo, is_replaced, reported_key},
     store::KcpStore,
 };
 use crate::module_secrets::ModuleSecrets;
@@ -190,9 +189,9 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
         }
     }
     // Reports may overtake the responses of the writes that they report.
-    let is_echo = |object: &&Object| ctx.memories.is_echo(key, object);
     let reported = queued.drift.objects().unwrap_or_default();
-    let changed: Vec<_> = reported.iter().filter(|object| !is_echo(object)).map(changed_object).collect();
+    let changed: Vec<_> =
+        reported.iter().filter(|object| !is_echo(&ctx.memories, key, object)).map(changed_object).collect();
     if matches!(&queued.drift, Drift::Reported(_)) && changed.is_empty() {
         return Ok(ended());
     }
@@ -272,7 +271,7 @@ impl Context {
         Engine {
             kinds: self.kinds.clone(),
             budgets: self.budgets.clone(),
-            memories: self.memories.engine.clone(),
+            memories: self.memories.clone(),
             fallbacks: self.metrics.fallbacks.clone(),
         }
     }

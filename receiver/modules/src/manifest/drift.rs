@@ -43,12 +43,19 @@ pub(super) fn affected(
             Drift::All => Drift::All,
             Drift::Objects(objects) | Drift::Reported(objects) => {
                 let is_queued = is_queued(&key);
-                objects_of(&manifest, objects, |object| !is_queued && memories.is_echo(&key, object))?
+                objects_of(&manifest, objects, |object| !is_queued && is_echo(memories, &key, object))?
             }
         };
         Some((key, drift))
     };
     manifests.into_iter().filter_map(of_manifest).collect()
+}
+
+/// Returns true once if a report is that of our own write, after which no other writer has written.
+pub(super) fn is_echo(memories: &Memories, key: &ManifestKey, object: &Object) -> bool {
+    let is_written = memories.is_echo(key, &reported_key(object), &object.resource_version);
+    // The agent may name the last version that it saw of an object that is gone.
+    is_written && object.change != Change::Deleted
 }
 
 /// Returns the objects of a Manifest to read again; `None` if no change concerns it.
@@ -230,6 +237,18 @@ mod tests {
     }
 
     #[test]
+    fn report_of_a_deletion_is_no_echo_of_our_last_write() {
+        let memories = Memories::default();
+        let key = ManifestKey::new("ns", "m");
+        for (change, expected) in [(Change::Spec, true), (Change::Deleted, false)] {
+            let mut report = object("/v1/configmaps/kyma-system/a", "ConfigMap", change);
+            report.resource_version = "7".to_owned();
+            memories.put_write(&key, &reported_key(&report), "7");
+            assert_eq!(is_echo(&memories, &key, &report), expected);
+        }
+    }
+
+    #[test]
     fn object_of_an_inventory_that_the_cache_lacks_affects_its_manifest() {
         let version = |version: &str, has_inventory: bool| {
             manifest("a", |manifest| {
@@ -331,7 +350,7 @@ mod tests {
         let memories = Memories::default();
         let whole = object("/v1/configmaps//", "", Change::Spec);
         let map = object("/v1/configmaps/kyma-system/a", "ConfigMap", Change::Spec);
-        let wrote = |version: &str| memories.engine.put_write(&key, &reported_key(&map), version);
+        let wrote = |version: &str| memories.put_write(&key, &reported_key(&map), version);
         let affected = |objects: &[&Object], is_queued: bool| {
             let drift = Drift::Objects(objects.iter().map(|object| (*object).clone()).collect());
             affected([manifest.clone()], &drift, &memories, |_| is_queued).pop().map(|(_, drift)| drift)

@@ -225,13 +225,13 @@ mod tests {
         let watches = || module_watches(std::iter::once(facts(&manifest)), &memories);
         assert_eq!(watches(), []);
         let selection = |selector: String| Some(PodSelection { namespace: "kyma-system".to_owned(), selector });
-        memories.engine.put_pods(&key, &kyma, selection("app=keda".to_owned()));
+        memories.put_pods(&key, &kyma, selection("app=keda".to_owned()));
         let [watch] = &watches()[..] else { panic!("{:?}", watches()) };
         assert_eq!((&*watch.name, &*watch.resource, &*watch.label_selector), ("pods/m", "pods", "app=keda"));
         assert_eq!((watch.namespace.as_deref(), watch.field), (Some("kyma-system"), Field::Status));
-        memories.engine.put_pods(&key, &kyma, selection("x".repeat(10_000)));
+        memories.put_pods(&key, &kyma, selection("x".repeat(10_000)));
         assert_eq!(watches(), [], "a selector that is too long");
-        memories.engine.put_pods(&key, &kyma, None);
+        memories.put_pods(&key, &kyma, None);
         assert_eq!(watches(), []);
     }
 
@@ -248,7 +248,7 @@ mod tests {
         let memories = Memories::default();
         for manifest in &manifests {
             let pods = PodSelection { namespace: "kyma-system".to_owned(), selector: "app=keda".to_owned() };
-            memories.engine.put_pods(&KymaKey::of(manifest), &KymaKey::new("ns", "k"), Some(pods));
+            memories.put_pods(&KymaKey::of(manifest), &KymaKey::new("ns", "k"), Some(pods));
         }
         let watches = module_watches(manifests.iter().map(facts), &memories);
         let names: Vec<_> = watches.iter().map(|watch| &*watch.name).collect();

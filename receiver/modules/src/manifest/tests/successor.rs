@@ -98,7 +98,7 @@ async fn of_two_manifests_created_at_the_same_time_exactly_one_writes() {
 async fn pods_of_a_superseded_manifest_are_not_watched_any_more() {
     let mut fixture = Fixture::installed_at_noon().await;
     let pods = PodSelection { namespace: "kyma-system".to_owned(), selector: "app=d".to_owned() };
-    fixture.ctx.memories.engine.put_pods(&key(), &KymaKey::new(NAMESPACE, "k"), Some(pods));
+    fixture.ctx.memories.put_pods(&key(), &KymaKey::new(NAMESPACE, "k"), Some(pods));
     fixture.add_successor("2026-01-01T12:00:01Z");
     assert_eq!(fixture.reconcile().await, ended());
     assert_eq!(fixture.ctx.memories.pods(&key()), None);
