@@ -156,10 +156,13 @@ impl CatalogUpdate {
 }
 
 impl Catalog {
-    /// Creates catalog sync without any runtime, of a process that decides on changes of the releases itself.
+    /// Creates catalog sync without any runtime, of a process that decides on changes of the releases itself, and whose decisions count as
+    /// stored.
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics, budgets: WriteBudgets) -> Self {
-        Self::of_replica(settings, metrics, budgets, FleetRole::held(WriteFence::default()))
+        let catalog = Self::of_replica(settings, metrics, budgets, FleetRole::held(WriteFence::default()));
+        catalog.0.kcp.lock().ledger.count_as_stored();
+        catalog
     }
 
     /// Creates catalog sync of a replica. While another one has the fleet role, this one follows the decisions that are stored: until
@@ -271,6 +274,12 @@ impl Catalog {
     #[must_use]
     pub fn awaits_decision(&self) -> bool {
         !self.0.role.is_held() && !self.0.kcp.lock().undecided.is_empty()
+    }
+
+    /// Returns whether a Kyma may be marked as reconciled; see [`Ledger::was_stored`].
+    #[must_use]
+    pub(crate) fn permits_first_reconcile(&self) -> bool {
+        self.0.kcp.lock().ledger.was_stored()
     }
 
     /// Returns whether the removal of a module waits for a decision or a confirmation. No runtime loses the module while it does.
@@ -482,7 +491,8 @@ impl Catalog {
             confirmed: if decides { &kcp.ledger.confirmed } else { &no_confirmation },
             now: Timestamp::now().as_second(),
         };
-        // A new installation accepts the catalog as it is: no Kyma was ever reconciled by a receiver.
+        // A new installation accepts the catalog as it is: no Kyma was ever reconciled by a receiver, since the first reconciles wait
+        // for a stored decision.
         let is_lost = kcp.ledger.accepted.is_none() && kymas.iter().any(|kyma| kyma.facts().is_managed());
         let labels = kymas.iter().map(|kyma| kyma.facts().labels());
         let decision = if let (false, Some(accepted)) = (decides, &kcp.ledger.accepted) {

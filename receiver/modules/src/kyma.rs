@@ -269,8 +269,12 @@ async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) 
         deletion::step(ctx, key, kyma).await?
     } else if is_handing_back {
         hand_back::step(ctx, key, kyma).await?
-    } else {
+    } else if KymaFacts::from(&kyma).is_managed() || ctx.catalog.permits_first_reconcile() {
         return run_active(ctx, key, kyma, queued, works).await;
+    } else {
+        // The replica with the fleet role stores its first decision a moment after the start of a new installation.
+        debug!(kyma = %key, "First reconcile waits until the accepted state of the catalog is stored");
+        return Ok(ReconcileOutcome::failed(works, ErrorClass::Conflict));
     };
     Ok(ReconcileOutcome { requeue_after, ..ReconcileOutcome::ended(works) })
 }

@@ -36,14 +36,31 @@ pub struct Ledger {
     /// Stored state that cannot be parsed. It stays in the ConfigMap until a state is accepted.
     unreadable: Option<String>,
     written: Option<BTreeMap<String, String>>,
+    /// See [`Self::was_stored`].
+    was_stored: bool,
 }
 
 impl Ledger {
+    /// Returns whether the ConfigMap has had a decision of the removal guard since this process started: an accepted state, or the
+    /// hold of every removal. Until then no Kyma may be marked as reconciled: a reconciled Kyma and no stored state would mean that the
+    /// state was lost.
+    #[must_use]
+    pub const fn was_stored(&self) -> bool {
+        self.was_stored
+    }
+
+    /// Counts the state as stored, in a process that is the only one and stores none.
+    pub const fn count_as_stored(&mut self) {
+        self.was_stored = true;
+    }
+
     /// Observes the ConfigMap. Its accepted state is adopted only by a process that has none of its own yet. Returns
     /// whether it was adopted, or carries a new confirmation, or other data.
     pub fn observe(&mut self, map: Option<&ConfigMap>) -> Observed {
         let before = self.written.take();
         self.written = map.map(|map| map.data.clone().unwrap_or_default());
+        let has_decision = |data: &BTreeMap<_, _>| data.contains_key(ACCEPTED) || data.contains_key(LOST);
+        self.was_stored |= self.written.as_ref().is_some_and(has_decision);
         let mut adopted = false;
         if self.accepted.is_none() {
             self.unreadable = None;
@@ -122,6 +139,7 @@ impl Ledger {
     /// Records the data that were written.
     pub fn mark_written(&mut self, data: BTreeMap<String, String>) {
         self.written = Some(data);
+        self.was_stored = true;
     }
 }
 
@@ -160,7 +178,9 @@ mod tests {
         let mut ledger = Ledger { accepted: Some(Releases::from([("a".to_owned(), facts)])), ..Ledger::default() };
         let none = HeldRemovals::default();
         let data = ledger.pending(&none, None).unwrap();
+        assert!(!ledger.was_stored());
         ledger.mark_written(data.clone());
+        assert!(ledger.was_stored());
         assert_eq!(ledger.pending(&none, None), None);
         let removal =
             HeldRemoval { change: "c".to_owned(), module: "a".to_owned(), part: Part::Module, runtimes: 4, of: 9 };
@@ -169,7 +189,11 @@ mod tests {
         assert_eq!(Ledger::held(Some(&map(stored, None))), [removal]);
 
         let mut next = Ledger::default();
+        next.observe(None);
+        next.observe(Some(&map(BTreeMap::new(), None)));
+        assert!(!next.was_stored(), "an empty ConfigMap has no decision");
         assert!(next.observe(Some(&map(data.clone(), None))).is_input, "the state is adopted");
+        assert!(next.was_stored());
         assert!(!next.observe(Some(&map(data.clone(), None))).is_input);
         assert_eq!((&next.accepted, next.pending(&none, None)), (&ledger.accepted, None));
         assert!(next.observe(Some(&map(data.clone(), Some("c")))).is_input);
@@ -177,7 +201,7 @@ mod tests {
         assert!(next.observe(Some(&map(data.clone(), Some("c, d")))).is_input, "a second one");
         assert_eq!(next.confirmed, ["c", "d"].map(str::to_owned).into());
         assert!(!next.observe(Some(&map(data, Some("d")))).is_input, "one was removed");
-        assert!(!next.observe(None).is_input);
+        assert!(!next.observe(None).is_input && next.was_stored());
         assert!(next.accepted.is_some() && next.pending(&none, None).is_some(), "the ConfigMap is written again");
     }
 
@@ -198,6 +222,7 @@ mod tests {
         // The next process finds the same.
         let mut next = Ledger::default();
         let _ = next.observe(Some(&map(data, None)));
+        assert!(next.was_stored(), "the hold is a decision");
         assert_eq!((next.loss(), next.pending(&none, Some(&lost))), (LossCause::Unreadable, None));
         // An operator restores it.
         assert!(next.observe(Some(&map(BTreeMap::from([(ACCEPTED.to_owned(), "{}".to_owned())]), None))).is_input);
