@@ -41,8 +41,6 @@ mod keeping;
 mod kept;
 mod memory;
 mod migrate;
-#[cfg(test)]
-mod model;
 mod module;
 mod outcome;
 mod own_webhook;
@@ -87,3 +85,6 @@ pub use self::{
     step::Goal,
     store::{Store, StoreError},
 };
+
+#[cfg(test)]
+mod tests;

@@ -320,6 +320,4 @@ impl Ownership {
 }
 
 #[cfg(test)]
-mod model;
-#[cfg(test)]
 mod tests;

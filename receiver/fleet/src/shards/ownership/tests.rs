@@ -1,5 +1,7 @@
 //! Single decisions, and moves of whole landscapes with an API server that answers at once.
 
+mod model;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -8,11 +10,8 @@ use std::{
 use jiff::{SignedDuration, Timestamp};
 use tidewatch_api::shard::ShardCount;
 
-use super::{
-    super::record::Record,
-    model::{ApiServer, timings},
-    *,
-};
+use self::model::{ApiServer, timings};
+use super::{super::record::Record, *};
 
 const SECOND: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(15);

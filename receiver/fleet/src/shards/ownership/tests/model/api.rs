@@ -8,7 +8,7 @@ use tidewatch_api::{
     shard::ShardCount,
 };
 
-use super::super::{super::record::Record, LeaseId, Outcome, Settings, Write, WriteKind};
+use super::super::super::{super::record::Record, LeaseId, Outcome, Settings, Write, WriteKind};
 
 #[derive(Debug)]
 pub(in crate::shards::ownership) struct ApiServer {

@@ -7,7 +7,7 @@ use tidewatch_api::leases::Unit;
 use tidewatch_cluster::leader::Timings;
 use tokio::time::Instant;
 
-use super::super::{Effect, EndReason, Ownership, Settings};
+use super::super::super::{Effect, EndReason, Ownership, Settings};
 
 /// Milliseconds since the start of the schedule.
 pub(super) type Millis = u64;

@@ -10,7 +10,7 @@ use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
 use super::{
-    super::{Effect, LeaseId, Outcome, Settings, Write},
+    super::super::{Effect, LeaseId, Outcome, Settings, Write},
     api::ApiServer,
     node::{Clock, Fence, Millis, Node, Process, timings},
 };

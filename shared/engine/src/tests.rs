@@ -1,0 +1,3 @@
+//! Tests of several modules together.
+
+mod model;
