@@ -87,10 +87,12 @@ impl<S: Subject> StagedTask<S> {
 
     /// Takes over the ConfigMap from the watch.
     pub fn observe(&mut self, map: Option<&ConfigMap>) {
+        let is_own = self.map.has_written();
         self.map.observe(map);
         let events = self.subject.observe(map);
-        // Every replica observes the state, and one posts the Events.
-        if self.role.is_held() {
+        // Every replica observes the state. One posts the Events: the writer, also if it has given the role back since, or the holder of
+        // the role, since the writer may have ended.
+        if is_own || self.role.is_held() {
             self.recorder.publish(events);
         }
         // A changed ConfigMap, such as a confirmation, is evaluated at the next tick.
@@ -109,14 +111,17 @@ mod tests {
     use crate::recorder::{Metrics, Regarding};
 
     /// Creates the ConfigMap, and rests. Records what the task does with it.
-    #[derive(Clone, Default)]
-    struct Created(Arc<Mutex<Vec<&'static str>>>);
+    #[derive(Clone)]
+    struct Created {
+        seen: Arc<Mutex<Vec<&'static str>>>,
+        role: FleetRole,
+    }
 
     impl Subject for Created {
         const WATCH: &'static str = "watch of a test";
 
         fn observe(&mut self, map: Option<&ConfigMap>) -> Vec<PendingEvent> {
-            self.0.lock().push(if map.is_some() { "observed" } else { "absent" });
+            self.seen.lock().push(if map.is_some() { "observed" } else { "absent" });
             let regarding = Regarding::config_map("kcp-system", "state");
             let created = PendingEvent { regarding, warning: false, reason: "Created", note: "created".to_owned() };
             map.map(|_| created).into_iter().collect()
@@ -127,26 +132,32 @@ mod tests {
         }
 
         async fn evaluate(&mut self, map: &mut StateMap, now: Instant) {
-            self.0.lock().push("evaluated");
+            self.seen.lock().push("evaluated");
             if !map.exists() && map.is_writable(now) {
                 map.write(BTreeMap::new()).await;
+                self.role.end();
             }
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn state_is_evaluated_at_each_change_and_seldom_otherwise() {
-        for (role, notes) in [(FleetRole::held(WriteFence::default()), 1), (FleetRole::released(), 0)] {
-            let kcp = FakeApiServer::default();
+        let kcp = FakeApiServer::default();
+        // The second task observes what the first wrote, and the first one gives the role back before it does.
+        for notes in [1, 0] {
+            let role = FleetRole::held(WriteFence::default());
             let recorder = EventRecorder::new(Metrics::default());
-            let subject = Created::default();
+            let subject = Created { seen: Arc::default(), role: role.clone() };
+            if notes == 0 {
+                role.end();
+            }
             let map = StateMap::new(kcp.client(), "kcp-system", "state");
             let task = StagedTask::new(subject.clone(), map, role, recorder.clone());
             let synced = CancellationToken::new();
             synced.cancel();
             let ended = time::timeout(INTERVAL * IDLE_TICKS * 3, task.run(synced)).await;
             assert!(ended.is_err() && kcp.object("configmaps/state").is_some(), "{ended:?}");
-            let mut seen = subject.0.lock().clone();
+            let mut seen = subject.seen.lock().clone();
             let observed = seen.iter().position(|it| *it == "observed").unwrap();
             let later = seen.split_off(observed + 1);
             assert!(later.iter().all(|it| *it == "evaluated") && (3..=4).contains(&later.len()), "{later:?}");

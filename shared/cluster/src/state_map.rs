@@ -36,6 +36,8 @@ pub struct StateMap {
     metadata: Option<ObjectMeta>,
     /// resourceVersion that was replaced: the next write waits for the watch to return another one.
     replaced: Option<String>,
+    /// See [`Self::has_written`].
+    has_written: bool,
     not_before: Instant,
 }
 
@@ -43,7 +45,7 @@ impl StateMap {
     /// The client must be fenced, so that only the active receiver writes.
     pub fn new(client: Client, namespace: &str, name: &'static str) -> Self {
         let api = Api::namespaced(client, namespace);
-        Self { api, name, metadata: None, replaced: None, not_before: Instant::now() }
+        Self { api, name, metadata: None, replaced: None, has_written: false, not_before: Instant::now() }
     }
 
     /// Reads the ConfigMap; `None` if it does not exist.
@@ -64,6 +66,7 @@ impl StateMap {
 
     /// Takes over the ConfigMap from the watch. A deleted one may be created again.
     pub fn observe(&mut self, map: Option<&ConfigMap>) {
+        self.has_written = false;
         if map.is_none() {
             self.replaced = None;
             if self.exists() {
@@ -100,12 +103,19 @@ impl StateMap {
         now >= self.not_before && self.replaced.as_deref() != Some(self.version())
     }
 
+    /// Returns whether this process wrote the state that the watch returns next.
+    #[must_use]
+    pub const fn has_written(&self) -> bool {
+        self.has_written
+    }
+
     /// Replaces the ConfigMap, or creates it. Returns the outcome: `written`, `conflict` if it has changed since it was read, or
     /// `failed`; a failed write is retried by the caller after a delay.
     pub async fn write(&mut self, data: BTreeMap<String, String>) -> &'static str {
         match timeout(REQUEST_TIMEOUT, self.request(data)).await {
             Ok(Ok(is_written)) => {
                 self.replaced = Some(self.version().to_owned());
+                self.has_written = is_written;
                 if is_written { "written" } else { "conflict" }
             }
             Ok(Err(error)) => self.failed(&error),
