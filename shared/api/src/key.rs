@@ -1,18 +1,27 @@
 //! Keys of Kymas and Manifests.
 
-use std::{fmt, ops::Deref, sync::Arc};
+use std::{fmt, marker::PhantomData, ops::Deref, sync::Arc};
 
 use kube::{Resource, ResourceExt as _};
 
-/// Namespace and name of a Kyma in KCP: the key of the queue and of all state of a runtime. Clones share their text,
-/// since a dozen tables hold the key of each runtime.
+/// Namespace and name of an object of the kind `K` in KCP. Clones share their text, since a dozen tables hold the key of each
+/// runtime.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct KymaKey(Arc<Name>);
+pub struct Key<K>(Arc<Name>, PhantomData<K>);
 
-/// Key of a Manifest: its namespace and name in KCP.
-pub type ManifestKey = KymaKey;
+/// Key of a Kyma, and so of all state of a runtime.
+pub type KymaKey = Key<OfKyma>;
+/// Key of a Manifest.
+pub type ManifestKey = Key<OfManifest>;
 
-/// Fields of a [`KymaKey`].
+/// The kind of a [`KymaKey`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum OfKyma {}
+/// The kind of a [`ManifestKey`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum OfManifest {}
+
+/// Fields of a [`Key`].
 #[derive(Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name {
     /// Namespace in KCP.
@@ -21,11 +30,11 @@ pub struct Name {
     pub name: String,
 }
 
-impl KymaKey {
+impl<K> Key<K> {
     /// Makes a key from namespace and name.
     #[must_use]
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
-        Self(Arc::new(Name { namespace: namespace.into(), name: name.into() }))
+        Self(Arc::new(Name { namespace: namespace.into(), name: name.into() }), PhantomData)
     }
 
     /// Key of a namespaced object.
@@ -35,7 +44,7 @@ impl KymaKey {
     }
 }
 
-impl Deref for KymaKey {
+impl<K> Deref for Key<K> {
     type Target = Name;
 
     fn deref(&self) -> &Name {
@@ -43,7 +52,7 @@ impl Deref for KymaKey {
     }
 }
 
-impl fmt::Display for KymaKey {
+impl<K> fmt::Display for Key<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
     }

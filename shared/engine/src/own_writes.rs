@@ -42,7 +42,6 @@ impl OwnWrites {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tidewatch_api::key::KymaKey;
 
     use super::*;
 
@@ -51,11 +50,11 @@ mod tests {
         let map =
             json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "kyma-system"}});
         let writes = OwnWrites::default();
-        let manifest = KymaKey::new("ns", "m");
+        let manifest = ManifestKey::new("ns", "m");
         let key = ObjectKey::of(&map);
         assert!(!writes.is_echo(&manifest, &key, "7"));
         writes.wrote(&manifest, &key, "7");
-        assert!(!writes.is_echo(&KymaKey::new("ns", "other"), &key, "7"));
+        assert!(!writes.is_echo(&ManifestKey::new("ns", "other"), &key, "7"));
         assert!(writes.is_echo(&manifest, &key, "7") && !writes.is_echo(&manifest, &key, "7"));
         assert!(writes.0.lock().is_empty());
         writes.wrote(&manifest, &key, "7");

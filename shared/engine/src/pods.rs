@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn only_a_different_selection_changes_the_plan() {
         let selections = PodSelections::default();
-        let manifest = KymaKey::new("ns", "m");
+        let manifest = ManifestKey::new("ns", "m");
         let cluster = KymaKey::new("ns", "k");
         let of = |selector: &str| Some(PodSelection { namespace: "kyma-system".into(), selector: selector.into() });
         for (selection, is_change) in

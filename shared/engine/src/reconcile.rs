@@ -139,7 +139,7 @@ impl Engine {
         }
         let heirs = if goal_of(manifest) == Goal::Remove { of_module(manifest, &others) } else { Vec::new() };
         let record = Record::new(*store, (**manifest).clone());
-        let key = KymaKey::of(&**manifest);
+        let key = ManifestKey::of(&**manifest);
         Reconcile { engine: self, key, request, heirs, others }.run(record).await
     }
 
@@ -149,7 +149,7 @@ impl Engine {
         if !is_superseded(manifest, others) {
             return false;
         }
-        let key = KymaKey::of(manifest);
+        let key = ManifestKey::of(manifest);
         self.memories.distrust(&key);
         self.memories.set_pods(&key, cluster, None);
         true

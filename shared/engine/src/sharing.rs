@@ -14,7 +14,7 @@ use std::{
 use kube::{ResourceExt as _, api::DynamicObject};
 use tidewatch_api::{
     Manifest, Resource,
-    key::{KymaKey, ManifestKey},
+    key::ManifestKey,
     names::{annotation, field_manager, label},
 };
 
@@ -105,7 +105,7 @@ impl Sharing {
             }
         }
         let holder = |other: &&Arc<Manifest>| Holder {
-            key: KymaKey::of(&***other),
+            key: ManifestKey::of(&***other),
             owner: owner_of(other),
             module: module_name(other),
             is_of_module: is_of_module(other),

@@ -177,7 +177,6 @@ fn warning(key: &FieldKey, field: &Field) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tidewatch_api::key::KymaKey;
     use tokio::time::advance;
 
     use super::*;
@@ -185,7 +184,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3_600);
 
     fn manifest() -> ManifestKey {
-        KymaKey::new("ns", "m")
+        ManifestKey::new("ns", "m")
     }
 
     fn object() -> ObjectKey {

@@ -103,22 +103,26 @@ mod tests {
     use super::*;
     use crate::{plan_index::PlanIndex, runtime::Runtime};
 
-    fn key(name: &str) -> KymaKey {
-        KymaKey::new("ns", name)
+    fn kyma() -> KymaKey {
+        KymaKey::new("ns", "k")
+    }
+
+    fn key(name: &str) -> ManifestKey {
+        ManifestKey::new("ns", name)
     }
 
     /// A report of the Kyma `k`, distinguished by its generation.
     fn report(settling: &mut Settling, generation: u64, manifests: &[&str]) {
         let plan = Arc::new(Plan::new("r".into(), Vec::new()).unwrap());
         let snapshot = Runtime::new(Arc::new(PlanIndex::new(plan)), false, Instant::now()).snapshot();
-        let events = ReportedEvents { kyma: key("k"), generation, snapshot };
+        let events = ReportedEvents { kyma: kyma(), generation, snapshot };
         settling.add(manifests.iter().map(|name| key(name)).collect(), events);
     }
 
     /// A whole reconcile of a Manifest.
     fn reconcile(settling: &mut Settling, name: &str, has_result: bool) {
         settling.begins(&key(name));
-        settling.ended(&key("k"), &key(name), has_result);
+        settling.ended(&kyma(), &key(name), has_result);
     }
 
     fn settled(settling: &mut Settling) -> Option<u64> {
@@ -144,7 +148,7 @@ mod tests {
         let mut settling = Settling::default();
         settling.begins(&key("a"));
         report(&mut settling, 1, &["a"]);
-        settling.ended(&key("k"), &key("a"), true);
+        settling.ended(&kyma(), &key("a"), true);
         assert_eq!(settled(&mut settling), None);
         reconcile(&mut settling, "a", true);
         assert_eq!(settled(&mut settling), Some(1));
@@ -171,7 +175,7 @@ mod tests {
         let mut last = None;
         for generation in 0..100 {
             report(&mut settling, generation, &["a", "b"]);
-            assert!(settling.by_kyma[&key("k")].len() <= MAX_OPEN);
+            assert!(settling.by_kyma[&kyma()].len() <= MAX_OPEN);
             reconcile(&mut settling, if generation % 2 == 0 { "a" } else { "b" }, true);
             last = settled(&mut settling).or(last);
         }
@@ -199,7 +203,7 @@ mod tests {
         let mut settling = Settling::default();
         report(&mut settling, 1, &["a", "b"]);
         reconcile(&mut settling, "a", true);
-        settling.remove(&key("k"), &key("b"));
+        settling.remove(&kyma(), &key("b"));
         assert_eq!(settled(&mut settling), Some(1));
     }
 }

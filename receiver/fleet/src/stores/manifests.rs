@@ -167,7 +167,7 @@ impl Manifests {
     #[must_use]
     pub fn is_outdated(&self, delivered: &CachedManifest) -> bool {
         let CachedManifest::Whole(delivered) = delivered else { return false };
-        let known = self.find(&KymaKey::of(delivered.as_ref()));
+        let known = self.find(&ManifestKey::of(delivered.as_ref()));
         matches!(known, Some(CachedManifest::Whole(known)) if is_older(delivered, &known))
     }
 
@@ -210,13 +210,13 @@ impl Manifests {
     ///
     /// # Errors
     /// The cache has only its facts.
-    pub fn get(&self, manifest: &KymaKey) -> Result<Option<Arc<Manifest>>, BodyMissingError> {
+    pub fn get(&self, manifest: &ManifestKey) -> Result<Option<Arc<Manifest>>, BodyMissingError> {
         self.find(manifest).map(|found| self.body(found)).transpose()
     }
 
     /// Returns a Manifest by name, reduced or not.
     #[must_use]
-    pub fn find(&self, manifest: &KymaKey) -> Option<CachedManifest> {
+    pub fn find(&self, manifest: &ManifestKey) -> Option<CachedManifest> {
         // Locked before the cache is read: a write is dropped once the cache shows it.
         let writes = self.writes.read();
         let whole = match self.cached(manifest) {
@@ -268,7 +268,7 @@ impl Manifests {
     }
 
     /// Returns the index's clone of a key, to share its text.
-    pub fn shared_key(&self, manifest: KymaKey) -> KymaKey {
+    pub fn shared_key(&self, manifest: ManifestKey) -> ManifestKey {
         let index = self.index.read();
         index.owners.get_key_value(&manifest).map(|(known, _)| known.clone()).unwrap_or(manifest)
     }
@@ -283,7 +283,7 @@ impl Manifests {
             CachedManifest::Whole(manifest) => Ok(manifest),
             CachedManifest::Reduced(_) => {
                 self.missed.notify_one();
-                Err(BodyMissingError { kind: "Manifest", key: found.key() })
+                Err(BodyMissingError { kind: "Manifest", key: found.key().to_string() })
             }
         }
     }

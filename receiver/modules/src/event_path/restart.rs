@@ -6,7 +6,11 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 use kube::{ResourceExt as _, runtime::reflector::ObjectRef};
 use tidewatch_api::{
-    Kyma, ModuleStatus, State, facts::KymaFacts, key::KymaKey, plan::Work, selection::SelectedVersion,
+    Kyma, ModuleStatus, State,
+    facts::KymaFacts,
+    key::{KymaKey, ManifestKey},
+    plan::Work,
+    selection::SelectedVersion,
 };
 use tidewatch_fleet::{
     plans::Plans,
@@ -88,7 +92,7 @@ fn enqueue(to: &AcquiredKymas, kymas: impl Iterator<Item = Arc<CachedKyma>>) {
             None => {}
         }
         let state = |name: &str| {
-            let manifest = stores.manifests.find(&KymaKey::new(&key.namespace, name))?;
+            let manifest = stores.manifests.find(&ManifestKey::new(&key.namespace, name))?;
             Some(manifest.facts().flags.state.unwrap_or_default())
         };
         match urgency(kyma, &inputs, state) {

@@ -2,11 +2,7 @@
 
 use std::sync::Arc;
 
-use tidewatch_api::{
-    Manifest, State,
-    facts::ManifestFacts,
-    key::{KymaKey, ManifestKey},
-};
+use tidewatch_api::{Manifest, State, facts::ManifestFacts, key::ManifestKey};
 use tidewatch_cluster::kinds::built_in;
 use tidewatch_contract::event::{Change, Object, Subject};
 use tidewatch_engine::{Inventory, ObjectKey, WaitFacts, awaits_resources, inventory_of};
@@ -37,7 +33,7 @@ pub(super) fn affected(
     is_queued: impl Fn(&ManifestKey) -> bool,
 ) -> Vec<(ManifestKey, Drift)> {
     let of_manifest = |manifest: Arc<Manifest>| {
-        let key = KymaKey::of(&*manifest);
+        let key = ManifestKey::of(&*manifest);
         let drift = match drift {
             Drift::None => return None,
             Drift::All => Drift::All,
@@ -269,7 +265,7 @@ mod tests {
         manifests.wrote(&version("2", true), ManifestWriter::Other);
         assert_eq!(
             affected(found(), &map, &memories, |_| false),
-            [(KymaKey::new("ns", "a"), map.clone().as_only_cause())]
+            [(ManifestKey::new("ns", "a"), map.clone().as_only_cause())]
         );
     }
 
@@ -346,7 +342,7 @@ mod tests {
     #[test]
     fn own_write_among_the_objects_of_a_listed_resource_is_not_read_again() {
         let manifest = Arc::new(manifest("a", |_| ()));
-        let key = KymaKey::of(&*manifest);
+        let key = ManifestKey::of(&*manifest);
         let memories = Memories::default();
         let whole = object("/v1/configmaps//", "", Change::Spec);
         let map = object("/v1/configmaps/kyma-system/a", "ConfigMap", Change::Spec);

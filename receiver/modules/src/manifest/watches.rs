@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tidewatch_api::{
     Resource,
     facts::ManifestFacts,
-    key::KymaKey,
+    key::ManifestKey,
     names::{OWN_MANAGER, SKR_NAMESPACE, label},
     plan::{Field, PlannedWatch, Work, carries_secrets},
 };
@@ -32,7 +32,7 @@ const UNWATCHED: [(&str, &str); 6] = [
 /// not watched. While a removal waits for CRs, the kinds that the module defines are watched as well, while resources keep a
 /// CRD that a version does not contain, their kind, and while a manager is not ready, its pods.
 pub fn module_watches<'a>(
-    manifests: impl Iterator<Item = (KymaKey, ManifestFacts<'a>)>,
+    manifests: impl Iterator<Item = (ManifestKey, ManifestFacts<'a>)>,
     memories: &Memories,
 ) -> Vec<PlannedWatch> {
     let mut kinds: BTreeMap<(&str, &str), (ServedKind<'static>, BTreeSet<&str>)> = BTreeMap::new();
@@ -123,7 +123,7 @@ fn full_name(plural: &str, group: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_api::{Manifest, plan::Plan};
+    use tidewatch_api::{Manifest, key::KymaKey, plan::Plan};
     use tidewatch_installer::watcher::extend;
 
     use super::*;
@@ -139,8 +139,8 @@ mod tests {
         serde_json::from_value(manifest).unwrap()
     }
 
-    fn facts(manifest: &Manifest) -> (KymaKey, ManifestFacts<'_>) {
-        (KymaKey::of(manifest), manifest.into())
+    fn facts(manifest: &Manifest) -> (ManifestKey, ManifestFacts<'_>) {
+        (ManifestKey::of(manifest), manifest.into())
     }
 
     fn summary(manifests: &[Manifest]) -> Vec<(String, Option<String>, Field)> {
@@ -220,7 +220,7 @@ mod tests {
         let labelled = |manifest: &mut Value| manifest["metadata"]["labels"] = json!({label::MODULE_NAME: "keda"});
         let manifest = manifest(&[], labelled);
         let memories = Memories::default();
-        let key = KymaKey::of(&manifest);
+        let key = ManifestKey::of(&manifest);
         let kyma = KymaKey::new("ns", "k");
         let watches = || module_watches(std::iter::once(facts(&manifest)), &memories);
         assert_eq!(watches(), []);
@@ -248,7 +248,7 @@ mod tests {
         let memories = Memories::default();
         for manifest in &manifests {
             let pods = PodSelection { namespace: "kyma-system".to_owned(), selector: "app=keda".to_owned() };
-            memories.put_pods(&KymaKey::of(manifest), &KymaKey::new("ns", "k"), Some(pods));
+            memories.put_pods(&ManifestKey::of(manifest), &KymaKey::new("ns", "k"), Some(pods));
         }
         let watches = module_watches(manifests.iter().map(facts), &memories);
         let names: Vec<_> = watches.iter().map(|watch| &*watch.name).collect();

@@ -45,7 +45,7 @@ pub(super) use self::{
     caches::CacheBodies, kinds::ObjectCache, kymas::KymaCache, manifests::ManifestCache, object::CachedObject,
     secrets::SecretCache,
 };
-use self::{kept::KeptShards, shards::KymaShards};
+use self::{kept::KeptShards, kinds::KeyOf, shards::KymaShards};
 
 /// Bound of the delay after a round that left bodies missing; it doubles up to [`MAX_RETRY`].
 const RETRY: Duration = Duration::from_millis(200);
@@ -66,7 +66,7 @@ struct Inner<C: ObjectCache> {
     shards: KymaShards,
     kept: RwLock<KeptShards>,
     /// Reduced objects whose present version cannot be decoded: no fetch can add their body.
-    invalid: Mutex<BTreeSet<KymaKey>>,
+    invalid: Mutex<BTreeSet<KeyOf<C>>>,
     /// Notified when objects may have to be reduced, or bodies to be fetched.
     changed: Notify,
     /// Notified after each round that no list has interrupted.
@@ -75,7 +75,7 @@ struct Inner<C: ObjectCache> {
 }
 
 /// The objects without a body that have to have one, by Kyma.
-type Missing = BTreeMap<KymaKey, BTreeSet<KymaKey>>;
+type Missing<C> = BTreeMap<KymaKey, BTreeSet<KeyOf<C>>>;
 
 impl<C: ObjectCache> Clone for Bodies<C> {
     fn clone(&self) -> Self {
@@ -207,7 +207,7 @@ impl<C: ObjectCache> Bodies<C> {
         true
     }
 
-    fn reduce_one(&self, key: &KymaKey) -> bool {
+    fn reduce_one(&self, key: &KeyOf<C>) -> bool {
         let mut cache = self.0.writer.lock();
         // It or its shard may have changed meanwhile.
         let reduced = self.0.objects.find(key).and_then(|current| self.reduced(&current));
@@ -230,7 +230,7 @@ impl<C: ObjectCache> Bodies<C> {
     }
 
     /// Reduced objects of known Kymas in the selected shards; `None` during a list, whose objects are not known yet.
-    fn missing(&self, selects: impl Fn(ShardId) -> bool) -> Option<Missing> {
+    fn missing(&self, selects: impl Fn(ShardId) -> bool) -> Option<Missing<C>> {
         let cache = self.0.writer.lock();
         let reduced = (!cache.is_listing()).then(|| self.0.objects.all(true))?;
         drop(cache);
@@ -238,7 +238,7 @@ impl<C: ObjectCache> Bodies<C> {
         if !invalid.is_empty() {
             invalid.retain(|key| self.0.objects.find(key).is_some_and(|object| object.is_reduced()));
         }
-        let mut missing = Missing::new();
+        let mut missing = Missing::<C>::new();
         for object in reduced.iter().filter(|object| self.shard_of(object).is_some_and(&selects)) {
             let key = object.key();
             if let Some(kyma) = object.kyma().filter(|_| !invalid.contains(&key)) {

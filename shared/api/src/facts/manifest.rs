@@ -4,7 +4,7 @@ use kube::ResourceExt as _;
 
 use crate::{
     Manifest, Resource, Shared, State,
-    key::KymaKey,
+    key::ManifestKey,
     labels::is_true,
     names::{annotation, label},
 };
@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug)]
 pub struct ReducedManifest {
     /// Namespace and name.
-    pub key: KymaKey,
+    pub key: ManifestKey,
     /// resourceVersion.
     pub object_version: Option<Box<str>>,
     /// Uid in the owner references, if there are any.
@@ -50,7 +50,7 @@ pub struct Flags {
 impl ReducedManifest {
     /// Reduces a Manifest; `None` if its label names no Kyma, or its owner references have several uids. `share` returns
     /// a text that all equal ones share.
-    pub fn of(key: KymaKey, manifest: &Manifest, mut share: impl FnMut(&str) -> Shared<String>) -> Option<Self> {
+    pub fn of(key: ManifestKey, manifest: &Manifest, mut share: impl FnMut(&str) -> Shared<String>) -> Option<Self> {
         let facts = ManifestFacts::from(manifest);
         let mut uids = manifest.owner_references().iter().map(|owner| owner.uid.as_str());
         let owner = uids.next();

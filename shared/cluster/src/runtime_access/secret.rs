@@ -78,7 +78,7 @@ impl AccessSecret {
     /// # Errors
     /// The Secret is reduced.
     pub(super) fn kubeconfig(&self) -> Result<Result<&RuntimeKubeconfig, &KubeconfigError>, BodyMissingError> {
-        let missing = || BodyMissingError { kind: "access Secret", key: self.key.clone() };
+        let missing = || BodyMissingError { kind: "access Secret", key: self.key.to_string() };
         self.kubeconfig.as_ref().map(Result::as_deref).ok_or_else(missing)
     }
 
@@ -266,7 +266,7 @@ mod tests {
                 (secret.key.clone(), secret.kyma.clone(), secret.object_version.clone(), secret.digest)
             };
             assert_eq!(facts(&reduced), facts(secret));
-            let missing = BodyMissingError { kind: "access Secret", key: KymaKey::new("ns", "access") };
+            let missing = BodyMissingError { kind: "access Secret", key: "ns/access".to_owned() };
             assert_eq!(reduced.kubeconfig().err(), Some(missing));
             assert!(reduced.gives_same_access(secret) && secret.gives_same_access(&reduced));
         }

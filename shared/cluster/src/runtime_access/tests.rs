@@ -404,7 +404,7 @@ async fn reduced_secret_is_neither_missing_nor_another_access_and_its_client_is_
     let metrics = Metrics::default();
     let access = RuntimeAccess::new(local(), metrics.clone());
     assert!(access.set_secrets(&key(), vec![reduced.clone()]));
-    let missing = || Some(ClientError::Body(BodyMissingError { kind: "access Secret", key: whole.key().clone() }));
+    let missing = || Some(ClientError::Body(BodyMissingError { kind: "access Secret", key: whole.key().to_string() }));
     assert_eq!(access.client(&key()).err(), missing());
     assert_eq!(access.upgrade_client(&key()).err(), missing());
     access.missed().await;

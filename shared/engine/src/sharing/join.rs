@@ -187,7 +187,7 @@ fn remark(key: &ObjectKey, owner: &Holder, disputes: &[Dispute]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tidewatch_api::key::KymaKey;
+    use tidewatch_api::key::ManifestKey;
 
     use super::*;
 
@@ -228,7 +228,7 @@ mod tests {
             &json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "ns"}}),
         );
         let owner = Holder {
-            key: KymaKey::new("kcp", "m"),
+            key: ManifestKey::new("kcp", "m"),
             owner: "kcp/m".to_owned(),
             module: "alpha".to_owned(),
             is_of_module: false,

@@ -6,7 +6,7 @@ use kube::{ResourceExt as _, runtime::reflector::Lookup};
 use tidewatch_api::{
     Manifest,
     facts::{ManifestFacts, ReducedManifest},
-    key::KymaKey,
+    key::{KymaKey, ManifestKey},
     labels::is_true,
     names::label,
 };
@@ -40,9 +40,9 @@ impl CachedManifest {
 
     /// Namespace and name of the Manifest.
     #[must_use]
-    pub fn key(&self) -> KymaKey {
+    pub fn key(&self) -> ManifestKey {
         match self {
-            Self::Whole(manifest) => KymaKey::of(manifest.as_ref()),
+            Self::Whole(manifest) => ManifestKey::of(manifest.as_ref()),
             Self::Reduced(reduced) => reduced.key.clone(),
         }
     }
@@ -162,7 +162,7 @@ impl CachedManifest {
     /// Reduced form of a Manifest.
     #[allow(clippy::unwrap_used, reason = "test support")]
     pub fn reduced(manifest: &Manifest) -> Self {
-        let reduced = ReducedManifest::of(KymaKey::of(manifest), manifest, |text| text.to_owned().into());
+        let reduced = ReducedManifest::of(ManifestKey::of(manifest), manifest, |text| text.to_owned().into());
         Self::Reduced(Arc::new(reduced.unwrap()))
     }
 }

@@ -5,14 +5,14 @@ use std::{
     sync::Arc,
 };
 
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::key::{KymaKey, ManifestKey};
 
 /// Manifests by owner, and the owners of each Manifest at its last event; bounded by the cache. Both share their keys, because a
 /// control plane has thousands of Manifests.
 #[derive(Default)]
 pub(super) struct Index {
-    pub(super) owners: HashMap<KymaKey, Box<[Owner]>>,
-    pub(super) manifests: HashMap<Owner, BTreeSet<KymaKey>>,
+    pub(super) owners: HashMap<ManifestKey, Box<[Owner]>>,
+    pub(super) manifests: HashMap<Owner, BTreeSet<ManifestKey>>,
 }
 
 /// Owner of a Manifest, within its namespace.
@@ -31,12 +31,12 @@ impl Owner {
 }
 
 impl Index {
-    pub(super) fn of(&self, owners: &BTreeSet<Owner>) -> BTreeSet<KymaKey> {
+    pub(super) fn of(&self, owners: &BTreeSet<Owner>) -> BTreeSet<ManifestKey> {
         owners.iter().filter_map(|owner| self.manifests.get(owner)).flatten().cloned().collect()
     }
 
     /// Replaces the owners of a Manifest. Returns the Kymas that its label names and named before.
-    pub(super) fn set(&mut self, manifest: KymaKey, owners: BTreeSet<Owner>) -> BTreeSet<KymaKey> {
+    pub(super) fn set(&mut self, manifest: ManifestKey, owners: BTreeSet<Owner>) -> BTreeSet<KymaKey> {
         let (manifest, previous) = self.owners.remove_entry(&manifest).unwrap_or((manifest, Box::default()));
         let kymas = previous.iter().chain(&owners).filter_map(|owner| match owner {
             Owner::Name(kyma) => Some(kyma.clone()),
@@ -59,7 +59,7 @@ impl Index {
     }
 
     /// Adds a Manifest to those of an owner. Returns the key that the Manifests of this owner share.
-    fn add(&mut self, owner: Owner, manifest: &KymaKey) -> Owner {
+    fn add(&mut self, owner: Owner, manifest: &ManifestKey) -> Owner {
         let entry = self.manifests.entry(owner);
         let shared = entry.key().clone();
         let manifests = entry.or_default();

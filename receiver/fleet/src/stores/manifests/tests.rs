@@ -52,7 +52,7 @@ impl Watched {
     }
 
     fn delete(&mut self, name: u8) {
-        let key = KymaKey::new("ns", format!("m{name}"));
+        let key = ManifestKey::new("ns", format!("m{name}"));
         let Some(known) = self.manifests.find(&key) else { return };
         self.writer.apply_watcher_event(&Event::Delete(known.clone()));
         self.manifests.delete(&known);
@@ -154,12 +154,15 @@ fn reader_of_a_body_is_never_told_that_a_reduced_manifest_does_not_exist() {
     let reduced = (1, Some(1), None);
     watched.apply(whole, false);
     watched.apply(reduced, true);
-    let key = |name: u8| KymaKey::new("ns", format!("m{name}"));
+    let key = |name: u8| ManifestKey::new("ns", format!("m{name}"));
     assert!(watched.manifests.get(&key(0)).unwrap().is_some());
-    assert_eq!(watched.manifests.get(&key(1)), Err(BodyMissingError { kind: "Manifest", key: key(1) }));
+    assert_eq!(watched.manifests.get(&key(1)), Err(BodyMissingError { kind: "Manifest", key: key(1).to_string() }));
     assert_eq!(watched.manifests.get(&key(2)), Ok(None));
     let kyma = KymaKey::new("ns", "k1");
-    assert_eq!(watched.manifests.of_kyma(&kyma, None), Err(BodyMissingError { kind: "Manifest", key: key(1) }));
+    assert_eq!(
+        watched.manifests.of_kyma(&kyma, None),
+        Err(BodyMissingError { kind: "Manifest", key: key(1).to_string() })
+    );
     watched.apply(reduced, false);
     assert_eq!(watched.manifests.of_kyma(&kyma, None).unwrap().len(), 2);
 }
@@ -208,7 +211,7 @@ fn reduced_manifest_has_the_facts_of_the_whole_one() {
 #[test]
 fn manifest_of_no_or_several_owners_is_not_reduced() {
     let reduce = |manifest: &Manifest| {
-        ReducedManifest::of(KymaKey::of(manifest), manifest, |text| text.to_owned().into()).is_some()
+        ReducedManifest::of(ManifestKey::of(manifest), manifest, |text| text.to_owned().into()).is_some()
     };
     let mut manifest = manifest((0, Some(1), Some(1)));
     assert!(reduce(&manifest));
@@ -235,7 +238,7 @@ fn version(uid: &str, version: u64) -> Manifest {
 impl Watched {
     /// uid and version that readers get, by name and by Kyma.
     fn read(&self) -> Option<(String, u64)> {
-        let by_name = self.manifests.get(&KymaKey::new("ns", "m0")).unwrap();
+        let by_name = self.manifests.get(&ManifestKey::new("ns", "m0")).unwrap();
         let of_kyma = self.manifests.of_kyma(&KymaKey::new("ns", "k1"), None).unwrap();
         assert_eq!(by_name.clone().into_iter().collect::<Vec<_>>(), of_kyma);
         let version = |manifest: &Manifest| manifest.metadata.resource_version.clone().unwrap().parse().unwrap();
@@ -293,7 +296,7 @@ fn readers_get_our_last_write_until_the_cache_shows_it() {
 #[test]
 fn created_manifest_is_found_at_once_and_read_from_kcp_until_the_cache_has_shown_it() {
     let mut watched = Watched::new();
-    let key = KymaKey::new("ns", "m0");
+    let key = ManifestKey::new("ns", "m0");
     let kyma = KymaKey::new("ns", "k1");
     watched.manifests.begin_write(key.clone(), &kyma);
     assert!(watched.is_uncertain() && watched.read().is_none(), "its result is unknown");
@@ -317,7 +320,7 @@ fn created_manifest_is_found_at_once_and_read_from_kcp_until_the_cache_has_shown
 #[test]
 fn deleted_manifest_is_gone_at_once_and_its_successor_is_another_one() {
     let mut watched = Watched::new();
-    let key = KymaKey::new("ns", "m0");
+    let key = ManifestKey::new("ns", "m0");
     let kyma = KymaKey::new("ns", "k1");
     watched.deliver(version("u", 1));
     watched.manifests.begin_write(key.clone(), &kyma);
@@ -360,7 +363,7 @@ fn deletion_that_shows_an_older_version_than_our_write_ends_it() {
 fn manifest_without_its_label_stays_uncertain_for_the_kyma_that_wrote_it() {
     let watched = Watched::new();
     let kyma = KymaKey::new("ns", "k1");
-    watched.manifests.begin_write(KymaKey::new("ns", "m0"), &kyma);
+    watched.manifests.begin_write(ManifestKey::new("ns", "m0"), &kyma);
     let mut unlabelled = version("u", 3);
     unlabelled.metadata.labels = None;
     watched.manifests.wrote(&unlabelled, ManifestWriter::Kyma);
@@ -386,7 +389,7 @@ fn response_is_the_first_notice_of_a_change() {
     watched.manifests.wrote(&version("u", 3), ManifestWriter::Kyma);
     watched.manifests.wrote(&version("u", 5), ManifestWriter::Other);
     // The watch has delivered creation and deletion before both responses.
-    watched.manifests.found(&KymaKey::new("ns", "m0"), None);
+    watched.manifests.found(&ManifestKey::new("ns", "m0"), None);
     let expected = [("3", Some(ManifestWriter::Kyma)), ("5", Some(ManifestWriter::Other)), ("5", None)];
     assert_eq!(*noticed.lock(), expected.map(|(version, by)| (version.to_owned(), by)));
 }

@@ -240,7 +240,7 @@ impl FakeRuntimeClients {
 
     /// The body of the access Secret is not in the cache.
     pub(crate) fn reduce(&self, kyma: &str) {
-        let missing = BodyMissingError { kind: "access Secret", key: key(kyma) };
+        let missing = BodyMissingError { kind: "access Secret", key: key(kyma).to_string() };
         self.0.lock().insert(key(kyma), Err(missing.into()));
     }
 }

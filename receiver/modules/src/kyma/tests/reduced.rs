@@ -30,7 +30,7 @@ async fn manifests_without_bodies_are_read_from_the_control_plane() {
 
 /// The access Secret of a runtime that came into the shard a moment ago has no body yet.
 fn without_body(bed: &mut Bed) -> Clients {
-    let missing = || BodyMissingError { kind: "access Secret", key: KymaKey::new("ns", "access") };
+    let missing = || BodyMissingError { kind: "access Secret", key: "ns/access".to_owned() };
     std::mem::replace(&mut bed.ctx.clients, Box::new(move |_| Err(missing().into())))
 }
 

@@ -48,7 +48,8 @@ async fn access_whose_body_is_missing_is_retried_and_changes_nothing() {
     let mut fixture = Fixture::installed().await;
     let before = fixture.state();
     let key = KymaKey::new("ns", "access");
-    fixture.ctx.clients = Box::new(move |_| Err(BodyMissingError { kind: "access Secret", key: key.clone() }.into()));
+    fixture.ctx.clients =
+        Box::new(move |_| Err(BodyMissingError { kind: "access Secret", key: key.to_string() }.into()));
     assert_eq!(fixture.reconcile().await, ReconcileOutcome::failed(WorkSet::MANIFEST, ErrorClass::Ours));
     assert_eq!(fixture.state(), before);
 }

@@ -11,7 +11,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use thiserror::Error;
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::key::{Key, KymaKey};
 use tidewatch_kit::error_levels;
 use tokio::time::{error::Elapsed, timeout};
 
@@ -36,10 +36,10 @@ impl<C: ObjectCache> Bodies<C> {
     pub(super) async fn fetch(
         &self,
         api: &Api<DeserializeGuard<C::Listed>>,
-        missing: Missing,
+        missing: Missing<C>,
         on_fetched: impl Fn(&KymaKey),
     ) {
-        let requests = self.0.objects.requests(&missing).into_iter();
+        let requests = self.0.objects.requests(&Vec::from_iter(missing.keys())).into_iter();
         let requests = requests
             .map(|request| async move { Ok::<_, FetchError>(timeout(REQUEST_TIMEOUT, send(api, &request)).await??) });
         let mut answers = stream::iter(requests.collect::<Vec<_>>()).buffer_unordered(CONCURRENT_REQUESTS);
@@ -60,7 +60,7 @@ impl<C: ObjectCache> Bodies<C> {
     }
 
     /// Stores the bodies of objects of which the cache has exactly this version. Returns the Kymas whose objects got bodies.
-    pub(super) fn add(&self, listed: Vec<DeserializeGuard<C::Listed>>, missing: &Missing) -> BTreeSet<KymaKey> {
+    pub(super) fn add(&self, listed: Vec<DeserializeGuard<C::Listed>>, missing: &Missing<C>) -> BTreeSet<KymaKey> {
         let mut kymas = BTreeSet::new();
         for object in listed {
             match object.0 {
@@ -71,7 +71,7 @@ impl<C: ObjectCache> Bodies<C> {
                 Err(invalid) => {
                     let namespace = invalid.metadata.namespace;
                     let name = invalid.metadata.name;
-                    let key = KymaKey::new(namespace.unwrap_or_default(), name.unwrap_or_default());
+                    let key = Key::new(namespace.unwrap_or_default(), name.unwrap_or_default());
                     if missing.values().any(|objects| objects.contains(&key)) {
                         let kind = C::KIND.kind;
                         tracing::warn!(kind, object = %key, error = %invalid.error, "Invalid object has no body in the cache");
@@ -99,7 +99,7 @@ impl<C: ObjectCache> Bodies<C> {
 
     /// Returns true if the cache has only the facts of exactly this version.
     fn has_version_of(&self, listed: &C::Listed) -> bool {
-        let cached = self.0.objects.find(&KymaKey::of(listed)).filter(C::Cached::is_reduced);
+        let cached = self.0.objects.find(&Key::of(listed)).filter(C::Cached::is_reduced);
         let version = listed.meta().resource_version.as_deref();
         version.is_some() && cached.is_some_and(|cached| cached.object_version() == version)
     }

@@ -4,15 +4,21 @@ use std::{fmt::Debug, sync::Arc};
 
 use kube::Resource;
 use serde::de::DeserializeOwned;
-use tidewatch_api::{key::KymaKey, names::label, shard::ShardId};
+use tidewatch_api::{
+    key::{Key, KymaKey},
+    names::label,
+    shard::ShardId,
+};
 use tidewatch_kit::metrics::KindLabel;
 
 use super::{
-    Missing,
     object::CachedObject,
     request::{BodyRequest, lists},
     shards::KymaShards,
 };
+
+/// Key of an object in a cache.
+pub(super) type KeyOf<C> = Key<<<C as ObjectCache>::Cached as CachedObject>::Of>;
 
 /// Cache of a kind whose objects concern one Kyma each, with an index by Kyma. The watch updates the cache first and the index
 /// directly afterwards.
@@ -25,7 +31,7 @@ pub(in crate::app::changes) trait ObjectCache: Send + Sync + 'static {
     type Cached: CachedObject;
 
     /// Returns an object by its key, reduced or not.
-    fn find(&self, key: &KymaKey) -> Option<Self::Cached>;
+    fn find(&self, key: &KeyOf<Self>) -> Option<Self::Cached>;
 
     /// Returns the objects whose label names a Kyma, reduced or not.
     fn of_kyma(&self, kyma: &KymaKey) -> Vec<Self::Cached>;
@@ -47,9 +53,9 @@ pub(in crate::app::changes) trait ObjectCache: Send + Sync + 'static {
         shards.of_object(object)
     }
 
-    /// Returns the requests that read the bodies of all these objects.
-    fn requests(&self, missing: &Missing) -> Vec<BodyRequest> {
-        lists(label::KYMA_NAME, missing.keys().map(|kyma| kyma.name.as_str()))
+    /// Returns the requests that read the bodies of all objects of these Kymas.
+    fn requests(&self, kymas: &[&KymaKey]) -> Vec<BodyRequest> {
+        lists(label::KYMA_NAME, kymas.iter().map(|kyma| kyma.name.as_str()))
     }
 
     /// An object got another form, not another version. Called while the cache is locked: when a scan finds that a body is

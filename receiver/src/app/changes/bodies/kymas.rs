@@ -5,7 +5,12 @@ use std::{collections::BTreeSet, future, sync::Arc};
 
 use kube::runtime::reflector::{ObjectRef, Store};
 use parking_lot::Mutex;
-use tidewatch_api::{Kyma, key::KymaKey, names::label, shard::ShardId};
+use tidewatch_api::{
+    Kyma,
+    key::{KymaKey, OfKyma},
+    names::label,
+    shard::ShardId,
+};
 use tidewatch_fleet::{
     CommonKymaParts,
     stores::{kymas::CachedKyma, unread::drop_unread},
@@ -13,7 +18,7 @@ use tidewatch_fleet::{
 use tidewatch_kit::metrics::KindLabel;
 
 use super::{
-    CachedObject, Missing, ObjectCache,
+    CachedObject, ObjectCache,
     request::{BodyRequest, lists},
     shards::KymaShards,
 };
@@ -71,10 +76,10 @@ impl ObjectCache for KymaCache {
     }
 
     /// Kymas have no label with their own name: those of runtimes are listed by the runtime id, the few others read by name.
-    fn requests(&self, missing: &Missing) -> Vec<BodyRequest> {
+    fn requests(&self, kymas: &[&KymaKey]) -> Vec<BodyRequest> {
         let mut runtimes = BTreeSet::new();
         let mut others = Vec::new();
-        for key in missing.keys() {
+        for key in kymas {
             let kyma = self.find(key);
             let runtime = kyma.as_ref().and_then(|kyma| kyma.facts().labels().get(label::RUNTIME_ID));
             match runtime.filter(|runtime| !runtime.is_empty()) {
@@ -88,6 +93,8 @@ impl ObjectCache for KymaCache {
 }
 
 impl CachedObject for CachedKyma {
+    type Of = OfKyma;
+
     fn key(&self) -> KymaKey {
         self.key()
     }

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tidewatch_api::{Manifest, key::KymaKey};
+use tidewatch_api::{
+    Manifest,
+    key::{KymaKey, ManifestKey, OfManifest},
+};
 use tidewatch_fleet::{
     CommonParts,
     stores::manifests::{CachedManifest, Manifests},
@@ -29,7 +32,7 @@ impl ObjectCache for ManifestCache {
     type Listed = Manifest;
     type Cached = CachedManifest;
 
-    fn find(&self, key: &KymaKey) -> Option<CachedManifest> {
+    fn find(&self, key: &ManifestKey) -> Option<CachedManifest> {
         self.manifests.find(key)
     }
 
@@ -58,7 +61,9 @@ impl ObjectCache for ManifestCache {
 }
 
 impl CachedObject for CachedManifest {
-    fn key(&self) -> KymaKey {
+    type Of = OfManifest;
+
+    fn key(&self) -> ManifestKey {
         self.key()
     }
 

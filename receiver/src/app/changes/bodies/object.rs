@@ -1,14 +1,19 @@
 //! Objects in a cache of which some are reduced.
 
+use std::fmt::Debug;
+
 use kube::runtime::reflector::Lookup;
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::key::{Key, KymaKey};
 
 /// Object in a cache, whole or reduced.
 pub(in crate::app::changes) trait CachedObject:
     Lookup<DynamicType = ()> + Clone + Send + Sync + 'static
 {
+    /// Kind of the key.
+    type Of: Clone + Ord + Debug + Send + Sync;
+
     /// Namespace and name of the object.
-    fn key(&self) -> KymaKey;
+    fn key(&self) -> Key<Self::Of>;
 
     /// Kyma that the label names.
     fn kyma(&self) -> Option<KymaKey>;

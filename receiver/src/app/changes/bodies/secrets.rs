@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::key::{KymaKey, OfKyma};
 use tidewatch_cluster::runtime_access::{AccessSecret, ListedSecret, RuntimeAccess};
 use tidewatch_kit::metrics::KindLabel;
 
@@ -67,6 +67,8 @@ impl ObjectCache for SecretCache {
 }
 
 impl CachedObject for AccessSecret {
+    type Of = OfKyma;
+
     fn key(&self) -> KymaKey {
         self.key().clone()
     }

@@ -165,7 +165,7 @@ async fn acquired_shard_is_complete_once_its_bodies_are_fetched_and_loses_them_w
     let is_mine = |n: &usize| setup.shard(&format!("k{n}")) == mine;
     let (own, others): (Vec<_>, Vec<_>) = (0..6).partition(is_mine);
     assert!(!others.is_empty(), "the test needs Kymas of other shards");
-    assert_eq!(setup.read("m0"), Err(BodyMissingError { kind: "Manifest", key: key("m0") }), "it exists");
+    assert_eq!(setup.read("m0"), Err(BodyMissingError { kind: "Manifest", key: key("m0").to_string() }), "it exists");
     assert_eq!(setup.read("none"), Ok(None));
 
     setup.bodies.keep(mine);

@@ -40,7 +40,7 @@ impl TestKind for KymaCache {
             all.filter(|found| found.facts().labels().get(label::RUNTIME_ID) == Some(&kyma.name)).collect();
         found.sort_by_key(|found| found.key());
         let body = |found: Arc<CachedKyma>| {
-            let missing = BodyMissingError { kind: "Kyma", key: found.key() };
+            let missing = BodyMissingError { kind: "Kyma", key: found.key().to_string() };
             found.whole().cloned().ok_or(missing)
         };
         let found = found.into_iter().map(body).collect::<Result<Vec<_>, _>>()?;

@@ -99,7 +99,11 @@ async fn access_of_an_acquired_shard_is_complete_once_its_secrets_are_fetched_an
     assert!(!others.is_empty(), "the test needs Kymas of other shards");
     let secrets = &setup.bodies.0.objects;
     let reads = |n: usize| secrets.finds(&key(&format!("k{n}")), &[(format!("m{n}"), 1)]);
-    assert_eq!(reads(0), Err(BodyMissingError { kind: "access Secret", key: key("m0") }), "never that there is none");
+    assert_eq!(
+        reads(0),
+        Err(BodyMissingError { kind: "access Secret", key: key("m0").to_string() }),
+        "never that there is none"
+    );
 
     setup.bodies.keep(mine);
     soon(setup.bodies.are_complete(mine)).await;
