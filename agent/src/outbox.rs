@@ -225,7 +225,9 @@ impl Outbox {
         if self.in_flight.is_some() {
             return Some(after_backoff(now));
         }
-        self.next_due(now).map(after_backoff)
+        // Events that wait, and those that are parked for a limited time.
+        let waiting = self.watches.values().filter_map(|dirty_set| dirty_set.due(now));
+        waiting.chain(self.parked_until.filter(|_| self.parked() > 0)).min().map(after_backoff)
     }
 
     /// Digest of everything sent of a watch: its index digest minus the deltas that wait. `None` until its list is

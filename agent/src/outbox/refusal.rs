@@ -82,12 +82,6 @@ impl Outbox {
         self.parked_until.get_or_insert_with(|| now + PARKED_RETRY / 2 + random::up_to(PARKED_RETRY / 2));
     }
 
-    /// Earliest time at which a waiting event, or one parked for a limited time, can be sent.
-    pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
-        let waiting = self.watches.values().filter_map(|dirty_set| dirty_set.due(now));
-        waiting.chain(self.parked_until.filter(|_| self.parked() > 0)).min()
-    }
-
     /// Enqueues the events parked for a limited time once their delay has passed.
     pub(super) fn unpark(&mut self, now: Instant) {
         if self.parked_until.is_some_and(|until| until <= now) {
