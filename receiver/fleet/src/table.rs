@@ -8,7 +8,6 @@
 mod agenda;
 mod directory;
 mod enqueue;
-mod entry;
 mod forward;
 mod forwarded;
 mod heartbeat_interval;

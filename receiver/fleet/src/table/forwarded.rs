@@ -6,7 +6,7 @@ use rustls_pki_types::CertificateDer;
 use tidewatch_api::identity::{Epoch, RuntimeId};
 use tidewatch_contract::event::Reason;
 
-use super::entry::Entry;
+use super::kymas::Entry;
 use crate::{
     EventsRecord, ForwardedEvent, Snapshot,
     forward::{Outbox, QueueKey, Settlement},

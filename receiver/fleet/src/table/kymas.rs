@@ -1,14 +1,42 @@
-//! Kymas of one shard.
+//! Kymas of one shard, each with the state of its runtime.
 
 use std::{collections::BTreeMap, ops::Bound};
 
-use tidewatch_api::key::KymaKey;
+use tidewatch_api::{identity::RuntimeId, key::KymaKey};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
-use super::entry::Entry;
+use crate::{PathState, Runtime};
 
 /// Kymas that one step under the lock of a shard visits at most. A walk over a fleet of thousands takes milliseconds, in
 /// which no request would be answered.
 pub(super) const CHUNK: usize = 64;
+
+/// A Kyma and the state of its runtime.
+pub(super) struct Entry {
+    pub(super) id: Option<RuntimeId>,
+    /// Distinguishes successive Kymas of one name: a reconcile of an earlier one settles nothing.
+    pub(super) generation: u64,
+    pub(super) runtime: Runtime,
+    /// Path state at the last [`RuntimeTable::changed_paths`](super::RuntimeTable::changed_paths).
+    pub(super) reported_path: Option<PathState>,
+    /// Time from which no write of the replica that served the Kyma before can land.
+    pub(super) safe: Option<Instant>,
+    /// Acceptance time of the oldest event that no reconcile has started with.
+    pub(super) accepted: Option<Instant>,
+    /// The agent has caused work since the last reconcile began.
+    pub(super) has_new_reports: bool,
+    /// Cancelled when the Kyma is removed.
+    pub(super) cancellation: CancellationToken,
+}
+
+impl Entry {
+    /// Records that an event was accepted whose work is enqueued.
+    pub(super) fn accept(&mut self, now: Instant) {
+        self.accepted.get_or_insert(now);
+        self.has_new_reports = true;
+    }
+}
 
 /// All Kymas of a shard by key. It has no iterator on purpose: walks go through [`RuntimeTable::in_chunks`](super::RuntimeTable::in_chunks).
 #[derive(Default)]

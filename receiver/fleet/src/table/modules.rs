@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 use tidewatch_api::{key::ManifestKey, shard::ShardId};
 
-use super::{RuntimeTable, entry::Entry, state::State};
+use super::{RuntimeTable, kymas::Entry, state::State};
 use crate::{
     ModuleReport, ReportedEvents,
     manifest_queue::{ManifestQueue, ReportSource},

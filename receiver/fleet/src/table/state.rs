@@ -15,10 +15,9 @@ use tokio_util::sync::CancellationToken;
 use super::{
     PlacementError, Settings,
     agenda::QueueSummary,
-    entry::Entry,
     forwarded::{self, OutboxChanges},
     job::{ReconcileStart, Started},
-    kymas::Kymas,
+    kymas::{Entry, Kymas},
     module_reports::ModuleReports,
     shared::Shared,
     signature_clock::SignatureClock,
