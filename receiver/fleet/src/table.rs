@@ -21,7 +21,6 @@ mod rate_share;
 mod runtime_trust;
 mod shards;
 mod shared;
-mod signature_clock;
 mod silence;
 mod stamps;
 mod state;

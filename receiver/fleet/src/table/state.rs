@@ -20,7 +20,6 @@ use super::{
     kymas::{Entry, Kymas},
     module_reports::ModuleReports,
     shared::Shared,
-    signature_clock::SignatureClock,
     stamps::Stamps,
     traces::PendingTraces,
 };
@@ -28,6 +27,7 @@ use crate::{
     Contract, EventBatch, EventsRecord, HeartbeatRecord, HeartbeatStatus, PathState, PathThresholds, Runtime, Tenure,
     Unproven, Verified,
     queue::{DelayReason, Drift, Lane, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
+    verified::SignatureClock,
 };
 
 /// Probe interval of a runtime that is away, plus up to the same again of jitter; a request of its agent ends the wait.
