@@ -4,7 +4,6 @@
 //! header fields must be their own canonical serialisation (RFC 9651, section 4.1): nothing can be duplicated, added or
 //! hidden in white space, and the received bytes are the signed bytes.
 
-mod fields;
 mod verify;
 
 use aws_lc_rs::{
@@ -14,6 +13,7 @@ use aws_lc_rs::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls_pki_types::PrivateKeyDer;
+use sfv::{BareItem, DictSerializer, Dictionary, Item, ListEntry, Parser};
 use thiserror::Error;
 use tidewatch_api::identity::Epoch;
 
@@ -32,6 +32,7 @@ pub const WINDOW_SECONDS: i64 = 60;
 const LABEL: &str = "tidewatch";
 const TAG: &str = "tidewatch-v3";
 const ALGORITHM: &str = "ecdsa-p256-sha256";
+const COMPONENTS: [&str; 5] = ["@method", "@authority", "@path", "content-type", "content-digest"];
 
 /// The error of signing a request.
 #[derive(Debug, Error)]
@@ -106,7 +107,7 @@ impl Signer {
     /// # Errors
     /// [`SignError::Make`].
     pub fn sign(&self, message: &Message<'_>, body: &[u8], nonce: Nonce, now: i64) -> Result<Headers, SignError> {
-        let parameters = fields::Parameters {
+        let parameters = Parameters {
             created: now,
             expires: now + WINDOW_SECONDS,
             nonce: format!("{}-{}", nonce.epoch, nonce.counter),
@@ -114,7 +115,7 @@ impl Signer {
         };
         let content_digest = content_digest(body);
         let inner_list = parameters.inner_list();
-        let base = fields::signature_base(message, &content_digest, &inner_list);
+        let base = signature_base(message, &content_digest, &inner_list);
         let signature = self.key.sign(&self.random, base.as_bytes()).map_err(|_| SignError::Make)?;
         Ok(Headers {
             content_digest,
@@ -128,4 +129,80 @@ impl Signer {
 #[must_use]
 pub fn content_digest(body: &[u8]) -> String {
     format!("sha-256=:{}:", STANDARD.encode(digest::digest(&digest::SHA256, body).as_ref()))
+}
+
+/// The variable parameters; algorithm and tag are fixed.
+#[derive(Debug, PartialEq, Eq)]
+struct Parameters {
+    created: i64,
+    expires: i64,
+    nonce: String,
+    keyid: String,
+}
+
+impl Parameters {
+    /// Writes the inner list with its parameters (RFC 9421, section 2.3). No value of the profile needs escaping.
+    fn inner_list(&self) -> String {
+        let Self { created, expires, nonce, keyid } = self;
+        let components = COMPONENTS.map(|name| format!("\"{name}\"")).join(" ");
+        format!(
+            "({components});created={created};expires={expires};nonce=\"{nonce}\";alg=\"{ALGORITHM}\";keyid=\"{keyid}\";tag=\"{TAG}\""
+        )
+    }
+}
+
+/// Writes the signature base (RFC 9421, section 2.5). `inner_list` is the text in the header field.
+fn signature_base(message: &Message<'_>, content_digest: &str, inner_list: &str) -> String {
+    let Message { method, authority, path, content_type } = message;
+    let values = [method, authority, path, content_type, content_digest];
+    let mut base = String::with_capacity(512);
+    for (name, value) in COMPONENTS.iter().zip(values) {
+        base.push_str(&format!("\"{name}\": {value}\n"));
+    }
+    base.push_str(&format!("\"@signature-params\": {inner_list}"));
+    base
+}
+
+/// Parses `Signature-Input` according to the profile, with parameters in any order; `None` for anything else. Returns
+/// the text of the inner list as received.
+fn read_input(header: &str) -> Option<(Parameters, &str)> {
+    let dictionary = canonical(header)?;
+    let (key, ListEntry::InnerList(list)) = dictionary.iter().next()? else { return None };
+    if key.as_str() != LABEL || dictionary.len() != 1 || list.items.len() != COMPONENTS.len() || list.params.len() != 6
+    {
+        return None;
+    }
+    let named = list.items.iter().zip(COMPONENTS).all(|(item, name)| {
+        item.params.is_empty() && item.bare_item.as_string().is_some_and(|text| text.as_str() == name)
+    });
+    let string = |name: &str| Some(list.params.get(name)?.as_string()?.as_str());
+    let integer = |name: &str| Some(i64::from(list.params.get(name)?.as_integer()?));
+    if !named || string("alg")? != ALGORITHM || string("tag")? != TAG {
+        return None;
+    }
+    let parameters = Parameters {
+        created: integer("created")?,
+        expires: integer("expires")?,
+        nonce: string("nonce")?.to_owned(),
+        keyid: string("keyid")?.to_owned(),
+    };
+    Some((parameters, header.strip_prefix(LABEL)?.strip_prefix('=')?))
+}
+
+/// Parses `Signature`: exactly one byte sequence under the label of the profile.
+fn read_signature(header: &str) -> Option<Vec<u8>> {
+    let dictionary = canonical(header)?;
+    let (key, ListEntry::Item(Item { bare_item: BareItem::ByteSequence(bytes), params })) = dictionary.iter().next()?
+    else {
+        return None;
+    };
+    (key.as_str() == LABEL && dictionary.len() == 1 && params.is_empty()).then(|| bytes.clone())
+}
+
+/// Parses a dictionary that is its own canonical serialisation, which excludes duplicate keys and parameters.
+fn canonical(header: &str) -> Option<Dictionary> {
+    let dictionary: Dictionary = Parser::new(header).parse().ok()?;
+    let mut serializer = DictSerializer::new();
+    serializer.members(&dictionary);
+    (serializer.finish()? == header).then_some(dictionary)
 }

@@ -6,7 +6,7 @@ use aws_lc_rs::{
 };
 use thiserror::Error;
 
-use super::{Message, Nonce, WINDOW_SECONDS, content_digest, fields};
+use super::{Message, Nonce, WINDOW_SECONDS, content_digest, read_input, read_signature, signature_base};
 use crate::certificate::Leaf;
 
 /// The error of verifying a request (status 401).
@@ -71,8 +71,8 @@ impl VerifiedSignature {
 /// [`VerifyError`]. The time is checked after the signature, so that unauthenticated requests cannot probe the
 /// receiver's clock.
 pub fn verify(signed: &SignedRequest<'_>, leaf: &Leaf, now: i64) -> Result<VerifiedSignature, VerifyError> {
-    let (parameters, inner_list) = fields::read_input(signed.signature_input).ok_or(VerifyError::Profile)?;
-    let signature = fields::read_signature(signed.signature).ok_or(VerifyError::Profile)?;
+    let (parameters, inner_list) = read_input(signed.signature_input).ok_or(VerifyError::Profile)?;
+    let signature = read_signature(signed.signature).ok_or(VerifyError::Profile)?;
     let nonce = read_nonce(&parameters.nonce).ok_or(VerifyError::Profile)?;
     if parameters.keyid != leaf.fingerprint {
         return Err(VerifyError::KeyId);
@@ -81,7 +81,7 @@ pub fn verify(signed: &SignedRequest<'_>, leaf: &Leaf, now: i64) -> Result<Verif
     if verify_slices_are_equal(digest.as_bytes(), signed.content_digest.as_bytes()).is_err() {
         return Err(VerifyError::Digest);
     }
-    let base = fields::signature_base(&signed.message, signed.content_digest, inner_list);
+    let base = signature_base(&signed.message, signed.content_digest, inner_list);
     UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, &leaf.public_key)
         .verify(base.as_bytes(), &signature)
         .map_err(|_| VerifyError::Signature)?;
@@ -242,7 +242,7 @@ mod tests {
         let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &key.serialize_der()).unwrap();
         let inner_list = parameters.replace("KEY", &leaf.fingerprint);
         let content_digest = content_digest(b"");
-        let base = fields::signature_base(&MESSAGE, &content_digest, &inner_list);
+        let base = signature_base(&MESSAGE, &content_digest, &inner_list);
         let signature = STANDARD.encode(pair.sign(&SystemRandom::new(), base.as_bytes()).unwrap().as_ref());
         let signature_input = format!("tidewatch={inner_list}");
         (Headers { content_digest, signature_input, signature: format!("tidewatch=:{signature}:") }, leaf)
@@ -300,7 +300,7 @@ mod tests {
     fn parameters_may_be_in_any_order() {
         let header = "tidewatch=(\"@method\" \"@authority\" \"@path\" \"content-type\" \"content-digest\");tag=\"tidewatch-v3\";\
                       created=1;nonce=\"0000000000000001-7\";keyid=\"k\";alg=\"ecdsa-p256-sha256\";expires=2";
-        let (parameters, inner_list) = fields::read_input(header).unwrap();
+        let (parameters, inner_list) = read_input(header).unwrap();
         assert_eq!((parameters.created, parameters.expires), (1, 2));
         assert!(inner_list.starts_with("(\"@method\"") && inner_list.ends_with("expires=2"));
     }
