@@ -2,14 +2,13 @@
 //!
 //! One signature, label `tidewatch`, over exactly five components in a fixed order, with exactly six parameters. Both
 //! header fields must be their own canonical serialisation (RFC 9651, section 4.1): nothing can be duplicated, added or
-//! hidden in white space, and the received bytes are the signed bytes.
-
-mod verify;
+//! hidden in white space, and the received bytes are the signed bytes. The receiver verifies them before it parses the body.
 
 use aws_lc_rs::{
+    constant_time::verify_slices_are_equal,
     digest,
     rand::SystemRandom,
-    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair},
+    signature::{ECDSA_P256_SHA256_FIXED, ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, UnparsedPublicKey},
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls_pki_types::PrivateKeyDer;
@@ -17,7 +16,7 @@ use sfv::{BareItem, DictSerializer, Dictionary, Item, ListEntry, Parser};
 use thiserror::Error;
 use tidewatch_api::identity::Epoch;
 
-pub use verify::{SignedRequest, VerifiedSignature, VerifyError, verify};
+use crate::certificate::Leaf;
 
 /// Header field of the signature parameters.
 pub const SIGNATURE_INPUT: &str = "signature-input";
@@ -46,6 +45,26 @@ pub enum SignError {
     /// The crypto library failed.
     #[error("the request could not be signed")]
     Make,
+}
+
+/// The error of verifying a request (status 401).
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum VerifyError {
+    /// A field is missing, duplicated, not canonical, or outside of the profile.
+    #[error("the signature violates the profile")]
+    Profile,
+    /// `keyid` does not identify the certificate of the connection.
+    #[error("the signature names another certificate")]
+    KeyId,
+    /// `created` differs too much from the receiver's clock, or the signature has expired.
+    #[error("the signature's time lies outside the window")]
+    Clock,
+    /// The body does not match `Content-Digest`.
+    #[error("the body does not match its digest")]
+    Digest,
+    /// The signature does not verify.
+    #[error("the signature does not verify")]
+    Signature,
 }
 
 /// The nonce of a signature: `<epoch>-<counter>`, never reused.
@@ -79,6 +98,42 @@ pub struct Headers {
     pub signature_input: String,
     /// Value of [`SIGNATURE`].
     pub signature: String,
+}
+
+/// A received request with its three header values.
+#[derive(Clone, Copy, Debug)]
+pub struct SignedRequest<'a> {
+    /// The signed components.
+    pub message: Message<'a>,
+    /// Value of `Content-Digest`.
+    pub content_digest: &'a str,
+    /// Value of `Signature-Input`.
+    pub signature_input: &'a str,
+    /// Value of `Signature`.
+    pub signature: &'a str,
+    /// The raw body.
+    pub body: &'a [u8],
+}
+
+/// The parameters of a valid signature, which only [`verify`] constructs: holding one proves that a signature was
+/// checked, and it is not `Clone`, so it vouches for one request. The nonce has not been checked for reuse: the
+/// receiver's replay window does that.
+#[derive(Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VerifiedSignature {
+    /// Time of signing in Unix seconds, by the signer's clock.
+    pub created: i64,
+    /// Never reused by an honest signer.
+    pub nonce: Nonce,
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl VerifiedSignature {
+    /// Stands for a signature that was not checked.
+    #[must_use]
+    pub const fn unchecked(created: i64, nonce: Nonce) -> Self {
+        Self { created, nonce }
+    }
 }
 
 /// Signs requests with the key of a leaf certificate.
@@ -123,6 +178,36 @@ impl Signer {
             signature: format!("{LABEL}=:{}:", STANDARD.encode(signature.as_ref())),
         })
     }
+}
+
+/// Verifies a request against the leaf of its connection; `now` is the time in Unix seconds.
+///
+/// # Errors
+/// [`VerifyError`]. The time is checked after the signature, so that unauthenticated requests cannot probe the
+/// receiver's clock.
+pub fn verify(signed: &SignedRequest<'_>, leaf: &Leaf, now: i64) -> Result<VerifiedSignature, VerifyError> {
+    let (parameters, inner_list) = read_input(signed.signature_input).ok_or(VerifyError::Profile)?;
+    let signature = read_signature(signed.signature).ok_or(VerifyError::Profile)?;
+    let nonce = read_nonce(&parameters.nonce).ok_or(VerifyError::Profile)?;
+    if parameters.keyid != leaf.fingerprint {
+        return Err(VerifyError::KeyId);
+    }
+    let digest = content_digest(signed.body);
+    if verify_slices_are_equal(digest.as_bytes(), signed.content_digest.as_bytes()).is_err() {
+        return Err(VerifyError::Digest);
+    }
+    let base = signature_base(&signed.message, signed.content_digest, inner_list);
+    UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, &leaf.public_key)
+        .verify(base.as_bytes(), &signature)
+        .map_err(|_| VerifyError::Signature)?;
+    let lifetime = parameters.expires.saturating_sub(parameters.created);
+    if !(1..=WINDOW_SECONDS).contains(&lifetime) {
+        return Err(VerifyError::Profile);
+    }
+    if (parameters.created - now).abs() > WINDOW_SECONDS || parameters.expires < now {
+        return Err(VerifyError::Clock);
+    }
+    Ok(VerifiedSignature { created: parameters.created, nonce })
 }
 
 /// The value of `Content-Digest` for a body.
@@ -199,6 +284,13 @@ fn read_signature(header: &str) -> Option<Vec<u8>> {
     (key.as_str() == LABEL && dictionary.len() == 1 && params.is_empty()).then(|| bytes.clone())
 }
 
+fn read_nonce(text: &str) -> Option<Nonce> {
+    let (epoch, counter) = text.split_once('-')?;
+    let canonical = !counter.is_empty() && counter.bytes().all(|byte| byte.is_ascii_digit());
+    let counter = canonical.then(|| counter.parse().ok()).flatten()?;
+    Some(Nonce { epoch: epoch.parse().ok()?, counter })
+}
+
 /// Parses a dictionary that is its own canonical serialisation, which excludes duplicate keys and parameters.
 fn canonical(header: &str) -> Option<Dictionary> {
     let dictionary: Dictionary = Parser::new(header).parse().ok()?;
@@ -206,3 +298,6 @@ fn canonical(header: &str) -> Option<Dictionary> {
     serializer.members(&dictionary);
     (serializer.finish()? == header).then_some(dictionary)
 }
+
+#[cfg(test)]
+mod tests;
