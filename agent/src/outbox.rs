@@ -18,13 +18,11 @@ mod dirty_set;
 mod entry;
 mod epoch;
 mod in_flight;
-mod keyed;
 mod limits;
 mod overflow;
 mod refusal;
 mod resend_backoff;
 mod sweep;
-mod watch_info;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,10 +41,9 @@ use tidewatch_contract::{
 use tidewatch_kit::variant::VariantName as _;
 use tokio::time::Instant;
 
-pub(crate) use entry::Update;
+pub(crate) use entry::{Update, WatchInfo};
 pub(crate) use epoch::{EpochReason, EpochState};
 pub use limits::AnnouncedLimits;
-pub(crate) use watch_info::WatchInfo;
 
 use crate::telemetry::Metrics;
 use dirty_set::{DirtySet, Parking, WATCH_KEY};

@@ -12,8 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     WatchInfo,
-    entry::{Entry, Update},
-    keyed::{Held, Keyed},
+    entry::{Entry, Held, Keyed, Update},
     sweep::Sweep,
 };
 use crate::{index::Index, memory::tree_entry, random};
@@ -25,15 +24,6 @@ pub(super) const WATCH_KEY: &str = "";
 const UNKNOWN_WATCH_CAP: Duration = Duration::from_secs(300);
 /// Least time between two events of a coarse watch; up to as much again is added at random.
 const COARSE_SPACING: Duration = Duration::from_secs(30);
-
-impl Held for Entry {
-    fn heap(&self) -> usize {
-        match &self.update {
-            Update::Watch | Update::Unnamed => 0,
-            Update::Object { seen, .. } => seen.heap(),
-        }
-    }
-}
 
 /// Result of dropping the entries of single objects on overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
