@@ -16,7 +16,6 @@
 
 mod dirty_set;
 mod entry;
-mod epoch;
 mod in_flight;
 mod limits;
 mod overflow;
@@ -41,8 +40,7 @@ use tidewatch_contract::{
 use tidewatch_kit::variant::VariantName as _;
 use tokio::time::Instant;
 
-pub(crate) use entry::{Update, WatchInfo};
-pub(crate) use epoch::{EpochReason, EpochState};
+pub(crate) use entry::{EpochReason, EpochState, Update, WatchInfo};
 pub use limits::AnnouncedLimits;
 
 use crate::telemetry::Metrics;

@@ -1,8 +1,13 @@
-//! Events that wait to be sent, the map of them, which knows how much memory it holds, and what all events of a watch share.
+//! Events that wait to be sent, the map of them, which knows how much memory it holds, and what all events of a watch, or
+//! of an epoch, share.
 
 use std::{borrow::Borrow as _, collections::BTreeMap, ops::Deref, sync::Arc};
 
-use tidewatch_api::plan::{PlannedWatch, Work};
+use strum::IntoStaticStr;
+use tidewatch_api::{
+    identity::Epoch,
+    plan::{PlannedWatch, Work},
+};
 use tidewatch_contract::{digest::Digest, event::Change};
 use tidewatch_kit::variant::VariantName as _;
 
@@ -94,6 +99,43 @@ impl Entry {
     pub(super) fn is_deleted(&self) -> bool {
         matches!(self.update, Update::Object { change: Change::Deleted, .. })
     }
+}
+
+/// Counters of one epoch; all of them start at zero.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EpochState {
+    /// The epoch.
+    pub(crate) epoch: Epoch,
+    /// Last sequence assigned to an event.
+    pub(crate) sequence: u64,
+    /// Highest sequence up to which the receiver has accepted every event.
+    pub(crate) accepted: u64,
+    /// Number of signed requests.
+    pub(super) nonces: u64,
+    /// Number of heartbeats.
+    pub(crate) heartbeats: u64,
+}
+
+impl EpochState {
+    pub(super) const fn new(epoch: Epoch) -> Self {
+        Self { epoch, sequence: 0, accepted: 0, nonces: 0, heartbeats: 0 }
+    }
+}
+
+/// Cause of a new epoch. The name is its label in metrics and logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+pub(crate) enum EpochReason {
+    /// Another instance of the receiver answered.
+    Instance,
+    /// The receiver lost events that it had accepted.
+    Forgotten,
+    /// A parked event left a gap in the sequence.
+    Parked,
+    /// The receiver refused the signature or the nonce.
+    Refused,
+    /// Too many names of watches were remembered.
+    Names,
 }
 
 /// A value with allocations of its own.
