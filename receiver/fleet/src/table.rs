@@ -5,12 +5,11 @@
 //! In memory and non-blocking; only [`RuntimeTable::next`], [`RuntimeTable::next_delivery`] and
 //! [`RuntimeTable::forward_health_changed`] wait. The table is an instance without statics: a process, or a test, can hold several.
 
-mod agenda;
-mod directory;
 mod enqueue;
 mod forward;
 mod forwarded;
 mod heartbeat_interval;
+mod indexes;
 mod job;
 mod kymas;
 mod metrics;
@@ -61,8 +60,7 @@ pub use trust::TrustAnnouncement;
 pub use view::PathReport;
 
 use crate::{EventBatch, HeartbeatStatus, Verified, due::next_due, queue::ReconcileOutcome};
-use agenda::{Agenda, Choice};
-use directory::Directory;
+use indexes::{Agenda, Choice, Directory};
 use job::Started;
 use shared::Shared;
 use state::{EventsReply, HeartbeatReply};

@@ -14,8 +14,7 @@ use tokio::time::Instant;
 
 use super::{
     Inner, Metrics, PlacementError, RuntimeTable, Settings,
-    agenda::{Agenda, QueueSummary},
-    directory::Directory,
+    indexes::{Agenda, Directory, QueueSummary},
     state::State,
 };
 use crate::{Tenure, Tenures};

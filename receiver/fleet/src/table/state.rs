@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     PlacementError, Settings,
-    agenda::QueueSummary,
     forwarded::{self, OutboxChanges},
+    indexes::QueueSummary,
     job::{ReconcileStart, Started},
     kymas::{Entry, Kymas},
     module_reports::ModuleReports,
