@@ -6,15 +6,11 @@
 //! delays the other.
 
 mod label;
-mod outcome;
-mod queued_work;
 mod schedule;
-mod work_set;
+mod work;
 
-pub use outcome::ReconcileOutcome;
-pub use queued_work::{Drift, MAX_DRIFTED_OBJECTS, Priority, QueuedWork};
-pub use work_set::WorkSet;
+pub use work::{Drift, MAX_DRIFTED_OBJECTS, Priority, QueuedWork, ReconcileOutcome, WorkSet};
 
 pub(crate) use label::{PlaceLabel, PriorityLabel};
-pub(crate) use queued_work::merge_into;
 pub(crate) use schedule::{DelayReason, Heads, Lane, Lanes, Queue, SlowSlot};
+pub(crate) use work::merge_into;

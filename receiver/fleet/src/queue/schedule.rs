@@ -26,7 +26,7 @@ use self::{
 };
 use super::{
     Priority, QueuedWork, ReconcileOutcome, WorkSet,
-    queued_work::{merge_into, merge_older_into},
+    work::{merge_into, merge_older_into},
 };
 
 /// Minimum interval between two attempts for user changes of a key in backoff.

@@ -7,7 +7,7 @@ use tidewatch_kit::random::Random;
 use tokio::time::Instant;
 
 use super::{DelayReason, Lane, SlowSlot, USER_SPACING};
-use crate::queue::{Priority, QueuedWork, ReconcileOutcome, WorkSet, queued_work::merge_older_into};
+use crate::queue::{Priority, QueuedWork, ReconcileOutcome, WorkSet, work::merge_older_into};
 
 /// Time that the reconciles of a runtime may take at once, many times that of the installation of all modules.
 pub(super) const BUSY: Duration = Duration::from_secs(20);
