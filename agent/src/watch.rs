@@ -10,7 +10,6 @@ mod discovery;
 mod group;
 mod object;
 mod planned;
-mod reader;
 mod single;
 mod supervisor;
 mod target;
@@ -32,12 +31,11 @@ pub use discovery::ServedResource;
 pub(crate) use discovery::{Discovery, find_resource, versions_of};
 pub(crate) use object::Named;
 pub(crate) use planned::PlannedSink;
-pub(crate) use reader::{ListProgress, Reader};
 pub(crate) use single::{Single, SingleObject};
 pub(crate) use supervisor::{PlanState, supervise};
 pub(crate) use target::Target;
 pub(crate) use watermarks::Watermarks;
-pub(crate) use wire::{LineBuffer, Page};
+pub(crate) use wire::{LineBuffer, ListProgress, Page, Reader};
 
 use crate::{
     backoff::Backoff,
@@ -47,8 +45,7 @@ use crate::{
 };
 use absence::Absence;
 use object::Versioned;
-use reader::WatchEnd;
-use wire::Lines;
+use wire::{Lines, WatchEnd};
 
 /// Number of objects per page.
 const PAGE: usize = 50;
