@@ -8,20 +8,17 @@ mod access;
 mod client;
 mod error;
 mod kubeconfig;
-mod transport;
 
 use std::{path::Path, sync::Arc};
 
 use parking_lot::Mutex;
 
 pub(crate) use access::{Access, ClientSetupError};
-#[cfg(test)]
-pub(crate) use client::Transport;
+use client::Https;
 pub(crate) use client::{ApiClient, Body};
-pub(crate) use error::{Accept, ApiError};
 #[cfg(test)]
-pub(crate) use transport::CONNECTION_SETTINGS;
-use transport::Https;
+pub(crate) use client::{CONNECTION_SETTINGS, Transport};
+pub(crate) use error::{Accept, ApiError};
 
 /// Watches per connection. API servers allow 100 streams each; the remainder is for lists.
 pub(crate) const WATCHES_PER_CLIENT: usize = 64;
