@@ -1,15 +1,11 @@
 //! The receiver as seen from the agent: address, connections, responses, classification of refusals, and retry timers.
 
 mod client;
-mod dial;
-mod endpoint;
 mod refusal;
 mod retry;
 
-pub use client::BufferedResponse;
+pub use client::{BufferedResponse, Dialer, Endpoint, ParseEndpointError};
 pub(crate) use client::{RequestError, enrol, exchange};
-pub use dial::Dialer;
-pub use endpoint::{Endpoint, ParseEndpointError};
 pub(crate) use refusal::date;
 pub use refusal::{RefusalAction, classify_refusal};
 pub(crate) use retry::RetryTimer;

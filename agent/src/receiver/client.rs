@@ -1,18 +1,24 @@
-//! Requests to the receiver: responses buffered up to a limit, and request errors.
+//! Requests to the receiver: its address, connections with TLS over a pluggable transport, responses buffered up to a limit,
+//! and request errors.
 
-use std::{error::Error as StdError, iter::successors, time::Duration};
+use std::{error::Error as StdError, iter::successors, str::FromStr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri, header, uri::Authority};
 use http_body_util::{BodyExt, Limited};
+use hyper::{rt, service::Service};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::connect::{self, HttpConnector},
+    service::TowerToHyperService,
+};
 use rustls::ClientConfig;
 use thiserror::Error;
 use tidewatch_contract::{enrolment, signature::SignError};
 use tokio::time::timeout;
 
-use super::{Dialer, Endpoint};
 use crate::{
-    connection::{BoxError, Connection, ExchangeError},
+    connection::{self, BoxError, Connection, ConnectionSettings, Connector, ExchangeError},
     telemetry::RequestOutcome,
 };
 
@@ -34,6 +40,107 @@ const ABOUT_CERTIFICATES: &[&str] = &[
     "AccessDenied",
     "DecryptError",
 ];
+
+/// Interval of PINGs. A dead peer is detected after a PING and its timeout, well within the half minute in which a
+/// disconnected agent must be back.
+const PING: Duration = Duration::from_secs(15);
+const PING_ANSWER: Duration = Duration::from_secs(5);
+/// Unanswered TCP keepalive probes before an HTTP/1.1 connection is closed, since HTTP/1.1 has no PINGs. A proxy that
+/// terminates TCP answers them itself; a dead peer behind it is detected by the deadline of the next request.
+const PROBES: u32 = 2;
+/// TCP user timeout: no keepalive probes are sent while data is unacknowledged, so this bounds it to the same time.
+#[cfg(target_os = "linux")]
+const ACKNOWLEDGED: Duration = Duration::from_secs(PING.as_secs() + PING_ANSWER.as_secs() * PROBES as u64);
+const WINDOW: u32 = 64 << 10;
+
+/// The text is not an endpoint.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("the receiver's address does not have the form https://host:port")]
+pub struct ParseEndpointError;
+
+/// Host and port in lower case; the default port is omitted, as in `:authority`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint(Authority);
+
+impl Endpoint {
+    /// The authority, as used in requests and signatures.
+    #[must_use]
+    pub fn authority(&self) -> &str {
+        self.0.as_str()
+    }
+
+    /// The URI of a path.
+    ///
+    /// # Errors
+    /// The path is invalid.
+    pub(crate) fn uri(&self, path: &str) -> Result<Uri, http::Error> {
+        Uri::builder().scheme("https").authority(self.0.clone()).path_and_query(path).build()
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = ParseEndpointError;
+
+    fn from_str(text: &str) -> Result<Self, ParseEndpointError> {
+        let uri: Uri = text.to_ascii_lowercase().parse().map_err(|_| ParseEndpointError)?;
+        let authority = uri.authority().ok_or(ParseEndpointError)?;
+        let plain = uri.scheme_str() == Some("https")
+            && matches!(uri.path(), "" | "/")
+            && uri.query().is_none()
+            && !authority.as_str().contains('@')
+            && !authority.host().is_empty();
+        let text = authority.as_str();
+        let text = if authority.port_u16() == Some(443) { text.trim_end_matches(":443") } else { text };
+        plain.then(|| text.parse().ok()).flatten().map(Self).ok_or(ParseEndpointError)
+    }
+}
+
+/// Opens one connection per identity.
+#[derive(Clone)]
+pub struct Dialer(Arc<dyn Fn(ClientConfig) -> Connector + Send + Sync>);
+
+impl Dialer {
+    /// A dialer over TCP.
+    #[must_use]
+    pub fn tcp() -> Self {
+        Self::over(connector())
+    }
+
+    /// A dialer over the streams of `connector`, with TLS on top.
+    pub fn over<C>(connector: C) -> Self
+    where
+        C: Clone + Send + Sync + 'static,
+        TowerToHyperService<HttpsConnector<C>>: Service<
+                Uri,
+                Error = BoxError,
+                Response: rt::Read + rt::Write + connect::Connection + Unpin + Send + 'static,
+                Future: Send + 'static,
+            > + Send
+            + Sync
+            + 'static,
+    {
+        Self(Arc::new(move |tls| {
+            connection::tls_connector(
+                HttpsConnectorBuilder::new()
+                    .with_tls_config(tls)
+                    .https_only()
+                    .enable_all_versions()
+                    .wrap_connector(connector.clone()),
+            )
+        }))
+    }
+
+    /// A connection that is not opened yet.
+    pub(crate) fn client(&self, tls: ClientConfig) -> Connection {
+        let settings = ConnectionSettings {
+            stream_window: WINDOW,
+            connection_window: WINDOW,
+            ping: PING,
+            ping_answer: PING_ANSWER,
+        };
+        Connection::new((self.0)(tls), settings)
+    }
+}
 
 /// Errors of a request without a usable response.
 #[derive(Debug, Error)]
@@ -119,5 +226,54 @@ impl RequestOutcome {
             Err(RequestError::Sign(_) | RequestError::Request(_)) => Self::Setup,
             Err(_) => Self::NoResponse,
         }
+    }
+}
+
+fn connector() -> HttpConnector {
+    let mut connector = connection::tcp_connector(PING);
+    connector.set_keepalive_interval(Some(PING_ANSWER));
+    connector.set_keepalive_retries(Some(PROBES));
+    #[cfg(target_os = "linux")]
+    connector.set_tcp_user_timeout(Some(ACKNOWLEDGED));
+    connector
+}
+
+#[cfg(test)]
+mod tests {
+    use socket2::SockRef;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn only_a_plain_https_address_is_an_endpoint() {
+        for (text, authority) in [
+            ("https://KCP.example:8443", "kcp.example:8443"),
+            ("https://kcp.example/", "kcp.example"),
+            ("https://kcp.example:443", "kcp.example"),
+            ("https://[::1]:1", "[::1]:1"),
+        ] {
+            let endpoint: Endpoint = text.parse().unwrap();
+            assert_eq!(endpoint.authority(), authority);
+            assert_eq!(endpoint.uri("/v3/events").unwrap().to_string(), format!("https://{authority}/v3/events"));
+        }
+        for bad in
+            ["", "kcp.example", "http://kcp.example", "https://a@kcp", "https://kcp/x", "https://kcp?x", "https://"]
+        {
+            assert_eq!(bad.parse::<Endpoint>(), Err(ParseEndpointError), "{bad}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn dialled_socket_has_keepalive_and_user_timeout() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("https://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let stream = TowerToHyperService::new(connector()).call(address).await.unwrap().into_inner();
+        let socket = SockRef::from(&stream);
+        assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
+        let probes = (socket.tcp_keepalive_time(), socket.tcp_keepalive_interval(), socket.tcp_keepalive_retries());
+        assert_eq!((probes.0.unwrap(), probes.1.unwrap(), probes.2.unwrap()), (PING, PING_ANSWER, PROBES));
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(ACKNOWLEDGED));
     }
 }
