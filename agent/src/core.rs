@@ -4,7 +4,6 @@
 mod bounds;
 mod entry;
 mod event_path;
-mod evidence;
 mod group;
 mod heartbeat;
 mod not_served;
@@ -39,7 +38,7 @@ pub use crate::{
     telemetry::Stats,
 };
 use entry::WatchEntry;
-pub(crate) use evidence::Evidence;
+pub(crate) use heartbeat::Evidence;
 use heartbeat::HeartbeatLog;
 
 /// Objects of a watch that are reported one by one in its first list at most.
