@@ -19,7 +19,6 @@
 //! The ports of contract v2 ([`v2`]) and of enrolment ([`enrol`]) have the same connections and, in `service`, the same
 //! handling of a request: counters, body, refusal, end of the connection.
 
-mod authority;
 mod body;
 mod connection;
 mod connection_limiter;
@@ -74,8 +73,8 @@ use crate::{
 
 use handshake_places::HandshakePlaces;
 
-pub use authority::{OwnAuthority, ParseAuthorityError};
 pub use handler::V3Handler;
+pub use head::{OwnAuthority, ParseAuthorityError};
 pub use intake::Intake;
 pub use listen::{Listen, Stream};
 pub use metrics::{Metrics, PortMetrics};

@@ -27,10 +27,9 @@ use tokio::{sync::broadcast, time::Instant};
 
 use super::{
     Now, Settings,
-    authority::OwnAuthority,
     body::BufferedBody,
     connection_limiter::ClientLeaf,
-    head::{Head, Route},
+    head::{Head, OwnAuthority, Route},
     intake::Intake,
     lineage::{Fork, UsedLeaf},
     metrics::{Metrics, ReasonLabel},
