@@ -32,7 +32,6 @@ mod http1;
 mod intake;
 mod lifecycle;
 mod limited_stream;
-mod lineage;
 mod listen;
 mod load_shedder;
 mod metrics;

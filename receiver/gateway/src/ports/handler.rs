@@ -31,10 +31,10 @@ use super::{
     connection_limiter::ClientLeaf,
     head::{Head, OwnAuthority, Route},
     intake::Intake,
-    lineage::{Fork, UsedLeaf},
     metrics::{Metrics, ReasonLabel},
     proxy::{self, ForwardedClients, Intermediates},
     refusal::{HttpResponse, Refusal, json},
+    replay::{Fork, UsedLeaf},
     request_limiter::{BodyCharge, RequestPermit},
     service::{Owner, Port, Service, Via},
 };

@@ -1,8 +1,15 @@
-//! Replay protection for one runtime: a sliding bitmap of used nonces per epoch. An epoch expires when no signature of
-//! it can be in the signature window any more.
+//! Use of one runtime's identity: replay protection, by a sliding bitmap of used nonces per epoch, and detection of a second
+//! agent process, by the order of the epochs. The nonces of an epoch expire when no signature of it can be in the signature
+//! window any more.
+
+use std::time::Duration;
 
 use tidewatch_api::identity::Epoch;
-use tidewatch_contract::signature::{Nonce, VerifiedSignature, WINDOW_SECONDS};
+use tidewatch_contract::{
+    certificate::Leaf,
+    signature::{Nonce, VerifiedSignature, WINDOW_SECONDS},
+};
+use tokio::time::Instant;
 
 use super::refusal::Refusal;
 
@@ -11,6 +18,12 @@ const COUNTERS: u64 = 1_024;
 const WORDS: usize = (COUNTERS / 64) as usize;
 /// Epochs of one runtime at most; to evict one would permit replays of its signatures. An honest agent in a crash loop starts a handful within the signature window.
 const MAX_EPOCHS: usize = 16;
+
+/// Time in which requests of an earlier epoch may still arrive: a signature is valid for a minute, from at most a
+/// minute in the future.
+const GRACE: Duration = Duration::from_secs(2 * WINDOW_SECONDS.unsigned_abs() + 30);
+/// Earlier epochs at most; beyond it the one without a request for longest is forgotten.
+const MAX_EARLIER: usize = 16;
 
 /// Used nonces of one runtime.
 #[derive(Debug, Default)]
@@ -84,6 +97,83 @@ impl Window {
     }
 }
 
+/// A certificate in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct UsedLeaf {
+    pub(super) fingerprint: String,
+    /// End of validity, in Unix seconds.
+    pub(super) not_after: i64,
+}
+
+impl UsedLeaf {
+    pub(super) fn of(leaf: &Leaf) -> Self {
+        Self { fingerprint: leaf.fingerprint.clone(), not_after: leaf.not_after }
+    }
+}
+
+/// The certificates of two processes, which are equal if one of them was copied and not renewed since.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Fork(pub(super) [UsedLeaf; 2]);
+
+/// Epochs of one runtime, in the order of their first requests. Detects two agent processes that use the identity of the
+/// runtime.
+///
+/// An agent draws an epoch when it starts, and another one when another receiver process answers; it never returns to
+/// an earlier one. A request of an earlier epoch that arrives long after the first of a later one is therefore from a
+/// second process: a copied key, or a pod that the runtime's API server believes to be gone. All times are those of
+/// arrival at this receiver.
+#[derive(Debug, Default)]
+pub(super) struct Lineage {
+    current: Option<(Epoch, UsedLeaf)>,
+    earlier: Vec<EarlierEpoch>,
+}
+
+#[derive(Debug)]
+struct EarlierEpoch {
+    epoch: Epoch,
+    /// First request of a later epoch.
+    replaced: Instant,
+    /// Last request of this one.
+    seen: Instant,
+}
+
+impl Lineage {
+    /// Observes a verified request. After a fork it starts anew.
+    pub(super) fn observe(&mut self, epoch: Epoch, leaf: &Leaf, now: Instant) -> Result<(), Fork> {
+        match &mut self.current {
+            Some((current, used)) if *current == epoch => {
+                if used.fingerprint != leaf.fingerprint {
+                    *used = UsedLeaf::of(leaf);
+                }
+                return Ok(());
+            }
+            None => {
+                self.current = Some((epoch, UsedLeaf::of(leaf)));
+                return Ok(());
+            }
+            Some(_) => {}
+        }
+        if let Some(earlier) = self.earlier.iter_mut().find(|earlier| earlier.epoch == epoch) {
+            earlier.seen = now;
+            if now.saturating_duration_since(earlier.replaced) <= GRACE {
+                return Ok(());
+            }
+            let other = self.current.take().map(|(_, leaf)| leaf);
+            self.earlier.clear();
+            let leaf = UsedLeaf::of(leaf);
+            return Err(Fork([other.unwrap_or_else(|| leaf.clone()), leaf]));
+        }
+        if let Some((replaced, _)) = self.current.replace((epoch, UsedLeaf::of(leaf))) {
+            if self.earlier.len() >= MAX_EARLIER {
+                let oldest = self.earlier.iter().enumerate().min_by_key(|(_, earlier)| earlier.seen);
+                oldest.map(|(at, _)| at).map(|at| self.earlier.swap_remove(at));
+            }
+            self.earlier.push(EarlierEpoch { epoch: replaced, replaced: now, seen: now });
+        }
+        Ok(())
+    }
+}
+
 /// Returns word and bit of a counter. A remainder of 1,024 fits every `usize`.
 const fn slot(counter: u64) -> (usize, u64) {
     let index = counter % COUNTERS;
@@ -91,64 +181,4 @@ const fn slot(counter: u64) -> (usize, u64) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn verified(epoch: u64, counter: u64, created: i64) -> VerifiedSignature {
-        VerifiedSignature::unchecked(created, Nonce { epoch: Epoch::new(epoch), counter })
-    }
-
-    #[test]
-    fn nonce_is_taken_once_in_any_order() {
-        let mut nonces = ReplayWindows::default();
-        for (counter, taken) in
-            [(5, true), (5, false), (3, true), (3, false), (7, true), (6, true), (0, true), (0, false)]
-        {
-            assert_eq!(nonces.take(&verified(1, counter, 100), 100).is_ok(), taken, "{counter}");
-        }
-        assert_eq!(nonces.take(&verified(2, 5, 100), 100), Ok(()), "another epoch has counters of its own");
-    }
-
-    #[test]
-    fn counter_below_the_window_is_refused() {
-        let mut nonces = ReplayWindows::default();
-        for (counter, taken) in [(1_024, true), (1, true), (0, false), (2_048, true), (1_024, false), (1_025, true)] {
-            assert_eq!(nonces.take(&verified(1, counter, 100), 100).is_ok(), taken, "{counter}");
-        }
-        assert!(nonces.take(&verified(1, u64::MAX, 100), 100).is_ok());
-        assert!(nonces.take(&verified(1, u64::MAX, 100), 100).is_err());
-    }
-
-    #[test]
-    fn epoch_expires_once_it_cannot_be_replayed() {
-        let mut nonces = ReplayWindows::default();
-        for epoch in 0..16 {
-            assert_eq!(nonces.take(&verified(epoch, 1, 100), 100), Ok(()));
-        }
-        assert_eq!(nonces.take(&verified(16, 1, 100), 100), Err(Refusal::Epochs));
-        assert_eq!(nonces.take(&verified(0, 1, 100), 160), Err(Refusal::Replay));
-        assert_eq!(nonces.take(&verified(16, 1, 161), 161), Ok(()));
-        nonces.expire(222);
-        assert!(nonces.is_empty());
-    }
-
-    proptest! {
-        #[test]
-        fn bitmap_agrees_with_a_set(counters in prop::collection::vec(prop_oneof![0u64..3_000, 0u64..64], 1..400)) {
-            let mut nonces = ReplayWindows::default();
-            let mut set = BTreeSet::new();
-            for counter in counters {
-                let highest = set.last().copied().unwrap_or(counter);
-                let expected = !set.contains(&counter) && counter.saturating_add(COUNTERS) > highest;
-                prop_assert_eq!(nonces.take(&verified(1, counter, 100), 100).is_ok(), expected);
-                if expected {
-                    set.insert(counter);
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -13,9 +13,8 @@ use tokio::time::Instant;
 
 use super::{
     Now,
-    lineage::{Fork, Lineage},
     refusal::Refusal,
-    replay::ReplayWindows,
+    replay::{Fork, Lineage, ReplayWindows},
 };
 
 /// Minimum interval between searches of the whole table for inactive runtimes.
