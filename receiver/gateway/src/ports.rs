@@ -24,7 +24,6 @@ mod connection;
 mod connection_limiter;
 pub mod enrol;
 mod handler;
-mod handshake_places;
 mod handshakes;
 mod head;
 mod head_deadline;
@@ -70,7 +69,7 @@ use crate::{
     relay::Relay,
 };
 
-use handshake_places::HandshakePlaces;
+use handshakes::HandshakePlaces;
 
 pub use handler::V3Handler;
 pub use head::{OwnAuthority, ParseAuthorityError};
@@ -138,7 +137,7 @@ pub struct Settings {
     /// Steps of handshakes that may run concurrently: fewer than the threads that serve, so that requests have the
     /// others.
     pub handshake_steps: usize,
-    /// Concurrent handshakes at most, shared among the addresses of clients; see `handshake_places`.
+    /// Concurrent handshakes at most, shared among the addresses of clients; see `handshakes`.
     pub max_handshakes: usize,
     /// Time from accept to the end of the handshake; reduced when more than half of `max_handshakes` are in progress.
     pub handshake_deadline: Duration,

@@ -31,8 +31,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Now, Settings,
     connection_limiter::{Closing, ConnectionLimiter},
-    handshake_places::HandshakePlaces,
-    handshakes,
+    handshakes::{self, HandshakePlaces},
     head_deadline::HeadDeadline,
     http1::{HeadLimits, Http1Connection},
     lifecycle::{ConnectionLifecycle, Liveness, RequestBody, TrackedBody},
