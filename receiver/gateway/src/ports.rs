@@ -26,7 +26,6 @@ pub mod enrol;
 mod handler;
 mod handshakes;
 mod head;
-mod head_deadline;
 mod http1;
 mod intake;
 mod lifecycle;

@@ -146,7 +146,7 @@ where
 fn builder(limits: HeadLimits) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
-        // It would also limit the time between two requests, and cost each of them a timer: see `head_deadline`.
+        // It would also limit the time between two requests, and cost each of them a timer: see `HeadDeadline`.
         .header_read_timeout(None)
         .max_buf_size(limits.bytes)
         .max_headers(limits.fields);

@@ -15,9 +15,8 @@ use tokio::{
 
 use super::{
     super::{
-        head_deadline::HeadDeadline,
         lifecycle::{RequestBody, TrackedBody},
-        limited_stream::ReadLimit,
+        limited_stream::{HeadDeadline, ReadLimit},
         tests::testing::settings,
     },
     *,
