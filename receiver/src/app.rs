@@ -8,7 +8,6 @@ mod open_files;
 mod registry;
 mod sharded;
 mod signals;
-mod task;
 mod workers;
 
 use std::{future::pending, net::SocketAddr, process, sync::Arc, thread, time::Duration};
@@ -17,6 +16,7 @@ use anyhow::{Context as _, Result, anyhow};
 use arc_swap::ArcSwap;
 use build::AgentPorts;
 use changes::ShardHandover;
+use futures::future::BoxFuture;
 use kube::Client;
 use open_files::OpenFiles;
 use rustls::ServerConfig;
@@ -26,9 +26,10 @@ use tidewatch_api::identity::Instance;
 use tidewatch_cluster::leader::{FleetRole, WriteFence};
 use tidewatch_fleet::{peers::Responders, table::RuntimeTable};
 use tidewatch_gateway::{
+    ListenError,
     admin::{self, ActiveFleet, FleetHandle},
     metrics_page::{Metrics, MetricsPage},
-    ports::{Service, relayed::RelayedHandlers, v2::V2Adapter},
+    ports::{Gateway, Service, relayed::RelayedHandlers, v2::V2Adapter},
     probes,
     relay::{Answers, ReplicaSettings},
 };
@@ -58,6 +59,12 @@ const DRAIN: Duration = Duration::from_secs(20);
 const REDUCE_AFTER: Duration = Duration::from_secs(60);
 /// At the end, time for responses of the probes and the admin listener, and for blocking tasks of each executor.
 const LAST_RESPONSES: Duration = Duration::from_secs(1);
+
+/// Future that listens on a port, on the executor that polls it.
+type Binding<H> = BoxFuture<'static, Result<Gateway<H>, ListenError>>;
+
+/// Task of a component; returns its name when it ends.
+type Task = BoxFuture<'static, &'static str>;
 
 /// Runs the receiver until SIGTERM or SIGINT.
 ///
@@ -404,7 +411,7 @@ impl Listeners<'_> {
     async fn start<S: Service>(
         &mut self,
         executor: &Executor,
-        binding: task::Binding<S>,
+        binding: Binding<S>,
         name: &'static str,
     ) -> Result<(SocketAddr, Arc<S>)> {
         let bound = executor.spawn(binding).await.with_context(|| format!("start the {name}"))??;

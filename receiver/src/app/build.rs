@@ -58,12 +58,11 @@ use tokio::{runtime::Handle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Process,
+    Binding, Process, Task,
     counters::Counters,
     open_files::ConnectionShare,
     registry::{self, ComponentKeyFiles, CredentialsWatch},
     sharded::Sharding,
-    task::{Binding, Task},
 };
 use crate::{app::changes, config::Config};
 

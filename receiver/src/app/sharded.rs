@@ -35,12 +35,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 pub use self::holders::ShardHolders;
-use super::{
-    Process,
-    changes::ShardHandover,
-    counters::Counters,
-    task::{Binding, Task},
-};
+use super::{Binding, Process, Task, changes::ShardHandover, counters::Counters};
 use crate::config::Config;
 
 /// Interval at which a replica that is not ready looks whether all shards have holders.
