@@ -71,6 +71,7 @@ pub(crate) enum ExchangeError {
 
 /// A reusable connection.
 pub(crate) struct Connection {
+    /// TLS over TCP: that of `Dialer::tcp` to the receiver, that of `Https` to the API server. Tests have others.
     connector: Connector,
     settings: ConnectionSettings,
     pooled: Mutex<Option<Sender>>,

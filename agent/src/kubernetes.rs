@@ -51,7 +51,8 @@ impl ClientPool {
         Ok(pool)
     }
 
-    /// The client for the watch in `slot`; slots are small numbers that are reused.
+    /// The client for the watch in `slot`; slots are small numbers that are reused. It is an [`ApiClient`] over [`Https`] over a
+    /// [`Connection`](crate::connection::Connection).
     pub(crate) fn client(&self, slot: usize) -> Result<ApiClient, ClientSetupError> {
         let number = slot / WATCHES_PER_CLIENT;
         let mut clients = self.0.clients.lock();

@@ -85,7 +85,8 @@ const UNUSABLE_LIMIT: u32 = 5;
 /// have changed unobserved.
 const SILENT_LIMIT: u32 = 2;
 
-/// Consumer of one kind of watch. All calls but [`Sink::target`] are synchronous: only the loop waits.
+/// Consumer of one kind of watch. All calls but [`Sink::target`] are synchronous: only the loop waits. The watches of the plan
+/// have the [`PlannedSink`]; [`supervise`] starts their loops.
 pub(crate) trait Sink {
     /// The part of an object that this watch deserializes.
     type Item: DeserializeOwned + Versioned;
@@ -144,6 +145,7 @@ pub(crate) struct WatchContext {
 
 /// One list and watch loop.
 struct ListWatch<S> {
+    /// Client over `Https` (both in `kubernetes::client`), which sends over a `Connection`.
     client: ApiClient,
     shared: WatchContext,
     reader: Reader<S>,

@@ -25,6 +25,7 @@ pub(super) struct Shared {
     /// Lanes of all queues: the slots of slow runtimes are a part of this process's workers.
     pub(super) lanes: Arc<Lanes>,
     pub(super) interval: HeartbeatInterval,
+    /// Does nothing without the feature `stamps`.
     pub(super) stamps: OnceLock<Stamps>,
     /// Events for other managers. Places and requests of a service are limited for the process, hence one outbox; it is
     /// changed only under the lock of the runtime's shard.

@@ -81,6 +81,7 @@ pub(super) struct State {
     pub(super) queue: Queue<KymaKey>,
     /// Changes of module objects.
     pub(super) reports: ModuleReports,
+    /// Empty without the feature `otlp`.
     pub(super) traces: PendingTraces,
     /// Time of the last arrival over a lost connection; bounded by the number of Kymas.
     pub(super) lost_connections: HashMap<KymaKey, Instant>,

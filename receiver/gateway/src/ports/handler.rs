@@ -77,6 +77,7 @@ impl Peer {
 /// State that all connections of the event port share.
 pub struct V3Handler<I> {
     port: Port,
+    /// The [`RuntimeTable`](tidewatch_fleet::table::RuntimeTable), but for tests.
     intake: I,
     domain: TrustDomain,
     /// Present where a proxy terminates TLS.

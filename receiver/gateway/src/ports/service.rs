@@ -36,7 +36,7 @@ use crate::{
 const RELAYED: &str = "relayed";
 
 /// Handler of a port's requests. Connections and the steps of a request are the same on every port; authentication and
-/// processing differ.
+/// processing differ: `V3Handler` (event port), `V2Handler` (contract v2), `EnrolmentHandler` and `RelayHandler`.
 pub trait Service: Sized + Send + Sync + 'static {
     /// Identity of a connection's client.
     type Peer: Send + Sync + 'static;
