@@ -6,7 +6,7 @@
 mod decide;
 mod followers;
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use decide::{RotationPolicy, Transition};
 use followers::{FollowerSummary, Question};
@@ -113,10 +113,13 @@ impl CaRotation {
         let mut trust = self.trust.clone();
         let mut ticks = time::interval(RECONCILE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // A receiver that was killed after it stored a phase may not have enqueued every runtime.
-        let mut enqueue_all = matches!(&*self.tls_state.secret_status().borrow(), CaSecretStatus::Good(secret) if secret.state.is_rotating());
+        let mut enqueue_all = false;
+        let mut held = Vec::new();
         loop {
-            if std::mem::take(&mut enqueue_all) {
+            // The holder before may have been killed after a phase was stored, before it had enqueued every runtime.
+            let before = mem::replace(&mut held, self.fleet.held());
+            let has_acquired = held.iter().any(|shard| !before.contains(shard));
+            if mem::take(&mut enqueue_all) || has_acquired && self.is_rotating() {
                 self.fleet.enqueue_all(WorkSet::INSTALLER, Priority::Catalog, BUNDLES_PER_SECOND);
             }
             tokio::select! {
@@ -137,6 +140,10 @@ impl CaRotation {
                 _ = ticks.tick() => self.reconcile().await,
             }
         }
+    }
+
+    fn is_rotating(&self) -> bool {
+        matches!(&*self.tls_state.secret_status().borrow(), CaSecretStatus::Good(secret) if secret.state.is_rotating())
     }
 
     fn announce_trust(&self, trust: &Trust) {

@@ -89,6 +89,8 @@ struct KcpState {
     snapshot: Option<Arc<Snapshot>>,
     /// Modules that changed since the removal guard last decided.
     undecided: BTreeSet<String>,
+    /// Modules of the first snapshot that no replica has decided on so far; `None` before it.
+    undecided_at_start: Option<BTreeSet<String>>,
     held: HeldRemovals,
     /// Hold of every removal, because the accepted state is lost.
     lost: Option<LostReleases>,
@@ -100,6 +102,15 @@ struct KcpState {
 }
 
 impl KcpState {
+    /// Modules that changed while no receiver ran, if they have been decided on since the last call. No change marks their users.
+    fn decided_since_start(&mut self) -> BTreeSet<String> {
+        let Self { undecided, undecided_at_start, .. } = self;
+        let Some(at_start) = undecided_at_start else { return BTreeSet::new() };
+        let (waiting, decided) = mem::take(at_start).into_iter().partition(|module| undecided.contains(module));
+        *at_start = waiting;
+        decided
+    }
+
     /// Returns whether the removal of a module as a whole waits for a confirmation.
     fn holds(&self, module: &str) -> bool {
         self.lost.is_some() || self.held.holds(module)
@@ -141,10 +152,13 @@ pub struct CatalogUpdate {
     pub held: Vec<HeldRemoval>,
     /// Hold of every removal, if it was not reported before.
     pub lost: Option<LostReleases>,
-    /// Modules with a held removal, of the module or of a part, that this change confirmed or reverted.
+    /// Modules with a held removal, of the module or of a part, that this change confirmed or reverted, and those that changed while no
+    /// receiver ran and have been decided on now.
     pub no_longer_held: BTreeSet<String>,
     /// Omissions that were not reported before.
     pub left_out: Vec<Omission>,
+    /// This replica has decided, and reports it.
+    pub is_decision: bool,
 }
 
 impl CatalogUpdate {
@@ -222,7 +236,8 @@ impl Catalog {
         };
         let ended = held_before.into_iter().filter(|before| !is_held(before)).map(|before| before.module);
         let all = kcp.ledger.accepted.iter().filter(|_| was_lost).flat_map(|accepted| accepted.keys().cloned());
-        let no_longer_held = ended.chain(all.filter(|module| !kcp.holds(module))).collect();
+        let mut no_longer_held: BTreeSet<_> = ended.chain(all.filter(|module| !kcp.holds(module))).collect();
+        no_longer_held.append(&mut kcp.decided_since_start());
         let reported = Reported {
             omissions: now.omissions().iter().cloned().collect(),
             held_changes: kcp.held.removals.iter().map(|held| held.change.clone()).collect(),
@@ -232,8 +247,11 @@ impl Catalog {
         let is_new = |held: &&HeldRemoval| !kcp.reported.held_changes.contains(&held.change);
         let held = kcp.held.removals.iter().filter(is_new).cloned().collect();
         let lost = kcp.lost.clone().filter(|_| reported.lost_change != kcp.reported.lost_change);
-        kcp.reported = reported;
-        CatalogUpdate { before, now, held, lost, no_longer_held, left_out }
+        let is_decision = kcp.has_decided;
+        if is_decision {
+            kcp.reported = reported;
+        }
+        CatalogUpdate { before, now, held, lost, no_longer_held, left_out, is_decision }
     }
 
     /// Drops the cached inventory of a runtime because its client was replaced or its Kyma is gone. The next sync loads the inventory
@@ -273,12 +291,13 @@ impl Catalog {
     /// Returns whether this replica waits for the decision of another one.
     #[must_use]
     pub fn awaits_decision(&self) -> bool {
-        !self.0.role.is_held() && !self.0.kcp.lock().undecided.is_empty()
+        let kcp = self.0.kcp.lock();
+        !kcp.has_decided && !kcp.undecided.is_empty()
     }
 
     /// Returns whether a Kyma may be marked as reconciled; see [`Ledger::was_stored`].
     #[must_use]
-    pub(crate) fn permits_first_reconcile(&self) -> bool {
+    pub fn permits_first_reconcile(&self) -> bool {
         self.0.kcp.lock().ledger.was_stored()
     }
 
@@ -379,27 +398,41 @@ impl Catalog {
         is_input || is_other
     }
 
-    /// Writes the ConfigMap of releases if it is out of date. Returns false if that failed; the accepted state then stays pending.
+    /// Writes the ConfigMap of releases if it is out of date. Returns false if that failed, or if the ConfigMap has changed: then
+    /// [`Catalog::refresh`] decides again.
     pub async fn persist_releases(&self, kcp: &Client, namespace: &str) -> bool {
         let Some(data) = self.pending_releases() else { return true };
+        let is_lost = self.lost().is_some();
         let left = self.confirmations_left();
-        let write = releases::write(kcp, namespace, &data, left.as_ref());
+        let write = async {
+            // The watch may lag behind: the hold of a state that only looks lost must not replace it.
+            if is_lost && self.observe_releases(releases::read(kcp, namespace).await?.as_ref()) {
+                return Ok(false);
+            }
+            releases::write(kcp, namespace, &data, left.as_ref()).await.map(|()| true)
+        };
         let cause = match timeout(releases::WRITE_DEADLINE, write).await {
-            Ok(Ok(())) => {
-                self.releases_written(data);
-                return true;
+            Ok(Ok(is_written)) => {
+                if is_written {
+                    self.releases_written(data);
+                }
+                return is_written;
             }
             Ok(Err(error)) => error.to_string(),
             Err(_) => "no response in time".to_owned(),
         };
-        tracing::warn!(cause, "Accepted releases are not persisted");
+        tracing::warn!(
+            cause,
+            "Accepted releases are not persisted; no Kyma is reconciled for the first time before they were"
+        );
         false
     }
 
     /// Data to write to the ConfigMap of releases; `None` if it is up to date.
     fn pending_releases(&self) -> Option<BTreeMap<String, String>> {
         let kcp = self.0.kcp.lock();
-        kcp.ledger.pending(&kcp.held, kcp.lost.as_ref())
+        // The role may have come after the last snapshot: what that found lost is no decision.
+        kcp.has_decided.then(|| kcp.ledger.pending(&kcp.held, kcp.lost.as_ref()))?
     }
 
     /// Confirmations that stay in the ConfigMap of releases; `None` if none was used.
@@ -522,6 +555,9 @@ impl Catalog {
                 with_holds(Holds::everything())
             }
         };
+        if kcp.undecided_at_start.is_none() {
+            kcp.undecided_at_start = Some(kcp.undecided.clone());
+        }
         let policy = |meta: &ModuleReleaseMeta| {
             let policy = RolloutPolicy::of(meta, &self.0.settings.flags.rollout).transpose()?;
             Some((meta.name_any(), policy.map(Arc::new)))

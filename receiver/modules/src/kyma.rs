@@ -28,7 +28,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures::future::join;
 use jiff::Timestamp;
-use kube::{Client, ResourceExt};
+use kube::{Client, ResourceExt, runtime::reflector::ObjectRef};
 use serde_json::Value;
 use tidewatch_api::{
     Condition, ConditionStatus, Kyma, KymaStatus, Manifest, facts::KymaFacts, identity::RuntimeId, key::KymaKey,
@@ -246,10 +246,17 @@ fn log_failure(ctx: &Context, key: &KymaKey, error: &Error) -> ErrorClass {
 }
 
 async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) -> Result<ReconcileOutcome, Error> {
+    let cached = ctx.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
+    if cached.is_some_and(|kyma| awaits_decision(ctx, key, kyma.facts())) {
+        return Ok(ReconcileOutcome::failed(works, ErrorClass::Conflict));
+    }
     let Some(kyma) = fetch::kcp_kyma(ctx, key).await? else {
         ctx.forget(key);
         return Ok(ReconcileOutcome::ended(queued.work));
     };
+    if awaits_decision(ctx, key, KymaFacts::from(&kyma)) {
+        return Ok(ReconcileOutcome::failed(works, ErrorClass::Conflict));
+    }
     let settings = &ctx.settings;
     let is_deleting = kyma.metadata.deletion_timestamp.is_some();
     let is_handing_back = !is_deleting && KymaFacts::from(&kyma).is_hand_back_requested();
@@ -269,14 +276,23 @@ async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) 
         deletion::step(ctx, key, kyma).await?
     } else if is_handing_back {
         hand_back::step(ctx, key, kyma).await?
-    } else if KymaFacts::from(&kyma).is_managed() || ctx.catalog.permits_first_reconcile() {
-        return run_active(ctx, key, kyma, queued, works).await;
     } else {
-        // The replica with the fleet role stores its first decision a moment after the start of a new installation.
-        debug!(kyma = %key, "First reconcile waits until the accepted state of the catalog is stored");
-        return Ok(ReconcileOutcome::failed(works, ErrorClass::Conflict));
+        return run_active(ctx, key, kyma, queued, works).await;
     };
     Ok(ReconcileOutcome { requeue_after, ..ReconcileOutcome::ended(works) })
+}
+
+/// Returns whether the first reconcile of a Kyma waits. The replica with the fleet role stores its first decision on the catalog a moment
+/// after the start of a new installation, and the Kyma is enqueued then.
+fn awaits_decision(ctx: &Context, key: &KymaKey, kyma: KymaFacts<'_>) -> bool {
+    let waits = !kyma.is_managed()
+        && !kyma.is_deleting()
+        && !kyma.is_hand_back_requested()
+        && !ctx.catalog.permits_first_reconcile();
+    if waits {
+        debug!(kyma = %key, "First reconcile waits until the accepted state of the catalog is stored");
+    }
+    waits
 }
 
 /// Reconciles a Kyma that is neither deleted nor handed back.

@@ -195,6 +195,8 @@ impl Finalizers {
     /// Use of the module of a release meta. Reports the begin of a removal once.
     fn use_of(&mut self, meta: &ModuleReleaseMeta) -> Use {
         let module = meta.name_any();
+        // Holds are those of the last snapshot.
+        drop(self.catalog.snapshot(&self.stores));
         let is_held = self.catalog.is_held(&meta.name_any());
         if is_wanted(meta) || !is_protected(meta) {
             return Use { has_manifests: true, is_held, leaving_for: Duration::ZERO };

@@ -47,14 +47,7 @@ impl World {
         let mut registry = Registry::default();
         let hub_metrics = table::Metrics::register(&mut registry);
         let fleet = RuntimeTable::new(ShardCount::default(), table::Settings::default(), hub_metrics);
-        for shard in ShardCount::default().shards().filter(|shard| holds(*shard)) {
-            fleet.acquire(shard, Instance::new(1), &WriteFence::default(), Instant::now());
-        }
-        let plan = Arc::new(tidewatch_installer::watcher::plan::<Arc<tidewatch_api::Watcher>>(Vec::new(), &[]).0);
-        for name in ["r-1", "r-2"] {
-            fleet.place(KymaKey::new("kcp-system", name), "", Some(name.parse().unwrap()), plan.clone());
-        }
-        fleet.set_synced();
+        acquire(&fleet, holds);
         let (rotation, rotation_handle) =
             CaRotation::new(tls_state.clone(), kcp.client(), "kcp-system", &flags, fleet.clone(), replicas, metrics);
         Self { kcp, tls_state, reloader, fleet, rotation, rotation_handle, counter: 0 }
@@ -120,6 +113,18 @@ impl World {
         self.watch();
         requested
     }
+}
+
+/// Acquires some shards, and places the runtimes.
+fn acquire(fleet: &RuntimeTable, holds: impl Fn(ShardId) -> bool) {
+    for shard in ShardCount::default().shards().filter(|shard| holds(*shard)) {
+        fleet.acquire(shard, Instance::new(1), &WriteFence::default(), Instant::now());
+    }
+    let plan = Arc::new(tidewatch_installer::watcher::plan::<Arc<tidewatch_api::Watcher>>(Vec::new(), &[]).0);
+    for name in ["r-1", "r-2"] {
+        fleet.place(KymaKey::new("kcp-system", name), "", Some(name.parse().unwrap()), plan.clone());
+    }
+    fleet.set_synced();
 }
 
 /// Heartbeat with the members that other versions may have.
@@ -261,6 +266,22 @@ async fn force_after_can_be_set_on_a_running_rotation() {
     for phase in [PhaseName::Reissue, PhaseName::Retire, PhaseName::Steady] {
         assert_eq!(world.reconcile().await, phase);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn runtimes_of_an_acquired_shard_get_the_roots_of_a_rotation_under_way() {
+    let mut world = World::new(FakeKcp::default()).await;
+    world.request(None).await.unwrap();
+    assert_eq!(world.reconcile().await, PhaseName::Spread);
+    let next = World::open(world.kcp, Replicas::alone(), |_| false).await;
+    let synced = CancellationToken::new();
+    synced.cancel();
+    let running = tokio::spawn(next.rotation.run(synced));
+    assert!(time::timeout(RECONCILE_INTERVAL * 3, next.fleet.next()).await.is_err(), "no shard is held");
+    acquire(&next.fleet, |_| true);
+    let job = time::timeout(RECONCILE_INTERVAL * 3, next.fleet.next()).await.expect("a runtime is enqueued");
+    assert_eq!(job.queued.work, WorkSet::INSTALLER);
+    running.abort();
 }
 
 #[tokio::test]

@@ -12,9 +12,15 @@ use kube::{
 };
 use serde_json::json;
 use tidewatch_api::names::{RELEASES, annotation, field_manager};
+use tidewatch_cluster::object;
 
-/// Deadline of a write; the catalog takes effect without it.
+/// Deadline of a write. Kymas that were reconciled before need none for the catalog to take effect.
 pub(super) const WRITE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Reads the ConfigMap; `None` if it does not exist.
+pub(super) async fn read(kcp: &Client, namespace: &str) -> kube::Result<Option<ConfigMap>> {
+    object::get_by_list(&Api::namespaced(kcp.clone(), namespace), RELEASES).await
+}
 
 /// Writes the ConfigMap, after reducing its confirmations to those that are `left`, if some were used; foreign annotations
 /// stay.

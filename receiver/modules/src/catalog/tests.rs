@@ -11,7 +11,11 @@ use kube::runtime::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tidewatch_api::{ModuleReleaseMeta, ModuleTemplate, names::annotation};
+use tidewatch_api::{
+    ModuleReleaseMeta, ModuleTemplate,
+    names::{RELEASES, annotation},
+};
+use tidewatch_cluster::testing::FakeApiServer;
 use tidewatch_contract::event::{Change, Object, Subject};
 use tidewatch_fleet::stores::kymas::CachedKyma;
 use tidewatch_select::catalog::{desired, removal_guard::Part};
@@ -852,6 +856,54 @@ async fn first_decision_with_the_role_continues_the_last_one_that_is_stored() {
     role.acquire(WriteFence::default());
     let _ = next.refresh(&fixture.stores);
     assert_eq!(next.target("alpha", regular).unwrap().since, Some(7));
+}
+
+#[tokio::test]
+async fn module_that_moved_before_the_start_is_reconciled_once_it_is_decided_on() {
+    let mut fixture = Fixture::synced().await;
+    let stored = fixture.catalog.pending_releases().unwrap();
+    let _ = moved_channel(&mut fixture);
+    let role = FleetRole::released();
+    let next = Catalog::of_replica(Settings::default(), Metrics::default(), WriteBudgets::default(), role.clone());
+    next.observe_releases(Some(&releases(&stored)));
+    let decided = || next.refresh(&fixture.stores).no_longer_held;
+    assert_eq!(decided(), BTreeSet::new());
+    role.acquire(WriteFence::default());
+    assert_eq!(decided(), BTreeSet::from(["alpha".to_owned()]));
+    assert_eq!(decided(), BTreeSet::new());
+}
+
+#[tokio::test]
+async fn state_that_the_watch_has_not_shown_yet_is_not_replaced() {
+    let mut fixture = Fixture::synced().await;
+    fixture.managed_kymas(4);
+    let stored = fixture.catalog.pending_releases().unwrap();
+    let kcp = FakeApiServer::default();
+    kcp.edit(&format!("configmaps/{RELEASES}"), |map| {
+        *map = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": stored});
+    });
+    let next = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default());
+    let _ = next.refresh(&fixture.stores);
+    assert!(next.lost().is_some());
+    assert!(!next.persist_releases(&kcp.client(), "kcp-system").await && kcp.writes().is_empty());
+    let _ = next.refresh(&fixture.stores);
+    assert_eq!(next.lost(), None);
+    assert!(next.persist_releases(&kcp.client(), "kcp-system").await);
+}
+
+#[tokio::test]
+async fn only_a_decision_is_stored_and_reported() {
+    let mut fixture = Fixture::synced().await;
+    fixture.managed_kymas(4);
+    let role = FleetRole::released();
+    let next = Catalog::of_replica(Settings::default(), Metrics::default(), WriteBudgets::default(), role.clone());
+    next.observe_releases(None);
+    assert!(!next.refresh(&fixture.stores).is_decision && next.lost().is_some());
+    role.acquire(WriteFence::default());
+    assert_eq!(next.pending_releases(), None, "the role came after the snapshot");
+    let update = next.refresh(&fixture.stores);
+    assert!(update.is_decision && update.lost.is_some() && next.pending_releases().is_some());
+    assert!(next.refresh(&fixture.stores).lost.is_none(), "it is reported");
 }
 
 #[tokio::test]

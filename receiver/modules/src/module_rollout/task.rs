@@ -459,6 +459,8 @@ impl Subject for ModuleRollouts {
 
     async fn evaluate(&mut self, map: &mut StateMap, now: Instant) {
         self.is_active = false;
+        // Rules and targets are those of the last snapshot: without one, all rollouts would look removed.
+        drop(self.dependencies.catalog.snapshot(&self.dependencies.stores));
         if self.dependencies.catalog.lost().is_some() {
             self.runs.values_mut().for_each(Run::admit_again);
             return;

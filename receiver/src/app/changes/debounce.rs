@@ -41,6 +41,7 @@ impl CatalogDebouncer {
         // Changes since the previous process take effect as well.
         self.changed.notify_one();
         let mut role_changes = components.role.changes();
+        let mut is_stored = components.catalog.permits_first_reconcile();
         loop {
             tokio::select! {
                 () = self.changed.notified() => {}
@@ -57,6 +58,10 @@ impl CatalogDebouncer {
                 self.affected.lock().add(affected.clone());
             }
             components.apply_catalog_update(namespace, &renewed, affected);
+            if !is_stored && components.catalog.permits_first_reconcile() {
+                is_stored = true;
+                components.enqueue_first_reconciles();
+            }
             if !persisted {
                 // The next change or the retry, whichever comes first.
                 let _ = time::timeout(RETRY, self.changed.notified()).await;

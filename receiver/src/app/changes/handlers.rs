@@ -316,6 +316,13 @@ impl Components {
         self.kinds.forget(key);
     }
 
+    /// Enqueues the Kymas whose first reconcile waited for the first decision on the catalog.
+    pub(super) fn enqueue_first_reconciles(&self) {
+        let kymas = self.stores.kymas.state();
+        let waiting = kymas.iter().filter(|kyma| !kyma.facts().is_managed()).map(|kyma| kyma.key()).collect();
+        self.fleet.enqueue_paced(waiting, WorkSet::RUNTIME, self.catalog.flags().catalog_sync_rate);
+    }
+
     /// Applies a changed catalog: enqueues the catalog of all Kymas that see the change, and the reconcile of the
     /// affected users, rate limited, and schedules the followers of moved channels within the roll-out delay.
     /// `namespace` is that of the catalog in KCP.
@@ -323,7 +330,7 @@ impl Components {
         let per_second = self.catalog.flags().catalog_sync_rate;
         self.mandatory.notify_changed();
         self.catalog.rollouts().notify_moved();
-        if self.role.is_held() {
+        if update.is_decision {
             self.recorder.publish(update.events(namespace));
         }
         let kymas = self.stores.kymas.state();

@@ -15,6 +15,7 @@ use tidewatch_api::{
     Manifest, ModuleReleaseMeta, ModuleTemplate, State,
     facts::ManifestFacts,
     identity::{Instance, RuntimeId},
+    key::ManifestKey,
     names::{RELEASES, finalizer, label},
     plan::Plan,
     shard::ShardCount,
@@ -44,7 +45,7 @@ const COUNT: usize = 20;
 const LIMIT: usize = 2;
 
 /// A control plane whose runtimes follow the channel `fast` of one module.
-struct Bed {
+struct Fixture {
     kcp: FakeApiServer,
     stores: Stores,
     kymas: Writer<CachedKyma>,
@@ -106,7 +107,7 @@ fn flags() -> RolloutFlags {
     }
 }
 
-impl Bed {
+impl Fixture {
     /// Creates runtimes with version 1.0.0, to which the channel points.
     fn new(flags: RolloutFlags) -> Self {
         let (kymas, kymas_writer) = reflector::store();
@@ -121,26 +122,26 @@ impl Bed {
         let kcp = FakeApiServer::default();
         let window = Duration::ZERO;
         let bad = None;
-        let mut bed = Self { kcp, stores, kymas, manifests, metas, templates, flags, window, bad };
+        let mut fixture = Self { kcp, stores, kymas, manifests, metas, templates, flags, window, bad };
         for n in 0..COUNT {
             let metadata = json!({"uid": uid(n), "annotations": {annotation::INPUTS: "-.-"}});
             let kyma = read("Kyma", &format!("k{n}"), &metadata, json!({"spec": {"channel": "fast"}}));
-            bed.kymas.apply_watcher_event(&Event::Apply(kyma));
-            bed.manifests.apply_watcher_event(&Event::Apply(manifest(n, "1.0.0").into()));
+            fixture.kymas.apply_watcher_event(&Event::Apply(kyma));
+            fixture.manifests.apply_watcher_event(&Event::Apply(manifest(n, "1.0.0").into()));
         }
         for version in ["1.0.0", "1.1.0", "1.2.0"] {
             let spec = json!({"moduleName": MODULE, "version": version, "descriptor": {}});
             let template = read("ModuleTemplate", &format!("keda-{version}"), &json!({}), json!({"spec": spec}));
-            bed.templates.apply_watcher_event(&Event::Apply(template));
+            fixture.templates.apply_watcher_event(&Event::Apply(template));
         }
-        bed.point("1.0.0", &json!({}));
+        fixture.point("1.0.0", &json!({}));
         let accepted = json!({MODULE: {"whom": "everyone", "channels": {"fast": {"version": "1.0.0"}},
             "component": "kyma-project.io/module/keda",
             "versions": {"1.0.0": {}, "1.1.0": {}, "1.2.0": {}}}});
-        bed.kcp.edit(&format!("configmaps/{RELEASES}"), |map| {
+        fixture.kcp.edit(&format!("configmaps/{RELEASES}"), |map| {
             *map = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"accepted": accepted.to_string()}});
         });
-        bed
+        fixture
     }
 
     /// Writes the release meta.
@@ -156,8 +157,8 @@ impl Bed {
         self.start(Replicas::alone(), |_| true).await
     }
 
-    /// Starts a replica that holds some shards.
-    async fn start(&self, replicas: Replicas, holds: impl Fn(u16) -> bool) -> Receiver {
+    /// The catalog of a replica that starts, which nothing has read yet.
+    fn catalog(&self, replicas: &Replicas) -> Catalog {
         let flags =
             Flags { module_upgrade_rollout_max_delay: self.window, rollout: self.flags.clone(), ..Flags::default() };
         let settings = catalog::Settings { flags, ..catalog::Settings::default() };
@@ -167,6 +168,12 @@ impl Bed {
         let releases = self.kcp.object(&format!("configmaps/{RELEASES}"));
         let releases: Option<ConfigMap> = releases.map(|map| serde_json::from_value(map).unwrap());
         catalog.observe_releases(releases.as_ref());
+        catalog
+    }
+
+    /// Starts a replica that holds some shards.
+    async fn start(&self, replicas: Replicas, holds: impl Fn(u16) -> bool) -> Receiver {
+        let catalog = self.catalog(&replicas);
         drop(catalog.refresh(&self.stores));
         let metrics = table::Metrics::register(&mut tidewatch_kit::metrics::Registry::default());
         let fleet = RuntimeTable::new(ShardCount::default(), table::Settings::default(), metrics);
@@ -225,7 +232,7 @@ impl Bed {
     }
 
     fn manifest(&self, n: usize) -> Arc<Manifest> {
-        self.stores.manifests.get(&KymaKey::new("kcp-system", format!("m{n}"))).unwrap().unwrap()
+        self.stores.manifests.get(&ManifestKey::new("kcp-system", format!("m{n}"))).unwrap().unwrap()
     }
 
     fn with(&self, version: &str) -> BTreeSet<KymaKey> {
@@ -295,14 +302,14 @@ impl Bed {
 
 impl Receiver {
     /// One tick, after which the watch returns the ConfigMap.
-    async fn tick(&mut self, bed: &Bed) {
+    async fn tick(&mut self, fixture: &Fixture) {
         evaluate(&mut self.task).await;
-        self.watch(bed);
+        self.watch(fixture);
     }
 
     /// The watch returns the ConfigMap if it has changed.
-    fn watch(&mut self, bed: &Bed) {
-        let map = bed.map();
+    fn watch(&mut self, fixture: &Fixture) {
+        let map = fixture.map();
         if self.seen != map {
             self.task.observe(map.as_ref());
             self.seen = map;
@@ -337,12 +344,12 @@ impl Receiver {
 
 #[tokio::test(start_paused = true)]
 async fn without_rings_each_kyma_has_its_jittered_slot() {
-    let mut bed = Bed::new(RolloutFlags::default());
-    bed.window = Duration::from_secs(86_400);
-    let mut receiver = bed.start_receiver().await;
-    bed.move_to(&receiver, "1.1.0").await;
-    bed.run_to_end(&mut receiver).await;
-    assert!(bed.map().is_none() && receiver.task.subject.rests());
+    let mut fixture = Fixture::new(RolloutFlags::default());
+    fixture.window = Duration::from_secs(86_400);
+    let mut receiver = fixture.start_receiver().await;
+    fixture.move_to(&receiver, "1.1.0").await;
+    fixture.run_to_end(&mut receiver).await;
+    assert!(fixture.map().is_none() && receiver.task.subject.rests());
     let slot = |n| receiver.catalog.rollout_slot(&uid(n), MODULE, FAST, "1.1.0");
     assert!((0..COUNT).all(|n| matches!(slot(n), RolloutSlot::After(_))), "of a window of a day");
     assert!(receiver.catalog.rollout_delay(&uid(0), MODULE, FAST).is_some());
@@ -351,69 +358,80 @@ async fn without_rings_each_kyma_has_its_jittered_slot() {
 
 #[tokio::test(start_paused = true)]
 async fn moved_channel_is_stored_before_it_reaches_the_rings() {
-    let mut bed = Bed::new(flags());
-    let mut receiver = bed.start_receiver().await;
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!(bed.map(), None, "no move was observed");
+    let mut fixture = Fixture::new(flags());
+    let mut receiver = fixture.start_receiver().await;
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!(fixture.map(), None, "no move was observed");
 
-    bed.move_to(&receiver, "1.1.0").await;
+    fixture.move_to(&receiver, "1.1.0").await;
     assert_eq!(receiver.catalog.rollout_delay(&uid(0), MODULE, FAST), None);
-    bed.kcp.refuse("WRITE configmaps", 503);
-    receiver.tick(&bed).await;
-    receiver.tick(&bed).await;
+    fixture.kcp.refuse("WRITE configmaps", 503);
+    receiver.tick(&fixture).await;
+    receiver.tick(&fixture).await;
     assert_eq!((receiver.admitted("1.1.0"), receiver.take_enqueued().len()), (0, 0), "it could not be stored");
     assert_eq!(receiver.metric(r#"module_rollout_writes_total{outcome="failed"}"#), 1, "it has a delay");
-    bed.kcp.refuse_nothing();
+    fixture.kcp.refuse_nothing();
     time::advance(RETRY).await;
     evaluate(&mut receiver.task).await;
-    assert_eq!(bed.rollout().unwrap().ring(), Some(1));
+    assert_eq!(fixture.rollout().unwrap().ring(), Some(1));
     evaluate(&mut receiver.task).await;
-    assert_eq!((receiver.admitted("1.1.0"), bed.kcp.writes().len()), (0, 3), "the watch has not returned it");
+    assert_eq!((receiver.admitted("1.1.0"), fixture.kcp.writes().len()), (0, 3), "the watch has not returned it");
 
     // In one ring after the other, the admitted ones alone are enqueued, once each.
-    receiver.watch(&bed);
+    receiver.watch(&fixture);
     let mut enqueued = BTreeSet::new();
     let mut sizes = BTreeMap::new();
     for _ in 0..60 {
-        let ring = bed.rollout().unwrap().ring();
-        receiver.tick(&bed).await;
+        let ring = fixture.rollout().unwrap().ring();
+        receiver.tick(&fixture).await;
         let new = receiver.take_enqueued();
         assert!(new.len() <= LIMIT && enqueued.is_disjoint(&new), "{new:?}");
         enqueued.extend(new);
         // All reconciles, of any cause, upgrade the admitted ones alone.
-        (0..COUNT).for_each(|n| bed.reconcile(&receiver, n));
-        assert_eq!(bed.with("1.1.0"), enqueued);
-        bed.settle();
+        (0..COUNT).for_each(|n| fixture.reconcile(&receiver, n));
+        assert_eq!(fixture.with("1.1.0"), enqueued);
+        fixture.settle();
         sizes.insert(ring, enqueued.len());
         time::advance(INTERVAL).await;
     }
     assert_eq!(sizes, BTreeMap::from([(Some(1), 2), (Some(2), 10), (Some(3), COUNT), (None, COUNT)]));
-    assert_eq!(bed.rollout().unwrap().progress, None);
+    assert_eq!(fixture.rollout().unwrap().progress, None);
     let notes = receiver.recorder.pending_notes();
     assert_eq!(notes.last().unwrap(), "every runtime gets 1.1.0 of the channel fast");
-    drop(bed.kcp.calls());
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!((bed.kcp.calls(), receiver.task.subject.rests()), (vec![], true), "it is over");
+    drop(fixture.kcp.calls());
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!((fixture.kcp.calls(), receiver.task.subject.rests()), (vec![], true), "it is over");
 }
 
 /// Moves the channel to 1.1.0, which fails in every runtime, and runs until the halt.
-async fn halted() -> (Bed, Receiver) {
-    let mut bed = Bed::new(flags());
-    let mut receiver = bed.start_receiver().await;
-    bed.bad = Some("1.1.0");
-    bed.move_to(&receiver, "1.1.0").await;
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!((bed.with("1.1.0").len(), bed.halted().is_some()), (LIMIT, true));
-    (bed, receiver)
+async fn halted() -> (Fixture, Receiver) {
+    let mut fixture = Fixture::new(flags());
+    let mut receiver = fixture.start_receiver().await;
+    fixture.bad = Some("1.1.0");
+    fixture.move_to(&receiver, "1.1.0").await;
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!((fixture.with("1.1.0").len(), fixture.halted().is_some()), (LIMIT, true));
+    (fixture, receiver)
+}
+
+/// Nothing has read the catalog before the first evaluation of a receiver that starts.
+#[tokio::test(start_paused = true)]
+async fn start_keeps_a_halted_rollout() {
+    let (fixture, _) = halted().await;
+    let recorded = fixture.rollout();
+    let mut next = fixture.start_receiver().await;
+    next.task.subject.dependencies.catalog = fixture.catalog(&Replicas::alone());
+    next.tick(&fixture).await;
+    assert_eq!(fixture.rollout(), recorded);
 }
 
 #[tokio::test(start_paused = true)]
 async fn failing_version_halts_until_it_is_confirmed() {
-    let (mut bed, mut receiver) = halted().await;
-    let failing = bed.with("1.1.0");
-    let reason = bed.halted().unwrap();
+    let (mut fixture, mut receiver) = halted().await;
+    let failing = fixture.with("1.1.0");
+    let reason = fixture.halted().unwrap();
     assert!(reason.starts_with("2 of 2 upgraded runtimes are no longer healthy: kcp-system/k"), "{reason}");
-    let confirmation = bed.rollout().unwrap().confirmation().unwrap();
+    let confirmation = fixture.rollout().unwrap().confirmation().unwrap();
     let note = receiver.recorder.pending_notes().into_iter().find(|note| note.contains("has halted")).unwrap();
     assert!(note.contains(&reason) && note.contains(&confirmation), "{note}");
     let halts = receiver.catalog.rollouts().halts().unwrap();
@@ -424,46 +442,46 @@ async fn failing_version_halts_until_it_is_confirmed() {
     assert_eq!(receiver.metric(r#"module_rollout_runtimes{standing="failing"}"#), 2);
     assert!(receiver.task.subject.rests());
 
-    bed.confirm("of-another-1");
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!((bed.with("1.1.0"), bed.halted()), (failing.clone(), Some(reason)));
-    bed.confirm(&format!("of-another-1, {confirmation}"));
-    receiver.tick(&bed).await;
-    receiver.tick(&bed).await;
-    let annotations = bed.map().unwrap().metadata.annotations.unwrap();
+    fixture.confirm("of-another-1");
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!((fixture.with("1.1.0"), fixture.halted()), (failing.clone(), Some(reason)));
+    fixture.confirm(&format!("of-another-1, {confirmation}"));
+    receiver.tick(&fixture).await;
+    receiver.tick(&fixture).await;
+    let annotations = fixture.map().unwrap().metadata.annotations.unwrap();
     assert_eq!(annotations, BTreeMap::from([("theirs".to_owned(), "x".to_owned())]), "it was used");
-    assert_eq!(bed.halted(), None);
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!(bed.with("1.1.0").len(), LIMIT + 1, "one more, in search of one that proves the version");
-    let second = bed.rollout().unwrap().confirmation().unwrap();
-    assert!(second != confirmation && bed.halted().is_some());
-    bed.confirm(&confirmation);
-    bed.run_to_end(&mut receiver).await;
-    assert!(bed.halted().is_some(), "the confirmation of the first halt is used");
+    assert_eq!(fixture.halted(), None);
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!(fixture.with("1.1.0").len(), LIMIT + 1, "one more, in search of one that proves the version");
+    let second = fixture.rollout().unwrap().confirmation().unwrap();
+    assert!(second != confirmation && fixture.halted().is_some());
+    fixture.confirm(&confirmation);
+    fixture.run_to_end(&mut receiver).await;
+    assert!(fixture.halted().is_some(), "the confirmation of the first halt is used");
 
-    bed.confirm(&second);
-    bed.bad = None;
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!((bed.with("1.1.0").len(), bed.rollout().unwrap().progress), (COUNT, None));
+    fixture.confirm(&second);
+    fixture.bad = None;
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!((fixture.with("1.1.0").len(), fixture.rollout().unwrap().progress), (COUNT, None));
     assert_eq!(receiver.catalog.rollouts().halts().unwrap().len(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn move_back_reverts_the_upgraded_kymas_alone() {
-    let (mut bed, mut receiver) = halted().await;
-    let upgraded = bed.with("1.1.0");
-    let mark = |bed: &Bed, n| RolloutMark::parse(bed.manifest(n).annotations());
+    let (mut fixture, mut receiver) = halted().await;
+    let upgraded = fixture.with("1.1.0");
+    let mark = |fixture: &Fixture, n| RolloutMark::parse(fixture.manifest(n).annotations());
     let reverts = |receiver: &Receiver, mark| receiver.catalog.rollouts().reverts(MODULE, FAST, "1.0.0", mark);
-    let marks: Vec<_> = (0..COUNT).filter_map(|n| mark(&bed, n)).collect();
+    let marks: Vec<_> = (0..COUNT).filter_map(|n| mark(&fixture, n)).collect();
     assert!(marks.len() == LIMIT && marks.iter().all(|mark| mark.healthy && !reverts(&receiver, mark)));
-    bed.move_to(&receiver, "1.0.0").await;
+    fixture.move_to(&receiver, "1.0.0").await;
     let mut enqueued = BTreeSet::new();
     for _ in 0..10 {
-        enqueued.extend(bed.advance(&mut receiver).await);
+        enqueued.extend(fixture.advance(&mut receiver).await);
     }
     assert_eq!(enqueued, upgraded);
-    assert_eq!((bed.with("1.0.0").len(), bed.rollout().unwrap().progress), (COUNT, None));
-    assert!((0..COUNT).all(|n| mark(&bed, n).is_none()), "a later downgrade is not permitted by them");
+    assert_eq!((fixture.with("1.0.0").len(), fixture.rollout().unwrap().progress), (COUNT, None));
+    assert!((0..COUNT).all(|n| mark(&fixture, n).is_none()), "a later downgrade is not permitted by them");
     assert!(reverts(&receiver, &marks[0]) && !reverts(&receiver, &RolloutMark { change: "x".into(), healthy: true }));
     assert_eq!(receiver.catalog.rollouts().halts().unwrap().len(), 0);
 }
@@ -471,176 +489,176 @@ async fn move_back_reverts_the_upgraded_kymas_alone() {
 #[tokio::test(start_paused = true)]
 async fn next_process_continues_and_exceeds_no_limit() {
     for bad in [None, Some("1.1.0")] {
-        let mut bed = Bed::new(flags());
-        bed.bad = bad;
-        let mut receiver = bed.start_receiver().await;
-        bed.move_to(&receiver, "1.1.0").await;
+        let mut fixture = Fixture::new(flags());
+        fixture.bad = bad;
+        let mut receiver = fixture.start_receiver().await;
+        fixture.move_to(&receiver, "1.1.0").await;
         for round in 0..120 {
-            let before = bed.with("1.1.0").len();
-            receiver.tick(&bed).await;
-            receiver.tick(&bed).await;
+            let before = fixture.with("1.1.0").len();
+            receiver.tick(&fixture).await;
+            receiver.tick(&fixture).await;
             let enqueued = receiver.take_enqueued();
             for n in (0..COUNT).filter(|n| enqueued.contains(&key(*n))).take(round % 2 + 1) {
-                bed.reconcile(&receiver, n);
+                fixture.reconcile(&receiver, n);
             }
-            assert!(bed.with("1.1.0").len() <= before + LIMIT);
+            assert!(fixture.with("1.1.0").len() <= before + LIMIT);
             // Killed before the layers are applied, or afterwards.
             if round % 3 > 0 {
-                bed.settle();
+                fixture.settle();
             }
-            receiver = bed.start_receiver().await;
+            receiver = fixture.start_receiver().await;
         }
-        bed.settle();
-        bed.run_to_end(&mut receiver).await;
+        fixture.settle();
+        fixture.run_to_end(&mut receiver).await;
         let expected = if bad.is_some() { (LIMIT, true) } else { (COUNT, false) };
-        assert_eq!((bed.with("1.1.0").len(), bed.halted().is_some()), expected);
+        assert_eq!((fixture.with("1.1.0").len(), fixture.halted().is_some()), expected);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn write_of_another_receiver_is_not_overwritten() {
-    let (mut bed, mut receiver) = halted().await;
-    bed.confirm(&bed.rollout().unwrap().confirmation().unwrap());
-    receiver.watch(&bed);
-    bed.kcp.edit(MAP, |map| map["metadata"]["labels"] = json!({"a": "b"}));
-    let stored = bed.map();
+    let (mut fixture, mut receiver) = halted().await;
+    fixture.confirm(&fixture.rollout().unwrap().confirmation().unwrap());
+    receiver.watch(&fixture);
+    fixture.kcp.edit(MAP, |map| map["metadata"]["labels"] = json!({"a": "b"}));
+    let stored = fixture.map();
     evaluate(&mut receiver.task).await;
     evaluate(&mut receiver.task).await;
-    assert_eq!(bed.map(), stored);
+    assert_eq!(fixture.map(), stored);
     assert_eq!(receiver.metric(r#"module_rollout_writes_total{outcome="conflict"}"#), 1, "it waits for the watch");
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!(bed.with("1.1.0").len(), LIMIT + 1);
-    assert_eq!(bed.map().unwrap().metadata.labels, Some(BTreeMap::from([("a".to_owned(), "b".to_owned())])));
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!(fixture.with("1.1.0").len(), LIMIT + 1);
+    assert_eq!(fixture.map().unwrap().metadata.labels, Some(BTreeMap::from([("a".to_owned(), "b".to_owned())])));
 }
 
 #[tokio::test(start_paused = true)]
 async fn deleted_config_map_is_created_again() {
-    let (mut bed, mut receiver) = halted().await;
-    let rollout = bed.rollout();
-    bed.kcp.remove(MAP);
-    receiver.watch(&bed);
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!((bed.rollout(), bed.with("1.1.0").len()), (rollout, LIMIT));
+    let (mut fixture, mut receiver) = halted().await;
+    let rollout = fixture.rollout();
+    fixture.kcp.remove(MAP);
+    receiver.watch(&fixture);
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!((fixture.rollout(), fixture.with("1.1.0").len()), (rollout, LIMIT));
 }
 
 #[tokio::test(start_paused = true)]
 async fn lost_state_of_a_rollout_in_progress_begins_it_again() {
-    let (mut bed, _) = halted().await;
+    let (mut fixture, _) = halted().await;
     // No process remembers it.
-    bed.kcp.remove(MAP);
-    let mut receiver = bed.start_receiver().await;
-    bed.run_to_end(&mut receiver).await;
+    fixture.kcp.remove(MAP);
+    let mut receiver = fixture.start_receiver().await;
+    fixture.run_to_end(&mut receiver).await;
     let admitted = receiver.admitted("1.1.0");
-    assert_eq!((bed.with("1.1.0").len(), bed.halted().is_some(), admitted), (LIMIT, true, 0));
+    assert_eq!((fixture.with("1.1.0").len(), fixture.halted().is_some(), admitted), (LIMIT, true, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn version_that_every_kyma_had_before_the_rings_is_complete() {
-    let mut bed = Bed::new(RolloutFlags::default());
-    let receiver = bed.start_receiver().await;
-    bed.move_to(&receiver, "1.1.0").await;
-    (0..COUNT).for_each(|n| bed.reconcile(&receiver, n));
-    bed.settle();
-    assert_eq!(bed.with("1.1.0").len(), COUNT);
-    bed.flags = flags();
-    let mut receiver = bed.start_receiver().await;
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!((bed.rollout().unwrap().progress, receiver.admitted("1.1.0")), (None, COUNT));
+    let mut fixture = Fixture::new(RolloutFlags::default());
+    let receiver = fixture.start_receiver().await;
+    fixture.move_to(&receiver, "1.1.0").await;
+    (0..COUNT).for_each(|n| fixture.reconcile(&receiver, n));
+    fixture.settle();
+    assert_eq!(fixture.with("1.1.0").len(), COUNT);
+    fixture.flags = flags();
+    let mut receiver = fixture.start_receiver().await;
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!((fixture.rollout().unwrap().progress, receiver.admitted("1.1.0")), (None, COUNT));
 }
 
 #[tokio::test(start_paused = true)]
 async fn rings_that_are_switched_off_release_the_other_kymas() {
-    let (mut bed, mut receiver) = halted().await;
-    bed.point("1.1.0", &json!({annotation::ROLLOUT_RINGS: "off"}));
-    bed.decide(&receiver).await;
+    let (mut fixture, mut receiver) = halted().await;
+    fixture.point("1.1.0", &json!({annotation::ROLLOUT_RINGS: "off"}));
+    fixture.decide(&receiver).await;
     let mut enqueued = BTreeSet::new();
     for _ in 0..10 {
-        enqueued.extend(bed.advance(&mut receiver).await);
+        enqueued.extend(fixture.advance(&mut receiver).await);
     }
     assert_eq!(enqueued.len(), COUNT - LIMIT, "each gets the slot of its delay");
-    assert_eq!((bed.rollout(), receiver.catalog.rollouts().halts().unwrap().len()), (None, 0));
+    assert_eq!((fixture.rollout(), receiver.catalog.rollouts().halts().unwrap().len()), (None, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn kyma_that_was_reconciled_while_nothing_was_admitted_is_enqueued_again() {
-    let mut bed = Bed::new(flags());
-    let mut receiver = bed.start_receiver().await;
-    bed.move_to(&receiver, "1.1.0").await;
+    let mut fixture = Fixture::new(flags());
+    let mut receiver = fixture.start_receiver().await;
+    fixture.move_to(&receiver, "1.1.0").await;
     let mut enqueued = BTreeSet::new();
     while enqueued.is_empty() {
-        receiver.tick(&bed).await;
+        receiver.tick(&fixture).await;
         enqueued = receiver.take_enqueued();
     }
     // The reconciles come too late, and change nothing.
-    bed.point("1.1.0", &json!({annotation::ROLLOUT_RINGS: "10%"}));
-    bed.decide(&receiver).await;
-    receiver.tick(&bed).await;
-    (0..COUNT).for_each(|n| bed.reconcile(&receiver, n));
-    assert_eq!(bed.with("1.1.0"), BTreeSet::new());
-    bed.point("1.1.0", &json!({}));
-    bed.decide(&receiver).await;
-    assert_eq!(bed.advance(&mut receiver).await, enqueued);
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!(bed.with("1.1.0").len(), COUNT);
+    fixture.point("1.1.0", &json!({annotation::ROLLOUT_RINGS: "10%"}));
+    fixture.decide(&receiver).await;
+    receiver.tick(&fixture).await;
+    (0..COUNT).for_each(|n| fixture.reconcile(&receiver, n));
+    assert_eq!(fixture.with("1.1.0"), BTreeSet::new());
+    fixture.point("1.1.0", &json!({}));
+    fixture.decide(&receiver).await;
+    assert_eq!(fixture.advance(&mut receiver).await, enqueued);
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!(fixture.with("1.1.0").len(), COUNT);
 }
 
 #[tokio::test(start_paused = true)]
 async fn invalid_state_is_kept_and_keeps_the_versions() {
-    let mut bed = Bed::new(flags());
-    bed.kcp.edit(MAP, |map| *map = json!({"data": {"keda_fast": "{", "nats_fast": "]"}}));
-    let mut receiver = bed.start_receiver().await;
-    bed.move_to(&receiver, "1.1.0").await;
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!((receiver.admitted("1.1.0"), bed.with("1.1.0").len()), (0, 0));
+    let mut fixture = Fixture::new(flags());
+    fixture.kcp.edit(MAP, |map| *map = json!({"data": {"keda_fast": "{", "nats_fast": "]"}}));
+    let mut receiver = fixture.start_receiver().await;
+    fixture.move_to(&receiver, "1.1.0").await;
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!((receiver.admitted("1.1.0"), fixture.with("1.1.0").len()), (0, 0));
     assert_eq!(receiver.metric(r#"module_rollouts{state="invalid"}"#), 2);
-    assert_eq!(bed.map().unwrap().data.unwrap()["keda_fast"], "{");
+    assert_eq!(fixture.map().unwrap().data.unwrap()["keda_fast"], "{");
     // Once it is deleted, the rollout begins; the other value stays.
-    bed.kcp.edit(MAP, |map| map["data"] = json!({"nats_fast": "]"}));
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!((bed.with("1.1.0").len(), receiver.metric(r#"module_rollouts{state="invalid"}"#)), (COUNT, 1));
-    assert_eq!(bed.map().unwrap().data.unwrap()["nats_fast"], "]");
+    fixture.kcp.edit(MAP, |map| map["data"] = json!({"nats_fast": "]"}));
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!((fixture.with("1.1.0").len(), receiver.metric(r#"module_rollouts{state="invalid"}"#)), (COUNT, 1));
+    assert_eq!(fixture.map().unwrap().data.unwrap()["nats_fast"], "]");
 }
 
 #[tokio::test(start_paused = true)]
 async fn invalid_annotation_admits_nobody_until_it_is_corrected() {
-    let mut bed = Bed::new(flags());
-    let mut receiver = bed.start_receiver().await;
-    bed.move_to(&receiver, "1.1.0").await;
-    while bed.with("1.1.0").is_empty() {
-        bed.advance(&mut receiver).await;
+    let mut fixture = Fixture::new(flags());
+    let mut receiver = fixture.start_receiver().await;
+    fixture.move_to(&receiver, "1.1.0").await;
+    while fixture.with("1.1.0").is_empty() {
+        fixture.advance(&mut receiver).await;
     }
-    let stored = bed.rollout();
-    let upgraded = bed.with("1.1.0");
-    bed.point("1.1.0", &json!({annotation::ROLLOUT_RINGS: "10%"}));
-    bed.decide(&receiver).await;
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!((bed.rollout(), bed.with("1.1.0"), receiver.admitted("1.1.0")), (stored, upgraded, 0));
+    let stored = fixture.rollout();
+    let upgraded = fixture.with("1.1.0");
+    fixture.point("1.1.0", &json!({annotation::ROLLOUT_RINGS: "10%"}));
+    fixture.decide(&receiver).await;
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!((fixture.rollout(), fixture.with("1.1.0"), receiver.admitted("1.1.0")), (stored, upgraded, 0));
     assert_eq!(receiver.metric(r#"module_rollouts{state="invalid"}"#), 1);
-    bed.point("1.1.0", &json!({}));
-    bed.decide(&receiver).await;
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!((bed.with("1.1.0").len(), receiver.metric(r#"module_rollouts{state="invalid"}"#)), (COUNT, 0));
+    fixture.point("1.1.0", &json!({}));
+    fixture.decide(&receiver).await;
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!((fixture.with("1.1.0").len(), receiver.metric(r#"module_rollouts{state="invalid"}"#)), (COUNT, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn lost_releases_change_nothing() {
-    let (mut bed, _) = halted().await;
-    bed.kcp.remove(&format!("configmaps/{RELEASES}"));
-    let mut receiver = bed.start_receiver().await;
+    let (mut fixture, _) = halted().await;
+    fixture.kcp.remove(&format!("configmaps/{RELEASES}"));
+    let mut receiver = fixture.start_receiver().await;
     assert!(receiver.catalog.lost().is_some());
-    let stored = bed.map();
-    bed.confirm(&bed.rollout().unwrap().confirmation().unwrap());
-    let confirmed = bed.map();
+    let stored = fixture.map();
+    fixture.confirm(&fixture.rollout().unwrap().confirmation().unwrap());
+    let confirmed = fixture.map();
     assert_ne!(stored, confirmed);
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!((bed.map(), bed.with("1.1.0").len(), receiver.admitted("1.1.0")), (confirmed, LIMIT, 0));
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!((fixture.map(), fixture.with("1.1.0").len(), receiver.admitted("1.1.0")), (confirmed, LIMIT, 0));
     assert_eq!(receiver.catalog.rollouts().halts(), None, "the conditions stay");
 }
 
 /// The replica with the role assesses the runtimes of the whole fleet, most of them by facts.
 #[tokio::test(start_paused = true)]
 async fn reduced_kymas_are_followers_with_their_blocks() {
-    let mut bed = Bed::new(flags());
+    let mut fixture = Fixture::new(flags());
     let condition = json!({"type": "RuntimeAccess", "status": "False", "reason": "r", "message": "m",
         "lastTransitionTime": "2026-01-01T00:00:00Z"});
     for n in 0..COUNT {
@@ -653,14 +671,14 @@ async fn reduced_kymas_are_followers_with_their_blocks() {
         let metadata = json!({"uid": uid(n), "labels": labels, "deletionTimestamp": deleted});
         let rest = json!({"spec": {"channel": "fast"}, "status": status});
         let kyma: CachedKyma = read("Kyma", &format!("k{n}"), &metadata, rest);
-        bed.kymas.apply_watcher_event(&Event::Apply(CachedKyma::reduced(kyma.whole().unwrap())));
+        fixture.kymas.apply_watcher_event(&Event::Apply(CachedKyma::reduced(kyma.whole().unwrap())));
     }
-    let receiver = bed.start_receiver().await;
+    let receiver = fixture.start_receiver().await;
     let key = RolloutKey { module: MODULE.to_owned(), channel: Some("fast".to_owned()) };
     let members: BTreeSet<_> = receiver.task.subject.followers(&key).map(|(kyma, _)| kyma.key()).collect();
     assert_eq!(members, (0..COUNT).filter(|n| *n != 2).map(self::key).collect());
     let block = |n: usize| {
-        let kyma = bed.stores.kymas.state().into_iter().find(|kyma| kyma.key() == self::key(n)).unwrap();
+        let kyma = fixture.stores.kymas.state().into_iter().find(|kyma| kyma.key() == self::key(n)).unwrap();
         receiver.task.subject.block(&self::key(n), kyma.facts(), false)
     };
     assert_eq!([0, 1, 3].map(block), [Some(Block::Paused), Some(Block::Access), None]);
@@ -669,8 +687,8 @@ async fn reduced_kymas_are_followers_with_their_blocks() {
 /// This replica does not learn at once that the holder of the shard has taken a Kyma over.
 #[tokio::test(start_paused = true)]
 async fn pending_takeover_blocks_kymas_of_held_shards_alone() {
-    let bed = Bed::new(flags());
-    let mut receiver = bed.start(Replicas::alone(), |shard| shard % 2 == 0).await;
+    let fixture = Fixture::new(flags());
+    let mut receiver = fixture.start(Replicas::alone(), |shard| shard % 2 == 0).await;
     let takeover = Takeover::new("", Duration::from_secs(60));
     receiver.task.subject.dependencies.takeover = takeover.clone();
     let mut found = BTreeSet::new();
@@ -688,70 +706,71 @@ async fn pending_takeover_blocks_kymas_of_held_shards_alone() {
 /// All but two of the followers are in the shards of another replica, and the rings are those of the fleet.
 #[tokio::test(start_paused = true)]
 async fn rings_are_the_same_with_reduced_kymas() {
-    let mut bed = Bed::new(flags());
-    for kyma in bed.stores.kymas.state().iter().skip(2) {
-        bed.kymas.apply_watcher_event(&Event::Apply(CachedKyma::reduced(kyma.whole().unwrap())));
+    let mut fixture = Fixture::new(flags());
+    for kyma in fixture.stores.kymas.state().iter().skip(2) {
+        fixture.kymas.apply_watcher_event(&Event::Apply(CachedKyma::reduced(kyma.whole().unwrap())));
     }
-    let mut receiver = bed.start_receiver().await;
-    bed.move_to(&receiver, "1.1.0").await;
-    bed.run_to_end(&mut receiver).await;
-    assert_eq!(bed.with("1.1.0").len(), COUNT);
+    let mut receiver = fixture.start_receiver().await;
+    fixture.move_to(&receiver, "1.1.0").await;
+    fixture.run_to_end(&mut receiver).await;
+    assert_eq!(fixture.with("1.1.0").len(), COUNT);
 }
 
 /// Two replicas with every second shard each, of which the first has the fleet role, and a moved channel.
-async fn replicas(bed: &mut Bed) -> (Arc<FakePeers>, [Receiver; 2]) {
+async fn replicas(fixture: &mut Fixture) -> (Arc<FakePeers>, [Receiver; 2]) {
     let peers = Arc::new(FakePeers::default());
     let [one, two] = [0, 1].map(|_| Replicas::joining(&peers));
     one.role.acquire(WriteFence::default());
-    let receivers = [bed.start(one, |shard| shard % 2 == 0).await, bed.start(two, |shard| shard % 2 == 1).await];
+    let receivers =
+        [fixture.start(one, |shard| shard % 2 == 0).await, fixture.start(two, |shard| shard % 2 == 1).await];
     // Reconciles since the acquisition of a shard are repeated once.
     time::advance(2 * REQUEST_DEADLINE).await;
     receivers.iter().for_each(|receiver| drop(receiver.take_enqueued()));
-    bed.point("1.1.0", &json!({}));
-    bed.decide(&receivers[0]).await;
-    follow_releases(bed, &receivers[1]);
+    fixture.point("1.1.0", &json!({}));
+    fixture.decide(&receivers[0]).await;
+    follow_releases(fixture, &receivers[1]);
     (peers, receivers)
 }
 
 /// The watch returns the decision on the moved channel.
-fn follow_releases(bed: &Bed, receiver: &Receiver) {
+fn follow_releases(fixture: &Fixture, receiver: &Receiver) {
     let releases: ConfigMap =
-        serde_json::from_value(bed.kcp.object(&format!("configmaps/{RELEASES}")).unwrap()).unwrap();
+        serde_json::from_value(fixture.kcp.object(&format!("configmaps/{RELEASES}")).unwrap()).unwrap();
     assert!(receiver.catalog.observe_releases(Some(&releases)));
-    drop(receiver.catalog.refresh(&bed.stores));
+    drop(receiver.catalog.refresh(&fixture.stores));
 }
 
 /// Simulates a second of all replicas; returns the Kymas that each has enqueued.
-async fn advance_all(bed: &mut Bed, receivers: &mut [Receiver; 2]) -> [BTreeSet<KymaKey>; 2] {
+async fn advance_all(fixture: &mut Fixture, receivers: &mut [Receiver; 2]) -> [BTreeSet<KymaKey>; 2] {
     for receiver in &mut *receivers {
         evaluate(&mut receiver.task).await;
     }
     let mut enqueued = [BTreeSet::new(), BTreeSet::new()];
     for (receiver, enqueued) in receivers.iter_mut().zip(&mut enqueued) {
-        receiver.watch(bed);
+        receiver.watch(fixture);
         *enqueued = receiver.take_enqueued();
         for n in (0..COUNT).filter(|n| enqueued.contains(&key(*n))) {
-            bed.reconcile(receiver, n);
+            fixture.reconcile(receiver, n);
         }
     }
-    bed.settle();
+    fixture.settle();
     time::advance(INTERVAL).await;
     enqueued
 }
 
 #[tokio::test(start_paused = true)]
 async fn replicas_admit_what_the_one_with_the_role_grants_within_the_limit_of_the_fleet() {
-    let mut bed = Bed::new(flags());
-    let (_, mut receivers) = replicas(&mut bed).await;
+    let mut fixture = Fixture::new(flags());
+    let (_, mut receivers) = replicas(&mut fixture).await;
     let mut by_each = [BTreeSet::new(), BTreeSet::new()];
     let mut sizes = BTreeMap::new();
     for _ in 0..60 {
-        let ring = bed.rollout().and_then(|rollout| rollout.ring());
-        let enqueued = advance_all(&mut bed, &mut receivers).await;
+        let ring = fixture.rollout().and_then(|rollout| rollout.ring());
+        let enqueued = advance_all(&mut fixture, &mut receivers).await;
         let new = enqueued.iter().map(BTreeSet::len).sum::<usize>();
         assert!(new <= LIMIT, "{enqueued:?}");
         by_each.iter_mut().zip(enqueued).for_each(|(all, new)| all.extend(new));
-        sizes.insert(ring, bed.with("1.1.0").len());
+        sizes.insert(ring, fixture.with("1.1.0").len());
     }
     assert_eq!(sizes, BTreeMap::from([(Some(1), 2), (Some(2), 10), (Some(3), COUNT), (None, COUNT)]));
     let [one, two] = by_each;
@@ -763,17 +782,17 @@ async fn replicas_admit_what_the_one_with_the_role_grants_within_the_limit_of_th
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_admitted_without_a_grant_or_after_its_end() {
-    let mut bed = Bed::new(flags());
-    let (peers, mut receivers) = replicas(&mut bed).await;
+    let mut fixture = Fixture::new(flags());
+    let (peers, mut receivers) = replicas(&mut fixture).await;
     peers.fail(Some(AskError::Incomplete));
     for _ in 0..20 {
-        let [_, two] = advance_all(&mut bed, &mut receivers).await;
+        let [_, two] = advance_all(&mut fixture, &mut receivers).await;
         assert_eq!((two, receivers[1].admitted("1.1.0")), (BTreeSet::new(), 0));
     }
     assert_ne!(receivers[0].metric("module_rollout_incomplete_total"), 0);
     let fleet = &receivers[0].fleet;
     assert!(
-        bed.with("1.1.0").iter().all(|key| !fleet.is_elsewhere(key)),
+        fixture.with("1.1.0").iter().all(|key| !fleet.is_elsewhere(key)),
         "those of the other replica keep their places"
     );
     // A grant reaches the replica, and the one with the role ends.
@@ -789,12 +808,12 @@ async fn nothing_is_admitted_without_a_grant_or_after_its_end() {
 
 #[tokio::test(start_paused = true)]
 async fn rollout_continues_where_the_role_moves_to_with_the_places_that_are_taken() {
-    let mut bed = Bed::new(flags());
-    let (_, mut receivers) = replicas(&mut bed).await;
+    let mut fixture = Fixture::new(flags());
+    let (_, mut receivers) = replicas(&mut fixture).await;
     // Both are admitted, and none is upgraded yet.
     for _ in 0..4 {
-        receivers[0].tick(&bed).await;
-        receivers[1].tick(&bed).await;
+        receivers[0].tick(&fixture).await;
+        receivers[1].tick(&fixture).await;
     }
     let admitted = |receiver: &Receiver| {
         let is_now = |n: &usize| receiver.catalog.rollout_slot(&uid(*n), MODULE, FAST, "1.1.0") == RolloutSlot::Now;
@@ -805,12 +824,12 @@ async fn rollout_continues_where_the_role_moves_to_with_the_places_that_are_take
     receivers[0].task.subject.dependencies.replicas.role.release().await;
     receivers[1].task.subject.dependencies.replicas.role.acquire(WriteFence::default());
     for _ in 0..4 {
-        receivers[1].tick(&bed).await;
-        receivers[0].tick(&bed).await;
+        receivers[1].tick(&fixture).await;
+        receivers[0].tick(&fixture).await;
         assert_eq!(receivers.each_ref().map(admitted), [before.clone(), before.clone()]);
     }
     for _ in 0..60 {
-        advance_all(&mut bed, &mut receivers).await;
+        advance_all(&mut fixture, &mut receivers).await;
     }
-    assert_eq!(bed.with("1.1.0").len(), COUNT);
+    assert_eq!(fixture.with("1.1.0").len(), COUNT);
 }
